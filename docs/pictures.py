@@ -97,7 +97,7 @@ def draw_screens() -> None:
         with tempfile.TemporaryDirectory(prefix="train-") as work:
             mistake = "optimiser" if picture == "run-failed" else "optimizer"
             Path(work, "train.py").write_text(script.replace("optimizer.zero_grad", f"{mistake}.zero_grad"))
-            shown = film([sys.executable, "-m", "ddp_operator.cli", "run", "train.py", *words], work, until)
+            shown = film([sys.executable, "-m", "ddp_cli", "run", "train.py", *words], work, until)
         # The line at the bottom is erased and drawn again: its last state counts.
         shown = re.sub(r"[^\n]*(\n(\x1b\[\?25h)?\r?\x1b\[1A)?\x1b\[2K|\x1b\[\?25[hl]", "", shown).replace(
             f"{work}/", ""
@@ -149,7 +149,7 @@ def make_runs(folder: Path) -> None:
         with tempfile.TemporaryDirectory(prefix="train-") as work:
             for file in ("standin.py", "standin.yaml", "../deploy/samples/checkpoint.yaml"):
                 shutil.copy(DOCS / file, work)
-            command = [sys.executable, "-m", "ddp_operator.cli", "run", *words[:1], "--runs-dir", str(folder / name)]
+            command = [sys.executable, "-m", "ddp_cli", "run", *words[:1], "--runs-dir", str(folder / name)]
             subprocess.run([*command, "--name", name, "--quiet", *words[1:]], cwd=work, check=name == "digits")
 
 
@@ -157,7 +157,7 @@ def draw_reports(folder: Path) -> None:
     """Take the pictures of the runs' reports."""
     from PIL import Image
 
-    from ddp_operator.report import build_page, read_run
+    from ddp_cli.report import build_page, read_run
 
     for picture, (name, width, height, *flags) in SHOTS.items():
         (run,) = folder.glob(f"{name}/{name}-*")

@@ -8,13 +8,13 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from ddp_operator import constants
+from ddp_operator.api import constants
+from ddp_operator.api.constants import EXIT_USER_ERROR
 from ddp_operator.api.crd import build_crd, build_resource_schema, build_schema
 from ddp_operator.api.job import CRASH_LOOP_FAILURES
 from ddp_operator.api.rules import RULES
 from ddp_operator.api.spec import Recovery, Spec
-from ddp_operator.constants import EXIT_USER_ERROR
-from ddp_operator.contract.failure_table import (
+from ddp_pod.contract.failure_table import (
     CATEGORIES,
     CUDA,
     IMAGE_PULL,
@@ -24,7 +24,7 @@ from ddp_operator.contract.failure_table import (
     PREEMPTED,
     SIGNIFICANT_SECONDS,
 )
-from ddp_operator.launcher.failures.rules import AT_START
+from ddp_pod.failures.rules import AT_START
 from docs.pages.failures import list_categories
 from docs.pages.limits import LIMITS
 

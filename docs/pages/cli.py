@@ -7,8 +7,8 @@ import sys
 from collections.abc import Iterator
 from typing import Final
 
-from ddp_operator.cli import COMMANDS, build_parser
-from ddp_operator.cli.io import ExitCode
+from ddp_cli.commands import COMMANDS, build_parser
+from ddp_cli.commands.io import ExitCode
 
 MEANINGS: Final = {
     ExitCode.OK: "success; if the command waited for a job, the job succeeded",

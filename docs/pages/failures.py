@@ -5,19 +5,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Final
 
-from ddp_operator.constants import EXIT_USER_ERROR
-from ddp_operator.contract.failure_table import CATEGORIES, EXIT_CODES, PREEMPTED, UNKNOWN
-from ddp_operator.launcher.failures.kinds import KINDS
-from ddp_operator.launcher.failures.text import (
+from ddp_operator.api.constants import EXIT_USER_ERROR
+from ddp_pod.contract.failure_table import CATEGORIES, EXIT_CODES, PREEMPTED, UNKNOWN
+from ddp_pod.contract.failure_text import DISK_REMEDY, EARLY_EXIT_REMEDY, EMPTY_DIR_REMEDY, PROBE_REMEDY, SENDER_REMEDY
+from ddp_pod.failures.kinds import KINDS
+from ddp_pod.failures.text import (
     ARGUMENTS_REMEDY,
     CRASH_REMEDY,
-    DISK_REMEDY,
-    EARLY_EXIT_REMEDY,
-    EMPTY_DIR_REMEDY,
     FABRIC_REMEDY,
     PORT_REMEDY,
-    PROBE_REMEDY,
-    SENDER_REMEDY,
     SILENT_REMEDY,
     STORE_REMEDY,
 )

@@ -6,14 +6,14 @@ from typing import Final, NamedTuple
 
 from ddp_operator.api.job import CRASH_LOOP_FAILURES, SILENT_POD_SECONDS, SILENT_START_SECONDS
 from ddp_operator.api.spec import Recovery, Rendezvous, Watchdog
-from ddp_operator.contract.failure_table import SIGNIFICANT_SECONDS
-from ddp_operator.launcher.failures.restarts import (
+from ddp_operator.decide.attempts import PROMPT_DISRUPTIONS
+from ddp_pod.contract.failure_table import SIGNIFICANT_SECONDS
+from ddp_pod.failures.restarts import (
     LONGEST_DELAY,
     PROMPT_RESTARTS,
     UNCOUNTED_RESTARTS,
     UNEXPLAINED_RESTARTS,
 )
-from ddp_operator.status.attempts import PROMPT_DISRUPTIONS
 
 
 class Limit(NamedTuple):

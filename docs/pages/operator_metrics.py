@@ -7,11 +7,11 @@ from typing import Final
 
 import msgspec
 
-from ddp_operator.contract.failure_table import CATEGORIES
+from ddp_operator.decide import conditions as c
+from ddp_operator.decide.transitions import RECOVERY_LEVELS, NodeFailed, Used
+from ddp_operator.decide.usage import PRODUCTIVE
 from ddp_operator.manager.telemetry import NOT_ACCEPTED, OTHER, PHASES, OperatorMetrics
-from ddp_operator.status import conditions as c
-from ddp_operator.status.transitions import RECOVERY_LEVELS, NodeFailed, Used
-from ddp_operator.status.usage import PRODUCTIVE
+from ddp_pod.contract.failure_table import CATEGORIES
 
 SAMPLE_RESOURCE: Final = msgspec.json.encode(
     {

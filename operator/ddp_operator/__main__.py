@@ -9,7 +9,7 @@ import sys
 from msgspec.structs import replace
 
 from ddp_operator._version import __version__
-from ddp_operator.settings import Settings, SettingsError, describe
+from ddp_operator.manager.settings import Settings, SettingsError, describe
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -14,7 +14,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from ddp_operator.client.packing.archive import format_size, pack
+from ddp_cli.client.packing.archive import format_size, pack
 from tests.support import ROOT
 
 ROUNDS = 7
@@ -78,7 +78,7 @@ def measure_first_step(folder: Path) -> None:
         for travels in took:
             options = ["--workdir", "."] if travels else []
             since = time.time()
-            line = [sys.executable, "-m", "ddp_operator.cli", "run", "job.yaml", "--plain", *options]
+            line = [sys.executable, "-m", "ddp_cli", "run", "job.yaml", "--plain", *options]
             done = subprocess.run(line, cwd=folder, capture_output=True, text=True, check=True)
             result = re.search(r"first step at ([0-9.]+)", done.stdout)
             assert result, done.stdout

@@ -32,21 +32,21 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.api.kubeobjects import utc_now
 from ddp_operator.api.nesting import limit_nesting
 from ddp_operator.api.parse import parse_resource
+from ddp_operator.decide.views import PodView, view_pod
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.cluster import KubeCluster
 from ddp_operator.kube.resync import CHILD_SELECTOR
 from ddp_operator.kube.watch import _list
-from ddp_operator.kubeobjects import utc_now
 from ddp_operator.manager.operator import Operator
+from ddp_operator.manager.settings import Settings
 from ddp_operator.manifests.children import build_children, load_launcher
 from ddp_operator.manifests.log_patterns import check_log_patterns
 from ddp_operator.reconcile.observer import Observer
 from ddp_operator.reconcile.page_budget import PageBudget
-from ddp_operator.settings import Settings
-from ddp_operator.status.views import PodView, view_pod
 from tests.bench.figures import ratio, table
 from tests.support.builders import child_job, child_pod, job, resource, template, trainer
 from tests.support.control_plane import free_ports

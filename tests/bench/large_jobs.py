@@ -22,7 +22,7 @@ from typing import Any, Final
 
 import psutil
 
-from ddp_operator.constants import EXIT_RETRYABLE, KIND
+from ddp_operator.api.constants import EXIT_RETRYABLE, KIND
 from ddp_operator.kube.resources import path
 from ddp_operator.kube.watch import watch
 from tests.bench.operator_scale import (

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import psutil
 
-from ddp_operator import constants
+from ddp_operator.api import constants
 from ddp_operator.api.parse import parse_manifest
 from tests.bench.figures import ratio, table
 from tests.support.standin import StandIn

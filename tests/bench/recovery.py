@@ -22,7 +22,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
-from ddp_operator.local.ports import hold_free_port
+from ddp_cli.local.ports import hold_free_port
 from tests.bench.figures import ratio, table
 from tests.support.launcher_pods import LauncherPods
 

@@ -29,10 +29,11 @@ from typing import Any, Final, NamedTuple
 
 import psutil
 
-from ddp_operator.launcher.network.master import count_connections
-from ddp_operator.launcher.pod import add_pod_flags, loopback_address
-from ddp_operator.local.ports import hold_free_port
+from ddp_cli.local.ports import hold_free_port
 from ddp_operator.manifests.torchrun import TorchrunPlan, UserCommand, build_torchrun_args
+from ddp_pod.base.pod import add_pod_flags
+from ddp_pod.contract.plan import loopback_address
+from ddp_pod.network.master import count_connections
 from tests.support.launcher_config import launcher_pod
 
 MEMORY_EACH: Final = 13 << 20
@@ -81,7 +82,7 @@ class Channel:
 
 def run_agent(index: int, job: AgentJob, port: int, folder: str, reports: int, gate: int) -> None:
     """Run the agent of one pod until it is killed. Write each phase that it reaches to ``reports``."""
-    from ddp_operator.launcher.torchrun import agent
+    from ddp_pod.torchrun import agent
 
     logging.disable(logging.ERROR)  # a line of each agent for each round
     pod = launcher_pod(
@@ -148,7 +149,7 @@ class Reports:
 
 def measure(job: AgentJob, limit: float, seconds: float) -> None:
     """Make the agents join a round, observe the store, and make them join another one."""
-    from ddp_operator.launcher.torchrun.store import fork_store
+    from ddp_pod.torchrun.store import fork_store
 
     agents = job.pods
     port = hold_free_port()
@@ -234,7 +235,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     options = parser.parse_args(argv)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # for the store's connections
-    import ddp_operator.launcher.torchrun.agent  # noqa: F401 - once, for all agents
+    import ddp_pod.torchrun.agent  # noqa: F401 - once, for all agents
 
     gc.collect()
     gc.freeze()  # a collection in a child would write to all pages that it shares

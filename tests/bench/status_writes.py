@@ -24,11 +24,11 @@ import psutil
 import yaml
 from msgspec.structs import replace
 
+from ddp_operator.api.constants import KIND, PLURAL, VERSION
 from ddp_operator.api.crd import build_crd
 from ddp_operator.api.status import CheckpointStatus, Progress, Status
-from ddp_operator.constants import KIND, PLURAL, VERSION
+from ddp_operator.decide.history import MAX_ROWS, extend_history
 from ddp_operator.kube.client import ResponseError
-from ddp_operator.status.history import MAX_ROWS, extend_history
 from tests.bench.figures import ratio, table
 from tests.support.control_plane import ControlPlane
 from tests.support.standin import ClusterActors

@@ -15,8 +15,8 @@ import torch
 import torch.multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_operator.launcher.counters import CounterMemory, open_slot
-from ddp_operator.launcher.rank.steps import StepCounter
+from ddp_pod.rank.counters import CounterMemory, open_slot
+from ddp_pod.rank.steps import StepCounter
 from tests.bench.figures import table
 
 STEPS = 400

@@ -17,8 +17,8 @@ import kopf
 import pytest
 import pytest_asyncio
 
-from ddp_operator.cluster import Event
-from ddp_operator.constants import KIND
+from ddp_operator.api.cluster import Event
+from ddp_operator.api.constants import KIND
 from ddp_operator.kube.credentials import login
 from ddp_operator.kube.events import build_event
 from ddp_operator.kube.resources import path

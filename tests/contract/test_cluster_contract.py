@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ddp_operator import constants
+from ddp_operator.api import constants
+from ddp_operator.api.cluster import AlreadyExists, Event, Key, Object, Refused, Snapshot, VersionConflict, owner_uids
 from ddp_operator.api.job import owner_reference
 from ddp_operator.api.parse import parse_resource
-from ddp_operator.cluster import AlreadyExists, Event, Key, Object, Refused, Snapshot, VersionConflict, owner_uids
 from tests.support.cluster_drivers import ClusterDriver
 from tests.support.cluster_drivers.base import index_of, living, serve
 

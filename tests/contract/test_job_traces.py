@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 import pytest
 import pytest_asyncio
 
-from ddp_operator import constants
-from ddp_operator.cluster import Object, Snapshot
+from ddp_operator.api import constants
+from ddp_operator.api.cluster import Object, Snapshot
 from tests.support.cluster_drivers import ClusterDriver
 from tests.support.cluster_drivers.base import index_of, living
 from tests.support.traces import QUIET, Trace

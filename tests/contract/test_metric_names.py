@@ -8,10 +8,10 @@ import subprocess
 import pytest
 from prometheus_client import CollectorRegistry
 
-from ddp_operator import constants
-from ddp_operator.contract import names as launcher
-from ddp_operator.launcher.progress import log_patterns
+from ddp_operator.api import constants
 from ddp_operator.manager.telemetry import OperatorMetrics
+from ddp_pod.contract import names as launcher
+from ddp_pod.progress import log_patterns
 from ddp_trainer.observability.metrics_table import BUCKETS, METRICS
 from tests.support import ROOT
 

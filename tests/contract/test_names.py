@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ddp_operator import constants
-from ddp_operator.contract import names as launcher
+from ddp_operator.api import constants
+from ddp_pod.contract import names as launcher
 from ddp_trainer import contract
 from ddp_trainer.memory import checkpoint as memory_checkpoint
 

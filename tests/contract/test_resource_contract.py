@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_operator.cluster import Key, VersionConflict
+from ddp_operator.api.cluster import Key, VersionConflict
 from tests.support.cluster_drivers import ClusterDriver
 
 KEY = Key("default", "train")

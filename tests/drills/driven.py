@@ -18,11 +18,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from ddp_operator import cli, constants
-from ddp_operator.local import pods, processes, runner
-from ddp_operator.local.job_controller import completion_index
-from ddp_operator.local.runner import Run, RunOutcome, RunPlan
-from ddp_operator.local.store import grace_of
+from ddp_cli import commands as cli
+from ddp_cli.local import pods, processes, runner
+from ddp_cli.local.job_controller import completion_index
+from ddp_cli.local.runner import Run, RunOutcome, RunPlan
+from ddp_cli.local.store import grace_of
+from ddp_operator.api import constants
 
 PROGRAM = str(Path(__file__))
 

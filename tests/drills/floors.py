@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO
 
-from ddp_operator.local.ports import hold_free_port
+from ddp_cli.local.ports import hold_free_port
 from tests.drills.core import Perished
 from tests.drills.scene import ARGUMENTS, MARK, PATIENCE, PAUSE, TRAINEE, find_marked
 from tests.support import ROOT

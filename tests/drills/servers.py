@@ -11,8 +11,8 @@ from datetime import UTC, datetime
 from functools import partial
 from typing import Any
 
-from ddp_operator.constants import EXIT_RETRYABLE, KIND
-from ddp_operator.kubeobjects import format_time
+from ddp_operator.api.constants import EXIT_RETRYABLE, KIND
+from ddp_operator.api.kubeobjects import format_time
 from tests.drills.core import DrillOutcome, NotHere, Perished, check_blamed, drill
 from tests.drills.scene import PATIENCE, Scene
 from tests.support import ROOT

@@ -25,12 +25,12 @@ from typing import Any
 
 import psutil
 
-from ddp_operator import constants
-from ddp_operator.cluster import Key
-from ddp_operator.local.cluster import LocalCluster
-from ddp_operator.local.ports import hold_port
+from ddp_cli.local.cluster import LocalCluster
+from ddp_cli.local.ports import hold_port
+from ddp_operator.api import constants
+from ddp_operator.api.cluster import Key
 from ddp_operator.reconcile import Reconciler
-from ddp_operator.workqueue import WorkQueue
+from ddp_operator.reconcile.workqueue import WorkQueue
 from tests.drills.scene import MARK, PATIENCE, describe_process, find_marked
 from tests.support.builders import job_manifest
 from tests.support.control_plane import free_ports

@@ -41,7 +41,7 @@ from kubernetes import client, config
 from kubernetes.client import ApiException
 from kubernetes.client.exceptions import NotFoundException
 
-from ddp_operator.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
+from ddp_operator.api.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
 from tests.support import ROOT
 
 from .release import Release, build_images
@@ -98,7 +98,7 @@ class UserNamespace:
 
     def why(self, name: str) -> str:
         """Return what `ddp why` says of the training job."""
-        line = [sys.executable, "-m", "ddp_operator.cli", "why", name, "--namespace", self.namespace]
+        line = [sys.executable, "-m", "ddp_cli", "why", name, "--namespace", self.namespace]
         env = os.environ | {"KUBECONFIG": self.kubeconfig}
         return subprocess.run(line, env=env, text=True, capture_output=True, timeout=PATIENCE, check=True).stdout
 

@@ -19,8 +19,8 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ddp_operator.client.api import connect
-from ddp_operator.client.cluster import ClusterBackend
+from ddp_cli.client.api import connect
+from ddp_cli.client.cluster import ClusterBackend
 
 from .conftest import UserNamespace, new_namespace
 from .planted_cases import CASES, Case

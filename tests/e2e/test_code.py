@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ddp_operator.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
+from ddp_operator.api.constants import GROUP, LABEL_JOB_NAME, PLURAL, VERSION
 from tests.support.ddp_run import manifest
 from tests.support.wheels import make_wheel
 
@@ -62,7 +62,7 @@ def write_project(folder: Path, name: str) -> None:
 
 def ddp(cluster: UserNamespace, folder: Path, *words: str) -> str:
     """Run a command as a user does, in the folder. Return its output."""
-    line = [sys.executable, "-m", "ddp_operator.cli", *words, "--namespace", cluster.namespace]
+    line = [sys.executable, "-m", "ddp_cli", *words, "--namespace", cluster.namespace]
     env = os.environ | {"KUBECONFIG": cluster.kubeconfig}
     done = subprocess.run(line, cwd=folder, env=env, text=True, capture_output=True, timeout=120, check=False)
     assert done.returncode == 0, done.stderr

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.constants import LABEL_ATTEMPT
+from ddp_operator.api.constants import LABEL_ATTEMPT
 from tests.support.file_server import FileServer, pattern, serve_file
 
 from .conftest import UserNamespace, here, make_claim, make_writable

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.constants import API_VERSION, KIND
+from ddp_operator.api.constants import API_VERSION, KIND
 
 from .conftest import UserNamespace
 from .test_code import METRICS, ddp

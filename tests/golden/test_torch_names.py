@@ -15,7 +15,7 @@ import pytest
 
 from tests.support import ROOT
 
-LAUNCHER = Path(ROOT, "operator", "ddp_operator", "launcher")
+LAUNCHER = Path(ROOT, "operator", "ddp_pod")
 _AGENT = "torch.distributed.elastic.agent.server.local_elastic_agent.LocalElasticAgent"
 PRIVATE = {
     f"{_AGENT}._assign_worker_ranks",

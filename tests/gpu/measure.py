@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
-from ddp_operator.launcher.counters import CounterMemory
+from ddp_pod.rank.counters import CounterMemory
 from ddp_trainer.config.options import merge
 from ddp_trainer.config.presets import PRESETS
 from ddp_trainer.distributed import DistributedConfig, RankEnv

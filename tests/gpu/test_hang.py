@@ -11,8 +11,8 @@ import sys
 import zipfile
 from pathlib import Path
 
-from ddp_operator.launcher.pod import WatchdogConfig
 from ddp_operator.manifests.torchrun import TorchrunPlan, build_env, build_torchrun_args, split_user_command
+from ddp_pod.contract.plan import WatchdogConfig
 from tests.gpu.small_runs import BACKEND, DEVICE, on_device
 from tests.support import PATIENCE, ROOT
 from tests.support.launcher_config import encoded_config
@@ -56,11 +56,11 @@ COLLECTIVE = re.compile(r"all_?reduce \d+ of the default group, shape \[10\]", r
 
 def write_launcher(folder: Path) -> Path:
     """Write the launcher as pods have it, without the operator's packages. Return the path of the program."""
-    package = ROOT / "operator" / "ddp_operator"
+    package = ROOT / "operator" / "ddp_pod"
     with zipfile.ZipFile(folder / "launcher.zip", "w") as archive:
-        for path in (*(package / "contract").rglob("*.py"), *(package / "launcher").rglob("*.py")):
+        for path in package.rglob("*.py"):
             archive.write(path, path.relative_to(package))
-    return Path(shutil.copy(package / "launcher" / "bootstrap.py", folder / "launcher.py"))
+    return Path(shutil.copy(package / "bootstrap.py", folder / "launcher.py"))
 
 
 def run_pod(folder: Path, reports: str, action: str) -> tuple[int, str]:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from ddp_operator.settings import Settings
+from ddp_operator.manager.settings import Settings
 from tests.support.running_operator import RunningOperator, Start
 from tests.support.standin import ClusterActors, StandIn
 

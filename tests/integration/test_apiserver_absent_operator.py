@@ -8,10 +8,10 @@ from datetime import UTC, datetime, timedelta
 import pytest
 import yaml
 
-from ddp_operator.client.api import connect, find_lease_renewal, get_job
-from ddp_operator.constants import MANAGED_BY
-from ddp_operator.kubeobjects import format_time, utc_now
-from ddp_operator.view.why import explain_why
+from ddp_cli.client.api import connect, find_lease_renewal, get_job
+from ddp_cli.view.why import explain_why
+from ddp_operator.api.constants import MANAGED_BY
+from ddp_operator.api.kubeobjects import format_time, utc_now
 from tests.support.builders import resource
 from tests.support.control_plane import ControlPlane
 

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from ddp_operator.api.claims import CLAIM_KIND, CLAIM_TEMPLATE_KIND, count_claimed, find_claims
-from ddp_operator.constants import EXIT_RETRYABLE
+from ddp_operator.api.constants import EXIT_RETRYABLE
 from ddp_operator.kube.resources import path
 from tests.support.builders import Json, claiming, gpu_claim, job, resource
 from tests.support.control_plane import ControlPlane, free_ports

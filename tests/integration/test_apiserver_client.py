@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_operator import Client, Conflict, NotFound, TrainingFailed
+from ddp_cli import Client, Conflict, NotFound, TrainingFailed
 from tests.support.control_plane import ControlPlane
 from tests.support.standin import ClusterActors
 

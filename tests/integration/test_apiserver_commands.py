@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from ddp_cli.commands import main
+from ddp_cli.commands.io import ExitCode
 from ddp_operator.api.child_names import CODE_PREFIX
-from ddp_operator.cli import main
-from ddp_operator.cli.io import ExitCode
-from ddp_operator.constants import CODE_VOLUME, KIND
+from ddp_operator.api.constants import CODE_VOLUME, KIND
 from tests.support.builders import resource
 from tests.support.control_plane import ControlPlane
 from tests.support.registry import Registry, serve_registry

@@ -11,7 +11,7 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from ddp_operator.constants import KIND, LABEL_JOB_NAME
+from ddp_operator.api.constants import KIND, LABEL_JOB_NAME
 from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.cluster import METADATA_ONLY, STRATEGIC
 from ddp_operator.kube.resources import path

@@ -16,9 +16,9 @@ import pytest
 import pytest_asyncio
 import yaml
 
+from ddp_operator.api.cluster import AlreadyExists, Refused
+from ddp_operator.api.constants import KIND
 from ddp_operator.api.parse import parse_resource
-from ddp_operator.cluster import AlreadyExists, Refused
-from ddp_operator.constants import KIND
 from ddp_operator.kube.cluster import KubeCluster
 from ddp_operator.manifests.children import build_children
 from ddp_operator.manifests.job_pod import build_pod

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddp_operator.api.constants import KIND
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.spec import Network
-from ddp_operator.constants import KIND
 from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.resources import path
 from ddp_operator.manifests.children import build_children

@@ -15,8 +15,8 @@ import pytest_asyncio
 import yaml
 from aiohttp import web
 
-from ddp_operator.cluster import owner_uids
-from ddp_operator.constants import EXIT_RETRYABLE, KIND, LABEL_JOB_NAME, LAUNCHER_USERS
+from ddp_operator.api.cluster import owner_uids
+from ddp_operator.api.constants import EXIT_RETRYABLE, KIND, LABEL_JOB_NAME, LAUNCHER_USERS
 from tests.support import ROOT
 from tests.support.builders import job_manifest
 from tests.support.control_plane import ControlPlane, free_ports

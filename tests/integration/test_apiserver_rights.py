@@ -16,7 +16,7 @@ from urllib.parse import urlsplit
 import pytest
 import yaml
 
-from ddp_operator.client.validation import check_manifest
+from ddp_cli.client.validation import check_manifest
 from tests.support import ROOT
 from tests.support.builders import job_manifest
 from tests.support.control_plane import ControlPlane

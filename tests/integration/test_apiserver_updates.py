@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_operator.api.cel import check_rules
+from ddp_operator.api.constants import KIND, PLURAL
 from ddp_operator.api.crd import build_crd
-from ddp_operator.constants import KIND, PLURAL
 from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.resources import path
 from tests.property.conftest import tell_what_was_tried  # noqa: F401 - a fixture, and the profile of hypothesis

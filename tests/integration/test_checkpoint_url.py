@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ddp_operator.launcher.pod import CheckpointStoreConfig, WatchdogConfig
+from ddp_pod.contract.plan import CheckpointStoreConfig, WatchdogConfig
 from tests.support.launcher_pods import LauncherPods
 from tests.support.object_store import FolderStore, ObjectStore
 from tests.support.saved_states import load, same

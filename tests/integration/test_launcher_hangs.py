@@ -12,7 +12,7 @@ import psutil
 import pytest
 import torch
 
-from ddp_operator.launcher.pod import WatchdogConfig
+from ddp_pod.contract.plan import WatchdogConfig
 from tests.support.launcher_pods import LauncherPods, PodEnd
 
 pytestmark = pytest.mark.process

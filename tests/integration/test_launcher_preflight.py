@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from ddp_operator.launcher.network.probe import create_store
-from ddp_operator.launcher.pod import PreflightConfig, read_pod
-from ddp_operator.launcher.torchrun.store import host_store
+from ddp_pod.base.pod import read_pod
+from ddp_pod.contract.plan import PreflightConfig
+from ddp_pod.network.probe import create_store
+from ddp_pod.torchrun.store import host_store
 from tests.support.launcher_config import encoded_config
 from tests.support.launcher_pods import LauncherPods
 

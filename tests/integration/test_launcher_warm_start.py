@@ -43,8 +43,8 @@ os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
 sys.path.insert(0, sys.argv[1])
 import launcher
 launcher._register_package()
-from ddp_launcher.launcher import processes
-from ddp_launcher.launcher.torchrun import fork_server
+from ddp_launcher.contract import processes
+from ddp_launcher.torchrun import fork_server
 assert processes.adopt_orphans()
 pid, requests = fork_server.start_fork_server(["script", "0", "room for the command line of a rank" * 20])
 fork_server.request_fork(requests, {}, [int(sys.argv[2])])
@@ -147,7 +147,7 @@ class Forked:
     def __init__(self, root: Path) -> None:
         self.folder = root / "folder"
         self.runtime = root / "runtime"
-        launcher = lay_out(root / "mount", {"launcher/torchrun/launch.py": AGENT})
+        launcher = lay_out(root / "mount", {"torchrun/launch.py": AGENT})
         self.folder.mkdir()
         for name in ("workers", "errors", "metrics", "stacks", "groups"):
             (self.runtime / name).mkdir(parents=True)
@@ -273,7 +273,7 @@ def test_ranks_differ_in_random_numbers_and_agree_in_hashes(forked: Forked) -> N
 
 def test_forked_rank_has_torch_and_few_modules_of_launcher(forked: Forked) -> None:
     code = "import sys; print('torch._dynamo' in sys.modules, *sorted(n for n in sys.modules if 'ddp_launcher' in n))"
-    names = [*RANK_MODULES, "launcher.torchrun", "launcher.torchrun.fork_server"]
+    names = [*RANK_MODULES, "torchrun", "torchrun.fork_server"]
     assert forked.fork("code", code).out.split() == [
         "True",
         *sorted(["ddp_launcher", *(f"ddp_launcher.{name}" for name in names)]),

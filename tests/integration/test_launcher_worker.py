@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.contract.command_line import split_python_line
-from ddp_operator.launcher.counters import PID, STEPS, CounterMemory, claim_slot, open_slot
+from ddp_pod.contract.command_line import split_python_line
+from ddp_pod.rank.counters import PID, STEPS, CounterMemory, claim_slot, open_slot
 from tests.support.launcher_config import encoded_config
 from tests.support.launcher_folder import RANK_MODULES, delivered_launcher
 

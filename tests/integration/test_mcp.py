@@ -15,8 +15,8 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_operator.cli.mcp_tools import READ_TOOLS, WRITE_TOOLS
-from ddp_operator.constants import KIND
+from ddp_cli.commands.mcp_tools import READ_TOOLS, WRITE_TOOLS
+from ddp_operator.api.constants import KIND
 from tests.support.builders import job_manifest
 from tests.support.control_plane import ControlPlane
 from tests.support.ddp_run import DdpRun, manifest
@@ -36,7 +36,7 @@ async def assistant(folder: Path, *options: str) -> AsyncIterator[Any]:
 
     parameters = mcp.StdioServerParameters(
         command=sys.executable,
-        args=["-m", "ddp_operator.cli", "mcp", *options],
+        args=["-m", "ddp_cli", "mcp", *options],
         env={"PYTHONPATH": os.pathsep.join(sys.path), "HOME": str(folder)},
         cwd=folder,
     )
@@ -101,7 +101,7 @@ async def test_write_tools_of_this_machine_delete_a_run(tmp_path: Path) -> None:
 
 async def test_ctrl_c_ends_a_server_that_waits_for_input(tmp_path: Path) -> None:
     server = await asyncio.create_subprocess_exec(
-        *(sys.executable, "-m", "ddp_operator.cli", "mcp", "--local"),
+        *(sys.executable, "-m", "ddp_cli", "mcp", "--local"),
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)},
         stdin=asyncio.subprocess.PIPE,

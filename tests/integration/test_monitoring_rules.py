@@ -11,17 +11,17 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_operator.constants import METRIC_LAUNCHER_PHASE, METRIC_LAUNCHER_RESTARTS
-from ddp_operator.contract.names import (
+from ddp_operator.api.constants import METRIC_LAUNCHER_PHASE, METRIC_LAUNCHER_RESTARTS
+from ddp_operator.decide.transitions import Used
+from ddp_operator.decide.usage import PRODUCTIVE
+from ddp_operator.manager.telemetry import OperatorMetrics
+from ddp_pod.contract.log_patterns import LOG_GROUPS
+from ddp_pod.contract.names import (
     METRIC_MEMORY_SAVES,
     METRIC_MEMORY_STALLED,
     METRIC_MEMORY_STEP,
     METRIC_MEMORY_TIME,
 )
-from ddp_operator.launcher.progress.log_patterns import LOG_GROUPS
-from ddp_operator.manager.telemetry import OperatorMetrics
-from ddp_operator.status.transitions import Used
-from ddp_operator.status.usage import PRODUCTIVE
 from ddp_trainer.observability.metrics_table import METRICS
 from docs.pages.operator_metrics import SAMPLE_RESOURCE
 from tests.support import ROOT

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_operator.client.validation import check_manifest
+from ddp_cli.client.validation import check_manifest
 from tests.support import pod_network
 from tests.support.builders import job_manifest
 from tests.support.chart import render, the

@@ -12,13 +12,12 @@ import kopf
 import pytest
 import yaml
 
-from ddp_operator import workqueue
-from ddp_operator.constants import EXIT_RETRYABLE, KIND, PLURAL
+from ddp_operator.api.constants import EXIT_RETRYABLE, KIND, PLURAL
+from ddp_operator.decide import decide
 from ddp_operator.kube import resync
 from ddp_operator.manager import handlers
 from ddp_operator.manager.operator import Operator
-from ddp_operator.reconcile import executor
-from ddp_operator.status import decide
+from ddp_operator.reconcile import executor, workqueue
 from tests.support.builders import job_manifest
 from tests.support.running_operator import Start
 from tests.support.standin import ClusterActors, StandIn

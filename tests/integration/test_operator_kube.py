@@ -13,7 +13,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from ddp_operator.cluster import (
+from ddp_operator.api.cluster import (
     ClusterError,
     Event,
     Key,
@@ -22,7 +22,7 @@ from ddp_operator.cluster import (
     Snapshot,
     VersionConflict,
 )
-from ddp_operator.constants import API_VERSION, KIND, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY
+from ddp_operator.api.constants import API_VERSION, KIND, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY
 from ddp_operator.kube import resync, scrape
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.cluster import KubeCluster

@@ -12,7 +12,7 @@ from urllib.request import urlopen
 
 import pytest
 
-from ddp_operator.constants import KIND, PLURAL
+from ddp_operator.api.constants import KIND, PLURAL
 from tests.support import PATIENCE
 from tests.support.builders import job_manifest
 from tests.support.control_plane import free_ports

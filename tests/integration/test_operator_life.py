@@ -10,10 +10,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from ddp_operator.constants import EXIT_RETRYABLE, KIND, LABEL_JOB_NAME
+from ddp_operator.api.constants import EXIT_RETRYABLE, KIND, LABEL_JOB_NAME
+from ddp_operator.decide import conditions
 from ddp_operator.manager.operator import Operator
 from ddp_operator.reconcile import reconciler
-from ddp_operator.status import conditions
 from tests.support.builders import job_manifest
 from tests.support.running_operator import RunningOperator, Start
 from tests.support.standin import ClusterActors, StandIn

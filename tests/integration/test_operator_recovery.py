@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.constants import KIND
+from ddp_operator.api.constants import KIND
 from tests.support.builders import job_manifest
 from tests.support.running_operator import Start
 from tests.support.standin import ClusterActors, StandIn

@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from ddp_operator.api.claims import CLAIM_KIND, CLAIM_TEMPLATE_KIND
+from ddp_operator.api.constants import CLUSTER_PROFILE_KIND, KIND, PROFILE_KIND
 from ddp_operator.api.crd import build_profile_crd
-from ddp_operator.constants import CLUSTER_PROFILE_KIND, KIND, PROFILE_KIND
+from ddp_operator.decide import scheduling
 from ddp_operator.kube.resources import plural
 from ddp_operator.kube.startup_checks import HOME_PERMISSIONS, PERMISSIONS, split_permission
-from ddp_operator.status import scheduling
 from tests.support.builders import claiming, gpu_claim, job_manifest, profile
 from tests.support.running_operator import Start
 from tests.support.standin import ClusterActors, StandIn

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_operator.constants import KIND
+from ddp_operator.api.constants import KIND
 from ddp_operator.reconcile import reconciler
 from tests.support.builders import job_manifest
 from tests.support.running_operator import Start

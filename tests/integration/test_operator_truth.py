@@ -10,9 +10,9 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from ddp_operator import constants
+from ddp_operator.api import constants
+from ddp_operator.decide import stragglers
 from ddp_operator.reconcile import reconciler
-from ddp_operator.status import stragglers
 from tests.support.builders import job_manifest, page
 from tests.support.running_operator import Start
 from tests.support.standin import ClusterActors

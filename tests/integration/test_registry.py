@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.client.errors import ClientError
-from ddp_operator.client.packing.image import Image
-from ddp_operator.client.packing.packed import PackedCode, pack_code
-from ddp_operator.client.registry import push_image
+from ddp_cli.client.errors import ClientError
+from ddp_cli.client.packing.image import Image
+from ddp_cli.client.packing.packed import PackedCode, pack_code
+from ddp_cli.client.registry import push_image
 from tests.support.control_plane import free_ports
 
 _ACCEPT = "application/vnd.oci.image.index.v1+json, application/vnd.oci.image.manifest.v1+json"

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_operator.cli import main
-from ddp_operator.cli.io import ExitCode
-from ddp_operator.constants import EXIT_USER_ERROR, KIND
+from ddp_cli.commands import main
+from ddp_cli.commands.io import ExitCode
+from ddp_operator.api.constants import EXIT_USER_ERROR, KIND
 from tests.support.builders import job_manifest
 from tests.support.running_operator import Start, in_thread
 from tests.support.standin import ClusterActors, StandIn

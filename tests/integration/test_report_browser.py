@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from ddp_operator.report import build_page, read_run
+from ddp_cli.report import build_page, read_run
 from tests.support.builders import NOW
-from tests.unit.ddp_operator.report.test_report import write_run
+from tests.unit.ddp_cli.report.test_report import write_run
 
 pytestmark = pytest.mark.chromium
 

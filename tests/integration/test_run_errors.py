@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_operator import cli
-from ddp_operator.cli.io import ExitCode
-from ddp_operator.cluster import Key
-from ddp_operator.local import runner
-from ddp_operator.local.recorder import Recorder
+from ddp_cli import commands as cli
+from ddp_cli.commands.io import ExitCode
+from ddp_cli.local import runner
+from ddp_cli.local.recorder import Recorder
+from ddp_cli.view.why import explain_why
+from ddp_operator.api.cluster import Key
 from ddp_operator.reconcile import Reconciler
-from ddp_operator.view.why import explain_why
 from tests.support.ddp_run import manifest
 
 pytestmark = pytest.mark.process
@@ -74,7 +74,7 @@ def test_transient_or_auxiliary_error_is_reported_and_run_continues(
         raise KeyError("chart")
 
     monkeypatch.setattr(Recorder, "sample", sample)
-    monkeypatch.setattr("ddp_operator.report.build_report", draw)
+    monkeypatch.setattr("ddp_cli.report.build_report", draw)
     run = FailingRun(tmp_path, monkeypatch, lambda number: KeyError("lost") if number in (1, 3, 4, 5) else None)
     assert run.run("print('done')") == ExitCode.OK
     assert run.read("errors.log").count("KeyError: 'lost'") == 4
@@ -124,7 +124,7 @@ def test_end_of_pod_that_cannot_be_recorded_ends_run(
     def read_nothing(*about: Any) -> str:
         raise KeyError("end")
 
-    monkeypatch.setattr("ddp_operator.local.pods.read_termination_message", read_nothing)
+    monkeypatch.setattr("ddp_cli.local.pods.read_termination_message", read_nothing)
     run = FailingRun(tmp_path, monkeypatch, lambda number: None)
     assert run.run("print('done')") == ExitCode.BROKEN
     assert run.resource()["status"]["phase"] == "Failed"

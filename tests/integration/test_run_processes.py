@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_operator.client.packing.archive import pack
+from ddp_cli.client.packing.archive import pack
 from tests.support import PATIENCE
 from tests.support.ddp_run import DdpRun, find_pods, manifest
 
@@ -175,7 +175,7 @@ def test_run_without_output_reader_trains_and_returns_exit_code(tmp_path: Path) 
     (tmp_path / "job.yaml").write_text(
         manifest(["python", "train.py"], nodes=1, recovery={"maxRestarts": 0, "warmStart": "Off"})
     )
-    code = "import sys; from ddp_operator.cli import main; sys.exit(main())"
+    code = "import sys; from ddp_cli.commands import main; sys.exit(main())"
     command = [sys.executable, "-c", code, "run", "job.yaml"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(

@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.cluster import Key
-from ddp_operator.constants import EXIT_RETRYABLE, KIND, LAUNCHER_PHASES, METRIC_LAUNCHER_PHASE
-from ddp_operator.local.cluster import LocalCluster
-from ddp_operator.local.ports import hold_free_port
+from ddp_cli.local.cluster import LocalCluster
+from ddp_cli.local.ports import hold_free_port
+from ddp_operator.api.cluster import Key
+from ddp_operator.api.constants import EXIT_RETRYABLE, KIND, LAUNCHER_PHASES, METRIC_LAUNCHER_PHASE
+from ddp_operator.manager.settings import Settings
 from ddp_operator.reconcile import Reconciler
-from ddp_operator.settings import Settings
 from tests.support import PATIENCE
 from tests.support.control_plane import ControlPlane
 from tests.support.decision_history import FAILURE, NAME, SCRIPT, DecisionHistory, build_resource

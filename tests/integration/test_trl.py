@@ -48,7 +48,7 @@ LlamaForCausalLM(LlamaConfig(
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a model in ``model`` and texts in ``texts``."""
     found = subprocess.run(
-        [PYTHON, "-c", "import trl, ddp_operator.cli"], env=clean_environment(), capture_output=True, check=False
+        [PYTHON, "-c", "import trl, ddp_cli.commands"], env=clean_environment(), capture_output=True, check=False
     )
     if found.returncode != 0:
         pytest.skip(f"{PYTHON} has no TRL beside the operator's packages; set DDP_TEST_TRL_PYTHON to one that has both")

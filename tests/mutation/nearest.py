@@ -8,14 +8,14 @@ from pathlib import PurePosixPath
 from tests.support import ROOT
 
 MODULES = (
-    "operator/ddp_operator/status/*.py",
+    "operator/ddp_operator/decide/*.py",
     "operator/ddp_operator/reconcile/*.py",
     "operator/ddp_operator/kube/cluster.py",
     # Decisions of the launcher; the process tier covers its handling of processes.
-    "operator/ddp_operator/contract/failure_record.py",
-    "operator/ddp_operator/launcher/failures/*.py",
+    "operator/ddp_pod/contract/failure_record.py",
+    "operator/ddp_pod/failures/*.py",
     *(
-        f"operator/ddp_operator/launcher/{name}.py"
+        f"operator/ddp_pod/{name}.py"
         for name in (
             "progress/log_patterns", "progress/metrics", "rank/tracebacks", "torchrun/fork_server", "watchdog/stacks",
             "watchdog/stall",
@@ -29,7 +29,10 @@ MODULES = (
 """Modules that decide, and modules that read and write: nine of ten mutations must be detected."""
 TESTS = {
     "operator": (
-        *(f"unit/ddp_operator/{name}" for name in ("kube", "launcher", "reconcile", "report", "status", "view")),
+        *(f"unit/ddp_operator/{name}" for name in ("decide", "kube", "reconcile")),
+        "unit/ddp_pod",
+        "unit/ddp_cli/report",
+        "unit/ddp_cli/view",
         "contract/test_cluster_contract.py",
     ),
     "trainer": (

@@ -13,12 +13,12 @@ from hypothesis import strategies as st
 from ddp_operator.api.crd import build_crd
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Status
-from ddp_operator.status.decide import decide, is_finished
-from ddp_operator.status.decision import Decision, DeleteJob, EnsureChildren, Refusal
-from ddp_operator.status.diagnosis import parse_restart_failures
-from ddp_operator.status.metrics_page import Page, parse_page
-from ddp_operator.status.observation import Observation
-from ddp_operator.status.views import NodeView
+from ddp_operator.decide.decide import decide, is_finished
+from ddp_operator.decide.decision import Decision, DeleteJob, EnsureChildren, Refusal
+from ddp_operator.decide.diagnosis import parse_restart_failures
+from ddp_operator.decide.metrics_page import Page, parse_page
+from ddp_operator.decide.observation import Observation
+from ddp_operator.decide.views import NodeView
 from tests.support import strategies
 from tests.support.builders import NOW, job, observe, page
 

@@ -11,9 +11,9 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_operator import constants
-from ddp_operator.status.failures import parse_termination
-from ddp_operator.status.metrics_page import parse_page
+from ddp_operator.api import constants
+from ddp_operator.decide.failures import parse_termination
+from ddp_operator.decide.metrics_page import parse_page
 from tests.support.builders import last_words, resource
 from tests.support.fuzzing import examples, tally
 from tests.support.scenarios import TRAINING

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.constants import KIND, KUEUE_QUEUE_LABEL
+from ddp_operator.api.constants import KIND, KUEUE_QUEUE_LABEL
 from tests.support.fuzzing import THOROUGH, tally
 from tests.support.scenarios import (
     ENDS,

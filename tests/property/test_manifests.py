@@ -11,10 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kubernetes.client import V1ObjectMeta
 
+from ddp_cli.client.validation import check_manifest
 from ddp_operator.api.crd import build_crd
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_manifest
-from ddp_operator.client.validation import check_manifest
 from tests.support.fuzzing import examples, tally
 from tests.support.strategies import FULL, RICH, json, mutated
 

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_operator import constants
-from ddp_operator.api import child_names
+from ddp_operator.api import child_names, constants
 from ddp_operator.api.cel import check_rules
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.manifests.children import build_children

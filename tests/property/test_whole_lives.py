@@ -22,11 +22,11 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from ddp_operator import constants
+from ddp_operator.api import constants
+from ddp_operator.api.cluster import Key
 from ddp_operator.api.status import Status
-from ddp_operator.cluster import Key
+from ddp_operator.decide import conditions as c
 from ddp_operator.kube.resync import WATCHED
-from ddp_operator.status import conditions as c
 from tests.support import strategies
 from tests.support.builders import page, resource
 from tests.support.fuzzing import examples, tally

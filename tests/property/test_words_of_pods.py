@@ -9,14 +9,14 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_operator import constants
+from ddp_operator.api import constants
 from ddp_operator.api.crd import build_crd
 from ddp_operator.api.status import Status
-from ddp_operator.contract.failure_table import CATEGORIES
-from ddp_operator.status.diagnosis import diagnose
-from ddp_operator.status.failures import parse_termination
-from ddp_operator.status.metrics_page import build_checkpoint, build_progress, parse_page
-from ddp_operator.status.views import view_pod
+from ddp_operator.decide.diagnosis import diagnose
+from ddp_operator.decide.failures import parse_termination
+from ddp_operator.decide.metrics_page import build_checkpoint, build_progress, parse_page
+from ddp_operator.decide.views import view_pod
+from ddp_pod.contract.failure_table import CATEGORIES
 from tests.support.builders import NOW, child_pod
 from tests.support.strategies import json
 

@@ -9,16 +9,15 @@ from typing import Any
 
 import msgspec
 
-from ddp_operator import constants
-from ddp_operator.api import child_names
+from ddp_operator.api import child_names, constants
 from ddp_operator.api.claims import CLAIM_TEMPLATE_KIND
+from ddp_operator.api.cluster import Snapshot
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import Status
-from ddp_operator.cluster import Snapshot
-from ddp_operator.kubeobjects import format_time
-from ddp_operator.status.metrics_page import Page
-from ddp_operator.status.observation import Observation, view_children
+from ddp_operator.decide.metrics_page import Page
+from ddp_operator.decide.observation import Observation, view_children
 from tests.support.launcher_config import encoded_config
 
 Json = dict[str, Any]

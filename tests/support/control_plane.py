@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from ddp_operator.local.ports import hold_free_port
+from ddp_cli.local.ports import hold_free_port
 from tests.support.certificates import Authority
 from tests.support.kubernetes_binaries import find_binary
 from tests.support.stoppable import Stoppable

@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from ddp_operator.constants import ENV_LOCAL_POD
+from ddp_operator.api.constants import ENV_LOCAL_POD
 from tests.support import PATIENCE
 
 
@@ -49,7 +49,7 @@ class DdpRun:
     def __enter__(self) -> DdpRun:
         (self.folder / "job.yaml").write_text(self.text)
         self.output_file = self.folder / "output.txt"
-        code = "import sys; from ddp_operator.cli import main; sys.exit(main())"
+        code = "import sys; from ddp_cli.commands import main; sys.exit(main())"
         with self.output_file.open("wb") as output:
             self.process = subprocess.Popen(
                 [self.python, "-c", code, "run", "job.yaml", *self.options],

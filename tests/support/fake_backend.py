@@ -7,11 +7,11 @@ from typing import Any
 
 import yaml
 
-from ddp_operator.client.errors import NotFound
-from ddp_operator.client.logs import Line, LogPod
-from ddp_operator.client.workdir import Workdir
-from ddp_operator.kubeobjects import utc_now
-from ddp_operator.view.why import Why, explain_why
+from ddp_cli.client.errors import NotFound
+from ddp_cli.client.logs import Line, LogPod
+from ddp_cli.client.workdir import Workdir
+from ddp_cli.view.why import Why, explain_why
+from ddp_operator.api.kubeobjects import utc_now
 
 
 class FakeBackend:

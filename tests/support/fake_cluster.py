@@ -12,14 +12,14 @@ from typing import Any
 
 import msgspec
 
-from ddp_operator import constants
+from ddp_cli.local import pods
+from ddp_cli.local.cluster import LocalCluster
+from ddp_cli.local.job_controller import completion_index
+from ddp_cli.local.kubelet import Kubelet
+from ddp_operator.api import constants
 from ddp_operator.api.cel import check_rules
+from ddp_operator.api.cluster import ClusterError, Event, Key, Object, Refused, Snapshot
 from ddp_operator.api.status import Condition, Profile, Status
-from ddp_operator.cluster import ClusterError, Event, Key, Object, Refused, Snapshot
-from ddp_operator.local import pods
-from ddp_operator.local.cluster import LocalCluster
-from ddp_operator.local.job_controller import completion_index
-from ddp_operator.local.kubelet import Kubelet
 from ddp_operator.reconcile import Reconciler
 
 from .builders import NOW, Json, hand_over, resource

@@ -5,7 +5,8 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ddp_operator.launcher.pod import LauncherConfig, Pod, encode_config
+from ddp_pod.base.pod import Pod
+from ddp_pod.contract.plan import LauncherConfig, encode_config
 
 CONFIG = LauncherConfig(
     nodes=1,

@@ -15,9 +15,8 @@ from types import MappingProxyType
 from ddp_operator.manifests.children import load_launcher
 
 RANK_MODULES = [
-    "contract", "contract.names", "launcher", "launcher.counters", "launcher.files", "launcher.processes",
-    "launcher.rank", "launcher.rank.child", "launcher.rank.groups", "launcher.rank.import_hook",
-    "launcher.rank.tracebacks", "launcher.rank.worker",
+    "base", "base.files", "contract", "contract.names", "contract.processes", "rank", "rank.child", "rank.counters",
+    "rank.groups", "rank.import_hook", "rank.tracebacks", "rank.worker",
 ]  # fmt: skip
 """The launcher's packages and modules that every rank imports, sorted by name, below ``ddp_launcher``."""
 

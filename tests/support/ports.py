@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from ddp_operator.local.ports import hold_port
+from ddp_cli.local.ports import hold_port
 
 from .stoppable import Stoppable
 

@@ -17,10 +17,10 @@ from typing import Any
 
 from aiohttp import web
 
+from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.resync import CHILD_SELECTOR
 from ddp_operator.kube.watch import watch
-from ddp_operator.kubeobjects import format_time
 from tests.support.standin import ClusterActors
 from tests.support.standin.actors import FINISHED, NODE, killed, running
 

@@ -13,7 +13,7 @@ import kopf
 
 import ddp_operator.manager.handlers  # noqa: F401 - registers the handlers
 from ddp_operator.manager.operator import Operator
-from ddp_operator.settings import Settings
+from ddp_operator.manager.settings import Settings
 from tests.support import PATIENCE
 from tests.support.stoppable import Stoppable
 

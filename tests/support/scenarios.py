@@ -8,7 +8,7 @@ from typing import Any
 
 import msgspec
 
-from ddp_operator import constants
+from ddp_operator.api import constants
 from tests.support.builders import last_words, page, resource, template, trainer
 from tests.support.standin.kueue import Manages
 from tests.support.standin.simulation import OperatorSimulation

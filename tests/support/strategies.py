@@ -7,7 +7,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from ddp_operator.contract.failure_table import CATEGORIES
+from ddp_pod.contract.failure_table import CATEGORIES
 from tests.support.builders import Json, child_job, child_pod, last_words, resource, template, trainer
 
 scalars = st.one_of(

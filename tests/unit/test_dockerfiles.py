@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from ddp_operator import __version__
-from ddp_operator.settings import Settings
+from ddp_operator.manager.settings import Settings
 from tests.support import ROOT
 
 IMAGES = ("operator", "trainer")

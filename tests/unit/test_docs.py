@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_operator import constants
+from ddp_operator.api import constants
 from ddp_operator.api.crd import build_crd
 from ddp_operator.api.parse import find_among, parse_manifest
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Phase
+from ddp_operator.manager.settings import Settings
 from ddp_operator.manifests.children import build_children
-from ddp_operator.settings import Settings
 from ddp_trainer.config.presets import PRESETS
 from docs.pages.trainer import DOCUMENTS, write_tables
 from tests.support import ROOT
@@ -31,9 +31,9 @@ REFERENCE = (ROOT / "docs/reference.md").read_text(encoding="utf-8")
 
 # Pages whose program needs several ranks, and the test that runs it.
 RUN_BY = {
-    "python.md": "tests/unit/ddp_operator/client/test_client.py",
+    "python.md": "tests/unit/ddp_cli/client/test_client.py",
     "tutorial.md": "tests/integration/test_tutorial.py",
-    "your-script.md": "tests/unit/ddp_operator/launcher/test_trainer_status.py",
+    "your-script.md": "tests/unit/ddp_pod/test_trainer_status.py",
     "trainer.md": "tests/integration/test_trainer_spawn.py",
 }
 
@@ -77,7 +77,7 @@ def targets() -> set[str]:
 
 def help_of(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
     """Return the output of ``ddp … --help``."""
-    from ddp_operator.cli import main
+    from ddp_cli.commands import main
 
     with pytest.raises(SystemExit) as ended:
         main([*arguments, "--help"])

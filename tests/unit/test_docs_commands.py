@@ -16,7 +16,7 @@ import helm_python
 import pytest
 import yaml
 
-from ddp_operator.cli import COMMANDS, build_parser
+from ddp_cli.commands import COMMANDS, build_parser
 from ddp_trainer.cli import build_parser as build_trainer_parser
 from ddp_trainer.errors import UserError
 from tests.bench.trainer.cli import build_parser as build_bench_parser

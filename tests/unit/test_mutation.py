@@ -7,7 +7,7 @@ from types import FunctionType
 
 import pytest
 
-from ddp_operator.status.failures import sentence
+from ddp_operator.decide.failures import sentence
 from tests.mutation.mutations import mutate, mutations
 from tests.mutation.nearest import MODULES, TESTS, choose, find_tests
 from tests.mutation.running import Mutated
@@ -74,7 +74,7 @@ def test_mutation_has_lines_that_must_run() -> None:
 
 
 def test_functions_that_are_imported_get_mutated_code() -> None:
-    module = "operator/ddp_operator/status/failures.py"
+    module = "operator/ddp_operator/decide/failures.py"
     assert isinstance(sentence, FunctionType)
     before = sentence.__code__
     tree = ast.parse((ROOT / module).read_text(encoding="utf-8"))
@@ -91,15 +91,15 @@ def test_nearest_tests_run_first_within_time_limit() -> None:
     folder = "tests/unit/ddp_operator"
     running = {
         f"{folder}/test_why.py::a": 0.1,
-        f"{folder}/status/test_decide.py::slow": 2.0,
-        f"{folder}/status/test_decide.py::quick": 1.0,
-        f"{folder}/status/test_events.py::c": 0.1,
+        f"{folder}/decide/test_decide.py::slow": 2.0,
+        f"{folder}/decide/test_decide.py::quick": 1.0,
+        f"{folder}/decide/test_events.py::c": 0.1,
         f"{folder}/report/test_report.py::long": 2.0,
     }
-    assert choose("operator/ddp_operator/status/decide.py", running) == [
-        f"{folder}/status/test_decide.py::quick",
-        f"{folder}/status/test_decide.py::slow",
-        f"{folder}/status/test_events.py::c",
+    assert choose("operator/ddp_operator/decide/decide.py", running) == [
+        f"{folder}/decide/test_decide.py::quick",
+        f"{folder}/decide/test_decide.py::slow",
+        f"{folder}/decide/test_events.py::c",
         f"{folder}/test_why.py::a",
     ]
 

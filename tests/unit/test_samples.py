@@ -10,10 +10,10 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from ddp_cli.client.validation import check_manifest
+from ddp_cli.commands import main
 from ddp_operator import __version__
-from ddp_operator.cli import main
-from ddp_operator.client.validation import check_manifest
-from ddp_operator.constants import KIND
+from ddp_operator.api.constants import KIND
 from ddp_trainer.config.presets import PRESETS
 from tests.support.ddp_run import DdpRun
 

@@ -2,7 +2,7 @@
 
 import re
 
-from ddp_operator import constants
+from ddp_operator.api import constants
 
 CODE_PREFIX = "ddp-code-"
 """Prefix of the ConfigMaps with code that `ddp submit` creates."""

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ddp_operator.api.errors import FieldError, InvalidManifest
+from ddp_operator.api.kubeobjects import GPU_DEVICE_CLASSES, count_gpus, find_trainer
 from ddp_operator.api.spec import Spec
-from ddp_operator.kubeobjects import GPU_DEVICE_CLASSES, count_gpus, find_trainer
 
 CLAIM_KIND: Final = "ResourceClaim"
 CLAIM_TEMPLATE_KIND: Final = "ResourceClaimTemplate"

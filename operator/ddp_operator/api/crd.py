@@ -14,7 +14,7 @@ import msgspec
 import yaml
 from msgspec import inspect as mi
 
-from ddp_operator import constants
+from ddp_operator.api import constants
 from ddp_operator.api.rules import RULES, CelRule
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Status

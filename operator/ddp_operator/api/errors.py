@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ddp_operator.launcher.transfer.storage import hide_credentials
+from ddp_pod.contract.credentials import hide_credentials
 
 _MISSING: Any = object()
 _MAX_VALUE: Final = 200  # characters; the message that follows has the remedy

@@ -6,9 +6,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
+from ddp_operator.api.constants import INPUTS_FOLDER
 from ddp_operator.api.fields import SpecFields
 from ddp_operator.api.tracking import SecretReference
-from ddp_operator.constants import INPUTS_FOLDER
 
 
 class NodeCache(SpecFields, frozen=True, kw_only=True):

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ddp_operator import constants
+from ddp_operator.api import constants
 from ddp_operator.api.rules import ONCE_RUN
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Status

@@ -9,9 +9,9 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from ddp_operator.api.constants import TRAINER_CONTAINER
+from ddp_operator.api.kubeobjects import find_trainer
 from ddp_operator.api.merge import MERGE_KEYS
-from ddp_operator.constants import TRAINER_CONTAINER
-from ddp_operator.kubeobjects import find_trainer
 
 _STEP: Final = re.compile(r"[^.\[\]]+|\[[^\[\]]+\]")
 _POD: Final = ["template", "spec"]

@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ddp_operator import constants
+from ddp_operator.api import constants
 from ddp_operator.api.crd import build_schema, build_spec_schema
 from ddp_operator.api.documents import load_documents
 from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings, unknown_member

@@ -6,13 +6,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ddp_operator.api.constants import CLUSTER_PROFILE_KIND, TRAINER_CONTAINER
 from ddp_operator.api.errors import FieldError, InvalidManifest
+from ddp_operator.api.kubeobjects import find_trainer
 from ddp_operator.api.locks import compared_form, list_containers, list_places, select, split_lock
 from ddp_operator.api.merge import DIRECTIVE, MERGE_KEYS, merge
 from ddp_operator.api.size import refuse_oversize
 from ddp_operator.api.status import Profile
-from ddp_operator.constants import CLUSTER_PROFILE_KIND, TRAINER_CONTAINER
-from ddp_operator.kubeobjects import find_trainer
 
 
 def profile_reference(resource: Mapping[str, Any]) -> tuple[str, str] | None:

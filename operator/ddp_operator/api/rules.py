@@ -11,8 +11,8 @@ from dataclasses import dataclass
 
 import msgspec
 
+from ddp_operator.api.constants import MAX_NAME_LENGTH, MAX_NODES
 from ddp_operator.api.spec import Metrics, Preflight, Rendezvous, Spec
-from ddp_operator.constants import MAX_NAME_LENGTH, MAX_NODES
 
 
 @dataclass(frozen=True, slots=True)

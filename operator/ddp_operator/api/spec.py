@@ -8,11 +8,11 @@ from typing import Annotated, Any, Literal
 
 from msgspec import Meta, field
 
+from ddp_operator.api.constants import CODE_FOLDER, DEFAULT_METRICS_PORT, DEFAULT_RENDEZVOUS_PORT
 from ddp_operator.api.defaults import MAX_RESTARTS
 from ddp_operator.api.fields import SpecFields
 from ddp_operator.api.inputs import Input
 from ddp_operator.api.tracking import SecretReference, Tracking
-from ddp_operator.constants import CODE_FOLDER, DEFAULT_METRICS_PORT, DEFAULT_RENDEZVOUS_PORT
 
 
 class Rendezvous(SpecFields, frozen=True, kw_only=True):

@@ -14,8 +14,8 @@ from typing import Any, Final
 
 import msgspec
 
-from ddp_operator.cluster import Key, Object, Snapshot, claim_of
-from ddp_operator.constants import KIND
+from ddp_operator.api.cluster import Key, Object, Snapshot, claim_of
+from ddp_operator.api.constants import KIND
 from ddp_operator.kube.children import CHILD_KINDS, METADATA_KINDS, key_of, trim_object
 from ddp_operator.kube.incoming import LARGE
 

@@ -3,7 +3,7 @@
 from collections.abc import AsyncIterator, Mapping
 from typing import Any, Final
 
-from ddp_operator.cluster import ClusterError, Refused, VersionConflict
+from ddp_operator.api.cluster import ClusterError, Refused, VersionConflict
 from ddp_operator.kube.client import AnswerTooLarge, ApiClient, ResponseError
 from ddp_operator.kube.resources import path, plural
 

@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, Final
 
-from ddp_operator import constants
-from ddp_operator.api import child_names
-from ddp_operator.cluster import Key, Object, controller_of
-from ddp_operator.kubeobjects import find_trainer
+from ddp_operator.api import child_names, constants
+from ddp_operator.api.cluster import Key, Object, controller_of
+from ddp_operator.api.kubeobjects import find_trainer
 
 METADATA_KINDS: Final = ("Service", "ConfigMap", "NetworkPolicy")
 """Kinds of which only the metadata are read, because a ConfigMap contains the launcher."""

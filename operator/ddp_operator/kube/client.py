@@ -18,8 +18,8 @@ import kopf
 import msgspec
 
 from ddp_operator._version import __version__
-from ddp_operator.cluster import ClusterError
-from ddp_operator.constants import GROUP
+from ddp_operator.api.cluster import ClusterError
+from ddp_operator.api.constants import GROUP
 from ddp_operator.kube.incoming import limit_response
 
 Login = Callable[[], Awaitable[kopf.ConnectionInfo]]

@@ -6,7 +6,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-from ddp_operator.cluster import (
+from ddp_operator.api.cluster import (
     AlreadyExists,
     ClusterError,
     Event,
@@ -19,7 +19,7 @@ from ddp_operator.cluster import (
     claim_of,
     controller_of,
 )
-from ddp_operator.constants import (
+from ddp_operator.api.constants import (
     API_VERSION,
     KIND,
     KUEUE_JOB_UID_LABEL,
@@ -29,6 +29,7 @@ from ddp_operator.constants import (
     PROFILE_KIND,
     SCHEDULING_GROUP,
 )
+from ddp_operator.api.kubeobjects import format_time, utc_now
 from ddp_operator.kube.cache import ObjectCache, build_snapshot
 from ddp_operator.kube.calls import CHUNK, INVALID, ObjectNotFound, call, pages
 from ddp_operator.kube.children import CHILD_KINDS, METADATA_KINDS, key_of, trim_object
@@ -36,8 +37,7 @@ from ddp_operator.kube.client import ApiClient, ResponseError
 from ddp_operator.kube.events import EventReader, EventWriter
 from ddp_operator.kube.resources import kind_of, list_versions, path, plural, type_of
 from ddp_operator.kube.scrape import Scraper
-from ddp_operator.kubeobjects import format_time, utc_now
-from ddp_operator.workqueue import lend_worker
+from ddp_operator.reconcile.workqueue import lend_worker
 
 _WRITE: Final = {"fieldManager": MANAGED_BY, "fieldValidation": "Strict"}
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
@@ -68,7 +68,7 @@ def explain_missing_pod_group(api_version: str) -> str:
 
 
 class KubeCluster:
-    """Implements ``ddp_operator.cluster.Cluster`` for an API server.
+    """Implements ``ddp_operator.api.cluster.Cluster`` for an API server.
 
     With a store, ``observe`` reads from it. Watch events update the store, and so does every object that a write
     returns, so it never lags behind this process's own writes. Without a store (tools, tests), ``observe`` reads from

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ddp_operator.constants import (
+from ddp_operator.api.constants import (
     CLUSTER_PROFILE_KIND,
     GROUP,
     KIND,
@@ -13,7 +13,7 @@ from ddp_operator.constants import (
     SCHEDULING_GROUP,
     VERSION,
 )
-from ddp_operator.kubeobjects import is_native_pod_group
+from ddp_operator.api.kubeobjects import is_native_pod_group
 
 _PLACES: Final[dict[str, tuple[str, str, str]]] = {
     KIND: (GROUP, VERSION, PLURAL),

@@ -7,8 +7,8 @@ import asyncio
 from collections.abc import Sequence
 from typing import Final
 
-from ddp_operator.cluster import ClusterError
-from ddp_operator.constants import (
+from ddp_operator.api.cluster import ClusterError
+from ddp_operator.api.constants import (
     API_VERSION,
     CLUSTER_PROFILE_KIND,
     CRD_NAME,

@@ -13,14 +13,14 @@ from typing import Any, Final
 
 import msgspec
 
-from ddp_operator.cluster import ClusterError
-from ddp_operator.constants import LAUNCHER_USERS
+from ddp_operator.api.cluster import ClusterError
+from ddp_operator.api.constants import LAUNCHER_USERS
 from ddp_operator.kube.calls import CHUNK, pages
 from ddp_operator.kube.children import METADATA_KINDS
 from ddp_operator.kube.client import ApiClient, ResponseError
 from ddp_operator.kube.cluster import METADATA_ONLY, ONE_METADATA_ONLY
 from ddp_operator.kube.resources import path, plural, type_of
-from ddp_operator.workqueue import backoff
+from ddp_operator.reconcile.workqueue import backoff
 
 logger = logging.getLogger(__name__)
 

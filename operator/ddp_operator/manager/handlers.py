@@ -14,13 +14,13 @@ from typing import Any
 
 import kopf
 
-from ddp_operator.constants import GROUP, KIND, PLURAL, VERSION
+from ddp_operator.api.constants import GROUP, KIND, PLURAL, VERSION
 from ddp_operator.kube.client import StartupError
 from ddp_operator.kube.kopf_session import open_kopf_session
 from ddp_operator.kube.watch import SILENCE
 from ddp_operator.manager.leader import new_identity
 from ddp_operator.manager.operator import Operator, end_at_once
-from ddp_operator.settings import Settings, SettingsError
+from ddp_operator.manager.settings import Settings, SettingsError
 
 logger = logging.getLogger(__name__)
 

@@ -23,10 +23,10 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from ddp_operator.cluster import ClusterError
+from ddp_operator.api.cluster import ClusterError
 from ddp_operator.kube.client import ApiClient, ResponseError, StartupError
 from ddp_operator.kube.resources import path, plural
-from ddp_operator.settings import PREFIX
+from ddp_operator.manager.settings import PREFIX
 
 logger = logging.getLogger(__name__)
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import kopf
 
+from ddp_operator.api.cluster import Key
+from ddp_operator.api.constants import KIND
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.status import Profile
-from ddp_operator.cluster import Key
-from ddp_operator.constants import KIND
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.children import CHILD_KINDS, key_of
 from ddp_operator.kube.client import ApiClient
@@ -22,12 +22,12 @@ from ddp_operator.kube.startup_checks import check_cluster, find_loss
 from ddp_operator.kube.watch import watch
 from ddp_operator.manager.health import HealthServer
 from ddp_operator.manager.leader import FENCE_SHARE, Leader, new_identity
+from ddp_operator.manager.settings import PREFIX, Settings, SettingsError
 from ddp_operator.manager.telemetry import OperatorMetrics
 from ddp_operator.manifests.children import load_launcher
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.reconcile.profiles import read_job_defaults
-from ddp_operator.settings import PREFIX, Settings, SettingsError
-from ddp_operator.workqueue import WorkQueue
+from ddp_operator.reconcile.workqueue import WorkQueue
 
 logger = logging.getLogger(__name__)
 

@@ -13,12 +13,11 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from ddp_operator.api.cluster import ClusterError, VersionConflict
+from ddp_operator.api.constants import CONTROLLER_NAME
 from ddp_operator.api.status import Phase
-from ddp_operator.cluster import ClusterError, VersionConflict
-from ddp_operator.constants import CONTROLLER_NAME
-from ddp_operator.contract.failure_table import CATEGORIES
-from ddp_operator.status import conditions as c
-from ddp_operator.status.transitions import (
+from ddp_operator.decide import conditions as c
+from ddp_operator.decide.transitions import (
     RECOVERY_LEVELS,
     RESTART_CATEGORIES,
     STAGES,
@@ -31,6 +30,7 @@ from ddp_operator.status.transitions import (
     Transition,
     Used,
 )
+from ddp_pod.contract.failure_table import CATEGORIES
 
 disable_created_metrics()  # type: ignore[no-untyped-call]  # they double the number of series
 

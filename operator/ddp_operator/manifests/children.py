@@ -23,8 +23,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ddp_operator import constants
-from ddp_operator.api import child_names
+from ddp_operator.api import child_names, constants
 from ddp_operator.api.job import DDPTrainingJob, inherited_labels, kueue_metadata, owner_reference
 from ddp_operator.manifests.inputs import build_fetch_job_spec
 from ddp_operator.manifests.pod import build_fetch_template, build_pod_template
@@ -63,11 +62,8 @@ class Launcher:
 @cache
 def load_launcher() -> Launcher:
     """Return this version's launcher."""
-    sources: dict[str, str] = {}
-    for package in ("contract", "launcher"):
-        _add_modules(sources, resources.files(f"ddp_operator.{package}"), package)
-    sources |= _read_delivered_modules()
-    bootstrap = sources.pop("launcher/bootstrap.py")
+    sources = {**_read_modules(resources.files("ddp_pod")), **_read_delivered_modules()}
+    bootstrap = sources.pop("bootstrap.py")
     names = sorted(sources)
     hashed = json.dumps([bootstrap, *((name, sources[name]) for name in names)])
     archive = io.BytesIO()
@@ -78,13 +74,15 @@ def load_launcher() -> Launcher:
     return Launcher(bootstrap, archive.getvalue(), hashlib.sha256(hashed.encode()).hexdigest())
 
 
-def _add_modules(sources: dict[str, str], folder: Traversable, path: str) -> None:
-    """Add the modules in and below a folder under their paths."""
+def _read_modules(folder: Traversable, path: str = "") -> dict[str, str]:
+    """Return the sources of the modules in and below a folder by their paths, which ``path`` precedes."""
+    sources: dict[str, str] = {}
     for entry in folder.iterdir():
         if entry.is_dir():
-            _add_modules(sources, entry, f"{path}/{entry.name}")
+            sources |= _read_modules(entry, f"{path}{entry.name}/")
         elif entry.name.endswith(".py"):
-            sources[f"{path}/{entry.name}"] = entry.read_text(encoding="utf-8")
+            sources[path + entry.name] = entry.read_text(encoding="utf-8")
+    return sources
 
 
 def _read_delivered_modules() -> dict[str, str]:

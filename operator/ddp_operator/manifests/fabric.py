@@ -12,13 +12,13 @@ from typing import Any, Final
 import msgspec
 import yaml
 
+from ddp_operator.api.constants import PREFLIGHT_CHECKS
 from ddp_operator.api.errors import FieldError
+from ddp_operator.api.kubeobjects import count_pod_gpus, find_trainer
 from ddp_operator.api.merge import merge
 from ddp_operator.api.profile import unify_trainer_names
 from ddp_operator.api.spec import Network, Spec
-from ddp_operator.constants import PREFLIGHT_CHECKS
-from ddp_operator.kubeobjects import count_pod_gpus, find_trainer
-from ddp_operator.launcher.pod import PreflightConfig
+from ddp_pod.contract.plan import PreflightConfig
 
 _RESTRICTED_MAY_ADD: Final = "NET_BIND_SERVICE"
 

@@ -13,15 +13,14 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
-from ddp_operator import constants
-from ddp_operator.api import child_names
+from ddp_operator.api import child_names, constants
 from ddp_operator.api.errors import FieldError
 from ddp_operator.api.inputs import Input
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.kubeobjects import parse_quantity
 from ddp_operator.api.profile import find_locked_part
 from ddp_operator.api.spec import Spec
-from ddp_operator.kubeobjects import parse_quantity
-from ddp_operator.launcher.transfer.storage import has_credentials
+from ddp_pod.contract.credentials import has_credentials
 
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"
 _MOUNT_PATH: Final = "/opt/ddp-inputs"

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from copy import deepcopy
 from typing import Any, Final
 
-from ddp_operator.constants import ANNOTATION_COMPLETION_INDEX, ENV_COMPLETION_INDEX, JOB_TRACKING_FINALIZER
+from ddp_operator.api.constants import ANNOTATION_COMPLETION_INDEX, ENV_COMPLETION_INDEX, JOB_TRACKING_FINALIZER
 
 LABEL_JOB_NAME: Final = "batch.kubernetes.io/job-name"
 LABEL_CONTROLLER_UID: Final = "batch.kubernetes.io/controller-uid"

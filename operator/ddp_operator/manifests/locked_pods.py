@@ -6,7 +6,7 @@ from typing import Any, Final, NamedTuple
 
 import msgspec
 
-from ddp_operator import constants
+from ddp_operator.api import constants
 from ddp_operator.api.claims import assume_claimed, find_claims
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.locks import compared_form, select, split_lock

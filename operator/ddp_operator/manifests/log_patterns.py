@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Final
 
-from ddp_operator.launcher.progress.log_patterns import check_groups, compile_log_pattern
+from ddp_pod.contract.log_patterns import check_groups, compile_log_pattern
 
 MAX_LENGTH: Final = 1024
 """Maximum characters of a job's patterns that are compiled here."""

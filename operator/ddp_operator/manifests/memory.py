@@ -4,11 +4,11 @@ from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
-from ddp_operator import constants
+from ddp_operator.api import constants
 from ddp_operator.api.errors import FieldError
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.kubeobjects import parse_quantity
 from ddp_operator.api.spec import CheckpointMemory, Spec
-from ddp_operator.kubeobjects import parse_quantity
 
 
 def build_memory_environment(job: DDPTrainingJob, attempt: int) -> dict[str, str]:

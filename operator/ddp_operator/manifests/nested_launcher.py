@@ -17,9 +17,9 @@ from typing import Any, Final, NamedTuple
 
 import yaml
 
-from ddp_operator.contract.command_line import split_python_line
 from ddp_operator.manifests.shell import Word, list_commands
 from ddp_operator.manifests.torchrun import DEFAULT_INTERPRETER, is_interpreter
+from ddp_pod.contract.command_line import split_python_line
 
 SHELLS: Final = ("sh", "bash", "dash", "zsh", "ash", "ksh")
 _MAX_SHOWN: Final = 160

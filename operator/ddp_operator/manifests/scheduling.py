@@ -7,8 +7,7 @@ Kueue needs none of them: it queues the child Job by its labels and admits all p
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ddp_operator import constants
-from ddp_operator.api import child_names
+from ddp_operator.api import child_names, constants
 from ddp_operator.api.job import DDPTrainingJob
 
 _PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"

@@ -10,20 +10,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from ddp_operator import constants
+from ddp_operator.api import constants
 from ddp_operator.api.child_names import is_reserved_variable
 from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.kubeobjects import count_gpus, cpu_limit, is_quantity
 from ddp_operator.api.pod_fields import find_unknown_fields
 from ddp_operator.api.spec import NetworkPolicy, Peer, Spec
-from ddp_operator.kubeobjects import count_gpus, cpu_limit, is_quantity
-from ddp_operator.launcher.transfer.storage import has_credentials
 from ddp_operator.manifests.fabric import check_fabric, merge_fabric
 from ddp_operator.manifests.inputs import check_inputs
 from ddp_operator.manifests.log_patterns import check_log_patterns
 from ddp_operator.manifests.memory import check_memory
 from ddp_operator.manifests.nested_launcher import ReadScript, explain_nested_launcher, find_nested_launcher
 from ddp_operator.manifests.torchrun import InvalidCommand, UserCommand, split_user_command
+from ddp_pod.contract.credentials import has_credentials
 
 _POD = "spec.template.spec"
 _MAX_ARGUMENT: Final = 131_072  # bytes with the terminating zero: MAX_ARG_STRLEN of Linux

@@ -10,9 +10,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-from ddp_operator import constants
-from ddp_operator.contract.command_line import split_python_line
+from ddp_operator.api import constants
 from ddp_operator.manifests.exit_codes import add_pipefail
+from ddp_pod.contract.command_line import split_python_line
 
 DEFAULT_INTERPRETER: Final = "python3"
 

@@ -5,14 +5,14 @@ ResourceClaimTemplate do not change a started job.
 """
 
 from ddp_operator.api.claims import count_claimed, digest_claims, find_claims, is_counted
+from ddp_operator.api.cluster import Cluster, Refused
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import ClaimedGpus
-from ddp_operator.cluster import Cluster, Refused
+from ddp_operator.decide import conditions as c
+from ddp_operator.decide.decide import is_finished
+from ddp_operator.decide.decision import Refusal
 from ddp_operator.reconcile.refusals import refuse_invalid, refuse_read
-from ddp_operator.status import conditions as c
-from ddp_operator.status.decide import is_finished
-from ddp_operator.status.decision import Refusal
 
 _MAY_NOT_READ = "grant the operator get on it (docs/security.md), or set spec.procPerNode to a number"
 

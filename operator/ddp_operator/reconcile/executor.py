@@ -17,24 +17,13 @@ from typing import Any
 
 import msgspec
 
-from ddp_operator import constants
-from ddp_operator.api import child_names
+from ddp_operator.api import child_names, constants
+from ddp_operator.api.cluster import AlreadyExists, Cluster, Key, Object, Refused, ServerError, owner_uids
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob, owner_reference
-from ddp_operator.cluster import AlreadyExists, Cluster, Key, Object, Refused, ServerError, owner_uids
-from ddp_operator.manifests.children import (
-    build_children,
-    build_launcher_config_map,
-    build_launcher_users,
-    load_launcher,
-)
-from ddp_operator.manifests.job_pod import build_pod
-from ddp_operator.reconcile.observer import Memory, seconds_since
-from ddp_operator.reconcile.refusals import refuse_failing_server, refuse_invalid, refuse_write
-from ddp_operator.reconcile.time_limit import run_limited
-from ddp_operator.status import lost_nodes
-from ddp_operator.status.decide import is_finished
-from ddp_operator.status.decision import (
+from ddp_operator.decide import lost_nodes
+from ddp_operator.decide.decide import is_finished
+from ddp_operator.decide.decision import (
     Action,
     CreatePod,
     DeleteJob,
@@ -47,15 +36,25 @@ from ddp_operator.status.decision import (
     SuspendJob,
     SuspendResource,
 )
-from ddp_operator.status.observation import Observation
-from ddp_operator.status.ownership import (
+from ddp_operator.decide.observation import Observation
+from ddp_operator.decide.ownership import (
     exclusive_claim,
     explain_conflict,
     explain_launcher_conflict,
     is_owned,
     refuse_second,
 )
-from ddp_operator.status.views import JobView
+from ddp_operator.decide.views import JobView
+from ddp_operator.manifests.children import (
+    build_children,
+    build_launcher_config_map,
+    build_launcher_users,
+    load_launcher,
+)
+from ddp_operator.manifests.job_pod import build_pod
+from ddp_operator.reconcile.observer import Memory, seconds_since
+from ddp_operator.reconcile.refusals import refuse_failing_server, refuse_invalid, refuse_write
+from ddp_operator.reconcile.time_limit import run_limited
 
 SERVER_PATIENCE = 10.0
 """Seconds for which an error of the API server is retried before the status reports it."""

@@ -14,16 +14,29 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from ddp_operator import constants
-from ddp_operator.api import child_names
+from ddp_operator.api import child_names, constants
+from ddp_operator.api.cluster import Cluster, ClusterError, Key, Object, Refused, Snapshot, owner_uids
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.kubeobjects import find_trainer, scheduling_gates
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.profile import complete_spec
 from ddp_operator.api.size import OversizeSpec, refuse_oversize
 from ddp_operator.api.status import Profile, Straggler
-from ddp_operator.cluster import Cluster, ClusterError, Key, Object, Refused, Snapshot, owner_uids
-from ddp_operator.kubeobjects import find_trainer, scheduling_gates
+from ddp_operator.decide import conditions as c
+from ddp_operator.decide import kueue, lost_nodes, scheduling, stragglers, unreachable
+from ddp_operator.decide.converge import compute_scrape_interval
+from ddp_operator.decide.decide import is_finished
+from ddp_operator.decide.diagnosis import MOST_FAILURES, parse_restart_failures
+from ddp_operator.decide.failures import ContainerKill, Termination
+from ddp_operator.decide.kills import find_kill, list_killed_pods
+from ddp_operator.decide.metrics_page import Page, PageParser, RateMeter
+from ddp_operator.decide.node_health import LOOK_SECONDS, MOST_NODES, find_trouble, list_nodes_in_use
+from ddp_operator.decide.observation import Children, Observation, Problem, Stall, UnreachableReport, view_children
+from ddp_operator.decide.ownership import may_have_lost_labels
+from ddp_operator.decide.pod_volumes import find_claim_problem, list_claims, name_volume
+from ddp_operator.decide.stragglers import Ranks
+from ddp_operator.decide.views import NodeView, PodView, view_node, view_pod
 from ddp_operator.manifests.children import build_children, load_launcher
 from ddp_operator.manifests.locked_pods import keep_locked_pods
 from ddp_operator.reconcile.page_budget import (
@@ -33,20 +46,6 @@ from ddp_operator.reconcile.page_budget import (
     PageBudget,
     PageTooLong,
 )
-from ddp_operator.status import conditions as c
-from ddp_operator.status import kueue, lost_nodes, scheduling, stragglers, unreachable
-from ddp_operator.status.converge import compute_scrape_interval
-from ddp_operator.status.decide import is_finished
-from ddp_operator.status.diagnosis import MOST_FAILURES, parse_restart_failures
-from ddp_operator.status.failures import ContainerKill, Termination
-from ddp_operator.status.kills import find_kill, list_killed_pods
-from ddp_operator.status.metrics_page import Page, PageParser, RateMeter
-from ddp_operator.status.node_health import LOOK_SECONDS, MOST_NODES, find_trouble, list_nodes_in_use
-from ddp_operator.status.observation import Children, Observation, Problem, Stall, UnreachableReport, view_children
-from ddp_operator.status.ownership import may_have_lost_labels
-from ddp_operator.status.pod_volumes import find_claim_problem, list_claims, name_volume
-from ddp_operator.status.stragglers import Ranks
-from ddp_operator.status.views import NodeView, PodView, view_node, view_pod
 
 # Seconds that watch events of new children may be late before the operator searches children without labels.
 _WATCH_DELAY = 2.0

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from ddp_operator.status.metrics_page import PageParser
+from ddp_operator.decide.metrics_page import PageParser
 
 PERIOD: Final = 60.0
 MAX_BYTES: Final = 16 << 20

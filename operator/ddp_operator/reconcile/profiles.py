@@ -9,16 +9,16 @@ from typing import Any
 
 import msgspec
 
+from ddp_operator.api.cluster import Cluster, Refused, Snapshot
+from ddp_operator.api.constants import JOB_DEFAULTS, PROFILE_KIND
 from ddp_operator.api.errors import InvalidManifest, unknown_member
 from ddp_operator.api.parse import parse_resource, parse_status
 from ddp_operator.api.profile import profile_reference, read_profile
 from ddp_operator.api.status import Profile
-from ddp_operator.cluster import Cluster, Refused, Snapshot
-from ddp_operator.constants import JOB_DEFAULTS, PROFILE_KIND
+from ddp_operator.decide import conditions as c
+from ddp_operator.decide.decision import Refusal
 from ddp_operator.manifests.template import check_network_policy
 from ddp_operator.reconcile.refusals import refuse_invalid, refuse_read
-from ddp_operator.status import conditions as c
-from ddp_operator.status.decision import Refusal
 
 
 def read_job_defaults(settings: Mapping[str, Any]) -> Profile | None:

@@ -14,13 +14,25 @@ from datetime import datetime
 import msgspec
 from msgspec.structs import replace
 
+from ddp_operator.api.cluster import Cluster, ClusterError, Event, Key, Object, Refused, Snapshot, VersionConflict
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.kubeobjects import find_foreign_manager, utc_now
 from ddp_operator.api.parse import parse_status
 from ddp_operator.api.size import OversizeSpec
 from ddp_operator.api.status import Profile, Status
-from ddp_operator.cluster import Cluster, ClusterError, Event, Key, Object, Refused, Snapshot, VersionConflict
-from ddp_operator.kubeobjects import find_foreign_manager, utc_now
+from ddp_operator.decide import conditions as c
+from ddp_operator.decide.decide import decide, is_finished, report_refused, report_unreadable
+from ddp_operator.decide.decision import AT_ONCE, Refusal
+from ddp_operator.decide.history import extend_history
+from ddp_operator.decide.refused_status import describe_refused_status, report_refused_status, shorten_status
+from ddp_operator.decide.transitions import (
+    NodeFailed,
+    Transition,
+    find_transitions,
+    is_minor_change,
+    list_transition_events,
+)
 from ddp_operator.reconcile.claims import find_claimed_gpus
 from ddp_operator.reconcile.executor import Executor
 from ddp_operator.reconcile.node_reports import NodeReports
@@ -28,18 +40,6 @@ from ddp_operator.reconcile.observer import Memory, Observer, seconds_since
 from ddp_operator.reconcile.profiles import find_profile, refuse_changes
 from ddp_operator.reconcile.refusals import refuse_invalid
 from ddp_operator.reconcile.time_limit import run_limited
-from ddp_operator.status import conditions as c
-from ddp_operator.status.decide import decide, is_finished, report_refused, report_unreadable
-from ddp_operator.status.decision import AT_ONCE, Refusal
-from ddp_operator.status.history import extend_history
-from ddp_operator.status.refused_status import describe_refused_status, report_refused_status, shorten_status
-from ddp_operator.status.transitions import (
-    NodeFailed,
-    Transition,
-    find_transitions,
-    is_minor_change,
-    list_transition_events,
-)
 
 logger = logging.getLogger(__name__)
 

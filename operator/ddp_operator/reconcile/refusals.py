@@ -1,10 +1,10 @@
 """Convert errors of the API server, and invalid input, into the refusals that the condition Accepted reports."""
 
+from ddp_operator.api.cluster import Refused, ServerError
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.pod_fields import explain_refusal
-from ddp_operator.cluster import Refused, ServerError
-from ddp_operator.status import conditions as c
-from ddp_operator.status.decision import Refusal
+from ddp_operator.decide import conditions as c
+from ddp_operator.decide.decision import Refusal
 
 
 def refuse_write(error: Refused) -> Refusal:

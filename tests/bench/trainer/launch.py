@@ -12,7 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddp_operator.local.ports import hold_port
+from ddp_cli.local.ports import hold_port
 from ddp_trainer.machine import available_cpus
 
 if TYPE_CHECKING:

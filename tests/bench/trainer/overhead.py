@@ -16,7 +16,7 @@ from typing import Any
 
 import torch.multiprocessing as mp
 
-from ddp_operator.local.ports import hold_port
+from ddp_cli.local.ports import hold_port
 from ddp_trainer.distributed import DistributedConfig, RankEnv
 from ddp_trainer.distributed.world import World
 from tests.bench.trainer.contenders import Ours, build_config, start_exporter

@@ -9,11 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ddp_operator.cluster import Key, Object
-from ddp_operator.constants import KIND, LABEL_JOB_NAME
+from ddp_cli.local.job_controller import decide_job
+from ddp_operator.api.cluster import Key, Object
+from ddp_operator.api.constants import KIND, LABEL_JOB_NAME
 from ddp_operator.kube.cluster import KubeCluster
 from ddp_operator.kube.resources import path
-from ddp_operator.local.job_controller import decide_job
 from tests.support.control_plane import ControlPlane
 from tests.support.standin.actors import ClusterActors
 from tests.support.standin.running import StandIn

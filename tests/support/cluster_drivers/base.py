@@ -10,8 +10,8 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
 
-from ddp_operator import constants
-from ddp_operator.cluster import Cluster, Key, Object, Snapshot
+from ddp_operator.api import constants
+from ddp_operator.api.cluster import Cluster, Key, Object, Snapshot
 from tests.support import PATIENCE
 
 

@@ -9,9 +9,9 @@ from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
-from ddp_operator import constants
-from ddp_operator.cluster import Key, Object
-from ddp_operator.local.cluster import LocalCluster
+from ddp_cli.local.cluster import LocalCluster
+from ddp_operator.api import constants
+from ddp_operator.api.cluster import Key, Object
 
 from .base import ClusterDriver, build_resource
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import aiohttp
 
-from ddp_operator.cluster import ClusterError
-from ddp_operator.constants import ANNOTATION_COMPLETION_INDEX, KIND, TRAINER_CONTAINER
+from ddp_operator.api.cluster import ClusterError
+from ddp_operator.api.constants import ANNOTATION_COMPLETION_INDEX, KIND, TRAINER_CONTAINER
 from ddp_operator.kube.client import ApiClient, ResponseError
 from ddp_operator.kube.credentials import login
 from ddp_operator.kube.resources import path

@@ -10,8 +10,8 @@ import secrets
 from collections.abc import Callable
 from datetime import datetime
 
-from ddp_operator.constants import JOB_TRACKING_FINALIZER
-from ddp_operator.local.job_controller import JobDecision, decide_job
+from ddp_cli.local.job_controller import JobDecision, decide_job
+from ddp_operator.api.constants import JOB_TRACKING_FINALIZER
 from ddp_operator.manifests.job_pod import build_pod
 
 from .actors import FINISHED, killed

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Literal
 
-from ddp_operator.local.job_controller import has_condition
+from ddp_cli.local.job_controller import has_condition
 
 from .resources import Kind
 from .storage import Object, Storage, copied

@@ -9,7 +9,7 @@ from typing import Any, Literal, Protocol
 
 import kopf
 
-from ddp_operator.cluster import Event, Key, Object
+from ddp_operator.api.cluster import Event, Key, Object
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.cluster import KubeCluster

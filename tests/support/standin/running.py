@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 import yaml
 from aiohttp import web
 
-from ddp_operator.constants import PLURAL
+from ddp_operator.api.constants import PLURAL
 from tests.support import PATIENCE
 from tests.support.stoppable import Stoppable
 

@@ -24,16 +24,16 @@ from typing import Any
 import msgspec
 import yaml
 
+from ddp_cli.local import pods
+from ddp_cli.local.store import format_time
+from ddp_operator.api.cluster import ClusterError, Event, Key
+from ddp_operator.api.cluster import Object as Frozen
+from ddp_operator.api.constants import ANNOTATION_COMPLETION_INDEX, KIND, LABEL_ATTEMPT, LABEL_JOB_NAME
 from ddp_operator.api.status import Status
-from ddp_operator.cluster import ClusterError, Event, Key
-from ddp_operator.cluster import Object as Frozen
-from ddp_operator.constants import ANNOTATION_COMPLETION_INDEX, KIND, LABEL_ATTEMPT, LABEL_JOB_NAME
 from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.events import build_event
 from ddp_operator.kube.resources import path, plural
 from ddp_operator.kube.resync import CHILD_SELECTOR, WATCHED, Resync
-from ddp_operator.local import pods
-from ddp_operator.local.store import format_time
 
 from .controllers import Controllers
 from .errors import ApiFailure

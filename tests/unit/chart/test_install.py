@@ -16,7 +16,7 @@ import helm_python
 import pytest
 import yaml
 
-from ddp_operator.settings import Settings
+from ddp_operator.manager.settings import Settings
 from tests.support import ROOT
 from tests.support.chart import CHART, CI_FILES, is_test, of_kind, read_values, render
 from tests.support.control_plane import ControlPlane

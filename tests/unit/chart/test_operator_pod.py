@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from ddp_cli.client.validation import check_manifest
 from ddp_operator import __version__
-from ddp_operator.client.validation import check_manifest
-from ddp_operator.constants import (
+from ddp_operator.api.constants import (
     COMPONENT_OPERATOR,
     LABEL_COMPONENT,
     LABEL_JOB_NAME,
@@ -22,8 +22,8 @@ from ddp_operator.constants import (
 )
 from ddp_operator.kube.resources import group, plural
 from ddp_operator.kube.startup_checks import GANG_PERMISSIONS, HOME_PERMISSIONS, PERMISSIONS, split_permission
+from ddp_operator.manager.settings import Settings
 from ddp_operator.reconcile.profiles import read_job_defaults
-from ddp_operator.settings import Settings
 from tests.support import ROOT
 from tests.support.chart import CI_FILES, Object, is_test, of_kind, read_values, render, render_texts, the
 

@@ -18,8 +18,8 @@ import yaml
 from charts.tooling.schema import build_schema
 from charts.tooling.values import Value
 from charts.tooling.values import read_values as read_documented
+from ddp_cli.client.validation import check_manifest
 from ddp_operator import __version__
-from ddp_operator.client.validation import check_manifest
 from tests.support import ROOT
 from tests.support.chart import CHART, CI_FILES, is_test, of_kind, read_values, render, render_texts, the
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.kubeobjects import (
+from ddp_operator.api.kubeobjects import (
     GPU_RESOURCES,
     count_gpus,
     cpu_limit,

@@ -11,16 +11,16 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
+from ddp_cli.view.why import explain_why
 from ddp_operator.api.crd import render_columns
+from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import CheckpointStatus, Condition, Progress, Status
-from ddp_operator.kubeobjects import format_time
-from ddp_operator.status import conditions as c
-from ddp_operator.status.decide import decide
-from ddp_operator.status.decision import AT_ONCE
-from ddp_operator.status.metrics_page import parse_page
-from ddp_operator.status.observation import Stall, UnreachableReport
-from ddp_operator.status.transitions import list_transition_events
-from ddp_operator.view.why import explain_why
+from ddp_operator.decide import conditions as c
+from ddp_operator.decide.decide import decide
+from ddp_operator.decide.decision import AT_ONCE
+from ddp_operator.decide.metrics_page import parse_page
+from ddp_operator.decide.observation import Stall, UnreachableReport
+from ddp_operator.decide.transitions import list_transition_events
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
 
 JOB = child_job()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddp_operator.settings import Settings, SettingsError, describe
+from ddp_operator.manager.settings import Settings, SettingsError, describe
 
 
 def test_empty_environment_gives_defaults() -> None:

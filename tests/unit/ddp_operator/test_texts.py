@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddp_operator.texts import format_duration, format_more_pods
+from ddp_operator.api.texts import format_duration, format_more_pods
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import pytest
 
 from ddp_operator.api.claims import CLAIM_KIND, CLAIM_TEMPLATE_KIND, count_claimed, digest_claims, find_claims
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.kubeobjects import GPU_DEVICE_CLASSES
+from ddp_operator.api.kubeobjects import GPU_DEVICE_CLASSES
 from tests.support.builders import Json, claiming, gpu_claim, job, template, trainer
 
 

@@ -8,9 +8,9 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
+from ddp_cli.client.validation import check_manifest
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.pod_fields import FIELDS, POD, explain_refusal, find_unknown_fields, unknown_field
-from ddp_operator.client.validation import check_manifest
 
 _SCHEMAS = Path(kubernetes_validate.__file__).parent / "kubernetes-json-schema"
 

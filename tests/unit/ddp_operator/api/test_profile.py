@@ -8,12 +8,12 @@ import pytest
 import yaml
 from cel_expr_python import cel
 
+from ddp_cli.client.validation import check_manifest
 from ddp_operator.api.crd import NOT_OF_PROFILES, build_profile_schema
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import find_among, parse_manifest
 from ddp_operator.api.profile import complete_spec, describe_values, profile_reference, read_profile
 from ddp_operator.api.status import Profile
-from ddp_operator.client.validation import check_manifest
 from tests.support import ROOT
 from tests.support.builders import profile, resource, template, trainer
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.cluster import Key
-from ddp_operator.constants import API_VERSION, KIND, LABEL_JOB_NAME
+from ddp_operator.api.cluster import Key
+from ddp_operator.api.constants import API_VERSION, KIND, LABEL_JOB_NAME
 from ddp_operator.kube import cache
 from ddp_operator.kube.cache import TOMBSTONES, ObjectCache
 from ddp_operator.kube.incoming import LARGE

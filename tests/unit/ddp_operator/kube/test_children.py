@@ -8,16 +8,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddp_operator import constants
-from ddp_operator.cluster import Key
+from ddp_operator.api import constants
+from ddp_operator.api.cluster import Key
+from ddp_operator.decide.observation import view_children
+from ddp_operator.decide.replacement import _awaits_peers
+from ddp_operator.decide.views import view_job, view_pod
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.calls import OBJECT_BYTES, PAGE_BYTES, pages
 from ddp_operator.kube.children import key_of, trim_metadata, trim_object
 from ddp_operator.kube.client import AnswerTooLarge
 from ddp_operator.manifests.children import build_children
-from ddp_operator.status.observation import view_children
-from ddp_operator.status.replacement import _awaits_peers
-from ddp_operator.status.views import view_job, view_pod
 from tests.support.builders import Json, child_job, child_pod, job
 
 KEY = Key("default", "train")

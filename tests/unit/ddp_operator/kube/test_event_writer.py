@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.cluster import Event
+from ddp_operator.api.cluster import Event
 from ddp_operator.kube import events
 from ddp_operator.kube.events import EventWriter
 from tests.support.builders import child_job

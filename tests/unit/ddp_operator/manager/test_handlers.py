@@ -8,7 +8,7 @@ import kopf
 import pytest
 
 from ddp_operator.manager import handlers
-from ddp_operator.settings import Settings, SettingsError
+from ddp_operator.manager.settings import Settings, SettingsError
 
 
 @pytest.fixture

@@ -9,12 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
+from ddp_operator.api.cluster import ClusterError, VersionConflict
 from ddp_operator.api.status import Condition, LastFailure, Progress, Restarts, Status
-from ddp_operator.cluster import ClusterError, VersionConflict
-from ddp_operator.contract.failure_table import CATEGORIES
-from ddp_operator.manager.telemetry import MAX_NODE_LABELS, PHASES, OperatorMetrics
-from ddp_operator.status import conditions as c
-from ddp_operator.status.transitions import (
+from ddp_operator.decide import conditions as c
+from ddp_operator.decide.transitions import (
     Doubted,
     Ended,
     Failed,
@@ -25,6 +23,8 @@ from ddp_operator.status.transitions import (
     Used,
     find_transitions,
 )
+from ddp_operator.manager.telemetry import MAX_NODE_LABELS, PHASES, OperatorMetrics
+from ddp_pod.contract.failure_table import CATEGORIES
 from docs.pages.operator_metrics import write_page
 from tests.support.builders import NOW
 

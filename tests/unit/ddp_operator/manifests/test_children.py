@@ -11,14 +11,13 @@ from typing import Any
 
 import pytest
 
-from ddp_operator import constants
-from ddp_operator.api import child_names
+from ddp_operator.api import child_names, constants
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.status import Status
 from ddp_operator.kube.client import SEND_BUFFER
-from ddp_operator.launcher import bootstrap
 from ddp_operator.manifests.children import build_children, load_launcher
 from ddp_operator.manifests.job_pod import build_pod
+from ddp_pod import bootstrap
 from tests.support import ROOT
 from tests.support.builders import UID, job, template, trainer
 
@@ -116,10 +115,9 @@ class TestLauncherConfigMap:
         assert base64.b64decode(config_map["binaryData"]["launcher.zip"]) == load_launcher().archive
 
     def test_its_sources_are_those_of_repository(self) -> None:
-        root = Path(bootstrap.__file__).parent.parent
-        files = [*(root / "contract").rglob("*.py"), *(root / "launcher").rglob("*.py")]
-        sources = {file.relative_to(root).as_posix(): file.read_text(encoding="utf-8") for file in files}
-        assert load_launcher().bootstrap == sources.pop("launcher/bootstrap.py")
+        root = Path(bootstrap.__file__).parent
+        sources = {file.relative_to(root).as_posix(): file.read_text(encoding="utf-8") for file in root.rglob("*.py")}
+        assert load_launcher().bootstrap == sources.pop("bootstrap.py")
         with zipfile.ZipFile(io.BytesIO(load_launcher().archive)) as archive:
             archived = {name: archive.read(name).decode() for name in archive.namelist()}
         delivered = [name for name in archived if name.startswith("ddp_trainer/")]

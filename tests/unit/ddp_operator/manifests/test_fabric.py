@@ -9,13 +9,13 @@ from typing import Any, get_args, get_type_hints
 import pytest
 
 from ddp_operator.api.child_names import is_reserved_variable
+from ddp_operator.api.constants import ENV_LAUNCHER_CONFIG, VOLUMES
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_manifest
 from ddp_operator.api.spec import Network
-from ddp_operator.constants import ENV_LAUNCHER_CONFIG, VOLUMES
-from ddp_operator.launcher.network.nccl_log import read_network
 from ddp_operator.manifests.children import build_children
 from ddp_operator.manifests.fabric import load_fabric
+from ddp_pod.network.nccl_log import read_network
 from tests.support.builders import job, template, trainer
 
 PROFILES = [name for name in get_args(get_type_hints(Network)["profile"]) if name != "auto"]

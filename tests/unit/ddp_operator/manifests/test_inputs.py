@@ -8,8 +8,8 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from ddp_operator import constants
-from ddp_operator.local.container import build_environment
+from ddp_cli.local.container import build_environment
+from ddp_operator.api import constants
 from ddp_operator.manifests.children import build_children
 from tests.support.builders import Json, job, template, trainer
 

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
+from ddp_cli.client.claim import build_pod
 from ddp_operator.api.errors import FieldError
 from ddp_operator.api.locks import compared_form, select, split_lock
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.profile import complete_spec, read_profile
 from ddp_operator.api.status import Profile
-from ddp_operator.client.claim import build_pod
 from ddp_operator.manifests.locked_pods import keep_locked_pods
 from ddp_operator.manifests.pod import build_fetch_template, build_pod_template
 from ddp_operator.manifests.template import resolve_template

@@ -6,15 +6,14 @@ from typing import Any
 
 import pytest
 
-from ddp_operator import constants
-from ddp_operator.api import child_names
+from ddp_operator.api import child_names, constants
 from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.decide.decision import DeleteJob, RelabelJob
 from ddp_operator.kube.resources import kind_of, path
 from ddp_operator.kube.startup_checks import GANG_PERMISSIONS
 from ddp_operator.manifests.children import build_children
-from ddp_operator.status.decision import DeleteJob, RelabelJob
 from tests.support.builders import child_job, job, template
-from tests.unit.ddp_operator.status.test_decide import run
+from tests.unit.ddp_operator.decide.test_decide import run
 
 OPERATOR = {constants.LABEL_COMPONENT: constants.COMPONENT_OPERATOR}
 QUEUED = {"kueue.x-k8s.io/queue-name": "q"}

@@ -4,13 +4,13 @@ from typing import Any
 
 import pytest
 
+from ddp_cli.local.container import expand
+from ddp_operator.api.constants import MANAGED_BY
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.constants import MANAGED_BY
-from ddp_operator.launcher.pod import decode_config
-from ddp_operator.local.container import expand
 from ddp_operator.manifests import log_patterns
 from ddp_operator.manifests.children import build_children
 from ddp_operator.manifests.template import resolve_template
+from ddp_pod.contract.plan import decode_config
 from tests.support.builders import job, template, trainer
 
 GPUS = {"limits": {"nvidia.com/gpu": "4"}}

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator import constants
+from ddp_operator.api import constants
 from ddp_operator.api.claims import CLAIM_KIND, CLAIM_TEMPLATE_KIND
 from tests.support.builders import Json, claiming, gpu_claim, profile, resource, template
 from tests.support.fake_cluster import ReconcilerHarness

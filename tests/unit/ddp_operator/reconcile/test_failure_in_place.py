@@ -3,7 +3,7 @@
 import json
 from typing import Any
 
-from ddp_operator import constants
+from ddp_operator.api import constants
 from tests.support.builders import NOW, hand_over, last_words, page
 from tests.support.fake_cluster import ReconcilerHarness
 

@@ -5,14 +5,13 @@ from typing import Any
 
 import pytest
 
-from ddp_operator import constants
-from ddp_operator.api import child_names
+from ddp_operator.api import child_names, constants
+from ddp_operator.api.cluster import ClusterError, Object, owner_uids
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_resource
-from ddp_operator.cluster import ClusterError, Object, owner_uids
+from ddp_operator.decide.decision import Refusal
 from ddp_operator.manifests.children import build_launcher_config_map, load_launcher
 from ddp_operator.reconcile.executor import WAIT_FOR_COLLECTOR, Launchers
-from ddp_operator.status.decision import Refusal
 from tests.support.builders import job, resource
 from tests.support.fake_cluster import FakeCluster, SteppedClock
 

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.cluster import Event, Key, Refused
+from ddp_operator.api.cluster import Event, Key, Refused
+from ddp_operator.decide import conditions as c
+from ddp_operator.decide.node_health import LOOK_SECONDS, MOST_NODES, find_trouble
+from ddp_operator.decide.transitions import NodeFailed
+from ddp_operator.decide.views import view_pod
 from ddp_operator.kube.events import build_event
 from ddp_operator.reconcile.node_reports import MAX_NAMESPACES, MAX_NODES, PERIOD, NodeReports
-from ddp_operator.status import conditions as c
-from ddp_operator.status.node_health import LOOK_SECONDS, MOST_NODES, find_trouble
-from ddp_operator.status.transitions import NodeFailed
-from ddp_operator.status.views import view_pod
 from tests.support.builders import NOW, job, resource, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
 

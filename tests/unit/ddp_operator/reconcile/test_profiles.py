@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator import constants
+from ddp_operator.api import constants
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.reconcile.profiles import read_job_defaults
 from tests.support.builders import Json, profile, resource, template, trainer

@@ -6,11 +6,10 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_operator import constants
-from ddp_operator.api import child_names
+from ddp_cli.client.validation import check_manifest
+from ddp_operator.api import child_names, constants
+from ddp_operator.api.cluster import Refused, ServerError, owner_uids
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.client.validation import check_manifest
-from ddp_operator.cluster import Refused, ServerError, owner_uids
 from ddp_operator.manifests.children import build_children
 from ddp_operator.reconcile import executor
 from tests.support.builders import last_words, page, resource, template, trainer

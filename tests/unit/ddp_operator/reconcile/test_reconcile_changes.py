@@ -4,9 +4,9 @@ import dataclasses
 
 import pytest
 
-from ddp_operator import constants
-from ddp_operator.cluster import Key, Snapshot
-from ddp_operator.kubeobjects import parse_time
+from ddp_operator.api import constants
+from ddp_operator.api.cluster import Key, Snapshot
+from ddp_operator.api.kubeobjects import parse_time
 from tests.support.builders import child_pod, last_words, page, resource
 from tests.support.fake_cluster import ReconcilerHarness
 

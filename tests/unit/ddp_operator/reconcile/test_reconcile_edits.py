@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator import constants
+from ddp_operator.api import constants
 from tests.support.builders import last_words, page, resource, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
 

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.cluster import Object, Refused
-from ddp_operator.constants import COMMENT_INPUTS
-from ddp_operator.kubeobjects import utc_now
-from ddp_operator.view.why import explain_why
+from ddp_cli.view.why import explain_why
+from ddp_operator.api.cluster import Object, Refused
+from ddp_operator.api.constants import COMMENT_INPUTS
+from ddp_operator.api.kubeobjects import utc_now
 from tests.support.builders import Json, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
 

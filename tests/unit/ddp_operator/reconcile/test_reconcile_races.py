@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.cluster import AlreadyExists, ClusterError, Event, Key, ServerError
+from ddp_operator.api.cluster import AlreadyExists, ClusterError, Event, Key, ServerError
 from tests.support.builders import page
 from tests.support.fake_cluster import ReconcilerHarness
 

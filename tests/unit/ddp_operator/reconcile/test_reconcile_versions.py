@@ -5,9 +5,8 @@ from typing import Any
 
 import pytest
 
-from ddp_operator import constants
-from ddp_operator.api import child_names
-from ddp_operator.cluster import Key, Snapshot
+from ddp_operator.api import child_names, constants
+from ddp_operator.api.cluster import Key, Snapshot
 from ddp_operator.manifests import children
 from ddp_operator.reconcile import executor, observer
 from tests.support.builders import page

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
+from ddp_operator.api.cluster import Refused
 from ddp_operator.api.status import History, LastFailure, Status
-from ddp_operator.cluster import Refused
-from ddp_operator.status.refused_status import shorten_status
+from ddp_operator.decide.refused_status import shorten_status
 from tests.support.builders import page
 from tests.support.fake_cluster import ReconcilerHarness
 

@@ -1,0 +1,188 @@
+"""Store the archive of a packed folder on a claim, through a temporary pod that mounts the claim."""
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import Any, Final, NamedTuple
+
+from ddp_cli.client.api import Api, Object, api_path
+from ddp_cli.client.errors import ApiError, ClientError
+from ddp_cli.client.packing.packed import PackedCode
+from ddp_operator.api import constants
+from ddp_operator.manifests.inputs import build_small_resources
+from ddp_operator.manifests.template import ResolvedTemplate
+
+# A shell script: the job's Python may need volumes or variables that this pod lacks.
+_RECEIVE: Final = """
+if [ -e "$1" ]; then echo kept; exit; fi
+umask 022
+mkdir -p "${1%/*}" && echo send && head -c "$2" > "$1.$$.tmp" &&
+    [ "$(wc -c < "$1.$$.tmp")" -eq "$2" ] && mv "$1.$$.tmp" "$1" && echo stored
+"""
+_POD_SECONDS: Final = 600
+"""The pod ends after this time, even if this process was killed."""
+_POLL_SECONDS: Final = 0.5
+_PIECE: Final = 256 * 1024
+_SILENCE_SECONDS: Final = 60
+_NEVER_STARTS: Final = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError")
+# Fields of the job's pods that select nodes, users and the runtime.
+_KEPT: Final = (
+    "affinity",
+    "imagePullSecrets",
+    "nodeSelector",
+    "tolerations",
+    "securityContext",
+    "serviceAccountName",
+    "runtimeClassName",
+    "schedulerName",
+)
+
+
+def put_on_claim(api: Api, code: PackedCode, template: ResolvedTemplate) -> str:
+    """Store the archive at the path of ``spec.code``. Returns a line for the user. Raises: ClientError."""
+    pods = api_path("v1", "pods", api.namespace)
+    name = api.request("POST", pods, None, build_pod(code, template))["metadata"]["name"]
+    try:
+        _wait_for(api, f"{pods}/{name}", code)
+        return _send(api, name, code)
+    finally:
+        with suppress(ClientError):
+            api.request("DELETE", f"{pods}/{name}", {"gracePeriodSeconds": "0"})
+
+
+def build_pod(code: PackedCode, template: ResolvedTemplate) -> Object:
+    """Return the pod: the job's image and node selection, without GPUs."""
+    trainer = template.trainer
+    container: dict[str, Any] = {
+        "name": "code",
+        "image": trainer["image"],
+        "command": ["sleep", str(_POD_SECONDS)],
+        "resources": build_small_resources(trainer, {"cpu": "100m", "memory": "64Mi"}),
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
+        | (trainer.get("securityContext") or {}),
+        "volumeMounts": [{"name": constants.CODE_VOLUME, "mountPath": constants.CODE_MOUNT_PATH}],
+    }
+    container |= {key: trainer[key] for key in ("imagePullPolicy",) if key in trainer}
+    pod = {key: template.pod[key] for key in _KEPT if template.pod.get(key)}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "generateName": f"ddp-code-{code.archive.digest[:8]}-",
+            "labels": {constants.LABEL_MANAGED_BY: constants.MANAGED_BY_CLI},
+            "annotations": dict(constants.MESH_PROXIES.values()),
+        },
+        "spec": {
+            **pod,
+            "restartPolicy": "Never",
+            "activeDeadlineSeconds": _POD_SECONDS,
+            "automountServiceAccountToken": False,
+            "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}} | pod.get("securityContext", {}),
+            "containers": [container],
+            "volumes": [
+                {"name": constants.CODE_VOLUME, "persistentVolumeClaim": {"claimName": code.spec["claimName"]}}
+            ],
+        },
+    }
+
+
+def _wait_for(api: Api, path: str, code: PackedCode) -> None:
+    """Wait until the pod runs. Raises: ClientError with the reason from the pod's status."""
+    deadline = time.monotonic() + _POD_SECONDS / 2
+    cause = ""
+    while time.monotonic() < deadline:
+        status = api.request("GET", path).get("status") or {}
+        if status.get("phase") == "Running":
+            return
+        states = [state for entry in status.get("containerStatuses") or () for state in entry["state"].values()]
+        cause = _find_cause(states, status.get("conditions") or ()) or cause
+        never_starts = any(state.get("reason") in _NEVER_STARTS for state in states)
+        if status.get("phase") in ("Failed", "Succeeded") or never_starts:
+            break
+        time.sleep(_POLL_SECONDS)
+    raise ClientError(
+        f"the temporary pod for claim {code.spec['claimName']} does not start{cause}; check the claim and the image "
+        "of spec.template"
+    )
+
+
+def _find_cause(states: Sequence[Object], conditions: Sequence[Object]) -> str:
+    """Return the reason and message of a container's state or of a false condition; empty if there is none."""
+    false = [condition for condition in conditions if condition.get("status") == "False"]
+    for item in (*states, *false):
+        if item.get("message"):
+            return f": {item.get('reason')}: {item['message']}"
+    return ""
+
+
+def _send(api: Api, pod: str, code: PackedCode) -> str:
+    """Send the archive to a shell in the pod. Raises: ClientError."""
+    from kubernetes import client
+    from kubernetes.stream import stream
+    from websocket import WebSocketException
+
+    path = f"{constants.CODE_MOUNT_PATH}/{code.spec['path']}"
+    command = ["sh", "-c", _RECEIVE, "sh", path, str(len(code.archive.data))]
+    # stream() replaces a method of its client while it runs, so it needs its own client.
+    core = client.CoreV1Api(client.ApiClient(api.client.configuration))
+    options = {"stdin": True, "stdout": True, "stderr": True, "tty": False, "binary": True, "_preload_content": False}
+    try:
+        socket = stream(core.connect_get_namespaced_pod_exec, pod, api.namespace, command=command, **options)
+        try:
+            transfer = _transfer(socket, code.archive.data)
+        finally:
+            socket.close()
+    except client.ApiException as error:
+        raise ApiError(
+            f"--code-claim needs the permission pods/exec in namespace {api.namespace} ({error.reason}); ask the "
+            "cluster's administrator",
+            error.status,
+        ) from None
+    except (WebSocketException, OSError) as error:
+        transfer = _Transfer(b"", "", str(error))
+
+    claim = code.spec["claimName"]
+    if transfer.connection_error and not transfer.errors:
+        raise ClientError(
+            f"lost the connection to the pod that writes to claim {claim} ({transfer.connection_error}); try again"
+        )
+    if b"kept\n" in transfer.output:
+        return f"the claim {claim} has it already"
+    if b"stored\n" in transfer.output:
+        return f"stored on the claim {claim} as {code.spec['path']}"
+    reason = transfer.errors.splitlines()[-1] if transfer.errors else "no response"
+    raise ClientError(f"the code cannot be written to claim {claim}: {reason}")
+
+
+class _Transfer(NamedTuple):
+    """The output and errors of the shell that received the data, and the error that ended the connection early."""
+
+    output: bytes
+    errors: str
+    connection_error: str
+
+
+def _transfer(socket: Any, data: bytes) -> _Transfer:
+    """Send data after the shell requests it."""
+    from websocket import WebSocketException
+
+    output = b""
+    connection_error = ""
+
+    def read_until(*lines: bytes) -> None:
+        nonlocal output
+        until = time.monotonic() + _SILENCE_SECONDS
+        while socket.is_open() and not any(line in output for line in lines) and time.monotonic() < until:
+            socket.update(timeout=1)
+            output += socket.read_stdout(timeout=0) or b""
+
+    try:
+        read_until(b"send\n", b"kept\n")
+        if b"send\n" in output:
+            for start in range(0, len(data), _PIECE):
+                socket.write_stdin(data[start : start + _PIECE])
+            read_until(b"stored\n")
+    except (WebSocketException, OSError) as error:
+        connection_error = str(error)  # if the shell ended early, stderr has the reason
+    errors = (socket.read_stderr(timeout=0) or b"").decode(errors="replace").strip()
+    return _Transfer(output, errors, connection_error)

@@ -1,0 +1,114 @@
+"""Store a packed folder in the cluster before the job is created: in a ConfigMap, on a claim or in a registry."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Final
+
+from ddp_cli.client.api import Api, Object, api_path
+from ddp_cli.client.claim import put_on_claim
+from ddp_cli.client.errors import ApiError, ClientError
+from ddp_cli.client.packing.packed import PackedCode
+from ddp_operator.api import child_names
+from ddp_operator.api.job import DDPTrainingJob, owner_reference
+from ddp_operator.manifests.template import resolve_template
+
+_STRATEGIC_PATCH: Final = "application/strategic-merge-patch+json"
+
+
+@contextmanager
+def stored_code(api: Api, code: PackedCode | None, job: DDPTrainingJob) -> Iterator[str]:
+    """Store the code of a job that is about to be created; yield a line for the user, empty for a ConfigMap.
+
+    ``code``: the packed folder; None: the job has no code, or names an existing ConfigMap. If the job is refused, its
+    new ConfigMap is deleted. Raises: ClientError.
+    """
+    name = job.spec.code.config_map_name if job.spec.code else None
+    if code is not None and code.image is not None:
+        from ddp_cli.client.registry import push_image  # imports an HTTP client
+
+        _check_image_volumes(api, code.image.reference)
+        yield push_image(code.image)
+        return
+    if code is not None and name is None:
+        yield put_on_claim(api, code, resolve_template(job))
+        return
+    if name is None or code is None:
+        if name is not None:
+            _check_exists(api, name)
+        yield ""
+        return
+    created = _create(api, code.build_config_map(api.namespace))
+    try:
+        yield ""
+    except BaseException:
+        if created is not None:
+            # Keep it if another `ddp submit` has added its job as an owner meanwhile.
+            version = {"preconditions": {"resourceVersion": created["metadata"]["resourceVersion"]}}
+            with suppress(ClientError):
+                api.request("DELETE", _path(api, name), body=version)
+        raise
+
+
+def own_code(api: Api, code: PackedCode | None, job: DDPTrainingJob) -> None:
+    """Add a job as an owner of its code's ConfigMap, which is deleted with its last owner. Raises: ClientError."""
+    name = job.spec.code.config_map_name if job.spec.code else None
+    if name is None or not name.startswith(child_names.CODE_PREFIX):
+        return  # no ConfigMap, or the user's own
+    patch = {"metadata": {"ownerReferences": [owner_reference(job, controller=False)]}}
+    try:
+        api.request("PATCH", _path(api, name), None, patch, _STRATEGIC_PATCH)
+    except ApiError as error:
+        if error.status != 404 or code is None:
+            raise
+        # Its last owner was deleted since it was stored.
+        config_map = code.build_config_map(api.namespace)
+        config_map["metadata"] |= patch["metadata"]
+        _create(api, config_map)
+
+
+def _check_image_volumes(api: Api, reference: str) -> None:
+    """Check that the API server keeps image volumes: it drops unknown and disabled fields. Raises: ClientError."""
+    container = {"name": "code", "image": reference, "volumeMounts": [{"name": "code", "mountPath": "/code"}]}
+    pod: Object = {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"generateName": "ddp-code-"},
+        "spec": {"containers": [container], "volumes": [{"name": "code", "image": {"reference": reference}}]},
+    }
+    try:
+        created = api.request("POST", api_path("v1", "pods", api.namespace), {"dryRun": "All"}, pod)
+    except ApiError as error:
+        if error.status is None:
+            raise
+        return  # no permission to create pods, or a policy refuses this one: the job's pods will show it
+    if not any("image" in volume for volume in created["spec"].get("volumes") or ()):
+        raise ClientError(
+            "--code-image: the cluster does not support image volumes (Kubernetes 1.35, or 1.31 with the feature gate "
+            "ImageVolume); store the code on a claim that all pods can mount: --code-claim NAME"
+        )
+
+
+def _check_exists(api: Api, name: str) -> None:
+    try:
+        api.request("GET", _path(api, name))
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        raise ClientError(
+            f'spec.code.configMapName: ConfigMap "{name}" does not exist in namespace "{api.namespace}": it is deleted '
+            "with the last job that uses it; submit with --workdir DIR, which packs the folder again"
+        ) from None
+
+
+def _create(api: Api, config_map: Object) -> Object | None:
+    """Create the ConfigMap; None: it already exists. Raises: ClientError."""
+    try:
+        return api.request("POST", _path(api), None, config_map)
+    except ApiError as error:
+        if error.status != 409:
+            raise
+    return None
+
+
+def _path(api: Api, name: str = "") -> str:
+    return api_path("v1", "configmaps", api.namespace, name)

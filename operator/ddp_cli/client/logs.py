@@ -1,0 +1,319 @@
+"""Read the logs of all pods of a job, or of a run on this machine, as one stream of lines with ranks."""
+
+import heapq
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, Protocol
+
+from ddp_cli.client.api import Api, api_path, get_job, list_pods
+from ddp_cli.client.errors import ApiError, ClientError, NotFound
+from ddp_cli.client.runs import read_job
+from ddp_cli.local.folder import RunFolder
+from ddp_cli.local.own_files import open_plain
+from ddp_cli.local.screen import LogFile, Tail, find_logs, split_rank
+from ddp_operator.api import constants
+from ddp_operator.api.kubeobjects import find_trainer
+from ddp_operator.api.parse import parse_resource
+from ddp_operator.api.status import ENDED_PHASES
+from ddp_operator.manifests.template import resolve_template
+from ddp_pod.contract.plan import decode_config
+
+_POLL_SECONDS: Final = 1.0
+_BLOCK_BYTES: Final = 1 << 16
+_FOLLOW_SECONDS: Final = 3600.0  # silence of a rank after which the stream is reopened
+TAIL_BYTES: Final = 8 << 20
+"""Of a log whose last lines are read, at most this much is read."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogPod:
+    """A pod whose log can be read."""
+
+    name: str
+    container: str
+    attempt: int
+    node: int
+    nproc: int
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of a log, with the kubelet's time (RFC 3339 in UTC)."""
+
+    time: str
+    prefix: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"[{self.prefix}] {self.text}"
+
+    @property
+    def order(self) -> str:
+        """The time without Z, which sorts after digits; fractions have no trailing zeros."""
+        return self.time.removesuffix("Z")
+
+
+class Logs(Protocol):
+    """The logs of one job."""
+
+    def pods(self) -> list[LogPod]:
+        """Return the selected pods that have a log, by attempt and index."""
+
+    def is_over(self) -> bool:
+        """Return whether no more pods will start."""
+
+    def lines(self, pod: LogPod, *, follow: bool) -> Iterator[Line]:
+        """Yield the lines of a pod; ``follow``: also future ones."""
+
+
+@dataclass(frozen=True)
+class PodLogs:
+    """The logs of a job in a cluster."""
+
+    api: Api
+    name: str
+    node: int | None
+    attempt: int | None
+    tail: int | None
+
+    def pods(self) -> list[LogPod]:
+        """Return the pods whose container has started, by attempt and index."""
+        started = [log_pod(pod) for pod in list_pods(self.api, self.name) if _has_log(pod)]
+        selected = [pod for pod in started if self.node in (None, pod.node) and self.attempt in (None, pod.attempt)]
+        return sorted(selected, key=lambda pod: (pod.attempt, pod.node, pod.name))
+
+    def is_over(self) -> bool:
+        """Return whether the job has ended or was deleted, so that no more pods will start."""
+        try:
+            return (get_job(self.api, self.name).get("status") or {}).get("phase") in ENDED_PHASES
+        except NotFound:
+            return True
+
+    def lines(self, pod: LogPod, *, follow: bool) -> Iterator[Line]:
+        """Yield the lines of a pod, none if it was deleted; ``follow``: also future ones. Raises: ClientError.
+
+        If the stream breaks while the pod runs, reading resumes after the last line.
+        """
+        query = {"container": pod.container, "timestamps": "true", "follow": str(follow).lower()}
+        if self.tail is not None:
+            query["tailLines"] = str(self.tail)
+            if not follow:
+                query["limitBytes"] = str(TAIL_BYTES)
+        path = api_path("v1", "pods", self.api.namespace, pod.name, "log")
+        last = ""
+        while True:
+            try:
+                for text in self.api.lines(path, query, timeout=_FOLLOW_SECONDS if follow else 30.0):
+                    line = split_line(text, pod)
+                    if line.order > last:
+                        last = line.order
+                        yield line
+            except ApiError as error:
+                if error.status in (400, 404):  # not started yet, or already deleted
+                    return
+                if error.status is not None or not follow:
+                    raise
+            if not follow or not self._is_running(pod):
+                return
+            if last:
+                query.pop("tailLines", None)
+                query["sinceTime"] = f"{last[:19]}Z"
+
+    def _is_running(self, pod: LogPod) -> bool:
+        return any(
+            entry["metadata"]["name"] == pod.name and (entry.get("status") or {}).get("phase") == "Running"
+            for entry in list_pods(self.api, self.name)
+        )
+
+
+class RunLogs:
+    """The logs of a run on this machine."""
+
+    def __init__(self, folder: RunFolder, node: int | None, attempt: int | None, tail: int | None) -> None:
+        self._folder = folder
+        self._node = node
+        self._attempt = attempt
+        self._tail = tail
+        self._nproc = resolve_template(parse_resource(read_job(folder))).nproc
+
+    def pods(self) -> list[LogPod]:
+        """Return the pods that have a log, by attempt and index."""
+        return [
+            LogPod(str(file.path), "", file.attempt, file.node, self._nproc)
+            for file in find_logs(self._folder.logs)
+            if self._node in (None, file.node) and self._attempt in (None, file.attempt)
+        ]
+
+    def is_over(self) -> bool:
+        """Return whether the run has ended."""
+        return not self._folder.in_use
+
+    def lines(self, pod: LogPod, *, follow: bool) -> Iterator[Line]:
+        """Yield the lines of a pod; ``follow``: also future ones, until the run has ended."""
+        texts: list[str] = []
+        file = LogFile(pod.attempt, pod.node, Path(pod.name))
+        reader = Tail(lambda: [file], lambda _, line: texts.append(line), self._folder.open_file)
+        limit = self._tail  # of the lines written so far
+        if limit is not None:
+            reader.skip_to(file, find_tail(file.path, limit, self._folder.open_file))
+        over = False
+        while not over:
+            over = not follow or self.is_over()
+            has_more = True
+            while has_more:
+                has_more = reader.read_chunk(file)
+                if has_more and limit is not None:
+                    continue
+                start = 0 if limit is None else max(0, len(texts) - limit)
+                yield from (split_line(f" {text}", pod) for text in texts[start:])
+                texts.clear()
+            limit = None
+            if not over:
+                time.sleep(_POLL_SECONDS)
+
+
+def read_newest(source: Logs) -> Iterator[Line]:
+    """Yield the lines of the newest attempt so far, in the order of their times. Raises: ClientError."""
+    yield from read_pods(source, find_newest(source))
+
+
+def find_newest(source: Logs) -> list[LogPod]:
+    """Return the pods of the newest attempt that has a log. Raises: ClientError."""
+    pods = source.pods()
+    last = max((pod.attempt for pod in pods), default=0)
+    return [pod for pod in pods if pod.attempt == last]
+
+
+def read_pods(source: Logs, pods: Iterable[LogPod]) -> Iterator[Line]:
+    """Yield the lines of these pods so far, in the order of their times. Raises: ClientError."""
+    streams = [source.lines(pod, follow=False) for pod in pods]
+    yield from heapq.merge(*streams, key=lambda line: line.order)
+
+
+def find_tail(path: Path, lines: int, open_file: Callable[[str, int], int] = open_plain) -> int:
+    """Return the offset of a file's last complete lines; 0 if it is not readable.
+
+    It reads backwards, ``TAIL_BYTES`` at most.
+    """
+    try:
+        with open(path, "rb", opener=open_file) as stream:
+            end = offset = stream.seek(0, os.SEEK_END)
+            wanted = lines + 1  # the newline before the first of them
+            while offset > max(0, end - TAIL_BYTES):
+                start = max(0, offset - _BLOCK_BYTES)
+                stream.seek(start)
+                block = stream.read(offset - start)
+                count = block.count(b"\n")
+                if count >= wanted:
+                    return start + _find_nth_last(block, wanted) + 1
+                wanted -= count
+                offset = start
+    except OSError:
+        return 0
+    return offset
+
+
+def _find_nth_last(block: bytes, number: int) -> int:
+    """Return the index of the newline that is ``number``-th from the end."""
+    index = len(block)
+    for _ in range(number):
+        index = block.rindex(b"\n", 0, index)
+    return index
+
+
+def follow(source: Logs, *, sleep: Callable[[float], None] = time.sleep, poll: float = _POLL_SECONDS) -> Iterator[Line]:
+    """Yield the lines of all pods, also of pods that start later, until the job has ended.
+
+    Raises: ClientError, from any of the streams.
+    """
+    yield from _Follower(source, sleep, poll).lines()
+
+
+class _Follower:
+    """Reads the logs of all pods into one queue: a thread for each pod, and one that looks for new pods."""
+
+    def __init__(self, source: Logs, sleep: Callable[[float], None], poll: float) -> None:
+        self._source = source
+        self._sleep = sleep
+        self._poll = poll
+        self._readers: dict[str, threading.Thread] = {}
+        self._lines: queue.Queue[Line | BaseException | None] = queue.Queue(maxsize=10_000)
+
+    def lines(self) -> Iterator[Line]:
+        """Yield lines until the last reader has ended."""
+        threading.Thread(target=self._watch, daemon=True).start()
+        while (line := self._lines.get()) is not None:
+            if isinstance(line, BaseException):
+                raise line
+            yield line
+
+    def _watch(self) -> None:
+        """Start readers until the job has ended and all of them have; then end the stream."""
+        try:
+            over = False
+            while not over:
+                over = self._source.is_over()  # read before the pods: the last one may start meanwhile
+                self._start_readers()
+                if not over:
+                    self._sleep(self._poll)
+            for reader in self._readers.values():
+                reader.join()
+            self._lines.put(None)
+        except BaseException as error:
+            self._lines.put(error)
+
+    def _start_readers(self) -> None:
+        for pod in self._source.pods():
+            if pod.name not in self._readers:
+                reader = threading.Thread(target=self._read, args=(pod,), daemon=True)
+                self._readers[pod.name] = reader
+                reader.start()
+
+    def _read(self, pod: LogPod) -> None:
+        try:
+            for line in self._source.lines(pod, follow=True):
+                self._lines.put(line)
+        except ClientError as error:
+            self._lines.put(error)
+
+
+def log_pod(pod: Mapping[str, Any]) -> LogPod:
+    """Return what identifies a pod's log."""
+    metadata = pod["metadata"]
+    trainer = find_trainer(pod)
+    env = {entry["name"]: entry.get("value", "") for entry in trainer.get("env") or ()}
+    try:
+        nproc = decode_config(env.get(constants.ENV_LAUNCHER_CONFIG)).nproc_per_node
+    except ValueError:
+        nproc = 1  # another version of the operator created the pod
+    return LogPod(
+        name=metadata["name"],
+        container=trainer["name"],
+        attempt=_number((metadata.get("labels") or {}).get(constants.LABEL_ATTEMPT), 1),
+        node=_number((metadata.get("annotations") or {}).get(constants.ANNOTATION_COMPLETION_INDEX), 0),
+        nproc=nproc,
+    )
+
+
+def split_line(text: str, pod: LogPod) -> Line:
+    """Return a line of a pod's log with the rank that wrote it, or with all ranks of the pod."""
+    moment, _, message = text.partition(" ")
+    rank, content = split_rank(message, pod.node, pod.nproc)
+    if rank is not None:
+        return Line(moment, f"rank {rank}", content)
+    first = pod.node * pod.nproc
+    return Line(moment, f"ranks {first}-{first + pod.nproc - 1}", content)
+
+
+def _has_log(pod: Mapping[str, Any]) -> bool:
+    states = [status.get("state") or {} for status in (pod.get("status") or {}).get("containerStatuses") or ()]
+    return any("running" in state or "terminated" in state for state in states)
+
+
+def _number(text: Any, default: int) -> int:
+    return int(text) if str(text).isdigit() else default

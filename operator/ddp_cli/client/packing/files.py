@@ -1,0 +1,220 @@
+"""Select the files of a folder to pack: those that git would add, without secrets."""
+
+import os
+import re
+import shutil
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from ddp_cli.client.packing.ignore import Rules
+from ddp_cli.local.own_files import open_plain
+
+IGNORE_FILES: Final = (".gitignore", ".ddpignore")
+"""Read in each folder; rules of the later file take precedence."""
+_NEVER: Final = (".git", ".hg", ".svn", "__pycache__/", ".venv/", ".ipynb_checkpoints/", "ddp-runs/", ".ds_store")
+# The last part of a name, as in .wandb_key, HF_TOKEN and gcp-key.json, but not of code (token.py) or a vocabulary
+# (tokenizer.json, tokens.txt).
+_SECRET_WORDS: Final = (
+    *("key", "apikey", "token", "secret", "secrets", "password", "passwd", "passphrase", "credential", "credentials"),
+)
+_SECRET_ENDS: Final = ("", ".txt", ".json", ".y*ml", ".toml", ".ini", ".cfg", ".conf", ".b64")
+# Files with passwords, tokens and private keys, by the names that tools use. Names are compared in lower case.
+_SECRET: Final = (
+    *(".env*", "*.env", "!.env.example", "!.env.sample", "!.env.template", ".direnv/", ".*_history"),
+    *("*.pem", "*.key", "*.p8", "*.p12", "*.pfx", "*.ppk", "*.jks", "*.keystore", "*.kdbx", "*.keytab", "*.ovpn"),
+    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "!*.pub", ".ssh/", ".gnupg/", ".vault*", "*.tfstate*"),
+    *("*.tfvars", ".terraformrc", ".netrc", "_netrc", ".pypirc", ".npmrc", ".condarc", "pip.conf", ".htpasswd"),
+    *(".pgpass", "pgpass.conf", ".my.cnf", ".mylogin.cnf", ".git-credentials", ".boto", ".s3cfg", ".passwd-s3fs"),
+    *("credentials*.json", "credentials*.y*ml", "*service[-_]account*.json", "client_secret*.json"),
+    *("application_default_credentials.json", "kaggle.json", "rclone.conf", "hosts.y*ml", "auth.json", ".oci/"),
+    *("kubeconfig", "kubeconfig.*", "*.kubeconfig", ".kube/", ".aws/", ".azure/", "**/.config/gcloud/", ".ngc/"),
+    *("**/.docker/config.json", ".docker*cfg", ".dockerconfigjson", ".huggingface/", "stored_tokens", ".modal.toml"),
+    *(".databrickscfg", ".comet.config", "**/wandb/settings", "**/.dvc/config.local", ".ossutilconfig", ".snowsql/"),
+    *("*accesskeys.csv", "rootkey.csv", "credentials*.csv", "accesstokens.json"),
+    *(f"{start}{word}{end}" for start in ("", "*[._-]") for word in _SECRET_WORDS for end in _SECRET_ENDS),
+)
+# A private key, a kubeconfig, or the key of a service account or the login of a user of Google Cloud, under any name.
+_SECRET_START: Final = re.compile(
+    rb"""\s*+(?:-----BEGIN [A-Z ]*PRIVATE KEY|apiVersion: v1\s+(?:clusters:|kind: Config\s)"""
+    rb"""|\{[^}]*"type"\s*:\s*"(?:service_account|authorized_user)")"""
+)
+_MOST_RULES: Final = 256 << 10
+"""Maximum size of a file with rules in bytes."""
+MOST: Final = 1 << 30
+"""Maximum size of all packed files in bytes."""
+_GUARD: Final = Rules([*_NEVER, *_SECRET])  # checked first, because few names match
+_NEVER_RULES: Final = Rules(_NEVER)
+
+
+class CannotPack(ValueError):
+    """The folder cannot be packed; the text names the file and the remedy."""
+
+
+@dataclass(slots=True)
+class Selection:
+    """The files of a folder to pack, by ``walk``; ``left_out``: possible secrets that ``include`` does not name."""
+
+    folder: Path
+    include: Sequence[str] = ()
+    """Files and folders that are packed regardless of all rules, as paths below the folder."""
+    left_out: list[str] = field(default_factory=list)
+
+    def walk(self) -> Iterator[tuple[str, str]]:
+        """Yield each file and symbolic link as its path below the folder and its real path, in a fixed order.
+
+        Raises: CannotPack.
+        """
+        selected = self._walk(str(self.folder), "", *_read_outer_rules(self.folder))
+        if not self.include:
+            yield from selected
+            return
+        named = dict(item for name in self.include for item in self._list_named(name))
+        yield from sorted({**dict(selected), **named}.items(), key=_sort_key)
+        self.left_out = [path for path in self.left_out if path.rstrip("/") not in named]
+
+    def _walk(
+        self, folder: str, path: str, rules: Sequence[tuple[int, Rules]], prefix: str
+    ) -> Iterator[tuple[str, str]]:
+        """Walk a folder.
+
+        ``rules``: the innermost first, each with the start of its relative paths in ``prefix`` + path.
+        """
+        try:
+            with os.scandir(folder) as scan:
+                entries = sorted(scan, key=lambda entry: entry.name)
+        except OSError as error:
+            problem = f"{error.strerror}; make it readable, or name it in .ddpignore"
+            raise CannotPack(f"{path or folder}: {problem}") from None
+        names = {entry.name for entry in entries}
+        if path and "pyvenv.cfg" in names:
+            return  # a virtual environment of any name
+        if not names.isdisjoint(IGNORE_FILES):
+            rules = [(len(prefix) + len(path), _read_rules(Path(folder))), *rules]
+        for entry in entries:
+            name = entry.name
+            entry_path = path + name
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if _GUARD.decide(entry_path.lower(), name.lower(), is_folder=is_folder):
+                if not _NEVER_RULES.decide(entry_path.lower(), name.lower(), is_folder=is_folder):
+                    self.left_out.append(f"{entry_path}/" if is_folder else entry_path)
+                continue
+            if _is_ignored(rules, prefix + entry_path, name, is_folder=is_folder):
+                continue
+            if is_folder:
+                yield from self._walk(entry.path, f"{entry_path}/", rules, prefix)
+            elif _SECRET_START.match(_read_start(entry.path, 4096)):
+                self.left_out.append(entry_path)
+            elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
+                yield entry_path, entry.path
+
+    def _list_named(self, name: str) -> Iterator[tuple[str, str]]:
+        path = _find_named(self.folder, name)
+        place = self.folder / path
+        if not place.is_dir() or place.is_symlink():
+            yield path, str(place)
+            return
+        for folder, _, files in os.walk(place):
+            for file in files:
+                yield os.path.relpath(os.path.join(folder, file), self.folder), os.path.join(folder, file)
+
+
+def copy_files(folder: Path, target: Path, linked: Sequence[str] = ()) -> int:
+    """Copy the files that would be packed into ``target``, and link those of ``linked``; return the number of copies.
+
+    Raises: CannotPack, OSError.
+    """
+    if not folder.is_dir():
+        raise CannotPack(f"{folder}: the folder does not exist")
+    links = {_find_named(folder, name): folder / name for name in linked}
+    count = 0
+    total = 0
+    for path, place in Selection(folder).walk():
+        if any(path == link or path.startswith(f"{link}/") for link in links):
+            continue
+        total += os.lstat(place).st_size
+        if total > MOST:
+            raise CannotPack(
+                f"{folder} has more than {MOST >> 20} MiB; name data in .ddpignore, and link it with --include PATH"
+            )
+        copy = target / path
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        if os.path.islink(place):
+            copy.symlink_to(_read_target(folder, place))
+        else:
+            shutil.copy2(place, copy)
+        count += 1
+    for link, source in links.items():
+        copy = target / link
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        copy.symlink_to(source.absolute())
+    return count
+
+
+def _read_target(folder: Path, place: str) -> str:
+    """Return the target of a copied link: within the copy if the original points into the folder."""
+    target = os.readlink(place)
+    resolved = os.path.realpath(place)
+    if os.path.commonpath([os.path.realpath(folder), resolved]) != os.path.realpath(folder):
+        return resolved
+    return os.path.relpath(resolved, os.path.realpath(os.path.dirname(place))) if os.path.isabs(target) else target
+
+
+def _find_named(folder: Path, name: str) -> str:
+    """Return the path below the folder that --include names. Raises: CannotPack."""
+    path = os.path.normpath(os.path.relpath(folder / name, folder))
+    if path.startswith("..") or not os.path.lexists(folder / path):
+        raise CannotPack(f"--include {name}: no such file or folder in {folder}; name a path relative to it")
+    return path
+
+
+def _is_ignored(rules: Sequence[tuple[int, Rules]], path: str, name: str, *, is_folder: bool) -> bool:
+    """Return whether the first rules that match a path ignore it."""
+    for start, folder_rules in rules:
+        ignored = folder_rules.decide(path[start:], name, is_folder=is_folder)
+        if ignored is not None:
+            return ignored
+    return False
+
+
+def _sort_key(item: tuple[str, str]) -> list[str]:
+    return item[0].split("/")
+
+
+def _read_outer_rules(folder: Path) -> tuple[list[tuple[int, Rules]], str]:
+    """Return the rules of a git repository above ``folder``, and the folder's path in the repository."""
+    folder = folder.resolve()
+    root = next((parent for parent in (folder, *folder.parents) if (parent / ".git").exists()), None)
+    if root is None:
+        return [], ""
+    rules = [(0, _read_rules(root / ".git" / "info", ("exclude",)))]
+    parts = folder.relative_to(root).parts
+    for end in range(len(parts)):  # the walk reads the folder's own rules
+        above = "".join(f"{part}/" for part in parts[:end])
+        rules.insert(0, (len(above), _read_rules(root / above)))
+    return rules, "".join(f"{part}/" for part in parts)
+
+
+def _read_rules(folder: Path, names: Sequence[str] = IGNORE_FILES) -> Rules:
+    """Return the rules of a folder's files; none for a file that does not exist. Raises: CannotPack."""
+    lines = []
+    for name in names:
+        # A link is followed: .ddpignore may be one to .dockerignore.
+        text = _read_start(os.path.realpath(folder / name), _MOST_RULES + 1)
+        if len(text) > _MOST_RULES:
+            raise CannotPack(f"{folder / name} has more than {_MOST_RULES >> 10} KiB; remove lines")
+        lines += text.decode("utf-8", "surrogateescape").splitlines()
+    try:
+        return Rules(lines)
+    except ValueError as error:
+        raise CannotPack(f"{folder}: {' or '.join(names)}: {error}") from None
+
+
+def _read_start(path: str, size: int) -> bytes:
+    """Return the first bytes of a regular file; none of any other file, or of one that cannot be read."""
+    try:
+        with open(open_plain(path, os.O_RDONLY), "rb") as file:
+            return file.read(size)
+    except OSError:
+        return b""

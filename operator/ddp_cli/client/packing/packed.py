@@ -1,0 +1,107 @@
+"""A packed folder with its ``spec.code``, and the ConfigMap or image that contains it."""
+
+import base64
+import posixpath
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from ddp_cli.client.packing.archive import CONFIG_MAP_LIMIT, Archive, format_size, list_largest, pack, shorten_list
+from ddp_cli.client.packing.files import CannotPack
+from ddp_cli.client.packing.image import Image, build_image
+from ddp_operator.api import child_names, constants
+from ddp_operator.manifests.torchrun import UserCommand
+from ddp_pod.contract.command_line import split_python_line
+
+REQUIREMENTS: Final = "requirements.txt"
+_WEIGHTS: Final = (".pt", ".pth", ".ckpt", ".safetensors")
+
+
+@dataclass(frozen=True, slots=True)
+class PackedCode:
+    """A folder's archive and its ``spec.code``."""
+
+    folder: Path
+    archive: Archive
+    spec: Mapping[str, Any]
+    image: Image | None = None
+
+    def describe(self) -> str:
+        """Return a line about the packed files, and lines about large ones and about possible secrets left out."""
+        archive = self.archive
+        changes = " with changes" if archive.dirty else ""
+        commit = f", commit {archive.commit[:12]}{changes}" if archive.commit else ""
+        sizes = f"{format_size(archive.size)}, packed {format_size(len(archive.data))}"
+        files = f"{len(archive.sizes)} file{'s' if len(archive.sizes) > 1 else ''}"
+        lines = [f"code: {files} of {self.folder} ({sizes}{commit}), digest {archive.digest[:12]}"]
+        large = [file for file in archive.sizes if file[0].lower().endswith(_WEIGHTS) or file[1] > CONFIG_MAP_LIMIT]
+        if large:
+            lines.append(f"code: packs weights or large files: {list_largest(large)}; name unneeded ones in .ddpignore")
+        if archive.left_out:
+            lines.append(f"code: left out possible secrets: {shorten_list(archive.left_out)}; --include PATH packs one")
+        return "\n".join(lines)
+
+    def check_command(self, command: UserCommand, working_dir: str | None) -> None:
+        """Check that the archive contains the script of the command. Raises: CannotPack."""
+        line = None if command.program or working_dir else split_python_line(command.argv)
+        if line is None or line.kind != "script" or posixpath.isabs(line.target):
+            return
+        path = posixpath.normpath(line.target)
+        packed = [name for name, _ in self.archive.sizes]
+        if path not in packed and f"{path}/__main__.py" not in packed:
+            raise CannotPack(
+                f"the command runs {line.target}, which is not among the packed files of {self.folder}, where the "
+                "command starts; choose another --workdir, or check .gitignore and .ddpignore"
+            )
+
+    def check_size(self) -> None:
+        """Check that the archive fits in a ConfigMap. Raises: CannotPack."""
+        size = len(self.archive.data)
+        if "configMapName" in self.spec and size > CONFIG_MAP_LIMIT:
+            raise CannotPack(
+                f"{self.folder} is {format_size(size)} when packed, and a ConfigMap holds at most "
+                f"{format_size(CONFIG_MAP_LIMIT)}. Largest files: {list_largest(self.archive.sizes)}. Name unneeded "
+                "files in .ddpignore, or store the folder on a claim that all pods can mount (--code-claim NAME) or in "
+                "a registry (--code-image REPOSITORY)"
+            )
+
+    def build_config_map(self, namespace: str) -> dict[str, Any]:
+        """Return the ConfigMap with the archive."""
+        labels = {constants.LABEL_MANAGED_BY: constants.MANAGED_BY_CLI}
+        return {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": self.spec["configMapName"], "namespace": namespace, "labels": labels},
+            "immutable": True,
+            "binaryData": {constants.CODE_FILE: base64.b64encode(self.archive.data).decode()},
+        }
+
+
+def pack_code(
+    folder: Path,
+    include: Sequence[str] = (),
+    *,
+    pip: bool = False,
+    claim: str | None = None,
+    image: str | None = None,
+) -> PackedCode:
+    """Pack a folder for a ConfigMap, a claim or an image (a repository with an optional tag).
+
+    ``pip``: install its requirements. Raises: CannotPack.
+    """
+    archive = pack(folder, include, limit=CONFIG_MAP_LIMIT if claim is None and image is None else sys.maxsize)
+    if pip and all(name != REQUIREMENTS for name, _ in archive.sizes):
+        raise CannotPack(f"--pip: the packed files of {folder} have no {REQUIREMENTS}; add one")
+    spec: dict[str, Any] = {"digest": archive.digest}
+    built = None
+    if claim is not None:
+        spec |= {"claimName": claim, "path": f"ddp-code/{archive.digest}.tar.gz"}
+    elif image is not None:
+        built = build_image(image, archive)
+        spec["image"] = built.reference
+    else:
+        spec["configMapName"] = child_names.code_config_map_name(archive.digest)
+    spec |= {"commit": archive.commit, "dirty": archive.dirty} if archive.commit else {}
+    return PackedCode(folder, archive, spec | ({"pip": REQUIREMENTS} if pip else {}), built)

@@ -1,0 +1,63 @@
+"""Find and read the folders of the runs on this machine."""
+
+import os
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from ddp_cli.client.errors import ClientError, NotFound
+from ddp_cli.local.ending import read_record
+from ddp_cli.local.folder import RunFolder
+from ddp_cli.local.own_files import is_own_folder, open_own_folder
+
+
+def open_run(name: str | None, runs: Path) -> RunFolder:
+    """Return the folder of a run by its path, its name or its job's name; None: the newest. Raises: ClientError."""
+    if name is None:
+        paths = _list_runs(runs)
+        if not paths:
+            raise NotFound(f"no runs in {runs}; start one with `ddp run job.yaml`, or use --runs-dir")
+        return RunFolder(paths[-1])
+    for path in (Path(name), runs / name):
+        if path.is_dir():
+            return _open_own(path)
+    paths = [path for path in _list_runs(runs) if re.fullmatch(rf"{re.escape(name)}-[\d-]+", path.name)]
+    if not paths:
+        raise NotFound(f"run {name} does not exist, neither as a folder nor in {runs}; `ddp list --local` lists all")
+    return RunFolder(paths[-1])
+
+
+def _open_own(path: Path) -> RunFolder:
+    """Return the folder of a path that the user has named. Raises: ClientError."""
+    try:
+        os.close(open_own_folder(path))
+    except OSError as error:
+        problem = error.strerror or str(error)
+        raise ClientError(f"{path}: {problem}; name a run folder of your own, and no link to one") from None
+    return RunFolder(path)
+
+
+def read_job(folder: RunFolder) -> dict[str, Any]:
+    """Return the resource of a run. Raises: ClientError."""
+    try:
+        return read_record(folder)
+    except ValueError:
+        raise ClientError(f"{folder.path}: not a run folder of `ddp run`: status.yaml is missing or invalid") from None
+
+
+def list_runs(runs: Path) -> list[dict[str, Any]]:
+    """Return the jobs of all runs, oldest first, each with the name of its run. Folders with another content are no
+    runs."""
+    jobs = []
+    for path in _list_runs(runs):
+        with suppress(ClientError):
+            job = read_job(RunFolder(path))
+            jobs.append({**job, "metadata": {**job["metadata"], "name": path.name}})
+    return jobs
+
+
+def _list_runs(runs: Path) -> list[Path]:
+    """Return this user's run folders in the order of their last change, without links."""
+    paths = [path for path in runs.glob("*/status.yaml") if is_own_folder(path.parent)]
+    return [path.parent for path in sorted(paths, key=lambda path: path.lstat().st_mtime)]

@@ -1,0 +1,102 @@
+"""Validate a file as an API server and the operator do, without a cluster.
+
+``ddp render`` and ``ddp run`` check the CRD's schema, defaults and CEL rules, then the operator's own rules for the pod
+template, then, if kubernetes-validate is installed, the children against the schemas of Kubernetes.
+"""
+
+import dataclasses
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from ddp_operator.api.claims import assume_claimed, count_claimed, find_claims, is_counted
+from ddp_operator.api.constants import POD_GROUP
+from ddp_operator.api.errors import FieldError, InvalidManifest
+from ddp_operator.api.kubeobjects import is_native_pod_group
+from ddp_operator.api.parse import FindProfile, Manifest, find_among, find_none, parse_manifest
+from ddp_operator.api.pod_fields import find_unknown_fields, unknown_field
+from ddp_operator.api.status import ClaimedGpus
+from ddp_operator.manifests.children import PLACEHOLDER_UID, build_children
+from ddp_operator.manifests.locked_pods import keep_locked_pods
+
+# The oldest supported Kubernetes; newer versions accept the same objects.
+_KUBERNETES = "1.31"
+# That of the PodGroup that the operator writes first.
+_KUBERNETES_WITH_GANGS = "1.37"
+
+
+def check_manifest(
+    text: str, code: Mapping[str, Any] | None = None, profiles: FindProfile = find_none, *, exact: bool = False
+) -> Manifest:
+    """Return the manifest in ``text``, with the children of its first attempt. Raises: InvalidManifest.
+
+    ``code``: replaces spec.code. ``profiles``: finds profiles that are not in the file. ``exact``: count the GPUs of
+    resource claims from the claims in the file; otherwise assume as many as the spec needs.
+    """
+    manifest = parse_manifest(text, code, profiles)
+    unknown = find_unknown_fields(manifest.job.spec.template.spec)
+    if unknown:
+        raise InvalidManifest(unknown)
+    if manifest.profile is not None:
+        _, changes = keep_locked_pods({**manifest.written, "spec": manifest.completed}, manifest.profile)
+        if changes:
+            raise InvalidManifest(changes)
+    gpus = _count_claimed(manifest) if exact else assume_claimed(manifest.job.spec)
+    claims = ClaimedGpus(gpus=gpus, digest="") if find_claims(manifest.job.spec) else None
+    status = msgspec.structs.replace(manifest.job.status, claims=claims)
+    manifest = dataclasses.replace(manifest, job=dataclasses.replace(manifest.job, status=status))
+    job = dataclasses.replace(manifest.job, uid=manifest.job.uid or PLACEHOLDER_UID)
+    fetch = build_children(job, attempt=0, nodes=0)[-1:] if job.spec.inputs else []
+    children = [*fetch, *build_children(job, attempt=1, nodes=job.spec.nodes)]
+    errors = list(_check_schemas(children))
+    if errors:
+        raise InvalidManifest(errors)
+    return dataclasses.replace(manifest, children=tuple(children))
+
+
+def _count_claimed(manifest: Manifest) -> int:
+    """Return the GPUs that each pod claims. Raises: InvalidManifest if a claim is needed and not in the file."""
+    spec = manifest.job.spec
+    find_object = find_among(manifest.others)
+    objects = []
+    for reference in find_claims(spec):
+        raw = find_object(reference.kind, "", reference.name)
+        if raw is not None:
+            objects.append((reference, raw))
+        elif is_counted(spec):
+            message = (
+                f"depends on {reference.kind} {reference.name}, which is not in the file; add it to the file, or set "
+                "procPerNode to a number"
+            )
+            raise InvalidManifest([FieldError("spec.procPerNode", message, spec.proc_per_node)])
+    return count_claimed(spec, objects)
+
+
+def _check_schemas(children: Iterable[Mapping[str, Any]]) -> Iterator[FieldError]:
+    try:
+        import kubernetes_validate
+    except ImportError:
+        return
+    children = list(children)
+    version = _KUBERNETES_WITH_GANGS if any(is_native_pod_group(child) for child in children) else _KUBERNETES
+    for child in children:
+        if child["kind"] == POD_GROUP and not is_native_pod_group(child):
+            continue  # a custom resource
+        try:
+            kubernetes_validate.validate(dict(child), version, strict=True)
+        except kubernetes_validate.ValidationError as error:
+            yield from _explain(error)
+
+
+def _explain(error: Any) -> Iterator[FieldError]:
+    """Yield refusals with the API server's field names. A Job and the resource both have ``spec.template``."""
+    path = ""
+    for step in error.path:
+        path += f"[{step}]" if isinstance(step, int) else f".{step}" if path else str(step)
+    unknown = re.search(r"\((.*) (was|were) unexpected\)", error.message)
+    if unknown:
+        yield from (unknown_field(f"{path}.{name}") for name in re.findall("'(.*?)'", unknown[1]))
+        return
+    yield FieldError(path, f"{error.message.splitlines()[0][:300]}; see `kubectl explain` for this field")

@@ -1,0 +1,113 @@
+"""Arguments that several commands share, and the client that they select."""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from ddp_cli.client.client import Client
+from ddp_cli.client.errors import ApiError, NotFound
+from ddp_cli.client.job import Job
+from ddp_cli.commands.io import CommandError
+from ddp_cli.view.terminal import print_text
+
+
+def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of every command that talks to a cluster."""
+    group = parser.add_argument_group("cluster")
+    group.add_argument(
+        "-n", "--namespace", metavar="NAME", help='default: the namespace of the context, else "default"'
+    )
+    group.add_argument("--context", metavar="NAME", help="context of the kubeconfig; default: the current one")
+    group.add_argument(
+        "--kubeconfig",
+        metavar="FILE",
+        help="default: $KUBECONFIG, else ~/.kube/config, else the service account of the pod",
+    )
+
+
+def add_output_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--output json``."""
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="default: text")
+
+
+def add_local_arguments(parser: argparse.ArgumentParser, *, named: bool = True) -> None:
+    """Declare the arguments; ``named``: also the job's name, which is optional for a run on this machine."""
+    if named:
+        parser.add_argument(
+            "name", metavar="NAME", nargs="?", help="a job, or a run on this machine; default: the newest run"
+        )
+    group = parser.add_argument_group("this machine")
+    group.add_argument(
+        "--local", action="store_true", help="use the runs on this machine; default if no cluster is configured"
+    )
+    add_runs_argument(group)
+
+
+def add_runs_argument(parser: argparse._ActionsContainer) -> None:
+    """Declare the folder that holds all runs."""
+    parser.add_argument(
+        "--runs-dir", type=Path, default=Path("ddp-runs"), metavar="DIR", help="folder of all runs; default: ./ddp-runs"
+    )
+
+
+def is_run_folder(name: str | None) -> bool:
+    """Return whether a job's name is the path of a run's folder."""
+    return name is not None and Path(name, "status.yaml").is_file()
+
+
+def is_local(arguments: argparse.Namespace) -> bool:
+    """Return whether the arguments select the runs on this machine; report it on stderr if they do so by default."""
+    name = getattr(arguments, "name", None)
+    if arguments.local or is_run_folder(name):
+        return True
+    if not _has_cluster(arguments):
+        print_text(f"no cluster is configured; using the runs on this machine in {arguments.runs_dir}", file=sys.stderr)
+        return True
+    return False
+
+
+def open_job(arguments: argparse.Namespace) -> Job:
+    """Return the job or run that a reading command names; without a name the newest run on this machine.
+
+    A name is looked up in the cluster, if one is configured, then among the runs. Raises: ClientError.
+    """
+    name = arguments.name
+    runs = open_client(arguments, local=True)
+    if is_local(arguments):
+        return runs.get(name)
+    if name is None and _names_cluster(arguments):
+        raise CommandError("NAME is missing; name a job, or use --local for the newest run on this machine")
+    if name is None or (not _names_cluster(arguments) and (arguments.runs_dir / name).is_dir()):
+        return runs.get(name)
+    try:
+        return open_client(arguments).get(name)
+    except (NotFound, ApiError) as error:
+        if _names_cluster(arguments) or (isinstance(error, ApiError) and error.status not in (None, 404)):
+            raise
+        try:
+            job = runs.get(name)
+        except NotFound:
+            raise error from None
+        print_text(f"not in the cluster ({error}); using the run on this machine", file=sys.stderr)
+        return job
+
+
+def _names_cluster(arguments: argparse.Namespace) -> bool:
+    return bool(arguments.kubeconfig or arguments.context or arguments.namespace)
+
+
+def _has_cluster(arguments: argparse.Namespace) -> bool:
+    """Return whether the arguments, the environment or a kubeconfig select a cluster."""
+    if _names_cluster(arguments):
+        return True
+    if os.environ.get("KUBECONFIG") or os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return True
+    return os.path.exists(os.path.expanduser("~/.kube/config"))
+
+
+def open_client(arguments: argparse.Namespace, *, local: bool = False) -> Client:
+    """Return the client for the cluster of the arguments, or for the runs on this machine."""
+    if local:
+        return Client(backend="local", runs_dir=arguments.runs_dir)
+    return Client(namespace=arguments.namespace, context=arguments.context, kubeconfig=arguments.kubeconfig)

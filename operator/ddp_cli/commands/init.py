@@ -1,0 +1,253 @@
+"""`ddp init`: write a commented YAML that runs a script in a cluster. `ddp run train.py` runs the same YAML."""
+
+import argparse
+import ast
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import Any, Final
+
+from ddp_cli.client.program import IMAGE, job_name
+from ddp_cli.commands.io import CommandError, ExitCode, integer, read_file
+from ddp_cli.view.terminal import print_manifest, print_text
+from ddp_operator.api.defaults import MAX_RESTARTS
+
+SCRIPT_SUFFIXES: Final = (".py", ".sh")
+"""Of files that a command runs as a script; any other file is a job's YAML."""
+_PYTHON: Final = "python3"
+_CPUS_PER_GPU: Final = 2  # so that the smallest GPU machines of the clouds have room
+_MEMORY_GIB_PER_GPU: Final = 8
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    add_script(parser, "the training script")
+    add_job_options(parser, parser)
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="FILE", help="a file that does not exist yet; default: standard output"
+    )
+    parser.epilog = "Arguments after -- are passed to the training script."
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Write the YAML. Raises: CommandError and InvalidManifest."""
+    from ddp_cli.client.validation import check_manifest
+
+    script = find_script(arguments.file, arguments.module)
+    if script is None:
+        raise CommandError(f"{arguments.file}: not a script (.py, .sh); name one, or a module with -m MODULE")
+    text = write_manifest(script, arguments.extra, **read_job_options(arguments))
+    check_manifest(text)
+    if arguments.output is None:
+        print_manifest(text)
+        return ExitCode.OK
+    try:
+        with arguments.output.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise CommandError(f"{arguments.output}: the file exists; name another file, or remove it") from None
+    except OSError as error:
+        raise CommandError(f"{arguments.output}: {error.strerror}; name another file") from None
+    print_text(
+        f"wrote {arguments.output}\n"
+        f"next:  ddp run {arguments.output} (--cpu without a GPU)   ddp submit {arguments.output} --workdir ."
+    )
+    return ExitCode.OK
+
+
+def add_script(parser: argparse.ArgumentParser, help_text: str) -> None:
+    """Declare the file, and the module as its alternative."""
+    parser.add_argument("file", nargs="?", metavar="FILE", help=help_text)
+    parser.add_argument("-m", dest="module", metavar="MODULE", help="run MODULE as python -m does, instead of a file")
+
+
+def add_job_options(parser: argparse.ArgumentParser, sizes: argparse._ActionsContainer) -> None:
+    """Declare the fields of the YAML that a command writes for a script. ``sizes``: where --nodes and --procs belong.
+
+    An option that is not given is None, so that a command can refuse it for a YAML file.
+    """
+    group = parser.add_argument_group("if FILE is a script", "Fields of the YAML that `ddp init` would write.")
+    sizes.add_argument("--nodes", type=integer(1), metavar="N", help="number of pods; default: 1")
+    sizes.add_argument("--procs", type=integer(1), metavar="N", help="ranks in each pod; default: one for each GPU")
+    group.add_argument("--gpus", type=integer(0), metavar="N", help="GPUs of each pod; default: 1")
+    group.add_argument(
+        "--cpus", type=_parse_quantity, metavar="N", help=f"CPUs of each pod; default: {_CPUS_PER_GPU} per GPU, else 1"
+    )
+    group.add_argument(
+        "--memory",
+        type=_parse_quantity,
+        metavar="SIZE",
+        help=f"memory that each pod requests, such as 64Gi; default: {_MEMORY_GIB_PER_GPU}Gi per GPU, else 2Gi",
+    )
+    group.add_argument("--image", help=f"an image with Python and PyTorch; default: {IMAGE}")
+    group.add_argument(
+        "--env",
+        type=_parse_variable,
+        action="append",
+        metavar="NAME=VALUE",
+        help="an environment variable of the ranks; repeatable",
+    )
+
+
+def read_job_options(arguments: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of ``add_job_options`` that are given, as arguments of ``write_manifest``."""
+    names = ("nodes", "procs", "gpus", "cpus", "memory", "image", "env")
+    values = {name: getattr(arguments, name) for name in names}
+    return {name: value for name, value in values.items() if value is not None}
+
+
+def _parse_quantity(text: str) -> str:
+    if not re.fullmatch(r"[1-9]\d{0,9}(\.\d{1,3})?(m|k|[KMGT]i?|)", text):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a quantity of Kubernetes, such as 8, 500m or 64Gi")
+    return text
+
+
+def _parse_variable(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not equals or not re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII):
+        raise argparse.ArgumentTypeError(f"{text!r}: must be NAME=VALUE")
+    return name, value
+
+
+def find_script(file: str | None, module: str | None) -> "Script | None":
+    """Return the script or module that the arguments name, or None for a YAML file. Raises: CommandError."""
+    if module is not None and file is not None:
+        raise CommandError(f"both a file ({file}) and -m {module}; name one, and put arguments of the script after --")
+    if module is not None:
+        return read_module(module)
+    if file is None:
+        raise CommandError("no file named; name a job's YAML or a script (train.py), or a module with -m MODULE")
+    if file.endswith(".sh"):
+        read_file(file, "a script")
+        return Script(("bash", file), job_name(PurePath(file).stem))
+    return read_script(file, read_file(file, "a training script")) if file.endswith(".py") else None
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptOption:
+    """An option of a script, from its source."""
+
+    flag: str
+    default: str = ""
+    help: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Script:
+    """A script or module: its command line, the job's name, and the script's known options."""
+
+    command: Sequence[str]
+    name: str
+    options: Sequence[ScriptOption] = ()
+
+    @property
+    def path(self) -> str | None:
+        """The path of the script; None for a module."""
+        return None if "-m" in self.command else self.command[-1]
+
+
+def read_script(path: str, source: str) -> Script:
+    """Return a script file with the options that it declares. Source that does not parse has none."""
+    return Script((_PYTHON, path), job_name(PurePath(path).stem), find_options(source))
+
+
+def read_module(name: str) -> Script:
+    """Return the module that ``python -m name`` runs."""
+    parts = [part for part in name.split(".") if part != "__main__"]
+    return Script((_PYTHON, "-m", name), job_name(parts[-1] if parts else name))
+
+
+def find_options(source: str) -> tuple[ScriptOption, ...]:
+    """Return the options that a source declares by ``add_argument`` (argparse) or ``option`` (click, typer)."""
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return ()
+    options = {}
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    for call in sorted(calls, key=lambda call: call.lineno):
+        if _find_function_name(call) not in ("add_argument", "option", "Option"):
+            continue
+        flags = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
+        flag = next((flag for flag in flags if flag.startswith("--")), "")
+        if flag:
+            options[flag] = _read_option(flag, call)
+    return tuple(options.values())
+
+
+def _read_option(flag: str, call: ast.Call) -> ScriptOption:
+    constants = {word.arg: word.value.value for word in call.keywords if isinstance(word.value, ast.Constant)}
+    default = constants.get("default")
+    shown = "" if default is None or default is False else str(default)
+    return ScriptOption(flag, shown, " ".join(str(constants.get("help") or "").split()))
+
+
+def write_manifest(
+    script: Script,
+    args: Sequence[str] = (),
+    *,
+    nodes: int = 1,
+    procs: int | str = "auto",
+    gpus: int = 1,
+    cpus: str = "",
+    memory: str = "",
+    image: str = IMAGE,
+    env: Sequence[tuple[str, str]] = (),
+) -> str:
+    """Return the YAML of a job that runs a script, with comments for a first-time reader.
+
+    ``gpus``, ``cpus``, ``memory``: of each pod; ``env``: names and values.
+    """
+    command = ", ".join(json.dumps(word) if _is_unsafe_in_yaml(word) else word for word in script.command)
+    # Without requests, a busy node gives a pod next to no CPU time.
+    cpus = cpus or str(_CPUS_PER_GPU * gpus or 1)
+    memory = memory or f"{_MEMORY_GIB_PER_GPU * gpus or 2}Gi"
+    variables = ", ".join(f"{{name: {name}, value: {json.dumps(value)}}}" for name, value in env)
+    lines = [
+        "apiVersion: ddp-operator.dev/v1alpha1",
+        "kind: DDPTrainingJob",
+        "metadata:",
+        f"  name: {script.name}",
+        "spec:",
+        f"  nodes: {nodes}  # pods, each one torchrun node",
+        f"  procPerNode: {procs}  # ranks in each pod; auto: one for each GPU of its limits, or 1 without GPUs",
+        "  template:  # an ordinary pod template",
+        "    spec:",
+        "      containers:",
+        "        - name: trainer",
+        f"          # An image with Python and PyTorch. It contains {script.command[-1]}, or --workdir adds it.",
+        f"          image: {image}",
+        f"          command: [{command}]",
+        f"          args: {json.dumps(list(args))}",
+        *_list_options(script.options),
+        *([f"          env: [{variables}]"] if variables else []),
+        "          resources:",
+        f"            requests: {{cpu: {json.dumps(cpus)}, memory: {memory}}}",
+        f'            {"" if gpus else "# "}limits: {{nvidia.com/gpu: "{gpus or 1}"}}'
+        f"{'' if gpus else '  # without GPUs, ranks train on CPUs'}",
+        f"  # recovery: {{maxRestarts: {MAX_RESTARTS.cluster}}}  # new attempts after failures that a restart may fix",
+        "  # checkpoint:  # a volume that outlives the pods, for a script that saves and resumes",
+        "  #   claimName: my-claim  # DDP_CHECKPOINT_DIR is its path in the pods",
+        "  # metrics:  # read progress from log lines, for a script that does not export it (docs/metrics.md)",
+        "  #   logPatterns: ['^step (?P<step>\\d+)/(?P<totalSteps>\\d+) loss (?P<loss>\\S+)']",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _list_options(options: Sequence[ScriptOption]) -> list[str]:
+    if not options:
+        return []
+    rows = [(" ".join(filter(None, (option.flag, option.default))), option.help) for option in options]
+    width = min(30, max(len(row) for row, _ in rows))
+    head = "          # Options of the script, with their defaults:"
+    return [head, *(f"          #   {row.ljust(width)}  {text}".rstrip()[:118] for row, text in rows)]
+
+
+def _find_function_name(call: ast.Call) -> str:
+    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+
+
+def _is_unsafe_in_yaml(word: str) -> bool:
+    return not re.fullmatch(r"[A-Za-z0-9_./-]+", word) or not re.search(r"[A-Za-z]", word)

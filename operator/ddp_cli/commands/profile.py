@@ -1,0 +1,118 @@
+"""`ddp profile`: list the profiles of a cluster or a file, or show what one sets and locks."""
+
+import argparse
+import json
+import textwrap
+from collections.abc import Iterable
+from typing import Any, Final
+
+from ddp_cli.commands.arguments import add_cluster_arguments
+from ddp_cli.commands.io import CommandError, ExitCode, read_file
+from ddp_cli.commands.list_jobs import align
+from ddp_cli.view.terminal import print_text
+from ddp_operator.api.constants import CLUSTER_PROFILE_KIND, PROFILE_KIND
+from ddp_operator.api.crd import build_schema
+from ddp_operator.api.documents import load_documents
+from ddp_operator.api.parse import FindProfile, find_among
+from ddp_operator.api.profile import describe_values, read_profile
+from ddp_operator.api.spec import Spec
+
+_KINDS: Final = (PROFILE_KIND, CLUSTER_PROFILE_KIND)
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("action", choices=("list", "show"), help="list all, or show one")
+    parser.add_argument(
+        "name",
+        metavar="NAME",
+        nargs="?",
+        help="the profile to show; one of the namespace takes precedence over one of the cluster",
+    )
+    add_profiles_argument(parser)
+    parser.add_argument("-o", "--output", choices=("text", "json"), default="text", help="default: text")
+    add_cluster_arguments(parser)
+
+
+def add_profiles_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare ``--profiles``."""
+    parser.add_argument("--profiles", metavar="FILE", help="read profiles from this YAML instead of a cluster")
+
+
+def read_profiles(file: str | None) -> FindProfile:
+    """Return a function that finds the profiles of a file. Raises: CommandError, InvalidManifest."""
+    return find_among(_read_file(file) if file else ())
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Print the table, or one profile. Raises: CommandError, InvalidManifest."""
+    if (arguments.action == "show") != bool(arguments.name):
+        raise CommandError("use `ddp profile show NAME` for one profile, `ddp profile list` for all")
+    profiles = _read_file(arguments.profiles) if arguments.profiles else _fetch(arguments)
+    if arguments.action == "list":
+        lines = [json.dumps({"kind": "List", "items": profiles}, indent=2)]
+        if arguments.output == "text":
+            lines = _format_table(profiles)
+    else:
+        profile = next((profile for profile in profiles if profile["metadata"]["name"] == arguments.name), None)
+        if profile is None:
+            raise CommandError(
+                f"profile {arguments.name} does not exist; `ddp profile list` lists all", ExitCode.NOT_FOUND
+            )
+        lines = _describe(profile) if arguments.output == "text" else [json.dumps(profile, indent=2)]
+    print_text("\n".join(lines))
+    return ExitCode.OK
+
+
+def _read_file(file: str) -> list[dict[str, Any]]:
+    documents = load_documents(read_file(file, "a YAML with profiles"))
+    profiles = [item for item in documents if item.get("kind") in _KINDS and (item.get("metadata") or {}).get("name")]
+    if not profiles:
+        raise CommandError(f"{file}: has no {' or '.join(_KINDS)}; name the path of a YAML with profiles")
+    return profiles
+
+
+def _fetch(arguments: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the profiles of the namespace, then those of the cluster. Raises: ClientError."""
+    from ddp_cli.client.api import connect, profile_path
+
+    api = connect(namespace=arguments.namespace, context=arguments.context, kubeconfig=arguments.kubeconfig)
+    profiles = []
+    for kind in _KINDS:
+        items = api.request("GET", profile_path(kind, api.namespace))["items"]
+        profiles += [{"kind": kind, **item} for item in items]
+    return profiles
+
+
+def _format_table(profiles: Iterable[dict[str, Any]]) -> list[str]:
+    rows = [["NAME", "KIND", "SETS", "LOCKED"]]
+    for raw in profiles:
+        profile = read_profile(raw)
+        rows.append([profile.name, profile.kind, ", ".join(profile.job) or "nothing", str(len(profile.locked))])
+    return align(rows)
+
+
+def _describe(raw: dict[str, Any]) -> list[str]:
+    """Return every value of a profile, whether it is locked, and the field's description."""
+    profile = read_profile(raw)
+    schema = build_schema(Spec)
+    values = dict(describe_values(profile.job))
+
+    def covers(lock: str, path: str) -> bool:
+        return f"{path}.".startswith((f"{lock}.", f"{lock}["))
+
+    lines = [f"{profile.kind} {profile.name}, digest {profile.digest}", ""]
+    for path, value in values.items():
+        locked = "   (locked)" if any(covers(lock, path) for lock in profile.locked) else ""
+        lines += [f"{path}: {json.dumps(value)}{locked}", *_explain(schema, path)]
+    unset = [lock for lock in profile.locked if not any(covers(lock, path) for path in values)]
+    if unset:
+        lines += ["", "Locked without a value; a job must not set:", *(f"  {path}" for path in unset)]
+    return lines
+
+
+def _explain(schema: dict[str, Any], path: str) -> list[str]:
+    for name in path.split("."):
+        schema = schema.get("properties", {}).get(name, {})
+    description = schema.get("description", "")
+    return textwrap.wrap(description, 100, initial_indent="    ", subsequent_indent="    ")

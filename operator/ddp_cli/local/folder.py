@@ -1,0 +1,402 @@
+"""The run folder: all files of one `ddp run`. Only this module knows its layout."""
+
+import csv
+import errno
+import fcntl
+import io
+import json
+import os
+import re
+import shutil
+import socket
+import traceback
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+from typing import Any, Final, Self
+
+import msgspec
+import yaml
+
+from ddp_cli.local.own_files import open_below, open_plain
+from ddp_operator.api import constants
+from ddp_operator.api.documents import load_documents
+from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.api.status import ENDED_PHASES, Status
+from ddp_operator.decide.metrics_page import Page, Rates, parse_page
+from ddp_pod.contract.credentials import hide_credentials
+
+RUNTIME_LEFTOVERS: Final = ("**/*.tmp", "output/*", "groups/*.collectives")
+"""Temporary files and pipes of a pod's processes in its runtime folder."""
+COLUMNS: Final = {
+    "time": None,  # Unix seconds
+    "attempt": None,
+    "epoch": constants.METRIC_EPOCH,
+    "step": constants.METRIC_GLOBAL_STEP,
+    "loss": constants.METRIC_LOSS,
+    "samples_per_second": None,
+    "steps_per_second": None,
+    "learning_rate": constants.METRIC_LEARNING_RATE,
+    "validation_accuracy": constants.METRIC_VAL_ACCURACY,
+    "validation_loss": constants.METRIC_VAL_LOSS,
+    "progress": constants.METRIC_PROGRESS,
+    "checkpoint_step": constants.METRIC_CHECKPOINT_STEP,
+    # Counters of rank 0's process, which restart at 0 with the process.
+    "steps": constants.METRIC_STEPS,
+    "step_seconds": constants.METRIC_STEP_SECONDS,
+    "data_seconds": constants.METRIC_DATA_SECONDS,
+    "compute_seconds": constants.METRIC_COMPUTE_SECONDS,
+}
+"""Columns of metrics.csv and the metric of each; None: the column is computed."""
+
+ENV_RUN_FOLDER: Final = "DDP_RUN_FOLDER_FD"
+"""Variable with the file descriptor to which `ddp run` writes the path of its folder, for its parent process."""
+_MOST_CHARACTERS: Final = 64 << 20
+DELETED: Final = "deleted"
+"""A key of changes.json beside fields of the spec: stop the run and remove its folder."""
+_WRITER: Final = """\
+# Written by `ddp run`, process {pid} on {host}, since {since}. It is current only while that process runs.
+# `ddp why` checks this. Manual check: flock -n job.yaml true
+# succeeds in this folder after the process has ended.
+"""
+
+
+class RunFolder:
+    """Paths and writers of one run's folder.
+
+    A failed write (a full disk) does not end the run: it calls ``on_problem`` once, and later writes are attempted.
+
+    The writer holds a lock on job.yaml until its process ends. Without the lock, a status Running means a killed run.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.manifest = path / "job.yaml"
+        self.command = path / "command.txt"
+        self.environment = path / "environment.json"
+        self.on_problem: Callable[[str], None] = lambda problem: None
+        self._failing: set[Path] = set()
+        self._since = ""
+        self.changes = path / "changes.json"
+        self.status = path / "status.yaml"
+        self.events = path / "events.log"
+        self.errors = path / "errors.log"
+        self.metrics = path / "metrics.csv"
+        self.summary = path / "summary.txt"
+        self.report = path / "report.html"
+        self.pages = path / "metrics"
+        self.logs = path / "logs"
+
+    @classmethod
+    def create(cls, runs: Path, name: str, now: datetime) -> Self:
+        """Create a folder ``<name>-<date>-<time>``, with a number for a second run in the same second.
+
+        Raises: OSError.
+        """
+        make_runs_folder(runs)
+        stem = f"{name}-{now.astimezone():%Y%m%d-%H%M%S}"
+        for number in range(1, 1000):
+            path = runs / (stem if number == 1 else f"{stem}-{number}")
+            try:
+                path.mkdir(mode=0o700)  # manifests, logs and volumes may contain Secrets
+            except FileExistsError:
+                continue
+            folder = cls(path)
+            folder._since = _local_time(now)
+            with folder._remove_if_incomplete():
+                (path / ".gitignore").write_text("*\n", encoding="ascii")  # --runs-dir may be a packed folder
+                folder.logs.mkdir()
+                folder.pages.mkdir()
+            return folder
+        raise FileExistsError(f"{runs / stem}: 999 runs have started within one second")
+
+    def write_manifest(
+        self, text: str, children: Iterable[Mapping[str, Any]], resource: Mapping[str, Any], command: str
+    ) -> None:
+        """Write the job's file, the objects built from it, and the command, and lock the folder. Raises: OSError."""
+        with self._remove_if_incomplete():
+            _write_private(self.manifest, text)
+            self._lock()
+            self.command.write_text(f"{command}\n", encoding="utf-8")
+            _write_private(self.path / "objects.yaml", _dump_all([resource, *children]))
+
+    @contextmanager
+    def _remove_if_incomplete(self) -> Iterator[None]:
+        """Remove the folder if it cannot be completed, because nothing has run in it."""
+        try:
+            yield
+        except OSError:
+            shutil.rmtree(self.path, ignore_errors=True)
+            raise
+
+    def announce(self) -> None:
+        """Write the folder's path to the parent process, if ``ENV_RUN_FOLDER`` is set."""
+        descriptor = os.environ.pop(ENV_RUN_FOLDER, None)
+        if descriptor is not None:
+            with suppress(OSError, ValueError), open(int(descriptor), "w", encoding="utf-8") as stream:
+                stream.write(str(self.path.absolute()))
+
+    def _lock(self) -> None:
+        descriptor = os.open(self.manifest, os.O_RDWR)
+        weakref.finalize(self, os.close, descriptor)
+        with suppress(OSError):  # a file system without locks
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+
+    def open_file(self, name: str, flags: int = os.O_RDONLY) -> int:
+        """Open a file of this folder: the ``opener`` with which commands read it. Raises: OSError."""
+        return open_below(self.path, name, flags)
+
+    def read(self, path: Path) -> str:
+        """Return the first megabytes of a file of this folder as text. Raises: OSError."""
+        with open(path, encoding="utf-8", errors="replace", opener=self.open_file) as stream:
+            return stream.read(_MOST_CHARACTERS)
+
+    def read_status(self) -> dict[str, Any]:
+        """Return the resource in status.yaml as written. Raises: ValueError, if `ddp run` has not written it."""
+        try:
+            documents = load_documents(self.read(self.status))  # bounded: the file may come from somebody else
+        except (OSError, InvalidManifest) as error:
+            raise ValueError(str(error).splitlines()[0]) from None
+        content = documents[0] if len(documents) == 1 else {}
+        parts = [content.get(name) for name in ("metadata", "spec")]
+        if not all(isinstance(part, dict) for part in parts) or not isinstance(content["metadata"].get("name"), str):
+            raise ValueError("it is no DDPTrainingJob")
+        msgspec.convert(content.get("status") or {}, Status)  # raises a ValueError
+        return content
+
+    @property
+    def in_use(self) -> bool:
+        """Whether a `ddp run` holds the folder's lock."""
+        try:
+            descriptor = self.open_file(str(self.manifest))
+        except PermissionError:
+            return True
+        except OSError:
+            return False
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return True
+        finally:
+            os.close(descriptor)
+        return False
+
+    @property
+    def was_written_here(self) -> bool:
+        """Whether this host wrote status.yaml: network file systems do not always share locks."""
+        try:
+            text = self.read(self.status)
+        except OSError:
+            return False
+        return re.match(rf"# Written by .* on {re.escape(socket.gethostname())}, .*\n", text) is not None
+
+    @property
+    def command_line(self) -> str:
+        """The command line; empty in an older folder."""
+        try:
+            return self.read(self.command).strip()
+        except OSError:
+            return ""
+
+    @property
+    def facts(self) -> dict[str, str]:
+        """The host, versions and commit of the run; empty in an older folder."""
+        return {str(name): str(value) for name, value in self._read_object(self.environment).items()}
+
+    def write_facts(self, facts: Mapping[str, str]) -> None:
+        """Write environment.json."""
+        self.write(self.environment, json.dumps(facts, indent=2, ensure_ascii=False) + "\n")
+
+    def add_changes(self, changes: Mapping[str, Any]) -> None:
+        """Request changes besides those that other processes have requested or request now. Raises: OSError."""
+        descriptor = os.open(self.path, os.O_RDONLY)
+        try:
+            with suppress(OSError):  # a file system without locks
+                fcntl.flock(descriptor, fcntl.LOCK_EX)
+            replace_file(self.changes, json.dumps({**self.read_changes(), **changes}))
+        finally:
+            os.close(descriptor)
+
+    def read_changes(self) -> dict[str, Any]:
+        """Return the changes that the user requested: fields of the spec with their new values."""
+        return self._read_object(self.changes)
+
+    def _read_object(self, path: Path) -> dict[str, Any]:
+        """Return the JSON object of a file, empty if there is none."""
+        try:
+            content = json.loads(self.read(path))
+        except (OSError, ValueError, RecursionError):
+            return {}
+        return content if isinstance(content, dict) else {}
+
+    def last_write(self) -> float:
+        """Return the time of the run's last write (Unix seconds); pages are written every second. Raises: OSError."""
+        written = [self.status, self.metrics, self.events, *self.pages.glob("*"), *self.logs.glob("*")]
+        return max(path.lstat().st_mtime for path in written if os.path.lexists(path))
+
+    def write_status(self, resource: Mapping[str, Any]) -> bool:
+        """Replace status.yaml atomically; return whether it was written.
+
+        While the job runs, the first line names the writer.
+        """
+        keys = ("apiVersion", "kind", "metadata", "spec", "status")
+        content = {key: resource[key] for key in keys if key in resource}
+        ended = (resource.get("status") or {}).get("phase") in ENDED_PHASES
+        head = "" if ended else _WRITER.format(pid=os.getpid(), host=socket.gethostname(), since=self._since)
+        return self.write(self.status, head + _dump_all([content]))
+
+    def write_event(self, moment: datetime, kind: str, reason: str, message: str) -> None:
+        """Append a line to events.log."""
+        text = hide_credentials(" ".join(message.split()))
+        with self._tolerantly(self.events), self.events.open("a", encoding="utf-8") as stream:
+            stream.write(f"{_local_time(moment)} {kind} {reason}: {text}\n")
+
+    def write_error(self, moment: datetime, where: str, error: BaseException) -> None:
+        """Append the traceback of an unexpected error to errors.log."""
+        with self._tolerantly(self.errors), self.errors.open("a", encoding="utf-8") as stream:
+            stream.write(f"{_local_time(moment)} {where}\n")
+            stream.write("".join(traceback.format_exception(error)) + "\n")
+
+    def read_step_hint(self, attempt: int) -> str:
+        """Return why no step of an attempt is visible, by the last page of its pod 0; empty if steps are."""
+        page = self.read_pages(f"attempt-{attempt}-pod-0")
+        return parse_page(*page.values()).step_hint if page else ""
+
+    def read_pages(self, pattern: str = "*") -> dict[str, str]:
+        """Return the last metrics pages of pods by their names, such as attempt-1-pod-0."""
+        pages = {}
+        for path in sorted(self.pages.glob(f"{pattern}.prom")):
+            with suppress(OSError):
+                pages[path.stem] = self.read(path)
+        return pages
+
+    def read_events(self) -> str:
+        """Return the lines of events.log; empty before the first event."""
+        try:
+            return self.read(self.events)
+        except OSError:
+            return ""
+
+    def read_rows(self) -> list[dict[str, float]]:
+        """Return the rows of metrics.csv, without cells that are not numbers; none before the first row."""
+        rows: list[dict[str, float]] = []
+        try:
+            text = self.read(self.metrics)
+        except OSError:
+            return rows
+        with suppress(csv.Error):  # as of a line that a crash has cut
+            for row in csv.DictReader(io.StringIO(text, newline="")):
+                rows.append({})
+                for name, cell in row.items():
+                    with suppress(TypeError, ValueError):
+                        rows[-1][name] = float(cell)
+        return rows
+
+    def write_row(self, moment: datetime, attempt: int, page: Page) -> None:
+        """Append a row to metrics.csv; unknown values are left empty."""
+        rates = page.rates or Rates()
+        derived = {
+            "time": f"{moment.timestamp():.3f}",
+            "attempt": attempt,
+            "samples_per_second": page.values.get(constants.METRIC_GLOBAL_RATE)
+            if rates.samples is None
+            else rates.samples,
+            "steps_per_second": rates.steps,
+        }
+        new = not self.metrics.exists() or not self.metrics.stat().st_size
+        with self._tolerantly(self.metrics), self.metrics.open("a", encoding="utf-8", newline="") as stream:
+            writer = csv.writer(stream)
+            if new:
+                writer.writerow(COLUMNS)
+            row = [derived[name] if metric is None else page.values.get(metric) for name, metric in COLUMNS.items()]
+            writer.writerow(row)
+
+    def write(self, path: Path, text: str) -> bool:
+        """Replace a file atomically; return whether it was written."""
+        with self._tolerantly(path):
+            replace_file(path, text, private=True)
+        return path not in self._failing
+
+    @contextmanager
+    def _tolerantly(self, path: Path) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if not self._failing:
+                self.on_problem(f"{path} cannot be written ({error.strerror or error}); the run continues without it")
+            self._failing.add(path)
+        else:
+            self._failing.discard(path)
+
+
+def _local_time(moment: datetime) -> str:
+    return f"{moment.astimezone():%Y-%m-%dT%H:%M:%S%z}"
+
+
+def _write_private(path: Path, text: str) -> None:
+    """Write a file that only its owner may read. Raises: OSError."""
+    with open(path, "w", encoding="utf-8", opener=open_plain) as stream:
+        os.fchmod(stream.fileno(), 0o600)
+        stream.write(text)
+
+
+def replace_file(path: Path, text: str, *, private: bool = False) -> None:
+    """Replace a file atomically. ``private``: only its owner may read it. Raises: OSError."""
+    temporary = path.with_name(f"{path.name}.tmp")
+    try:
+        temporary.unlink(missing_ok=True)  # it may be a link that was planted, or the file of a killed process
+        mode = 0o600 if private else 0o666
+        with open(temporary, "x", encoding="utf-8", opener=lambda name, flags: open_plain(name, flags, mode)) as stream:
+            stream.write(text)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
+
+
+def make_runs_folder(path: Path) -> None:
+    """Create the folder of runs. Neither git nor a later `ddp submit` takes its files. Raises: OSError."""
+    if not path.is_dir():
+        path.mkdir(parents=True, exist_ok=True)
+        (path / ".gitignore").write_text("*\n", encoding="ascii")
+
+
+def is_out_of_space(error: Exception) -> bool:
+    """Return whether the disk, or the user's quota, is full."""
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def remove_temporary_files(folder: Path, *patterns: str) -> None:
+    """Remove files that match the patterns; their writers have ended."""
+    for pattern in patterns:
+        for file in folder.glob(pattern):
+            with suppress(OSError):
+                file.unlink()
+
+
+def choose_rate(rows: Iterable[Mapping[str, float]]) -> tuple[str, str]:
+    """Return the throughput's column and unit: samples, or steps if no samples are reported."""
+    if any(row.get("samples_per_second", 0.0) > 0 for row in rows):
+        return "samples_per_second", "samples/s"
+    return "steps_per_second", "steps/s"
+
+
+class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
+    """Writes texts of several lines as blocks, and no aliases, so that people can read them."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
+    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
+
+
+_Dumper.add_representer(str, _represent_text)
+_Dumper.add_representer(tuple, yaml.representer.SafeRepresenter.represent_list)
+
+
+def _dump_all(documents: Iterable[Mapping[str, Any]]) -> str:
+    return str(yaml.dump_all(map(dict, documents), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))

@@ -1,0 +1,279 @@
+"""Read a run folder as series and tables for the page."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from itertools import chain, pairwise
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from ddp_cli.local.ending import read_record
+from ddp_cli.local.folder import RunFolder
+from ddp_operator.api import constants
+from ddp_operator.api.status import ENDED_PHASES, Status
+from ddp_operator.decide.conditions import (
+    DISRUPTED,
+    FAILED,
+    INTERRUPTED,
+    NODES_READMITTED,
+    POD_REPLACEMENT,
+    RESIZED,
+    RESUMED,
+)
+from ddp_pod.contract.failure_table import UNKNOWN
+
+Point = tuple[float, float]
+Row = Mapping[str, float]
+
+_SERIES = re.compile(r'^(\w+)\{rank="(\d+)"\} (\S+)$', re.MULTILINE)
+_STEP_COUNT = "ddp_step_duration_seconds_count"
+_FAILURE = "Failure"
+_OTHER_CAUSES = (RESIZED, DISRUPTED, POD_REPLACEMENT, RESUMED, NODES_READMITTED)
+_RESTART = "restart"
+_LATE = 15.0  # seconds after which the operator reports an in-place restart at the latest
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """An interruption of training: seconds since the run's start, a short label, and the full cause."""
+
+    time: float
+    label: str
+    cause: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class LoggedEvent:
+    """A line of events.log. ``time``: Unix seconds."""
+
+    time: float
+    type: str
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class RankTime:
+    """One rank's mean step at the end of the run, in seconds."""
+
+    rank: int
+    steps: int
+    step: float
+    data: float
+    compute: float
+
+    @property
+    def own(self) -> float:
+        """Time of the rank's own work: in synchronous training, a straggler differs only here."""
+        return self.data + self.compute
+
+    @property
+    def wait(self) -> float:
+        """The remaining time: mostly waiting for other ranks."""
+        return max(0.0, self.step - self.own)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedRun:
+    """A run for the page. Times are seconds since its start, ``start`` is in Unix seconds, and charts end at ``end``.
+
+    ``command`` and ``facts`` (host, versions, commit) are empty for an older folder. ``under_way``: a `ddp run` still
+    writes the folder.
+    """
+
+    name: str
+    command: str
+    facts: Mapping[str, str]
+    under_way: bool
+    resource: Mapping[str, Any]
+    status: Status
+    start: float
+    end: float
+    rows: Sequence[Row]
+    marks: Sequence[Mark]
+    events: Sequence[LoggedEvent]
+    ranks: Sequence[RankTime]
+    step_hint: str = ""
+    """Why no step of the script is visible, and the remedy."""
+
+    @property
+    def interrupted(self) -> bool:
+        """Whether `ddp run` ended before the job did."""
+        failed = self.status.condition(FAILED)
+        closed = failed is not None and failed.reason == INTERRUPTED
+        return closed or (not self.under_way and self.status.phase not in ENDED_PHASES)
+
+    def series(self, column: str) -> list[list[Point]]:
+        """Return a column over time, one stretch per process of rank 0, without rows that lack the column."""
+        return [
+            [(row["time"] - self.start, row[column]) for row in part if column in row]
+            for part in split_processes(self.rows)
+        ]
+
+    @property
+    def checkpoints(self) -> list[Point]:
+        """The time of each checkpoint's first report, and its step."""
+        times: dict[float, float] = {}
+        for part in self.series("checkpoint_step"):
+            for time, step in part:
+                if step > 0:
+                    times.setdefault(step, time)
+        return [(time, step) for step, time in times.items()]
+
+
+def read_run(path: Path) -> RecordedRun:
+    """Return the contents of a run folder; missing parts are empty. Raises: ValueError, if it is not a run folder."""
+    folder = RunFolder(path)
+    if not folder.status.exists():
+        raise ValueError(f"{path}: not a run folder of `ddp run`: status.yaml is missing")
+    under_way = folder.in_use  # read before the status: a run that ends meanwhile was not interrupted
+    try:
+        resource = read_record(folder)
+        status = msgspec.convert(resource.get("status") or {}, Status)
+    except ValueError as error:
+        raise ValueError(
+            f"{folder.status}: invalid ({str(error).splitlines()[0]}); restore or delete the run"
+        ) from None
+    rows = [row for row in folder.read_rows() if "time" in row]
+    events = parse_events(folder.read_events())
+    pages = folder.read_pages()
+    return make_run(
+        resource,
+        status,
+        rows,
+        events,
+        name=path.resolve().name,
+        command=folder.command_line,
+        facts=folder.facts,
+        under_way=under_way,
+        step_hint=folder.read_step_hint(status.attempt),
+        ranks=parse_ranks(pages[stem] for stem in sorted(pages) if stem.startswith(f"attempt-{status.attempt}-")),
+    )
+
+
+def make_run(
+    resource: Mapping[str, Any],
+    status: Status,
+    rows: Sequence[Row],
+    events: Sequence[LoggedEvent],
+    *,
+    name: str,
+    under_way: bool,
+    command: str = "",
+    facts: Mapping[str, str] | None = None,
+    ranks: Sequence[RankTime] = (),
+    step_hint: str = "",
+) -> RecordedRun:
+    """Return the run with these rows and events, which may be in any order."""
+    rows = sorted(rows, key=lambda row: row["time"])
+    events = sorted(events, key=lambda event: event.time)
+    times = [time.timestamp() for time in (status.start_time, status.completion_time) if time]
+    times += [row["time"] for row in rows] + [event.time for event in events]
+    start = min(times, default=0.0)
+    return RecordedRun(
+        name=name,
+        command=command,
+        facts=facts or {},
+        under_way=under_way,
+        resource=resource,
+        status=status,
+        start=start,
+        end=max(times, default=0.0) - start,
+        rows=rows,
+        marks=find_marks(rows, events, start),
+        events=events,
+        ranks=ranks,
+        step_hint=step_hint,
+    )
+
+
+def split_processes(rows: Sequence[Row]) -> list[list[Row]]:
+    """Return the rows of each process of rank 0. A new one has a later attempt, or its step counter decreases."""
+    parts: list[list[Row]] = []
+    for row in rows:
+        before = parts[-1][-1] if parts else None
+        new = before is not None and any(row.get(name, 0) > before.get(name, 0) for name in ("attempt", "restarts"))
+        if before is None or new or row.get("steps", 0.0) < before.get("steps", 0.0):
+            parts.append([])
+        parts[-1].append(row)
+    return parts
+
+
+def find_marks(rows: Sequence[Row], events: Sequence[LoggedEvent], start: float) -> list[Mark]:
+    """Return the interruptions of training: each failure, and each other restart of rank 0's process with its event.
+
+    An event may be some seconds later than the first row after the restart.
+    """
+    marks = []
+    gaps = [(before[-1]["time"], after[0]["time"]) for before, after in pairwise(split_processes(rows))]
+    causes = [event for event in events if event.reason.startswith(_FAILURE) or event.reason in _OTHER_CAUSES]
+    for event in causes:
+        # An event's time is truncated to a second.
+        inside = (gap for gap in gaps if gap[0] - 1 < event.time <= gap[1])
+        before = (gap for gap in gaps if gap[1] < event.time <= gap[1] + _LATE)
+        gap = next(chain(inside, before), None)
+        if gap is not None:
+            gaps.remove(gap)
+        elif not event.reason.startswith(_FAILURE):
+            continue  # the mark of the failure before it has the details
+        time = gap[0] if gap is not None and event.time > gap[1] else max(event.time, gap[0] if gap else 0.0)
+        label = event.reason.removeprefix(_FAILURE)
+        marks.append(Mark(time - start, _RESTART if label == UNKNOWN.name else label, event.message))
+    marks += [Mark(before - start, _RESTART) for before, _ in gaps]
+    return sorted(marks, key=lambda mark: mark.time)
+
+
+def split_step_time(rows: Sequence[Row]) -> list[list[tuple[float, float, float, float]]]:
+    """Return (time, data, compute, wait) in seconds a step between neighbouring rows, a stretch for each process.
+
+    Empty if data and compute were not measured.
+    """
+    needed = ("steps", "step_seconds", "data_seconds", "compute_seconds")
+    stretches = []
+    for part in split_processes(rows):
+        parts = []
+        for before, after in pairwise(part):
+            if not all(name in before and name in after for name in needed):
+                continue
+            steps, whole, data, compute = (after[name] - before[name] for name in needed)
+            if steps > 0 and min(whole, data, compute) >= 0:
+                rest = max(0.0, whole - data - compute)
+                parts.append((after["time"], data / steps, compute / steps, rest / steps))
+        stretches.append(parts)
+    return stretches if any(data or compute for parts in stretches for _, data, compute, _ in parts) else []
+
+
+def parse_events(text: str) -> list[LoggedEvent]:
+    """Return the lines of an events.log."""
+    events = []
+    for line in text.splitlines():
+        match = re.fullmatch(r"(\S+) (\w+) (\w+): (.*)", line)
+        if match:
+            with suppress(ValueError):
+                events.append(LoggedEvent(datetime.fromisoformat(match[1]).timestamp(), *match.groups()[1:]))
+    return events
+
+
+def parse_ranks(pages: Iterable[str]) -> list[RankTime]:
+    """Return the ranks of the last metrics pages, in order."""
+    ranks: dict[int, dict[str, float]] = {}
+    for page in pages:
+        for name, rank, value in _SERIES.findall(page):
+            with suppress(ValueError):
+                ranks.setdefault(int(rank), {})[name] = float(value)
+    return measure_ranks(ranks)
+
+
+def measure_ranks(ranks: Mapping[int, Mapping[str, float]]) -> list[RankTime]:
+    """Return the ranks' mean steps from their counters, in order, without ranks that made no step."""
+    times = []
+    for rank, values in sorted(ranks.items()):
+        steps = values.get(_STEP_COUNT, 0.0)
+        if steps > 0:
+            parts = (constants.METRIC_STEP_SECONDS, constants.METRIC_DATA_SECONDS, constants.METRIC_COMPUTE_SECONDS)
+            times.append(RankTime(rank, int(steps), *(values.get(name, 0.0) / steps for name in parts)))
+    return times

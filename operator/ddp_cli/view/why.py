@@ -1,0 +1,597 @@
+"""What a job waits for or why it failed, and what to do: one paragraph, from its status and the Events about it. Pure.
+
+The status holds the cluster's messages; this module adds the order of importance and the remedy.
+"""
+
+import re
+import tomllib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime, timedelta
+from importlib import resources
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from ddp_operator.api.child_names import POD_SUFFIX
+from ddp_operator.api.constants import MANAGED_BY, MESH_PROXIES
+from ddp_operator.api.kubeobjects import find_foreign_manager, parse_time
+from ddp_operator.api.status import ENDED_PHASES, Condition, LastFailure, PreflightStatus, Progress, Status
+from ddp_operator.api.texts import format_duration
+from ddp_operator.decide.conditions import (
+    BLOCKING,
+    CHANGE_PENDING,
+    SIDECAR_RESTARTED,
+    STALLED,
+    WAITING_FOR_RANKS,
+    find_blocker,
+    find_doubts,
+    find_obstacle,
+)
+from ddp_operator.decide.failures import describe_end, describe_failure, sentence
+from ddp_operator.decide.kills import find_kill
+from ddp_operator.decide.scheduling import EXPLAINING_EVENTS, SCHEDULER_EVENT, read_event_time
+from ddp_pod.contract.failure_text import HIDDEN_FAILURE_REMEDY, NON_FINITE_REMEDY, PROBE_REMEDY
+
+
+def _capitalize(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+_READ_LOGS: Final = "Read the end of its log: ddp logs {name}."
+
+
+class _MessageRemedy(NamedTuple):
+    """The remedy for a message of another component that matches ``pattern``; it replaces that of the reason.
+
+    ``reason``: the only reason to which it applies; empty: any.
+    """
+
+    pattern: str
+    remedy: str
+    reason: str = ""
+
+
+_TABLE: Final = tomllib.loads((resources.files(__package__) / "remedies.toml").read_text(encoding="utf-8"))
+REMEDIES: Final[Mapping[str, str]] = {
+    **_TABLE["reasons"],
+    "TracebackAtEnd": f"{_capitalize(HIDDEN_FAILURE_REMEDY)}; then submit the job again.",
+    "LossNotFinite": f"{_capitalize(NON_FINITE_REMEDY)}.",
+}
+"""Remedy by reason. For any other reason, the remedy is kubectl describe."""
+_MESSAGE_REMEDIES: Final = (
+    *(
+        _MessageRemedy(
+            f"injected {container}$",
+            f"Keep it out by the annotation {annotation}: {value!r} in spec.template.metadata, or let the mesh add "
+            "native sidecars; then submit the job again.",
+            reason="Finished",
+        )
+        for container, (annotation, value) in MESH_PROXIES.items()
+    ),
+    *(_MessageRemedy(**entry) for entry in _TABLE["messages"]),
+)
+_NO_OPERATOR: Final = "NoOperator"
+_NO_ACTION: Final = "; no action needed."
+_PLANNED_RESTARTS: Final = ("Resized", "Resumed", "NodesReadmitted")
+"""Reasons of restarts that follow no failure."""
+_BEFORE_FIRST_STEP: Final = ("WaitingForWorkers", "NoStepYet")
+_DESCRIBE: Final = "kubectl describe ddp {name} has all conditions and events."
+# A running operator handles a new job within a second.
+_UNSEEN_PATIENCE: Final = timedelta(seconds=10)
+_EVENT_LIMIT: Final = 300
+# Kubernetes repeats the warning of a fault that lasts at least every five minutes.
+_EVENT_AGE: Final = timedelta(minutes=10)
+_EVENT_LATENESS: Final = timedelta(seconds=30)
+_START_WARNINGS: Final = frozenset((*EXPLAINING_EVENTS, *BLOCKING))
+# The cause is in the pod's status.
+_ECHOES: Final = ("BackOff", "Failed")
+# The message of ``status.scheduling`` about a restarted sidecar.
+_SIDECAR: Final = re.compile(r"sidecar (?P<container>[a-z0-9-]+) of pod (?P<pod>[a-z0-9.-]+):")
+# A standby or a new pod takes over within this time after a leader has ended or its Lease has expired.
+_TAKEOVER: Final = timedelta(seconds=15)
+# While steps are made, the operator writes the status every half a minute; it reports a stall after a third of the
+# watchdog's time.
+_STATUS_AGE: Final = timedelta(minutes=2)
+_STALL_SECONDS: Final = 300
+_LONG_PAUSE: Final = timedelta(minutes=1)  # since the last step
+_CHECK_OPERATOR: Final = (
+    "Check that the operator is running and serves this namespace: kubectl get pods -A -l "
+    "app.kubernetes.io/name=ddp-operator shows it."
+)
+
+
+class LeaseRenewal(NamedTuple):
+    """The last renewal of an operator's Lease, and for how long it was valid."""
+
+    time: datetime
+    duration: timedelta
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """The explanation: ``what`` is the state and its reason, ``todo`` the remedy (empty if none is needed)."""
+
+    name: str
+    phase: str
+    reason: str
+    what: str
+    todo: str = ""
+
+    def __str__(self) -> str:
+        return " ".join(filter(None, (self.what, self.todo)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Case:
+    """A job to explain."""
+
+    name: str
+    metadata: Mapping[str, Any]
+    status: Status
+    events: Sequence[Mapping[str, Any]]
+    now: datetime
+    option: str
+    spec: Mapping[str, Any]
+    lease: LeaseRenewal | None
+
+    @property
+    def phase(self) -> str:
+        return self.status.phase or "Pending"
+
+    def conclude(self, reason: str, what: str, remedy: str = "") -> Why:
+        """Return the explanation with a remedy whose commands are filled in."""
+        return Why(self.name, self.phase, reason, what, self.fill(remedy))
+
+    def fill(self, remedy: str) -> str:
+        """Return a remedy whose commands name the job and, if needed, its namespace."""
+        saved = self.status.checkpoint
+        onward = "from the beginning: no checkpoint was reported"
+        if saved is not None:
+            onward = f"from the checkpoint of step {saved.step}"
+        return remedy.format(name=self.name + self.option, option=self.option, onward=onward)
+
+
+def explain_why(
+    resource: Mapping[str, Any],
+    events: Sequence[Mapping[str, Any]],
+    now: datetime,
+    *,
+    option: str = "",
+    lease: LeaseRenewal | None = None,
+) -> Why:
+    """Return the explanation of a resource. ``events``: those about it and its child objects, oldest first.
+
+    ``option``: what the suggested commands need to find its namespace, such as `` -n team``. ``lease``: the operator's;
+    None: unknown.
+    """
+    metadata = resource["metadata"]
+    name = str(metadata["name"])
+    try:
+        status = msgspec.convert(resource.get("status") or {}, Status)
+    except msgspec.ValidationError:  # a newer operator wrote it, or another client
+        what = f"{name} has a status that this version of ddp cannot read."
+        return Why(name, "Unknown", "", what, _DESCRIBE.format(name=name + option))
+
+    case = _Case(name, metadata, status, events, now, option, resource.get("spec") or {}, lease)
+    why = next((why for step in _STEPS if (why := step(case)) is not None), None) or _explain_training(case)
+    advice = _advise_on_sidecar(case)
+    if advice and case.phase not in ENDED_PHASES:
+        why = replace(why, todo=" ".join(filter(None, (why.todo, advice))))
+    return _add_operator_absence(case, why)
+
+
+def _add_operator_absence(case: _Case, why: Why) -> Why:
+    """Return an explanation with a warning if no operator handles the job, so that its state is an old one."""
+    if case.phase in ENDED_PHASES or not case.status.conditions:
+        return why
+    absence = _describe_absence(case)
+    if not absence:
+        return why
+    what = f"{absence}; failures, suspension and resizing are not handled. The last known state: {why.what}"
+    return Why(why.name, why.phase, _NO_OPERATOR, what, _CHECK_OPERATOR)
+
+
+def _describe_absence(case: _Case) -> str:
+    """Return how long no operator has acted, by its Lease or the age of a status that should change; else empty."""
+    if case.lease is not None:
+        age = case.now - case.lease.time
+        if age < case.lease.duration + _TAKEOVER:
+            return ""
+        return f"No operator has renewed its Lease for {format_duration(age.total_seconds())}"
+
+    written = _find_status_time(case.metadata)
+    is_training = case.status.is_true("Progressing") and case.status.progress is not None
+    if written is None or not is_training or case.phase != "Running":
+        return ""
+    watchdog = case.spec.get("watchdog") or {}
+    patience = _STATUS_AGE + timedelta(seconds=(watchdog.get("stallSeconds") or _STALL_SECONDS) / 3)
+    age = case.now - written
+    if age < patience:
+        return ""
+    return f"No operator has written the status for {format_duration(age.total_seconds())}, although the job trains"
+
+
+def _find_status_time(metadata: Mapping[str, Any]) -> datetime | None:
+    """Return when the operator last changed the status, as the API server recorded it."""
+    entries = metadata.get("managedFields") or ()
+    times = [
+        parse_time(entry.get("time"))
+        for entry in entries
+        if (entry.get("manager"), entry.get("subresource")) == (MANAGED_BY, "status")
+    ]
+    return max(filter(None, times), default=None)
+
+
+def _explain_deletion(case: _Case) -> Why | None:
+    if "deletionTimestamp" not in case.metadata:
+        return None
+    return case.conclude("Deleting", f"{case.name} is being deleted.", "Its pods end within their grace period.")
+
+
+def _explain_foreign_manager(case: _Case) -> Why | None:
+    manager = find_foreign_manager({"spec": case.spec})
+    if manager is None:
+        return None
+    what = f"{case.name} is managed by {manager} (spec.managedBy); the DDP operator of this cluster ignores it."
+    return Why(case.name, case.phase, "ManagedElsewhere", what, "Check that controller, or the cluster that it uses.")
+
+
+def _explain_success(case: _Case) -> Why | None:
+    if case.phase != "Succeeded":
+        return None
+    success = _describe_success(case)
+    doubts = find_doubts(case.status)
+    if not doubts:
+        return case.conclude("", success + _describe_unknown_groups(case.status))
+    what = " ".join(
+        [f"{success} But {sentence(doubts[0].message)}", *(sentence(doubt.message) for doubt in doubts[1:])]
+    )
+    return case.conclude(doubts[0].reason, what, REMEDIES[doubts[0].reason])
+
+
+def _explain_failure(case: _Case) -> Why | None:
+    if case.phase != "Failed":
+        return None
+    failed = case.status.condition("Failed")
+    if failed is not None and failed.status != "True":
+        failed = None
+    reason = failed.reason if failed else ""
+    failure = case.status.last_failure
+
+    what = _describe_end(case, failed)
+    if case.status.code:
+        what += f" Its code was {case.status.code.revision}."
+    remedy = REMEDIES.get(reason, "")
+    if failure is None:
+        return case.conclude(reason, what, remedy or _READ_LOGS)
+    if not _is_cause(failure, reason):
+        what += f" The last failure was {_describe_cause(failure)}"
+    # The hint explains the error; the reason only explains why there was no further attempt.
+    if not remedy and not failure.hint:
+        remedy = _READ_LOGS
+    todo = " ".join(filter(None, (_describe_hint(failure), case.fill(remedy))))
+    return Why(case.name, case.phase, reason, what, todo)
+
+
+def _describe_end(case: _Case, failed: Condition | None) -> str:
+    attempts = f" after {case.status.attempt} attempts" if case.status.attempt > 1 else ""
+    what = f"{case.name} has failed{attempts}"
+    if failed is None:
+        return f"{what}."
+    failure = case.status.last_failure
+    message = describe_end(failed, failure)
+    if failure is not None and _is_cause(failure, failed.reason):
+        end = f" It was given up ({failed.reason}): {sentence(message)}" if message else ""
+        return f"{what}: {_describe_cause(failure)}{end}"
+    return f"{what} ({failed.reason}): {sentence(message)}" if message else f"{what} ({failed.reason})."
+
+
+def _is_cause(failure: LastFailure, reason: str) -> bool:
+    """Return whether the last failure, and not a deadline, ended the job."""
+    return bool(failure.conclusion) or failure.category == reason
+
+
+def _explain_unseen(case: _Case) -> Why | None:
+    if case.status.conditions:
+        return None
+    created = parse_time(case.metadata.get("creationTimestamp"))
+    age = case.now - created if created else _UNSEEN_PATIENCE
+    if age < _UNSEEN_PATIENCE:
+        return Why(case.name, "Pending", "New", f"{case.name} is new; the operator has not handled it yet.")
+    what = f"No operator has handled {case.name} in the {format_duration(age.total_seconds())} since it was created."
+    return Why(
+        case.name,
+        "Pending",
+        _NO_OPERATOR,
+        what + _describe_last_warning(case, what),
+        _CHECK_OPERATOR,
+    )
+
+
+def _explain_obstacle(case: _Case) -> Why | None:
+    obstacle = find_obstacle(case.status)
+    if obstacle is None:
+        return None
+    what = _describe_obstacle(case, obstacle)
+    # A restarting job restarts automatically, unless its pods are blocked.
+    if obstacle.type == "Restarting":
+        blocker = find_blocker(case.status)
+        if blocker is not None:
+            what += f" Its pods wait ({blocker.reason}): {sentence(blocker.message)}"
+            obstacle = blocker
+    return case.conclude(obstacle.reason, what, _find_remedy(case.status, obstacle))
+
+
+def _explain_failing_upload(case: _Case) -> Why | None:
+    uploaded = case.status.condition("CheckpointsUploaded")
+    if uploaded is None or uploaded.status != "False":
+        return None
+    what = f"{_describe_training(case)} But {sentence(uploaded.message)}"
+    return case.conclude(uploaded.reason, what, REMEDIES[uploaded.reason])
+
+
+def _explain_divergence(case: _Case) -> Why | None:
+    progress = case.status.progress
+    if progress is None or (progress.loss or "").lstrip("-") not in ("nan", "inf"):
+        return None
+    what = f"{_describe_training(case)} But its loss is {progress.loss}: further steps cannot improve the model."
+    return Why(case.name, case.phase, "", what, REMEDIES["LossNotFinite"])
+
+
+def _explain_training(case: _Case) -> Why:
+    status = case.status
+    hint = ""
+    if status.last_failure and status.restarts.all:
+        hint = _describe_hint(status.last_failure)
+    if not hint and status.preflight and status.preflight.failed:
+        hint = case.fill("The reasons are in pod 0's log: ddp logs {name} --node 0.")
+    return Why(case.name, case.phase, "", _describe_training(case), hint)
+
+
+_STEPS: Final[tuple[Callable[[_Case], Why | None], ...]] = (
+    _explain_deletion,
+    _explain_foreign_manager,
+    _explain_success,
+    _explain_failure,
+    _explain_unseen,
+    _explain_obstacle,
+    _explain_failing_upload,
+    _explain_divergence,
+)
+"""The explanations in the order of their importance; the first one that applies is returned."""
+
+
+def _describe_obstacle(case: _Case, condition: Condition) -> str:
+    opening = _describe_waiting(case, condition)
+    what = f"{opening}: {sentence(condition.message)}" if condition.message else f"{opening}."
+    failure = case.status.last_failure
+    if failure is not None and _is_after_restart(case.status, condition):
+        what += f" The last failure was {_describe_cause(failure)}"
+    if condition.type in ("Scheduled", "Rendezvoused", "Progressing"):
+        what += _describe_aside(case.status)
+        what += _describe_last_warning(case, what, condition.last_transition_time)
+    return what
+
+
+def _describe_waiting(case: _Case, condition: Condition) -> str:
+    since = condition.last_transition_time
+    joined = case.status.condition("Rendezvoused")
+    if condition.type == "Scheduled" and joined is not None and joined.status == "False":
+        since = min(since, joined.last_transition_time)  # pods that start and fail again keep the job waiting
+    progress = case.status.progress
+    if condition.reason == STALLED and progress is not None and progress.last_step_time is not None:
+        since = progress.last_step_time
+    # The job did not wait while it was suspended.
+    since = max(filter(None, (since, case.status.attempt_time)))
+    lasting = ""
+    if since <= case.now:
+        lasting = f" for {format_duration((case.now - since).total_seconds())}"
+    if condition.reason == "Stopping":
+        return f"{case.name} is stopping"
+    if condition.reason == "Finished":
+        return f"{case.name} has finished training{lasting} but its pods have not ended"
+    states = {
+        "Accepted": f"is not accepted ({condition.reason})",
+        "Suspended": f"has been suspended{lasting}",
+        "Restarting": f"has been restarting{lasting} ({condition.reason})",
+        "InputsReady": f"has waited{lasting} for its inputs, before it requests GPUs ({condition.reason})",
+        "Scheduled": f"has waited{lasting} for its pods to be scheduled and started ({condition.reason})",
+        "Rendezvoused": f"has waited{lasting} for its ranks to join the rendezvous ({condition.reason})",
+        "Distributed": f"is running but not as one job{lasting}{_describe_position(case.status)} ({condition.reason})",
+        "Progressing": f"is running without a step{lasting}{_describe_position(case.status)} ({condition.reason})",
+    }
+    return f"{case.name} {states[condition.type]}"
+
+
+def _describe_position(status: Status) -> str:
+    progress = status.progress
+    if progress is None or progress.step is None:
+        return ""
+    return f" after step {progress.step}" + (f" of {progress.total_steps}" if progress.total_steps else "")
+
+
+def _find_remedy(status: Status, condition: Condition) -> str:
+    # The name of a job may look like a message.
+    message = re.sub(rf"^{re.escape(status.job_name)}-\S+( \(and \S+ more pods?\))?: ", "", condition.message)
+    for entry in _MESSAGE_REMEDIES:
+        match = re.search(entry.pattern, message) if entry.reason in ("", condition.reason) else None
+        if match is not None:
+            return _insert_names(entry.remedy, match)
+    remedy = REMEDIES.get(condition.reason, _DESCRIBE)
+    if not _is_after_restart(status, condition):
+        return remedy
+
+    # The same fault may end every attempt, so its hint precedes the announcement of another one.
+    hint = _describe_hint(status.last_failure) if status.last_failure else ""
+    if not hint:
+        return remedy
+    return f"{_escape(hint)} {remedy.replace(_NO_ACTION, '.')}"
+
+
+def _insert_names(remedy: str, match: re.Match[str]) -> str:
+    """Return a remedy with the names that its pattern found; ``_Case.fill`` replaces the other ones in braces."""
+    for name, value in match.groupdict().items():
+        remedy = remedy.replace(f"{{{name}}}", _escape(value or ""))
+    return remedy
+
+
+def _is_after_restart(status: Status, condition: Condition) -> bool:
+    """Return whether a condition reports that training restarts after a failure, or has not continued since."""
+    if condition.type == "Restarting":
+        return condition.reason not in _PLANNED_RESTARTS
+    return bool(status.restarts.all) and condition.reason in _BEFORE_FIRST_STEP
+
+
+def _escape(text: str) -> str:
+    """Return a text of a pod for ``_Case.fill``, which replaces names in braces."""
+    return text.replace("{", "{{").replace("}", "}}")
+
+
+def _describe_success(case: _Case) -> str:
+    status = case.status
+    duration = ""
+    if status.start_time and status.completion_time:
+        seconds = (status.completion_time - status.start_time).total_seconds()
+        duration = f" in {format_duration(seconds)}"
+    progress = status.progress or Progress()
+    measured = {"step": progress.step, "loss": progress.loss, "validation accuracy": progress.val_accuracy}
+    results = [f"{label} {value}" for label, value in measured.items() if value]
+    restarts = status.restarts.all
+    if restarts:
+        results.append(f"{restarts} restart{'s' if restarts != 1 else ''}")
+    return f"{case.name} has succeeded{duration}" + (f": {', '.join(results)}." if results else ".")
+
+
+def _describe_training(case: _Case) -> str:
+    status = case.status
+    remarks = _describe_aside(status) + _describe_preflight(status.preflight) + _describe_survived_failure(status)
+    remarks += _describe_unknown_groups(status)
+    progress = status.progress
+    if progress is None:
+        return f"{case.name} is running; nothing blocks it.{remarks}"
+
+    parts = []
+    if progress.step is not None:
+        parts.append(f"step {progress.step}" + (f" of {progress.total_steps}" if progress.total_steps else ""))
+    if progress.percent:
+        parts.append(f"{progress.percent} done")
+    if progress.eta:
+        parts.append(f"{progress.eta} left")
+    measured = f" ({', '.join(parts)})" if parts else ""
+    pause = case.now - (progress.last_step_time or case.now)
+    state = "nothing blocks it"
+    if pause >= _LONG_PAUSE:
+        state = f"its last step ended {format_duration(pause.total_seconds())} ago"
+    return f"{case.name} is training{measured}; {state}.{remarks}"
+
+
+def _describe_survived_failure(status: Status) -> str:
+    restarts = status.restarts.all
+    if not restarts or status.last_failure is None:
+        return ""
+    times = "once" if restarts == 1 else f"{restarts} times"
+    return f" It was restarted {times}; the last failure was {_describe_cause(status.last_failure)}"
+
+
+def _describe_aside(status: Status) -> str:
+    """Return the message about scheduled pods: a pending change of the size, restarted sidecars."""
+    scheduled = status.condition("Scheduled")
+    if scheduled is None or scheduled.reason not in (CHANGE_PENDING, SIDECAR_RESTARTED):
+        return ""
+    return f" {sentence(scheduled.message)}"
+
+
+def _advise_on_sidecar(case: _Case) -> str:
+    """Return the probe for which the kubelet restarts a sidecar, or the command that prints why it ended.
+
+    Empty if none was restarted.
+    """
+    scheduled = case.status.condition("Scheduled")
+    if scheduled is None or scheduled.reason != SIDECAR_RESTARTED:
+        return ""
+    match = _SIDECAR.search(scheduled.message)
+    if match is None:
+        return ""
+    about_pod = [event for event in case.events if (event.get("involvedObject") or {}).get("name") == match["pod"]]
+    kill = find_kill(about_pod, match["container"])
+    if kill is not None:
+        remedy = PROBE_REMEDY.format(field=kill.field, container=kill.container)
+        because = f": {kill.message}" if kill.message else ""
+        return f"{sentence(f'Its {kill.field} fails{because}')} {_capitalize_sentence(remedy)}"
+    command = f"kubectl logs {match['pod']} -c {match['container']} --previous{case.option}"
+    return f"Why the sidecar ended: {command}."
+
+
+def _describe_unknown_groups(status: Status) -> str:
+    distributed = status.condition("Distributed")
+    if distributed is None or distributed.status != "Unknown":
+        return ""
+    return f" But {sentence(distributed.message)}"
+
+
+def _describe_preflight(preflight: PreflightStatus | None) -> str:
+    """Return the result of a preflight that failed without ending the job."""
+    if preflight is None or not preflight.failed:
+        return ""
+    pair = preflight.slowest_pair
+    findings = []
+    if "transport" in preflight.failed:
+        findings.append(f"traffic between pods uses {preflight.transport}")
+    if "allreduce" in preflight.failed and preflight.all_reduce_megabytes_per_second:
+        findings.append(f"an all-reduce transfers {preflight.all_reduce_megabytes_per_second} MB/s")
+    if "pairs" in preflight.failed and pair is not None:
+        nodes = f" (nodes {' and '.join(pair.nodes)})" if pair.nodes else ""
+        pods = " and ".join(map(str, pair.pods))
+        findings.append(f"pods {pods}{nodes} exchange {pair.megabytes_per_second} MB/s")
+    details = f": {', '.join(findings)}" if findings else ""
+    return f" But its preflight failed in {', '.join(preflight.failed)}{details}."
+
+
+def _describe_hint(failure: LastFailure) -> str:
+    return _capitalize_sentence(failure.hint)
+
+
+def _capitalize_sentence(text: str) -> str:
+    return sentence(_capitalize(text))
+
+
+def _describe_cause(failure: LastFailure) -> str:
+    return sentence(describe_failure(failure, whole=True))
+
+
+def _is_resolved(case: _Case, event: Mapping[str, Any]) -> bool:
+    """Return whether a warning is about the start of pods, and they have started, or have a node at least."""
+    reason = event.get("reason")
+    if reason not in _START_WARNINGS or not case.status.is_true("Scheduled"):
+        return False
+    rendezvoused = case.status.condition("Rendezvoused")
+    waits_for_kubelet = rendezvoused is not None and rendezvoused.reason == WAITING_FOR_RANKS
+    return reason == SCHEDULER_EVENT or not waits_for_kubelet
+
+
+def _describe_last_warning(case: _Case, text: str, since: datetime | None = None) -> str:
+    """Return the newest warning about the job or its child objects, unless ``text`` contains it.
+
+    Warnings that are older than the wait, which began at ``since``, or are no longer repeated, belong to another fault.
+    """
+    created = parse_time(case.metadata.get("creationTimestamp"))
+    began = since - _EVENT_LATENESS if since is not None else None
+    earliest = max(filter(None, (created, began, case.now - _EVENT_AGE)))
+    for event in reversed(case.events):
+        time = parse_time(read_event_time(event))
+        if time is not None and time < earliest:
+            break
+        message = " ".join(str(event.get("message") or "").split())
+        is_news = event.get("type") == "Warning" and event.get("reason") not in _ECHOES
+        if not is_news or not message or _is_resolved(case, event):
+            continue
+        if _strip_pod_suffixes(message.rstrip(".")) in _strip_pod_suffixes(text):
+            return ""
+        return f" The last warning was {event.get('reason')}: {sentence(message[:_EVENT_LIMIT])}"
+    return ""
+
+
+def _strip_pod_suffixes(text: str) -> str:
+    """Return a message without the end of each pod's name, which differs between attempts to create it."""
+    return re.sub(rf'-(?:[0-9]+-{POD_SUFFIX}|\*)(?=")', "", text)

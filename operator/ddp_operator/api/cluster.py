@@ -1,0 +1,235 @@
+"""The protocol of a cluster, which the reconcile uses: an API server (``kube``) or this machine (``local``).
+
+Objects are plain Kubernetes JSON (``dict`` with ``apiVersion``, ``kind``, ``metadata``, …), as an API server sends them
+and ``ddp render`` prints them. ``tests/contract`` tests both implementations with one suite.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
+
+from ddp_operator.api.kubeobjects import find_foreign_manager
+
+Object = Mapping[str, Any]
+"""One Kubernetes object as JSON. Do not mutate it after it was passed on."""
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Key:
+    """Namespace and name of a custom resource, which is the unit of work of the queue."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A resource and its children, as last observed.
+
+    Children have the label, and their controller is a resource of that name or, for pods, one of its Jobs. The
+    reconcile compares the owner's UID. Other objects with the label may be missing. Jobs and pods have the fields that
+    the operator reads. ConfigMaps with an empty label are shared: they are in each snapshot of their namespace.
+    """
+
+    resource: Object
+    services: tuple[Object, ...] = ()
+    config_maps: tuple[Object, ...] = ()
+    jobs: tuple[Object, ...] = ()
+    pods: tuple[Object, ...] = ()
+    policies: tuple[Object, ...] = ()
+
+
+def claim_of(resource: Object) -> str | None:
+    """Return the claim or the URL of a resource's checkpoints, from its spec and the profile in its status.
+
+    A job of another controller has none: its pods run elsewhere.
+    """
+    if find_foreign_manager(resource) is not None:
+        return None
+    profile_job = ((resource.get("status") or {}).get("profile") or {}).get("job") or {}
+    own_checkpoint = (resource.get("spec") or {}).get("checkpoint") or {}
+    checkpoint = {**(profile_job.get("checkpoint") or {}), **own_checkpoint}
+    claim = checkpoint.get("claimName") or checkpoint.get("url")
+    return claim if isinstance(claim, str) else None
+
+
+def name_claim(claim: str) -> str:
+    """Return the text for a result of ``claim_of`` in a message."""
+    return claim if "://" in claim else f"claim {claim}"
+
+
+def owner_uids(item: Object) -> set[str]:
+    """Return the UIDs of an object's owners, including its controller."""
+    return {str(owner.get("uid")) for owner in (item.get("metadata") or {}).get("ownerReferences") or ()}
+
+
+def controller_of(item: Object) -> Mapping[str, Any]:
+    """Return the owner reference of the object's controller, empty if it has none."""
+    references = (item.get("metadata") or {}).get("ownerReferences") or []
+    return next((reference for reference in references if reference.get("controller")), {})
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """An Event for ``kubectl describe``. It is emitted once for each transition."""
+
+    type: Literal["Normal", "Warning"]
+    reason: str
+    message: str
+
+
+ChildKind = Literal["Service", "ConfigMap", "Job", "Pod", "NetworkPolicy"]
+
+
+class ClusterError(Exception):
+    """A call failed, and a retry may succeed (network, 429, 5xx)."""
+
+
+class ServerError(ClusterError):
+    """The API server failed (5xx), for example because a webhook is unavailable. ``message``: the server's message."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message)
+        self.message = message
+
+
+class VersionConflict(ClusterError):
+    """The object changed after it was observed (409 on a precondition). Observe it again."""
+
+
+class Refused(Exception):
+    """The API server refuses the request, and a retry would not change that. ``message``: the server's message."""
+
+    def __init__(self, message: str, *, reason: Literal["Invalid", "Forbidden"]) -> None:
+        super().__init__(message)
+        self.message = message
+        self.reason = reason
+
+
+@dataclass
+class AlreadyExists(Exception):
+    """An object with the name of a created one exists. ``existing``: that object; empty for a Secret."""
+
+    existing: Object = field(default_factory=dict)
+
+
+class Cluster(Protocol):
+    """The calls of the reconcile to a cluster.
+
+    Every method may raise ClusterError, and otherwise only the named exceptions.
+    """
+
+    async def observe(self, key: Key) -> Snapshot | None:
+        """Return the resource and its labelled children, or None if the resource does not exist.
+
+        The result may be from a cache, which never lags behind this process's own writes.
+        """
+
+    async def fetch(self, key: Key) -> Snapshot | None:
+        """Return the result of ``observe`` without a cache, for decisions that a late watch event could falsify."""
+
+    async def resources_on_claim(self, namespace: str, claim: str) -> Iterable[Object]:
+        """Return the resources in a namespace that store checkpoints in this claim or URL, at least name and state."""
+
+    async def create(self, manifest: Object, *, dry_run: bool = False) -> Object:
+        """POST one child and return it as stored, at least its metadata.
+
+        With ``dry_run`` all admission steps check it, and it is not stored.
+
+        Raises: AlreadyExists, Refused, ServerError.
+        """
+
+    async def add_owners(self, item: Object, references: Sequence[Object]) -> Object | None:
+        """Add owners to a ConfigMap. Idempotent, and safe with concurrent calls.
+
+        Returns the ConfigMap's metadata; None if it was deleted or recreated meanwhile. Raises: Refused.
+        """
+
+    async def job(self, namespace: str, name: str) -> Object | None:
+        """Return the current Job with its complete template, which a snapshot may lack. None: it does not exist."""
+
+    async def patch_job(self, namespace: str, name: str, patch: Object, *, seen: Object | None = None) -> None:
+        """Merge-patch labels, annotations and ``spec`` (suspend, size) of a Job. No error if it does not exist.
+
+        ``seen``: the observed Job, whose version is the precondition. Raises: Refused, VersionConflict.
+        """
+
+    async def delete(
+        self, kind: ChildKind, namespace: str, name: str, *, uid: str, resource_version: str | None = None
+    ) -> None:
+        """Delete a child and, in the background, its own children. No error if it does not exist or has another UID.
+
+        Raises: VersionConflict if it has another version than ``resource_version``.
+        """
+
+    async def discard(self, manifest: Object) -> None:
+        """Delete an object by its name if it has the controller of ``manifest``. No error if it does not exist.
+
+        Use it for objects that are not observed.
+        """
+
+    async def restore_labels(self, owner: str, namespace: str, name: str, labels: Mapping[str, str]) -> bool:
+        """Restore removed labels of a Job and its pods.
+
+        ``owner``: the UID of the Job's controller; no error if no such Job exists. Returns whether labels were missing.
+
+        Raises: Refused.
+        """
+
+    async def profile(self, kind: str, namespace: str, name: str) -> Object | None:
+        """Return the current profile, of the namespace or of the cluster, without a cache. None: it does not exist.
+
+        Raises: Refused if the operator may not read it.
+        """
+
+    async def resource_claim(self, kind: str, namespace: str, name: str) -> Object | None:
+        """Return the current ResourceClaim or ResourceClaimTemplate, in v1beta1 or later. None: it does not exist.
+
+        Raises: Refused if the operator may not read it.
+        """
+
+    async def node(self, name: str) -> Object | None:
+        """Return a Kubernetes node; None: it does not exist. Raises: Refused if the operator may not read it."""
+
+    async def fail_pod(self, pod: Object, reason: str, message: str) -> None:
+        """Set the status of a pod on a lost node to Failed, and remove the pod. Its Job can then replace it.
+
+        The status has the condition ``DisruptionTarget`` with this reason and message. No error if the pod does not
+        exist, or has ended meanwhile.
+        """
+
+    async def suspend_resource(self, key: Key, *, resource_version: str) -> None:
+        """Set ``spec.suspend`` of the custom resource to true, because it is idle. Raises: VersionConflict."""
+
+    async def delete_resource(self, key: Key, *, uid: str, resource_version: str | None = None) -> None:
+        """Delete the custom resource after its time to live. Raises: VersionConflict, as ``delete``."""
+
+    async def patch_status(self, key: Key, status: Object, *, resource_version: str) -> None:
+        """Replace the resource's status if it is still at ``resource_version``. Raises: VersionConflict, Refused."""
+
+    async def events_of(self, item: Object) -> tuple[Object, ...]:
+        """Return the Events of the Job controller, the scheduler and the kubelet about an object.
+
+        They are at most about 50, and may be some seconds old. Raises: Refused if the operator may not read them.
+        """
+
+    async def workloads_of(self, job: Object) -> tuple[Object, ...]:
+        """Return Kueue's Workload of a Job, or an empty tuple before Kueue has created it.
+
+        Raises: Refused if the operator may not read them, or Kueue is not installed.
+        """
+
+    async def local_queue(self, namespace: str, name: str) -> Object | None:
+        """Return Kueue's LocalQueue; None: it does not exist. Raises: Refused if the operator may not read it."""
+
+    async def emit(self, resource: Object, event: Event) -> None:
+        """Post an Event about the resource, best effort."""
+
+    async def scrape(self, pod: Object, port: int, take: Callable[[bytes], None]) -> bool:
+        """Read the page at ``/metrics`` of a running pod, and pass it to ``take`` in pieces.
+
+        Returns whether the page is complete. Time (2 s) and size (1 MiB) are bounded.
+        """

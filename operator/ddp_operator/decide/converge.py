@@ -1,0 +1,349 @@
+"""Reconcile child objects with the recorded attempt: create, delete, suspend, resize; when the next pass is due. Pure.
+
+Once the job has ended, spec.cleanPodPolicy decides about its pods, and its time to live about the resource.
+"""
+
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from ddp_operator.api.constants import NATIVE_GANG
+from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.kubeobjects import truncate
+from ddp_operator.api.status import Status
+from ddp_operator.decide import attempts, lost_nodes
+from ddp_operator.decide import conditions as c
+from ddp_operator.decide.decision import (
+    Action,
+    CreatePod,
+    Decision,
+    DeleteJob,
+    DeleteResource,
+    EnsureChildren,
+    RelabelJob,
+    ResizeJob,
+    SuspendJob,
+    SuspendResource,
+)
+from ddp_operator.decide.describe import describe
+from ddp_operator.decide.node_health import LOOK_SECONDS, list_nodes_in_use
+from ddp_operator.decide.observation import Observation, Pods, State
+from ddp_operator.decide.replacement import create_missing_pods
+from ddp_operator.decide.scheduling import compute_event_poll_delay
+from ddp_operator.decide.usage import compute_idle_seconds_left, must_suspend
+from ddp_operator.decide.views import JobView, PodView
+from ddp_operator.decide.waiting import (
+    compute_active_deadline,
+    compute_pending_deadline,
+    find_queue_edits,
+    is_queued,
+    is_resuming,
+)
+
+SOON = 1.0
+"""Seconds to wait for a change that sends no event: of a page, a report."""
+RECHECK_REFUSAL = 30.0
+NODE_PATIENCE = timedelta(seconds=60)
+"""How long failed nodes are avoided if no other node fits; an autoscaler may add one."""
+_FIRST_STEP = timedelta(minutes=2)
+# Pods that have trained together end within this time of each other.
+_LATE_JOINERS = timedelta(seconds=30)
+# Seconds until the next pass if the event that it waits for (the end of pods or of a Job) is lost.
+LATER = 10.0
+# The Job controller needs about a second to fail a Job by its podFailurePolicy.
+_FAIL_JOB_PATIENCE = timedelta(seconds=60)
+
+
+@dataclass
+class _PassPlan:
+    """The actions of a pass, and the seconds until further passes are due."""
+
+    actions: list[Action] = field(default_factory=list)
+    waits: list[float] = field(default_factory=list)
+
+    def wait_until(self, moment: datetime, now: datetime, *, least: float = 0.1) -> None:
+        """Plan a pass at a time, at the earliest in ``least`` seconds."""
+        self.waits.append(max(least, (moment - now).total_seconds()))
+
+
+def converge(state: State, progress_interval: float) -> Decision:
+    """Reconcile child objects with the recorded attempt and update the status."""
+    plan = _PassPlan()
+    _delete_obsolete_jobs(state, plan)
+    _reconcile_job(state, plan)
+    described = _describe_progress(state, progress_interval, plan)
+    _check_deadlines(state, plan)
+    _watch_nodes(state, plan)
+    _suspend_idle_job(state, plan)
+    _poll_events(state, plan)
+    plan.actions += lost_nodes.fail_lost_pods(state.job, state.observation, state.now, plan.waits)
+
+    # A watch may report late that the queue has suspended the Job, which must not get a pod then.
+    creates_pod = any(isinstance(action, CreatePod) for action in plan.actions)
+    next_pass = min(plan.waits, default=None)
+    return Decision(described, tuple(plan.actions), next_pass, needs_fresh_read=creates_pod)
+
+
+def _delete_obsolete_jobs(state: State, plan: _PassPlan) -> None:
+    for view in state.observation.jobs:
+        if _is_obsolete(state, view):
+            plan.actions.append(DeleteJob(view.name, view.uid))
+
+
+def _reconcile_job(state: State, plan: _PassPlan) -> None:
+    """Create, replace or update the Job of the current attempt."""
+    job = state.attempt_job
+    if job is None:
+        _create_job(state, plan)
+    elif job.deleting:
+        plan.waits.append(LATER)  # a client deletes it: it is created again once it and its pods are deleted
+    elif _needs_new_job(state, job):
+        plan.actions.append(DeleteJob(job.name, job.uid))
+        plan.waits.append(LATER)
+    else:
+        _update_job(state, job, plan)
+
+
+def _create_job(state: State, plan: _PassPlan) -> None:
+    if _former_may_run(state):
+        plan.waits.append(LATER)
+        return
+    if state.refusal is not None:
+        plan.waits.append(RECHECK_REFUSAL)
+        return
+    delay = _compute_start_delay(state)
+    if delay > 0:
+        plan.waits.append(delay)
+    elif not state.spec.suspend:
+        plan.actions.append(EnsureChildren(state.status.attempt, state.status.attempt_nodes))
+        plan.waits.append(LATER)  # a Job that gets no pods sends no event
+
+
+def _needs_new_job(state: State, job: JobView) -> bool:
+    """Return whether the Job must be recreated, with this operator's launcher or from the edited spec."""
+    if state.observation.launcher_lost and not any(pod.alive and pod.has_run for pod in state.pods):
+        return True
+    return state.refusal is None and _was_edited(state, job)
+
+
+def _update_job(state: State, job: JobView, plan: _PassPlan) -> None:
+    suspending = _suspend_actions(state, job)
+    plan.actions += suspending
+    plan.waits += [SOON for action in suspending if isinstance(action, RelabelJob)]
+    nodes = state.status.attempt_nodes
+    if job.nodes != nodes and can_resize(state, job):
+        plan.actions.append(ResizeJob(job.name, nodes))
+    plan.actions += create_missing_pods(state, job)
+    if not state.observation.shared_complete and not job.finished and state.refusal is None:
+        plan.actions.append(EnsureChildren(state.status.attempt, nodes))
+
+
+def _describe_progress(state: State, progress_interval: float, plan: _PassPlan) -> Status:
+    """Return the status of the pass, and plan when pod 0's page is read again."""
+    status = state.status
+    if is_resuming(state.job):
+        status = replace(status, start_time=truncate(state.now), attempt_time=truncate(state.now))
+    described = describe(state, status)
+    if described.phase == "Running" or (described.phase == "Restarting" and state.pods):
+        plan.waits.append(compute_scrape_interval(described, state.now, progress_interval))
+    return described
+
+
+def _check_deadlines(state: State, plan: _PassPlan) -> None:
+    if not state.spec.suspend:
+        active = compute_active_deadline(state.job, state.attempt_job, state.now)
+        pending = compute_pending_deadline(state.job, state.attempt_job, state.pods, state.now)
+        for deadline in (active, pending):
+            if deadline is not None:
+                plan.wait_until(deadline, state.now)
+    late_joiners = find_late_joiner_deadline(state)
+    if late_joiners is not None:
+        plan.wait_until(late_joiners, state.now)
+
+
+def _watch_nodes(state: State, plan: _PassPlan) -> None:
+    if list_nodes_in_use(state.job, state.observation):
+        plan.waits.append(LOOK_SECONDS)
+    blocked = find_avoidance_block(state.pods)
+    if blocked is not None:
+        plan.wait_until(blocked.since + NODE_PATIENCE, state.now, least=SOON)
+
+
+def _suspend_idle_job(state: State, plan: _PassPlan) -> None:
+    seconds = compute_idle_seconds_left(state)
+    if not must_suspend(state):
+        if seconds is not None and seconds > 0:
+            plan.waits.append(seconds)
+    elif state.status.is_true(c.IDLE):
+        plan.actions.append(SuspendResource())
+    else:
+        plan.waits.append(0.0)  # first write the condition with the reason
+
+
+def _poll_events(state: State, plan: _PassPlan) -> None:
+    delay = compute_event_poll_delay(state.job, state.observation, state.now, state.observation.polling_jobs)
+    if delay is not None and not state.spec.suspend:
+        plan.waits.append(delay)
+
+
+def compute_scrape_interval(status: Status, now: datetime, progress_interval: float) -> float:
+    """Return the seconds between two reads of pod 0's page: few until the first step, for at most two minutes."""
+    if status.attempt == 0:  # the page of the pod that fetches the inputs
+        return progress_interval
+    joined = status.condition(c.RENDEZVOUSED)
+    if joined is None or joined.status == "False":
+        return min(SOON, progress_interval)
+    since = joined.last_transition_time
+    waiting = not status.is_true(c.PROGRESSING) and since is not None and now - since < _FIRST_STEP
+    return min(SOON, progress_interval) if waiting else progress_interval
+
+
+def can_resize(state: State, attempt_job: JobView) -> bool:
+    """Return whether the Job of an elastic job can be resized while its pods run.
+
+    In a queue only an elastic Job of Kueue can be resized, because Kueue would stop any other Job. A gang cannot.
+    """
+    if state.spec.elastic is None or attempt_job.finished or attempt_job.deleting:
+        return False
+    if state.spec.scheduling.gang == NATIVE_GANG or any(pod.ganged for pod in state.pods):
+        return False
+    return not is_queued(state.job, attempt_job) or attempt_job.suspended or attempt_job.takes_slices
+
+
+def find_late_joiner_deadline(state: State) -> datetime | None:
+    """Return when an elastic job counts as succeeded although some pods still run; None: it waits for them.
+
+    Pods that train together end together with pod 0. A pod that still runs joined after the end of training, and would
+    wait for pod 0 until rendezvous.joinTimeoutSeconds.
+    """
+    newest = state.pods.newest
+    zero = newest.get(0)
+    if state.spec.elastic is None or zero is None or zero.phase != "Succeeded" or zero.termination is None:
+        return None
+    if zero.termination.time is None or any(pod.phase == "Failed" for pod in newest.values()):
+        return None
+    return datetime.fromtimestamp(zero.termination.time, UTC) + _LATE_JOINERS
+
+
+class AvoidanceBlock(NamedTuple):
+    """A pod that fits only on nodes that the operator avoids."""
+
+    since: datetime
+    message: str
+
+
+def find_avoidance_block(pods: Pods) -> AvoidanceBlock | None:
+    """Return the first pod that fits only on avoided nodes, with the scheduler's message; None: no pod does."""
+    blocks = [
+        AvoidanceBlock(pod.unscheduled_since, f"{pod.name}: {pod.waiting_message}")
+        for pod in pods
+        if pod.unscheduled_since and _is_blocked_by_avoidance(pod)
+    ]
+    return min(blocks, default=None)
+
+
+def _is_blocked_by_avoidance(pod: PodView) -> bool:
+    unschedulable = pod.phase == "Pending" and pod.waiting_reason == c.UNSCHEDULABLE
+    return unschedulable and "node affinity" in pod.waiting_message and pod.avoids_nodes
+
+
+def _compute_start_delay(state: State) -> float:
+    """Return the seconds until the current attempt may get its pods."""
+    began = state.status.attempt_time
+    if began is None:
+        return 0.0
+    return (began + attempts.compute_start_delay(state.status) - state.now).total_seconds()
+
+
+def _was_edited(state: State, attempt_job: JobView) -> bool:
+    """Return whether the spec was edited after the Job was built, which is allowed until a pod has run."""
+    has_run = state.status.first_run_time is not None or any(pod.has_run for pod in state.observation.pods)
+    return not has_run and not attempt_job.finished and attempt_job.spec_digest not in ("", state.job.spec_digest)
+
+
+def _former_may_run(state: State) -> bool:
+    """Return whether a pod of another attempt runs, or a Job that has not finished may still create one."""
+    attempt = state.status.attempt
+    unfinished = any(view.attempt != attempt and not view.finished for view in state.observation.jobs)
+    return unfinished or state.observation.former_alive(attempt) > 0
+
+
+def _is_obsolete(state: State, former: JobView) -> bool:
+    """Return whether a former attempt's Job has to be deleted.
+
+    The last failed Job remains for its pods' logs, also while the Job controller has not failed it yet. Older Jobs, and
+    a Job that would continue (after a resize or an OOM kill), are deleted.
+    """
+    age = state.status.attempt - former.attempt
+    if age < 1 or former.deleting:
+        return False
+    if age > 1:
+        return True
+    return not former.failed and not is_about_to_fail(former, state.job, state.observation, state.now)
+
+
+def _suspend_actions(state: State, attempt_job: JobView) -> list[Action]:
+    if attempt_job.finished:
+        return []
+    if is_queued(state.job, attempt_job):
+        # Only the queue may change `suspend`: it resumes a Job that another client suspends, and a Job that another
+        # client resumes has no quota.
+        if state.spec.suspend:
+            return [DeleteJob(attempt_job.name, attempt_job.uid)]
+        edited = find_queue_edits(state.job, attempt_job) if attempt_job.suspended else {}
+        return [RelabelJob(attempt_job.name, edited)] if edited else []
+    if attempt_job.suspended != state.spec.suspend:
+        return [SuspendJob(attempt_job.name, state.spec.suspend)]
+    return []
+
+
+def clean_up(job: DDPTrainingJob, observation: Observation, now: datetime) -> Decision:
+    """Clean up the child objects of an ended job; delete the resource when its time to live has expired."""
+    actions: list[Action] = []
+    waits: list[float] = []
+    for view in observation.jobs:
+        actions += _clean(view, job, observation, now, waits)
+    actions += lost_nodes.fail_lost_pods(job, observation, now, waits)
+    ttl = job.spec.ttl_seconds_after_finished
+    ended = job.status.completion_time
+    if ttl is not None and ended is not None:
+        seconds = (ended + timedelta(seconds=ttl) - now).total_seconds()
+        if seconds <= 0:
+            actions.append(DeleteResource())
+        else:
+            waits.append(seconds)
+    return Decision(job.status, tuple(actions), min(waits, default=None))
+
+
+def is_about_to_fail(view: JobView, job: DDPTrainingJob, observation: Observation, now: datetime) -> bool:
+    """Return whether the Job controller is about to fail a Job whose failure the status records."""
+    failure = job.status.last_failure
+    if failure is None or failure.attempt != view.attempt or failure.time is None:
+        return False
+    if now - failure.time >= _FAIL_JOB_PATIENCE:
+        return False
+    return any(pod.fails_job for pod in observation.pods_of(view.attempt))
+
+
+def _clean(
+    view: JobView, job: DDPTrainingJob, observation: Observation, now: datetime, waits: list[float]
+) -> list[Action]:
+    """Return the actions on one Job of an ended job."""
+    if view.deleting:
+        return []
+    if view.attempt < job.status.attempt and not view.finished and not is_about_to_fail(view, job, observation, now):
+        # An operator that had lost leadership created it; no decision of this operator did.
+        return [DeleteJob(view.name, view.uid)]
+    if job.spec.clean_pod_policy == "All":
+        return [DeleteJob(view.name, view.uid)]
+    if job.spec.clean_pod_policy == "None" or view.finished:
+        return []
+    if is_about_to_fail(view, job, observation, now):
+        waits.append(LATER)
+        return []
+    if is_queued(job, view):
+        return [DeleteJob(view.name, view.uid)]  # a queue would admit a suspended Job again
+    # A suspended Job terminates the running pods and keeps the ended ones, with their logs.
+    return [] if view.suspended else [SuspendJob(view.name, True)]

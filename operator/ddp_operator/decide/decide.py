@@ -1,0 +1,314 @@
+"""The state machine: (resource, observation, now) -> Decision. Pure, idempotent, level-triggered.
+
+The status records the attempt (attempt, attemptNodes, restarts, lastFailure, the terminal conditions), which is the
+desired state of the child objects. It is the only memory of the past, so a restarted operator continues from it.
+"""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, Final
+
+from msgspec.structs import replace
+
+from ddp_operator._version import __version__
+from ddp_operator.api import constants
+from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.parse import parse_status
+from ddp_operator.api.size import OversizeSpec
+from ddp_operator.api.status import Status
+from ddp_operator.decide import attempts, lost_nodes
+from ddp_operator.decide import conditions as c
+from ddp_operator.decide.conditions import Fact, set_conditions
+from ddp_operator.decide.converge import (
+    NODE_PATIENCE,
+    RECHECK_REFUSAL,
+    SOON,
+    can_resize,
+    clean_up,
+    converge,
+    find_avoidance_block,
+    find_late_joiner_deadline,
+)
+from ddp_operator.decide.decision import AT_ONCE, Decision, Refusal
+from ddp_operator.decide.diagnosis import Diagnosis, build_image_failure, is_inferred
+from ddp_operator.decide.failure_policy import Verdict, judge_attempt
+from ddp_operator.decide.inputs import fetch_inputs
+from ddp_operator.decide.node_health import list_nodes_to_leave
+from ddp_operator.decide.observation import Observation, State
+from ddp_operator.decide.plausibility import contradicts
+from ddp_operator.decide.progress import drop_eta
+from ddp_operator.decide.usage import account
+from ddp_operator.decide.views import JobView, PodView
+from ddp_operator.decide.waiting import (
+    compute_active_deadline,
+    compute_pending_deadline,
+    is_resize_waiting,
+)
+from ddp_pod.contract.group_facts import ALONE, SEPARATE
+
+# Interval while the decision waits for a pod that does not report: a change of its node sends no event.
+_RECHECK_NODE = 5.0
+# An invalid spec usually becomes valid by an edit, which sends an event, but the API server's rules can change too.
+_RECHECK_SPEC = 300.0
+_REMEDY = (
+    f"the CRD {constants.CRD_NAME} in the cluster does not match this operator (version {__version__}): upgrade the "
+    "operator, or apply the CRD of its version"
+)
+_UNATTENDED = "the job's pods keep running, but failures, suspension and resizing are not handled"
+
+
+def decide(
+    job: DDPTrainingJob,
+    observation: Observation,
+    now: datetime,
+    refusal: Refusal | None = None,
+    progress_interval: float = 10.0,
+) -> Decision:
+    """Return the status to write and the actions. ``refusal``: why the present spec cannot be carried out."""
+    state = State(job, observation, now, refusal)
+    newest = _find_newest_job(state)
+    if is_finished(job.status) and (newest is None or not contradicts(state, newest)):
+        return clean_up(job, observation, now)
+    decision = _decide(state, progress_interval)
+    return dataclasses.replace(decision, status=account(state, decision.status))
+
+
+def _decide(state: State, progress_interval: float) -> Decision:
+    recovered = _recover_attempt(state)
+    if recovered is not None:
+        return recovered
+    if state.status.attempt == 0:
+        return _begin_job(state, progress_interval)
+
+    for step in _STEPS:
+        decision = step(state)
+        if decision is not None:
+            return decision
+    return converge(state, progress_interval)
+
+
+def _recover_attempt(state: State) -> Decision | None:
+    """Record the attempt of the newest Job if the status is older, or contradicts it."""
+    newest = _find_newest_job(state)
+    if newest is None:
+        return None
+    if newest.attempt > state.status.attempt:
+        return attempts.recover(state, newest)
+    if contradicts(state, newest):
+        return dataclasses.replace(attempts.recover(state, newest), needs_fresh_read=True)
+    return None
+
+
+def _find_newest_job(state: State) -> JobView | None:
+    return max(state.observation.jobs, key=lambda view: view.attempt, default=None)
+
+
+def _begin_job(state: State, progress_interval: float) -> Decision:
+    """Reject the job, fetch its inputs, or start attempt 1."""
+    if state.refusal is not None:
+        return _reject(state, state.refusal)
+    fetching = fetch_inputs(state, progress_interval)
+    if fetching is not None:
+        return fetching
+    started = attempts.start(state)
+    seen = (*state.observation.pods, *state.observation.orphans)
+    if any(pod.attempt == 1 for pod in seen):
+        # The status was lost, but not the pods: the next pass judges them, before it changes any.
+        return Decision(started.status, requeue_after=AT_ONCE)
+    return converge(started, progress_interval)
+
+
+def _complete(state: State) -> Decision | None:
+    """End the job if enough pods, or its Job, have succeeded."""
+    if _has_succeeded(state):
+        return attempts.succeed(state)
+    if state.attempt_job is None or not state.attempt_job.complete:
+        return None
+    nodes = state.status.attempt_nodes
+    is_watch_late = state.pods.counts(nodes).succeeded < nodes
+    return dataclasses.replace(attempts.succeed(state), needs_fresh_read=is_watch_late)
+
+
+def _record_lost_nodes(state: State) -> Decision | None:
+    """Record nodes that were lost with pods, before the operator marks these pods as failed."""
+    lost = lost_nodes.find_lost_pods(state.job, state.observation, state.now)
+    nodes = {pod.node_name for pod, _ in lost}
+    if nodes <= set(state.status.failed_nodes):
+        return None
+    return attempts.record_lost_nodes(state, lost, explains=_explains(state, lost))
+
+
+def _judge_failure(state: State) -> Decision | None:
+    if state.spec.suspend:
+        return None
+    verdict = judge_attempt(state)
+    return None if verdict is None else _apply_verdict(state, verdict)
+
+
+def _check_process_groups(state: State) -> Decision | None:
+    """Fail a job whose ranks do not train together, if spec.processGroupPolicy requires it."""
+    page = state.observation.page
+    groups = page.groups if page is not None else None
+    if state.spec.process_group_policy != "Fail" or groups is None or groups.state not in (ALONE, SEPARATE):
+        return None
+    fact = c.describe_groups(groups)
+    return attempts.fail(state, None, fact.reason, fact.message)
+
+
+def _check_active_deadline(state: State) -> Decision | None:
+    """Fail a job that has run for longer than spec.activeDeadlineSeconds."""
+    deadline = compute_active_deadline(state.job, state.attempt_job, state.now)
+    if state.spec.suspend or deadline is None or state.now < deadline:
+        return None
+    message = f"active for longer than activeDeadlineSeconds ({state.spec.active_deadline_seconds})"
+    return attempts.fail(state, None, c.DEADLINE_EXCEEDED, message)
+
+
+def _check_pending_deadline(state: State) -> Decision | None:
+    """Fail a job whose pods have not all run within spec.pendingDeadlineSeconds."""
+    deadline = compute_pending_deadline(state.job, state.attempt_job, state.pods, state.now)
+    if state.spec.suspend or deadline is None or state.now < deadline:
+        return None
+    scheduled = state.status.condition(c.SCHEDULED)
+    message = f"not all pods were running within pendingDeadlineSeconds ({state.spec.pending_deadline_seconds})"
+    if scheduled is not None and scheduled.status == "False":
+        message += f"; last: {scheduled.message}"
+    cause = build_image_failure(state.status.attempt, state.pods, state.now)
+    return attempts.fail(state, cause, c.PENDING_DEADLINE_EXCEEDED, message)
+
+
+def _resize(state: State) -> Decision | None:
+    """Change the number of nodes: in place if the Job can be resized, otherwise with a new attempt."""
+    if state.spec.nodes == state.status.attempt_nodes or state.refusal is not None:
+        return None
+    if is_resize_waiting(state.job, state.attempt_job):
+        return None
+    if state.attempt_job is not None and can_resize(state, state.attempt_job):
+        return attempts.resize_in_place(state)
+    return attempts.resize(state)
+
+
+def _leave_unhealthy_nodes(state: State) -> Decision | None:
+    """Start an attempt on other nodes, if recovery.nodeHealth requires it."""
+    nodes = list_nodes_to_leave(state) if state.refusal is None else ()
+    return attempts.leave_nodes(state, nodes) if nodes else None
+
+
+def _readmit_failed_nodes(state: State) -> Decision | None:
+    """Start an attempt that may use the failed nodes again, if no other node fits."""
+    blocked = find_avoidance_block(state.pods)
+    if blocked is None or state.refusal is not None or state.now - blocked.since < NODE_PATIENCE:
+        return None
+    return attempts.readmit_nodes(state, blocked.message)
+
+
+_STEPS: Final[tuple[Callable[[State], Decision | None], ...]] = (
+    _complete,
+    attempts.note_unseen_replacement,
+    attempts.note_restart_in_place,
+    _record_lost_nodes,
+    _judge_failure,
+    _check_process_groups,
+    _check_active_deadline,
+    _check_pending_deadline,
+    _resize,
+    _leave_unhealthy_nodes,
+    _readmit_failed_nodes,
+)
+"""The steps of a pass over a started job in order; the first one that returns a decision ends the pass."""
+
+
+def _has_succeeded(state: State) -> bool:
+    """Return whether enough pods have succeeded. Later failures of their peers do not matter."""
+    if state.spec.success_policy == "RankZero":
+        return any(pod.index == 0 and pod.phase == "Succeeded" for pod in state.pods)
+    if state.job.spares:
+        zero = state.pods.newest.get(0)
+        if zero is None or zero.phase != "Succeeded":
+            return False
+        counts = state.pods.counts(state.status.attempt_nodes)
+        return counts.succeeded == counts.desired and not counts.failed
+    deadline = find_late_joiner_deadline(state)
+    return deadline is not None and state.now >= deadline
+
+
+def is_finished(status: Status) -> bool:
+    """Return whether the job has succeeded or failed; no later observation changes that."""
+    return status.is_true(c.SUCCEEDED) or status.is_true(c.FAILED)
+
+
+def _apply_verdict(state: State, verdict: Verdict) -> Decision:
+    """Return the decision that implements a verdict on a failure."""
+    cause = verdict.diagnosis.cause
+    if cause is None:
+        decision = _await_report(state, verdict.diagnosis)
+    elif verdict.limit is not None:
+        decision = attempts.fail(state, cause, verdict.limit.reason, verdict.limit.conclusion)
+    elif verdict.restarts is not None:
+        decision = attempts.restart(state, cause, verdict.restarts)
+    else:
+        decision = attempts.restart_without_counting(state, cause, verdict.reason)
+    is_uncertain = verdict.diagnosis.secondary_only and any(pod.alive for pod in state.pods)
+    return dataclasses.replace(decision, needs_fresh_read=is_uncertain)
+
+
+def _await_report(state: State, diagnosis: Diagnosis) -> Decision:
+    """Report the pod whose report decides about a failure, and change nothing else."""
+    fact = Fact(c.PROGRESSING, "False", c.WAITING_FOR_PEERS, diagnosis.waiting)
+    status = replace(
+        state.status,
+        nodes=state.pods.counts(state.status.attempt_nodes),
+        progress=drop_eta(state.status.progress),
+    )
+    status = set_conditions(status, [fact], state.now, state.job.generation)
+    seconds = SOON
+    if diagnosis.until is not None:
+        seconds = max(SOON, (diagnosis.until - state.now).total_seconds() + 0.1)
+    return Decision(status, requeue_after=min(seconds, _RECHECK_NODE))
+
+
+def _explains(state: State, lost: tuple[tuple[PodView, str], ...]) -> bool:
+    """Return whether lost pods are the cause of the failure that preceded the current attempt."""
+    failure = state.status.last_failure
+    lost_attempts = {pod.attempt for pod, _ in lost}
+    return (
+        failure is not None
+        and failure.attempt in lost_attempts
+        and failure.attempt == state.status.attempt - 1
+        and is_inferred(failure)
+    )
+
+
+def _reject(state: State, refusal: Refusal) -> Decision:
+    undecided = refusal.reason == c.SERVER_ERROR
+    facts = [Fact(c.ACCEPTED, "Unknown" if undecided else "False", refusal.reason, refusal.message)]
+    status = replace(state.status, phase="Pending" if undecided else "Rejected")
+    status = set_conditions(status, facts, state.now, state.job.generation)
+    return Decision(status, requeue_after=_RECHECK_SPEC if refusal.reason == c.INVALID_SPEC else RECHECK_REFUSAL)
+
+
+def report_unreadable(resource: Mapping[str, Any], error: InvalidManifest, now: datetime) -> tuple[Status, Status]:
+    """Return the stored status and one with Accepted=False; a job that has ended keeps its status."""
+    unattended = f"; until then {_UNATTENDED}" if parse_status(resource).attempt else ""
+    refusal = Refusal(c.VERSION_MISMATCH, f"{error}; {_REMEDY}{unattended}")
+    if isinstance(error, OversizeSpec):
+        refusal = Refusal(c.INVALID_SPEC, f"{error}{unattended}")
+    return report_refused(resource, refusal, now)
+
+
+def report_refused(resource: Mapping[str, Any], refusal: Refusal, now: datetime) -> tuple[Status, Status]:
+    """Return the stored status and one with the refusal. A job that names a missing object stays Pending.
+
+    A job that has ended keeps its status.
+    """
+    old = parse_status(resource)
+    if is_finished(old):
+        return old, old
+    generation = (resource.get("metadata") or {}).get("generation") or 0
+    new = old
+    if not old.attempt:
+        waits = refusal.reason in (c.PROFILE_NOT_FOUND, c.RESOURCE_CLAIM_NOT_FOUND)
+        new = replace(old, phase="Pending" if waits else "Rejected")
+    return old, set_conditions(new, [Fact(c.ACCEPTED, "False", refusal.reason, refusal.message)], now, generation)

@@ -1,0 +1,433 @@
+"""Diagnose an attempt: whether it failed, and its root cause, the earliest failure that is not secondary. Pure."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from msgspec.structs import replace
+
+from ddp_operator.api import constants
+from ddp_operator.api.job import SILENT_POD_SECONDS, SILENT_START_SECONDS
+from ddp_operator.api.kubeobjects import EPOCH, format_time, truncate
+from ddp_operator.api.status import LastFailure
+from ddp_operator.decide import conditions as c
+from ddp_operator.decide.failures import Termination, parse_termination
+from ddp_operator.decide.lost_nodes import find_node_problem, is_lost_with_node
+from ddp_operator.decide.metrics_page import Page
+from ddp_operator.decide.observation import Pods
+from ddp_operator.decide.views import JobView, NodeView, PodView
+from ddp_pod.contract.failure_record import order_causes
+from ddp_pod.contract.failure_table import (
+    CATEGORIES,
+    IMAGE_PULL,
+    NODE_LOST,
+    OOM,
+    POD_DELETED,
+    PREEMPTED,
+    UNKNOWN,
+    USER_ERROR,
+    Category,
+)
+from ddp_pod.contract.failure_text import EARLY_EXIT_REMEDY, HIDDEN_FAILURE_REMEDY, describe_rank_end
+
+# A pod killed earlier than this before the first secondary failure was replaced in between, so it is not the cause.
+_SAME_INCIDENT = timedelta(seconds=120)
+_MAX_MESSAGE = 1024
+
+MOST_FAILURES = 128
+"""Pods whose pages are read for the failure before a restart in the same pods."""
+
+PodEnd = tuple[PodView, Termination]
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """An attempt's failure.
+
+    ``cause`` is None while pods report only secondary failures and another pod may still report the cause: ``waiting``
+    describes that pod, ``until`` limits the wait.
+    """
+
+    cause: LastFailure | None
+    permanent: bool = False
+    """Whether another attempt would fail as well."""
+    disruption: bool = False
+    """Whether a pod was deleted, evicted or lost with its node, which is not counted."""
+    secondary_only: bool = False
+    """Whether all reported failures are secondary."""
+    waiting: str = ""
+    until: datetime | None = None
+    repeated: bool = False
+    """Whether the same failure occurred in the pod before, without progress in between."""
+
+
+def diagnose(
+    attempt: int,
+    job: JobView | None,
+    pods: tuple[PodView, ...],
+    now: datetime,
+    *,
+    is_replaced: Callable[[PodView], bool] = lambda pod: True,
+    since: datetime | None = None,
+    nodes: Mapping[str, NodeView] | None = None,
+) -> Diagnosis | None:
+    """Return the diagnosis of an attempt; None: it has not failed.
+
+    ``is_replaced``: whether the Job replaces a lost pod; otherwise the attempt is over. A suspension deleted the pods
+    that were deleted before ``since``. ``nodes``: the nodes that were queried, by name.
+    """
+    ended = _list_failed_ends(pods)
+    fatal = [(pod, end) for pod, end in ended if _ends_attempt(pod, end)]
+    if not fatal and not (job is not None and job.failed):
+        return _diagnose_loss(attempt, job, pods, is_replaced, since)
+
+    first = _find_first_time(job, fatal)
+    roots = [(pod, end) for pod, end in fatal if not end.secondary]
+    if all(end.remedy == EARLY_EXIT_REMEDY for _, end in roots):
+        hidden = _find_hidden_failure(attempt, pods, fatal)
+        if hidden is not None:
+            return Diagnosis(hidden)
+        wait = _wait_for_peers(pods, fatal, first, now) if roots else None
+        if wait is not None:
+            return wait  # a pod whose ranks have ended reports how, once it ends
+    if all(CATEGORIES[end.category].symptom for _, end in roots):
+        loss = _find_earlier_loss(attempt, job, pods, first, nodes or {}, now)
+        if loss is not None:
+            return loss
+    if roots:
+        pod, end = min(roots, key=_order)
+        failure = build_last_failure(attempt, _find_named_pod(pods, pod, end), end)
+        return Diagnosis(failure, permanent=end.permanent, repeated=end.permanent and end.repeated)
+
+    wait = _wait_for_peers(pods, fatal, first, now)
+    if wait is not None:
+        return wait
+    awaited = _find_awaited(attempt, pods, fatal, first)
+    if awaited is not None:
+        return Diagnosis(awaited, permanent=any(end.permanent for _, end in fatal))
+    return _diagnose_secondary(attempt, job, ended, fatal, first, now)
+
+
+def _find_hidden_failure(attempt: int, pods: Iterable[PodView], fatal: Sequence[PodEnd]) -> LastFailure | None:
+    """Return the failure of a rank that exited with 0, after which its peers have failed; None: no rank reports one."""
+    ends = [(pod, end) for pod in pods if pod.termination for end in pod.termination.ends]
+    found = next(((pod, end) for pod, end in ends if end.exception and not end.secondary), None)
+    if found is None or not fatal:
+        return None
+    pod, end = found
+    symptom = build_last_failure(attempt, *min(fatal, key=_order))
+    return replace(
+        symptom,
+        rank=end.rank,
+        node=pod.index,
+        pod=pod.name,
+        node_name=pod.node_name,
+        exit_code=constants.EXIT_OK,
+        category=USER_ERROR.name,
+        message=f"{describe_rank_end(end)}, and its peers have lost it",
+        traceback="",
+        hint=HIDDEN_FAILURE_REMEDY,
+    )
+
+
+def _find_awaited(
+    attempt: int, pods: Iterable[PodView], fatal: Sequence[PodEnd], first: datetime | None
+) -> LastFailure | None:
+    """Return the rank outside of collectives for which the failed ranks have waited; None: no pod reports one.
+
+    A pod that was stopped before the ``first`` failure did not let its peers wait. A rank that computes is not called a
+    hang: the category remains that of the first symptom.
+    """
+    ends = [(pod, pod.termination) for pod in pods if pod.termination and pod.termination.awaited]
+    reports = [
+        (pod, parse_termination(constants.EXIT_RETRYABLE, text=end.awaited))
+        for pod, end in ends
+        if end.container_exit_code != constants.EXIT_PREEMPTED or _was_stopped(end, first)
+    ]
+    if not reports or not fatal:
+        return None
+    pod, cause = min(reports, key=_order)
+    failure = build_last_failure(attempt, pod, cause)
+    return replace(failure, category=min(fatal, key=_order)[1].category) if cause.secondary else failure
+
+
+def _find_named_pod(pods: Iterable[PodView], reporter: PodView, end: Termination) -> PodView:
+    """Return the pod whose rank a report names as the cause: that rank is not a local one of the pod that reports."""
+    names_other = end.rank is not None and end.local_rank is None
+    return next((pod for pod in pods if names_other and pod.index == end.pod_index), reporter)
+
+
+def _list_failed_ends(pods: Iterable[PodView]) -> list[PodEnd]:
+    ends = ((pod, pod.termination) for pod in pods)
+    return [(pod, end) for pod, end in ends if end is not None and end.container_exit_code != constants.EXIT_OK]
+
+
+def _find_first_time(job: JobView | None, fatal: Iterable[PodEnd]) -> datetime | None:
+    """Return when the first pod failed; if no pod reports a time, when the Job failed."""
+    times = [end.time for _, end in fatal if end.time is not None]
+    if times:
+        return datetime.fromtimestamp(min(times), UTC)
+    if job is not None and job.failed_at is not None:
+        return datetime.fromtimestamp(job.failed_at.timestamp(), UTC)
+    return None
+
+
+def _find_earlier_loss(
+    attempt: int,
+    job: JobView | None,
+    pods: tuple[PodView, ...],
+    first: datetime | None,
+    nodes: Mapping[str, NodeView],
+    now: datetime,
+) -> Diagnosis | None:
+    """Return the loss of a pod or a node before the ``first`` failure, which explains lost peers better."""
+    lost_pods = [pod for pod in pods if _was_lost_before(pod, first, job)]
+    if lost_pods:
+        failure = _build_loss(attempt, min(lost_pods, key=_loss_order))
+        return Diagnosis(failure, disruption=True)
+    for pod in pods:
+        problem = find_node_problem(pod, nodes)
+        if problem:
+            return Diagnosis(build_node_failure(attempt, pod, problem, now), disruption=True)
+    return None
+
+
+def _diagnose_secondary(
+    attempt: int,
+    job: JobView | None,
+    ended: list[PodEnd],
+    fatal: list[PodEnd],
+    first: datetime | None,
+    now: datetime,
+) -> Diagnosis:
+    """Return the diagnosis if no pod reports a root cause: a killed pod is more likely than one that lost its peer."""
+    candidates = [(pod, end) for pod, end in ended if _is_of_incident(end, first) and not _was_stopped(end, first)]
+    if not candidates:
+        message = (job.failed_message if job else "") or "the Job failed"
+        failure = LastFailure(attempt=attempt, category=UNKNOWN.name, message=message, time=truncate(first or now))
+        return Diagnosis(failure, secondary_only=True)
+
+    pod, end = min(candidates, key=_order)
+    # Where all ranks of all pods wait for each other, every hang is secondary; watchdog.action may still be Fail.
+    permanent = any(fatal_end.permanent for _, fatal_end in fatal)
+    return Diagnosis(build_last_failure(attempt, pod, end), permanent=permanent, secondary_only=True)
+
+
+def parse_restart_failures(reports: Iterable[tuple[PodView, Page | Termination]]) -> tuple[PodEnd, ...]:
+    """Return the failures before restarts in the same pods, which pods report on their pages or when they succeed."""
+    parsed = ((pod, parse_termination(constants.EXIT_RETRYABLE, text=report.last_failure)) for pod, report in reports)
+    return tuple((pod, failure) for pod, failure in parsed if failure.restarts)
+
+
+def find_restart_cause(attempt: int, failures: tuple[PodEnd, ...]) -> LastFailure | None:
+    """Return the root cause of the latest restart in the same pods; None: all reported failures are secondary."""
+    roots = [(pod, failure) for pod, failure in failures if not failure.secondary]
+    if not roots:
+        return None
+
+    latest = max(failure.restarts for _, failure in roots)
+    pod, failure = min(((pod, failure) for pod, failure in roots if failure.restarts == latest), key=_order)
+    return build_last_failure(attempt, pod, failure)
+
+
+def find_first_symptom(attempt: int, failures: tuple[PodEnd, ...]) -> LastFailure | None:
+    """Return the earliest of the failures before a restart in the same pods, where all of them are secondary."""
+    if not failures:
+        return None
+    pod, failure = min(failures, key=_order)
+    return build_last_failure(attempt, pod, failure)
+
+
+def build_unseen_loss(attempt: int, successor: PodView) -> LastFailure:
+    """Return the loss of a pod of which only its ``successor`` was observed."""
+    message = f"the pod before {successor.name} was lost while no operator watched"
+    failure = _build_failure(attempt, successor, PREEMPTED, message, successor.created)
+    return replace(failure, pod="", node_name="")
+
+
+def build_node_failure(attempt: int, pod: PodView, message: str, now: datetime) -> LastFailure:
+    """Return the failure of a pod whose node is lost."""
+    return _build_failure(attempt, pod, NODE_LOST, f"the pod was lost with its node: {message}", now)
+
+
+def build_image_failure(attempt: int, pods: Pods, now: datetime) -> LastFailure | None:
+    """Return the failure of an attempt whose image was not pulled; None: it waits for another reason."""
+    for pod in pods.newest.values():
+        if pod.alive and pod.waiting_reason == c.IMAGE_PULL:
+            return _build_failure(attempt, pod, IMAGE_PULL, pod.waiting_message[:_MAX_MESSAGE], now)
+    return None
+
+
+def is_inferred(failure: LastFailure) -> bool:
+    """Return whether surviving pods only inferred a failure; a lost node explains it better."""
+    category = CATEGORIES.get(failure.category, UNKNOWN)
+    return category.vague or (category is NODE_LOST and failure.rank is not None)
+
+
+def _diagnose_loss(
+    attempt: int,
+    job: JobView | None,
+    pods: tuple[PodView, ...],
+    is_replaced: Callable[[PodView], bool],
+    since: datetime | None,
+) -> Diagnosis | None:
+    """Diagnose an attempt that lost a pod while its Job runs: it would wait for the Job controller's back-off."""
+    if job is None or not _is_active(job):
+        return None
+
+    lost = [pod for pod in _list_lost_pods(job, pods, since) if not is_replaced(pod)]
+    disrupted = [pod for pod in lost if pod.disrupted or pod.deleting]
+    if disrupted:
+        return Diagnosis(_build_loss(attempt, min(disrupted, key=_loss_order)), disruption=True)
+    killed = [(pod, pod.termination) for pod in lost if pod.termination]
+    if killed:
+        # A script that exits with the code for preemption is counted; otherwise it would be restarted forever.
+        pod, end = min(killed, key=_order)
+        return Diagnosis(build_last_failure(attempt, pod, end))
+    return None
+
+
+def _is_active(job: JobView) -> bool:
+    """Return whether a Job runs, so that neither its end nor a suspension, current or recent, deleted its lost pods."""
+    is_resuming = job.suspend_changed is not None and job.started is None
+    return not (job.finished or job.deleting or job.suspended or is_resuming)
+
+
+def _list_lost_pods(job: JobView, pods: tuple[PodView, ...], since: datetime | None) -> list[PodView]:
+    """Return the pods that ran and have no running successor, without those that a suspension deleted."""
+    # Times have whole seconds: a pod that was deleted in the second of the resumption had run before it.
+    resumed = job.suspend_changed + timedelta(seconds=1) if job.suspend_changed else None
+    before = max(filter(None, (since, resumed)), default=None)
+    running = {pod.index for pod in pods if pod.alive and pod.has_run and not pod.deleting and not pod.disrupted}
+
+    lost = []
+    for pod in pods:
+        was_suspended = before is not None and pod.deleted_at is not None and pod.deleted_at < before
+        if pod.has_run and pod.phase != "Succeeded" and pod.index not in running and not was_suspended:
+            lost.append(pod)
+    return lost
+
+
+def _was_lost_before(pod: PodView, first: datetime | None, job: JobView | None) -> bool:
+    """Return whether a pod was lost before its peers failed."""
+    if pod.disrupted:
+        end = pod.termination
+        return end is None or _is_of_incident(end, first)
+
+    # The Job controller deletes the remaining pods of a failed Job. Deletions have the time of its clock.
+    failed = (job.failed_at if job else None) or first
+    if pod.phase == "Succeeded" or pod.deleted_at is None or failed is None:
+        return False
+    return timedelta(0) < failed - pod.deleted_at <= _SAME_INCIDENT
+
+
+def find_disruption(attempt: int, pods: Iterable[PodView]) -> LastFailure | None:
+    """Return the loss of the pod that was deleted, evicted or preempted first; None: no pod was."""
+    lost = [pod for pod in pods if pod.has_run and pod.phase != "Succeeded" and (pod.disrupted or pod.deleting)]
+    return _build_loss(attempt, min(lost, key=_loss_order)) if lost else None
+
+
+def _build_loss(attempt: int, pod: PodView) -> LastFailure:
+    category = PREEMPTED if pod.disrupted else POD_DELETED
+    if is_lost_with_node(pod):
+        category = NODE_LOST
+    reason = f"{pod.disruption}: {pod.disruption_message}" if pod.disrupted else "it was deleted"
+    end = pod.termination
+    time = pod.deleted_at
+    if end is not None and end.time is not None:
+        time = datetime.fromtimestamp(end.time, UTC)
+    exit_code = end.exit_code if end is not None else None
+    return _build_failure(attempt, pod, category, f"the pod was lost: {reason}".rstrip(": "), time, exit_code)
+
+
+def _build_failure(
+    attempt: int, pod: PodView, category: Category, message: str, time: datetime | None, exit_code: int | None = None
+) -> LastFailure:
+    return LastFailure(
+        attempt=attempt,
+        node=pod.index,
+        pod=pod.name,
+        node_name=pod.node_name,
+        exit_code=exit_code,
+        category=category.name,
+        message=message,
+        hint=category.remedy,
+        time=None if time is None else truncate(time),
+    )
+
+
+def build_last_failure(attempt: int, pod: PodView, end: Termination) -> LastFailure:
+    """Return the failure that a pod reports, as ``status.lastFailure``."""
+    return LastFailure(
+        attempt=attempt,
+        rank=end.rank,
+        node=pod.index,
+        pod=pod.name,
+        node_name=pod.node_name,
+        container=end.container,
+        exit_code=end.exit_code,
+        category=end.category,
+        message=end.message,
+        traceback=end.traceback,
+        hint=end.remedy,
+        time=None if end.time is None else truncate(datetime.fromtimestamp(end.time, UTC)),
+        signature=end.signature,
+        step=None if end.step is None else int(end.step),
+    )
+
+
+def _loss_order(pod: PodView) -> tuple[bool, datetime, int, str]:
+    return (not pod.disrupted, pod.deleted_at or EPOCH, pod.index, pod.name)
+
+
+def _ends_attempt(pod: PodView, end: Termination) -> bool:
+    if end.category == OOM.name or end.ended_by_probe:
+        # The exit code is that of a lost pod, but a new pod would reach the same limit, or fail the same probe.
+        return True
+    return end.container_exit_code not in constants.REPLACED_EXIT_CODES and not pod.disrupted
+
+
+def _wait_for_peers(
+    pods: tuple[PodView, ...], failed: list[PodEnd], since: datetime | None, now: datetime
+) -> Diagnosis | None:
+    """Return the wait for pods that may still report the cause; None: the wait is over."""
+    silent = sorted((pod for pod in pods if pod.alive), key=lambda pod: (not pod.has_run, pod.index))
+    if since is None or not silent:
+        return None
+    peer = silent[0]
+    limit = timedelta(seconds=SILENT_POD_SECONDS if peer.has_run else SILENT_START_SECONDS)
+    if abs(now - since) > limit:  # also if clocks differ by more than the limit
+        return None
+
+    until = since + limit
+    more = f" and {len(silent) - 1} more" if len(silent) > 1 else ""
+    verb = "have" if more else "has"
+    text = (
+        f"{_describe_reports(failed)}; pod {peer.index} ({peer.name}, node {peer.node_name or 'unknown'}){more} {verb} "
+        f"neither ended nor reported: waiting until {format_time(until)}, in case its node is lost"
+    )
+    return Diagnosis(None, waiting=text, until=until)
+
+
+def _describe_reports(failed: list[PodEnd]) -> str:
+    if not failed:
+        return "the Job has failed"
+    pod, end = min(failed, key=_order)
+    return f"pod {pod.index} reports a secondary failure ({end.category})"
+
+
+def _was_stopped(end: Termination, first: datetime | None) -> bool:
+    """Return whether a pod stopped on request, when the Job controller deleted the remaining pods of a failed Job."""
+    stopped = end.container_exit_code == constants.EXIT_PREEMPTED
+    return stopped and first is not None and end.time is not None and end.time > first.timestamp()
+
+
+def _is_of_incident(end: Termination, first: datetime | None) -> bool:
+    if end.time is None or first is None:
+        return True
+    return first - datetime.fromtimestamp(end.time, UTC) <= _SAME_INCIDENT
+
+
+def _order(pod_end: PodEnd) -> tuple[tuple[bool, bool, float], int, str]:
+    pod, end = pod_end
+    return order_causes(end), pod.index, pod.name

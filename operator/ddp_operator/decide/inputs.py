@@ -1,0 +1,171 @@
+"""Fetching of a job's inputs before attempt 1, and the condition InputsReady. Pure.
+
+The Job of attempt 0 fetches them. It is created while the training job is not suspended, and again if the spec changes.
+When attempt 1 starts, it is deleted like the Job of any former attempt.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Final
+
+from msgspec.structs import replace
+
+from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.kubeobjects import truncate
+from ddp_operator.api.status import InputStatus, Status
+from ddp_operator.decide import attempts, lost_nodes
+from ddp_operator.decide import conditions as c
+from ddp_operator.decide.attempt_conditions import describe_suspension
+from ddp_operator.decide.conditions import Fact, set_conditions
+from ddp_operator.decide.decision import AT_ONCE, Action, Decision, DeleteJob, EnsureChildren
+from ddp_operator.decide.failures import InputReport
+from ddp_operator.decide.observation import State
+from ddp_operator.decide.scheduling import compute_event_poll_delay, describe_scheduling
+from ddp_operator.decide.views import JobView
+
+_LATER: Final = 10.0
+
+
+def fetch_inputs(state: State, progress_interval: float) -> Decision | None:
+    """Return the decision while inputs are missing; None: attempt 1 may start."""
+    if not state.spec.inputs or are_fetched(state.job):
+        return None
+    status = _read_reports(state)
+    view = state.attempt_job
+    stopping = view is not None and view.deleting
+    current = view is not None and not stopping and view.spec_digest == state.job.spec_digest
+    if view is not None and current and view.finished:
+        decision = _succeed(state, status) if view.complete else _fail(state, status, view)
+        # A watch may report the Job's end before that of its pod.
+        return dataclasses.replace(decision, needs_fresh_read=not any(pod.termination for pod in state.pods))
+
+    actions: list[Action] = []
+    waits = [_LATER if view is None or stopping else progress_interval]
+    if view is not None and not stopping and (state.spec.suspend or not current):
+        actions.append(DeleteJob(view.name, view.uid))
+    elif view is None and not _count_alive_pods(state) and not state.spec.suspend:
+        actions.append(EnsureChildren(0, 0))
+        status = replace(status, attempt_time=truncate(state.now))
+    actions += lost_nodes.fail_lost_pods(state.job, state.observation, state.now, waits)
+    delay = compute_event_poll_delay(state.job, state.observation, state.now, state.observation.polling_jobs)
+    if delay is not None:
+        waits.append(delay)
+    return Decision(_describe(state, status, _describe_fetch(state, status)), tuple(actions), min(waits))
+
+
+def are_fetched(job: DDPTrainingJob) -> bool:
+    """Return whether all inputs of the spec are fetched to the place where pods read them."""
+    fetched = [item.place for item in job.status.inputs if item.phase == "Fetched"]
+    return job.status.is_true(c.INPUTS_READY) and fetched == [item.place for item in job.spec.inputs or ()]
+
+
+def _count_alive_pods(state: State) -> int:
+    return sum(pod.alive for pod in (*state.observation.pods, *state.observation.orphans))
+
+
+def _succeed(state: State, status: Status) -> Decision:
+    inputs = tuple(replace(item, phase="Fetched", reason="", message="") for item in status.inputs)
+    size = _format_size(sum(item.bytes for item in inputs))
+    fact = Fact(c.INPUTS_READY, "True", c.FETCHED, f"{len(inputs)}/{len(inputs)} inputs fetched, {size}")
+    return Decision(_describe(state, replace(status, inputs=inputs), fact), requeue_after=AT_ONCE)
+
+
+def _fail(state: State, status: Status, view: JobView) -> Decision:
+    """Fail the job: a pod has reported a permanent failure, or several pods have tried for long enough."""
+    failed = next((item for item in status.inputs if item.reason in c.FETCH_FAILURES), None)
+    reason = failed.reason if failed else c.FETCH_FAILED
+    ends = [pod.termination for pod in state.pods if pod.termination and pod.termination.container_exit_code]
+    message = view.failed_message
+    if ends:
+        message = ends[-1].message
+        if ends[-1].remedy:
+            message += f"; {ends[-1].remedy}"
+    status = _describe(state, status, Fact(c.INPUTS_READY, "False", reason, message))
+    ended = dataclasses.replace(state, job=dataclasses.replace(state.job, status=status))
+    decision = attempts.fail(ended, None, reason, message)
+    return dataclasses.replace(decision, status=replace(decision.status, nodes=status.nodes))
+
+
+def _read_reports(state: State) -> Status:
+    """Return the status with the inputs as the page of the fetching pod, or its termination message, reports them."""
+    reports = {report.name: report for report in _find_reports(state)}
+    known = {item.place: item for item in state.status.inputs}
+    inputs = []
+    for item in state.spec.inputs or ():
+        before = known.get(item.place) or InputStatus(name=item.label, phase="Pending", place=item.place)
+        merged = _merge(before, reports.get(item.label))
+        inputs.append(replace(merged, name=item.label, checksum=item.checksum or ""))
+    return replace(state.status, inputs=tuple(inputs))
+
+
+def _find_reports(state: State) -> tuple[InputReport, ...]:
+    page = state.observation.page
+    if page is not None and page.inputs:
+        return page.inputs
+    newest = state.pods.newest
+    terminations = [newest[index].termination for index in sorted(newest)]
+    reports = [termination.inputs for termination in terminations if termination is not None]
+    # A report with a failure comes first, else that of the lowest index: the sort is stable.
+    reports.sort(key=lambda inputs: all(item.phase != "Failed" for item in inputs))
+    return reports[0] if reports else ()
+
+
+def _merge(before: InputStatus, report: InputReport | None) -> InputStatus:
+    if report is None:
+        return before
+    return replace(
+        before,
+        phase=report.phase,
+        bytes=report.bytes,
+        total_bytes=report.total_bytes,
+        etag=report.etag,
+        reason=report.reason if report.reason in c.FETCH_FAILURES else "",
+        message=report.message,
+    )
+
+
+def _describe_fetch(state: State, status: Status) -> Fact:
+    """Return InputsReady while inputs are missing."""
+    view = state.attempt_job
+    if state.spec.suspend:
+        return Fact(c.INPUTS_READY, "False", c.NOT_FETCHED, "inputs are fetched once the job is resumed")
+    if view is not None:
+        fact = describe_scheduling(state.job, state.observation, 0, view.nodes, state.now)
+        if fact.status == "False":
+            return dataclasses.replace(fact, type=c.INPUTS_READY, message=f"to fetch the inputs: {fact.message}")
+    reason = next((item.reason for item in status.inputs if item.reason), c.FETCHING_INPUTS)
+    return Fact(c.INPUTS_READY, "False", reason, describe_progress(status.inputs))
+
+
+def describe_progress(inputs: Sequence[InputStatus | InputReport]) -> str:
+    """Return the progress of fetching in one line, with the first problem."""
+    fetched = _format_size(sum(item.bytes for item in inputs))
+    sizes = [item.total_bytes for item in inputs]
+    known = [size for size in sizes if size is not None]
+    total = f" of {_format_size(sum(known))}" if known and len(known) == len(sizes) else ""
+    message = f"fetching inputs: {fetched}{total}"
+    if len(inputs) > 1:
+        complete = sum(item.phase == "Fetched" for item in inputs)
+        message += f", {complete}/{len(inputs)} complete"
+    waiting = next((item for item in inputs if item.message), None)
+    return message if waiting is None else f"{message}; input {waiting.name}: {waiting.message}"
+
+
+def _describe(state: State, status: Status, fact: Fact) -> Status:
+    suspended = describe_suspension(state.job, status, _count_alive_pods(state))
+    facts = [
+        Fact(c.ACCEPTED, "True", c.VALID),
+        suspended,
+        fact,
+        Fact(c.SUCCEEDED, "False", c.NOT_FINISHED),
+        Fact(c.FAILED, "False", c.NOT_FINISHED),
+    ]
+    status = replace(status, phase="Suspended" if suspended.status == "True" else "Pending")
+    return set_conditions(status, facts, state.now, state.job.generation)
+
+
+def _format_size(number: int) -> str:
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if number >= size:
+            return f"{number / size:.3g} {unit}" if number < 1000 * size else f"{number / size:.0f} {unit}"
+    return f"{number} bytes"

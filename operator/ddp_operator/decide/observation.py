@@ -1,0 +1,195 @@
+"""The observation of a pass: the input of a decision, as immutable values. Pure."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import cached_property
+from types import MappingProxyType
+from typing import NamedTuple
+
+from ddp_operator.api import child_names
+from ddp_operator.api.cluster import Snapshot, controller_of
+from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.spec import Spec
+from ddp_operator.api.status import Nodes, Status, Straggler
+from ddp_operator.decide.decision import Refusal
+from ddp_operator.decide.failures import ContainerKill, Termination
+from ddp_operator.decide.metrics_page import Page, RankSample, StalledRank
+from ddp_operator.decide.views import JobView, NodeView, PodView, view_job, view_pod
+
+
+class Pods(tuple[PodView, ...]):
+    """The pods of one attempt by index; a replaced pod precedes its successor."""
+
+    @cached_property
+    def newest(self) -> Mapping[int, PodView]:
+        """One pod per index: the newest relevant one of a replaced pod and its successors."""
+        ordered = sorted(self, key=lambda pod: (pod.index, pod.alive, pod.phase == "Succeeded", pod.created, pod.name))
+        return {pod.index: pod for pod in ordered}
+
+    @property
+    def running(self) -> int:
+        """Number of newest pods that run."""
+        return sum(pod.running for pod in self.newest.values())
+
+    @property
+    def has_finished_training(self) -> bool:
+        """Whether all training containers have ended with exit code 0; containers beside them may still run."""
+        return bool(self) and all(pod.has_finished_training for pod in self.newest.values())
+
+    def counts(self, desired: int) -> Nodes:
+        """Return ``status.nodes``."""
+        newest = self.newest.values()
+        ready = sum(pod.running and pod.ready for pod in newest)
+        succeeded = min(desired, sum(pod.phase == "Succeeded" for pod in newest))
+        return Nodes(
+            desired=desired,
+            ready=min(ready, desired - succeeded),
+            spares=max(0, ready + succeeded - desired),
+            succeeded=succeeded,
+            failed=sum(pod.phase == "Failed" for pod in newest),
+        )
+
+
+@dataclass(frozen=True)
+class Children:
+    """The Jobs of a resource and their pods.
+
+    ``orphans`` are pods whose Job was deleted: of a former attempt, or of a deleted resource of the same name. While
+    one is alive it holds its GPUs and may still write checkpoints.
+    """
+
+    jobs: tuple[JobView, ...] = ()
+    pods: tuple[PodView, ...] = ()
+    orphans: tuple[PodView, ...] = ()
+
+    @cached_property
+    def _attempts(self) -> Mapping[int, Pods]:
+        by_attempt: dict[int, list[PodView]] = {}
+        for pod in sorted(self.pods, key=lambda pod: (pod.index, pod.created, pod.name)):
+            by_attempt.setdefault(pod.attempt, []).append(pod)
+        return {attempt: Pods(pods) for attempt, pods in by_attempt.items()}
+
+    def job(self, attempt: int) -> JobView | None:
+        """Return the Job of an attempt."""
+        return next((job for job in self.jobs if job.attempt == attempt), None)
+
+    def pods_of(self, attempt: int) -> Pods:
+        """Return the pods of an attempt."""
+        return self._attempts.get(attempt) or Pods()
+
+    def former_alive(self, attempt: int) -> int:
+        """Return the number of pods of former attempts that may still run a process."""
+        orphans = sum(pod.alive for pod in self.orphans)
+        return orphans + sum(pod.alive and pod.attempt < attempt for pod in self.pods)
+
+
+class Problem(NamedTuple):
+    """The reason and message of the latest warning about an object that does not start."""
+
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A stall: its start, the steps of the ranks, and the states of hanging ranks."""
+
+    since: datetime
+    ranks: Mapping[int, RankSample] = field(default_factory=dict)
+    places: tuple[StalledRank, ...] = ()
+
+
+class UnreachableReport(NamedTuple):
+    """What a pod cannot reach, in its message. ``pod``: its completion index."""
+
+    pod: int
+    message: str
+
+
+@dataclass(frozen=True)
+class Observation(Children):
+    """The child objects, and what nodes, Events, queues and metrics pages report about them."""
+
+    page: Page | None = None
+    page_requested: bool = False
+    """Distinguishes a page that could not be read from one that was not due."""
+    page_lost_since: datetime | None = None
+    """Since when pod 0's page cannot be read."""
+    shared: frozenset[tuple[str, str]] = frozenset()
+    """Kind and name of the existing child objects that all attempts share."""
+    shared_complete: bool = True
+    """Whether all objects exist that a replaced pod needs: the Service to find its peers, the launcher to start."""
+    launcher_lost: bool = False
+    """Whether the current Job's launcher was deleted and cannot be recreated, because an older operator built it."""
+    nodes: Mapping[str, NodeView] = field(default_factory=dict)
+    problems: Mapping[str, Problem] = field(default_factory=dict)
+    """By the UID of the Job or the pod."""
+    polling_jobs: int = 0
+    """Number of training jobs whose Events are polled."""
+    stragglers: tuple[Straggler, ...] | None = None
+    """None: ranks were not compared."""
+    stall: Stall | None = None
+    """None: training makes steps, or no page reports steps."""
+    pull_errors: Mapping[str, str] = field(default_factory=dict)
+    """Why the image of a pod cannot be pulled, by the pod's UID."""
+    troubles: Mapping[str, str] = field(default_factory=dict)
+    """The conditions and taints that recovery.nodeHealth selects, by node."""
+    failures_in_place: tuple[tuple[PodView, Termination], ...] = ()
+    """The failures after which workers were restarted in the same pods, when one is new."""
+    unreachable: tuple[UnreachableReport, ...] = ()
+    """Reports of pods that cannot reach pod 0 or a peer, by index."""
+    orphaned_since: datetime | None = None
+    """Since when orphans exist that no controller deletes."""
+    recheck_after: float | None = None
+    """Seconds until missing child objects may appear without a watch event; None: none is missing."""
+
+
+def view_children(
+    job: DDPTrainingJob, snapshot: Snapshot, kills: Mapping[str, ContainerKill | None] = MappingProxyType({})
+) -> Children:
+    """Return the Jobs and pods of this resource; those of a deleted resource of the same name are omitted.
+
+    ``kills``: why the kubelet killed training containers, by the pod's UID.
+    """
+    own_jobs = tuple(view_job(raw) for raw in snapshot.jobs if controller_of(raw).get("uid") == job.uid)
+    uids = {view.uid for view in own_jobs}
+    own_pods: list[PodView] = []
+    orphans: list[PodView] = []
+    for raw in snapshot.pods:
+        owner = controller_of(raw)
+        if owner.get("uid") in uids:
+            own_pods.append(view_pod(raw, kills.get(raw["metadata"]["uid"])))
+        elif owner.get("kind") == "Job" and child_names.is_job_name(str(owner.get("name")), job.name):
+            orphans.append(view_pod(raw))
+    return Children(own_jobs, tuple(own_pods), tuple(orphans))
+
+
+@dataclass(frozen=True)
+class State:
+    """A resource, its observation, and the time. ``refusal``: why the spec is not acceptable now."""
+
+    job: DDPTrainingJob
+    observation: Observation
+    now: datetime
+    refusal: Refusal | None = None
+
+    @property
+    def spec(self) -> Spec:
+        """The desired state."""
+        return self.job.spec
+
+    @property
+    def status(self) -> Status:
+        """The status as last written."""
+        return self.job.status
+
+    @cached_property
+    def attempt_job(self) -> JobView | None:
+        """The Job of the current attempt."""
+        return self.observation.job(self.status.attempt)
+
+    @cached_property
+    def pods(self) -> Pods:
+        """The pods of the current attempt."""
+        return self.observation.pods_of(self.status.attempt)

@@ -1,0 +1,115 @@
+"""Ownership: whether a child object belongs to this resource, and which job may use a claim for checkpoints. Pure."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from ddp_operator.api import child_names, constants
+from ddp_operator.api.cluster import ChildKind, controller_of, name_claim, owner_uids
+from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.status import ENDED_PHASES
+from ddp_operator.decide import conditions as c
+from ddp_operator.decide.decision import Refusal
+from ddp_operator.decide.observation import Children
+from ddp_operator.decide.views import PodView
+
+
+def explain_launcher_conflict(manifest: Mapping[str, Any], existing: Mapping[str, Any]) -> Refusal | None:
+    """Return a refusal if another object has the name of the shared launcher, or a copy has no owner."""
+    meta = manifest["metadata"]
+    existing_labels = existing["metadata"].get("labels") or {}
+    same = all(existing.get(part) == manifest.get(part) for part in ("data", "binaryData", "immutable"))
+    labelled = child_names.child_labels("").items() <= existing_labels.items()
+    if same and labelled and (owner_uids(existing) or meta["name"] == constants.LAUNCHER_USERS):
+        return None
+    return Refusal(
+        c.NAME_CONFLICT,
+        f"ConfigMap {meta['name']} in namespace {meta['namespace']} differs from the operator's; delete it, and the "
+        f"operator creates its own: kubectl -n {meta['namespace']} delete configmap {meta['name']}",
+    )
+
+
+def is_owned(job: DDPTrainingJob, raw: Mapping[str, Any]) -> bool:
+    """Return whether an object is a child of this very resource."""
+    return controller_of(raw).get("uid") == job.uid
+
+
+def explain_conflict(job: DDPTrainingJob, raw: Mapping[str, Any]) -> Refusal | None:
+    """Return a refusal if an object belongs neither to this job nor to a deleted job of the same name."""
+    owner = controller_of(raw)
+    group = str(owner.get("apiVersion")).partition("/")[0]
+    same_name = (group, owner.get("kind"), owner.get("name")) == (constants.GROUP, constants.KIND, job.name)
+    if same_name or is_owned(job, raw):
+        return None
+    kind: ChildKind = raw.get("kind") or "Service"
+    meta = raw.get("metadata") or {}
+    name = meta.get("name")
+    labels = meta.get("labels") or {}
+    if not owner and child_names.child_labels(job.name).items() <= labels.items():
+        return Refusal(
+            c.NAME_CONFLICT,
+            f"metadata.name: {kind} {name} remains from a job of this name that was deleted with --cascade=orphan; its "
+            "pods may still be training. Delete the remaining objects: "
+            f"kubectl -n {job.namespace} delete job,service,configmap,networkpolicy "
+            f"-l {constants.LABEL_JOB_NAME}={job.name}",
+        )
+    return Refusal(
+        c.NAME_CONFLICT,
+        f"metadata.name: {kind} {name} in namespace {job.namespace} does not belong to this job; rename the job or "
+        "delete that object",
+    )
+
+
+def exclusive_claim(job: DDPTrainingJob) -> str | None:
+    """Return the claim or the URL of the job's checkpoints, unless other jobs may write there as well."""
+    checkpoint = job.spec.checkpoint
+    if checkpoint is None or checkpoint.shared:
+        return None
+    return checkpoint.claim_name or checkpoint.url
+
+
+def explain_use(claim: str) -> tuple[str, str]:
+    """Return the field with a claim or URL that another job uses, and how both jobs can run at once."""
+    if "://" in claim:
+        return "spec.checkpoint.url", "To run both at once, give each job a separate folder"
+    return "spec.checkpoint.claimName", "If the jobs write different files, set spec.checkpoint.shared: true"
+
+
+def refuse_second(job: DDPTrainingJob, claim: str, users: Iterable[Mapping[str, Any]]) -> Refusal | None:
+    """Refuse a job that has not started while another job has the same claim. ``users``: all jobs with that claim."""
+    for user in users:
+        metadata = user["metadata"]
+        status = user.get("status") or {}
+        phase = status.get("phase") or "Pending"
+        if metadata["uid"] == job.uid or phase in ENDED_PHASES:
+            continue
+        # Of jobs that have not started the oldest is first.
+        older = (str(metadata.get("creationTimestamp") or ""), str(metadata["uid"])) < (job.created, job.uid)
+        if status.get("attempt") or older:
+            field, remedy = explain_use(claim)
+            return Refusal(
+                c.CLAIM_IN_USE,
+                f"{field}: job {metadata['name']} ({phase}) writes its checkpoints to {name_claim(claim)}; "
+                f"this job starts when that job has ended. {remedy}",
+            )
+    return None
+
+
+def may_have_lost_labels(job: DDPTrainingJob, children: Children) -> bool:
+    """Return whether the current attempt may have child objects that are missing here.
+
+    Its Job counts more pods than were listed, or pods were listed whose Job was not. Mostly a watch is only late.
+    """
+    name = job.status.job_name
+    current = next((view for view in children.jobs if view.name == name), None)
+    if current is None:
+        orphans = (pod for pod in children.orphans if pod.alive and not pod.deleting)
+        return any(controller_of(pod.raw).get("name") == name for pod in orphans)
+
+    # The Job counts a failed pod as active until it is replaced, after the Job controller's back-off.
+    own_pods = [pod for pod in children.pods if controller_of(pod.raw).get("uid") == current.uid]
+    listed = sum(pod.alive or _is_tracked(pod) for pod in own_pods)
+    return int((current.raw.get("status") or {}).get("active") or 0) > listed
+
+
+def _is_tracked(pod: PodView) -> bool:
+    return constants.JOB_TRACKING_FINALIZER in (pod.raw["metadata"].get("finalizers") or ())

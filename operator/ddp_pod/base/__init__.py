@@ -1,0 +1,1 @@
+"""This pod: its environment, its files and its clock."""

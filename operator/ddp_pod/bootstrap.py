@@ -1,0 +1,89 @@
+"""The first process of every training pod: it runs torchrun and reports how the pod ended and why.
+
+    launcher.py run <torchrun flags> -- <arguments of `python`>
+    launcher.py run <torchrun flags> --no-python -- <program> …
+    launcher.py fetch               (in a pod without GPUs: fetch the job's inputs before the training pods start)
+    launcher.py worker …            (internal: a rank in a new interpreter)
+    launcher.py forkserver …        (internal: import PyTorch once for the agent and the ranks)
+    launcher.py tracking …          (internal: find the job's run in MLflow)
+    launcher.py mirror …            (internal: fetch and upload the checkpoint folder)
+
+The operator mounts it as launcher.py into any image that has Python >= 3.10 and torch >= 2.6. The archive beside it,
+launcher.zip, has the rest of this package under the name ``ddp_launcher``. Each process of a pod dies with its parent:
+
+    supervisor (standard library)  ->  fork server (imports torch)
+                                   ->  mirror of checkpoint.url, if set (imports fsspec)
+                                   ->  torchrun's agent (forked from it)  ->  its fork server
+                                                                          ->  workers (forked from that, in the shim)
+                                                                          ->  on pod 0 the rendezvous store
+
+``docs/pod-contract.md`` has the environment, the exit codes and the files that the launcher reads and writes.
+"""
+
+import signal
+import sys
+
+_SIGNALS: list[int] = []  # received and not handled yet
+if __name__ == "__main__" and sys.argv[1:2] in (["run"], ["fetch"]):
+    # The kernel drops signals for which a container's first process has no handler. Without these handlers, before
+    # any slow import, a pod that is deleted right after its start would run for its whole grace period.
+    for _number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(_number, lambda received, frame: _SIGNALS.append(received))
+
+import importlib
+import os
+import types
+
+PACKAGE = "ddp_launcher"
+_ARCHIVE = "launcher.zip"
+_SUBCOMMANDS = ("run", "fetch", "worker", "forkserver", "tracking", "mirror")
+
+
+def main() -> int:
+    """Run the subcommand. Returns the exit code."""
+    subcommand = sys.argv[1] if len(sys.argv) > 1 else ""
+    argv = sys.argv[2:]
+    if subcommand not in _SUBCOMMANDS:
+        sys.stderr.write(__doc__ or "")
+        return 81
+    _register_package()
+
+    # Each subcommand imports only its own modules: every rank would compile the rest again.
+    if subcommand == "tracking":
+        return int(_import("rank.tracking").main(argv))
+    if subcommand == "fetch":
+        return int(_import("transfer.fetch").main(_SIGNALS))
+    if subcommand == "mirror":
+        return int(_import("transfer.mirror").main(argv))
+    if subcommand == "run":
+        return int(_import("supervise.main").main(argv, _SIGNALS))
+    if subcommand == "forkserver":
+        # It returns only in a forked rank, with the arguments of the rank's shim.
+        argv = _import("torchrun.fork_server").serve(argv)
+    _import("rank.worker").main(argv)  # raises SystemExit
+    return 0
+
+
+def observe_child(runtime: str, local_rank: int) -> None:
+    """Observe this process, which a rank's program has started. Its sitecustomize calls this."""
+    _register_package()
+    _import("rank.child").ChildHook(runtime, local_rank).start()
+
+
+def _register_package() -> None:
+    folder = os.path.dirname(os.path.abspath(__file__))
+    # The launcher's modules must not shadow the user's. Python puts the folder of the real file first in sys.path,
+    # behind the symbolic links that a kubelet creates for a ConfigMap.
+    if sys.path and sys.path[0] == os.path.dirname(os.path.realpath(__file__)):
+        del sys.path[0]
+    package = types.ModuleType(PACKAGE)
+    package.__path__ = [os.path.join(folder, _ARCHIVE)]
+    sys.modules[PACKAGE] = package
+
+
+def _import(name: str) -> types.ModuleType:
+    return importlib.import_module(f"{PACKAGE}.{name}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

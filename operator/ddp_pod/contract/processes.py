@@ -1,0 +1,168 @@
+"""Processes of this machine: signals, states, CPU time and memory limits, mostly from /proc and cgroups."""
+
+import functools
+import os
+import re
+import signal
+from collections.abc import Iterable
+from typing import Any
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+# Makes a worker write its stack. Scripts use SIGUSR1 themselves, for example to save before Slurm's time limit.
+STACK_SIGNAL = int(signal.SIGRTMAX) - 2 if hasattr(signal, "SIGRTMAX") else int(signal.SIGUSR1)
+STOPPED_STATES = ("T", "t")  # process states: stopped by a signal, by a debugger
+SLEEPING_STATES = ("S", "D")  # for an event, for a device
+
+
+def read_cpu_quota() -> float | None:
+    """Return the cgroup's CPU quota in CPUs; None without a quota."""
+    try:
+        with open("/sys/fs/cgroup/cpu.max", encoding="ascii") as file:
+            quota, period = file.read().split()
+        return None if quota == "max" else int(quota) / int(period)
+    except (OSError, ValueError):
+        return None
+
+
+def read_memory_limit() -> int | None:
+    """Return the cgroup's memory limit in bytes; None without a limit."""
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        try:
+            with open(path, encoding="ascii") as file:
+                return int(file.read(64))
+        except (OSError, ValueError):
+            continue  # no limit, or the other version of cgroups
+    return None
+
+
+def count_oom_kills() -> int:
+    """Return how many processes of this cgroup the kernel's OOM killer has ended."""
+    for path in ("/sys/fs/cgroup/memory.events", "/sys/fs/cgroup/memory/memory.oom_control"):
+        try:
+            with open(path, encoding="ascii") as file:
+                match = re.search(r"^oom_kill (\d+)", file.read(), re.MULTILINE)
+        except OSError:
+            continue
+        if match:
+            return int(match[1])
+    return 0
+
+
+def has_gpu() -> bool:
+    """Return whether the container has an NVIDIA device, even one that does not work."""
+    try:
+        return any(re.fullmatch(r"nvidia\d+", name) for name in os.listdir("/dev"))
+    except OSError:
+        return False
+
+
+@functools.cache
+def load_libc() -> Any:
+    """Return the C library. Call it before a fork that needs it: another thread may hold the loader's lock."""
+    import ctypes
+
+    return ctypes.CDLL(None)
+
+
+def prctl(option: int, value: int) -> bool:
+    """Call prctl(2). Returns whether it succeeded; False on systems without it."""
+    try:
+        return bool(load_libc().prctl(option, value, 0, 0, 0) == 0)
+    except (ImportError, OSError, AttributeError):
+        return False
+
+
+def adopt_orphans(*, enabled: bool = True) -> bool:
+    """Make this process the subreaper of its descendants, or no longer. Returns whether the system supports it."""
+    return prctl(36, enabled)  # PR_SET_CHILD_SUBREAPER
+
+
+def set_parent_death_signal(parent: int) -> None:
+    """Have the kernel send SIGKILL when ``parent`` dies; exit if it is dead already."""
+    prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != parent:
+        os._exit(137)
+
+
+def catches(pid: int, number: int) -> bool:
+    """Return whether a process has a handler for a signal; without one, as after an exec, most signals end it.
+
+    Source: SigCgt in proc(5). True on systems without /proc.
+    """
+    try:
+        with open(f"/proc/{pid}/status", encoding="utf-8", errors="replace") as file:
+            caught = next(line for line in file if line.startswith("SigCgt:"))
+        return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
+    except (OSError, ValueError, IndexError, StopIteration):
+        return not os.path.exists("/proc/self/status")
+
+
+def process_state(pid: int) -> str:
+    """Return the letter of a process's state, ``T`` for a stopped one; empty if it has ended or is a zombie."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+            state = file.read().rpartition(")")[2].split()[0]
+    except (OSError, IndexError):
+        if os.path.isdir("/proc/self"):
+            return ""
+        try:
+            os.kill(pid, 0)
+        except OSError:
+            return ""
+        return "?"
+    return "" if state in "ZX" else state
+
+
+def find_family(pid: int) -> list[int]:
+    """Return a process and its descendants (Linux), parents first."""
+    family = [pid]
+    for parent in family:
+        try:
+            threads = os.listdir(f"/proc/{parent}/task")
+        except OSError:
+            continue
+        for thread in threads:
+            try:
+                with open(f"/proc/{parent}/task/{thread}/children", encoding="ascii") as file:
+                    family += [int(child) for child in file.read().split() if int(child) not in family]
+            except (OSError, ValueError):
+                continue
+    return family
+
+
+def count_cpu_seconds(pids: Iterable[int]) -> float:
+    """Return the CPU time of processes and their descendants (Linux)."""
+    ticks = 0
+    for pid in {member for worker in pids for member in find_family(worker)}:
+        try:
+            with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
+                fields = file.read().rpartition(")")[2].split()
+            ticks += int(fields[11]) + int(fields[12])
+        except (OSError, IndexError, ValueError):
+            continue
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
+def kill(pid: int, number: int) -> None:
+    """Send a signal to a process; ignore one that has ended."""
+    try:
+        os.kill(pid, number)
+    except OSError:
+        pass
+
+
+def kill_group(pid: int, number: int) -> None:
+    """Send a signal to the process group that a process leads; ignore one that has ended."""
+    try:
+        os.killpg(pid, number)
+    except OSError:
+        pass
+
+
+def list_children() -> set[int]:
+    """Return the process ids of this process's children (Linux)."""
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", encoding="ascii") as file:
+            return {int(pid) for pid in file.read().split()}
+    except (OSError, ValueError):
+        return set()

@@ -1,0 +1,282 @@
+"""Kinds of failures that are recognized more precisely than by their category, each with its remedy.
+
+``rules.find_kind`` compares them with exceptions. docs/troubleshooting.md prints the table.
+"""
+
+import errno
+import re
+from typing import Final, NamedTuple
+
+from ..contract.failure_table import KILLED, OOM, USER_ERROR, Outcome
+from ..contract.failure_text import NON_FINITE_REMEDY
+from ..contract.names import EXIT_OOM, EXIT_RETRYABLE, EXIT_USER_ERROR
+
+FATAL: Final = Outcome(USER_ERROR.name, EXIT_USER_ERROR)
+SCRIPT_ERROR: Final = Outcome(USER_ERROR.name, EXIT_RETRYABLE)
+OUT_OF_MEMORY: Final = Outcome(OOM.name, EXIT_OOM)
+
+NO_DEVICES: Final = "No CUDA GPUs are available"
+# Ranks call different collectives. TORCH_DISTRIBUTED_DEBUG=DETAIL names them; gloo notices only the sizes.
+MISMATCH: Final = re.compile(r"mismatch between collectives|op\.preamble\.length <= op\.nbytes")
+_COMPILE_ERRORS: Final = ("torch._dynamo.exc.", "torch._inductor.exc.")
+_NO_COMPILER: Final = "No working C.. compiler|Failed to find C compiler|Ninja is required|CUDA_HOME environment"
+
+
+class FailureKind(NamedTuple):
+    """A kind of failures. ``symptom`` describes it in the documentation."""
+
+    symptom: str
+    errnos: tuple[int, ...] = ()
+    types: tuple[str, ...] = ()
+    """Classes of the exception or their bases; with a dot at the end those of a package."""
+    where: str = ""
+    """A regular expression of message, path, file or source line that an exception of errnos and types matches."""
+    words: str = ""
+    """A regular expression of messages."""
+    own_words: bool = False
+    """Whether messages count that the script itself has written."""
+    outcome: Outcome | None = SCRIPT_ERROR
+    """None: by the origin of the exception."""
+    remedy: str = ""
+
+
+UNKNOWN_KIND: Final = FailureKind("", outcome=None)
+SHARED_MEMORY: Final = FailureKind(
+    "No shared memory, or a bus error", errnos=(errno.ENOSPC,), where=r"/dev/shm|</torch_|\(shm\)",
+    words=r"/dev/shm|\(shm\)|Bus error",
+    remedy="/dev/shm is full: raise spec.shm.sizeLimit and the memory limit, or use fewer DataLoader workers",
+)  # fmt: skip
+FULL_VOLUME: Final = FailureKind(
+    "No space left", errnos=(errno.ENOSPC,),
+    words=r"iostream error|unexpected pos \d+ vs \d+|\d requested and \d+ written",
+    remedy="the disk or volume is full: delete old checkpoints, or enlarge the claim, or raise the limits of "
+    "ephemeral-storage and emptyDir (with medium Memory also the memory limit); if it has space, a quota or a limit of "
+    "file sizes (ulimit -f) has ended the write")  # fmt: skip
+NO_GPU: Final = FailureKind(
+    "CUDA or NCCL in a pod without a GPU", outcome=FATAL,
+    words=r"(?i)no GPUs found|NCCL built in|not compiled with CUDA|Found no NVIDIA driver|CUDA-capable device is "
+    r"detected|'torch\._C' has no attribute '_cuda_|requires CUDA support|dummy base class \w*(CUDA|Event|Stream)"
+    r"|accelerator device when none is available|on a CUDA device but torch\.cuda\.is_available\(\) is False"
+    rf"|accelerator support: None|start of device string: None|{NO_DEVICES}",
+    remedy="the pod has no GPU: request one in the trainer's resources.limits (nvidia.com/gpu), or train on CPUs with "
+    "the backend gloo")  # fmt: skip
+KINDS: Final = (
+    FailureKind(
+        "Too many open files", errnos=(errno.EMFILE, errno.ENFILE), words="received 0 items of ancdata",
+        remedy="the process has no free file descriptor: close files, clone tensors of DataLoader workers that the "
+        "script keeps, call torch.multiprocessing.set_sharing_strategy('file_system'), or raise the limit (ulimit -n)"),
+    FailureKind(
+        "A locked file", errnos=(errno.EAGAIN,), where=r"(?i)lock file|flock|lockf|LOCK_", words="database is locked",
+        remedy="another process holds the lock of the file: open it in one rank, retry, or for HDF5 on a volume "
+        "without locks set HDF5_USE_FILE_LOCKING=FALSE"),
+    FailureKind(
+        "No more processes or threads", errnos=(errno.EAGAIN,),
+        words="can't start new thread|pthread_create failed|[Tt]hread creation failed|resources for OMP thread",
+        remedy="the limit of processes and threads is reached (the kubelet's podPidsLimit, or ulimit -u): use fewer "
+        "DataLoader workers and threads (OMP_NUM_THREADS), or raise the limit"),
+    FailureKind(
+        "CUDA or HIP out of memory", types=("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError"),
+        words=r"(?i)(CUDA|HIP)( error:)? out of memory|STATUS_ALLOC_FAILED", outcome=OUT_OF_MEMORY,
+        remedy="the GPU's memory is full; the container's memory limit does not change that: use a smaller batch, "
+        "gradient accumulation, or a narrower number format"),
+    FailureKind(
+        "Too many mappings of shared memory", errnos=(errno.ENOMEM,), where="unable to mmap", outcome=OUT_OF_MEMORY,
+        remedy=f"{OOM.remedy}; clone tensors of DataLoader workers that the script keeps (vm.max_map_count)"),
+    FailureKind(
+        "Out of memory", errnos=(errno.ENOMEM,), types=("MemoryError", "std.bad_alloc"), outcome=OUT_OF_MEMORY,
+        words=r"(?i)out of memory|(can't|unable to) allocate|not enough memory", remedy=OOM.remedy),
+    SHARED_MEMORY,
+    FULL_VOLUME,
+    FailureKind(
+        "A limit of file sizes", errnos=(errno.EFBIG,),
+        remedy="the file exceeds the limit of the process (ulimit -f, RLIMIT_FSIZE) or of its file system: raise the "
+        "limit, or write several smaller files"),
+    FailureKind(
+        "A disk quota", errnos=(errno.EDQUOT,),
+        remedy="the quota of the file system is used up: delete old files, or have its administrator raise it"),
+    FailureKind(
+        "A read-only file system", errnos=(errno.EROFS,),
+        remedy="the path is on a read-only mount: write to a volume that is mounted without readOnly, such as the "
+        "folder of DDP_CHECKPOINT_DIR (spec.checkpoint)"),
+    FailureKind(
+        "Permission denied", errnos=(errno.EACCES,), words=r"File \S+ cannot be opened",
+        remedy="give the process's user or one of its groups access to that path: for a volume set "
+        "template.spec.securityContext.fsGroup, for files of the image set runAsUser to their owner"),
+    FailureKind(
+        "An operation that is not permitted", errnos=(errno.EPERM,),
+        remedy="the operation (chown, chmod, mount, a device) needs another user or a privilege: omit it, or set "
+        "runAsUser or fsGroup in template.spec.securityContext"),
+    FailureKind(
+        "A path that exists already", errnos=(errno.EEXIST, errno.ENOTEMPTY),
+        remedy="several ranks create the same path, or a former attempt has: call os.makedirs(path, exist_ok=True), or "
+        "create it on rank 0 only and call dist.barrier() after it; let each rank write its own files"),
+    FailureKind(
+        "Address already in use", errnos=(errno.EADDRINUSE,), outcome=None,
+        remedy="another process uses that port: use MASTER_ADDR and MASTER_PORT unchanged in the script, and no fixed "
+        "port"),
+    FailureKind(
+        "An input/output error of a volume", errnos=(errno.EIO, errno.ESTALE, errno.ENOTCONN),
+        remedy="the storage behind the path failed (NFS, FUSE, a disk): check the volume and the node (dmesg, the "
+        "Events of the CSI driver)"),
+    FailureKind(
+        "A program of another format", errnos=(errno.ENOEXEC,), outcome=FATAL,
+        remedy="the node cannot run the program: a script needs a first line such as #!/bin/bash, and a binary must be "
+        "built for the node's architecture (uname -m) and the image's C library"),
+    FailureKind(
+        "A helper process, such as a DataLoader worker, has ended",
+        errnos=(errno.ECONNRESET, errno.ECONNREFUSED, errno.EPIPE, errno.ENOENT),
+        types=("EOFError", "concurrent.futures.process.BrokenProcessPool"),
+        where=r"[/\\]multiprocessing[/\\](connection|managers|resource_sharer)|process pool",
+        words="DataLoader worker .* (killed by signal|exited unexpectedly)",
+        remedy="a DataLoader worker or another helper process was killed (Killed: usually for memory) or crashed; see "
+        "its own error above in the log, raise the memory limit, or use fewer or smaller workers"),
+    FailureKind(
+        "A service outside of the job",
+        errnos=(errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT, errno.EPIPE, errno.EHOSTUNREACH,
+                errno.ENETUNREACH),
+        types=("ConnectionError", "socket.gaierror", "ssl.SSLError", "http.client.", "urllib.error.", "urllib3.",
+               "requests.", "httpx.", "httpcore.", "aiohttp.", "botocore.", "grpc.", "huggingface_hub.", "wandb.",
+               "redis.", "pymongo.", "psycopg.OperationalError", "psycopg2.OperationalError"),
+        words="psycopg2?.OperationalError|couldn't connect to 'https?://|failure in name resolution",
+        remedy="the script's own request to a service failed, not the connection to another rank: check its address "
+        "and credentials, that it runs, and that NetworkPolicies and proxies let the pods reach it; retry in the "
+        "script, and download models and data before (spec.inputs)"),
+    FailureKind(
+        "A program that the script starts, or its interpreter, does not exist",
+        errnos=(errno.ENOENT,), where=r"[/\\]subprocess\.py",
+        words=": command not found|bad interpreter|env: .*: No such file|sh: .*: not found",
+        remedy="install the program in the image, or correct its name, PATH or the #! line of the script"),
+    FailureKind(
+        "A shared library is missing", words="cannot open shared object file", outcome=None,
+        remedy="install the library in the image (under ddp run in the active environment), or correct the name or "
+        "LD_LIBRARY_PATH"),
+    FailureKind(
+        "torch.save into a folder that does not exist",
+        words=r"Parent directory \S* ?does not exist|open file failed with strerror: No such file",
+        remedy="torch.save creates no folders: create it before (os.makedirs(folder, exist_ok=True)), or save to the "
+        "folder of DDP_CHECKPOINT_DIR"),
+    FailureKind(
+        "An extension, or a pickled file, for another NumPy", outcome=FATAL, own_words=True,
+        words=r"numpy\._?core\.\w+ failed to import|numpy\.\w+ size changed|_ARRAY_API not found"
+        r"|compiled using NumPy \d|but this version of numpy|No module named 'numpy\._?core",
+        remedy="NumPy has another version than the one that the extension (or the pickled file) was built for: pin "
+        "the version in requirements.txt (often numpy<2), or upgrade the package that the traceback imports"),
+    FailureKind(
+        "No such file or folder", errnos=(errno.ENOENT,),
+        remedy="the path does not exist in the pod: correct it (a relative one starts at the pod's working directory), "
+        "mount the volume that has it, or create its folder"),
+    FailureKind(
+        "A debugger, or input from the terminal", types=("EOFError", "bdb.BdbQuit"), where=r"reading a line|^bdb\.",
+        remedy="the script waits for input, which a pod does not have: remove breakpoint(), pdb.set_trace() and "
+        "input()"),
+    FailureKind(
+        "A damaged or incomplete file", types=("EOFError", "zipfile.BadZipFile", "zlib.error", "lzma.LZMAError"),
+        words=r"failed finding central directory|invalid load key|Unsupported operand \d|was truncated|EOF: reading"
+        r"|Ran out of input|not fully covered|deserializing header|invalid magic number|unexpected EOF",
+        remedy="the file is incomplete or of another format: a process ended while it wrote it, or a download failed; "
+        "delete it, resume from an earlier checkpoint, and write to a temporary name before os.replace()"),
+    FailureKind(
+        "Objects in a checkpoint (weights_only)", words="Weights only load failed",
+        remedy="the file has objects other than tensors: save only state_dict(); if you trust it, allow its classes by "
+        "torch.serialization.add_safe_globals(), or call torch.load(…, weights_only=False)"),
+    FailureKind(
+        "A checkpoint of another model or number of ranks",
+        words=r"loading state_dict|loaded state dict|(?i:missing|unexpected) key\S* in (checkpoint )?state_dict"
+        r"|Size mismatch between saved",
+        remedy="the checkpoint belongs to another model, optimizer or number of ranks: build the same ones, or start "
+        "without it; keys that begin with module. are of a model in DDP: save model.module.state_dict()"),
+    FailureKind(
+        "No process group", words="Default process group has not been initialized",
+        remedy="call torch.distributed.init_process_group() in each rank before collectives, DistributedDataParallel "
+        "and DistributedSampler, and none of them after destroy_process_group()"),
+    FailureKind(
+        "Another number of ranks than the script expects", own_words=True,
+        words=r"(?i)\b(match(es)?|equal|divisible|bigger)\b[^\n]{0,200}\bworld.?size\b"
+        r"|\bworld.?size\b[^\n]{0,200}(\b(match(es)?|equal|divisible|multiple)\b|!=)",
+        remedy="the script expects another number of ranks than the job has: change --nodes and --procs (spec.nodes, "
+        "spec.procPerNode), or let the script read them, in Lightning with Trainer(num_nodes=int(os.environ"
+        "['GROUP_WORLD_SIZE']), devices=int(os.environ['LOCAL_WORLD_SIZE']))"),
+    FailureKind(
+        "Parameters without a gradient in DDP",
+        words="Expected to have finished reduction|Expected to mark a variable ready only once",
+        remedy="some parameters took no part in the loss: use all outputs of forward(), or pass "
+        "find_unused_parameters=True to DistributedDataParallel; TORCH_DISTRIBUTED_DEBUG=DETAIL names them"),
+    FailureKind(
+        "Objects that a new process cannot receive", types=("_pickle.PicklingError",),
+        words=r"(?i:can(no|')t pickle) |Can't get (local object|attribute)",
+        remedy="spawned processes and DataLoader workers get pickled objects: define functions and classes at the top "
+        "level of a module, and open files and connections in the worker"),
+    FailureKind(
+        "A user id without a name or home", own_words=True,
+        words="getpw(uid|nam)|No username set in the environment|determine home directory",
+        remedy="the image's /etc/passwd does not have the pod's user id: set USER (any text) and HOME (a writable "
+        "folder) in env of the trainer"),
+    FailureKind(
+        "A network interface that does not exist (GLOO_SOCKET_IFNAME)", outcome=FATAL,
+        words=r"Unable to find address for|no socket interface found|to a \(local\) address",
+        remedy="GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME or TP_SOCKET_IFNAME names no interface with an address in this "
+        "pod: remove the variable from env and the script, or name one of `ip address` (usually eth0)"),
+    FailureKind(
+        "Shared memory of a Triton kernel", types=("triton.runtime.errors.OutOfResources",), words="out of resource: ",
+        remedy="a kernel needs more on-chip memory than the GPU has: reduce its block sizes, num_stages or num_warps"),
+    FailureKind(
+        "No compiler for torch.compile or an extension", types=_COMPILE_ERRORS, where=_NO_COMPILER, words=_NO_COMPILER,
+        remedy="the image lacks a compiler: install gcc and g++ (for CUDA extensions use a -devel image), set CC and "
+        "CXX, or switch torch.compile off (TORCHDYNAMO_DISABLE=1)"),
+    FailureKind(
+        "Code that torch.compile does not support", types=_COMPILE_ERRORS,
+        remedy="change the line that the message names, omit fullgraph=True, or switch torch.compile off "
+        "(TORCHDYNAMO_DISABLE=1)"),
+    FailureKind(
+        "A file that is not valid JSON, YAML or TOML",
+        types=("json.decoder.JSONDecodeError", "yaml.error.YAMLError", "tomllib.TOMLDecodeError"),
+        remedy="correct the JSON, YAML or TOML file that the script reads, at the line in the message; an empty file "
+        "or a web page is a failed download"),
+    FailureKind(
+        "An environment variable that is not set", types=("KeyError",), where=r"<frozen os>|[/\\]os\.py",
+        remedy="set the variable in env of the trainer (`--env NAME=VALUE` for a script), or give it a default"),
+    FailureKind(
+        "A file that hides a module", types=("ImportError", "AttributeError"), outcome=FATAL,
+        where="partially initialized module|circular import",
+        remedy="modules import each other, or a file in the script's folder has the name of a library's module (such "
+        "as random.py or torch.py): rename the file that the traceback shows"),
+    FailureKind(
+        "A program that the script started failed", types=("subprocess.CalledProcessError",),
+        remedy="see the program's own output above in the log; a negative exit status is the signal that killed it"),
+    FailureKind(
+        "KeyboardInterrupt", types=("KeyboardInterrupt",), outcome=Outcome(KILLED.name, EXIT_RETRYABLE),
+        remedy="a process or a person sent SIGINT to the rank"),
+    NO_GPU,
+    FailureKind(
+        "A script that expects a GPU", own_words=True, remedy=NO_GPU.remedy,
+        words=r"(?i)cuda\S* (is )?(not |un)available|assert torch\.cuda\.is_available\(\)"),
+    FailureKind(
+        "An unknown device", words="(start of|Invalid) device string",
+        remedy="name the device as cpu or cuda:N, with the N of LOCAL_RANK"),
+    FailureKind(
+        "`device_ids` of a model on the CPU", words="device_ids and output_device arguments only work",
+        remedy="the model is on the CPU: omit device_ids, or first move the model to the GPU of LOCAL_RANK"),
+    FailureKind(
+        "Invalid device ordinal", words="(?i)invalid device ordinal", outcome=None,
+        remedy="a rank selects a GPU that its pod does not have: select the GPU of LOCAL_RANK, and set procPerNode to "
+        "gpu"),
+    FailureKind(
+        "A failed assertion of a CUDA kernel", words="device-side assert", outcome=None,
+        remedy="usually an index out of range, such as a label beyond the number of classes or a token beyond the "
+        "vocabulary: run the batch on the CPU, or set CUDA_LAUNCH_BLOCKING=1 to see the call"),
+    FailureKind(
+        "Mismatch between collectives", words=MISMATCH.pattern,
+        remedy="all ranks must call the same collectives, in the same order and with tensors of the same shape: look "
+        "for a call under a condition such as `if rank == 0`, and for data of unequal length; "
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL names the calls of two ranks that differ"),
+    FailureKind(
+        "Builds of torch and torchvision that do not match", outcome=None,
+        words=r"(?i)operator torch(vision|audio)::\w+ does not exist|undefined symbol: \w*(c10|torch|at)\w*",
+        remedy="torch and its extension (torchvision, torchaudio, …) are of different builds: install the versions "
+        "that belong together, from the same index (https://pytorch.org/get-started/locally)"),
+    FailureKind(
+        "A loss or a gradient that is not finite", own_words=True, remedy=NON_FINITE_REMEDY,
+        words=r"(?i)\b(loss|gradients?)\b[^\n]{0,80}\b(nan|inf|infinite|not finite|not a finite|non-?finite)\b"
+        r"|\b(nan|inf|infinite|non-?finite)\b (loss|gradients?)\b|returned nan values in its"),
+)  # fmt: skip
+"""The first kind that applies decides."""

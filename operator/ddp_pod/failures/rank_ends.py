@@ -1,0 +1,155 @@
+"""Ranks that exited with 0: whether a traceback ends their output, their processes still ran, or steps are missing.
+
+A shell's ``|``, ``&`` and ``|| true``, and a script that catches and prints its exception, hide the exit code.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Final, NamedTuple
+
+from ..base.pod import Pod, WorkerRecord, list_workers
+from ..contract.names import METRIC_GLOBAL_STEP, METRIC_STEPS, METRIC_TOTAL_STEPS
+from ..contract.processes import process_state
+from ..contract.rank_end import MOST_RANK_ENDS, RANK_END_TEXT, RankEnd
+from ..progress.counted_pages import find_missing_steps
+from ..progress.metrics import MetricsEndpoint
+from ..progress.output import read_end
+from ..rank.tracebacks import RANK_PREFIX
+from .rules import WorkerEnd, classify
+
+_HEADER: Final = re.compile(r"(?P<kind>Traceback|Stack) \(most recent call last\)")
+# A frame as Python, loguru and rich print it, and other lines of a traceback.
+_FRAME: Final = re.compile(r'[\s>|]*File "[^"]+", line \d+|\s*│ \S+:\d+ in ')
+_IN_TRACEBACK: Final = re.compile(r"\s|$|> File |[│╭╰]")
+_EXCEPTION: Final = re.compile(r"(?P<type>[A-Za-z_][\w.]*)(?:: ?(?P<message>.*))?$")
+_ERROR_NAME: Final = re.compile(r"(?:Error|Exception|Interrupt|Exit)$")
+# What precedes the traceback of a warning, and of an exception that Python ignores.
+_HARMLESS: Final = re.compile(r":\d+: \w*Warning: |^Exception ignored ")
+# Lines after a traceback that are part of its message, or that libraries and the interpreter print at the end of a
+# process, such as progress bars that have stopped.
+_AFTERWARDS: Final = re.compile(
+    r"\s|$|[│╰+-]+$|CUDA kernel errors|For debugging consider|Compile with `TORCH_USE|Search for `cuda|wandb: |\[W\d"
+    r"|Exception ignored |.*\w:\d+: \w*Warning: |.*\b(?!100%)\d+%\|"
+)
+_GROUP_PREFIX: Final = re.compile(r"^  \| ?")  # of the lines of an ExceptionGroup
+_QUOTE: Final = re.compile(r'(?<!\\)"')
+_ENVIRONMENT_BYTES: Final = 1 << 17
+_MOST_PROCESSES: Final = 2  # in a record
+# Helpers of PyTorch and multiprocessing that end by themselves, shortly after the process that they serve.
+_HELPERS: Final = re.compile(r"torch_shm_manager\b|multiprocessing\.(resource_tracker|forkserver)\b")
+
+
+class PrintedTraceback(NamedTuple):
+    """The last traceback in a rank's output. ``is_last``: whether no output of the script follows it."""
+
+    exception_type: str
+    message: str
+    is_last: bool
+
+
+class RemainingProcess(NamedTuple):
+    """A process that a rank's program has started, and that still runs after its end."""
+
+    pid: int
+    command: str
+
+
+def find_printed_traceback(output: str) -> PrintedTraceback | None:
+    """Return the last traceback in the end of a rank's output; None if there is none, or if a warning shows it."""
+    lines = [_GROUP_PREFIX.sub("", RANK_PREFIX.sub("", line)).rstrip() for line in output.splitlines()]
+    matches = ((number, _HEADER.search(line)) for number, line in reversed(list(enumerate(lines))))
+    number, header = next(((number, match) for number, match in matches if match), (0, None))
+    if header is None:  # the output begins within the traceback
+        found = _read_traceback(lines[next((n for n, line in enumerate(lines) if _FRAME.match(line)), 0) :])
+        return found if found is not None and _ERROR_NAME.search(found.exception_type) else None
+
+    start = header.start()
+    before = [*lines[max(0, number - 1) : number], header.string[:start]]
+    if header["kind"] == "Stack" or any(map(_HARMLESS.search, before)):
+        return None
+    # A log in JSON has the traceback in one line; other logs have a prefix, such as the time, before each line.
+    rest = _QUOTE.split(header.string[start:])[0].replace('\\"', '"').split("\\n")[1:]
+    body = [*rest, *lines[number + 1 :]]
+    if body and _FRAME.match(body[0][start:]):
+        body = [line[start:] for line in body]
+    return _read_traceback(body)
+
+
+def _read_traceback(lines: Sequence[str]) -> PrintedTraceback | None:
+    """Return the traceback whose lines follow its header."""
+    end = next((number for number, line in enumerate(lines) if not _IN_TRACEBACK.match(line)), len(lines))
+    match = _EXCEPTION.match(lines[end]) if end < len(lines) else None
+    if match is None or not any(map(_FRAME.match, lines[:end])):
+        return None
+    message = [match["message"] or ""]
+    rest = end + 1
+    if lines[end - 1].endswith("╯"):  # rich wraps a message at the width of its box
+        width = len(lines[end - 1])
+        while rest < len(lines) and len(lines[rest - 1]) + len(lines[rest].split(" ")[0]) >= width:
+            message.append(lines[rest])
+            rest += 1
+    is_last = all(map(_AFTERWARDS.match, lines[rest:]))
+    return PrintedTraceback(match["type"], " ".join(message).strip(), is_last)
+
+
+def find_remaining_processes(pids: Iterable[int]) -> dict[int, list[RemainingProcess]]:
+    """Return those processes that ranks have started, by local rank (Linux)."""
+    found: dict[int, list[RemainingProcess]] = {}
+    for pid in sorted(pids):
+        try:
+            with open(f"/proc/{pid}/environ", "rb") as file:
+                local_rank = re.search(rb"(?:^|\0)LOCAL_RANK=(\d{1,4})\0", file.read(_ENVIRONMENT_BYTES))
+            with open(f"/proc/{pid}/cmdline", "rb") as file:
+                words = file.read(_ENVIRONMENT_BYTES).split(b"\0")
+        except OSError:
+            continue  # it has just ended
+        if local_rank is not None and process_state(pid):
+            command = b" ".join(words).strip().decode("utf-8", "replace")
+            if not _HELPERS.search(command):
+                found.setdefault(int(local_rank[1]), []).append(RemainingProcess(pid, command))
+    return found
+
+
+def examine_rank_ends(
+    pod: Pod, metrics: MetricsEndpoint, remaining: Mapping[int, Sequence[RemainingProcess]]
+) -> list[RankEnd]:
+    """Return the ranks of this pod that may not have completed their training, root causes first.
+
+    ``remaining``: by local rank.
+    """
+    ends = [_examine(pod, metrics, worker, remaining.get(worker.local_rank, ())) for worker in list_workers(pod)]
+    found = [end for end in ends if end is not None]
+    return sorted(found, key=lambda end: (end.secondary, not end.exception, end.rank))[:MOST_RANK_ENDS]
+
+
+def _examine(
+    pod: Pod, metrics: MetricsEndpoint, worker: WorkerRecord, remaining: Sequence[RemainingProcess]
+) -> RankEnd | None:
+    values = metrics.rank_progress(worker.local_rank)
+    step = values.get(METRIC_GLOBAL_STEP, values.get(METRIC_STEPS))
+    is_short = find_missing_steps(values) > 0
+    counters = metrics.read_counters(worker.local_rank)
+    trains_on = counters is not None and counters.owner in [process.pid for process in remaining]
+    if step and not is_short and not trains_on:
+        remaining = ()  # a service of the script, such as a tracker's
+    printed = find_printed_traceback(read_end(pod, worker.local_rank))
+    if not is_short and not remaining and not (printed is not None and printed.is_last):
+        return None
+
+    exception = ""
+    is_secondary = False
+    if printed is not None:
+        exception = ": ".join(filter(None, (printed.exception_type, printed.message)))
+        is_secondary = classify(WorkerEnd(1, printed.exception_type, printed.message), oom_killed=False).secondary
+    return RankEnd(
+        rank=worker.rank,
+        step=step,
+        total=values[METRIC_TOTAL_STEPS] if is_short else None,
+        exception=_shorten(exception),
+        secondary=is_secondary,
+        processes=tuple(_shorten(process.command) for process in remaining[:_MOST_PROCESSES]),
+    )
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= RANK_END_TEXT else f"{text[: RANK_END_TEXT - 2]} …"

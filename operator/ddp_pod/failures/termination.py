@@ -1,0 +1,196 @@
+"""The end of a pod: its failure, the termination message, and the last lines of its log."""
+
+import os
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any, Final
+
+from ..base.files import log
+from ..base.pod import Pod
+from ..contract.failure_record import EVIDENCE_EXIT_CODE, Failure, encode_message
+from ..contract.failure_table import EXIT_CODES, NETWORK
+from ..contract.failure_text import format_failure
+from ..contract.group_facts import GroupFacts
+from ..contract.names import ENV_TERMINATION_LOG, EXIT_OK, EXIT_PREEMPTED, EXIT_RETRYABLE, EXIT_USER_ERROR
+from ..contract.rank_end import RankEnd
+from ..progress.counted_pages import complete_progress
+from ..progress.metrics import MetricsEndpoint
+from .agent_failure import MASTER_NOT_FOUND, RENDEZVOUS_CLOSED, STORE_PROBLEMS, AgentEnd, examine_agent_exit
+from .rank_ends import RemainingProcess, examine_rank_ends
+from .restarts import InPlaceRestarts
+from .text import UPLOAD_REMEDY
+from .worker_failure import add_last_lines, find_root_cause, read_recorded_failures, to_shell_exit_code
+
+_NESTED_LIMIT: Final = 1500  # bytes of a failure within the termination message
+# Reasons for which the launcher itself ended the agent, whose exit code then has no meaning.
+_ENDED_BY_LAUNCHER: Final = (MASTER_NOT_FOUND, *STORE_PROBLEMS)
+_NOTHING: Final[Mapping[str, Any]] = {}
+
+
+def finish(failure: Failure, extra: Mapping[str, Any] = _NOTHING) -> int:
+    """Write the termination message, with ``extra`` members, and the last lines of the log. Returns the exit code."""
+    path = os.environ.get(ENV_TERMINATION_LOG)
+    if path:
+        try:
+            with open(path, "wb") as file:  # in place: it is a bind mount
+                file.write(encode_message({**failure.to_json(), **extra}))
+        except OSError as error:
+            log(f"cannot write {path}: {error.strerror}")
+    if failure.container_exit_code != EXIT_OK:
+        log("\n".join(_describe_end(failure)))
+    return failure.container_exit_code
+
+
+def _describe_end(failure: Failure) -> list[str]:
+    places = (
+        ("rank", failure.rank),
+        ("local rank", failure.local_rank),
+        ("pod", failure.pod_index),
+        ("exit code", failure.exit_code),
+    )
+    lines = [
+        f"---- {format_failure(failure.category, places, failure.message)}",
+        f"this pod's exit code: {failure.container_exit_code}; restarts in the same pods: {failure.restarts}",
+    ]
+    if failure.secondary:
+        lines.append("secondary failure: another rank's failure caused it")
+    if failure.repeated:
+        lines.append(f"not restarted: {failure.signature} occurred twice without progress in between")
+    if failure.remedy:
+        lines.append(f"what to do: {failure.remedy}")
+    return lines
+
+
+def complete_worker_failure(
+    failure: Failure, restarts: InPlaceRestarts, metrics: MetricsEndpoint, progress: Mapping[str, float]
+) -> Failure:
+    """Return the failure of a worker with the pod's restarts and its progress."""
+    step = restarts.failed_step
+    if step is None:
+        step = metrics.step(failure.local_rank or 0)
+    return replace(failure, restarts=restarts.count, step=step, progress=progress)
+
+
+def conclude(
+    pod: Pod,
+    end: AgentEnd,
+    status: int,
+    restarts: InPlaceRestarts,
+    metrics: MetricsEndpoint,
+    *,
+    stopped: bool,
+    final: Sequence[Failure],
+    unsaved: str = "",
+    uploads: Mapping[str, float],
+    remaining: Mapping[int, Sequence[RemainingProcess]],
+    finished: bool = False,
+    groups: GroupFacts | None = None,
+    awaited: Failure | None = None,
+) -> int:
+    """Write the termination message and the last lines of the log. Returns the exit code.
+
+    ``end`` is the agent's own report and ``status`` the end of its process; ``final`` are failures of workers that
+    had decided the end before the pod was asked to stop; ``unsaved`` describes the missing
+    upload to ``checkpoint.url``, and ``uploads`` are the series of its uploads; ``remaining`` are the processes of each
+    local rank that still ran when its program ended; ``finished``: all ranks of this pod have exited with 0;
+    ``groups``: of the ranks, if known; ``awaited``: the failure of a rank outside of collectives, if it may explain
+    those of its peers.
+    """
+    progress = {**metrics.progress(), **uploads}
+    succeeded = end.result == "ok"
+    if pod.elastic and end.reason == RENDEZVOUS_CLOSED:
+        log("training ended without this pod")
+        succeeded = True
+    pod_end = Failure(
+        pod_index=pod.node, exit_code=EXIT_OK, time=time.time(), restarts=restarts.count, progress=progress
+    )
+    if succeeded and unsaved:
+        return finish(_build_unsaved_failure(pod_end, unsaved))
+    if succeeded:
+        completed = replace(pod_end, progress=complete_progress(progress))
+        ends = examine_rank_ends(pod, metrics, remaining) if end.result == "ok" else []
+        return finish(completed, _collect_success_members(groups, restarts, ends))
+
+    has_store_problem = end.reason in STORE_PROBLEMS
+    if stopped and not final and not has_store_problem:
+        ends = examine_rank_ends(pod, metrics, remaining) if finished else []
+        return finish(_build_stop_failure(pod_end, unsaved), _collect_ends(ends, awaited))
+
+    # An agent that lost its store may have ended before it reported the failures of its workers.
+    failures = final or restarts.failures or read_recorded_failures(pod)
+    if failures and not has_store_problem:
+        failed = {failure.rank for failure in failures}
+        ends = [end for end in examine_rank_ends(pod, metrics, remaining) if end.rank not in failed and end.exception]
+        failure = _build_worker_failure(pod, failures, restarts, metrics, progress)
+        return finish(failure, _collect_ends(ends, awaited))
+    return finish(_build_agent_failure(pod, end, status, restarts, progress), _collect_ends([], awaited))
+
+
+def _collect_success_members(
+    groups: GroupFacts | None, restarts: InPlaceRestarts, ends: Sequence[RankEnd]
+) -> dict[str, Any]:
+    extra: dict[str, Any] = {} if groups is None else {"groups": groups.to_json()}
+    extra.update(_collect_ends(ends))
+    if restarts.last_failure is not None:  # for an operator that has not read the page since
+        extra["lastFailure"] = encode_message(restarts.last_failure.to_json(), _NESTED_LIMIT).decode()
+    return extra
+
+
+def _collect_ends(ends: Sequence[RankEnd], awaited: Failure | None = None) -> dict[str, Any]:
+    extra: dict[str, Any] = {"ends": list(map(asdict, ends))} if ends else {}
+    if awaited is not None:
+        alive = replace(awaited, exit_code=None)
+        extra["awaited"] = encode_message(alive.to_json(), _NESTED_LIMIT).decode()
+    return extra
+
+
+def _build_unsaved_failure(pod_end: Failure, unsaved: str) -> Failure:
+    return replace(
+        pod_end,
+        category=NETWORK.name,
+        container_exit_code=EXIT_RETRYABLE,
+        exit_code=EXIT_RETRYABLE,
+        message=f"training succeeded, but {unsaved}",
+        remedy=UPLOAD_REMEDY,
+    )
+
+
+def _build_stop_failure(pod_end: Failure, unsaved: str) -> Failure:
+    return replace(
+        pod_end,
+        category=EXIT_CODES[EXIT_PREEMPTED].category,
+        container_exit_code=EXIT_PREEMPTED,
+        exit_code=EXIT_PREEMPTED,
+        message="asked to stop by a signal" + (f"; {unsaved}" if unsaved else ""),
+    )
+
+
+def _build_worker_failure(
+    pod: Pod,
+    failures: Sequence[Failure],
+    restarts: InPlaceRestarts,
+    metrics: MetricsEndpoint,
+    progress: Mapping[str, float],
+) -> Failure:
+    root_cause = find_root_cause(failures)
+    is_local = root_cause.local_rank is not None
+    if is_local and (not root_cause.traceback or root_cause.evidence == EVIDENCE_EXIT_CODE):
+        root_cause = add_last_lines(pod, root_cause)
+    failure = complete_worker_failure(root_cause, restarts, metrics, progress)
+    if restarts.repeated and failure.signature:
+        failure = replace(failure, repeated=True, container_exit_code=EXIT_USER_ERROR)
+    return failure
+
+
+def _build_agent_failure(
+    pod: Pod, end: AgentEnd, status: int, restarts: InPlaceRestarts, progress: Mapping[str, float]
+) -> Failure:
+    failure = end.failure or examine_agent_exit(pod, status)
+    message = failure.message
+    if restarts.reason:
+        message += f"; reason of the last restart: {restarts.reason}"
+    exit_code = to_shell_exit_code(status or 1)
+    if end.reason in _ENDED_BY_LAUNCHER:
+        exit_code = failure.container_exit_code
+    return replace(failure, message=message, exit_code=exit_code, restarts=restarts.count, progress=progress)

@@ -1,0 +1,222 @@
+"""Texts of failures for users: the line that describes a failure, and its remedy.
+
+With ``kinds`` the only module with such texts, for the launcher and the operator. The default remedy of a category is
+in ``failure_table``. docs/troubleshooting.md prints the tables of all three.
+"""
+
+import os
+import re
+import signal
+import sys
+from collections.abc import Mapping, Sequence
+from typing import Final
+
+from ..base.pod import Pod
+from ..contract.failure_table import CATEGORIES, EXIT_CODES, HANG, KILLED, UNKNOWN
+from ..contract.failure_text import SENDER_REMEDY, UNRESOLVED
+from ..contract.names import ENV_LOCAL_POD
+from ..contract.plan import CodeConfig
+from ..rank.tracebacks import PLACE, ExceptionFacts
+from .rules import Judgement, WorkerEnd, complete_facts, find_kind
+
+REFUSED: Final = "nothing listens there yet"
+"""Problems of a connection to pod 0."""
+_SIGNALS_END: Final = 160  # shells report 128 + the number of a signal
+_MISSING_MODULE: Final = re.compile(r"No module named '?([\w.]+)")
+# The usage that argparse prints before it exits with code 2, and the exceptions of click and typer.
+# Messages of shell commands and installers that run at the same time.
+_COLLISION: Final = re.compile(
+    r"File exists|already exists and is not an empty directory|Directory not empty|Text file busy|Could not get lock"
+    r"|[Uu]nable to (?:create|acquire|lock) .*lock|could not lock config file|Waiting for cache lock"
+)
+_USAGE: Final = re.compile(r"^usage: .*: error: ", re.I | re.M | re.S)
+_WRONG_ARGUMENTS: Final = re.compile(r"SystemExit: (\S+: error: |click\.exceptions\.\w+: )")
+_CRASHES: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE)
+
+_LOCAL_RANK: Final = re.compile(r"unrecognized arguments: [^\n]{0,200}--local[-_]rank|No such option: --local[-_]rank")
+LOCAL_RANK_REMEDY: Final = (
+    "torch.distributed.launch passes --local-rank: accept both spellings, add_argument('--local-rank', '--local_rank', "
+    "type=int), or run the script without that launcher and read LOCAL_RANK from the environment"
+)
+ARGUMENTS_REMEDY: Final = (
+    "correct the arguments of the script: args in spec.template, or those after -- on the command line; the script's "
+    "--help lists them"
+)
+FABRIC_REMEDY: Final = (
+    "check that the node has the network's devices, that the pod requests them, and that the image has an NCCL plugin "
+    "for them (docs/fabric.md); without spec.network.require the job trains on any transport"
+)
+STORE_REMEDY: Final = (
+    "check that the pods can reach checkpoint.url, and that the credentials of secretRef allow reads and writes"
+)
+UPLOAD_REMEDY: Final = (
+    "find out why the store does not respond; the next attempt resumes from the newest snapshot in it"
+)
+SUPERSEDED_REMEDY: Final = "no action needed: a later attempt of the job trains"
+JOIN_REMEDY: Final = "check that all pods of the job are scheduled and running"
+PORT_REMEDY: Final = (
+    "another container of the pod listens on that port, or with hostNetwork another process of the node: let it use "
+    "another port, or delete the job and create it again with another spec.rendezvous.port"
+)
+TORCH_REMEDY: Final = "use an image that has PyTorch for this Python"
+FLAGS_REMEDY: Final = "correct the flags; torchrun's own message is in the log"
+_IGNORED_FILES: Final = (
+    "if it is a file of the packed folder, .gitignore or .ddpignore may exclude it (--include PATH packs it)"
+)
+REPEATED_COMMAND_REMEDY: Final = (
+    "the command of the container runs once in each of the {ranks} ranks of the pod, so commands in it that create or "
+    "install files collide: move them to the image or to an init container, or let them accept what exists (mkdir -p)"
+)
+SILENT_REMEDY: Final = "the script ended itself: see its last lines in the log"
+_LIMIT_REMEDIES: Final[Mapping[int, str]] = {
+    signal.SIGXCPU: "the process has used the CPU time of its limit: raise it (ulimit -t, RLIMIT_CPU) or remove it",
+    signal.SIGXFSZ: "a file has reached the limit of its size: raise it (ulimit -f, RLIMIT_FSIZE) or remove it",
+}
+CRASH_REMEDY: Final = "it crashed in native code of a library or a kernel; the log has the Python stack, if any"
+
+
+def find_advice(text: str) -> str:
+    """Return the remedy for an error by its text, as Python prints it; empty if none is known."""
+    exception_type, _, message = text.partition(": ")
+    judgement = find_kind([complete_facts(ExceptionFacts((exception_type,), message))])
+    return judgement.kind.remedy if judgement is not None else ""
+
+
+def advise_on_module(name: str, code: CodeConfig | None) -> str:
+    """Return the remedy for a missing Python module. ``code``: the packed folder that the pod runs, if any."""
+    if code is not None and code.requirements:
+        return f"add the package of {name} to {code.requirements}, or correct the name; {_IGNORED_FILES}"
+    if code is not None:
+        return f"list the package of {name} in requirements.txt of the packed folder and add --pip; {_IGNORED_FILES}"
+    if ENV_LOCAL_POD in os.environ:
+        return f"install the package of {name} for {sys.executable}, or correct the name or PYTHONPATH"
+    return (
+        f"the image lacks {name}: install it in the image, or correct the name or PYTHONPATH; "
+        "`ddp submit --workdir DIR` packs your own modules, and with --pip installs the folder's requirements.txt"
+    )
+
+
+def advise_on_program(code: CodeConfig | None) -> str:
+    """Return the remedy for a missing training script. ``code``: the packed folder that the pod runs, if any."""
+    if code is not None:
+        return f"check command and args in spec.template; {_IGNORED_FILES}"
+    if ENV_LOCAL_POD in os.environ:
+        return "check command and args in spec.template, or run ddp in the folder that has it"
+    return (
+        "the image does not have it: submit the folder that has it with `ddp submit job.yaml --workdir DIR`, or "
+        "check command and args in spec.template"
+    )
+
+
+def is_usage(text: str, exit_code: int) -> bool:
+    """Return whether a program's last lines are its usage, after wrong arguments."""
+    return exit_code == 2 and bool(_USAGE.search(text))
+
+
+def is_native_crash(exit_code: int) -> bool:
+    """Return whether a process ended by a signal that it raised itself, as native code does."""
+    return _find_number(exit_code) in _CRASHES
+
+
+def advise_on_output(text: str, exit_code: int, ranks: int = 1) -> str:
+    """Return the remedy for a program without an exception by its last lines; empty if none is known.
+
+    ``ranks``: those of the pod, each of which runs the program.
+    """
+    if is_usage(text, exit_code):
+        return ARGUMENTS_REMEDY
+    if ranks > 1 and _COLLISION.search(text):
+        return REPEATED_COMMAND_REMEDY.format(ranks=ranks)
+    is_silent = exit_code not in EXIT_CODES and not find_signal(exit_code)
+    return find_advice(text) if is_silent or is_native_crash(exit_code) else ""
+
+
+def advise(
+    judgement: Judgement, end: WorkerEnd, *, only_exit_code: bool = False, code: CodeConfig | None = None
+) -> str:
+    """Return the remedy for a worker's failure.
+
+    ``only_exit_code``: the worker left no other reason. ``code``: the packed folder that the pod runs, if any.
+    """
+    category = judgement.outcome.category
+    module = _MISSING_MODULE.search(end.text)
+    if judgement.kind.remedy:
+        return judgement.kind.remedy
+    if module:
+        return advise_on_module(module[1], code)
+    if end.exit_code == 2 and _WRONG_ARGUMENTS.match(end.text):
+        return LOCAL_RANK_REMEDY if _LOCAL_RANK.search(end.text) else ARGUMENTS_REMEDY
+    if category == UNKNOWN.name:
+        remedy = CRASH_REMEDY if is_native_crash(end.exit_code) else SILENT_REMEDY
+        return _LIMIT_REMEDIES.get(find_signal(end.exit_code), remedy)
+    if category == KILLED.name and find_signal(end.exit_code) != signal.SIGKILL:
+        return SENDER_REMEDY
+    return SILENT_REMEDY if only_exit_code else CATEGORIES[category].remedy
+
+
+def _find_number(exit_code: int) -> int:
+    return -exit_code if exit_code < 0 else exit_code - 128
+
+
+def find_signal(exit_code: int) -> int:
+    """Return the number of the signal that killed a process; 0 if none did."""
+    killed = exit_code < 0 or 128 < exit_code < _SIGNALS_END
+    return _find_number(exit_code) if killed else 0
+
+
+def describe_exit(exit_code: int) -> str:
+    """Return the text of an exit code, such as ``killed by SIGKILL``."""
+    number = find_signal(exit_code)
+    if not number:
+        return f"exited with code {exit_code}"
+    try:
+        return f"killed by {signal.Signals(number).name}"
+    except ValueError:
+        return f"killed by signal {number}"
+
+
+def describe_worker_failure(exit_code: int, exception_type: str, message: str, traceback: str) -> str:
+    """Return the text of a worker's failure, such as ``KeyError: 10``."""
+    if exception_type == HANG.name:
+        return message
+    if exception_type in ("", "SystemExit"):
+        exit_text = f"worker {describe_exit(exit_code)}"
+        return exit_text if message in ("", str(exit_code)) else f"{exit_text}: {message}"
+
+    name = exception_type.rpartition(".")[2]
+    if message:
+        return f"{name}: {message}"
+    places = PLACE.findall(traceback)  # a bare assert has no message
+    if not places:
+        return name
+    path, line = places[-1]
+    return f"{name} ({os.path.basename(path)}, line {line})"
+
+
+def describe_early_exit(ranks: Sequence[int], pods: int) -> str:
+    """Return the text about peers that ended although a rank still needed them; the rank's own failure follows it."""
+    if ranks:
+        names = ", ".join(str(rank) for rank in ranks)
+        peers = f"rank{'s' if len(ranks) > 1 else ''} {names}"
+    else:
+        peers = f"{pods} other pod{'s' if pods > 1 else ''}"
+    return f"{peers} had already ended, with exit code 0, when this rank still needed it: "
+
+
+def describe_absence(pod: Pod, problem: str) -> tuple[str, str]:
+    """Return the message and the remedy for a pod 0 that was not reached. ``problem``: of the last attempt."""
+    master = f"{pod.master}:{pod.port}"
+    after = f"{pod.join_timeout_seconds:g} s"
+    if problem == UNRESOLVED:
+        return (
+            f"DNS has not resolved the name of pod 0, {pod.master}, within {after}",
+            "check the cluster's DNS (kubectl -n kube-system get pods -l k8s-app=kube-dns), dnsPolicy and dnsConfig in "
+            "spec.template, that the job's headless Service exists, and that no NetworkPolicy keeps the pods from DNS",
+        )
+    if problem.startswith(REFUSED):
+        return f"pod 0 has not served the rendezvous at {master} within {after}: {problem}", "check the log of pod 0"
+    return (
+        f"pod 0 was not reached at {master} within {after}: {problem}",
+        "check that it runs, that its name resolves to its address, and that no NetworkPolicy, firewall or service "
+        "mesh closes the port",
+    )

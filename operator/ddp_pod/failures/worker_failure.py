@@ -1,0 +1,318 @@
+"""Failures of workers: read a worker's error file, classify it once, and find the root cause among several.
+
+A worker's exception is in its error file (``tracebacks.record_exception``); torchrun reports its exit code.
+"""
+
+import errno
+import math
+import os
+import re
+import signal
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, Final, NamedTuple
+
+from ..base.files import read_json
+from ..base.pod import Pod
+from ..contract.failure_record import (
+    EVIDENCE_ERROR,
+    EVIDENCE_EXIT_CODE,
+    EVIDENCE_STOPPED,
+    TYPE_LIMIT,
+    Failure,
+    order_causes,
+)
+from ..contract.failure_table import CATEGORIES, EXIT_CODES, HANG, Outcome
+from ..contract.failure_text import EARLY_EXIT_REMEDY
+from ..contract.names import EXIT_USER_ERROR
+from ..contract.processes import count_oom_kills
+from ..progress.output import read_last_lines
+from ..rank.tracebacks import LIBRARY, PLACE, ExceptionFacts, find_exceptions, find_native_exception, parse_chain
+from .kinds import FULL_VOLUME, MISMATCH, SCRIPT_ERROR, SHARED_MEMORY
+from .rules import Judgement, WorkerEnd, judge
+from .text import advise, advise_on_output, describe_early_exit, describe_worker_failure, find_signal, is_native_crash
+from .volumes import FullVolume, find_full_volume
+
+_CALL: Final = re.compile(
+    r"Rank (\d+) is running collective: CollectiveFingerPrint\(.*?OpType=(\w+)(?:, TensorShape=(\[[^\]]*\]))?"
+)
+# torch copies the traceback of a helper process into the message of another exception.
+_HELPER: Final = re.compile(
+    r"Caught \S+ in (?P<helper>.*?)\.?\nOriginal Traceback"
+    r"|-- (?P<process>Process \d+) terminated with the following error:\nTraceback"
+    r"|Traceback \(most recent call last\): \((?P<rank>RANK \d+)\)"
+)
+_CAUSE_LIMIT: Final = 300  # characters of another exception of the chain in the message
+_CHAIN_LIMIT: Final = 16
+_SHARED_MEMORY: Final = "/dev/shm"
+_TRACEBACK_START: Final = "Traceback (most recent call last):"
+# Signals of a crash of the process itself. Others come from outside, and SIGABRT from NCCL when a peer is lost.
+_CRASHES: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+
+
+class EndedPeers(NamedTuple):
+    """Peers that had ended with exit code 0 when a worker failed: ranks of this pod, and whole other pods."""
+
+    ranks: Sequence[int] = ()
+    pods: int = 0
+
+
+_NO_PEERS: Final = EndedPeers()
+
+
+def examine_worker(pod: Pod, reported: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS) -> Failure:
+    """Return the classified failure of a worker, from torchrun's report and the worker's error file."""
+    path = _error_file(pod, reported.local_rank)
+    return _build_failure(pod, complete_worker_end(reported, read_json(path)), ended_peers)
+
+
+def complete_worker_end(reported: WorkerEnd, error: Mapping[str, Any]) -> WorkerEnd:
+    """Return torchrun's report completed by the content of the worker's error file, which may be anything."""
+    end = reported
+    if isinstance(error.get("type"), str):
+        end = end._replace(exception_type=error["type"])
+    if isinstance(error.get("message"), str):
+        end = end._replace(message=error["message"])
+    if isinstance(error.get("traceback"), str):
+        end = end._replace(traceback=error["traceback"])
+    if isinstance(error.get("time"), (int, float)) and math.isfinite(error["time"]):
+        end = end._replace(time=error["time"])
+    if not end.exception_type and ": " in end.message:  # a script under @record: "ValueError: text"
+        exception_type, _, message = end.message.partition(": ")
+        end = end._replace(exception_type=exception_type, message=message)
+    is_stopped = end.exit_code in (-signal.SIGTERM, -signal.SIGKILL)
+    if is_stopped and error.get("type") and isinstance(error.get("exitCode"), int):
+        end = end._replace(exit_code=error["exitCode"])  # it had failed before the agent stopped it
+
+    exception_type, message = unwrap_helper_error(end.exception_type, end.message)
+    is_helpers = message != end.message
+    return end._replace(
+        exception_type=exception_type,
+        message=shorten_mismatch(message),
+        chain=parse_chain(end.message.splitlines()) if is_helpers else _read_chain(error.get("chain")),
+        hang_is_secondary=exception_type == HANG.name and error.get("secondary") is True,
+    )
+
+
+def _read_chain(records: Any) -> Sequence[ExceptionFacts]:
+    """Return the chain in a worker's error file; empty if it is malformed."""
+    try:
+        chain = [ExceptionFacts(**record)._replace(types=tuple(record["types"])) for record in records[:_CHAIN_LIMIT]]
+    except (TypeError, KeyError):
+        return ()
+    texts = [text for facts in chain for text in (*facts.types, *facts[1:2], *facts[3:6])]
+    return chain if all(facts.types for facts in chain) and all(isinstance(text, str) for text in texts) else ()
+
+
+def unwrap_helper_error(exception_type: str, message: str) -> tuple[str, str]:
+    """Return type and message of the error in a helper process; those of any other error unchanged.
+
+    A script that exits with such a message keeps the type SystemExit.
+    """
+    helper = _HELPER.search(message)
+    if helper is None:
+        return exception_type, message
+
+    lines = message[helper.end() :].rstrip().splitlines()
+    frames = [number for number, line in enumerate(lines) if line.startswith("  File ")]
+    error_lines = lines[frames[-1] + 1 :] if frames else lines[-1:]
+    while error_lines and error_lines[0].startswith("    "):
+        error_lines.pop(0)
+
+    helper_type, _, text = "\n".join(error_lines).partition(": ")
+    text = f"{text} (in {helper['helper'] or helper['process'] or helper['rank']})".lstrip()
+    if exception_type == "SystemExit":
+        return exception_type, f"{helper_type}: {text}" if helper_type else text
+    return helper_type, text
+
+
+def shorten_mismatch(message: str) -> str:
+    """Return torch's message about ranks in different collectives as those ranks and collectives; others unchanged."""
+    calls = _CALL.findall(message)
+    if not MISMATCH.search(message) or len(calls) < 2:
+        return message
+
+    descriptions = []
+    for rank, operation, shape in calls:
+        of_shape = f" of shape {shape}" if shape else ""
+        descriptions.append(f"rank {rank} is in {operation}{of_shape}")
+    return f"mismatch between collectives: {', '.join(descriptions)}"
+
+
+def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS) -> Failure:
+    oom_killed = count_oom_kills() > pod.oom_kills
+    judgement = judge(end, oom_killed=oom_killed, non_retryable=pod.non_retryable_exit_codes)
+    outcome = judgement.outcome
+    if outcome.category == HANG.name and pod.watchdog is not None and pod.watchdog.action == "Fail":
+        outcome = outcome._replace(exit_code=EXIT_USER_ERROR)
+    if end.hang_is_secondary:
+        outcome = outcome._replace(secondary=True)
+
+    evidence = _find_evidence(end)
+    message = describe_worker_failure(end.exit_code, end.exception_type, end.message, end.traceback)
+    volume = _find_full_volume(judgement)
+    if volume is not None and volume.path == _SHARED_MEMORY:
+        judgement = judgement._replace(kind=SHARED_MEMORY)
+    message += _describe_cause(judgement.cause, message, volume)
+    if outcome.secondary and (ended_peers.ranks or ended_peers.pods):
+        outcome = SCRIPT_ERROR
+        message = describe_early_exit(ended_peers.ranks, ended_peers.pods) + message
+        remedy = EARLY_EXIT_REMEDY
+    else:
+        remedy = advise(judgement, end, only_exit_code=evidence == EVIDENCE_EXIT_CODE, code=pod.code)
+    return Failure(
+        category=outcome.category,
+        container_exit_code=outcome.exit_code,
+        secondary=outcome.secondary,
+        rank=end.rank,
+        local_rank=end.local_rank,
+        pod_index=pod.node,
+        exit_code=to_shell_exit_code(end.exit_code),
+        exception_type=end.exception_type[:TYPE_LIMIT],
+        message=message,
+        traceback=end.traceback,
+        remedy=remedy,
+        time=end.time,
+        signature=build_signature(end, outcome),
+        evidence=evidence,
+    )
+
+
+def _find_full_volume(judgement: Judgement) -> FullVolume | None:
+    if judgement.kind is SHARED_MEMORY:
+        return find_full_volume(_SHARED_MEMORY)
+    # Without a path and a number, the write may be on another volume, or exceed a limit.
+    is_known = judgement.cause.path or judgement.cause.errno == errno.ENOSPC
+    return find_full_volume(judgement.cause.path) if judgement.kind is FULL_VOLUME and is_known else None
+
+
+def _describe_cause(cause: ExceptionFacts, message: str, volume: FullVolume | None) -> str:
+    """Return the exception that decides, unless the message contains it, and the full volume; empty without both."""
+    line = cause.message.partition("\n")[0][:_CAUSE_LIMIT]
+    details = [f"caused by {cause.types[0].rpartition('.')[2]}: {line}"] if line not in message else []
+    if volume is not None:
+        details.append(volume.description)
+    return f" ({'; '.join(details)})" if details else ""
+
+
+def _find_evidence(end: WorkerEnd) -> str:
+    if end.stopped and not end.exception_type:
+        return EVIDENCE_STOPPED
+    has_reason = end.exception_type not in ("", "SystemExit") or end.message not in ("", str(end.exit_code))
+    return EVIDENCE_ERROR if has_reason or find_signal(end.exit_code) else EVIDENCE_EXIT_CODE
+
+
+def build_signature(end: WorkerEnd, outcome: Outcome) -> str:
+    """Return the signature of a script's failure, equal for its repetitions; empty for failures of another origin.
+
+    It is the exception and its innermost place in the script's own code, or the exit code if there is no exception.
+    """
+    code = end.exit_code
+    exception_type = end.exception_type
+    if outcome.secondary or not CATEGORIES[outcome.category].own or code in EXIT_CODES:
+        return ""  # the script chose the reaction by one of the launcher's exit codes
+
+    number = -code if code < 0 else code - 128
+    if not exception_type and number > 0:
+        return signal.Signals(number).name if number in _CRASHES else ""
+    if not exception_type:
+        return f"exit code {code}"
+
+    name = exception_type.rpartition(".")[2]
+    frames = PLACE.findall(end.traceback.rpartition(_TRACEBACK_START)[2])
+    own_frames = [frame for frame in frames if not LIBRARY.search(frame[0])] or frames
+    if not own_frames:
+        return name[:TYPE_LIMIT]
+    path, line = own_frames[-1]
+    return f"{name} at {os.path.basename(path)}:{line}"[:TYPE_LIMIT]
+
+
+def to_shell_exit_code(exit_code: int) -> int:
+    """Return an exit code as a shell reports it: 128 + the number of the signal that killed a process."""
+    return exit_code if exit_code >= 0 else 128 - exit_code
+
+
+def is_unexplained_crash(failure: Failure) -> bool:
+    """Return whether native code ended a rank and only the signal is known."""
+    return not failure.exception_type and failure.exit_code is not None and is_native_crash(failure.exit_code)
+
+
+def add_last_lines(pod: Pod, failure: Failure) -> Failure:
+    """Return a failure without an exception, completed by the last lines that the rank wrote to its output.
+
+    A traceback in them classifies it: if a shell runs Python, there is no other evidence.
+    """
+    local_rank = failure.local_rank
+    exit_code = failure.exit_code
+    assert local_rank is not None
+    assert exit_code is not None
+    last_lines = read_last_lines(pod, local_rank)
+    traceback = last_lines or failure.traceback
+    exceptions = [] if failure.exception_type else _find_printed_exceptions(last_lines, exit_code)
+    if not exceptions:
+        remedy = advise_on_output(last_lines, exit_code, pod.nproc_per_node) or failure.remedy
+        return replace(failure, traceback=traceback, remedy=remedy)
+
+    reported = WorkerEnd(
+        exit_code, traceback=traceback, time=failure.time or 0.0, rank=failure.rank or 0, local_rank=local_rank
+    )
+    candidates = []
+    for chain in exceptions:
+        end = reported._replace(exception_type=chain[0].types[0], message=chain[0].message)
+        candidates.append(_build_failure(pod, complete_worker_end(end, {})._replace(chain=chain)))
+    return min(candidates, key=lambda candidate: candidate.secondary)
+
+
+def _find_printed_exceptions(output: str, exit_code: int) -> list[list[ExceptionFacts]]:
+    """Return the exceptions that ended a process, each as a chain, from its output."""
+    if exit_code == 1:
+        return find_exceptions(output)
+    if not is_native_crash(exit_code):
+        return []
+    native = find_native_exception(output)
+    return [[ExceptionFacts((native[0],), native[1])]] if native is not None else []
+
+
+def find_root_cause(failures: Sequence[Failure]) -> Failure:
+    """Return the root cause among the failures of this pod's ranks."""
+    return min(failures, key=order_causes)
+
+
+def read_recorded_failures(pod: Pod) -> list[Failure]:
+    """Return the failures of workers that have written an error file, also before torchrun reports them."""
+    failures = []
+    for local_rank in list_error_files(pod):
+        error = read_json(_error_file(pod, local_rank))
+        numbers = [error.get(key) for key in ("exitCode", "rank", "localRank")]
+        if all(isinstance(number, int) for number in numbers):
+            failures.append(examine_error(pod, error))
+    return failures
+
+
+def examine_error(pod: Pod, error: Mapping[str, Any]) -> Failure:
+    """Return the classified failure of a worker from the content of its error file."""
+    end = WorkerEnd(error["exitCode"], time=time.time(), rank=error["rank"], local_rank=error["localRank"])
+    return _build_failure(pod, complete_worker_end(end, error))
+
+
+def list_error_files(pod: Pod) -> set[int]:
+    """Return the local ranks with an error file: each has failed, but its process may still be ending."""
+    try:
+        names = os.listdir(os.path.join(pod.runtime, "errors"))
+    except OSError:
+        return set()
+    stems = [name[: -len(".json")] for name in names if name.endswith(".json")]
+    return {int(stem) for stem in stems if stem.isdecimal()}
+
+
+def remove_error_files(pod: Pod) -> None:
+    """Remove the error files of former ranks, before new ones start."""
+    for local_rank in list_error_files(pod):
+        with suppress(OSError):
+            os.unlink(_error_file(pod, local_rank))
+
+
+def _error_file(pod: Pod, local_rank: int) -> str:
+    return os.path.join(pod.runtime, "errors", f"{local_rank}.json")

@@ -1,0 +1,262 @@
+"""The preflight: checks of the network before the ranks start."""
+
+import re
+import socket
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any, NamedTuple
+
+from ..base.pod import Pod
+from ..contract.failure_record import KnownFailure
+from ..contract.failure_table import NCCL, NETWORK, Category, Outcome
+from ..contract.names import (
+    EXIT_RETRYABLE,
+    METRIC_ALL_REDUCE_RATE,
+    METRIC_NETWORK,
+    METRIC_PREFLIGHT_PASSED,
+    METRIC_PREFLIGHT_SECONDS,
+    METRIC_SLOWEST_PAIR,
+    PREFLIGHT_CHECKS,
+)
+from ..contract.plan import PreflightConfig
+from ..failures.text import FABRIC_REMEDY
+from .nccl_log import SOCKET
+from .probe import PairRate, ProbeResult, measure_network
+
+_CHECKS_BETWEEN_RANKS = ("allreduce", "transport", "pairs")
+_CONNECT_SECONDS = 10
+
+
+class PreflightReport(NamedTuple):
+    """Results of the checks. ``seconds``, ``problems``: by check; ``rate``: of an all-reduce, bytes a second.
+
+    ``transport``, ``direct``: of the data between pods, see ``CommunicatorNetwork``; None if no data flows there.
+    ``pair``: the slowest pair of pods. ``nccl_failed``: whether NCCL itself failed the all-reduce.
+    """
+
+    seconds: dict[str, float]
+    problems: dict[str, str]
+    rate: float | None = None
+    transport: str | None = None
+    direct: bool | None = None
+    pair: PairRate | None = None
+    nccl_failed: bool = False
+
+
+class PreflightError(KnownFailure):
+    """A check has failed and spec.preflight.mode is Fail, or spec.network.require is set.
+
+    ``problems``: the fatal ones by check; ``report``: of ``run_preflight``.
+    """
+
+    def __init__(self, problems: Mapping[str, str], report: PreflightReport) -> None:
+        category = _find_category(problems, report)
+        remedy = FABRIC_REMEDY if "transport" in problems else category.remedy
+        text = "; ".join(f"{check}: {problem}" for check, problem in problems.items())
+        super().__init__(f"the preflight failed: {text}", Outcome(category.name, EXIT_RETRYABLE), remedy)
+
+
+def _find_category(problems: Mapping[str, str], report: PreflightReport) -> Category:
+    """Return NCCL if NCCL itself failed or its log names no transport; otherwise NETWORK."""
+    by_nccl = "allreduce" in problems and report.nccl_failed
+    unnamed = "transport" in problems and report.transport is None
+    return NCCL if by_nccl or unnamed else NETWORK
+
+
+def decode_preflight(raw: Sequence[Any]) -> PreflightReport:
+    """Read a PreflightReport that was encoded as a JSON array."""
+    report = PreflightReport(*raw)
+    return report if report.pair is None else report._replace(pair=PairRate(*report.pair))
+
+
+def find_partners(pod: Pod) -> list[tuple[str, int]]:
+    """Return the addresses that this pod must reach: the rendezvous on pod 0, and the next pod's metrics page.
+
+    In a job whose membership changes, the next pod may not exist: its ranks check each other by the all-reduce.
+    """
+    partners = [(pod.master, pod.port)]
+    if not (pod.local or pod.regroups):
+        next_node = (pod.node + 1) % pod.nodes
+        partners.append((re.sub(r"-0(?=\.|$)", f"-{next_node}", pod.master, count=1), pod.metrics_port))
+    return partners
+
+
+def measure_dns(hosts: Iterable[str]) -> float:
+    """Resolve names. Returns the longest time, seconds. Raises: OSError that names the host."""
+    seconds = 0.0
+    for host in hosts:
+        problem = f"{host} does not resolve"
+        seconds = max(seconds, _time(problem, socket.getaddrinfo, host, None, 0, socket.SOCK_STREAM))
+    return seconds
+
+
+def measure_tcp(partners: Iterable[tuple[str, int]]) -> float:
+    """Connect. Returns the longest time, seconds. Raises: OSError that names the address."""
+    seconds = 0.0
+    for host, port in partners:
+        seconds = max(seconds, _time(f"no connection to {host}:{port}", _connect, (host, port)))
+    return seconds
+
+
+def _connect(address: tuple[str, int]) -> None:
+    socket.create_connection(address, timeout=_CONNECT_SECONDS).close()
+
+
+def _time(problem: str, action: Callable[..., Any], *arguments: Any) -> float:
+    """Return how long an action takes. Raises: OSError that starts with ``problem``."""
+    start = time.monotonic()
+    try:
+        action(*arguments)
+    except OSError as error:
+        raise OSError(f"{problem}: {error.strerror or error}") from None
+    return time.monotonic() - start
+
+
+def run_preflight(
+    torch: Any, pod: Pod, plan: PreflightConfig, ranks: Sequence[tuple[int, int, int]]
+) -> PreflightReport:
+    """Run the checks. ``ranks``: (local rank, rank, world size) of this pod's ranks."""
+    report = PreflightReport(seconds={}, problems={})
+    world_size = ranks[0][2]
+    partners = find_partners(pod) if world_size > len(ranks) else []
+    for check in plan.checks:
+        try:
+            if check == "dns" and partners:
+                report.seconds[check] = measure_dns(host for host, _ in partners)
+            elif check == "tcp" and partners:
+                report.seconds[check] = measure_tcp(partners)
+        except OSError as error:
+            report.problems[check] = str(error)
+
+    if world_size == 1 or {"allreduce", "pairs"}.isdisjoint(plan.checks):
+        return report
+    try:
+        result = measure_network(torch, pod, ranks, "pairs" in plan.checks)
+    except OSError as error:
+        report.problems["allreduce"] = str(error)
+        return report._replace(nccl_failed="nccl" in str(error).lower())  # torch's message
+    report.seconds["allreduce"] = result.seconds
+    report.problems.update(_find_problems(result, plan, across_machines=pod.nodes > 1 and not pod.local))
+    return report._replace(
+        rate=result.rate,
+        transport=result.transport or None,
+        direct=result.direct if result.transport else None,
+        pair=_find_slowest(result.pairs),
+    )
+
+
+def _find_problems(result: ProbeResult, plan: PreflightConfig, *, across_machines: bool) -> dict[str, str]:
+    """Return the violated requirements by check."""
+    problems = {}
+    if result.rate < plan.min_bytes_per_second:
+        required = _format_rate(plan.min_bytes_per_second)
+        problems["allreduce"] = f"{_format_rate(result.rate)}, below the required {required}"
+    transport_problem = _check_transport(result, plan, across_machines=across_machines)
+    if transport_problem:
+        problems["transport"] = transport_problem
+    slowest = _find_slowest(result.pairs)
+    if slowest is not None and slowest.rate < plan.min_pair_bytes_per_second:
+        problems["pairs"] = _describe_slow_pair(slowest, result.pairs, plan.min_pair_bytes_per_second)
+    return problems
+
+
+def _check_transport(result: ProbeResult, plan: PreflightConfig, *, across_machines: bool) -> str:
+    """Return the violation of spec.network by the transport between pods; empty if there is none."""
+    if not result.transport:
+        if plan.require and across_machines:
+            return "NCCL's log does not name the transport, which spec.network.require needs"
+        return ""
+    if plan.transports:
+        accepted = result.transport in plan.transports
+        required = " or ".join(plan.transports)
+    else:
+        accepted = not plan.require or result.transport != SOCKET
+        required = "anything but sockets"
+    if accepted:
+        return ""
+    reason = f" ({result.reason})" if result.reason else ""
+    return f"traffic between pods uses {result.transport}{reason}; spec.network requires {required}"
+
+
+def _find_slowest(pairs: Sequence[PairRate]) -> PairRate | None:
+    return min(pairs, key=lambda pair: pair.rate, default=None)
+
+
+def _describe_slow_pair(slowest: PairRate, pairs: Sequence[PairRate], required: float) -> str:
+    median_rate = median(pair.rate for pair in pairs)
+    message = (
+        f"pods {slowest.pod} and {slowest.peer} exchange {_format_rate(slowest.rate)}, below the required "
+        f"{_format_rate(required)}; the median of {len(pairs)} pairs is {_format_rate(median_rate)}"
+    )
+    slow_pod = _find_slow_pod(pairs, required)
+    if slow_pod is not None:
+        message += f"; pod {slow_pod} is slow with all its partners"
+    return message
+
+
+def _find_slow_pod(pairs: Sequence[PairRate], required: float) -> int | None:
+    """Return the pod that is slow with each of its partners, if it is the only one: its node is the root cause."""
+    pods: set[int] = set()
+    fast_pods: set[int] = set()
+    for pair in pairs:
+        pods.update((pair.pod, pair.peer))
+        if pair.rate >= required:
+            fast_pods.update((pair.pod, pair.peer))
+    slow_pods = pods - fast_pods
+    return slow_pods.pop() if fast_pods and len(slow_pods) == 1 else None
+
+
+def find_fatal(report: PreflightReport, plan: PreflightConfig) -> dict[str, str]:
+    """Return the problems that end the pod: by spec.preflight any, by spec.network.require those between ranks."""
+    fatal = {}
+    for check, problem in report.problems.items():
+        fails_preflight = plan.fail and check != "transport"
+        violates_network = plan.require and check in _CHECKS_BETWEEN_RANKS
+        if fails_preflight or violates_network:
+            fatal[check] = problem
+    return fatal
+
+
+def describe_preflight(report: PreflightReport) -> str:
+    """Return one line with the measurements, and one for each problem."""
+    measurements = [f"{check} {1000 * seconds:.1f} ms" for check, seconds in report.seconds.items()]
+    if report.rate is not None:
+        measurements.append(f"all-reduce {_format_rate(report.rate)}")
+    if report.transport:
+        measurements.append(f"over {report.transport}{' with GPUDirect' if report.direct else ''}")
+    if report.pair:
+        pair = report.pair
+        measurements.append(f"slowest pair of pods {pair.pod} and {pair.peer}: {_format_rate(pair.rate)}")
+    problems = [f"preflight: {check} failed: {problem}" for check, problem in report.problems.items()]
+    return "\n".join([f"preflight: {', '.join(measurements) or 'nothing measured'}", *problems])
+
+
+def _format_rate(bytes_per_second: float) -> str:
+    return f"{bytes_per_second / 1e6:.0f} MB/s"
+
+
+def build_preflight_rows(report: PreflightReport | None) -> list[str]:
+    """Return the preflight's series; none before its checks have run."""
+    if report is None:
+        return []
+    rows: list[str] = []
+
+    def add(name: str, text: str, samples: Iterable[str]) -> None:
+        rows.extend([f"# HELP {name} {text}", f"# TYPE {name} gauge", *(f"{name}{sample}" for sample in samples)])
+
+    done = [check for check in PREFLIGHT_CHECKS if check in report.seconds or check in report.problems]
+    passed = (f'{{check="{check}"}} {int(check not in report.problems)}' for check in done)
+    add(METRIC_PREFLIGHT_PASSED, "Whether a check before training passed.", passed)
+    longest = (f'{{check="{check}"}} {value:.6f}' for check, value in report.seconds.items())
+    add(METRIC_PREFLIGHT_SECONDS, "The longest lookup, connection, or all-reduce of one number.", longest)
+    if report.rate is not None:
+        text = "Bus bandwidth of an all-reduce over all ranks before training."
+        add(METRIC_ALL_REDUCE_RATE, text, [f" {report.rate:.0f}"])
+    if report.transport:
+        labels = f'{{transport="{report.transport}",gpu_direct="{str(report.direct).lower()}"}} 1'
+        add(METRIC_NETWORK, "The transport that NCCL or gloo uses between pods.", [labels])
+    if report.pair:
+        text = "Bandwidth of the slowest pair of pods before training, in one direction."
+        add(METRIC_SLOWEST_PAIR, text, [f'{{pods="{report.pair.pod},{report.pair.peer}"}} {report.pair.rate:.0f}'])
+    return rows

@@ -1,0 +1,137 @@
+"""Peers that this pod cannot reach: pod 0 before training, and peers that stop acknowledging data (Linux)."""
+
+import json
+import os
+import re
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
+
+from ..base.files import log
+from ..base.pod import Pod
+from ..contract.names import COMMENT_UNREACHABLE
+from ..contract.processes import find_family
+
+_INTERVAL: Final = 5.0
+_TABLES: Final = ("/proc/net/tcp", "/proc/net/tcp6")
+_MOST_BYTES: Final = 4 << 20
+_TEXT_LIMIT: Final = 300
+_ESTABLISHED: Final = 0x01
+_CONNECTING: Final = 0x02
+# The kernel waits twice as long after each retransmission, 0.2 s after the first: five of them take six seconds.
+_RETRANSMISSIONS: Final = 5
+_SOCKET: Final = re.compile(r"socket:\[(\d+)\]")
+
+
+class Connection(NamedTuple):
+    """A TCP connection whose peer does not acknowledge data from this machine."""
+
+    address: str
+    inode: int
+
+
+def find_unacknowledged(table: str) -> Iterator[Connection]:
+    """Yield the connections in the text of ``/proc/net/tcp`` that wait for an acknowledgement (proc(5))."""
+    for line in table.splitlines()[1:]:
+        columns = line.split()
+        if len(columns) < 10:
+            continue
+        queue, _, _ = columns[4].partition(":")
+        is_open = int(columns[3], 16) in (_ESTABLISHED, _CONNECTING)
+        if is_open and int(queue, 16) and int(columns[6], 16) >= _RETRANSMISSIONS:
+            yield Connection(_decode_address(columns[2].partition(":")[0]), int(columns[9]))
+
+
+def _decode_address(text: str) -> str:
+    """Return an address that the kernel prints as hexadecimal words in the machine's byte order."""
+    words = [bytes.fromhex(text[start : start + 8]) for start in range(0, len(text), 8)]
+    packed = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
+    family = socket.AF_INET if len(packed) == 4 else socket.AF_INET6
+    return socket.inet_ntop(family, packed).replace("::ffff:", "")
+
+
+def list_unacknowledged() -> list[Connection]:
+    """Return the connections of this process and its descendants that wait for an acknowledgement."""
+    connections: list[Connection] = []
+    for path in _TABLES:
+        try:
+            with open(path, encoding="ascii", errors="replace") as file:
+                connections += find_unacknowledged(file.read(_MOST_BYTES))
+        except (OSError, ValueError):
+            continue
+    if not connections:
+        return []
+    own = _list_sockets(os.getpid())  # the table has those of the pod's other containers too
+    return [connection for connection in connections if connection.inode in own]
+
+
+def _list_sockets(pid: int) -> set[int]:
+    """Return the inodes of the sockets of a process and its descendants."""
+    inodes = set()
+    for member in find_family(pid):
+        folder = f"/proc/{member}/fd"
+        try:
+            descriptors = os.listdir(folder)
+        except OSError:
+            continue
+        for descriptor in descriptors:
+            try:
+                match = _SOCKET.fullmatch(os.readlink(f"{folder}/{descriptor}"))
+            except OSError:
+                continue
+            if match:
+                inodes.add(int(match[1]))
+    return inodes
+
+
+class UnreachablePeers:
+    """Reports unreachable peers on the pod's page and in its log."""
+
+    def __init__(self, pod: Pod) -> None:
+        self._pod = pod
+        self._master_problem = ""
+        self._peer_problem = ""
+
+    def record_master(self, problem: str | None) -> None:
+        """Record the result of an attempt to reach pod 0; None: it is reachable."""
+        target = self._pod.master if self._pod.node == 0 else f"{self._pod.master}:{self._pod.port}"
+        self._master_problem = f"cannot reach pod 0 at {target}: {problem}" if problem else ""
+
+    def build_comment(self) -> str:
+        """Return the line of the pod's page with the problem; empty without one."""
+        problem = self._master_problem or self._peer_problem
+        return f"{COMMENT_UNREACHABLE}{json.dumps(problem[:_TEXT_LIMIT])}\n" if problem else ""
+
+    def run(self) -> None:
+        """Check the connections of the ranks and the agent continuously. Never returns."""
+        while True:
+            time.sleep(_INTERVAL)
+            self.check(list_unacknowledged())
+
+    def start(self) -> None:
+        """Run in a thread, if this pod has peers."""
+        if self._pod.is_multi_node:
+            threading.Thread(target=self.run, daemon=True, name="unreachable peers").start()
+
+    def check(self, connections: list[Connection]) -> None:
+        """Record the connections that wait for an acknowledgement now."""
+        addresses = sorted({connection.address for connection in connections})
+        problem = ""
+        if addresses:
+            problem = _describe_silence(addresses)
+        if problem and not self._peer_problem:
+            log(f"{problem}: the network drops packets, or its machine is lost")
+        elif self._peer_problem and not problem:
+            log("all peers acknowledge data again")
+        self._peer_problem = problem
+
+
+def _describe_silence(addresses: Sequence[str]) -> str:
+    first = addresses[0]
+    others = len(addresses) - 1
+    if not others:
+        return f"{first} does not acknowledge data"
+    return f"{first} and {others} more address{'es' if others > 1 else ''} do not acknowledge data"

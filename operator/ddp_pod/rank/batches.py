@@ -1,0 +1,98 @@
+"""Measure the batch size of a rank: the first dimension of the arguments of its outermost module.
+
+PyTorch's hook for all modules takes a microsecond for each module's call. So it is registered for one iteration in five
+seconds. A hook of the model itself would be copied and saved with it.
+"""
+
+import sys
+from typing import Any
+
+
+class BatchMeter:
+    """Measures the samples of one iteration.
+
+    With gradient accumulation an iteration calls the module several times. If an iteration calls several outermost
+    modules with parameters, as a GAN does, its samples are unknown. So are those of a script that compiles: a compiled
+    model warns of the hook.
+    """
+
+    def __init__(self, torch: Any) -> None:
+        self._torch = torch
+        self._register = sys.modules["torch.nn.modules.module"].register_module_forward_pre_hook
+        self._hook: Any = None
+        self._outermost: int | None = None  # id of the module
+        self._members: frozenset[int] = frozenset()  # ids of the modules in it
+        self._sum = 0
+        self._is_pending = False  # whether a call of the outermost module has shown no tensor yet
+        self._is_ambiguous = False
+
+    def start(self) -> bool:
+        """Observe all modules until ``finish``. Returns whether it can."""
+        if _has_compiled():
+            return False
+        self._outermost = None
+        self._members = frozenset()
+        self._sum = 0
+        self._is_pending = False
+        self._is_ambiguous = False
+        self._hook = self._register(self._build_hook())
+        return True
+
+    def finish(self) -> int:
+        """End the measurement. Returns the samples of the iteration; 0 if they are unknown."""
+        self.stop()
+        return 0 if self._is_ambiguous else self._sum
+
+    def stop(self) -> None:
+        """Stop observing modules."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    def _build_hook(self) -> Any:
+        def observe_call(module: Any, inputs: Any) -> None:
+            try:
+                self._observe(module, inputs)
+            except Exception:  # a bug here must never reach the script
+                self.stop()
+
+        vars(observe_call)["_torchdynamo_disable"] = True  # torch.compile calls it instead of tracing it
+        return observe_call
+
+    def _observe(self, module: Any, inputs: Any) -> None:
+        if self._is_ambiguous or not module.training or not self._torch.is_grad_enabled():
+            return
+        key = id(module)
+        if key == self._outermost:
+            self._is_pending = True
+        elif key not in self._members:
+            if not _has_trainable_parameter(module):
+                return  # a loss function
+            if self._outermost is not None:
+                self._is_ambiguous = True
+                return
+            self._outermost = key
+            self._members = frozenset(map(id, module.modules()))
+            self._is_pending = True
+
+        # A module that is called with keyword arguments shows its batch in the first call inside.
+        size = self._find_size(inputs) if self._is_pending else 0
+        if size:
+            self._is_pending = False
+            self._sum += size
+
+    def _find_size(self, inputs: Any) -> int:
+        for value in inputs:
+            if isinstance(value, self._torch.Tensor) and value.dim() > 0:
+                return int(value.shape[0])
+        return 0
+
+
+def _has_trainable_parameter(module: Any) -> bool:
+    return any(parameter.requires_grad for parameter in module.parameters())
+
+
+def _has_compiled() -> bool:
+    """Return whether torch.compile has compiled a frame in this process."""
+    utilities = sys.modules.get("torch._dynamo.utils")
+    return bool(getattr(utilities, "counters", {}).get("frames"))

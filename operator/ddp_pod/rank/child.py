@@ -1,0 +1,81 @@
+"""Observe the Python processes that a rank's program starts, as ``bash train.sh`` and ``mp.spawn`` do.
+
+The shim puts a folder with a ``sitecustomize.py`` first in PYTHONPATH. Each process records its process group. The
+first one whose optimizer steps counts in the rank's slot, unless the rank's own process does. Interpreters that ignore
+PYTHONPATH (``python -E``, ``-I``) stay invisible.
+"""
+
+import os
+from typing import Any
+
+from ..base.files import BOOTSTRAP
+from . import counters
+from .groups import GroupRecorder
+from .import_hook import ImportHook
+
+_OPTIMIZERS = "torch.optim.optimizer"
+_SITECUSTOMIZE = """\
+import sys
+sys.path.remove({folder!r})
+own = sys.modules.pop("sitecustomize")
+try:
+    import sitecustomize  # the environment's own one
+except ImportError:
+    sys.modules["sitecustomize"] = own
+class BeforeTorch(object):
+    def find_spec(self, name, path=None, target=None):
+        if name != "torch":
+            return None
+        sys.meta_path.remove(self)
+        try:
+            import importlib.util
+            spec = importlib.util.spec_from_file_location("ddp_launcher_bootstrap", {bootstrap!r})
+            bootstrap = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(bootstrap)
+            bootstrap.observe_child({runtime!r}, {local_rank!r})
+        except Exception:  # another Python: it stays invisible
+            pass
+sys.meta_path.insert(0, BeforeTorch())
+"""
+
+
+def set_python_path(runtime: str, local_rank: int) -> None:
+    """Have the Python processes that this rank starts observe themselves. Raises: OSError."""
+    folder = os.path.join(runtime, "site", str(local_rank))
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    text = _SITECUSTOMIZE.format(folder=folder, bootstrap=BOOTSTRAP, runtime=runtime, local_rank=local_rank)
+    with open(os.path.join(folder, "sitecustomize.py"), "w", encoding="utf-8") as file:
+        file.write(text)
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (folder, os.environ.get("PYTHONPATH"))))
+
+
+class ChildHook(ImportHook):
+    """Counts the steps of this process once it has imported PyTorch's optimizers. Records its process group."""
+
+    def __init__(self, runtime: str, local_rank: int) -> None:
+        super().__init__(_OPTIMIZERS)
+        self._runtime = runtime
+        self._local_rank = local_rank
+        self._groups = GroupRecorder(runtime, local_rank)
+
+    def start(self) -> None:
+        """Watch for the imports of PyTorch."""
+        self._groups.start()
+        super().start()
+
+    def watch(self, module: Any) -> None:
+        """Start to count."""
+        try:
+            self._count(module)
+        except Exception:  # a bug here must never reach the program
+            pass
+
+    def _count(self, module: Any) -> None:
+        from .steps import StepCounter
+
+        def claim() -> Any | None:
+            self._groups.note_step()
+            return counters.claim_slot(self._runtime, self._local_rank)
+
+        counters.announce(self._runtime, self._local_rank)
+        StepCounter(counters.create_private_slot(), claim).watch(module)

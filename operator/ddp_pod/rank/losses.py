@@ -1,0 +1,144 @@
+"""Read the loss of a rank: the root of a ``backward()``, at most ten times a second, without waiting for a device.
+
+PyTorch has no hook that shows this root. So the public method ``torch.Tensor.backward`` is wrapped, which takes a third
+of a microsecond a call. A call of ``torch.autograd.backward`` is not observed.
+"""
+
+import functools
+import math
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from . import counters
+
+_SECONDS = 0.1  # so that the last loss of a short run is no old one
+
+
+class _Loss(NamedTuple):
+    """A loss on its device. ``scale``: a tensor by which it was multiplied; ``divisor``: by which it was divided."""
+
+    value: Any
+    scale: Any
+    divisor: float
+
+
+class LossReader:
+    """Keeps the last loss in a rank's slot. ``on_backward``: called before each backward.
+
+    The factor of a GradScaler, and the division by the number of accumulated batches, are undone.
+    """
+
+    def __init__(self, torch: Any, slot: Any, on_backward: Callable[[], None]) -> None:
+        self._torch = torch
+        self._slot = slot
+        self._on_backward = on_backward
+        self._next = 0.0
+        self._backwards = 0
+        self._steps = 0.0  # at the last call of ``collect``
+        self._per_step = 1.0  # backwards of a step
+        self._pinned: Any = None
+        self._event: Any = None  # of a copy from a GPU that is under way
+        self._divisor = 1.0  # of the loss that is copied
+        self._is_stopped = False
+        torch.Tensor.backward = self._wrap(torch.Tensor.backward)
+
+    def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        observe = self._observe
+
+        @functools.wraps(original)
+        def backward(self: Any, *args: Any, **kwargs: Any) -> Any:
+            observe(self)
+            return original(self, *args, **kwargs)
+
+        vars(backward)["_torchdynamo_disable"] = True  # torch.compile calls it instead of tracing it
+        return backward
+
+    def stop(self) -> None:
+        """Stop reading losses."""
+        self._is_stopped = True
+
+    def move_to(self, slot: Any) -> None:
+        """Publish in another slot, with the loss that is known."""
+        for index in (counters.LOSS, counters.HAS_LOSS, counters.LOST_LOSS_STEP):
+            slot[index] = self._slot[index]
+        self._slot = slot
+
+    def collect(self, steps: float) -> None:
+        """Publish a loss whose copy has ended. ``steps``: of the rank so far."""
+        if steps > self._steps:
+            self._per_step = self._backwards / (steps - self._steps)
+        self._steps = steps
+        self._backwards = 0
+        if self._event is not None and self._event.query():
+            self._event = None
+            self._publish(float(self._pinned[0]), float(self._pinned[1]), self._divisor)
+
+    def _observe(self, root: Any) -> None:
+        if self._is_stopped:
+            return
+        try:
+            self._backwards += 1
+            self._on_backward()
+            now = time.monotonic()
+            if now >= self._next:
+                self._next = now + _SECONDS
+                self._take(root)
+        except Exception:  # a bug here must never reach the script
+            self.stop()
+
+    def _take(self, root: Any) -> None:
+        """Read a loss on the CPU, or start to copy one from a GPU."""
+        if type(root) is not self._torch.Tensor or root.numel() != 1:
+            return  # the value of a subclass such as DTensor may need all ranks
+        loss = self._find_loss(root)
+        if root.device.type == "cpu":
+            scale = 1.0 if loss.scale is None else float(loss.scale)
+            self._publish(float(loss.value), scale, loss.divisor)
+        elif root.device.type == "cuda" and self._event is None:
+            self._start_copy(loss)
+
+    def _find_loss(self, root: Any) -> _Loss:
+        node = root.grad_fn
+        scale = None
+        if node is not None and node.name() == "MulBackward0":
+            factor = node._saved_other
+            is_tensor = factor is not None and factor.numel() == 1 and factor.dtype is self._torch.float32
+            if is_tensor and not factor.requires_grad:
+                scale = factor.detach()
+                node = node.next_functions[0][0]
+        divisor = 1.0
+        if node is not None and node.name() == "DivBackward0":
+            number = node._saved_other
+            if number is not None and number.numel() == 1 and number.device.type == "cpu":
+                divisor = float(number)
+        return _Loss(root.detach(), scale, divisor)
+
+    def _start_copy(self, loss: _Loss) -> None:
+        cuda = self._torch.cuda
+        if cuda.is_current_stream_capturing():
+            return
+        if self._pinned is None:
+            self._pinned = self._torch.ones(2, pin_memory=True)
+        self._pinned[0:1].copy_(loss.value.float().reshape(1), non_blocking=True)
+        if loss.scale is None:
+            self._pinned[1] = 1.0
+        else:
+            self._pinned[1:2].copy_(loss.scale.reshape(1), non_blocking=True)
+        self._divisor = loss.divisor
+        self._event = cuda.Event()
+        self._event.record(cuda.current_stream(loss.value.device))
+
+    def _publish(self, value: float, scale: float, divisor: float) -> None:
+        # GradScaler's factor is a power of two; another factor belongs to the loss.
+        if scale >= 1.0 and math.frexp(scale)[0] == 0.5:
+            value /= scale
+        if divisor > 1.0 and divisor == self._per_step:
+            value *= divisor
+        slot = self._slot
+        slot[counters.LOSS] = value
+        slot[counters.HAS_LOSS] = 1.0
+        if math.isfinite(value):
+            slot[counters.LOST_LOSS_STEP] = 0.0
+        elif not slot[counters.LOST_LOSS_STEP]:
+            slot[counters.LOST_LOSS_STEP] = slot[counters.STEPS] + 1.0

@@ -1,0 +1,66 @@
+"""Read the epoch and the planned steps, which lines may not show: from Lightning, and from the sampler of the data."""
+
+import math
+import re
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from . import counters
+from .import_hook import ImportHook
+
+_FRAMES = 64  # searched for Lightning's Trainer
+_LOOPS = re.compile(r"[/\\](?:lightning[/\\]pytorch|pytorch_lightning)[/\\]loops[/\\]")
+_MOST = 2**31
+
+
+class EpochHook(ImportHook):
+    """Publishes the epoch that a script sets in its ``DistributedSampler``. ``find_slot``: returns the current slot."""
+
+    def __init__(self, find_slot: Callable[[], Any]) -> None:
+        super().__init__("torch.utils.data.distributed")
+        self._find_slot = find_slot
+
+    def watch(self, module: Any) -> None:
+        """Wrap the method."""
+        find_slot = self._find_slot
+        original = module.DistributedSampler.set_epoch
+
+        def set_epoch(self: Any, epoch: Any) -> Any:
+            if isinstance(epoch, int) and 0 <= epoch < _MOST:
+                find_slot()[counters.EPOCH] = epoch + 1.0
+            return original(self, epoch)
+
+        module.DistributedSampler.set_epoch = set_epoch
+
+
+def read_lightning_plan(slot: Any) -> None:
+    """Publish epoch, epochs, total and position of the Lightning Trainer in whose loop the caller's step is, if any."""
+    trainer = _find_lightning_trainer()
+    if trainer is None:
+        return
+    numbers = {
+        counters.EPOCH: trainer.current_epoch + 1.0,
+        counters.EPOCHS: trainer.max_epochs,
+        counters.TOTAL_STEPS: trainer.estimated_stepping_batches,
+    }
+    for index, number in numbers.items():
+        if isinstance(number, (int, float)) and 0 < number < _MOST:
+            slot[index] = float(number)
+    if math.isnan(slot[counters.FIRST_STEP]) and slot[counters.STEPS] == 1.0:
+        slot[counters.FIRST_STEP] = float(trainer.global_step)
+
+
+def _find_lightning_trainer() -> Any:
+    """Return the Trainer of the innermost of Lightning's loops; None outside of them.
+
+    Other frames are not read: until Python 3.13 that would keep the script's objects alive.
+    """
+    frame: Any = sys._getframe()
+    for _ in range(_FRAMES):
+        if frame is None:
+            return None
+        if _LOOPS.search(frame.f_code.co_filename):
+            return frame.f_locals["self"].trainer
+        frame = frame.f_back
+    return None

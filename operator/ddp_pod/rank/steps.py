@@ -1,0 +1,284 @@
+"""Count a rank's optimizer steps through PyTorch's public hooks, without any change of the script.
+
+A hook runs after each step of every optimizer of the process and takes about a microsecond. More expensive values
+(learning rate, batch size) are read at most once a second. No hook shows the loss; see ``losses``.
+"""
+
+import math
+import os
+import sys
+import time
+import weakref
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any
+
+from . import counters
+from .batches import BatchMeter
+from .import_hook import ImportHook
+from .losses import LossReader
+from .plans import EpochHook, read_lightning_plan
+
+_MODULE = "torch.optim.optimizer"
+_LOOK_SECONDS = 1.0  # between two readings of the other values
+_BATCH_SECONDS = 5.0  # between two measurements of the batch size
+_PAUSE_SECONDS = 1.0  # a shorter time between two steps is never a pause
+_PAUSE_FACTOR = 10.0  # by which a pause is longer than a usual step
+_MOST_OPTIMIZERS = 1024  # whose steps are compared between two steps of the followed one
+_MOST_PARAMETERS = 8  # whose state is searched for the run's step
+_NESTED_FRAMES = 16  # searched for another step of the same optimizer
+# Names of this module, because a step has to find them quickly.
+_now = time.monotonic
+_STEPS = counters.STEPS
+_LAST_STEP_TIME = counters.LAST_STEP_TIME
+_WORK_SECONDS = counters.WORK_SECONDS
+
+
+class StepCounter(ImportHook):
+    """Counts the iterations of a training loop in a rank's slot.
+
+    An iteration may step several optimizers. The first one that steps is followed; another one that steps twice
+    meanwhile replaces it. So a GAN's iteration counts once, and a second training phase with a new optimizer continues
+    the count.
+
+    ``claim``: returns another slot at the first step, or None if this process is not to count. None: the slot is final.
+    """
+
+    # Attributes of a step: after the work of a step none of them is in the cache, so they are few and close together.
+    __slots__ = ("_alarm", "_followed", "_has_worked", "_is_on_gpu", "_last", "_pause", "_peers", "_slot", "_steps")
+
+    def __init__(self, slot: Any, claim: Callable[[], Any | None] | None = None) -> None:
+        super().__init__(_MODULE)
+        self._slot = slot
+        self._claim = claim
+        self._followed: Callable[[], Any] = _no_optimizer  # a weak reference
+        self._peers: set[int] = set()  # optimizers that stepped since the followed one's step, by id
+        self._steps = 0.0
+        self._last = 0.0  # time of the last step
+        self._has_worked = True  # whether a backward has followed the last step
+        self._is_on_gpu = False  # there the host's time includes waits for the device and so for other ranks
+        self._alarm = 0.0  # time from which a step does more than count
+        self._pause = math.inf  # seconds between two steps that are a pause
+
+        self._work_seconds = 0.0
+        self._pause_seconds = 0.0
+        self._longest = 0.0
+        self._next_look = 0.0
+        self._next_batch = 0.0
+        self._is_nested = False  # whether the followed optimizer's step may call another step of it
+        self._is_capturing: Callable[[], bool] | None = None  # None without CUDA
+        self._is_measuring = False  # the batch size
+        self._torch: Any = None
+        self._hook: Any = None
+        self._losses: LossReader | None = None
+        self._batches: BatchMeter | None = None
+
+    def watch(self, module: Any) -> None:
+        """Register the hooks. ``module``: torch.optim.optimizer, loaded."""
+        os.register_at_fork(after_in_child=self.stop)
+        try:
+            self._torch = sys.modules["torch"]
+            self._hook = module.register_optimizer_step_post_hook(self._build_hook())
+            self._losses = LossReader(self._torch, self._slot, self._on_backward)
+            self._batches = BatchMeter(self._torch)
+            EpochHook(lambda: self._slot).start()
+        except Exception:  # another version of PyTorch: the script runs without counters
+            self.stop()
+            return
+        self._slot[counters.VISIBILITY] = counters.COUNTED
+
+    def stop(self) -> None:
+        """Stop counting: after an error, and in a child of the rank, which shares the slot."""
+        self._slot = [0.0] * len(self._slot)
+        for part in (self._losses, self._batches):
+            if part is not None:
+                part.stop()
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+
+    # -- at every step
+
+    def _build_hook(self) -> Callable[[Any, Any, Any], None]:
+        def count_step(optimizer: Any, args: Any, kwargs: Any) -> None:
+            try:
+                if self._followed() is optimizer or self._follow(optimizer):
+                    self._count(optimizer, _now())
+            except Exception:  # a bug here must never reach the script
+                self.stop()
+
+        vars(count_step)["_torchdynamo_disable"] = True  # torch.compile calls it instead of tracing it
+        return count_step
+
+    def _count(self, optimizer: Any, now: float) -> None:
+        if now >= self._alarm and not self._is_iteration(optimizer):
+            return
+        seconds = now - self._last
+        if seconds > self._pause:
+            self._note_pause(seconds)
+        self._steps += 1.0
+        self._last = now
+        self._has_worked = self._is_on_gpu
+        slot = self._slot
+        slot[_STEPS] = self._steps
+        slot[_LAST_STEP_TIME] = now
+        if self._peers:
+            self._peers.clear()
+        if now >= self._alarm:
+            self._look(optimizer, now, seconds)
+
+    def _on_backward(self) -> None:
+        """Add the time from the last step to the first backward after it: the rank's own work, without its peers'."""
+        if self._has_worked:
+            return
+        self._has_worked = True
+        seconds = _now() - self._last
+        if seconds < self._pause:
+            self._work_seconds += seconds
+            self._slot[_WORK_SECONDS] = self._work_seconds
+
+    # -- seldom
+
+    def _follow(self, optimizer: Any) -> bool:
+        """Follow this optimizer, which has stepped, if it leads the iterations. Returns whether it does."""
+        if self._claim is not None and not self._claim_slot(self._claim):
+            return False
+
+        key = id(optimizer)
+        if self._followed() is not None:
+            if key not in self._peers:
+                if len(self._peers) >= _MOST_OPTIMIZERS:
+                    self._peers.clear()
+                self._peers.add(key)
+                return False
+            self._steps += 1.0  # its first one
+
+        self._followed = weakref.ref(optimizer)
+        self._is_nested = _count_hooked_steps(type(optimizer)) > 1
+        cuda = self._torch.cuda
+        self._is_on_gpu = bool(cuda.is_initialized())
+        self._is_capturing = cuda.is_current_stream_capturing if self._is_on_gpu else None
+        self._alarm = 0.0
+        return True
+
+    def _claim_slot(self, claim: Callable[[], Any | None]) -> bool:
+        """Count in the claimed slot from now on. Returns False, and stops, if there is none."""
+        self._claim = None
+        slot = claim()
+        if slot is None:
+            self.stop()
+            return False
+        slot[counters.EPOCH] = self._slot[counters.EPOCH]
+        self._slot = slot
+        if self._losses is not None:
+            self._losses.move_to(slot)
+        return True
+
+    def _is_iteration(self, optimizer: Any) -> bool:
+        """Return whether a step ends an iteration that is to be counted."""
+        if self._is_nested and _is_inner_step(optimizer):
+            return False
+        if self._is_capturing is not None and self._is_capturing():
+            self._slot[counters.VISIBILITY] = counters.INVISIBLE
+            return False
+        return True
+
+    def _note_pause(self, seconds: float) -> None:
+        """Record a time between two steps that is too long for a step, such as that of a validation."""
+        self._pause_seconds += seconds - self._average
+        self._slot[counters.PAUSE_SECONDS] = self._pause_seconds
+
+    @property
+    def _average(self) -> float:
+        """Seconds of a step."""
+        seconds = self._last - self._slot[counters.FIRST_STEP_TIME] - self._pause_seconds
+        return seconds / (self._steps - 1.0) if self._steps > 1.0 else math.inf
+
+    def _look(self, optimizer: Any, now: float, seconds: float) -> None:
+        """Read the values that are not counted. ``seconds``: of the last step; each step of a second comes here."""
+        if seconds > self._longest and self._steps > 1.0:
+            self._longest = seconds
+            self._slot[counters.LONGEST_STEP] = seconds
+        if self._is_measuring:
+            self._finish_batch()
+        if now >= self._next_look:
+            self._next_look = now + _LOOK_SECONDS
+            self._read_state(optimizer)
+            self._pause = max(_PAUSE_SECONDS, _PAUSE_FACTOR * self._average)
+            if self._batches is not None and now >= self._next_batch:
+                self._next_batch = now + _BATCH_SECONDS
+                self._is_measuring = self._batches.start()
+        is_checked = self._is_measuring or self._is_nested or self._is_capturing is not None
+        self._alarm = 0.0 if is_checked else self._next_look
+
+    def _read_state(self, optimizer: Any) -> None:
+        slot = self._slot
+        if self._steps == 1.0:
+            slot[counters.FIRST_STEP_TIME] = self._last
+            slot[counters.FIRST_STEP] = _find_first_step(optimizer)
+        rate = optimizer.param_groups[0].get("lr")
+        if _is_readable(rate):
+            slot[counters.LEARNING_RATE] = float(rate)
+        if self._losses is not None:
+            self._losses.collect(self._steps)
+        with suppress(Exception):  # another Trainer than Lightning's
+            read_lightning_plan(slot)
+
+    def _finish_batch(self) -> None:
+        """End the measurement of the batch size, which took one iteration."""
+        self._is_measuring = False
+        if self._batches is None:
+            return
+        batch = float(self._batches.finish())
+        slot = self._slot
+        former = slot[counters.BATCH]
+        if batch == former:
+            return
+        # The steps before this one had the former size or, at the first measurement, the same size.
+        steps = self._steps - slot[counters.STEPS_WITH_SAMPLES]
+        slot[counters.SAMPLES] += (steps - 1.0) * (former or batch) + batch
+        slot[counters.STEPS_WITH_SAMPLES] = self._steps
+        slot[counters.BATCH] = batch
+
+
+def _no_optimizer() -> None:
+    """Replaces a weak reference whose object no longer exists."""
+
+
+def _is_readable(value: Any) -> bool:
+    """Return whether reading a number waits for no device."""
+    if isinstance(value, (int, float)):
+        return True
+    return getattr(getattr(value, "device", None), "type", "") == "cpu" and value.numel() == 1
+
+
+def _find_first_step(optimizer: Any) -> float:
+    """Return the run's step before the optimizer's first one; NaN if its state, as that of SGD, has no step.
+
+    An optimizer that was loaded from a checkpoint continues the count of its state.
+    """
+    steps = []
+    for parameter in optimizer.param_groups[0]["params"][:_MOST_PARAMETERS]:
+        step = optimizer.state.get(parameter, {}).get("step")
+        if _is_readable(step):
+            steps.append(float(step))
+    return max(0.0, max(steps) - 1.0) if steps else math.nan
+
+
+def _count_hooked_steps(kind: type) -> int:
+    """Return how many classes of an optimizer have a step that calls the hooks."""
+    return sum(getattr(vars(base).get("step"), "hooked", False) for base in kind.__mro__)
+
+
+def _is_inner_step(optimizer: Any) -> bool:
+    """Return whether another step of the same optimizer called this one, as ``super().step()`` does."""
+    code = getattr(type(optimizer).step, "__code__", None)  # of PyTorch's wrapper, which calls the hooks
+    frame: Any = sys._getframe()
+    calls = 0
+    for _ in range(_NESTED_FRAMES):
+        if frame is None:
+            break
+        if frame.f_code is code and frame.f_locals.get("self") is optimizer:
+            calls += 1
+        frame = frame.f_back
+    return calls > 1

@@ -1,0 +1,375 @@
+"""Tracebacks as text: read from a log, or written to a rank's error file for an uncaught exception.
+
+This module is loaded before the program starts: a rank without free file descriptors cannot import one later.
+"""
+
+import itertools
+import linecache
+import os
+import re
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from ..base.files import is_own_file, write_json
+
+PLACE = re.compile(r'  File "([^"]*)", line (\d+)')
+LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib(64)?[/\\]python3[^/\\]*[/\\]|^<frozen ")
+_SHORT_TRACEBACK = 15  # lines
+_LIBRARY_CALLS_KEPT = 2
+RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
+_EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?$")
+# The line between two exceptions of a chain, with the reason of the second.
+_CHAINED = re.compile(r"(During handling of|The above exception was the direct cause)")
+_NATIVE_PLACE = re.compile(r"\.(cc|cpp|cu|h|hpp):\d+")  # in a message of a library that the script quotes
+_RAISES = re.compile(r"(^|[:;]) *(raise|assert)\b|\bexit\(")
+# The message of the C++ runtime before it aborts the process.
+_NATIVE_EXCEPTION = re.compile(
+    r"terminate called after throwing an instance of '(?P<type>[\w:]{1,200})'(?:\s+what\(\): *(?P<message>[^\n]*))?"
+)
+MESSAGE_PART = 4096  # characters kept of a long message's beginning, and of its end
+_LOGGED_LIMIT = 8192  # characters of a traceback that the launcher reports of itself
+_RECORDED_LIMIT = 16384  # characters of a traceback in an error file
+_CHAIN_LIMIT = 16  # exceptions
+_CHAIN_PART = 1024  # characters kept of a message's beginning and end in the chain
+_LINE_LIMIT = 200
+_SERIALIZATION = os.path.join("torch", "serialization.py")
+# OSErrors whose number is not the system's.
+_OWN_NUMBERS = ("ssl.SSLError", "socket.gaierror", "socket.herror")
+
+
+class ExceptionFacts(NamedTuple):
+    """One exception of a chain, as the rank records it; from a text without what the text does not show."""
+
+    types: tuple[str, ...] = ("",)
+    """Its class and the base classes, each with its module unless that is builtins or the script."""
+    message: str = ""
+    errno: int | None = None
+    path: str = ""
+    """The file of an OSError, or of torch.save."""
+    place: str = ""
+    """The file of the innermost frame."""
+    line: str = ""
+    """The source line there."""
+    handled: bool = False
+    """Whether the outermost exception was raised while this one was handled, rather than because of it."""
+
+    @property
+    def text(self) -> str:
+        """The exception as Python prints it."""
+        return f"{self.types[0]}: {self.message}"
+
+    def is_a(self, name: str) -> bool:
+        """Return whether it is of a class, or with a dot at the end of a class in that package."""
+        return any(kind == name or (name.endswith(".") and kind.startswith(name)) for kind in self.types)
+
+    @property
+    def by_script(self) -> bool:
+        """Whether the script itself chose the message: by raise, assert or exit, or as the key of a lookup."""
+        is_own = self.place and not LIBRARY.search(self.place) and not _NATIVE_PLACE.search(self.message)
+        return bool(is_own) and bool(_RAISES.search(self.line) or self.is_a("LookupError"))
+
+
+class _Block(NamedTuple):
+    """Lines of a traceback. ``in_library``: of a call in a library or in the script; None for any other line."""
+
+    in_library: bool | None
+    text: str
+
+
+def fold_libraries(text: str) -> str:
+    """Replace most library calls of a long traceback by their number.
+
+    The termination message keeps only the tail, which should contain the script's own lines. The log has everything.
+    """
+    blocks = _split_calls(text)
+    if text.count("\n") <= _SHORT_TRACEBACK or all(block.in_library is not False for block in blocks):
+        return text
+
+    runs = [
+        (in_library, [block.text for block in run])
+        for in_library, run in itertools.groupby(blocks, lambda block: block.in_library)
+    ]
+    lines: list[str] = []
+    for index, (in_library, calls) in enumerate(runs):
+        is_innermost = index + 1 == len(runs) or runs[index + 1][0] is None
+        kept = _LIBRARY_CALLS_KEPT if is_innermost else 0
+        folded = len(calls) - kept
+        if in_library and folded > 1:
+            lines.append(f"  ... {folded} calls inside libraries ...\n")
+            calls = calls[folded:]
+        lines += calls
+    return "".join(lines)
+
+
+def _split_calls(text: str) -> list[_Block]:
+    """Split a traceback into calls, each with its source lines, and other lines."""
+    blocks: list[_Block] = []
+    for line in text.splitlines(True):
+        place = PLACE.match(line)
+        if place:
+            blocks.append(_Block(bool(LIBRARY.search(place[1])), line))
+        elif blocks and blocks[-1].in_library is not None and line.startswith("  "):
+            blocks[-1] = blocks[-1]._replace(text=blocks[-1].text + line)
+        else:
+            blocks.append(_Block(None, line))
+    return blocks
+
+
+def describe(error: BaseException) -> dict[str, str]:
+    """Return type, message and traceback of an exception."""
+    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return {"type": type(error).__name__, "message": str(error), "traceback": trace[-_LOGGED_LIMIT:]}
+
+
+def find_exceptions(output: str) -> list[list[ExceptionFacts]]:
+    """Return the chain of the last exception in a program's output; with rank prefixes, of each rank."""
+    lines_by_prefix: dict[str, list[str]] = {}
+    for line in output.splitlines():
+        prefix = RANK_PREFIX.match(line)
+        key = prefix[0].strip() if prefix else ""
+        lines_by_prefix.setdefault(key, []).append(line[prefix.end() :] if prefix else line)
+    chains = [parse_chain(lines) for lines in lines_by_prefix.values()]
+    return [chain for chain in chains if chain]
+
+
+def parse_chain(lines: Iterable[str]) -> list[ExceptionFacts]:
+    """Return the exceptions of the last traceback in a text, the outermost first."""
+    chain: list[ExceptionFacts] = []  # the outermost last
+    frame: ExceptionFacts | None = None
+    link = ""  # how the next exception follows the last one
+    for line in lines:
+        place = PLACE.match(line)
+        chained = _CHAINED.match(line)
+        if place:
+            frame = ExceptionFacts(place=place[1])
+        elif chained:
+            link = chained[1]
+        elif frame is not None and line.startswith("    "):
+            frame = frame._replace(line=frame.line or line.strip()[:_LINE_LIMIT])
+        elif frame is not None and line and not line.startswith(" "):
+            exception = _EXCEPTION.match(line)
+            former = chain[-_CHAIN_LIMIT:] if link else []
+            if link.startswith("During"):
+                former = [facts._replace(handled=True) for facts in former]
+            chain = [*former, frame._replace(types=(exception[1],), message=exception[2] or "")] if exception else []
+            frame = None
+            link = ""
+    return chain[::-1] if frame is None else []
+
+
+def find_native_exception(output: str) -> tuple[str, str] | None:
+    """Return type and message of the C++ exception that ended a program, from its output; None if there is none."""
+    matches = list(_NATIVE_EXCEPTION.finditer(output))
+    if not matches:
+        return None
+    return matches[-1]["type"].replace("::", "."), (matches[-1]["message"] or "").strip()
+
+
+def without_own_frames(error: BaseException, trace: Any) -> Any:
+    """Return a traceback without the launcher's frames; all of it if the program has no frame.
+
+    They are below the program, and between it and PyTorch where the launcher wraps a method.
+    """
+    users = _skip_own_frames(trace)
+    if users is None and not isinstance(error, SyntaxError):
+        return trace
+    frame = users
+    while frame is not None:
+        frame.tb_next = _skip_own_frames(frame.tb_next)
+        frame = frame.tb_next
+    return users
+
+
+def _skip_own_frames(trace: Any) -> Any:
+    while trace is not None and is_own_file(trace.tb_frame.f_code.co_filename):
+        trace = trace.tb_next
+    return trace
+
+
+def hide_own_frames() -> None:
+    """Make the interpreter print tracebacks without the launcher's frames."""
+    hook = sys.excepthook
+
+    def show(kind: Any, value: Any, trace: Any) -> None:
+        trace = without_own_frames(value, trace)
+        hook(kind, value.with_traceback(trace), trace)
+
+    sys.excepthook = show
+
+
+def record_exception(error: BaseException, path: str, about: Mapping[str, Any]) -> None:
+    """Write a rank's error file, unless the script wrote one or exits with code 0.
+
+    ``about``: the rank, its local rank and the number of restarts, as in the worker's own record.
+    """
+    code = _find_exit_code(error)
+    if code == 0 or os.path.exists(path):
+        return
+
+    _drop_child_handler()
+    _free_descriptor()
+    kind, message = _describe_exception(error)
+    explained = error
+    if isinstance(error, SystemExit) and not isinstance(error.code, str):
+        message, explained = _explain_exit(error)
+    links = list(_walk_chain(explained))
+    for link in links:
+        if isinstance(link.error, PermissionError) and not link.handled:
+            message += explain_permission(link.error)
+            break
+    frames = without_own_frames(explained, explained.__traceback__)
+    trace = "".join(traceback.format_exception(type(explained), explained, frames))
+    record = {
+        "type": kind,
+        "message": message,
+        "chain": [_build_facts(link)._asdict() for link in links],
+        "traceback": fold_libraries(trace)[-_RECORDED_LIMIT:],
+        "exitCode": code & 255,
+        "rank": about["rank"],
+        "localRank": about["localRank"],
+        "restart": about["restart"],
+        "time": time.time(),
+    }
+    try:
+        write_json(path, record)
+    except OSError:
+        pass  # a full disk must not hide the exception itself
+
+
+def _drop_child_handler() -> None:
+    """Remove the handler for ended children: the DataLoader's raises again for each of its workers that is killed."""
+    for _ in range(_CHAIN_LIMIT):
+        try:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            return
+        except ValueError:
+            return  # not the main thread, which alone runs handlers
+        except BaseException:  # by the handler of a signal that arrived before
+            continue
+
+
+def _free_descriptor() -> None:
+    """Close stdin if no file descriptor is free: source lines and the error file need one."""
+    try:
+        os.close(os.open(os.devnull, os.O_RDONLY))
+    except OSError:
+        os.close(0)
+
+
+class _Link(NamedTuple):
+    """An exception of a chain; ``handled`` as in ExceptionFacts."""
+
+    error: BaseException
+    handled: bool
+
+
+def _walk_chain(error: BaseException) -> Iterator[_Link]:
+    """Yield an exception and those that it names: causes, members of a group, arguments, and the handled ones."""
+    waiting = [_Link(error, handled=False)]
+    seen: set[int] = set()
+    while waiting and len(seen) < _CHAIN_LIMIT:
+        waiting.sort(key=lambda link: link.handled)
+        link = waiting.pop(0)
+        if id(link.error) in seen:
+            continue
+        seen.add(id(link.error))
+        yield link
+
+        error = link.error
+        named = (error.__cause__, *getattr(error, "exceptions", ())[:_CHAIN_LIMIT], *error.args[:_CHAIN_LIMIT])
+        waiting += [_Link(cause, link.handled) for cause in named if isinstance(cause, BaseException)]
+        if error.__context__ is not None and not error.__suppress_context__:
+            waiting.append(_Link(error.__context__, handled=True))
+
+
+def _build_facts(link: _Link) -> ExceptionFacts:
+    error = link.error
+    bases = [base for base in type(error).__mro__ if base not in (object, BaseException, Exception)]
+    types = tuple(_name_type(base) for base in bases[:_CHAIN_LIMIT]) or ("Exception",)
+    is_numbered = isinstance(error, OSError) and isinstance(error.errno, int) and not set(types) & set(_OWN_NUMBERS)
+    path = getattr(error, "filename", None) if isinstance(error, OSError) else None
+    facts = ExceptionFacts(
+        types,
+        shorten(_describe_exception(error)[1], _CHAIN_PART),
+        error.errno if is_numbered else None,  # type: ignore[attr-defined]
+        path if isinstance(path, str) else "",
+        handled=link.handled,
+    )
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        if not is_own_file(code.co_filename):
+            line = linecache.getline(code.co_filename, trace.tb_lineno, trace.tb_frame.f_globals)
+            facts = facts._replace(place=code.co_filename, line=line.strip()[:_LINE_LIMIT])
+        if code.co_name == "save" and code.co_filename.endswith(_SERIALIZATION):  # its errors have no path
+            file = trace.tb_frame.f_locals.get("f")
+            facts = facts._replace(path=str(file) if isinstance(file, (str, os.PathLike)) else facts.path)
+        trace = trace.tb_next
+    return facts
+
+
+def _find_exit_code(error: BaseException) -> int:
+    """Return the exit code with which the interpreter ends for an uncaught exception."""
+    if not isinstance(error, SystemExit):
+        return 1
+    if error.code is None:
+        return 0
+    return error.code if isinstance(error.code, int) else 1
+
+
+def _describe_exception(error: BaseException) -> tuple[str, str]:
+    """Return an exception's type, with its module unless that is builtins or the script, and its message."""
+    try:
+        message = str(error)
+    except Exception:  # the script's own __str__ may raise anything
+        message = "<the exception cannot be shown>"
+    return _name_type(type(error)), shorten(message, MESSAGE_PART)
+
+
+def _name_type(kind: type) -> str:
+    module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
+    return module + kind.__qualname__
+
+
+def shorten(text: str, part: int) -> str:
+    """Return a text without the middle of a long one: a helper's whole traceback has the reason at its end."""
+    return text if len(text) <= 2 * part else f"{text[:part]}\n...\n{text[-part:]}"
+
+
+def _explain_exit(error: SystemExit) -> tuple[str, BaseException]:
+    """Return why a script exited with a mere number, and the exception whose traceback shows it.
+
+    Many wrappers, such as hydra's, log an exception and then exit. The caught exception is the cause, and
+    distinguishes a secondary failure from a root cause.
+    """
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is not None and trace.tb_frame.f_globals.get("__name__") == "argparse":
+        message = trace.tb_frame.f_locals.get("message")
+        if isinstance(message, str):
+            return message.strip(), error
+    caught = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if isinstance(caught, Exception):
+        return ": ".join(filter(None, _describe_exception(caught))), caught
+    return str(error), error
+
+
+def explain_permission(error: PermissionError) -> str:
+    """Return which access was denied: the process's user and groups, and the owner and mode of the path."""
+    groups = ",".join(map(str, sorted({os.getegid(), *os.getgroups()})))
+    process = f"process of uid {os.geteuid()}, groups {groups}"
+    path = os.path.abspath(error.filename) if isinstance(error.filename, str) else "/"
+    while path != "/":
+        try:
+            status = os.stat(path)
+        except OSError:
+            path = os.path.dirname(path)  # a path that could not be created: its folder decides
+            continue
+        mode = f"mode {status.st_mode & 0o7777:04o}"
+        return f" ({process}; {path} is owned by uid {status.st_uid}, group {status.st_gid}, {mode})"
+    return f" ({process})"

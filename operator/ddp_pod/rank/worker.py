@@ -1,0 +1,247 @@
+"""The worker shim: every rank starts here and becomes the user's program."""
+
+import errno
+import glob
+import importlib
+import os
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any, NamedTuple, NoReturn
+
+from ..base.files import read_json, write_json
+from ..contract.names import ENV_AGENT_PID, ENV_RUNTIME_DIR, ENV_TRACKING_RUN, PAGES, TRAINER_STATUS_FILE
+from ..contract.processes import STACK_SIGNAL, set_parent_death_signal
+from . import counters
+from .groups import GroupRecorder, read_address
+from .tracebacks import hide_own_frames, record_exception
+
+# The names that Kubeflow's Trainer uses.
+_ENV_STATUS_URL = "KUBEFLOW_TRAINER_SERVER_URL"
+_ENV_STATUS_TOKEN = "KUBEFLOW_TRAINER_SERVER_TOKEN"  # noqa: S105 # nosec B105
+_PROXY_VARIABLES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
+
+
+class _RankFiles(NamedTuple):
+    """The files of one rank in the runtime directory."""
+
+    worker: str
+    error: str
+    groups: str
+    collectives: str
+    metrics: str
+    stacks: str
+    output: str
+
+
+def _name_files(runtime: str, local_rank: str) -> _RankFiles:
+    return _RankFiles(
+        worker=os.path.join(runtime, "workers", f"{local_rank}.json"),
+        error=os.path.join(runtime, "errors", f"{local_rank}.json"),
+        groups=os.path.join(runtime, "groups", local_rank),
+        collectives=os.path.join(runtime, "groups", f"{local_rank}.collectives"),
+        metrics=os.path.join(runtime, "metrics", local_rank),
+        stacks=os.path.join(runtime, "stacks", local_rank),
+        output=os.path.join(runtime, "output", local_rank),
+    )
+
+
+def main(argv: Sequence[str]) -> NoReturn:
+    """Become the user's program. ``argv``: kind, local rank, target and the target's arguments."""
+    kind, local_rank, target = argv[:3]
+    args = list(argv[3:])
+    set_parent_death_signal(int(os.environ.pop(ENV_AGENT_PID, os.getppid())))
+    runtime = os.environ[ENV_RUNTIME_DIR]
+    files = _name_files(runtime, local_rank)
+    divert_output(files.output)
+    _remove_stale_files(files)
+
+    about = {
+        "pid": os.getpid(),
+        "rank": int(os.environ.get("RANK", "0")),
+        "localRank": int(local_rank),
+        "worldSize": int(os.environ.get("WORLD_SIZE", "1")),
+        "restart": int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")),
+        "started": time.time(),
+        "kind": kind,
+        "store": read_address(),
+        "run": os.environ.get("TORCHELASTIC_RUN_ID", ""),
+    }
+    write_json(files.worker, about)
+    slot = _open_slot(runtime, about)
+    _set_status_variables(runtime, local_rank)
+    if ENV_TRACKING_RUN in os.environ:
+        importlib.import_module(f"{__package__}.tracking").set_rank_variables()
+
+    _observe_children(runtime, int(local_rank))
+    if kind == "program":
+        _execute_program(target, args, files, about)
+    _enable_stacks(files.stacks)
+    groups = GroupRecorder(runtime, int(local_rank), files.collectives)
+    groups.start()
+    if slot is not None:
+        _count_steps(slot, groups)
+    _run_and_record(kind, target, args, files, about, groups)
+
+
+def _open_slot(runtime: str, about: dict[str, Any]) -> Any:
+    """Return this rank's counters, reset for this process; None if the launcher keeps none."""
+    try:
+        slot = counters.open_slot(runtime, about["localRank"])
+    except (OSError, ValueError):
+        return None
+    slot[counters.RANK] = about["rank"]
+    slot[counters.WORLD_SIZE] = about["worldSize"]
+    slot[counters.PID] = about["pid"]
+    return slot
+
+
+def _count_steps(slot: Any, groups: GroupRecorder) -> None:
+    """Count this rank's optimizer steps. The import takes milliseconds, which a job without counters does not need."""
+    from .steps import StepCounter
+
+    def claim() -> Any:
+        groups.note_step()
+        return counters.take_slot(slot)
+
+    StepCounter(slot, claim).start()
+
+
+def _observe_children(runtime: str, local_rank: int) -> None:
+    try:
+        importlib.import_module(f"{__package__}.child").set_python_path(runtime, local_rank)
+    except OSError:
+        pass  # the folder is full: their steps and groups stay invisible
+
+
+def _remove_stale_files(files: _RankFiles) -> None:
+    groups = glob.glob(f"{glob.escape(files.groups)}.*")
+    for path in (files.error, f"{files.output}.end", *groups, *(f"{files.metrics}.{page}" for page in PAGES)):
+        try:
+            os.unlink(path)
+        except OSError:
+            pass  # the former process left none
+
+
+def _execute_program(target: str, args: list[str], files: _RankFiles, about: dict[str, Any]) -> NoReturn:
+    try:
+        os.execvp(target, [target, *args])  # noqa: S606
+    except OSError as error:
+        # The launcher has found the program: what does not exist is its loader.
+        number = errno.ENOEXEC if error.errno == errno.ENOENT else error.errno
+        record_exception(OSError(number, error.strerror, target), files.error, about)
+        sys.stderr.write(f"{target}: {error.strerror}\n")
+        sys.stderr.flush()
+        os._exit(127 if error.errno == errno.ENOENT else 126)
+
+
+def _enable_stacks(path: str) -> None:
+    """Have this rank write its stack on STACK_SIGNAL, and on a crash in native code."""
+    import faulthandler
+
+    stacks = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    # Only the main thread: faulthandler walks the list of threads without a lock, so that a rank crashes if a thread
+    # ends meanwhile, such as that of a finished scrape (1 of 230 times). The kernel signals the main thread.
+    faulthandler.register(STACK_SIGNAL, file=stacks, all_threads=False, chain=False)
+    if sys.stderr is not None:
+        faulthandler.enable()
+
+
+def _run_and_record(
+    kind: str, target: str, args: list[str], files: _RankFiles, about: dict[str, Any], groups: GroupRecorder
+) -> NoReturn:
+    """Run the user's program; record its exception, but not those of forked children."""
+    pid = os.getpid()
+    try:
+        _run_python(kind, target, args)
+    except BaseException as error:
+        hide_own_frames()
+        if os.getpid() == pid:
+            if isinstance(error, SystemExit) and not error.code:
+                groups.close()
+            record_exception(error, files.error, about)
+        raise
+    if os.getpid() == pid:
+        groups.close()
+    raise SystemExit(0)
+
+
+def _run_python(kind: str, target: str, args: list[str]) -> None:
+    """Run the user's program as ``__main__``, as the interpreter itself would."""
+    import builtins
+    import types
+
+    main_module = types.ModuleType("__main__")
+    main_module.__dict__["__builtins__"] = builtins
+    main_module.__dict__["__loader__"] = None
+    bootstrap = sys.modules["__main__"]
+    sys.modules["__main__"] = main_module
+    if "__mp_main__" in sys.modules:  # the name under which multiprocessing's children know the main module
+        sys.modules["__mp_main__"] = main_module
+
+    sys.argv = [target, *args]
+    extends_path = not (sys.flags.isolated or getattr(sys.flags, "safe_path", False))
+    if kind == "module":
+        if extends_path:
+            sys.path.insert(0, os.getcwd())
+        sys.argv[0] = "-m"
+        importlib.import_module("runpy")._run_module_as_main(target)
+    elif kind == "code":
+        if extends_path:
+            sys.path.insert(0, "")
+        sys.argv[0] = "-c"
+        exec(compile(target, "<string>", "exec"), main_module.__dict__)  # noqa: S102 # nosec B102
+    elif os.path.isdir(target) or (not target.endswith(".py") and _is_archive(target)):
+        sys.path.insert(0, os.path.abspath(target))
+        importlib.import_module("runpy")._run_module_as_main("__main__", False)
+    else:
+        if extends_path:
+            sys.path.insert(0, os.path.dirname(os.path.realpath(target)))
+        _run_script(target, main_module)
+    del bootstrap  # keep the bootstrap's globals alive until the program has ended
+
+
+def _run_script(target: str, main_module: Any) -> None:
+    from importlib.machinery import SourceFileLoader
+
+    try:
+        target = os.path.abspath(target)
+        with open(target, "rb") as file:
+            source = file.read()
+    except OSError as error:
+        sys.stderr.write(f"{sys.executable}: can't open file {target!r}: [Errno {error.errno}] {error.strerror}\n")
+        raise SystemExit(2) from error
+    loader = SourceFileLoader("__main__", target)
+    vars(main_module).update(__file__=target, __cached__=None, __loader__=loader)
+    exec(compile(source, target, "exec"), main_module.__dict__)  # noqa: S102 # nosec B102
+
+
+def _is_archive(path: str) -> bool:
+    with open(path, "rb") as file:
+        return file.read(2) == b"PK"
+
+
+def _set_status_variables(runtime: str, local_rank: str) -> None:
+    """Set the variables with which a script finds the TrainerStatus endpoint, unless the pod sets its own."""
+    offer = read_json(os.path.join(runtime, TRAINER_STATUS_FILE))
+    if not offer or _ENV_STATUS_URL in os.environ:
+        return
+    os.environ[_ENV_STATUS_URL] = f"http://127.0.0.1:{offer['port']}/trainer-status/{local_rank}/{os.getpid()}"
+    os.environ[_ENV_STATUS_TOKEN] = offer["token"]
+    if not any(name in os.environ for name in _PROXY_VARIABLES):
+        return
+    for name in ("no_proxy", "NO_PROXY"):
+        os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1")))
+
+
+def divert_output(path: str) -> None:
+    """Write this worker's output to the pipe of the launcher's reader, if one reads it."""
+    try:
+        pipe = os.open(path, os.O_WRONLY | os.O_NONBLOCK)
+    except OSError:
+        return  # no reader has opened the pipe
+    os.set_blocking(pipe, True)
+    sys.stdout.flush()
+    os.dup2(pipe, 1)
+    os.dup2(pipe, 2)
+    os.close(pipe)

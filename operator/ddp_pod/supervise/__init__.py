@@ -1,0 +1,1 @@
+"""The first process of a pod, which starts and watches all others."""

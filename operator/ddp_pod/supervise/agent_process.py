@@ -1,0 +1,117 @@
+"""torchrun's agent from the launcher's side: its process, which a fork server forks, and the events that it reports."""
+
+import json
+import os
+import signal
+import socket
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+from ..base.pod import Pod
+from ..contract.plan import encode_config
+from ..contract.processes import kill
+from ..torchrun.channel import AgentEvent, AgentRequest
+from ..torchrun.fork_server import request_fork, start_fork_server
+
+
+class AgentProcess:
+    """The agent that runs now, or ran last, from the launcher's side.
+
+    ``status``: its exit code, negative for a signal; None while it runs. ``pid`` is 0 without an agent, and that of
+    ``server``, from which it is forked, until the agent has reported its own.
+    """
+
+    def __init__(self, pod: Pod, entry: Sequence[str], *, warm: bool) -> None:
+        self._pod = pod
+        self._entry = list(entry)
+        self._worker = self._entry[self._entry.index("worker") + 1 :] if warm else []
+        self.pid = 0
+        self.server = 0
+        self.rank_server = 0
+        self.status: int | None = None
+        self.channel: socket.socket | None = None  # None once the agent has closed its end
+        self._requests: socket.socket | None = None
+        self._unread = b""
+        self._early_signal = 0  # that its server received instead
+
+    def start(self, flags: Sequence[str], store_guard: int | None, restarts: int) -> None:
+        """Request an agent. The first one, and one after the server's end, waits for the import of torch.
+
+        ``restarts``: of the workers so far.
+        """
+        if self.channel is not None:
+            self.channel.close()
+        self.status = None
+        self._unread = b""
+        self._early_signal = 0
+        self.channel, theirs = socket.socketpair()
+        requests = self._start_server()
+        self.pid = self.server
+        self.rank_server = 0
+        request = AgentRequest(encode_config(self._pod), list(flags), self._entry, restarts)
+        guards = [] if store_guard is None else [store_guard]
+        with suppress(OSError):  # the server has ended, as the channel will show
+            request_fork(requests, request._asdict(), [theirs.fileno(), *guards])
+        theirs.close()
+        for guard in guards:
+            os.close(guard)
+        self.channel.setblocking(False)
+
+    def _start_server(self) -> socket.socket:
+        """Start a fork server, unless one runs. Returns the socket for requests."""
+        if self.server and self._requests is not None:
+            return self._requests
+        if self._requests is not None:
+            self._requests.close()
+        self.server, self._requests = start_fork_server(self._worker)
+        return self._requests
+
+    def reply(self, reply: Mapping[str, Any]) -> None:
+        """Reply to the agent's request, unless it has ended."""
+        with suppress(OSError):  # it has ended just now
+            if self.channel is not None:
+                self.channel.sendall(json.dumps(reply).encode() + b"\n")
+
+    def receive(self) -> list[AgentEvent]:
+        """Return the events that the agent has reported since the last call."""
+        while self.channel is not None:
+            try:
+                data = self.channel.recv(65536)
+            except BlockingIOError:
+                break
+            except OSError:
+                data = b""
+            if not data:
+                self.channel.close()
+                self.channel = None
+            self._unread += data
+        *lines, self._unread = self._unread.split(b"\n")
+        events: list[AgentEvent] = [json.loads(line) for line in lines]
+        for event in events:
+            if "server" in event:
+                self._note_start(event["pid"], event["server"])
+        if self.channel is None and not self.rank_server:
+            self.kill()  # the agent was never forked: its server's end counts as its own
+        return events
+
+    def _note_start(self, pid: int, server: int) -> None:
+        """Note an agent's process id. Forward a signal that its server received before the fork."""
+        server_pid = self.pid
+        self.pid = pid
+        self.rank_server = server
+        if self._early_signal and pid != server_pid:
+            kill(pid, self._early_signal)
+
+    def note_end(self, pid: int, status: int) -> None:
+        """Note that a child of the launcher has ended."""
+        if pid == self.pid:
+            self.status = os.waitstatus_to_exitcode(status)
+        if pid == self.server:
+            self.server = 0
+
+    def kill(self, number: int = signal.SIGKILL) -> None:
+        """Send a signal to the agent, also to one that is being forked."""
+        if not self.rank_server:
+            self._early_signal = number
+        kill(self.pid, number)

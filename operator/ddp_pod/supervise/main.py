@@ -1,0 +1,161 @@
+"""The subcommand ``run``: prepare the pod and supervise torchrun."""
+
+import dataclasses
+import importlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..base.delivered import add_delivered_packages
+from ..base.files import BOOTSTRAP, log
+from ..base.pod import (
+    Pod,
+    PodSetupError,
+    RuntimeDirectory,
+    add_pod_flags,
+    default_threads,
+    make_runtime_dir,
+    read_pod,
+)
+from ..contract.command_line import PythonLine, find_missing_program, split_python_line
+from ..contract.failure_record import Failure
+from ..contract.failure_table import EXIT_CODES
+from ..contract.names import (
+    ENV_COMPLETION_INDEX,
+    ENV_OMP_NUM_THREADS,
+    ENV_RENDEZVOUS_SECRET,
+    ENV_RUNTIME_DIR,
+    EXIT_RETRYABLE,
+    EXIT_USER_ERROR,
+)
+from ..contract.processes import adopt_orphans
+from ..failures.termination import finish
+from ..failures.text import advise_on_program
+from ..progress.line_steps import find_total
+from ..rank.tracebacks import describe
+from ..rank.tracking import start_tracking
+from .supervisor import Supervisor
+
+
+class _Arguments(NamedTuple):
+    """``run <torchrun flags> -- <command>``. ``line``: the Python command line; None for another program."""
+
+    flags: list[str]
+    command: list[str]
+    line: PythonLine | None
+
+
+def main(argv: Sequence[str], signals: list[int]) -> int:
+    """Run the pod. ``signals``: those received so far. Returns the exit code."""
+    index = os.environ.get(ENV_COMPLETION_INDEX, "")
+    pod_index = int(index) if index.isdigit() else 0
+    try:
+        arguments = _parse_arguments(argv)
+        runtime = make_runtime_dir()
+        pod = _prepare_pod(arguments, runtime, signals)
+    except PodSetupError as error:
+        failure = _build_failure(pod_index, error.exit_code, str(error), remedy=error.hint, traceback=error.output)
+        return finish(failure)
+    except ValueError as error:
+        return finish(_build_failure(pod_index, EXIT_USER_ERROR, str(error)))
+
+    _set_environment(pod)
+    add_delivered_packages(pod.runtime)
+    start_tracking(pod.runtime)
+    warm = _can_fork_ranks(pod, arguments.line)
+    flags = add_pod_flags(_complete_flags(arguments.flags, pod), pod)
+    try:
+        return Supervisor(pod, flags, _build_entry(arguments), signals, warm=warm).run()
+    except Exception as error:
+        bug = describe(error)
+        message = f"internal error of the launcher: {bug['type']}: {bug['message']}"
+        return finish(_build_failure(pod_index, EXIT_RETRYABLE, message, traceback=bug["traceback"]))
+    finally:
+        if runtime.is_temporary:
+            shutil.rmtree(runtime.path, ignore_errors=True)
+
+
+def _build_failure(pod_index: int, exit_code: int, message: str, *, remedy: str = "", traceback: str = "") -> Failure:
+    """Return the failure of a pod before its workers start. ``exit_code``: one of the launcher's."""
+    outcome = EXIT_CODES[exit_code]
+    return Failure(
+        category=outcome.category,
+        container_exit_code=outcome.exit_code,
+        secondary=outcome.secondary,
+        pod_index=pod_index,
+        exit_code=exit_code,
+        message=message,
+        traceback=traceback,
+        remedy=remedy,
+        time=time.time(),
+    )
+
+
+def _parse_arguments(argv: Sequence[str]) -> _Arguments:
+    """Split the arguments. Raises: ValueError."""
+    flags = list(argv[: argv.index("--")]) if "--" in argv else list(argv)
+    command = list(argv[len(flags) + 1 :])
+    if not command:
+        raise ValueError("no training command after --")
+    line = None if "--no-python" in flags else split_python_line(command)
+    return _Arguments(flags, command, line)
+
+
+def _prepare_pod(arguments: _Arguments, runtime: RuntimeDirectory, signals: list[int]) -> Pod:
+    """Read the pod, unpack its code and check that the program can start. Raises: PodSetupError, ValueError."""
+    pod = read_pod(os.environ, runtime.path)
+    if pod.code is not None:
+        importlib.import_module("..transfer.code", __package__).prepare_code(pod.code, signals)
+    problem = find_missing_program(arguments.line, arguments.command)
+    if problem:
+        raise PodSetupError(problem.message, problem.remedy or advise_on_program(pod.code))
+    epochs = find_total(arguments.command, epochs=True)
+    steps = find_total(arguments.command, epochs=False)
+    return dataclasses.replace(pod, epochs=pod.epochs or epochs, steps=steps)
+
+
+def _set_environment(pod: Pod) -> None:
+    """Set the variables of torchrun and the ranks."""
+    for name in [name for name in os.environ if name.startswith("PET_")]:
+        del os.environ[name]  # torchrun would take defaults of its flags from them
+    os.environ.pop(ENV_RENDEZVOUS_SECRET, None)
+    threads = default_threads(pod.nproc_per_node)
+    if threads:
+        os.environ.setdefault(ENV_OMP_NUM_THREADS, threads)
+    os.environ.setdefault("PYTHONUNBUFFERED", "1")
+    os.environ[ENV_RUNTIME_DIR] = pod.runtime
+
+
+def _complete_flags(flags: Sequence[str], pod: Pod) -> list[str]:
+    """Return torchrun's flags, among them a log folder."""
+    complete = [flag for flag in flags if flag != "--no-python"]
+    if not any(flag.startswith("--log-dir") for flag in complete):
+        complete.append(f"--log-dir={os.path.join(pod.runtime, 'torchrun')}")
+    return complete
+
+
+def _build_entry(arguments: _Arguments) -> list[str]:
+    """Return the command that torchrun starts for each rank: the shim with the user's program."""
+    line = arguments.line
+    if line is None:
+        return [sys.executable, "-u", BOOTSTRAP, "worker", "program", "${local_rank}", *arguments.command]
+    interpreter = [sys.executable, "-u", *line.flags]
+    return [*interpreter, BOOTSTRAP, "worker", line.kind, "${local_rank}", line.target, *line.args]
+
+
+def _can_fork_ranks(pod: Pod, line: PythonLine | None) -> bool:
+    """Decide whether to fork ranks from a process with PyTorch, and make this process the subreaper of all others."""
+    has_subreaper = adopt_orphans()
+    if not pod.warm_start or line is None:
+        return False
+    if set(line.flags) - {"-u"}:
+        obstacle = f"the command has options of the interpreter, {' '.join(line.flags)}"
+    elif not has_subreaper:
+        obstacle = "this system has no child subreapers"
+    else:
+        return True
+    log(f"ranks start in fresh interpreters, and each imports PyTorch: {obstacle}")
+    return False

@@ -1,0 +1,651 @@
+"""Supervise one pod: start torchrun's agent, watch it, forward signals, and report how it ended."""
+
+import dataclasses
+import json
+import math
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+from ..base.files import log, try_write_json
+from ..base.pod import Pod
+from ..contract.failure_record import Failure, encode_message
+from ..contract.group_facts import parse_group_facts
+from ..contract.names import (
+    COMMENT_GROUPS,
+    ENV_CHECKPOINT_DIR,
+    ENV_LIFELINE_FD,
+    ENV_PORT_FILE,
+    LAUNCHER_PHASES,
+    METRIC_CHECKPOINT_STEP,
+    METRIC_LAUNCHER_PHASE,
+    METRIC_LAUNCHER_RESTARTS,
+    METRIC_RESTART_STEP,
+    STOPPING_FILE,
+)
+from ..contract.processes import STOP_SIGNALS, find_family, kill, list_children, process_state
+from ..failures.agent_failure import (
+    RUN_OVER,
+    STORE_ERRORS,
+    STORE_PROBLEMS,
+    UNREACHABLE,
+    AgentEnd,
+    build_absence_failure,
+    build_store_failure,
+    examine_agent_exit,
+)
+from ..failures.rank_ends import find_remaining_processes
+from ..failures.restarts import InPlaceRestarts
+from ..failures.rules import WorkerEnd
+from ..failures.termination import complete_worker_failure, conclude
+from ..failures.worker_failure import EndedPeers, examine_worker, find_root_cause
+from ..network.master import count_connections, wait_for_master
+from ..network.preflight import PreflightReport, build_preflight_rows, decode_preflight, describe_preflight
+from ..network.unreachable import UnreachablePeers
+from ..progress.counted_pages import create_counters
+from ..progress.metrics import MetricsEndpoint
+from ..progress.output import OutputReader
+from ..progress.trainer_status import TrainerStatus
+from ..rank.tracking import build_tracking_rows
+from ..torchrun.channel import RELEASE, AgentEvent
+from ..transfer.checkpoints import NEWEST, CheckpointMirror
+from ..transfer.memory import build_memory_rows, find_memory_folder, remove_memory, save_copies
+from ..transfer.shards import has_shards, wait_for_shards
+from ..watchdog.groups import GroupMonitor
+from ..watchdog.monitor import StallMonitor
+from ..watchdog.stall import decode_job_stall
+from .agent_process import AgentProcess
+
+_OUTPUT_FLAGS = ("--tee", "-t", "--redirects", "-r", "--logs-specs")
+_ENV_LOG_PREFIX = "DDP_LOG_PREFIX"  # set by the user: 0 writes lines without the rank as prefix
+_SECONDS_AFTER_GRACE = 30.0  # by which the pod's grace period is longer than the workers', or a quarter of the whole
+_SECONDS_WITHOUT_WORKERS = 1.0  # after which a stopping agent is killed
+_SECONDS_TO_LEAVE = 5.0  # the same in an elastic job, whose agent first leaves the rendezvous
+_LINGER_SECONDS = 3.0
+_LINGER_SECONDS_AFTER_FAILURE = 1.0
+_SECONDS_TO_END_PROCESSES = 5.0
+
+
+class _MasterCheck(NamedTuple):
+    """The end of a wait for the master. ``channel``: of the agent that waits; ``problem``: None if it is reachable."""
+
+    channel: Any
+    problem: str | None
+
+
+class Supervisor:
+    """Holds a pod's processes together. ``signals``: those received so far, extended by its signal handlers."""
+
+    def __init__(self, pod: Pod, flags: list[str], entry: list[str], signals: list[int], *, warm: bool) -> None:
+        self.pod = pod
+        self._flags = flags
+        self._signals = signals
+        self._phase = LAUNCHER_PHASES[0]
+        self._end = AgentEnd()
+        self._has_finished = False  # whether all ranks of this pod have exited with 0, and wait for those of other pods
+        self._final: list[Failure] = []  # failures that had decided the pod's end before it was asked to stop
+        self._preflight: PreflightReport | None = None
+        self._mirror = CheckpointMirror(pod) if pod.checkpoint else None
+        self._has_master = False  # whether the agent waits only for the checkpoints
+        self._agent_waits = False  # for a snapshot
+        self._release_at = 0.0  # the earliest time, after restarts in a row
+        self._resumed = 0  # the last restart during which the agent was killed
+        self._master_checks: list[_MasterCheck] = []  # finished and not handled yet
+        self._finds_shards = False  # whether a pod other than pod 0 has shards, which it must upload
+        self._signalled_at: float | None = None  # the first stop signal
+        self._stop_deadline: float | None = None  # for the workers
+        self._finish_by: float | None = None  # before the kubelet kills the pod
+        self._idle_since: float | None = None  # since when the stopping agent has had no worker
+        self._agent = AgentProcess(pod, entry, warm=warm)
+        self._store = 0
+        self._store_guard: int | None = None
+        uses_torchrun_logs = any(flag.startswith(_OUTPUT_FLAGS) for flag in flags)  # they override the reader's prefix
+        marked = pod.nproc_per_node > 1 and not uses_torchrun_logs and os.environ.get(_ENV_LOG_PREFIX) != "0"
+        # The log may show the progress, and its last lines the cause of a failure without an exception.
+        self._reads_output = bool(pod.log_patterns) or not uses_torchrun_logs
+        self._counters = create_counters(pod)
+        self._reader = OutputReader(pod, marked=marked, counters=self._counters)
+        self._trainer_status = TrainerStatus(pod, self._counters)
+        self.metrics = MetricsEndpoint(pod.runtime, self._own_page, self._trainer_status.receive, self._counters)
+        self._unreachable = UnreachablePeers(pod)
+        self.metrics.comments = self._build_comments
+        self._restarts = InPlaceRestarts(pod, self.metrics)
+        self._stalls = StallMonitor(pod, self.metrics, is_stopping=lambda: self._stop_deadline is not None)
+        self._groups = GroupMonitor(pod, self.metrics)
+        self._wake, self._wake_end = os.pipe()
+        os.set_blocking(self._wake, False)
+        os.set_blocking(self._wake_end, False)
+        self._lifeline = int(os.environ.pop(ENV_LIFELINE_FD, None) or -1)
+        if self._lifeline >= 0:
+            os.set_inheritable(self._lifeline, False)
+        self._handlers: dict[str, Callable[[AgentEvent], None]] = {
+            "phase": lambda event: self._enter(event["phase"]),
+            "preflight": self._on_preflight,
+            "store": self._on_store,
+            "snapshot": self._on_snapshot,
+            "board": self._on_job_stall,
+            "wait": self._on_group_wait,
+            "failures": self._on_failures,
+            "peers": self._on_peers,
+            "count": self._on_count,
+            "finished": self._on_finished,
+            "restart": self._on_restart,
+            "result": self._on_result,
+        }
+
+    def run(self) -> int:
+        """Run the pod to its end. Returns the exit code."""
+        signal.set_wakeup_fd(self._wake_end, warn_on_full_buffer=False)
+        for number in (*STOP_SIGNALS, signal.SIGUSR1):
+            signal.signal(number, self._receive_signal)
+        signal.signal(signal.SIGCHLD, lambda received, frame: None)
+        os.write(self._wake_end, b"\0")  # handle signals received before
+        if self._reads_output:
+            self._reader.start()
+        if self._mirror is not None:
+            self._mirror.request(claim=self.pod.node == 0, fetch=NEWEST)
+        self._start_agent()
+        self._serve_metrics()
+        threading.Thread(target=self._stalls.run, daemon=True, name="watchdog").start()
+        threading.Thread(target=self._groups.run, daemon=True, name="process groups").start()
+        self._unreachable.start()
+        if self._mirror is not None and self.pod.node != 0:
+            threading.Thread(target=self._wait_for_shards, daemon=True, name="shards").start()
+        while True:
+            self._release_agent()
+            while self._agent.status is None:
+                self._step()
+            self._receive()
+            if not self._may_start_again():
+                break
+            self._start_agent()
+        self._linger()
+        own = {self._store, self._agent.server, self._agent.rank_server, *self._helpers}
+        remaining = find_remaining_processes(list_children() - own)
+        self._end_processes(keep=self._helpers)
+        self._save_memory()
+        unsaved = self._finish_uploads()
+        self._end_processes(keep={self._reader.pid})
+        self._reader.finish(self._reap)
+        self._enter("Done")
+        return conclude(
+            self.pod,
+            self._end,
+            self._agent.status or 0,
+            self._restarts,
+            self.metrics,
+            stopped=self._stop_deadline is not None,
+            final=self._final,
+            unsaved=unsaved,
+            uploads=self._mirror.values() if self._mirror is not None else {},
+            remaining=remaining,
+            finished=self._has_finished,
+            groups=self._groups.finish(),
+            awaited=self._stalls.build_awaited(),
+        )
+
+    @property
+    def _helpers(self) -> set[int]:
+        """Processes that outlive an agent."""
+        return {self._reader.pid, self._mirror.pid if self._mirror is not None else 0}
+
+    # -- the agent
+
+    def _may_start_again(self) -> bool:
+        """Decide whether to start another agent: this one was killed, or lost its store. Counts the restart."""
+        lost = self._end.reason in STORE_ERRORS
+        killed = not self._end.result and (self._agent.status or 0) < 0
+        if self._stop_deadline is not None or not (lost or killed):
+            return False
+        # A restart of the workers that was interrupted is counted already, unless it is interrupted again.
+        under_way = self._phase == "Rendezvous" and self._restarts.count > self._resumed
+        if not under_way and not self._restarts.spend():
+            return False
+        self._resumed = self._restarts.count
+        self._release_at = time.monotonic() + self._restarts.delay
+        failure = self._end.failure or examine_agent_exit(self.pod, self._agent.status or 0)
+        self._restarts.reason = failure.message
+        self._restarts.forget()
+        if not under_way:
+            self._publish_failure(failure)
+        log(f"restarting torchrun's agent, restart {self._restarts.count}: {failure.message}")
+        self._end_processes(keep={self._store, self._agent.server, *self._helpers})
+        self._end = AgentEnd()
+        return True
+
+    def _start_agent(self) -> None:
+        guard: int | None = None
+        if self.pod.is_multi_node and self.pod.node == 0 and not self._store:
+            guard, self._store_guard = os.pipe()
+        self._agent_waits = False
+        self._has_finished = False
+        flags = [*self._flags, f"--max-restarts={self._restarts.left}"]
+        self._agent.start(flags, guard, self._restarts.count)
+
+    def _release_agent(self) -> None:
+        """Release the agent when the master is reachable and the checkpoints are ready; meanwhile it imports torch."""
+        self._has_master = not self.pod.is_multi_node
+        if self.pod.is_multi_node:
+            self._enter("WaitingForMaster")
+            wait = threading.Thread(target=self._wait_for_master, args=(self._agent.channel,), daemon=True)
+            wait.start()
+        self._release_if_ready()
+
+    def _release_if_ready(self) -> None:
+        is_early = time.monotonic() < self._release_at
+        if self._has_master and not is_early and (self._mirror is None or self._mirror.ready):
+            self._has_master = False  # release it once
+            self._agent.reply(RELEASE)
+
+    def _wait_for_master(self, channel: Any) -> None:
+        port = None if self.pod.node == 0 else self.pod.port
+        timeout = self.pod.join_timeout_seconds
+        problem = wait_for_master(self.pod.master, port, timeout, self._unreachable.record_master)
+        self._master_checks.append(_MasterCheck(channel, problem))
+        os.write(self._wake_end, b"\0")
+
+    # -- watching
+
+    def _step(self) -> None:
+        """Wait for the next event of any kind and handle it."""
+        ready = select.select(self._list_watched(), [], [], self._find_timeout())[0]
+        self._follow_mirror(ready)
+        if self._wake in ready:
+            os.read(self._wake, 4096)
+        if self._agent.channel in ready:
+            self._receive()
+        if self._lifeline in ready and not os.read(self._lifeline, 1):
+            self._agent.kill()
+            os._exit(137)
+        while self._signals:
+            self._on_signal(self._signals.pop(0))
+        while self._master_checks:
+            self._on_master_check(self._master_checks.pop())
+        self._release_if_ready()
+        self._enforce_stop()
+        self._reap()
+
+    def _list_watched(self) -> list[Any]:
+        """Return the descriptors and sockets to wait for."""
+        watched: list[Any] = [self._wake]
+        if self._agent.channel is not None:
+            watched.append(self._agent.channel)
+        if self._lifeline >= 0:
+            watched.append(self._lifeline)
+        if self._mirror is not None and self._mirror.channel is not None:
+            watched.append(self._mirror.channel)
+        return watched
+
+    def _find_timeout(self) -> float | None:
+        """Return after how many seconds to check deadlines; None if there is no deadline."""
+        if self._stop_deadline is not None:
+            return max(0.0, min(0.2, self._stop_deadline - time.monotonic()))
+        seconds_to_release = self._release_at - time.monotonic()
+        if self._has_master and seconds_to_release > 0:
+            return seconds_to_release
+        if self._mirror is not None and self._mirror.is_busy:
+            return 1.0
+        return None
+
+    def _on_master_check(self, check: _MasterCheck) -> None:
+        if check.channel is not self._agent.channel:
+            return  # of a former agent
+        if check.problem is None:
+            self._has_master = True
+            self._release_if_ready()
+        else:
+            self._end = AgentEnd("error", build_absence_failure(self.pod, check.problem))
+            self._agent.kill()
+
+    def _enforce_stop(self) -> None:
+        """Kill a stopping agent when the grace period is over, or when it has no worker any more."""
+        if self._stop_deadline is None:
+            return
+        if time.monotonic() >= self._stop_deadline:
+            log("grace period is over: killing the workers")
+            self._stop_deadline = math.inf
+            self._agent.kill()
+        elif self._has_no_workers():
+            self._agent.kill()  # it waits for the other pods and does not react to signals
+
+    def _has_no_workers(self) -> bool:
+        """Return whether the agent has had no running worker for a while."""
+        now = time.monotonic()
+        helpers = {self._agent.pid, self._agent.rank_server, self._store}
+        if any(process_state(pid) for pid in find_family(self._agent.pid) if pid not in helpers):
+            self._idle_since = None
+        elif self._idle_since is None:
+            self._idle_since = now
+        limit = _SECONDS_TO_LEAVE if self.pod.regroups else _SECONDS_WITHOUT_WORKERS
+        return self._idle_since is not None and now - self._idle_since > limit
+
+    def _receive_signal(self, number: int, frame: Any) -> None:
+        self._signals.append(number)
+        if number in STOP_SIGNALS and self._signalled_at is None:
+            self._signalled_at = time.monotonic()
+
+    def _set_deadlines(self) -> None:
+        """Set the ends of the workers and of the pod's own work within the pod's grace period, from the signal on."""
+        began = time.monotonic() if self._signalled_at is None else self._signalled_at
+        reserve = min(_SECONDS_AFTER_GRACE, max(0.0, self.pod.grace / 3 - 1))
+        self._stop_deadline = began + self.pod.grace + reserve / 6
+        self._finish_by = began + self.pod.grace + reserve / 2
+
+    def _on_signal(self, number: int) -> None:
+        if number == signal.SIGUSR1:
+            threading.Thread(target=self._stalls.log_stacks, daemon=True).start()
+            return
+        if self._stop_deadline is not None:
+            if number == signal.SIGINT:
+                self._stop_deadline = time.monotonic()
+            return
+        self._final = self._restarts.read_final_failures(running=self._phase == "Running")
+        log(f"{signal.Signals(number).name}: stopping; the workers have {self.pod.grace:g} s to save and exit")
+        self._enter("Stopping")
+        try_write_json(os.path.join(self.pod.runtime, STOPPING_FILE), number)
+        self._set_deadlines()
+        self._agent.kill(signal.SIGTERM)
+
+    def _reap(self) -> None:
+        while True:
+            try:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+            except ChildProcessError:
+                return
+            if pid == 0:
+                return
+            self._receive()  # an agent that has ended may have reported its pid just before
+            self._agent.note_end(pid, status)
+            if pid == self._store:
+                self._store = 0
+            if pid == self._reader.pid:
+                self._reader.pid = 0
+            if self._mirror is not None:
+                self._mirror.note_end(pid)
+
+    def _receive(self) -> None:
+        for event in self._agent.receive():
+            self._on_event(event)
+
+    def _on_event(self, event: AgentEvent) -> None:
+        for key, handle in self._handlers.items():
+            if key in event:
+                handle(event)
+
+    def _on_preflight(self, event: AgentEvent) -> None:
+        self._preflight = decode_preflight(event["preflight"])
+        log(describe_preflight(self._preflight))
+
+    def _on_store(self, event: AgentEvent) -> None:
+        self._store = event["store"]
+
+    def _on_snapshot(self, event: AgentEvent) -> None:
+        """Make the checkpoint folder equal the snapshot with which the pods start a round; they upload it before."""
+        if self._mirror is None:
+            return
+        self._agent_waits = True
+        snapshot = event["snapshot"]
+        if self.pod.node == 0:
+            self._mirror.request(flush=True, align=True)
+        elif snapshot is None:
+            if has_shards(self._checkpoint_folder):
+                self._mirror.request(claim=True, flush=True)
+        elif self._mirror.is_uploading:
+            self._mirror.request(fetch=snapshot or None, align=True)
+        elif snapshot != self._mirror.snapshot:
+            self._mirror.request(fetch=snapshot)
+        self._follow_mirror([])
+
+    def _on_job_stall(self, event: AgentEvent) -> None:
+        self._stalls.job_stall = decode_job_stall(event["board"])
+
+    def _on_group_wait(self, event: AgentEvent) -> None:
+        self._groups.job_wait = parse_group_facts(event["wait"])
+
+    def _on_failures(self, event: AgentEvent) -> None:
+        ended_peers = EndedPeers() if self.pod.elastic else EndedPeers(*event["ended"])
+        failures = [examine_worker(self.pod, WorkerEnd(**end), ended_peers) for end in event["failures"]]
+        failures = [self._groups.explain(failure) for failure in failures]
+        stopping = self._stop_deadline is not None
+        awaited = self._stalls.build_awaited()
+        restarts = self._restarts.observe(failures, awaited, stopping=stopping, run_step=event["step"])
+        # Pods that have ended join no further round: it would only time out.
+        restarts = restarts and not ended_peers.pods
+        self._agent.reply({"restart": restarts, "knowsCause": self._restarts.knows_cause})
+
+    def _on_peers(self, event: AgentEvent) -> None:
+        """Record a hang before other pods' request to restart: the agent then reports it as this pod's failure."""
+        self._stalls.record_hang()
+        self._agent.reply({})
+
+    def _on_count(self, event: AgentEvent) -> None:
+        self._restarts.note_round(event["count"], explained=event["explained"])
+        self._agent.reply({"end": self._restarts.is_over})
+
+    def _on_finished(self, event: AgentEvent) -> None:
+        self._has_finished = True
+
+    def _on_restart(self, event: AgentEvent) -> None:
+        """Count a restart of the workers by torchrun, and publish the failure that it follows."""
+        failures = self._restarts.failures
+        if not failures and not event["restart"]:
+            self._stalls.log_stacks()
+        self._restarts.count_in_place(has_cause=event["restart"], run_step=event["step"])
+        delay = self._restarts.delay
+        wait = f" in {delay:g} s" if delay else ""
+        log(f"restarting the workers in the same pods{wait}, restart {self._restarts.count}: {self._restarts.reason}")
+        if failures:
+            root_cause = find_root_cause(failures)
+            self._publish_failure(complete_worker_failure(root_cause, self._restarts, self.metrics, progress={}))
+        self._restarts.forget()
+        self._groups.forget()
+        self._stalls.forget()
+        self._agent.reply({"delay": delay})
+
+    def _on_result(self, event: AgentEvent) -> None:
+        if not self._end.result:
+            failure = event.get("failure")
+            self._end = AgentEnd(event["result"], Failure.from_json(failure) if failure else None)
+            if self._end.reason in RUN_OVER:
+                self._restarts.count = self._restarts.completed
+
+    def _publish_failure(self, failure: Failure) -> None:
+        """Publish the failure that caused the last restart on the pod's page."""
+        failure = dataclasses.replace(failure, restarts=self._restarts.count)
+        self._restarts.last_failure = failure
+        self.metrics.last_failure = encode_message(failure.to_json())
+
+    def _enter(self, phase: str) -> None:
+        if phase == "Running":
+            self._restarts.began = time.monotonic()
+            self._restarts.completed = self._restarts.count
+        if self._stop_deadline is None or phase == "Done":
+            self._phase = phase
+
+    # -- metrics
+
+    def _serve_metrics(self) -> None:
+        port_file = os.environ.get(ENV_PORT_FILE)
+        port = self._listen(has_port_file=bool(port_file))
+        if port is None:
+            return
+        self._trainer_status.offer(port)
+        if port_file:
+            try_write_json(port_file, port)
+
+    def _listen(self, *, has_port_file: bool) -> int | None:
+        """Serve the metrics on the pod's port. Returns the port in use, None if there is none.
+
+        With a port file any free port will do: on a shared machine another process may use the port of an ended pod.
+        """
+        port = self.pod.metrics_port
+        host = "127.0.0.1" if self.pod.local else ""
+        try:
+            return self.metrics.serve(port, host)
+        except OSError as error:
+            problem = error
+        if has_port_file and port:
+            try:
+                free_port = self.metrics.serve(0, host)
+            except OSError as error:
+                problem = error
+            else:
+                log(f"metrics are on port {free_port}: cannot listen on {port}: {problem.strerror}")
+                return free_port
+        remedy = "set spec.metrics.port to a port that no other container of the pod uses"
+        log(f"no metrics: cannot listen on port {port}: {problem.strerror}; {remedy}")
+        return None
+
+    def _build_comments(self) -> str:
+        problem = self._mirror.build_comment() if self._mirror is not None else ""
+        facts = self._groups.facts
+        groups = f"{COMMENT_GROUPS}{json.dumps(facts.to_json())}\n" if facts is not None else ""
+        return problem + self._unreachable.build_comment() + groups
+
+    def _own_page(self) -> str:
+        phases = [f'{METRIC_LAUNCHER_PHASE}{{phase="{name}"}} {int(name == self._phase)}' for name in LAUNCHER_PHASES]
+        rows = [
+            f"# HELP {METRIC_LAUNCHER_PHASE} What this pod's launcher is doing; one of its series is 1.",
+            f"# TYPE {METRIC_LAUNCHER_PHASE} gauge",
+            *phases,
+            f"# HELP {METRIC_LAUNCHER_RESTARTS} How often torchrun restarted the workers in this pod.",
+            f"# TYPE {METRIC_LAUNCHER_RESTARTS} counter",
+            f"{METRIC_LAUNCHER_RESTARTS} {self._restarts.count}",
+            *self._build_restart_step(),
+            *build_preflight_rows(self._preflight),
+            *build_tracking_rows(self.pod.runtime),
+            *(self._mirror.build_rows() if self._mirror is not None else []),
+            *self._stalls.build_rows(),
+            *build_memory_rows(find_memory_folder(self.pod.node, os.environ)),
+        ]
+        return "\n".join(rows)
+
+    def _build_restart_step(self) -> list[str]:
+        step = self._restarts.last_step
+        if step is None:
+            return []
+        return [
+            f"# HELP {METRIC_RESTART_STEP} Step of the run at the last restart in the same pods.",
+            f"# TYPE {METRIC_RESTART_STEP} gauge",
+            f"{METRIC_RESTART_STEP} {step:.0f}",
+        ]
+
+    # -- checkpoints in a store
+
+    def _follow_mirror(self, ready: Sequence[Any]) -> None:
+        """Handle the events of the mirror process, and the end of its last request."""
+        mirror = self._mirror
+        if mirror is None:
+            return
+        if mirror.channel is not None and mirror.channel in ready:
+            for event in mirror.receive():
+                if event.end:
+                    self._abort(event.end, event.message)
+        if not mirror.is_busy and self._finds_shards and not mirror.is_uploading:
+            mirror.request(claim=True)
+        if not mirror.is_busy:
+            self._release_if_ready()
+            if self._agent_waits:
+                self._agent_waits = False
+                self._agent.reply({"snapshot": mirror.snapshot})
+            return
+        has_timed_out = time.monotonic() - mirror.requested_at > self.pod.join_timeout_seconds
+        if has_timed_out and self._agent.status is None:
+            reason = mirror.problem or "it takes longer than spec.rendezvous.joinTimeoutSeconds"
+            self._abort(UNREACHABLE, f"cannot synchronize the checkpoint folder with {mirror.url}: {reason}")
+
+    @property
+    def _checkpoint_folder(self) -> str:
+        return os.environ.get(ENV_CHECKPOINT_DIR, "")
+
+    def _wait_for_shards(self) -> None:
+        wait_for_shards(self._checkpoint_folder)
+        self._finds_shards = True
+        os.write(self._wake_end, b"\0")
+
+    def _abort(self, kind: str, message: str) -> None:
+        """End the workers: without the store their progress would be lost, or their states would differ."""
+        self._end = AgentEnd("error", build_store_failure(self.pod, kind, message))
+        log(message)
+        if self._agent.status is None:
+            self._agent.kill()
+
+    # -- the end
+
+    def _save_memory(self) -> None:
+        """Save the copies in memory for the next attempt, and delete them."""
+        succeeded = self._end.result == "ok"
+        if not succeeded:
+            step = self.metrics.progress().get(METRIC_CHECKPOINT_STEP, -1.0)
+            deadline = time.monotonic() + self.pod.grace if self._finish_by is None else self._finish_by
+            save_copies(self.pod.node, os.environ, checkpoint_step=step, deadline=deadline)
+        remove_memory(self.pod.node, os.environ, succeeded=succeeded)
+
+    def _finish_uploads(self) -> str:
+        """Upload the workers' last checkpoint. Returns the missing part of the store; empty if it is complete.
+
+        The limit is the workers' grace period for a pod that was stopped or has failed, and the watchdog's time for a
+        checkpoint for one that succeeded.
+        """
+        mirror = self._mirror
+        if mirror is None or not mirror.ready or self._has_store_problem:
+            return ""
+        if self.pod.node != 0 and not has_shards(self._checkpoint_folder):
+            return ""
+        start = time.monotonic()
+        succeeded = self._end.result == "ok"
+        limit = self.pod.grace
+        if succeeded and self.pod.watchdog is not None:
+            limit = self.pod.watchdog.checkpoint_seconds
+        mirror.request(claim=self.pod.node != 0, flush=True)
+        while mirror.is_busy and not self._has_store_problem:
+            self._note_stop_signals()
+            deadline = start + limit if self._finish_by is None else self._finish_by
+            if mirror.channel is None or time.monotonic() >= deadline:
+                mirror.close()
+                log(mirror.describe_unsaved())
+                return mirror.describe_unsaved()
+            watched: list[Any] = [self._wake, mirror.channel]
+            ready = select.select(watched, [], [], 0.2)[0]
+            if self._wake in ready:
+                os.read(self._wake, 4096)
+            self._follow_mirror(ready)
+            self._reap()
+        mirror.close()
+        return ""
+
+    @property
+    def _has_store_problem(self) -> bool:
+        return self._end.reason in STORE_PROBLEMS
+
+    def _note_stop_signals(self) -> None:
+        """Set the deadline for signals that arrive after the end of the agent."""
+        while self._signals:
+            if self._signals.pop(0) in STOP_SIGNALS and self._stop_deadline is None:
+                self._set_deadlines()
+
+    def _linger(self) -> None:
+        """Keep the store until the other pods' agents have closed their connections, which would fail otherwise."""
+        failed = self._agent.status != 0 and self._stop_deadline is None
+        deadline = time.monotonic() + (_LINGER_SECONDS_AFTER_FAILURE if failed else _LINGER_SECONDS)
+        while self._store and time.monotonic() < deadline and count_connections(self.pod.port) > 1:
+            time.sleep(0.02)  # one connection is the store's own
+
+    def _end_processes(self, keep: set[int]) -> None:
+        """End all children, among them adopted orphans and the store, except those in ``keep``."""
+        if self._store_guard is not None and (not self._store or self._store not in keep):
+            os.close(self._store_guard)
+            self._store_guard = None
+        deadline = time.monotonic() + _SECONDS_TO_END_PROCESSES
+        while time.monotonic() < deadline:
+            self._reap()
+            children = list_children() - keep  # empty on systems other than Linux, where torchrun ends its workers
+            if not children:
+                return
+            for pid in children:
+                kill(pid, signal.SIGKILL)
+            time.sleep(0.005)

@@ -1,0 +1,350 @@
+"""torchrun's agent of one pod: a subclass of torch's that reports to the launcher and restarts as the launcher decides.
+
+It overrides methods that torch documents for subclasses, and uses public names otherwise.
+"""
+
+import dataclasses
+import inspect
+import os
+import signal
+import socket
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+from torch.distributed import run as torchrun
+from torch.distributed.elastic.agent.server.api import RunResult, Worker, WorkerGroup, WorkerSpec, WorkerState
+from torch.distributed.elastic.agent.server.local_elastic_agent import LocalElasticAgent
+from torch.distributed.elastic.multiprocessing import SignalException
+
+from ..base.files import log
+from ..base.pod import Pod
+from ..contract.names import STOPPING_FILE
+from ..failures.agent_failure import ArgumentError, CauseUnknownError
+from ..failures.rules import WorkerEnd
+from ..failures.worker_failure import EndedPeers, examine_worker, list_error_files, remove_error_files
+from ..network.preflight import PreflightError, find_fatal, run_preflight
+from ..transfer.memory import wait_for_copies
+from .channel import AgentEvent, LauncherChannel
+from .fork_server import RankForker
+from .membership import GroupSize
+from .ranks import ForkedRanks, ForkingLogs, RankProcesses, RanksForked, handle_stop_signals, hold_stop_signals
+from .rendezvous import STATIC, PodRendezvous, TrainingOver
+from .round_state import RoundState
+
+_SECONDS_TO_STOP = 30.0  # for ranks that have nothing to save, and at least for a rank to end after its exception
+_SECONDS_TO_PRINT = 0.5  # that a rank has for its traceback, while peers wait for its end
+_SECONDS_FOR_CAUSE = 20.0  # that ranks without a failure continue while peers only report that they lost one
+_SECONDS_FOR_PEERS = 300.0  # that a pod whose ranks have ended waits for those of its peers
+_SECONDS_FOR_PEERS_OF_RANK_0 = 5.0  # the same if the success of rank 0 is enough
+
+
+class PodAgent(LocalElasticAgent):
+    """The agent of a pod. Without ``ForkingLogs`` torchrun starts its ranks, as interpreters.
+
+    The launcher decides about restarts after failures. ``restarts``: of the pod's ranks by former agents.
+    """
+
+    def __init__(
+        self,
+        pod: Pod,
+        rendezvous: PodRendezvous,
+        launcher: LauncherChannel,
+        restarts: int,
+        spec: WorkerSpec,
+        **options: Any,
+    ) -> None:
+        super().__init__(spec, **options)
+        self._pod = pod
+        self._pod_rendezvous = rendezvous
+        self._launcher = launcher
+        self._restarts = restarts
+        self._ranks = RankProcesses({})
+        self._round_state: Any = None  # of the current round
+        self._recorded: dict[int, float] = {}  # since when a running rank has an error file, by local rank
+        self._cause_deadline: float | None = None  # while a rank of this pod may be the cause of lost peers
+        self._peers_wait = False  # whether other pods have requested a restart of the present ranks
+        self._delay = 0.0  # seconds before the next round
+        self._wait: Any = None  # of the job's ranks for their process group, as reported last
+        handle_stop_signals()
+
+    # -- start
+
+    def _rendezvous(self, worker_group: WorkerGroup) -> None:
+        self._launcher.report({"phase": "Rendezvous"})
+        rendezvous = self._pod_rendezvous
+        rendezvous.restarts = self._restarts
+        if self._delay:
+            with suppress(RuntimeError):  # the store has ended, as the rendezvous will report
+                rendezvous.request_restart(knows_cause=rendezvous.knows_cause)
+            time.sleep(self._delay)
+        super()._rendezvous(worker_group)
+        self._wait = None
+        self._round_state = RoundState(self._pod, rendezvous.share(), len(rendezvous.current.members))
+        self._restarts = rendezvous.current.restarts
+        event = {"count": self._restarts, "explained": rendezvous.current.explained}
+        if self._launcher.request(event).get("end"):
+            raise CauseUnknownError
+        # torchrun computes TORCHELASTIC_RESTART_COUNT from it, and counts only failures of its own ranks.
+        self._remaining_restarts = worker_group.spec.max_restarts - self._restarts
+
+    def _assign_worker_ranks(
+        self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
+    ) -> list[Worker]:
+        """Number the ranks in the order of the pods. All pods have the same number of ranks."""
+        size = spec.local_world_size
+        first = group_rank * size
+        total = group_world_size * size
+        return [Worker(local, first + local, first + local, total, total) for local in range(size)]
+
+    def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
+        self._check_network(worker_group)
+        if self._pod.checkpoint is not None and self._pod.is_multi_node:
+            self._round_state.share_snapshot(self._synchronize)
+        remove_error_files(self._pod)
+        self._recorded = {}
+        self._cause_deadline = None
+        self._peers_wait = False
+        with hold_stop_signals():
+            try:
+                self._ranks = RankProcesses(super()._start_workers(worker_group))
+            except RanksForked as forked:
+                self._ranks = forked.ranks
+        self._launcher.report({"phase": "Running"})
+        return dict(self._ranks.pids)
+
+    def _synchronize(self, known: str | None) -> str:
+        """Make the checkpoint folder equal a snapshot. For None: upload the folder, in other pods than pod 0 shards.
+
+        Returns the snapshot's name.
+        """
+        return str(self._launcher.request({"snapshot": known}).get("snapshot", ""))
+
+    def _check_network(self, worker_group: WorkerGroup) -> None:
+        """Run the preflight when all pods have joined for the first time. Raises: PreflightError."""
+        plan = self._pod.preflight
+        if plan is None or self._pod_rendezvous.current.number != 0:
+            return
+        ranks = [(worker.local_rank, worker.global_rank, worker.world_size) for worker in worker_group.workers]
+        report = run_preflight(torch, self._pod, plan, ranks)
+        self._launcher.report({"preflight": report})
+        fatal = find_fatal(report, plan)
+        if fatal:
+            raise PreflightError(fatal, report)
+
+    # -- monitoring
+
+    def _monitor_workers(self, worker_group: WorkerGroup) -> RunResult:
+        if self._pod.is_multi_node:
+            self._report_job(self._round_state.exchange(time.monotonic()))
+        exit_codes = dict(self._ranks.poll())
+        ending = self._list_ending_ranks()
+        if not any(exit_codes.values()) and not ending:
+            return self._collect_result(worker_group)
+        succeeded = [worker.global_rank for worker in worker_group.workers if exit_codes.get(worker.local_rank) == 0]
+        if not ending and self._lacks_cause(exit_codes) and self._awaits_cause():
+            return RunResult(WorkerState.HEALTHY)
+        ended_pods = self._round_state.count_ended_pods()
+        self._stop_ranks(signal.SIGTERM, ending)
+        result = self._collect_result(worker_group)
+        self._report_failures(result, EndedPeers(sorted(succeeded), ended_pods), exit_codes)
+        return result
+
+    def _list_ending_ranks(self) -> list[int]:
+        """Return the local ranks that have recorded an exception, and have had enough time to end after it.
+
+        Teardown of a GPU and functions of ``atexit`` may take long, while peers notice the closed connections at once.
+        """
+        now = time.monotonic()
+        running = self._ranks.list_running()
+        for local_rank in list_error_files(self._pod).intersection(running):
+            self._recorded.setdefault(local_rank, now)
+        is_awaited = self._peers_wait or len(running) < len(self._ranks.pids)
+        patience = _SECONDS_TO_PRINT if is_awaited else max(self._pod.grace, _SECONDS_TO_STOP)
+        return [rank for rank, since in self._recorded.items() if rank in running and now - since >= patience]
+
+    def _lacks_cause(self, exit_codes: Mapping[int, int]) -> bool:
+        """Return whether ranks of this pod still run while the others have failed because they lost a peer."""
+        is_over = len(exit_codes) == len(self._ranks.pids) or 0 in exit_codes.values()
+        ends = [WorkerEnd(code, local_rank=rank) for rank, code in exit_codes.items()]
+        return not is_over and all(examine_worker(self._pod, end).secondary for end in ends)
+
+    def _awaits_cause(self) -> bool:
+        """Return whether a running rank of this pod may be the cause of lost peers, and end soon."""
+        if self._pod_rendezvous.is_cause_known:
+            return False
+        if self._cause_deadline is None:
+            self._cause_deadline = time.monotonic() + _SECONDS_FOR_CAUSE
+            self._launcher.request({"peers": True})  # it writes the error file of a rank outside of collectives
+        return time.monotonic() < self._cause_deadline
+
+    def _report_job(self, job: Mapping[str, Any]) -> None:
+        """Report to the launcher what keeps ranks of the job from training."""
+        if job.get("stall") is not None:
+            self._launcher.report({"board": job["stall"]})
+        if job and job.get("wait") != self._wait:
+            self._wait = job.get("wait")
+            self._launcher.report({"wait": self._wait})
+
+    def _collect_result(self, worker_group: WorkerGroup) -> RunResult:
+        """Return the state of the ranks. torchrun itself reaps those that it has started."""
+        if isinstance(self._ranks, ForkedRanks):
+            return self._ranks.build_result(worker_group.workers)
+        result: RunResult = super()._monitor_workers(worker_group)
+        return result
+
+    def _report_failures(self, result: RunResult, ended_peers: EndedPeers, ended: Collection[int]) -> None:
+        """Report the failures to the launcher, and restart the ranks if it decides so.
+
+        ``ended``: the local ranks that ended before the agent stopped the others.
+        """
+        ends = [
+            read_process_failure(rank, failure, self._ranks.failed_at)._replace(stopped=failure.local_rank not in ended)
+            for rank, failure in result.failures.items()
+        ]
+        event = {
+            "failures": [end._asdict() for end in ends],
+            "ended": ended_peers,
+            "step": self._read_step(),
+        }
+        reply = self._launcher.request(event)
+        self._pod_rendezvous.knows_cause = bool(reply.get("knowsCause"))
+        self._remaining_restarts = int(bool(reply.get("restart")))
+
+    # -- restart and end
+
+    def _restart_workers(self, worker_group: WorkerGroup) -> None:
+        step = None
+        if worker_group.state == WorkerState.HEALTHY:
+            if self._has_own_failure() or self._awaits_cause():
+                return
+            self._pod_rendezvous.knows_cause = False
+            step = self._read_step()
+        reply = self._launcher.request({"restart": self._pod_rendezvous.is_cause_known, "step": step})
+        self._delay = float(reply.get("delay", 0.0))
+        self._restarts += 1
+        super()._restart_workers(worker_group)
+
+    def _has_own_failure(self) -> bool:
+        """Return whether a rank of this pod has failed or hangs, which is reported before other pods' request."""
+        self._peers_wait = True
+        self._list_ending_ranks()
+        return any(self._ranks.poll().values()) or bool(self._recorded)
+
+    def _read_step(self) -> float | None:
+        """Return the run's step, which pod 0 knows itself."""
+        step: float | None = self._round_state.read_step() if self._pod.node != 0 else None
+        return step
+
+    def _shutdown(self, death_sig: Any = signal.SIGTERM, timeout: float = _SECONDS_TO_STOP) -> None:
+        self._stop_ranks(death_sig)
+        super()._shutdown(death_sig)
+        self._ranks.close()
+
+    def _stop_ranks(self, number: int, ending: Sequence[int] = ()) -> None:
+        """Stop the ranks. Those that are ``ending`` have failed and nothing to save."""
+        wait_for_copies(self._pod.node, os.environ)
+        self._ranks.kill(ending)
+        may_save = self._pod.elastic or os.path.exists(os.path.join(self._pod.runtime, STOPPING_FILE))
+        self._ranks.stop(number, self._pod.grace if may_save else _SECONDS_TO_STOP, saves=may_save)
+
+    def _exit_barrier(self) -> None:
+        self._launcher.report({"finished": True})
+        rank_0_is_enough = self._pod.success_policy == "RankZero" and self._pod.node == 0
+        patience = _SECONDS_FOR_PEERS_OF_RANK_0 if rank_0_is_enough else _SECONDS_FOR_PEERS
+        if not self._round_state.wait_for_ended_pods(patience) and rank_0_is_enough:
+            log("rank 0 has succeeded, which is enough by spec.successPolicy: the other pods are not waited for")
+
+
+def read_process_failure(rank: int, failure: Any, failed_at: dict[int, float]) -> WorkerEnd:
+    """Return the end of a worker from torch's ProcessFailure, with the message of a script under @record.
+
+    ``failed_at``: Unix seconds by local rank; torchrun's own times are of the check that found all failures.
+    """
+    message = failure.message
+    traceback = ""
+    if isinstance(message, dict):
+        traceback = str(message.get("extraInfo", {}).get("py_callstack", ""))
+        message = str(message.get("message", ""))
+    elif failure.error_file_data.get("message") == "<NONE>":
+        message = ""  # torchrun's own advice to use @record
+    return WorkerEnd(
+        failure.exitcode,
+        message=message,
+        traceback=traceback,
+        time=failed_at.get(failure.local_rank, failure.timestamp),
+        rank=rank,
+        local_rank=failure.local_rank,
+    )
+
+
+def parse_arguments(words: Sequence[str]) -> Any:
+    """Parse torchrun's command line. Raises: ArgumentError, after a message."""
+    try:
+        return torchrun.get_args_parser().parse_args(list(words))
+    except SystemExit:
+        raise ArgumentError from None
+
+
+def run_torchrun(
+    pod: Pod, arguments: Any, launcher: LauncherChannel, forker: RankForker | None, restarts: int
+) -> AgentEvent:
+    """Run an agent to its end. Returns the result for the launcher; failures were reported when they happened.
+
+    ``arguments``: of torchrun, parsed; ``restarts``: of the workers so far. Raises: PreflightError, and the errors of
+    the rendezvous.
+    """
+    config, entrypoint, args = torchrun.config_from_args(arguments)
+    size = GroupSize(pod.nodes, config.min_nodes, config.max_nodes)
+    address = config.local_addr or socket.getfqdn()
+    rendezvous = PodRendezvous(pod, config.run_id, address, size, config.rdzv_backend)
+    is_static = config.rdzv_backend == STATIC
+    fields = _select(config, [field.name for field in dataclasses.fields(WorkerSpec)])
+    fields.update(
+        local_world_size=config.nproc_per_node,
+        entrypoint=str(entrypoint),
+        args=tuple(args),
+        rdzv_handler=rendezvous,
+        master_addr=pod.master if is_static else None,
+        master_port=pod.port if is_static else None,
+    )
+    spec = WorkerSpec(**fields)
+    options = _select(config, inspect.signature(LocalElasticAgent.__init__).parameters)
+    obstacle = _find_obstacle(config)
+    if forker is not None and obstacle:
+        log(f"ranks start in fresh interpreters, and each imports PyTorch: {obstacle}")
+    elif forker is not None:
+        command = [str(entrypoint), *args]
+        options["logs_specs"] = ForkingLogs(options["logs_specs"], forker, command, spec.role)
+    agent = PodAgent(pod, rendezvous, launcher, restarts, spec, **options)
+
+    try:
+        result = agent.run()
+    except SignalException as error:
+        rendezvous.leave()
+        return {"result": "signal", "signal": int(error.sigval)}
+    except TrainingOver:
+        return {"result": "ok"}
+    except Exception:
+        rendezvous.shutdown()
+        raise
+    rendezvous.shutdown()
+    return {"result": "ok" if result.state == WorkerState.SUCCEEDED else "failed"}
+
+
+def _find_obstacle(config: Any) -> str:
+    """Return why torchrun has to start the ranks itself; empty if it does not."""
+    flags = {
+        "--numa-binding": "numa_options",
+        "--duplicate-stdout-filters": "duplicate_stdout_filters",
+        "--duplicate-stderr-filters": "duplicate_stderr_filters",
+        "a template of the log's prefix": "log_line_prefix_template",
+    }
+    return ", ".join(flag for flag, name in flags.items() if getattr(config, name, None))
+
+
+def _select(config: Any, names: Iterable[str]) -> dict[str, Any]:
+    """Return the attributes of torchrun's LaunchConfig that another of its classes takes, in any version."""
+    return {name: getattr(config, name) for name in names if hasattr(config, name)}

@@ -1,0 +1,336 @@
+"""One import of PyTorch for a pod: the fork server imports it, and torchrun's agents and the ranks are forked from it.
+
+    launcher  ->  fork server (imports PyTorch; no threads, no GPU, no process group)
+              ->  torchrun's agent (forked)  ->  a fork server of its own, forked before the agent has threads
+                                             ->  ranks (forked)
+
+A process that is forked on request is no child of the server: the intermediate process between the two exits, and
+Linux reparents its child to the nearest subreaper. That is the requester, which waits for the child; the child dies
+with it.
+"""
+
+import atexit
+import gc
+import importlib
+import json
+import os
+import re
+import socket
+import struct
+import sys
+import time
+import traceback
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from importlib.machinery import PathFinder
+from typing import Any, NamedTuple, NoReturn, Optional
+
+from ..base.files import BOOTSTRAP, log
+from ..contract.names import ENV_AGENT_PID
+from ..contract.processes import adopt_orphans, set_parent_death_signal
+
+_LENGTH = struct.Struct("!I")
+# Variables that PyTorch or one of its libraries reads only once, at its import.
+_SETS_EARLY = re.compile(
+    r"""(?: environ \s* (?: \[ | \.setdefault\( | \.update\(\s*\{ ) | putenv\( ) \s*
+        ["'] ( (?:OMP|GOMP|KMP|MKL|OPENBLAS|TORCH|PYTORCH)_ (?!NCCL_|HOME\b) \w+ ) ["']
+        \s* (?: \] \s* =(?!=) | [,:] )""",
+    re.VERBOSE,
+)
+
+
+class RankRequest(NamedTuple):
+    """An agent's request to its fork server: a rank with this command and environment."""
+
+    command: list[str]
+    environment: dict[str, str]
+
+
+class _Received(NamedTuple):
+    """A request as JSON, and the file descriptors that came with it."""
+
+    request: Mapping[str, Any]
+    descriptors: list[int]
+
+
+def start_fork_server(worker: Sequence[str]) -> tuple[int, socket.socket]:
+    """Start a server. Returns its process id and the socket for requests.
+
+    ``worker``: the arguments of a rank's shim. If empty, the server forks no ranks and becomes the first agent.
+    """
+    requests, theirs = socket.socketpair()
+    os.set_inheritable(theirs.fileno(), True)
+    command = [sys.executable, "-u", BOOTSTRAP, "forkserver", str(theirs.fileno()), str(os.getpid()), *worker]
+    pid = os.posix_spawn(sys.executable, command, os.environ)
+    theirs.close()
+    return pid, requests
+
+
+def request_fork(requests: socket.socket, request: Mapping[str, object], descriptors: Sequence[int]) -> None:
+    """Send a server a request. Raises: OSError when the server has ended."""
+    data = json.dumps(request).encode()
+    socket.send_fds(requests, [_LENGTH.pack(len(data))], descriptors)
+    requests.sendall(data)
+
+
+def serve(argv: Sequence[str]) -> list[str]:
+    """Import PyTorch and fork agents. ``argv``: a socket's descriptor, the launcher's pid, arguments of a rank's shim.
+
+    Returns only in a forked rank, with the arguments of its shim.
+    """
+    os.setsid()
+    launcher = int(argv[1])
+    forks_ranks = bool(argv[2:])
+    set_parent_death_signal(launcher)
+    requests = socket.socket(fileno=int(argv[0]))
+    problem = _import_torch(with_optimizer=forks_ranks)
+    if not forks_ranks:
+        received = _receive(requests)
+        _run_agent(received, problem, server=os.getpid(), forker=None)
+
+    obstacle = find_obstacle_in_server(_count_lasting_threads())
+    received = _fork_on_request(requests, launcher)
+    agent = os.getpid()
+    ranks, theirs = socket.socketpair()
+    server = os.fork()
+    if server == 0:
+        set_parent_death_signal(agent)
+        ranks.close()
+        _close_all(received.descriptors)
+        received = _fork_on_request(theirs, agent)
+        return _become_rank(RankRequest(**received.request), received.descriptors, obstacle)
+    theirs.close()
+    _run_agent(received, problem, server, RankForker(ranks))
+
+
+def _import_torch(*, with_optimizer: bool) -> Exception | None:
+    """Import PyTorch and freeze its objects. Returns the exception if that fails."""
+    problem: Exception | None = None
+    gc.disable()  # collections during the import take a fifth of its time
+    try:
+        torch = importlib.import_module("torch")
+        if with_optimizer:
+            _load_optimizer(torch)
+    except Exception as error:  # a broken installation may raise anything; the agent reports it
+        problem = error
+    gc.freeze()  # the collector would write into pages that all forked processes share
+    gc.enable()
+    return problem
+
+
+def _load_optimizer(torch: Any) -> None:
+    """Create an optimizer: the first one imports modules, which takes as long as PyTorch itself."""
+    try:
+        torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
+    except Exception as error:  # an optional dependency of PyTorch is broken; ranks that need it report it
+        log(f"each rank imports PyTorch's optimizers itself: {type(error).__name__}: {error}")
+
+
+def _run_agent(received: _Received, problem: Exception | None, server: int, forker: Optional["RankForker"]) -> NoReturn:
+    """Run torchrun's agent in this process. ``server``: that forks its ranks, or this process if ``forker`` is None."""
+    code = 1
+    try:
+        os.environ[ENV_AGENT_PID] = str(os.getpid())
+        launch = importlib.import_module(".launch", __package__)
+        channel_descriptor, *guards = received.descriptors
+        channel = socket.socket(fileno=channel_descriptor)
+        channel.sendall(json.dumps({"pid": os.getpid(), "server": server}).encode() + b"\n")
+        code = launch.run_agent(received.request, channel, guards, problem, forker)
+    except BaseException as error:
+        log("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _receive(requests: socket.socket) -> _Received:
+    """Return the next request; exit when the requester has closed its end."""
+    head, descriptors, _, _ = socket.recv_fds(requests, _LENGTH.size, 3)
+    if not head:
+        os._exit(0)
+    for descriptor in descriptors:
+        os.set_inheritable(descriptor, False)
+    (length,) = _LENGTH.unpack(head)
+    return _Received(json.loads(requests.recv(length, socket.MSG_WAITALL)), descriptors)
+
+
+def _fork_on_request(requests: socket.socket, parent: int) -> _Received:
+    """Fork a process for each request. Returns in that process, a child of ``parent``, with its request."""
+    while True:
+        received = _receive(requests)
+        intermediate = os.fork()
+        if intermediate == 0:
+            intermediate = os.getpid()
+            if os.fork():
+                os._exit(0)
+            while os.getppid() == intermediate:
+                time.sleep(0.0005)
+            requests.close()
+            os.setsid()
+            set_parent_death_signal(parent)
+            return received
+        _close_all(received.descriptors)
+        os.waitpid(intermediate, 0)
+
+
+def _close_all(descriptors: Iterable[int]) -> None:
+    for descriptor in descriptors:
+        os.close(descriptor)
+
+
+def _count_lasting_threads() -> int:
+    """Return the number of threads without those that a library ends before each fork, as OpenBLAS does."""
+    pid = os.fork()
+    if pid == 0:
+        os._exit(0)
+    os.waitpid(pid, 0)
+    return len(os.listdir("/proc/self/task"))
+
+
+# -- the agent's side
+
+
+class RankForker:
+    """Forks an agent's ranks while its fork server lives."""
+
+    def __init__(self, requests: socket.socket) -> None:
+        self._requests: socket.socket | None = requests
+
+    def fork(self, command: Sequence[str], environment: dict[str, str], output: Sequence[Any]) -> int | None:
+        """Fork a rank equivalent to ``command``. Returns its process id; None if the server has ended.
+
+        ``output``: the files for stdout and stderr, or None for the agent's own. The rank is a child of this process.
+        """
+        if self._requests is None:
+            return None
+        pid_start, pid_end = os.pipe()
+        files = [file.fileno() if file else number for number, file in enumerate(output, 1)]
+        request = RankRequest(list(command), environment)
+        adopt_orphans()
+        try:
+            request_fork(self._requests, request._asdict(), [*files, pid_end])
+        except OSError:
+            pass  # the server has ended: the pipe stays empty
+        finally:
+            os.close(pid_end)
+            pid = os.read(pid_start, 32)
+            os.close(pid_start)
+            adopt_orphans(enabled=False)  # the launcher reaps a rank's orphans
+        if pid:
+            return int(pid)
+        self._requests = None
+        log("the ranks' fork server has ended: ranks start in fresh interpreters")
+        return None
+
+
+# -- the rank's side
+
+
+def _become_rank(request: RankRequest, descriptors: Sequence[int], obstacle: str | None) -> list[str]:
+    """Make this process equivalent to a fresh interpreter with this command, or start that interpreter.
+
+    ``obstacle``: see ``find_obstacle_in_server``. Returns the arguments of the shim.
+    """
+    output, errors, pid_end = descriptors
+    os.dup2(output, 1)
+    os.dup2(errors, 2)
+    for name in set(os.environ) - set(request.environment):
+        del os.environ[name]
+    os.environ.update(request.environment)
+    os.write(pid_end, str(os.getpid()).encode())
+    _close_all(descriptors)
+
+    command = request.command
+    argv = command[command.index(BOOTSTRAP) + 2 :]
+    kind, local_rank, target = argv[:3]
+    obstacle = obstacle or find_obstacle(kind, target)
+    if obstacle:
+        if local_rank == "0" and request.environment.get("TORCHELASTIC_RESTART_COUNT") == "0":
+            log(f"ranks start in fresh interpreters, and each imports PyTorch: {obstacle}")
+        os.execv(command[0], command)  # noqa: S606
+    if "numpy.random" in sys.modules:
+        sys.modules["numpy.random"].seed()  # otherwise all ranks would draw the same numbers
+    if "tempfile" in sys.modules:
+        vars(sys.modules["tempfile"])["tempdir"] = None  # the script may set TMPDIR
+    sys.orig_argv = command
+    # Only at the end: an earlier collection would write into pages that all ranks share.
+    atexit.register(unfreeze_for_leak_reports)
+    _set_title(command)
+    return argv
+
+
+def unfreeze_for_leak_reports() -> None:
+    """Let the interpreter collect what the fork server imported, if an extension would report it as leaked.
+
+    triton is such an extension (nanobind). Elsewhere the objects stay frozen: their collection takes up to a second of
+    the rank's exit, which delays every restart.
+    """
+    if "triton._C.libtriton" in sys.modules:
+        gc.unfreeze()
+
+
+def find_obstacle_in_server(threads: int) -> str | None:
+    """Return why no rank can be forked from this process, which has imported PyTorch. ``threads``: of this process."""
+    if threads > 1:
+        return f"the import of PyTorch has left {threads} threads (of sitecustomize? of a preloaded library?)"
+    if "torch" in sys.modules and sys.modules["torch"].cuda.is_initialized():
+        return "the import of PyTorch has initialized the GPU"
+    return None
+
+
+def find_obstacle(kind: str, target: str) -> str | None:
+    """Return why a program would run differently in a forked process than in a fresh interpreter; None if it does not.
+
+    ``kind``, ``target``: of a ``PythonLine``.
+    """
+    return _find_early_variable(kind, target) or _find_shadowing_module(kind, target)
+
+
+def _find_early_variable(kind: str, target: str) -> str | None:
+    """Report a variable that the program sets before the import and that had an effect in the fork server already."""
+    text = target if kind == "code" else _read_program(kind, target)
+    match = _SETS_EARLY.search(text)
+    if match is None:
+        return None
+    return f"the script sets {match[1]} itself before it imports PyTorch; set it in spec.template's env"
+
+
+def _read_program(kind: str, target: str) -> str:
+    """Return the source of a script or module; empty if it is no source file."""
+    if kind == "module":
+        base = os.path.join(os.getcwd(), *target.split("."))
+        paths = [f"{base}.py", os.path.join(base, "__main__.py")]
+    else:
+        paths = [target, os.path.join(target, "__main__.py")]
+    text = ""
+    for path in paths:
+        with suppress(OSError), open(path, encoding="utf-8", errors="replace") as file:
+            text = file.read()
+    return text
+
+
+def _find_shadowing_module(kind: str, target: str) -> str | None:
+    """Report a file of the program that has the name of a module which the fork server has imported."""
+    folder = os.getcwd()
+    if kind == "script":
+        folder = target if os.path.isdir(target) else os.path.dirname(os.path.realpath(target))
+    imported = {name.partition(".")[0] for name in sys.modules} - {"__main__", "__mp_main__"}
+    for name in sorted(imported):
+        spec = PathFinder.find_spec(name, [folder])
+        if spec and spec.origin and spec.origin != getattr(sys.modules.get(name), "__file__", None):
+            return f"{spec.origin} shadows a module that PyTorch imports"
+    return None
+
+
+def _set_title(command: Sequence[str]) -> None:
+    """Show a rank's command in ``ps`` and ``pkill -f``, within the room of the server's own command line."""
+    with suppress(ImportError, OSError, ValueError, IndexError):  # ranks run without a title too
+        import ctypes
+
+        with open("/proc/self/stat", encoding="utf-8", errors="replace") as file:
+            fields = file.read().rpartition(")")[2].split()
+        start = int(fields[45])  # the command line's place in memory, see proc(5)
+        end = int(fields[46])
+        title = b"".join(os.fsencode(word) + b"\0" for word in command)[: end - start - 1]
+        ctypes.memmove(start, title.ljust(end - start, b"\0"), end - start)

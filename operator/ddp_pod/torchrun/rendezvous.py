@@ -1,0 +1,296 @@
+"""The rendezvous of a job's pods: each registers in the log of a round, and pod 0 publishes the list of members.
+
+Keys in the store, below the run's id:
+
+    <round>/pods       log of the pods that register for the round, or leave before it
+    <round>/restart    exists once the members of the round before have to join this one
+    <round>/cause      exists once a pod knows why: its own rank has failed, or a pod has joined or left
+    <round>/members    the members, their restarts, the address of rank 0's store, and whether there is a cause
+    beats/<pod>        a time that rises while the pod lives; only if pods can join and leave
+    closed             exists once a pod has ended
+
+A pod that takes another's place has the same index, and thus the same place in these lists.
+"""
+
+import socket
+import threading
+import time
+from collections.abc import Collection, Sequence
+from contextlib import suppress
+from datetime import timedelta
+from typing import Any, NamedTuple
+
+from torch.distributed import HashStore, PrefixStore, TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.rendezvous import api
+
+from ..base.files import log
+from ..base.pod import Pod
+from .membership import GroupSize, Heartbeats, choose_members
+from .store import SignedStore, host_store
+
+STATIC = "static"
+_SECONDS_WITHOUT_STORE = 5.0
+_SECONDS_FOR_CALL = 60.0
+_SHORTEST_BEAT = 0.5  # between two heartbeats
+_LONGEST_BEAT = 2.0
+_MISSED_BEATS = 6  # after which a pod is dead
+_LONGEST_PAUSE = 1.0  # between two reads of the store
+_LONGEST_PAUSE_OF_POD_0 = 0.3
+_PAUSE_PER_POD = 0.01
+
+
+class TrainingOver(Exception):
+    """The run has ended while this pod was on standby."""
+
+
+class Round(NamedTuple):
+    """A published round. ``members``: pod indices by rank; ``address``, ``port``: of rank 0's store.
+
+    ``restarts``: of the ranks before this round. All members count the same, except one that took another's place.
+    ``explained``: whether a pod knew the cause of the restart, or pods have joined, left or been replaced.
+    """
+
+    number: int
+    members: Sequence[int]
+    restarts: int
+    address: str
+    port: int
+    explained: bool
+
+
+_BEFORE_FIRST = Round(number=-1, members=(), restarts=0, address="", port=0, explained=True)
+
+
+class PodRendezvous(api.RendezvousHandler):
+    """One pod's part in all rounds of a run. ``current``: the round that it has joined last.
+
+    ``restarts``: of the ranks, and ``knows_cause``: whether this pod knows why they restart, both to set before the
+    next round. ``is_cause_known``: the same of any pod, as ``num_nodes_waiting`` has read it. ``backend``: torchrun's
+    name of it. With ``static`` the ranks use the store of the pods, at the job's port. A job with one pod needs no
+    network. Raises: RendezvousConnectionError.
+    """
+
+    def __init__(self, pod: Pod, run: str, address: str, size: GroupSize, backend: str = "c10d") -> None:
+        self._pod = pod
+        self._run = run
+        self._address = address
+        self._size = size
+        self._backend = backend
+        self._store = _connect(pod)
+        self._shared = SignedStore(self._store, pod.secret, run)
+        self._rank_store: Any = None
+        self._pause = min(_LONGEST_PAUSE, pod.nodes * _PAUSE_PER_POD)
+        self._read_at = 0.0
+        self._lost_at: float | None = None  # the store
+        self._beat_seconds = max(_SHORTEST_BEAT, min(_LONGEST_BEAT, pod.nodes * _PAUSE_PER_POD))
+        self._heartbeats = Heartbeats(self._beat_seconds * _MISSED_BEATS, time.monotonic())
+        self.current = _BEFORE_FIRST
+        self.restarts = 0
+        self.knows_cause = True  # it joins
+        self.is_cause_known = False
+        self._next = 0  # the round for which this pod registers, or has registered last
+        self._has_left = threading.Event()
+        if pod.regroups:
+            self._beat()
+            threading.Thread(target=self._keep_beating, daemon=True, name="heartbeat").start()
+
+    def get_backend(self) -> str:
+        """Return torchrun's name of the backend."""
+        return self._backend
+
+    def get_run_id(self) -> str:
+        """Return the run's id."""
+        return self._run
+
+    @property
+    def use_agent_store(self) -> bool:
+        """Whether the agents host rank 0's store. On one machine the rank's own would listen on all addresses.
+
+        A program of one rank may start ranks with a store of their own, to which they would not connect.
+        """
+        return self._backend == STATIC or (self._pod.local and self._pod.nodes * self._pod.nproc_per_node > 1)
+
+    # -- joining
+
+    def next_rendezvous(self) -> Any:
+        """Join the next round that has a place for this pod.
+
+        Raises: RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError, TrainingOver.
+        """
+        try:
+            self.current = self._join()
+        except RuntimeError as error:
+            raise api.RendezvousConnectionError(f"lost the store: {error}") from error
+        self._next = self.current.number + 1
+        self.is_cause_known = False
+        store = PrefixStore(f"{self._run}/{self.current.number}/torch", self._store)
+        rank = self.current.members.index(self._pod.node)
+        size = len(self.current.members)
+        bootstrap = api.RendezvousStoreInfo(self.current.address, self.current.port)
+        return api.RendezvousInfo(store, rank, size, bootstrap)
+
+    def _join(self) -> Round:
+        """Return the next round with this pod. A new agent reads past the rounds before its time."""
+        last = self.current
+        while True:
+            self._next = last.number + 1
+            published = self._read_round(self._next)
+            if published is None:
+                published = self._await_round(last.members)
+                if self._pod.node in published.members:
+                    return published
+            last = published
+
+    def _await_round(self, previous: Sequence[int]) -> Round:
+        """Register for the next round and wait until it is published, with this pod or without it.
+
+        A pod on standby is a spare that the ``previous`` members do not need. It has no time limit until one is lost.
+        """
+        is_standby = bool(self._pod.spares and previous and self._pod.node not in previous)
+        since = time.monotonic()
+        self._shared.append(f"{self._next}/pods", [self._pod.node, self.restarts])
+        if not is_standby:
+            self.request_restart(knows_cause=self.knows_cause)
+        while True:
+            waited = time.monotonic() - since
+            published = self._publish(previous, waited) if self._pod.node == 0 else self._read_round(self._next)
+            if published is not None:
+                return published
+            if self.is_closed():
+                raise TrainingOver if is_standby else api.RendezvousClosedError
+            if is_standby and not self._is_restart_requested():
+                since = time.monotonic()
+                self._replace_lost(previous)
+            elif waited > self._pod.join_timeout_seconds:
+                raise api.RendezvousTimeoutError
+            time.sleep(min(self._pause, _LONGEST_PAUSE_OF_POD_0) if self._pod.node == 0 else self._pause)
+
+    def _replace_lost(self, members: Sequence[int]) -> None:
+        """Request a restart if a member has left or is dead, whose place this pod takes."""
+        registrations = self._read_registrations()
+        if any(registrations.get(pod, 0) is None for pod in members) or self._find_dead(members):
+            self.request_restart(knows_cause=True)
+
+    def _publish(self, previous: Sequence[int], waited: float) -> Round | None:
+        """Publish the next round if it is complete. Only pod 0 does."""
+        registrations = self._read_registrations()
+        dead = self._find_dead({*registrations, *previous})
+        if dead.intersection(previous):
+            self.request_restart(knows_cause=True)
+        members = choose_members(self._size, registrations, previous, dead, waited)
+        if members is None:
+            return None
+        counts = {registrations[pod] or 0 for pod in members}
+        explained = len(counts) > 1 or members != list(previous) or self._read_cause()
+        address = [self._address, self._prepare_rank_store()]
+        self._shared.write(f"{self._next}/members", [members, max(counts), *address, explained])
+        return self._read_round(self._next)
+
+    def _read_registrations(self) -> dict[int, int | None]:
+        """Return the restarts of each pod that has registered for the next round; None for a pod that has left."""
+        return dict(self._shared.read_log(f"{self._next}/pods"))
+
+    def _prepare_rank_store(self) -> int:
+        """Return the port of a new store: restarted ranks would read the addresses of their peers from the old one."""
+        if self._backend == STATIC:
+            return self._pod.port
+        if self.use_agent_store:
+            self._rank_store = host_store(self._address, 0)
+            return int(self._rank_store.port)
+        with socket.create_server((self._address if self._pod.local else "", 0)) as server:
+            return int(server.getsockname()[1])
+
+    def _read_round(self, number: int) -> Round | None:
+        value = self._shared.read(f"{number}/members")
+        return None if value is None else Round(number, *value)
+
+    def share(self) -> SignedStore:
+        """Return the values that the pods share in the current round."""
+        return SignedStore(self._store, self._pod.secret, f"{self._run}/{self.current.number}/shared")
+
+    # -- changes of the group
+
+    def num_nodes_waiting(self) -> int:
+        """Return 1 if this pod has to join another round. Reads the store once in a pause.
+
+        Raises: RendezvousConnectionError after some seconds without the store.
+        """
+        now = time.monotonic()
+        if now - self._read_at < self._pause:
+            return 0
+        self._read_at = now
+        try:
+            if not self._is_restart_requested():
+                return 0
+            self.is_cause_known = self._read_cause()
+            return 1
+        except RuntimeError as error:
+            self._lost_at = self._lost_at or now
+            if now - self._lost_at > _SECONDS_WITHOUT_STORE:  # until then the ranks may end and report why
+                raise api.RendezvousConnectionError(f"lost the store: {error}") from error
+            return 0
+
+    def leave(self) -> None:
+        """Leave the run, so that its other pods do not wait for this one."""
+        self._has_left.set()
+        try:
+            self._shared.append(f"{self._next}/pods", [self._pod.node, None])
+            if self._pod.regroups and self._pod.node in self.current.members:
+                self.request_restart(knows_cause=True)
+        except RuntimeError as error:  # the store has ended
+            log(f"could not leave the rendezvous, so the other pods wait for missing heartbeats: {error}")
+
+    def request_restart(self, *, knows_cause: bool) -> None:
+        """Make the members of the current round join the next one. Raises: RuntimeError without the store."""
+        if knows_cause:
+            self._shared.write(f"{self._next}/cause", True)
+        self._shared.write(f"{self._next}/restart", True)
+
+    def _is_restart_requested(self) -> bool:
+        return self._shared.read(f"{self._next}/restart") is not None
+
+    def _read_cause(self) -> bool:
+        return self._shared.read(f"{self._next}/cause") is not None
+
+    def _find_dead(self, pods: Collection[int]) -> set[int]:
+        """Return the pods whose heartbeats have stopped; none in a job whose pods do not join and leave."""
+        if not self._pod.regroups or not pods:
+            return set()
+        times = self._shared.read_all([f"beats/{pod}" for pod in pods])
+        beats = {pod: times[place] for place, pod in enumerate(pods)}
+        return self._heartbeats.find_dead(beats, time.monotonic()) - {self._pod.node}
+
+    def _beat(self) -> None:
+        self._shared.write(f"beats/{self._pod.node}", time.time())
+
+    def _keep_beating(self) -> None:
+        with suppress(RuntimeError):  # the store has ended, as the main thread will notice
+            while not self._has_left.wait(self._beat_seconds):
+                self._beat()
+
+    # -- the end
+
+    def is_closed(self) -> bool:
+        """Return whether a pod has ended, so that there is no further round."""
+        return self._shared.read("closed") is not None
+
+    def set_closed(self) -> None:
+        """Prevent all pods from joining another round."""
+        self._shared.write("closed", True)
+
+    def shutdown(self) -> bool:
+        """End the run for all pods. Returns whether that succeeded."""
+        with suppress(RuntimeError):  # the store has ended
+            self.set_closed()
+            return True
+        return False
+
+
+def _connect(pod: Pod) -> Any:
+    if not pod.is_multi_node:
+        return HashStore()
+    try:
+        timeout = timedelta(seconds=_SECONDS_FOR_CALL)
+        return TCPStore(pod.store_host, pod.port, timeout=timeout, wait_for_workers=False)
+    except RuntimeError as error:
+        raise api.RendezvousConnectionError(f"no connection to the store: {error}") from error

@@ -1,0 +1,143 @@
+"""The state that the pods of a job share in one rendezvous round: step, stall, snapshot, and their end."""
+
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ..base.files import read_json
+from ..base.pod import Pod
+from ..contract.names import GROUP_WAIT_FILE, RUN_STEP_FILE, STALL_REPORT_FILE
+from ..watchdog.group_waits import Joiner, decode_joiners, explain_wait
+from ..watchdog.stall import combine_reports
+from .store import SignedStore, query_store
+
+_SHORTEST_PAUSE = 0.5  # seconds between two exchanges
+_LONGEST_PAUSE = 5.0
+_MOST_CHANGES = 32  # of a pod's ranks that wait, in one round: each is kept in the store
+
+
+class RoundState:
+    """One pod's part in the shared state of a round with ``pods`` pods.
+
+    A pod whose ranks stall writes its report under its own key. Pod 0 publishes the sum of the reports, and the step of
+    the run. Without a stall the other pods do not query the store.
+    """
+
+    def __init__(self, pod: Pod, store: SignedStore, pods: int) -> None:
+        self._pod = pod
+        self._store = store
+        self._pods = pods
+        self._exchanged_at = -math.inf
+        self._has_stalled = False
+        self._joiners: Any = []
+        self._shared_joiners = 0
+        self._published: Mapping[str, Any] = {}
+
+    def exchange(self, now: float) -> Mapping[str, Any]:
+        """Share this pod's part, and return the state of the job: ``stall`` and ``wait``, as pod 0 publishes them.
+
+        Empty: the store does not respond, this pod takes no part, or the last exchange was just before ``now``.
+        """
+        if now - self._exchanged_at < max(_SHORTEST_PAUSE, min(_LONGEST_PAUSE, self._pods / 100)):
+            return {}
+        self._exchanged_at = now
+        report = read_json(os.path.join(self._pod.runtime, STALL_REPORT_FILE))
+        wait = read_json(os.path.join(self._pod.runtime, GROUP_WAIT_FILE))
+        if not (report or wait or self._has_stalled or self._pod.node == 0):
+            return {}
+        return query_store(lambda: self._exchange(report, wait)) or {}
+
+    def _exchange(self, report: Mapping[str, Any], wait: Mapping[str, Any]) -> Mapping[str, Any]:
+        if report and not self._has_stalled:
+            self._store.append("stalled", self._pod.node)
+            self._has_stalled = True
+        if self._has_stalled:
+            self._store.write(f"stall/{self._pod.node}", report)
+        joiners = wait.get("joiners", [])
+        if joiners != self._joiners and self._shared_joiners < _MOST_CHANGES:
+            self._store.append("joiners", [self._pod.node, joiners])
+            self._joiners = joiners
+            self._shared_joiners += 1
+        if self._pod.node == 0:
+            self._publish(waits=bool(wait))
+        return self._read_job()
+
+    def _publish(self, *, waits: bool) -> None:
+        stalled = sorted(set(self._store.read_log("stalled")))
+        reports = [self._store.read(f"stall/{pod}") or {} for pod in stalled]
+        job = {
+            "step": read_json(os.path.join(self._pod.runtime, RUN_STEP_FILE)).get("step"),
+            "stall": combine_reports(reports, self._pods) if stalled else None,
+            "wait": self._explain_wait() if waits else None,
+        }
+        if job != self._published:
+            self._store.write("job", job)
+            self._published = job
+
+    def _explain_wait(self) -> dict[str, Any] | None:
+        """Return why ranks of the job wait for their process group; None if none does."""
+        joiners: list[Joiner] = []
+        for parts in dict(self._store.read_log("joiners")).values():
+            joiners += decode_joiners(parts)
+        world_size = self._pods * self._pod.nproc_per_node
+        wait = explain_wait(joiners, world_size, is_local=self._pod.local)
+        return None if wait is None else wait.to_json()
+
+    def _read_job(self) -> Mapping[str, Any]:
+        return self._store.read("job") or {}
+
+    def read_step(self) -> float | None:
+        """Return the step that pod 0 has published, as most scripts report it in rank 0 only; None if it is unknown."""
+        step = (query_store(self._read_job) or {}).get("step")
+        return step if isinstance(step, (int, float)) and math.isfinite(step) else None
+
+    def share_snapshot(self, synchronize: Callable[[str | None], str]) -> None:
+        """Make all pods start with the same snapshot of ``checkpoint.url``.
+
+        The folder of pod 0 is the newest, because rank 0 saves there, and other pods may have shards. They upload
+        first. Pod 0 waits for them until the join timeout, and uploads. Then the other pods fetch its snapshot.
+        ``synchronize`` does either, and returns the name of the snapshot. The launcher limits its time.
+        """
+        if self._pod.node == 0:
+            self._wait(lambda: self._count("uploaded") >= self._pods - 1, self._pod.join_timeout_seconds)
+            self._store.write("snapshot", synchronize(None))
+            return
+        synchronize(None)
+        self._store.append("uploaded", self._pod.node)
+        snapshot = None
+        while snapshot is None:
+            time.sleep(0.1)
+            snapshot = self._store.read("snapshot")
+        synchronize(snapshot)
+
+    def count_ended_pods(self) -> int:
+        """Return the number of pods whose ranks have all ended with exit code 0; 0 if the store does not respond."""
+        return query_store(lambda: self._count("ended")) or 0
+
+    def wait_for_ended_pods(self, patience: float) -> bool:
+        """Count this pod as ended and wait for its peers. Returns False after ``patience`` seconds or without store."""
+        try:
+            self._store.append("ended", self._pod.node)
+            return self._wait(self._have_all_ended, patience)
+        except RuntimeError:  # the store has ended
+            return False
+
+    def _have_all_ended(self) -> bool:
+        """Pod 0 reads the log and publishes its end: the other pods read one short value."""
+        if self._pod.node == 0 and self._count("ended") >= self._pods:
+            self._store.write("over", True)
+        return self._store.read("over") is not None
+
+    def _count(self, log: str) -> int:
+        """Return how many pods are in a log. A stranger can repeat a line, but not write one."""
+        return len(set(self._store.read_log(log)))
+
+    def _wait(self, condition: Callable[[], bool], patience: float) -> bool:
+        deadline = time.monotonic() + patience
+        while not condition():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(max(0.1, min(1.0, self._pods / 100)))
+        return True

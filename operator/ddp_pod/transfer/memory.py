@@ -1,0 +1,250 @@
+"""Copies of the training state in shared memory, written by ``ddp_trainer.memory``: their metrics and their end.
+
+A pod that ends before the job loses its memory. It saves its newest copies in the checkpoint folder, from which the
+pods of the next attempt continue. ``ddp_trainer/memory/copies.py`` defines the files.
+"""
+
+import os
+import shutil
+import struct
+import time
+import zlib
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from ..base.files import log
+from ..contract.names import (
+    ENV_ATTEMPT,
+    ENV_CHECKPOINT_DIR,
+    ENV_MEMORY_DIR,
+    ENV_RUN_ID,
+    METRIC_MEMORY_BYTES,
+    METRIC_MEMORY_SAVES,
+    METRIC_MEMORY_STALLED,
+    METRIC_MEMORY_STEP,
+    METRIC_MEMORY_TIME,
+)
+from ..contract.processes import process_state
+
+HEADER_BYTES = 4096
+_MAGIC = b"DDPMEM01"
+_FIELDS = struct.Struct("<8sqqqqqqQdqd")
+_CRC = struct.Struct("<I")
+_REPLICATED = 1
+_CHUNK_BYTES = 8 << 20
+_UNDER_WAY = b"DDPMEMWR"
+_WRITER = struct.Struct("<8sq")
+_SECONDS_FOR_COPIES = 5.0
+_POLL_SECONDS = 0.005
+
+
+class MemoryCopy(NamedTuple):
+    """A file with a copy. ``kind``: 1 for the state of all ranks, 2 for that of ``rank`` of ``world`` ranks.
+
+    ``saves``, ``stalled``: how often the writing process saved, and for how many seconds that stopped training.
+    """
+
+    path: str
+    size: int
+    kind: int
+    step: int
+    world: int
+    rank: int
+    time: float
+    saves: int
+    stalled: float
+
+    @property
+    def name(self) -> str:
+        """Name of the state: the same in every pod that has a copy of it."""
+        return "state" if self.kind == _REPLICATED else f"shard-{self.rank}"
+
+
+def find_memory_folder(pod_index: int, env: Mapping[str, str]) -> str | None:
+    """Return the pod's folder in shared memory; None if the job has none."""
+    folder = env.get(ENV_MEMORY_DIR)
+    return os.path.join(folder, f"pod-{pod_index}") if folder else None
+
+
+def find_saved_folder(env: Mapping[str, str]) -> str | None:
+    """Return the folder of saved copies, which all attempts of one resource share; None without a checkpoint folder."""
+    checkpoints = env.get(ENV_CHECKPOINT_DIR)
+    if not checkpoints:
+        return None
+    run = env.get(ENV_RUN_ID, "")
+    suffix = f"-{env.get(ENV_ATTEMPT, '')}"
+    return os.path.join(checkpoints, f"ddp-memory-{run[: -len(suffix)] if run.endswith(suffix) else run}")
+
+
+def list_copies(folder: str) -> list[MemoryCopy]:
+    """Return the complete copies in a folder, by the checksums of their headers."""
+    copies = [_read_header(path) for path in _list_files(folder)]
+    return [copy for copy in copies if copy is not None]
+
+
+def _list_files(folder: str) -> list[str]:
+    """Return the paths in the pod's folder.
+
+    The memory may be that of the node, where others can plant files: none of a link, or of a folder open to them.
+    """
+    try:
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError:
+        return []  # the script does not use MemoryCheckpoint
+    try:
+        status = os.fstat(descriptor)
+        is_private = status.st_uid == os.geteuid() and not status.st_mode & 0o077
+        return sorted(os.path.join(folder, name) for name in os.listdir(descriptor)) if is_private else []
+    finally:
+        os.close(descriptor)
+
+
+def _read_header(path: str) -> MemoryCopy | None:
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_FIELDS.size + _CRC.size)
+            allocated = os.fstat(file.fileno()).st_size
+    except OSError:
+        return None
+    fields = data[: _FIELDS.size]
+    is_complete = len(data) == _FIELDS.size + _CRC.size and data.startswith(_MAGIC)
+    if not is_complete or _CRC.unpack_from(data, _FIELDS.size)[0] != zlib.crc32(fields):
+        return None
+    _, kind, step, world, rank, payload, manifest, _, written, saves, stalled = _FIELDS.unpack(fields)
+    size = HEADER_BYTES + payload + manifest
+    return MemoryCopy(path, size, kind, step, world, rank, written, saves, stalled) if size <= allocated else None
+
+
+def build_memory_rows(folder: str | None) -> list[str]:
+    """Return the series of the pod's newest copy; none without a copy."""
+    copies = list_copies(folder) if folder else []
+    own = [copy for copy in copies if not os.path.basename(copy.path).startswith("peer-")]
+    if not own:
+        return []
+    newest = max(own, key=lambda copy: copy.step)
+    busiest = max(own, key=lambda copy: copy.stalled)
+    values = (
+        (METRIC_MEMORY_STEP, "gauge", "Step of the newest copy in this pod's memory.", newest.step),
+        (METRIC_MEMORY_TIME, "gauge", "When that copy was complete, in Unix seconds.", newest.time),
+        (METRIC_MEMORY_BYTES, "gauge", "Memory of all copies in this pod.", sum(copy.size for copy in copies)),
+        (METRIC_MEMORY_SAVES, "counter", "Copies that the ranks have made since they started.", busiest.saves),
+        (METRIC_MEMORY_STALLED, "counter", "Time for which copies stopped training since then.", busiest.stalled),
+    )
+    rows = []
+    for name, kind, text, value in values:
+        rows += [f"# HELP {name} {text}", f"# TYPE {name} {kind}", f"{name} {value}"]
+    return rows
+
+
+def wait_for_copies(pod_index: int, env: Mapping[str, str], seconds: float = _SECONDS_FOR_COPIES) -> None:
+    """Wait until the ranks of this pod have completed the copies that they are writing.
+
+    A copy is written while the next step runs. If a peer fails within that time, the state of the last completed step
+    would be lost with the ranks. Copies of killed ranks are not waited for.
+    """
+    folder = find_memory_folder(pod_index, env)
+    deadline = time.monotonic() + seconds
+    while folder is not None and _has_copy_under_way(folder) and time.monotonic() < deadline:
+        time.sleep(_POLL_SECONDS)
+
+
+def _has_copy_under_way(folder: str) -> bool:
+    return any(process_state(_read_writer(path)) not in ("", "T") for path in _list_files(folder))
+
+
+def _read_writer(path: str) -> int:
+    """Return the process that is writing a copy into a file; 0 if there is none."""
+    try:
+        with open(path, "rb") as file:
+            data = file.read(_WRITER.size)
+    except OSError:
+        return 0
+    return int(_WRITER.unpack(data)[1]) if data.startswith(_UNDER_WAY) and len(data) == _WRITER.size else 0
+
+
+def save_copies(pod_index: int, env: Mapping[str, str], *, checkpoint_step: float, deadline: float) -> None:
+    """Save the pod's newest copies in the checkpoint folder, until ``deadline`` of the monotonic clock.
+
+    ``checkpoint_step``: the step of the newest checkpoint of the script itself; older copies are not saved.
+    """
+    folder = find_memory_folder(pod_index, env)
+    target = find_saved_folder(env)
+    if folder is None or target is None:
+        return
+    for copy in _choose_copies(list_copies(folder)):
+        if copy.step <= checkpoint_step:
+            continue
+        path = os.path.join(target, f"{copy.name}-{copy.step}")
+        try:
+            if _save_file(copy, path, deadline):
+                log(f"saved the copy of step {copy.step} in memory to {path} ({copy.size >> 20} MiB)")
+        except OSError as error:
+            log(f"the copy of step {copy.step} in memory is not saved to {path}: {error.strerror or error}")
+            return
+
+
+def _choose_copies(copies: Sequence[MemoryCopy]) -> list[MemoryCopy]:
+    """Return the copies to save, the older ones first: the newest of replicated state, and all of shards.
+
+    The newest shards of a pod may be of different steps, or of a step that other pods do not have.
+    """
+    steps = [copy.step for copy in copies if copy.kind == _REPLICATED]
+    chosen = [copy for copy in copies if copy.kind != _REPLICATED or copy.step == max(steps)]
+    return sorted(chosen, key=lambda copy: copy.step)
+
+
+def _save_file(copy: MemoryCopy, path: str, deadline: float) -> bool:
+    """Write a file that is complete or does not exist. Returns False if another pod has saved it. Raises: OSError."""
+    if os.path.exists(path):
+        return False
+    os.makedirs(os.path.dirname(path), exist_ok=True)
+    temporary = f"{path}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
+    try:
+        with open(copy.path, "rb") as source, open(temporary, "wb") as file:
+            left = copy.size
+            while left:
+                if time.monotonic() > deadline:
+                    raise OSError("the grace period is over; raise spec.checkpoint.graceSeconds")
+                chunk = source.read(min(left, _CHUNK_BYTES))
+                if not chunk:
+                    raise OSError("the copy has changed")
+                file.write(chunk)
+                left -= len(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        if os.path.exists(temporary):
+            os.unlink(temporary)
+    for former in _list_former(path, copy):
+        try:
+            os.unlink(former)
+        except FileNotFoundError:
+            pass  # another pod has deleted it
+    return True
+
+
+def _list_former(path: str, copy: MemoryCopy) -> list[str]:
+    """Return the saved copies of the same state that are no longer useful: all but one of replicated state or two."""
+    folder = os.path.dirname(path)
+    steps = []
+    for name in os.listdir(folder):
+        state, _, step = name.rpartition("-")
+        if state == copy.name and step.isdigit():
+            steps.append(int(step))
+    kept = 1 if copy.kind == _REPLICATED else 2
+    return [os.path.join(folder, f"{copy.name}-{step}") for step in sorted(steps)[:-kept]]
+
+
+def remove_memory(pod_index: int, env: Mapping[str, str], *, succeeded: bool) -> None:
+    """Delete the pod's copies: the memory may be that of the node. After success delete the saved ones as well."""
+    folder = find_memory_folder(pod_index, env)
+    if folder is not None:
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            os.rmdir(os.path.dirname(folder))
+        except OSError:
+            pass  # another pod of the job shares the memory, or there was none
+    saved = find_saved_folder(env)
+    if succeeded and pod_index == 0 and saved is not None:
+        shutil.rmtree(saved, ignore_errors=True)

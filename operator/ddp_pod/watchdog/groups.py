@@ -1,0 +1,279 @@
+"""Whether this job's ranks form one process group: combine the records of all processes of this pod's ranks."""
+
+import dataclasses
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from ..base.files import log, read_json, try_write_json
+from ..base.pod import Pod, WorkerRecord, list_workers
+from ..contract.failure_record import EVIDENCE_ERROR, EVIDENCE_EXIT_CODE, Failure
+from ..contract.failure_table import NCCL, NETWORK
+from ..contract.group_facts import ALONE, SEPARATE, TOGETHER, UNKNOWN, WAITING, GroupFacts
+from ..contract.names import GROUP_WAIT_FILE
+from ..contract.processes import process_state
+from ..failures.kinds import FATAL
+from ..progress.metrics import MetricsEndpoint
+from ..progress.output import read_last_lines
+from ..rank.groups import MEMBER, SLOTS, STEPPING, GroupRecord
+from .group_waits import MOST_JOINERS, Joiner, explain_wait
+from .stacks import collect_stacks
+
+_INTERVAL = 1.0  # seconds between two checks
+_LONG_INTERVAL = 10.0  # the same once a group spans all ranks
+_SECONDS_TO_REPORT = 10.0  # of a wait, or of steps without a group
+_SECONDS_TO_SHARE = 2.0  # of a wait, after which the pods compare their ranks
+_SECONDS_OF_SILENCE = 60.0  # of the ranks, after which their group is reported as unknown
+_RECORD_LIMIT = 4096  # bytes of a file
+_TEXT_LIMIT = 160  # characters
+_FILE = re.compile(r"(\d{1,4})\.\d{1,2}\.json")
+
+
+class RankGroups(NamedTuple):
+    """The groups of one rank's processes. ``has_steps``: whether its optimizer steps were counted; None: unknown."""
+
+    worker: WorkerRecord
+    records: Sequence[GroupRecord]
+    has_steps: bool | None = None
+
+    @property
+    def coverage(self) -> float:
+        """How many ranks of the job the largest group spans: its size, divided by its members below this rank."""
+        members: dict[int, set[int]] = {}
+        for record in self.records:
+            if record.largest:
+                members.setdefault(record.largest, set()).add(record.largest_rank)
+        return max((size / len(ranks) for size, ranks in members.items()), default=0.0)
+
+    @property
+    def waiting(self) -> list[GroupRecord]:
+        """The processes that wait for their first group. Those of a nested launcher wait for each other."""
+        run = self.worker.run
+        return [record for record in self.records if record.is_waiting and record.run == run]
+
+
+def read_groups(pod: Pod, count_steps: Callable[[int], int | None] = lambda rank: None) -> list[RankGroups]:
+    """Return the groups of this pod's ranks. The files may contain anything. ``count_steps``: of a local rank."""
+    folder = os.path.join(pod.runtime, "groups")
+    records: dict[int, list[GroupRecord]] = {}
+    with suppress(OSError):
+        for name in os.listdir(folder):
+            match = _FILE.fullmatch(name)
+            record = parse_record(read_json(os.path.join(folder, name), _RECORD_LIMIT)) if match else None
+            if match and record is not None:
+                records.setdefault(int(match[1]), []).append(record)
+    groups = []
+    for worker in sorted(list_workers(pod), key=lambda worker: worker.rank):
+        steps = count_steps(worker.local_rank)
+        own = records.get(worker.local_rank, ())[:SLOTS]
+        groups.append(RankGroups(worker, own, None if steps is None else steps > 0))
+    return groups
+
+
+def parse_record(raw: Mapping[str, object]) -> GroupRecord | None:
+    """Return the record of a process; None if it is invalid."""
+    values: dict[str, Any] = {}
+    for name, default in GroupRecord._field_defaults.items():
+        value = raw.get(name, default)
+        if type(value) is not type(default):
+            return None
+        values[name] = value[:_TEXT_LIMIT] if isinstance(value, str) else value
+    return GroupRecord(**values)
+
+
+def judge_groups(ranks: Sequence[RankGroups], now: float, *, has_ended: bool = False) -> GroupFacts | None:
+    """Return whether the ranks of the job form one group, as far as this pod shows; None: not known yet, or one rank.
+
+    ``now``: Unix time; ``has_ended``: whether the ranks have ended: then nothing changes any more.
+    """
+    world = max((rank.worker.world_size or 1 for rank in ranks), default=1)
+    if world == 1:
+        return None
+    facts = GroupFacts(UNKNOWN, world)
+    if any(rank.coverage >= world for rank in ranks):
+        return facts._replace(state=TOGETHER, message=f"a torch.distributed process group spans all {world} ranks")
+
+    latest = now if has_ended else now - _SECONDS_TO_REPORT
+    separate = [rank for rank in ranks if rank.coverage and (has_ended or _trains_since(rank, latest))]
+    if separate:
+        message = f"no process group spans all {world} ranks: {_describe_separate(separate[0])}"
+        return facts._replace(state=SEPARATE, message=message)
+
+    records = [record for rank in ranks for record in rank.records]
+    stepping = [record for record in records if record.phase == STEPPING and record.since <= latest]
+    library = next((record.library for record in records if record.library), "")
+    if stepping and not library:
+        return facts._replace(state=ALONE, message=_describe_alone(ranks, world, stepping))
+    if not (stepping or has_ended or _have_been_silent(ranks, now)):
+        return None
+    return facts._replace(message=_explain_unknown(ranks, world, library))
+
+
+def _trains_since(rank: RankGroups, latest: float) -> bool:
+    """Return whether a rank makes steps while a process has had a smaller group since before ``latest``."""
+    members = [record for record in rank.records if record.phase == MEMBER and process_state(record.pid)]
+    return bool(rank.has_steps) and any(record.since <= latest for record in members)
+
+
+def _describe_separate(rank: RankGroups) -> str:
+    record = max((record for record in rank.records if record.largest), key=lambda record: record.largest)
+    plural = "s" if record.largest > 1 else ""
+    text = f"the group of rank {rank.worker.rank} has only {record.largest} rank{plural}"
+    place = f" ({record.place})" if record.place else ""
+    return f"{text}{place}" + (", started by a launcher inside the command" if record.run != rank.worker.run else "")
+
+
+def _describe_alone(ranks: Sequence[RankGroups], world: int, stepping: Sequence[GroupRecord]) -> str:
+    alone = [str(rank.worker.rank) for rank in ranks if set(rank.records) & set(stepping)]
+    text = "rank {} trains" if len(alone) == 1 else "ranks {} train"
+    message = f"no process group spans all {world} ranks: {text.format(', '.join(alone[:8]))} alone"
+    option = next((record.option for record in stepping if record.option), "")
+    if option:
+        message += f"; the script trains in a group only with its option {option}, which torchrun does not pass: read "
+        message += "LOCAL_RANK from the environment"
+    return message
+
+
+def _have_been_silent(ranks: Sequence[RankGroups], now: float) -> bool:
+    return all(now - rank.worker.started > _SECONDS_OF_SILENCE and not rank.waiting for rank in ranks)
+
+
+def _explain_unknown(ranks: Sequence[RankGroups], world: int, library: str) -> str:
+    first = ranks[0]
+    message = f"it is unknown whether the {world} ranks train together: "
+    if library:
+        return f"{message}rank {first.worker.rank} uses {library}, whose communication is not observed"
+    if first.has_steps is None:
+        return f"{message}there is no process group, and metrics.autoInstrument is false"
+    if first.worker.kind == "program" and not first.records:
+        return f"{message}no Python process of rank {first.worker.rank}'s program has shown a process group or a step"
+    return f"{message}rank {first.worker.rank} has created no process group and made no optimizer step"
+
+
+class GroupMonitor:
+    """Observes the process groups. ``job_wait``: of the job's ranks, by pod 0, set by the supervisor."""
+
+    def __init__(self, pod: Pod, metrics: MetricsEndpoint) -> None:
+        self._pod = pod
+        self._metrics = metrics
+        self._path = os.path.join(pod.runtime, GROUP_WAIT_FILE)
+        self._shared: Sequence[Joiner] | None = None
+        self._places: dict[int, str] = {}  # of local ranks that have not called init_process_group
+        self._located_at = 0.0
+        self._logged = ""
+        self.job_wait: GroupFacts | None = None
+        self.facts: GroupFacts | None = None
+
+    def run(self) -> None:
+        """Observe continuously. Never returns."""
+        while True:
+            self.check()
+            is_settled = self.facts is not None and self.facts.state == TOGETHER
+            time.sleep(_LONG_INTERVAL if is_settled else _INTERVAL)
+
+    def check(self) -> None:
+        """Update the facts, and share what keeps ranks waiting."""
+        now = time.time()
+        ranks = read_groups(self._pod, self._metrics.count_steps)
+        facts = judge_groups(ranks, now)
+        if facts is None or facts.state != TOGETHER:
+            self._share(self._list_joiners(ranks, now))
+        else:
+            self._share(None)
+            self.job_wait = None
+        wait = self.job_wait
+        if wait is not None and now - wait.since >= _SECONDS_TO_REPORT:
+            facts = wait
+        self.facts = facts
+        if facts is not None and facts.state != TOGETHER and facts.message != self._logged:
+            self._logged = facts.message
+            log(f"process group: {facts.message}" + (f"; {facts.remedy}" if facts.remedy else ""))
+
+    def finish(self) -> GroupFacts | None:
+        """Return the facts of ranks that have ended."""
+        return judge_groups(read_groups(self._pod, self._metrics.count_steps), time.time(), has_ended=True)
+
+    def forget(self) -> None:
+        """Forget the waits of ranks that restart."""
+        self.job_wait = None
+        self.facts = None
+
+    def explain(self, failure: Failure) -> Failure:
+        """Return the failure of a rank that gave up a wait which the script causes as the mistake of the script."""
+        wait = self.job_wait
+        is_symptom = failure.category in (NETWORK.name, NCCL.name) or failure.evidence == EVIDENCE_EXIT_CODE
+        if wait is None or not wait.is_mistake or not is_symptom:
+            return failure
+        ranks = read_groups(self._pod)
+        if not any(rank.waiting for rank in ranks if rank.worker.local_rank == failure.local_rank):
+            return failure
+        explained = dataclasses.replace(
+            failure,
+            category=FATAL.category,
+            container_exit_code=FATAL.exit_code,
+            secondary=False,
+            exception_type=failure.exception_type or WAITING,
+            message=f"{wait.message}; rank {failure.rank} gave up: {failure.message}",
+            traceback=failure.traceback or read_last_lines(self._pod, failure.local_rank or 0),
+            remedy=wait.remedy,
+            evidence=EVIDENCE_ERROR,
+        )
+        if wait.rank in (None, failure.rank):
+            return explained
+        return dataclasses.replace(
+            explained, rank=wait.rank, local_rank=None, pod_index=wait.pod, exit_code=None, traceback=""
+        )
+
+    def _list_joiners(self, ranks: Sequence[RankGroups], now: float) -> list[Joiner]:
+        """Return this pod's part in a wait; empty as long as no rank of the job has waited for a while."""
+        waits = [record.since for rank in ranks for record in rank.waiting]
+        if self.job_wait is None and not any(now - since >= _SECONDS_TO_SHARE for since in waits):
+            return []
+        absent = [rank for rank in ranks if not (rank.waiting or rank.coverage)]
+        self._locate([rank.worker for rank in absent], now)
+        joiners: list[Joiner] = []
+        for rank in ranks:
+            joiners += self._build_joiners(rank)
+        return joiners[:MOST_JOINERS]
+
+    def _build_joiners(self, rank: RankGroups) -> Iterable[Joiner]:
+        worker = rank.worker
+        empty = Joiner(worker.rank, self._pod.node, job_store=worker.store)
+        living = [record for record in rank.waiting if process_state(record.pid)]
+        shown = living or [record for record in rank.records if record.largest][:1]
+        if not shown:
+            yield empty._replace(place=self._places.get(worker.local_rank, ""), ended=not process_state(worker.pid))
+        for record in shown:
+            yield empty._replace(
+                phase=record.phase if record in living else MEMBER,
+                since=record.since,
+                as_rank=record.rank,
+                size=record.size,
+                store=record.store,
+                place=record.place,
+                assigned=record.assigned,
+                from_environment=record.from_environment,
+            )
+
+    def _locate(self, workers: Sequence[WorkerRecord], now: float) -> None:
+        """Find out at intervals where ranks are that have not called init_process_group."""
+        if now - self._located_at < _LONG_INTERVAL:
+            return
+        self._located_at = now
+        running = [worker for worker in workers if process_state(worker.pid)]
+        stacks = collect_stacks(self._pod, self._metrics, running, quiet=True) if running else {}
+        self._places = {rank: stack.place for rank, stack in stacks.items() if stack.frames}
+
+    def _share(self, joiners: Sequence[Joiner] | None) -> None:
+        """Let the agent share this pod's part in a wait; None: its ranks wait no more."""
+        if not self._pod.is_multi_node:
+            self.job_wait = explain_wait(joiners or (), self._pod.nproc_per_node, is_local=True)
+        elif joiners is None:
+            with suppress(OSError):
+                os.unlink(self._path)
+        elif joiners != self._shared:
+            try_write_json(self._path, {"joiners": joiners})
+        self._shared = joiners

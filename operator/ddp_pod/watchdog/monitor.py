@@ -1,0 +1,503 @@
+"""The thread that detects stalls of this pod's ranks, logs their activity, and kills them if necessary."""
+
+import math
+import os
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+from ..base.clock import AwakeClock
+from ..base.files import log, try_write_json
+from ..base.pod import Pod, WorkerRecord, list_workers
+from ..contract.failure_record import Failure
+from ..contract.failure_table import HANG
+from ..contract.names import METRIC_HANGS, METRIC_HEARTBEAT_AGE, RUN_STEP_FILE, STALL_REPORT_FILE, STALLED_STATES
+from ..contract.plan import WatchdogConfig
+from ..contract.processes import SLEEPING_STATES, STOPPED_STATES, count_cpu_seconds, find_family, kill, process_state
+from ..failures.worker_failure import examine_error
+from ..progress.metrics import PAGE_TIMEOUT, MetricsEndpoint, read_step
+from .collectives import CollectivesRequest, RankCollectives
+from .stacks import Stack, collect_stacks
+from .stall import (
+    ACTIVITY_LIMIT,
+    NO_REPORT,
+    HeartbeatWatchdog,
+    Idleness,
+    JobStall,
+    RankActivity,
+    RankStall,
+    RankWait,
+    StallReport,
+    StepMark,
+    StepPulse,
+    build_stall_rows,
+    count_steps,
+    describe_waits,
+    report_stall,
+    should_kill_workers,
+    stall_grace_seconds,
+)
+
+_SECONDS_BETWEEN_CHECKS = 5.0
+_SECONDS_OF_SILENCE = 5.0  # without a step, after which the ranks are examined, as their peers may give up
+_SILENCE_FACTOR = 1.3  # by which the silence is longer when they are examined again
+_SAMPLES = 10  # of a rank's state
+_SECONDS_BETWEEN_SAMPLES = 0.01
+_KILLED = 128 + signal.SIGKILL
+
+
+class StalledWorker(NamedTuple):
+    """A worker of a stalled pod, its activity, its stack as text, and its collectives."""
+
+    worker: WorkerRecord
+    activity: RankActivity
+    stack: str
+    collectives: RankCollectives
+
+    @property
+    def wait(self) -> RankWait | None:
+        """The collective in which it waits; None if it waits in none, or that is unknown."""
+        pending = self.collectives.pending
+        is_waiting = self.activity.state == "Waiting" and pending is not None
+        return RankWait(self.worker.rank, pending.text) if is_waiting and pending is not None else None
+
+
+class StallMonitor:
+    """Detects stalls of this pod's ranks. ``job_stall``: all pods' reports of the stall, set by the supervisor."""
+
+    def __init__(self, pod: Pod, metrics: MetricsEndpoint, *, is_stopping: Callable[[], bool]) -> None:
+        self._pod = pod
+        self._metrics = metrics
+        self._is_stopping = is_stopping
+        self.job_stall: JobStall | None = None
+        self._hangs = 0
+        self._stall: RankStall | None = None  # the current one, as detected last
+        self._silence: RankStall | None = None  # the same, or missing steps for less time than that of a stall
+        self._examined_silence = 0.0  # seconds
+        self._stalled: list[StalledWorker] = []  # when the stacks were collected
+        self._remote_cause: RankActivity | None = None  # in another pod, which kills its workers first
+        self._killed = False
+        self._peers_wait = False  # whether the log has that other pods wait for this one
+        self._examine_at = math.inf  # when a rank in I/O is examined again
+        self._steps_known = False  # whether some pod has seen steps: only then does the ranks' inactivity count
+        self._kill_at = math.inf
+        self._give_up_at = math.inf
+        self._interval = _find_interval(pod.watchdog)
+        # Between two checks are a pause and the wait for pages of ranks that do not respond.
+        self._clock = AwakeClock(self._interval + 2 * PAGE_TIMEOUT, time.monotonic())
+        self._idleness = Idleness()
+        self._pulse = StepPulse()
+        self._watchdog = HeartbeatWatchdog(pod.watchdog) if pod.watchdog else None
+
+    def record_hang(self) -> None:
+        """Write the error file of a rank of this pod for which ranks of other pods have waited until they failed."""
+        error = self._describe_awaited()
+        if error is not None and not error["secondary"]:
+            self._record(error)
+
+    def build_awaited(self) -> Failure | None:
+        """Return the failure of the rank outside of collectives, which may explain those of its peers."""
+        error = self._describe_awaited()
+        return None if error is None else examine_error(self._pod, error)
+
+    def forget(self) -> None:
+        """Forget what ranks did that restart."""
+        self._silence = None
+        self._stalled = []
+
+    def _find_awaited(self) -> StalledWorker | None:
+        """Return a rank of this pod that is outside of collectives, a computing one last; None if there is none."""
+        outside = [stalled for stalled in self._stalled if stalled.activity.state != "Waiting"]
+        return min(outside, key=lambda stalled: STALLED_STATES.index(stalled.activity.state), default=None)
+
+    def _describe_awaited(self) -> dict[str, Any] | None:
+        """Return the error of that rank. One that computes is a root cause only if other pods have stalled too."""
+        awaited = self._find_awaited()
+        if self._silence is None or awaited is None:
+            return None
+        error = self._build_error(self._silence, awaited, is_root_cause=True)
+        return {**error, "secondary": not (awaited.activity.behind or self._blocks_peers)}
+
+    @property
+    def _blocks_peers(self) -> bool:
+        """Whether other pods report that they only wait."""
+        return self.job_stall is not None and self.job_stall.stuck > 0
+
+    def run(self) -> None:
+        """Keep the ranks' last pages and act on stalls. Never returns."""
+        plan = self._pod.watchdog
+        while True:
+            time.sleep(self._interval)
+            pages = self._metrics.collect()
+            if self._pod.node == 0 and self._pod.is_multi_node:
+                steps = [step for step in map(read_step, pages.values()) if step is not None]
+                try_write_json(self._path(RUN_STEP_FILE), {"step": max(steps)} if steps else {})
+            now = self._clock.tick(time.monotonic())
+            if plan is not None and self._watchdog is not None and not self._is_stopping():
+                self._check(plan, self._watchdog, pages, now)
+                self._clock.tick(time.monotonic())
+
+    def log_stacks(self) -> None:
+        """Write the stacks of all ranks to the log."""
+        collect_stacks(self._pod, self._metrics, list_workers(self._pod))
+
+    def build_rows(self) -> list[str]:
+        """Return the series about hangs."""
+        now = self._clock.read(time.monotonic())
+        rows = [
+            f"# HELP {METRIC_HANGS} How often the watchdog found that no rank of this pod makes progress.",
+            f"# TYPE {METRIC_HANGS} counter",
+            f"{METRIC_HANGS} {self._hangs}",
+        ]
+        age = self._watchdog.age(now) if self._watchdog else None
+        if age is None:
+            age = self._pulse.measure_silence(now)
+        stall = self._stall
+        if stall is not None:
+            ranks = self._activities
+            if self._remote_cause:
+                ranks.append(self._remote_cause)
+            rows += build_stall_rows(stall, ranks, now)
+        if age is not None:
+            rows += [
+                f"# HELP {METRIC_HEARTBEAT_AGE} Time since a rank of this pod last made progress.",
+                f"# TYPE {METRIC_HEARTBEAT_AGE} gauge",
+                f"{METRIC_HEARTBEAT_AGE} {age:.3f}",
+            ]
+        return rows
+
+    @property
+    def _activities(self) -> list[RankActivity]:
+        return [stalled.activity for stalled in self._stalled]
+
+    @property
+    def _waits(self) -> list[RankWait]:
+        """The collectives in which this pod's ranks wait."""
+        waits = [stalled.wait for stalled in self._stalled]
+        return [wait for wait in waits if wait is not None]
+
+    def _report(self, stall: RankStall) -> StallReport:
+        return report_stall(stall, self._activities, self._waits)
+
+    def _path(self, *names: str) -> str:
+        return os.path.join(self._pod.runtime, *names)
+
+    # -- detection
+
+    def _check(self, plan: WatchdogConfig, watchdog: HeartbeatWatchdog, pages: Mapping[int, str], now: float) -> None:
+        """Check once: log a new stall, and kill the workers when its grace period is over."""
+        workers = self._list_training_workers()
+        stopped = {worker.local_rank for worker in workers if process_state(worker.pid) in STOPPED_STATES}
+        idle = self._observe(watchdog, workers, stopped, pages, now)
+        stall = self._find_stall(plan, watchdog, workers, idle, now)
+        if stall is None:
+            self._clear_stall()
+            self._examine_silence(watchdog, workers, now)
+            return
+
+        if self._stall is None or stall.evidence != self._stall.evidence:
+            self._steps_known = stall.known or bool(stopped & stall.idle)
+            self._open_stall(stall, workers, now)
+        elif self.job_stall is not None and self.job_stall.known and not self._steps_known:
+            self._steps_known = True
+            self._open_stall(stall, workers, now)  # idleness before the job had stalled does not count
+        elif now >= self._examine_at:
+            self._open_stall(stall, workers, now)
+        self._stall = stall
+        self._silence = stall
+        self._examined_silence = now - stall.since
+        self._log_waiting_peers()
+
+        if not self._should_kill(stall, now) or plan.action == "Report" or self._killed:
+            return
+        if stall.certain or self._is_unchanged(stall, workers):
+            self._kill_hung_workers(stall)
+        else:
+            self._open_stall(stall, workers, now)
+
+    def _list_training_workers(self) -> list[WorkerRecord]:
+        """Return the running workers whose exporter has not written its last page, as it does after the training."""
+        workers = [worker for worker in list_workers(self._pod) if process_state(worker.pid)]
+        return [worker for worker in workers if not os.path.exists(self._path("metrics", f"{worker.local_rank}.prom"))]
+
+    def _observe(
+        self,
+        watchdog: HeartbeatWatchdog,
+        workers: Sequence[WorkerRecord],
+        stopped: set[int],
+        pages: Mapping[int, str],
+        now: float,
+    ) -> dict[int, float]:
+        """Pass pages, steps and CPU time to their detectors. Returns for how long each local rank has been idle."""
+        live_pages = {
+            rank: page for rank, page in pages.items() if os.path.exists(self._path("metrics", f"{rank}.port"))
+        }
+        watchdog.observe({worker.local_rank: worker.pid for worker in workers}, live_pages, now)
+
+        self._pulse.observe({} if watchdog.known else self._read_marks(workers, pages), now)
+
+        # Ranks with heartbeats are only checked for idleness if they are stopped.
+        watched = [worker for worker in workers if worker.local_rank in stopped or not watchdog.known]
+        return self._idleness.observe({worker.local_rank: count_cpu_seconds([worker.pid]) for worker in watched}, now)
+
+    def _read_marks(self, workers: Sequence[WorkerRecord], pages: Mapping[int, str]) -> dict[int, StepMark]:
+        """Return the steps of each worker by local rank: its own count, or the matches of patterns in its log."""
+        marks = {}
+        for worker in workers:
+            counters = self._metrics.read_counters(worker.local_rank)
+            count = count_steps(pages.get(worker.local_rank, "")) if self._pod.log_patterns else None
+            if counters is not None and counters.shows_steps and counters.pid == worker.pid:
+                marks[worker.local_rank] = StepMark(worker.pid, float(counters.steps), counters.longest_step)
+            elif count:
+                marks[worker.local_rank] = StepMark(worker.pid, count)
+        return marks
+
+    def _find_stall(
+        self,
+        plan: WatchdogConfig,
+        watchdog: HeartbeatWatchdog,
+        workers: Sequence[WorkerRecord],
+        idle: Mapping[int, float],
+        now: float,
+    ) -> RankStall | None:
+        """Return the current stall: heartbeats or steps that have stopped, or workers without CPU use."""
+        stall = watchdog.find_stall(now)
+        if stall is not None:
+            return stall
+        silence = None if watchdog.known else self._pulse.measure_silence(now, plan.stall_seconds)
+        # Steps may use less CPU than the threshold: a pod that makes steps is not idle.
+        quiet = math.inf if watchdog.known else self._pulse.age(now)
+        limit = max(plan.stall_seconds, 1.0)
+        inactive = {rank: seconds for rank, seconds in idle.items() if min(seconds, quiet) >= limit}
+        if silence is not None:
+            message = f"no step for {silence:.0f} s, longer than any pause before"
+            return RankStall(now - silence, message, certain=False, known=True, idle=frozenset(inactive))
+        if not inactive:
+            return None
+        ranks = [str(worker.rank) for worker in workers if worker.local_rank in inactive]
+        subject = "the workers have" if len(ranks) == len(workers) else f"rank {', '.join(ranks)} has"
+        seconds = min(inactive.values())
+        message = f"{subject} used no CPU for {seconds:.0f} s"
+        return RankStall(now - seconds, message, certain=False, known=False, idle=frozenset(inactive))
+
+    def _examine_silence(self, watchdog: HeartbeatWatchdog, workers: Sequence[WorkerRecord], now: float) -> None:
+        """Examine ranks early, and again at growing intervals: the collectives of their peers may time out first.
+
+        What ranks did that have ended remains known: it may explain the end of their peers. A single rank has none.
+        """
+        if not any(worker.world_size != 1 for worker in workers):
+            return
+        age = watchdog.age(now)
+        seconds = self._pulse.age(now) if age is None else age
+        message = "no step for {:.0f} s"
+        if seconds == math.inf:
+            seconds = time.time() - max(worker.started for worker in workers)
+            message = "no step since the start for {:.0f} s"
+        if seconds < _SECONDS_OF_SILENCE or seconds <= self._pulse.longest:
+            self.forget()
+        elif self._silence is None or seconds >= _SILENCE_FACTOR * self._examined_silence:
+            self._examined_silence = seconds
+            asleep = frozenset(worker.local_rank for worker in workers if _measure_sleep(worker.pid) > 0.5)
+            self._silence = RankStall(now - seconds, message.format(seconds), certain=False, idle=asleep)
+            self._stalled = self._examine(self._silence, workers, quiet=True)
+
+    # -- the current stall
+
+    def _open_stall(self, stall: RankStall, workers: Sequence[WorkerRecord], now: float) -> None:
+        """Log the stacks, and report the ranks' activity to the operator and the other pods."""
+        self._hangs += stall.certain and self._stall is None
+        kind = "hang" if stall.known else "idle"
+        note = "" if stall.known else "; no process is killed, because no step was counted (docs/your-script.md)"
+        log(f"{kind}: {stall.message}{note}; the stacks of this pod's ranks follow")
+        self._stalled = self._examine(stall, workers, quiet=False)
+        log("\n".join(activity.what for activity in self._activities))
+        self.job_stall = None
+        self._remote_cause = None
+        self._killed = False
+        self._peers_wait = False
+        self._kill_at = math.inf
+        self._give_up_at = now + self._grace_seconds(has_cause=False)
+        self._examine_at = math.inf
+        if self._pod.watchdog is not None and any(activity.state == "IO" for activity in self._activities):
+            limit = stall.since + self._pod.watchdog.checkpoint_seconds
+            self._examine_at = min(limit, now + max(_SECONDS_BETWEEN_CHECKS, self._pod.watchdog.stall_seconds))
+            seconds = self._pod.watchdog.checkpoint_seconds
+            log(f"it may be in I/O: the limit is {seconds:g} s (spec.watchdog.checkpointSeconds)")
+        report = self._report(stall) if self._steps_known else NO_REPORT
+        try_write_json(self._path(STALL_REPORT_FILE), report.encode())
+
+    def _log_waiting_peers(self) -> None:
+        """Log once per stall that other pods wait for a rank of this one."""
+        awaited = self._find_awaited() if self._blocks_peers and not self._peers_wait else None
+        if awaited is not None:
+            self._peers_wait = True
+            log(f"hang: other pods wait for rank {awaited.worker.rank}")
+
+    def _clear_stall(self) -> None:
+        """Forget a stall that is over."""
+        if self._stall is None:
+            return
+        self._stall = None
+        self.job_stall = None
+        self._remote_cause = None
+        with suppress(OSError):  # the disk was full at the write
+            os.unlink(self._path(STALL_REPORT_FILE))
+
+    def _is_unchanged(self, stall: RankStall, workers: Sequence[WorkerRecord]) -> bool:
+        """Return whether the ranks do the same as when the stall was detected."""
+        return [stalled.activity for stalled in self._examine(stall, workers, quiet=True)] == self._activities
+
+    def _grace_seconds(self, *, has_cause: bool) -> float:
+        return stall_grace_seconds(self._pod.nodes, self._interval, has_cause=has_cause)
+
+    def _should_kill(self, stall: RankStall, now: float) -> bool:
+        """Return whether this pod's workers are to be killed now, by the reports of all pods."""
+        report = self._report(stall)
+        job_stall = self.job_stall if self._pod.is_multi_node else _sum_up(report)
+        if self._kill_at == math.inf and should_kill_workers(report, job_stall, certain=stall.certain):
+            self._kill_at = now + self._grace_seconds(has_cause=True)
+
+        cause = job_stall.cause if job_stall is not None and not report.cause else None
+        if cause != self._remote_cause:
+            self._remote_cause = cause
+            self._give_up_at = now + self._grace_seconds(has_cause=False)
+            log(f"hang: in another pod, {cause.what if cause else 'no rank blocks its peers any more'}")
+        is_job_stuck = job_stall is not None and job_stall.is_stuck
+        if any(activity is not None and activity.behind and not activity.hangs for activity in (report.cause, cause)):
+            return False  # a rank in I/O, for which the others wait
+        given_up = stall.certain or (cause is not None and report.stuck and is_job_stuck)
+        return now >= self._kill_at or (given_up and now >= self._give_up_at)
+
+    def _examine(self, stall: RankStall, workers: Sequence[WorkerRecord], *, quiet: bool) -> list[StalledWorker]:
+        """Return what each worker does instead of a step. The log has the stacks unless ``quiet``."""
+        request = CollectivesRequest(self._pod, workers)
+        stacks = collect_stacks(self._pod, self._metrics, workers, quiet=quiet)
+        # A rank that does not respond this time still waits where it did, or its stack shows that it does not.
+        known = {stalled.worker.local_rank: stalled.collectives for stalled in self._stalled if quiet}
+        reports = {**known, **request.read()}
+        in_io = {stalled.worker.pid: stalled for stalled in self._stalled if stalled.activity.state == "IO"}
+        stalled = []
+        for worker in workers:
+            stack = stacks.get(worker.local_rank)
+            if worker.pid in in_io and not (stack and stack.frames):
+                stalled.append(in_io[worker.pid])  # it may respond next time
+                continue
+            collectives = reports.get(worker.local_rank, RankCollectives())
+            activity = _describe_activity(stall, worker, stack, collectives)
+            if activity.state == "Behind" and stack is not None and self._is_in_io(stall, worker, stack):
+                activity = activity._replace(state="IO")
+            stalled.append(StalledWorker(worker, activity, stack.text if stack else "", collectives))
+        return stalled
+
+    def _is_in_io(self, stall: RankStall, worker: WorkerRecord, stack: Stack) -> bool:
+        """Return whether a rank outside of collectives sleeps at times, without a lock, for less than a checkpoint."""
+        plan = self._pod.watchdog
+        if plan is None or stack.waits_for_lock or not _measure_sleep(worker.pid):
+            return False
+        return self._clock.read(time.monotonic()) - stall.since < plan.checkpoint_seconds
+
+    # -- the end of the workers
+
+    def _kill_hung_workers(self, stall: RankStall) -> None:
+        """Kill the workers; torchrun then restarts them or gives up, as for any other failure."""
+        self._killed = True
+        self._hangs += not stall.certain
+        has_cause = any(activity.behind for activity in self._activities)
+        is_deadlock = not has_cause and not self._remote_cause and self._kill_at < math.inf
+        for stalled in self._stalled:
+            is_root_cause = stalled.activity.behind or is_deadlock
+            self._record(self._build_error(stall, stalled, is_root_cause=is_root_cause, is_deadlock=is_deadlock))
+        log("killing the workers because of the hang")
+        for stalled in self._stalled:
+            for pid in find_family(stalled.worker.pid):
+                kill(pid, signal.SIGKILL)
+
+    def _build_error(
+        self, stall: RankStall, stalled: StalledWorker, *, is_root_cause: bool, is_deadlock: bool = False
+    ) -> dict[str, Any]:
+        """Return the content of the error file of a rank that hangs."""
+        has_cause = any(activity.behind for activity in self._activities)
+        secondary = not is_root_cause and (has_cause or self._pod.nodes > 1)
+        message = f"{stall.message}: {stalled.activity.what}"
+        if secondary and self._remote_cause:
+            message += f"; in another pod, {self._remote_cause.what}"
+        elif is_root_cause:
+            message += self._describe_peers(stalled, is_deadlock=is_deadlock)
+        return {
+            "rank": stalled.worker.rank,
+            "localRank": stalled.worker.local_rank,
+            "type": HANG.name,
+            "message": message,
+            "traceback": stalled.stack,
+            "exitCode": _KILLED,
+            "secondary": secondary,
+            "time": time.time(),
+        }
+
+    def _record(self, error: Mapping[str, Any]) -> None:
+        """Write a rank's error file."""
+        try_write_json(self._path("errors", f"{error['localRank']}.json"), error)
+
+    def _describe_peers(self, cause: StalledWorker, *, is_deadlock: bool) -> str:
+        """Return in which collectives the other ranks of the job wait. ``is_deadlock``: all ranks wait."""
+        own = cause.wait.collective if cause.wait is not None else ""
+        shared = self.job_stall.waits if self.job_stall is not None else ()
+        waits = describe_waits([wait for wait in (*self._waits, *shared) if wait.collective != own])
+        text = f"; {waits}" if waits else ""
+        if not is_deadlock:
+            return text
+        if own and waits:
+            return f"{text}: all ranks have to call the same collectives in the same order"
+        return "; all ranks of the job wait: do they call the same collectives in the same order?"
+
+
+def _find_interval(plan: WatchdogConfig | None) -> float:
+    """Return the seconds between two checks: a quarter of the shortest budget, within bounds."""
+    if plan is None:
+        return _SECONDS_BETWEEN_CHECKS
+    return max(0.1, min(_SECONDS_BETWEEN_CHECKS, plan.start_seconds / 4, plan.stall_seconds / 4))
+
+
+def _measure_sleep(pid: int) -> float:
+    """Return in which share of several samples a process's main thread sleeps."""
+    count = 0
+    for _ in range(_SAMPLES):
+        count += process_state(pid) in SLEEPING_STATES
+        time.sleep(_SECONDS_BETWEEN_SAMPLES)
+    return count / _SAMPLES
+
+
+def _sum_up(report: StallReport) -> JobStall:
+    """Return the reports of a job with one pod, without a remote root cause."""
+    return JobStall(int(report.known), int(report.stuck), int(report.idle), 1, None)
+
+
+def _describe_activity(
+    stall: RankStall, worker: WorkerRecord, stack: Stack | None, collectives: RankCollectives
+) -> RankActivity:
+    """Return what a worker does instead of a step."""
+    is_idle = worker.local_rank in stall.idle
+    if process_state(worker.pid) in STOPPED_STATES:
+        state = "Stopped"
+        what = f"the process of rank {worker.rank} is stopped (SIGSTOP)"
+    elif stack is None or not stack.frames:
+        state = "Waiting" if stall.certain or is_idle else "Busy"
+        what = f"rank {worker.rank} {'uses no CPU' if is_idle else 'shows no Python stack'}"
+    elif stack.is_in_torch or (stack.waits_for_peers and not collectives.are_over):
+        state = "Waiting"
+        what = f"rank {worker.rank} waits for other ranks in {stack.place}"
+    else:
+        state = "Behind" if stall.certain or is_idle else "Busy"
+        what = f"rank {worker.rank} is in {stack.place}"
+    what += _describe_collective(state, collectives)
+    return RankActivity(worker.rank, worker.local_rank, state, what[:ACTIVITY_LIMIT])
+
+
+def _describe_collective(state: str, collectives: RankCollectives) -> str:
+    """Return the collective in which a rank waits, or the last one that it has called."""
+    pending = collectives.pending
+    if state == "Waiting" and pending is not None:
+        return f": {pending.text}"
+    return f", after {collectives.last.name}" if collectives.last is not None else ""

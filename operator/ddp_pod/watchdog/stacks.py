@@ -1,0 +1,176 @@
+"""Python stacks of running workers, as faulthandler writes them."""
+
+import linecache
+import os
+import re
+import time
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ..base.files import is_own_file, log
+from ..base.pod import Pod, WorkerRecord
+from ..contract.names import STACK_LIMIT
+from ..contract.processes import STACK_SIGNAL, STOPPED_STATES, catches, kill, process_state
+from ..progress.metrics import MetricsEndpoint
+from ..rank.tracebacks import LIBRARY
+
+_FRAME = re.compile(r'  File "([^"]*)", line (\d+) in (.*)')
+# A rank waits for its peers in one of torch's modules, or on a line that calls one of these. Torch's send() and recv()
+# have frames of their own; without one it is a socket's.
+_COLLECTIVE_FILES = re.compile(
+    r"/torch/(distributed/|nn/parallel/distributed\.py|autograd/graph\.py|cuda/__init__\.py)"
+)
+_COLLECTIVE_CALLS = re.compile(
+    r"\b(wait|all_\w+|broadcast\w*|barrier|reduce\w*|gather|scatter|synchronize|backward|item|tolist|cpu)\("
+)
+# A lock that no call of the standard library acquires, such as a queue's, which waits for the work of another thread.
+_LOCK = re.compile(r"\bacquire\(|^\s*(async )?with [\w.\[\]\"']+( as \w+)?:")
+_STANDARD_LIBRARY = re.compile(r"[/\\]lib(64)?[/\\]python3[^/\\]*[/\\](?!(site|dist)-packages)|^<frozen ")
+_CALL = re.compile(r"([A-Za-z_][\w.]*)\(")
+_SHIM_FUNCTION = "_run_and_record"  # of worker.py, below which the script runs
+SECONDS_FOR_STACKS = 5.0
+_SECONDS_UNCHANGED = 1.0  # after which an incomplete stack is taken as final
+
+
+class StackFrame(NamedTuple):
+    """One call of a stack."""
+
+    path: str
+    line: int
+    function: str
+
+
+class Stack(NamedTuple):
+    """A worker's main thread: its frames, the outermost first and without the launcher's, and as text."""
+
+    frames: list[StackFrame]
+    text: str
+
+    @property
+    def waits_for_peers(self) -> bool:
+        """Whether the innermost frame is in a collective operation, as far as Python shows."""
+        return self.is_in_torch or bool(self.frames and _COLLECTIVE_CALLS.search(self.innermost_line))
+
+    @property
+    def is_in_torch(self) -> bool:
+        """Whether the innermost frame is in a module of torch that calls collective operations."""
+        return bool(self.frames and _COLLECTIVE_FILES.search(self.frames[-1].path))
+
+    @property
+    def waits_for_lock(self) -> bool:
+        """Whether the innermost call acquires a lock, other than to wait for another thread."""
+        if not self.frames or _STANDARD_LIBRARY.search(self.frames[-1].path):
+            return False
+        return bool(_LOCK.search(self.innermost_line))
+
+    @property
+    def innermost_line(self) -> str:
+        """The source of the innermost frame's line."""
+        return linecache.getline(self.frames[-1].path, self.frames[-1].line)
+
+    @property
+    def place(self) -> str:
+        """The innermost frame of the script, and the library's frame that it called."""
+        if not self.frames:
+            return "an unknown place"
+        innermost = self.frames[-1]
+        own = [frame for frame in self.frames if not LIBRARY.search(frame.path)][-1:]
+        shown = [frame._replace(function=_find_call(frame) or frame.function) for frame in own]
+        if own != [innermost]:
+            shown.append(innermost)
+        return ", in ".join(f"{frame.function} ({os.path.basename(frame.path)}:{frame.line})" for frame in shown)
+
+
+def _find_call(frame: StackFrame) -> str:
+    """Return the call in a line of a module, such as ``upload.recv``; empty if it is not certain."""
+    if frame.function != "<module>":
+        return ""
+    names = set(_CALL.findall(linecache.getline(frame.path, frame.line)))
+    attributes = [name for name in names if "." in name]
+    candidates = attributes or list(names)
+    return candidates[0] if len(candidates) == 1 else ""
+
+
+def read_stack(text: str) -> Stack:
+    """Read faulthandler's output for the main thread; empty if another thread received the signal."""
+    if not _is_complete(text):
+        return Stack([], "")
+    frames = [StackFrame(path, int(line), function) for path, line, function in _FRAME.findall(text)]
+    frames = [frame for frame in reversed(frames) if not is_own_file(frame.path)]
+    while frames and _is_interpreter_frame(frames[0]):
+        del frames[0]
+    if not frames:
+        return Stack([], "")
+    lines = [f'  File "{frame.path}", line {frame.line}, in {frame.function}' for frame in frames]
+    return Stack(frames, "\n".join(["Stack (most recent call last):", *lines]))
+
+
+def _is_interpreter_frame(frame: StackFrame) -> bool:
+    return frame.path.startswith("<frozen ") or os.path.basename(frame.path) == "runpy.py"
+
+
+def _is_complete(text: str) -> bool:
+    """Return whether the main thread's stack is written to its end: up to the shim, or to faulthandler's limit."""
+    return f" in {_SHIM_FUNCTION}\n" in text or "\n  ...\n" in text  # faulthandler writes the innermost hundred frames
+
+
+def _read_from(path: str, offset: int) -> str:
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            file.seek(offset)
+            return file.read(STACK_LIMIT)
+    except OSError:
+        return ""
+
+
+def collect_stacks(
+    pod: Pod, metrics: MetricsEndpoint, workers: Sequence[WorkerRecord], *, quiet: bool = False
+) -> dict[int, Stack]:
+    """Return the Python stacks of all ranks by local rank, and log them unless ``quiet``."""
+    texts = _request_stacks(pod, [worker for worker in workers if _can_write_stack(pod, worker)])
+    if not quiet:
+        for worker in workers:
+            _log_stack(worker, texts.get(worker.local_rank, ""), metrics)
+    return {rank: read_stack(text) for rank, text in texts.items()}
+
+
+def _stack_path(pod: Pod, worker: WorkerRecord) -> str:
+    return os.path.join(pod.runtime, "stacks", str(worker.local_rank))
+
+
+def _can_write_stack(pod: Pod, worker: WorkerRecord) -> bool:
+    """Return whether a worker writes its stack on a signal; others ignore it or are killed by it."""
+    if worker.kind == "program" or process_state(worker.pid) in STOPPED_STATES:
+        return False
+    return os.path.exists(_stack_path(pod, worker)) and catches(worker.pid, STACK_SIGNAL)
+
+
+def _request_stacks(pod: Pod, workers: Sequence[WorkerRecord]) -> dict[int, str]:
+    """Signal the workers and return their output by local rank, within SECONDS_FOR_STACKS."""
+    paths = {worker.local_rank: _stack_path(pod, worker) for worker in workers}
+    offsets = {rank: os.path.getsize(path) for rank, path in paths.items()}
+    for worker in workers:
+        kill(worker.pid, STACK_SIGNAL)
+
+    texts: dict[int, str] = {}
+    start = time.monotonic()
+    changed = start
+    while time.monotonic() - start < SECONDS_FOR_STACKS:
+        time.sleep(0.05)
+        before = texts
+        texts = {rank: _read_from(paths[rank], offset) for rank, offset in offsets.items()}
+        if texts != before:
+            changed = time.monotonic()
+        settled = all(texts.values()) and time.monotonic() - changed > _SECONDS_UNCHANGED
+        if settled or all(map(_is_complete, texts.values())):
+            break
+    return texts
+
+
+def _log_stack(worker: WorkerRecord, text: str, metrics: MetricsEndpoint) -> None:
+    state = process_state(worker.pid) or "gone"
+    log(f"---- rank {worker.rank} (pid {worker.pid}, state {state}) ----")
+    log(text or "no stack: the process does not respond")
+    threads = metrics.threads(worker.local_rank) if text else ""
+    if threads:
+        log(threads)

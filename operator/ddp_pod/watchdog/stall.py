@@ -1,0 +1,386 @@
+"""Whether this pod's ranks make progress, by heartbeats, steps or CPU, and the pods' joint decision on a stall."""
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from ..contract.names import (
+    METRIC_HEARTBEATS,
+    METRIC_SAVING,
+    METRIC_STALLED,
+    METRIC_STALLED_RANK,
+    METRIC_STEPS,
+    STALLED_STATES,
+)
+from ..contract.plan import WatchdogConfig
+from ..progress.metrics import is_number
+from .collectives import COLLECTIVE_LIMIT
+
+ACTIVITY_LIMIT = 200  # characters
+_STALLED_RANKS_SHOWN = 8
+_SECONDS_FOR_ROOT_CAUSE = 15.0  # two seconds of waiting for a page and five for stacks, twice at worst
+MOST_WAITS = 4  # different collectives of a job's ranks that its pods share
+_BEATS = re.compile(rf"^({METRIC_STEPS}|{METRIC_HEARTBEATS}|{METRIC_SAVING})(?:\{{[^\n]*\}})?[ \t]+(\S+)", re.MULTILINE)
+_PAUSES_NEEDED = 3  # between steps, before the length of the next one can be judged
+_PAUSE_FACTOR = 4.0  # by which a silence is longer than any pause before it
+_IDLE_SHARE = 0.01  # of a CPU for each worker, below which it computes nothing
+
+
+class RankStall(NamedTuple):
+    """A stall: this pod's ranks have made no progress since ``since``, for longer than a budget.
+
+    ``certain``: the ranks had sent heartbeats, which stopped. Otherwise the stall is inferred: ``known`` is whether
+    the ranks have made steps, ``idle`` has the local ranks without CPU use for the watchdog's time.
+    """
+
+    since: float
+    message: str
+    certain: bool = True
+    known: bool = True
+    idle: frozenset[int] = frozenset()
+
+    @property
+    def evidence(self) -> tuple[bool, bool, frozenset[int]]:
+        """The values that distinguish this stall from a later one, except its duration."""
+        return self.certain, self.known, self.idle
+
+
+class RankActivity(NamedTuple):
+    """The activity of a rank of a stalled pod. ``state``: one of STALLED_STATES; ``what``: its description.
+
+    A rank in the state ``IO`` sleeps, or waits for a socket, a file, a process or another thread.
+    """
+
+    rank: int
+    local_rank: int
+    state: str
+    what: str
+
+    @property
+    def behind(self) -> bool:
+        """Whether its peers wait for it."""
+        return self.state in ("Stopped", "Behind", "IO")
+
+    @property
+    def hangs(self) -> bool:
+        """Whether it is also the reason to kill its pod's workers."""
+        return self.behind and self.state != "IO"
+
+
+class RankWait(NamedTuple):
+    """A rank, and the collective in which it waits: its operation, number, group and shape as text."""
+
+    rank: int
+    collective: str
+
+
+class StallReport(NamedTuple):
+    """The report of one pod to its peers.
+
+    ``known``: steps were made and have stopped. ``stuck``: no rank of the pod computes or is in I/O. ``idle``: no rank
+    uses the CPU. ``cause``: a rank of the pod for which its peers wait. ``wait``: of the pod's first rank that waits in
+    a collective.
+    """
+
+    known: bool
+    stuck: bool
+    idle: bool
+    cause: RankActivity | None
+    wait: RankWait | None = None
+
+    def encode(self) -> dict[str, object]:
+        """Return the report as a JSON object."""
+        return {
+            **self._asdict(),
+            "cause": None if self.cause is None else self.cause._asdict(),
+            "wait": None if self.wait is None else self.wait._asdict(),
+        }
+
+
+NO_REPORT = StallReport(known=False, stuck=False, idle=False, cause=None)
+"""The report on a stall without evidence."""
+
+
+class JobStall(NamedTuple):
+    """The reports of all pods: how many know steps, are stuck and are idle, of how many, and one root cause.
+
+    ``waits``: one rank for each different collective, at most MOST_WAITS.
+    """
+
+    known: int
+    stuck: int
+    idle: int
+    pods: int
+    cause: RankActivity | None
+    waits: tuple[RankWait, ...] = ()
+
+    @property
+    def is_stuck(self) -> bool:
+        """Whether no rank of any pod computes, and some pod has seen steps."""
+        return self.known > 0 and self.stuck >= self.pods
+
+
+def decode_job_stall(raw: Sequence[Any]) -> JobStall:
+    """Read a JobStall that was encoded as a JSON array."""
+    known, stuck, idle, pods, cause, waits = raw
+    activity = None if cause is None else RankActivity(*cause)
+    return JobStall(known, stuck, idle, pods, activity, tuple(RankWait(*wait) for wait in waits))
+
+
+def combine_reports(reports: Sequence[Mapping[str, Any]], pods: int) -> JobStall:
+    """Return the reports of a job with ``pods`` pods as one. ``reports``: encoded, empty for a stall that is over."""
+    causes = [decode_activity(report.get("cause")) for report in reports]
+    waits: dict[str, RankWait] = {}
+    for report in reports:
+        wait = decode_wait(report.get("wait"))
+        if wait is not None:
+            waits.setdefault(wait.collective, wait)
+    return JobStall(
+        known=sum(bool(report.get("known")) for report in reports),
+        stuck=sum(bool(report.get("stuck")) for report in reports),
+        idle=sum(bool(report.get("idle")) for report in reports),
+        pods=pods,
+        cause=next(iter(sorted(filter(None, causes), key=lambda cause: not cause.hangs)), None),
+        waits=tuple(waits.values())[:MOST_WAITS],
+    )
+
+
+def decode_activity(raw: Any) -> RankActivity | None:
+    """Read an activity that a peer pod has shared; None if it is invalid."""
+    if not isinstance(raw, dict) or set(raw) != set(RankActivity._fields) or raw["state"] not in STALLED_STATES:
+        return None
+    return RankActivity(**raw)
+
+
+def decode_wait(raw: Any) -> RankWait | None:
+    """Read a wait that a peer pod has shared; None if it is invalid."""
+    if not isinstance(raw, dict) or set(raw) != set(RankWait._fields):
+        return None
+    return RankWait(raw["rank"], str(raw["collective"])[:COLLECTIVE_LIMIT]) if isinstance(raw["rank"], int) else None
+
+
+def describe_waits(waits: Sequence[RankWait]) -> str:
+    """Return which rank waits in which collective: one rank for each different collective."""
+    first: dict[str, int] = {}
+    for wait in waits:
+        first.setdefault(wait.collective, wait.rank)
+    return "; ".join(f"rank {rank} waits in {collective}" for collective, rank in list(first.items())[:MOST_WAITS])
+
+
+def report_stall(stall: RankStall, ranks: Sequence[RankActivity], waits: Sequence[RankWait] = ()) -> StallReport:
+    """Return a pod's report on its own stall. ``waits``: of its ranks."""
+    busy = any(rank.state in ("Busy", "IO") for rank in ranks)
+    idle = all(rank.local_rank in stall.idle or rank.state == "Stopped" for rank in ranks)
+    behind = [rank for rank in ranks if rank.behind and rank.hangs is not busy]
+    cause = behind[0] if behind else None
+    return StallReport(stall.known, not busy, idle, cause, waits[0] if waits else None)
+
+
+def should_kill_workers(report: StallReport, job_stall: JobStall | None, *, certain: bool) -> bool:
+    """Return whether this pod must kill its workers. ``job_stall``: None if the other pods' reports are unknown.
+
+    A rank for which its peers wait ends its own pod, so that the job's failure names it. An uncertain stall counts only
+    if some pod has seen steps and no rank of any pod computes: it may be a long validation.
+    """
+    if certain and report.cause and report.cause.hangs:
+        return True
+    if not report.stuck or job_stall is None or not job_stall.is_stuck:
+        return False
+    if report.cause:
+        return True
+    return not job_stall.cause and (certain or job_stall.idle >= job_stall.pods)
+
+
+def stall_grace_seconds(nodes: int, interval: float, *, has_cause: bool) -> float:
+    """Return how long a stall is tolerated after its detection. ``interval``: seconds between two checks.
+
+    The other pods need time to detect it too and to log their stacks, before this pod's end interrupts the wait there.
+    A pod whose ranks all wait for another pod's tolerates it longer, so that the pod with the root cause ends first.
+    That one needs its next check, which a rank without response delays, the stacks, and two more checks.
+    """
+    if nodes == 1:
+        return 0.0
+    return 2 * interval + (0.0 if has_cause else 3 * interval + _SECONDS_FOR_ROOT_CAUSE)
+
+
+def build_stall_rows(stall: RankStall, ranks: Sequence[RankActivity], now: float) -> list[str]:
+    """Return a stall's series; none if a rank may just compute while its peers wait."""
+    report = report_stall(stall, ranks)
+    if not (report.known or report.cause or (report.stuck and report.idle)):
+        return []
+    rows = [
+        f"# HELP {METRIC_STALLED} For how long this pod's ranks have made no step; only while they make none.",
+        f"# TYPE {METRIC_STALLED} gauge",
+        f"{METRIC_STALLED} {max(0.0, now - stall.since):.3f}",
+        f"# HELP {METRIC_STALLED_RANK} What a rank of a stalled pod does; ranks for which others wait first.",
+        f"# TYPE {METRIC_STALLED_RANK} gauge",
+    ]
+    ordered = sorted(ranks, key=lambda rank: (STALLED_STATES.index(rank.state), rank.rank))
+    for rank in ordered[:_STALLED_RANKS_SHOWN]:
+        what = rank.what.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+        rows.append(f'{METRIC_STALLED_RANK}{{rank="{rank.rank}",state="{rank.state}",what="{what}"}} 1')
+    return rows
+
+
+class _RankBeats:
+    """The last counters of a rank's process, and the time of their last change."""
+
+    def __init__(self, pid: int, now: float) -> None:
+        self.pid = pid
+        self.since = now
+        self.counts = (0.0, 0.0)
+        self.begun = False
+        self.saving = False
+
+    def update(self, counts: tuple[float, float], saving: bool, now: float) -> None:
+        """Record the counters of a page."""
+        if counts == self.counts and saving == self.saving:
+            return
+        self.since = now
+        self.counts = counts
+        self.saving = saving
+        self.begun = self.begun or any(counts)
+
+
+class HeartbeatWatchdog:
+    """Detect missing heartbeats of this pod's ranks. Times are arguments, in seconds of any one clock.
+
+    A heartbeat is a change of a rank's counters of steps and heartbeats. The ranks of one job step together, so the pod
+    is stalled when none of its ranks had one within the budget of its phase. ``known``: whether a rank has shown such
+    counters. Without any, progress is unknown.
+    """
+
+    def __init__(self, plan: WatchdogConfig) -> None:
+        self.known = False
+        self._plan = plan
+        self._ranks: dict[int, _RankBeats] = {}
+
+    def observe(self, pids: Mapping[int, int], pages: Mapping[int, str], now: float) -> None:
+        """Record the process ids of the running workers and their pages, both by local rank."""
+        for rank in set(self._ranks) - set(pids):
+            del self._ranks[rank]
+        for rank, pid in pids.items():
+            beats = self._ranks.get(rank)
+            if beats is None or beats.pid != pid:
+                beats = _RankBeats(pid, now)
+                self._ranks[rank] = beats
+            values = {name: float(text) for name, text in _BEATS.findall(pages.get(rank, "")) if is_number(text)}
+            if values:
+                self.known = True
+                counts = (values.get(METRIC_STEPS, 0.0), values.get(METRIC_HEARTBEATS, 0.0))
+                beats.update(counts, values.get(METRIC_SAVING, 0.0) > 0, now)
+
+    def age(self, now: float) -> float | None:
+        """Return the time since the last heartbeat of any rank, or the workers' start; None without a worker."""
+        if not self._ranks or not self.known:
+            return None
+        return now - max(beats.since for beats in self._ranks.values())
+
+    def find_stall(self, now: float) -> RankStall | None:
+        """Return the current stall."""
+        age = self.age(now)
+        if age is None:
+            return None
+        if not any(beats.begun for beats in self._ranks.values()):
+            problem = "no step since the start"
+            field = "startSeconds"
+            budget = self._plan.start_seconds
+        elif any(beats.saving for beats in self._ranks.values()):
+            problem = "the checkpoint is not done"
+            field = "checkpointSeconds"
+            budget = self._plan.checkpoint_seconds
+        else:
+            problem = "no step"
+            field = "stallSeconds"
+            budget = self._plan.stall_seconds
+        if age < budget:
+            return None
+        return RankStall(now - age, f"{problem} for {age:.0f} s (spec.watchdog.{field} is {budget:g})")
+
+
+class StepMark(NamedTuple):
+    """The steps that a rank's process has made. ``longest``: the longest time between two of them, if it is known."""
+
+    pid: int
+    steps: float
+    longest: float = 0.0
+
+
+class StepPulse:
+    """The time since the last step of a pod without heartbeats, by the ranks' counters or logs.
+
+    Validations and checkpoints are no steps. So a pause counts only if it is longer than the watchdog's time and much
+    longer than any pause before it (``longest``). The time between the steps of two processes, such as a hang that
+    ended the first one, is no such pause.
+    """
+
+    def __init__(self) -> None:
+        self._marks: Mapping[int, StepMark] = {}
+        self._since: float | None = None  # the last step
+        self._checked: float | None = None
+        self._pauses = 0.0
+        self.longest = 0.0
+
+    def observe(self, marks: Mapping[int, StepMark], now: float) -> None:
+        """Record the marks of the ranks that have made a step, by local rank; empty without workers."""
+        made = _count_new_steps(self._marks, marks)
+        if not marks or made is None:
+            self._since = now if marks else None
+            self._pauses = sum(max(0.0, mark.steps - 1) for mark in marks.values())  # since the start of new processes
+        elif made:
+            self._record_steps(made, now)
+        self.longest = max([self.longest, *(mark.longest for mark in marks.values())])
+        self._marks = marks
+        self._checked = now
+
+    def _record_steps(self, made: float, now: float) -> None:
+        if self._since is not None:
+            self._pauses += max(1.0, made)
+            self.longest = max(self.longest, now - self._since)
+        elif self._checked is not None and made > 1:  # all since the last check
+            self._pauses += made - 1
+            self.longest = max(self.longest, now - self._checked)
+        self._since = now
+
+    def age(self, now: float) -> float:
+        """Return the time since the last step; infinite if none was made."""
+        return math.inf if self._since is None else now - self._since
+
+    def measure_silence(self, now: float, least: float = 0.0) -> float | None:
+        """Return the time since the last step if it exceeds all pauses before by far, and is at least ``least``."""
+        if self._since is None or self._pauses < _PAUSES_NEEDED:
+            return None
+        age = now - self._since
+        return age if age >= max(least, _PAUSE_FACTOR * self.longest) else None
+
+
+def _count_new_steps(before: Mapping[int, StepMark], now: Mapping[int, StepMark]) -> float | None:
+    """Return the steps made between two observations; None if a rank has a new process."""
+    processes = {rank: mark.pid for rank, mark in before.items()}
+    if any(processes.get(rank, mark.pid) != mark.pid for rank, mark in now.items()):
+        return None
+    return sum(mark.steps for mark in now.values()) - sum(mark.steps for mark in before.values())
+
+
+class Idleness:
+    """How long each worker has used almost no CPU: the only evidence for a script without reports."""
+
+    def __init__(self) -> None:
+        self._workers: dict[int, tuple[float, float, float]] = {}  # idle since, last check, CPU seconds then
+
+    def observe(self, cpu: Mapping[int, float], now: float) -> dict[int, float]:
+        """Record the CPU seconds of each worker. Returns for how long each has been idle."""
+        for rank in set(self._workers) - set(cpu):
+            del self._workers[rank]
+        for rank, seconds in cpu.items():
+            since, last, before = self._workers.get(rank, (now, now, seconds))
+            busy = abs(seconds - before) > _IDLE_SHARE * (now - last)
+            self._workers[rank] = (now if busy else since, now, seconds)
+        return {rank: now - since for rank, (since, _, _) in self._workers.items()}
+
+
+def count_steps(page: str) -> float | None:
+    """Return the first count of steps or heartbeats on a rank's page."""
+    match = _BEATS.search(page)
+    return float(match[2]) if match and is_number(match[2]) else None

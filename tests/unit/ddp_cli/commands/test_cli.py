@@ -1,0 +1,246 @@
+"""The command line: subcommands, refusals, exit codes. Nothing here starts a pod."""
+
+from __future__ import annotations
+
+import io
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ddp_cli.commands import main
+from ddp_cli.commands import run as cli_run
+from ddp_cli.local.folder import ENV_RUN_FOLDER
+from ddp_operator import __version__
+from tests.support.builders import claiming, gpu_claim
+
+GOOD: dict[str, Any] = {
+    "apiVersion": "ddp-operator.dev/v1alpha1",
+    "kind": "DDPTrainingJob",
+    "metadata": {"name": "x"},
+    "spec": {"template": {"spec": {"containers": [{"name": "trainer", "image": "i", "command": ["python", "t.py"]}]}}},
+}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def write(**changes: Any) -> str:
+    body = {**GOOD, "spec": {**GOOD["spec"], **changes}}
+    Path("job.yaml").write_text(yaml.safe_dump(body))
+    return "job.yaml"
+
+
+def prepare(*words: str, **changes: Any) -> Any:
+    """Return the plan of a run that is not started."""
+    import argparse
+
+    parser = argparse.ArgumentParser()
+    cli_run.add_arguments(parser)
+    before, _, after = " ".join(words).partition("-- ")
+    arguments = parser.parse_args([write(**changes), *before.split()])
+    arguments.extra = after.split()
+    arguments.command_line = "ddp run job.yaml"
+    return cli_run._prepare(Path("job.yaml").read_text(), arguments)
+
+
+def test_run_that_python_started_names_no_command_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert prepare().command == "ddp run job.yaml"
+    monkeypatch.setenv(ENV_RUN_FOLDER, "3")
+    assert prepare().command == "client.train(…) or client.submit(…)"
+
+
+def test_cli_runs_as_module() -> None:
+    words = [sys.executable, "-m", "ddp_cli", "render", "nowhere.yaml"]
+    ran = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert (ran.returncode, "nowhere.yaml" in ran.stderr) == (2, True), ran
+
+
+def test_version_is_packages(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["--version"])
+    assert ended.value.code == 0
+    assert capsys.readouterr().out == f"ddp {__version__}\n"
+
+
+def test_without_command_help_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    assert "write the YAML that would run a training script" in capsys.readouterr().out
+
+
+def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["walk"])
+    assert ended.value.code == 2
+    assert "walk" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"nodes": 0}, "spec.nodes"),
+        ({"node": 2}, 'unknown field "spec.node"; did you mean nodes?'),
+        ({"suspend": True}, "spec.suspend: a suspended job starts no pods"),
+        ({"procPerNode": "gpu"}, "spec.procPerNode"),
+    ],
+)
+def test_invalid_manifest_exits_2_names_field_and_leaves_no_folder(
+    changes: dict[str, Any], words: str, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    assert main(["run", write(**changes)]) == 2
+    assert words in capsys.readouterr().err
+    assert not (folder / "ddp-runs").exists()
+
+
+def test_option_that_breaks_rule_is_refused_as_file_would_be(capsys: pytest.CaptureFixture[str]) -> None:
+    file = write(nodes=2, elastic={"minNodes": 2, "maxNodes": 4})
+    assert main(["run", file, "--nodes", "5"]) == 2
+    assert "spec.nodes: Invalid value: must be between elastic.minNodes and elastic.maxNodes" in capsys.readouterr().err
+
+
+def test_volume_that_this_machine_lacks_is_refused_with_its_path(capsys: pytest.CaptureFixture[str]) -> None:
+    template = {
+        "spec": {**GOOD["spec"]["template"]["spec"], "volumes": [{"name": "v", "nfs": {"server": "s", "path": "/"}}]}
+    }
+    assert main(["run", write(template=template)]) == 2
+    assert "spec.template.spec.volumes[0].nfs: not supported on this machine" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("asked", ["auto", "gpu", 2])
+def test_devices_that_are_claimed_are_refused_on_this_machine(asked: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", write(template=claiming({"name": "gpus"}), procPerNode=asked)]) == 2
+    message = "spec.template.spec.resourceClaims: not supported on this machine: there is no cluster device driver"
+    assert message in capsys.readouterr().err
+
+
+CLAIMS = {"template": claiming({"name": "gpus"})}
+FOUR = {"name": "r", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 4}}
+
+
+def test_render_counts_claimed_gpus_from_file(capsys: pytest.CaptureFixture[str]) -> None:
+    file = Path(write(**CLAIMS, procPerNode="gpu"))
+    file.write_text(f"{file.read_text()}---\n{yaml.safe_dump(gpu_claim(FOUR))}")
+    assert main(["render", str(file)]) == 0
+    assert "--nproc-per-node=4" in capsys.readouterr().out
+
+
+def test_render_shows_sizes_instead_of_the_launcher(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["render", write()]) == 0
+    short = capsys.readouterr().out
+    assert len(short) < 20_000
+    assert " characters)" in short
+    assert main(["render", "--launcher", write()]) == 0
+    (launcher,) = (item for item in yaml.safe_load_all(capsys.readouterr().out) if item.get("binaryData"))
+    assert len(str(launcher)) > 100_000
+
+
+def test_render_refuses_claims_that_file_does_not_define(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert main(["render", write(**CLAIMS)]) == 2
+    assert (
+        'spec.procPerNode: Invalid value: "auto": depends on ResourceClaimTemplate h100, which is '
+        "not in the file; add it to the file, or set procPerNode to a number"
+    ) in capsys.readouterr().err
+    assert main(["render", write(**CLAIMS, procPerNode=4)]) == 0
+    assert "--nproc-per-node=4" in capsys.readouterr().out
+
+
+def test_secret_that_is_not_in_file_is_refused_before_anything_runs(
+    capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    container = {**GOOD["spec"]["template"]["spec"]["containers"][0], "envFrom": [{"secretRef": {"name": "keys"}}]}
+    assert main(["run", write(template={"spec": {"containers": [container]}})]) == 2
+    assert 'Secret "keys" is not in the file' in capsys.readouterr().out
+    (run_folder,) = (path for path in (folder / "ddp-runs").iterdir() if path.name not in ("claims", ".gitignore"))
+    assert list((run_folder / "logs").iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "words"), [("none.yaml", "No such file"), (".", "directory"), ("binary", "not UTF-8 text")]
+)
+def test_file_that_cannot_be_read_is_refused(
+    file: str, words: str, capsys: pytest.CaptureFixture[str], folder: Path
+) -> None:
+    (folder / "binary").write_bytes(b"\xff\xfe\x00")
+    assert main(["run", file]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_place_where_no_run_folder_can_be_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").touch()
+    assert main(["run", write(), "--runs-dir", str(tmp_path / "file")]) == 2
+    assert "choose another --runs-dir" in capsys.readouterr().err
+
+
+def test_error_of_our_own_is_no_failure_of_job(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("ddp_cli.client.workdir.check_manifest", lambda text, code: 1 // 0)
+    assert main(["render", write()]) == 70
+    assert capsys.readouterr().err.endswith("ddp render: internal error in ddp; please report the traceback above\n")
+
+
+def test_standard_input_is_read(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("kind: Nothing"))
+    assert main(["run", "-"]) == 2
+    assert "no kind DDPTrainingJob" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--nodes", "0"],
+        ["--procs", "-1"],
+        ["--nodes", "x"],
+        ["--metrics-port", "80"],
+        ["--metrics-port", "x"],
+        *(["--name", name] for name in ("../up", "/tmp/x", "a/b", "..", ".hidden", "", "-x", "a\nb")),
+    ],
+)
+def test_bad_numbers_are_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["run", write(), *words])
+    assert ended.value.code == 2
+    assert words[0] in capsys.readouterr().err
+
+
+def test_options_change_job_and_its_objects() -> None:
+    plan = prepare("--nodes 3 --procs 2 --name other -- --epochs 1")
+    (job,) = [child for child in plan.children if child["kind"] == "Job"]
+    assert (job["spec"]["completions"], plan.nproc, plan.folder_name) == (3, 2, "other")
+    line = job["spec"]["template"]["spec"]["containers"][0]
+    assert [*line["command"], *line["args"]][-3:] == ["t.py", "--epochs", "1"]
+    assert plan.resource["spec"]["nodes"] == 3
+
+
+def test_server_fields_of_copied_manifest_are_dropped() -> None:
+    changed = {**GOOD, "metadata": {"name": "x", "uid": "u", "resourceVersion": "7"}, "status": {"phase": "Failed"}}
+    assert cli_run._strip_server_fields(changed) == GOOD
+
+
+@pytest.mark.parametrize("words", [["list", "-n", "x"], ["why", "x", "-n", "x"]])
+def test_missing_extra_is_named(words: list[str]) -> None:
+    write()
+    hidden = ("kubernetes",)
+    code = f"import sys; sys.modules.update(dict.fromkeys({hidden!r}))"
+    code += "; from ddp_cli.commands import main; sys.exit(main())"
+    done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=300)
+    assert done.returncode == 2
+    assert f"{sys.executable} -m pip install" in done.stderr
+    assert "'kubernetes>=31'" in done.stderr
+    assert "ddp-operator" not in done.stderr  # no index has it
+    assert "Traceback" not in done.stderr
+
+
+def test_help_imports_no_heavy_module() -> None:
+    code = "import sys, ddp_cli.local.runner, ddp_cli.commands.run; print(*sys.modules)"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    heavy = {"torch", "matplotlib", "rich", "kubernetes", "kopf", "aiohttp", "numpy"}
+    assert heavy & set(loaded.stdout.split()) == set()

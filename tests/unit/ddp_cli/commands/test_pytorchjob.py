@@ -1,0 +1,517 @@
+"""Typical PyTorchJobs become DDPTrainingJobs that `ddp render` accepts."""
+
+from __future__ import annotations
+
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ddp_cli.client.validation import check_manifest
+from ddp_cli.commands import main
+from ddp_cli.commands.pytorchjob import convert
+from ddp_operator.api.errors import InvalidManifest
+
+Object = dict[str, Any]
+
+MNIST = """
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata:
+  name: pytorch-mnist
+  namespace: kubeflow
+  annotations: {kubectl.kubernetes.io/last-applied-configuration: "{}"}
+spec:
+  pytorchReplicaSpecs:
+    Master:
+      replicas: 1
+      restartPolicy: OnFailure
+      template:
+        metadata: {annotations: {sidecar.istio.io/inject: "false"}}
+        spec:
+          containers:
+            - name: pytorch
+              image: docker.io/kubeflowkatib/pytorch-mnist:v1beta1-45c5727
+              imagePullPolicy: Always
+              command: [python3, /opt/pytorch-mnist/mnist.py, --epochs=1]
+              ports: [{containerPort: 23456, name: pytorchjob-port}]
+    Worker:
+      replicas: 1
+      restartPolicy: OnFailure
+      template:
+        metadata: {annotations: {sidecar.istio.io/inject: "false"}}
+        spec:
+          containers:
+            - name: pytorch
+              image: docker.io/kubeflowkatib/pytorch-mnist:v1beta1-45c5727
+              imagePullPolicy: Always
+              command: [python3, /opt/pytorch-mnist/mnist.py, --epochs=1]
+              ports: [{containerPort: 23456, name: pytorchjob-port}]
+"""
+
+ELASTIC = """
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: elastic-imagenet}
+spec:
+  elasticPolicy:
+    rdzvBackend: etcd
+    rdzvHost: etcd-service
+    rdzvPort: 2379
+    minReplicas: 1
+    maxReplicas: 2
+    maxRestarts: 100
+    rdzvConf: [{key: join_timeout, value: "900"}, {key: last_call_timeout, value: "60"}]
+    metrics: [{type: Resource, resource: {name: cpu}}]
+  pytorchReplicaSpecs:
+    Worker:
+      replicas: 2
+      restartPolicy: OnFailure
+      template:
+        spec:
+          containers:
+            - name: pytorch
+              image: kubeflow/pytorch-elastic-example-imagenet:1.0.0-sigterm
+              env:
+                - {name: LOGLEVEL, value: DEBUG}
+                - {name: RDZV_ENDPOINT, value: "etcd:2379"}
+                - {name: PET_NNODES, value: "2"}
+              command: [python, -m, torch.distributed.run, --rdzv_backend=c10d, --max-restarts, "3"]
+              args: [/workspace/imagenet.py, --arch=resnet18]
+              resources: {limits: {nvidia.com/gpu: 1}}
+"""
+
+LLM = """
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: llama-finetune, labels: {team: nlp}}
+spec:
+  nprocPerNode: "8"
+  runPolicy:
+    cleanPodPolicy: None
+    ttlSecondsAfterFinished: 86400
+    activeDeadlineSeconds: 259200
+    backoffLimit: 3
+    suspend: false
+    schedulingPolicy: {queue: research, minAvailable: 4, priorityClass: high}
+  pytorchReplicaSpecs:
+    Master: &pod
+      replicas: 1
+      restartPolicy: ExitCode
+      template:
+        spec:
+          containers:
+            - name: pytorch
+              image: registry.example.com/llm:2.3
+              command: [bash, -c]
+              args:
+                - |
+                  torchrun --nnodes=$PET_NNODES --nproc_per_node=8 --rdzv_id $PET_RDZV_ID \\
+                    --rdzv_backend=c10d --rdzv_endpoint=${MASTER_ADDR}:${MASTER_PORT} finetune.py --config cfg.yaml
+              env: [{name: NCCL_DEBUG, value: INFO}, {name: WORLD_SIZE, value: "32"}]
+              resources: {limits: {nvidia.com/gpu: 8, cpu: "64", memory: 512Gi}}
+              volumeMounts: [{name: dshm, mountPath: /dev/shm}, {name: data, mountPath: /data}]
+            - {name: tensorboard, image: "tensorboard:2"}
+          volumes:
+            - {name: dshm, emptyDir: {medium: Memory, sizeLimit: 64Gi}}
+            - {name: data, persistentVolumeClaim: {claimName: data}}
+          restartPolicy: OnFailure
+    Worker:
+      <<: *pod
+      replicas: 3
+"""
+
+
+def converted(text: str) -> tuple[Object, str]:
+    """Return the spec and the notes of a conversion that `ddp render` accepts."""
+    done = convert(yaml.safe_load(text))
+    check_manifest(done.write())
+    return done.resource["spec"], "\n".join(done.notes)
+
+
+def trainer(spec: Object) -> Object:
+    result: Object = next(c for c in spec["template"]["spec"]["containers"] if c["name"] == "trainer")
+    return result
+
+
+def change(text: str, edit: Any) -> str:
+    document = yaml.safe_load(text)
+    edit(document)
+    return yaml.safe_dump(document)
+
+
+class TestManifests:
+    def test_master_and_worker_become_two_nodes(self) -> None:
+        spec, notes = converted(MNIST)
+        assert (spec["nodes"], spec["procPerNode"]) == (2, 1)
+        assert trainer(spec)["command"] == ["python3", "/opt/pytorch-mnist/mnist.py", "--epochs=1"]
+        assert "ports" not in trainer(spec)
+        assert spec["template"]["metadata"]["annotations"] == {"sidecar.istio.io/inject": "false"}
+        assert "one process per pod" in notes
+
+    def test_name_and_namespace_are_kept_without_kubectl_annotation(self) -> None:
+        metadata = convert(yaml.safe_load(MNIST)).resource["metadata"]
+        assert metadata == {"name": "pytorch-mnist", "namespace": "kubeflow"}
+
+    def test_elastic_job_uses_c10d_and_notes_other_fields(self) -> None:
+        spec, notes = converted(ELASTIC)
+        assert spec["nodes"] == 2
+        assert spec["elastic"] == {"minNodes": 1, "maxNodes": 2}
+        assert spec["recovery"] == {"inPlaceRestarts": 100}
+        assert spec["rendezvous"] == {"port": 2379, "joinTimeoutSeconds": 900}
+        assert trainer(spec)["command"] == [
+            "python",
+            "-m",
+            "torch.distributed.run",
+            "/workspace/imagenet.py",
+            "--arch=resnet18",
+        ]
+        assert [entry["name"] for entry in trainer(spec)["env"]] == ["LOGLEVEL", "RDZV_ENDPOINT"]
+        for words in (
+            "etcd: replaced by c10d",
+            "last_call_timeout=60",
+            "HorizontalPodAutoscaler",
+            "PET_NNODES",
+            "rdzvHost",
+        ):
+            assert words in notes
+
+    def test_torchrun_in_shell_becomes_command(self) -> None:
+        spec, notes = converted(LLM)
+        assert (spec["nodes"], spec["procPerNode"]) == (4, 8)
+        assert trainer(spec)["command"] == ["python3", "finetune.py", "--config", "cfg.yaml"]
+        assert "args" not in trainer(spec)
+        assert spec["recovery"] == {"nonRetryableExitCodes": [1, 2, 126, 127], "maxRestarts": 3}
+        assert (spec["ttlSecondsAfterFinished"], spec["activeDeadlineSeconds"], spec["suspend"]) == (
+            86400,
+            259200,
+            False,
+        )
+        assert (spec["cleanPodPolicy"], spec["shm"]) == ("None", {"sizeLimit": "64Gi"})
+        assert [volume["name"] for volume in spec["template"]["spec"]["volumes"]] == ["data"]
+        (sidecar,) = spec["template"]["spec"]["initContainers"]
+        assert (sidecar["name"], sidecar["restartPolicy"]) == ("tensorboard", "Always")
+        assert spec["template"]["spec"]["priorityClassName"] == "high"
+        for words in ("minAvailable", "spec.checkpoint", "WORLD_SIZE", "--nnodes, --nproc-per-node", "native sidecar"):
+            assert words in notes
+
+    def test_queue_becomes_kueue_label(self) -> None:
+        labels = convert(yaml.safe_load(LLM)).resource["metadata"]["labels"]
+        assert labels == {"team": "nlp", "kueue.x-k8s.io/queue-name": "research"}
+
+
+class TestDetails:
+    def test_restart_policy_never_sets_max_restarts_0(self) -> None:
+        spec, _ = converted(MNIST.replace("OnFailure", "Never"))
+        assert spec["recovery"] == {"maxRestarts": 0}
+
+    def test_differing_master_template_is_noted_with_its_path(self) -> None:
+        def edit(document: Object) -> None:
+            pod = document["spec"]["pytorchReplicaSpecs"]["Master"]["template"]["spec"]
+            pod["containers"][0]["resources"] = {"limits": {"memory": "1Gi"}}
+
+        spec, notes = converted(change(MNIST, edit))
+        assert "Master.template.spec.containers[0].resources: differs" in notes
+        assert "resources" not in trainer(spec)
+
+    @pytest.mark.parametrize(
+        "script", ["cd /work && python t.py", "for i in 1; do python t.py; done", "python t.py $ARGS"]
+    )
+    def test_shell_script_is_kept_with_note(self, script: str) -> None:
+        def edit(document: Object) -> None:
+            for replica in document["spec"]["pytorchReplicaSpecs"].values():
+                replica["template"]["spec"]["containers"][0]["command"] = ["sh", "-c", script]
+
+        spec, notes = converted(change(MNIST, edit))
+        assert trainer(spec)["command"] == ["sh", "-c", script]
+        assert "a shell starts the training" in notes
+
+    @pytest.mark.parametrize(
+        ("line", "command"),
+        [
+            ("torchrun --no-python --nnodes=2 ./train --x", ["./train", "--x"]),
+            ("torchrun --run-path --shutdown-timeout 9 train.py", ["torchrun", "train.py"]),
+            (
+                "torchrun --tee 3 --nnodes 2 train.py --nnodes 2",
+                ["torchrun", "--tee", "3", *["train.py", "--nnodes", "2"]],
+            ),
+            (
+                "python -m torch.distributed.launch --use_env --nproc_per_node=8 -m pkg.train",
+                [*["python", "-m", "torch.distributed.launch", "--use_env", "-m", "pkg.train"]],
+            ),
+        ],
+    )
+    def test_flags_owned_by_operator_are_removed(self, line: str, command: list[str]) -> None:
+        def edit(document: Object) -> None:
+            for replica in document["spec"]["pytorchReplicaSpecs"].values():
+                replica["template"]["spec"]["containers"][0]["command"] = line.split()
+
+        assert trainer(converted(change(MNIST, edit))[0])["command"] == command
+
+    def test_unknown_field_is_noted(self) -> None:
+        def edit(document: Object) -> None:
+            document["spec"]["futureThing"] = 1
+
+        assert "spec.futureThing: has no equivalent" in converted(change(MNIST, edit))[1]
+
+    def test_notes_are_comments_and_input_is_unchanged(self) -> None:
+        document = yaml.safe_load(LLM)
+        before = yaml.safe_dump(document)
+        text = convert(document).write()
+        assert yaml.safe_dump(document) == before
+        head = text.partition("apiVersion")[0].splitlines()
+        assert len(head) > 8
+        assert all(line.startswith("#") for line in head)
+
+    @pytest.mark.parametrize(
+        ("document", "words"),
+        [
+            ({"kind": "Job", "apiVersion": "batch/v1"}, "found batch/v1 Job"),
+            ({"kind": "PyTorchJob", "apiVersion": "kubeflow.org/v1", "spec": {}}, "must have a Master or a Worker"),
+            (
+                {
+                    "kind": "PyTorchJob",
+                    "apiVersion": "kubeflow.org/v1",
+                    "spec": {"pytorchReplicaSpecs": {"Worker": {}}},
+                },
+                "Worker.template.spec.containers: Required value",
+            ),
+            (
+                {"kind": "PyTorchJob", "apiVersion": "kubeflow.org/v1", "spec": {"pytorchReplicaSpecs": {"Worker": 3}}},
+                "does not have the structure of a PyTorchJob",
+            ),
+        ],
+    )
+    def test_invalid_pytorchjob_is_refused(self, document: Object, words: str) -> None:
+        with pytest.raises(InvalidManifest) as refused:
+            convert(document)
+        assert words in str(refused.value)
+
+
+def with_container(**members: Any) -> str:
+    """Return a job whose pods have these members of the container, without those that are None."""
+
+    def edit(document: Object) -> None:
+        for replica in document["spec"]["pytorchReplicaSpecs"].values():
+            container = replica["template"]["spec"]["containers"][0]
+            container.update(members)
+            for name in [name for name in container if container[name] is None]:
+                del container[name]
+
+    return change(MNIST, edit)
+
+
+class TestLaunchers:
+    @pytest.mark.parametrize(
+        ("command", "expected", "procs"),
+        [
+            ("bash -lc 'cd /app && torchrun --nproc_per_node=8 --nnodes=$WORLD_SIZE --node_rank=$RANK t.py --lr 1e-4'",
+             ["bash", "-lc", "cd /app && python3 t.py --lr 1e-4"], 8),
+            ("bash -c 'exec torchrun --nproc_per_node=2 t.py'", ["python3", "t.py"], 2),
+            ("env A=1 torchrun --nproc_per_node=auto --max_restarts 3 t.py", ["env", "A=1", "python3", "t.py"], "auto"),
+            ("bash -c 'torchrun a.py && torchrun --nproc_per_node 4 b.py'",
+             ["bash", "-c", "python3 a.py && python3 b.py"], 4),
+            ("accelerate launch --num_machines 2 --machine_rank $RANK t.py", ["python3", "t.py"], None),
+            ("trl sft --config x", ["python3", "-m", "trl.scripts.sft", "--config", "x"], None),
+        ],
+    )  # fmt: skip
+    def test_launcher_in_command_is_left_out(self, command: str, expected: list[str], procs: Any) -> None:
+        spec, notes = converted(with_container(command=shlex.split(command)))
+        assert trainer(spec)["command"] == expected
+        assert spec.get("procPerNode") == procs
+        assert "left out, the operator starts the ranks" in notes
+        assert "does not run torchrun" not in notes
+
+    def test_shell_that_may_start_launcher_keeps_one_process_per_pod(self) -> None:
+        spec, notes = converted(with_container(command=["/usr/bin/env", "bash", "-c"], args=["cd /x && bash run.sh"]))
+        assert spec["procPerNode"] == 1
+        assert "a shell starts the training" in notes
+        assert "does not run torchrun" not in notes
+
+    def test_set_up_and_variables_of_each_rank_are_noted(self) -> None:
+        def edit(document: Object) -> None:
+            document["spec"]["nprocPerNode"] = "4"
+
+        line = "git clone x; mkdir -p y; [ -f z ] || wget z; python t.py --rank $RANK"
+        _, notes = converted(change(with_container(command=["bash", "-c", line]), edit))
+        assert "runs once in each rank now, also `git clone x`: " in notes
+        assert "GROUP_RANK and GROUP_WORLD_SIZE count pods" in notes
+        assert "runs once in each rank" not in converted(with_container(command=["bash", "-c", line]))[1]
+
+
+class TestFields:
+    @pytest.mark.parametrize(
+        ("more", "initial", "kept"),
+        [
+            ([], [], False),
+            ([{"name": "dshm", "mountPath": "/ramdisk"}], [], True),
+            ([], [{"name": "warm", "image": "b:1", "volumeMounts": [{"name": "dshm", "mountPath": "/cache"}]}], True),
+        ],
+    )
+    def test_shared_memory_that_is_mounted_twice_is_kept(self, more: Any, initial: Any, kept: bool) -> None:
+        def edit(document: Object) -> None:
+            for replica in document["spec"]["pytorchReplicaSpecs"].values():
+                pod = replica["template"]["spec"]
+                pod["volumes"] = [{"name": "dshm", "emptyDir": {"medium": "Memory"}}]
+                pod["containers"][0]["volumeMounts"] = [{"name": "dshm", "mountPath": "/dev/shm"}, *more]
+                pod["initContainers"] = initial
+
+        spec, _ = converted(change(MNIST, edit))
+        assert ("volumes" in spec["template"]["spec"]) is kept
+
+    def test_labels_of_training_operator_are_replaced_or_noted(self) -> None:
+        field = "metadata.labels['training.kubeflow.org/{}']"
+        env = [
+            {"name": name, "valueFrom": {"fieldRef": {"fieldPath": field.format(label)}}}
+            for name, label in (("INDEX", "replica-index"), ("ROLE", "replica-type"))
+        ]
+        spec, notes = converted(with_container(env=env))
+        path = trainer(spec)["env"][0]["valueFrom"]["fieldRef"]["fieldPath"]
+        assert path == "metadata.labels['batch.kubernetes.io/job-completion-index']"
+        assert "training.kubeflow.org/replica-index is batch.kubernetes.io/job-completion-index now" in notes
+        assert "refers to the label training.kubeflow.org/replica-type" in notes
+
+    def test_own_labels_of_training_operator_are_left_out(self) -> None:
+        def edit(document: Object) -> None:
+            labels = {"training.kubeflow.org/replica-index": "0", "team": "vision"}
+            for replica in document["spec"]["pytorchReplicaSpecs"].values():
+                replica["template"]["metadata"] = {"labels": dict(labels)}
+
+        spec, notes = converted(change(MNIST, edit))
+        assert spec["template"]["metadata"]["labels"] == {"team": "vision"}
+        assert "training.kubeflow.org/replica-index: left out" in notes
+
+    def test_every_other_field_is_noted(self) -> None:
+        def edit(document: Object) -> None:
+            document["metadata"] |= {"finalizers": ["x/y"], "uid": "1", "ownerReferences": [{"name": "x"}]}
+            document["status"] = {"conditions": []}
+            spec = document["spec"]
+            spec["elasticPolicy"] = {"rdzvPort": 80, "futureA": 1}
+            spec["runPolicy"] = {"managedBy": "x", "futureB": 1, "schedulingPolicy": {"futureC": 1}}
+            spec["pytorchReplicaSpecs"]["Launcher"] = {"replicas": 3}
+            spec["pytorchReplicaSpecs"]["Worker"] |= {"futureD": 1}
+            metadata = spec["pytorchReplicaSpecs"]["Worker"]["template"]["metadata"]
+            metadata |= {"name": "x", "creationTimestamp": None, "labels": {"app.kubernetes.io/managed-by": "Helm"}}
+
+        spec, notes = converted(change(MNIST, edit))
+        assert spec["nodes"] == 2
+        assert set(spec["template"]["metadata"]) == {"labels", "annotations"}
+        for field in (
+            "metadata.finalizers", "metadata.ownerReferences", "spec.elasticPolicy.rdzvPort",
+            "spec.elasticPolicy.futureA", "spec.runPolicy.managedBy", "spec.runPolicy.futureB",
+            "spec.runPolicy.schedulingPolicy.futureC", "spec.pytorchReplicaSpecs.Launcher",
+            "spec.pytorchReplicaSpecs.Worker.futureD", "template.metadata.name",
+        ):  # fmt: skip
+            assert f"{field}: " in notes
+        assert "uid" not in notes
+
+    @pytest.mark.parametrize(
+        ("old", "new", "names"),
+        [
+            ("replicas: 1", "replicas: $N", "$N"),
+            ("name: pytorch-mnist", "name: ${JOB}-1", "${JOB}"),
+            ("v1beta1-45c5727", "{{ .Values.tag }}", "{{ .Values.tag }}"),
+        ],
+    )
+    def test_template_with_variables_is_refused(self, old: str, new: str, names: str) -> None:
+        with pytest.raises(InvalidManifest, match=r"is a template with variables") as refused:
+            convert(yaml.safe_load(MNIST.replace(old, new)))
+        assert names in str(refused.value)
+
+    def test_variables_of_container_and_shell_are_kept(self) -> None:
+        env = [{"name": "A", "value": "$(B)/$C"}]
+        spec, _ = converted(with_container(command=["bash", "-c", "python t.py ${X} $Y"], env=env))
+        assert trainer(spec)["command"][2] == "python t.py ${X} $Y"
+        assert trainer(spec)["env"] == env
+
+
+class TestConvertedCommand:
+    def test_items_of_lists_are_converted(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        items = [yaml.safe_load(MNIST), yaml.safe_load(MNIST.replace("name: pytorch-mnist", "generateName: sweep-"))]
+        path = tmp_path / "list.yaml"
+        path.write_text(yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": items}))
+        assert main(["convert", str(path)]) == 0
+        output = capsys.readouterr().out
+        names = [document["metadata"]["name"] for document in yaml.safe_load_all(output)]
+        assert names == ["pytorch-mnist", "sweep"]
+        assert output.count("metadata.generateName: the name is sweep now") == 1
+
+    @pytest.mark.parametrize(
+        ("kind", "advice"),
+        [
+            ("trainer.kubeflow.org/v1alpha1 TrainJob", "trainer.numNodes is spec.nodes"),
+            ("batch.volcano.sh/v1alpha1 Job", "spec.scheduling.gang: Volcano"),
+            ("kubeflow.org/v2beta1 MPIJob", "there is no launcher pod"),
+            ("batch/v1 Job", "found: Job"),
+        ],
+    )
+    def test_job_of_other_kind_is_refused_by_its_kind(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str], kind: str, advice: str
+    ) -> None:
+        version, _, name = kind.partition(" ")
+        path = tmp_path / "job.yaml"
+        path.write_text(yaml.safe_dump({"apiVersion": version, "kind": name, "metadata": {"name": "x"}}))
+        assert main(["convert", str(path)]) == 2
+        assert advice in capsys.readouterr().err
+        path.write_text(f"{path.read_text()}---\n{MNIST}")
+        assert main(["convert", str(path)]) == (0 if kind == "batch/v1 Job" else 1)
+
+    def test_other_objects_of_file_are_printed_unchanged(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = tmp_path / "job.yaml"
+        path.write_text(f"{MNIST}\n---\nkind: ConfigMap\napiVersion: v1\nmetadata: {{name: c}}\n")
+        assert main(["convert", str(path)]) == 0
+        kinds = [document["kind"] for document in yaml.safe_load_all(capsys.readouterr().out)]
+        assert kinds == ["DDPTrainingJob", "ConfigMap"]
+
+    def test_invalid_date_is_kept_as_text(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        path = tmp_path / "job.yaml"
+        path.write_text(f"{MNIST}\n---\nkind: ConfigMap\ndata: {{day: 2024-13-45}}\n")
+        assert main(["convert", str(path)]) == 0
+        *_, config = yaml.safe_load_all(capsys.readouterr().out)
+        assert config["data"] == {"day": "2024-13-45"}
+
+    def test_missing_command_exits_with_1_and_is_reported(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        def edit(document: Object) -> None:
+            for replica in document["spec"]["pytorchReplicaSpecs"].values():
+                del replica["template"]["spec"]["containers"][0]["command"]
+
+        path = tmp_path / "job.yaml"
+        path.write_text(change(MNIST, edit))
+        assert main(["convert", str(path)]) == 1
+        shown = capsys.readouterr()
+        assert "neither command nor args" in shown.err
+        assert "# Differences" in shown.out
+
+    def test_args_without_command_are_noted(self) -> None:
+        def edit(document: Object) -> None:
+            for replica in document["spec"]["pytorchReplicaSpecs"].values():
+                container = replica["template"]["spec"]["containers"][0]
+                del container["command"]
+                container["args"] = ["--backend", "gloo"]
+
+        notes = convert(yaml.safe_load(change(MNIST, edit))).notes
+        assert any("image's entrypoint" in note and "only its arguments" in note for note in notes)
+
+    @pytest.mark.parametrize(
+        "text",
+        [
+            "kind: Job\n",
+            "kind: [",
+            "",
+            pytest.param(f"{MNIST}\nkind: PyTorchJob\n", id="a key given twice"),
+            pytest.param("[" * 5000, id="too deep"),
+        ],
+    )
+    def test_file_without_pytorchjob_is_refused(
+        self, text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        path = tmp_path / "job.yaml"
+        path.write_text(text)
+        assert main(["convert", str(path)]) == 2
+        assert capsys.readouterr().err.startswith("ddp convert: refused\n")

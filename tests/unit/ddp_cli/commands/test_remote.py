@@ -1,0 +1,496 @@
+"""The commands for a cluster, without a cluster: tables, screens, lines of logs, drills, completion."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ddp_cli.client.client import Client
+from ddp_cli.commands import COMMANDS, QUERY, main, probe, usage
+from ddp_cli.commands.completion import complete, main_for_kubectl
+from ddp_cli.commands.drill import DrillResult, LocalRun, RunEnded, drill, print_result
+from ddp_cli.commands.io import CommandError
+from ddp_cli.commands.list_jobs import format_table
+from ddp_cli.commands.recovery import MeasuredRecovery, Sample
+from ddp_cli.commands.watch import JsonScreen, PlainScreen, choose_screen, rows_of
+from ddp_cli.view.display import build_table
+from ddp_operator.api.constants import KUEUE_QUEUE_LABEL
+from ddp_operator.api.kubeobjects import format_time
+from tests.support.builders import NOW
+from tests.support.fake_backend import FakeBackend
+
+
+def job(name: str = "x", *, version: str = "1", **status: Any) -> dict[str, Any]:
+    created = format_time(NOW - timedelta(minutes=5))
+    metadata = {"name": name, "namespace": "ml", "resourceVersion": version, "creationTimestamp": created}
+    return {"metadata": metadata, "spec": {"nodes": 2}, "status": status}
+
+
+RUNNING = {
+    "phase": "Running",
+    "attempt": 1,
+    "nodes": {"desired": 2, "ready": 2, "succeeded": 0, "failed": 0},
+    "progress": {"epoch": 2, "epochs": 5, "step": 40, "percent": "40.0%", "eta": "1m00s", "etaSeconds": 60},
+}
+DONE = {"phase": "Succeeded", "nodes": {"desired": 2, "succeeded": 2}, "restarts": {"all": 3}}
+
+
+@pytest.mark.parametrize(
+    "content", [b"a: [\n", b"- 1\n", b"\x95\xff", b"", b"a: 1\n", b"current-context: a\ncontexts: 7\n"]
+)
+def test_malformed_kubeconfig_is_user_error(content: bytes, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "config"
+    path.write_bytes(content)
+    assert main(["list", "--kubeconfig", str(path)]) == 2
+    assert capsys.readouterr().err.startswith("ddp list: the kubeconfig ")
+
+
+class TestList:
+    def test_columns_are_those_of_kubectl(self) -> None:
+        head, row = format_table([job(**RUNNING)], NOW)
+        assert head.split() == [
+            *("NAME", "PHASE", "REASON", "NODES", "PROGRESS", "ETA", "THROUGHPUT", "LOSS", "RESTARTS", "AGE")
+        ]
+        assert row.split() == ["x", "Running", "-", "2", "40.0%", "1m00s", "-", "-", "-", "5m00s"]
+
+    def test_wide_option_adds_columns_and_all_namespaces_adds_one(self) -> None:
+        head, row = format_table([job(**RUNNING)], NOW, namespaces=True, wide=True)
+        assert head.split()[:2] == ["NAMESPACE", "NAME"]
+        assert "FAILURE" in head
+        assert row.split()[0] == "ml"
+
+    def test_columns_are_aligned(self) -> None:
+        head, *rows = format_table([job("a"), job("a-long-name", **RUNNING)], NOW)
+        assert {line.find("2") for line in rows} == {head.find("NODES")}
+
+
+class TestUsage:
+    @staticmethod
+    def used(name: str, namespace: str, productive: int, lost: dict[str, int]) -> dict[str, Any]:
+        spent = [{"cause": cause, "gpuSeconds": seconds} for cause, seconds in lost.items()]
+        total = productive + sum(lost.values())
+        usage = {"gpus": 0, "since": format_time(NOW), "gpuSeconds": total, "productive": productive, "waiting": 0}
+        return {"metadata": {"name": name, "namespace": namespace}, "status": {"usage": usage | {"lost": spent}}}
+
+    @staticmethod
+    def answer(monkeypatch: pytest.MonkeyPatch, jobs: list[Any]) -> None:
+        backend = argparse.Namespace(list=lambda everywhere: {"items": jobs})
+        monkeypatch.setattr(usage, "is_local", lambda arguments: False)
+        monkeypatch.setattr(usage, "open_client", lambda arguments, local: argparse.Namespace(backend=backend))
+
+    def test_sums_by_job_and_by_namespace(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        jobs = [self.used("a", "x", 7200, {}), self.used("b", "x", 1800, {"OOM": 1500, "Stalled": 300}), job("none")]
+        self.answer(monkeypatch, jobs)
+        assert main(["usage"]) == 0
+        rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+        assert rows[1] == ["a", "2.0", "100.0%", "0.0%", "0.0%", "-"]
+        assert rows[2] == ["b", "1.0", "50.0%", "0.0%", "50.0%", "OOM", "0.4", "h,", "Stalled", "0.1", "h"]
+        assert rows[3][:2] == ["total", "3.0"]
+        assert main(["usage", "-A", "-o", "json"]) == 0
+        sums = {"Productive": 9000, "Waiting": 0, "OOM": 1500, "Stalled": 300}
+        assert json.loads(capsys.readouterr().out) == {"x": sums}
+        jobs[0]["status"]["profile"] = {"name": "h100"}
+        assert main(["usage", "-A", "--by-profile", "-o", "json"]) == 0
+        by_profile = json.loads(capsys.readouterr().out)
+        assert by_profile == {"h100": {"Productive": 7200, "Waiting": 0}, "-": sums | {"Productive": 1800}}
+
+    def test_no_usage_prints_empty_table(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        self.answer(monkeypatch, [job(**RUNNING)])
+        assert main(["usage"]) == 0
+        assert capsys.readouterr().err == "no job has used a GPU\n"
+
+
+class TestScreens:
+    def test_plain_lines_have_name_and_are_printed_on_change(self) -> None:
+        stream = io.StringIO()
+        screen = PlainScreen(stream)
+        for _ in range(3):
+            screen.show({("ml", "x"): job(**RUNNING)})
+        screen.show({})
+        first, last = stream.getvalue().splitlines()
+        assert first.partition(" ")[2] == "x: Running  epoch 2/5  step 40  40.0%  ETA 1m00s"
+        assert last == "x: deleted"
+
+    def test_waiting_job_is_shown_with_its_reason(self) -> None:
+        waits = {
+            "type": "Scheduled",
+            "status": "False",
+            "reason": "Unschedulable",
+            "lastTransitionTime": "2026-01-01T00:00:00Z",
+        }
+        stream = io.StringIO()
+        PlainScreen(stream).show({("ml", "x"): job(phase="Pending", reason="Unschedulable", conditions=[waits])})
+        assert stream.getvalue().endswith("x: Pending  Unschedulable\n")
+
+    def test_json_has_line_for_each_change(self) -> None:
+        stream = io.StringIO()
+        screen = JsonScreen(stream)
+        for version in ("1", "1", "2"):
+            screen.show({("ml", "x"): job(version=version, **RUNNING)})
+        lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+        assert [line["metadata"]["resourceVersion"] for line in lines] == ["1", "2"]
+
+    def test_table_has_bar_and_figures(self) -> None:
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), width=140, force_terminal=False)
+        console.print(build_table(rows_of({("ml", "x"): job(**RUNNING), ("ml", "y"): job("y", **DONE)})))
+        assert isinstance(console.file, io.StringIO)
+        head, first, second = console.file.getvalue().splitlines()
+        assert head.split() == ["NAME", "PHASE", "REASON", "NODES", "RESTARTS", "PROGRESS"]
+        assert "Running" in first
+        assert "2/2" in first
+        assert "40.0%" in first
+        assert "epoch 2/5" in first
+        assert second.split()[:4] == ["y", "Succeeded", "2/2", "3"]
+        assert "100.0%" in second
+
+    @pytest.mark.parametrize(("phase", "color"), [("Running", "green"), ("Pending", "yellow"), ("Failed", "red")])
+    def test_bar_has_color_of_its_phase(self, phase: str, color: str) -> None:
+        from rich.console import Console
+        from rich.style import Style
+
+        console = Console(width=140, force_terminal=True, color_system="standard")
+        table = build_table(rows_of({("ml", "x"): job(**RUNNING | {"phase": phase})}))
+        bars = {segment.style for segment in console.render(table) if "\u2501" in segment.text}
+        assert Style.parse(color) in bars
+
+    def test_jobs_of_all_namespaces_are_shown_with_theirs(self) -> None:
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), width=140, force_terminal=False)
+        stream = io.StringIO()
+        jobs = {("ml", "x"): job(**RUNNING), ("web", "x"): job(phase="Succeeded")}
+        console.print(build_table(rows_of(jobs), namespaces=True))
+        assert isinstance(console.file, io.StringIO)
+        rows = [line.split()[:2] for line in console.file.getvalue().splitlines()]
+        assert rows == [["NAMESPACE", "NAME"], ["ml", "x"], ["web", "x"]]
+        choose_screen(stream, namespaces=True).show(jobs)
+        assert [line.split()[1] for line in stream.getvalue().splitlines()] == ["ml/x:", "web/x:"]
+
+    def test_narrow_terminal_cuts_figures_and_not_names(self) -> None:
+        from rich.console import Console
+
+        console = Console(file=io.StringIO(), width=80, force_terminal=False)
+        console.print(build_table(rows_of({("ml", "a-long-name"): job("a-long-name", **RUNNING)})))
+        assert isinstance(console.file, io.StringIO)
+        _, row = console.file.getvalue().splitlines()
+        assert row.startswith("a-long-name  Running")
+        assert "40.0%" in row
+        assert row.rstrip().endswith("…")
+
+    def test_no_terminal_means_plain_lines(self) -> None:
+        assert isinstance(choose_screen(io.StringIO()), PlainScreen)
+
+
+class FakeTarget:
+    """A job with given samples, up to its last phase; ``killed`` is the rank that was killed."""
+
+    summary = "its summary above"
+
+    def __init__(self, *samples: Sample, end: str = "") -> None:
+        self._samples = samples
+        self._end = end
+        self.killed: int | None = None
+
+    def samples(self) -> Iterator[Sample]:
+        yield from self._samples
+        if self._end:
+            raise RunEnded(self._end)
+
+    def check_rank(self, rank: int) -> None:
+        """Accept every rank."""
+
+    def kill(self, rank: int) -> str:
+        self.killed = rank
+        return f"rank {rank}"
+
+
+class TestDrill:
+    def test_drill_waits_for_steps_kills_and_measures(self) -> None:
+        early = Sample(1, 1, 1, 1, 0)
+        ready = Sample(2, 1, 5, 5, 0)
+        back = Sample(9, 1, 5, 1, 1)
+        target = FakeTarget(early, ready, back)
+        rank, result = drill(target, 1, after=3, timeout=60, clock=lambda: 3.0)
+        assert (rank, target.killed, result.seconds, result.steps_lost) == ("rank 1", 1, 6.0, 1)
+
+    def test_job_without_steps_is_not_killed(self) -> None:
+        target = FakeTarget(Sample(1, 1, 0, 0, 0), Sample(500, 1, 0, 0, 0))
+        with pytest.raises(CommandError, match="has not completed 3 steps"):
+            drill(target, 0, after=3, timeout=60, clock=lambda: 1.0)
+        assert target.killed is None
+
+    def test_job_without_recovery_is_error(self) -> None:
+        target = FakeTarget(Sample(2, 1, 5, 5, 0), Sample(100, 1, 5, 1, 1))
+        with pytest.raises(CommandError, match="did not resume within 60 s"):
+            drill(target, 0, after=3, timeout=60, clock=lambda: 3.0)
+
+    @pytest.mark.parametrize(
+        ("phase", "message"),
+        [
+            (
+                "Succeeded",
+                r"succeeded before rank 0 completed 3 steps, so no rank was killed; train for longer .*--after",
+            ),
+            ("Failed", r"ended \(Failed\) before the kill; see its summary above"),
+        ],
+    )
+    def test_job_that_ends_before_kill_is_error_with_remedy(self, phase: str, message: str) -> None:
+        target = FakeTarget(Sample(1, 1, 2, 2, 0), end=phase)
+        with pytest.raises(CommandError, match=message):
+            drill(target, 0, after=3, timeout=60, clock=lambda: 1.0)
+        assert target.killed is None
+
+    @pytest.mark.parametrize(
+        ("phase", "message"),
+        [
+            (
+                "Succeeded",
+                "killed rank 0; the job succeeded before it reported a step after the kill; train for longer",
+            ),
+            ("Failed", r"killed rank 0; the job did not recover and ended \(Failed\); see its summary above"),
+        ],
+    )
+    def test_job_that_ends_after_kill_is_error_with_remedy(self, phase: str, message: str) -> None:
+        target = FakeTarget(Sample(2, 1, 5, 5, 0), end=phase)
+        with pytest.raises(CommandError, match=message):
+            drill(target, 0, after=3, timeout=60, clock=lambda: 3.0)
+
+    def test_job_without_checkpoints_has_lost_all_steps(self, capsys: pytest.CaptureFixture[str]) -> None:
+        """A script that logs every 20th step: the new process reports step 20 first, as the killed one did."""
+        target = FakeTarget(
+            Sample(1, 1, 20, 1, 0, interval=20),
+            Sample(2, 1, 560, 541, 0, interval=20),
+            Sample(9, 1, 20, 1, 1, interval=20),
+        )
+        result = drill(target, 1, after=500, timeout=60, clock=lambda: 3.0)
+        print_result(result, "text")
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[2] == "steps lost  all 560 (at step 560, restarted at step 0)"
+        assert lines[3].startswith("verdict     restarted at step 0: no checkpoint was loaded.")
+
+    def test_steps_from_log_are_lost_within_its_interval(self, capsys: pytest.CaptureFixture[str]) -> None:
+        measured_recovery = MeasuredRecovery(1.0, "process", 240, 219, began_at=19, interval=20)
+        print_result(DrillResult("rank 1", measured_recovery), "text")
+        lines = capsys.readouterr().out.splitlines()
+        assert lines[2] == (
+            "steps lost  at most 40 (at step 240, resumed between 200 and 220: the log has every 20th step)"
+        )
+        assert lines[3] == "verdict     recovered"
+
+    def test_options_of_file_are_refused_for_job_in_cluster(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["drill", "digits", "--kill", "0", "--procs", "2"]) == 2
+        assert "--procs is only for a FILE to run on this machine" in capsys.readouterr().err
+
+
+class TestProbe:
+    def test_process_of_rank_is_found_by_its_record(self, tmp_path: Path) -> None:
+        """A DataLoader worker inherits the environment, and of a forked rank no other process sees RANK."""
+        inner = "import time; time.sleep(600)"
+        code = (
+            f"import subprocess, sys; p = subprocess.Popen([sys.executable, '-c', {inner!r}]); print(p.pid, flush=True)"
+        )
+        worker = [sys.executable, "-c", f"{code}; p.wait()"]
+        env = os.environ | {"DDP_RUNTIME_DIR": str(tmp_path)}
+        (tmp_path / "workers").mkdir()
+        with subprocess.Popen(worker, env=env, stdout=subprocess.PIPE) as process:
+            assert process.stdout is not None
+            child = int(process.stdout.readline())
+            assert probe.find_worker(7, os.getpid()) == 0
+            for local_rank, pid in enumerate((1 << 22, process.pid), 6):
+                about = {"pid": pid, "rank": local_rank, "localRank": local_rank}
+                (tmp_path / "workers" / f"{local_rank}.json").write_text(json.dumps(about))
+            try:
+                assert probe.find_parent(child) == process.pid
+                assert probe.find_worker(7, os.getpid()) == process.pid
+                assert probe.find_worker(7, 1 << 22) == 0
+                assert probe.find_worker(8, os.getpid()) == 0
+                assert probe.kill(7, os.getpid()) == process.pid
+                assert process.wait(300) == -9
+            finally:
+                process.kill()
+                os.kill(child, 9)
+
+    def test_page_of_newest_pod_0_is_read(self) -> None:
+        run = LocalRun("job.yaml", [])
+        pods = run._runs / "drill-20260101" / "pods"
+        for second, (name, port) in enumerate([("my-0-1-0-bcdfg", 1), ("my-0-2-0-hjklm", 2), ("my-0-2-1-npqrs", 3)]):
+            (pods / name).mkdir(parents=True)
+            if second == 0:
+                assert run._metrics_port() is None
+            (pods / name / "metrics-port").write_text(str(port))
+            os.utime(pods / name / "metrics-port", (second, second))
+        assert run._metrics_port() == 2
+        run._folder.cleanup()
+
+    @pytest.mark.parametrize("script", ["train.py", "run.sh"])
+    def test_script_is_run_by_its_path_in_the_copy(
+        self, script: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.chdir(tmp_path)
+        Path(script).write_text("")
+        named = argparse.Namespace(job=script, cpu=False, nodes=None, procs=None, workdir=None, include=(), extra=())
+        run = LocalRun.of(named)
+        assert script in run._command
+        assert "--max-restarts" in run._command
+        with run:
+            assert (run._work / script).is_file()
+            assert not run._job.exists()
+
+    def test_end_of_run_that_drill_stops_is_not_shown(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        shown = io.StringIO()  # output of another thread may be lost while capsys is read
+        monkeypatch.setattr(sys, "stderr", shown)
+        (tmp_path / "job.yaml").write_text("")
+        run = LocalRun(str(tmp_path / "job.yaml"), [])
+        code = (  # with a handler, because a background process of a shell ignores SIGINT
+            "import signal, time\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+            "print('trains', flush=True)\ntry: time.sleep(600)\nexcept KeyboardInterrupt: print('stopped')"
+        )
+        run._command = [sys.executable, "-c", code]
+        with run:
+            while "trains" not in shown.getvalue():
+                time.sleep(0.01)
+        assert "stopped" not in shown.getvalue()
+
+    def test_unresponsive_page_is_empty(self) -> None:
+        assert probe.read_page(1) == {}
+
+    def test_probe_is_one_file_of_standard_library(self) -> None:
+        from ddp_cli.commands.drill import build_probe_command
+
+        line = build_probe_command("kill", "123456")
+        line[0] = sys.executable
+        done = subprocess.run([line[0], "-I", *line[1:]], capture_output=True, text=True, timeout=300)
+        assert (json.loads(done.stdout), done.stderr) == ({"killed": 0}, "")
+
+
+class TestCompletion:
+    @pytest.fixture
+    def runs(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+        """A folder of runs, on a machine without a cluster."""
+        for variable in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+            monkeypatch.delenv(variable, raising=False)
+        monkeypatch.setenv("HOME", str(tmp_path))
+        monkeypatch.chdir(tmp_path)
+        for name in ("mnist", "mnist-large", "resnet"):
+            folder = tmp_path / "ddp-runs" / name
+            folder.mkdir(parents=True)
+            status = {"metadata": {"name": name}, "spec": {}, "status": {"phase": "Succeeded"}}
+            (folder / "status.yaml").write_text(yaml.safe_dump(status))
+        return tmp_path
+
+    @pytest.mark.parametrize(
+        ("words", "candidates"),
+        [
+            (["su"], ["submit", "suspend"]),
+            (["logs", "--fo"], ["--follow"]),
+            (["run", "job"], []),
+            (["run", "train.py", "--", "--n"], []),
+            (["unknown", ""], []),
+            (["unknown", "--n"], []),
+        ],
+    )
+    def test_static_words_are_completed(self, words: list[str], candidates: list[str]) -> None:
+        assert complete(words) == candidates
+
+    def test_no_word_lists_all_commands(self) -> None:
+        assert complete([]) == [name for name, _, _ in COMMANDS]
+
+    def test_name_is_completed_from_jobs(self, runs: Path) -> None:
+        assert complete(["why", "mn"]) == ["mnist", "mnist-large"]
+        assert complete(["logs", "--local", ""]) == ["mnist", "mnist-large", "resnet"]
+
+    def test_name_without_reachable_cluster_has_no_candidates(self, runs: Path) -> None:
+        assert complete(["why", "--kubeconfig", "missing", "mn"]) == []
+
+    def test_kubectl_gets_candidates_and_directive(
+        self, runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys, "argv", ["kubectl_complete-ddp", "why", "res"])
+        assert main_for_kubectl() == 0
+        assert capsys.readouterr().out == "resnet\n:4\n"
+
+        monkeypatch.setattr(sys, "argv", ["kubectl_complete-ddp", "run", ""])
+        assert main_for_kubectl() == 0
+        assert capsys.readouterr().out == ":0\n"
+
+    def test_bash_script_completes_commands_flags_and_names(self, runs: Path) -> None:
+        script = subprocess.run(
+            [sys.executable, "-m", "ddp_cli", "completion", "bash"], capture_output=True, text=True, check=True
+        ).stdout
+        (runs / "ddp").write_text(f'#!/bin/sh\nexec {sys.executable} -m ddp_cli "$@"\n')
+        (runs / "ddp").chmod(0o755)
+        (runs / "res.yaml").touch()
+        environment = os.environ | {"PATH": f"{runs}:{os.environ['PATH']}"}
+
+        def complete_in_bash(*words: str) -> set[str]:
+            line = " ".join(f"'{word}'" for word in words)
+            code = f"{script}\nCOMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _ddp; echo ${{COMPREPLY[@]}}"
+            done = subprocess.run(
+                ["bash", "-c", code], capture_output=True, text=True, timeout=300, cwd=runs, env=environment
+            )
+            assert done.stderr == ""
+            return set(done.stdout.split())
+
+        assert complete_in_bash("ddp", "su") == {"submit", "suspend"}
+        assert complete_in_bash("ddp", "logs", "--fo") == {"--follow"}
+        assert complete_in_bash("ddp", "why", "res") == {"resnet"}
+        assert complete_in_bash("ddp", "run", "res") == {"res.yaml"}
+
+    @pytest.mark.parametrize("shell", ["zsh", "fish"])
+    def test_script_queries_the_command(self, shell: str, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["completion", shell]) == 0
+        assert QUERY in capsys.readouterr().out
+
+    def test_plugin_of_kubectl_shows_its_own_usage(
+        self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(sys, "argv", ["/usr/local/bin/kubectl-ddp"])
+        with pytest.raises(SystemExit):
+            main(["why", "--help"])
+        assert "usage: kubectl ddp why" in capsys.readouterr().out
+
+
+def test_cluster_commands_import_client_only_to_connect() -> None:
+    code = (
+        "import sys; from ddp_cli.commands import COMMANDS, build_parser; build_parser(*(c[0] for c in COMMANDS));"
+        "print(*sys.modules)"
+    )
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
+    assert {"kubernetes", "rich", "torch", "kopf", "aiohttp"} & set(loaded.stdout.split()) == set()
+
+
+@pytest.mark.parametrize(
+    ("labels", "more"),
+    [
+        ({}, ""),
+        ({KUEUE_QUEUE_LABEL: "q"}, "; new pods may wait for admission to the queue: ddp why x"),
+    ],
+)
+def test_scale_of_queued_job_mentions_admission(
+    labels: dict[str, str], more: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    result = job() | {"spec": {"nodes": 1}}
+    result["metadata"]["labels"] = labels
+    monkeypatch.setattr(Client, "backend", FakeBackend(result))
+    assert main(["scale", "x", "2"]) == 0
+    assert capsys.readouterr().out == f"x: scaled from 1 to 2 nodes{more}\n"
+    assert main(["scale", "x", "2"]) == 0
+    assert capsys.readouterr().out == "x: unchanged\n"

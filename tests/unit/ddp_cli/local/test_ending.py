@@ -1,0 +1,209 @@
+"""The record of a run whose `ddp run` has ended: which process closes it, when, and never beside a living writer."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+import yaml
+
+from ddp_cli.client.local import LocalBackend
+from ddp_cli.commands import main
+from ddp_cli.local.ending import describe_run, explain_interruption, read_record, read_summary
+from ddp_cli.local.folder import RunFolder
+from ddp_operator.api.status import Phase, Status
+from tests.support.builders import resource
+
+WRITER = """
+import json, sys
+from datetime import UTC, datetime
+from pathlib import Path
+from ddp_cli.local.folder import RunFolder
+job = json.load(sys.stdin)
+folder = RunFolder.create(Path(sys.argv[1]), "x", datetime.now(UTC))
+folder.write_manifest("kind: K", [], {}, "ddp run job.yaml --cpu")
+folder.write_status(job)
+print(folder.path, flush=True)
+import time
+time.sleep(600)
+"""
+RUNNING = {
+    "phase": "Running",
+    "attempt": 1,
+    "startTime": "2026-11-20T12:00:00Z",
+    "progress": {"step": 7},
+    "checkpoint": {"step": 5},
+    "conditions": [
+        {"type": "Progressing", "status": "True", "reason": "Training", "lastTransitionTime": "2026-11-20T12:00:00Z"}
+    ],
+}
+STALLED = {
+    "conditions": [
+        {
+            "type": "Progressing",
+            "status": "False",
+            "reason": "Stalled",
+            "message": "no step since 12:00",
+            "lastTransitionTime": "2026-11-20T12:00:00Z",
+        }
+    ]
+}
+
+
+@pytest.fixture
+def writer(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[subprocess.Popen[str]]:
+    """A process that writes a run folder and prints its path."""
+    line = [sys.executable, "-c", WRITER, str(tmp_path / "runs")]
+    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
+        assert process.stdin is not None
+        job = resource(checkpoint={"path": "/ckpt", "claimName": "c"})
+        process.stdin.write(json.dumps(job | {"status": RUNNING | getattr(request, "param", {})}))
+        process.stdin.close()
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+def folder_of(writer: subprocess.Popen[str], *, kill: bool) -> RunFolder:
+    assert writer.stdout is not None
+    folder = RunFolder(Path(writer.stdout.readline().strip()))
+    if kill:
+        writer.send_signal(signal.SIGKILL)
+        writer.wait()
+    return folder
+
+
+def status_of(folder: RunFolder) -> dict[str, Any]:
+    return dict(yaml.safe_load(folder.status.read_text())["status"])
+
+
+def test_record_of_live_writer_is_kept_and_names_writer(writer: subprocess.Popen[str]) -> None:
+    folder = folder_of(writer, kill=False)
+    before = folder.status.read_text()
+    assert phase_of(folder) == "Running"
+    assert before.startswith(f"# Written by `ddp run`, process {writer.pid} on {socket.gethostname()}, since ")
+    assert ", since 20" in before.splitlines()[0]  # the time at which it started
+    assert status_of(folder)["phase"] == "Running"
+
+
+@pytest.mark.skipif(shutil.which("flock") is None, reason="the flock program is not installed")
+def test_record_names_command_that_checks_lock(writer: subprocess.Popen[str]) -> None:
+    folder = folder_of(writer, kill=False)
+    (line,) = (line for line in folder.status.read_text().splitlines() if "flock -n" in line)
+    command = line.partition("Manual check: ")[2]
+    assert subprocess.run(command, shell=True, cwd=folder.path, check=False).returncode == 1
+    writer.kill()
+    writer.wait()
+    assert subprocess.run(command, shell=True, cwd=folder.path, check=False).returncode == 0
+
+
+def phase_of(folder: RunFolder) -> str:
+    return str(read_record(folder)["status"]["phase"])
+
+
+def test_killed_run_reads_as_interrupted_with_remedy_and_nothing_is_written(writer: subprocess.Popen[str]) -> None:
+    folder = folder_of(writer, kill=True)
+    before = {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()}
+    status = read_record(folder)["status"]
+    (failed,) = (condition for condition in status["conditions"] if condition["type"] == "Failed")
+    assert (status["phase"], failed["status"], failed["reason"]) == ("Failed", "True", "Interrupted")
+    assert failed["message"] == (
+        "`ddp run` was killed while the job was Running. Resume from the checkpoint of step 5 on claim c with: "
+        "ddp run job.yaml --cpu"
+    )
+    assert status["progress"]["step"] == 7
+    assert "Interrupted after " in read_summary(folder)
+    assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
+
+
+def test_duration_of_killed_run_ends_at_last_write(writer: subprocess.Popen[str]) -> None:
+    folder = folder_of(writer, kill=True)
+    began = datetime.fromisoformat(str(RUNNING["startTime"])).timestamp()
+    page = folder.pages / "attempt-1-pod-0.prom"
+    page.touch()
+    for path, second in ((folder.status, 5), (page, 18)):
+        os.utime(path, (began + second, began + second))
+    assert "Interrupted after 18s" in read_summary(folder)
+
+
+@pytest.mark.parametrize("writer", [{"phase": "Succeeded"}, {"phase": "Failed"}, {"phase": "Rejected"}], indirect=True)
+def test_run_that_has_ended_keeps_its_end(writer: subprocess.Popen[str]) -> None:
+    folder = folder_of(writer, kill=True)
+    assert phase_of(folder) == status_of(folder)["phase"] != "Running"
+
+
+def test_run_of_another_host_is_not_closed(writer: subprocess.Popen[str]) -> None:
+    folder = folder_of(writer, kill=True)
+    elsewhere = folder.status.read_text().replace(f"on {socket.gethostname()},", "on another-host,")
+    folder.status.write_text(elsewhere)
+    assert phase_of(folder) == "Running"
+    assert read_summary(folder) == ""
+
+
+@pytest.mark.parametrize("text", ["", "a: [1\n", "- 1\n", "kind: K\n", "status: 3\nmetadata: {}\n"])
+def test_foreign_file_is_no_record(writer: subprocess.Popen[str], text: str) -> None:
+    folder = folder_of(writer, kill=True)
+    text = folder.status.read_text().partition("\n")[0] + "\n" + text
+    folder.status.write_text(text)
+    with pytest.raises(ValueError):  # noqa: PT011
+        read_record(folder)
+
+
+def test_report_of_killed_run_states_the_interruption(writer: subprocess.Popen[str]) -> None:
+    folder = folder_of(writer, kill=True)
+    before = folder.status.read_text()
+    assert main(["report", str(folder.path)]) == 0
+    page = (folder.path / "report.html").read_text()
+    assert '<span class="phase Interrupted">Interrupted</span>' in page
+    assert "while the job was Running. Resume from the checkpoint of step 5 on claim c with: ddp run" in page
+    assert folder.status.read_text() == before
+
+
+@pytest.mark.parametrize(
+    ("number", "words"),
+    [
+        (signal.SIGINT, "stopped by Ctrl-C while the job was Running. spec.checkpoint is not set"),
+        (signal.SIGTERM, "stopped by SIGTERM while the job was Running. spec.checkpoint is not set"),
+        (None, "`ddp run` was killed while the job was Running. spec.checkpoint is not set"),
+    ],
+)
+def test_interruption_names_signal_that_stopped_run(number: int | None, words: str) -> None:
+    status = Status(phase="Running")
+    assert explain_interruption({"spec": {}}, status, "ddp run job.yaml", number=number).startswith(words)
+
+
+@pytest.mark.parametrize("writer", [STALLED], indirect=True)
+def test_live_run_is_explained_with_its_remedy_for_this_machine(writer: subprocess.Popen[str]) -> None:
+    folder = folder_of(writer, kill=False)
+    why = LocalBackend(folder.path.parent).why(folder.path.name)
+    assert "no step since 12:00" in why.what
+    assert "stacks" in why.todo
+    assert "kubectl" not in why.todo
+
+
+def test_interruption_keeps_what_held_the_job_up() -> None:
+    status = msgspec.convert(RUNNING | STALLED, Status)
+    message = explain_interruption({"spec": {}}, status, "ddp run job.yaml", number=signal.SIGINT)
+    assert message.startswith("stopped by Ctrl-C while the job was Running (Stalled: no step since 12:00).")
+
+
+@pytest.mark.parametrize(("phase", "is_hinted"), [("Succeeded", True), ("Suspended", True), ("Failed", False)])
+def test_summary_of_failed_run_has_no_hint_for_invisible_steps(tmp_path: Path, phase: Phase, is_hinted: bool) -> None:
+    folder = RunFolder.create(tmp_path, "x", datetime(2026, 11, 20, tzinfo=UTC))
+    folder.pages.mkdir(exist_ok=True)
+    (folder.pages / "attempt-1-pod-0.prom").write_text('# ddp_launcher_step_hint "no step is visible: no Python"\n')
+    summary = describe_run("x", Status(phase=phase, attempt=1), folder, seconds=12.0, interrupted=False)
+    assert ("no step is visible: no Python" in summary) == is_hinted

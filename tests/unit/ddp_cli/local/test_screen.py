@@ -1,0 +1,85 @@
+"""The output of `ddp run` while the job runs: reasons for waiting, and the ranks' lines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ddp_cli.local.screen import LogFile, describe_wait, format_line
+from ddp_operator.api.status import Condition, Progress, Status
+from ddp_operator.decide.metrics_page import Page
+from tests.support.builders import NOW
+
+
+def running(kind: str, value: str, reason: str, message: str = "", *, progress: Progress | None = None) -> Status:
+    condition = Condition(type=kind, status=value, reason=reason, message=message, last_transition_time=NOW)  # type: ignore[arg-type]
+    return Status(phase="Running", conditions=(condition,), progress=progress)
+
+
+LOADING = running("Rendezvoused", "False", "WaitingForWorkers", "2/2 pods running; workers have not started yet")
+
+
+@pytest.mark.parametrize(
+    ("phase", "description"),
+    [("", "importing torch"), ("Starting", "importing torch"), ("WaitingForMaster", "waiting for all pods")],
+)
+def test_line_names_loading_step_before_workers_start(phase: str, description: str) -> None:
+    assert (
+        describe_wait(LOADING, Page(launcher_phase=phase), 4, spoken=False) == f"starting 4 processes: {description} …"
+    )
+
+
+@pytest.mark.parametrize("page", [Page({"ddp_step": 3.0}, "Running"), Page(launcher_phase="Done")])
+def test_loading_is_over_when_the_page_shows_it_before_the_status(page: Page) -> None:
+    assert describe_wait(LOADING, page, 4, spoken=True) == ""
+
+
+def test_screen_waits_for_first_output_of_script() -> None:
+    joined = running("Rendezvoused", "True", "AllRanksJoined")
+    assert describe_wait(joined, Page(), 1, spoken=False) == "1 process started; no output of the script yet"
+    assert describe_wait(joined, Page(), 1, spoken=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("progress", "page"), [(Progress(step=62), Page()), (None, Page({"ddp_step": 3.0}, "Running"))]
+)
+def test_silent_script_with_step_waits_for_nothing(progress: Progress | None, page: Page) -> None:
+    stepping = running("Rendezvoused", "True", "AllRanksJoined", progress=progress)
+    assert describe_wait(stepping, page, 2, spoken=False) == ""
+
+
+def test_absent_step_of_an_older_status_is_no_reason_for_waiting() -> None:
+    early = running("Progressing", "False", "NoStepYet", "the metrics page of pod 0 reports no step")
+    assert describe_wait(early, Page(), 2, spoken=False) == "2 processes started; no output of the script yet"
+
+
+def test_reason_for_waiting_precedes_output() -> None:
+    unplaced = running("Scheduled", "False", "Unschedulable", "1 Insufficient nvidia.com/gpu\nmore")
+    assert describe_wait(unplaced, Page(), 1, spoken=True) == "1 Insufficient nvidia.com/gpu"
+    assert "workers have not started" in describe_wait(LOADING, Page(in_place_restarts=1), 1, spoken=True)
+
+
+def test_last_step_before_restart_is_no_present_position() -> None:
+    restarted = running("Rendezvoused", "True", "AllRanksJoined", progress=Progress(step=62))
+    told = "restarted in the same pods; no step since"
+    assert describe_wait(restarted, Page(in_place_restarts=1), 1, spoken=True) == told
+    stepping = Page({"ddp_step": 3.0}, "Running", in_place_restarts=1)
+    assert describe_wait(restarted, stepping, 1, spoken=True) == ""
+
+
+@pytest.mark.parametrize(
+    ("line", "procs", "single", "everyone"),
+    [
+        ("epoch 1", 1, "epoch 1", "[rank 2] epoch 1"),
+        ("[rank4]: 10%\r20%\r", 2, None, "[rank 4] 20%"),
+        ("[rank2]: epoch 1", 2, "epoch 1", "[rank 2] epoch 1"),
+        ("W1122 torch/distributed says", 2, None, "[pod 2] W1122 torch/distributed says"),
+        ("E1122 21:53 9 torch/distributed/elastic/x", 1, None, "[rank 2] E1122 21:53 9 torch/distributed/elastic/x"),
+        ("[launcher] preflight: dns 0.0 ms", 1, None, "[rank 2] [launcher] preflight: dns 0.0 ms"),
+    ],
+)
+def test_line_has_rank_prefix_only_for_several_ranks(line: str, procs: int, single: str | None, everyone: str) -> None:
+    file = LogFile(1, 2, Path("attempt-1-pod-2.log"))
+    assert format_line(line, file, procs, "2") == single
+    assert format_line(line, file, procs, "all") == everyone

@@ -1,0 +1,373 @@
+"""`ddp report`: from a run folder to a self-contained page."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from datetime import UTC, datetime
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from ddp_cli.commands import main
+from ddp_cli.local.folder import COLUMNS, RunFolder
+from ddp_cli.report import build_page, read_run
+from ddp_cli.report.charts import (
+    Series,
+    TimeAxis,
+    format_number,
+    line_chart,
+    nice_ticks,
+    stacked_chart,
+    thin,
+    time_ticks,
+)
+from ddp_cli.report.page import list_ranks
+from ddp_cli.report.run import (
+    LoggedEvent,
+    Mark,
+    RankTime,
+    find_marks,
+    parse_events,
+    parse_ranks,
+    split_processes,
+    split_step_time,
+)
+from ddp_operator.decide.metrics_page import Page, Rates
+from tests.support.builders import NOW, resource
+
+FAILURE = {
+    "attempt": 1,
+    "rank": 1,
+    "pod": "train-1-1",
+    "exitCode": 1,
+    "category": "UserError",
+    "message": "ValueError: <script>alert(1)</script>",
+    "traceback": "Traceback …\nValueError",
+    "hint": "look at the data",
+}
+PAGE = """\
+ddp_step_duration_seconds_count{rank="1"} 10
+ddp_step_duration_seconds_sum{rank="1"} 2.0
+ddp_data_wait_seconds_total{rank="1"} 0.5
+ddp_compute_seconds_total{rank="1"} 1.0
+ddp_step_duration_seconds_count{rank="0"} 10
+ddp_step_duration_seconds_sum{rank="0"} broken
+"""
+
+
+def rows(count: int = 12) -> list[dict[str, float]]:
+    """A run whose workers are restarted in the same pods halfway, and whose last row is of attempt 2."""
+    made = [
+        {
+            "time": 1000.0 + n, "attempt": 1.0, "epoch": 1.0, "step": float(n), "loss": 2.0 / (n + 1),
+            "samples_per_second": 100.0 + n, "checkpoint_step": n // 4 * 4.0,
+            "steps": float(n if n < count // 2 else n - count // 2),
+        }
+        for n in range(count)
+    ]  # fmt: skip
+    for row in made:
+        row |= {"step_seconds": row["steps"], "data_seconds": row["steps"] / 4, "compute_seconds": row["steps"] / 2}
+    made[-1]["attempt"] = 2.0
+    return made
+
+
+def write_run(folder: Path, *, phase: str = "Failed", figures: bool = True, **status: Any) -> Path:
+    run = RunFolder.create(folder, "train", NOW)
+    state = {"phase": phase, "attempt": 2, "attemptNodes": 2, "lastFailure": FAILURE} | status
+    run.write_status(resource() | {"status": state})
+    run.write_event(datetime.fromtimestamp(1010.6, UTC), "Warning", "FailureUserError", "attempt 1: <b>boom</b>")
+    run.write_facts({"commit": "abc1234 Fix <it>", "versions": "torch 2.9.0"})
+    run.write(run.pages / "attempt-2-pod-0.prom", PAGE)
+    run.write(run.pages / "attempt-1-pod-0.prom", PAGE.replace("10\n", "99\n"))
+    if figures:
+        for row in rows():
+            values = {str(metric): row[name] for name, metric in COLUMNS.items() if metric and name in row}
+            figures_of = Page(values, rates=Rates(samples=row["samples_per_second"]))
+            run.write_row(datetime.fromtimestamp(row["time"], UTC), int(row["attempt"]), figures_of)
+    return run.path
+
+
+class Links(HTMLParser):
+    """Collects the resources that a page would fetch, and the tags that are open at its end."""
+
+    VOID = ("meta", "link", "br", "polyline")
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.found: list[str] = []
+        self.open: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found += [str(value) for name, value in attrs if name in ("src", "href", "xlink:href", "action")]
+        self.found += [tag] * (tag in ("script", "iframe", "object", "embed"))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        assert tag in (*self.VOID, "line")
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+
+class TestReportPage:
+    def test_page_is_self_contained_and_well_formed(self, tmp_path: Path) -> None:
+        page = build_page(read_run(write_run(tmp_path)), NOW)
+        links = Links(page)
+        assert links.found == ["data:,"]
+        assert links.open == []
+        assert "default-src 'none'" in page
+        assert not re.search(r"url\(|@import|https?://", page)
+
+    def test_page_of_killed_run_explains_how_to_resume(self, tmp_path: Path) -> None:
+        path = write_run(tmp_path, phase="Running")
+        page = build_page(read_run(path), NOW)
+        assert '<span class="phase Interrupted">Interrupted</span>' in page
+        assert "spec.checkpoint is not set, so only the script knows whether it saved a checkpoint." in page
+        assert "Start it with: ddp run FILE" in page
+        run = RunFolder(path)
+        run.write_manifest("", [], {}, "ddp run job.yaml --cpu -- '<b>'")
+        claim = resource(checkpoint={"path": "/ckpt", "claimName": "c"})
+        run.write_status(claim | {"status": {"phase": "Running", "attempt": 1}})
+        assert ">Running</span>" in build_page(read_run(path), NOW)
+        del run  # the lock goes with it
+        page = build_page(read_run(path), NOW)
+        assert (
+            "was killed while the job was Running. No checkpoint was reported. The job resumes from claim c if" in page
+        )
+        assert "job.yaml --cpu -- &#x27;&lt;b&gt;&#x27;" in page
+
+    def test_has_charts_failure_events_ranks_and_outcome(self, tmp_path: Path) -> None:
+        page = build_page(read_run(write_run(tmp_path)), NOW)
+        for title in ("Throughput", "Loss", "Time of a step on rank 0", "Last failure", "Events", "Ranks of the last"):
+            assert title in page
+        assert ">Failed</span>" in page
+        assert "look at the data" in page
+
+    def test_each_chart_has_interruptions_with_their_causes_and_no_line_over_them(self, tmp_path: Path) -> None:
+        page = build_page(read_run(write_run(tmp_path)), NOW)
+        charts = page.split("<figure>")[1:]
+        assert len(charts) == 3
+        for chart in charts:
+            assert ">1 restart</text>" in chart
+            assert chart.count('class="mark"') == 4, "two lines, and what they are"
+        throughput, _, split_of_step = charts
+        assert throughput.count("<polyline") == 3
+        assert split_of_step.count("<polygon") == 6
+        assert "attempt 1: &lt;b&gt;boom" in page.partition("<h2>Interruptions")[2].partition("</table>")[0]
+
+    @pytest.mark.parametrize(("phase", "first"), [("Failed", "Last failure"), ("Succeeded", "Over time")])
+    def test_survived_failure_is_listed_last(self, tmp_path: Path, phase: str, first: str) -> None:
+        heads = re.findall("<h2>(.*?)</h2>", build_page(read_run(write_run(tmp_path, phase=phase)), NOW))
+        assert heads[0] == first
+        assert "Last failure" in heads
+
+    def test_charts_share_time_axis(self, tmp_path: Path) -> None:
+        page = build_page(read_run(write_run(tmp_path)), NOW)
+        axes = [re.findall(r'text-anchor="middle">(\d+s)<', chart) for chart in page.split("<figure>")[1:]]
+        assert axes == [["0s", "2s", "4s", "6s", "8s", "10s"]] * 3
+
+    def test_each_checkpoint_is_marked_once(self, tmp_path: Path) -> None:
+        page = build_page(read_run(write_run(tmp_path)), NOW)
+        steps = re.findall(r"checkpoint of step (\d+) at (\w+)", page.split("<figure>")[1])
+        assert steps == [("4", "4s"), ("8", "8s")]
+
+    def test_page_has_command_to_repeat_run(self, tmp_path: Path) -> None:
+        path = write_run(tmp_path)
+        RunFolder(path).write_manifest("", [], {}, "ddp run train.py -- --lr 0.1")
+        page = build_page(read_run(path), NOW)
+        for words in ("ddp run train.py -- --lr 0.1", "abc1234 Fix &lt;it&gt;", "torch 2.9.0"):
+            assert words in page
+
+    def test_output_of_training_script_is_escaped(self, tmp_path: Path) -> None:
+        page = build_page(read_run(write_run(tmp_path)), NOW)
+        assert "<script>" not in page
+        assert "&lt;script&gt;alert(1)" in page
+        assert "<b>boom</b>" not in page
+
+    def test_run_without_metrics_is_reported(self, tmp_path: Path) -> None:
+        page = build_page(read_run(write_run(tmp_path, figures=False)), NOW)
+        assert "reported no steps" in page
+        assert "<svg" not in page
+
+    def test_run_with_invisible_steps_has_their_remedy(self, tmp_path: Path) -> None:
+        folder = write_run(tmp_path, figures=False)
+        hint = "no step is visible: <the program>. To show progress, set spec.metrics.logPatterns"
+        name = f"attempt-{read_run(folder).status.attempt}-pod-0.prom"
+        (folder / "metrics" / name).write_text(f"# ddp_launcher_step_hint {json.dumps(hint)}\n")
+        assert "no step is visible: &lt;the program&gt;. To show progress" in build_page(read_run(folder), NOW)
+
+    def test_both_themes_have_every_color(self, tmp_path: Path) -> None:
+        page = build_page(read_run(write_run(tmp_path)), NOW)
+        light, _, dark = page.partition("prefers-color-scheme: dark")
+        names = set(re.findall(r"var\((--\w+)\)", page))
+        assert len(names) >= 9
+        for name in names:
+            assert f"{name}:" in light
+            assert f"{name}:" in dark.partition("* {")[0]
+
+
+class TestRun:
+    def test_restarts_and_attempts_are_marked_at_their_time(self) -> None:
+        assert find_marks(rows(), [], 1000.0) == [Mark(5.0, "restart"), Mark(10.0, "restart")]
+        assert [len(part) for part in split_processes(rows())] == [6, 5, 1]
+
+    def test_restart_is_matched_with_late_event(self) -> None:
+        events = [
+            LoggedEvent(1000.0, "Normal", "Started", "attempt 1"),
+            LoggedEvent(1009.0, "Warning", "FailureUnknown", "killed"),  # in place: reported by the next page
+            LoggedEvent(1010.5, "Warning", "FailureOOM", "memory"),
+            LoggedEvent(1010.5, "Normal", "Disrupted", "attempt 2"),
+            LoggedEvent(1020.0, "Warning", "FailureOOM", "again"),  # no step followed it
+        ]
+        assert find_marks(rows(), events, 1000.0) == [
+            Mark(5.0, "restart", "killed"),
+            Mark(10.5, "OOM", "memory"),
+            Mark(20.0, "OOM", "again"),
+        ]
+
+    def test_change_of_size_is_cause_of_its_restart(self) -> None:
+        events = [LoggedEvent(1010.5, "Normal", "Resized", "4 nodes")]
+        assert find_marks(rows(), events, 1000.0)[1] == Mark(10.5, "Resized", "4 nodes")
+
+    def test_step_time_is_split_between_rows_of_one_process(self) -> None:
+        parts = split_step_time(rows())
+        assert [len(part) for part in parts] == [5, 4, 0]  # twelve rows, without the steps over the restarts
+        assert parts[0][0] == (1001.0, 0.25, 0.5, 0.25)
+
+    def test_rows_of_older_folder_have_no_split(self) -> None:
+        assert split_step_time([{"time": 1.0, "step": 1.0}, {"time": 2.0, "step": 2.0}]) == []
+        assert split_step_time([{**row, "data_seconds": 0.0, "compute_seconds": 0.0} for row in rows()]) == []
+
+    def test_ranks_are_of_last_attempt_and_malformed_rows_are_ignored(self, tmp_path: Path) -> None:
+        (first, second) = read_run(write_run(tmp_path)).ranks
+        assert (first.rank, first.steps, first.step) == (0, 10, 0.0)
+        assert (second.rank, second.step, second.data, second.compute) == (1, 0.2, 0.05, 0.1)
+        assert second.wait == pytest.approx(0.05)
+        assert parse_ranks(["", "garbage{", 'ddp_x{rank="99999999999999"} nan']) == []
+
+    def test_malformed_event_lines_are_ignored(self) -> None:
+        (event,) = parse_events("2026-01-01T00:00:00+0000 Normal Started: attempt 1\nrubbish\nnow Normal X: y\n")
+        assert (event.time, event.reason, event.message) == (1767225600.0, "Started", "attempt 1")
+
+    def test_broken_folders_are_refused_in_one_sentence(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"status\.yaml is missing"):
+            read_run(tmp_path)
+        for text in ("- 1", "{status: {attempt: two}}", "{"):
+            (tmp_path / "status.yaml").write_text(text)
+            with pytest.raises(ValueError, match=r"status\.yaml: invalid"):
+                read_run(tmp_path)
+
+
+class TestRanks:
+    def ranks(self, count: int, late: int) -> list[RankTime]:
+        return [RankTime(n, 9, 0.2, 0.01, 0.1 if n != late else 0.15) for n in range(count)]
+
+    def test_slowest_is_first_and_marked(self) -> None:
+        table = list_ranks(self.ranks(4, late=2))
+        rows = re.findall(r'<tr class="(\w*)"><td class="number">(\d+)<', table)
+        assert rows == [("late", "2"), ("", "0"), ("", "1"), ("", "3")]
+        assert ">1.45<" in table
+
+    def test_many_are_folded(self) -> None:
+        shown, _, folded = list_ranks(self.ranks(64, late=40)).partition("<details><summary>48 more ranks")
+        assert [part.count("<tr class") for part in (shown, folded)] == [16, 48]
+        assert "<details" not in list_ranks(self.ranks(16, late=3))
+
+    def test_unmeasured_values_are_omitted(self) -> None:
+        table = list_ranks([RankTime(n, 9, 0.2, 0.0, 0.0) for n in range(2)])
+        assert "compute" not in table
+        assert "late" not in table
+
+
+class TestCharts:
+    def test_nan_and_infinity_are_not_drawn(self) -> None:
+        chart = line_chart("Loss", [Series("l", [[(0, 1.0), (1, math.nan), (2, math.inf), (3, 2.0)]])], TimeAxis(3))
+        assert "nan" not in chart
+        assert "inf" not in chart
+        assert chart.count("<circle") == 2
+
+    @pytest.mark.parametrize("stretches", [[], [[]], [[(0.0, 5.0)]]])
+    def test_empty_series_gives_no_chart(self, stretches: list[list[tuple[float, float]]]) -> None:
+        assert line_chart("Loss", [Series("l", stretches)], TimeAxis(1)) == ""
+        assert stacked_chart("Time", ["a"], stretches, TimeAxis(1)) == ""
+
+    @pytest.mark.parametrize("points", [[(0.0, 0.0), (1.0, 0.0)], [(0.0, -3.0), (9.0, -3.0)]])
+    def test_flat_lines_have_frame(self, points: list[tuple[float, float]]) -> None:
+        assert "<polyline" in line_chart("x", [Series("s", [points])], TimeAxis(9))
+
+    def test_labels_do_not_overlap(self) -> None:
+        marks = [Mark(time, "UserError") for time in (1, 50, 51, 90, 100)]
+        chart = line_chart("x", [Series("s", [[(0, 1), (100, 2)]])], TimeAxis(100, marks))
+        assert re.findall(r'<text class="mark".*?>(.*?)<', chart) == ["1 UserError", "2", "4", "5"]
+        assert chart.count('<line class="mark"') == 5
+
+    def test_long_series_are_thinned_and_keep_their_extremes(self) -> None:
+        points = [(float(n), math.sin(n)) for n in range(10_000)] + [(10_000.0, 50.0)]
+        kept = thin(points)
+        assert len(kept) <= 400
+        assert (10_000.0, 50.0) in kept
+        assert kept == sorted(kept)
+
+    @pytest.mark.parametrize(("low", "high"), [(0, 1), (0.1, 0.9), (3, 1234), (-5, 5), (1e-6, 2e-6), (2, 2), (0, 0)])
+    def test_ticks_span_values_with_round_numbers(self, low: float, high: float) -> None:
+        ticks = nice_ticks(low, high)
+        assert ticks[0] <= low
+        assert ticks[-1] >= high
+        assert 2 <= len(ticks) <= 9
+
+    @pytest.mark.parametrize("high", [1.0, 59.0, 3600.0, 1e5, 1e7])
+    def test_times_below_chart_are_few(self, high: float) -> None:
+        assert 1 <= len(time_ticks(high)) <= 8
+
+    def test_numbers_in_report_are_short(self) -> None:
+        assert [format_number(n) for n in (0.0, 0.01234, 12.34, 1234.0, 2.5e6)] == [
+            "0",
+            "0.0123",
+            "12.3",
+            "1,234",
+            "2.5M",
+        ]
+
+
+class TestReportCommand:
+    def test_newest_run_is_taken(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        path = write_run(tmp_path)
+        assert main(["report", "--runs-dir", str(tmp_path)]) == 0
+        assert capsys.readouterr().out.strip() == str(path / "report.html")
+        assert (path / "report.html").read_text().startswith("<!DOCTYPE html>")
+
+    def test_run_name_and_output_path_are_configurable(self, tmp_path: Path) -> None:
+        path = write_run(tmp_path)
+        target = tmp_path / "page.html"
+        assert main(["report", path.name, "--runs-dir", str(tmp_path), "-o", str(target)]) == 0
+        assert target.exists()
+
+    @pytest.mark.parametrize(
+        ("words", "code", "sentence"),
+        [
+            (["nothing", "--local"], 3, "run nothing does not exist"),
+            ([], 3, "no runs in"),
+            (["empty"], 2, "status.yaml is missing"),
+        ],
+    )
+    def test_invalid_input_is_reported_in_one_sentence(
+        self, tmp_path: Path, words: list[str], code: int, sentence: str, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        (tmp_path / "empty").mkdir()
+        assert main(["report", *words, "--runs-dir", str(tmp_path)]) == code
+        complaint = capsys.readouterr().err
+        assert sentence in complaint
+        assert complaint.count("\n") == 1
+
+
+def test_report_reads_status_of_recorder(tmp_path: Path) -> None:
+    path = write_run(tmp_path, phase="Succeeded")
+    stored = yaml.safe_load((path / "status.yaml").read_text())
+    assert read_run(path).status.phase == stored["status"]["phase"] == "Succeeded"

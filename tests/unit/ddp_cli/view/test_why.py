@@ -1,0 +1,648 @@
+"""`ddp why` as a pure function: which of several problems it reports, in whose message, and with what remedy."""
+
+from __future__ import annotations
+
+import re
+from datetime import timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from ddp_cli.view.why import REMEDIES, LeaseRenewal, Why, explain_why
+from ddp_operator.api.kubeobjects import format_time
+from ddp_operator.decide import conditions as c
+from tests.support.builders import NOW
+
+
+def condition(kind: str, status: str, reason: str, message: str = "", *, age: int = 60) -> dict[str, Any]:
+    return {
+        "type": kind,
+        "status": status,
+        "reason": reason,
+        "message": message,
+        "lastTransitionTime": format_time(NOW - timedelta(seconds=age)),
+    }
+
+
+def job(*conditions: dict[str, Any], age: int = 600, **status: Any) -> dict[str, Any]:
+    metadata = {"name": "x", "creationTimestamp": format_time(NOW - timedelta(seconds=age))}
+    if conditions:
+        status["conditions"] = list(conditions)
+    return {"metadata": metadata, "spec": {}, **({"status": status} if status else {})}
+
+
+def event(message: str, kind: str = "Warning", reason: str = "FailedScheduling") -> dict[str, Any]:
+    return {"type": kind, "reason": reason, "message": message}
+
+
+def test_job_of_foreign_manager_is_explained() -> None:
+    explanation = explain_why(job() | {"spec": {"managedBy": "kueue.x-k8s.io/multikueue"}}, (), NOW)
+    assert explanation.reason == "ManagedElsewhere"
+    assert "managed by kueue.x-k8s.io/multikueue (spec.managedBy)" in explanation.what
+
+
+def why(*conditions: dict[str, Any], events: tuple[dict[str, Any], ...] = (), **status: Any) -> Why:
+    return explain_why(job(*conditions, **status), events, NOW)
+
+
+FAILURE = {
+    "attempt": 2,
+    "rank": 3,
+    "pod": "x-2-1-abcde",
+    "nodeName": "node-b",
+    "exitCode": 1,
+    "category": "UserError",
+    "message": "FileNotFoundError: no such file: 'train.csv'",
+    "hint": "check the path of the data",
+    "conclusion": "failed 4 times, recovery.maxRestarts is 3",
+}
+FAILED = condition("Failed", "True", "RestartBudgetExhausted", "failed 4 times, recovery.maxRestarts is 3; last: …")
+
+
+# Messages of Kubernetes 1.36, and a part of the remedy.
+FORBIDDEN = (
+    (
+        'Internal error occurred: failed calling webhook "pods.corp.example": failed to call webhook: Post '
+        '"https://127.0.0.1:9/validate?timeout=3s": dial tcp 127.0.0.1:9: connect: connection refused',
+        "The admission webhook pods.corp.example does not respond",
+    ),
+    ('admission webhook "pods.corp.example" denied the request: no team', "change what its message demands"),
+    (
+        "pods \"x-1-0\" is forbidden: ValidatingAdmissionPolicy 'p' with binding 'b' denied request: no",
+        "its message demands",
+    ),
+    ('pods "x-1-0" is forbidden: exceeded quota: team, requested: pods=1, used: pods=9', "resourcequota team."),
+    ('pods "x-1-0" is forbidden: failed quota: strict: must specify limits.cpu for: trainer', "their resources"),
+    ('pods "x-1-0" is forbidden: maximum memory usage per Container is 1Gi, but limit is 2Gi', "limitrange."),
+    (
+        'pods "x-1-" is forbidden: error looking up service account d/bot: serviceaccount "bot" not found',
+        "kubectl create serviceaccount bot)",
+    ),
+    ('pods "x-1-0" is forbidden: no PriorityClass with name high was found', "kubectl get priorityclasses"),
+    ('pod rejected: RuntimeClass "gvisor" not found', "runtimeclasses"),
+)
+NO_NODE = (
+    ("3 node(s) didn't match Pod's node affinity/selector. no new claims", "--show-labels"),
+    ("1 node(s) had untolerated taint(s), 2 node(s) had untolerated taint {gpu: yes}", "Add tolerations"),
+    ("1 node(s) had untolerated taint {a: b}, 2 Insufficient nvidia.com/gpu", "Free or add nodes"),
+    ("3 node(s) didn't have free ports for the requested pod ports (ports of the node: 9400)", "free ports"),
+)
+NO_IMAGE = (
+    ('Container image "a:1" is not present with pull policy of Never', "imagePullPolicy: IfNotPresent"),
+    ("failed to pull and unpack image: pull access denied, repository does not exist", "imagePullSecrets"),
+    ("failed to do request: Head https://r.example/v2: dial tcp: lookup r.example: no such host", "reach the registry"),
+    ('Failed to apply default image tag "A:b:c": invalid reference format', "its name is not valid"),
+    ("failed to resolve reference: r.example/a:1: not found", "name and tag"),
+)
+NO_VOLUME = (
+    (
+        'FailedMount: MountVolume.SetUp failed for volume "cfg" : configmap references non-existent config key: a.yaml '
+        "(volume cfg is ConfigMap c)",
+        "Add the key a.yaml to that ConfigMap",
+    ),
+    ("FailedMount: references non-existent secret key: token (volume s is Secret t)", "Add the key token"),
+    ("FailedMount: timed out (volume d is NFS server 10.0.0.9)", "Check NFS server 10.0.0.9"),
+    (
+        'unbound; claim p: ProvisioningFailed: storageclass.storage.k8s.io "nfs" not found',
+        "Create the StorageClass nfs",
+    ),
+    ("unbound; claim p: FailedBinding: no persistent volumes available", "a storageClassName"),
+    ("FailedAttachVolume: Multi-Attach error for volume (volume d is claim p)", "ReadWriteMany"),
+)
+NOT_STARTING = (
+    ("CreateContainerConfigError: couldn't find key token in Secret d/s", "Add the key token"),
+    ('CreateContainerConfigError: failed to prepare subPath for volumeMount "d"', "Correct subPath"),
+    ('RunContainerError: exec: "shipp": executable file not found in $PATH: unknown', "Correct command"),
+    ("CrashLoopBackOff: init container mesh: exit code 3: no config", "-c mesh --previous"),
+    ("CreateContainerConfigError: missing value for HOME", "subPathExpr"),
+)
+
+
+class TestWhatIsTold:
+    def test_unschedulable_quotes_scheduler_with_remedy(self) -> None:
+        words = "x-1-0: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu"
+        explanation = why(condition(c.SCHEDULED, "False", c.UNSCHEDULABLE, words, age=312), phase="Pending")
+        assert explanation.what == (
+            "x has waited for 5m12s for its pods to be scheduled and started (Unschedulable): "
+            "x-1-0: 0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
+        )
+        assert "ddp scale x N" in explanation.todo
+        assert (explanation.reason, explanation.phase) == ("Unschedulable", "Pending")
+
+    @pytest.mark.parametrize(
+        ("reason", "todo"),
+        [
+            ("QuotaPending", "The job starts when its queue admits it"),
+            ("Inadmissible", "It does not start automatically: create the missing queue"),
+            ("WorkloadDeactivated", "set spec.active of that Workload to true"),
+            ("QueueStopped", "It continues when the queue's administrator starts the queue"),
+            ("WorkloadFinished", "ddp suspend x, then ddp resume x"),
+            ("WorkloadMissing", "when the job's label kueue.x-k8s.io/priority-class is changed"),
+        ],
+    )
+    def test_queue_reasons_have_remedies(self, reason: str, todo: str) -> None:
+        explanation = why(condition(c.SCHEDULED, "False", reason, "Job x-1 is waiting for admission by queue q"))
+        assert todo in explanation.todo
+        assert ("automatically" in explanation.todo) == (reason in ("Inadmissible", "WorkloadDeactivated"))
+        # A restart that waits in a queue needs the same.
+        waits = condition(c.SCHEDULED, "False", reason, "words")
+        assert why(condition(c.RESTARTING, "True", c.GROUP_RESTART, "attempt 2"), waits).todo == explanation.todo
+
+    @pytest.mark.parametrize(
+        ("words", "todo"),
+        [
+            ("insufficient quota for cpu in flavor a, request > maximum capacity (3 > 2)", "ddp scale x N"),
+            ("flavor a doesn't match node affinity", "correct nodeSelector, affinity or tolerations"),
+        ],
+    )
+    def test_inadmissible_messages_have_remedies(self, words: str, todo: str) -> None:
+        assert todo in why(condition(c.SCHEDULED, "False", "Inadmissible", f"Job x-1 waits: {words}")).todo
+
+    def test_pending_change_is_reported_with_and_without_obstacle(self) -> None:
+        scheduled = condition(c.SCHEDULED, "True", c.CHANGE_PENDING, "2/2 pods scheduled; size 3 waits")
+        slow = condition(c.PROGRESSING, "False", c.NO_STEP_YET, "no step")
+        for conditions in ((scheduled,), (scheduled, slow)):
+            assert " 2/2 pods scheduled; size 3 waits." in why(*conditions, phase="Running").what
+
+    def test_text_is_state_and_remedy(self) -> None:
+        explanation = why(condition(c.SCHEDULED, "False", c.IMAGE_PULL, "x-1-0: not found"))
+        assert str(explanation) == f"{explanation.what} {explanation.todo}"
+        assert "imagePullSecrets" in str(explanation)
+
+    def test_refused_spec_hides_everything_else(self) -> None:
+        explanation = why(
+            condition(c.ACCEPTED, "False", c.INVALID_SPEC, "attempt 1 cannot start: spec.nodes: too many"),
+            condition(c.SCHEDULED, "False", c.WAITING_FOR_PODS, "0/2 pods scheduled"),
+        )
+        assert explanation.what == "x is not accepted (InvalidSpec): attempt 1 cannot start: spec.nodes: too many."
+        assert "ddp render" in explanation.todo
+
+    @pytest.mark.parametrize(
+        ("first", "second"),
+        list(
+            pairwise(
+                [
+                    condition(c.ACCEPTED, "False", c.INVALID_SPEC),
+                    condition(c.SUSPENDED, "True", c.SUSPENDED_BY_SPEC),
+                    condition(c.RESTARTING, "True", c.GROUP_RESTART),
+                    condition(c.SCHEDULED, "False", c.WAITING_FOR_PODS),
+                    condition(c.RENDEZVOUSED, "False", c.WAITING_FOR_RANKS),
+                    condition(c.PROGRESSING, "False", c.STALLED),
+                    condition(c.RENDEZVOUSED, "Unknown", c.NO_METRICS_PAGE),
+                    condition(c.PROGRESSING, "Unknown", c.NO_STEP_YET),
+                ]
+            )
+        ),
+    )
+    def test_more_important_condition_is_explained(self, first: dict[str, Any], second: dict[str, Any]) -> None:
+        assert why(second, first, phase="Running").reason == first["reason"]
+        assert [why(item, phase="Running").reason for item in (first, second)] == [first["reason"], second["reason"]]
+
+    def test_server_error_is_explained(self) -> None:
+        words = "the API server fails to create Job x-1: failed calling webhook"
+        explanation = why(condition(c.ACCEPTED, "Unknown", c.SERVER_ERROR, words), phase="Pending")
+        assert explanation.what == f"x is not accepted (ServerError): {words}."
+        assert "validatingwebhookconfigurations" in explanation.todo
+
+    def test_wait_does_not_include_a_suspension(self) -> None:
+        waiting = condition(c.SCHEDULED, "False", c.WAITING_FOR_PODS, "0/2 pods scheduled", age=900)
+        resumed = format_time(NOW - timedelta(seconds=2))
+        assert "has waited for 2s" in why(waiting, phase="Pending", attemptTime=resumed).what
+
+    def test_suspended_job_names_resume_command(self) -> None:
+        explanation = why(
+            condition(c.SUSPENDED, "True", c.SUSPENDED_BY_SPEC, "spec.suspend is true"), phase="Suspended"
+        )
+        assert "has been suspended for 1m00s" in explanation.what
+        assert "ddp resume x" in explanation.todo
+
+    def test_job_that_is_stopping_is_not_called_waiting_for_pods(self) -> None:
+        explanation = why(
+            condition(c.SUSPENDED, "False", c.STOPPING, "2 pods are terminating gracefully"),
+            condition(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED),
+            condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED),
+            condition(c.PROGRESSING, "True", c.TRAINING),
+            phase="Running",
+        )
+        assert explanation.reason == "Stopping"
+        assert explanation.what == "x is stopping: 2 pods are terminating gracefully."
+
+    def test_restart_names_last_failure(self) -> None:
+        explanation = why(
+            condition(c.RESTARTING, "True", c.GROUP_RESTART, "attempt 2 of 4"),
+            condition(c.SCHEDULED, "False", c.WAITING_FOR_PODS, "0/2 pods scheduled"),
+            phase="Restarting",
+            lastFailure=FAILURE,
+        )
+        assert "has been restarting for 1m00s (GroupRestart): attempt 2 of 4." in explanation.what
+        assert "The last failure was UserError (rank 3, pod x-2-1-abcde, node node-b, exit code 1)" in explanation.what
+
+    def test_blocked_restart_has_remedy_of_blocker(self) -> None:
+        words = "x-2-0-abcde: 0/2 nodes are available: 2 Insufficient nvidia.com/gpu"
+        explanation = why(
+            condition(c.RESTARTING, "True", c.DISRUPTED, "attempt 2, not counted"),
+            condition(c.SCHEDULED, "False", c.UNSCHEDULABLE, words),
+            phase="Restarting",
+        )
+        assert explanation.what.endswith(f"attempt 2, not counted. Its pods wait (Unschedulable): {words}.")
+        assert (explanation.reason, explanation.todo) == (c.UNSCHEDULABLE, REMEDIES[c.UNSCHEDULABLE].format(name="x"))
+
+    @pytest.mark.parametrize(
+        ("reason", "message", "todo"),
+        [
+            (c.VOLUME_NOT_READY, 'x-1-0-a: FailedMount: MountVolume.SetUp failed: secret "s" not found', "Create it"),
+            (c.PODS_NOT_STARTING, 'x-1-0-a: CreateContainerConfigError: configmap "c" not found', "Create it"),
+            (c.VOLUME_NOT_READY, 'configmap "x-launcher-0123456789" not found', "ddp suspend x, then ddp resume x"),
+            (c.VOLUME_NOT_READY, '0/2 nodes are available: persistentvolumeclaim "p" not found', "kubectl get pvc"),
+            (
+                c.PODS_FORBIDDEN,
+                'pods "x-1-*" is forbidden: violates PodSecurity "restricted"',
+                "securityProfile: Restricted",
+            ),
+            (
+                c.PODS_NOT_STARTING,
+                'x-1-0-a: CreateContainerError: failed to generate container "b5" spec: failed to generate spec: '
+                'failed to mkdir "": mkdir : no such file or directory',
+                "--code-claim",
+            ),
+            (c.PODS_NOT_STARTING, "container has runAsNonRoot and image will run as root (pod: …)", "runAsUser"),
+            *((c.PODS_FORBIDDEN, f"Error creating: {message}", todo) for message, todo in FORBIDDEN),
+            *((c.UNSCHEDULABLE, f"x-1-0-a: 0/3 nodes are available: {message}", todo) for message, todo in NO_NODE),
+            *((c.IMAGE_PULL, f"x-1-0-a: {message}", todo) for message, todo in NO_IMAGE),
+            *((c.VOLUME_NOT_READY, f"x-1-0-a: {message}", todo) for message, todo in NO_VOLUME),
+            *((c.PODS_NOT_STARTING, f"x-1-0-a: {message}", todo) for message, todo in NOT_STARTING),
+            (
+                c.INIT_CONTAINER_RUNNING,
+                "waiting for pods 0, 1; pod x-1-0-a (and 1 more pod) runs init container wait-db since T",
+                "kubectl logs x-1-0-a -c wait-db.",
+            ),
+        ],
+    )
+    def test_known_message_has_its_own_remedy(self, reason: str, message: str, todo: str) -> None:
+        assert todo in why(condition(c.SCHEDULED, "False", reason, message), phase="Pending").todo
+
+    def test_name_of_job_is_not_taken_for_message(self) -> None:
+        words = "no-such-host-1-0-abcde (and 1 more pod): manifest unknown"
+        explanation = why(
+            condition(c.SCHEDULED, "False", c.IMAGE_PULL, words), phase="Pending", jobName="no-such-host-1"
+        )
+        assert "name and tag" in explanation.todo
+
+    @pytest.mark.parametrize("reason", ["Failed", "BackOff"])
+    def test_event_that_repeats_status_of_pod_is_no_last_warning(self, reason: str) -> None:
+        pulling = condition(c.SCHEDULED, "False", c.IMAGE_PULL, "x-1-0: manifest unknown")
+        events = (event("no pull secret", reason="FailedToRetrieveImagePullSecret"), event("Error: x", reason=reason))
+        assert "The last warning was FailedToRetrieveImagePullSecret" in why(pulling, events=events).what
+
+    def test_version_mismatch_names_helm_rollback(self) -> None:
+        assert "helm rollback" in why(condition(c.ACCEPTED, "False", c.VERSION_MISMATCH), phase="Running").todo
+
+    def test_warning_about_another_try_is_not_repeated(self) -> None:
+        statement = 'Error creating: pods "x-1-*" is forbidden: no'
+        refused = condition(c.SCHEDULED, "False", c.PODS_FORBIDDEN, statement)
+        assert (
+            "last warning" not in why(refused, events=(event(statement.replace("*", "0-2n9g4")),), phase="Pending").what
+        )
+
+    def test_training_job_has_no_obstacle(self) -> None:
+        good = [
+            condition(c.ACCEPTED, "True", c.VALID),
+            condition(c.SUSPENDED, "False", c.NOT_SUSPENDED),
+            condition(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED),
+            condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED),
+            condition(c.PROGRESSING, "True", c.TRAINING),
+        ]
+        progress = {"step": 42, "totalSteps": 100, "percent": "42.0%", "eta": "5m12s"}
+        progress["lastStepTime"] = format_time(NOW - timedelta(seconds=40))
+        explanation = why(*good, phase="Running", progress=progress)
+        assert str(explanation) == "x is training (step 42 of 100, 42.0% done, 5m12s left); nothing blocks it."
+        progress["lastStepTime"] = format_time(NOW - timedelta(seconds=80))
+        explanation = why(*good, phase="Running", progress=progress)
+        assert str(explanation).endswith("left); its last step ended 1m20s ago.")
+
+    def test_failed_preflight_is_reported(self) -> None:
+        flight = {
+            "failed": ["transport", "pairs"],
+            "transport": "Socket",
+            "slowestPair": {"pods": [0, 7], "nodes": ["a", "h"], "megabytesPerSecond": "1200"},
+        }
+        good = condition(c.PROGRESSING, "True", c.TRAINING)
+        explanation = explain_why(job(good, phase="Running", preflight=flight), (), NOW, option=" -n team")
+        assert str(explanation) == (
+            "x is running; nothing blocks it. But its preflight failed in transport, pairs: traffic between pods "
+            "uses Socket, pods 0 and 7 (nodes a and h) exchange 1200 MB/s. The reasons are in pod 0's log: ddp "
+            "logs x -n team --node 0."
+        )
+        slow = {"failed": ["allreduce"], "allReduceMegabytesPerSecond": "30"}
+        assert "an all-reduce transfers 30 MB/s" in why(good, phase="Running", preflight=slow).what
+
+    def test_unreadable_metrics_page_is_explained(self) -> None:
+        explanation = why(
+            condition(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED),
+            condition(c.RENDEZVOUSED, "Unknown", c.NO_METRICS_PAGE, "the metrics page of pod 0 does not answer"),
+            phase="Running",
+        )
+        assert "NetworkPolicies" in explanation.todo
+
+    def test_job_without_steps_is_not_training(self) -> None:
+        explanation = why(
+            condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED),
+            condition(c.PROGRESSING, "Unknown", c.NO_STEP_YET, "the metrics page of pod 0 reports no step"),
+            phase="Running",
+        )
+        assert explanation.reason == "NoStepYet"
+        assert "the metrics page of pod 0 reports no step" in explanation.what
+        assert explanation.todo
+
+    def test_explanation_of_invisible_steps_has_one_remedy(self) -> None:
+        hint = "no step is visible: metrics.autoInstrument is false. To show progress, set spec.metrics.logPatterns"
+        explanation = why(condition(c.PROGRESSING, "Unknown", c.NO_STEP_YET, hint), phase="Running")
+        assert str(explanation).endswith(f"(NoStepYet): {hint}.")
+
+    def test_success_has_its_measurements(self) -> None:
+        explanation = why(
+            condition("Succeeded", "True", "AllNodesSucceeded"),
+            phase="Succeeded",
+            startTime="2026-11-20T10:00:00Z",
+            completionTime="2026-11-20T11:30:00Z",
+            progress={"step": 100, "loss": "0.1", "valAccuracy": "0.95"},
+            restarts={"total": 1, "counted": 1, "free": 0, "inPlace": 2, "all": 3},
+        )
+        assert str(explanation) == "x has succeeded in 1h30m: step 100, loss 0.1, validation accuracy 0.95, 3 restarts."
+
+    def test_success_without_process_group_has_remedy(self) -> None:
+        statement = why(condition("Distributed", "False", "NoProcessGroup", "no group spanned all"), phase="Succeeded")
+        assert "no group spanned all" in statement.what
+        assert "spec.processGroupPolicy: Ignore" in statement.todo
+
+    def test_every_doubt_about_a_success_has_a_remedy(self) -> None:
+        for reason in c.DOUBTS:
+            statement = why(condition(c.TRAINING_COMPLETE, "False", reason, "rank 1 ended"), phase="Succeeded")
+            assert "But rank 1 ended." in statement.what
+            assert (statement.reason, bool(statement.todo)) == (reason, True)
+
+    @pytest.mark.parametrize(
+        ("saved", "words"),
+        [({"checkpoint": {"step": 40}}, "from the checkpoint of step 40"), ({}, "no checkpoint was reported")],
+    )
+    def test_restart_names_checkpoint_if_known(self, saved: dict[str, Any], words: str) -> None:
+        restarting = condition(c.RESTARTING, "True", c.GROUP_RESTART, "attempt 2")
+        assert words in why(restarting, phase="Restarting", **saved).todo
+
+    def test_training_job_names_survived_failure(self) -> None:
+        explanation = why(
+            condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED),
+            condition(c.PROGRESSING, "True", c.TRAINING),
+            phase="Running",
+            restarts={"total": 0, "counted": 0, "free": 0, "inPlace": 2, "all": 2},
+            lastFailure=FAILURE,
+        )
+        assert "It was restarted 2 times; the last failure was UserError (rank 3" in explanation.what
+        assert explanation.todo.startswith(FAILURE["hint"][:1].upper())
+
+    @pytest.mark.parametrize("reason", [c.RESTART_BUDGET_EXHAUSTED, c.REPEATED_FAILURE])
+    def test_remedy_of_failed_job_starts_with_deletion(self, reason: str) -> None:
+        explanation = why(condition("Failed", "True", reason, "gave up"), phase="Failed")
+        assert "ddp delete x, and submit the file" in explanation.todo
+
+    def test_job_being_deleted_is_only_that(self) -> None:
+        resource = job(FAILED, phase="Failed")
+        resource["metadata"]["deletionTimestamp"] = format_time(NOW)
+        assert explain_why(resource, (), NOW).what == "x is being deleted."
+
+
+class TestExplainedFailure:
+    def test_root_cause_has_rank_pod_and_hint(self) -> None:
+        explanation = why(FAILED, phase="Failed", attempt=4, lastFailure=FAILURE)
+        assert explanation.what == (
+            "x has failed after 4 attempts: UserError (rank 3, pod x-2-1-abcde, node node-b, exit code 1): "
+            "FileNotFoundError: no such file: 'train.csv'. It was given up (RestartBudgetExhausted): failed 4 times, "
+            "recovery.maxRestarts is 3."
+        )
+        assert explanation.todo.startswith("Check the path of the data. ")
+        assert "maxRestarts" in explanation.todo
+
+    def test_sole_cause_is_stated_once(self) -> None:
+        failed = condition("Failed", "True", "UserError", f"UserError (rank 3): {FAILURE['message']}")
+        explanation = why(failed, phase="Failed", attempt=1, lastFailure=FAILURE | {"conclusion": ""})
+        assert explanation.what.startswith("x has failed: UserError (rank 3, ")
+        assert explanation.what.count("UserError") == 1
+
+    def test_deadline_is_not_attributed_to_earlier_failure(self) -> None:
+        failed = condition("Failed", "True", "DeadlineExceeded", "active for longer than activeDeadlineSeconds (60)")
+        explanation = why(failed, phase="Failed", attempt=2, lastFailure=FAILURE | {"conclusion": ""})
+        assert (
+            "(DeadlineExceeded): active for longer than activeDeadlineSeconds (60). The last failure was"
+            in explanation.what
+        )
+
+    def test_status_of_older_operator_is_explained_completely(self) -> None:
+        """Only the condition's message contains the cause, and no code parses it."""
+        explanation = why(FAILED, phase="Failed", attempt=4, lastFailure=FAILURE | {"conclusion": ""})
+        assert "failed 4 times, recovery.maxRestarts is 3; last: …. The last failure was UserError" in explanation.what
+
+    def test_without_known_cause_logs_are_next_step(self) -> None:
+        explanation = why(condition("Failed", "True", "Odd", "the Job failed"), phase="Failed", attempt=1)
+        assert explanation.what == "x has failed (Odd): the Job failed."
+        assert explanation.todo == "Read the end of its log: ddp logs x."
+
+    def test_logs_are_next_step_only_without_hint(self) -> None:
+        odd = condition("Failed", "True", "Odd", "the Job failed")
+        assert why(odd, phase="Failed", lastFailure=FAILURE).todo == "Check the path of the data."
+        without = why(odd, phase="Failed", lastFailure=FAILURE | {"hint": ""})
+        assert without.todo == "Read the end of its log: ddp logs x."
+
+    def test_braces_in_hint_are_kept(self) -> None:
+        failure = FAILURE | {"hint": "use {name} or {0}", "message": "KeyError: '{'"}
+        explanation = why(FAILED, phase="Failed", lastFailure=failure)
+        assert "Use {name} or {0}." in explanation.todo
+
+
+class TestWithoutAStatus:
+    def test_new_job_has_reason_new(self) -> None:
+        assert explain_why(job(age=2), (), NOW).reason == "New"
+
+    def test_later_operator_is_missed(self) -> None:
+        explanation = explain_why(job(age=300), (), NOW)
+        assert explanation.reason == "NoOperator"
+        assert "in the 5m00s since it was created" in explanation.what
+        assert "app.kubernetes.io/name=ddp-operator" in explanation.todo
+
+    def test_unreadable_status_is_explained(self) -> None:
+        explanation = explain_why(job(phase="Running", attempt="two"), (), NOW)
+        assert explanation.phase == "Unknown"
+        assert "kubectl describe ddp x" in explanation.todo
+
+    def test_empty_object_of_status_is_none(self) -> None:
+        assert explain_why(job() | {"status": {}}, (), NOW).reason == "NoOperator"
+
+
+class TestWarningEvents:
+    WAITING = condition(c.SCHEDULED, "False", c.WAITING_FOR_PODS, "1/2 pods scheduled")
+
+    def test_newest_warning_is_added(self) -> None:
+        explanation = why(self.WAITING, events=(event("old"), event("exceeded quota", reason="FailedCreate")))
+        assert explanation.what.endswith("The last warning was FailedCreate: exceeded quota.")
+
+    def test_normal_event_is_not_added(self) -> None:
+        assert "Pulled" not in why(self.WAITING, events=(event("Pulled", "Normal"),)).what
+
+    def test_warning_in_condition_is_not_repeated(self) -> None:
+        words = "0/3 nodes are available"
+        explanation = why(condition(c.SCHEDULED, "False", c.UNSCHEDULABLE, f"x-1-0: {words}"), events=(event(words),))
+        assert explanation.what.count(words) == 1
+
+    def test_training_job_ignores_old_warning(self) -> None:
+        explanation = why(condition(c.PROGRESSING, "True", c.TRAINING), phase="Running", events=(event("old problem"),))
+        assert str(explanation) == "x is running; nothing blocks it."
+
+    @pytest.mark.parametrize(
+        ("age", "is_told"),
+        [(10, True), (70, True), (200, False), (700, False)],
+        ids=["now", "just before the wait", "of an earlier fault", "of a deleted job of this name"],
+    )
+    def test_warning_from_before_the_wait_is_not_added(self, age: int, is_told: bool) -> None:
+        warning = event("node(s) had taints") | {"lastTimestamp": format_time(NOW - timedelta(seconds=age))}
+        assert ("last warning" in why(self.WAITING, events=(warning,)).what) == is_told
+
+    @pytest.mark.parametrize(
+        ("reason", "scheduled", "rendezvoused", "is_told"),
+        [
+            ("FailedMount", "True", c.ALL_RANKS_JOINED, False),
+            ("FailedScheduling", "True", c.WAITING_FOR_WORKERS, False),
+            ("FailedScheduling", "True", c.WAITING_FOR_RANKS, False),
+            ("FailedMount", "True", c.INIT_CONTAINER_RUNNING, False),
+            ("FailedMount", "True", c.WAITING_FOR_RANKS, True),
+            ("FailedMount", "False", c.ENOUGH_RANKS_JOINED, True),
+            ("FailureUnknown", "True", c.ALL_RANKS_JOINED, True),
+        ],
+    )
+    def test_warning_about_start_of_pods_is_told_until_they_start(
+        self, reason: str, scheduled: str, rendezvoused: str, is_told: bool
+    ) -> None:
+        conditions = (
+            condition(c.SCHEDULED, scheduled, c.ALL_PODS_SCHEDULED, age=30),
+            condition(c.RENDEZVOUSED, "True" if "Joined" in rendezvoused else "False", rendezvoused, age=30),
+            condition(c.PROGRESSING, "False", c.NO_STEP_YET, age=30),
+        )
+        warning = event("no such volume", reason=reason) | {"lastTimestamp": format_time(NOW)}
+        assert ("last warning" in why(*conditions, phase="Running", events=(warning,)).what) == is_told
+
+    def test_a_long_warning_is_cut(self) -> None:
+        assert len(why(self.WAITING, events=(event("word " * 1000),)).what) < 600
+
+
+def status_written(age: int, manager: str = "ddp-operator") -> list[dict[str, Any]]:
+    """Return metadata.managedFields of a status that was written some seconds ago."""
+    time = format_time(NOW - timedelta(seconds=age))
+    return [{"manager": manager, "subresource": "status", "time": time}]
+
+
+def test_restarted_sidecar_of_training_job_names_command_for_its_log() -> None:
+    message = "2/2 pods scheduled; sidecar mesh of pod x-1-1-abcde: 7 restarts (last reason: OOMKilled)"
+    scheduled = condition(c.SCHEDULED, "True", c.SIDECAR_RESTARTED, message)
+    explanation = explain_why(job(scheduled, phase="Running"), (), NOW, option=" -n team")
+    assert "sidecar mesh of pod x-1-1-abcde: 7 restarts" in explanation.what
+    assert explanation.todo == "Why the sidecar ended: kubectl logs x-1-1-abcde -c mesh --previous -n team."
+
+
+def test_sidecar_restarted_for_its_probe_names_probe() -> None:
+    message = "2/2 pods scheduled; sidecar mesh of pod x-1-1-abcde: 7 restarts (last reason: Error)"
+    pod = {"kind": "Pod", "name": "x-1-1-abcde", "fieldPath": "spec.initContainers{mesh}"}
+    events = (
+        event("Liveness probe failed: connection refused", reason="Unhealthy") | {"involvedObject": pod},
+        event("Container mesh failed liveness probe, will be restarted", "Normal", "Killing") | {"involvedObject": pod},
+    )
+    explanation = why(condition(c.SCHEDULED, "True", c.SIDECAR_RESTARTED, message), events=events, phase="Running")
+    assert "Its livenessProbe fails: connection refused. Correct or remove livenessProbe" in explanation.todo
+
+
+class TestAbsentOperator:
+    TRAINING = (condition(c.PROGRESSING, "True", c.TRAINING),)
+
+    def explain(self, *conditions: dict[str, Any], written: int = 10, renewed: int | None = None, **status: Any) -> Why:
+        resource = job(*conditions, **{"phase": "Running", "progress": {"step": 42}, **status})
+        resource["metadata"]["managedFields"] = status_written(written) + status_written(5, "kubectl")
+        lease = None
+        if renewed is not None:
+            lease = LeaseRenewal(NOW - timedelta(seconds=renewed), timedelta(seconds=15))
+        return explain_why(resource, (), NOW, lease=lease)
+
+    def test_old_status_of_training_job_is_not_its_state(self) -> None:
+        explanation = self.explain(*self.TRAINING, written=400)
+        assert explanation.reason == "NoOperator"
+        assert explanation.what == (
+            "No operator has written the status for 6m40s, although the job trains; failures, suspension and resizing "
+            "are not handled. The last known state: x is training (step 42); nothing blocks it."
+        )
+        assert "app.kubernetes.io/name=ddp-operator" in explanation.todo
+
+    def test_old_lease_is_reported_for_waiting_job(self) -> None:
+        waiting = condition(c.SCHEDULED, "False", c.UNSCHEDULABLE, "0/3 nodes")
+        explanation = self.explain(waiting, renewed=31, phase="Pending")
+        assert explanation.what.startswith("No operator has renewed its Lease for 31s; failures, ")
+        assert "0/3 nodes" in explanation.what
+
+    @pytest.mark.parametrize(
+        ("changes", "why_not"),
+        [
+            ({"written": 400, "renewed": 5}, "the Lease is renewed"),
+            ({"written": 400, "renewed": 29}, "a standby takes over"),
+            ({"written": 200}, "a step may take so long"),
+            ({"written": 400, "progress": None}, "a script without steps changes no status"),
+            ({"written": 400, "phase": "Succeeded", "renewed": 900}, "the job has ended"),
+        ],
+    )
+    def test_operator_is_not_missed_without_evidence(self, changes: dict[str, Any], why_not: str) -> None:
+        assert self.explain(*self.TRAINING, **changes).reason != "NoOperator", why_not
+
+
+class TestRemedies:
+    @pytest.mark.parametrize("reason", sorted(REMEDIES))
+    def test_every_remedy_accepts_name_and_is_sentence(self, reason: str) -> None:
+        text = REMEDIES[reason].format(name="digits", onward="from step 3", option="")
+        assert "{" not in text
+        assert text[0].isupper() or text.startswith("kubectl")
+        assert text.endswith((".", "N."))
+
+    def test_unknown_reason_has_message_and_describe_command(self) -> None:
+        explanation = why(condition(c.SCHEDULED, "False", "NewReason", "something new"))
+        assert "(NewReason): something new." in explanation.what
+        assert explanation.todo == "kubectl describe ddp x has all conditions and events."
+
+    def test_condition_without_message_is_complete_sentence(self) -> None:
+        assert why(condition(c.PROGRESSING, "False", c.NOT_RUNNING)).what.endswith("(NotRunning).")
+
+
+class TestNamespace:
+    @pytest.mark.parametrize("reason", REMEDIES)
+    def test_namespaced_commands_get_option(self, reason: str) -> None:
+        waits = condition("Scheduled", "False", reason, "waits")
+        todo = explain_why(job(waits), (), NOW, option=" -n team").todo
+        for command in re.findall(r"(?:ddp|kubectl) [a-z]+ (?:[^.;:()]|\.(?! |$))*", todo):
+            if not re.match(r"ddp (render|list)|kubectl (describe node|get validating)", command):
+                assert " -n team" in command, todo
+
+    def test_namespace_of_context_is_omitted(self) -> None:
+        waits = condition("Scheduled", "False", "Unschedulable", "waits")
+        assert " -n " not in explain_why(job(waits), (), NOW).todo
+
+
+def test_job_whose_pods_start_and_fail_again_waits_since_it_last_ran() -> None:
+    conditions = (
+        condition("Scheduled", "False", c.PODS_NOT_STARTING, "x-1-0-a: CrashLoopBackOff", age=8),
+        condition("Rendezvoused", "False", c.WAITING_FOR_RANKS, "waits", age=240),
+    )
+    assert "has waited for 4m00s for its pods" in why(*conditions, phase="Pending").what
+
+
+def test_stalled_job_is_without_a_step_since_its_last_one() -> None:
+    stalled = condition("Progressing", "False", c.STALLED, "rank 1 waits")
+    last = {"step": 20, "lastStepTime": "2026-11-20T11:50:00Z"}
+    assert "is running without a step for 10m00s after step 20" in why(stalled, phase="Running", progress=last).what
+
+
+def test_failed_job_names_its_code() -> None:
+    code = {"digest": "1" * 64, "revision": "abc123-dirty 111111111111"}
+    assert "Its code was abc123-dirty 111111111111." in why(FAILED, phase="Failed", lastFailure=FAILURE, code=code).what

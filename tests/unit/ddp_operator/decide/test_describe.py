@@ -1,0 +1,258 @@
+"""The status of an attempt: the stored part of the pods' messages, the named failure, and the counts."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from ddp_cli.view.why import explain_why
+from ddp_operator.api.status import Condition, LastFailure, Progress, Restarts, SlowestPair, Status
+from ddp_operator.decide import conditions as c
+from ddp_operator.decide.decide import decide
+from ddp_operator.decide.decision import Decision
+from ddp_operator.decide.metrics_page import parse_page
+from ddp_operator.decide.transitions import list_transition_events
+from ddp_operator.decide.views import NodeView, view_pod
+from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page, resource
+
+STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)
+RUNNING = (child_pod(0), child_pod(1))
+TRAINING = page(ddp_step=7, ddp_planned_steps=70, ddp_steps_total=7, ddp_step_duration_seconds_sum=7, phase="Running")
+
+
+def run(
+    *pods: Any, status: Status = STARTED, jobs: Any = None, text: str = "", seconds: float = 1, **more: Any
+) -> Decision:
+    answers = {name: more.pop(name) for name in ("failures_in_place", "nodes") if name in more}
+    typed = job(status=status, **({"nodes": 2} | more))
+    observation = observe(typed, jobs or [child_job()], pods, parse_page(text) if text else None, **answers)
+    return decide(typed, observation, NOW + timedelta(seconds=seconds))
+
+
+def condition(kind: str, status: Any, reason: str) -> Condition:
+    return Condition(type=kind, status=status, reason=reason, last_transition_time=NOW)
+
+
+def state(decision: Decision, kind: str) -> tuple[str, str]:
+    result = decision.status.condition(kind)
+    assert result is not None
+    return result.status, result.reason
+
+
+def in_place(message: str, seconds: float, restarts: int = 1) -> Any:
+    """Return the report of a running pod about a failure after which its workers were restarted."""
+    words = last_words("CUDAError", message=message, time=NOW.timestamp() + seconds, restarts=restarts)
+    pod = view_pod(child_pod(1, "Failed", code=82, message=words))
+    return ((pod, pod.termination),)
+
+
+class TestReportedFailure:
+    @pytest.mark.parametrize(
+        ("attempt", "seconds", "detail"),
+        [(1, -10, "known"), (1, 0, "in place"), (1, 10, "in place"), (2, -10, "in place")],
+    )
+    def test_latest_in_place_failure_is_recorded(self, attempt: int, seconds: float, detail: str) -> None:
+        known = LastFailure(attempt=1, category="UserError", message="known", time=NOW)
+        restarts = Restarts(total=attempt - 1)
+        status = replace(STARTED, attempt=attempt, job_name=f"train-{attempt}", restarts=restarts, last_failure=known)
+        pods = [child_pod(index, attempt=attempt) for index in range(2)]
+        decision = run(*pods, status=status, jobs=[child_job(attempt)], failures_in_place=in_place("in place", seconds))
+        assert decision.status.last_failure is not None
+        assert decision.status.last_failure.message == detail
+
+    def test_first_in_place_failure_is_recorded(self) -> None:
+        result = run(*RUNNING, failures_in_place=in_place("in place", -10)).status.last_failure
+        assert result is not None
+        assert (result.message, result.attempt) == ("in place", 1)
+
+    def test_in_place_failure_of_former_attempt_is_ignored(self) -> None:
+        failed = child_pod(0, "Failed", code=82, message=last_words("UserError", message="the end"))
+        jobs = [child_job(conditions={"Failed": "why"})]
+        decision = run(failed, jobs=jobs, failures_in_place=in_place("before", 99))
+        assert decision.status.attempt == 2
+        assert decision.status.last_failure is not None
+        assert decision.status.last_failure.message == "the end"
+
+
+class TestRestarts:
+    def test_in_place_restarts_are_maximum_of_all_pods(self) -> None:
+        status = replace(STARTED, restarts=Restarts(in_place=3, in_place_before=2))
+        ends = [child_pod(i, "Succeeded", message=last_words(restarts=n)) for i, n in enumerate((1, 4))]
+        decision = run(*ends, status=status, jobs=[child_job(conditions={"Complete": ""})])
+        assert decision.status.restarts.in_place == 6
+
+    def test_replaced_pod_is_counted_once(self) -> None:
+        joined = condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED)
+        status = replace(STARTED, conditions=(joined,), restarts=Restarts(replaced=2))
+        first = run(child_pod(0), child_pod(1, "Pending"), status=status)
+        assert state(first, c.RESTARTING) == ("True", c.POD_REPLACEMENT)
+        assert first.status.restarts.replaced == 3
+        again = run(child_pod(0), child_pod(1, "Pending"), status=first.status)
+        assert again.status.restarts.replaced == 3
+
+
+@pytest.mark.parametrize(
+    ("pods", "known"),
+    [
+        ((child_pod(0), child_pod(1, "Pending")), True),
+        ((child_pod(0, "Pending"), child_pod(1, "Pending")), False),
+    ],
+)
+def test_first_running_pod_sets_first_run_time(pods: Any, known: bool) -> None:
+    assert (run(*pods).status.first_run_time is not None) is known
+
+
+@pytest.mark.parametrize(
+    ("before", "expected"),
+    [
+        ((), ("False", c.NODE_NOT_READY)),
+        ((condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED),), ("True", c.ALL_RANKS_JOINED)),
+    ],
+)
+def test_unready_node_is_reason_of_rendezvoused(before: Any, expected: tuple[str, str]) -> None:
+    silent = child_pod(1, unready=NOW, node="node-b")
+    nodes = {"node-b": NodeView(False, "the node is not ready: silent")}
+    decision = run(child_pod(0), silent, status=replace(STARTED, conditions=before), nodes=nodes, seconds=60)
+    assert state(decision, c.RENDEZVOUSED) == expected
+
+
+class TestTimeLeft:
+    def test_failed_preflight_of_training_job_is_in_status(self) -> None:
+        progress = run(*RUNNING, text=TRAINING).status.progress
+        assert progress is not None
+        assert (progress.step, progress.eta) == (7, "1m03s")
+
+    @pytest.mark.parametrize(
+        ("pods", "jobs"),
+        [
+            ((child_pod(0), child_pod(1, "Pending")), [child_job()]),
+            ((), [child_job(conditions={"Complete": ""})]),
+            ((child_pod(0, "Failed", code=86, message=last_words("NCCL", secondary=True)), child_pod(1)), [
+                child_job(conditions={"FailureTarget": "why"})
+            ]),
+        ],
+        ids=["waits", "ended", "waits for the cause"],
+    )  # fmt: skip
+    def test_preflight_is_absent_without_training(self, pods: Any, jobs: Any) -> None:
+        status = replace(STARTED, progress=Progress(step=7, eta="1m03s", eta_seconds=63))
+        progress = run(*pods, status=status, jobs=jobs).status.progress
+        assert progress is not None
+        assert (progress.step, progress.eta, progress.eta_seconds) == (7, None, None)
+
+
+def test_recovered_job_has_selector() -> None:
+    decision = run(status=Status(attempt=1), jobs=[child_job(3)])
+    assert decision.status.attempt == 3
+    assert decision.status.selector == run(status=Status(), jobs=[child_job(3)]).status.selector != ""
+
+
+@pytest.mark.parametrize(
+    ("failures", "attempt", "container", "seconds"),
+    [(1, 1, "fetch", 10), (2, 1, "fetch", 20), (4, 1, "fetch", 80), (4, 1, "", 0), (4, 0, "fetch", 0)],
+)
+def test_start_delay_doubles_with_each_init_container_failure(
+    failures: int, attempt: int, container: str, seconds: float
+) -> None:
+    cause = LastFailure(attempt=attempt, category="UserError", container=container)
+    made = Restarts(total=1, counted=1, used=1, without_progress=failures)
+    status = replace(STARTED, attempt=2, attempt_time=NOW, restarts=made, last_failure=cause)
+    jobs = [child_job(conditions={"Failed": ""})]
+    waiting = run(status=status, jobs=jobs, seconds=0)
+    assert bool(waiting.actions) is (seconds == 0)
+    if seconds:
+        assert waiting.requeue_after == seconds
+        assert run(status=status, jobs=jobs, seconds=seconds).actions
+
+
+def test_pods_of_other_attempts_are_not_counted() -> None:
+    typed = job(status=STARTED, nodes=2)
+    seen = observe(typed, [child_job()], [child_pod(0), child_pod(0, attempt=2)])
+    assert [pod.attempt for pod in seen.pods_of(1)] == [1]
+
+
+def test_preflight_measurements_are_kept_for_attempt() -> None:
+    text = 'ddp_launcher_preflight_duration_seconds{check="allreduce"} 0.4\n'
+    text += 'ddp_launcher_preflight_passed{check="allreduce"} 1\n'
+    result = parse_page(text).preflight
+    assert result is not None
+    first = run(*RUNNING, text=TRAINING + text).status
+    assert first.preflight == result
+    assert run(*RUNNING, status=first, text=TRAINING).status.preflight == result
+
+
+def test_slowest_pair_has_nodes_of_its_measurement() -> None:
+    text = 'ddp_launcher_slowest_pair_bytes_per_second{pods="0,1"} 2e9\n'
+    first = run(child_pod(0, node="node-a"), child_pod(1, node="node-b"), text=TRAINING + text).status
+    assert first.preflight is not None
+    assert first.preflight.slowest_pair == SlowestPair(
+        pods=(0, 1), nodes=("node-a", "node-b"), megabytes_per_second="2000"
+    )
+    moved = [child_pod(0, node="elsewhere"), child_pod(1, node="node-b")]
+    again = run(*moved, status=first, text=TRAINING + text).status
+    assert again.preflight == first.preflight
+
+
+def test_suspended_job_waits_for_former_pods() -> None:
+    status = replace(STARTED, attempt=2, job_name="train-2")
+    decision = run(child_pod(0), child_pod(0, attempt=2), status=status, jobs=[child_job(), child_job(2)], suspend=True)
+    result = decision.status.condition(c.SUSPENDED)
+    assert result is not None
+    assert result.message == "2 pods are terminating gracefully"
+
+
+@pytest.mark.parametrize(
+    ("commit", "dirty", "revision"),
+    [("a" * 40, False, "a" * 12), ("a" * 40, True, f"{'a' * 12}-dirty {'1' * 12}"), (None, None, "1" * 12)],
+)
+def test_code_revision_is_commit_or_digest(commit: str | None, dirty: bool | None, revision: str) -> None:
+    written = {"configMapName": "ddp-code-1", "digest": "1" * 64}
+    written |= {} if commit is None else {"commit": commit, "dirty": dirty}
+    code = run(*RUNNING, code=written).status.code
+    assert code is not None
+    assert (code.digest, code.commit, code.dirty, code.revision) == ("1" * 64, commit, dirty, revision)
+    assert run(*RUNNING).status.code is None
+
+
+class TestCheckpointsInAStore:
+    STORE = {"path": "/ckpt", "url": "s3://bucket/digits"}
+    BEFORE = page(ddp_step=70, ddp_checkpoint_step=60, ddp_checkpoint_upload_bytes_total=9, phase="Running")
+    UPLOADED = BEFORE + page(ddp_checkpoint_upload_step=40, ddp_checkpoint_upload_timestamp_seconds=1.7e9)
+    FAILING = UPLOADED + '# ddp_checkpoint_upload_problem "OSError: 503 Slow Down"\n'
+
+    def decide(self, text: str, status: Status = STARTED) -> Decision:
+        return run(*RUNNING, text=text, status=status, checkpoint=self.STORE)
+
+    def test_checkpoint_with_url_is_uploaded_checkpoint(self) -> None:
+        assert self.decide(self.BEFORE).status.checkpoint is None
+        saved = self.decide(self.UPLOADED).status.checkpoint
+        assert saved is not None
+        assert saved.step == 40
+
+    def test_failing_upload_is_condition_with_its_message(self) -> None:
+        decision = self.decide(self.FAILING)
+        assert state(decision, c.UPLOADED) == ("False", "UploadFailing")
+        result = decision.status.condition(c.UPLOADED)
+        assert result is not None
+        assert result.message == (
+            "upload to s3://bucket/digits fails: OSError: 503 Slow Down; newest snapshot: step 40"
+        )
+        again = self.decide(self.UPLOADED, decision.status)
+        assert state(again, c.UPLOADED) == ("True", "SnapshotUploaded")
+        reasons = [event.reason for event in list_transition_events(STARTED, decision.status)]
+        assert "UploadFailing" in reasons
+        assert [event.reason for event in list_transition_events(decision.status, again.status)] == ["SnapshotUploaded"]
+
+    def test_why_names_training_and_newest_snapshot(self) -> None:
+        decision = self.decide(self.FAILING)
+        item = resource("train") | {"status": msgspec.to_builtins(decision.status)}
+        why = explain_why(item, (), NOW)
+        assert why.reason == "UploadFailing"
+        assert "503 Slow Down" in why.what
+        assert "step 40" in why.what
+
+    def test_job_with_claim_has_no_upload_condition(self) -> None:
+        assert run(*RUNNING, text=self.FAILING).status.condition(c.UPLOADED) is None

@@ -1,0 +1,240 @@
+"""Elastic jobs: the effects of a change of size and of a lost pod, and the status meanwhile."""
+
+from __future__ import annotations
+
+import dataclasses
+from copy import deepcopy
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from ddp_operator.api.status import Status
+from ddp_operator.decide import conditions as c
+from ddp_operator.decide.decide import decide
+from ddp_operator.decide.decision import AT_ONCE, Decision, ResizeJob
+from ddp_operator.decide.diagnosis import parse_restart_failures
+from ddp_operator.decide.metrics_page import parse_page
+from ddp_operator.manifests.children import build_children
+from ddp_pod.contract.plan import decode_config
+from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
+from tests.support.fake_cluster import ReconcilerHarness
+
+ELASTIC = {"minNodes": 2, "maxNodes": 4}
+TRAINING = page(ddp_step=7, ddp_planned_steps=10, phase="Running")
+JOB = child_job(nodes=3)
+STARTED = Status(attempt=1, attempt_nodes=3, job_name="train-1", start_time=NOW)
+
+
+def run(*pods: Any, status: Status = STARTED, jobs: Any = (JOB,), text: str | None = None, **spec: Any) -> Decision:
+    typed = job(status=status, **{"nodes": 3, "elastic": ELASTIC, **spec})
+    result = None if text is None else parse_page(text)
+    return decide(typed, observe(typed, jobs, pods, result), NOW)
+
+
+def state(decision: Decision, kind: str) -> tuple[str, str]:
+    result = decision.status.condition(kind)
+    assert result is not None
+    return result.status, result.reason
+
+
+class TestSize:
+    def test_resize_is_recorded_before_job_is_resized(self) -> None:
+        decision = run(child_pod(0), child_pod(1), child_pod(2), nodes=4)
+        assert (decision.status.attempt, decision.status.attempt_nodes) == (1, 4)
+        assert (decision.actions, decision.requeue_after) == ((), AT_ONCE)
+        assert decision.status.restarts.total == 0
+        assert state(decision, "Restarting") == ("True", "Resized")
+        following = run(child_pod(0), child_pod(1), child_pod(2), nodes=4, status=decision.status)
+        assert following.actions == (ResizeJob("train-1", 4),)
+        done = run(child_pod(0), child_pod(1), nodes=4, status=decision.status, jobs=[child_job(nodes=4)])
+        assert done.actions == ()
+
+    @pytest.mark.parametrize("nodes", [2, 4])
+    def test_resize_of_queued_running_job_waits(self, nodes: int) -> None:
+        admitted = child_job(nodes=3)
+        admitted["spec"]["template"] = {"metadata": {"labels": {"kueue.x-k8s.io/podset": "main"}}}
+        for queued in (child_job(nodes=3, queue="q"), admitted):
+            decision = run(child_pod(0), child_pod(1), child_pod(2), nodes=nodes, jobs=[queued])
+            assert (decision.status.attempt, decision.status.attempt_nodes, decision.actions) == (1, 3, ())
+            failed = run(*[child_pod(n, "Failed", code=1) for n in range(3)], nodes=nodes, jobs=[queued])
+            assert (failed.status.attempt, failed.status.attempt_nodes) == (2, 3), "also through a restart"
+
+    def test_resize_of_elastic_kueue_job_is_immediate(self) -> None:
+        elastic = child_job(nodes=3, queue="q")
+        elastic["spec"]["template"] = {"spec": {"schedulingGates": [{"name": "kueue.x-k8s.io/elastic-job"}]}}
+        decision = run(child_pod(0), child_pod(1), child_pod(2), nodes=4, jobs=[elastic])
+        assert (decision.status.attempt, decision.status.attempt_nodes) == (1, 4)
+        partly = deepcopy(elastic)
+        partly["metadata"]["annotations"]["kueue.x-k8s.io/job-min-parallelism"] = "2"
+        assert run(child_pod(0), nodes=4, jobs=[partly]).status.attempt_nodes == 3, "it is of the size Kueue gave it"
+
+    @pytest.mark.parametrize(("nodes", "has_run", "taken"), [(4, False, 4), (2, False, 2), (2, True, 2), (4, True, 3)])
+    def test_resize_of_waiting_job_keeps_its_queue_position(self, nodes: int, has_run: bool, taken: int) -> None:
+        """An attempt that has run should continue with its pods; it could wait without end for more."""
+        status = replace(STARTED, first_run_time=NOW) if has_run else STARTED
+        waiting = [child_job(nodes=3, queue="q", suspend=True, written=False)]
+        decision = run(nodes=nodes, jobs=waiting, status=status)
+        assert (decision.status.attempt, decision.status.attempt_nodes) == (1, taken)
+        following = run(nodes=nodes, jobs=waiting, status=decision.status)
+        assert following.actions == (() if taken == 3 else (ResizeJob("train-1", taken),))
+
+    def test_waiting_resize_is_applied_on_resume(self) -> None:
+        assert run(nodes=4, suspend=True, jobs=[child_job(nodes=3, queue="q")]).status.attempt == 2
+
+    def test_resize_of_gang_starts_another_attempt(self) -> None:
+        """The API server refuses to change the parallelism of such a Job."""
+        pods = [child_pod(index, spec={"schedulingGroup": {"podGroupName": "g"}}) for index in range(3)]
+        decision = run(*pods, nodes=4)
+        assert (decision.status.attempt, decision.status.attempt_nodes) == (2, 4)
+        without_pods = run(nodes=4, scheduling={"gang": "Native"})
+        assert without_pods.status.attempt == 2
+        assert (decision.status.restarts.free, decision.status.restarts.counted) == (1, 0)
+
+    @pytest.mark.parametrize("view", [{"deleting": True}, {"conditions": {"Failed": ""}}])
+    def test_resize_of_ended_job_is_ignored(self, view: Any) -> None:
+        status = replace(STARTED, attempt_nodes=4)
+        decision = run(child_pod(0), nodes=4, status=status, jobs=[child_job(nodes=3, **view)])
+        assert not [action for action in decision.actions if isinstance(action, ResizeJob)]
+
+    def test_restart_for_resize_is_no_failure(self) -> None:
+        """A script that saves and stops when a pod is removed ends in all pods, with 85."""
+        joined = c.merge_conditions((), [c.Fact(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED)], NOW, 1)
+        pods = [child_pod(0), child_pod(1), child_pod(2)]
+        seconds = 0
+
+        def train(status: Status, text: str) -> Status:
+            nonlocal seconds
+            seconds += 5
+            typed = job(status=status, nodes=2 if seconds > 5 else 3, elastic=ELASTIC)
+            seen = observe(typed, [JOB], pods, parse_page(text))
+            reported = parse_restart_failures([(pod, parse_page(text)) for pod in seen.pods])
+            seen = dataclasses.replace(seen, failures_in_place=reported)
+            return decide(typed, seen, NOW + timedelta(seconds=seconds)).status
+
+        before = train(replace(STARTED, conditions=joined), page(ddp_step=50, phase="Running", restarts=0))
+        resized = train(before, page(ddp_step=60, phase="Running", restarts=0))
+        waiting = train(resized, page(ddp_step=70, ddp_steps_total=70, phase="Running", restarts=0))
+        for status in (resized, waiting):
+            assert status.last_restart is not None
+            assert (status.last_restart.cause, status.last_restart.level) == ("Resized", None)
+            assert status.last_restart.recovery_seconds is None, "the former workers still train"
+        stopped = last_words("Preempted", exitCode=85, restarts=1)
+        restarted = train(waiting, page(ddp_step=70, phase="Rendezvous", restarts=1, answered=stopped))
+        text = page(ddp_step=72, ddp_steps_total=1, phase="Running", restarts=1, answered=stopped)
+        after = train(restarted, text)
+        assert after.last_failure is None
+        assert (after.restarts.in_place, after.restarts.all, after.restarts.counted) == (1, 0, 0)
+        assert after.last_restart is not None
+        assert (after.last_restart.cause, after.last_restart.level) == ("Resized", "SamePods")
+        assert (after.last_restart.step, after.last_restart.recovery_seconds) == (70, 15)
+
+    async def test_resize_grows_and_shrinks_in_one_attempt(self) -> None:
+        harness = await ReconcilerHarness(nodes=2, elastic=ELASTIC).train(TRAINING)
+        for nodes in (4, 3):
+            harness.edit(nodes=nodes)
+            await harness.train(TRAINING)
+            assert (harness.status.attempt, harness.status.attempt_nodes, harness.jobs()) == (1, nodes, ["train-1"])
+            assert (harness.status.phase, len(harness.pods())) == ("Running", nodes)
+        assert harness.status.restarts.total == 0
+        expected = [event.message for event in harness.cluster.events if event.reason == "Resized"]
+        assert expected == [
+            f"resized from {then} to {now} nodes; the other pods keep running" for then, now in ((2, 4), (4, 3))
+        ]
+
+    @pytest.mark.parametrize("change", [{"nodes": 4}, {"suspend": True}], ids=str)
+    async def test_resize_uses_observed_size_of_job(self, monkeypatch: pytest.MonkeyPatch, change: Any) -> None:
+        harness = await ReconcilerHarness(nodes=2, elastic=ELASTIC).train(TRAINING)
+        versions: list[tuple[str, str]] = []
+
+        async def note(namespace: str, name: str, patch: Any, *, seen: Any = None) -> None:
+            there = harness.cluster.store.get("Job", namespace, name)
+            assert there is not None
+            versions.append((seen["metadata"]["resourceVersion"], there["metadata"]["resourceVersion"]))
+
+        monkeypatch.setattr(harness.cluster, "patch_job", note)
+        harness.edit(**change)
+        await harness.settle()
+        assert versions
+        assert all(seen == there for seen, there in versions)
+
+
+class TestLoss:
+    def test_lost_pod_keeps_attempt_above_min_nodes(self) -> None:
+        decision = run(child_pod(0), child_pod(1), child_pod(2, disrupted=True, deleting=True))
+        assert decision.status.attempt == 1
+
+    @pytest.mark.parametrize("lost", [(0,), (1, 2)], ids=["the pod where they meet", "too many"])
+    def test_lost_pod_0_or_too_many_pods_restart_without_counting(self, lost: tuple[int, ...]) -> None:
+        pods = [child_pod(index, disrupted=index in lost, deleting=index in lost) for index in range(3)]
+        decision = run(*pods)
+        assert (decision.status.attempt, decision.status.restarts.free) == (2, 1)
+
+    def test_training_peers_end_restart(self) -> None:
+        pods = (child_pod(0), child_pod(1), child_pod(2, "Pending"))
+        before = run(*pods[:2], child_pod(2), text=TRAINING).status
+        meeting = run(*pods, status=before, text=page(ddp_step=7, phase="Rendezvous"))
+        assert state(meeting, "Restarting") == ("True", "PodReplacement")
+        again = run(*pods, status=meeting.status, text=TRAINING)
+        assert state(again, "Rendezvoused") == ("True", "EnoughRanksJoined")
+        assert state(again, "Progressing") == ("True", "Training")
+        assert state(again, "Restarting") == ("False", "NotRestarting")
+        assert again.status.phase == "Running"
+        between_pages = run(*pods, status=again.status)
+        assert between_pages.status.phase == "Running"
+        whole = run(*pods[:2], child_pod(2), status=again.status, text=TRAINING)
+        assert state(whole, "Rendezvoused") == ("True", "AllRanksJoined")
+
+    def test_fewer_pods_than_min_nodes_wait(self) -> None:
+        before = run(child_pod(0), child_pod(1), child_pod(2), text=TRAINING).status
+        decision = run(child_pod(0), status=before, text=TRAINING)
+        assert decision.status.phase == "Restarting"
+
+
+class TestLateComers:
+    """Pods that start after their peers have finished would wait for pod 0 until joinTimeoutSeconds."""
+
+    def over(self, *pods: Any, seconds: float, **spec: Any) -> Decision:
+        typed = job(status=STARTED, **{"nodes": 3, "elastic": ELASTIC, **spec})
+        return decide(typed, observe(typed, (JOB,), pods), NOW + timedelta(seconds=seconds))
+
+    @pytest.mark.parametrize("late", [child_pod(2), child_pod(2, "Pending")])
+    def test_late_joiners_do_not_delay_success(self, late: Any) -> None:
+        pods = (child_pod(0, "Succeeded"), child_pod(1, "Succeeded"), late)
+        waiting = self.over(*pods, seconds=10)
+        assert waiting.status.phase in ("Running", "Pending")
+        assert waiting.requeue_after is not None
+        assert waiting.requeue_after <= 20
+        ended = self.over(*pods, seconds=30)
+        assert ended.status.phase == "Succeeded"
+        result = ended.status.condition(c.SUCCEEDED)
+        assert result is not None
+        assert result.message == "2/3 pods succeeded; 1 joined after the end of training"
+
+    def test_no_late_joiners_while_pod_0_trains(self) -> None:
+        assert self.over(child_pod(0), child_pod(1, "Succeeded"), child_pod(2), seconds=900).status.phase == "Running"
+
+    def test_no_late_joiners_in_fixed_size_job(self) -> None:
+        pods = (child_pod(0, "Succeeded"), child_pod(1, "Succeeded"), child_pod(2))
+        assert self.over(*pods, seconds=900, elastic=None).status.phase == "Running"
+
+    def test_late_joiners_are_ignored_after_failure(self) -> None:
+        pods = (child_pod(0, "Succeeded"), child_pod(1, "Failed", code=82, message=last_words("OOM")), child_pod(2))
+        assert self.over(*pods, seconds=900).status.phase == "Restarting"
+
+
+def test_torchrun_gets_bounds_and_pods_get_size() -> None:
+    *_, child = build_children(job(nodes=3, elastic=ELASTIC), attempt=1, nodes=3)
+    [trainer] = child["spec"]["template"]["spec"]["containers"]
+    assert "--nnodes=2:4" in trainer["args"]
+    env = {item["name"]: item.get("value") for item in trainer["env"]}
+    config = decode_config(env["DDP_LAUNCHER_CONFIG"])
+    assert (config.nodes, config.elastic) == (3, True)
+    assert (child["spec"]["completions"], child["spec"]["parallelism"]) == (3, 3)
+
+
+def test_gang_needs_no_more_than_least_size() -> None:
+    children = build_children(job(nodes=3, elastic=ELASTIC, scheduling={"gang": "Volcano"}), attempt=1, nodes=3)
+    [group] = [child for child in children if child["kind"] == "PodGroup"]
+    assert group["spec"]["minMember"] == 2

@@ -1,0 +1,378 @@
+"""Deadlines, the pods that must succeed, the acknowledgement of a suspension, and the objects that remain."""
+
+import json
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from ddp_operator.api import constants
+from ddp_operator.api.constants import COMMENT_GROUPS
+from ddp_operator.api.kubeobjects import format_time
+from ddp_operator.api.status import Status
+from ddp_operator.decide.decide import decide
+from ddp_operator.decide.decision import Decision
+from ddp_operator.decide.metrics_page import parse_page
+from ddp_operator.decide.transitions import Doubted, find_transitions, list_transition_events
+from ddp_operator.manifests.children import build_children
+from ddp_pod.contract.group_facts import ALONE, SEPARATE, TOGETHER, UNKNOWN, WAITING, GroupFacts
+from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
+from tests.support.fake_cluster import ReconcilerHarness
+
+STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW, attempt_time=NOW)
+JOB = child_job()
+TRAINING = page(ddp_step=7, ddp_planned_steps=10, ddp_checkpoint_step=5, phase="Running")
+
+
+def run(
+    *pods: Any, status: Status = STARTED, jobs: Any = (JOB,), text: str = "", seconds: float = 1, **spec: Any
+) -> Decision:
+    typed = job(status=status, **{"nodes": 2, **spec})
+    observation = observe(typed, jobs, pods, parse_page(text) if text else None)
+    return decide(typed, observation, NOW + timedelta(seconds=seconds))
+
+
+def queued(**changes: Any) -> Any:
+    """Return a Job that Kueue suspended or resumed now."""
+    made = child_job(queue="q", written=False, **changes)
+    now = {"type": "Suspended", "status": str(made["spec"]["suspend"]), "lastTransitionTime": format_time(NOW)}
+    made["status"]["conditions"] = made["status"]["conditions"] or [now]
+    return made
+
+
+def condition(decision: Decision, kind: str) -> tuple[str, str, str]:
+    result = decision.status.condition(kind)
+    assert result is not None
+    return result.status, result.reason, result.message
+
+
+class TestPendingDeadline:
+    WAITING = child_pod(1, "Pending", status={"conditions": [
+        {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes: no GPU."}
+    ]})  # fmt: skip
+
+    def test_pending_deadline_fails_job_with_last_obstacle(self) -> None:
+        waiting = run(child_pod(0), self.WAITING, pendingDeadlineSeconds=60, seconds=50)
+        assert (waiting.status.phase, waiting.requeue_after) == ("Pending", 10)
+        ended = run(child_pod(0), self.WAITING, status=waiting.status, pendingDeadlineSeconds=60, seconds=60)
+        assert condition(ended, "Failed")[:2] == ("True", "PendingDeadlineExceeded")
+        assert condition(ended, "Failed")[2] == (
+            "not all pods were running within pendingDeadlineSeconds (60); last: train-1-1-abcde: 0/3 nodes: no GPU."
+        )
+
+    def test_pending_deadline_names_unpullable_image(self) -> None:
+        waiting = {"name": "trainer", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
+        pod = child_pod(1, "Pending", node="n", status={"containerStatuses": [waiting]})
+        failure = run(child_pod(0), pod, pendingDeadlineSeconds=60, seconds=60).status.last_failure
+        assert failure is not None
+        assert (failure.category, failure.node, failure.message) == ("ImagePull", 1, "no such image")
+
+    def test_pending_deadline_ends_once_all_pods_have_run(self) -> None:
+        for pods in ((child_pod(0), child_pod(1)), (child_pod(0), child_pod(1, "Succeeded"))):
+            assert run(*pods, pendingDeadlineSeconds=60, seconds=999).status.phase == "Running"
+
+    def test_pending_deadline_ignores_replaced_pod(self) -> None:
+        joined = run(child_pod(0), child_pod(1), text=TRAINING).status
+        decision = run(child_pod(0), self.WAITING, status=joined, pendingDeadlineSeconds=60, seconds=999)
+        assert decision.status.phase == "Restarting"
+
+    def test_pending_deadline_restarts_with_attempt_and_resumption(self) -> None:
+        failed = child_pod(0, "Failed", code=82, message=last_words("CUDAError"))
+        second = run(failed, status=STARTED, pendingDeadlineSeconds=60, seconds=500).status
+        assert second.attempt_time == NOW + timedelta(seconds=500)
+        assert run(status=second, jobs=(), pendingDeadlineSeconds=60, seconds=559).status.phase == "Restarting"
+        assert run(status=second, jobs=(), pendingDeadlineSeconds=60, seconds=560).status.phase == "Failed"
+        suspended = run(jobs=[child_job(suspend=True)], suspend=True, pendingDeadlineSeconds=60, seconds=999).status
+        assert suspended.phase == "Suspended"
+        resumed = run(jobs=[child_job(suspend=True)], status=suspended, pendingDeadlineSeconds=60, seconds=1000)
+        assert resumed.status.attempt_time == NOW + timedelta(seconds=1000)
+        assert resumed.requeue_after == 60
+
+    def test_pending_deadline_restarts_on_requeue_and_admission(self) -> None:
+        """After an hour, a job that has trained is not failed because it must wait again."""
+        hour = format_time(NOW - timedelta(hours=1))
+        old = replace(STARTED, start_time=hour, attempt_time=hour)
+        for waits in (queued(suspend=True), queued()):  # preempted now, or admitted now
+            assert run(jobs=[waits], status=old, pendingDeadlineSeconds=60, seconds=59).requeue_after == 1
+            ended = run(jobs=[waits], status=old, pendingDeadlineSeconds=60, seconds=60)
+            assert condition(ended, "Failed")[1] == "PendingDeadlineExceeded"
+
+    def test_pending_deadline_can_be_set_while_pending(self) -> None:
+        assert run(child_pod(0), self.WAITING, seconds=999).status.phase == "Pending"
+        assert run(child_pod(0), self.WAITING, pendingDeadlineSeconds=60, seconds=999).status.phase == "Failed"
+
+
+class TestActiveDeadline:
+    HOUR = replace(STARTED, start_time=NOW - timedelta(hours=1))
+
+    def test_active_deadline_excludes_time_in_queue(self) -> None:
+        waits = [queued(suspend=True)]
+        for seconds in (1, 9999):
+            decision = run(jobs=waits, status=self.HOUR, activeDeadlineSeconds=50, seconds=seconds)
+            assert (decision.status.phase, condition(decision, "Scheduled")[1]) == ("Pending", "QuotaPending")
+        admitted = [queued(status={"startTime": format_time(NOW)})]
+        running = run(child_pod(0), child_pod(1), jobs=admitted, status=self.HOUR, activeDeadlineSeconds=50, seconds=49)
+        assert running.status.phase == "Running"
+        ended = run(child_pod(0), child_pod(1), jobs=admitted, status=self.HOUR, activeDeadlineSeconds=50, seconds=50)
+        assert condition(ended, "Failed")[1] == "DeadlineExceeded"
+
+    def test_active_deadline_excludes_time_before_admission(self) -> None:
+        """Kubernetes updates the start time only after the Job was resumed."""
+        resumed = queued(conditions={"Suspended": ""}, status={"startTime": format_time(NOW - timedelta(hours=1))})
+        assert run(jobs=[resumed], status=self.HOUR, activeDeadlineSeconds=50).status.phase == "Pending"
+
+
+class TestInitContainer:
+    async def test_failure_is_counted_and_delayed(self) -> None:
+        harness = await ReconcilerHarness(recovery={"maxRestarts": 3}).settle()
+        init = {"name": "fetch", "state": {"terminated": {"exitCode": 1, "message": "no route to data"}}}
+        for attempt, delay in ((1, 10), (2, 20), (3, 40)):
+            pod = harness.pods(attempt)[1]
+            harness.cluster.store.change(pod, status={"phase": "Failed", "initContainerStatuses": [init]})
+            await harness.settle()
+            assert harness.status.attempt == attempt + 1
+            assert f"restart {attempt} of 3 in {delay} s: " in harness.condition("Restarting").message
+            harness.clock.advance(delay - 1)
+            await harness.settle()
+            assert harness.pods(attempt + 1) == []
+            harness.clock.advance(1)
+            await harness.settle()
+        pod = harness.pods(4)[0]
+        harness.cluster.store.change(pod, status={"phase": "Failed", "initContainerStatuses": [init]})
+        await harness.settle()
+        assert harness.state("Failed") == ("True", "RestartBudgetExhausted")
+        assert harness.status.last_failure is not None
+        assert harness.status.last_failure.container == "fetch"
+
+
+def succeeded(index: int, **known: Any) -> Any:
+    return child_pod(index, "Succeeded", message=last_words(**known))
+
+
+def groups(state: str, message: str = "how the ranks train", **values: Any) -> dict[str, Any]:
+    return {"groups": GroupFacts(state, 2, message, **values).to_json()}
+
+
+def with_groups(facts: Mapping[str, Any]) -> str:
+    """Return the page of a pod that makes steps, with a record of its process groups."""
+    return f"{page(ddp_step=3, phase='Running')}{COMMENT_GROUPS}{json.dumps(facts['groups'])}\n"
+
+
+class TestProcessGroup:
+    """Do the ranks train together?"""
+
+    COMPLETE = child_job(conditions={"Complete": ""})
+
+    @pytest.mark.parametrize(
+        ("ends", "result"),
+        [
+            ((groups(TOGETHER), groups(TOGETHER)), ("True", "ProcessGroupOfAllRanks")),
+            ((groups(ALONE), groups(ALONE)), ("False", "NoProcessGroup")),
+            ((groups(ALONE), groups(SEPARATE)), ("False", "SeparateGroups")),
+            ((groups(TOGETHER), groups(ALONE)), ("False", "NoProcessGroup")),
+            ((groups(ALONE), {}), ("False", "NoProcessGroup")),
+            ((groups(TOGETHER), {}), ("True", "ProcessGroupOfAllRanks")),
+            ((groups(UNKNOWN), groups(UNKNOWN)), ("Unknown", "GroupUnknown")),
+            (({}, {}), None),
+            (({"groups": {"state": "Other", "worldSize": 2}}, {"groups": []}), None),
+        ],
+    )  # fmt: skip
+    def test_group_at_the_end_is_condition(self, ends: Any, result: tuple[str, str] | None) -> None:
+        decision = run(*(succeeded(index, **known) for index, known in enumerate(ends)), jobs=[self.COMPLETE])
+        assert decision.status.phase == "Succeeded"
+        distributed = decision.status.condition("Distributed")
+        assert ((distributed.status, distributed.reason) if distributed else None) == result
+        events = [event.reason for event in list_transition_events(STARTED, decision.status)]
+        assert (result is not None and result[1] in events) is (distributed is not None and result[0] == "False")
+
+    @pytest.mark.parametrize(
+        ("facts", "result", "reason"),
+        [
+            (groups(TOGETHER), "True", ""),
+            (groups(ALONE), "False", "NoProcessGroup"),
+            (groups(SEPARATE), "False", "SeparateGroups"),
+            (groups(WAITING, remedy="use RANK"), "False", "WaitingForGroup"),
+            (groups(UNKNOWN), "Unknown", ""),
+        ],
+    )
+    def test_group_is_condition_while_it_trains(self, facts: Any, result: str, reason: str) -> None:
+        status = run(child_pod(0), child_pod(1), text=with_groups(facts)).status
+        distributed = status.condition("Distributed")
+        assert distributed is not None
+        assert distributed.status == result
+        assert distributed.message.startswith("how the ranks train")
+        assert ("use RANK" in distributed.message) is (reason == "WaitingForGroup")
+        assert (status.phase, status.reason) == ("Running", reason)
+
+    def test_group_of_former_ranks_is_forgotten_with_their_restart(self) -> None:
+        before = run(child_pod(0), child_pod(1), text=with_groups(groups(ALONE))).status
+        after = run(child_pod(0), child_pod(1), text=page(phase="Rendezvous"), status=before).status
+        distributed = after.condition("Distributed")
+        assert distributed is not None
+        assert (distributed.status, distributed.reason) == ("Unknown", "GroupUnknown")
+
+    @pytest.mark.parametrize("state", [ALONE, SEPARATE, WAITING, TOGETHER, UNKNOWN])
+    def test_policy_fails_running_job_whose_ranks_train_apart(self, state: str) -> None:
+        text = with_groups(groups(state))
+        status = run(child_pod(0), child_pod(1), text=text, processGroupPolicy="Fail").status
+        assert (status.phase == "Failed") is (state in (ALONE, SEPARATE))
+
+    def test_process_group_policy_fails_or_ignores_at_the_end(self) -> None:
+        pods = succeeded(0, **groups(ALONE)), succeeded(1, **groups(ALONE))
+        failed = run(*pods, jobs=[self.COMPLETE], processGroupPolicy="Fail")
+        assert failed.status.phase == "Failed"
+        status, reason, message = condition(failed, "Failed")
+        assert (status, reason) == ("True", "NoProcessGroup")
+        assert message == "how the ranks train (the same in pods 0, 1)"
+        ignored = run(*pods, jobs=[self.COMPLETE], processGroupPolicy="Ignore")
+        assert (ignored.status.phase, ignored.status.condition("Distributed")) == ("Succeeded", None)
+
+
+class TestCompletion:
+    """Did a job whose ranks have exited with 0 train to its end?"""
+
+    STEPS = {"ddp_step": 10.0}
+    SHORT = {"rank": 0, "step": 10.0, "total": 30.0}
+    TRACE = {"rank": 1, "step": 10.0, "exception": "ValueError: bad", "secondary": False, "processes": []}
+    LOST = {**SHORT, "exception": "RuntimeError: Connection closed by peer", "secondary": True}
+    LEFT = {"rank": 0, "processes": ["python train.py"]}
+    NAN = {**STEPS, "ddp_loss_not_finite_step": 7.0}
+
+    @pytest.mark.parametrize(
+        ("words", "reason", "parts"),
+        [
+            (({"progress": {**STEPS, "ddp_planned_steps": 10.0}}, {}), "AllStepsMade", ["step 10 of 10"]),
+            (({"progress": STEPS}, {}), "TotalUnknown", []),
+            (({}, {}), "NoStep", ["without a visible step"]),
+            (({"progress": NAN}, {}), "LossNotFinite", ["the loss is nan since step 7", "last step was 10"]),
+            (({"progress": STEPS, "ends": [SHORT]}, {}), "EndedShort", ["rank 0", "at step 10 of 30"]),
+            (({"ends": [LEFT]}, {}), "ProcessesLeft", ["1 of its processes still ran: python train.py"]),
+            (({"ends": [LOST]}, {"ends": [TRACE]}), "TracebackAtEnd", ["rank 1", "ValueError: bad", "1 other rank"]),
+            (({"ends": [{**TRACE, "rank": 0}]}, {"ends": [TRACE]}), "TracebackAtEnd", ["rank 0", "so did 1 more rank"]),
+        ],
+    )  # fmt: skip
+    def test_end_of_the_ranks_is_condition(self, words: Any, reason: str, parts: list[str]) -> None:
+        decision = run(
+            *(succeeded(index, **own) for index, own in enumerate(words)), jobs=[child_job(conditions={"Complete": ""})]
+        )
+        status = decision.status
+        is_doubtful = reason not in ("AllStepsMade", "TotalUnknown")
+        assert (status.phase, status.reason) == ("Succeeded", reason if is_doubtful else "")
+        _, known, message = condition(decision, "TrainingComplete")
+        assert known == reason
+        assert all(part in message for part in parts), message
+        assert (reason in [event.reason for event in list_transition_events(STARTED, status)]) is is_doubtful
+        assert (Doubted(reason) in find_transitions(STARTED, status, NOW)) is is_doubtful
+
+    def test_job_that_hides_its_steps_is_not_doubted(self) -> None:
+        pods = succeeded(0), succeeded(1)
+        complete = child_job(conditions={"Complete": ""})
+        decision = run(*pods, jobs=[complete], metrics={"autoInstrument": False})
+        assert decision.status.reason == ""
+
+
+class TestSuccessPolicy:
+    def test_rank_zero_policy_succeeds_with_pod_0(self) -> None:
+        pods = child_pod(0, "Succeeded"), child_pod(1)
+        decision = run(*pods, successPolicy="RankZero")
+        assert condition(decision, "Succeeded")[:2] == ("True", "RankZeroSucceeded")
+        assert run(*pods).status.phase == "Running"
+
+    def test_peer_failure_after_success_of_rank_0_is_not_counted(self) -> None:
+        pods = child_pod(0, "Succeeded"), child_pod(1, "Failed", code=86, message=last_words("NCCL", secondary=True))
+        failing = child_job(conditions={"FailureTarget": "x"})
+        assert run(*pods, jobs=[failing], successPolicy="RankZero").status.phase == "Succeeded"
+
+    def test_success_of_another_pod_is_not_enough(self) -> None:
+        assert run(child_pod(0), child_pod(1, "Succeeded"), successPolicy="RankZero").status.phase == "Running"
+
+    def test_failure_before_pod_0_success_fails_attempt(self) -> None:
+        failed = child_pod(1, "Failed", code=82, message=last_words("CUDAError"))
+        assert run(child_pod(0), failed, successPolicy="RankZero").status.attempt == 2
+
+    def test_success_policy_is_set_on_job(self) -> None:
+        jobs = [build_children(job(**spec), attempt=1, nodes=2)[-1] for spec in ({}, {"successPolicy": "RankZero"})]
+        assert "successPolicy" not in jobs[0]["spec"]
+        assert jobs[1]["spec"]["successPolicy"] == {"rules": [{"succeededIndexes": "0"}]}
+
+    async def test_rank_zero_success_stops_peers(self) -> None:
+        harness = await ReconcilerHarness(successPolicy="RankZero").train(TRAINING)
+        harness.end_pod(0)
+        await harness.settle()
+        assert (harness.status.phase, harness.pods(1)) == ("Succeeded", [])
+
+
+class TestSuspendedJob:
+    async def suspend(self, *messages: Any, **spec: Any) -> ReconcilerHarness:
+        harness = await ReconcilerHarness(**spec).train(TRAINING)
+        harness.cluster.still.obedient = False
+        harness.edit(suspend=True)
+        await harness.settle()
+        for index, message in enumerate(messages):
+            harness.end_pod(index, constants.EXIT_PREEMPTED, message)
+            await harness.settle()
+        return harness
+
+    async def test_suspended_message_names_checkpoint(self) -> None:
+        saved = last_words(progress={"ddp_step": 9.0, "ddp_checkpoint_step": 9.0})
+        harness = await self.suspend(saved, saved)
+        assert harness.status.checkpoint is not None
+        assert (harness.status.checkpoint.step, harness.status.checkpoint.time) == (9, harness.clock.now)
+        assert harness.status.progress is not None
+        assert harness.status.progress.step == 9
+        assert harness.condition("Suspended").message == (
+            "spec.suspend is true; set it to false to resume from the checkpoint of step 9"
+        )
+        expected = [event for event in harness.cluster.events if event.reason == "Suspended"]
+        assert ["the checkpoint of step 9" in event.message for event in expected] == [True]
+
+    async def test_suspended_message_counts_lost_steps(self) -> None:
+        harness = await self.suspend("", "")
+        assert harness.condition("Suspended").message.endswith("from the checkpoint of step 5; 2 later steps are lost")
+
+    async def test_suspended_message_without_checkpoints_names_no_loss(self) -> None:
+        steps = page(ddp_step=7, phase="Running")
+        harness = await ReconcilerHarness().train(steps)
+        harness.edit(suspend=True)
+        await harness.settle()
+        assert harness.condition("Suspended").message.endswith(
+            "to resume; the last step was 7, and the script reports no checkpoints"
+        )
+
+    def test_checkpoints_time_is_that_of_its_step(self) -> None:
+        pods = child_pod(0), child_pod(1)
+        first = run(*pods, text=TRAINING, seconds=10).status
+        second = run(*pods, text=TRAINING, status=first, seconds=20).status
+        assert first.checkpoint == second.checkpoint
+        third = run(*pods, text=TRAINING.replace("checkpoint_step{rank=\"0\"} 5", "checkpoint_step{rank=\"0\"} 6"),
+                    status=second, seconds=30).status  # fmt: skip
+        assert third.checkpoint is not None
+        assert (third.checkpoint.step, third.checkpoint.time) == (6, NOW + timedelta(seconds=30))
+
+
+class TestEndOfJob:
+    @pytest.mark.parametrize(
+        ("policy", "jobs", "logs"), [("Running", ["train-1"], 1), ("All", [], 0), ("None", ["train-1"], 1)]
+    )
+    async def test_pods_of_job_that_ran_too_long(self, policy: str, jobs: list[str], logs: int) -> None:
+        harness = await ReconcilerHarness(activeDeadlineSeconds=60, cleanPodPolicy=policy).train(TRAINING)
+        harness.end_pod(1)
+        await harness.settle()
+        harness.clock.advance(60)
+        await harness.settle()
+        assert harness.status.phase == "Failed"
+        assert harness.jobs() == jobs
+        assert len(harness.pods(1)) == (1 if policy == "None" else 0)
+        assert len([p for p in harness.pods(1, living=False) if p["status"]["phase"] == "Succeeded"]) == logs
+
+    async def test_clean_policy_may_change_after_end(self) -> None:
+        harness = await ReconcilerHarness(cleanPodPolicy="None").train(TRAINING)
+        for index in (0, 1):
+            harness.end_pod(index)
+        await harness.settle()
+        assert harness.jobs() == ["train-1"]
+        harness.edit(cleanPodPolicy="All")
+        await harness.settle()
+        assert harness.jobs() == []

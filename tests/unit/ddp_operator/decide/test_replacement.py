@@ -1,0 +1,235 @@
+"""Lost pods that are replaced in their Job, and lost pods that lead to a new attempt."""
+
+import dataclasses
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from ddp_operator.api.status import LastRestart, Nodes, Progress, Restarts, Status
+from ddp_operator.decide import conditions as c
+from ddp_operator.decide.decide import decide
+from ddp_operator.decide.decision import CreatePod, Decision, SuspendJob
+from ddp_operator.decide.diagnosis import parse_restart_failures
+from ddp_operator.decide.metrics_page import parse_page
+from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
+
+LATER = NOW + timedelta(seconds=9)
+STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)
+JOB = child_job(awaits_peers=True, status={"startTime": "2026-11-20T11:00:00Z"})
+LOST = child_pod(1, "Failed", code=85, deleting=True, disrupted="EvictionByEvictionAPI")
+
+
+def known(kind: str, reason: str, **changes: Any) -> Status:
+    return replace(STARTED, conditions=c.merge_conditions((), [c.Fact(kind, "True", reason)], NOW, 1), **changes)
+
+
+MET = known(c.RENDEZVOUSED, c.ALL_RANKS_JOINED)
+REPLACING = known(c.RESTARTING, c.POD_REPLACEMENT, restarts=Restarts(replaced=1))
+
+
+def run(
+    *pods: Any, status: Status = MET, raw_job: Any = JOB, now: datetime = NOW, text: str = "", **spec: Any
+) -> Decision:
+    typed = job(status=status, **{"nodes": 2, **spec})
+    return decide(typed, observe(typed, [raw_job], pods, parse_page(text) if text else None), now)
+
+
+def created(decision: Decision) -> list[CreatePod]:
+    return [action for action in decision.actions if isinstance(action, CreatePod)]
+
+
+@pytest.mark.parametrize(
+    ("lost", "category"),
+    [(LOST, "Preempted"), (child_pod(1, deleting=True, grace=30), "PodDeleted")],
+    ids=["ended", "still saves"],
+)
+def test_disrupted_pod_is_reported_and_not_counted(lost: Any, category: str) -> None:
+    decision = run(child_pod(0), lost)
+    assert (decision.status.attempt, decision.status.phase, created(decision)) == (1, "Restarting", [])
+    assert decision.status.restarts == Restarts(replaced=1, all=1)
+    failure = decision.status.last_failure
+    last = decision.status.last_restart
+    assert failure is not None
+    assert (failure.category, failure.pod) == (category, "train-1-1-abcde")
+    assert last is not None
+    assert last.level == "ReplacedPod"
+    expected = next(condition.message for condition in decision.status.conditions if condition.type == c.RESTARTING)
+    assert expected.startswith(
+        f"lost pod replaced, not counted: {category} (pod train-1-1-abcde, node node-a): the pod was"
+    )
+
+
+def test_pod_with_disruption_target_still_trains() -> None:
+    decision = run(child_pod(0), child_pod(1, disrupted="TerminationByKubelet"))
+    assert (decision.status.attempt, decision.status.phase, decision.status.restarts.replaced) == (1, "Running", 0)
+
+
+def test_ended_pod_and_second_lost_pod_are_replaced() -> None:
+    assert created(run(child_pod(0), child_pod(1, deleting=True, grace=30), status=REPLACING)) == []
+    assert created(run(child_pod(0), LOST, status=REPLACING)) == [CreatePod("train-1", 1, 1)]
+    assert created(run(LOST, status=REPLACING)) == [CreatePod("train-1", index, 1) for index in (0, 1)]
+
+
+@pytest.mark.parametrize("queue", ["", "q"], ids=["alone", "queued"])
+def test_lost_pod_is_replaced_without_metrics_page(queue: str) -> None:
+    facts = [c.Fact(c.RENDEZVOUSED, "Unknown", c.NO_METRICS_PAGE)]
+    status = replace(STARTED, conditions=c.merge_conditions((), facts, NOW, 1))
+    raw_job = child_job(awaits_peers=True, status={"startTime": "2026-11-20T11:00:00Z"}, queue=queue)
+    expected = run(child_pod(0), LOST, status=status, raw_job=raw_job)
+    assert (expected.status.attempt, expected.status.phase, expected.status.restarts.replaced) == (1, "Restarting", 1)
+    assert created(run(child_pod(0), LOST, status=expected.status, raw_job=raw_job)) == [CreatePod("train-1", 1, 1)]
+
+
+def test_lost_pod_of_operators_gang_is_replaced() -> None:
+    gang = {"spec": {"schedulingGroup": {"podGroupName": "train-1"}}}
+    decision = run(child_pod(0, **gang), LOST, scheduling={"gang": "Native"})
+    assert (decision.status.attempt, decision.status.restarts.replaced) == (1, 1)
+    following = run(child_pod(0, **gang), LOST, status=decision.status, scheduling={"gang": "Native"})
+    assert created(following) == [CreatePod("train-1", 1, 1)]
+
+
+def test_starting_replacement_is_not_replaced() -> None:
+    decision = run(child_pod(0), LOST, child_pod(1, "Pending", suffix="r1"), status=REPLACING)
+    assert (decision.status.attempt, created(decision)) == (1, [])
+
+
+@pytest.mark.parametrize(
+    ("pods", "changes"),
+    [
+        ((child_pod(0), LOST), {"raw_job": child_job()}),
+        ((child_pod(0), LOST), {"status": STARTED}),
+        ((child_pod(0), LOST), {"recovery": {"countDisruptions": True}}),
+        ((child_pod(0), child_pod(1, disrupted="DeletionByTaintManager")), {}),
+        ((child_pod(0), child_pod(1, "Failed", code=137)), {}),
+        ((child_pod(0, "Succeeded"), LOST), {}),
+        ((child_pod(0, spec={"schedulingGroup": {"podGroupName": "g"}}), LOST), {}),
+        ((child_pod(0), child_pod(1, deleting=True, suffix="r1")), {"status": REPLACING}),
+        ((child_pod(0, "Failed", code=82, message=last_words("CUDAError")), LOST), {}),
+    ],
+    ids=["launchers cannot wait", "never met", "disruptions count", "node lost", "killed", "a peer has ended", "gang",
+         "lost again", "a peer fails"],
+)  # fmt: skip
+def test_attempt_restarts_if_peers_cannot_wait(pods: Any, changes: Any) -> None:
+    decision = run(*pods, **changes)
+    before = changes.get("status", MET).restarts.replaced
+    assert (decision.status.attempt, decision.status.restarts.replaced) == (2, before)
+
+
+def test_peers_timeout_without_replacement_is_not_counted() -> None:
+    waited = child_pod(0, "Failed", code=86, message=last_words("Network", secondary=True))
+    failed = child_job(awaits_peers=True, conditions={"FailureTarget": "exit code 86"})
+    for status, free in ((REPLACING, 1), (MET, 0)):
+        decision = run(waited, child_pod(1, "Pending"), status=status, raw_job=failed, now=NOW + timedelta(minutes=1))
+        assert (decision.status.attempt, decision.status.restarts.free) == (2, free)
+
+
+def test_restart_finishes_with_first_step_of_new_workers() -> None:
+    training = page(ddp_step=7, ddp_steps_total=7, phase="Running")
+    expected = run(child_pod(0), child_pod(1, deleting=True, grace=30), text=training).status
+    again = run(child_pod(0), child_pod(1, deleting=True, grace=30), status=expected, text=training).status
+    assert again.last_restart is not None
+    assert (again.last_restart.level, again.last_restart.recovery_seconds) == ("ReplacedPod", None)
+    gone = run(child_pod(0), status=again, text=training).status
+    assert gone.last_restart == again.last_restart
+    restarted = page(ddp_step=7, phase="Rendezvous", restarts=1)
+    pods = (child_pod(0), child_pod(1, suffix="r1"))
+    joining = run(*pods, status=again, text=restarted).status
+    assert (joining.last_restart, joining.restarts.in_place) == (again.last_restart, 0)
+    over = run(*pods, status=joining, text=page(ddp_step=8, ddp_steps_total=1, phase="Running", restarts=1), now=LATER)
+    restarts = over.status.restarts
+    assert (restarts.replaced, restarts.in_place, restarts.in_place_after_loss, restarts.all) == (1, 1, 1, 1)
+    assert over.status.last_restart is not None
+    assert (over.status.last_restart.level, over.status.last_restart.recovery_seconds) == ("ReplacedPod", 9)
+
+
+@pytest.mark.parametrize(("minutes", "counted"), [(9, 0), (11, 1)])
+def test_in_place_restarts_after_loss_are_not_counted(minutes: int, counted: int) -> None:
+    lately = LastRestart(attempt=1, level="ReplacedPod", time=NOW - timedelta(minutes=minutes))
+    typed = job(status=replace(MET, last_restart=lately), nodes=2)
+    expected = parse_page(page(answered=last_words("Preempted", exitCode=85, restarts=1), restarts=1, phase="Running"))
+    pods = [child_pod(0), child_pod(1)]
+    seen = observe(typed, [JOB], pods, expected)
+    seen = dataclasses.replace(seen, failures_in_place=parse_restart_failures([(seen.pods[0], expected)]))
+    assert decide(typed, seen, NOW).status.restarts.counted == counted
+
+
+@pytest.mark.parametrize(
+    ("loses_pod", "reports"),
+    [(True, "a failure"), (False, "a failure"), (False, "its workers were stopped")],
+)
+def test_steps_lost_begin_at_step_that_any_launcher_reports(loses_pod: bool, reports: str) -> None:
+    """The status reads the steps rarely, and the pod of the root cause may not know them."""
+    lost = LastRestart(attempt=1, level="ReplacedPod", cause="Preempted", time=NOW - timedelta(seconds=9), step=6)
+    progress = Progress(step=6)
+    typed = job(status=replace(MET, last_restart=lost if loses_pod else None, progress=progress), nodes=2)
+    ended_at_91 = last_words("NCCLError", exitCode=1, secondary=True, restarts=1, step=91)
+    known = {"answered": ended_at_91} if reports == "a failure" else {"ddp_launcher_restart_step": 91}
+    training = parse_page(page(ddp_step=53, ddp_steps_total=3, phase="Running", restarts=1, **known))
+    killed = parse_page(page(phase="Running", restarts=1, answered=last_words("Killed", exitCode=137, restarts=1)))
+    seen = observe(typed, [JOB], [child_pod(0), child_pod(1)], training)
+    pages = [(seen.pods[0], training)] if loses_pod else [(seen.pods[0], training), (seen.pods[1], killed)]
+    seen = dataclasses.replace(seen, failures_in_place=parse_restart_failures(pages))
+    restart = decide(typed, seen, NOW).status.last_restart
+    assert restart is not None
+    assert (restart.level, restart.step, restart.steps_lost) == ("ReplacedPod" if loses_pod else "SamePods", 91, 41)
+
+
+class TestSparePods:
+    JOB = child_job(nodes=3, awaits_peers=True, status={"startTime": "2026-11-20T11:00:00Z"})
+
+    def run(self, *pods: Any, status: Status = MET, **spec: Any) -> Decision:
+        return run(*pods, status=status, raw_job=spec.pop("raw_job", self.JOB), spares=1, **spec)
+
+    def test_spares_are_not_part_of_nodes(self) -> None:
+        decision = self.run(child_pod(0), child_pod(1), child_pod(2))
+        assert (decision.status.phase, decision.status.attempt, decision.actions) == ("Running", 1, ())
+        assert decision.status.nodes == Nodes(desired=2, ready=2, spares=1)
+
+    @pytest.mark.parametrize("reason", ["EvictionByEvictionAPI", "DeletionByTaintManager"])
+    def test_spare_takes_over_and_lost_pod_is_replaced(self, reason: str) -> None:
+        lost = child_pod(1, "Failed", code=85, deleting=True, disrupted=reason)
+        decision = self.run(child_pod(0), lost, child_pod(2))
+        assert (decision.status.phase, decision.status.attempt) == ("Running", 1)
+        assert created(decision) == [CreatePod("train-1", 1, 0)]
+        assert (decision.status.restarts.replaced, decision.status.restarts.counted) == (1, 0)
+        again = self.run(child_pod(0), lost, child_pod(2), status=decision.status)
+        assert again.status.restarts.replaced == 1, "it is told once"
+        assert again.status.last_failure is not None
+        assert again.status.last_failure.pod == "train-1-1-abcde"
+
+    def test_spare_takes_over_in_gang(self) -> None:
+        gang = {"spec": {"schedulingGroup": {"podGroupName": "g"}}}
+        decision = self.run(child_pod(0, **gang), LOST, child_pod(2, **gang))
+        assert (decision.status.phase, decision.status.attempt, created(decision)) == ("Running", 1, [])
+
+    def test_rejoining_workers_keep_attempt(self) -> None:
+        last = LastRestart(attempt=1, level="SamePods", time=NOW)
+        assert (
+            self.run(child_pod(0), LOST, child_pod(2), status=replace(STARTED, last_restart=last)).status.attempt == 1
+        )
+
+    def test_lost_pod_0_waits_for_its_replacement(self) -> None:
+        lost = child_pod(0, "Failed", code=85, deleting=True, disrupted="EvictionByEvictionAPI")
+        decision = self.run(lost, child_pod(1), child_pod(2))
+        assert (decision.status.phase, decision.status.attempt) == ("Restarting", 1)
+
+    def test_lost_pod_without_ready_spare_waits(self) -> None:
+        decision = self.run(child_pod(0), LOST, child_pod(2, "Pending"))
+        assert (decision.status.phase, decision.status.attempt) == ("Restarting", 1)
+
+    def test_spares_end_with_their_peers(self) -> None:
+        done = self.run(child_pod(0, "Succeeded"), child_pod(1), child_pod(2, "Succeeded"))
+        assert done.status.phase == "Succeeded"
+        assert [type(action) for action in self.run(status=done.status).actions] == [SuspendJob]
+
+    @pytest.mark.parametrize("pods", [(child_pod(0), child_pod(1, "Succeeded"), child_pod(2, "Succeeded")),
+                                      (child_pod(0, "Succeeded"), child_pod(1, "Failed", code=137), child_pod(2)),
+                                      (child_pod(1, "Succeeded"), child_pod(2, "Succeeded")),  # pod 0 was deleted
+                                      (child_pod(0, "Succeeded"), child_pod(1), child_pod(2))])  # fmt: skip
+    def test_spares_alone_do_not_succeed(self, pods: Any) -> None:
+        assert self.run(*pods).status.phase != "Succeeded"
+
+    def test_recovered_status_has_nodes_without_spares(self) -> None:
+        assert self.run(child_pod(0), child_pod(1), child_pod(2), status=Status()).status.attempt_nodes == 2

@@ -1,0 +1,513 @@
+"""Stalls, stragglers, goodput and the cost of restarts: values with formulas, bounded for every page."""
+
+import dataclasses
+import math
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from ddp_operator.api import constants
+from ddp_operator.api.kubeobjects import format_time
+from ddp_operator.api.status import CheckpointStatus, LastRestart, Progress, Status, Straggler
+from ddp_operator.decide import conditions as c
+from ddp_operator.decide.decide import decide
+from ddp_operator.decide.decision import Decision
+from ddp_operator.decide.metrics_page import RankSample, StalledRank, compute_goodput, parse_page
+from ddp_operator.decide.observation import Stall
+from ddp_operator.decide.progress import drop_eta
+from ddp_operator.decide.stragglers import MAX_PODS, find_stragglers, is_stalled, sample_pods, stalled_since
+from ddp_operator.decide.transitions import list_transition_events
+from ddp_operator.decide.views import view_pod
+from tests.support.builders import NOW, child_job, child_pod, hand_over, job, last_words, observe, page
+from tests.support.fake_cluster import ReconcilerHarness
+
+STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)
+RUNNING = (child_pod(0), child_pod(1))
+
+
+BEHIND = (StalledRank(1, 1, "rank 1 is in train_step (train.py:50)"),)
+
+
+def run(
+    text: str,
+    *,
+    status: Status = STARTED,
+    ranks: Any = None,
+    seconds: float = 1,
+    pods: Any = RUNNING,
+    stalled: tuple[StalledRank, ...] = (),
+    began: Stall | None = None,
+    **spec: Any,
+) -> Decision:
+    typed = job(status=status, nodes=2, **spec)
+    jobs = [child_job(), child_job(2)] if status.attempt == 2 else [child_job()]
+    now = NOW + timedelta(seconds=seconds)
+    result = parse_page(text) if text else None
+    seen = observe(typed, jobs, pods, result)
+    if result is not None and is_stalled(typed, result):
+        began = began or Stall(stalled_since(result, now), ranks or {})
+        seen = dataclasses.replace(seen, stall=dataclasses.replace(began, places=stalled))
+    return decide(typed, seen, now)
+
+
+def progressing(decision: Decision) -> tuple[str, str, str]:
+    result = decision.status.condition(c.PROGRESSING)
+    assert result is not None
+    return result.status, result.reason, result.message
+
+
+def stall(age: float, **values: Any) -> str:
+    return page(phase="Running", ddp_step=57, **{constants.METRIC_HEARTBEAT_AGE: age}, **values)
+
+
+def hung(seconds: float) -> str:
+    """Return a launcher's page after it has detected a stall itself."""
+    return f"# TYPE {constants.METRIC_STALLED} gauge\n{constants.METRIC_STALLED} {seconds}\n"
+
+
+class TestStall:
+    def test_stall_message_has_time_and_lagging_ranks(self) -> None:
+        ranks = {0: RankSample(step=57), 1: RankSample(step=57), 3: RankSample(step=56)}
+        decision = run(stall(120), ranks=ranks, seconds=300)
+        since = format_time(NOW + timedelta(seconds=180))
+        assert progressing(decision) == ("False", "Stalled", f"no step since {since}; ranks 3 are behind step 57")
+        assert decision.status.phase == "Running"
+
+    @pytest.mark.parametrize(
+        ("ranks", "words"),
+        [
+            ({}, "no per-rank steps are reported"),
+            ({n: RankSample(step=57) for n in range(4)}, "all 4 ranks with a readable metrics page are at step 57"),
+            ({n: RankSample(steps=n) for n in range(11)}, "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 are behind step 10"),
+            ({n: RankSample(steps=n) for n in range(30)}, "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, … are behind step 29"),
+        ],
+    )
+    def test_message_names_ranks_that_lag(self, ranks: Any, words: str) -> None:
+        assert progressing(run(stall(120), ranks=ranks))[2].endswith(words)
+
+    @pytest.mark.parametrize(("age", "stalled"), [(99, False), (100, True), (math.nan, False), (math.inf, False)])
+    def test_stall_starts_at_third_of_stall_seconds(self, age: float, stalled: bool) -> None:
+        assert (progressing(run(stall(age)))[1] == "Stalled") is stalled
+
+    def test_no_stall_while_saving_or_before_first_step(self) -> None:
+        assert progressing(run(stall(999, **{constants.METRIC_SAVING: 1})))[1] == "Training"
+        assert progressing(run(page(phase="Running", **{constants.METRIC_HEARTBEAT_AGE: 999})))[1] == "NoStepYet"
+
+    async def test_stall_message_is_kept_until_progress(self) -> None:
+        harness = await ReconcilerHarness(nodes=2).train(stall(0))
+        statement = set()
+        for age in (150.2, 159.9, 171.4):
+            harness.cluster.page = stall(age)
+            harness.clock.advance(10)
+            await harness.settle()
+            statement.add(harness.condition(c.PROGRESSING).message)
+        assert len(statement) == 1
+        assert progressing(run(stall(0), status=harness.status, seconds=320))[1] == "Training"
+
+    def test_stall_message_quotes_stalled_rank(self) -> None:
+        first = run(stall(120), seconds=300).status
+        began = Stall(NOW + timedelta(seconds=180))
+        second = run(stall(300) + hung(300), status=first, stalled=BEHIND, began=began, seconds=480)
+        since = format_time(began.since)
+        assert progressing(second)[2] == f"no step since {since}; rank 1 is in train_step (train.py:50)"
+        assert [event.reason for event in list_transition_events(first, second.status)] == ["Stalled"]
+        third = run(stall(310) + hung(310), status=second.status, stalled=BEHIND, began=began, seconds=490)
+        assert list_transition_events(second.status, third.status) == ()
+
+    def test_explanation_of_one_launcher_suffices(self) -> None:
+        assert progressing(run(page(phase="Running", ddp_step=57) + hung(30)))[1] == "Stalled"
+
+    def test_waiting_ranks_are_all_quoted(self) -> None:
+        order = constants.STALLED_STATES.index("Waiting")
+        places = (StalledRank(order, 0, "rank 0 waits in a"), StalledRank(order, 1, "rank 1 waits in b"))
+        assert progressing(run(stall(300) + hung(300), stalled=places))[2].endswith(
+            "; rank 0 waits in a; rank 1 waits in b"
+        )
+
+    @pytest.mark.parametrize("state", ["IO", "Busy"])
+    def test_slow_rank_is_quoted_with_a_peer_and_the_remedy(self, state: str) -> None:
+        states = {0: state, 1: "Waiting", 2: "Waiting"}
+        places = tuple(StalledRank(constants.STALLED_STATES.index(states[rank]), rank, f"in {rank}") for rank in states)
+        message = progressing(run(stall(300) + hung(300), stalled=places))[2]
+        assert "; in 0; in 1; if this is slow by design, raise spec.watchdog.stallSeconds or call" in message
+
+    def test_script_that_reports_no_step_and_uses_no_cpu_is_stalled(self) -> None:
+        text = page(phase="Running") + hung(300)
+        decision = run(text, stalled=BEHIND, seconds=400)
+        since = format_time(NOW + timedelta(seconds=100))
+        words = "no step reported, and the workers have used no CPU"
+        assert progressing(decision)[1:] == (
+            "Stalled",
+            f"{words} since {since}; rank 1 is in train_step (train.py:50)",
+        )
+        assert progressing(run(page(phase="Running"), status=decision.status, seconds=500))[1] == "NoStepYet"
+
+    def test_log_patterns_delay_stall_until_start_seconds(self) -> None:
+        metrics = {"logPatterns": ["step (?P<step>[0-9]+)"]}
+        early, late = (run(page(phase="Running") + hung(age), metrics=metrics) for age in (899, 900))
+        assert progressing(early)[1] == "NoStepYet"
+        assert progressing(late)[1] == "Stalled"
+
+    @pytest.mark.parametrize(
+        ("text", "reason"),
+        [
+            ("", "Stalled"),
+            (page(phase="Running", ddp_step=57), "Stalled"),
+            (page(phase="Running", ddp_step=58), "Training"),
+            (page(phase="Running", ddp_step=3), "Training"),
+            (page(phase="Running"), "NoStepYet"),
+            (page(phase="Rendezvous", ddp_step=57), "NoStepYet"),
+        ],
+        ids=["no page", "the hung workers were ended", "a step", "a step of a new epoch", "new workers", "they meet"],
+    )
+    def test_stall_ends_with_step_not_with_ended_workers(self, text: str, reason: str) -> None:
+        stalled = run(stall(120)).status
+        assert progressing(run(text, status=stalled, seconds=20))[1] == reason
+
+    def test_deleted_pod_is_no_stall(self) -> None:
+        stalled = run(stall(120)).status
+        assert progressing(run("", status=stalled, pods=(child_pod(0),), seconds=20))[1] == "NotRunning"
+
+    async def test_all_pods_are_read_once_and_one_event_is_emitted(self) -> None:
+        harness = await ReconcilerHarness(nodes=3).train(stall(0))
+        harness.cluster.page = stall(150)
+        for _ in range(12):
+            harness.clock.advance(10)
+            await harness.settle()
+        assert harness.state("Progressing") == ("False", "Stalled")
+        assert harness.events.count("Stalled") == 1
+        scrapes = harness.cluster.calls.count("scrape")
+        assert scrapes <= 14 + 4 * 2, "the other two pods are read once a minute, and when the stall begins"
+        harness.cluster.page = stall(0)
+        harness.clock.advance(10)
+        await harness.settle()
+        assert harness.events[-1] == "Training"
+
+    async def test_stall_message_is_equal_after_restart_of_operator(self) -> None:
+        where = constants.METRIC_STALLED_RANK
+        place = (
+            f'# TYPE {where} gauge\n{where}{{rank="1",state="Busy",what="rank 1 is in train_step (train.py:50)"}} 1\n'
+        )
+        harness = await ReconcilerHarness(nodes=2).train(stall(0))
+        harness.cluster.page = stall(150) + hung(150)
+        harness.clock.advance(10)
+        await harness.settle()
+        harness.cluster.page += place
+        for _ in range(12):
+            harness.clock.advance(10)
+            await harness.settle()
+        assert harness.events.count("Stalled") == 2, "once that it stalls, once where"
+        assert harness.condition(c.PROGRESSING).message.count("rank 1 is in train_step (train.py:50)") == 1
+
+
+class TestStragglers:
+    def ranks(self, **work: tuple[float, float]) -> tuple[dict[int, RankSample], dict[int, RankSample]]:
+        before = {int(rank[1:]): RankSample(steps=10, compute=100, data_wait=50) for rank in work}
+        now = {
+            int(rank[1:]): RankSample(steps=20, compute=100 + 10 * compute, data_wait=50 + 10 * wait)
+            for rank, (compute, wait) in work.items()
+        }
+        return before, now
+
+    def test_stragglers_exceed_median(self) -> None:
+        result = find_stragglers(*self.ranks(r0=(1.0, 0.0), r1=(1.0, 0.1), r2=(1.9, 0.1), r3=(0.5, 1.0), r4=(1.0, 0.0)))
+        assert result == (
+            Straggler(rank=2, ratio="1.8", cause="compute"),
+            Straggler(rank=3, ratio="1.4", cause="data"),
+        )
+
+    def test_even_load_or_single_rank_has_no_straggler(self) -> None:
+        assert find_stragglers(*self.ranks(r0=(1.0, 0.2), r1=(1.2, 0.1))) == ()
+        assert find_stragglers(*self.ranks(r0=(9.0, 0.0))) == ()
+        assert find_stragglers({}, {}) == ()
+
+    def test_two_ranks_compare_slower_with_faster(self) -> None:
+        result = find_stragglers(*self.ranks(r0=(1.0, 0.0), r1=(11.0, 0.0)))
+        assert result == (Straggler(rank=1, ratio="11.0", cause="compute"),)
+
+    def test_restarted_rank_is_omitted(self) -> None:
+        before, now = self.ranks(r0=(1, 0), r1=(1, 0), r2=(9, 0))
+        now[2] = RankSample(steps=5, compute=1, data_wait=1)
+        assert find_stragglers(before, now) == ()
+
+    def test_list_is_bounded(self) -> None:
+        before = {n: RankSample() for n in range(100)}
+        now = {n: RankSample(steps=1, compute=1e300 if n < 40 else 1.0) for n in range(100)}
+        result = find_stragglers(before, now)
+        assert len(result) == 8
+        assert result[0].ratio == "1000000.0"
+
+    def test_few_pods_are_all_sampled(self) -> None:
+        running = [view_pod(child_pod(index)) for index in range(5)]
+        peers = [view_pod(child_pod(5, "Pending")), view_pod(child_pod(6, deleting=True))]
+        assert [pod.index for pod in sample_pods([*running, *peers], 5)] == [1, 2, 3, 4]
+        assert [pod.index for pod in sample_pods(running, 3)] == [1, 3]
+
+    def test_pods_are_even_spread_of_many(self) -> None:
+        typed = job(status=STARTED)
+        pods = observe(typed, [child_job()], [child_pod(n) for n in range(100)]).pods_of(1)
+        chosen = sample_pods(pods)
+        assert len(chosen) == MAX_PODS - 1
+        assert len({pod.index for pod in chosen}) == MAX_PODS - 1
+        assert max(pod.index for pod in chosen) > 80
+        assert [pod.index for pod in sample_pods(pods[:4])] == [1, 2, 3]
+
+    async def test_stragglers_are_in_status_after_two_readings(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        seconds = {0: 0.0, 1: 0.0}
+
+        async def scrape(pod: Any, port: int, take: Any) -> bool:
+            rank = int(pod["metadata"]["annotations"][constants.ANNOTATION_COMPLETION_INDEX])
+            seconds[rank] += 300 if rank else 10
+            statement = {
+                "ddp_step": 7,
+                "ddp_steps_total": seconds[0] / 10,
+                constants.METRIC_COMPUTE_SECONDS: seconds[rank],
+            }
+            statement[constants.METRIC_DATA_SECONDS] = 0
+            return hand_over(page(phase="Running", **statement).replace('rank="0"', f'rank="{rank}"'), take)
+
+        harness = ReconcilerHarness()
+        monkeypatch.setattr(harness.cluster, "scrape", scrape)
+        await harness.train()
+        for _ in range(14):
+            harness.clock.advance(10)
+            await harness.settle()
+        [straggler] = harness.status.stragglers
+        assert (straggler.rank, straggler.cause) == (1, "compute")
+
+
+class TestThroughput:
+    async def test_is_in_status_for_script_that_reports_only_counters(self) -> None:
+        def statement(steps: int, **more: float) -> str:
+            counted = {"ddp_steps_total": steps, "ddp_samples_total": 32 * steps, "ddp_world_size": 2}
+            return page(phase="Running", ddp_step=steps, ddp_planned_steps=1000, **counted, **more)
+
+        harness = await ReconcilerHarness().train(statement(10))
+        for text, samples, steps, eta in (
+            (statement(30), "128", "2", 485),
+            (statement(70), "256", "4", 232),
+            (statement(70), "256", "4", 232),
+            (statement(5, ddp_launcher_in_place_restarts_total=1), "256", "4", 249),  # its counters start again
+            (statement(15, ddp_launcher_in_place_restarts_total=1), "64", "1", 985),
+        ):
+            harness.cluster.page = text
+            harness.clock.advance(10)
+            await harness.settle()
+            shown = harness.status.progress
+            assert shown is not None
+            assert (shown.samples_per_second, shown.steps_per_second, shown.eta_seconds) == (samples, steps, eta)
+
+    def test_of_run_whose_page_was_never_read_is_in_its_termination_message(self) -> None:
+        words = {
+            "ddp_step": 40.0,
+            "ddp_steps_total": 40.0,
+            "ddp_samples_total": 1280.0,
+            "ddp_step_duration_seconds_sum": 10.0,
+        }
+        ends = [child_pod(n, "Succeeded", message=last_words(progress=words)) for n in (0, 1)]
+        typed = job(status=STARTED, nodes=2)
+        seen = observe(typed, [child_job(conditions={"Complete": ""})], ends)
+        shown = decide(typed, seen, NOW).status.progress
+        assert shown is not None
+        assert (shown.samples_per_second, shown.steps_per_second) == ("128", "4")
+
+
+class TestGoodput:
+    VALUES = {"ddp_step": 100.0, "ddp_steps_total": 50.0, "ddp_step_duration_seconds_sum": 100.0}
+
+    def test_is_kept_steps_at_their_mean_time_over_wall_time(self) -> None:
+        assert compute_goodput(self.VALUES, 400.0) == "0.50"
+
+    def test_steps_of_former_job_are_ignored(self) -> None:
+        assert compute_goodput(self.VALUES, 400.0, start_step=50) == "0.25"
+        # From its checkpoint at step 800; then from 850, which does not change where the job started.
+        status = STARTED
+        for seconds, step in ((200, 850), (400, 900)):
+            typed = dataclasses.replace(job(status=status, nodes=2), created=format_time(NOW))
+            text = page(phase="Running", ddp_step=step, ddp_steps_total=50, ddp_step_duration_seconds_sum=100)
+            seen = observe(typed, [child_job()], RUNNING, parse_page(text))
+            status = decide(typed, seen, NOW + timedelta(seconds=seconds)).status
+            assert (status.start_step, status.goodput) == (800, "0.50")
+
+    def test_goodput_is_at_most_one(self) -> None:
+        assert compute_goodput(self.VALUES, 10.0) == "1.00"
+
+    @pytest.mark.parametrize(
+        "values",
+        [
+            {},
+            VALUES | {"ddp_steps_total": 0.0},
+            VALUES | {"ddp_step_duration_seconds_sum": math.nan},
+            VALUES | {"ddp_step": -1.0},
+        ],
+    )
+    def test_unknown_goodput_is_omitted(self, values: Any) -> None:
+        assert compute_goodput(values, 100.0) is None
+        assert compute_goodput(self.VALUES, 0.0) is None
+
+
+class TestCostOfARestart:
+    def test_is_steps_after_checkpoint_and_seconds_to_next_step(self) -> None:
+        words = last_words("CUDAError", progress={"ddp_step": 57.0, "ddp_checkpoint_step": 50.0})
+        failed = child_pod(1, "Failed", code=82, message=words)
+        begun = run(page(phase="Running", ddp_step=55), pods=(child_pod(0), failed), seconds=3).status
+        restart = LastRestart(attempt=2, level="NewPods", cause="CUDAError", time=NOW, step=57, steps_lost=7)
+        assert begun.last_restart == restart
+        typed = job(status=begun, nodes=2)
+        for text, known in (
+            (page(phase="Running", ddp_step=50, ddp_steps_total=0), None),
+            (page(phase="Running", ddp_step=51, ddp_steps_total=1), 20),
+            (page(phase="Running", ddp_step=51), 20),
+        ):
+            pods = [child_pod(n, attempt=2) for n in (0, 1)]
+            seen = observe(typed, [child_job(2)], pods, parse_page(text))
+            status = decide(typed, seen, NOW + timedelta(seconds=20)).status
+            assert status.last_restart is not None
+            assert status.last_restart.recovery_seconds == known
+
+    @pytest.mark.parametrize(
+        ("checkpoint", "first", "made", "estimate", "lost"),
+        [
+            (None, 1, 1, None, 57),  # from the start
+            (None, 58, 1, None, 0),  # it has saved at SIGTERM, or each step, without reporting it
+            (None, 60, 20, None, 17),  # 20 steps when its page is first read
+            (50, 58, 1, 7, 0),  # saved after the last page was read
+            (50, 51, 1, 7, 7),
+            (None, 60, None, None, None),  # its page does not contain its first step
+            (50, 60, None, 7, 7),
+        ],
+    )
+    def test_lost_steps_are_corrected_by_first_step(
+        self, checkpoint: int | None, first: int, made: int | None, estimate: int | None, lost: int | None
+    ) -> None:
+        saved = {} if checkpoint is None else {"ddp_checkpoint_step": checkpoint}
+        failed = child_pod(1, "Failed", code=82, message=last_words("CUDAError"))
+        trained = run(page(phase="Running", ddp_step=57, **saved)).status
+        begun = run("", status=trained, pods=(child_pod(0), failed), seconds=3).status
+        assert begun.last_restart is not None
+        assert (begun.last_restart.step, begun.last_restart.steps_lost) == (57, estimate)
+        pods = [child_pod(n, attempt=2) for n in (0, 1)]
+        status = begun
+        for more in (0, 30):
+            counted = {} if made is None else {"ddp_steps_total": made + more}
+            seen = page(phase="Running", ddp_step=first + more, **counted)
+            status = run(seen, status=status, pods=pods, seconds=20 + more).status
+            assert status.last_restart is not None
+            assert status.last_restart.steps_lost == lost
+
+    @pytest.mark.parametrize("former", [57, 59])  # the last step, which may be newer than the one at the restart
+    def test_steps_of_the_former_workers_do_not_end_a_restart_in_the_same_pods(self, former: int) -> None:
+        restart = LastRestart(attempt=1, level="SamePods", cause="Killed", time=NOW, step=57)
+        status = replace(STARTED, progress=Progress(step=former), last_restart=restart)
+        for step, made, lost, seconds in ((former, former, None, None), (former, 1, None, None), (52, 2, 7, 20)):
+            text = page(phase="Running", ddp_step=step, ddp_steps_total=made)
+            status = run(text, status=status, pods=(child_pod(0), child_pod(1)), seconds=20).status
+            assert status.last_restart is not None
+            assert (status.last_restart.steps_lost, status.last_restart.recovery_seconds) == (lost, seconds)
+
+    @pytest.mark.parametrize("time", [NOW.timestamp() + 3000, NOW.timestamp() - 3000])
+    def test_wrong_pod_clock_does_not_change_restart_time(self, time: float) -> None:
+        failed = child_pod(1, "Failed", code=82, message=last_words("CUDAError", time=time))
+        begun = run(page(ddp_step=5), pods=(child_pod(0), failed), seconds=3).status
+        assert begun.last_restart is not None
+        assert begun.last_restart.time == NOW + timedelta(seconds=3)
+
+    def test_is_unknown_where_no_step_is_reported(self) -> None:
+        failed = child_pod(1, "Failed", code=82, message=last_words("CUDAError"))
+        begun = run("", pods=(child_pod(0), failed)).status
+        assert begun.last_restart is not None
+        assert begun.last_restart.steps_lost is None
+
+
+class TestProgressAcrossARestart:
+    """Displayed values are never older than those that the run has reported."""
+
+    BEFORE = replace(STARTED, progress=Progress(step=30, loss="1"), checkpoint=CheckpointStatus(step=30))
+    SAVED = last_words("Preempted", progress={"ddp_step": 37.0, "ddp_checkpoint_step": 36.0, "ddp_loss": 0.5})
+
+    def test_existing_termination_message_counts(self) -> None:
+        taken = child_pod(0, "Failed", code=constants.EXIT_PREEMPTED, message=self.SAVED, disrupted=True)
+        begun = run("", status=self.BEFORE, pods=(taken, child_pod(1))).status
+        assert (begun.attempt, begun.restarts.free) == (2, 1)
+        assert self.shown(begun) == (37, "0.5", 36, 1)
+
+    def test_late_termination_message_counts(self) -> None:
+        going = child_pod(0, deleting=True, disrupted=True, grace=60)
+        begun = run("", status=self.BEFORE, pods=(going, child_pod(1))).status
+        assert (begun.attempt, self.shown(begun)) == (2, (30, "1", 30, 0))
+        gone = child_pod(0, "Failed", code=constants.EXIT_PREEMPTED, message=self.SAVED, deleting=True)
+        later = run("", status=begun, pods=(gone,)).status
+        assert self.shown(later) == (37, "0.5", 36, 1)
+        assert later.restarts == begun.restarts
+        assert run("", status=later, pods=(gone,), seconds=9).status == later
+        # From the first pod of the new attempt on, its own values are shown.
+        own = run(page(phase="Running", ddp_step=36), status=later, pods=(gone, child_pod(0, attempt=2))).status
+        assert own.progress is not None
+        assert own.progress.step == 36
+        assert run("", status=own, pods=(gone, child_pod(0, attempt=2))).status.progress == drop_eta(own.progress)
+
+    def test_process_without_step_has_no_progress(self) -> None:
+        shown = run(page(phase="Running", ddp_steps_total=0), status=self.BEFORE).status
+        assert self.shown(shown) == (30, "1", 30, None)
+        assert run(page(phase="Running", ddp_steps_total=0)).status.progress is None
+
+    def shown(self, status: Status) -> tuple[int | None, str | None, int, int | None]:
+        assert status.progress is not None
+        assert status.checkpoint is not None
+        lost = status.last_restart.steps_lost if status.last_restart else None
+        return status.progress.step, status.progress.loss, status.checkpoint.step, lost
+
+
+def hostile_pages() -> Iterator[tuple[str, str]]:
+    yield (
+        "NaN everywhere",
+        "".join(f'{name}{{rank="0"}} NaN\n' for name in vars(constants).values() if str(name).startswith("ddp_")),
+    )
+    yield (
+        "infinities",
+        "".join(
+            f'{name}{{rank="0"}} {sign}Inf\n'
+            for sign in ("", "-")
+            for name in vars(constants).values()
+            if str(name).startswith("ddp_")
+        ),
+    )
+    yield "a million ranks", "".join(f'ddp_step{{rank="{n}"}} 1\n' for n in range(40_000))
+    yield "one endless line", 'ddp_step{rank="' + "9" * 900_000
+    yield (
+        "huge numbers",
+        'ddp_step{rank="0"} 1e308\nddp_planned_steps{rank="0"} -1e308\nddp_steps_total{rank="0"} 1e308\n',
+    )
+    yield "negative times", f'ddp_step{{rank="0"}} 3\n{constants.METRIC_HEARTBEAT_AGE} -1e9\n'
+
+
+class TestHostilePods:
+    @pytest.mark.parametrize(("name", "text"), list(hostile_pages()), ids=[name for name, _ in hostile_pages()])
+    async def test_hostile_page_gives_storable_status(self, name: str, text: str) -> None:
+        harness = await ReconcilerHarness().train(text)
+        for _ in range(8):
+            harness.clock.advance(20)
+            await harness.settle()
+        assert len(parse_page(text).ranks) <= 256
+        assert harness.raw is not None
+        assert len(str(harness.raw["status"])) < 10_000
+        assert harness.status.phase == "Running"
+        assert "nan" not in str(harness.status.goodput)
+
+    async def test_termination_message_of_ten_megabytes_is_cut(self) -> None:
+        harness = await ReconcilerHarness().train(page(phase="Running", ddp_step=3))
+        harness.end_pod(1, constants.EXIT_RETRYABLE, "x" * 10_000_000)
+        await harness.settle()
+        failure = harness.status.last_failure
+        assert failure is not None
+        assert len(failure.message) <= 2048
+        assert harness.status.attempt == 2
+
+    def test_events_of_hostile_pods_are_bounded(self) -> None:
+        long = replace(STARTED, progress=Progress(step=10**9))
+        assert (
+            len(progressing(run(stall(120), status=long, ranks={n: RankSample(steps=n) for n in range(9999)}))[2]) < 300
+        )

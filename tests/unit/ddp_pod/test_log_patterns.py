@@ -1,0 +1,500 @@
+"""Progress from a rank's log: valid patterns, the values that they find, and slow or broken patterns."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from ddp_operator.api import constants
+from ddp_operator.decide.metrics_page import build_progress, parse_page
+from ddp_pod.base.files import write_json
+from ddp_pod.contract.log_patterns import LOG_GROUPS, compile_log_pattern
+from ddp_pod.progress import output
+from ddp_pod.progress.log_patterns import _MATCH_SECONDS, LogProgress, PatternTooSlow
+from ddp_pod.progress.output import Lines, keep_reading, read_last_lines, read_output
+from tests.support.launcher_config import launcher_pod
+
+NOW = 1_700_000_000.0
+
+
+def record_worker(folder: str, local_rank: int, rank: int, pid: int = 1) -> None:
+    """Write a worker's record, as its shim does."""
+    path = os.path.join(folder, "workers", f"{local_rank}.json")
+    write_json(path, {"pid": pid, "rank": rank, "localRank": local_rank, "restart": 0})
+
+
+def progress(*patterns: str) -> LogProgress:
+    return LogProgress([compile_log_pattern(pattern) for pattern in patterns])
+
+
+def values(seen: LogProgress) -> dict[str, float]:
+    return dict(parse_page(seen.page(0)).values)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "complaint"),
+    [
+        (
+            "(?P<step>[0-9]+",
+            "is not a valid Python regular expression (missing ), unterminated subpattern at position 0)",
+        ),
+        ("loss", "has no named group, so it finds no value"),
+        ("(?P<stepp>.)", "has the unknown group stepp; known groups: step, totalSteps"),
+        ("(?P<step>a{99999999999999999999})", "is not a valid Python regular expression"),
+    ],
+)
+def test_invalid_pattern_is_refused_with_remedy(pattern: str, complaint: str) -> None:
+    with pytest.raises(ValueError, match=re.escape(complaint)) as refusal:
+        compile_log_pattern(pattern)
+    assert ";" in str(refusal.value)
+
+
+def test_every_group_has_series_that_operator_reads() -> None:
+    known = {value for name, value in vars(constants).items() if name.startswith("METRIC_")}
+    assert set(LOG_GROUPS.values()) <= known
+
+
+def test_groups_become_progress_of_status() -> None:
+    seen = progress(
+        r"epoch (?P<epoch>\d+)/(?P<epochs>\d+) step (?P<step>[\d,]+)/(?P<totalSteps>[\d,]+) loss=(?P<loss>\S+)"
+        r" (?P<samplesPerSecond>\S+) img/s",
+        r"val_acc (?P<valAccuracy>\S+) val_loss (?P<valLoss>\S+)",
+    )
+    assert seen.feed(b"epoch 2/10 step 1,500/6,000 loss=0.25 812.5 img/s\nval_acc 0.91 val_loss 0.3\n", NOW)
+    status = build_progress(values(seen))
+    assert status is not None
+    assert (status.epoch, status.epochs, status.step, status.total_steps) == (2, 10, 1500, 6000)
+    assert (status.percent, status.loss, status.samples_per_second) == ("25.0%", "0.25", "812.5")
+    assert (status.val_accuracy, status.val_loss) == ("0.91", "0.3")
+    assert status.last_step_time == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
+
+
+def test_partial_coloured_and_progress_bar_lines_are_read() -> None:
+    seen = progress(r"^step (?P<step>\d+) loss (?P<loss>\S+)$")
+    assert not seen.feed(b"step 1", NOW)
+    assert seen.feed(b"7 loss \x1b[32m0.5\x1b[0m\n", NOW)
+    assert values(seen)["ddp_step"] == 17
+    assert seen.feed(b"\rstep 18 loss 0.4\rstep 19 loss 0.3\r", NOW)
+    assert values(seen) | {"ddp_last_step_timestamp_seconds": 0} == {
+        "ddp_step": 19, "ddp_loss": 0.3, "ddp_steps_total": 3, "ddp_last_step_timestamp_seconds": 0,
+    }  # fmt: skip
+
+
+def test_steps_restarting_each_epoch_are_accumulated() -> None:
+    seen = progress(r"batch (?P<step>\d+)")
+    for batch in (10, 20, 5, 10, 10):
+        seen.feed(f"batch {batch}\n".encode(), NOW)
+    assert values(seen)["ddp_steps_total"] == 1 + 10 + 1 + 5
+
+
+def test_text_is_ignored_and_nan_is_valid_loss() -> None:
+    seen = progress(r"step (?P<step>\S+) loss (?P<loss>\S+)")
+    assert not seen.feed(b"step one loss ?\n", NOW)
+    assert seen.feed(b"step inf loss nan\n", NOW)
+    assert "ddp_steps_total" not in values(seen)
+    status = build_progress(values(seen))
+    assert status is not None
+    assert status.loss == "nan"
+
+
+def test_head_of_endless_line_is_searched() -> None:
+    seen = progress(r"^step (?P<step>\d+)")
+    assert not seen.feed(b"step 3 " + b"x" * 70_000, NOW)
+    assert seen.feed(b"x" * 70_000 + b"\n", NOW)
+    assert values(seen)["ddp_step"] == 3
+
+
+@pytest.mark.parametrize(
+    ("first", "epochs", "expected"),
+    [
+        (0, "/4", (65, 240, "27.1%")),
+        (1, "/4", (65, 240, "27.1%")),
+        (0, "", (65, None, None)),
+        (1, "", (65, None, None)),
+    ],
+)
+def test_steps_of_epoch_become_steps_of_run(
+    first: int, epochs: str, expected: tuple[int, int | None, str | None]
+) -> None:
+    seen = progress(r"epoch (?P<epoch>\d+)(?:/(?P<epochs>\d+))?: (?P<step>\d+)/(?P<totalSteps>\d+)")
+    for step in (1, 30, 60):
+        seen.feed(f"epoch {first}{epochs}: {step}/60\n".encode(), NOW)
+        status = build_progress(values(seen))
+        assert status is not None
+        assert status.step == step
+        assert status.percent != "100.0%"
+        if not epochs:  # it may be the end of the run or of an epoch
+            assert (status.total_steps, status.percent) == (None, None)
+    seen.feed(f"epoch {first + 1}{epochs}: 5/60\n".encode(), NOW)
+    status = build_progress(values(seen))
+    assert status is not None
+    assert (status.step, status.total_steps, status.percent) == expected
+    assert (status.epoch, values(seen)["ddp_steps_total"]) == (first + 1, 1 + 59 + 1)
+    again = seen.restarted()
+    again.feed(f"epoch {first + 2}{epochs}: 7/60\n".encode(), NOW)
+    assert (values(again)["ddp_step"], values(again)["ddp_steps_total"]) == (127, 1)
+
+
+def test_restarted_process_has_no_step_before_its_epoch_is_logged() -> None:
+    seen = progress(
+        r"step (?P<step>\d+)/(?P<totalSteps>\d+)", r"epoch (?P<epoch>\d+) begins", r"(?P<totalSteps>\d+) each"
+    )
+    for line in (b"epoch 1 begins\n", b"step 9/10\n", b"epoch 2 begins\n", b"step 1/10\n"):
+        seen.feed(line, NOW)
+    assert values(seen)["ddp_step"] == 11
+    again = seen.restarted()
+    again.feed(b"10 each\n", NOW)  # without a step the reader must not fail
+    assert "ddp_step" not in values(again)
+    again.feed(b"step 3/10\n", NOW)
+    assert "ddp_step" not in values(again)
+    again.feed(b"epoch 2 begins\nstep 4/10\n", NOW)
+    assert values(again)["ddp_step"] == 14
+
+
+def test_step_decreasing_within_epoch_is_not_accumulated() -> None:
+    seen = progress(r"(?:epoch (?P<epoch>\d+) )?step (?P<step>\d+)/(?P<totalSteps>\d+)")
+    for line in (b"epoch 1 step 9/10\n", b"epoch 1 step 2/10\n", b"step 1/10\n"):
+        seen.feed(line, NOW)
+    assert values(seen)["ddp_step"] == 1
+    assert "ddp_planned_steps" not in values(seen)
+
+
+EPOCH_LINE = r"epoch (?P<epoch>\d+)(?:/(?P<epochs>\d+))? step (?P<step>\d+)/(?P<totalSteps>\d+)"
+
+
+def shown(seen: LogProgress, line: str) -> tuple[int | None, int | None, str | None]:
+    seen.feed(f"{line}\n".encode(), NOW)
+    status = build_progress(values(seen))
+    assert status is not None
+    return status.step, status.total_steps, status.percent
+
+
+def test_configured_epochs_complete_log_without_them() -> None:
+    seen = LogProgress([compile_log_pattern(EPOCH_LINE)], epochs=2)
+    assert shown(seen, "epoch 1 step 60/60") == (60, 120, "50.0%")
+    assert shown(seen, "epoch 2 step 60/60") == (60, 120, "50.0%")  # a repeated number is no new step
+    assert shown(seen, "epoch 2 step 59/60") == (119, 120, "99.2%")
+    assert values(seen)["ddp_planned_epochs"] == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("epoch 1/20 step 40/1200", (40, 1200, "3.3%")),  # 60 steps per epoch: within the first twentieth
+        ("epoch 1/20 step 63/1200", (63, 24000, "0.3%")),
+        ("epoch 5/20 step 280/1200", (280, 1200, "23.3%")),
+        ("epoch 5/20 step 3/60", (243, 1200, "20.2%")),  # a run at a fifth of its epochs is not at 5 %
+        ("epoch 1/1 step 60/60", (60, 60, "100.0%")),
+        # Bounds are rounded by a step and a half. A process starting in a later epoch may count from 0.
+        ("epoch 1/20 step 61/1200", (61, 1200, "5.1%")),
+        ("epoch 1/20 step 62/1200", (62, 24000, "0.3%")),
+        ("epoch 5/20 step 239/1200", (239, 1200, "19.9%")),
+        ("epoch 5/20 step 238/1200", (5038, 24000, "21.0%")),
+        ("epoch 5/20 step 361/1200", (361, 1200, "30.1%")),
+        ("epoch 5/20 step 362/1200", (5162, 24000, "21.5%")),
+    ],
+)
+def test_first_line_with_known_epochs_decides_whether_step_is_of_run(
+    line: str, expected: tuple[int | None, int | None, str | None]
+) -> None:
+    assert shown(progress(EPOCH_LINE), line) == expected
+
+
+def test_process_starting_in_later_epoch_of_unknown_number_has_no_step() -> None:
+    seen = progress(EPOCH_LINE)
+    seen.feed(b"epoch 5 step 3/60\n", NOW)
+    assert not {"ddp_step", "ddp_planned_steps"} & values(seen).keys()
+    assert shown(seen, "epoch 6 step 1/60") == (301, None, None)
+
+
+def test_restarted_process_in_later_epoch_has_no_step_while_scope_is_unknown() -> None:
+    seen = progress(EPOCH_LINE)
+    assert shown(seen, "epoch 0 step 3/60") == (3, None, None)
+    again = seen.restarted()
+    again.feed(b"epoch 1 step 4/60\n", NOW)
+    assert "ddp_step" not in values(again)
+
+
+def test_samples_restarting_are_accumulated() -> None:
+    seen = progress(r"seen (?P<samples>\d+)")
+    sums = []
+    for count in (10, 25, 25, 5, 8):
+        seen.feed(f"seen {count}\n".encode(), NOW)
+        sums.append(values(seen)["ddp_samples_total"])
+    assert sums == [10, 25, 25, 30, 33]
+
+
+def test_step_continuing_over_epochs_is_of_run() -> None:
+    seen = progress(EPOCH_LINE)
+    assert shown(seen, "epoch 1 step 60/120") == (60, None, None)
+    assert shown(seen, "epoch 2 step 61/120") == (61, 120, "50.8%")
+
+
+def test_page_has_world_size() -> None:
+    seen = progress(r"step (?P<step>\d+)")
+    seen.feed(b"step 3\n", NOW)
+    assert parse_page(seen.page(1, 8)).values["ddp_world_size"] == 8
+
+
+def test_endless_lines_and_binary_output_are_bounded() -> None:
+    seen = progress(r"step (?P<step>\d+)$")
+    for _ in range(64):
+        assert not seen.feed(b"\xff\x00x" * 20_000, NOW)
+    assert len(seen._lines._rest) <= 4096
+    assert seen.feed(b"\nstep 3\n", NOW)
+
+
+@pytest.fixture
+def interruptions() -> Iterator[None]:
+    def give_up(number: int, frame: object) -> None:
+        raise PatternTooSlow
+
+    before = signal.signal(signal.SIGVTALRM, give_up)
+    yield
+    signal.signal(signal.SIGVTALRM, before)
+
+
+@pytest.mark.usefixtures("interruptions")
+def test_match_delayed_by_missing_cpu_is_not_slow() -> None:
+    class Frozen:
+        groupindex = {"step": 1}
+
+        def search(self, text: str) -> re.Match[str] | None:
+            time.sleep(3 * _MATCH_SECONDS)  # the process gets no CPU during the match
+            return re.search(r"step (?P<step>\d+)", text)
+
+    seen = LogProgress([Frozen()])  # type: ignore[list-item]
+    for step in range(5):
+        assert seen.feed(f"step {step}\n".encode(), NOW)
+    assert values(seen)["ddp_step"] == 4
+
+
+@pytest.mark.usefixtures("interruptions")
+def test_catastrophic_pattern_is_disabled_and_others_continue(capsys: pytest.CaptureFixture[str]) -> None:
+    seen = progress(r"(?P<loss>(a+)+)$", r"step (?P<step>\d+)")
+    for step in (1, 2, 3, 4):
+        seen.feed(b"a" * 64 + b"!\nstep %d\n" % step, NOW)
+    assert values(seen)["ddp_step"] == 4
+    assert "'(?P<loss>(a+)+)$' takes too long to match and is disabled" in capsys.readouterr().err
+
+
+def test_lines_get_rank_prefix_once() -> None:
+    lines = Lines()
+    assert lines.feed(b"step 1\nste", 3, 0.0) == b"[rank3]: step 1\n"
+    assert lines.rest
+    assert lines.feed(b"p 2\n\n", 3, 0.5) == b"[rank3]: step 2\n[rank3]: \n"
+    assert lines.feed(b"[rank3]: Traceback\n", 3, 0.6) == b"[rank3]: Traceback\n"  # torch's own prefix
+    assert not lines.rest
+
+
+def test_line_without_end_is_written_after_a_second_or_when_long() -> None:
+    lines = Lines()
+    assert lines.feed(b"password? ", 0, 10.0) == b""
+    assert lines.feed(b"", 0, 10.9) == b""
+    assert lines.feed(b"", 0, 11.1) == b"[rank0]: password? \n"
+    assert lines.feed(b"\r10%", 0, 12.0) == b""
+    assert lines.feed(b"\r20%\n", 0, 12.5) == b"[rank0]: \r10%\r20%\n"
+    assert len(lines.feed(b"x" * 70_000, 0, 13.0)) == 70_000 + len("[rank0]: \n")
+
+
+def test_reader_prefixes_lines_of_each_rank(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    os.mkdir(os.path.join(folder, "workers"))
+    record_worker(folder, 1, rank=7)
+    pod = launcher_pod(folder, node=3, nodes=4, nproc_per_node=2)
+    pipes = [os.pipe() for _ in range(4)]
+    (first, first_end), (second, second_end), (done, done_end), (log, log_end) = pipes
+    child = os.fork()
+    if not child:
+        os.dup2(log_end, 1)
+        for descriptor in (done_end, log):
+            os.close(descriptor)
+        read_output(pod, {0: first, 1: second}, done, marked=True)
+        os._exit(0)
+    os.write(first_end, b"one\ntwo")
+    os.write(second_end, b"three\n")
+    os.close(done_end)
+    assert os.waitpid(child, 0)[1] == 0
+    lines = os.read(log, 4096).splitlines()
+    assert sorted(lines) == [b"[rank6]: one", b"[rank6]: two", b"[rank7]: three"]
+    for descriptor in (first, first_end, second, second_end, done, log, log_end):
+        os.close(descriptor)
+
+
+def test_counters_restart_with_new_process(tmp_path: Path) -> None:
+    """`ddp drill` detects a restart by it."""
+    folder = str(tmp_path)
+    for name in ("metrics", "workers", "output"):
+        os.mkdir(os.path.join(folder, name))
+    log_page = os.path.join(folder, "metrics", "0.log")
+    record_worker(folder, 0, rank=0, pid=1)
+    pod = launcher_pod(folder, log_patterns=(r"step (?P<step>\d+)",), epochs=1)
+    source, source_end = os.pipe()
+    done, done_end = os.pipe()
+    log, log_end = os.pipe()
+    child = os.fork()
+    if not child:
+        os.dup2(log_end, 1)
+        for descriptor in (done_end, log):
+            os.close(descriptor)
+        read_output(pod, {0: source}, done)
+        os._exit(0)
+    os.write(source_end, b"".join(b"step %d\n" % step for step in range(1, 40)))
+    deadline = time.monotonic() + 60
+    while not os.path.exists(log_page):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    record_worker(folder, 0, rank=0, pid=2)
+    os.write(source_end, b"step 30\nstep 31\n")
+    while 'ddp_step{rank="0"} 31.0' not in Path(log_page).read_text():
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    record_worker(folder, 0, rank=0, pid=3)  # it writes nothing
+    os.close(done_end)
+    assert os.waitpid(child, 0)[1] == 0
+    assert read_last_lines(pod, 0) == ""
+    with open(log_page, encoding="utf-8") as file:
+        page = file.read()
+    assert 'ddp_step{rank="0"} 31.0\n' in page
+    assert 'ddp_steps_total{rank="0"} 2.0\n' in page
+    for descriptor in (source, source_end, done, log, log_end):
+        os.close(descriptor)
+
+
+def test_reader_copies_everything_and_writes_page(tmp_path: Path) -> None:
+    folder = str(tmp_path)
+    for name in ("metrics", "workers", "output"):
+        os.mkdir(os.path.join(folder, name))
+    record_worker(folder, 0, rank=6)
+    pod = launcher_pod(folder, node=3, nodes=4, log_patterns=(r"step (?P<step>\d+)", "(?P<broken>"), epochs=1)
+    source, source_end = os.pipe()
+    done, done_end = os.pipe()
+    log, log_end = os.pipe()
+    child = os.fork()
+    if not child:
+        os.dup2(log_end, 1)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+        for descriptor in (done_end, log):
+            os.close(descriptor)
+        read_output(pod, {0: source}, done)
+        os._exit(0)
+    text = b"hello\nstep 12\nand no end of line"
+    os.write(source_end, text)
+    os.close(done_end)
+    assert os.waitpid(child, 0)[1] == 0
+    assert os.read(log, 4096) == text
+    with open(os.path.join(folder, "metrics", "0.log"), encoding="utf-8") as file:
+        assert 'ddp_step{rank="6"} 12.0\n' in file.read()
+    assert read_last_lines(pod, 0) == "hello\nstep 12\nand no end of line"
+    assert read_last_lines(pod, 1) == ""
+    for descriptor in (source, source_end, done, log, log_end):
+        os.close(descriptor)
+
+
+def test_last_lines_of_native_crash_are_kept_before_reader_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "output").mkdir()
+    pod = launcher_pod(tmp_path)
+    monkeypatch.setattr(output, "_write_all", lambda descriptor, data: None)
+    rank = output._RankOutput(pod, 0, LogProgress([]), None)
+    rank.write(b"step 3\nterminate called ", 0)
+    assert read_last_lines(pod, 0) == ""
+    rank.write(b"after throwing an instance of 'c10::Error'\n", 0)
+    assert read_last_lines(pod, 0) == "step 3\nterminate called after throwing an instance of 'c10::Error'"
+
+
+def test_internal_error_of_reader_keeps_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LogProgress, "feed", lambda self, chunk, now: {}["no step"])
+    (tmp_path / "output").mkdir()
+    pod = launcher_pod(tmp_path, log_patterns=(r"step (?P<step>\d+)",), epochs=2)
+    pipes = [os.pipe() for _ in range(5)]
+    (first, first_end), (second, second_end), (done, done_end), (log, log_end), (error, error_end) = pipes
+    monkeypatch.setattr("ddp_pod.progress.output.log", lambda text: os.write(error_end, text.encode()))
+    child = os.fork()
+    if not child:
+        os.dup2(log_end, 1)
+        for descriptor in (done_end, log):
+            os.close(descriptor)
+        keep_reading(pod, {0: first, 1: second}, done, marked=True)
+        os._exit(0)
+    os.write(first_end, b"step 1\n")
+    first_lines = os.read(log, 4096)
+    os.write(second_end, b"step 2\n")
+    os.close(done_end)
+    assert os.waitpid(child, 0)[1] == 0
+    assert first_lines + os.read(log, 4096) == b"[rank0]: step 1\nstep 2\n"
+    logged = os.read(error, 8192)
+    assert logged.startswith(b"internal error in the log reader; log patterns and rank prefixes are disabled.")
+    assert b"KeyError: 'no step'" in logged
+    for descriptor in (first, first_end, second, second_end, done, log, log_end, error, error_end):
+        os.close(descriptor)
+
+
+def test_last_lines_are_few_short_and_without_colours(tmp_path: Path) -> None:
+    pod = launcher_pod(tmp_path)
+    (tmp_path / "output").mkdir()
+    text = (
+        "\n".join(f"line {number}" for number in range(40)) + "\n\n10%\r20%\r\x1b[31mred\x1b[0m\n" + "x" * 1000 + "\xff"
+    )
+    (tmp_path / "output" / "0.end").write_bytes(text.encode("latin-1"))
+    lines = read_last_lines(pod, 0).splitlines()
+    assert lines == [*(f"line {number}" for number in range(29, 40)), "10%", "20%", "red", "x" * 300]
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "W1122 10:06:35.1 5 torch/distributed/elastic/multiprocessing/api.py:1028] Sending process 5692 closing signal",
+        "ERROR:torch.distributed.elastic.multiprocessing.api:failed (exitcode: 1) local_rank: 0",
+    ],
+)
+def test_summary_of_nested_torchrun_is_cut_off(tmp_path: Path, word: str) -> None:
+    pod = launcher_pod(tmp_path)
+    (tmp_path / "output").mkdir()
+    cause = '  File "/lib/torch/distributed/elastic/multiprocessing/errors/__init__.py", line 3, in f\nValueError: bad'
+    summary = f"{word}\nTraceback (most recent call last):\nRoot Cause (first observed failure):\n"
+    (tmp_path / "output" / "0.end").write_text(f"{cause}\n{summary}")
+    assert read_last_lines(pod, 0) == cause.strip()
+    (tmp_path / "output" / "0.end").write_text(summary)
+    assert read_last_lines(pod, 0) == summary.rstrip()
+
+
+def test_page_has_type_of_each_series_and_progress_ratio() -> None:
+    seen = progress(r"step (?P<step>\d+)/(?P<totalSteps>\d+) epoch (?P<epoch>\d+)/(?P<epochs>\d+)")
+    seen.feed(b"step 1/4 epoch 1/1\nstep 3/4 epoch 1/1\n", NOW)
+    rows = seen.page(2).splitlines()
+    assert {"# TYPE ddp_step gauge", 'ddp_step{rank="2"} 3.0', "# TYPE ddp_steps_total counter"} <= {*rows}
+    assert {'ddp_progress_ratio{rank="2"} 0.75', 'ddp_steps_total{rank="2"} 3.0'} <= {*rows}
+    seen.feed(b"step 5/4 epoch 1/1\n", NOW)
+    assert 'ddp_progress_ratio{rank="2"} 1.0' in seen.page(2)
+
+
+@pytest.mark.usefixtures("interruptions")
+def test_disabled_pattern_is_not_searched() -> None:
+    seen = progress(r"(?P<loss>(a+)+)$", r"step (?P<step>\d+)")
+    line = b"a" * 64 + b"!\n"
+    counts = []
+    for _ in range(4):
+        seen.feed(line, NOW)
+        counts.append(len(seen._patterns))
+    assert counts == [2, 2, 1, 1]
+    assert signal.getitimer(signal.ITIMER_VIRTUAL) == (0, 0)
+    assert [pattern.pattern for pattern in seen._patterns] == [r"step (?P<step>\d+)"]
+
+
+@pytest.mark.parametrize(
+    ("steps", "interval"), [((20,), 20.0), ((20, 40, 60), 20.0), ((0, 20, 40), 20.0), ((210, 220), 10.0), ((0,), 1.0)]
+)
+def test_page_has_the_steps_between_two_lines_of_the_log(steps: tuple[int, ...], interval: float) -> None:
+    progress = LogProgress([compile_log_pattern(r"step (?P<step>\d+)")])
+    for step in steps:
+        progress.feed(f"step {step}\n".encode(), 0.0)
+    assert f'ddp_step_interval{{rank="0"}} {interval!r}' in progress.page(0)

@@ -1,0 +1,235 @@
+"""The launcher's side of copies in memory, with files that the trainer's package writes."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import zipfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+import torch
+
+from ddp_operator.manifests.children import load_launcher
+from ddp_pod.base import delivered
+from ddp_pod.transfer import memory
+from ddp_pod.transfer.memory import (
+    build_memory_rows,
+    find_memory_folder,
+    list_copies,
+    remove_memory,
+    save_copies,
+    wait_for_copies,
+)
+from ddp_trainer.memory.copies import HEADER_BYTES, REPLICATED, SHARD, CopyFile, build_header
+from tests.support import ROOT
+
+CONTENT = torch.arange(256).to(torch.uint8)
+
+
+def write(path: Path, step: int, *, kind: int = REPLICATED, rank: int = 0) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    file = CopyFile(str(path))
+    reserved = file.reserve(CONTENT.numel())
+    reserved.copy_(CONTENT)
+    header = build_header(kind, step, world=2, rank=rank, payload=128, memory=reserved)
+    file.commit(header._replace(saves=step, stalled=0.25 * step))
+
+
+@pytest.fixture
+def env(tmp_path: Path) -> dict[str, str]:
+    return {
+        "DDP_MEMORY_DIR": str(tmp_path / "memory"),
+        "DDP_CHECKPOINT_DIR": str(tmp_path / "ckpt"),
+        "DDP_RUN_ID": "uid-of-the-job-2",
+        "DDP_ATTEMPT": "2",
+    }
+
+
+def save(env: dict[str, str], *, checkpoint_step: float = -1.0, deadline: float = math.inf) -> None:
+    save_copies(1, env, checkpoint_step=checkpoint_step, deadline=deadline)
+
+
+def list_saved(tmp_path: Path) -> list[str]:
+    return sorted(path.name for path in (tmp_path / "ckpt" / "ddp-memory-uid-of-the-job").glob("*"))
+
+
+@pytest.mark.parametrize("mode", [0o700, 0o750, 0o777])
+def test_copies_are_read_from_own_private_folder_only(tmp_path: Path, mode: int) -> None:
+    folder = tmp_path / "pod-0"
+    write(folder / "state-0", 7)
+    folder.chmod(mode)
+    link = tmp_path / "pod-1"
+    link.symlink_to(folder)
+    assert [copy.step for copy in list_copies(str(folder))] == ([7] if mode == 0o700 else [])
+    assert list_copies(str(link)) == []
+
+
+def test_header_of_the_trainer_is_read(tmp_path: Path) -> None:
+    write(tmp_path / "shard-1-0", 7, kind=SHARD, rank=3)
+    [copy] = list_copies(str(tmp_path))
+    assert (copy.kind, copy.step, copy.world, copy.rank) == (SHARD, 7, 2, 3)
+    assert (copy.size, copy.saves, copy.stalled) == (HEADER_BYTES + 256, 7, 1.75)
+    assert memory.HEADER_BYTES == HEADER_BYTES
+
+
+def test_incomplete_files_are_no_copies(tmp_path: Path) -> None:
+    write(tmp_path / "state-0", 7)
+    CopyFile(str(tmp_path / "state-0")).reserve(256)
+    (tmp_path / "state-1").write_bytes(b"DDPMEM01")
+    assert list_copies(str(tmp_path)) == []
+    assert list_copies(str(tmp_path / "missing")) == []
+
+
+def test_page_shows_the_newest_own_copy(tmp_path: Path) -> None:
+    write(tmp_path / "state-0", 7)
+    write(tmp_path / "state-1", 8)
+    write(tmp_path / "peer-0-0", 9)
+    rows = build_memory_rows(str(tmp_path))
+    assert "ddp_memory_checkpoint_step 8" in rows
+    assert "ddp_memory_checkpoint_saves_total 8" in rows
+    assert "ddp_memory_checkpoint_stalled_seconds_total 2.0" in rows
+    assert f"ddp_memory_checkpoint_bytes {3 * (HEADER_BYTES + 256)}" in rows
+
+
+def test_page_without_copies_has_no_series(tmp_path: Path) -> None:
+    assert build_memory_rows(str(tmp_path)) == []
+    assert build_memory_rows(None) == []
+
+
+def test_newest_copies_are_saved_once(env: dict[str, str], tmp_path: Path) -> None:
+    folder = tmp_path / "memory" / "pod-1"
+    write(folder / "state-0", 7)
+    write(folder / "state-1", 8)
+    save(env)
+    assert list_saved(tmp_path) == ["state-8"]
+    write(folder / "state-0", 9)
+    save(env)
+    save(env)
+    assert list_saved(tmp_path) == ["state-9"]
+    assert CopyFile(str(tmp_path / "ckpt" / "ddp-memory-uid-of-the-job" / "state-9")).verify()
+
+
+def test_shards_of_the_neighbour_are_saved_too(env: dict[str, str], tmp_path: Path) -> None:
+    folder = tmp_path / "memory" / "pod-1"
+    write(folder / "shard-0-0", 7, kind=SHARD, rank=1)
+    write(folder / "shard-0-1", 8, kind=SHARD, rank=1)
+    write(folder / "peer-0-0", 7, kind=SHARD, rank=0)
+    save(env)
+    assert list_saved(tmp_path) == ["shard-0-7", "shard-1-7", "shard-1-8"]
+    write(folder / "shard-0-0", 9, kind=SHARD, rank=1)
+    save(env)
+    assert list_saved(tmp_path) == ["shard-0-7", "shard-1-8", "shard-1-9"]
+
+
+def test_copy_that_is_no_newer_than_the_checkpoint_is_not_saved(env: dict[str, str], tmp_path: Path) -> None:
+    write(tmp_path / "memory" / "pod-1" / "state-0", 7)
+    save(env, checkpoint_step=7.0)
+    assert list_saved(tmp_path) == []
+
+
+def test_end_of_the_grace_period_leaves_no_file(
+    env: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "memory" / "pod-1" / "state-0", 7)
+    save(env, deadline=-math.inf)
+    assert list_saved(tmp_path) == []
+    assert "the grace period is over; raise spec.checkpoint.graceSeconds" in capfd.readouterr().err
+
+
+def test_job_without_checkpoint_folder_saves_nothing(env: dict[str, str], tmp_path: Path) -> None:
+    write(tmp_path / "memory" / "pod-1" / "state-0", 7)
+    del env["DDP_CHECKPOINT_DIR"]
+    save(env)
+    assert not (tmp_path / "ckpt").exists()
+
+
+def begin_copy(env: dict[str, str]) -> CopyFile:
+    folder = Path(env["DDP_MEMORY_DIR"], "pod-1")
+    folder.mkdir(mode=0o700, parents=True)
+    file = CopyFile(str(folder / "state-0"))
+    file.reserve(CONTENT.numel()).copy_(CONTENT)
+    file.announce()
+    return file
+
+
+def test_copy_under_way_is_completed_before_the_ranks_end(env: dict[str, str]) -> None:
+    file = begin_copy(env)
+    with ThreadPoolExecutor() as pool:
+        wait = pool.submit(wait_for_copies, 1, env, math.inf)
+        with pytest.raises(TimeoutError):
+            wait.result(timeout=0.2)
+        file.commit(build_header(REPLICATED, 3, world=2, rank=0, payload=128, memory=CONTENT))
+        wait.result(timeout=60)
+
+
+def test_copies_of_killed_ranks_are_not_waited_for(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "process_state", lambda pid: "")
+    begin_copy(env)
+    wait_for_copies(1, env, math.inf)
+
+
+def test_wait_for_a_copy_is_bounded(env: dict[str, str]) -> None:
+    begin_copy(env)
+    wait_for_copies(1, env, 0.01)
+
+
+def test_job_without_copies_waits_for_none(env: dict[str, str]) -> None:
+    wait_for_copies(1, env, math.inf)
+    wait_for_copies(1, {}, math.inf)
+
+
+def test_memory_of_this_pod_only_is_removed(env: dict[str, str], tmp_path: Path) -> None:
+    write(tmp_path / "memory" / "pod-1" / "state-0", 7)
+    write(tmp_path / "memory" / "pod-2" / "state-0", 7)
+    save(env)
+    remove_memory(1, env, succeeded=False)
+    assert find_memory_folder(1, env) == str(tmp_path / "memory" / "pod-1")
+    assert [path.name for path in (tmp_path / "memory").iterdir()] == ["pod-2"]
+    assert list_saved(tmp_path) == ["state-7"]
+    remove_memory(0, env, succeeded=True)
+    assert list_saved(tmp_path) == []
+
+
+def test_delivered_exporter_needs_only_the_standard_library(tmp_path: Path) -> None:
+    launcher = tmp_path / "launcher.zip"
+    launcher.write_bytes(load_launcher().archive)
+    lay_out = f"""
+import os, sys
+sys.path.insert(0, {str(ROOT / "operator")!r})
+from ddp_pod.base import delivered
+delivered.ARCHIVE = {str(launcher)!r}
+delivered.add_delivered_packages({str(tmp_path)!r})
+"""
+    subprocess.run([sys.executable, "-c", lay_out], check=True)
+    script = """
+from ddp_trainer.exporter import Exporter
+exporter = Exporter.start(total_steps=2)
+exporter.step(samples=7, loss=0.5)
+exporter.close()
+"""
+    # Without site-packages, that is without torch, prometheus-client and the trainer.
+    env = {"PYTHONPATH": str(tmp_path / "python"), "DDP_RUNTIME_DIR": str(tmp_path), "RANK": "0", "WORLD_SIZE": "1"}
+    (tmp_path / "metrics").mkdir()
+    done = subprocess.run([sys.executable, "-S", "-c", script], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert 'ddp_samples_total{rank="0"} 7.0' in (tmp_path / "metrics" / "0.prom").read_text()
+
+
+def test_delivered_package_is_found_by_later_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    launcher = tmp_path / "launcher.zip"
+    with zipfile.ZipFile(launcher, "w") as archive:
+        archive.writestr("ddp_trainer/memory/__init__.py", "from .copies import VALUE\n")
+        archive.writestr("ddp_trainer/memory/copies.py", "VALUE = 3\n")
+        archive.writestr("supervise/main.py", "")
+    monkeypatch.setattr(delivered, "ARCHIVE", str(launcher))
+    monkeypatch.setenv("PYTHONPATH", "/users/own")
+    delivered.add_delivered_packages(str(tmp_path / "runtime"))
+    root = tmp_path / "runtime" / "python"
+    assert sorted(str(path.relative_to(root)) for path in root.rglob("*.py")) == [
+        "ddp_trainer/memory/__init__.py",
+        "ddp_trainer/memory/copies.py",
+    ]
+    assert delivered.os.environ["PYTHONPATH"] == f"/users/own:{root}"

@@ -1,0 +1,225 @@
+"""Ranks that exited with 0: a traceback at the end of their output, processes that still run, missing steps."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from ddp_pod.contract.rank_end import RankEnd
+from ddp_pod.failures.rank_ends import (
+    RemainingProcess,
+    examine_rank_ends,
+    find_printed_traceback,
+    find_remaining_processes,
+)
+from ddp_pod.progress.counted_pages import ALIGNED, format_page
+from ddp_pod.progress.metrics import MetricsEndpoint
+from ddp_pod.rank import counters as slots
+from ddp_pod.rank.counters import CounterMemory, open_slot
+from tests.support.launcher_config import launcher_pod
+
+LABEL = "label 17 out of range"
+
+
+def _raise(message: str) -> None:
+    raise ValueError(message)
+
+
+def print_traceback(message: str = LABEL) -> str:
+    try:
+        _raise(message)
+    except ValueError:
+        return traceback.format_exc()
+    raise AssertionError
+
+
+def print_rich(message: str, width: int) -> str:
+    try:
+        _raise(message)
+    except ValueError:
+        console = Console(file=io.StringIO(), width=width)
+        console.print_exception(show_locals=True)
+        return str(vars(console)["_file"].getvalue())
+    raise AssertionError
+
+
+def log_as_json() -> str:
+    return json.dumps({"level": "error", "exc_info": print_traceback()[:-1], "at": "12:00"}) + "\n"
+
+
+LOGURU = """\
+2026-11-27 10:00:00.000 | ERROR    | __main__:<module>:9 - failed
+Traceback (most recent call last):
+
+> File "/app/train.py", line 7, in <module>
+    main()
+    └ <function main at 0x7f0000000000>
+
+  File "/app/train.py", line 4, in main
+    raise ValueError("label 17 out of range")
+
+ValueError: label 17 out of range
+"""
+GROUP = """\
+  + Exception Group Traceback (most recent call last):
+  |   File "/app/train.py", line 2, in <module>
+  |     raise ExceptionGroup("many", errors)
+  | ExceptionGroup: many (1 sub-exception)
+  +-+---------------- 1 ----------------
+    | ValueError: label 17 out of range
+    +------------------------------------
+"""
+CUDA = print_traceback("CUDA error: device-side assert triggered") + (
+    "CUDA kernel errors might be asynchronously reported at some other API call, so the stacktrace might be wrong.\n"
+    "For debugging consider passing CUDA_LAUNCH_BLOCKING=1\n"
+    "Compile with `TORCH_USE_CUDA_DSA` to enable device-side assertions.\n\n"
+)
+WARNED = f"/app/train.py:3: UserWarning: retry\n{print_traceback()}  warnings.warn(text)\n"
+STACK = 'Stack (most recent call last):\n  File "/app/train.py", line 3, in <module>\n    main()\n'
+FAULTHANDLER = 'Fatal Python error\n\nCurrent thread 0x1 (most recent call first):\n  File "a.py", line 3 in f\nok\n'
+BAR = "\rtrain:  33%|███▎      | 10/30 [00:00<00:01, 12.3it/s]"
+
+
+@pytest.mark.parametrize(
+    ("output", "expected"),
+    [
+        (print_traceback(), LABEL),
+        ("step 10/30\n" + print_traceback(), LABEL),
+        (print_traceback().replace("Traceback", "[rank1]: Traceback").replace("\n  ", "\n[rank1]:   "), LABEL),
+        ("".join(f"[worker 1] {line}\n" for line in print_traceback().splitlines()), LABEL),
+        ("ERROR:root:failed, " + print_traceback(), LABEL),
+        (print_traceback() + BAR + "\n", LABEL),
+        (print_traceback() + "wandb: view run at https://wandb.ai/x\n", LABEL),
+        (print_traceback()[len("Traceback (most recent call last):\n") :], LABEL),
+        (print_rich(LABEL, 100), LABEL),
+        (log_as_json(), LABEL),
+        (LOGURU, LABEL),
+        (GROUP, "many (1 sub-exception)"),
+        (CUDA, "CUDA error: device-side assert triggered"),
+        (print_traceback("a\n\tb"), "a"),
+    ],
+)
+def test_traceback_at_the_end_of_an_output_is_found(output: str, expected: str) -> None:
+    found = find_printed_traceback(output)
+    assert found is not None
+    assert found.is_last
+    assert found.message in (expected, LABEL)
+
+
+def test_message_that_rich_wraps_is_no_output_after_the_traceback() -> None:
+    message = "[/long/path/" + "x" * 60 + "] " + "expected input with 3 channels " * 6
+    found = find_printed_traceback(print_rich(message, 80)[-8192:])
+    assert found is not None
+    assert found.is_last
+    assert found.message == message.strip()
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        print_traceback() + "retrying\nstep 11/30\nstep 30/30\n",
+        print_traceback() + "recovered\n",
+        print_traceback() + BAR + BAR.replace("33%", "100%") + "\n",
+        print_rich(LABEL, 100) + "recovered\n",
+    ],
+)
+def test_output_after_a_traceback_makes_it_a_former_one(output: str) -> None:
+    found = find_printed_traceback(output)
+    assert found is not None
+    assert not found.is_last
+
+
+@pytest.mark.parametrize(
+    "output",
+    [
+        "",
+        "step 30/30\ndone\n",
+        "UserWarning: see the Traceback (most recent call last) below\ndone\n",
+        WARNED,
+        "Exception ignored in: <function DataLoader.__del__ at 0x7f>\n" + print_traceback(),
+        STACK,
+        STACK + "done\n",
+        FAULTHANDLER,
+        '  File "/app/train.py", line 3, in <module>\ndone: 3 files\n',
+        "Traceback (most recent call last):\n",
+    ],
+)
+def test_output_without_an_exception_has_no_traceback(output: str) -> None:
+    assert find_printed_traceback(output) is None
+
+
+def build_rank(folder: Path, *, output: str, steps: int, total: int | None = None, owner: int = 0) -> MetricsEndpoint:
+    for name in ("workers", "output", "metrics"):
+        (folder / name).mkdir()
+    record = {"pid": 1, "rank": 3, "localRank": 0, "restart": 0, "worldSize": 4}
+    (folder / "workers" / "0.json").write_text(json.dumps(record))
+    (folder / "output" / "0.end").write_text(output)
+    if total is not None:
+        values = {"ddp_step": steps, "ddp_steps_total": steps, "ddp_planned_steps": total}
+        (folder / "metrics" / "0.log").write_text(f"{ALIGNED}\n{format_page(values, 3)}")
+    counters = CounterMemory(str(folder), 1)
+    slot = open_slot(str(folder), 0)
+    slot[slots.PID] = 1.0
+    slot[slots.VISIBILITY] = slots.COUNTED
+    slot[slots.STEPS] = steps
+    slot[slots.OWNER] = owner
+    return MetricsEndpoint(str(folder), lambda: "", counters=counters)
+
+
+LEFT = (RemainingProcess(77, "python train.py"),)
+COMMAND = ("python train.py",)
+LOST = print_traceback("x").replace("ValueError: x", "RuntimeError: [gloo] Connection closed by peer")
+
+
+@pytest.mark.parametrize(
+    ("output", "steps", "total", "owner", "left", "expected"),
+    [
+        ("done\n", 30, 30, 0, (), None),
+        ("done\n", 29, 30, 0, (), None),
+        ("done\n", 30, 30, 0, LEFT, None),  # a service
+        ("done\n", 0, None, 0, (), None),  # the operator decides about a job without a step
+        ("done\n", 15, 30, 0, (), RankEnd(3, 15.0, 30.0)),
+        ("done\n", 0, None, 0, LEFT, RankEnd(3, processes=COMMAND)),
+        ("done\n", 5, None, 77, LEFT, RankEnd(3, 5.0, processes=COMMAND)),
+        (print_traceback(), 30, 30, 0, (), RankEnd(3, 30.0, exception=f"ValueError: {LABEL}")),
+        (print_traceback() + "bye\n", 30, 30, 0, (), None),
+        (print_traceback() + "bye\n", 10, 30, 0, (), RankEnd(3, 10.0, 30.0, f"ValueError: {LABEL}")),
+        (LOST, 5, None, 0, (), RankEnd(3, 5.0, None, "RuntimeError: [gloo] Connection closed by peer", True)),
+    ],
+)
+def test_rank_that_may_not_have_trained_to_its_end_is_recorded(
+    tmp_path: Path,
+    output: str,
+    steps: int,
+    total: int | None,
+    owner: int,
+    left: tuple[RemainingProcess, ...],
+    expected: RankEnd | None,
+) -> None:
+    metrics = build_rank(tmp_path, output=output, steps=steps, total=total, owner=owner)
+    ends = examine_rank_ends(launcher_pod(tmp_path), metrics, {0: left})
+    assert ends == ([expected] if expected is not None else [])
+
+
+def test_processes_of_ranks_are_found_by_their_environment() -> None:
+    command = [sys.executable, "-c", "input()"]
+    environments = [{**os.environ, "LOCAL_RANK": "1"}, {**os.environ, "OTHER": "1"}]
+    started = [subprocess.Popen(command, env=env, stdin=subprocess.PIPE) for env in environments]
+    helper = [*command, "/x/torch/bin/torch_shm_manager"]
+    started.append(subprocess.Popen(helper, env=environments[0], stdin=subprocess.PIPE))
+    try:
+        pids = [process.pid for process in started]
+        found = find_remaining_processes([*pids, 2**22 + 1])
+        assert found == {1: [RemainingProcess(pids[0], " ".join(command))]}
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()

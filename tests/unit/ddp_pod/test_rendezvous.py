@@ -1,0 +1,344 @@
+"""How the pods of a job join rendezvous rounds, over a real store."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+from torch.distributed.elastic.rendezvous import api
+
+from ddp_pod.torchrun import rendezvous
+from ddp_pod.torchrun.membership import GroupSize
+from ddp_pod.torchrun.rendezvous import STATIC, PodRendezvous, TrainingOver
+from ddp_pod.torchrun.store import host_store
+from tests.support.launcher_config import launcher_pod
+
+SOON = 60.0
+RUN = "run-1"
+
+
+class Job:
+    """The pods of a job. Each joins in a separate thread."""
+
+    def __init__(self, folder: Path, nodes: int, **options: Any) -> None:
+        self.store = host_store("127.0.0.1", 0)
+        self.folder = folder
+        self.options = {"nodes": nodes, "port": self.store.port, "secret": "secret", **options}
+        elastic = options.get("elastic", False)
+        self.size = GroupSize(nodes, 1 if elastic else nodes, 4 if elastic else nodes)
+        self.threads = ThreadPoolExecutor(16)
+        pods = 4 if elastic else nodes + options.get("spares", 0)
+        self.started: list[PodRendezvous] = []
+        self.pods = [self.start(index) for index in range(pods)]
+
+    def start(self, index: int, backend: str = "c10d", **options: Any) -> PodRendezvous:
+        """Start the agent of a pod, or one that takes its place."""
+        pod = launcher_pod(self.folder, node=index, **{**self.options, **options})
+        self.started.append(PodRendezvous(pod, RUN, f"127.0.0.{index + 1}", self.size, backend))
+        return self.started[-1]
+
+    def close(self) -> None:
+        """Stop all threads that call a store whose server has ended."""
+        for pod in self.started:
+            pod.shutdown()
+            pod._has_left.set()
+        self.threads.shutdown()
+
+    def join(self, *indices: int) -> list[Future[Any]]:
+        return [self.threads.submit(self.pods[index].next_rendezvous) for index in indices]
+
+    def meet(self, *indices: int) -> list[tuple[int, int]]:
+        """Return rank and number of pods for each of these pods."""
+        return [read(joined) for joined in self.join(*indices)]
+
+    def waits(self, index: int) -> bool:
+        self.pods[index]._read_at = 0.0
+        return bool(self.pods[index].num_nodes_waiting())
+
+    def is_registered(self, index: int, number: int) -> bool:
+        entries = self.pods[0]._shared.read_log(f"{number}/pods")
+        return any(entry[0] == index for entry in entries)
+
+
+def read(joined: Future[Any]) -> tuple[int, int]:
+    info = joined.result(SOON)
+    return info.rank, info.world_size
+
+
+def until(probe: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + SOON
+    while not probe():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
+
+@pytest.fixture(autouse=True)
+def beats(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rendezvous, "_SHORTEST_BEAT", 0.05)
+    monkeypatch.setattr(rendezvous, "_MISSED_BEATS", 12)
+
+
+@pytest.fixture
+def fixed(tmp_path: Path) -> Iterator[Job]:
+    job = Job(tmp_path, 3)
+    yield job
+    job.close()
+
+
+def test_round_is_complete_when_the_last_pod_has_joined(fixed: Job) -> None:
+    early = fixed.join(2, 0)
+    until(lambda: fixed.is_registered(2, 0) and fixed.is_registered(0, 0))
+    assert not any(joined.done() for joined in early)
+    assert fixed.meet(1) == [(1, 3)]
+    assert [read(joined) for joined in early] == [(2, 3), (0, 3)]
+    assert [pod.current.number for pod in fixed.pods] == [0, 0, 0]
+
+
+def test_members_get_the_address_of_rank_0_and_a_store_of_the_round(fixed: Job) -> None:
+    infos = [joined.result(SOON) for joined in fixed.join(0, 1, 2)]
+    addresses = {(info.bootstrap_store_info.master_addr, info.bootstrap_store_info.master_port) for info in infos}
+    ((address, port),) = addresses
+    assert (address, port > 0) == ("127.0.0.1", True)
+    infos[0].store.set("key", "of the first round")
+    assert infos[1].store.get("key") == b"of the first round"
+    following = [joined.result(SOON) for joined in fixed.join(0, 1, 2)]
+    assert following[0].store.add("key", 1) == 1
+
+
+def test_pod_that_joins_again_makes_the_others_join(fixed: Job) -> None:
+    fixed.meet(0, 1, 2)
+    assert not fixed.waits(0)
+    (first,) = fixed.join(1)
+    until(lambda: fixed.waits(0) and fixed.waits(2))
+    assert fixed.pods[0].num_nodes_waiting() == 0, "it reads the store once in a pause"
+    assert [*fixed.meet(0, 2), read(first)] == [(0, 3), (2, 3), (1, 3)]
+    assert not fixed.waits(0)
+
+
+@pytest.mark.parametrize("knows", [True, False])
+def test_pods_learn_whether_the_cause_of_a_restart_is_known(fixed: Job, knows: bool) -> None:
+    fixed.meet(0, 1, 2)
+    assert [pod.current.explained for pod in fixed.pods] == [True] * 3, "the first round"
+    for pod in fixed.pods:
+        pod.knows_cause = False
+        pod.restarts = 1
+    fixed.pods[1].knows_cause = knows
+    (failed,) = fixed.join(1)
+    until(lambda: fixed.waits(0))
+    assert fixed.pods[0].is_cause_known is knows
+    fixed.meet(0, 2)
+    failed.result(SOON)
+    assert [pod.current.explained for pod in fixed.pods] == [knows] * 3
+    assert not fixed.waits(0)
+    assert not fixed.pods[0].is_cause_known
+
+
+def test_pod_that_took_anothers_place_explains_a_restart(fixed: Job) -> None:
+    fixed.meet(0, 1, 2)
+    for pod in fixed.pods:
+        pod.knows_cause = False
+        pod.restarts = 1
+    fixed.pods[1] = fixed.start(1)
+    fixed.pods[1].knows_cause = False
+    fixed.meet(0, 1, 2)
+    assert fixed.pods[0].current.explained
+
+
+def test_agent_that_takes_anothers_place_joins_the_open_round(fixed: Job) -> None:
+    (lost,) = fixed.join(1)
+    until(lambda: fixed.is_registered(1, 0))
+    fixed.pods[1] = fixed.start(1)
+    assert fixed.meet(0, 1, 2) == [(0, 3), (1, 3), (2, 3)]
+    assert read(lost) == (1, 3)
+
+
+def test_new_agent_of_pod_0_leads_the_round_after_the_published_ones(fixed: Job) -> None:
+    fixed.meet(0, 1, 2)
+    fixed.meet(0, 1, 2)
+    fixed.pods[0] = fixed.start(0)
+    assert fixed.meet(0, 1, 2) == [(0, 3), (1, 3), (2, 3)]
+    assert [pod.current.number for pod in fixed.pods] == [2, 2, 2]
+
+
+def test_pod_that_took_anothers_place_learns_the_restarts_of_its_peers(fixed: Job) -> None:
+    fixed.meet(0, 1, 2)
+    for pod in fixed.pods:
+        pod.restarts = 5
+    fixed.pods[1] = fixed.start(1)
+    fixed.meet(0, 1, 2)
+    assert [pod.current.restarts for pod in fixed.pods] == [5, 5, 5]
+
+
+def test_static_rendezvous_uses_the_store_of_the_pods(fixed: Job) -> None:
+    for index in range(3):
+        fixed.pods[index] = fixed.start(index, backend=STATIC)
+    infos = [joined.result(SOON) for joined in fixed.join(0, 1, 2)]
+    assert [(info.rank, info.bootstrap_store_info.master_port) for info in infos] == [
+        (rank, fixed.store.port) for rank in range(3)
+    ]
+    assert all((pod.use_agent_store, pod.get_backend()) == (True, STATIC) for pod in fixed.pods)
+
+
+def test_pod_that_leaves_incomplete_round_is_no_member(fixed: Job) -> None:
+    fixed.pods[1] = fixed.start(1, join_timeout_seconds=-1)
+    with pytest.raises(api.RendezvousTimeoutError):
+        fixed.join(1)[0].result(SOON)
+    fixed.pods[1].leave()
+    waiting = fixed.join(0, 2)
+    fixed.pods[1] = fixed.start(1)
+    assert fixed.meet(1) == [(1, 3)]
+    assert [read(joined) for joined in waiting] == [(0, 3), (2, 3)]
+
+
+def test_ended_run_has_no_further_round(fixed: Job) -> None:
+    (waiting,) = fixed.join(0)
+    assert fixed.pods[2].shutdown()
+    with pytest.raises(api.RendezvousClosedError):
+        waiting.result(SOON)
+
+
+def test_lost_store_is_reported_after_the_ranks_had_time_to_end(fixed: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(key: str) -> None:
+        raise RuntimeError("connection reset")
+
+    pod = fixed.pods[1]
+    now = [1000.0]
+    with monkeypatch.context() as patched:
+        patched.setattr(rendezvous.time, "monotonic", lambda: now[0])
+        patched.setattr(pod._shared, "read", fail)
+        for _ in range(6):
+            assert pod.num_nodes_waiting() == 0
+            now[0] += 1.0
+        with pytest.raises(api.RendezvousConnectionError, match="connection reset"):
+            pod.num_nodes_waiting()
+
+
+def test_single_pod_needs_no_store(tmp_path: Path) -> None:
+    pod = PodRendezvous(launcher_pod(tmp_path, nodes=1), RUN, "127.0.0.1", GroupSize(1, 1, 1))
+    infos = [pod.next_rendezvous() for _ in range(2)]
+    assert [(info.rank, info.world_size) for info in infos] == [(0, 1), (0, 1)]
+    assert pod.current.number == 1
+    infos[0].store.set("key", "value")
+    assert infos[1].store.add("key", 1) == 1
+    assert not pod.num_nodes_waiting()
+
+
+class TestElastic:
+    @pytest.fixture
+    def job(self, tmp_path: Path) -> Iterator[Job]:
+        job = Job(tmp_path, 2, elastic=True)
+        yield job
+        job.close()
+
+    def test_pod_that_joins_makes_the_group_grow(self, job: Job) -> None:
+        assert job.meet(0, 1) == [(0, 2), (1, 2)]
+        (newcomer,) = job.join(3)
+        until(lambda: job.waits(0) and job.waits(1))
+        assert [*job.meet(0, 1), read(newcomer)] == [(0, 3), (1, 3), (2, 3)]
+
+    def test_pod_that_leaves_is_not_waited_for(self, job: Job) -> None:
+        job.meet(0, 1)
+        job.pods[1].leave()
+        until(lambda: job.waits(0))
+        assert job.meet(0) == [(0, 1)]
+
+    def test_living_member_is_waited_for_and_a_dead_one_is_not(self, job: Job) -> None:
+        job.meet(0, 1)
+        (waiting,) = job.join(0)
+        time.sleep(1.0)  # long enough to give up a dead pod
+        assert not waiting.done()
+        job.pods[1]._has_left.set()
+        assert read(waiting) == (0, 1)
+
+
+class TestSpares:
+    @pytest.fixture
+    def job(self, tmp_path: Path) -> Iterator[Job]:
+        job = Job(tmp_path, 2, spares=1)
+        yield job
+        job.close()
+
+    def test_spare_waits_without_a_restart_and_takes_the_seat_of_a_pod_that_left(self, job: Job) -> None:
+        (spare,) = job.join(2)
+        assert job.meet(0, 1) == [(0, 2), (1, 2)]
+        until(lambda: job.is_registered(2, 1))
+        assert not job.waits(0)
+        job.pods[1].leave()
+        until(lambda: job.waits(0))
+        assert job.meet(0) == [(0, 2)]
+        assert read(spare) == (1, 2)
+
+    def test_spare_takes_the_seat_of_a_dead_pod_and_makes_the_others_restart(self, job: Job) -> None:
+        (spare,) = job.join(2)
+        job.meet(0, 1)
+        until(lambda: job.is_registered(2, 1))
+        job.pods[1]._has_left.set()
+        until(lambda: job.waits(0))
+        assert job.meet(0) == [(0, 2)]
+        assert read(spare) == (1, 2)
+
+    def test_successor_of_a_lost_pod_becomes_the_spare(self, job: Job) -> None:
+        (spare,) = job.join(2)
+        job.meet(0, 1)
+        job.pods[1].leave()
+        job.meet(0)
+        spare.result(SOON)
+        job.pods[1] = job.start(1)
+        (successor,) = job.join(1)
+        until(lambda: job.is_registered(1, 2))
+        assert not job.waits(0)
+        job.pods[2].shutdown()
+        with pytest.raises(TrainingOver):
+            successor.result(SOON)
+
+    def test_spare_has_no_time_limit_while_the_others_train(self, job: Job) -> None:
+        job.pods[2] = job.start(2, join_timeout_seconds=0.3)
+        (spare,) = job.join(2)
+        job.meet(0, 1)
+        until(lambda: job.is_registered(2, 1))
+        time.sleep(0.6)
+        assert not spare.done()
+        job.pods[0].request_restart(knows_cause=True)
+        with pytest.raises(api.RendezvousTimeoutError):
+            spare.result(SOON)
+
+
+class TestAttack:
+    """A client that reaches the store's port without the attempt's secret."""
+
+    def test_pickle_under_the_keys_of_the_rendezvous_is_not_executed(self, fixed: Job, tmp_path: Path) -> None:
+        class Attack:
+            def __reduce__(self) -> Any:
+                return os.mkdir, (str(tmp_path / "executed"),)
+
+        outside = TCPStore("127.0.0.1", fixed.store.port, wait_for_workers=False)
+        value = pickle.dumps(Attack())
+        for key in (f"torch.rendezvous.{RUN}", *(f"{RUN}/{key}" for key in ("0/pods", "0/members", "closed"))):
+            outside.set(key, value)
+        assert fixed.meet(0, 1, 2) == [(0, 3), (1, 3), (2, 3)]
+        outside.set(f"{RUN}/1/restart", value)
+        assert not fixed.waits(0)
+        assert not (tmp_path / "executed").exists()
+
+    @pytest.mark.parametrize("secret", ["", "another one"])
+    def test_pod_without_the_secret_is_no_member(self, fixed: Job, secret: str) -> None:
+        stranger = fixed.start(1, secret=secret)
+        joined = fixed.threads.submit(stranger.next_rendezvous)
+        waiting = fixed.join(0, 2)
+        until(lambda: f"{RUN}/0/pods" and fixed.is_registered(2, 0))
+        time.sleep(0.2)
+        assert not any(future.done() for future in (joined, *waiting))
+        fixed.meet(1)
+        assert [read(future) for future in waiting] == [(0, 3), (2, 3)]
+        assert not joined.done()
+        stranger.set_closed()
+        with pytest.raises(api.RendezvousClosedError):
+            joined.result(SOON)
+        assert not fixed.pods[0].is_closed()

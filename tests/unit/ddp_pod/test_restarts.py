@@ -1,0 +1,327 @@
+"""Restarts in the same pods: counting against the budget, the report of the last restart, and the pod's exit code."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from ddp_pod.base.files import write_json
+from ddp_pod.contract.failure_record import EVIDENCE_STOPPED, Failure
+from ddp_pod.contract.failure_table import CUDA, OOM
+from ddp_pod.failures.restarts import LONGEST_DELAY, PROMPT_RESTARTS, UNCOUNTED_RESTARTS, InPlaceRestarts
+from ddp_pod.failures.worker_failure import find_root_cause
+from ddp_pod.progress.metrics import MetricsEndpoint
+from tests.support.launcher_config import launcher_pod
+
+
+class AtStep:
+    """Metrics of ranks that have reached a step."""
+
+    reads_log = False
+
+    def count_steps(self, rank: int) -> int | None:
+        """Return no count: the ranks report their steps themselves."""
+        return None
+
+    def step(self, rank: int) -> float | None:
+        """Return the step of each rank."""
+        return 100.0 + rank
+
+
+def failure(message: str = "boom", exit_code: int = 1, container_exit_code: int = 82, **fields: Any) -> Failure:
+    base = Failure(
+        category="UserError",
+        container_exit_code=container_exit_code,
+        rank=5,
+        local_rank=1,
+        exit_code=exit_code,
+        exception_type="ValueError",
+        message=f"ValueError: {message}",
+        time=1.0,
+        signature="ValueError",
+    )
+    return dataclasses.replace(base, **fields)
+
+
+def restarts(folder: Path, budget: int = 2, **pod: Any) -> InPlaceRestarts:
+    return InPlaceRestarts(launcher_pod(folder, in_place_restarts=budget, **pod), cast(MetricsEndpoint, AtStep()))
+
+
+LOST_PEER = failure("connection closed", container_exit_code=86, secondary=True, category="Network", signature="")
+PREEMPTED = failure("preempted", exit_code=85, container_exit_code=85)
+STOPPED = failure("stopped", exit_code=143, category="Killed", signature="", evidence=EVIDENCE_STOPPED)
+AWAITS: dict[str, Any] = {"nodes": 2, "restarts_without_progress": 1}
+
+
+class SaysNothing(AtStep):
+    """Metrics of ranks that report no step."""
+
+    def step(self, rank: int) -> float | None:
+        return None
+
+
+def count(pod: InPlaceRestarts, **options: Any) -> None:
+    """Count a restart whose cause is known."""
+    pod.count_in_place(has_cause=True, **options)
+
+
+class TestUncountedRestarts:
+    @pytest.mark.parametrize(
+        ("failures", "config", "left"),
+        [
+            ([LOST_PEER], {"elastic": True}, 2),
+            ([LOST_PEER, PREEMPTED], {"elastic": True}, 2),
+            ([LOST_PEER, STOPPED], AWAITS, 2),
+            ([STOPPED], AWAITS, 1),
+            ([failure()], {"elastic": True}, 1),
+            ([LOST_PEER, failure()], {"elastic": True}, 1),
+            ([LOST_PEER], {"nodes": 1}, 1),
+        ],
+    )
+    def test_restart_after_failures_of_peers_is_not_counted(
+        self, tmp_path: Path, failures: list[Failure], config: dict[str, Any], left: int
+    ) -> None:
+        pod = restarts(tmp_path, **config)
+        assert pod.observe(failures)
+        count(pod)
+        assert (pod.count, pod.left) == (1, left)
+
+    def test_number_is_limited(self, tmp_path: Path) -> None:
+        pod = restarts(tmp_path, elastic=True)
+        for _ in range(UNCOUNTED_RESTARTS + 1):
+            assert pod.observe([LOST_PEER])
+            count(pod)
+        assert pod.left == 1
+
+    def test_failures_while_stopping_are_counted(self, tmp_path: Path) -> None:
+        pod = restarts(tmp_path, elastic=True)
+        pod.observe([LOST_PEER], stopping=True)
+        count(pod)
+        assert pod.left == 1
+
+
+TIMED_OUT = dataclasses.replace(LOST_PEER, message="Timed out waiting 25000ms for recv operation to complete")
+AWAITED = failure("rank 4 is in q.get", exit_code=137, container_exit_code=83, category="Hang", rank=4, signature="")
+COMPUTES = dataclasses.replace(AWAITED, secondary=True)
+
+
+@pytest.mark.parametrize(
+    ("failures", "awaited", "rank"),
+    [
+        ([TIMED_OUT], AWAITED, 4),
+        ([TIMED_OUT, LOST_PEER, STOPPED], AWAITED, 4),
+        ([TIMED_OUT], COMPUTES, 5),
+        ([TIMED_OUT], None, 5),
+        ([LOST_PEER], AWAITED, 5),  # of a pod that was deleted, perhaps
+        ([TIMED_OUT, failure()], AWAITED, 5),
+        ([STOPPED], AWAITED, 5),
+    ],
+)
+def test_rank_outside_of_collectives_is_root_cause_of_timeouts_and_counted(
+    tmp_path: Path, failures: list[Failure], awaited: Failure | None, rank: int
+) -> None:
+    pod = restarts(tmp_path, **AWAITS)
+    assert pod.observe(failures, awaited)
+    count(pod)
+    assert find_root_cause(pod.failures).rank == rank
+    if rank == 4:
+        assert (pod.left, pod.knows_cause) == (1, True)
+
+
+@pytest.mark.parametrize(
+    ("failures", "knows"), [([], False), ([LOST_PEER, STOPPED], False), ([PREEMPTED], False), ([failure()], True)]
+)
+def test_pod_knows_cause_if_its_own_rank_failed(tmp_path: Path, failures: list[Failure], knows: bool) -> None:
+    pod = restarts(tmp_path, **AWAITS)
+    if failures:
+        pod.observe(failures)
+    assert pod.knows_cause is knows
+
+
+@pytest.mark.parametrize(
+    ("explained", "steps", "config", "over"),
+    [
+        ([False], [100], AWAITS, [False]),
+        ([False, False], [100, 100], AWAITS, [False, True]),
+        ([False, True, False], [100, 100, 100], AWAITS, [False, False, False]),
+        ([False, False], [100, 200], AWAITS, [False, False]),
+        ([False, False], [100, 100], {"restarts_without_progress": None, "nodes": 2}, [False, False]),
+    ],
+    ids=["once", "twice", "explained in between", "progress in between", "budget of its own"],
+)
+@pytest.mark.parametrize("failures", [[LOST_PEER], []], ids=["lost peer", "no failure"])
+def test_restarts_without_known_cause_and_progress_end_the_run(
+    tmp_path: Path,
+    failures: list[Failure],
+    explained: list[bool],
+    steps: list[int],
+    config: dict[str, Any],
+    over: list[bool],
+) -> None:
+    pod = InPlaceRestarts(launcher_pod(tmp_path, in_place_restarts=2, **config), cast(MetricsEndpoint, SaysNothing()))
+    observed = []
+    for known, step in zip(explained, steps, strict=True):
+        if failures:
+            assert pod.observe(failures, run_step=step)
+        count(pod, run_step=step)
+        pod.note_round(pod.count, explained=known)
+        observed.append(pod.is_over)
+        pod.forget()
+    assert observed == over
+
+
+@pytest.mark.parametrize("failures", [[LOST_PEER], [failure(category="Network", signature="")], []])
+def test_restarts_in_a_row_are_delayed_until_progress(tmp_path: Path, failures: list[Failure]) -> None:
+    pod = InPlaceRestarts(launcher_pod(tmp_path, in_place_restarts=99, nodes=2), cast(MetricsEndpoint, SaysNothing()))
+
+    def restart(step: float) -> float:
+        if failures:
+            assert pod.observe(failures, run_step=step)
+        count(pod, run_step=step)
+        pod.forget()
+        return pod.delay
+
+    assert [restart(100) for _ in range(PROMPT_RESTARTS + 4)] == [0.0] * PROMPT_RESTARTS + [1.0, 2.0, 4.0, 8.0]
+    for _ in range(10):
+        restart(100)
+    assert pod.delay == LONGEST_DELAY
+    assert restart(200) == 0.0
+
+
+def test_restarts_of_the_agent_are_delayed_as_well(tmp_path: Path) -> None:
+    pod = restarts(tmp_path, 99)
+    for _ in range(PROMPT_RESTARTS + 2):
+        assert pod.spend()
+    assert pod.delay > 0
+
+
+def test_a_failure_costs_one_of_the_budget_and_is_the_reason_of_the_restart(tmp_path: Path) -> None:
+    found = restarts(tmp_path)
+    assert (found.count, found.left, found.reason) == (0, 2, "")
+    assert found.observe([failure()])
+    count(found)
+    assert (found.count, found.left, found.failed_step) == (1, 1, 101.0)
+    assert "ValueError: boom" in found.reason
+
+
+@pytest.mark.parametrize(("failures", "reason"), [([LOST_PEER], "boom"), ([], "other pods join or leave")])
+def test_what_others_do_costs_nothing(tmp_path: Path, failures: list[Failure], reason: str) -> None:
+    found = restarts(tmp_path, elastic=True)
+    if failures:
+        assert found.observe([*failures, failure(container_exit_code=85)])
+    count(found)
+    assert (found.count, found.left) == (1, 2)
+    assert reason in found.reason
+
+
+def test_only_the_pod_whose_rank_failed_spends_the_budget(tmp_path: Path) -> None:
+    found = restarts(tmp_path, 1, **AWAITS)
+    lost = failure(container_exit_code=86, category="Network", secondary=True, signature="")
+    assert found.observe([lost])
+    count(found)
+    found.forget()
+    assert (found.count, found.left) == (1, 1)
+    assert found.observe([failure()])
+    count(found)
+    assert not found.observe([failure("other", signature="exit code 7")])
+
+
+def test_native_crash_that_repeats_is_found_by_its_exception(tmp_path: Path) -> None:
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output" / "1.end").write_text(
+        "terminate called after throwing an instance of 'gloo::EnforceNotMet'\n"
+        "  what(): op.preamble.length <= op.nbytes"
+    )
+    found = restarts(tmp_path)
+    crash = failure(exit_code=134, exception_type="", category="Unknown", signature="")
+    assert found.observe([crash])
+    count(found)
+    assert found.reason == "EnforceNotMet: op.preamble.length <= op.nbytes"
+    assert not found.observe([crash])
+    assert found.repeated
+
+
+def test_a_pod_whose_ranks_report_no_step_goes_by_what_pod_0_has_told(tmp_path: Path) -> None:
+    """Only rank 0 prints steps: the same failure with steps in between is no repetition."""
+    config = launcher_pod(tmp_path, in_place_restarts=9, node=1, restarts_without_progress=1)
+    found = InPlaceRestarts(config, cast(MetricsEndpoint, SaysNothing()))
+    again = [found.observe([failure(signature="exit code 3")], run_step=step) for step in (100, 200, 300, 300)]
+    assert (again, found.repeated) == ([True, True, True, False], True)
+    assert found.failed_step is None, "the rank has not said it"
+
+
+@pytest.mark.parametrize(
+    ("found", "again"),
+    [
+        (failure(), True),
+        (failure(container_exit_code=81), False),
+        (failure(container_exit_code=85), False),
+        (failure(category=CUDA.name), False),
+        (failure(category=OOM.name, container_exit_code=84), True),
+        (failure(category=OOM.name, container_exit_code=84, exit_code=137), False),
+        (failure(category="Unknown", exit_code=137), True),
+    ],
+)
+def test_a_pod_that_may_be_the_cause_is_not_restarted(tmp_path: Path, found: Failure, again: bool) -> None:
+    assert restarts(tmp_path, restarts_without_progress=1).observe([found]) is again
+    assert restarts(tmp_path).observe([found]) is (found.container_exit_code not in (81, 85))
+
+
+@pytest.mark.parametrize(
+    ("node", "secondary", "most", "again"),
+    [(0, False, 1, False), (1, False, 1, False), (0, True, 1, False), (1, True, 1, True), (1, False, None, True)],
+)
+def test_failures_without_a_step_in_between_get_new_pods(
+    tmp_path: Path, node: int, secondary: bool, most: int | None, again: bool
+) -> None:
+    pod = restarts(tmp_path, 9, node=node, restarts_without_progress=most)
+    answers = []
+    for number in range(3):
+        signature = "" if secondary else f"exit code {number + 3}"
+        lost = failure(category="Network", container_exit_code=86, secondary=secondary, signature=signature)
+        answers.append(pod.observe([lost]))
+        count(pod)
+        pod.forget()
+    assert answers == [True, True, again]  # the first failed after steps, the second at the same step
+
+
+def test_a_restart_of_the_agent_is_refused_where_the_budget_is_used_up(tmp_path: Path) -> None:
+    found = restarts(tmp_path, budget=1)
+    assert [found.spend(), found.spend()] == [True, False]
+    assert (found.count, found.left) == (1, 0)
+
+
+def test_a_failure_that_comes_again_at_the_same_step_is_a_repetition_until_it_is_answered(tmp_path: Path) -> None:
+    found = restarts(tmp_path)
+    assert [found.observe([failure()]) for _ in range(2)] == [True, False]
+    assert found.repeated
+    found.forget()
+    assert (found.failures, found.repeated, found.failed_step) == ((), False, None)
+
+
+@pytest.mark.parametrize(
+    ("budget", "spent", "repeated", "fatal", "running", "final"),
+    [
+        (2, 0, False, False, True, False),  # a restart follows
+        (2, 2, False, False, True, True),
+        (2, 0, True, False, True, True),
+        (2, 0, False, True, True, True),
+        (0, 0, False, False, False, True),
+        (2, 2, False, False, False, False),  # the page is of the workers before the restart
+    ],
+)
+def test_a_pod_ends_with_the_failures_that_no_restart_answers(
+    tmp_path: Path, budget: int, spent: int, repeated: bool, fatal: bool, running: bool, final: bool
+) -> None:
+    (tmp_path / "errors").mkdir()
+    kind = "ModuleNotFoundError" if fatal else "ValueError"
+    error = {"rank": 1, "localRank": 1, "exitCode": 1, "type": kind, "message": "the cause"}
+    write_json(str(tmp_path / "errors" / "1.json"), error)
+    found = restarts(tmp_path, budget)
+    for _ in range(spent):
+        found.spend()
+    found.repeated = repeated
+    assert bool(found.read_final_failures(running=running)) is final
