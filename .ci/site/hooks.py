@@ -18,7 +18,7 @@ def on_config(config: Any) -> Any:
     """List the decision records in the navigation, their index first."""
     records = sorted((_ROOT / "docs" / "adr").glob("[0-9]*.md"))
     for section in config["nav"]:
-        for entry in section.get("Explanation", []):
+        for entry in section.get("Background", []):
             if "Decisions" in entry:
                 entry["Decisions"] = ["adr/README.md", *(f"adr/{record.name}" for record in records)]
     return config

@@ -25,7 +25,6 @@ from ddp_pod.contract.failure_table import (
     SIGNIFICANT_SECONDS,
 )
 from ddp_pod.failures.rules import AT_START
-from docs.pages.failures import list_categories
 from docs.pages.limits import LIMITS
 
 _HEAD: Final = f"""\
@@ -36,8 +35,8 @@ _HEAD: Final = f"""\
 A namespaced resource with `apiVersion: {constants.API_VERSION}` and the short names
 {" and ".join(f"`{name}`" for name in constants.SHORT_NAMES)}. `kubectl explain ddp.spec` prints these descriptions.
 
-The API server refuses unknown fields and names them. As in other Kubernetes resources, numbers with a fraction are
-strings in `status`, and times are RFC 3339 in UTC.
+The API server refuses unknown fields, values out of range and combinations that cannot work; its message, and that of
+`ddp render`, names the field and the remedy. Numbers with a fraction are strings in `status`; times are in UTC.
 
 The scale subresource is `spec.nodes`, for `kubectl scale ddp/NAME --replicas=4` and a HorizontalPodAutoscaler.
 """
@@ -51,22 +50,12 @@ def write_page() -> str:
         lines += [f"## {part}", "", f"{title}.", "", "| field | type | default | meaning |", "|---|---|---|---|"]
         lines += [_row(*entry) for entry in _walk(properties[part], part)]
         lines.append("")
-    lines += [
-        "## Rules",
-        "",
-        "The API server checks these rules in addition to types and choices. `kubectl apply` and `ddp render` print",
-        "the messages.",
-        "",
-    ]
-    lines += ["| field | message |", "|---|---|"]
-    for rule in RULES:
-        where = (rule.at + rule.field).strip(".")
-        lines.append(f"| `{where}` | {_cell(rule.message)} |")
-    lines += ["", "## Columns of `kubectl get ddp`", "", "| column | field |", "|---|---|"]
+    lines += ["## When fields may change", "", f"{_find_immutability()}.", ""]
+    lines += ["## Columns of `kubectl get ddp`", "", "| column | field |", "|---|---|"]
     for column in build_crd()["spec"]["versions"][0]["additionalPrinterColumns"]:
         wide = " (`-o wide`)" if column.get("priority") else ""
         lines.append(f"| {column['name'].upper()}{wide} | `{column['jsonPath'].strip('.')}` |")
-    lines += ["", *_write_limits(), "", *_write_failures()]
+    lines += ["", *_write_limits(), "", *_write_restarts()]
     return "\n".join(lines) + "\n"
 
 
@@ -81,33 +70,29 @@ def _write_limits() -> Iterator[str]:
         yield f"| {what} | {limit.value} | {reason} | {change} |"
 
 
-def _write_failures() -> Iterator[str]:
-    yield from (
-        "## Failures",
-        "",
-        "The values of `status.lastFailure.category`. The root cause is the earliest failure that is not secondary. A",
-        "rank reports a *symptom* after losing a peer; if a pod or node was lost before, that loss is the cause. Only",
-        "failures of the kind *script* end the job when they repeat without progress. See also the",
-        "[remedies](troubleshooting.md#it-fails) and the [exit codes](pod-contract.md#exit-codes-of-the-launcher).",
-        "",
-    )
-    yield from list_categories()
-    yield from ("", "## Restarts", "", *_RETRIED_INTRODUCTION, "")
+def _find_immutability() -> str:
+    """Return the rule that names the fields which cannot be changed, and when."""
+    (message,) = (rule.message for rule in RULES if "once the job has started" in rule.message)
+    return f"Of `spec`, {message}"
+
+
+def _write_restarts() -> Iterator[str]:
+    yield from ("## Restarts", "", *_RESTARTS_INTRODUCTION, "")
     yield from ("| failure | restart in the same pods | restart with new pods | job fails |", "|---|---|---|---|")
     yield from (f"| {' | '.join(cells)} |" for cells in _list_retries())
 
 
-_RETRIED_INTRODUCTION = (
-    "If that can help, the torchrun agents restart all workers in the same pods, at once. The job keeps its nodes and",
-    "its admission by a queue. If the pods may be the cause, the operator starts a new attempt: a Job with new pods.",
-    "Both kinds count towards `recovery.maxRestarts`; `status.lastRestart.level` has the kind. The operator reports",
-    "each restart in an Event, and a new attempt also in the condition `Restarting`. `ddp run` prints the same line:",
-    "`restart 2 of 3: UserError (rank 1): KeyError: 10; from step 400`, with the step of the newest known checkpoint.",
-    "Under `ddp run` the default of `recovery.maxRestarts` is 0.",
+_RESTARTS_INTRODUCTION = (
+    "If that can help, all workers restart in the same pods, at once; the job keeps its nodes and its admission by a",
+    "queue. Otherwise the operator starts a new attempt: a Job with new pods. Both kinds count against",
+    "`recovery.maxRestarts`; the count resets when a checkpoint has advanced by `recovery.resetAfterSteps` steps.",
+    "Evictions, preemptions, deleted pods and lost nodes do not count, unless `recovery.countDisruptions` is set.",
+    "Under `ddp run` the default of `maxRestarts` is 0.",
     "",
     "Progress is a step beyond the highest step so far, from any [source](your-script.md). If the script reports",
     f"no steps, {SIGNIFICANT_SECONDS:g} seconds of running are progress, unless the same failure recurs after the same",
-    "time.",
+    "time. See also the [categories and remedies](troubleshooting.md#it-fails) and the",
+    "[exit codes](pod-contract.md#exit-codes-of-the-launcher).",
 )
 
 
@@ -153,7 +138,8 @@ def _row(path: str, schema: Mapping[str, Any], required: bool) -> str:
 
 def _type(schema: Mapping[str, Any]) -> str:
     if "enum" in schema:
-        return " or ".join(f"`{choice}`" for choice in schema["enum"])
+        explained = all(f"{choice}:" in schema.get("description", "") for choice in schema["enum"])
+        return "choice" if explained else " or ".join(f"`{choice}`" for choice in schema["enum"])
     if schema.get("x-kubernetes-int-or-string"):
         return "integer or string"
     if schema.get("type") == "array":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from ddp_cli.commands import COMMANDS, build_parser
@@ -48,27 +48,43 @@ def write_page() -> str:
     parser, _ = build_parser(*(name for name, _, _ in COMMANDS))
     actions = parser._subparsers._group_actions if parser._subparsers else []
     choices = dict(actions[0].choices or {})
+    shared = _find_shared_flags(choices)
     lines = [f"| {code} | {meaning} |" for code, meaning in MEANINGS.items()]
     lines += ["", "## Commands", "", "| command | action |", "|---|---|"]
     lines += [f"| [`ddp {name}`](#ddp-{name}) | {text} |" for name, _, text in COMMANDS]
+    lines += ["", "## Flags of several commands", "", "| argument | meaning | commands |", "|---|---|---|"]
+    lines += [f"{row} {', '.join(names)} |" for row, names in shared.items()]
     for name, _, text in COMMANDS:
-        lines += ["", f"## ddp {name}", "", f"{text[0].upper()}{text[1:]}.", "", *_describe(choices[name])]
+        lines += ["", f"## ddp {name}", "", f"{text[0].upper()}{text[1:]}.", "", *_describe(choices[name], shared)]
     return _HEAD + "\n".join(lines) + "\n"
 
 
-def _describe(parser: argparse.ArgumentParser) -> Iterator[str]:
-    """Yield a command's usage, its arguments and the notes of its help."""
+def _find_shared_flags(choices: Mapping[str, argparse.ArgumentParser]) -> dict[str, list[str]]:
+    """Return the rows of flags that several commands have, each with the names of these commands."""
+    commands: dict[str, list[str]] = {}
+    for name, parser in choices.items():
+        for action in parser._actions:
+            if action.option_strings and not isinstance(action, argparse._HelpAction):
+                commands.setdefault(_format_row(action), []).append(name)
+    return {row: names for row, names in commands.items() if len(names) > 1}
+
+
+def _describe(parser: argparse.ArgumentParser, shared: Collection[str]) -> Iterator[str]:
+    """Yield a command's usage, the arguments that no other command has, and the notes of its help."""
     positionals = [action for action in parser._actions if not action.option_strings]
     yield "    " + " ".join([parser.prog, *map(_format_positional, positionals), "[flags]"])
-    yield ""
-    yield "| argument | meaning |"
-    yield "|---|---|"
-    for action in parser._actions:
-        if not isinstance(action, argparse._HelpAction):
-            yield f"| {_name(action)} | {_help(action)} |"
+    rows = [_format_row(action) for action in parser._actions if not isinstance(action, argparse._HelpAction)]
+    own = [row for row in rows if row not in shared]
+    if own:
+        yield from ("", "| argument | meaning |", "|---|---|")
+        yield from own
     if parser.epilog:
         yield ""
         yield parser.epilog
+
+
+def _format_row(action: argparse.Action) -> str:
+    return f"| {_name(action)} | {_help(action)} |"
 
 
 def _format_positional(action: argparse.Action) -> str:

@@ -36,8 +36,7 @@ def test_every_drill_is_in_page_about_them(capsys: pytest.CaptureFixture[str]) -
     assert drills.main(["--list"]) == 0
     names = {line.split()[0] for line in capsys.readouterr().out.splitlines()}
     page = (ROOT / "docs" / "drills.md").read_text(encoding="utf-8")
-    assert {word for word in names if f"| `{word}` |" not in page} == set()
-    assert sorted(re.findall(r"^\| `([a-z-]+)` \| \d+/\d+ \|", page, re.MULTILINE)) == sorted(names)
+    assert sorted(re.findall(r"^\| `([a-z-]+)` \|", page, re.MULTILINE)) == sorted(names)
 
 
 def test_drill_that_is_not_survived_fails_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,7 +4,7 @@ import importlib.util
 import re
 import shlex
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,9 @@ import yaml
 from ddp_operator.api import constants
 from ddp_operator.api.crd import build_crd
 from ddp_operator.api.parse import find_among, parse_manifest
-from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Phase
-from ddp_operator.manager.settings import Settings
 from ddp_operator.manifests.children import build_children
 from ddp_trainer.config.presets import PRESETS
-from docs.pages.trainer import DOCUMENTS, write_tables
 from tests.support import ROOT
 from tests.support.builders import job
 from tests.support.tiers import TIERS
@@ -36,14 +33,6 @@ RUN_BY = {
     "your-script.md": "tests/unit/ddp_pod/test_trainer_status.py",
     "trainer.md": "tests/integration/test_trainer_spawn.py",
 }
-
-
-def flatten(values: Mapping[str, Any], above: str = "") -> dict[str, Any]:
-    """Return nested settings by their dotted names."""
-    results: dict[str, Any] = {}
-    for name, value in values.items():
-        results |= flatten(value, f"{above}{name}.") if isinstance(value, Mapping) else {above + name: value}
-    return results
 
 
 def fenced(text: str, language: str) -> list[str]:
@@ -176,22 +165,6 @@ class TestPages:
         assert set(re.findall(r"\((\d{4}-[\w-]+\.md)\)", index)) == kept
 
 
-class TestTrainersPresets:
-    @pytest.mark.parametrize("name", sorted(DOCUMENTS))
-    def test_every_preset_setting_is_listed_beside_its_document(self, name: str) -> None:
-        preset = PRESETS[name]
-        source = flatten(preset.values).keys() | flatten(preset.as_published).keys()
-        shown = {key for fact in DOCUMENTS[name][2] for key in fact.keys.split()}
-        shown |= {"optim.beta1", "optim.beta2"} if "optim.betas" in shown else set()
-        # The amount of output depends on the system, and images of a validation step on the mean over the ranks.
-        assert source - shown <= {"log_every", "csv_dir", "data.eval_batch_size"}
-
-    def test_value_without_source_is_marked(self) -> None:
-        tables = "".join(write_tables())
-        assert "| augmentation | *not stated* |  | none | crop, flip; `crop_padding` 4 |" in tables
-        assert "| batch a process | 8 |" in tables
-
-
 class TestProjectReadme:
     def test_names_two_commands(self) -> None:
         assert starting_with("make", README)[:2] == [["make", "demo"], ["make", "test"]]
@@ -201,19 +174,6 @@ class TestProjectReadme:
 
 
 class TestReference:
-    def test_table_of_fields_is_spec(self) -> None:
-        _, _, section = REFERENCE.partition("## The fields")
-        rows = re.findall(r"^\| (`[^|]+) \|", section.partition("\n## ")[0], flags=re.MULTILINE)
-        named = {name for row in rows for name in re.findall(r"`(\w+)`", row)}
-        assert named == set(Spec.__struct_encode_fields__)
-
-    def test_subfields_in_table_exist(self) -> None:
-        properties = build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["spec"]["properties"]
-        for owner in ("rendezvous", "recovery", "checkpoint", "metrics", "shm"):
-            row = re.search(rf"^\| `{owner}` \|(.*)\|$", REFERENCE, flags=re.MULTILINE)
-            assert row is not None
-            assert set(re.findall(r"`([a-z]\w+)`", row[1])) - {"c10d", "static"} == set(properties[owner]["properties"])
-
     def test_columns_are_those_of_crd(self) -> None:
         _, _, section = REFERENCE.partition("`kubectl get ddp` prints")
         rows = re.findall(r"^\| ([A-Z/, ]+) \|", section, flags=re.MULTILINE)
@@ -227,21 +187,17 @@ class TestReference:
         assert row is not None
         assert set(re.findall(r"[A-Z][a-z]+", row[1])) == set(typing.get_args(Phase))
 
-    def test_ports_are_defaults(self) -> None:
-        assert f"port {constants.DEFAULT_METRICS_PORT}" in REFERENCE
-        assert f"`/readyz` on {Settings().health_port}" in REFERENCE
-
 
 def test_table_of_presets_is_complete() -> None:
     _, _, section = (ROOT / "docs/trainer.md").read_text(encoding="utf-8").partition("## Presets")
     assert set(re.findall(r"^\| `([\w-]+)` \|", section.partition("\n## ")[0], flags=re.MULTILINE)) == set(PRESETS)
 
 
-def test_series_rank_are_those_of_exporter() -> None:
+def test_number_of_series_of_rank_is_that_of_exporter() -> None:
     from ddp_trainer.observability.metrics_table import BUCKETS, METRICS
 
     text = (ROOT / "docs/scaling.md").read_text(encoding="utf-8")
-    claimed = re.search(r"^SERIES_A_RANK, BUCKETS = (\d+), (\d+)$", text, re.MULTILINE)
+    claimed = re.search(r"(\d+) series per rank, (\d+) of which are buckets", text)
     assert claimed is not None
     histograms = [metric for metric in METRICS if metric.kind == "histogram"]
     buckets = sum(len(BUCKETS[metric.name]) + 1 for metric in histograms)  # one is +Inf
@@ -266,7 +222,7 @@ def test_tests_that_security_model_rests_on_exist() -> None:
 
 
 def test_size_of_launcher_matches_page_on_scaling() -> None:
-    (kilobytes,) = re.findall(r"The launcher's ConfigMap \(about (\d+) kB", (ROOT / "docs/scaling.md").read_text())
+    (kilobytes,) = re.findall(r"the launcher's ConfigMap \(about (\d+) kB", (ROOT / "docs/scaling.md").read_text())
     (config_map,) = [child for child in build_children(job(), attempt=1, nodes=1) if "binaryData" in child]
     contents = [*config_map["data"].values(), *config_map["binaryData"].values()]
     assert sum(map(len, contents)) / 1000 == pytest.approx(int(kilobytes), rel=0.15)

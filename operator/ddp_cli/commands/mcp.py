@@ -35,9 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_local_arguments(parser, named=False)
     add_cluster_arguments(parser)
-    parser.epilog = (
-        "An assistant starts this command and writes to its standard input. docs/mcp.md has the tools and their limits."
-    )
+    parser.epilog = "An assistant starts this command and writes to its standard input. docs/python.md lists the tools."
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -45,7 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
     local = is_local(arguments)
     server = build_server(arguments, local=local)
     if sys.stdin.isatty():
-        print_note("waiting for an assistant on standard input; docs/mcp.md has the set-up. Ctrl-C ends the server.")
+        print_note("waiting for an assistant on standard input; docs/python.md has the set-up. Ctrl-C ends the server.")
     # The package reads standard input in a thread, for which Python's own handler would wait.
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     server.run("stdio")

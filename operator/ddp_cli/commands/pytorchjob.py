@@ -96,7 +96,7 @@ def explain_other_kind(document: Mapping[str, Any]) -> str:
     kind = str(document.get("kind"))
     group = str(document.get("apiVersion")).partition("/")[0]
     advice = _OTHER_KINDS.get(kind) or _OTHER_KINDS.get(f"{group} {kind}")
-    return f"{document.get('apiVersion')} {kind} is not converted; {advice} (docs/migration.md)" if advice else ""
+    return f"{document.get('apiVersion')} {kind} is not converted; {advice} (docs/comparison.md)" if advice else ""
 
 
 def convert(document: Mapping[str, Any]) -> Conversion:

@@ -182,7 +182,7 @@ class Preflight(SpecFields, frozen=True, kw_only=True):
 
 
 class Network(SpecFields, frozen=True, kw_only=True):
-    """The network between the nodes, and whether training may start on a different one (docs/fabric.md). It has no
+    """The network between the nodes, and whether training may start on a different one (docs/scaling.md). It has no
     effect on a job with a single pod."""
 
     profile: Annotated[
@@ -495,7 +495,7 @@ class Spec(SpecFields, frozen=True, kw_only=True):
     checkpoint: Checkpoint | None = None
     inputs: Annotated[
         tuple[Input, ...] | None,
-        Meta(description="Data and models to fetch before the job requests GPUs, at most 16 (docs/inputs.md)."),
+        Meta(description="Data and models to fetch before the job requests GPUs, at most 16 (docs/your-code.md)."),
     ] = None
     metrics: Metrics = field(default_factory=Metrics)
     tracking: Tracking | None = None

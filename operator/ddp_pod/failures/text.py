@@ -44,7 +44,7 @@ ARGUMENTS_REMEDY: Final = (
 )
 FABRIC_REMEDY: Final = (
     "check that the node has the network's devices, that the pod requests them, and that the image has an NCCL plugin "
-    "for them (docs/fabric.md); without spec.network.require the job trains on any transport"
+    "for them (docs/scaling.md); without spec.network.require the job trains on any transport"
 )
 STORE_REMEDY: Final = (
     "check that the pods can reach checkpoint.url, and that the credentials of secretRef allow reads and writes"

@@ -311,13 +311,13 @@ REPORT = PreflightReport(seconds={}, problems={}, transport="Socket")
             PreflightError({"transport": "traffic uses Socket", "pairs": "slow"}, REPORT),
             Outcome("Network", 82),
             "the preflight failed: transport: traffic uses Socket; pairs: slow",
-            "docs/fabric.md",
+            "docs/scaling.md",
         ),
         (
             PreflightError({"transport": "not known"}, REPORT._replace(transport=None)),
             Outcome("NCCL", 82),
             "the preflight failed: transport: not known",
-            "docs/fabric.md",
+            "docs/scaling.md",
         ),
         (ArgumentError(), Outcome("UserError", 81), "torchrun refused its arguments", "torchrun's own message"),
         (
