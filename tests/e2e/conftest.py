@@ -14,8 +14,6 @@ Environment variables describe the cluster:
 - ``DDP_E2E_POD``: a YAML file merged into every pod's spec and its trainer container (a node selector, a mount).
 - ``DDP_E2E_CHECKPOINTS``: a volume that all nodes share, as in a pod's ``volumes`` without its name, such as
   ``{hostPath: {path: /shared}}``; without it the tests that resume from a checkpoint are skipped.
-- ``DDP_E2E_REGISTRY``: a repository, such as ``127.0.0.1:5000/code``, that is pushed to from here and that nodes with
-  image volumes pull from; without it no folder goes there.
 - ``DDP_E2E_NODE_STOP``, ``DDP_E2E_NODE_START``: commands that switch a node off and on; its name is added to them
   (``docker stop``). Without them no node is lost.
 - ``DDP_E2E_FREEZE``, ``DDP_E2E_THAW``: commands that stop a part of the control plane (SIGSTOP) and resume it; its

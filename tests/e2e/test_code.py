@@ -99,27 +99,6 @@ def test_large_folder_is_delivered_by_claim_and_packages_by_pip(cluster: UserNam
         cluster.core.delete_persistent_volume(cluster.namespace)
 
 
-def test_large_folder_is_delivered_by_registry(cluster: UserNamespace, tmp_path: Path) -> None:
-    repository = os.environ.get("DDP_E2E_REGISTRY")
-    if not repository:
-        pytest.skip("DDP_E2E_REGISTRY names no repository that the nodes mount images of")
-    write_project(tmp_path, "image")
-    (tmp_path / "weights.bin").write_bytes(random.Random(2).randbytes(3 << 20))
-    (tmp_path / "train.py").write_text(MODULES["train.py"].replace("61", "30"))
-    options = ("--workdir", ".", "--code-image", repository)
-    ddp(cluster, tmp_path, "submit", "job.yaml", *options)
-    cluster.until(lambda: (cluster.status("image").get("progress") or {}).get("loss") in ("13", "13.0"), "steps")
-    victim = next(pod for pod in cluster.pods("image") if pod.metadata.name.startswith("image-1-1-"))
-    cluster.core.delete_namespaced_pod(victim.metadata.name, cluster.namespace, grace_period_seconds=0)
-    status = cluster.phase("image", "Succeeded", "Failed")
-    assert status["phase"] == "Succeeded", status
-    assert status["restarts"]["all"] >= 1
-    code = (cluster.get("image") or {})["spec"]["code"]
-    assert (code["image"].partition("@")[0], code["digest"]) == (repository, status["code"]["digest"])
-    ddp(cluster, tmp_path, "delete", "image", "--wait")
-    assert "already exists" in ddp(cluster, tmp_path, "submit", "job.yaml", *options)
-
-
 def test_folder_trains_on_two_pods_through_lost_pod_and_suspension(cluster: UserNamespace, tmp_path: Path) -> None:
     write_project(tmp_path, "folder")
     shown = ddp(cluster, tmp_path, "submit", "job.yaml", "--workdir", ".")

@@ -63,7 +63,6 @@ class Client:
         include: Sequence[str] = (),
         pip: bool = False,
         code_claim: str | None = None,
-        code_image: str | None = None,
         checkpoint_claim: str | None = None,
         spec: Mapping[str, Any] | None = None,
         name: str | None = None,
@@ -77,8 +76,7 @@ class Client:
         default: one in a cluster, all GPUs on this machine. ``cpus``: the CPU limit of each pod. ``image`` contains
         Python and PyTorch; on this machine, this Python is used. ``workdir``: the folder to pack, by git's rules;
         ``include``: further paths of it; ``pip``: install its requirements.txt. ``code_claim``: store the packed folder
-        on this claim instead of a ConfigMap; ``code_image``: push it to this registry repository, with or without a
-        tag; the cluster needs image volumes. ``checkpoint_claim``: a claim for checkpoints, at DDP_CHECKPOINT_DIR.
+        on this claim instead of a ConfigMap. ``checkpoint_claim``: a claim for checkpoints, at DDP_CHECKPOINT_DIR.
         ``spec``: other fields of the spec.
 
         Raises: TypeError, if arguments are not plain data or do not match the function; Conflict, if the name is in
@@ -107,9 +105,7 @@ class Client:
             checkpoint_claim=checkpoint_claim,
             spec=spec or {},
         )
-        return self.submit(
-            job, workdir=prepared.folder, include=include, pip=pip, code_claim=code_claim, code_image=code_image
-        )
+        return self.submit(job, workdir=prepared.folder, include=include, pip=pip, code_claim=code_claim)
 
     def submit(
         self,
@@ -119,13 +115,12 @@ class Client:
         include: Sequence[str] = (),
         pip: bool = False,
         code_claim: str | None = None,
-        code_image: str | None = None,
         dry_run: bool = False,
         note: Callable[[str], None] = lambda text: None,
     ) -> Job:
         """Create the job of a YAML file, of YAML text or of a dict, with the file's other objects, and return it.
 
-        ``workdir``, ``include``, ``pip``, ``code_claim``, ``code_image``: as in `train`; default: no folder.
+        ``workdir``, ``include``, ``pip``, ``code_claim``: as in `train`; default: no folder.
         ``dry_run``: create nothing; the API server only checks the job. ``note`` receives a line per other object.
 
         Raises: Conflict, ClientError.
@@ -139,7 +134,7 @@ class Client:
                 text = Path(manifest).read_text(encoding="utf-8")
             except (OSError, UnicodeDecodeError) as error:
                 raise ClientError(f"{manifest}: {error}; pass the path of a job's YAML") from None
-        folder = Workdir(Path(workdir), include, pip, code_claim, code_image) if workdir is not None else None
+        folder = Workdir(Path(workdir), include, pip, code_claim) if workdir is not None else None
         return Job(*self.backend.create(text, folder, dry_run=dry_run, note=note))
 
     def _share_gpus(self, nodes: int, procs: int | str) -> int:

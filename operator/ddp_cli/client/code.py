@@ -1,4 +1,4 @@
-"""Store a packed folder in the cluster before the job is created: in a ConfigMap, on a claim or in a registry."""
+"""Store a packed folder in the cluster before the job is created: in a ConfigMap or on a claim."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -23,12 +23,6 @@ def stored_code(api: Api, code: PackedCode | None, job: DDPTrainingJob) -> Itera
     new ConfigMap is deleted. Raises: ClientError.
     """
     name = job.spec.code.config_map_name if job.spec.code else None
-    if code is not None and code.image is not None:
-        from ddp_cli.client.registry import push_image  # imports an HTTP client
-
-        _check_image_volumes(api, code.image.reference)
-        yield push_image(code.image)
-        return
     if code is not None and name is None:
         yield put_on_claim(api, code, resolve_template(job))
         return
@@ -64,28 +58,6 @@ def own_code(api: Api, code: PackedCode | None, job: DDPTrainingJob) -> None:
         config_map = code.build_config_map(api.namespace)
         config_map["metadata"] |= patch["metadata"]
         _create(api, config_map)
-
-
-def _check_image_volumes(api: Api, reference: str) -> None:
-    """Check that the API server keeps image volumes: it drops unknown and disabled fields. Raises: ClientError."""
-    container = {"name": "code", "image": reference, "volumeMounts": [{"name": "code", "mountPath": "/code"}]}
-    pod: Object = {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"generateName": "ddp-code-"},
-        "spec": {"containers": [container], "volumes": [{"name": "code", "image": {"reference": reference}}]},
-    }
-    try:
-        created = api.request("POST", api_path("v1", "pods", api.namespace), {"dryRun": "All"}, pod)
-    except ApiError as error:
-        if error.status is None:
-            raise
-        return  # no permission to create pods, or a policy refuses this one: the job's pods will show it
-    if not any("image" in volume for volume in created["spec"].get("volumes") or ()):
-        raise ClientError(
-            "--code-image: the cluster does not support image volumes (Kubernetes 1.35, or 1.31 with the feature gate "
-            "ImageVolume); store the code on a claim that all pods can mount: --code-claim NAME"
-        )
 
 
 def _check_exists(api: Api, name: str) -> None:

@@ -22,20 +22,17 @@ _MAX_SCRIPT: Final = 64 << 10
 
 @dataclass(frozen=True, slots=True)
 class Workdir:
-    """A folder to pack: further paths to include, whether to install its requirements, and its claim or image."""
+    """A folder to pack: further paths to include, whether to install its requirements, and its claim."""
 
     folder: Path
     include: Sequence[str] = ()
     pip: bool = False
     claim: str | None = None
-    image: str | None = None
 
     def pack(self) -> PackedCode:
         """Pack it. Raises: ClientError."""
-        if self.claim is not None and self.image is not None:
-            raise ClientError("the packed folder is stored on a claim or in an image; leave one of them out")
         try:
-            return pack_code(self.folder, self.include, pip=self.pip, claim=self.claim, image=self.image)
+            return pack_code(self.folder, self.include, pip=self.pip, claim=self.claim)
         except CannotPack as error:
             raise ClientError(str(error)) from None
 

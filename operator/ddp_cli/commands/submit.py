@@ -27,11 +27,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="NAME",
         help="store the packed folder on this claim, for a folder too large for a ConfigMap",
     )
-    code.add_argument(
-        "--code-image",
-        metavar="REPOSITORY[:TAG]",
-        help="push the packed folder to this registry repository; the cluster needs image volumes",
-    )
     parser.add_argument(
         "--replace", action="store_true", help="delete the job of that name first, and wait for the end of its pods"
     )

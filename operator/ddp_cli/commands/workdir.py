@@ -31,7 +31,7 @@ def add_workdir_arguments(parser: argparse.ArgumentParser) -> Any:
 
 def read_workdir(arguments: argparse.Namespace, folder: Path | None = None) -> Workdir | None:
     """Return the folder that the arguments name, else ``folder``; None: no folder. Raises: CommandError."""
-    names = ("include", "pip", "code_claim", "code_image")
+    names = ("include", "pip", "code_claim")
     options: dict[str, Any] = {name: getattr(arguments, name, None) for name in names}
     chosen = arguments.workdir or folder
     if chosen is not None:

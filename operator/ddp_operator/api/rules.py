@@ -320,7 +320,7 @@ RULES: tuple[CelRule, ...] = (
         "spec.code.image",
         "self.matches('^[^ @]+@sha256:[0-9a-f]{64}$')",
         "must name the image by its digest, repository@sha256:…, because a tag can move and later pods would run "
-        "different code; use `ddp submit --workdir --code-image`, which sets it",
+        "different code; write the digest that the registry shows",
     ),
     CelRule(
         "spec.code.mountPath",

@@ -299,7 +299,7 @@ class Code(SpecFields, frozen=True, kw_only=True):
     image: Annotated[
         str | None,
         Meta(
-            description="OCI image, named by its digest, with the archive as /code.tar.gz; mounted as an image volume "
+            description="OCI image of your own, named by its digest, with the archive as /code.tar.gz; an image volume "
             "(Kubernetes 1.35, or 1.31 with the feature gate ImageVolume)."
         ),
     ] = None

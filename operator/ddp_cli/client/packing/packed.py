@@ -1,4 +1,4 @@
-"""A packed folder with its ``spec.code``, and the ConfigMap or image that contains it."""
+"""A packed folder with its ``spec.code``, and the ConfigMap that contains it."""
 
 import base64
 import posixpath
@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from ddp_cli.client.packing.archive import CONFIG_MAP_LIMIT, Archive, format_size, list_largest, pack, shorten_list
 from ddp_cli.client.packing.files import CannotPack
-from ddp_cli.client.packing.image import Image, build_image
 from ddp_operator.api import child_names, constants
 from ddp_operator.manifests.torchrun import UserCommand
 from ddp_pod.contract.command_line import split_python_line
@@ -26,7 +25,6 @@ class PackedCode:
     folder: Path
     archive: Archive
     spec: Mapping[str, Any]
-    image: Image | None = None
 
     def describe(self) -> str:
         """Return a line about the packed files, and lines about large ones and about possible secrets left out."""
@@ -63,8 +61,7 @@ class PackedCode:
             raise CannotPack(
                 f"{self.folder} is {format_size(size)} when packed, and a ConfigMap holds at most "
                 f"{format_size(CONFIG_MAP_LIMIT)}. Largest files: {list_largest(self.archive.sizes)}. Name unneeded "
-                "files in .ddpignore, or store the folder on a claim that all pods can mount (--code-claim NAME) or in "
-                "a registry (--code-image REPOSITORY)"
+                "files in .ddpignore, or store the folder on a claim that all pods can mount (--code-claim NAME)"
             )
 
     def build_config_map(self, namespace: str) -> dict[str, Any]:
@@ -79,29 +76,15 @@ class PackedCode:
         }
 
 
-def pack_code(
-    folder: Path,
-    include: Sequence[str] = (),
-    *,
-    pip: bool = False,
-    claim: str | None = None,
-    image: str | None = None,
-) -> PackedCode:
-    """Pack a folder for a ConfigMap, a claim or an image (a repository with an optional tag).
-
-    ``pip``: install its requirements. Raises: CannotPack.
-    """
-    archive = pack(folder, include, limit=CONFIG_MAP_LIMIT if claim is None and image is None else sys.maxsize)
+def pack_code(folder: Path, include: Sequence[str] = (), *, pip: bool = False, claim: str | None = None) -> PackedCode:
+    """Pack a folder for a ConfigMap or a claim. ``pip``: install its requirements. Raises: CannotPack."""
+    archive = pack(folder, include, limit=CONFIG_MAP_LIMIT if claim is None else sys.maxsize)
     if pip and all(name != REQUIREMENTS for name, _ in archive.sizes):
         raise CannotPack(f"--pip: the packed files of {folder} have no {REQUIREMENTS}; add one")
     spec: dict[str, Any] = {"digest": archive.digest}
-    built = None
     if claim is not None:
         spec |= {"claimName": claim, "path": f"ddp-code/{archive.digest}.tar.gz"}
-    elif image is not None:
-        built = build_image(image, archive)
-        spec["image"] = built.reference
     else:
         spec["configMapName"] = child_names.code_config_map_name(archive.digest)
     spec |= {"commit": archive.commit, "dirty": archive.dirty} if archive.commit else {}
-    return PackedCode(folder, archive, spec | ({"pip": REQUIREMENTS} if pip else {}), built)
+    return PackedCode(folder, archive, spec | ({"pip": REQUIREMENTS} if pip else {}))

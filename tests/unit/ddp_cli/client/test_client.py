@@ -134,8 +134,6 @@ def test_manifest_is_path_text_or_dict(backend: FakeBackend, tmp_path: Path) -> 
         assert backend.workdir is None
     Client().submit(source, workdir=".", include=["a"], code_claim="shared")
     assert backend.workdir == Workdir(Path("."), ["a"], claim="shared")
-    Client().submit(source, workdir=".", pip=True, code_image="localhost:5000/code")
-    assert backend.workdir == Workdir(Path("."), pip=True, image="localhost:5000/code")
     with pytest.raises(ClientError, match=r"none\.yaml"):
         Client().submit("none.yaml")
 
