@@ -13,8 +13,7 @@ from typing import Final
 import msgspec
 
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.transitions import NodeFailed, Used
-from ddp_operator.decide.usage import PRODUCTIVE
+from ddp_operator.decide.transitions import PRODUCTIVE, NodeFailed, Used
 from ddp_operator.manager.telemetry import OperatorMetrics
 from ddp_pod.contract.failure_table import CATEGORIES, PREEMPTED, UNKNOWN
 from ddp_pod.failures.text import CRASH_REMEDY, SILENT_REMEDY

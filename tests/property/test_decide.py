@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 from ddp_operator.api.crd import build_crd
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Status
-from ddp_operator.decide.decide import decide, is_finished
-from ddp_operator.decide.decision import Decision, DeleteJob, EnsureChildren, Refusal
+from ddp_operator.decide.conditions import is_finished
+from ddp_operator.decide.decide import decide
 from ddp_operator.decide.diagnosis import parse_restart_failures
 from ddp_operator.decide.metrics_page import Page, parse_page
-from ddp_operator.decide.observation import Observation
+from ddp_operator.decide.state import Decision, DeleteJob, EnsureChildren, Observation, Refusal
 from ddp_operator.decide.views import NodeView
 from tests.support import strategies
 from tests.support.builders import NOW, job, observe, page

@@ -17,7 +17,7 @@ from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import Status
 from ddp_operator.decide.metrics_page import Page
-from ddp_operator.decide.observation import Observation, view_children
+from ddp_operator.decide.state import Observation, view_children
 from tests.support.launcher_config import encoded_config
 
 Json = dict[str, Any]

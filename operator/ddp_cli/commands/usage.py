@@ -68,7 +68,7 @@ def choose_group(*, by_profile: bool, all_namespaces: bool) -> str:
 
 def _build_row(name: str, seconds: Mapping[str, int]) -> list[str]:
     """Return a row of the table from GPU-seconds by purpose."""
-    from ddp_operator.decide.usage import PRODUCTIVE, WAITING
+    from ddp_operator.decide.transitions import PRODUCTIVE, WAITING
 
     total = sum(seconds.values())
     productive = seconds.get(PRODUCTIVE, 0)
@@ -85,7 +85,7 @@ def sum_up(items: Iterable[Mapping[str, Any]], group: str) -> dict[str, dict[str
     import msgspec
 
     from ddp_operator.api.status import Usage
-    from ddp_operator.decide.usage import list_purposes
+    from ddp_operator.decide.transitions import list_purposes
 
     sums: dict[str, Counter[str]] = {}
     for item in items:

@@ -22,17 +22,17 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES, LastFailure, Status
 from ddp_operator.api.texts import format_duration
-from ddp_operator.decide import conditions
+from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempts import fail
 from ddp_operator.decide.failures import describe_detail, describe_end, describe_place
-from ddp_operator.decide.observation import Observation, State
+from ddp_operator.decide.state import Observation, State
 
 _TRACEBACK_LINES = 15
 
 
 def describe_run(name: str, status: Status, folder: RunFolder, *, seconds: float, interrupted: bool) -> str:
     """Return the summary as text."""
-    doubts = conditions.find_doubts(status)
+    doubts = c.find_doubts(status)
     phase = "Interrupted" if interrupted else status.phase or "Unknown"
     outcome = f"{phase} with a warning" if doubts else phase
     restarts = count(status.restarts.all, "restart") if status.restarts.all else "no restarts"
@@ -41,7 +41,7 @@ def describe_run(name: str, status: Status, folder: RunFolder, *, seconds: float
     for doubt in doubts:
         lines.append(f"  warning:    {doubt.reason}: {doubt.message}")
         lines.append(f"  hint:       {omit_cluster_advice(REMEDIES[doubt.reason]).format(name=name)}")
-    distributed = status.condition(conditions.DISTRIBUTED)
+    distributed = status.condition(c.DISTRIBUTED)
     if status.phase == "Succeeded" and distributed is not None and distributed.status == "Unknown":
         lines.append(f"  note:       {distributed.message}")
     if status.phase != "Succeeded":
@@ -141,8 +141,8 @@ def read_summary(folder: RunFolder) -> str:
     except OSError:
         resource = read_record(folder)
     status = msgspec.convert(resource["status"], Status) if resource.get("status") else Status()
-    failed = status.condition(conditions.FAILED)
-    if folder.in_use or failed is None or failed.reason != conditions.INTERRUPTED:
+    failed = status.condition(c.FAILED)
+    if folder.in_use or failed is None or failed.reason != c.INTERRUPTED:
         return ""
     end = status.completion_time or status.start_time
     seconds = (end - status.start_time).total_seconds() if end and status.start_time else 0.0
@@ -160,18 +160,18 @@ def interrupt(
     if job.status.phase in ENDED_PHASES:
         return None
     message = explain_interruption(resource, job.status, command, number=number)
-    decision = fail(State(job, Observation(), now), None, conditions.INTERRUPTED, message)
+    decision = fail(State(job, Observation(), now), None, c.INTERRUPTED, message)
     return {**resource, "status": msgspec.to_builtins(decision.status)}
 
 
 def _describe_obstacle(status: Status) -> str:
     """Return what kept the job from training, in parentheses; empty if nothing did."""
-    obstacle = conditions.find_obstacle(status)
+    obstacle = c.find_obstacle(status)
     if obstacle is None or not obstacle.message:
         return ""
     # The last page may have a step that the conditions of the last pass do not know.
-    waits_for_step = obstacle.type in (conditions.RENDEZVOUSED, conditions.PROGRESSING)
-    if waits_for_step and obstacle.reason != conditions.STALLED and status.progress is not None:
+    waits_for_step = obstacle.type in (c.RENDEZVOUSED, c.PROGRESSING)
+    if waits_for_step and obstacle.reason != c.STALLED and status.progress is not None:
         return ""
     return f" ({obstacle.reason}: {obstacle.message})"
 
@@ -180,8 +180,8 @@ def explain_interruption(
     resource: Mapping[str, Any], status: Status, command: str, *, number: int | None = None
 ) -> str:
     """Return that the run was interrupted, and how to resume it. ``number``: as in ``interrupt``."""
-    failed = status.condition(conditions.FAILED)
-    if failed is not None and failed.reason == conditions.INTERRUPTED:
+    failed = status.condition(c.FAILED)
+    if failed is not None and failed.reason == c.INTERRUPTED:
         return failed.message
     if number is None:
         event = "`ddp run` was killed"

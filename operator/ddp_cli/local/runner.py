@@ -30,12 +30,12 @@ from ddp_operator.api.cluster import AlreadyExists, ClusterError, Event, Key, Ob
 from ddp_operator.api.kubeobjects import utc_now
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES, Status
-from ddp_operator.decide import conditions
+from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempts import fail
 from ddp_operator.decide.metrics_page import Page, build_progress
-from ddp_operator.decide.observation import Observation, State
-from ddp_operator.decide.ownership import exclusive_claim, explain_use
 from ddp_operator.decide.progress import apply_metrics, drop_pace
+from ddp_operator.decide.refusals import exclusive_claim, explain_use
+from ddp_operator.decide.state import Observation, State
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.reconcile.workqueue import backoff
 
@@ -47,10 +47,10 @@ _MAX_ERRORS: Final = 8
 """Consecutive passes with an unexpected error after which the run stops: 13 seconds with the queue's back-off."""
 _KEPT_KINDS: Final = ("ConfigMap", "Secret")
 _RESTARTS: Final = (
-    conditions.GROUP_RESTART,
-    conditions.DISRUPTED,
-    conditions.POD_REPLACEMENT,
-    conditions.RESTARTED_IN_PLACE,
+    c.GROUP_RESTART,
+    c.DISRUPTED,
+    c.POD_REPLACEMENT,
+    c.RESTARTED_IN_PLACE,
 )
 CLAIMS: Final = "claims"
 
@@ -300,8 +300,8 @@ class Run:
         return RunOutcome(self._status.phase or "", next(iter(self._signals), None), self._broken is not None)
 
     def _was_interrupted(self) -> bool:
-        failed = self._status.condition(conditions.FAILED)
-        return failed is not None and failed.reason == conditions.INTERRUPTED
+        failed = self._status.condition(c.FAILED)
+        return failed is not None and failed.reason == c.INTERRUPTED
 
     async def _write_report(self) -> None:
         self._folder.write(self._folder.report, self._plan.build_report(self._folder.path))
@@ -320,7 +320,7 @@ class Run:
             return
         try:
             state = State(parse_resource(resource), Observation(), utc_now())
-            decision = fail(state, None, conditions.OPERATOR_ERROR, message)
+            decision = fail(state, None, c.OPERATOR_ERROR, message)
             self._cluster.store.change(resource, status=msgspec.to_builtins(decision.status))
             self._read_status()
         except Exception as status_error:
@@ -373,9 +373,9 @@ class Run:
         waits_for = "" if self._is_over() else describe_wait(status, page, processes, spoken=spoken)
         if waits_for:
             progress = drop_pace(progress)
-        elif not self._is_over() and status.is_false(conditions.DISTRIBUTED):
+        elif not self._is_over() and status.is_false(c.DISTRIBUTED):
             waits_for = "its ranks do not train together"
-        phase = conditions.INTERRUPTED if self._was_interrupted() else status.phase or "Pending"
+        phase = c.INTERRUPTED if self._was_interrupted() else status.phase or "Pending"
         reason = status.reason if status.phase == "Succeeded" else waits_for
         return View(phase, status.attempt, reason, progress)
 

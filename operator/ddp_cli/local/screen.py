@@ -9,7 +9,7 @@ from typing import Final, NamedTuple
 
 from ddp_cli.local.own_files import open_plain
 from ddp_operator.api.status import Status
-from ddp_operator.decide import conditions
+from ddp_operator.decide import conditions as c
 from ddp_operator.decide.inputs import describe_progress
 from ddp_operator.decide.metrics_page import Page
 
@@ -117,7 +117,7 @@ _NOT_THE_SCRIPT: Final = re.compile(r"\[launcher\] |[IWE]\d{4} .* torch/distribu
 
 def describe_wait(status: Status, page: Page, processes: int, *, spoken: bool) -> str:
     """Return in one line what the job waits for, empty for nothing. ``spoken``: the script has printed a line."""
-    if page.inputs and status.condition(conditions.INPUTS_READY) and not status.is_true(conditions.INPUTS_READY):
+    if page.inputs and status.condition(c.INPUTS_READY) and not status.is_true(c.INPUTS_READY):
         return describe_progress(page.inputs)  # newer than the status
     for kind, waiting_status in (
         ("Accepted", "False"),
@@ -130,11 +130,11 @@ def describe_wait(status: Status, page: Page, processes: int, *, spoken: bool) -
     ):
         condition = status.condition(kind)
         if condition is not None and condition.status == waiting_status and condition.message:
-            if kind == conditions.DISTRIBUTED and condition.reason != conditions.WAITING_FOR_GROUP:
+            if kind == c.DISTRIBUTED and condition.reason != c.WAITING_FOR_GROUP:
                 continue  # they train, but not together
-            if condition.reason == conditions.NO_STEP_YET:
+            if condition.reason == c.NO_STEP_YET:
                 continue  # for the same reason as Rendezvoused, whose status may be older
-            if condition.reason != conditions.WAITING_FOR_WORKERS or page.in_place_restarts:
+            if condition.reason != c.WAITING_FOR_WORKERS or page.in_place_restarts:
                 return condition.message.splitlines()[0]
             loading = "" if page.training else _LOADING.get(page.launcher_phase, "")  # the status may be older
             if loading:

@@ -19,7 +19,7 @@ from ddp_operator.api.status import LastFailure, Progress
 from ddp_operator.api.texts import format_duration
 from ddp_operator.decide.conditions import find_doubts
 from ddp_operator.decide.failures import describe_detail, describe_place
-from ddp_operator.decide.stragglers import RATIO
+from ddp_operator.decide.stalls import RATIO
 from ddp_pod.contract.credentials import hide_credentials
 
 # Blue, orange and green that colour-blind readers can distinguish, in a shade for each theme.

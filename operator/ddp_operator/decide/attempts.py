@@ -2,23 +2,23 @@
 
 All functions except ``start`` return a Decision without actions, and request the next pass at once. That pass reads the
 recorded status and reconciles the child objects, so a crash in between loses nothing and counts nothing twice.
+``contradicts`` recognizes a status that another client has replaced.
 """
 
+from collections.abc import Sequence
 from dataclasses import replace as replace_fields
 from datetime import datetime, timedelta
+from typing import Final
 
 from msgspec.structs import replace
 
-from ddp_operator.api import child_names
+from ddp_operator.api import child_names, constants
 from ddp_operator.api.kubeobjects import truncate
-from ddp_operator.api.status import LastFailure, LastRestart, Phase, RecoveryLevel, Restarts, Status
+from ddp_operator.api.status import LastFailure, LastRestart, Phase, Progress, RecoveryLevel, Restarts, Status
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide import lost_nodes
-from ddp_operator.decide.budget import count_failure, find_limit
-from ddp_operator.decide.completion import describe_completion
+from ddp_operator.decide.attempt import count_failure, count_new_restarts, find_limit, note_steps
 from ddp_operator.decide.conditions import Fact, set_conditions
-from ddp_operator.decide.decision import AT_ONCE, Decision
-from ddp_operator.decide.describe import describe
+from ddp_operator.decide.describe import describe, describe_distribution
 from ddp_operator.decide.diagnosis import (
     build_node_failure,
     build_unseen_loss,
@@ -26,14 +26,20 @@ from ddp_operator.decide.diagnosis import (
     parse_restart_failures,
 )
 from ddp_operator.decide.failures import Termination, describe_failure, describe_restart
-from ddp_operator.decide.observation import State
-from ddp_operator.decide.plausibility import has_plausible_counts
+from ddp_operator.decide.kueue import is_queued, is_resize_waiting
+from ddp_operator.decide.losses import (
+    add_failed_nodes,
+    find_unseen_successor,
+    is_consequence,
+    was_lost_lately,
+    was_resized_lately,
+)
 from ddp_operator.decide.progress import drop_eta, record_failed_step, record_final_progress
-from ddp_operator.decide.replacement import find_unseen_successor, is_consequence, was_lost_lately, was_resized_lately
-from ddp_operator.decide.restart_accounting import count_new_restarts, note_steps
+from ddp_operator.decide.state import AT_ONCE, Decision, Pods, State
 from ddp_operator.decide.views import JobView, PodView
-from ddp_operator.decide.waiting import is_queued, is_resize_waiting
 from ddp_pod.contract.failure_table import NODE_LOST, SIGNIFICANT_SECONDS
+from ddp_pod.contract.failure_text import describe_rank_end
+from ddp_pod.contract.rank_end import RankEnd
 
 # A pod's clock may be wrong: a failure time older than this is replaced by the current time.
 _BELIEVED = timedelta(minutes=10)
@@ -198,9 +204,7 @@ def restart_without_counting(state: State, cause: LastFailure | None, reason: st
     cause = _select_first_report(state.status.last_failure, cause)
     status = _build_next_attempt(state, _count_free_restart(state), reason, cause)
     if cause is not None and cause.category == NODE_LOST.name:
-        status = replace(
-            status, failed_nodes=lost_nodes.add_failed_nodes(status.failed_nodes, iter((cause.node_name,)))
-        )
+        status = replace(status, failed_nodes=add_failed_nodes(status.failed_nodes, iter((cause.node_name,))))
     delay = compute_start_delay(status)
     when = f" in {delay.total_seconds():.0f} s" if delay else ""
     message = describe_restart(f"restart, not counted{when}", cause, status.checkpoint)
@@ -235,7 +239,7 @@ def readmit_nodes(state: State, message: str) -> Decision:
 def leave_nodes(state: State, nodes: tuple[str, ...]) -> Decision:
     """Start the next attempt, not counted, on nodes without a reported problem."""
     status = _build_next_attempt(state, _count_free_restart(state), c.NODE_UNHEALTHY)
-    status = replace(status, failed_nodes=lost_nodes.add_failed_nodes(status.failed_nodes, iter(nodes)))
+    status = replace(status, failed_nodes=add_failed_nodes(status.failed_nodes, iter(nodes)))
     troubles = "; ".join(f"{name}: {state.observation.troubles[name]}" for name in nodes)
     message = f"attempt {status.attempt} avoids unhealthy nodes: {troubles}"
     return _begin(state, status, Fact(c.RESTARTING, "True", c.NODE_UNHEALTHY, message))
@@ -249,7 +253,7 @@ def record_lost_nodes(state: State, found: tuple[tuple[PodView, str], ...], *, e
     """
     status = state.status
     pod, message = found[0]
-    nodes = lost_nodes.add_failed_nodes(status.failed_nodes, iter(pod.node_name for pod, _ in found))
+    nodes = add_failed_nodes(status.failed_nodes, iter(pod.node_name for pod, _ in found))
     status = replace(status, failed_nodes=nodes)
     if explains:
         restarts = status.restarts
@@ -290,7 +294,7 @@ def succeed(state: State) -> Decision:
     """End the job as succeeded, unless spec.processGroupPolicy fails it for a missing process group."""
     nodes, admitted = _find_final_size(state)
     policy = state.spec.process_group_policy or "Warn"
-    distributed = None if policy == "Ignore" else c.describe_distribution(state.pods)
+    distributed = None if policy == "Ignore" else describe_distribution(state.pods)
     if policy == "Fail" and distributed is not None and distributed.status == "False":
         return fail(state, None, distributed.reason, distributed.message)
     facts = [
@@ -414,3 +418,96 @@ def _end(state: State, status: Status, phase: Phase, facts: list[Fact]) -> Decis
         progress=drop_eta(status.progress),
     )
     return Decision(set_conditions(ended, facts, state.now, state.job.generation), requeue_after=AT_ONCE)
+
+
+_NOT_FINITE = ("nan", "inf", "-inf")
+
+
+def describe_completion(status: Status, pods: Pods, *, sees_steps: bool) -> Fact:
+    """Return TrainingComplete of a job whose ranks have exited with 0.
+
+    ``status``: with the final progress; ``sees_steps``: whether the spec lets the launcher count steps.
+    """
+    reports = [pod.termination for pod in pods.newest.values() if pod.termination]
+    ends = [end for report in reports for end in report.ends]
+    ends.sort(key=lambda end: (end.secondary, not end.exception, not end.processes, end.rank))
+    if ends:
+        return Fact(c.TRAINING_COMPLETE, "False", _find_reason(ends[0]), _describe_ends(ends))
+
+    progress = status.progress or Progress()
+    if not progress.step and sees_steps and reports:
+        message = "all ranks ended with exit code 0 without a visible step"
+        return Fact(c.TRAINING_COMPLETE, "Unknown", c.NO_STEP, message)
+    if progress.loss in _NOT_FINITE:
+        return Fact(c.TRAINING_COMPLETE, "False", c.LOSS_NOT_FINITE, _describe_lost_loss(progress, reports))
+    if progress.total_steps:
+        message = f"step {progress.step} of {progress.total_steps}"
+        return Fact(c.TRAINING_COMPLETE, "True", c.ALL_STEPS_MADE, message)
+    message = "the script states no total number of steps"
+    return Fact(c.TRAINING_COMPLETE, "Unknown", c.TOTAL_UNKNOWN, message)
+
+
+def _find_reason(end: RankEnd) -> str:
+    if end.exception:
+        return c.TRACEBACK_AT_END
+    return c.PROCESSES_LEFT if end.processes else c.ENDED_SHORT
+
+
+def _describe_ends(ends: list[RankEnd]) -> str:
+    """Return the root cause, and how many ranks ended likewise. Ranks that lost a peer are not described beside it."""
+    first = ends[0]
+    text = describe_rank_end(first)
+    lost = sum(end.secondary and not first.secondary for end in ends)
+    likewise = len(ends) - lost - 1
+    if likewise:
+        text += f"; so did {likewise} more rank{'s' if likewise > 1 else ''}"
+    return f"{text}; {lost} other rank{'s' if lost > 1 else ''} lost a peer" if lost else text
+
+
+def _describe_lost_loss(progress: Progress, reports: Sequence[Termination]) -> str:
+    lost = [report.progress.get(constants.METRIC_LOST_LOSS) for report in reports]
+    steps = [step for step in lost if step]
+    since = f" since step {min(steps):.0f}" if steps else ""
+    last = f"; the last step was {progress.step}" if progress.step else ""
+    return f"the loss is {progress.loss}{since}{last}"
+
+
+# A restart, a resize and an avoided node may follow each other before the next Job is created.
+_MOST_WITHOUT_JOB: Final = 3
+
+
+def contradicts(state: State, newest: JobView) -> bool:
+    """Return whether the status contradicts the newest Job, whose pods are alive.
+
+    An attempt is written with its restart and its counts before its Job is created, while the former Job still exists.
+    """
+    status = state.status
+    pods = state.observation.pods_of(newest.attempt)
+    is_alive = any(pod.alive for pod in pods)
+    if newest.finished or newest.deleting or not is_alive or newest.attempt == 0:
+        return False
+    if _has_invented_end(status, pods):
+        return True
+    is_named = status.job_name == child_names.job_name(state.job.name, status.attempt)
+    if not is_named or status.restarts.total != status.attempt - 1 or not has_plausible_counts(status.restarts):
+        return True
+    if status.attempt == newest.attempt:
+        has_requested_size = state.job.size_of(newest.nodes).nodes == state.spec.nodes
+        return has_requested_size and status.attempt_nodes != state.spec.nodes and not is_queued(state.job, newest)
+    is_announced = status.last_restart is not None and status.last_restart.attempt == status.attempt
+    return not is_announced or status.attempt - newest.attempt > _MOST_WITHOUT_JOB
+
+
+def _has_invented_end(status: Status, pods: Pods) -> bool:
+    """Return whether a terminal condition lacks the time, or the succeeded pod, that the operator writes it with."""
+    has_succeeded = status.is_true(c.SUCCEEDED)
+    if has_succeeded and not any(pod.phase == "Succeeded" for pod in pods):
+        return True
+    ended = status.completion_time
+    is_old = ended is None or (status.attempt_time is not None and ended < status.attempt_time)
+    return is_old and (has_succeeded or status.is_true(c.FAILED))
+
+
+def has_plausible_counts(restarts: Restarts) -> bool:
+    """Return whether no restart is counted that did not happen."""
+    return 0 <= restarts.used <= restarts.counted <= restarts.total + restarts.in_place

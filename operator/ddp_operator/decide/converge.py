@@ -13,34 +13,29 @@ from ddp_operator.api.constants import NATIVE_GANG
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import truncate
 from ddp_operator.api.status import Status
-from ddp_operator.decide import attempts, lost_nodes
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.decision import (
+from ddp_operator.decide.attempts import compute_start_delay
+from ddp_operator.decide.describe import describe
+from ddp_operator.decide.kueue import find_queue_edits, find_waiting_start, is_queued
+from ddp_operator.decide.losses import LOOK_SECONDS, create_missing_pods, fail_lost_pods, list_nodes_in_use
+from ddp_operator.decide.scheduling import compute_event_poll_delay
+from ddp_operator.decide.stalls import compute_idle_seconds_left, must_suspend
+from ddp_operator.decide.state import (
     Action,
     CreatePod,
     Decision,
     DeleteJob,
     DeleteResource,
     EnsureChildren,
+    Observation,
+    Pods,
     RelabelJob,
     ResizeJob,
+    State,
     SuspendJob,
     SuspendResource,
 )
-from ddp_operator.decide.describe import describe
-from ddp_operator.decide.node_health import LOOK_SECONDS, list_nodes_in_use
-from ddp_operator.decide.observation import Observation, Pods, State
-from ddp_operator.decide.replacement import create_missing_pods
-from ddp_operator.decide.scheduling import compute_event_poll_delay
-from ddp_operator.decide.usage import compute_idle_seconds_left, must_suspend
 from ddp_operator.decide.views import JobView, PodView
-from ddp_operator.decide.waiting import (
-    compute_active_deadline,
-    compute_pending_deadline,
-    find_queue_edits,
-    is_queued,
-    is_resuming,
-)
 
 SOON = 1.0
 """Seconds to wait for a change that sends no event: of a page, a report."""
@@ -78,7 +73,7 @@ def converge(state: State, progress_interval: float) -> Decision:
     _watch_nodes(state, plan)
     _suspend_idle_job(state, plan)
     _poll_events(state, plan)
-    plan.actions += lost_nodes.fail_lost_pods(state.job, state.observation, state.now, plan.waits)
+    plan.actions += fail_lost_pods(state.job, state.observation, state.now, plan.waits)
 
     # A watch may report late that the queue has suspended the Job, which must not get a pod then.
     creates_pod = any(isinstance(action, CreatePod) for action in plan.actions)
@@ -254,7 +249,7 @@ def _compute_start_delay(state: State) -> float:
     began = state.status.attempt_time
     if began is None:
         return 0.0
-    return (began + attempts.compute_start_delay(state.status) - state.now).total_seconds()
+    return (began + compute_start_delay(state.status) - state.now).total_seconds()
 
 
 def _was_edited(state: State, attempt_job: JobView) -> bool:
@@ -305,7 +300,7 @@ def clean_up(job: DDPTrainingJob, observation: Observation, now: datetime) -> De
     waits: list[float] = []
     for view in observation.jobs:
         actions += _clean(view, job, observation, now, waits)
-    actions += lost_nodes.fail_lost_pods(job, observation, now, waits)
+    actions += fail_lost_pods(job, observation, now, waits)
     ttl = job.spec.ttl_seconds_after_finished
     ended = job.status.completion_time
     if ttl is not None and ended is not None:
@@ -347,3 +342,33 @@ def _clean(
         return [DeleteJob(view.name, view.uid)]  # a queue would admit a suspended Job again
     # A suspended Job terminates the running pods and keeps the ended ones, with their logs.
     return [] if view.suspended else [SuspendJob(view.name, True)]
+
+
+def is_resuming(job: DDPTrainingJob) -> bool:
+    """Return whether this is the first pass after a suspension."""
+    return not job.spec.suspend and job.status.is_true(c.SUSPENDED)
+
+
+def compute_active_deadline(job: DDPTrainingJob, attempt_job: JobView | None, now: datetime) -> datetime | None:
+    """Return the end of the active time; None: there is no limit, or the time does not run.
+
+    The time runs from the start of the job or its latest resumption, in a queue from the latest admission.
+    """
+    seconds = job.spec.active_deadline_seconds
+    start = now if is_resuming(job) else job.status.start_time
+    if is_queued(job, attempt_job):
+        start = attempt_job.started if attempt_job is not None else None
+    return None if start is None or seconds is None else start + timedelta(seconds=seconds)
+
+
+def compute_pending_deadline(
+    job: DDPTrainingJob, attempt_job: JobView | None, pods: Pods, now: datetime
+) -> datetime | None:
+    """Return when all pods must run; None: there is no limit, or they have run."""
+    seconds = job.spec.pending_deadline_seconds
+    since = now if is_resuming(job) else find_waiting_start(job, attempt_job)
+    if since is None or seconds is None or job.status.is_true(c.RENDEZVOUSED):
+        return None
+    if len({pod.index for pod in pods if pod.has_run}) >= job.status.attempt_nodes:
+        return None
+    return since + timedelta(seconds=seconds)

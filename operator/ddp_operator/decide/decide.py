@@ -5,58 +5,76 @@ desired state of the child objects. It is the only memory of the past, so a rest
 """
 
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
+from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final
+from functools import partial
+from typing import Final
 
 from msgspec.structs import replace
 
-from ddp_operator._version import __version__
-from ddp_operator.api import constants
-from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.parse import parse_status
-from ddp_operator.api.size import OversizeSpec
-from ddp_operator.api.status import Status
-from ddp_operator.decide import attempts, lost_nodes
+from ddp_operator.api.status import LastFailure, Restarts
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.conditions import Fact, set_conditions
+from ddp_operator.decide.attempt import RestartLimit, count_failure, find_limit, find_permanent_limit
+from ddp_operator.decide.attempts import (
+    contradicts,
+    fail,
+    leave_nodes,
+    note_restart_in_place,
+    note_unseen_replacement,
+    readmit_nodes,
+    record_lost_nodes,
+    recover,
+    resize,
+    resize_in_place,
+    restart,
+    restart_without_counting,
+    start,
+    succeed,
+)
+from ddp_operator.decide.conditions import Fact, is_finished, set_conditions
 from ddp_operator.decide.converge import (
     NODE_PATIENCE,
     RECHECK_REFUSAL,
     SOON,
     can_resize,
     clean_up,
+    compute_active_deadline,
+    compute_pending_deadline,
     converge,
     find_avoidance_block,
     find_late_joiner_deadline,
 )
-from ddp_operator.decide.decision import AT_ONCE, Decision, Refusal
-from ddp_operator.decide.diagnosis import Diagnosis, build_image_failure, is_inferred
-from ddp_operator.decide.failure_policy import Verdict, judge_attempt
+from ddp_operator.decide.describe import describe_groups
+from ddp_operator.decide.diagnosis import Diagnosis, build_image_failure, diagnose, is_inferred
 from ddp_operator.decide.inputs import fetch_inputs
-from ddp_operator.decide.node_health import list_nodes_to_leave
-from ddp_operator.decide.observation import Observation, State
-from ddp_operator.decide.plausibility import contradicts
+from ddp_operator.decide.kueue import find_waiting_start, is_resize_waiting, was_suspending
+from ddp_operator.decide.losses import find_lost_pods, is_replaced, is_replacing, list_nodes_to_leave
 from ddp_operator.decide.progress import drop_eta
-from ddp_operator.decide.usage import account
+from ddp_operator.decide.state import AT_ONCE, Decision, Observation, Refusal, State
+from ddp_operator.decide.transitions import account
 from ddp_operator.decide.views import JobView, PodView
-from ddp_operator.decide.waiting import (
-    compute_active_deadline,
-    compute_pending_deadline,
-    is_resize_waiting,
-)
 from ddp_pod.contract.group_facts import ALONE, SEPARATE
 
 # Interval while the decision waits for a pod that does not report: a change of its node sends no event.
 _RECHECK_NODE = 5.0
 # An invalid spec usually becomes valid by an edit, which sends an event, but the API server's rules can change too.
 _RECHECK_SPEC = 300.0
-_REMEDY = (
-    f"the CRD {constants.CRD_NAME} in the cluster does not match this operator (version {__version__}): upgrade the "
-    "operator, or apply the CRD of its version"
-)
-_UNATTENDED = "the job's pods keep running, but failures, suspension and resizing are not handled"
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """The decision about a failure.
+
+    If ``diagnosis`` has no cause, the operator waits for the report of another pod. With ``limit`` the job fails. With
+    ``restarts`` the restart is counted in them; otherwise it is uncounted, and ``reason`` is that of Restarting.
+    """
+
+    diagnosis: Diagnosis
+    reason: str = ""
+    restarts: Restarts | None = None
+    limit: RestartLimit | None = None
 
 
 def decide(
@@ -95,9 +113,9 @@ def _recover_attempt(state: State) -> Decision | None:
     if newest is None:
         return None
     if newest.attempt > state.status.attempt:
-        return attempts.recover(state, newest)
+        return recover(state, newest)
     if contradicts(state, newest):
-        return dataclasses.replace(attempts.recover(state, newest), needs_fresh_read=True)
+        return dataclasses.replace(recover(state, newest), needs_fresh_read=True)
     return None
 
 
@@ -112,7 +130,7 @@ def _begin_job(state: State, progress_interval: float) -> Decision:
     fetching = fetch_inputs(state, progress_interval)
     if fetching is not None:
         return fetching
-    started = attempts.start(state)
+    started = start(state)
     seen = (*state.observation.pods, *state.observation.orphans)
     if any(pod.attempt == 1 for pod in seen):
         # The status was lost, but not the pods: the next pass judges them, before it changes any.
@@ -123,21 +141,21 @@ def _begin_job(state: State, progress_interval: float) -> Decision:
 def _complete(state: State) -> Decision | None:
     """End the job if enough pods, or its Job, have succeeded."""
     if _has_succeeded(state):
-        return attempts.succeed(state)
+        return succeed(state)
     if state.attempt_job is None or not state.attempt_job.complete:
         return None
     nodes = state.status.attempt_nodes
     is_watch_late = state.pods.counts(nodes).succeeded < nodes
-    return dataclasses.replace(attempts.succeed(state), needs_fresh_read=is_watch_late)
+    return dataclasses.replace(succeed(state), needs_fresh_read=is_watch_late)
 
 
 def _record_lost_nodes(state: State) -> Decision | None:
     """Record nodes that were lost with pods, before the operator marks these pods as failed."""
-    lost = lost_nodes.find_lost_pods(state.job, state.observation, state.now)
+    lost = find_lost_pods(state.job, state.observation, state.now)
     nodes = {pod.node_name for pod, _ in lost}
     if nodes <= set(state.status.failed_nodes):
         return None
-    return attempts.record_lost_nodes(state, lost, explains=_explains(state, lost))
+    return record_lost_nodes(state, lost, explains=_explains(state, lost))
 
 
 def _judge_failure(state: State) -> Decision | None:
@@ -147,14 +165,74 @@ def _judge_failure(state: State) -> Decision | None:
     return None if verdict is None else _apply_verdict(state, verdict)
 
 
+def judge_attempt(state: State) -> Verdict | None:
+    """Return the verdict on the failure of the current attempt; None: it has not failed."""
+    job = state.job
+    now = state.now
+    diagnosis = diagnose(
+        state.status.attempt,
+        state.attempt_job,
+        state.pods,
+        now,
+        is_replaced=partial(is_replaced, state),
+        since=now if was_suspending(job) else find_waiting_start(job, state.attempt_job),
+        nodes=state.observation.nodes,
+    )
+    if diagnosis is None:
+        return None
+    if diagnosis.cause is None:
+        return Verdict(diagnosis)
+    return _judge_cause(state, diagnosis, diagnosis.cause)
+
+
+def _judge_cause(state: State, diagnosis: Diagnosis, cause: LastFailure) -> Verdict:
+    limit = find_permanent_limit(state.job, diagnosis, state.pods, state.now)
+    if limit is not None:
+        return Verdict(diagnosis, limit=limit)
+
+    reason = _find_uncounted_reason(state, diagnosis)
+    if reason:
+        return Verdict(diagnosis, reason=reason)
+
+    restarts = count_failure(state.job, cause, state.pods, state.now)
+    limit = find_limit(state.job, cause, restarts)
+    if limit is not None:
+        return Verdict(diagnosis, limit=limit)
+    return Verdict(diagnosis, restarts=restarts)
+
+
+def _find_uncounted_reason(state: State, diagnosis: Diagnosis) -> str:
+    """Return the reason of the condition Restarting for a failure that is not counted; empty: it is counted."""
+    if diagnosis.disruption and not state.spec.recovery.count_disruptions:
+        return c.DISRUPTED
+    if not diagnosis.secondary_only:
+        return ""
+    if _ended_in_suspension(state):
+        return c.RESUMED
+    if is_replacing(state):
+        return c.DISRUPTED  # the peers have waited for the replacement until their time limit
+    if state.attempt_job is not None and state.attempt_job.suspended:
+        return c.DISRUPTED  # the queue has evicted the pods
+    return ""
+
+
+def _ended_in_suspension(state: State) -> bool:
+    """Return whether the attempt ended during a suspension: a pod that stops later then reports a lost peer."""
+    if was_suspending(state.job):
+        return True
+    failed_at = state.attempt_job.failed_at if state.attempt_job else None
+    resumed = state.status.start_time
+    return failed_at is not None and resumed is not None and failed_at < resumed
+
+
 def _check_process_groups(state: State) -> Decision | None:
     """Fail a job whose ranks do not train together, if spec.processGroupPolicy requires it."""
     page = state.observation.page
     groups = page.groups if page is not None else None
     if state.spec.process_group_policy != "Fail" or groups is None or groups.state not in (ALONE, SEPARATE):
         return None
-    fact = c.describe_groups(groups)
-    return attempts.fail(state, None, fact.reason, fact.message)
+    fact = describe_groups(groups)
+    return fail(state, None, fact.reason, fact.message)
 
 
 def _check_active_deadline(state: State) -> Decision | None:
@@ -163,7 +241,7 @@ def _check_active_deadline(state: State) -> Decision | None:
     if state.spec.suspend or deadline is None or state.now < deadline:
         return None
     message = f"active for longer than activeDeadlineSeconds ({state.spec.active_deadline_seconds})"
-    return attempts.fail(state, None, c.DEADLINE_EXCEEDED, message)
+    return fail(state, None, c.DEADLINE_EXCEEDED, message)
 
 
 def _check_pending_deadline(state: State) -> Decision | None:
@@ -176,7 +254,7 @@ def _check_pending_deadline(state: State) -> Decision | None:
     if scheduled is not None and scheduled.status == "False":
         message += f"; last: {scheduled.message}"
     cause = build_image_failure(state.status.attempt, state.pods, state.now)
-    return attempts.fail(state, cause, c.PENDING_DEADLINE_EXCEEDED, message)
+    return fail(state, cause, c.PENDING_DEADLINE_EXCEEDED, message)
 
 
 def _resize(state: State) -> Decision | None:
@@ -186,14 +264,14 @@ def _resize(state: State) -> Decision | None:
     if is_resize_waiting(state.job, state.attempt_job):
         return None
     if state.attempt_job is not None and can_resize(state, state.attempt_job):
-        return attempts.resize_in_place(state)
-    return attempts.resize(state)
+        return resize_in_place(state)
+    return resize(state)
 
 
 def _leave_unhealthy_nodes(state: State) -> Decision | None:
     """Start an attempt on other nodes, if recovery.nodeHealth requires it."""
     nodes = list_nodes_to_leave(state) if state.refusal is None else ()
-    return attempts.leave_nodes(state, nodes) if nodes else None
+    return leave_nodes(state, nodes) if nodes else None
 
 
 def _readmit_failed_nodes(state: State) -> Decision | None:
@@ -201,13 +279,13 @@ def _readmit_failed_nodes(state: State) -> Decision | None:
     blocked = find_avoidance_block(state.pods)
     if blocked is None or state.refusal is not None or state.now - blocked.since < NODE_PATIENCE:
         return None
-    return attempts.readmit_nodes(state, blocked.message)
+    return readmit_nodes(state, blocked.message)
 
 
 _STEPS: Final[tuple[Callable[[State], Decision | None], ...]] = (
     _complete,
-    attempts.note_unseen_replacement,
-    attempts.note_restart_in_place,
+    note_unseen_replacement,
+    note_restart_in_place,
     _record_lost_nodes,
     _judge_failure,
     _check_process_groups,
@@ -234,22 +312,17 @@ def _has_succeeded(state: State) -> bool:
     return deadline is not None and state.now >= deadline
 
 
-def is_finished(status: Status) -> bool:
-    """Return whether the job has succeeded or failed; no later observation changes that."""
-    return status.is_true(c.SUCCEEDED) or status.is_true(c.FAILED)
-
-
 def _apply_verdict(state: State, verdict: Verdict) -> Decision:
     """Return the decision that implements a verdict on a failure."""
     cause = verdict.diagnosis.cause
     if cause is None:
         decision = _await_report(state, verdict.diagnosis)
     elif verdict.limit is not None:
-        decision = attempts.fail(state, cause, verdict.limit.reason, verdict.limit.conclusion)
+        decision = fail(state, cause, verdict.limit.reason, verdict.limit.conclusion)
     elif verdict.restarts is not None:
-        decision = attempts.restart(state, cause, verdict.restarts)
+        decision = restart(state, cause, verdict.restarts)
     else:
-        decision = attempts.restart_without_counting(state, cause, verdict.reason)
+        decision = restart_without_counting(state, cause, verdict.reason)
     is_uncertain = verdict.diagnosis.secondary_only and any(pod.alive for pod in state.pods)
     return dataclasses.replace(decision, needs_fresh_read=is_uncertain)
 
@@ -287,28 +360,3 @@ def _reject(state: State, refusal: Refusal) -> Decision:
     status = replace(state.status, phase="Pending" if undecided else "Rejected")
     status = set_conditions(status, facts, state.now, state.job.generation)
     return Decision(status, requeue_after=_RECHECK_SPEC if refusal.reason == c.INVALID_SPEC else RECHECK_REFUSAL)
-
-
-def report_unreadable(resource: Mapping[str, Any], error: InvalidManifest, now: datetime) -> tuple[Status, Status]:
-    """Return the stored status and one with Accepted=False; a job that has ended keeps its status."""
-    unattended = f"; until then {_UNATTENDED}" if parse_status(resource).attempt else ""
-    refusal = Refusal(c.VERSION_MISMATCH, f"{error}; {_REMEDY}{unattended}")
-    if isinstance(error, OversizeSpec):
-        refusal = Refusal(c.INVALID_SPEC, f"{error}{unattended}")
-    return report_refused(resource, refusal, now)
-
-
-def report_refused(resource: Mapping[str, Any], refusal: Refusal, now: datetime) -> tuple[Status, Status]:
-    """Return the stored status and one with the refusal. A job that names a missing object stays Pending.
-
-    A job that has ended keeps its status.
-    """
-    old = parse_status(resource)
-    if is_finished(old):
-        return old, old
-    generation = (resource.get("metadata") or {}).get("generation") or 0
-    new = old
-    if not old.attempt:
-        waits = refusal.reason in (c.PROFILE_NOT_FOUND, c.RESOURCE_CLAIM_NOT_FOUND)
-        new = replace(old, phase="Pending" if waits else "Rejected")
-    return old, set_conditions(new, [Fact(c.ACCEPTED, "False", refusal.reason, refusal.message)], now, generation)

@@ -1,17 +1,45 @@
 """The status of a job that has not ended: restart accounting, observation, conditions, phase. Pure."""
 
+from collections.abc import Mapping
+from dataclasses import dataclass
+from dataclasses import replace as replace_fields
+from datetime import datetime, timedelta
+from typing import Final
+
 from msgspec.structs import replace
 
-from ddp_operator.api.kubeobjects import parse_time, truncate
+from ddp_operator.api import constants
+from ddp_operator.api.job import DDPTrainingJob, JobSize
+from ddp_operator.api.kubeobjects import format_time, parse_time, truncate
 from ddp_operator.api.spec import Code
-from ddp_operator.api.status import CodeStatus, Phase, PreflightStatus, Status, TrackingStatus
-from ddp_operator.decide.attempt_conditions import describe_conditions
-from ddp_operator.decide.conditions import Fact, set_conditions
+from ddp_operator.api.status import (
+    CodeStatus,
+    Condition,
+    ConditionStatus,
+    Phase,
+    PreflightStatus,
+    Status,
+    TrackingStatus,
+)
+from ddp_operator.api.texts import format_more_pods
+from ddp_operator.decide import conditions as c
+from ddp_operator.decide.attempt import (
+    ObservedAttempt,
+    RestartAccounting,
+    account_restarts,
+    has_quorum,
+    is_replacing_pods,
+    is_requeued,
+    observe_attempt,
+)
+from ddp_operator.decide.conditions import Fact, list_indexes, set_conditions
+from ddp_operator.decide.losses import LostContact, describe_lost_contact, describe_nodes, describe_replacement
 from ddp_operator.decide.metrics_page import Page, compute_goodput
-from ddp_operator.decide.observation import Pods, State
-from ddp_operator.decide.observed_attempt import ObservedAttempt, observe_attempt
 from ddp_operator.decide.progress import drop_eta, drop_pace
-from ddp_operator.decide.restart_accounting import account_restarts
+from ddp_operator.decide.scheduling import describe_scheduling
+from ddp_operator.decide.stalls import describe_cut_off_training, describe_idle, describe_stall, describe_waiting
+from ddp_operator.decide.state import Observation, Pods, Refusal, State
+from ddp_pod.contract.group_facts import ALONE, SEPARATE, TOGETHER, UNKNOWN, WAITING, GroupFacts
 
 
 def describe(state: State, status: Status, restart: Fact | None = None) -> Status:
@@ -108,3 +136,310 @@ def _name_nodes(measured: PreflightStatus | None, known: PreflightStatus | None,
         complete = len(nodes) == len(pair.pods) and all(nodes)
         named = replace(pair, nodes=nodes if complete else ())
     return replace(measured, slowest_pair=named)
+
+
+_WITHOUT_STEPS = (c.STALLED, c.PEER_UNREACHABLE, c.NO_STEP_YET)
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptConditions:
+    """The conditions of an attempt; ``restarting`` is the one on which the phase depends."""
+
+    facts: tuple[Fact, ...]
+    restarting: Fact
+    has_stopped: bool
+    """Whether a job that has trained makes no step now."""
+
+
+def describe_conditions(attempt: ObservedAttempt, accounting: RestartAccounting, status: Status) -> AttemptConditions:
+    """Return all conditions. ``status``: that of this pass, without its conditions."""
+    state = attempt.state
+    lost_contact = None
+    if attempt.restart is None and not state.spec.suspend:
+        lost_contact = describe_lost_contact(state.job, state.observation, attempt.pods)
+
+    rendezvous = _describe_rendezvous(attempt, lost_contact)
+    restarting = _describe_restarting(attempt, accounting, rendezvous, status)
+    progressing = _describe_progressing(attempt, rendezvous)
+    facts = (
+        _describe_acceptance(attempt, state.refusal),
+        describe_suspension(state.job, status, attempt.alive),
+        describe_scheduling(state.job, state.observation, status.attempt, attempt.size.nodes, state.now),
+        rendezvous,
+        _add_lost_contact(progressing, lost_contact, status),
+        restarting,
+        _describe_groups(attempt),
+        describe_idle(state),
+        describe_nodes(state),
+        _describe_uploads(attempt, status),
+        Fact(c.SUCCEEDED, "False", c.NOT_FINISHED),
+        Fact(c.FAILED, "False", c.NOT_FINISHED),
+    )
+    has_stopped = progressing.status != "True" and progressing.reason in _WITHOUT_STEPS
+    return AttemptConditions(tuple(fact for fact in facts if fact is not None), restarting, has_stopped)
+
+
+def describe_suspension(job: DDPTrainingJob, status: Status, alive: int) -> Fact:
+    """Return Suspended of a job. ``alive``: pods that may run a process."""
+    if not job.spec.suspend:
+        return Fact(c.SUSPENDED, "False", c.NOT_SUSPENDED)
+    if alive:
+        return Fact(c.SUSPENDED, "False", c.STOPPING, f"{alive} pods are terminating gracefully")
+    message = f"spec.suspend is true; set it to false to resume{_describe_saved_work(status)}"
+    return Fact(c.SUSPENDED, "True", c.SUSPENDED_BY_SPEC, message)
+
+
+def _describe_saved_work(status: Status) -> str:
+    """Return which step is saved and how many are lost, as far as the script reports it."""
+    step = (status.progress.step if status.progress else None) or 0
+    if status.checkpoint is None:
+        return f"; the last step was {step}, and the script reports no checkpoints" if step else ""
+
+    saved = status.checkpoint.step
+    lost = max(0, step - saved)
+    return f" from the checkpoint of step {saved}" + (f"; {lost} later steps are lost" if lost else "")
+
+
+def _describe_acceptance(attempt: ObservedAttempt, refusal: Refusal | None) -> Fact:
+    if refusal is None:
+        return Fact(c.ACCEPTED, "True", c.VALID)
+    number = attempt.recorded.attempt
+    consequence = f"attempt {number} cannot start"
+    if attempt.state.observation.job(number) is not None:
+        consequence = "the running attempt keeps the previous spec"
+    status: ConditionStatus = "Unknown" if refusal.reason == c.SERVER_ERROR else "False"
+    return Fact(c.ACCEPTED, status, refusal.reason, f"{consequence}: {refusal.message}")
+
+
+def _describe_rendezvous(attempt: ObservedAttempt, lost_contact: LostContact | None) -> Fact:
+    state = attempt.state
+    if attempt.trains_with_fewer:
+        message = f"{attempt.pods.running}/{attempt.size.nodes} pods are training; the rest join when they run"
+        return Fact(c.RENDEZVOUSED, "True", c.ENOUGH_RANKS_JOINED, message)
+
+    rendezvous = describe_rendezvous(attempt.pods, attempt.size, state.observation, attempt.rendezvoused, state.now)
+    if lost_contact is not None and rendezvous.reason == c.WAITING_FOR_WORKERS:
+        return Fact(c.RENDEZVOUSED, "False", c.NODE_NOT_READY, lost_contact.message)
+    return describe_waiting(attempt, rendezvous)
+
+
+def _describe_restarting(
+    attempt: ObservedAttempt, accounting: RestartAccounting, rendezvous: Fact, status: Status
+) -> Fact:
+    """Return Restarting, which ends when the workers have joined the rendezvous again."""
+    if attempt.restart is not None:
+        return attempt.restart
+
+    before = attempt.state.status.condition(c.RESTARTING)
+    if is_requeued(attempt):
+        return Fact(c.RESTARTING, "False", c.NOT_RESTARTING)
+    if is_replacing_pods(attempt):
+        lost = attempt.lost if accounting.replacement_starts else None
+        return Fact(c.RESTARTING, "True", c.POD_REPLACEMENT, describe_replacement(status, lost))
+    if before is not None and before.status == "True" and rendezvous.status == "False":
+        return Fact(c.RESTARTING, "True", before.reason, before.message)
+    return Fact(c.RESTARTING, "False", c.NOT_RESTARTING)
+
+
+def _describe_progressing(attempt: ObservedAttempt, rendezvous: Fact) -> Fact:
+    state = attempt.state
+    if not attempt.all_run:
+        return Fact(c.PROGRESSING, "False", c.NOT_RUNNING, "not all pods are running")
+
+    if attempt.pods.has_finished_training:
+        return describe_finished_training(attempt.pods)
+    stall = describe_stall(state.job, state.observation)
+    cut_off = describe_cut_off_training(attempt, stall) or stall
+    if cut_off is not None:
+        return cut_off
+    if attempt.was_joined:
+        unread = describe_lost_page(state.observation.page_lost_since, state.now)
+        if unread is not None:
+            return unread
+
+    page = state.observation.page
+    before = state.status.condition(c.PROGRESSING)
+    stepping = page is not None and page.training
+    joining = page is not None and page.joining
+    keeps_training = attempt.was_joined and not joining and before is not None and before.status == "True"
+    if stepping or keeps_training:
+        return Fact(c.PROGRESSING, "True", c.TRAINING, "training is making progress")
+
+    return Fact(
+        c.PROGRESSING,
+        "False" if rendezvous.status == "False" else "Unknown",
+        c.NO_STEP_YET,
+        _describe_absent_step(page),
+    )
+
+
+def _describe_groups(attempt: ObservedAttempt) -> Fact | None:
+    """Return Distributed by pod 0's page; None: it does not change."""
+    state = attempt.state
+    page = state.observation.page
+    if page is None or state.spec.process_group_policy == "Ignore":
+        return None
+    if page.groups is not None:
+        return describe_groups(page.groups)
+    if not state.status.is_false(c.DISTRIBUTED):
+        return None
+    return Fact(c.DISTRIBUTED, "Unknown", c.GROUP_UNKNOWN, "the ranks have shown no process group since their restart")
+
+
+def _describe_absent_step(page: Page | None) -> str:
+    """Return why no step is known: the launcher's own explanation with its remedy, if it has one."""
+    if page is not None and page.step_hint:
+        return page.step_hint
+    message = "the metrics page of pod 0 reports no step"
+    if page is not None and page.in_place_restarts:
+        message += f" since restart {page.in_place_restarts} in the same pods"
+    return message
+
+
+def _add_lost_contact(progressing: Fact, lost_contact: LostContact | None, status: Status) -> Fact:
+    """Return Progressing of a job, one of whose nodes may be lost: training may continue there all the same."""
+    if lost_contact is None:
+        return progressing
+    last_step = status.progress.last_step_time if status.progress else None
+    if progressing.status == "True" and last_step is not None and last_step > lost_contact.since:
+        message = f"{progressing.message}; {lost_contact.message}"
+        return Fact(c.PROGRESSING, "True", progressing.reason, message)
+    return Fact(c.PROGRESSING, "False" if last_step else "Unknown", c.NODE_NOT_READY, lost_contact.message)
+
+
+def _describe_uploads(attempt: ObservedAttempt, status: Status) -> Fact | None:
+    page = attempt.state.observation.page
+    checkpoint = attempt.state.spec.checkpoint
+    if page is None or checkpoint is None or checkpoint.url is None:
+        return None
+
+    newest = f"newest snapshot: step {status.checkpoint.step}" if status.checkpoint else "no snapshot is known"
+    if page.upload_problem:
+        message = f"upload to {checkpoint.url} fails: {page.upload_problem}; {newest}"
+        return Fact(c.UPLOADED, "False", c.UPLOAD_FAILING, message)
+    if constants.METRIC_UPLOAD_TIME in page.values:
+        return Fact(c.UPLOADED, "True", c.SNAPSHOT_UPLOADED, f"checkpoints are uploaded to {checkpoint.url}; {newest}")
+    return None
+
+
+# A launcher serves its page within a second of its start; a longer silence has another cause.
+_PAGE_PATIENCE = timedelta(seconds=30)
+_UNREADABLE_PAGE = "the operator cannot read the metrics page of pod 0"
+_FOREIGN_PAGE = "another program serves the metrics port of pod 0, so the operator cannot read the launcher's page"
+_STILL_HANDLED = "failures and lost pods are still handled, and restarts are counted when the pods end"
+_PAGE_REASONS = (c.ALL_RANKS_JOINED, c.WAITING_FOR_WORKERS, c.PEER_UNREACHABLE, c.NO_METRICS_PAGE)
+
+
+_GROUP_CONDITIONS: Final[Mapping[str, tuple[ConditionStatus, str]]] = {
+    TOGETHER: ("True", c.PROCESS_GROUP_OF_ALL_RANKS),
+    ALONE: ("False", c.NO_PROCESS_GROUP),
+    SEPARATE: ("False", c.SEPARATE_GROUPS),
+    WAITING: ("False", c.WAITING_FOR_GROUP),
+    UNKNOWN: ("Unknown", c.GROUP_UNKNOWN),
+}
+
+
+def describe_rendezvous(
+    pods: Pods, size: JobSize, observation: Observation, before: Condition | None, now: datetime
+) -> Fact:
+    """Return Rendezvoused. ``before``: the condition of the pass before, if it was of this attempt.
+
+    The launcher on pod 0 reports when torchrun has started the workers; a page with a step proves it too.
+    """
+    waiting = _describe_missing_pods(pods, size)
+    if waiting is not None:
+        return waiting
+
+    page = observation.page
+    if pods.has_finished_training:
+        return Fact(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED, f"{size.nodes}/{size.nodes} pods joined the rendezvous")
+    if page is None:
+        if before is not None and _keeps_without_page(observation, before):
+            return Fact(c.RENDEZVOUSED, before.status, before.reason, before.message)
+    elif page.training or page.launcher_phase in ("Running", "Stopping", "Done"):
+        return Fact(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED, f"{size.nodes}/{size.nodes} pods joined the rendezvous")
+    elif not page.launcher_phase and before is not None and before.status == "True":
+        return Fact(c.RENDEZVOUSED, "True", before.reason, before.message)
+
+    all_started = all(pod.started and now - pod.started > _PAGE_PATIENCE for pod in pods.newest.values())
+    has_own_page = page is not None and bool(page.launcher_phase or page.values)
+    if all_started and observation.page_requested and not has_own_page:
+        problem = _UNREADABLE_PAGE if page is None else _FOREIGN_PAGE
+        message = f"{problem}; it is unknown whether training has started; {_STILL_HANDLED}"
+        return Fact(c.RENDEZVOUSED, "Unknown", c.NO_METRICS_PAGE, message)
+    return Fact(c.RENDEZVOUSED, "False", c.WAITING_FOR_WORKERS, _describe_starting_workers(size, page))
+
+
+def _describe_missing_pods(pods: Pods, size: JobSize) -> Fact | None:
+    running = {index for index, pod in pods.newest.items() if pod.phase in ("Running", "Succeeded")}
+    missing = [index for index in range(size.nodes) if index not in running]
+    if not missing or has_quorum(running, size):
+        return None
+    message = f"{len(running)}/{size.nodes} pods running; waiting for pods {list_indexes(missing)}"
+    initializing = [(pod, container) for pod in pods.newest.values() if (container := pod.init_container)]
+    if not initializing:
+        return Fact(c.RENDEZVOUSED, "False", c.WAITING_FOR_RANKS, message)
+    pod, container = initializing[0]
+    more = format_more_pods(len(initializing) - 1)
+    waits = f"; the startupProbe of sidecar {container.name} has not succeeded" if container.is_sidecar else ""
+    message += f"; pod {pod.name}{more} runs init container {container.name} since {container.since}{waits}"
+    return Fact(c.RENDEZVOUSED, "False", c.INIT_CONTAINER_RUNNING, message)
+
+
+def _keeps_without_page(observation: Observation, before: Condition) -> bool:
+    """Return whether Rendezvoused stays unchanged until the next page: only a page can refute it."""
+    return before.status == "True" or (not observation.page_requested and before.reason in _PAGE_REASONS)
+
+
+def _describe_starting_workers(size: JobSize, page: Page | None) -> str:
+    workers = "workers have not started yet"
+    if page is not None and page.in_place_restarts:
+        workers = f"workers are restarting in the same pods, restart {page.in_place_restarts}"
+    phase = f" (pod 0: {page.launcher_phase})" if page is not None and page.launcher_phase else ""
+    return f"{size.nodes}/{size.nodes} pods running; {workers}{phase}"
+
+
+def describe_lost_page(since: datetime | None, now: datetime) -> Fact | None:
+    """Return Progressing of a job that has trained, where pod 0's page has not been readable ``since``.
+
+    None: the page was readable a moment ago. The termination messages report at the latest what the pods did.
+    """
+    if since is None or now - since <= _PAGE_PATIENCE:
+        return None
+    message = f"{_UNREADABLE_PAGE} since {format_time(since)}; progress since then is unknown; {_STILL_HANDLED}"
+    return Fact(c.PROGRESSING, "Unknown", c.NO_METRICS_PAGE, message)
+
+
+def describe_finished_training(pods: Pods) -> Fact:
+    """Return Progressing of pods whose training containers have ended, and whose Job is not complete yet."""
+    running = [pod for pod in pods.newest.values() if pod.running]
+    if not running:
+        message = "all ranks have ended with exit code 0; the Job controller has not completed the Job yet"
+        return Fact(c.PROGRESSING, "False", c.FINISHED, message)
+    more = format_more_pods(len(running) - 1)
+    containers = ", ".join(running[0].remaining_containers[: c._MAX_LISTED]) or "the kubelet"
+    message = f"all ranks have ended with exit code 0; pod {running[0].name}{more} waits for {containers}"
+    injected = running[0].injected_containers
+    if injected:
+        message += f"; an admission webhook or policy of the cluster injected {injected[0]}"
+    return Fact(c.PROGRESSING, "False", c.FINISHED, message)
+
+
+def describe_groups(facts: GroupFacts) -> Fact:
+    """Return Distributed by the process groups that a pod has observed."""
+    status, reason = _GROUP_CONDITIONS[facts.state]
+    remedy = f"; {facts.remedy}" if facts.remedy else ""
+    return Fact(c.DISTRIBUTED, status, reason, facts.message + remedy)
+
+
+def describe_distribution(pods: Pods) -> Fact | None:
+    """Return Distributed of pods that have succeeded; None: no pod reports its process groups."""
+    ends = {index: pod.termination for index, pod in pods.newest.items() if pod.phase == "Succeeded"}
+    known = {index: end.groups for index, end in ends.items() if end is not None and end.groups is not None}
+    for state in (SEPARATE, ALONE, TOGETHER):
+        indexes = [index for index, facts in known.items() if facts.state == state]
+        if indexes:
+            fact = describe_groups(known[indexes[0]])
+            more = f" (the same in pods {list_indexes(indexes)})" if len(indexes) > 1 else ""
+            return fact if fact.status == "True" else replace_fields(fact, message=fact.message + more)
+    return describe_groups(next(iter(known.values()))) if known else None

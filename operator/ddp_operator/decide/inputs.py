@@ -13,14 +13,14 @@ from msgspec.structs import replace
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import truncate
 from ddp_operator.api.status import InputStatus, Status
-from ddp_operator.decide import attempts, lost_nodes
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.attempt_conditions import describe_suspension
+from ddp_operator.decide.attempts import fail
 from ddp_operator.decide.conditions import Fact, set_conditions
-from ddp_operator.decide.decision import AT_ONCE, Action, Decision, DeleteJob, EnsureChildren
+from ddp_operator.decide.describe import describe_suspension
 from ddp_operator.decide.failures import InputReport
-from ddp_operator.decide.observation import State
+from ddp_operator.decide.losses import fail_lost_pods
 from ddp_operator.decide.scheduling import compute_event_poll_delay, describe_scheduling
+from ddp_operator.decide.state import AT_ONCE, Action, Decision, DeleteJob, EnsureChildren, State
 from ddp_operator.decide.views import JobView
 
 _LATER: Final = 10.0
@@ -46,7 +46,7 @@ def fetch_inputs(state: State, progress_interval: float) -> Decision | None:
     elif view is None and not _count_alive_pods(state) and not state.spec.suspend:
         actions.append(EnsureChildren(0, 0))
         status = replace(status, attempt_time=truncate(state.now))
-    actions += lost_nodes.fail_lost_pods(state.job, state.observation, state.now, waits)
+    actions += fail_lost_pods(state.job, state.observation, state.now, waits)
     delay = compute_event_poll_delay(state.job, state.observation, state.now, state.observation.polling_jobs)
     if delay is not None:
         waits.append(delay)
@@ -82,7 +82,7 @@ def _fail(state: State, status: Status, view: JobView) -> Decision:
             message += f"; {ends[-1].remedy}"
     status = _describe(state, status, Fact(c.INPUTS_READY, "False", reason, message))
     ended = dataclasses.replace(state, job=dataclasses.replace(state.job, status=status))
-    decision = attempts.fail(ended, None, reason, message)
+    decision = fail(ended, None, reason, message)
     return dataclasses.replace(decision, status=replace(decision.status, nodes=status.nodes))
 
 

@@ -1,5 +1,6 @@
-"""Explain why Kueue does not admit a Job, from the conditions of its Workload and its LocalQueue. Pure.
+"""Queues: whether one controls a Job, what it permits, and why Kueue does not admit a Job. Pure.
 
+The operator may delete a Job that a queue suspends and resumes. It changes only fields for which Kueue stops no pod.
 All versions of Kueue have the same condition types. Their reasons differ: 0.19 has one for each obstacle, earlier
 versions report ``Pending`` for all. Messages are quoted; docs/kueue.md explains why a few are matched.
 """
@@ -7,11 +8,14 @@ versions report ``Pending`` for all. Messages are quoted; docs/kueue.md explains
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from ddp_operator.api.constants import KUEUE_PRIORITY_LABEL, KUEUE_QUEUE_LABEL
+from ddp_operator.api.constants import KUEUE_PRIORITY_LABEL, KUEUE_QUEUE_LABEL, MAX_ANNOTATION
+from ddp_operator.api.job import DDPTrainingJob, kueue_metadata
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.observation import Problem
+from ddp_operator.decide.state import Problem
+from ddp_operator.decide.views import JobView
 
 QUEUE_REASONS: Final = (
     c.QUOTA_PENDING,
@@ -231,3 +235,75 @@ def _find_condition(item: Mapping[str, Any], kind: str) -> _KueueCondition:
 
 def _read_creation(item: Mapping[str, Any]) -> str:
     return str(item["metadata"].get("creationTimestamp") or "")
+
+
+def is_queued(job: DDPTrainingJob, view: JobView | None) -> bool:
+    """Return whether a client other than the operator suspends and resumes a Job. ``view`` None: it does not exist yet.
+
+    Kueue sets labels. Any other client, and Kueue where it manages Jobs without labels, is recognized by a
+    ``spec.suspend`` that the operator has not written.
+    """
+    if view is None:
+        return KUEUE_QUEUE_LABEL in job.labels
+    if view.queue or view.admitted:
+        return True
+    if view.suspend_written is None:  # an older operator created it and recorded suspensions in the status only
+        ended = job.status.is_true(c.SUCCEEDED) or job.status.is_true(c.FAILED)
+        return view.suspended and not (ended or was_suspending(job))
+    return view.suspended != view.suspend_written
+
+
+def is_resize_waiting(job: DDPTrainingJob, view: JobView | None) -> bool:
+    """Return whether a resize waits for a suspension, because the queue would stop or not readmit running pods."""
+    current_nodes = job.status.attempt_nodes
+    if view is None or job.spec.suspend or job.spec.nodes == current_nodes or not is_queued(job, view):
+        return False
+    if view.suspended:
+        return job.spec.nodes > current_nodes and job.status.first_run_time is not None
+    return job.spec.elastic is None or not view.takes_slices
+
+
+def find_queue_edits(job: DDPTrainingJob, view: JobView) -> dict[str, dict[str, str]]:
+    """Return the labels and annotations for Kueue that were set or changed after the Job was created."""
+    stored = view.raw.get("metadata") or {}
+    changed: dict[str, dict[str, str]] = {}
+    for part, texts in kueue_metadata(job).items():
+        known = stored.get(part) or {}
+        compared = {key: text for key, text in texts.items() if len(text) <= MAX_ANNOTATION}
+        changed[part] = {key: text for key, text in compared.items() if known.get(key) != text}
+    return {part: values for part, values in changed.items() if values}
+
+
+def describe_late_edits(job: DDPTrainingJob, view: JobView | None) -> str:
+    """Return a note about edits that the queue does not accept while the Job runs, to append to a message."""
+    if view is None or view.finished or job.spec.suspend:
+        return ""
+    edits = []
+    queue = job.labels.get(KUEUE_QUEUE_LABEL)
+    if queue and queue != view.queue and not view.suspended:
+        edits.append(f"queue {queue}")
+    if is_resize_waiting(job, view):
+        edits.append(f"size {job.spec.nodes}")
+    if not edits:
+        return ""
+    verb = "wait" if len(edits) > 1 else "waits"
+    commands = f"ddp suspend {job.name}, then ddp resume {job.name}"
+    return f"; {' and '.join(edits)} {verb}, because the queue would stop running pods; to apply: {commands}"
+
+
+def waits_in_queue(job: DDPTrainingJob, view: JobView | None) -> bool:
+    """Return whether a job waits for a queue to admit its Job."""
+    return view is not None and view.suspended and not view.finished and not job.spec.suspend and is_queued(job, view)
+
+
+def was_suspending(job: DDPTrainingJob) -> bool:
+    """Return whether the job was suspended or stopping in the previous pass."""
+    suspended = job.status.condition(c.SUSPENDED)
+    return suspended is not None and (suspended.status == "True" or suspended.reason == c.STOPPING)
+
+
+def find_waiting_start(job: DDPTrainingJob, attempt_job: JobView | None) -> datetime | None:
+    """Return when pods could first exist: the attempt's start, or the last change of its Job's suspension."""
+    began = job.status.attempt_time or job.status.start_time
+    changed = attempt_job.suspend_changed if attempt_job is not None else None
+    return max(filter(None, (began, changed)), default=None)

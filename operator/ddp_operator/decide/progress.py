@@ -10,7 +10,7 @@ from ddp_operator.api.kubeobjects import truncate
 from ddp_operator.api.status import CheckpointStatus, LastFailure, Progress, Restarts, Status
 from ddp_operator.decide.failures import Termination
 from ddp_operator.decide.metrics_page import Page, Rates, advance_progress, build_checkpoint, build_progress
-from ddp_operator.decide.observation import Pods
+from ddp_operator.decide.state import Pods
 
 
 def apply_metrics(status: Status, values: Mapping[str, float], now: datetime, rates: Rates | None = None) -> Status:

@@ -2,14 +2,14 @@
 
 The scheduler and the kubelet write into a pod's status, Kueue into the Job's Workload. The Job controller, when it may
 not create a pod, and the kubelet, when it cannot mount a volume, only post Events. The operator reads Events and
-Workloads of objects that do not start.
+Workloads of objects that do not start, and names the objects behind a pod's volumes.
 """
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.job import DDPTrainingJob
@@ -17,10 +17,16 @@ from ddp_operator.api.kubeobjects import scheduling_gates
 from ddp_operator.api.texts import format_more_pods
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import Fact
-from ddp_operator.decide.kueue import QUEUE_REASONS, line
-from ddp_operator.decide.observation import Children, Observation, Problem
+from ddp_operator.decide.kueue import (
+    QUEUE_REASONS,
+    describe_late_edits,
+    find_waiting_start,
+    is_queued,
+    line,
+    waits_in_queue,
+)
+from ddp_operator.decide.state import Children, Observation, Problem
 from ddp_operator.decide.views import JobView, PodView
-from ddp_operator.decide.waiting import describe_late_edits, find_waiting_start, is_queued, waits_in_queue
 
 # A Job's pods are created within a second; a kubelet starts a container or reports a problem within a few seconds.
 _PATIENCE = timedelta(seconds=5)
@@ -336,3 +342,49 @@ def _is_silent(pod: PodView) -> bool:
     if not pod.alive or pod.phase != "Pending" or pod.waiting_reason or pod.init_container is not None:
         return False
     return pod.scheduled or pod.ignored_since is not None
+
+
+_VOLUME: Final = re.compile(r'for volume "([^"]+)"|unmounted volumes=\[([^\]\s]+)')
+# The label of each volume source, and its member with the object's name.
+_SOURCES: Final = {
+    "configMap": ("ConfigMap", "name"),
+    "secret": ("Secret", "secretName"),
+    "persistentVolumeClaim": ("claim", "claimName"),
+    "nfs": ("NFS server", "server"),
+    "hostPath": ("hostPath", "path"),
+    "csi": ("CSI driver", "driver"),
+    "image": ("image", "reference"),
+}
+_UNBOUND: Final = ("FailedBinding", "ExternalProvisioning")
+"""Reasons of Events about a claim that are no warnings, and yet explain why it is not bound."""
+
+
+def name_volume(problem: Problem, pod: Mapping[str, Any]) -> Problem:
+    """Return a kubelet's problem with the object behind the volume that it names. ``pod``: the pod's spec."""
+    match = _VOLUME.search(problem.message)
+    name = match and (match[1] or match[2])
+    for volume in pod.get("volumes") or ():
+        if volume.get("name") == name:
+            return problem._replace(message=f"{problem.message} (volume {name} is {_describe_source(volume)})")
+    return problem
+
+
+def _describe_source(volume: Mapping[str, Any]) -> str:
+    kind = next((kind for kind in volume if kind != "name"), "emptyDir")
+    label, member = _SOURCES.get(kind, (kind, ""))
+    return f"{label} {(volume.get(kind) or {}).get(member, '')}".rstrip()
+
+
+def list_claims(pod: Mapping[str, Any]) -> list[str]:
+    """Return the claims that a pod mounts. ``pod``: its spec."""
+    sources = (volume.get("persistentVolumeClaim") or {} for volume in pod.get("volumes") or ())
+    return list(dict.fromkeys(source["claimName"] for source in sources if source.get("claimName")))
+
+
+def find_claim_problem(claim: str, events: Iterable[Mapping[str, Any]]) -> Problem | None:
+    """Return why a claim is not bound, by the latest Event about it that explains it; None: no Event does."""
+    telling = [item for item in events if item.get("type") == "Warning" or item.get("reason") in _UNBOUND]
+    if not telling:
+        return None
+    latest = max(telling, key=lambda item: (item.get("type") == "Warning", read_event_time(item)))
+    return Problem(c.VOLUME_NOT_READY, f"claim {claim}: {latest.get('reason')}: {line(latest.get('message'))}")

@@ -1,23 +1,29 @@
-"""Compare two statuses of a job, and list the Events to emit and the transitions to count. Pure.
+"""From one status to the next: GPU usage and history rows to add, Events to emit, transitions to count. Pure.
 
-A repeated pass has equal statuses, so it emits and counts nothing.
+A repeated pass has equal statuses, so it adds, emits and counts nothing. The time since the last write is added to the
+purpose in the status that was written then. Usage alone causes no write: the purpose changes only with a write, so
+there is one purpose between two writes.
 """
 
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
+from itertools import pairwise
+from statistics import median
 from typing import Final, Literal
 
 from msgspec.structs import replace
 
 from ddp_operator.api.cluster import Event
 from ddp_operator.api.crd import render_columns
-from ddp_operator.api.status import Condition, LastFailure, Status
+from ddp_operator.api.kubeobjects import count_pod_gpus, truncate
+from ddp_operator.api.status import ENDED_PHASES, Condition, History, LastFailure, LostUsage, Status, Usage
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide.conditions import find_doubts
 from ddp_operator.decide.failures import describe_failure, describe_restart
 from ddp_operator.decide.kueue import QUEUE_REASONS
-from ddp_operator.decide.replacement import describe_replacement
-from ddp_operator.decide.usage import list_purposes
+from ddp_operator.decide.losses import describe_replacement
+from ddp_operator.decide.state import State
 from ddp_pod.contract.failure_table import CATEGORIES, CUDA, UNKNOWN
 
 RECOVERY_LEVELS: Final = ("process", "pod", "group")
@@ -102,7 +108,7 @@ def _iterate_transitions(old: Status, new: Status, now: datetime) -> Iterator[Tr
     for result in (c.SUCCEEDED, c.FAILED):
         if new.is_true(result) and not old.is_true(result):
             yield Ended("Succeeded" if result == c.SUCCEEDED else "Failed")
-            yield from (Doubted(condition.reason) for condition in c.find_doubts(new))
+            yield from (Doubted(condition.reason) for condition in find_doubts(new))
     yield from _list_failed_nodes(old, new, category)
     yield from _list_usage(old, new)
 
@@ -320,3 +326,137 @@ def _build_health_event(before: Condition | None, condition: Condition) -> Event
     if condition.type == c.UPLOADED and before is not None:
         return Event("Normal", condition.reason, condition.message)
     return None
+
+
+PRODUCTIVE: Final = "Productive"
+WAITING: Final = "Waiting"
+
+
+def account(state: State, status: Status) -> Status:
+    """Return ``status``, which is about to be written, with the GPU-seconds since the last write."""
+    if status == state.status:
+        return status
+    before = state.status.usage
+    now = truncate(state.now)
+    gpus = 0 if status.phase in ENDED_PHASES else _count_held_gpus(state)
+    if before is None:
+        return replace(status, usage=Usage(gpus=gpus, since=now, idle_since=now)) if gpus else status
+
+    gpu_seconds = before.gpus * max(0, round((now - before.since).total_seconds()))
+    usage = _add_seconds(before, find_purpose(state.status), gpu_seconds)
+    is_idle = gpus > 0 and find_purpose(status) != PRODUCTIVE
+    idle_since = (before.idle_since or now) if is_idle else None
+    usage = replace(usage, gpus=gpus, since=now, idle_since=idle_since)
+    return replace(status, usage=_move_repeated_steps(usage, state.status, status))
+
+
+def _count_held_gpus(state: State) -> int:
+    """Return the GPUs of all pods that are on a node, those of former attempts included."""
+    template = state.spec.template.spec
+    gpus_per_pod = state.job.claimed_gpus
+    if isinstance(template, dict):
+        gpus_per_pod += count_pod_gpus(template)
+    pods = (*state.observation.pods, *state.observation.orphans)
+    return gpus_per_pod * sum(pod.alive and bool(pod.node_name) for pod in pods)
+
+
+def find_purpose(status: Status) -> str:
+    """Return the purpose for which a job of this status holds GPUs: productive, waiting, or the cause of a loss."""
+    progressing = status.condition(c.PROGRESSING)
+    if progressing is not None and progressing.reason == c.STALLED:
+        return c.STALLED
+    if status.phase == "Running" and status.is_true(c.PROGRESSING):
+        return PRODUCTIVE
+    restart = status.last_restart
+    if restart is None or restart.recovery_seconds is not None:
+        return WAITING
+    return restart.cause or UNKNOWN.name
+
+
+def _move_repeated_steps(usage: Usage, before: Status, after: Status) -> Usage:
+    """Return the usage with repeated steps counted as lost, once the workers have resumed from an older step."""
+    restart = after.last_restart
+    if restart is None or restart.recovery_seconds is None or not restart.steps_lost:
+        return usage
+    former = before.last_restart
+    if former is not None and former.time == restart.time and former.recovery_seconds is not None:
+        return usage
+    progress = before.progress
+    rate = float(progress.steps_per_second) if progress is not None and progress.steps_per_second else 0.0
+    if not rate:
+        return usage
+    repeated = min(usage.productive, round(restart.steps_lost / rate * usage.gpus))
+    usage = replace(usage, productive=usage.productive - repeated, gpu_seconds=usage.gpu_seconds - repeated)
+    return _add_seconds(usage, restart.cause or UNKNOWN.name, repeated)
+
+
+def _add_seconds(usage: Usage, purpose: str, seconds: int) -> Usage:
+    """Return the usage with GPU-seconds added to a purpose: Productive, Waiting, or the cause of a loss."""
+    usage = replace(usage, gpu_seconds=usage.gpu_seconds + seconds)
+    if purpose == PRODUCTIVE:
+        return replace(usage, productive=usage.productive + seconds)
+    if purpose == WAITING:
+        return replace(usage, waiting=usage.waiting + seconds)
+    if not seconds:
+        return usage
+    lost = {item.cause: item.gpu_seconds for item in usage.lost}
+    lost[purpose] = lost.get(purpose, 0) + seconds
+    return replace(usage, lost=tuple(LostUsage(cause=cause, gpu_seconds=total) for cause, total in lost.items()))
+
+
+def list_purposes(usage: Usage | None) -> dict[str, int]:
+    """Return the GPU-seconds by purpose: Productive, Waiting and the causes of losses."""
+    if usage is None:
+        return {}
+    lost = {item.cause: item.gpu_seconds for item in usage.lost}
+    return {PRODUCTIVE: usage.productive, WAITING: usage.waiting, **lost}
+
+
+MAX_ROWS: Final = 60
+COLUMNS: Final = (
+    *("time", "restarts", "epoch", "step", "loss", "samples_per_second", "steps_per_second", "learning_rate"),
+    *("validation_accuracy", "validation_loss", "checkpoint_step"),
+)
+_SOON: Final = 0.9  # of the usual gap: passes are a little early and late
+
+
+def extend_history(status: Status, now: datetime) -> Status:
+    """Return the status with a row for this moment, unless the last row is recent or has the same values.
+
+    Above the limit every second row is dropped, and from then on rows are added half as often.
+    """
+    progress = status.progress
+    rows = status.history.rows if status.history is not None else ()
+    if progress is None or progress.step is None:
+        return status
+    values = (
+        status.restarts.all,
+        progress.epoch,
+        progress.step,
+        progress.loss,
+        progress.samples_per_second,
+        progress.steps_per_second,
+        progress.learning_rate,
+        progress.val_accuracy,
+        progress.val_loss,
+        status.checkpoint.step if status.checkpoint else None,
+    )
+    text = ",".join("" if value is None else str(value) for value in values)
+    if rows and rows[-1].partition(",")[2] == text:
+        return status
+
+    time = int(now.timestamp())
+    if _is_recent(rows, time) and status.phase not in ENDED_PHASES:
+        return status
+    rows = (*rows, f"{time},{text}")
+    if len(rows) > MAX_ROWS:
+        rows = (*rows[:-1:2], rows[-1])
+    return replace(status, history=History(columns=",".join(COLUMNS), rows=rows))
+
+
+def _is_recent(rows: tuple[str, ...], time: int) -> bool:
+    """Return whether the last row is younger than the usual gap between rows."""
+    heads = [row.partition(",")[0] for row in rows]
+    times = [int(head) for head in heads if head.isdecimal()]
+    gaps = [after - before for before, after in pairwise(times)]
+    return bool(gaps) and time - times[-1] < _SOON * median(gaps)

@@ -10,8 +10,8 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import ClaimedGpus
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.decide import is_finished
-from ddp_operator.decide.decision import Refusal
+from ddp_operator.decide.conditions import is_finished
+from ddp_operator.decide.state import Refusal
 from ddp_operator.reconcile.refusals import refuse_invalid, refuse_read
 
 _MAY_NOT_READ = "grant the operator get on it (docs/security.md), or set spec.procPerNode to a number"

@@ -21,28 +21,28 @@ from ddp_operator.api import child_names, constants
 from ddp_operator.api.cluster import AlreadyExists, Cluster, Key, Object, Refused, ServerError, owner_uids
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob, owner_reference
-from ddp_operator.decide import lost_nodes
-from ddp_operator.decide.decide import is_finished
-from ddp_operator.decide.decision import (
+from ddp_operator.decide import losses
+from ddp_operator.decide.conditions import is_finished
+from ddp_operator.decide.refusals import (
+    exclusive_claim,
+    explain_conflict,
+    explain_launcher_conflict,
+    is_owned,
+    refuse_second,
+)
+from ddp_operator.decide.state import (
     Action,
     CreatePod,
     DeleteJob,
     DeleteResource,
     EnsureChildren,
     FailPod,
+    Observation,
     Refusal,
     RelabelJob,
     ResizeJob,
     SuspendJob,
     SuspendResource,
-)
-from ddp_operator.decide.observation import Observation
-from ddp_operator.decide.ownership import (
-    exclusive_claim,
-    explain_conflict,
-    explain_launcher_conflict,
-    is_owned,
-    refuse_second,
 )
 from ddp_operator.decide.views import JobView
 from ddp_operator.manifests.children import (
@@ -196,7 +196,7 @@ class Executor:
             case FailPod(_, uid, message):
                 for pod in (*observation.pods, *observation.orphans):
                     if pod.uid == uid:
-                        await self._cluster.fail_pod(pod.raw, lost_nodes.REASON, message)
+                        await self._cluster.fail_pod(pod.raw, losses.REASON, message)
             case SuspendResource():
                 key = Key(job.namespace, job.name)
                 await self._cluster.suspend_resource(key, resource_version=job.resource_version)

@@ -24,18 +24,17 @@ from ddp_operator.api.profile import complete_spec
 from ddp_operator.api.size import OversizeSpec, refuse_oversize
 from ddp_operator.api.status import Profile, Straggler
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide import kueue, lost_nodes, scheduling, stragglers, unreachable
+from ddp_operator.decide import kueue, losses, scheduling, stalls
+from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.converge import compute_scrape_interval
-from ddp_operator.decide.decide import is_finished
-from ddp_operator.decide.diagnosis import MOST_FAILURES, parse_restart_failures
+from ddp_operator.decide.diagnosis import MOST_FAILURES, find_kill, list_killed_pods, parse_restart_failures
 from ddp_operator.decide.failures import ContainerKill, Termination
-from ddp_operator.decide.kills import find_kill, list_killed_pods
+from ddp_operator.decide.losses import LOOK_SECONDS, MOST_NODES, find_trouble, list_nodes_in_use
 from ddp_operator.decide.metrics_page import Page, PageParser, RateMeter
-from ddp_operator.decide.node_health import LOOK_SECONDS, MOST_NODES, find_trouble, list_nodes_in_use
-from ddp_operator.decide.observation import Children, Observation, Problem, Stall, UnreachableReport, view_children
-from ddp_operator.decide.ownership import may_have_lost_labels
-from ddp_operator.decide.pod_volumes import find_claim_problem, list_claims, name_volume
-from ddp_operator.decide.stragglers import Ranks
+from ddp_operator.decide.refusals import may_have_lost_labels
+from ddp_operator.decide.scheduling import find_claim_problem, list_claims, name_volume
+from ddp_operator.decide.stalls import Ranks
+from ddp_operator.decide.state import Children, Observation, Problem, Stall, UnreachableReport, view_children
 from ddp_operator.decide.views import NodeView, PodView, view_node, view_pod
 from ddp_operator.manifests.children import build_children, load_launcher
 from ddp_operator.manifests.locked_pods import keep_locked_pods
@@ -270,7 +269,7 @@ class Observer:
     async def _read_nodes(self, job: DDPTrainingJob, children: Children) -> Mapping[str, NodeView]:
         """Read the nodes of overdue pods, which a lost node may prevent from terminating."""
         nodes = {}
-        for name in lost_nodes.list_nodes_to_inspect(job, children, self._clock()):
+        for name in losses.list_nodes_to_inspect(job, children, self._clock()):
             try:
                 nodes[name] = view_node(await self._cluster.node(name))
             except Refused:
@@ -380,7 +379,7 @@ class Observer:
         if page is None:
             return None, None
         now = self._clock()
-        stalled = stragglers.is_stalled(job, page)
+        stalled = stalls.is_stalled(job, page)
         known_stall = memory.stall
         memory.stall = None
         if not (stalled or (page.training and page.ranks)):
@@ -391,17 +390,17 @@ class Observer:
         ranks = dict(page.ranks)
         slow = None
         compared, attempt, last_ranks = memory.ranks_compared or (None, 0, {})
-        is_explained = known_stall is not None and (not places or stragglers.is_explained(places.values()))
-        if seconds_since(compared, now) >= stragglers.WINDOW or (stalled and not is_explained):
-            sampled = stragglers.sample_pods(children.pods_of(job.status.attempt))
+        is_explained = known_stall is not None and (not places or stalls.is_explained(places.values()))
+        if seconds_since(compared, now) >= stalls.WINDOW or (stalled and not is_explained):
+            sampled = stalls.sample_pods(children.pods_of(job.status.attempt))
             for _, sampled_page in await self._read_pages(job, sampled, memory.page_budget):
                 ranks |= sampled_page.ranks
                 places.update((place.rank, place) for place in sampled_page.stalled)
             memory.ranks_compared = (now, job.status.attempt, ranks)
-            slow = stragglers.find_stragglers(last_ranks, ranks) if attempt == job.status.attempt else None
+            slow = stalls.find_stragglers(last_ranks, ranks) if attempt == job.status.attempt else None
 
         if stalled:
-            stall = known_stall or Stall(stragglers.stalled_since(page, now), ranks)
+            stall = known_stall or Stall(stalls.stalled_since(page, now), ranks)
             memory.stall = replace(stall, places=tuple(sorted(places.values())))
         return slow, memory.stall
 
@@ -416,12 +415,12 @@ class Observer:
         restarts = job.status.restarts
         if page is None or restarts.in_place_before + page.in_place_restarts <= restarts.in_place:
             return ()
-        if page.joining and seconds_since(memory.failures_read, now) < unreachable.READ_INTERVAL * _EARLY:
+        if page.joining and seconds_since(memory.failures_read, now) < stalls.READ_INTERVAL * _EARLY:
             return ()
         memory.failures_read = now
         pods = children.pods_of(job.status.attempt)
         pages = [(pod, page) for pod in pods if pod.index == 0 and pod.phase == "Running"]
-        sampled = stragglers.sample_pods(pods, MOST_FAILURES)
+        sampled = stalls.sample_pods(pods, MOST_FAILURES)
         return parse_restart_failures(pages + await self._read_pages(job, sampled, memory.page_budget))
 
     async def _read_unreachable(
@@ -432,10 +431,10 @@ class Observer:
         pods = children.pods_of(job.status.attempt)
         if page is not None and page.unreachable:
             memory.unreachable = (UnreachableReport(0, page.unreachable),)
-        elif unreachable.needs_peer_reports(job.status, page, memory.page_lost, now):
-            if seconds_since(memory.peers_read, now) >= unreachable.READ_INTERVAL * _EARLY:
+        elif stalls.needs_peer_reports(job.status, page, memory.page_lost, now):
+            if seconds_since(memory.peers_read, now) >= stalls.READ_INTERVAL * _EARLY:
                 memory.peers_read = now
-                pages = await self._read_pages(job, stragglers.sample_pods(pods), memory.page_budget)
+                pages = await self._read_pages(job, stalls.sample_pods(pods), memory.page_budget)
                 reports = [UnreachableReport(pod.index, page.unreachable) for pod, page in pages if page.unreachable]
                 memory.unreachable = tuple(sorted(reports))
         elif page is not None:

@@ -16,7 +16,7 @@ from ddp_operator.api.parse import parse_resource, parse_status
 from ddp_operator.api.profile import profile_reference, read_profile
 from ddp_operator.api.status import Profile
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.decision import Refusal
+from ddp_operator.decide.state import Refusal
 from ddp_operator.manifests.template import check_network_policy
 from ddp_operator.reconcile.refusals import refuse_invalid, refuse_read
 

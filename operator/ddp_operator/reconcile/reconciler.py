@@ -22,13 +22,20 @@ from ddp_operator.api.parse import parse_status
 from ddp_operator.api.size import OversizeSpec
 from ddp_operator.api.status import Profile, Status
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.decide import decide, is_finished, report_refused, report_unreadable
-from ddp_operator.decide.decision import AT_ONCE, Refusal
-from ddp_operator.decide.history import extend_history
-from ddp_operator.decide.refused_status import describe_refused_status, report_refused_status, shorten_status
+from ddp_operator.decide.conditions import is_finished
+from ddp_operator.decide.decide import decide
+from ddp_operator.decide.refusals import (
+    describe_refused_status,
+    report_refused,
+    report_refused_status,
+    report_unreadable,
+    shorten_status,
+)
+from ddp_operator.decide.state import AT_ONCE, Refusal
 from ddp_operator.decide.transitions import (
     NodeFailed,
     Transition,
+    extend_history,
     find_transitions,
     is_minor_change,
     list_transition_events,

@@ -4,7 +4,7 @@ from ddp_operator.api.cluster import Refused, ServerError
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.pod_fields import explain_refusal
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.decision import Refusal
+from ddp_operator.decide.state import Refusal
 
 
 def refuse_write(error: Refused) -> Refusal:

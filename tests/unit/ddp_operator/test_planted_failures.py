@@ -17,9 +17,8 @@ from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import CheckpointStatus, Condition, Progress, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.decide import decide
-from ddp_operator.decide.decision import AT_ONCE
 from ddp_operator.decide.metrics_page import parse_page
-from ddp_operator.decide.observation import Stall, UnreachableReport
+from ddp_operator.decide.state import AT_ONCE, Stall, UnreachableReport
 from ddp_operator.decide.transitions import list_transition_events
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
 

@@ -9,7 +9,7 @@ from ddp_operator.api.crd import build_resource_schema
 from ddp_operator.api.job import CRASH_LOOP_FAILURES
 from ddp_operator.api.status import LastFailure, Restarts, Status
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.budget import find_limit
+from ddp_operator.decide.attempt import find_limit
 from docs.pages.api import write_page
 from docs.pages.limits import LIMITS, Limit
 from tests.support.builders import job

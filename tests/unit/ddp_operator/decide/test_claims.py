@@ -8,7 +8,7 @@ import pytest
 from ddp_cli.view.why import explain_why
 from ddp_operator.api import constants
 from ddp_operator.api.cluster import Key, claim_of
-from ddp_operator.decide.ownership import exclusive_claim, refuse_second
+from ddp_operator.decide.refusals import exclusive_claim, refuse_second
 from ddp_operator.kube.cache import ObjectCache
 from tests.support.builders import NOW, job, page, resource
 from tests.support.fake_cluster import ReconcilerHarness

@@ -8,9 +8,10 @@ import pytest
 from ddp_operator.api.job import JobSize
 from ddp_operator.api.status import Condition, Nodes, Status
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide import describe
 from ddp_operator.decide.metrics_page import parse_page
-from ddp_operator.decide.observation import Observation, Pods
 from ddp_operator.decide.scheduling import describe_scheduling
+from ddp_operator.decide.state import Observation, Pods
 from ddp_operator.decide.views import view_pod
 from ddp_pod.contract.group_facts import ALONE, GroupFacts
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
@@ -33,7 +34,7 @@ def was(status: Any, reason: str, message: str = "") -> Condition:
 def test_distributed_message_lists_ten_pods(pods: int, shown: str) -> None:
     alone = GroupFacts(ALONE, pods, "ranks train alone").to_json()
     ended = [child_pod(i, "Succeeded", message=last_words(groups=alone, exitCode=0)) for i in range(pods)]
-    fact = c.describe_distribution(Pods(map(view_pod, ended)))
+    fact = describe.describe_distribution(Pods(map(view_pod, ended)))
     assert fact is not None
     assert fact.status == "False"
     assert f"{shown})" in fact.message
@@ -140,7 +141,7 @@ class TestRendezvoused:
     ) -> tuple[str, str, str]:
         observation = Observation(page=None if text is None else parse_page(text), page_requested=requested)
         now = NOW + timedelta(seconds=seconds)
-        fact = c.describe_rendezvous(pods(*raw), JobSize(nodes), observation, before, now)
+        fact = describe.describe_rendezvous(pods(*raw), JobSize(nodes), observation, before, now)
         return fact.status, fact.reason, fact.message
 
     def test_missing_pods_are_listed(self) -> None:

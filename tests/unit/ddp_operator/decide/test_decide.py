@@ -9,18 +9,11 @@ from msgspec.structs import replace
 
 from ddp_operator.api import constants
 from ddp_operator.api.status import LastFailure, Restarts, Status
+from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.converge import compute_scrape_interval
-from ddp_operator.decide.decide import decide, is_finished
-from ddp_operator.decide.decision import (
-    AT_ONCE,
-    Decision,
-    DeleteJob,
-    DeleteResource,
-    EnsureChildren,
-    Refusal,
-    SuspendJob,
-)
+from ddp_operator.decide.decide import decide
 from ddp_operator.decide.metrics_page import parse_page
+from ddp_operator.decide.state import AT_ONCE, Decision, DeleteJob, DeleteResource, EnsureChildren, Refusal, SuspendJob
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
 
 STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)

@@ -13,8 +13,8 @@ from ddp_cli.view.why import explain_why
 from ddp_operator.api.status import Condition, LastFailure, Progress, Restarts, SlowestPair, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.decide import decide
-from ddp_operator.decide.decision import Decision
 from ddp_operator.decide.metrics_page import parse_page
+from ddp_operator.decide.state import Decision
 from ddp_operator.decide.transitions import list_transition_events
 from ddp_operator.decide.views import NodeView, view_pod
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page, resource

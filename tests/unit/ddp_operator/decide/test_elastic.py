@@ -13,9 +13,9 @@ from msgspec.structs import replace
 from ddp_operator.api.status import Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.decide import decide
-from ddp_operator.decide.decision import AT_ONCE, Decision, ResizeJob
 from ddp_operator.decide.diagnosis import parse_restart_failures
 from ddp_operator.decide.metrics_page import parse_page
+from ddp_operator.decide.state import AT_ONCE, Decision, ResizeJob
 from ddp_operator.manifests.children import build_children
 from ddp_pod.contract.plan import decode_config
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page

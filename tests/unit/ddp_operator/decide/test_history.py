@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from ddp_cli.local.folder import COLUMNS as OF_A_RUN
 from ddp_operator.api.status import CheckpointStatus, Progress, Restarts, Status
-from ddp_operator.decide.history import COLUMNS, MAX_ROWS, extend_history
+from ddp_operator.decide.transitions import COLUMNS, MAX_ROWS, extend_history
 from tests.support.builders import NOW
 
 

@@ -9,9 +9,8 @@ from ddp_operator.api.constants import ANNOTATION_SPEC
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Condition, InputStatus, Status
 from ddp_operator.decide.decide import decide
-from ddp_operator.decide.decision import DeleteJob, EnsureChildren, FailPod
 from ddp_operator.decide.inputs import describe_progress
-from ddp_operator.decide.observation import Observation
+from ddp_operator.decide.state import DeleteJob, EnsureChildren, FailPod, Observation
 from ddp_operator.decide.views import NodeView
 from tests.support.builders import NOW, Json, child_job, child_pod, job, observe
 

@@ -9,8 +9,8 @@ import pytest
 
 from ddp_cli.view.why import explain_why
 from ddp_operator.api.kubeobjects import format_time
+from ddp_operator.decide.diagnosis import find_kill
 from ddp_operator.decide.failures import ContainerKill
-from ddp_operator.decide.kills import find_kill
 from tests.support.builders import NOW, last_words
 from tests.support.fake_cluster import ReconcilerHarness
 

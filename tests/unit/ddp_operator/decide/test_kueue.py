@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.decide.kueue import explain_waiting
-from ddp_operator.decide.observation import Problem
+from ddp_operator.decide.state import Problem
 from tests.support.builders import child_job
 
 QUEUED = child_job(suspend=True, queue="gpu", written=False)

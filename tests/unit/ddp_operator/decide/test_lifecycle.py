@@ -13,8 +13,8 @@ from ddp_operator.api.constants import COMMENT_GROUPS
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import Status
 from ddp_operator.decide.decide import decide
-from ddp_operator.decide.decision import Decision
 from ddp_operator.decide.metrics_page import parse_page
+from ddp_operator.decide.state import Decision
 from ddp_operator.decide.transitions import Doubted, find_transitions, list_transition_events
 from ddp_operator.manifests.children import build_children
 from ddp_pod.contract.group_facts import ALONE, SEPARATE, TOGETHER, UNKNOWN, WAITING, GroupFacts

@@ -8,7 +8,7 @@ import pytest
 from ddp_operator.api.cluster import ClusterError, Refused
 from ddp_operator.api.constants import JOB_TRACKING_FINALIZER
 from ddp_operator.api.status import Status
-from ddp_operator.decide.ownership import may_have_lost_labels
+from ddp_operator.decide.refusals import may_have_lost_labels
 from tests.support.builders import child_job, child_pod, job, observe, page
 from tests.support.fake_cluster import ReconcilerHarness
 

@@ -9,7 +9,7 @@ import pytest
 
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import Status
-from ddp_operator.decide.lost_nodes import (
+from ddp_operator.decide.losses import (
     MAX_NODES,
     add_failed_nodes,
     compute_next_check,

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.decide.observation import Problem
-from ddp_operator.decide.pod_volumes import find_claim_problem, list_claims, name_volume
+from ddp_operator.decide.scheduling import find_claim_problem, list_claims, name_volume
+from ddp_operator.decide.state import Problem
 
 POD = {
     "volumes": [

@@ -4,8 +4,8 @@ import pytest
 
 from ddp_operator.api import constants
 from ddp_operator.api.status import Progress, Status
-from ddp_operator.decide.observation import Pods
 from ddp_operator.decide.progress import record_final_progress
+from ddp_operator.decide.state import Pods
 from ddp_operator.decide.views import view_pod
 from tests.support.builders import NOW, child_pod, last_words
 

@@ -8,12 +8,12 @@ from msgspec.structs import replace
 
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import CheckpointStatus, LastFailure, Progress, Restarts, Status
-from ddp_operator.decide import lost_nodes
+from ddp_operator.decide import losses
 from ddp_operator.decide.attempts import compute_start_delay
 from ddp_operator.decide.decide import decide
-from ddp_operator.decide.decision import AT_ONCE, Decision, DeleteJob, FailPod
 from ddp_operator.decide.diagnosis import build_node_failure
 from ddp_operator.decide.metrics_page import parse_page
+from ddp_operator.decide.state import AT_ONCE, Decision, DeleteJob, FailPod
 from ddp_operator.decide.transitions import list_transition_events
 from ddp_operator.decide.views import NodeView, view_node, view_pod
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
@@ -319,9 +319,9 @@ class TestLostNode:
     def test_node_is_read_only_for_overdue_deleted_pod(self) -> None:
         typed = job(status=STARTED, nodes=2)
         seen = observe(typed, [JOB], [child_pod(0), self.STUCK])
-        assert lost_nodes.list_nodes_to_inspect(typed, seen, NOW + timedelta(seconds=119)) == ()
-        assert lost_nodes.list_nodes_to_inspect(typed, seen, NOW + timedelta(seconds=120)) == ("node-b",)
-        assert lost_nodes.compute_next_check(typed, seen, NOW + timedelta(seconds=100)) == 20
+        assert losses.list_nodes_to_inspect(typed, seen, NOW + timedelta(seconds=119)) == ()
+        assert losses.list_nodes_to_inspect(typed, seen, NOW + timedelta(seconds=120)) == ("node-b",)
+        assert losses.compute_next_check(typed, seen, NOW + timedelta(seconds=100)) == 20
 
     @pytest.mark.parametrize(
         ("node", "seconds", "freed"),
@@ -439,7 +439,7 @@ class TestLostNode:
         silent, gate = (child_pod(1, unready=NOW, node="node-b") for _ in range(2))
         gate["status"]["conditions"][0]["reason"] = "ReadinessGatesNotReady"
         for pod, asked in ((silent, ("node-b",)), (gate, ()), (child_pod(1, ready=False, node="node-b"), ())):
-            assert lost_nodes.list_nodes_to_inspect(typed, observe(typed, [JOB], [child_pod(0), pod]), NOW) == asked
+            assert losses.list_nodes_to_inspect(typed, observe(typed, [JOB], [child_pod(0), pod]), NOW) == asked
 
     def test_frees_pods_of_job_that_has_ended_too(self) -> None:
         ended = run(jobs=[child_job(conditions={"Complete": ""})]).status
@@ -468,7 +468,7 @@ class TestLostNode:
 
     def test_list_is_bounded_and_latest_is_last(self) -> None:
         names = tuple(f"n{i}" for i in range(10))
-        assert lost_nodes.add_failed_nodes(names, iter(["n3", "new", ""])) == ("n1", "n2", *names[4:], "n3", "new")
+        assert losses.add_failed_nodes(names, iter(["n3", "new", ""])) == ("n1", "n2", *names[4:], "n3", "new")
 
     @pytest.mark.parametrize(
         ("raw", "ready"),

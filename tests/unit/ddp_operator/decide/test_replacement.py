@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from ddp_operator.api.status import LastRestart, Nodes, Progress, Restarts, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.decide import decide
-from ddp_operator.decide.decision import CreatePod, Decision, SuspendJob
 from ddp_operator.decide.diagnosis import parse_restart_failures
 from ddp_operator.decide.metrics_page import parse_page
+from ddp_operator.decide.state import CreatePod, Decision, SuspendJob
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
 
 LATER = NOW + timedelta(seconds=9)

@@ -10,7 +10,6 @@ import pytest
 from ddp_operator.api.cluster import Refused
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import Status
-from ddp_operator.decide.observation import Observation, Problem
 from ddp_operator.decide.scheduling import (
     compute_event_poll_delay,
     describe_scheduling,
@@ -18,6 +17,7 @@ from ddp_operator.decide.scheduling import (
     find_pull_errors,
     list_objects_to_inspect,
 )
+from ddp_operator.decide.state import Observation, Problem
 from tests.support.builders import NOW, child_job, child_pod, job, observe, resource, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
 

@@ -14,11 +14,10 @@ from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import CheckpointStatus, LastRestart, Progress, Status, Straggler
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.decide import decide
-from ddp_operator.decide.decision import Decision
 from ddp_operator.decide.metrics_page import RankSample, StalledRank, compute_goodput, parse_page
-from ddp_operator.decide.observation import Stall
 from ddp_operator.decide.progress import drop_eta
-from ddp_operator.decide.stragglers import MAX_PODS, find_stragglers, is_stalled, sample_pods, stalled_since
+from ddp_operator.decide.stalls import MAX_PODS, find_stragglers, is_stalled, sample_pods, stalled_since
+from ddp_operator.decide.state import Decision, Stall
 from ddp_operator.decide.transitions import list_transition_events
 from ddp_operator.decide.views import view_pod
 from tests.support.builders import NOW, child_job, child_pod, hand_over, job, last_words, observe, page

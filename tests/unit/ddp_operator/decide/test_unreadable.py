@@ -8,7 +8,7 @@ import pytest
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import Status
-from ddp_operator.decide.decide import report_unreadable
+from ddp_operator.decide.refusals import report_unreadable
 from tests.support.builders import NOW, Json
 
 ERROR = InvalidManifest([FieldError("spec.x", "is unknown")])

@@ -10,12 +10,10 @@ from ddp_operator.api import constants
 from ddp_operator.api.status import ENDED_PHASES, LostUsage, Profile, Status, Usage
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.decide import decide
-from ddp_operator.decide.decision import SuspendResource
 from ddp_operator.decide.metrics_page import parse_page
-from ddp_operator.decide.observation import Stall
-from ddp_operator.decide.stragglers import is_stalled, stalled_since
-from ddp_operator.decide.transitions import Used, find_transitions, is_minor_change
-from ddp_operator.decide.usage import PRODUCTIVE, WAITING, list_purposes
+from ddp_operator.decide.stalls import is_stalled, stalled_since
+from ddp_operator.decide.state import Stall, SuspendResource
+from ddp_operator.decide.transitions import PRODUCTIVE, WAITING, Used, find_transitions, is_minor_change, list_purposes
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page, template, trainer
 
 GPUS = template(trainer(resources={"limits": {"nvidia.com/gpu": 4}}))

@@ -10,8 +10,8 @@ import pytest
 
 from ddp_operator.api import constants
 from ddp_operator.api.cluster import Key
-from ddp_operator.decide.observation import view_children
-from ddp_operator.decide.replacement import _awaits_peers
+from ddp_operator.decide.losses import _awaits_peers
+from ddp_operator.decide.state import view_children
 from ddp_operator.decide.views import view_job, view_pod
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.calls import OBJECT_BYTES, PAGE_BYTES, pages

@@ -8,7 +8,7 @@ import pytest
 
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.decide.decision import DeleteJob, RelabelJob
+from ddp_operator.decide.state import DeleteJob, RelabelJob
 from ddp_operator.kube.resources import kind_of, path
 from ddp_operator.kube.startup_checks import GANG_PERMISSIONS
 from ddp_operator.manifests.children import build_children

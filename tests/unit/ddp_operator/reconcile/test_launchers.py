@@ -9,7 +9,7 @@ from ddp_operator.api import child_names, constants
 from ddp_operator.api.cluster import ClusterError, Object, owner_uids
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_resource
-from ddp_operator.decide.decision import Refusal
+from ddp_operator.decide.state import Refusal
 from ddp_operator.manifests.children import build_launcher_config_map, load_launcher
 from ddp_operator.reconcile.executor import WAIT_FOR_COLLECTOR, Launchers
 from tests.support.builders import job, resource

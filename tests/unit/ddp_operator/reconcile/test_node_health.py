@@ -8,7 +8,7 @@ import pytest
 
 from ddp_operator.api.cluster import Event, Key, Refused
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.node_health import LOOK_SECONDS, MOST_NODES, find_trouble
+from ddp_operator.decide.losses import LOOK_SECONDS, MOST_NODES, find_trouble
 from ddp_operator.decide.transitions import NodeFailed
 from ddp_operator.decide.views import view_pod
 from ddp_operator.kube.events import build_event

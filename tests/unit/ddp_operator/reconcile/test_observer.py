@@ -15,8 +15,8 @@ from ddp_operator.api.cluster import Cluster, Key, Refused, Snapshot
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Condition, Restarts, Status
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.observation import UnreachableReport
 from ddp_operator.decide.scheduling import describe_scheduling
+from ddp_operator.decide.state import UnreachableReport
 from ddp_operator.manifests.children import load_launcher
 from ddp_operator.reconcile.observer import Memory, Observer
 from ddp_operator.reconcile.page_budget import MAX_BYTES, CountedParser, PageBudget, PageTooLong

@@ -6,7 +6,7 @@ import pytest
 
 from ddp_operator.api.cluster import Refused
 from ddp_operator.api.status import History, LastFailure, Status
-from ddp_operator.decide.refused_status import shorten_status
+from ddp_operator.decide.refusals import shorten_status
 from tests.support.builders import page
 from tests.support.fake_cluster import ReconcilerHarness
 

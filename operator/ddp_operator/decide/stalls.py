@@ -1,23 +1,27 @@
-"""Stragglers and stalls: ranks that are slower than their peers, and steps that have stopped. Pure.
+"""Jobs that make no steps: stragglers, stalls, pods that do not reach their peers, idle GPUs. Pure.
 
 docs/metrics.md has the formulas.
 """
 
 import math
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from statistics import median_low
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ddp_operator.api import constants
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import format_time
-from ddp_operator.api.status import Straggler
+from ddp_operator.api.status import Status, Straggler
+from ddp_operator.api.texts import format_more_pods
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.conditions import Fact
+from ddp_operator.decide.attempt import ObservedAttempt
+from ddp_operator.decide.conditions import Fact, list_indexes
 from ddp_operator.decide.metrics_page import Page, RankSample, StalledRank, build_progress
-from ddp_operator.decide.observation import Observation, Stall
+from ddp_operator.decide.state import Observation, Stall, State, UnreachableReport
 from ddp_operator.decide.views import PodView
+from ddp_pod.contract.failure_text import UNRESOLVED
 
 Ranks = Mapping[int, RankSample]
 
@@ -107,7 +111,7 @@ def describe_stall(job: DDPTrainingJob, observation: Observation) -> Fact | None
     page = observation.page
     before = job.status.condition(c.PROGRESSING)
     if observation.stall is not None:
-        return Fact(c.PROGRESSING, "False", c.STALLED, _describe(page, observation.stall))
+        return Fact(c.PROGRESSING, "False", c.STALLED, _describe_stall(page, observation.stall))
     if before is None or before.reason != c.STALLED or _has_progressed(job, page):
         return None
     return Fact(c.PROGRESSING, "False", c.STALLED, before.message)
@@ -146,7 +150,7 @@ def stalled_since(page: Page, now: datetime) -> datetime:
     return now - timedelta(seconds=min(seconds, 1e8))
 
 
-def _describe(page: Page | None, stall: Stall) -> str:
+def _describe_stall(page: Page | None, stall: Stall) -> str:
     since = format_time(stall.since)
     state = f"no step since {since}"
     if page is not None and not page.training:
@@ -163,9 +167,119 @@ def _describe_lagging_ranks(ranks: Ranks) -> str:
     lagging = sorted(rank for rank, step in steps.items() if step < farthest)
     if not lagging:
         return f"all {len(ranks)} ranks with a readable metrics page are at step {farthest:.0f}"
-    return f"ranks {c.list_indexes(lagging)} are behind step {farthest:.0f}"
+    return f"ranks {list_indexes(lagging)} are behind step {farthest:.0f}"
 
 
 def _read_seconds(page: Page, name: str) -> float:
     value = page.values.get(name, 0.0)
     return value if math.isfinite(value) else 0.0
+
+
+READ_INTERVAL: Final = 10.0
+"""Seconds between two reads of the pages of pod 0's peers."""
+_PATIENCE: Final = timedelta(seconds=5)
+_LATE_HEARTBEAT: Final = 15.0
+_MASTER: Final = "cannot reach pod 0 "
+_ADDRESS: Final = re.compile(r"[0-9a-fA-F]*[.:][0-9a-fA-F.:]+")
+
+
+def needs_peer_reports(status: Status, page: Page | None, page_lost_since: datetime | None, now: datetime) -> bool:
+    """Return whether the pages of pod 0's peers may report why it waits or makes no step, or why its page is lost."""
+    if page_lost_since is not None:
+        return now - page_lost_since >= _PATIENCE
+    if page is not None and page.values.get(constants.METRIC_STALLED, 0.0) > 0:
+        return True
+    rendezvoused = status.condition(c.RENDEZVOUSED)
+    if page is None or page.launcher_phase != "Rendezvous" or rendezvoused is None:
+        return False
+    return rendezvoused.status == "False" and now - rendezvoused.last_transition_time >= _PATIENCE
+
+
+def describe_waiting(attempt: ObservedAttempt, rendezvous: Fact) -> Fact:
+    """Return Rendezvoused with what keeps a pod from its peers, if the workers have not joined."""
+    waits = rendezvous.status == "False" and rendezvous.reason == c.WAITING_FOR_WORKERS
+    reports = attempt.state.observation.unreachable
+    if not waits or not reports:
+        return rendezvous
+    return Fact(
+        c.RENDEZVOUSED, "False", c.PEER_UNREACHABLE, f"{_describe_reports(attempt, reports)} ({rendezvous.message})"
+    )
+
+
+def describe_cut_off_training(attempt: ObservedAttempt, stall: Fact | None) -> Fact | None:
+    """Return Progressing of a job whose pods do not reach each other while they train; None: they do.
+
+    ``stall``: Progressing of a job whose steps have stopped. An address that belongs to no pod of the job may be a
+    server that training does not need, so it counts only where no step is made.
+    """
+    reports = attempt.state.observation.unreachable
+    if not reports or not (attempt.was_joined or stall):
+        return None
+    is_peer = any(_find_peers(attempt, report.message) for report in reports)
+    page = attempt.state.observation.page
+    heartbeat_age = page.values.get(constants.METRIC_HEARTBEAT_AGE, 0.0) if page is not None else 0.0
+    if not is_peer and stall is None and not heartbeat_age >= _LATE_HEARTBEAT:
+        return None
+    consequence = stall.message if stall is not None else "training cannot continue until it does"
+    return Fact(c.PROGRESSING, "False", c.PEER_UNREACHABLE, f"{_describe_reports(attempt, reports)}; {consequence}")
+
+
+def _describe_reports(attempt: ObservedAttempt, reports: Iterable[UnreachableReport]) -> str:
+    report, *others = reports
+    more = format_more_pods(len(others))
+    peers = _find_peers(attempt, report.message)
+    names = f" (pod {list_indexes(peers)})" if peers else ""
+    zero = attempt.pods.newest.get(0)
+    if (
+        not peers
+        and zero is not None
+        and report.message.startswith(_MASTER)
+        and not report.message.endswith(UNRESOLVED)
+    ):
+        names = f" (pod 0 has the address {zero.address})"
+    return f"pod {report.pod}{more} reports: {report.message}{names}"
+
+
+def _find_peers(attempt: ObservedAttempt, message: str) -> list[int]:
+    """Return the indexes of the pods whose addresses a report names."""
+    addresses = {text.strip(".:") for text in _ADDRESS.findall(message)}
+    return [index for index, pod in attempt.pods.newest.items() if pod.address and pod.address in addresses]
+
+
+def compute_idle_seconds_left(state: State) -> float | None:
+    """Return in how many seconds spec.idle counts the job as idle, 0 or less once it does; None: it makes steps."""
+    idle = state.spec.idle
+    usage = state.status.usage
+    if idle is None or usage is None or usage.idle_since is None or state.spec.suspend:
+        return None
+    return 60.0 * idle.minutes - (state.now - usage.idle_since).total_seconds()
+
+
+def describe_idle(state: State) -> Fact | None:
+    """Return the condition Idle; None without spec.idle."""
+    if state.spec.idle is None:
+        return None
+    before = state.status.condition(c.IDLE)
+    if state.spec.suspend and before is not None:  # it keeps the reason of the suspension until the job resumes
+        return Fact(c.IDLE, before.status, before.reason, before.message)
+
+    usage = state.status.usage
+    seconds = compute_idle_seconds_left(state)
+    if seconds is None or seconds > 0 or usage is None or usage.idle_since is None:
+        return Fact(c.IDLE, "False", c.NOT_IDLE)
+    message = f"{usage.gpus} GPUs are held and no step was made since {format_time(usage.idle_since)}"
+    if must_suspend(state):
+        message += f"; the job is suspended: `ddp resume {state.job.name}` resumes it"
+    elif state.status.progress is None:
+        message += "; its script has reported no step yet"
+    return Fact(c.IDLE, "True", c.NO_STEPS, message)
+
+
+def must_suspend(state: State) -> bool:
+    """Return whether the operator suspends an idle job. A running job that reports no steps may train: it stays."""
+    if state.spec.idle is None or state.spec.idle.action != "Suspend":
+        return False
+    if state.status.progress is None and state.status.phase == "Running":
+        return False
+    seconds = compute_idle_seconds_left(state)
+    return seconds is not None and seconds <= 0

@@ -1,15 +1,22 @@
-"""Ownership: whether a child object belongs to this resource, and which job may use a claim for checkpoints. Pure."""
+"""Refusals: a name or a claim that is in use, a resource or a status that cannot be read or written. Pure."""
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from datetime import datetime
+from typing import Any, Final
 
+from msgspec.structs import replace
+
+from ddp_operator._version import __version__
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.cluster import ChildKind, controller_of, name_claim, owner_uids
+from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.status import ENDED_PHASES
+from ddp_operator.api.parse import parse_status
+from ddp_operator.api.size import OversizeSpec
+from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.decision import Refusal
-from ddp_operator.decide.observation import Children
+from ddp_operator.decide.conditions import Fact, is_finished, set_conditions
+from ddp_operator.decide.state import Children, Refusal
 from ddp_operator.decide.views import PodView
 
 
@@ -113,3 +120,69 @@ def may_have_lost_labels(job: DDPTrainingJob, children: Children) -> bool:
 
 def _is_tracked(pod: PodView) -> bool:
     return constants.JOB_TRACKING_FINALIZER in (pod.raw["metadata"].get("finalizers") or ())
+
+
+_VERSION_REMEDY = (
+    f"the CRD {constants.CRD_NAME} in the cluster does not match this operator (version {__version__}): upgrade the "
+    "operator, or apply the CRD of its version"
+)
+_UNATTENDED = "the job's pods keep running, but failures, suspension and resizing are not handled"
+
+
+def report_unreadable(resource: Mapping[str, Any], error: InvalidManifest, now: datetime) -> tuple[Status, Status]:
+    """Return the stored status and one with Accepted=False; a job that has ended keeps its status."""
+    unattended = f"; until then {_UNATTENDED}" if parse_status(resource).attempt else ""
+    refusal = Refusal(c.VERSION_MISMATCH, f"{error}; {_VERSION_REMEDY}{unattended}")
+    if isinstance(error, OversizeSpec):
+        refusal = Refusal(c.INVALID_SPEC, f"{error}{unattended}")
+    return report_refused(resource, refusal, now)
+
+
+def report_refused(resource: Mapping[str, Any], refusal: Refusal, now: datetime) -> tuple[Status, Status]:
+    """Return the stored status and one with the refusal. A job that names a missing object stays Pending.
+
+    A job that has ended keeps its status.
+    """
+    old = parse_status(resource)
+    if is_finished(old):
+        return old, old
+    generation = (resource.get("metadata") or {}).get("generation") or 0
+    new = old
+    if not old.attempt:
+        waits = refusal.reason in (c.PROFILE_NOT_FOUND, c.RESOURCE_CLAIM_NOT_FOUND)
+        new = replace(old, phase="Pending" if waits else "Rejected")
+    return old, set_conditions(new, [Fact(c.ACCEPTED, "False", refusal.reason, refusal.message)], now, generation)
+
+
+_MAX_TEXT: Final = 256
+_REMEDY: Final = (
+    "Apply the CRDs of this operator's version (deploy/crds); if the object is too large, shorten spec.template and "
+    "its annotations"
+)
+
+
+def shorten_status(status: Status) -> Status:
+    """Return a status without the fields on which no decision depends, and with short texts."""
+    failure = status.last_failure
+    if failure is not None:
+        message = failure.message[:_MAX_TEXT]
+        failure = replace(failure, message=message, traceback="", hint=failure.hint[:_MAX_TEXT])
+    return replace(
+        status,
+        history=None,
+        tracking=None,
+        stragglers=(),
+        last_failure=failure,
+        conditions=tuple(replace(item, message=item.message[:_MAX_TEXT]) for item in status.conditions),
+    )
+
+
+def describe_refused_status(message: str) -> str:
+    """Return the message of the condition and of the Event."""
+    return f"the API server refuses the job's status, so the operator cannot handle the job: {message[:512]}. {_REMEDY}"
+
+
+def report_refused_status(old: Status, message: str, resource: Mapping[str, Any], now: datetime) -> Status:
+    """Return the stored status with Accepted=False: the API server has accepted the rest of it before."""
+    fact = Fact(c.ACCEPTED, "False", c.STATUS_REFUSED, describe_refused_status(message))
+    return set_conditions(old, [fact], now, (resource.get("metadata") or {}).get("generation") or 0)

@@ -1,0 +1,406 @@
+"""Lost pods and nodes: which pods are declared failed, which are replaced in their Job, which nodes are left. Pure.
+
+The kubelet of a lost node terminates no pod, so the API server keeps a deleted pod without limit. Until it is removed,
+the Job controller creates no pod for its index, and the next attempt does not start. Where the peers of a lost pod can
+wait, it is replaced in the same Job (ADR 0019). Detectors (GPU operators, NVSentinel, node-problem-detector) write
+conditions and taints of nodes: recovery.nodeHealth selects the relevant ones by names or shell patterns.
+"""
+
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from datetime import datetime, timedelta
+from fnmatch import translate
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from ddp_operator.api import child_names, constants
+from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.kubeobjects import find_trainer, format_time
+from ddp_operator.api.status import LastFailure, Status
+from ddp_operator.api.texts import format_more_pods
+from ddp_operator.decide import conditions as c
+from ddp_operator.decide.conditions import Fact, may_have_joined
+from ddp_operator.decide.failures import describe_restart
+from ddp_operator.decide.kueue import is_queued
+from ddp_operator.decide.state import Children, CreatePod, FailPod, Observation, State
+from ddp_operator.decide.views import JobView, NodeView, PodView
+from ddp_pod.contract.failure_table import CATEGORIES, PREEMPTED
+from ddp_pod.contract.plan import decode_config
+
+REASON = "NodeLost"
+_REASONS = ("DeletionByTaintManager", "DeletionByPodGC", REASON)
+# Limit of nodes read in one pass, of pods freed in one pass, and of nodes recorded in the status.
+MAX_NODES = 10
+# Seconds between two reads of a node.
+_RECHECK = 10.0
+
+
+class LostContact(NamedTuple):
+    """A pod of the attempt runs on a node that is not ready."""
+
+    since: datetime
+    message: str
+
+
+class _SilentPod(NamedTuple):
+    since: datetime
+    pod: PodView
+    problem: str
+
+
+def list_nodes_to_inspect(job: DDPTrainingJob, children: Children, now: datetime) -> tuple[str, ...]:
+    """Return the nodes whose state decides about a pod now, at most ``MAX_NODES``."""
+    pods = sorted(_list_placed_pods(children), key=lambda pod: (pod.cut_off_since is None, pod.node_name))
+    nodes: dict[str, None] = {}
+    for pod in pods:
+        due = _find_due_time(job, pod)
+        if pod.cut_off_since is not None or (due is not None and due <= now):
+            nodes[pod.node_name] = None
+    return tuple(nodes)[:MAX_NODES]
+
+
+def is_lost_with_node(pod: PodView) -> bool:
+    """Return whether a pod was taken away because its node is deleted or does not report."""
+    return pod.disruption in _REASONS
+
+
+def find_node_problem(pod: PodView, nodes: Mapping[str, NodeView]) -> str:
+    """Return the problem of a living pod's node that hides the state of the pod; empty: there is none."""
+    node = nodes.get(pod.node_name)
+    if not (pod.alive and pod.node_name) or (node is not None and node.ready):
+        return ""
+    if node is not None and node.ready is False:
+        return node.message
+    return "the node is not ready: its kubelet does not report" if pod.cut_off_since is not None else ""
+
+
+def describe_lost_contact(job: DDPTrainingJob, observation: Observation, pods: Iterable[PodView]) -> LostContact | None:
+    """Return since when a pod of the attempt is on a node that is not ready, and what follows; None: none is."""
+    silent_pods = []
+    for pod in pods:
+        problem = find_node_problem(pod, observation.nodes)
+        since = pod.cut_off_since or pod.deleted_at
+        if problem and since:
+            silent_pods.append(_SilentPod(since, pod, problem))
+    if not silent_pods:
+        return None
+
+    since, pod, problem = min(silent_pods, key=lambda silent: (silent.since, silent.pod.index))
+    more = format_more_pods(len(silent_pods) - 1, preposition="of")
+    state = f"node {pod.node_name} of pod {pod.index}{more} has been NotReady since {format_time(since)} ({problem})"
+    due = _find_due_time(job, pod)
+    if due is None:
+        consequence = "Kubernetes evicts the pod when its toleration of the node's taint expires (default: 5 minutes)"
+    else:
+        consequence = (
+            f"the operator declares pod {pod.index} failed and restarts the job at {format_time(due)}, unless the node "
+            "is Ready by then"
+        )
+    return LostContact(since, f"{state}; {consequence}")
+
+
+def find_lost_pods(job: DDPTrainingJob, observation: Observation, now: datetime) -> tuple[tuple[PodView, str], ...]:
+    """Return the pods to declare failed now, each with the problem of its node."""
+    lost = []
+    for pod in _list_placed_pods(observation):
+        problem = _find_loss(job, pod, observation, now)
+        if problem:
+            lost.append((pod, problem))
+    lost.sort(key=lambda item: (item[0].attempt, item[0].index, item[0].name))
+    return tuple(lost[:MAX_NODES])
+
+
+def fail_lost_pods(job: DDPTrainingJob, observation: Observation, now: datetime, waits: list[float]) -> list[FailPod]:
+    """Return the pods to declare failed; append to ``waits`` the seconds until the next check of a silent pod."""
+    seconds = compute_next_check(job, observation, now)
+    if seconds is not None:
+        waits.append(seconds)
+
+    actions = [FailPod(pod.name, pod.uid, problem) for pod, problem in find_lost_pods(job, observation, now)]
+    for pod in (*observation.pods, *observation.orphans):
+        reported = pod.raw.get("status") or {}
+        removed = pod.raw["metadata"].get("deletionGracePeriodSeconds") == 0
+        if pod.phase == "Failed" and reported.get("reason") == REASON and not removed:
+            # An operator declared the pod failed and ended before it removed the pod.
+            actions.append(FailPod(pod.name, pod.uid, str(reported.get("message") or "")))
+    return actions
+
+
+def compute_next_check(job: DDPTrainingJob, observation: Observation, now: datetime) -> float | None:
+    """Return in how many seconds a pod may have to be declared failed; None: all pods report."""
+    moments = []
+    for pod in _list_placed_pods(observation):
+        moment = pod.cut_off_since or _find_due_time(job, pod)
+        if moment is not None:
+            moments.append(moment)
+    if not moments:
+        return None
+    return max(_RECHECK, (min(moments) - now).total_seconds())
+
+
+def add_failed_nodes(failed: tuple[str, ...], nodes: Iterator[str]) -> tuple[str, ...]:
+    """Return the failed nodes with more of them, the latest last; the oldest ones are dropped above the limit."""
+    kept = list(failed)
+    for node in nodes:
+        if node:
+            kept = [*(name for name in kept if name != node), node]
+    return tuple(kept[-MAX_NODES:])
+
+
+def _list_placed_pods(children: Children) -> Iterator[PodView]:
+    for pod in (*children.pods, *children.orphans):
+        if pod.alive and pod.node_name:
+            yield pod
+
+
+def _find_due_time(job: DDPTrainingJob, pod: PodView) -> datetime | None:
+    """Return when a pod has been deleted or silent for recovery.forceDeleteAfterSeconds; None: it is neither."""
+    patience = timedelta(seconds=job.spec.recovery.force_delete_after_seconds)
+    if pod.deleted_at is not None:
+        return pod.deleted_at + patience
+    if pod.unready_since is None or not pod.has_run:
+        return None
+    # The node controller marks the pods of a silent kubelet as not ready. While steps are still made, or if none are
+    # ever reported, the taints of the node decide.
+    last_step = job.status.progress.last_step_time if job.status.progress else None
+    if last_step is None or last_step >= pod.unready_since:
+        return None
+    return pod.unready_since + patience
+
+
+def _find_loss(job: DDPTrainingJob, pod: PodView, observation: Observation, now: datetime) -> str:
+    """Return why a pod has to be declared failed now; empty: it has not."""
+    due = _find_due_time(job, pod)
+    node = observation.nodes.get(pod.node_name, NodeView(True, ""))
+    if due is None or now < due or node.ready:
+        return ""
+    if node.ready is not None:
+        return node.message
+
+    # The operator cannot read the node: only a pod that has outlived its grace period by that long counts as lost.
+    patience = timedelta(seconds=job.spec.recovery.force_delete_after_seconds)
+    if pod.grace_ends is None or now < pod.grace_ends + patience:
+        return ""
+    return "the pod did not terminate within its grace period"
+
+
+_SOON_LOST = timedelta(seconds=60)
+_LATELY = timedelta(minutes=10)
+_CLOCK_TOLERANCE = timedelta(seconds=10)
+
+
+def is_replaced(state: State, pod: PodView) -> bool:
+    """Return whether a lost pod is replaced in its Job; otherwise the attempt is over.
+
+    In a queue it always is, because a new Job would go to the end of the queue. In an elastic job it is if enough peers
+    including pod 0 continue. In any other job the peers must be able to wait, and a spare or a healthy node must be
+    available, because only pods of a new Job avoid a failed node.
+    """
+    if is_queued(state.job, state.attempt_job) or _trains_without_lost_pods(state):
+        return True
+    if state.spec.recovery.count_disruptions or _was_replaced_before(state, pod):
+        return False
+    taken = pod.disrupted or pod.deleting
+    has_place = bool(state.job.spares) or not is_lost_with_node(pod)
+    return taken and has_place and _can_peers_wait(state)
+
+
+def is_replacing(state: State) -> bool:
+    """Return whether the status reports that a pod is being replaced."""
+    restarting = state.status.condition(c.RESTARTING)
+    return restarting is not None and (restarting.status, restarting.reason) == ("True", c.POD_REPLACEMENT)
+
+
+def is_consequence(state: State, failure: LastFailure) -> bool:
+    """Return whether workers saved and stopped, or lost a peer, because a pod was lost or the job was resized."""
+    missing = state.pods.running < state.job.attempt_size.pods
+    changed = missing or is_replacing(state) or was_lost_lately(state) or was_resized_lately(state)
+    return changed and (failure.category == PREEMPTED.name or CATEGORIES[failure.category].symptom)
+
+
+def was_lost_lately(state: State) -> bool:
+    """Return whether the last interruption of the attempt was the loss of a pod, within the last minutes."""
+    restart = state.status.last_restart
+    if restart is None or (restart.attempt, restart.level) != (state.status.attempt, "ReplacedPod"):
+        return False
+    return state.now - restart.time <= _LATELY
+
+
+def was_resized_lately(state: State) -> bool:
+    """Return whether the last interruption of the attempt was a resize within it, within the last minutes.
+
+    Without a time limit if the workers have not restarted for it yet: new pods may wait for nodes.
+    """
+    restart = state.status.last_restart
+    if restart is None or (restart.attempt, restart.cause) != (state.status.attempt, c.RESIZED):
+        return False
+    return restart.level is None or (restart.level == "SamePods" and state.now - restart.time <= _LATELY)
+
+
+def find_unseen_successor(state: State) -> PodView | None:
+    """Return a running pod that was created after the workers had joined, although no loss was observed since.
+
+    Pods of an elastic job, or of one with spares, are created at any time.
+    """
+    rendezvoused = state.status.condition(c.RENDEZVOUSED)
+    if rendezvoused is None or rendezvoused.status != "True" or state.job.spares or state.spec.elastic is not None:
+        return None
+    if is_replacing(state) or was_lost_lately(state):
+        return None
+    known = rendezvoused.last_transition_time + _CLOCK_TOLERANCE
+    restart = state.status.last_restart
+    if restart is not None:
+        known = max(known, restart.time)
+    successors = [pod for pod in state.pods.newest.values() if pod.running and pod.created > known]
+    return min(successors, key=lambda pod: (pod.created, pod.index), default=None)
+
+
+def describe_replacement(status: Status, lost: LastFailure | None) -> str:
+    """Return the message about a replaced pod. ``lost``: its loss; None: the cause is unknown."""
+    return describe_restart("lost pod replaced, not counted", lost, status.checkpoint)
+
+
+def create_missing_pods(state: State, attempt_job: JobView) -> list[CreatePod]:
+    """Return the missing pods of a Job whose remaining pods wait for them.
+
+    The Job controller would also create them, but after a back-off of 10 s that doubles with each failure. It replaces
+    pods that were killed soon after their start, so that the back-off applies to them.
+    """
+    if attempt_job.finished or attempt_job.suspended or state.spec.suspend or attempt_job.started is None:
+        return []
+    if not is_replacing(state) and not (state.job.spares and _has_joined(state)):
+        return []
+    if _has_foreign_gang(state):
+        return []
+    if not is_queued(state.job, attempt_job) and not _can_peers_wait(state):
+        return []
+    newest = state.pods.newest
+    serial = state.status.restarts.replaced
+    indexes = [index for index in range(attempt_job.nodes) if _needs_replacement(newest.get(index), state.now)]
+    return [CreatePod(attempt_job.name, index, serial) for index in indexes]
+
+
+def _was_replaced_before(state: State, pod: PodView) -> bool:
+    """Return whether a lost pod was itself a replacement, so the loss may have a permanent cause."""
+    suffix = child_names.replacement_suffix(state.status.restarts.replaced)
+    return is_replacing(state) and pod.name.endswith(f"-{suffix}")
+
+
+def _trains_without_lost_pods(state: State) -> bool:
+    """Return whether enough pods of an elastic job continue, including pod 0."""
+    if state.spec.elastic is None:
+        return False
+    healthy = {
+        pod.index
+        for pod in state.pods
+        if pod.phase == "Succeeded" or (pod.alive and not pod.deleting and not pod.disrupted)
+    }
+    return 0 in healthy and len(healthy) >= state.spec.elastic.min_nodes
+
+
+def _can_peers_wait(state: State) -> bool:
+    """Return whether the other pods wait: they have joined, none has ended, and their launchers restart the workers."""
+    if state.attempt_job is None or not _awaits_peers(state.attempt_job) or not _has_joined(state):
+        return False
+    # A spare replaces the lost pod during the Job controller's back-off.
+    is_blocked = _has_foreign_gang(state) and not state.job.spares
+    return not is_blocked and not any(pod.phase == "Succeeded" for pod in state.pods)
+
+
+def _has_foreign_gang(state: State) -> bool:
+    """Return whether the Job controller made the pods a gang. Then only it creates pods that belong to the gang."""
+    return state.spec.scheduling.gang != constants.NATIVE_GANG and any(pod.ganged for pod in state.pods)
+
+
+def _awaits_peers(job: JobView) -> bool:
+    """Return whether the launchers of a Job restart the workers, not counted, when a peer is lost."""
+    for variable in find_trainer(job.raw["spec"].get("template") or {}).get("env") or ():
+        if variable["name"] == constants.ENV_LAUNCHER_CONFIG:
+            with suppress(ValueError):  # of an older operator
+                return decode_config(variable["value"].replace("$$", "$")).awaits_peers
+    return False
+
+
+def _has_joined(state: State) -> bool:
+    """Return whether the workers of this attempt have joined; with a spare they may be joining again."""
+    if may_have_joined(state.status.condition(c.RENDEZVOUSED)) or is_replacing(state):
+        return True
+    restart = state.status.last_restart
+    if restart is None or restart.attempt != state.status.attempt:
+        return False
+    return state.job.spares > 0 and restart.level != "NewPods"
+
+
+def _needs_replacement(pod: PodView | None, now: datetime) -> bool:
+    """Return whether the operator replaces a pod at once. None: the pod was deleted."""
+    if pod is None:
+        return True
+    if pod.alive or pod.phase == "Succeeded":
+        return False
+    return pod.disrupted or pod.deleting or now - pod.created >= _SOON_LOST
+
+
+LOOK_SECONDS = 30.0
+"""Seconds between two readings of the nodes."""
+MOST_NODES = 32
+"""Nodes read in one pass; of a larger job the next ones are read in the next pass."""
+
+
+def list_nodes_in_use(job: DDPTrainingJob, children: Children) -> tuple[str, ...]:
+    """Return the nodes of the current attempt's pods; empty without recovery.nodeHealth."""
+    if job.spec.recovery.node_health is None or job.spec.suspend:
+        return ()
+    pods = children.pods_of(job.status.attempt)
+    return tuple(sorted({pod.node_name for pod in pods if pod.alive and pod.node_name}))
+
+
+def find_trouble(job: DDPTrainingJob, raw: Mapping[str, Any] | None) -> str:
+    """Return the selected conditions and taints of a node, such as ``XidCriticalError (XID 79)``; empty: none."""
+    health = job.spec.recovery.node_health
+    if health is None or raw is None:
+        return ""
+    troubles = []
+    for condition in (raw.get("status") or {}).get("conditions") or ():
+        if condition.get("status") == "True" and _is_named(condition.get("type"), health.conditions):
+            detail = condition.get("message") or condition.get("reason") or "no message"
+            troubles.append(f"{condition.get('type')} ({detail})")
+    for taint in (raw.get("spec") or {}).get("taints") or ():
+        if _is_named(taint.get("key"), health.taints):
+            troubles.append(f"taint {taint.get('key')}:{taint.get('effect')}")
+    return ", ".join(troubles)[:512]
+
+
+def list_nodes_to_leave(state: State) -> tuple[str, ...]:
+    """Return the nodes that a new attempt has to leave now.
+
+    Nodes that are avoided already are omitted, and all of them if no other nodes had room.
+    """
+    health = state.spec.recovery.node_health
+    if health is None or health.action != "Migrate" or state.spec.suspend or not state.spec.recovery.avoid_failed_nodes:
+        return ()
+    restart = state.status.last_restart
+    if restart is not None and restart.cause == c.NODES_READMITTED and restart.attempt == state.status.attempt:
+        return ()
+    used = list_nodes_in_use(state.job, state.observation)
+    return tuple(name for name in state.observation.troubles if name in used and name not in state.status.failed_nodes)
+
+
+def describe_nodes(state: State) -> Fact | None:
+    """Return the condition NodesHealthy; None without recovery.nodeHealth."""
+    if state.spec.recovery.node_health is None:
+        return None
+    used = list_nodes_in_use(state.job, state.observation)
+    troubles = [f"{name}: {trouble}" for name, trouble in state.observation.troubles.items() if name in used]
+    if troubles:
+        return Fact(c.NODES_HEALTHY, "False", c.NODE_UNHEALTHY, "; ".join(troubles)[:1024])
+    return Fact(c.NODES_HEALTHY, "True", c.NO_TROUBLE)
+
+
+def _is_named(name: Any, patterns: tuple[str, ...]) -> bool:
+    return any(_compile(pattern).match(str(name)) for pattern in patterns)
+
+
+@lru_cache(maxsize=1024)  # fnmatch keeps 32,768 expressions, which tenants could fill with long ones
+def _compile(pattern: str) -> re.Pattern[str]:
+    return re.compile(translate(pattern))
