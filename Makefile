@@ -89,6 +89,10 @@ test: ## run every check and every test that this machine supports; list the tie
 pytest: install $(VENV)/.ddp-operator-compiled ## run all test tiers
 	@$(PY) -m pytest --numprocesses $(JOBS) --dist worksteal --durations=10 --durations-min=3 $(ARGS)
 
+.PHONY: test-all
+test-all: ## the same with all tests that run real processes
+	@DDP_TEST_ALL=1 $(MAKE) test
+
 .PHONY: test-fast
 test-fast: install ## run the unit tests
 	@$(PY) -m pytest tests/unit $(ARGS)
@@ -103,8 +107,8 @@ nightly: install ## run the long checks: tests marked nightly, fuzz, mutate, tor
 	@$(MAKE) --keep-going pytest-nightly fuzz mutate torch-versions drills soak
 
 .PHONY: pytest-nightly
-pytest-nightly: install s3 ## run the tests marked nightly
-	@DDP_TEST_NIGHTLY=1 $(PY) -m pytest -m nightly --numprocesses $(JOBS) --dist worksteal --durations=10 $(ARGS)
+pytest-nightly: install s3 ## run the tests marked nightly, and those that `make test` leaves out
+	@DDP_TEST_NIGHTLY=1 $(PY) -m pytest -m 'nightly or more' --numprocesses $(JOBS) --dist worksteal --durations=10 $(ARGS)
 
 .PHONY: mutate
 mutate: install ## change single lines and check that tests fail (ARGS='--sample 200 --seed 7')

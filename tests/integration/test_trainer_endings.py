@@ -1,9 +1,8 @@
-"""How a run ends: one message for the user, the right exit code on every rank, and no hang."""
+"""How a run ends, mostly for mistakes: one line on rank 0, the same exit code on every rank, and no hang."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,39 +12,99 @@ from tests.support.trainer_ranks import start, train
 
 pytestmark = pytest.mark.process
 
-DIGITS = ["--preset", "digits-resnet", "--model-width", "4", "--batch-size", "16", "--log-every", "5"]
+PRESET = ["--preset", "digits-resnet"]
+DIGITS = [*PRESET, "--model-width", "4", "--batch-size", "16", "--log-every", "5"]
+OCCUPIED = ["--checkpoint-dir", "ckpt"]
+"""A folder with checkpoints of another run."""
+# Users' mistakes: unsuitable data and models.
+MINE = """
+import torch
+from torch import nn
+from ddp_trainer.data.arrays import Datasets, ImageData
 
 
-def _occupied(folder: Path) -> list[str]:
-    train(folder / "old", [*DIGITS, "--max-steps", "2", "--checkpoint-dir", str(folder / "ckpt")])
-    return ["--checkpoint-dir", str(folder / "ckpt")]
+def data(images, labels, classes=10):
+    one = ImageData(images, labels)
+    return Datasets(one, one, num_classes=classes, mean=(0.0,), std=(1.0,))
 
 
-MISTAKES: dict[str, Callable[[Path], list[str]]] = {
-    "optim.lr: 0.0 is out of range": lambda folder: ["--lr", "0"],
-    "data.dir: CIFAR-10 is not complete in": lambda folder: ["--data", "cifar10", "--data-dir", str(folder)],
-    "model.name: module 'no_such_module'": lambda folder: ["--model", "no_such_module:build"],
-    "precision.name: fp16 needs a GPU": lambda folder: ["--precision", "fp16", "--device", "cpu"],
-    "already holds checkpoints": lambda folder: [*_occupied(folder), "--resume", "never"],
-    "does not fit this model or optimizer": lambda folder: [*_occupied(folder), "--model-width", "8"],
-    "cannot write to": lambda folder: ["--checkpoint-dir", "/proc/nowhere"],
+def single(config):
+    return data(torch.zeros(1, 1, 8, 8, dtype=torch.uint8), torch.zeros(1, dtype=torch.int64))
+
+
+def floats(config):
+    return data(torch.zeros(4, 1, 8, 8), torch.zeros(4, dtype=torch.int64))
+
+
+def flat(config):
+    return data(torch.zeros(4, 64, dtype=torch.uint8), torch.zeros(4, dtype=torch.int64))
+
+
+def beyond(config):
+    return data(torch.zeros(4, 1, 8, 8, dtype=torch.uint8), torch.full((4,), 10))
+
+
+def of_colour(config, in_channels, num_classes):
+    return nn.Sequential(nn.Conv2d(3, 4, 3), nn.Flatten(), nn.LazyLinear(num_classes))
+
+
+class Unused(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.used, self.spare = nn.Linear(64, 10), nn.Linear(3, 3)
+
+    def forward(self, images):
+        return self.used(images.flatten(1))
+
+
+def unused(config, in_channels, num_classes):
+    return Unused()
+
+
+def too_few(config, in_channels, num_classes):
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 9))
+"""
+MISTAKES = {
+    "preset: 'digits-resnt' is not known; did you mean 'digits-resnet'?": ["--preset", "digits-resnt"],
+    "2 ranks share 1 samples": ["--data", "mine:single"],
+    "drop_last leaves no step": ["--batch-size", "800", "--drop-last"],
+    "images are torch.float32": ["--data", "mine:floats"],
+    "images are torch.uint8 of shape (4, 64); give uint8 of shape (N, C, H, W)": ["--data", "mine:flat"],
+    "labels run from 10 to 10 with 10 classes": ["--data", "mine:beyond"],
+    "the model can't process images of shape (B, 1, 8, 8)": ["--model", "mine:of_colour"],
+    "the model returned logits of shape (1, 9)": ["--model", "mine:too_few"],
+    "step 1 gave no gradient to spare.weight, spare.bias, and DDP": ["--model", "mine:unused"],
+    "optim.beta1: optimizer sgd does not read --beta1": ["--beta1", "0.5"],
+    "distributed.compression: 'powersgd' is not known": ["--compression", "powersgd"],
+    "early_stop.target_accuracy: 85 is not a share": ["--target-accuracy", "85"],
+    "data.download: only published datasets can be downloaded": ["--data", "nowhere:load", "--data-download"],
+    "data.dir: Fashion-MNIST is not complete in": ["--preset", "fashion-mnist-wideresnet", "--data-dir", "nowhere"],
+    "optim.lr: 0.0 is out of range": ["--lr", "0"],
+    "model.name: module 'no_such_module'": ["--model", "no_such_module:build"],
+    "precision.name: fp16 needs a GPU": ["--precision", "fp16", "--device", "cpu"],
+    "cannot write to": ["--checkpoint-dir", "/proc/nowhere"],
+    "already holds checkpoints": [*OCCUPIED, "--resume", "never"],
+    "does not fit this model or optimizer": [*OCCUPIED, "--model-width", "8"],
 }
 
 
 @pytest.mark.parametrize("message", list(MISTAKES))
-def test_user_mistake_ends_all_ranks_with_81_and_one_line(message: str, tmp_path: Path) -> None:
-    arguments = MISTAKES[message](tmp_path)
-    runtime = tmp_path / "runtime"
-    with start(tmp_path, [*DIGITS, *arguments], 2, {contract.ENV_RUNTIME_DIR: str(runtime)}) as ranks:
-        assert ranks.codes() == [contract.EXIT_USER_ERROR] * 2, ranks.output(0)
+def test_user_error_ends_both_ranks_with_81_and_one_line(message: str, tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(MINE)
+    words = [str(tmp_path / word) if word == "ckpt" else word for word in MISTAKES[message]]
+    if words[:1] == OCCUPIED[:1] and "ckpt" in words[1]:
+        train(tmp_path / "old", [*DIGITS, "--max-steps", "2", *words[:2]])
+    environ = {"PYTHONPATH": str(tmp_path), contract.ENV_RUNTIME_DIR: str(tmp_path / "runtime")}
+    with start(tmp_path, [*PRESET, *words], 2, environ) as ranks:
+        assert ranks.codes() == [contract.EXIT_USER_ERROR] * 2, ranks.output(0) + ranks.output(1)
     errors = [line for line in ranks.output(0).splitlines() if "error" in line]
-    assert len(errors) == 1
+    assert len(errors) == 1, ranks.output(0)
     assert errors[0].startswith("ddp_trainer: error: ")
     assert message in errors[0]
     assert "Traceback" not in ranks.output(0)
     assert ranks.output(1) == ""
     for rank in range(2):
-        record = json.loads((runtime / "errors" / f"{rank}.json").read_text())
+        record = json.loads((tmp_path / "runtime" / "errors" / f"{rank}.json").read_text())
         assert record["rank"] == rank
         assert message in record["message"]
 

@@ -15,6 +15,7 @@ from pathlib import PurePosixPath
 
 import pytest
 
+from .core import is_core
 from .kubernetes_binaries import find_binary
 
 
@@ -47,6 +48,11 @@ def _gpu() -> str | None:
 
 def _nightly() -> str | None:
     return None if os.environ.get("DDP_TEST_NIGHTLY") == "1" else "too long for every run; `make nightly` makes it"
+
+
+def _more() -> str | None:
+    chosen = any(os.environ.get(name) == "1" for name in ("DDP_TEST_ALL", "DDP_TEST_NIGHTLY"))
+    return None if chosen else "its mechanism has another test in every run; `make test-all` runs it"
 
 
 def _tool(*names: str) -> Callable[[], str | None]:
@@ -82,7 +88,8 @@ TIERS = (
     Tier("prometheus", "a real Prometheus", _tool("prometheus", "promtool"), marker="prometheus"),
     Tier("chromium", "pages in a headless browser", _tool("chromium"), marker="chromium"),
     Tier("buildah", "image builds", _tool("buildah"), marker="buildah"),
-    Tier("process", "real torchrun and gloo processes", marker="process"),
+    Tier("more", "further tests with real processes", _more, marker="more"),
+    Tier("process", "real torchrun and gloo processes, one test for each mechanism", marker="process"),
     Tier("benchmarks", "the measuring code itself", folder="bench"),
 )
 
@@ -151,6 +158,8 @@ class TierReport:
         by_marker = {tier.marker: missing[tier.name] for tier in TIERS if tier.marker is not None}
         for item in items:
             path = item.nodeid.split("::", 1)[0]
+            if item.get_closest_marker("process") is not None and not is_core(item.nodeid):
+                item.add_marker(pytest.mark.more)
             markers = {mark.name for mark in item.iter_markers()}
             name = tier_of(path, markers)
             # Sent with the reports, also between the processes of pytest-xdist.

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.support import ROOT, tiers
+from tests.support.core import CORE
 from tests.support.processes import ProcessGuard
 
 
@@ -19,7 +20,7 @@ def run_pytest(folder: Path, *arguments: str, **env: str) -> tuple[int, str]:
         '[tool.pytest.ini_options]\naddopts = "--import-mode=importlib --strict-markers"\ntestpaths = ["tests"]\n'
     )
     (folder / "tests" / "support").mkdir()
-    modules = ("__init__.py", "kubernetes_binaries.py", "processes.py", "tiers.py")
+    modules = ("__init__.py", "core.py", "kubernetes_binaries.py", "processes.py", "tiers.py")
     for name in ("conftest.py", "__init__.py", *(f"support/{module}" for module in modules)):
         (folder / "tests" / name).write_text((ROOT / "tests" / name).read_text())
     clean = {key: value for key, value in os.environ.items() if key not in {"KUBEBUILDER_ASSETS", "PYTEST_ADDOPTS"}}
@@ -84,7 +85,7 @@ def project(tmp_path: Path) -> Path:
 def test_report_has_true_line_for_each_tier(project: Path) -> None:
     (project / "tests/golden/a").mkdir()
     (project / "tests/golden/a/b.yaml").write_text("one\nthree\n")
-    code, output = run_pytest(project)
+    code, output = run_pytest(project, DDP_TEST_ALL="1")
     report = lines(output)
     assert code == 1
     assert list(report) == [tier.name for tier in tiers.TIERS]
@@ -96,7 +97,7 @@ def test_report_has_true_line_for_each_tier(project: Path) -> None:
     assert report["golden"].endswith("(1 failed)")
     assert "-three" in output
     assert "+two" in output
-    assert report["process"].endswith("(1 failed)")
+    assert report["more"].endswith("(1 failed)")
     assert "left running" in output
     assert "sleep 63" in output
     assert report["property"].startswith("NOT RUN: it has no tests")
@@ -127,6 +128,13 @@ def test_present_api_server_runs_its_tier_and_golden_files_are_written_on_reques
 )
 def test_marker_wins_over_folder(path: str, markers: list[str], tier: str) -> None:
     assert tiers.tier_of(path, markers) == tier
+
+
+@pytest.mark.parametrize("mechanism", CORE)
+def test_core_test_of_mechanism_exists(mechanism: str) -> None:
+    file, _, name = CORE[mechanism].partition("::")
+    source = (ROOT / "tests" / "integration" / file).read_text(encoding="utf-8")
+    assert f"def {name.partition('[')[0]}(" in source
 
 
 def test_folder_without_tier_is_refused() -> None:
