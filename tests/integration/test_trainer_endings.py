@@ -97,7 +97,7 @@ def test_user_error_ends_both_ranks_with_81_and_one_line(message: str, tmp_path:
     environ = {"PYTHONPATH": str(tmp_path), contract.ENV_RUNTIME_DIR: str(tmp_path / "runtime")}
     with start(tmp_path, [*PRESET, *words], 2, environ) as ranks:
         assert ranks.codes() == [contract.EXIT_USER_ERROR] * 2, ranks.output(0) + ranks.output(1)
-    errors = [line for line in ranks.output(0).splitlines() if "error" in line]
+    errors = [line for line in ranks.output(0).splitlines() if "error: " in line]
     assert len(errors) == 1, ranks.output(0)
     assert errors[0].startswith("ddp_trainer: error: ")
     assert message in errors[0]

@@ -9,12 +9,12 @@ from typing import Final
 CORE: Final[Mapping[str, str]] = MappingProxyType(
     {
         "two pods train": "test_launcher_training.py::test_two_pods_train_plain_script",
-        "cause and secondary failure": "test_launcher_training.py::test_failed_pod_reports_cause_and_peer_fails_secondarily",
+        "secondary failure": "test_launcher_training.py::test_failed_pod_reports_cause_and_peer_fails_secondarily",
         "restart in the same pods": "test_launcher_training.py::test_worker_failing_once_is_restarted_in_place",
         "replaced pod": "test_launcher_training.py::test_training_continues_with_replacement_of_killed_master",
         "stop by a signal": "test_launcher_ends.py::test_sigterm_lets_workers_save_and_reports_preempted",
         "end of the launcher": "test_launcher_ends.py::test_sigkill_of_the_launcher_leaves_no_process",
-        "slow end of the failed rank": "test_launcher_causes.py::test_slow_end_of_failed_rank_is_counted_as_root_cause[exception]",
+        "slow end": "test_launcher_causes.py::test_slow_end_of_failed_rank_is_counted_as_root_cause[exception]",
         "hang": "test_launcher_hangs.py::test_sleeping_rank_is_root_cause_and_workers_restart_in_place",
         "collectives": "test_launcher_hangs.py::test_hang_names_rank_that_did_not_arrive_and_collective_of_its_peer[2]",
         "process groups": "test_launcher_groups.py::test_ranks_that_end_report_whether_they_trained_together",
