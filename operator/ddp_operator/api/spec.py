@@ -64,9 +64,8 @@ class NodeHealth(SpecFields, frozen=True, kw_only=True):
     action: Annotated[
         Literal["Migrate", "Report"] | None,
         Meta(
-            description="Migrate: the pods save a checkpoint and stop, and a new attempt avoids the node. It does not "
-            "count towards maxRestarts. Report: the operator sets the condition NodesHealthy to False and emits an "
-            "Event. Unset: Report."
+            description="Migrate: the pods save a checkpoint and stop, and a new, uncounted attempt avoids the "
+            "node. Report: set the condition NodesHealthy to False. Unset: Report."
         ),
     ] = None
 
@@ -77,17 +76,14 @@ class Recovery(SpecFields, frozen=True, kw_only=True):
     in_place_restarts: Annotated[
         int | None,
         Meta(
-            description="Maximum restarts of an attempt's workers in the same pods. They do not count towards "
-            "maxRestarts. Unset: each of them counts towards maxRestarts, which is then the limit, and new pods are "
-            "created where the pods may be the cause. Always 0 with the static rendezvous."
+            description="Maximum restarts of an attempt's workers in the same pods, not counted towards "
+            "maxRestarts. Unset: they count, and maxRestarts is the limit. Always 0 with the static "
+            "rendezvous."
         ),
     ] = None
     max_restarts: Annotated[
         int,
-        Meta(
-            description="Maximum restarts after failures: in the same pods where that can help, otherwise with new "
-            "pods, in a new Job."
-        ),
+        Meta(description="Maximum restarts after failures, in the same or with new pods (docs/api.md, Restarts)."),
     ] = MAX_RESTARTS.cluster
     reset_after_steps: Annotated[
         int,
@@ -139,24 +135,22 @@ class Watchdog(SpecFields, frozen=True, kw_only=True):
     stall_seconds: Annotated[
         int,
         Meta(
-            description="Maximum seconds without a step or heartbeat of any rank of a pod. If the script reports "
-            "neither: maximum seconds without CPU use of its workers, or without a step in its log."
+            description="Maximum seconds without a step or heartbeat of any rank of a pod; without either, "
+            "maximum seconds without CPU use."
         ),
     ] = 300
     checkpoint_seconds: Annotated[
         int,
         Meta(
-            description="As stallSeconds, while a rank reports that it is saving a checkpoint, or is in I/O while its "
-            "peers wait for it: an upload, a download, a file, a subprocess."
+            description="As stallSeconds, while a rank saves a checkpoint, or is in I/O (upload, download, file, "
+            "subprocess) while its peers wait."
         ),
     ] = 1800
     action: Annotated[
         Literal["Restart", "Fail", "Report"],
         Meta(
-            description="Action after a hang, once the launcher has written all stacks to the log. Restart: restart "
-            "the workers, as after any failure. Fail: fail the job. Report: report the hang only. If only "
-            "metrics.logPatterns show the steps, the workers are stopped only while no rank computes "
-            "(docs/pod-contract.md). If no step was seen yet, a hang is only reported."
+            description="Action after a hang. Restart: restart the workers, as after any failure. Fail: fail the "
+            "job. Report: report the hang only, as always if no step was seen yet."
         ),
     ] = "Restart"
 
@@ -171,9 +165,9 @@ class Preflight(SpecFields, frozen=True, kw_only=True):
     checks: Annotated[
         tuple[Literal["dns", "tcp", "allreduce", "pairs"], ...],
         Meta(
-            description="dns: resolve the names of pod 0 and of the next pod. tcp: connect to both. allreduce: measure "
-            "the bandwidth over all ranks, with NCCL on GPUs and gloo on CPUs; this takes about a second, and a few "
-            "on GPUs. pairs: allreduce, and measure the bandwidth between pairs of pods, at most eight for each pod."
+            description="dns: resolve the names of pod 0 and of the next pod. tcp: connect to both. allreduce: "
+            "measure the bandwidth over all ranks, in some seconds. pairs: allreduce, and the "
+            "bandwidth between pairs of pods, at most eight for each pod."
         ),
     ] = ("dns", "tcp")
     min_megabytes_per_second: Annotated[
@@ -188,16 +182,16 @@ class Network(SpecFields, frozen=True, kw_only=True):
     profile: Annotated[
         Literal["auto", "socket", "ib", "roce", "efa", "tcpxo"],
         Meta(
-            description="Set of environment variables, devices, capabilities and sidecars that is added to the pods. "
-            "Values in the template take precedence. auto: none. socket: TCP only. ib: InfiniBand. roce: RDMA over "
-            "Ethernet. efa: AWS EFA. tcpxo: GPUDirect-TCPXO of GKE."
+            description="Set of variables, devices, capabilities and sidecars for the pods; the template takes "
+            "precedence. auto: none. socket: TCP only. ib: InfiniBand. roce: RDMA over Ethernet. efa: "
+            "AWS EFA. tcpxo: GPUDirect-TCPXO of GKE."
         ),
     ] = "auto"
     require: Annotated[
         bool,
         Meta(
-            description="True: the preflight runs the check allreduce. The attempt fails before training if NCCL uses "
-            "a different network than the profile's (auto: if it uses sockets), or if a pair of pods is too slow."
+            description="True: the attempt fails before training if NCCL uses a different network than the "
+            "profile's (auto: if it uses sockets), or if a pair of pods is too slow."
         ),
     ] = False
     min_pair_megabytes_per_second: Annotated[
@@ -216,9 +210,8 @@ class Idle(SpecFields, frozen=True, kw_only=True):
     action: Annotated[
         Literal["Report", "Suspend"] | None,
         Meta(
-            description="Suspend: the operator sets spec.suspend to true; resume the job to continue. Report: the "
-            "operator emits an Event and sets the condition Idle. Unset: Report. If the script runs in all pods and "
-            "has never reported a step, the operator only reports."
+            description="Suspend: set spec.suspend to true. Report: emit an Event and set the condition Idle, as "
+            "always for a script that has never reported a step. Unset: Report."
         ),
     ] = None
 
@@ -256,10 +249,9 @@ class Checkpoint(SpecFields, frozen=True, kw_only=True):
     url: Annotated[
         str | None,
         Meta(
-            description="Folder in an object store for copies of the path, instead of a claim: s3://bucket/prefix, "
-            "gs://…, file://…, or any scheme of fsspec and its plug-ins in the image. Pods fetch the newest complete "
-            "snapshot before the ranks start; pod 0 uploads changes in the background, other pods their shards. "
-            "Each job needs its own folder."
+            description="Folder in an object store for copies of the path, instead of a claim: "
+            "s3://bucket/prefix, gs://…, file://…, or any scheme of fsspec and its plug-ins in the "
+            "image. Each job needs its own folder (docs/checkpoints.md)."
         ),
     ] = None
     secret_ref: Annotated[
@@ -275,8 +267,8 @@ class Checkpoint(SpecFields, frozen=True, kw_only=True):
     shared: Annotated[
         bool | None,
         Meta(
-            description="True: other jobs may write to the claim at the same time; each must write its own files. "
-            "Otherwise the job waits until all started jobs with the same claim have ended."
+            description="True: other jobs may write to the claim at the same time, each its own files. Otherwise "
+            "the job waits until they have ended."
         ),
     ] = None
     grace_seconds: Annotated[int, Meta(description="Seconds after SIGTERM for a pod to save a checkpoint.")] = 120
@@ -334,26 +326,23 @@ class Metrics(SpecFields, frozen=True, kw_only=True):
     log_patterns: Annotated[
         tuple[str, ...],
         Meta(
-            description="Python regular expressions that find progress in the log of a script that does not export "
-            "metrics. The launcher searches each output line of a rank for them, instead of comparing the numbers in "
-            "it with the rank's counter (docs/your-script.md). Named groups: step, totalSteps, epoch, epochs, loss, "
-            "learningRate, samples (processed by the rank), samplesPerSecond (of all ranks, if there is no group "
-            "samples), valAccuracy, valLoss. Example: 'step (?P<step>[0-9]+)'."
+            description="Python regular expressions that find progress in the log of a script "
+            "(docs/pod-contract.md). Named groups: step, totalSteps, epoch, epochs, loss, "
+            "learningRate, samples (of the rank), samplesPerSecond (of all ranks), valAccuracy, "
+            "valLoss. Example: 'step (?P<step>[0-9]+)'."
         ),
     ] = ()
     auto_instrument: Annotated[
         bool,
         Meta(
-            description="Count the optimizer steps of each Python rank through PyTorch's hooks, and read the batch "
-            "size, the learning rate and the loss, without a change of the script (docs/your-script.md). With false "
-            "only an exporter, posts and the log show progress."
+            description="Count the optimizer steps of each Python rank, and read loss, learning rate and batch "
+            "size, without a change of the script (docs/your-script.md)."
         ),
     ] = True
     epochs: Annotated[
         int | None,
         Meta(
-            description="Total number of epochs, for a log that shows the current epoch only. Not needed if a log line "
-            "or an option of the command, such as --epochs 3, has the total."
+            description="Total number of epochs, if neither the log nor an option of the command (--epochs 3) has it."
         ),
     ] = None
 
@@ -364,10 +353,9 @@ class Scheduling(SpecFields, frozen=True, kw_only=True):
     gang: Annotated[
         Literal["None", "Native", "Coscheduling", "Volcano"],
         Meta(
-            description="Gang scheduling: start all pods of an attempt or none. Native: with a PodGroup of Kubernetes "
-            "1.36 or later, whose feature gates GenericWorkload and GangScheduling are on (docs/scaling.md). "
-            "Coscheduling: with a PodGroup of the coscheduling plug-in. Volcano: with a PodGroup of Volcano. None: the "
-            "scheduler starts pods one by one; Kueue still admits them together."
+            description="Start all pods of an attempt or none. Native: by Kubernetes 1.36 or later "
+            "(docs/scaling.md). Coscheduling, Volcano: by that scheduler's PodGroup. None: one by "
+            "one; Kueue still admits them together."
         ),
     ] = "None"
     scheduler_name: Annotated[
@@ -403,8 +391,8 @@ class NetworkPolicy(SpecFields, frozen=True, kw_only=True):
     enabled: Annotated[
         bool,
         Meta(
-            description="True: pods may connect only to pods of the same job, DNS and egressCidrs. Besides pods of the "
-            "same job, only the operator and metricsFrom may connect to them, at the metrics port."
+            description="True: pods may connect only to pods of the same job, DNS and egressCidrs; only these "
+            "pods, and at the metrics port the operator and metricsFrom, may connect to them."
         ),
     ] = False
     egress_cidrs: Annotated[
@@ -464,8 +452,8 @@ class Spec(SpecFields, frozen=True, kw_only=True):
     spares: Annotated[
         int | None,
         Meta(
-            description="Number of spare pods, 0 to 16, in addition to nodes. A spare imports PyTorch and waits; it "
-            "replaces a lost pod, other than pod 0, at once. Spares use resources and quota as any other pod."
+            description="Number of spare pods, 0 to 16, in addition to nodes. A spare imports PyTorch, waits, and "
+            "replaces a lost pod other than pod 0 at once."
         ),
     ] = None
     elastic: Elastic | None = None
@@ -475,9 +463,8 @@ class Spec(SpecFields, frozen=True, kw_only=True):
     managed_by: Annotated[
         str | None,
         Meta(
-            description="Controller that runs the job, such as kueue.x-k8s.io/multikueue; immutable. This operator "
-            "ignores a job with another value than ddp-operator.dev/ddp-operator: it creates no object for it, and "
-            "writes no status. Unset: this operator."
+            description="Another controller that runs the job, such as kueue.x-k8s.io/multikueue; this operator "
+            "then ignores it. Immutable. Unset: this operator."
         ),
     ] = None
     template: Template
@@ -504,16 +491,15 @@ class Spec(SpecFields, frozen=True, kw_only=True):
     active_deadline_seconds: Annotated[
         int | None,
         Meta(
-            description="Maximum seconds that the job is active before it fails. Time while it is suspended or queued "
-            "does not count. As for a batch/v1 Job, the time restarts when the job is resumed or admitted."
+            description="Maximum seconds that the job is active before it fails, without suspension and queues. "
+            "The time restarts when the job is resumed or admitted."
         ),
     ] = None
     pending_deadline_seconds: Annotated[
         int | None,
         Meta(
-            description="Maximum seconds until all pods of an attempt run, before the job fails: time in a queue, for "
-            "a node, for an image. The time restarts with each attempt, when the job is resumed, and when a queue "
-            "admits the job or evicts its pods."
+            description="Maximum seconds until all pods of an attempt run, before the job fails. The time "
+            "restarts with each attempt, resumption, admission and eviction by a queue."
         ),
     ] = None
     success_policy: Annotated[
@@ -526,10 +512,9 @@ class Spec(SpecFields, frozen=True, kw_only=True):
     process_group_policy: Annotated[
         Literal["Warn", "Fail", "Ignore"] | None,
         Meta(
-            description="Action if ranks make steps, or succeed, although no process group (torch.distributed) spans "
-            "all of them: they do not train together. Warn: the operator sets the condition Distributed to False and "
-            "emits an Event. Fail: the job fails, while it runs too. Ignore: none, and launchers inside the command "
-            "(bash -c 'torchrun …') are accepted. Unset: Warn."
+            description="Action if ranks make steps although no process group spans all of them. Warn: set the "
+            "condition Distributed to False. Fail: fail the job. Ignore: none, and launchers inside "
+            "the command (bash -c 'torchrun …') are accepted. Unset: Warn."
         ),
     ] = None
     clean_pod_policy: Annotated[
@@ -542,8 +527,8 @@ class Spec(SpecFields, frozen=True, kw_only=True):
     ttl_seconds_after_finished: Annotated[
         int | None,
         Meta(
-            description="Seconds after success or failure until this resource is deleted. A GitOps controller creates "
-            "it again, and it trains again: use cleanPodPolicy: All instead, which keeps the resource."
+            description="Seconds after success or failure until this resource is deleted. Under GitOps use "
+            "cleanPodPolicy: All instead (docs/reference.md)."
         ),
     ] = None
     security_profile: Annotated[

@@ -175,9 +175,8 @@ class LastRestart(StatusFields, frozen=True, kw_only=True):
     level: Annotated[
         RecoveryLevel | None,
         Meta(
-            description="SamePods: the workers were restarted in their pods. ReplacedPod: the Job replaced a lost pod, "
-            "then the workers were restarted. NewPods: all pods were replaced, by a new Job. Unset: the workers have "
-            "yet to restart, in the same pods, for a resize."
+            description="SamePods: the workers restarted in their pods. ReplacedPod: the Job replaced a lost pod. "
+            "NewPods: a new Job replaced all pods. Unset: not restarted yet."
         ),
     ] = None
     cause: Annotated[
@@ -188,8 +187,8 @@ class LastRestart(StatusFields, frozen=True, kw_only=True):
     steps_lost: Annotated[
         int | None,
         Meta(
-            description="Repeated steps: those after the step at which the workers resumed. Until the workers report a "
-            "step: those after the newest checkpoint. Unset: unknown."
+            description="Repeated steps. Until the workers report a step: those after the newest checkpoint. "
+            "Unset: unknown."
         ),
     ] = None
     recovery_seconds: Annotated[
@@ -240,8 +239,8 @@ class LastFailure(StatusFields, frozen=True, kw_only=True):
     signature: Annotated[
         str,
         Meta(
-            description="Identity of a script failure, equal for its repetitions: the exception and its line in the "
-            "script, such as KeyError at train.py:42, or the exit code. Unset: the script is not the cause."
+            description="Identity of a script failure, such as KeyError at train.py:42, or the exit code. Unset: "
+            "the script is not the cause."
         ),
     ] = ""
     step: Annotated[int | None, Meta(description="Step that the failed rank had reached.")] = None
