@@ -51,11 +51,7 @@ def write_page() -> str:
         lines += [_row(*entry) for entry in _walk(properties[part], part)]
         lines.append("")
     lines += ["## When fields may change", "", f"{_find_immutability()}.", ""]
-    lines += ["## Columns of `kubectl get ddp`", "", "| column | field |", "|---|---|"]
-    for column in build_crd()["spec"]["versions"][0]["additionalPrinterColumns"]:
-        wide = " (`-o wide`)" if column.get("priority") else ""
-        lines.append(f"| {column['name'].upper()}{wide} | `{column['jsonPath'].strip('.')}` |")
-    lines += ["", *_write_limits(), "", *_write_restarts()]
+    lines += [*_write_limits(), "", *_write_restarts()]
     return "\n".join(lines) + "\n"
 
 
@@ -87,7 +83,8 @@ _RESTARTS_INTRODUCTION = (
     "queue. Otherwise the operator starts a new attempt: a Job with new pods. Both kinds count against",
     "`recovery.maxRestarts`; the count resets when a checkpoint has advanced by `recovery.resetAfterSteps` steps.",
     "Evictions, preemptions, deleted pods and lost nodes do not count, unless `recovery.countDisruptions` is set.",
-    "Under `ddp run` the default of `maxRestarts` is 0.",
+    "Under `ddp run` the default of `maxRestarts` is 0. *Limits* in the table:",
+    f"{CRASH_LOOP_FAILURES} failures in a row without progress, or more than `maxRestarts`.",
     "",
     "Progress is a step beyond the highest step so far, from any [source](your-script.md). If the script reports",
     f"no steps, {SIGNIFICANT_SECONDS:g} seconds of running are progress, unless the same failure recurs after the same",
@@ -104,8 +101,8 @@ def _list_retries() -> Iterator[tuple[str, str, str, str]]:
 
     not_counted = (PREEMPTED, POD_DELETED, NODE_LOST)
     counted = [category for category in CATEGORIES.values() if category not in (*not_counted, IMAGE_PULL, CUDA)]
-    limits = f"{CRASH_LOOP_FAILURES} in a row without progress, or more than `maxRestarts` since a checkpoint advanced"
-    repeated = f"the same failure twice without progress; {limits}"
+    limits = "limits"
+    repeated = "the same twice without progress, or limits"
     second = "if no step was made since the last restart"
     script = ", ".join(f"`{category.name}`" for category in counted if category.own)
     yield script, "first", second, repeated
