@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ddp_operator.api import constants
 from ddp_operator.api.constants import EXIT_USER_ERROR
-from ddp_operator.api.crd import build_crd, build_resource_schema, build_schema
+from ddp_operator.api.crd import build_resource_schema, build_schema
 from ddp_operator.api.job import CRASH_LOOP_FAILURES
 from ddp_operator.api.rules import RULES
 from ddp_operator.api.spec import Recovery, Spec
