@@ -51,7 +51,7 @@ class LocalBackend:
 
     def list(self, *, everywhere: bool = False) -> Object:
         """Return the jobs of all runs, oldest first, each with the name of its run. Raises: ClientError."""
-        return {"items": list_runs(self.runs)}
+        return list_runs(self.runs)
 
     def create(
         self,

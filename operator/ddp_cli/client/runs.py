@@ -2,14 +2,18 @@
 
 import os
 import re
+import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ddp_cli.client.errors import ClientError, NotFound
 from ddp_cli.local.ending import read_record
 from ddp_cli.local.folder import RunFolder
 from ddp_cli.local.own_files import is_own_folder, open_own_folder
+
+_LIST_SECONDS: Final = 10.0
+"""Time to read the folders of runs, which may be many and large."""
 
 
 def open_run(name: str | None, runs: Path) -> RunFolder:
@@ -19,10 +23,12 @@ def open_run(name: str | None, runs: Path) -> RunFolder:
         if not paths:
             raise NotFound(f"no runs in {runs}; start one with `ddp run job.yaml`, or use --runs-dir")
         return RunFolder(paths[-1])
-    for path in (Path(name), runs / name):
-        if path.is_dir():
-            return _open_own(path)
-    paths = [path for path in _list_runs(runs) if re.fullmatch(rf"{re.escape(name)}-[\d-]+", path.name)]
+    if Path(name).is_dir():
+        return _open_own(Path(name))
+    listed = _list_runs(runs)
+    if (runs / name).is_dir():
+        return _open_own(runs / name)
+    paths = [path for path in listed if re.fullmatch(rf"{re.escape(name)}-[\d-]+", path.name)]
     if not paths:
         raise NotFound(f"run {name} does not exist, neither as a folder nor in {runs}; `ddp list --local` lists all")
     return RunFolder(paths[-1])
@@ -46,18 +52,25 @@ def read_job(folder: RunFolder) -> dict[str, Any]:
         raise ClientError(f"{folder.path}: not a run folder of `ddp run`: status.yaml is missing or invalid") from None
 
 
-def list_runs(runs: Path) -> list[dict[str, Any]]:
-    """Return the jobs of all runs, oldest first, each with the name of its run. Folders with another content are no
-    runs."""
-    jobs = []
-    for path in _list_runs(runs):
+def list_runs(runs: Path) -> dict[str, Any]:
+    """Return the list object of all runs' jobs, oldest first, each with the name of its run. Raises: ClientError.
+
+    Folders with another content are no runs. ``remainingItemCount``: older runs for which the time did not suffice.
+    """
+    jobs: list[dict[str, Any]] = []
+    paths = _list_runs(runs)
+    until = time.monotonic() + _LIST_SECONDS
+    while paths and time.monotonic() < until:
+        path = paths.pop()
         with suppress(ClientError):
             job = read_job(RunFolder(path))
-            jobs.append({**job, "metadata": {**job["metadata"], "name": path.name}})
-    return jobs
+            jobs.insert(0, {**job, "metadata": {**job["metadata"], "name": path.name}})
+    return {"items": jobs, "metadata": {"remainingItemCount": len(paths)} if paths else {}}
 
 
 def _list_runs(runs: Path) -> list[Path]:
-    """Return this user's run folders in the order of their last change, without links."""
+    """Return this user's run folders in the order of their last change, without links. Raises: ClientError."""
+    if runs.is_symlink():
+        raise ClientError(f"{runs}: this folder of runs is a link; name its target with --runs-dir")
     paths = [path for path in runs.glob("*/status.yaml") if is_own_folder(path.parent)]
     return [path.parent for path in sorted(paths, key=lambda path: path.lstat().st_mtime)]

@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Sequence
 from difflib import get_close_matches
 from types import ModuleType
-from typing import Final
+from typing import Final, NamedTuple
 
 from ddp_cli.client.errors import ClientError
 from ddp_cli.commands.io import ExitCode, exit_code
@@ -68,7 +68,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if similar and similar != [command]:
         return _report(command, f"no such command; did you mean `ddp {similar[0]}`?", ExitCode.BAD_INPUT)
     try:
-        parser, modules = build_parser(command)
+        parser, commands = build_parser(command)
     except ModuleNotFoundError as error:
         return _report(command, _explain_missing(error), ExitCode.BAD_INPUT)
 
@@ -83,32 +83,40 @@ def main(argv: Sequence[str] | None = None) -> int:
         if remedy:
             return _report(command, remedy, ExitCode.BAD_INPUT)
     if unknown:
-        hint = _advise_on_unknown(command, unknown)
-        parser.error(f"unrecognized arguments: {shlex.join(unknown)}{hint}")
+        own_parser = commands[command].parser if command in commands else parser
+        own_parser.error(f"unrecognized arguments: {shlex.join(unknown)}{_advise_on_unknown(command, unknown)}")
     if arguments.command is None:
         parser.print_help()
         return ExitCode.BAD_INPUT
 
     arguments.extra = extra
     arguments.command_line = shlex.join(["ddp", *command_line])
-    return _run(modules[arguments.command], arguments)
+    return _run(commands[arguments.command].module, arguments)
 
 
-def build_parser(*commands: str) -> tuple[argparse.ArgumentParser, dict[str, ModuleType]]:
-    """Return the parser, with the arguments of ``commands`` only, and the modules of these."""
+class Command(NamedTuple):
+    """The parser of one subcommand, and the module that runs it."""
+
+    parser: argparse.ArgumentParser
+    module: ModuleType
+
+
+def build_parser(*names: str) -> tuple[argparse.ArgumentParser, dict[str, Command]]:
+    """Return the parser of `ddp`, with the arguments of the named subcommands only, and these."""
     parser = argparse.ArgumentParser(
         prog=_find_program_name(),
         description="Distributed PyTorch training from one YAML file, in a cluster or on this machine.",
     )
     parser.add_argument("--version", action="version", version=f"ddp {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
-    modules = {}
-    for name, module, help_text in COMMANDS:
+    commands = {}
+    for name, module_name, help_text in COMMANDS:
         subparser = subparsers.add_parser(name, help=help_text, description=help_text[0].upper() + help_text[1:] + ".")
-        if name in commands:
-            modules[name] = importlib.import_module(module)
-            modules[name].add_arguments(subparser)
-    return parser, modules
+        if name in names:
+            module = importlib.import_module(module_name)
+            module.add_arguments(subparser)
+            commands[name] = Command(subparser, module)
+    return parser, commands
 
 
 def _advise_on_unknown(command: str, unknown: Sequence[str]) -> str:

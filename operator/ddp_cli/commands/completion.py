@@ -99,29 +99,22 @@ def _list_commands() -> list[str]:
     return [name for name, _, _ in COMMANDS]
 
 
-def _parse_command(command: str) -> argparse.ArgumentParser | None:
-    """Return the parser of a command; None for an unknown one."""
+def _list_actions(command: str) -> list[argparse.Action]:
+    """Return the arguments of a command; none for an unknown one."""
     from ddp_cli.commands import build_parser
 
-    parser, _ = build_parser(command)
-    actions = parser._subparsers._group_actions if parser._subparsers else []
-    choices = dict(actions[0].choices or {})
-    found: argparse.ArgumentParser | None = choices.get(command)
-    return found
+    _, commands = build_parser(command)
+    return commands[command].parser._actions if command in commands else []
 
 
 def list_flags(command: str) -> list[str]:
     """Return the long options of a command."""
-    parser = _parse_command(command)
-    if parser is None:
-        return []
-    return sorted(flag for action in parser._actions for flag in action.option_strings if flag.startswith("--"))
+    return sorted(flag for action in _list_actions(command) for flag in action.option_strings if flag.startswith("--"))
 
 
 def _takes_job(command: str) -> bool:
     """Return whether the command's argument is the name of a job."""
-    parser = _parse_command(command)
-    return parser is not None and any(action.dest == "name" and not action.option_strings for action in parser._actions)
+    return any(action.dest == "name" and not action.option_strings for action in _list_actions(command))
 
 
 def _list_jobs(words: Sequence[str]) -> list[str]:

@@ -40,6 +40,9 @@ def run(arguments: argparse.Namespace) -> int:
     wide = arguments.output == "wide"
     for line in format_table(items, utc_now(), namespaces=arguments.all_namespaces, wide=wide):
         print_text(line)
+    more = (listing.get("metadata") or {}).get("remainingItemCount")
+    if more:
+        print_text(f"and {more} more", file=sys.stderr)
     return ExitCode.OK
 
 

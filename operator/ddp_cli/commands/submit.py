@@ -5,10 +5,11 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import NoReturn
 
-from ddp_cli.client.errors import NameInUse
+from ddp_cli.client.errors import ApiError, NameInUse
 from ddp_cli.client.job import Job
-from ddp_cli.client.workdir import Workdir, default_folder
+from ddp_cli.client.workdir import Workdir, check_job, default_folder
 from ddp_cli.commands.arguments import add_cluster_arguments, add_output_argument, open_client
 from ddp_cli.commands.init import add_job_options, add_script, find_script, read_job_options, write_manifest
 from ddp_cli.commands.io import CommandError, ExitCode, print_note, read_file
@@ -65,7 +66,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _create(text: str, workdir: Workdir | None, arguments: argparse.Namespace) -> Job:
     """Create the job; with ``--replace`` after the deletion of the one that has its name. Raises: ClientError."""
-    backend = open_client(arguments).backend
+    try:
+        backend = open_client(arguments).backend
+    except ApiError as error:
+        _check_without_cluster(text, workdir, error)
+        raise
 
     def create(*, dry_run: bool) -> Job:
         return Job(*backend.create(text, workdir, dry_run=dry_run, note=print_note))
@@ -81,6 +86,15 @@ def _create(text: str, workdir: Workdir | None, arguments: argparse.Namespace) -
     print_note(f"{former.name}: deleting the job of this name, and waiting for the end of its pods")
     former.delete(wait=True)
     return create(dry_run=False)
+
+
+def _check_without_cluster(text: str, workdir: Workdir | None, absence: ApiError) -> None:
+    """Check the job although no cluster is configured: errors of the file come first. Raises: ClientError."""
+
+    def find_profile(kind: str, namespace: str, name: str) -> NoReturn:
+        raise absence
+
+    check_job(text, workdir, in_cluster=True, note=print_note, profiles=find_profile)
 
 
 def _read_manifest(arguments: argparse.Namespace) -> tuple[str, Path | None]:

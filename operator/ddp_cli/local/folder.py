@@ -358,6 +358,8 @@ def replace_file(path: Path, text: str, *, private: bool = False) -> None:
 
 def make_runs_folder(path: Path) -> None:
     """Create the folder of runs. Neither git nor a later `ddp submit` takes its files. Raises: OSError."""
+    if path.is_symlink():
+        raise NotADirectoryError(errno.ENOTDIR, "it is a link; name its target", str(path))
     if not path.is_dir():
         path.mkdir(parents=True, exist_ok=True)
         (path / ".gitignore").write_text("*\n", encoding="ascii")

@@ -74,6 +74,40 @@ def test_without_command_help_is_printed(capsys: pytest.CaptureFixture[str]) -> 
     assert "write the YAML that would run a training script" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["why", "--foo"], "unrecognized arguments: --foo"),
+        (["list", "foo"], "unrecognized arguments: foo"),
+        (["run", "x.py", "--nodse", "2"], "did you mean --nodes?"),
+        (["run", "x.py", "--lr", "2"], "put arguments of the script after --"),
+    ],
+)
+def test_unknown_argument_shows_usage_of_its_command(
+    words: list[str], hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(words)
+    assert ended.value.code == 2
+    shown = capsys.readouterr().err
+    assert (shown.startswith(f"usage: ddp {words[0]}"), hint in shown) == (True, True)
+
+
+def test_submit_without_cluster_reports_errors_of_file_first(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("HOME", str(folder))
+    for name in ("KUBECONFIG", "KUBERNETES_SERVICE_HOST"):
+        monkeypatch.delenv(name, raising=False)
+    for changes, code, message in (
+        ({"nodes": 0}, 2, "spec.nodes"),
+        ({}, 4, "no cluster is configured"),
+        ({"profileRef": {"name": "h100"}}, 4, "no cluster is configured"),
+    ):
+        assert main(["submit", write(**changes)]) == code
+        assert message in capsys.readouterr().err
+
+
 def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main(["walk"])

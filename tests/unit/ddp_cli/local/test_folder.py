@@ -72,7 +72,7 @@ WRITER = """
 import sys
 import threading
 import time
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from pathlib import Path
 from ddp_cli.local.folder import RunFolder
 folder = RunFolder.create(Path(sys.argv[1]), "x", datetime.now(UTC))
@@ -203,16 +203,46 @@ def test_run_folder_of_another_user_or_behind_a_link_is_not_listed(tmp_path: Pat
     runs = tmp_path / "runs"
     runs.mkdir()
     (runs / "linked-1").symlink_to(real)
-    assert list_runs(runs) == []
+    assert list_runs(runs)["items"] == []
     with pytest.raises(ClientError, match="no link to one"):
         open_run("linked-1", runs)
     if os.geteuid() == 0:
         (runs / "other-1").mkdir()
         (runs / "other-1" / "status.yaml").write_text("kind: K\nmetadata: {name: x}\nspec: {}\n")
         os.chown(runs / "other-1", 12345, 12345)
-        assert list_runs(runs) == []
+        assert list_runs(runs)["items"] == []
         with pytest.raises(ClientError, match="belongs to another user"):
             open_run("other-1", runs)
+
+
+def test_linked_folder_of_runs_is_neither_read_nor_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    run = RunFolder.create(tmp_path / "elsewhere", "x", NOW)
+    run.status.write_text(HEAD)
+    Path("ddp-runs").symlink_to("elsewhere")
+    for words in (["list"], ["why"], ["logs", run.path.name], ["delete", "x"]):
+        assert main([*words, "--local"]) == ExitCode.BAD_INPUT
+        assert "ddp-runs: this folder of runs is a link; name its target with --runs-dir" in capsys.readouterr().err
+    with pytest.raises(NotADirectoryError):
+        RunFolder.create(Path("ddp-runs"), "x", NOW)
+    assert main(["list", "--local", "--runs-dir", "elsewhere"]) == ExitCode.OK
+
+
+def test_list_of_many_runs_ends_with_number_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for second in range(5):
+        run = RunFolder.create(tmp_path, "x", NOW + timedelta(seconds=second))
+        run.status.write_text(HEAD)
+        os.utime(run.status, (second, second))
+    now = iter(range(100))
+    monkeypatch.setattr("ddp_cli.client.runs.time.monotonic", lambda: 5.0 * next(now))
+    assert main(["list", "--local", "--runs-dir", str(tmp_path)]) == ExitCode.OK
+    shown = capsys.readouterr()
+    assert (len(shown.out.splitlines()), run.path.name in shown.out) == (2, True)
+    assert shown.err == "and 4 more\n"
 
 
 def test_planted_temporary_file_is_replaced_and_not_followed(tmp_path: Path) -> None:

@@ -226,6 +226,11 @@ def test_cause_is_not_repeated(folder: RunFolder) -> None:
     assert text.count("ValueError: bad") == 1
 
 
+def test_exhausted_budget_is_not_mentioned_if_no_restart_was_allowed(folder: RunFolder) -> None:
+    text = describe_run("x", replace(FAILED, restarts=Restarts()), folder, seconds=5, interrupted=False)
+    assert ("cause:" in text, "RestartBudgetExhausted" in text) == (True, False)
+
+
 def test_multi_line_cause_stays_in_column_and_is_shown_once(folder: RunFolder) -> None:
     once = condition("Failed", "True", "UserError", "rank 1: ValueError: bad")
     many = replace(FAILED, conditions=(once,), last_failure=replace(FAILURE, message="ValueError: bad\nindeed\n"))
