@@ -89,7 +89,7 @@ def _explain(status: Status, folder: RunFolder) -> list[str]:
     lines = _describe_failure(failure, folder) if failure is not None else []
     for condition in status.conditions:
         if (condition.type, condition.status) in (("Failed", "True"), ("Accepted", "False")):
-            if condition.reason == conditions.RESTART_BUDGET_EXHAUSTED and not status.restarts.all:
+            if condition.reason == c.RESTART_BUDGET_EXHAUSTED and not status.restarts.all:
                 continue  # no restart was allowed, and the cause is above
             text = describe_end(condition, failure) if condition.type == "Failed" else condition.message
             lines += [f"  {condition.reason}: {text}"] if text else []
