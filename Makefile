@@ -109,6 +109,7 @@ nightly: install ## run the long checks: tests marked nightly, fuzz, mutate, tor
 .PHONY: pytest-nightly
 pytest-nightly: install s3 ## run the tests marked nightly, and those that `make test` leaves out
 	@DDP_TEST_NIGHTLY=1 $(PY) -m pytest -m 'nightly or more' --numprocesses $(JOBS) --dist worksteal --durations=10 $(ARGS)
+	@DDP_TEST_NIGHTLY=1 $(PY) -m pytest tests/repository
 
 .PHONY: mutate
 mutate: install ## change single lines and check that tests fail (ARGS='--sample 200 --seed 7')

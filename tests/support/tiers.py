@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 import shutil
+import subprocess
 from collections import Counter
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 
 import pytest
 
@@ -55,6 +56,31 @@ def _more() -> str | None:
     return None if chosen else "its mechanism has another test in every run; `make test-all` runs it"
 
 
+_SUBJECTS = (".ci", ".dockerignore", ".github", "Makefile", "charts", "deploy", "images", "pyproject.toml",
+             "tests/bench", "tests/gpu", "tests/mutation", "tests/repository")  # fmt: skip
+"""What the tests of the repository tier read."""
+
+
+def _repository() -> str | None:
+    changed = _changed_files()
+    if _more() is None or changed is None or any(name.startswith(_SUBJECTS) for name in changed):
+        return None
+    return "none of the files that it reads has changed; `make test-all` runs it"
+
+
+def _changed_files() -> list[str] | None:
+    """Return the files that differ from the upstream branch, or else from the commit before; None if unknown."""
+    changed = None
+    for since in ("@{upstream}", "HEAD~1"):
+        command = ["git", "diff", "--name-only", since]
+        ran = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+        if ran.returncode == 0:
+            changed = ran.stdout.splitlines()
+        if changed:
+            break
+    return changed
+
+
 def _tool(*names: str) -> Callable[[], str | None]:
     def missing() -> str | None:
         lacking = [name for name in names if shutil.which(name) is None]
@@ -77,6 +103,7 @@ class Tier:
 # In the order of the report. Markers win over folders, earlier markers over later ones.
 TIERS = (
     Tier("unit", "one module, no I/O beyond a temporary folder", folder="unit"),
+    Tier("repository", "releases, images and scripts; runs if their files changed", _repository, folder="repository"),
     Tier("golden", "manifests and pages against files kept in the repository", folder="golden"),
     Tier("property", "what must hold for every input (hypothesis)", folder="property"),
     Tier("contract", "one suite for each implementation of an interface", folder="contract"),
