@@ -33,8 +33,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.kubeobjects import utc_now
-from ddp_operator.api.nesting import limit_nesting
 from ddp_operator.api.parse import parse_resource
+from ddp_operator.api.size import limit_nesting
 from ddp_operator.decide.views import PodView, view_pod
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.client import ApiClient

@@ -13,7 +13,7 @@ from ddp_cli.view.why import LeaseRenewal
 from ddp_operator.api import constants
 from ddp_operator.api.child_names import is_job_name
 from ddp_operator.api.kubeobjects import parse_time
-from ddp_operator.api.nesting import limit_nesting
+from ddp_operator.api.size import limit_nesting
 from ddp_operator.decide.scheduling import read_event_time
 
 Object = dict[str, Any]

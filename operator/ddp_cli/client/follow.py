@@ -13,7 +13,7 @@ from ddp_cli.client.errors import ClientError
 from ddp_cli.view.display import View
 from ddp_cli.view.why import explain_why
 from ddp_operator.api.kubeobjects import utc_now
-from ddp_operator.api.nesting import limit_nesting
+from ddp_operator.api.size import limit_nesting
 from ddp_operator.api.status import Status
 from ddp_operator.decide.conditions import FETCHING_INPUTS
 from ddp_operator.decide.inputs import describe_progress

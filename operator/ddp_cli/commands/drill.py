@@ -38,10 +38,10 @@ from ddp_cli.commands.io import CommandError, ExitCode, integer, print_note, rea
 from ddp_cli.commands.recovery import MeasuredRecovery, Sample, measure, parse_sample
 from ddp_cli.view.terminal import print_text
 from ddp_operator.api import constants
-from ddp_operator.api.defaults import MAX_RESTARTS
 from ddp_operator.api.documents import load_documents
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_manifest, parse_resource
+from ddp_operator.api.spec import MAX_RESTARTS
 from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.manifests.template import resolve_template
 
@@ -409,7 +409,7 @@ class LocalRun:
         self._command = [sys.executable, "-P", "-c", _RUN, "run", self._target(), "--plain", "--name", "drill"]
         self._command += ["--runs-dir", str(self._runs), *options]
         if self._is_script:
-            self._command += ["--max-restarts", str(MAX_RESTARTS.drill)]
+            self._command += ["--max-restarts", str(MAX_RESTARTS)]
         if extra:
             self._command += ["--", *extra]
         self._process: subprocess.Popen[bytes] | None = None

@@ -12,7 +12,7 @@ from typing import Any, Final
 from ddp_cli.client.program import IMAGE, job_name
 from ddp_cli.commands.io import CommandError, ExitCode, integer, read_file
 from ddp_cli.view.terminal import print_manifest, print_text
-from ddp_operator.api.defaults import MAX_RESTARTS
+from ddp_operator.api.spec import MAX_RESTARTS
 
 SCRIPT_SUFFIXES: Final = (".py", ".sh")
 """Of files that a command runs as a script; any other file is a job's YAML."""
@@ -227,7 +227,7 @@ def write_manifest(
         f"            requests: {{cpu: {json.dumps(cpus)}, memory: {memory}}}",
         f'            {"" if gpus else "# "}limits: {{nvidia.com/gpu: "{gpus or 1}"}}'
         f"{'' if gpus else '  # without GPUs, ranks train on CPUs'}",
-        f"  # recovery: {{maxRestarts: {MAX_RESTARTS.cluster}}}  # new attempts after failures that a restart may fix",
+        f"  # recovery: {{maxRestarts: {MAX_RESTARTS}}}  # new attempts after failures that a restart may fix",
         "  # checkpoint:  # a volume that outlives the pods, for a script that saves and resumes",
         "  #   claimName: my-claim  # DDP_CHECKPOINT_DIR is its path in the pods",
         "  # metrics:  # read progress from log lines, for a script that does not export it (docs/metrics.md)",

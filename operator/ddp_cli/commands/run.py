@@ -20,7 +20,7 @@ from ddp_cli.commands.io import CommandError, ExitCode, integer, print_note, rea
 from ddp_cli.commands.profile import add_profiles_argument, read_profiles
 from ddp_cli.commands.render import omit_data
 from ddp_cli.commands.workdir import add_workdir_arguments, place_script, read_workdir
-from ddp_operator.api.defaults import MAX_RESTARTS
+from ddp_operator.api.spec import LOCAL_MAX_RESTARTS
 
 _SCRIPT = re.compile(r"\A#!|^(import|from) \w", re.MULTILINE)  # neither begins a line of YAML
 
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=integer(0),
         metavar="N",
         help="restart all pods up to N times after a failure; default: spec.recovery.maxRestarts of the file, else "
-        f"{MAX_RESTARTS.local}",
+        f"{LOCAL_MAX_RESTARTS}",
     )
     add_runs_argument(parser)
     parser.add_argument(

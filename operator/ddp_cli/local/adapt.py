@@ -13,9 +13,9 @@ from typing import Any, Final
 from ddp_cli.local.machine import LOOPBACK_VARIABLES
 from ddp_operator.api import constants
 from ddp_operator.api.cluster import Object
-from ddp_operator.api.defaults import MAX_RESTARTS
 from ddp_operator.api.job import JobSize
 from ddp_operator.api.kubeobjects import count_pod_gpus, find_trainer, is_gpu
+from ddp_operator.api.spec import LOCAL_MAX_RESTARTS
 from ddp_pod.contract.processes import read_cpu_quota
 
 
@@ -157,7 +157,7 @@ def adapt_resource(
         trainer["args"] = [*(trainer.get("args") or ()), *changes.extra_args]
     spec["recovery"] = dict(spec.get("recovery") or {})
     if (recovery or {}).get("maxRestarts") is None:
-        spec["recovery"]["maxRestarts"] = MAX_RESTARTS.local
+        spec["recovery"]["maxRestarts"] = LOCAL_MAX_RESTARTS
     if changes.max_restarts is not None:
         spec["recovery"]["maxRestarts"] = changes.max_restarts
     if spec.get("idle"):

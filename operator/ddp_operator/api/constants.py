@@ -7,6 +7,7 @@ uses (environment variables, exit codes, metric names, ports), because the train
 
 from typing import Final
 
+from ddp_pod.contract import names
 from ddp_pod.contract.names import *
 
 GROUP: Final = "ddp-operator.dev"
@@ -91,27 +92,15 @@ TRAINER_CONTAINER: Final = "trainer"
 ENV_JOB_NAME: Final = "DDP_JOB_NAME"
 ENV_JOB_NAMESPACE: Final = "DDP_JOB_NAMESPACE"
 
-# Variables that torchrun or the operator sets. A pod template that sets one of them is refused.
-RESERVED_ENV: Final = frozenset(
-    {
-        *(value for name, value in globals().items() if name.startswith("ENV_") and name != "ENV_OMP_NUM_THREADS"),
-        "RANK",
-        "LOCAL_RANK",
-        "GROUP_RANK",
-        "ROLE_RANK",
-        "WORLD_SIZE",
-        "LOCAL_WORLD_SIZE",
-        "GROUP_WORLD_SIZE",
-        "ROLE_WORLD_SIZE",
-        "ROLE_NAME",
-        "TORCHELASTIC_RUN_ID",
-        "TORCHELASTIC_RESTART_COUNT",
-        "TORCHELASTIC_MAX_RESTARTS",
-        "TORCHELASTIC_ERROR_FILE",
-        "TORCHELASTIC_USE_AGENT_STORE",
-        "TORCH_DISABLE_SHARE_RDZV_TCP_STORE",
-    }
+_TORCHRUN_ENV: Final = (
+    *("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK", "ROLE_NAME"),
+    *("WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_WORLD_SIZE", "ROLE_WORLD_SIZE"),
+    *("TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS"),
+    *("TORCHELASTIC_ERROR_FILE", "TORCHELASTIC_USE_AGENT_STORE", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE"),
 )
+_LAUNCHER_ENV: Final = frozenset(value for name, value in vars(names).items() if name.startswith("ENV_"))
+RESERVED_ENV: Final = {ENV_JOB_NAME, ENV_JOB_NAMESPACE, *_TORCHRUN_ENV, *_LAUNCHER_ENV} - {ENV_OMP_NUM_THREADS}
+"""Variables that torchrun or the operator sets. A pod template that sets one of them is refused."""
 RESERVED_ENV_PREFIXES: Final = ("PET_",)
 
 # After these exit codes (130 and more: 128 + a signal) the Job replaces the pod under its index. Every other failure

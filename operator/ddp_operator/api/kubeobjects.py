@@ -40,11 +40,12 @@ def parse_time(value: Any) -> datetime | None:
 
 
 _SUFFIX = {
-    "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "": Decimal(1),
-    "k": Decimal("1e3"), "M": Decimal("1e6"), "G": Decimal("1e9"), "T": Decimal("1e12"),
-    "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40),
+    "n": Decimal("1e-9"), "u": Decimal("1e-6"), "m": Decimal("1e-3"), "": Decimal(1), "k": Decimal("1e3"),
+    "M": Decimal("1e6"), "G": Decimal("1e9"), "T": Decimal("1e12"), "P": Decimal("1e15"), "E": Decimal("1e18"),
+    "Ki": Decimal(2**10), "Mi": Decimal(2**20), "Gi": Decimal(2**30), "Ti": Decimal(2**40), "Pi": Decimal(2**50),
+    "Ei": Decimal(2**60),
 }  # fmt: skip
-_QUANTITY = re.compile(r"([+-]?[0-9]+(?:\.[0-9]*)?|\.[0-9]+)([numkMGT]|[KMGT]i)?(?:[eE]([+-]?[0-9]{1,2}))?")
+_QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?[0-9]{1,2}))?")
 _MAX_QUANTITY: Final = 64  # characters; Python converts at most 4,300 digits
 GPU_RESOURCES: Final = (
     *("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-?*"),
@@ -59,8 +60,6 @@ GPU_DEVICE_CLASSES: Final = (
     "gpu.intel.com",
 )
 """DeviceClasses of the vendors' DRA drivers for the same."""
-# The quantities that an API server accepts, more than are parsed here.
-_ANY_QUANTITY = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([numkMGTPE]|[KMGTPE]i|[eE][+-]?[0-9]+)?")
 
 
 def find_trainer(pod: Mapping[str, Any]) -> Any:
@@ -69,25 +68,23 @@ def find_trainer(pod: Mapping[str, Any]) -> Any:
     return next((item for item in containers if item.get("name") == TRAINER_CONTAINER), containers[0])
 
 
-def is_quantity(value: Any) -> bool:
-    """Return whether an API server accepts this as a quantity."""
-    has_type = isinstance(value, str | int | float) and not isinstance(value, bool)
-    return has_type and _ANY_QUANTITY.fullmatch(str(value)) is not None
-
-
 def parse_quantity(value: Any) -> Decimal | None:
     """Return a quantity as a number, or None where it is not one."""
-    text = str(value).strip() if isinstance(value, str | int | float) else ""
+    text = str(value) if isinstance(value, str | int | float) else ""
     match = _QUANTITY.fullmatch(text) if len(text) <= _MAX_QUANTITY else None
-    if match is None or isinstance(value, bool):
+    if match is None:
         return None
     return Decimal(match[1]) * _SUFFIX[match[2] or ""] * Decimal(10) ** int(match[3] or 0)
 
 
 def count_gpus(resources: Mapping[str, Any]) -> int:
     """Return how many GPUs a container's ``resources`` request (limits; requests if there are no limits)."""
-    requested = dict(_mapping(resources.get("requests"))) | dict(_mapping(resources.get("limits")))
-    return sum(max(0, int(parse_quantity(value) or 0)) for name, value in requested.items() if is_gpu(str(name)))
+    requested = {**_mapping(resources.get("requests")), **_mapping(resources.get("limits"))}
+    gpus = 0
+    for name, value in requested.items():
+        if is_gpu(str(name)):
+            gpus += max(0, int(parse_quantity(value) or 0))
+    return gpus
 
 
 def count_pod_gpus(pod_spec: Mapping[str, Any]) -> int:

@@ -4,15 +4,145 @@ Bounds are CEL rules in ``rules.py`` rather than constraints here: the message o
 ``kubectl apply`` and ``ddp render`` print the same message.
 """
 
-from typing import Annotated, Any, Literal
+import hashlib
+import re
+from typing import Annotated, Any, Final, Literal
 
-from msgspec import Meta, field
+from msgspec import Meta, Struct, field
 
-from ddp_operator.api.constants import CODE_FOLDER, DEFAULT_METRICS_PORT, DEFAULT_RENDEZVOUS_PORT
-from ddp_operator.api.defaults import MAX_RESTARTS
-from ddp_operator.api.fields import SpecFields
-from ddp_operator.api.inputs import Input
-from ddp_operator.api.tracking import SecretReference, Tracking
+from ddp_operator.api.constants import CODE_FOLDER, DEFAULT_METRICS_PORT, DEFAULT_RENDEZVOUS_PORT, INPUTS_FOLDER
+
+MAX_RESTARTS: Final = 3
+"""Default of ``spec.recovery.maxRestarts`` in a cluster, and in ``ddp drill``, which measures a restart."""
+LOCAL_MAX_RESTARTS: Final = 0
+"""The same in ``ddp run``: a mistake in the script ends the run at once."""
+
+
+class SpecFields(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, rename="camel", omit_defaults=True):
+    """Base of a group of spec fields. Unknown fields are refused."""
+
+
+class SecretReference(SpecFields, frozen=True, kw_only=True):
+    """A Secret of the job's namespace. Its keys become environment variables of the training container."""
+
+    name: Annotated[str, Meta(description="Name of the Secret.")]
+
+
+class TensorBoard(SpecFields, frozen=True, kw_only=True):
+    """Event files for TensorBoard."""
+
+    path: Annotated[
+        str,
+        Meta(
+            description="Absolute path in the container, on a volume that outlives the pods. Each run gets its own "
+            "folder in it; the script reads its path from TENSORBOARD_LOGGING_DIR."
+        ),
+    ]
+
+
+class MLflow(SpecFields, frozen=True, kw_only=True):
+    """A run in MLflow. The launcher finds or creates it before the ranks start."""
+
+    tracking_uri: Annotated[str, Meta(description="MLFLOW_TRACKING_URI, such as http://mlflow.team:5000.")]
+    experiment: Annotated[
+        str | None,
+        Meta(description="MLFLOW_EXPERIMENT_NAME; created if it does not exist. Unset: MLflow's default."),
+    ] = None
+    secret_ref: Annotated[
+        SecretReference | None,
+        Meta(description="Credentials, such as MLFLOW_TRACKING_TOKEN."),
+    ] = None
+
+
+class WandB(SpecFields, frozen=True, kw_only=True):
+    """A run in Weights & Biases."""
+
+    project: Annotated[str | None, Meta(description="WANDB_PROJECT.")] = None
+    entity: Annotated[str | None, Meta(description="WANDB_ENTITY: the team or user that owns the project.")] = None
+    base_url: Annotated[str | None, Meta(description="WANDB_BASE_URL of a self-hosted server.")] = None
+    secret_ref: Annotated[SecretReference | None, Meta(description="Credentials, such as WANDB_API_KEY.")] = None
+
+
+class Tracking(SpecFields, frozen=True, kw_only=True):
+    """Experiment trackers. All attempts, pods and restarts of the job are one run in each of them. Environment
+    variables in the template take precedence."""
+
+    run_name: Annotated[str | None, Meta(description="Name of the run. Unset: the job's name.")] = None
+    run_id: Annotated[
+        str | None,
+        Meta(
+            description="Identity of the run: at most 64 letters, digits, - and _. Set it to status.tracking.runId of "
+            "an earlier job to continue that job's run. Unset: the job's name and UID, so that a recreated job starts "
+            "a new run."
+        ),
+    ] = None
+    tensorboard: TensorBoard | None = None
+    mlflow: MLflow | None = None
+    wandb: WandB | None = None
+
+
+class NodeCache(SpecFields, frozen=True, kw_only=True):
+    """A folder on each node, shared by all jobs of the node. Nothing deletes files from it."""
+
+    path: Annotated[str, Meta(description="Absolute path on the nodes, on a disk with room for all cached inputs.")]
+
+
+class Input(SpecFields, frozen=True, kw_only=True):
+    """Data or a model. A pod without GPUs fetches it before the training pods are created; they mount it read-only."""
+
+    name: Annotated[str | None, Meta(description="Name in messages. Unset: the last part of the URL.")] = None
+    url: Annotated[
+        str,
+        Meta(
+            description="A file, or all files below a folder or prefix: https://, file://, or any scheme of fsspec and "
+            "its plug-ins in the image: s3://, gs://, hf://, … Files that were fetched before are not fetched again."
+        ),
+    ]
+    mount_path: Annotated[
+        str,
+        Meta(
+            description="Absolute path in the container: of the fetched folder, or of a folder with the fetched file."
+        ),
+    ]
+    claim_name: Annotated[
+        str | None,
+        Meta(
+            description="PersistentVolumeClaim that stores the input; several inputs and jobs may share it. Set either "
+            "this or nodeCache."
+        ),
+    ] = None
+    node_cache: NodeCache | None = None
+    checksum: Annotated[
+        str | None,
+        Meta(
+            description="For an input of one file: sha256: and 64 hexadecimal digits. The job fails if the file "
+            "differs."
+        ),
+    ] = None
+    secret_ref: Annotated[
+        SecretReference | None,
+        Meta(
+            description="Secret whose keys become environment variables of the fetching pod: credentials of the "
+            "plug-in, such as AWS_ACCESS_KEY_ID or HF_TOKEN. For https://: HTTP_AUTHORIZATION, the value of the header."
+        ),
+    ] = None
+
+    @property
+    def label(self) -> str:
+        """The name of the input in messages."""
+        return self.name or self.url.partition("?")[0].rstrip("/").rpartition("/")[2] or self.url
+
+    @property
+    def key(self) -> str:
+        """The name of its folder in a claim or cache: equal for all jobs with the same URL and checksum."""
+        readable = re.sub(r"[^a-z0-9.]+", "-", self.label.lower()).strip("-.")[:40]
+        return f"{readable}-{hashlib.sha256(f'{self.url} {self.checksum}'.encode()).hexdigest()[:12]}"
+
+    @property
+    def place(self) -> str:
+        """The location that stores it. Inputs with equal locations share their files."""
+        where = f"node:{self.node_cache.path.rstrip('/')}" if self.node_cache else f"claim:{self.claim_name}"
+        return f"{where}/{INPUTS_FOLDER}/{self.key}"
 
 
 class Rendezvous(SpecFields, frozen=True, kw_only=True):
@@ -84,7 +214,7 @@ class Recovery(SpecFields, frozen=True, kw_only=True):
     max_restarts: Annotated[
         int,
         Meta(description="Maximum restarts after failures, in the same or with new pods (docs/api.md, Restarts)."),
-    ] = MAX_RESTARTS.cluster
+    ] = MAX_RESTARTS
     reset_after_steps: Annotated[
         int,
         Meta(

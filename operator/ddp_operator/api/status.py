@@ -7,9 +7,7 @@ JSON. Truncate a time to seconds before you store it, so that it equals the valu
 from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
-from msgspec import Meta, field
-
-from ddp_operator.api.fields import StatusFields
+from msgspec import Meta, Struct, field
 
 Phase = Literal["Pending", "Rejected", "Suspended", "Running", "Restarting", "Succeeded", "Failed"]
 ENDED_PHASES: Final = ("Succeeded", "Failed", "Rejected")
@@ -17,6 +15,10 @@ ENDED_PHASES: Final = ("Succeeded", "Failed", "Rejected")
 ConditionStatus = Literal["True", "False", "Unknown"]
 RecoveryLevel = Literal["SamePods", "ReplacedPod", "NewPods"]
 Time = Annotated[datetime, Meta(tz=True)]
+
+
+class StatusFields(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
+    """Base of a group of status fields. Unknown fields are ignored: a newer operator may have written them."""
 
 
 class Condition(StatusFields, frozen=True, kw_only=True):

@@ -10,8 +10,7 @@ import msgspec
 
 from ddp_operator.api.constants import KIND
 from ddp_operator.api.errors import FieldError
-from ddp_operator.api.nesting import limit_nesting
-from ddp_operator.api.size import MAX_BYTES, MAX_VALUES, OVERSIZE, REMEDY, OversizeSpec, refuse_oversize
+from ddp_operator.api.size import MAX_BYTES, MAX_VALUES, OVERSIZE, REMEDY, OversizeSpec, limit_nesting, refuse_oversize
 from ddp_operator.kube.children import trim_metadata
 
 LARGE: Final = 16 << 10

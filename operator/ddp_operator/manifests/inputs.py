@@ -15,11 +15,10 @@ from typing import Any, Final
 
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.errors import FieldError
-from ddp_operator.api.inputs import Input
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import parse_quantity
 from ddp_operator.api.profile import find_locked_part
-from ddp_operator.api.spec import Spec
+from ddp_operator.api.spec import Input, Spec
 from ddp_pod.contract.credentials import has_credentials
 
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"

@@ -14,7 +14,7 @@ from ddp_operator.api import constants
 from ddp_operator.api.child_names import is_reserved_variable
 from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.kubeobjects import count_gpus, cpu_limit, is_quantity
+from ddp_operator.api.kubeobjects import count_gpus, cpu_limit, parse_quantity
 from ddp_operator.api.pod_fields import find_unknown_fields
 from ddp_operator.api.spec import NetworkPolicy, Peer, Spec
 from ddp_operator.manifests.fabric import check_fabric, merge_fabric
@@ -437,7 +437,7 @@ def _check_resources(resources: Mapping[str, Any], path: str) -> Iterator[FieldE
     for part in ("limits", "requests"):
         for name, value in (resources.get(part) or {}).items():
             here = f"{path}.{part}[{name}]"
-            if value is not None and not is_quantity(value):
+            if value is not None and parse_quantity(value) is None:
                 yield FieldError(here, "must be a quantity: a number, with or without a suffix, such as 8Gi", value)
             elif "/" not in name and not _STANDARD.fullmatch(name):
                 message = (
