@@ -253,12 +253,11 @@ def _report_replacement(old: Status, new: Status) -> Iterator[Event]:
 
 
 def _report_attempt(old: Status, new: Status) -> Iterator[Event]:
+    """Return the Event of a restart or a resize. For the first attempt the Job controller's Events are enough."""
     if (new.attempt, new.attempt_nodes) == (old.attempt, old.attempt_nodes):
         return
     restarting = new.condition(c.RESTARTING)
-    if old.attempt == 0:
-        yield Event("Normal", "Started", f"attempt 1 with {new.attempt_nodes} nodes as Job {new.job_name}")
-    elif restarting is not None:
+    if old.attempt and restarting is not None:
         yield Event("Normal", restarting.reason, restarting.message)
 
 

@@ -7,26 +7,28 @@ operator and Kopf connect to the same server as the same user.
 import asyncio
 import socket
 import ssl
-from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, Final
 
 import aiohttp
 import kopf
 import msgspec
 
 from ddp_operator._version import __version__
-from ddp_operator.api.cluster import ClusterError
+from ddp_operator.api.cluster import ClusterError, Refused, VersionConflict
 from ddp_operator.api.constants import GROUP
 from ddp_operator.kube.incoming import limit_response
+from ddp_operator.kube.resources import path, plural
 
 Login = Callable[[], Awaitable[kopf.ConnectionInfo]]
 OnCall = Callable[[str, str, str], None]
 """Called after every call with its verb, the resource's plural name and the HTTP status (or ``error``)."""
 
-CONNECTIONS = 64
+CONNECTIONS = 24
+"""Connections for calls: enough for the usual number of workers. A connection with TLS takes a quarter of a MiB."""
 CONNECT_TIMEOUT = 10.0
 SEND_BUFFER = 208 * 1024
 """Bytes; Linux doubles them, and allows no more by default.
@@ -43,6 +45,16 @@ RENEW_BEFORE = timedelta(seconds=30)
 MAX_ANSWER = 32 << 20
 """Default limit of a response body in bytes."""
 
+CHUNK: Final = 250
+"""Objects in one page of a list."""
+PAGE_BYTES: Final = 4 << 20
+"""Maximum bytes of one page. A parsed page takes a multiple of its bytes in memory."""
+OBJECT_BYTES: Final = 32 << 20
+"""Maximum bytes of a page with a single object, more than an API server stores."""
+
+INVALID = frozenset({400, 413, 422})
+"""HTTP statuses for a body that the API server will never accept."""
+
 VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
 MESSAGE_LIMIT = 2000
 """Maximum characters of an API server's message: about a dozen field errors, and short enough for a status."""
@@ -50,6 +62,10 @@ MESSAGE_LIMIT = 2000
 
 class StartupError(Exception):
     """The operator cannot start. The message has one line with the problem and the remedy."""
+
+
+class ObjectNotFound(ClusterError):
+    """The object, namespace or kind does not exist (404)."""
 
 
 class AnswerTooLarge(ClusterError):
@@ -336,6 +352,61 @@ class ApiClient:
         if self._unheard is not None and option is not None:
             connection.setsockopt(socket.IPPROTO_TCP, option, int(self._unheard * 1000))
         return connection
+
+
+async def call(
+    client: ApiClient,
+    method: str,
+    kind: str,
+    namespace: str | None,
+    name: str | None = None,
+    subresource: str | None = None,
+    *,
+    refusable: bool = False,
+    **options: Any,
+) -> Any:
+    """Make a call about one object, or about a list of them, and return the parsed JSON.
+
+    Raises: ObjectNotFound, VersionConflict, ClusterError; with ``refusable`` also Refused, if a retry cannot help.
+    """
+    try:
+        return await client.request(method, path(kind, namespace, name, subresource), kind=plural(kind), **options)
+    except ResponseError as error:
+        if refusable and error.status == 403:
+            raise Refused(error.message, reason="Forbidden") from error
+        if refusable and error.status in INVALID:
+            raise Refused(error.message, reason="Invalid") from error
+        exceptions = {404: ObjectNotFound, 409: VersionConflict}
+        raise exceptions.get(error.status, ClusterError)(str(error)) from error
+
+
+async def pages(
+    client: ApiClient, kind: str, namespace: str | None, params: Mapping[str, str], **options: Any
+) -> AsyncIterator[Any]:
+    """Yield a list page by page; ``params`` limit the objects in each, PAGE_BYTES their size.
+
+    A page that is too large is read again with half the objects. Options and exceptions are those of ``call``.
+    """
+    max_limit = int(params["limit"])
+    limit = max_limit
+    token = ""
+    while True:
+        page_params = {**params, "limit": str(limit)}
+        if token:
+            page_params["continue"] = token
+        max_bytes = PAGE_BYTES if limit > 1 else OBJECT_BYTES
+        try:
+            page = await call(client, "GET", kind, namespace, params=page_params, max_bytes=max_bytes, **options)
+        except AnswerTooLarge:
+            if limit == 1:
+                raise
+            limit = max(1, limit // 2)
+            continue
+        yield page
+        token = str((page.get("metadata") or {}).get("continue") or "")
+        if not token:
+            return
+        limit = min(max_limit, limit * 2)
 
 
 async def _read(response: aiohttp.ClientResponse, max_bytes: int, what: str) -> bytes:

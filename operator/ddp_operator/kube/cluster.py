@@ -31,9 +31,8 @@ from ddp_operator.api.constants import (
 )
 from ddp_operator.api.kubeobjects import format_time, utc_now
 from ddp_operator.kube.cache import ObjectCache, build_snapshot
-from ddp_operator.kube.calls import CHUNK, INVALID, ObjectNotFound, call, pages
 from ddp_operator.kube.children import CHILD_KINDS, METADATA_KINDS, key_of, trim_object
-from ddp_operator.kube.client import ApiClient, ResponseError
+from ddp_operator.kube.client import CHUNK, INVALID, ApiClient, ObjectNotFound, ResponseError, call, pages
 from ddp_operator.kube.events import EventReader, EventWriter
 from ddp_operator.kube.resources import kind_of, list_versions, path, plural, type_of
 from ddp_operator.kube.scrape import Scraper

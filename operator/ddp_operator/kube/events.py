@@ -17,8 +17,7 @@ from typing import Any, Final
 from ddp_operator.api.cluster import ClusterError, Event, Object
 from ddp_operator.api.constants import MANAGED_BY
 from ddp_operator.api.kubeobjects import format_time, utc_now
-from ddp_operator.kube.calls import call, pages
-from ddp_operator.kube.client import ApiClient, trim
+from ddp_operator.kube.client import ApiClient, call, pages, trim
 from ddp_pod.contract.credentials import hide_credentials
 
 logger = logging.getLogger(__name__)

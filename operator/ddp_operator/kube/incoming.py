@@ -1,11 +1,16 @@
 """Limit custom resources in responses of the API server before they are decoded.
 
 Anyone who may create a job may store 1.5 MB in it. Decoded, many small values take 45 times their size. A resource that
-is too large therefore gets a short spec that only has the reason, and the spec of a large one can stay text.
+is too large therefore gets a short spec that only has the reason, and the spec of a large one can stay text. Kopf's
+connection limits its responses before Kopf decodes them.
 """
 
+import json
+from collections.abc import AsyncIterator
 from typing import Any, Final
 
+import aiohttp
+import kopf
 import msgspec
 
 from ddp_operator.api.constants import KIND
@@ -73,3 +78,58 @@ def _limit_spec(raw: bytes) -> bytes:
         [reason] = error.errors
         return msgspec.json.encode(kept | {OVERSIZE: [reason.path, reason.message]})
     return raw
+
+
+def open_kopf_session(info: kopf.ConnectionInfo) -> kopf.AiohttpSession:
+    """Return the session that Kopf would open with these credentials, but with limited responses."""
+    return kopf.AiohttpSession(
+        server=info.server,
+        priority=info.priority,
+        default_namespace=info.default_namespace,
+        expiration=info.expiration,
+        aiohttp_session=aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(limit=0, ssl=info.as_ssl_context()),
+            headers=info.as_http_headers(),
+            proxy=info.proxy_url,
+            trust_env=info.trust_env,
+            response_class=_LimitedResponse,
+        ),
+    )
+
+
+class _LimitedResponse(aiohttp.ClientResponse):
+    """A response whose body, and each line of which, is limited."""
+
+    async def start(self, connection: Any) -> aiohttp.ClientResponse:
+        """Read the headers."""
+        await super().start(connection)
+        self.content = _LimitedLines(self.content)  # type: ignore[assignment]
+        return self
+
+    async def json(self, **_: Any) -> Any:
+        """Return the decoded body."""
+        return json.loads(limit_response(await self.read(), specs_as_text=True))
+
+
+class _LimitedLines:
+    """The stream of a response: ``iter_chunked`` yields whole lines."""
+
+    def __init__(self, stream: aiohttp.StreamReader) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
+        """Yield the lines of a watch. ``size``: the maximum bytes of a read."""
+        rest = bytearray()
+        async for chunk in self._stream.iter_chunked(size):
+            rest += chunk
+            if b"\n" not in chunk:
+                continue
+            *lines, last = bytes(rest).split(b"\n")
+            rest = bytearray(last)
+            for line in lines:
+                yield limit_response(line, specs_as_text=True) + b"\n"
+        if rest:
+            yield limit_response(bytes(rest), specs_as_text=True)

@@ -16,9 +16,8 @@ from typing import Any, Final
 from ddp_operator.api.cluster import ClusterError, Key, Object
 from ddp_operator.api.constants import KIND, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY
 from ddp_operator.kube.cache import ObjectCache, version_number
-from ddp_operator.kube.calls import ObjectNotFound, call, pages
 from ddp_operator.kube.children import METADATA_KINDS, key_of, trim_metadata, trim_object
-from ddp_operator.kube.client import ApiClient
+from ddp_operator.kube.client import ApiClient, ObjectNotFound, call, pages
 from ddp_operator.kube.cluster import METADATA_ONLY
 
 logger = logging.getLogger(__name__)

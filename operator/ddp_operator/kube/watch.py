@@ -15,9 +15,8 @@ import msgspec
 
 from ddp_operator.api.cluster import ClusterError
 from ddp_operator.api.constants import LAUNCHER_USERS
-from ddp_operator.kube.calls import CHUNK, pages
 from ddp_operator.kube.children import METADATA_KINDS
-from ddp_operator.kube.client import ApiClient, ResponseError
+from ddp_operator.kube.client import CHUNK, ApiClient, ResponseError, pages
 from ddp_operator.kube.cluster import METADATA_ONLY, ONE_METADATA_ONLY
 from ddp_operator.kube.resources import path, plural, type_of
 from ddp_operator.reconcile.workqueue import backoff

@@ -16,7 +16,7 @@ import kopf
 
 from ddp_operator.api.constants import GROUP, KIND, PLURAL, VERSION
 from ddp_operator.kube.client import StartupError
-from ddp_operator.kube.kopf_session import open_kopf_session
+from ddp_operator.kube.incoming import open_kopf_session
 from ddp_operator.kube.watch import SILENCE
 from ddp_operator.manager.leader import new_identity
 from ddp_operator.manager.operator import Operator, end_at_once

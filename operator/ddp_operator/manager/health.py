@@ -45,8 +45,9 @@ class HealthServer:
         runner = web.AppRunner(app, access_log=None, handle_signals=False, shutdown_timeout=1.0)
         await runner.setup()
         self._runner = runner
-        create_handler = runner.server
-        assert create_handler is not None
+        server = runner.server
+        assert server is not None
+        loop = asyncio.get_running_loop()
         connections: dict[asyncio.Transport, None] = {}
 
         try:
@@ -58,8 +59,7 @@ class HealthServer:
                 "set DDP_OPERATOR_HEALTH_PORT to a free port"
             ) from None
 
-        loop = asyncio.get_running_loop()
-        self._server = await loop.create_server(lambda: BoundedConnection(create_handler(), connections), sock=listener)
+        self._server = await loop.create_server(lambda: BoundedConnection(server, connections, loop), sock=listener)
         self.port = listener.getsockname()[1]
 
     async def stop(self) -> None:
@@ -87,53 +87,37 @@ class HealthServer:
         return web.Response(body=self._page, headers={"Content-Type": CONTENT_TYPE_LATEST})
 
 
-class BoundedConnection(asyncio.Protocol):
-    """Pass a connection's events to its HTTP handler, and end the connection after its lifetime.
+class BoundedConnection(web.RequestHandler):
+    """A connection that ends after its lifetime. ``connections``: the open ones of this server, the oldest first."""
 
-    ``connections``: the open ones of this server, the oldest first.
-    """
-
-    def __init__(self, handler: asyncio.Protocol, connections: dict[asyncio.Transport, None]) -> None:
-        self._handler = handler
+    def __init__(
+        self,
+        server: web.Server,
+        connections: dict[asyncio.Transport, None],
+        loop: asyncio.AbstractEventLoop,
+    ) -> None:
+        super().__init__(server, loop=loop, access_log=None)  # type: ignore[arg-type]  # None: no log of requests
         self._connections = connections
-        self._transport: asyncio.Transport | None = None
         self._deadline: asyncio.TimerHandle | None = None
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Register the connection; close the oldest one if there are too many."""
         assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
         self._connections[transport] = None
         if len(self._connections) > MAX_CONNECTIONS:
             oldest = next(iter(self._connections))
             self._connections.pop(oldest)
             oldest.abort()
         self._deadline = asyncio.get_running_loop().call_later(CONNECTION_SECONDS, transport.abort)
-        self._handler.connection_made(transport)
+        super().connection_made(transport)
 
-    def data_received(self, data: bytes) -> None:
-        """Pass bytes to the handler."""
-        self._handler.data_received(data)
-
-    def eof_received(self) -> bool | None:
-        """Pass the peer's end to the handler."""
-        return self._handler.eof_received()
-
-    def pause_writing(self) -> None:
-        """Pass the transport's full buffer to the handler."""
-        self._handler.pause_writing()
-
-    def resume_writing(self) -> None:
-        """Pass the transport's empty buffer to the handler."""
-        self._handler.resume_writing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
+    def connection_lost(self, exc: BaseException | None) -> None:
         """Forget the connection."""
-        if self._transport is not None:
-            self._connections.pop(self._transport, None)
+        if isinstance(self.transport, asyncio.Transport):
+            self._connections.pop(self.transport, None)
         if self._deadline is not None:
             self._deadline.cancel()
-        self._handler.connection_lost(exc)
+        super().connection_lost(exc)
 
 
 def _listen(port: int) -> socket.socket:

@@ -19,11 +19,10 @@ from ddp_operator.manifests.pod import build_pod_template
 from ddp_operator.manifests.template import resolve_template
 
 Resource = Mapping[str, Any]
-Path = tuple[str, ...]
 
 _NOT_COMPARED: Final = ("template", "nodes", "suspend", "managedBy", "profileRef")
 """Fields of each job. ``complete_spec`` compares the template."""
-_ANNOTATIONS: Final = ("metadata", "annotations")
+_ANNOTATIONS: Final = f"metadata.annotations[{constants.KUEUE_POD_SET_PREFIX}*]"
 _GRACE: Final = "terminationGracePeriodSeconds"
 _ABSENT: Final[Any] = object()
 
@@ -54,31 +53,30 @@ def keep_locked_pods(resource: Resource, profile: Profile) -> tuple[Resource, li
     errors = []
     kept = resource
     current = _Rendered(resource, _render(resource))
-    for path in _list_changed(resource, profile):
-        replaced = _replace_field(current.resource, path, profile)
+    for field in _list_changed(resource, profile):
+        replaced = _replace_field(current.resource, field, profile)
         if replaced is None:
             message = "cannot be compared with the locks of the profile; leave it out, or name another profile"
-            errors.append(FieldError(_format_path(path), message))
+            errors.append(FieldError(field, message))
             continue
         lock = _find_difference(current, replaced, locks)
         if lock is not None:
-            if not errors:  # each member is rendered, so the time for several fields would be long
-                path = _narrow(current, path, profile, replaced, locks)
-            errors.append(_explain_change(path, lock, profile))
-            kept = _with_value(kept, path, _read(kept, path, profile))
+            message = f"changes {lock} of the pods, which {profile.kind} {profile.name} locks"
+            errors.append(FieldError(field, f"{message}; leave it out, or name another profile"))
+            kept = _with_value(kept, field, _read(kept, field, profile))
         current = replaced
     if errors and _find_difference(_Rendered(kept, _render(kept)), current, locks) is not None:
         kept = current.resource
     return kept, errors
 
 
-def _list_changed(resource: Resource, profile: Profile) -> list[Path]:
+def _list_changed(resource: Resource, profile: Profile) -> list[str]:
     """Return the fields of a resource that differ from the profile's. Other fields may depend on the annotations."""
     annotations = resource["metadata"].get("annotations") or {}
-    changed: list[Path] = [_ANNOTATIONS] if any(map(_is_of_kueue, annotations)) else []
+    changed = [_ANNOTATIONS] if any(map(_is_of_kueue, annotations)) else []
     spec = resource["spec"]
-    fields = sorted({*spec, *profile.job} - {*_NOT_COMPARED})
-    changed += [("spec", name) for name in fields if spec.get(name, _ABSENT) != profile.job.get(name, _ABSENT)]
+    names = sorted({*spec, *profile.job} - {*_NOT_COMPARED})
+    changed += [f"spec.{name}" for name in names if spec.get(name, _ABSENT) != profile.job.get(name, _ABSENT)]
     return changed
 
 
@@ -86,37 +84,28 @@ def _is_of_kueue(annotation: str) -> bool:
     return annotation.startswith(constants.KUEUE_DOMAIN)
 
 
-def _read(resource: Resource, path: Path, profile: Profile) -> Any:
+def _read(resource: Resource, field: str, profile: Profile) -> Any:
     """Return the profile's value of a field; of the annotations those that no pod gets."""
-    if path == _ANNOTATIONS:
+    if field == _ANNOTATIONS:
         annotations = resource["metadata"]["annotations"]
         return {name: value for name, value in annotations.items() if not _is_of_kueue(name)}
-    value: Any = {"spec": profile.job}
-    for name in path:
-        value = value.get(name, _ABSENT) if isinstance(value, Mapping) else _ABSENT
-    return value
+    return profile.job.get(field.removeprefix("spec."), _ABSENT)
 
 
-def _with_value(value: Any, path: Path, new: Any) -> Any:
-    """Return a copy with another value at a path."""
-    name, *rest = path
-    changed = dict(value)
-    if rest:
-        changed[name] = _with_value(value.get(name) or {}, tuple(rest), new)
-    elif new is _ABSENT:
-        changed.pop(name, None)
-    else:
-        changed[name] = new
-    return changed
+def _with_value(resource: Resource, field: str, value: Any) -> Resource:
+    """Return a copy with another value of a field."""
+    part, name = ("metadata", "annotations") if field == _ANNOTATIONS else ("spec", field.removeprefix("spec."))
+    members = {member: kept for member, kept in resource[part].items() if member != name}
+    return {**resource, part: members if value is _ABSENT else {**members, name: value}}
 
 
-def _replace_field(resource: Resource, path: Path, profile: Profile) -> _Rendered | None:
+def _replace_field(resource: Resource, field: str, profile: Profile) -> _Rendered | None:
     """Return the resource with the profile's value of a field or, if that is incomplete, without the field.
 
     None: its pods can be built in neither case.
     """
-    for value in (_read(resource, path, profile), _ABSENT):
-        replaced = _with_value(resource, path, value)
+    for value in (_read(resource, field, profile), _ABSENT):
+        replaced = _with_value(resource, field, value)
         try:
             return _Rendered(replaced, _render(replaced))
         except OversizeSpec:
@@ -126,31 +115,9 @@ def _replace_field(resource: Resource, path: Path, profile: Profile) -> _Rendere
     return None
 
 
-def _narrow(current: _Rendered, path: Path, profile: Profile, expected: _Rendered, locks: Sequence[_Lock]) -> Path:
-    """Return the innermost member at or below a path that alone causes the difference from the expected pod."""
-    value: Any = current.resource
-    for name in path:
-        value = value.get(name)
-    for name in value if isinstance(value, Mapping) and path != _ANNOTATIONS else ():
-        member = (*path, name)
-        replaced = _replace_field(current.resource, member, profile)
-        if replaced is not None and _find_difference(replaced, expected, locks) is None:
-            return _narrow(current, member, profile, expected, locks)
-    return path
-
-
 def _find_difference(rendered: _Rendered, expected: _Rendered, locks: Sequence[_Lock]) -> str | None:
     """Return the first locked path at which two pods differ."""
     return next((path for path, steps in locks if select(rendered.pod, steps) != select(expected.pod, steps)), None)
-
-
-def _format_path(path: Path) -> str:
-    return f"metadata.annotations[{constants.KUEUE_POD_SET_PREFIX}*]" if path == _ANNOTATIONS else ".".join(path)
-
-
-def _explain_change(path: Path, lock: str, profile: Profile) -> FieldError:
-    message = f"changes {lock} of the pods, which {profile.kind} {profile.name} locks"
-    return FieldError(_format_path(path), f"{message}; leave it out, or name another profile")
 
 
 def _render(resource: Resource) -> Mapping[str, Any]:

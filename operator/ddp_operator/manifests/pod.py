@@ -13,12 +13,16 @@ from ddp_operator.api.job import CRASH_LOOP_FAILURES, DDPTrainingJob, inherited_
 from ddp_operator.api.kubeobjects import cpu_limit
 from ddp_operator.api.spec import Code
 from ddp_operator.manifests import torchrun
+from ddp_operator.manifests.environment import (
+    build_memory_environment,
+    build_tracking_environment,
+    find_shm_limit,
+    list_tracking_secrets,
+)
 from ddp_operator.manifests.fabric import plan_preflight
 from ddp_operator.manifests.inputs import build_cache_check, build_fetch_pod, list_mounts, list_volumes
-from ddp_operator.manifests.memory import build_memory_environment, find_shm_limit
 from ddp_operator.manifests.scheduling import add_scheduling
 from ddp_operator.manifests.template import ResolvedTemplate
-from ddp_operator.manifests.tracking import build_tracking_environment, list_tracking_secrets
 from ddp_pod.contract.plan import CheckpointStoreConfig, CodeConfig, LauncherConfig, WatchdogConfig, encode_config
 
 _DEFAULT_GRACE_SECONDS = 30

@@ -17,10 +17,10 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import count_gpus, cpu_limit, parse_quantity
 from ddp_operator.api.pod_fields import find_unknown_fields
 from ddp_operator.api.spec import NetworkPolicy, Peer, Spec
+from ddp_operator.manifests.environment import check_memory
 from ddp_operator.manifests.fabric import check_fabric, merge_fabric
 from ddp_operator.manifests.inputs import check_inputs
 from ddp_operator.manifests.log_patterns import check_log_patterns
-from ddp_operator.manifests.memory import check_memory
 from ddp_operator.manifests.nested_launcher import ReadScript, explain_nested_launcher, find_nested_launcher
 from ddp_operator.manifests.torchrun import InvalidCommand, UserCommand, split_user_command
 from ddp_pod.contract.credentials import has_credentials

@@ -53,7 +53,7 @@ from ddp_operator.manifests.children import (
 )
 from ddp_operator.manifests.job_pod import build_pod
 from ddp_operator.reconcile.observer import Memory, seconds_since
-from ddp_operator.reconcile.refusals import refuse_failing_server, refuse_invalid, refuse_write
+from ddp_operator.reconcile.prerequisites import refuse_failing_server, refuse_invalid, refuse_write
 from ddp_operator.reconcile.time_limit import run_limited
 
 SERVER_PATIENCE = 10.0

@@ -331,14 +331,10 @@ class Observer:
 
     async def _find_pod_problem(self, job: DDPTrainingJob, raw: Object) -> Problem | None:
         """Return why a pod does not start, with the object behind its volume. Raises: Refused, ClusterError."""
-        spec: Mapping[str, Any] = {}
-        with suppress(InvalidManifest):
-            attempt_job = build_children(job, attempt=job.status.attempt, nodes=job.status.attempt_nodes)[-1]
-            spec = attempt_job["spec"]["template"]["spec"]
         if view_pod(raw).waiting_reason != c.UNSCHEDULABLE:
             problem = scheduling.find_latest_warning(await self._cluster.events_of(raw))
-            return name_volume(problem, spec) if problem is not None else None
-        for claim in list_claims(spec):
+            return name_volume(problem, _build_pod_spec(job)) if problem is not None else None
+        for claim in list_claims(_build_pod_spec(job)):
             metadata = {"namespace": job.namespace, "name": claim}
             events = await self._cluster.events_of({"kind": "PersistentVolumeClaim", "metadata": metadata})
             problem = find_claim_problem(claim, events)
@@ -489,3 +485,12 @@ def _find_shared(
 def _identify(raw: Object) -> tuple[str, str]:
     """Return kind and name of an object."""
     return str(raw["kind"]), str(raw["metadata"]["name"])
+
+
+def _build_pod_spec(job: DDPTrainingJob) -> Mapping[str, Any]:
+    """Return the spec of the current attempt's pods, empty if it is invalid."""
+    with suppress(InvalidManifest):
+        attempt_job = build_children(job, attempt=job.status.attempt, nodes=job.status.attempt_nodes)[-1]
+        pod_spec: Mapping[str, Any] = attempt_job["spec"]["template"]["spec"]
+        return pod_spec
+    return {}

@@ -40,12 +40,10 @@ from ddp_operator.decide.transitions import (
     is_minor_change,
     list_transition_events,
 )
-from ddp_operator.reconcile.claims import find_claimed_gpus
 from ddp_operator.reconcile.executor import Executor
 from ddp_operator.reconcile.node_reports import NodeReports
 from ddp_operator.reconcile.observer import Memory, Observer, seconds_since
-from ddp_operator.reconcile.profiles import find_profile, refuse_changes
-from ddp_operator.reconcile.refusals import refuse_invalid
+from ddp_operator.reconcile.prerequisites import find_claimed_gpus, find_profile, refuse_changes, refuse_invalid
 from ddp_operator.reconcile.time_limit import run_limited
 
 logger = logging.getLogger(__name__)

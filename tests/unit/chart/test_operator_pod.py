@@ -23,7 +23,7 @@ from ddp_operator.api.constants import (
 from ddp_operator.kube.resources import group, plural
 from ddp_operator.kube.startup_checks import GANG_PERMISSIONS, HOME_PERMISSIONS, PERMISSIONS, split_permission
 from ddp_operator.manager.settings import Settings
-from ddp_operator.reconcile.profiles import read_job_defaults
+from ddp_operator.reconcile.prerequisites import read_job_defaults
 from tests.support import ROOT
 from tests.support.chart import CI_FILES, Object, is_test, of_kind, read_values, render, render_texts, the
 

@@ -59,9 +59,8 @@ def test_transition_emits_its_event(old: Any, new: Any, text: Any) -> None:
     assert events(old, new) == text
 
 
-def test_first_attempt_emits_started() -> None:
-    new = Status(attempt=1, attempt_nodes=4, job_name="a-1")
-    assert list_transition_events(Status(), new) == (Event("Normal", "Started", "attempt 1 with 4 nodes as Job a-1"),)
+def test_first_attempt_emits_no_event() -> None:
+    assert list_transition_events(Status(), Status(attempt=1, attempt_nodes=4, job_name="a-1")) == ()
 
 
 def test_next_attempt_emits_its_failure_first() -> None:

@@ -14,7 +14,7 @@ from aiohttp import web
 from ddp_operator.api.constants import GROUP
 from ddp_operator.api.size import limit_nesting
 from ddp_operator.kube.client import ApiClient
-from ddp_operator.kube.kopf_session import open_kopf_session
+from ddp_operator.kube.incoming import open_kopf_session
 
 DEEP = 20_000
 LISTS = "[" * DEEP + "]" * DEEP

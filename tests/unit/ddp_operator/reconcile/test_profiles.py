@@ -6,7 +6,7 @@ import pytest
 
 from ddp_operator.api import constants
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.reconcile.profiles import read_job_defaults
+from ddp_operator.reconcile.prerequisites import read_job_defaults
 from tests.support.builders import Json, profile, resource, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
 

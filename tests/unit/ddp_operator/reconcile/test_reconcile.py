@@ -109,7 +109,7 @@ class TestCreate:
         harness = await ReconcilerHarness().train(TRAINING)
         for _ in range(3):
             await harness.reconcile()
-        assert harness.events == ["Started", "Scheduled", "Rendezvoused"]
+        assert harness.events == ["Scheduled", "Rendezvoused"]
 
     async def test_deleted_resource_needs_no_pass(self) -> None:
         harness = await ReconcilerHarness().settle()

@@ -1,0 +1,142 @@
+"""Find what a job's pods depend on before any child is created: its profile, and the GPUs that it claims (DRA).
+
+The operator stores both in the status before it creates any child, and keeps them. Later edits of a profile, of the
+operator's defaults or of a ResourceClaimTemplate do not change a started job. What is missing or invalid becomes a
+refusal, which the condition Accepted reports.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from ddp_operator.api.claims import count_claimed, digest_claims, find_claims, is_counted
+from ddp_operator.api.cluster import Cluster, Refused, ServerError, Snapshot
+from ddp_operator.api.constants import JOB_DEFAULTS, PROFILE_KIND
+from ddp_operator.api.errors import InvalidManifest, unknown_member
+from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.parse import parse_resource, parse_status
+from ddp_operator.api.pod_fields import explain_refusal
+from ddp_operator.api.profile import profile_reference, read_profile
+from ddp_operator.api.status import ClaimedGpus, Profile
+from ddp_operator.decide import conditions as c
+from ddp_operator.decide.conditions import is_finished
+from ddp_operator.decide.state import Refusal
+from ddp_operator.manifests.template import check_network_policy
+
+_MAY_NOT_READ = "grant the operator get on it (docs/security.md), or set spec.procPerNode to a number"
+
+
+def read_job_defaults(settings: Mapping[str, Any]) -> Profile | None:
+    """Return the operator's defaults for jobs as a profile, from part of a spec. None: there are no defaults.
+
+    Raises: InvalidManifest.
+    """
+    names = ("networkPolicy", "securityProfile")
+    errors = [unknown_member(name, "", names) for name in settings if name not in names]
+    spec = parse_resource({"metadata": {}, "spec": {"template": {"spec": {}}, **settings}}).spec
+    errors += check_network_policy(spec.network_policy)
+    if errors:
+        raise InvalidManifest(errors)
+
+    stored = msgspec.json.decode(msgspec.json.encode(spec))  # with lists, as an API server returns them
+    job = {name: value for name, value in stored.items() if name in names and value}
+    if not job:
+        return None
+    return read_profile({"kind": JOB_DEFAULTS, "metadata": {"name": ""}, "spec": {"job": job}})
+
+
+async def find_profile(cluster: Cluster, snapshot: Snapshot, defaults: Profile | None) -> Profile | Refusal | None:
+    """Return the profile of a job, or the refusal if it cannot be read. None: the job has no profile.
+
+    ``defaults``: values for fields that neither the job nor its profile sets. Raises: ClusterError.
+    """
+    reference = profile_reference(snapshot.resource)
+    status = parse_status(snapshot.resource)
+    if reference is None:
+        return status.profile if status.attempt or snapshot.jobs else defaults
+
+    kind, name = reference
+    copy = status.profile
+    # If a Job exists without an attempt in the status, a write was lost; the Job was built from this copy.
+    if copy is not None and (status.attempt or (snapshot.jobs and (copy.kind, copy.name) == reference)):
+        return copy
+
+    namespace = snapshot.resource["metadata"]["namespace"]
+    subject = f"spec.profileRef: {kind} {name}"
+    try:
+        raw = await cluster.profile(kind, namespace, name)
+    except Refused as error:
+        remedy = "grant the operator get on it (docs/profiles.md)"
+        if kind != PROFILE_KIND:
+            remedy += f", or name a {PROFILE_KIND} of namespace {namespace}"
+        return refuse_read(subject, error, remedy)
+    if raw is None:
+        where = f" in namespace {namespace}" if kind == PROFILE_KIND else ""
+        return Refusal(c.PROFILE_NOT_FOUND, f"{subject} does not exist{where}; create it or correct the name")
+    try:
+        return read_profile({**raw, "kind": kind}, defaults)
+    except InvalidManifest as error:
+        return refuse_invalid(error, subject)
+
+
+async def find_claimed_gpus(cluster: Cluster, job: DDPTrainingJob, *, has_job: bool) -> ClaimedGpus | Refusal | None:
+    """Return the GPUs that each pod claims, or the reason why the job has to wait. None: the pods claim nothing.
+
+    ``has_job``: whether a Job of the resource exists. Raises: ClusterError.
+    """
+    status = job.status
+    if status.first_run_time is not None or is_finished(status):
+        return status.claims  # from then on template and procPerNode are immutable
+    references = find_claims(job.spec)
+    if not references:
+        return None
+    digest = digest_claims(job.spec, references)
+    if status.claims is not None and status.claims.digest == digest and (status.attempt or has_job):
+        return status.claims
+
+    objects = []
+    for reference in references:
+        try:
+            raw = await cluster.resource_claim(reference.kind, job.namespace, reference.name)
+        except Refused as error:
+            if not is_counted(job.spec):
+                continue
+            return refuse_read(str(reference), error, _MAY_NOT_READ)
+        if raw is None:
+            message = f"{reference} does not exist in namespace {job.namespace}; create it or correct the name"
+            return Refusal(c.RESOURCE_CLAIM_NOT_FOUND, message)
+        objects.append((reference, raw))
+
+    try:
+        return ClaimedGpus(gpus=count_claimed(job.spec, objects), digest=digest)
+    except InvalidManifest as error:
+        return refuse_invalid(error)
+
+
+def refuse_changes(errors: Sequence[str]) -> Refusal | None:
+    """Return the refusal of a spec that changes locked fields; None: there are no such errors."""
+    return Refusal(c.PROFILE_LOCKED, "\n".join(errors)) if errors else None
+
+
+def refuse_write(error: Refused) -> Refusal:
+    """Return the refusal of a job whose child the API server does not accept."""
+    message = explain_refusal(error.message)
+    if error.reason == "Invalid":
+        return Refusal(c.INVALID_SPEC, message)
+    return Refusal(c.FORBIDDEN, message)
+
+
+def refuse_read(subject: str, error: Refused, remedy: str) -> Refusal:
+    """Return the refusal of a job that names an object which the operator may not read."""
+    return Refusal(c.FORBIDDEN, f"{subject}: {error.message}; {remedy}")
+
+
+def refuse_failing_server(error: ServerError) -> Refusal:
+    """Return the refusal of a job whose child the API server repeatedly fails to create."""
+    return Refusal(c.SERVER_ERROR, f"the API server fails to create {error.message}")
+
+
+def refuse_invalid(error: InvalidManifest, subject: str = "") -> Refusal:
+    """Return the refusal of an invalid spec. ``subject``: the object that is invalid, if it is not the job itself."""
+    return Refusal(c.INVALID_SPEC, f"{subject}: {error}" if subject else str(error))
