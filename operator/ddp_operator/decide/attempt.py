@@ -26,6 +26,9 @@ from ddp_operator.decide.progress import apply_metrics, count_in_place, record_f
 from ddp_operator.decide.state import Pods, State
 from ddp_pod.contract.failure_table import CATEGORIES, PREEMPTED, SIGNIFICANT_SECONDS
 
+# Pages of one incident report times that differ by less.
+_SAME_INCIDENT = timedelta(minutes=2)
+
 
 @dataclass(frozen=True, slots=True)
 class ObservedAttempt:
@@ -54,6 +57,26 @@ class ObservedAttempt:
     """The loss of the pod that was taken away first."""
     reported: Status
     """The recorded status with the progress and the checkpoint that pods report now."""
+
+    @property
+    def is_requeued(self) -> bool:
+        """Whether the queue took the pods back, so that none of them is replaced."""
+        before = self.state.status.condition(c.RESTARTING)
+        return self.waits_in_queue and (before is None or before.reason in (c.POD_REPLACEMENT, c.NOT_RESTARTING))
+
+    @property
+    def is_replacing(self) -> bool:
+        """Whether pods of an attempt that has trained are missing now, so that its Job replaces them."""
+        if self.restart is not None or not self.was_joined or self.all_run or self.state.spec.suspend:
+            return False
+        before = self.state.status.condition(c.RESTARTING)
+        is_resizing = before is not None and (before.status, before.reason) == ("True", c.RESIZED)
+        return not (self.is_requeued or is_resizing)
+
+    @property
+    def replacement_starts(self) -> bool:
+        """Whether a pod replacement starts with this pass."""
+        return self.is_replacing and not self.state.status.is_true(c.RESTARTING)
 
 
 def observe_attempt(state: State, status: Status, restart: Fact | None) -> ObservedAttempt:
@@ -135,57 +158,39 @@ def has_quorum(running: Collection[int], size: JobSize) -> bool:
     return all(index in running for index in range(size.nodes))
 
 
-_SAME_INCIDENT = timedelta(minutes=2)
-
-
-@dataclass(frozen=True, slots=True)
-class RestartAccounting:
-    """The fields of the status that count restarts, and whether a pod replacement starts with this pass."""
+class RestartAccounting(NamedTuple):
+    """The fields of the status that count restarts."""
 
     restarts: Restarts
     last_restart: LastRestart | None
     last_failure: LastFailure | None
-    replacement_starts: bool
 
 
 def account_restarts(attempt: ObservedAttempt) -> RestartAccounting:
     """Return the restart accounting of an attempt, with the restarts that its pods report since the last pass."""
     restarts = _count_restarts_in_same_pods(attempt)
-    last_restart = _update_last_restart(attempt)
     last_failure = _update_last_failure(attempt)
+    interruption = _find_interruption(attempt, last_failure)
+    if interruption is None:
+        return RestartAccounting(restarts, _update_last_restart(attempt), last_failure)
 
-    replacement_starts = starts_replacement(attempt)
-    if replacement_starts or _spare_took_over(attempt, last_failure):
-        restarts = replace(restarts, replaced=restarts.replaced + 1)
-        last_restart = _record_interruption(attempt, "ReplacedPod", c.POD_REPLACEMENT)
+    if interruption == "ReplacedPod":
         last_failure = attempt.lost or last_failure
-
-    elif is_requeued(attempt) and attempt.was_joined and not attempt.all_run and not _is_loss_counted(attempt):
-        restarts = replace(restarts, replaced=restarts.replaced + 1)
-        last_restart = _record_interruption(attempt, "NewPods", PREEMPTED.name)
-
-    return RestartAccounting(restarts, last_restart, last_failure, replacement_starts)
+    counted = replace(restarts, replaced=restarts.replaced + 1)
+    return RestartAccounting(counted, _record_interruption(attempt, interruption), last_failure)
 
 
-def is_replacing_pods(attempt: ObservedAttempt) -> bool:
-    """Return whether pods of an attempt that has trained are missing now, so that its Job replaces them."""
-    if attempt.restart is not None or not attempt.was_joined or attempt.all_run or attempt.state.spec.suspend:
-        return False
-    before = attempt.state.status.condition(c.RESTARTING)
-    if is_requeued(attempt):
-        return False
-    return before is None or before.status != "True" or before.reason != c.RESIZED
+def _find_interruption(attempt: ObservedAttempt, last_failure: LastFailure | None) -> RecoveryLevel | None:
+    """Return how the attempt continues after a loss that is observed now; None: no loss, or one that is counted.
 
-
-def is_requeued(attempt: ObservedAttempt) -> bool:
-    """Return whether the queue took the pods back, so that none of them is replaced."""
-    before = attempt.state.status.condition(c.RESTARTING)
-    return attempt.waits_in_queue and (before is None or before.reason in (c.POD_REPLACEMENT, c.NOT_RESTARTING))
-
-
-def starts_replacement(attempt: ObservedAttempt) -> bool:
-    """Return whether a pod replacement starts with this pass."""
-    return is_replacing_pods(attempt) and not attempt.state.status.is_true(c.RESTARTING)
+    A lost pod is replaced in its Job, or by a spare. Pods that the queue took back are new ones after admission.
+    """
+    if attempt.replacement_starts or _spare_took_over(attempt, last_failure):
+        return "ReplacedPod"
+    is_interrupted = attempt.was_joined and not attempt.all_run
+    if attempt.is_requeued and is_interrupted and not _is_loss_counted(attempt):
+        return "NewPods"
+    return None
 
 
 def count_new_restarts(status: Status, in_attempt: int) -> int:
@@ -293,13 +298,14 @@ def _is_loss_counted(attempt: ObservedAttempt) -> bool:
     return restart.attempt == attempt.recorded.attempt and restart.time >= joined.last_transition_time
 
 
-def _record_interruption(attempt: ObservedAttempt, level: RecoveryLevel, cause: str) -> LastRestart:
-    """Return a restart that starts now. ``cause``: where no loss of a pod was observed."""
+def _record_interruption(attempt: ObservedAttempt, level: RecoveryLevel) -> LastRestart:
+    """Return a restart that starts now."""
+    unseen_cause = c.POD_REPLACEMENT if level == "ReplacedPod" else PREEMPTED.name
     restart = LastRestart(
         attempt=attempt.recorded.attempt,
         level=level,
         time=truncate(attempt.state.now),
-        cause=attempt.lost.category if attempt.lost else cause,
+        cause=attempt.lost.category if attempt.lost else unseen_cause,
     )
     return note_steps(restart, attempt.reported)
 

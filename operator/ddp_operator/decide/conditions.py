@@ -237,15 +237,16 @@ def may_have_joined(rendezvoused: Condition | None) -> bool:
 
 
 def set_conditions(status: Status, facts: Iterable[Fact], now: datetime, generation: int) -> Status:
-    """Return the status with the facts among its conditions, and the fields that ``kubectl get`` cannot compute."""
+    """Return the status with the facts among its conditions."""
+    conditions = merge_conditions(status.conditions, facts, now, generation)
+    return replace(status, observed_generation=generation, conditions=conditions)
+
+
+def summarize(status: Status) -> Status:
+    """Return the status with the fields that sum up others: ``kubectl get`` prints them and cannot compute them."""
     restarts = status.restarts
-    status = replace(
-        status,
-        observed_generation=generation,
-        restarts=replace(restarts, all=restarts.total + restarts.replaced + restarts.own_in_place),
-        conditions=merge_conditions(status.conditions, facts, now, generation),
-    )
-    return replace(status, reason=find_reason(status))
+    total = restarts.total + restarts.replaced + restarts.own_in_place
+    return replace(status, restarts=replace(restarts, all=total), reason=find_reason(status))
 
 
 def find_obstacle(status: Status) -> Condition | None:

@@ -33,7 +33,7 @@ from ddp_operator.decide.attempts import (
     start,
     succeed,
 )
-from ddp_operator.decide.conditions import Fact, is_finished, set_conditions
+from ddp_operator.decide.conditions import Fact, is_finished, set_conditions, summarize
 from ddp_operator.decide.converge import (
     NODE_PATIENCE,
     RECHECK_REFUSAL,
@@ -90,7 +90,7 @@ def decide(
     if is_finished(job.status) and (newest is None or not contradicts(state, newest)):
         return clean_up(job, observation, now)
     decision = _decide(state, progress_interval)
-    return dataclasses.replace(decision, status=account(state, decision.status))
+    return dataclasses.replace(decision, status=account(state, summarize(decision.status)))
 
 
 def _decide(state: State, progress_interval: float) -> Decision:

@@ -25,11 +25,8 @@ from ddp_operator.api.texts import format_more_pods
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempt import (
     ObservedAttempt,
-    RestartAccounting,
     account_restarts,
     has_quorum,
-    is_replacing_pods,
-    is_requeued,
     observe_attempt,
 )
 from ddp_operator.decide.conditions import Fact, list_indexes, set_conditions
@@ -50,14 +47,8 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
     attempt = observe_attempt(state, status, restart)
 
     accounting = account_restarts(attempt)
-    status = record_observation(attempt)
-    status = replace(
-        status,
-        restarts=accounting.restarts,
-        last_restart=accounting.last_restart,
-        last_failure=accounting.last_failure,
-    )
-    conditions = describe_conditions(attempt, accounting, status)
+    status = replace(record_observation(attempt), **accounting._asdict())
+    conditions = describe_conditions(attempt, status)
     phase = compute_phase(attempt, conditions.restarting)
 
     progress = status.progress if phase == "Running" else drop_eta(status.progress)
@@ -151,7 +142,7 @@ class AttemptConditions:
     """Whether a job that has trained makes no step now."""
 
 
-def describe_conditions(attempt: ObservedAttempt, accounting: RestartAccounting, status: Status) -> AttemptConditions:
+def describe_conditions(attempt: ObservedAttempt, status: Status) -> AttemptConditions:
     """Return all conditions. ``status``: that of this pass, without its conditions."""
     state = attempt.state
     lost_contact = None
@@ -159,7 +150,7 @@ def describe_conditions(attempt: ObservedAttempt, accounting: RestartAccounting,
         lost_contact = describe_lost_contact(state.job, state.observation, attempt.pods)
 
     rendezvous = _describe_rendezvous(attempt, lost_contact)
-    restarting = _describe_restarting(attempt, accounting, rendezvous, status)
+    restarting = _describe_restarting(attempt, rendezvous, status)
     progressing = _describe_progressing(attempt, rendezvous)
     facts = (
         _describe_acceptance(attempt, state.refusal),
@@ -223,18 +214,16 @@ def _describe_rendezvous(attempt: ObservedAttempt, lost_contact: LostContact | N
     return describe_waiting(attempt, rendezvous)
 
 
-def _describe_restarting(
-    attempt: ObservedAttempt, accounting: RestartAccounting, rendezvous: Fact, status: Status
-) -> Fact:
+def _describe_restarting(attempt: ObservedAttempt, rendezvous: Fact, status: Status) -> Fact:
     """Return Restarting, which ends when the workers have joined the rendezvous again."""
     if attempt.restart is not None:
         return attempt.restart
 
     before = attempt.state.status.condition(c.RESTARTING)
-    if is_requeued(attempt):
+    if attempt.is_requeued:
         return Fact(c.RESTARTING, "False", c.NOT_RESTARTING)
-    if is_replacing_pods(attempt):
-        lost = attempt.lost if accounting.replacement_starts else None
+    if attempt.is_replacing:
+        lost = attempt.lost if attempt.replacement_starts else None
         return Fact(c.RESTARTING, "True", c.POD_REPLACEMENT, describe_replacement(status, lost))
     if before is not None and before.status == "True" and rendezvous.status == "False":
         return Fact(c.RESTARTING, "True", before.reason, before.message)

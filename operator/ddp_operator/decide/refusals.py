@@ -15,7 +15,7 @@ from ddp_operator.api.parse import parse_status
 from ddp_operator.api.size import OversizeSpec
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.conditions import Fact, is_finished, set_conditions
+from ddp_operator.decide.conditions import Fact, is_finished, set_conditions, summarize
 from ddp_operator.decide.state import Children, Refusal
 from ddp_operator.decide.views import PodView
 
@@ -151,7 +151,8 @@ def report_refused(resource: Mapping[str, Any], refusal: Refusal, now: datetime)
     if not old.attempt:
         waits = refusal.reason in (c.PROFILE_NOT_FOUND, c.RESOURCE_CLAIM_NOT_FOUND)
         new = replace(old, phase="Pending" if waits else "Rejected")
-    return old, set_conditions(new, [Fact(c.ACCEPTED, "False", refusal.reason, refusal.message)], now, generation)
+    fact = Fact(c.ACCEPTED, "False", refusal.reason, refusal.message)
+    return old, summarize(set_conditions(new, [fact], now, generation))
 
 
 _MAX_TEXT: Final = 256
@@ -185,4 +186,5 @@ def describe_refused_status(message: str) -> str:
 def report_refused_status(old: Status, message: str, resource: Mapping[str, Any], now: datetime) -> Status:
     """Return the stored status with Accepted=False: the API server has accepted the rest of it before."""
     fact = Fact(c.ACCEPTED, "False", c.STATUS_REFUSED, describe_refused_status(message))
-    return set_conditions(old, [fact], now, (resource.get("metadata") or {}).get("generation") or 0)
+    generation = (resource.get("metadata") or {}).get("generation") or 0
+    return summarize(set_conditions(old, [fact], now, generation))

@@ -8,7 +8,7 @@ import pytest
 
 from ddp_operator.api.status import LastFailure, LastRestart, Phase, Status
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.conditions import set_conditions
+from ddp_operator.decide.conditions import set_conditions, summarize
 from tests.support.builders import NOW
 
 OOM = LastFailure(attempt=1, category="OutOfMemory", conclusion="the budget is used up")
@@ -20,7 +20,7 @@ TRAINS = [
 
 
 def reason(phase: Phase, *facts: c.Fact, **status: Any) -> str:
-    return set_conditions(Status(phase=phase, **status), [*TRAINS, *facts], NOW, 1).reason
+    return summarize(set_conditions(Status(phase=phase, **status), [*TRAINS, *facts], NOW, 1)).reason
 
 
 def no(kind: str, why: str) -> c.Fact:
