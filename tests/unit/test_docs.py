@@ -1,8 +1,6 @@
 """Everything in the documentation that a user can type exists: commands, files, fields, columns, links."""
 
-import importlib.util
 import re
-import shlex
 import typing
 from collections.abc import Callable, Collection
 from functools import partial
@@ -39,61 +37,30 @@ def fenced(text: str, language: str) -> list[str]:
     return re.findall(rf"^```{language}\n(.*?)^```", text, flags=re.MULTILINE | re.DOTALL)
 
 
+def outside_of_fences(text: str) -> str:
+    return re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+
+
 def commands(text: str) -> list[str]:
     """Return every command line: of indented and fenced blocks, and text in back-ticks on a separate line."""
     blocks = "\n".join(fenced(text, r"(?:sh|bash|console)"))
-    outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+    outside = outside_of_fences(text)
     indented = re.findall(r"^    (\S.*)$", outside, flags=re.MULTILINE)
     inline = [" ".join(code.split()) for code in re.findall(r"`([^`]+)`", outside)]
     return [line.strip().removeprefix("$ ") for line in [*blocks.splitlines(), *indented, *inline] if line.strip()]
 
 
-def starting_with(program: str, text: str) -> list[list[str]]:
-    results = [line for line in commands(text) if re.match(rf"(\S*/)?{program} ", line)]
-    return [words_of(line) for line in results]
+def links_in(text: str) -> list[tuple[str, str]]:
+    """Return the links to files, each with its anchor."""
+    links = re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]*))?\)", text)
+    return [(link, anchor) for link, anchor in links if "://" not in link]
 
 
-def words_of(line: str) -> list[str]:
-    try:
-        return shlex.split(line, comments=True)
-    except ValueError:  # prose with an apostrophe
-        return line.split()
-
-
-def targets() -> set[str]:
-    return set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
-
-
-def help_of(*arguments: str, capsys: pytest.CaptureFixture[str]) -> str:
-    """Return the output of ``ddp … --help``."""
-    from ddp_cli.commands import main
-
-    with pytest.raises(SystemExit) as ended:
-        main([*arguments, "--help"])
-    assert ended.value.code in (0, None)
-    return capsys.readouterr().out
-
-
-def make_targets_in(text: str) -> set[str]:
-    words = [word for line in starting_with("make", text) for word in line[1:]]
-    return {word for word in words if "=" not in word and not word.startswith(("-", "<"))}
-
-
-def files_in_commands(text: str) -> set[str]:
-    programs = ("ddp", "kubectl", "kopf", r"python3?", "pytest")
-    words = [word for program in programs for line in starting_with(program, text) for word in line]
-    return {word for word in words if re.fullmatch(r"(deploy|docs|tests|charts|trainer|operator)/[\w./-]+", word)}
-
-
-def our_modules_in(text: str) -> set[str]:
-    lines = [line for line in starting_with(r"(?:python3?|torchrun)", text) if "-m" in line[:-1]]
-    modules = {line[line.index("-m") + 1] for line in lines}
-    return {name for name in modules if name.startswith(("ddp_operator", "ddp_trainer", "tests"))}
-
-
-def links_in(text: str) -> list[str]:
-    links = re.findall(r"\[[^\]]*\]\(([^)#\s]+)(?:#[^)]*)?\)", text)
-    return [link for link in links if "://" not in link]
+def find_anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub and MkDocs build them."""
+    headings = re.findall(r"^#+ (.*)$", outside_of_fences(page.read_text(encoding="utf-8")), re.MULTILINE)
+    texts = [re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading) for heading in headings]
+    return {re.sub(r"[^\w\- ]", "", text.lower()).replace(" ", "-") for text in texts}
 
 
 def pages_with(find: Callable[[str], Collection[Any]]) -> pytest.MarkDecorator:
@@ -102,43 +69,19 @@ def pages_with(find: Callable[[str], Collection[Any]]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("path", results, ids=lambda path: str(path.relative_to(ROOT)))
 
 
-class TestCommands:
-    @pages_with(make_targets_in)
-    def test_make_targets_exist(self, path: Path) -> None:
-        assert make_targets_in(path.read_text(encoding="utf-8")) - targets() == set()
-
-    @pages_with(files_in_commands)
-    def test_files_named_in_commands_exist(self, path: Path) -> None:
-        named = files_in_commands(path.read_text(encoding="utf-8"))
-        assert {name for name in named if not (ROOT / name).exists()} == set()
-
-    @pages_with(our_modules_in)
-    def test_modules_run_with_python_exist(self, path: Path) -> None:
-        ours = our_modules_in(path.read_text(encoding="utf-8"))
-        assert {name for name in ours if importlib.util.find_spec(name) is None} == set()
-
-    @pages_with(partial(starting_with, "ddp"))
-    def test_subcommands_and_flags_of_ddp_exist(self, path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        for words in starting_with("ddp", path.read_text(encoding="utf-8")):
-            if words[1].startswith("-"):
-                assert words[1] in help_of(capsys=capsys)
-                continue
-            text = help_of(words[1], capsys=capsys)
-            ours = words[2 : words.index("--")] if "--" in words else words[2:]
-            for flag in ours:
-                if flag.startswith("--"):
-                    assert flag.split("=")[0] in text, " ".join(words)
-
-    def test_commands_are_found_in_every_form(self) -> None:
-        text = "Run `make a`, or\n\n    make b  # comment\n\n```sh\n$ make c X=1\n```\n\n```yaml\nmake: d\n```\n"
-        assert starting_with("make", text) == [["make", "c", "X=1"], ["make", "b"], ["make", "a"]]
-
-
 class TestPages:
     @pages_with(links_in)
-    def test_links_lead_somewhere(self, path: Path) -> None:
-        links = links_in(path.read_text(encoding="utf-8"))
-        assert [link for link in links if not (path.parent / link).exists()] == []
+    def test_links_lead_to_file_and_heading(self, path: Path) -> None:
+        broken = []
+        for link, anchor in links_in(path.read_text(encoding="utf-8")):
+            target = path.parent / link if link else path
+            if not target.exists() or (anchor and target.suffix == ".md" and anchor not in find_anchors(target)):
+                broken.append(f"{link}#{anchor}")
+        assert broken == []
+
+    @pytest.mark.parametrize("path", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+    def test_page_has_no_mark_of_merge(self, path: Path) -> None:
+        assert re.search(r"^(<{7}|>{7}) ", path.read_text(encoding="utf-8"), re.MULTILINE) is None
 
     @pages_with(partial(fenced, language="yaml"))
     def test_yaml_is_accepted_by_operator(self, path: Path) -> None:
@@ -167,7 +110,8 @@ class TestPages:
 
 class TestProjectReadme:
     def test_names_two_commands(self) -> None:
-        assert starting_with("make", README)[:2] == [["make", "demo"], ["make", "test"]]
+        lines = [line.split()[:2] for line in commands(README)]
+        assert [words for words in lines if words[0] == "make"][:2] == [["make", "demo"], ["make", "test"]]
 
     def test_is_read_in_two_minutes(self) -> None:
         assert len(README.splitlines()) <= 120

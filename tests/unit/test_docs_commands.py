@@ -1,10 +1,10 @@
-"""Every line of every command block in the documentation is parsed as the program that it calls would parse it."""
+"""Every command in the documentation is accepted by its program: lines of blocks, and names and flags in prose."""
 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import itertools
-import json
 import re
 import shlex
 import tomllib
@@ -23,106 +23,50 @@ from tests.bench.trainer.cli import build_parser as build_bench_parser
 from tests.support import ROOT
 from tests.support.chart import render
 
-from .test_dockerfiles import parse as parse_dockerfile
-from .test_docs import fenced, pages_with, targets
+from .test_docs import commands, fenced, outside_of_fences, pages_with
 
-# Text in a block that users do not type: formulas, messages, a program's output.
+# Text in a block that users do not type: formulas, a program's example output.
 NOT_TYPED = {
     "docs/benchmark.md": r"ring all-reduce|parameter server",
     "docs/metrics.md": r"work\(rank\) =|/ rate\(|straggler ratio =|goodput =|(steps|samples|tokens) per second +=",
     "docs/pod-contract.md": r"kubectl get configmap .*base64",
 }
-KUBECTL: dict[str, set[str]] = {
-    "apply": {"-f", "-k", "--server-side", "-n"},
-    "get": {"-n", "-o", "-w", "-l", "-A"},
-    "describe": {"-n"},
-    "logs": {"-n", "-l", "-f", "--tail", "--prefix", "--previous", "--all-pods", "-c"},
-    "scale": {"-n", "--replicas"},
-    "delete": {"-n", "-f", "-l"},
-    "explain": {"--recursive"},
-    "rollout": {"-n", "--timeout"},
-    "run": {"-n", "--rm", "-it", "--image"},
-    "exec": {"-n", "-it", "-c"},
-    "label": {"-n", "--overwrite"},
-}
-HELM = {"install": "--install", "upgrade": "--install", "test": "", "uninstall": ""}
-IS_VALUE = {
-    "-n",
-    "-f",
-    "--values",
-    "-k",
-    "-l",
-    "-o",
-    "-c",
-    "--namespace",
-    "--set",
-    "--timeout",
-    "--tail",
-    "--replicas",
-    "--image",
-}
-
-Check = Callable[[list[str]], Any]
+KUBECTL = {
+    "apply", "config", "create", "cp", "delete", "describe", "exec", "explain", "get", "label", "logs", "rollout",
+    "run", "scale",
+}  # fmt: skip
+TARGETS = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
 
 def block_lines(text: str) -> list[str]:
     """Return the lines of all blocks without another language, without comments and prompts."""
     text = re.sub(r" *\\\n *", " ", text)  # a continued line
-    outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    lines = re.findall(r"^    (?:\s*)(\S.*)$", outside, flags=re.MULTILINE)
+    lines = re.findall(r"^    (?:\s*)(\S.*)$", outside_of_fences(text), flags=re.MULTILINE)
     for language in ("sh", "bash", "console"):
         lines += [line for block in fenced(text, language) for line in block.splitlines()]
     return [line.strip().removeprefix("$ ") for line in lines if line.strip() and not line.strip().startswith("#")]
 
 
-def languages_in(text: str) -> set[str]:
-    return set(re.findall(r"^```(\w*)", text, flags=re.MULTILINE)) - {""}
-
-
-def flags_of(words: list[str]) -> tuple[list[str], set[str]]:
-    """Return the arguments that are no flags, and the flags without their values."""
-    plain = []
-    flags = set()
-    rest = iter(words[: words.index("--")] if "--" in words else words)
-    for word in rest:
-        name, _, value = word.partition("=")
-        if not word.startswith("-"):
-            plain.append(word)
-            continue
-        flags.add(name)
-        if name in IS_VALUE and not value:
-            next(rest)
-    return plain, flags
-
-
 def check_ddp(words: list[str]) -> None:
     ours = words[: words.index("--")] if "--" in words else words
-    build_parser(ours[0])[0].parse_args([word for word in ours if word != ">" and not word.endswith(".yaml>")])
+    build_parser(ours[0])[0].parse_args([word for word in ours if word != ">"])
 
 
 def check_make(words: list[str]) -> None:
-    assert {word for word in words if "=" not in word} <= targets(), words
+    assert {word for word in words if "=" not in word} <= TARGETS, words
 
 
 def check_kubectl(words: list[str]) -> None:
-    plain, flags = flags_of(words)
-    assert plain[0] in KUBECTL, f"kubectl {plain[0]}: not known here"
-    assert flags <= KUBECTL[plain[0]], flags - KUBECTL[plain[0]]
-    kinds = {"ddp", "ddptrainingjobs", "pods", "lease", "deployment", "nodes", "events", "jobs", "job", "pod", "crd"}
-    if plain[0] in ("get", "describe", "scale", "delete") and len(plain) > 1:
-        assert plain[1].partition("/")[0] in kinds, plain[1]
+    assert words[0] in KUBECTL or words[2] in KUBECTL, f"kubectl {words[0]}: not known here"
 
 
 def check_helm(words: list[str]) -> None:
     """Render the chart with the values of the line."""
-    plain, flags = flags_of(words)
-    assert plain[0] in HELM
-    allowed = {"-n", "--namespace", "--create-namespace", "--set", "-f", "--values", "--wait", "--timeout"}
-    allowed |= {HELM[plain[0]]}
-    assert flags <= allowed, flags - allowed
-    if plain[0] not in ("install", "upgrade"):
+    assert words[0] in ("install", "upgrade", "test", "uninstall")
+    if words[0] not in ("install", "upgrade"):
         return
-    assert (ROOT / plain[2] / "Chart.yaml").is_file(), plain[2]
+    name, chart = [word for word in words[1:] if not word.startswith("-")][:2]
+    assert (ROOT / chart / "Chart.yaml").is_file(), chart
     values: dict[str, Any] = {}
     for flag, value in itertools.pairwise(words):
         if flag in ("-f", "--values"):
@@ -131,10 +75,10 @@ def check_helm(words: list[str]) -> None:
             path, _, text = value.partition("=")
             *above, last = path.split(".")
             place = values
-            for name in above:
-                place = place.setdefault(name, {})
+            for part in above:
+                place = place.setdefault(part, {})
             place[last] = text[1:-1].split(",") if text.startswith("{") else yaml.safe_load(text)
-    assert render(values, name=plain[1])
+    assert render(values, name=name)
 
 
 def check_torchrun(words: list[str]) -> None:
@@ -148,16 +92,8 @@ def check_python(words: list[str]) -> None:
     assert words[0] == "-m", words
     if words[1] == "tests.bench.trainer":
         build_bench_parser().parse_args(words[2:])
-    elif words[1] != "pytest":
-        # test_docs.py checks that the module exists; it has no arguments.
-        assert words[1] in ("ddp_operator", "tests.bench.trainer.launches", "tests.bench.trainer.overhead"), words
-        assert words[2:] == []
-
-
-def check_docker(words: list[str]) -> None:
-    plain, flags = flags_of([word for word in words if word != "."])
-    assert plain[0] in ("build", "push")
-    assert flags <= {"-t", "-f", "--build-arg"}
+    else:
+        assert importlib.util.find_spec(words[1]) is not None, words[1]
 
 
 def check_pip(words: list[str]) -> None:
@@ -169,13 +105,11 @@ def check_pip(words: list[str]) -> None:
     assert match[1] in project["optional-dependencies"]
 
 
-CHECKS: dict[str, Check] = {
+CHECKS: dict[str, Callable[[list[str]], Any]] = {
     "ddp": check_ddp, "make": check_make, "kubectl": check_kubectl, "helm": check_helm, "torchrun": check_torchrun,
-    "python": check_python, "python3": check_python, "docker": check_docker,
-    "cosign": lambda words: words[0] == "verify", "gh": lambda words: words[:2] == ["attestation", "verify"],
-    "pip": check_pip, "sha256sum": lambda words: words[0] == "--check",
-    ".venv/bin/pre-commit": lambda words: words == ["install"], "source": lambda words: words,
+    "python": check_python, "python3": check_python, "pip": check_pip,
 }  # fmt: skip
+UNCHECKED = {"cosign", "docker", "gh", "sha256sum", "source", ".venv/bin/pre-commit"}
 
 
 def check(line: str) -> None:
@@ -185,8 +119,9 @@ def check(line: str) -> None:
         words = words[1:]
     if ">" in words:
         words = words[: words.index(">")]
-    assert words[0] in CHECKS, f"{line}: no check knows {words[0]}"
-    CHECKS[words[0]](words[1:])
+    if words[0] not in UNCHECKED:
+        assert words[0] in CHECKS, f"{line}: no check knows {words[0]}"
+        CHECKS[words[0]](words[1:])
 
 
 @pages_with(block_lines)
@@ -207,31 +142,47 @@ def test_every_line_of_block_can_be_typed(path: Path, capsys: pytest.CaptureFixt
             raise AssertionError(f"{line}: {capsys.readouterr().err}") from None
 
 
-@pages_with(languages_in)
-def test_blocks_of_other_languages_are_read_by_test(path: Path) -> None:
-    """test_docs.py checks YAML and Python; `text` is a program's output."""
-    text = path.read_text(encoding="utf-8")
-    assert languages_in(text) <= {"yaml", "python", "sh", "bash", "console", "json", "mermaid", "text", "dockerfile"}
-    for block in fenced(text, "json"):
-        json.loads(block)
-    for block in fenced(text, "dockerfile"):
-        instructions = parse_dockerfile(block)
-        assert instructions[0][0] == "FROM"
-        assert {kind for kind, _ in instructions} <= {"FROM", "RUN", "COPY", "ENV", "USER", "WORKDIR", "ARG", "LABEL"}
-
-
 @pytest.mark.parametrize(
     "line",
     [
-        "ddp run job.yaml --nodez 2", "ddp trian", "make everything", "kubectl aply -f x", "kubectl get ddp --sorted",
-        "kubectl get dpd", "helm install ddp-operator charts/ --set replica=2", "helm install ddp-operator chart/",
+        "ddp run job.yaml --nodez 2", "ddp trian", "make everything", "kubectl aply -f x",
+        "helm install ddp-operator charts/ --set replica=2", "helm install ddp-operator chart/",
         "helm install x charts/ --set watch.namespaces={a}", "torchrun -m ddp_trainer --presett x",
-        "python -m tests.bench.trainer --systems", "curl https://example.com | sh",
+        "python -m tests.bench.trainer --systems", "python -m tests.bench.nothing", "curl https://example.com | sh",
     ],
 )  # fmt: skip
 def test_line_that_would_fail_is_found(line: str) -> None:
     with pytest.raises((AssertionError, SystemExit, UserError, helm_python.HelmValuesError)):
         check(line)
+
+
+def find_unknown_names(text: str) -> set[str]:
+    """Return the commands, targets, modules and files in a page's commands that do not exist."""
+    unknown = set()
+    subcommands = {name for name, *_ in COMMANDS}
+    for line in commands(text):
+        program, *words = line.split()
+        program = program.rpartition("/")[2]
+        if program == "ddp" and words and re.fullmatch(r"[a-z]+", words[0]) and words[0] not in subcommands:
+            unknown.add(line)
+        if program == "make" and words and re.fullmatch(r"[a-z0-9-]+", words[0]) and words[0] not in TARGETS:
+            unknown.add(line)
+        if program in ("python", "python3") and words[:1] == ["-m"] and words[1].startswith(("ddp_", "tests")):
+            unknown |= {words[1]} if importlib.util.find_spec(words[1]) is None else set()
+        if program in ("ddp", "kubectl", "python", "python3", "pytest"):
+            files = re.findall(r"(?:^|\s)((?:deploy|docs|tests|charts|trainer|operator)/[\w./-]+)", line)
+            unknown |= {name for name in files if not (ROOT / name).exists()}
+    return unknown
+
+
+@pages_with(commands)
+def test_names_in_commands_exist(path: Path) -> None:
+    assert find_unknown_names(path.read_text(encoding="utf-8")) == set()
+
+
+def test_names_that_do_not_exist_are_found() -> None:
+    text = "Run `make a`, or `ddp trian`:\n\n    python -m tests.nothing\n\n```sh\n$ ddp run deploy/a.yaml\n```\n"
+    assert find_unknown_names(text) == {"make a", "ddp trian", "tests.nothing", "deploy/a.yaml"}
 
 
 # Flags of other programs in the prose.
@@ -277,8 +228,7 @@ def own_flags() -> set[str]:
 
 def flags_in_prose(text: str) -> set[str]:
     """Return the flags in backticks outside of fenced blocks."""
-    outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
-    spans = re.findall(r"`([^`]+)`", outside)
+    spans = re.findall(r"`([^`]+)`", outside_of_fences(text))
     return {flag for span in spans for flag in re.findall(r"(?<![\w-])--[a-z][\w-]*", span)}
 
 
@@ -309,7 +259,7 @@ def test_workflows_call_existing_targets_and_only_release_writes(path: Path) -> 
     assert writing == WRITING_JOBS.get(path.stem, set())
     called = [step["run"] for job in jobs for step in job["steps"] if "run" in step]
     asked = {name for text in called for name in re.findall(r"\bmake ([a-z0-9-]+)", text)}
-    assert asked <= targets()
+    assert asked <= TARGETS
     for script in (word for text in called for word in re.findall(r"\bbash (\S+)", text)):
         assert (ROOT / script).is_file()
     assert all(job["timeout-minutes"] <= 360 for job in jobs)

@@ -1,6 +1,6 @@
 """Kinds of failures that are recognized more precisely than by their category, each with its remedy.
 
-``rules.find_kind`` compares them with exceptions. docs/troubleshooting.md prints the table.
+``rules.find_kind`` compares them with exceptions.
 """
 
 import errno
@@ -23,7 +23,7 @@ _NO_COMPILER: Final = "No working C.. compiler|Failed to find C compiler|Ninja i
 
 
 class FailureKind(NamedTuple):
-    """A kind of failures. ``symptom`` describes it in the documentation."""
+    """A kind of failures. ``symptom`` is its name for readers of the table."""
 
     symptom: str
     errnos: tuple[int, ...] = ()

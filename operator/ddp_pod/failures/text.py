@@ -1,7 +1,7 @@
 """Texts of failures for users: the line that describes a failure, and its remedy.
 
 With ``kinds`` the only module with such texts, for the launcher and the operator. The default remedy of a category is
-in ``failure_table``. docs/troubleshooting.md prints the tables of all three.
+in ``failure_table``, which docs/troubleshooting.md prints.
 """
 
 import os
