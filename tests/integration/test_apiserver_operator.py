@@ -16,7 +16,7 @@ import yaml
 from aiohttp import web
 
 from ddp_operator.api.cluster import owner_uids
-from ddp_operator.api.constants import EXIT_RETRYABLE, KIND, LABEL_JOB_NAME, LAUNCHER_USERS
+from ddp_operator.api.constants import KIND, LABEL_JOB_NAME, LAUNCHER_USERS
 from tests.support import ROOT
 from tests.support.builders import job_manifest
 from tests.support.control_plane import ControlPlane, free_ports
@@ -26,7 +26,6 @@ from tests.support.standin import ClusterActors
 pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(300)]
 
 SAMPLES = ROOT / "deploy" / "samples"
-CHILDREN = "jobs,pods,services,configmaps"
 StartProcess = Callable[[], OperatorProcess]
 
 
@@ -87,24 +86,6 @@ async def test_sample_gets_its_children_and_runs_to_its_end(
     assert set(done["metadata"]) & {"finalizers"} == set()
     described = plane.kubectl("describe", "ddp", name, "-n", namespace).stdout
     assert "Succeeded" in described.split("Events:")[1]
-
-
-async def test_failed_attempt_is_followed_by_another(actors: ClusterActors, start: StartProcess) -> None:
-    start()
-    await actors.create(job_manifest())
-    for index in (0, 1):
-        await actors.run_pod("digits-1", index)
-    await actors.phase("digits", "Running")
-    message = json.dumps({"category": "Unknown", "message": "boom"})
-    await actors.finish_pod("digits-1", 1, exit_code=EXIT_RETRYABLE, message=message)
-    for index in (0, 1):
-        await actors.run_pod("digits-2", index)
-    again = await actors.resource(
-        "digits", lambda resource: (resource["status"]["attempt"], resource["status"]["nodes"]["ready"]) == (2, 2)
-    )
-    assert again["status"]["restarts"]["counted"] == 1
-    failure = again["status"]["lastFailure"]
-    assert (failure["attempt"], failure["node"], failure["message"]) == (1, 1, "boom")
 
 
 NESTED = {"lists": "[" * 9_000 + "]" * 9_000, "objects": '{"a":' * 9_000 + "1" + "}" * 9_000}
@@ -171,16 +152,6 @@ async def test_pods_of_dead_node_are_declared_failed_and_released(
     assert after["status"]["restarts"]["counted"] == 0
 
 
-async def test_deleting_resource_removes_every_child(
-    plane: ControlPlane, namespace: str, actors: ClusterActors, start: StartProcess
-) -> None:
-    start()
-    await actors.create(job_manifest())
-    await actors.run_pod("digits-1", 0)
-    plane.kubectl("delete", "ddp", "digits", "-n", namespace)
-    await actors.until(lambda: _no_child_left(actors), "no child left")
-
-
 async def test_deletion_needs_no_operator(
     plane: ControlPlane, namespace: str, actors: ClusterActors, start: StartProcess
 ) -> None:
@@ -216,22 +187,6 @@ async def _no_child_left(actors: ClusterActors) -> bool:
         if await actors.list(kind, LABEL_JOB_NAME):
             return False
     return True
-
-
-async def test_restarted_operator_changes_nothing_and_continues(actors: ClusterActors, start: StartProcess) -> None:
-    first = start()
-    await actors.create(job_manifest())
-    for index in (0, 1):
-        await actors.run_pod("digits-1", index)
-    before = await actors.phase("digits", "Running")
-    first.stop()
-    job = await actors.child_job("digits-1")
-    start()
-    for index in (0, 1):
-        await actors.finish_pod("digits-1", index)
-    after = await actors.phase("digits", "Succeeded")
-    assert after["status"]["attempt"] == before["status"]["attempt"]
-    assert (await actors.child_job("digits-1"))["metadata"]["uid"] == job["metadata"]["uid"]
 
 
 @asynccontextmanager
@@ -379,16 +334,3 @@ def test_name_too_long_for_pod_host_names_is_refused(plane: ControlPlane, namesp
     done = plane.kubectl("apply", "-n", namespace, "-f", "-", stdin=yaml.safe_dump(manifest), check=False)
     assert done.returncode != 0
     assert "choose a shorter name" in done.stderr
-
-
-def test_missing_permissions_are_named_at_start(plane: ControlPlane, namespace: str, tmp_path: Path) -> None:
-    plane.kubectl("create", "serviceaccount", "nobody", "-n", namespace)
-    kubeconfig = plane.account(namespace, "nobody")
-    (port,) = free_ports(1)
-    operator = OperatorProcess(kubeconfig, tmp_path / "log", port=port)
-    with pytest.raises(AssertionError, match="exit code 1"), operator:
-        pass
-    assert "permissions are missing" in operator.log
-    assert "get, list, watch, create, patch, delete jobs.batch in all namespaces" in operator.log
-    assert "update ddptrainingjobs.ddp-operator.dev/status in all namespaces" in operator.log
-    assert "Traceback" not in operator.log

@@ -23,9 +23,6 @@ from tests.support.control_plane import ControlPlane, free_ports
 from tests.support.operator_process import OperatorProcess
 from tests.support.standin import ClusterActors
 
-from .test_apiserver_operator import actors
-
-__all__ = ["actors"]  # a fixture
 pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(300)]
 POLICY = ROOT / "deploy" / "profiles" / "required.yaml"
 
@@ -203,57 +200,6 @@ GIVEN: Json = {
     "template": template(trainer(), nodeSelector={"kubernetes.io/os": "linux"}),
 }
 OWN = template({"name": "trainer", "command": ["python", "own.py"]})
-
-
-def reason_is(reason: str) -> Callable[[Json], bool]:
-    return lambda result: bool((result.get("status") or {}).get("reason") == reason)
-
-
-async def test_job_copies_profile_once(
-    plane: ControlPlane, actors: ClusterActors, start: Callable[[], OperatorProcess]
-) -> None:
-    first = start()
-    await actors.create(resource("j", namespace=actors.namespace, template=OWN, profileRef={"name": "gpu"}))
-    await actors.resource("j", reason_is("ProfileNotFound"))
-    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(profile(GIVEN, "recovery.maxRestarts")))
-    await actors.run_pod("j-1", 0)
-    running = await actors.phase("j", "Running")
-    job = await actors.child_job("j-1")
-    assert job["spec"]["template"]["spec"]["nodeSelector"] == {"kubernetes.io/os": "linux"}
-    assert running["status"]["profile"]["job"] == GIVEN
-    assert running["spec"]["template"] == OWN
-    # Later edits and deletions of the profile do not affect the job.
-    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(profile({})))
-    plane.kubectl("delete", CLUSTER_PROFILE_KIND, "gpu")
-    first.stop()
-    start()  # it has only the job's copy
-    await actors.patch(KIND, "j", {"spec": {"nodes": 4}})
-    refused = await actors.resource("j", reason_is("InvalidSpec"))
-    assert "elastic.maxNodes" in str(refused["status"]["conditions"])
-    await actors.patch(KIND, "j", {"spec": {"nodes": 1, "recovery": {"maxRestarts": 0}}})
-    await actors.resource("j", reason_is("ProfileLocked"))
-    await actors.patch(KIND, "j", {"spec": {"recovery": None}})
-    await actors.finish_pod("j-1", 0)
-    await actors.phase("j", "Succeeded")
-    with pytest.raises(ResponseError, match="profileRef"):
-        await actors.patch(KIND, "j", {"spec": {"profileRef": {"name": "other"}}})
-
-
-async def test_required_field_may_be_set_by_profile(
-    plane: ControlPlane, actors: ClusterActors, start: Callable[[], OperatorProcess]
-) -> None:
-    def with_profile(name: str, **spec: Any) -> Json:
-        return resource(name, namespace=actors.namespace, profileRef={"name": "gpu"}, **spec)
-
-    start()
-    source = {"checkpoint": {"path": "/ckpt", "url": "s3://bucket/prefix"}}
-    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(profile(source)))
-    await actors.create(with_profile("kept", checkpoint={"keep": 5}))
-    await actors.child_job("kept-1")
-    await actors.create(with_profile("queued", scheduling={"queue": "q"}))
-    refused = await actors.resource("queued", reason_is("InvalidSpec"))
-    assert "spec.scheduling.queue: Invalid value: " in str(refused["status"]["conditions"])
-    assert "needs scheduling.gang: Volcano" in str(refused["status"]["conditions"])
 
 
 async def test_upgrade_with_other_defaults_changes_no_started_job(

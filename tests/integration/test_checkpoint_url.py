@@ -179,31 +179,6 @@ def test_stopped_pod_uploads_last_checkpoint(attempt: Attempt, store: Store) -> 
     assert f"rank 0 begins at {last}\n" in attempt(2, STEPS=20).wait(0).log
 
 
-def test_superseded_attempt_ends_as_secondary_failure(attempt: Attempt, store: Store) -> None:
-    first = attempt(1, STEPS=1000, WAIT=20)
-    until_uploaded(first, store, 1)
-    assert attempt(2, STEPS=25).wait(0).code == 0
-    Path(first.folder / "ckpt-0" / "more").write_text("x")
-    end = first.wait(0)
-    assert end.code == 86, end.log
-    assert "attempt 2 has taken over" in end.message["message"]
-    assert end.message["secondary"]
-
-
-def test_damaged_snapshot_is_skipped(attempt: Attempt, store: Store) -> None:
-    first = attempt(1, STEPS=1000, WAIT=10)
-    until_uploaded(first, store, 1)
-    before = set(store.keys("objects"))
-    Path(first.folder / "ckpt-0" / "last.json").write_text('{"step": 11}')
-    until_uploaded(first, store, 2)
-    first.signal(0, signal.SIGKILL)
-    (newest,) = set(store.keys("objects")) - before
-    store.replace(f"objects/{newest}", b'{"step": 99}')
-    end = attempt(2, STEPS=12).wait(0)
-    assert "rank 0 begins at 10" in end.log
-    assert "is skipped" in end.log
-
-
 def test_killed_mirror_is_restarted(attempt: Attempt, store: Store) -> None:
     pods = attempt(1, STEPS=60, WAIT=20)
     until_uploaded(pods, store, 1)
@@ -246,21 +221,6 @@ def test_sharded_checkpoint_continues_in_new_pods(attempt: Attempt, store: Store
     assert all("resume after epoch 3" in end.log for end in ends)
     shards = list_shards(second.folder / "ckpt-0")
     assert [f"epoch-0003/__{rank}_0.distcp" for rank in (0, 1)] == [path for path in shards if "-0003" in path]
-
-
-def test_sharded_checkpoint_continues_after_a_restart_in_the_same_pods(attempt: Attempt, store: Store) -> None:
-    pods = attempt(1, nodes=2, restarts=1, script=SHARDED, EPOCHS=4, FAIL_AFTER=2)
-    ends = [pods.wait(0), pods.wait(1)]
-    assert [end.code for end in ends] == [0, 0], ends[0].log + ends[1].log
-    assert all("resume after epoch 2" in end.log for end in ends)
-    assert all("epoch-0003" not in end.log for end in ends)
-
-
-def test_sharded_checkpoint_in_one_folder_ends_the_job(attempt: Attempt) -> None:
-    end = attempt(1, nodes=2, script=SHARDED, EPOCHS=1000, FOLDER="last", PAUSE=6).wait(0)
-    assert end.code == 81, end.log
-    assert "was saved again in the same folder" in end.message["message"]
-    assert "in a folder of its own" in end.message["message"]
 
 
 def test_unusable_store_ends_pod_before_training(attempt: Attempt, store: Store, tmp_path: Path) -> None:

@@ -122,25 +122,6 @@ time.sleep(600)
     assert ended.message["message"] == "ValueError: the cause"
 
 
-def test_ranks_that_leave_with_85_are_not_restarted_and_their_pods_are_preempted(
-    pods: PodsFactory, tmp_path: Path
-) -> None:
-    script = """
-import os, sys, time
-while os.environ["RANK"] == "1" and not os.path.exists("enough"):
-    time.sleep(0.02)
-sys.exit(85)
-"""
-    job = pods("train.py", script=script, max_restarts=3)
-    job.start()
-    first = job.wait(0)  # the store has ended with it, but this does not end the peers at once
-    (tmp_path / "enough").touch()
-    second = job.wait(1)
-    assert (first.code, second.code) == (85, 85), first.log + second.log
-    assert first.message["restarts"] == second.message["restarts"] == 0
-    assert second.message["category"] == "Preempted"
-
-
 def test_killed_agent_and_workers_are_restarted(pods: PodsFactory, tmp_path: Path) -> None:
     script = """
 import os, time
@@ -158,16 +139,6 @@ time.sleep(0 if again else 600)
     assert ended.code == 0, ended.log
     assert ended.message["restarts"] == 1
     assert "restarting torchrun's agent, restart 1:" in ended.log
-
-
-def test_worker_killed_by_signal_is_named_and_retryable(pods: PodsFactory) -> None:
-    script = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
-    (ended,) = pods("train.py", script=script, nodes=1, nproc=2, warm=False, config={"warm_start": False}).run()
-    assert ended.code == 82
-    assert "Fatal Python error: Segmentation fault" in ended.message["traceback"]
-    assert ended.message["category"] == "Unknown"
-    assert ended.message["message"] == "worker killed by SIGSEGV"
-    assert ended.message["exitCode"] == 139
 
 
 def test_failed_program_is_reported_with_its_last_lines(pods: PodsFactory) -> None:
@@ -189,30 +160,6 @@ def test_shell_command_runs_in_every_rank(pods: PodsFactory) -> None:
     assert ended.code == 81  # 126 is among the codes that are not retried
     assert ended.message["exitCode"] == 126
     assert ended.message["restarts"] == 0
-
-
-def test_syntax_error_is_user_error_without_restart(pods: PodsFactory) -> None:
-    (ended,) = pods("train.py", script="x = = 1\n", nodes=1, max_restarts=3).run()
-    assert ended.code == 81
-    assert ended.message["category"] == "UserError"
-    assert ended.message["message"].startswith("SyntaxError: invalid syntax")
-    assert ended.message["restarts"] == 0
-
-
-@pytest.mark.parametrize(
-    ("command", "complaint"),
-    [
-        (["python", "train.py"], "training script not found: train.py (looked in "),
-        (["python", "-m", "no_such_module.train"], "training module not found: no_such_module.train"),
-        (["no-such-program", "x"], "program not found: no-such-program (looked in PATH)"),
-    ],
-)
-def test_missing_program_is_refused_at_once(pods: PodsFactory, command: list[str], complaint: str) -> None:
-    (ended,) = pods(*command, nodes=1).run()
-    assert ended.code == 81
-    assert ended.message["category"] == "UserError"
-    assert ended.message["message"].startswith(complaint)
-    assert "check command and args in spec.template" in ended.log
 
 
 def test_unresolved_master_ends_pod_after_timeout(pods: PodsFactory) -> None:

@@ -75,18 +75,6 @@ async def test_failure_of_any_write_is_recovered(
     assert [len(server.list(kind)) for kind in ("Service", "Secret", "ConfigMap", "Job")] == [1, 1, 2, 1]
 
 
-@pytest.mark.parametrize("fault", [403, 422])
-async def test_refused_job_reports_server_message(
-    server: StandIn, actors: ClusterActors, start: Start, fault: int
-) -> None:
-    start()
-    server.faults.add(fault, verb="create", resource="jobs", times=1_000_000)
-    await actors.create(job_manifest())
-    resource = await actors.resource("digits", lambda result: result.get("status", {}).get("conditions"))
-    (accepted,) = [entry for entry in resource["status"]["conditions"] if entry["type"] == "Accepted"]
-    assert (accepted["status"], "injected fault" in accepted["message"]) == ("False", True)
-
-
 async def test_unavailable_webhook_is_reported_and_retried(
     server: StandIn, actors: ClusterActors, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -104,21 +104,6 @@ async def test_workloads_are_read_in_version_that_is_served(
         await cluster.workloads_of(mine)
 
 
-async def test_own_writes_are_observed_at_once(cluster: KubeCluster) -> None:
-    await cluster.create(service())
-    await cluster.create(child("ConfigMap", "launcher", data={"launcher.py": "pass"}))
-    await cluster.create(job())
-    snapshot = await seen(cluster)
-    assert (names(snapshot.services), names(snapshot.config_maps), names(snapshot.jobs)) == (
-        ["digits"], ["launcher"], ["digits-1"],
-    )  # fmt: skip
-    await cluster.patch_job("default", "digits-1", {"spec": {"suspend": True}})
-    assert (await seen(cluster)).jobs[0]["spec"]["suspend"] is True
-    (result,) = (await seen(cluster)).jobs
-    await cluster.delete("Job", "default", "digits-1", uid=result["metadata"]["uid"])
-    assert (await seen(cluster)).jobs == ()
-
-
 async def test_store_equals_api_server(cluster: KubeCluster, actors: ClusterActors, server: StandIn) -> None:
     server.controllers.job_controller = None
     await cluster.create(service())
@@ -164,50 +149,12 @@ async def test_vanished_namespace_is_no_refusal(cluster: KubeCluster) -> None:
         await cluster.create(lost)
 
 
-async def test_patch_of_deleted_job_succeeds(cluster: KubeCluster, server: StandIn) -> None:
-    await cluster.create(job())
-    server.remove("Job", "digits-1")
-    await cluster.patch_job("default", "digits-1", {"spec": {"suspend": True}})
-    assert (await seen(cluster)).jobs == ()
-
-
-async def test_immutable_patch_is_refused(cluster: KubeCluster) -> None:
-    await cluster.create(job())
-    change = {"spec": {"template": {"spec": {"restartPolicy": "OnFailure"}}}}
-    with pytest.raises(Refused, match="immutable"):
-        await cluster.patch_job("default", "digits-1", change)
-
-
-async def test_changed_pod_is_not_declared_failed(cluster: KubeCluster, actors: ClusterActors, server: StandIn) -> None:
-    await cluster.create(job())
-    await actors.run_pod("digits-1", 0)
-    (pod,) = server.list("Pod")
-    await actors.patch("Pod", pod["metadata"]["name"], {"metadata": {"labels": {"its-node": "is-back"}}})
-    with pytest.raises(VersionConflict):
-        await cluster.fail_pod(pod, "NodeLost", "the node is gone")
-    (after,) = server.list("Pod")
-    assert (after["metadata"]["uid"], after["status"]["phase"]) == (pod["metadata"]["uid"], "Running")
-    assert "deletionTimestamp" not in after["metadata"]
-
-
 async def test_status_of_deleted_resource_drops_it_from_cache(cluster: KubeCluster, server: StandIn) -> None:
     version = (await seen(cluster)).resource["metadata"]["resourceVersion"]
     server.remove(KIND, "digits")
     with pytest.raises(VersionConflict):
         await cluster.patch_status(KEY, {"phase": "Running"}, resource_version=version)
     assert await cluster.observe(KEY) is None
-
-
-async def test_slowly_ending_pod_is_observed_as_terminating(
-    cluster: KubeCluster, actors: ClusterActors, server: StandIn
-) -> None:
-    server.controllers.ends_pods = False
-    pod = await actors.create(
-        child("Pod", "p", spec={"nodeName": "node-0", "containers": [{"name": "c", "image": "i"}]})
-    )
-    await cluster.delete("Pod", "default", "p", uid=pod["metadata"]["uid"])
-    (result,) = (await seen(cluster)).pods
-    assert result["metadata"]["deletionTimestamp"]
 
 
 @pytest.mark.parametrize("fault", [429, 500, "drop", "timeout"])

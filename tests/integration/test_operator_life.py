@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from datetime import timedelta
 from typing import Any
 
 import aiohttp
 import pytest
 
-from ddp_operator.api.constants import EXIT_RETRYABLE, KIND, LABEL_JOB_NAME
+from ddp_operator.api.constants import KIND, LABEL_JOB_NAME
 from ddp_operator.decide import conditions
 from ddp_operator.manager.operator import Operator
 from ddp_operator.reconcile import reconciler
@@ -120,16 +119,6 @@ async def test_resource_has_no_operator_metadata_and_is_deleted_at_once(
     await actors.until(lambda: not any(map(server.list, ("Service", "ConfigMap", "Job", "Pod"))), "no child left")
 
 
-async def test_deletion_works_while_operator_is_down(server: StandIn, actors: ClusterActors, start: Start) -> None:
-    with start():
-        await actors.create(job_manifest())
-        await actors.run_pod("digits-1", 0)
-    await actors.delete(KIND, "digits")
-    await actors.until(lambda: not any(map(server.list, ("Service", "ConfigMap", "Job", "Pod"))), "no child left")
-    await settle(server, start())
-    assert not any(map(server.list, ("Service", "ConfigMap", "Job", "Pod")))
-
-
 async def test_unchanged_job_causes_no_write(server: StandIn, actors: ClusterActors, start: Start) -> None:
     running = start(resync_interval=1.0)
     operator = running.operator
@@ -173,85 +162,6 @@ async def test_restarted_operator_writes_nothing_and_continues(
     for index in (0, 1):
         await actors.finish_pod("digits-1", index)
     await actors.phase("digits", "Succeeded")
-
-
-async def test_failure_during_downtime_is_handled_after_start(
-    server: StandIn, actors: ClusterActors, start: Start
-) -> None:
-    with start():
-        await actors.create(job_manifest())
-        for index in (0, 1):
-            await actors.run_pod("digits-1", index)
-        await actors.phase("digits", "Running")
-    message = json.dumps({"category": "Unknown", "message": "boom"})
-    await actors.finish_pod("digits-1", 1, exit_code=EXIT_RETRYABLE, message=message)
-    start()
-    await actors.child_job("digits-2")
-    again = await actors.resource("digits", lambda resource: resource["status"]["attempt"] == 2)
-    assert again["status"]["restarts"]["counted"] == 1
-
-
-async def test_new_resource_of_same_name_gets_children_of_its_own(
-    server: StandIn, actors: ClusterActors, start: Start
-) -> None:
-    start()
-    await actors.create(job_manifest())
-    await actors.run_pod("digits-1", 0)
-    await actors.delete(KIND, "digits")
-    second = await actors.create(job_manifest(nodes=3))
-    uid = second["metadata"]["uid"]
-
-    async def owned() -> bool:
-        children = [await actors.get("Job", "digits-1"), await actors.get("Service", "digits")]
-        return all(child is not None and owners(child) == [(KIND, uid)] for child in children)
-
-    await actors.until(owned, "children of the second resource")
-    job = await actors.child_job("digits-1")
-    assert job["spec"]["completions"] == 3
-
-
-async def test_foreign_service_of_same_name_is_unchanged(server: StandIn, actors: ClusterActors, start: Start) -> None:
-    foreign = {"apiVersion": "v1", "kind": "Service", "metadata": {"name": "digits"}, "spec": {"ports": [{"port": 1}]}}
-    kept = await actors.create(foreign)
-    start()
-    await actors.create(job_manifest())
-    await actors.resource(
-        "digits",
-        lambda resource: any(
-            (condition["type"], condition["reason"]) == ("Accepted", "NameConflict")
-            for condition in resource.get("status", {}).get("conditions", [])
-        ),
-    )
-    assert await actors.get("Service", "digits") == kept
-    assert await actors.list("Job") == []
-
-
-async def test_misspelt_template_field_is_reported_and_nothing_created(
-    server: StandIn, actors: ClusterActors, start: Start
-) -> None:
-    running = start()
-    manifest = job_manifest()
-    manifest["spec"]["template"]["spec"]["containers"][0]["resorces"] = {}
-    await actors.create(manifest)
-    resource = await actors.resource("digits", lambda result: result.get("status", {}).get("conditions"))
-    (accepted,) = [entry for entry in resource["status"]["conditions"] if entry["type"] == "Accepted"]
-    assert accepted["status"] == "False"
-    assert "resorces" in accepted["message"]
-    await settle(server, running)
-    assert server.writes_of(*CHILDREN) == []
-
-
-async def test_many_jobs_at_once_all_get_their_children(server: StandIn, actors: ClusterActors, start: Start) -> None:
-    start(workers=4)
-    names = [f"job-{number:02}" for number in range(8)]
-    for name in names:
-        await actors.create(job_manifest(name, nodes=1))
-    for name in names:
-        await actors.run_pod(f"{name}-1", 0)
-    for name in names:
-        await actors.phase(name, "Running")
-    created = [name for verb, name in server.writes_of("jobs") if verb == "create"]
-    assert sorted(created) == [f"{name}-1" for name in names]
 
 
 async def test_only_named_namespaces_are_served(server: StandIn, actors: ClusterActors, start: Start) -> None:

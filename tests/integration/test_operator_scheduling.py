@@ -12,7 +12,6 @@ from tests.support.standin import ClusterActors, StandIn
 from tests.support.standin.resources import Kind
 
 VOLCANO = Kind("scheduling.volcano.sh", "v1beta1", "PodGroup", "podgroups")
-POLICY = {"enabled": True}
 
 
 async def refusal(actors: ClusterActors) -> tuple[str, str]:
@@ -32,17 +31,6 @@ async def test_gang_of_missing_scheduler_is_refused(server: StandIn, actors: Clu
     assert server.list("Job") == []
 
 
-async def test_native_gang_without_served_pod_groups_is_refused(
-    server: StandIn, actors: ClusterActors, start: Start
-) -> None:
-    start()
-    await actors.create(job_manifest(scheduling={"gang": "Native"}))
-    reason, message = await refusal(actors)
-    assert reason == "InvalidSpec"
-    assert "enable the feature gates GenericWorkload and GangScheduling" in message
-    assert server.list("Job") == []
-
-
 async def test_gang_without_role_reports_server_message(server: StandIn, actors: ClusterActors, start: Start) -> None:
     server.serve(VOLCANO)
     server.faults.add(403, verb="create", resource="podgroups", times=1_000_000)
@@ -50,46 +38,6 @@ async def test_gang_without_role_reports_server_message(server: StandIn, actors:
     await actors.create(job_manifest(scheduling={"gang": "Volcano"}))
     assert (await refusal(actors))[0] == "Forbidden"
     assert server.list("Job") == []
-
-
-async def test_every_attempt_has_its_group(server: StandIn, actors: ClusterActors, start: Start) -> None:
-    server.serve(VOLCANO)
-    start()
-    await actors.create(job_manifest(scheduling={"gang": "Volcano", "queue": "train"}))
-    await actors.child_job("digits-1")
-    (group,) = server.list("PodGroup")
-    assert (group["metadata"]["name"], group["spec"]) == ("digits-1", {"minMember": 2, "queue": "train"})
-    await actors.patch(KIND, "digits", {"spec": {"nodes": 3}})
-    await actors.child_job("digits-2")
-    (group,) = server.list("PodGroup")  # the previous attempt's would reserve capacity that no pod needs
-    assert (group["metadata"]["name"], group["spec"]["minMember"]) == ("digits-2", 3)
-    await actors.delete(KIND, "digits")
-    await actors.until(lambda: not server.list("PodGroup"), "the group goes with the job")
-
-
-async def test_network_policy_is_created_kept_and_deleted(server: StandIn, actors: ClusterActors, start: Start) -> None:
-    running = start()
-    await actors.create(job_manifest(networkPolicy=POLICY))
-    await actors.child_job("digits-1")
-    (policy,) = server.list("NetworkPolicy")
-    assert policy["metadata"]["name"] == "digits"
-    # A user deletes it: the next comparison finds that and creates it again, beside the running Job.
-    server.remove("NetworkPolicy", "digits")
-    running.operator.sync.nudge()
-    await actors.until(lambda: server.list("NetworkPolicy"), "the policy is made anew")
-    assert [job["metadata"]["name"] for job in server.list("Job")] == ["digits-1"]
-    await actors.delete(KIND, "digits")
-    await actors.until(lambda: not server.list("NetworkPolicy"), "the policy goes with the job")
-
-
-async def test_foreign_policy_is_unchanged(server: StandIn, actors: ClusterActors, start: Start) -> None:
-    start()
-    theirs = {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": {"name": "digits"}, "spec": {}}
-    await actors.create(theirs)
-    await actors.create(job_manifest(networkPolicy=POLICY))
-    assert (await refusal(actors))[0] == "NameConflict"
-    (policy,) = server.list("NetworkPolicy")
-    assert "ownerReferences" not in policy["metadata"]
 
 
 @pytest.mark.parametrize("enabled", [True, False])
