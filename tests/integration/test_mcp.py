@@ -15,10 +15,9 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_cli.commands.mcp_tools import READ_TOOLS, WRITE_TOOLS
+from ddp_cli.commands.mcp_tools import READ_TOOLS
 from ddp_operator.api.constants import KIND
 from tests.support.builders import job_manifest
-from tests.support.control_plane import ControlPlane
 from tests.support.ddp_run import DdpRun, manifest
 from tests.support.running_operator import Start
 from tests.support.standin import ClusterActors, StandIn
@@ -86,19 +85,6 @@ async def test_read_tools_describe_a_run_of_this_machine(tmp_path: Path) -> None
     assert run.run_folder.is_dir()
 
 
-async def test_write_tools_of_this_machine_delete_a_run(tmp_path: Path) -> None:
-    folder = tmp_path / "ddp-runs/digits-20261120-120000"
-    folder.mkdir(parents=True)
-    status = job_manifest() | {"status": {"phase": "Succeeded", "attempt": 1}}
-    (folder / "status.yaml").write_text(yaml.safe_dump(status))
-    async with assistant(tmp_path, "--local", "--allow-writes") as client:
-        listed = (await client.list_tools()).tools
-        assert [tool.name for tool in listed] == [*READ_NAMES, *(tool.name for tool in WRITE_TOOLS)]
-        assert [tool.name for tool in listed if tool.annotations.destructive_hint] == ["delete"]
-        assert await call(client, "delete", name=folder.name) == f"{folder.name}: deleted"
-    assert not folder.exists()
-
-
 async def test_ctrl_c_ends_a_server_that_waits_for_input(tmp_path: Path) -> None:
     server = await asyncio.create_subprocess_exec(
         *(sys.executable, "-m", "ddp_cli", "mcp", "--local"),
@@ -158,21 +144,3 @@ async def test_every_tool_works_with_a_cluster(
             assert "[rank 0] loss 0.4" in await call(client, "logs", name="digits", lines=10)
 
         await use_every_tool(client, actors, write_log)
-
-
-@pytest.mark.apiserver
-async def test_read_tools_work_with_a_real_api_server(plane: ControlPlane, tmp_path: Path) -> None:
-    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(job_manifest()))
-    try:
-        async with assistant(tmp_path, "--kubeconfig", str(plane.admin)) as client:
-            assert [tool.name for tool in (await client.list_tools()).tools] == READ_NAMES
-            assert "digits" in await call(client, "list")
-            assert yaml.safe_load(await call(client, "status", name="digits"))["metadata"] == {"name": "digits"}
-            assert "digits" in await call(client, "why", name="digits")
-            assert "no matching pod with a log" in await refuse(client, "logs", name="digits")
-            assert await call(client, "usage") == "no job has used a GPU"
-            assert "kind: Job" in await call(client, "render", manifest=yaml.safe_dump(job_manifest()))
-            message = await refuse(client, "status", name="digits", namespace="elsewhere")
-            assert 'does not exist in namespace "elsewhere"' in message
-    finally:
-        plane.kubectl("delete", "ddptrainingjob", "digits", "--wait=false")

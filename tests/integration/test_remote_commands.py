@@ -6,7 +6,6 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
@@ -161,23 +160,6 @@ def test_unreachable_cluster_and_missing_operator_are_errors_with_remedy(
     complaint = capsys.readouterr().err
     assert "(Connection refused); check that the cluster is running" in complaint
     assert complaint.count("\n") == 1
-
-
-def test_empty_list_names_next_command_and_prints_json(kubeconfig: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["list", "--kubeconfig", str(kubeconfig)]) == ExitCode.OK
-    assert "ddp submit" in capsys.readouterr().err
-    assert main(["list", "-A", "-o", "json", "--kubeconfig", str(kubeconfig)]) == ExitCode.OK
-    assert json.loads(capsys.readouterr().out)["items"] == []
-
-
-async def test_refused_manifest_is_rejected_before_cluster_call(
-    ddp: Ddp, manifest: Path, server: StandIn, capsys: pytest.CaptureFixture[str]
-) -> None:
-    bad: dict[str, Any] = job_manifest(nodes=0)
-    manifest.write_text(yaml.safe_dump(bad))
-    assert await ddp("submit", str(manifest)) == ExitCode.BAD_INPUT
-    assert "ddp submit: refused\nspec.nodes: Invalid value: 0" in capsys.readouterr().err
-    assert server.calls == []
 
 
 async def test_folder_of_script_is_stored_in_config_map_owned_by_jobs(

@@ -108,16 +108,6 @@ def test_error_in_every_pass_ends_run_in_order(
     assert "OperatorError" in run.read("report.html")
 
 
-def test_error_before_first_pod_ends_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = FailingRun(tmp_path, monkeypatch, lambda number: KeyError("lost"))
-    assert run.run("") == ExitCode.BROKEN
-    assert run.passes == 8
-    assert run.resource()["status"]["phase"] == "Failed"
-    assert "0 attempts" in capsys.readouterr().out
-
-
 def test_end_of_pod_that_cannot_be_recorded_ends_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -337,19 +337,3 @@ def test_all_pods_and_attempts_run_packed_folder(tmp_path: Path) -> None:
     assert "rank 1 has read ['1', '2', '3'] in attempt 2" in logs
     assert f"[launcher] unpacked code {digest[:12]}: 5 files in " in logs
     assert "left out possible secrets: id_rsa;" in run.output
-
-
-def test_folder_without_script_is_refused_before_anything_runs(tmp_path: Path) -> None:
-    (tmp_path / "source").mkdir()
-    (tmp_path / "source" / "other.py").touch()
-    with DdpRun(tmp_path, manifest(["python", "train.py"]), ["--workdir", "source"]) as run:
-        assert run.wait() == 2
-    assert "the command runs train.py, which is not among the packed files of source" in run.output
-    assert not (tmp_path / "ddp-runs").exists()
-
-
-def test_code_that_only_cluster_has_is_refused(tmp_path: Path) -> None:
-    code = {"configMapName": "ddp-code-1", "digest": "0" * 64}
-    with DdpRun(tmp_path, manifest(["python", "train.py"], code=code)) as run:
-        assert run.wait() == 2
-    assert "spec.code.configMapName: ddp-code-1: not in the file; name the folder with --workdir" in run.output

@@ -18,12 +18,10 @@ from ddp_cli.client.functions import ENTRY
 from ddp_cli.client.local import LocalBackend
 from ddp_cli.client.program import IMAGE
 from ddp_cli.client.validation import check_manifest
-from ddp_cli.client.workdir import Workdir, check_folder
-from ddp_cli.local.folder import ENV_RUN_FOLDER, RunFolder
-from ddp_operator.manifests.template import resolve_template
+from ddp_cli.client.workdir import Workdir
+from ddp_cli.local.folder import ENV_RUN_FOLDER
 from tests.support import ROOT
 from tests.support.fake_backend import FakeBackend
-from tests.support.users import forget_user
 
 
 @pytest.fixture
@@ -90,15 +88,6 @@ def test_gpus_are_shared_among_pods(backend: FakeBackend, visible: int | None, p
     assert limits == ({"nvidia.com/gpu": str(gpus)} if gpus else {"cpu": "2"} if procs == "cpu" else {})
     Client().train("my_training.py", nodes=2, procs="auto", gpus=0)
     assert "resources" not in container(backend)
-
-
-def test_procs_cpu_requires_cpus(backend: FakeBackend) -> None:
-    with pytest.raises(ClientError, match='procs="cpu" starts a rank for each CPU of a pod; set cpus, such as cpus=4'):
-        Client().train("my_training.py", procs="cpu")
-    assert backend.resource == {}
-    job = Client().train("my_training.py", procs="cpu", cpus=3, gpus=0)
-    made = check_manifest(json.dumps(job.resource)).job
-    assert resolve_template(made).nproc == 3
 
 
 def test_invalid_programs_are_refused_before_anything_is_created(
@@ -170,16 +159,6 @@ def test_run_on_this_machine_is_ddp_run_of_its_own(tmp_path: Path, monkeypatch: 
         backend.create("", None, dry_run=True)
 
 
-def test_run_folder_is_reported_once_to_caller(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    source, sink = os.pipe()
-    monkeypatch.setenv(ENV_RUN_FOLDER, str(sink))
-    for _ in range(2):
-        RunFolder(tmp_path).announce()
-    with open(source) as report:
-        assert report.read() == str(tmp_path)
-    assert ENV_RUN_FOLDER not in os.environ
-
-
 def test_examples_of_page_run_unchanged(
     backend: FakeBackend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -193,20 +172,3 @@ def test_examples_of_page_run_unchanged(
     assert capsys.readouterr().out == "7 0.5\n"
     assert (len(blocks), names["job"].name) == (2, "train")
     sys.modules.pop("training")
-
-
-def test_first_example_of_page_runs_for_script_that_reports_no_progress(
-    backend: FakeBackend, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "train.py").write_text("")
-    backend.statuses = ({"phase": "Succeeded"},)
-    block = re.findall(r"```python\n(.*?)```", (ROOT / "docs/python.md").read_text(), re.DOTALL)[0]
-    exec(block, {})
-    assert capsys.readouterr().out == "None None\n"
-
-
-def test_user_without_home_folder_packs_any_folder_but_root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    forget_user(monkeypatch)
-    assert check_folder(tmp_path) == tmp_path
-    with pytest.raises(ClientError, match="is not packed by default"):
-        check_folder(Path("/"))

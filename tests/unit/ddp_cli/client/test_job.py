@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import ddp_cli
-from ddp_cli import Client, ClientError, Conflict, Job, NotFound, TrainingFailed
+from ddp_cli import Conflict, Job, NotFound, TrainingFailed
 from ddp_cli.client.logs import Line
 from ddp_operator.api.kubeobjects import format_time
 from tests.support.builders import NOW
@@ -58,11 +58,6 @@ def test_failed_job_raises_error_of_rank() -> None:
     assert str(error).endswith(TRACEBACK.rstrip())
 
 
-def test_timeout_reports_state_of_job() -> None:
-    with pytest.raises(TimeoutError, match="x is Running after 5 s"):
-        make({"phase": "Pending"}, {"phase": "Running"}).wait(timeout=5)
-
-
 def test_ended_job_is_not_changed() -> None:
     job = make({"phase": "Running"})
     job.scale(4)
@@ -84,13 +79,3 @@ def test_lines_are_of_all_ranks_or_of_one() -> None:
     assert list(job.logs(rank=1)) == ["b"]
     with pytest.raises(NotFound, match="ddp why x"):
         list(make().logs())
-
-
-def test_status_of_another_version_is_named() -> None:
-    with pytest.raises(ClientError, match="cannot read"):
-        _ = make({"phase": "Dancing"}).status
-
-
-def test_missing_kubeconfig_is_reported_on_first_use(monkeypatch: pytest.MonkeyPatch, tmp_path: Any) -> None:
-    with pytest.raises(ClientError, match="does not exist"):
-        Client(kubeconfig=str(tmp_path / "none")).list()

@@ -59,14 +59,6 @@ def test_changed_run_is_updated_while_running(tmp_path: Path) -> None:
     assert (job.name, job.resource["spec"]["nodes"]) == (folder.path.name, 3)
 
 
-def test_invalid_change_is_refused_before_run_is_notified(tmp_path: Path) -> None:
-    folder = make_run(tmp_path, elastic={"minNodes": 1, "maxNodes": 4})
-    job = Client(backend="local", runs_dir=tmp_path).get()
-    with pytest.raises(ClientError, match="refused\nspec"):
-        job.scale(9)
-    assert folder.read_changes() == {}
-
-
 def test_more_gpus_than_machine_has_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
     gpus = {

@@ -30,9 +30,6 @@ class TestLines:
     def test_line_gets_its_rank_or_those_of_its_pod(self, text: str, prefix: str, words: str) -> None:
         assert split_line(text, self.POD) == Line("T", prefix, words)
 
-    def test_one_process_pod_has_one_rank(self) -> None:
-        assert split_line("T x", LogPod("p", "c", 1, 3, 1)).prefix == "rank 3"
-
     def test_times_without_trailing_zeros_are_sorted(self) -> None:
         times = ["2026-01-01T00:00:05Z", "2026-01-01T00:00:05.1Z", "2026-01-01T00:00:05.12Z", "2026-01-01T00:00:06Z"]
         assert sorted(times, key=lambda time: Line(time, "", "").order) == times
@@ -102,6 +99,3 @@ class TestTail:
         path = tmp_path / "log"
         path.write_text("x" * 1000)
         assert find_tail(path, 3) == 900
-
-    def test_offset_of_a_missing_file_is_its_start(self, tmp_path: Path) -> None:
-        assert find_tail(tmp_path / "none", 3) == 0

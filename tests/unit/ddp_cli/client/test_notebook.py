@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from ddp_cli import Job, TrainingFailed
-from ddp_cli.client import table
 from ddp_cli.client.notebook import Report, has_notebook
-from ddp_cli.client.table import Table, make_table
+from ddp_cli.client.table import Table
 from tests.support.fake_backend import FakeBackend
 
 RUNNING = {
@@ -103,11 +102,3 @@ def test_table_has_rows_and_columns() -> None:
     assert "<td>0.5</td>" in rows._repr_html_()
     assert "<td></td>" in rows._repr_html_()
     assert "the last 10 of 20" in Table(list(rows) * 10)._repr_html_()
-
-
-def test_history_is_data_frame_with_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
-    pandas = ModuleType("pandas")
-    pandas.DataFrame = lambda rows, columns: ("a frame", rows, columns)  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "pandas", pandas)
-    monkeypatch.setattr(table, "find_spec", lambda name: name)
-    assert make_table([{"step": 1.0}]) == ("a frame", [{"step": 1.0}], ["step"])

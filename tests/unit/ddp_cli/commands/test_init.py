@@ -10,7 +10,7 @@ import pytest
 from ddp_cli.client.validation import check_manifest
 from ddp_cli.commands import main
 from ddp_cli.commands import run as cli_run
-from ddp_cli.commands.init import ScriptOption, find_options, read_module, read_script, write_manifest
+from ddp_cli.commands.init import ScriptOption, find_options, read_script, write_manifest
 from ddp_operator.api.parse import parse_resource
 
 SCRIPT = """
@@ -66,11 +66,6 @@ def test_generated_job_is_valid_for_any_script(path: str, name: str, gpus: int) 
     assert max(map(len, text.splitlines())) <= 120 + len(path)
 
 
-def test_module_is_found_as_by_python() -> None:
-    script = read_module("pkg.train.__main__")
-    assert (script.name, list(script.command)) == ("train", ["python3", "-m", "pkg.train.__main__"])
-
-
 def test_init_prints_yaml_or_writes_new_file(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["init", "train.py", "--nodes", "4", "--", "--epochs", "9"]) == 0
     printed = capsys.readouterr().out
@@ -81,20 +76,6 @@ def test_init_prints_yaml_or_writes_new_file(folder: Path, capsys: pytest.Captur
     assert main(["init", "train.py", "-o", "job.yaml"]) == 2
     assert "job.yaml: the file exists" in capsys.readouterr().err
     assert (folder / "job.yaml").read_text() == printed, "nothing is lost"
-
-
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["run"], "name a job's YAML or a script (train.py), or a module with -m MODULE"),
-        (["init", "job.yaml"], "not a script (.py, .sh)"),
-        (["run", "gone.py"], "gone.py: No such file or directory"),
-        (["run", "train.py", "-m", "pkg"], "both a file (train.py) and -m pkg"),
-    ],
-)
-def test_unrunnable_script_is_reported(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words) == 2
-    assert message in capsys.readouterr().err
 
 
 def test_options_become_fields_of_the_job(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -122,6 +103,10 @@ def test_options_become_fields_of_the_job(folder: Path, capsys: pytest.CaptureFi
         ("init train.py --env A", "'A': must be NAME=VALUE"),
         ("init train.py --memory 1Gib", "'1Gib': must be a quantity"),
         ("run job.yaml --image x", "--image: only for a script; set the field in job.yaml"),
+        ("run", "name a job's YAML or a script (train.py), or a module with -m MODULE"),
+        ("init job.yaml", "not a script (.py, .sh)"),
+        ("run gone.py", "gone.py: No such file or directory"),
+        ("run train.py -m pkg", "both a file (train.py) and -m pkg"),
     ],
 )
 def test_mistyped_command_line_gets_its_remedy(
@@ -133,14 +118,6 @@ def test_mistyped_command_line_gets_its_remedy(
         code = int(str(ended.code))
     assert code == 2
     assert message in capsys.readouterr().err
-
-
-@pytest.mark.parametrize("command", ["run", "init", "submit"])
-def test_misplaced_script_flag_is_reported_with_dashes(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as ended:
-        main([command, "train.py", "--epochs", "3"])
-    assert ended.value.code == 2
-    assert "put arguments of the script after --: -- --epochs 3" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

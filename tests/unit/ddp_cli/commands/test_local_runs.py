@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import json
 import os
 from datetime import UTC, datetime
 from pathlib import Path
@@ -17,7 +16,6 @@ from ddp_cli.client.job import Job
 from ddp_cli.commands.io import ExitCode
 from ddp_cli.local.folder import RunFolder
 from tests.support.builders import resource
-from tests.support.users import forget_user
 
 Capture = pytest.CaptureFixture[str]
 
@@ -140,24 +138,6 @@ def test_python_without_torch_is_named_before_anything_starts(monkeypatch: pytes
     assert not Path("ddp-runs").exists()
 
 
-def test_interpreter_of_command_without_torch_is_refused(tmp_path: Path, capsys: Capture) -> None:
-    own = tmp_path / "python"
-    own.write_text("#!/bin/sh\nexit 1\n")
-    own.chmod(0o755)
-    item = resource()
-    item["spec"]["template"]["spec"]["containers"][0]["command"] = [str(own), "train.py"]
-    Path("job.yaml").write_text(json.dumps(item))
-    assert cli.main(["run", "job.yaml"]) == ExitCode.BAD_INPUT
-    assert f"PyTorch is not installed for {own}, which" in capsys.readouterr().err
-
-
-def test_user_without_home_folder_lists_local_runs(capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:
-    forget_user(monkeypatch)
-    make_run(1)
-    assert cli.main(["logs"]) == 0
-    assert "no cluster is configured" in capsys.readouterr().err
-
-
 def test_watch_without_cluster_shows_newest_run_to_end(capsys: Capture) -> None:
     make_run(1)
     newest = make_run(2, "Failed", summary="why it failed")
@@ -165,16 +145,6 @@ def test_watch_without_cluster_shows_newest_run_to_end(capsys: Capture) -> None:
     shown = capsys.readouterr()
     assert newest.path.name in shown.out
     assert shown.err == ("no cluster is configured; using the runs on this machine in ddp-runs\nwhy it failed\n")
-
-
-def test_watch_without_cluster_and_without_runs_names_remedy(capsys: Capture) -> None:
-    assert cli.main(["watch"]) == ExitCode.NOT_FOUND
-    assert "ddp watch: no runs in ddp-runs; start one with `ddp run job.yaml`" in capsys.readouterr().err
-
-
-def test_watch_of_all_namespaces_without_cluster_is_refused(capsys: Capture) -> None:
-    assert cli.main(["watch", "-A"]) == ExitCode.BAD_INPUT
-    assert "-A watches the jobs of a cluster" in capsys.readouterr().err
 
 
 def test_delete_deletes_each_of_several_runs_and_reports_missing_one(capsys: Capture) -> None:
@@ -185,10 +155,3 @@ def test_delete_deletes_each_of_several_runs_and_reports_missing_one(capsys: Cap
     assert shown.err.count("no cluster is configured") == 1
     assert "ddp delete: run missing does not exist" in shown.err
     assert list(Path("ddp-runs").glob("*-*")) == [kept]
-
-
-def test_delete_waits_for_all_runs(capsys: Capture) -> None:
-    runs = [make_run(number).path.name for number in (1, 2)]
-    assert cli.main(["delete", "--wait", *runs]) == ExitCode.OK
-    assert capsys.readouterr().out == f"{runs[0]}: deleted\n{runs[1]}: deleted\n"
-    assert not list(Path("ddp-runs").glob("*-*"))

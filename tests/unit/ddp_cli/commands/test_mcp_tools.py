@@ -11,7 +11,7 @@ import pytest
 import yaml
 
 from ddp_cli.client.client import Client
-from ddp_cli.client.errors import ClientError, NotFound
+from ddp_cli.client.errors import ClientError
 from ddp_cli.client.logs import Line, LogPod
 from ddp_cli.commands import main, mcp, mcp_tools
 from ddp_cli.commands.io import ExitCode
@@ -22,7 +22,6 @@ from tests.support.fake_backend import FakeBackend
 JOB = resource("x", nodes=2) | {
     "status": {"phase": "Running", "reason": "Training", "history": {"columns": "time,step", "rows": []}}
 }
-USAGE = {"since": "2026-01-01T00:00:00Z", "gpuSeconds": 7200, "productive": 3600, "waiting": 1800}
 
 
 class ManyPodsBackend(FakeBackend):
@@ -73,11 +72,6 @@ def test_every_tool_is_a_documented_method() -> None:
 
 
 class TestReading:
-    def test_list_has_the_columns_of_the_command(self) -> None:
-        head, row = open_tools(FakeBackend(JOB)).list_jobs().splitlines()
-        assert head.split()[:3] == ["NAME", "PHASE", "REASON"]
-        assert row.split()[:3] == ["x", "Running", "Training"]
-
     def test_list_is_cut_and_states_the_number(self) -> None:
         backend = FakeBackend(JOB)
         backend.list = lambda *, everywhere=False: {"items": [JOB] * (LIST_ROWS + 5)}  # type: ignore[method-assign]
@@ -85,24 +79,9 @@ class TestReading:
         assert len(lines) == LIST_ROWS + 2
         assert lines[-1] == f"(the last {LIST_ROWS} of {LIST_ROWS + 5} jobs; name a namespace)"
 
-    def test_list_of_nothing_states_it(self) -> None:
-        backend = FakeBackend(JOB)
-        backend.resource = None
-        assert open_tools(backend).list_jobs() == "no jobs"
-
     def test_status_is_yaml_without_the_points_of_charts(self) -> None:
         shown = yaml.safe_load(open_tools(FakeBackend(JOB)).read_status("x"))
         assert shown == {"metadata": {"name": "x"}, "status": {"phase": "Running", "reason": "Training"}}
-
-    def test_why_names_the_job(self) -> None:
-        assert "x" in open_tools(FakeBackend(JOB)).explain_job("x")
-
-    def test_usage_is_the_table_of_the_command(self) -> None:
-        used = JOB | {"status": {"usage": USAGE}}
-        head, row = open_tools(FakeBackend(used)).sum_usage().splitlines()
-        assert head.split()[:2] == ["NAME", "GPU-HOURS"]
-        assert row.split()[:3] == ["x", "1.5", "66.7%"]
-        assert open_tools(FakeBackend(JOB)).sum_usage() == "no job has used a GPU"
 
     def test_render_omits_the_values_of_config_maps(self) -> None:
         text = open_tools(FakeBackend(JOB)).render_manifest(yaml.safe_dump(resource("mine")))
@@ -112,20 +91,12 @@ class TestReading:
         assert all(str(value).endswith("characters)") for value in values)
         assert len(text.encode()) < OUTPUT_BYTES
 
-    def test_render_whole_returns_the_job(self) -> None:
-        text = open_tools(FakeBackend(JOB)).render_manifest(yaml.safe_dump(resource("mine")), whole=True)
-        assert yaml.safe_load(text)["kind"] == "DDPTrainingJob"
-
     def test_long_text_is_cut_at_the_limit_between_characters(self) -> None:
         status = {"phase": "Running", "message": "é" * OUTPUT_BYTES}
         text = open_tools(FakeBackend(JOB | {"status": status})).read_status("x")
         shown, _, note = text.rpartition("\n")
         assert note == f"(cut after {OUTPUT_BYTES} bytes)"
         assert OUTPUT_BYTES - 4 <= len(shown.encode()) <= OUTPUT_BYTES
-
-    def test_escape_sequences_are_removed(self) -> None:
-        backend = FakeBackend(JOB, lines=(Line("T", "rank 0", "\x1b]0;title\x07red\x1b[31m"),))
-        assert open_tools(backend).read_logs("x") == "[rank 0] red"
 
     def test_error_has_no_invisible_text(self) -> None:
         def fail() -> str:
@@ -160,10 +131,6 @@ class TestLogs:
         with pytest.raises(ClientError, match=f"lines: {lines} is not between 1 and {LOG_LINES}"):
             open_tools(ManyPodsBackend(pods=1, lines=1)).read_logs("x", lines=lines)
 
-    def test_a_job_without_logs_names_the_next_tool(self) -> None:
-        with pytest.raises(NotFound, match="the tool why explains"):
-            open_tools(FakeBackend(JOB)).read_logs("x")
-
 
 class TestToolNames:
     @pytest.mark.parametrize(
@@ -191,13 +158,6 @@ class TestToolNames:
 
 
 class TestWriting:
-    def test_submit_creates_the_job_of_the_text(self) -> None:
-        backend = FakeBackend(JOB)
-        text = yaml.safe_dump(resource("mine", namespace="ml"))
-        assert open_tools(backend).submit_manifest(text) == "mine: submitted to namespace ml"
-        assert backend.resource is not None
-        assert backend.resource["metadata"]["name"] == "mine"
-
     @pytest.mark.parametrize(
         ("documents", "content"),
         [
@@ -212,22 +172,6 @@ class TestWriting:
         with pytest.raises(ClientError, match=f"the manifest contains {content}; pass one DDPTrainingJob"):
             open_tools(backend).submit_manifest(yaml.safe_dump_all(documents))
         assert backend.resource == JOB
-
-    def test_scale_suspend_resume_and_delete_change_the_job(self) -> None:
-        backend = FakeBackend(JOB)
-        tools = open_tools(backend)
-        assert tools.scale_job("x", 3) == "x: scaled to 3 nodes"
-        tools.suspend_job("x")
-        assert backend.resource is not None
-        assert (backend.resource["spec"]["nodes"], backend.resource["spec"]["suspend"]) == (3, True)
-        tools.resume_job("x")
-        assert backend.resource["spec"]["suspend"] is False
-        assert tools.delete_job("x") == "x: deleted"
-        assert backend.resource is None
-
-    def test_scale_to_zero_names_suspend(self) -> None:
-        with pytest.raises(ClientError, match="suspend stops all pods"):
-            open_tools(FakeBackend(JOB)).scale_job("x", 0)
 
 
 def test_command_without_its_package_names_the_extra(

@@ -51,26 +51,10 @@ def test_later_attempt_is_restart_of_group() -> None:
     assert (result.level, result.resumed_from, result.steps_lost) == ("group", 20, 20)
 
 
-def test_steps_between_sample_and_kill_are_counted() -> None:
-    result = measure(BEFORE, 100.0, [at(99.5, 45, 45), at(103, 41, 1, 1)])
-    assert result is not None
-    assert (result.step_before, result.steps_lost) == (45, 5)
-
-
 def test_first_report_of_step_0_is_no_step_before_beginning() -> None:
     result = measure(BEFORE, 100.0, [at(101, 0, 1, 1)])
     assert result is not None
     assert (result.resumed_from, result.from_beginning, result.steps_lost) == (0, True, 40)
-
-
-def test_process_resuming_at_same_step_did_not_start_at_0() -> None:
-    measured_recovery = MeasuredRecovery(1.0, "process", 460, 400, began_at=400)
-    assert not measured_recovery.from_beginning
-    assert (measured_recovery.earliest_resume, measured_recovery.latest_resume, measured_recovery.steps_lost) == (
-        400,
-        400,
-        60,
-    )
 
 
 def test_script_without_steps_recovers_when_workers_run() -> None:

@@ -11,7 +11,6 @@ from ddp_cli.local.adapt import (
     Unsuitable,
     adapt_resource,
     check_code,
-    check_suitable,
     share_cpus,
     use_own_credentials,
 )
@@ -33,11 +32,6 @@ def resource(gpus: int = 0, kind: str = "nvidia.com/gpu", **spec: Any) -> dict[s
 def trainer(item: dict[str, Any]) -> dict[str, Any]:
     container: dict[str, Any] = item["spec"]["template"]["spec"]["containers"][0]
     return container
-
-
-def test_ports_are_free_and_backend_is_kept() -> None:
-    adapted = adapt_resource(resource(), Changes(), PORT)
-    assert adapted["spec"]["rendezvous"] == {"backend": "c10d", "port": 40000}
 
 
 def test_network_fields_are_ignored() -> None:
@@ -63,12 +57,6 @@ def test_input_resource_is_not_mutated() -> None:
     assert source == before
 
 
-def test_nodes_and_arguments_are_taken_from_command_line() -> None:
-    adapted = adapt_resource(resource(), Changes(nodes=3, extra_args=["--epochs", "1"]), PORT)
-    assert adapted["spec"]["nodes"] == 3
-    assert trainer(adapted)["args"] == ["--a", "--epochs", "1"]
-
-
 @pytest.mark.parametrize(
     "kind", ["nvidia.com/gpu", "amd.com/gpu", "amd.com/cpx_nps4", "nvidia.com/mig-1g.5gb", "gpu.intel.com/xe"]
 )
@@ -79,12 +67,6 @@ def test_cpu_option_drops_gpus_and_derived_counts(kind: str, asked: int | str, p
     adapted = adapt_resource(source, Changes(cpu=True), PORT)
     assert count_pod_gpus(adapted["spec"]["template"]["spec"]) == 0
     assert adapted["spec"]["procPerNode"] == procs
-
-
-def test_fewer_processes_need_fewer_gpus() -> None:
-    adapted = adapt_resource(resource(4), Changes(procs=2), PORT)
-    assert trainer(adapted)["resources"]["limits"]["nvidia.com/gpu"] == "2"
-    assert adapted["spec"]["procPerNode"] == 2
 
 
 @pytest.mark.parametrize(
@@ -110,33 +92,6 @@ def test_restarts_are_disabled_by_default(
 def test_cpus_are_shared_among_all_workers_of_all_pods() -> None:
     assert trainer(share_cpus(resource(), 2, CPUS))["env"] == [{"name": "OMP_NUM_THREADS", "value": "2"}]
     assert trainer(share_cpus(resource(nodes=8), 8, CPUS))["env"][0]["value"] == "1"
-
-
-def test_thread_count_of_user_is_kept() -> None:
-    source = resource()
-    trainer(source)["env"] = [{"name": "OMP_NUM_THREADS", "value": "7"}]
-    assert trainer(share_cpus(source, 2, CPUS))["env"] == [{"name": "OMP_NUM_THREADS", "value": "7"}]
-
-
-def test_too_few_gpus_are_refused_with_remedies() -> None:
-    with pytest.raises(
-        Unsuitable,
-        match=r"needs 8 GPUs .2 pods x 4., but this machine has 1; .*--cpu.*--nodes or --procs",
-    ):
-        check_suitable(resource(4), ["0"])
-    check_suitable(resource(4), [str(number) for number in range(8)])
-
-
-def test_suspended_job_is_refused_rather_than_waited_for() -> None:
-    with pytest.raises(Unsuitable, match=r"spec\.suspend"):
-        check_suitable(resource(suspend=True), None)
-
-
-def test_volume_of_cluster_is_refused_by_its_path() -> None:
-    source = resource()
-    source["spec"]["template"]["spec"]["volumes"] = [{"name": "v", "nfs": {}}, {"name": "w", "csi": {"driver": "d"}}]
-    with pytest.raises(Unsuitable, match=r"spec\.template\.spec\.volumes\[1\]\.csi: not supported on this machine"):
-        check_suitable(source, None)
 
 
 @pytest.mark.parametrize(

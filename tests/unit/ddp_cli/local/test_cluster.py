@@ -17,7 +17,7 @@ import pytest_asyncio
 
 from ddp_cli.local import kubelet, machine, pods
 from ddp_cli.local.cluster import LocalCluster
-from ddp_operator.api.cluster import Key, Refused
+from ddp_operator.api.cluster import Key
 from ddp_operator.api.constants import ANNOTATION_COMPLETION_INDEX, KIND, LABEL_JOB_NAME
 
 # Writes its environment to a file beside its termination message, then follows its orders.
@@ -98,15 +98,6 @@ async def test_pod_knows_its_index_and_addresses_of_its_peers(cluster: LocalClus
     assert second["env"]["PEER"] == "127.0.100.101:1"
 
 
-async def test_pod_inherits_environment_without_torchrun_variables(cluster: LocalCluster, tmp_path: Path) -> None:
-    (seen,) = await report(cluster, tmp_path / "out")
-    assert seen["env"]["HOME"] == os.environ["HOME"]
-    assert "RANK" not in seen["env"]
-    assert "PET_X" not in seen["env"]
-    assert seen["env"]["PATH"].split(os.pathsep)[0] == str(Path(sys.executable).parent)
-    assert seen["cwd"] == os.getcwd()
-
-
 async def test_interpreter_of_command_runs_pod_and_leads_its_path(cluster: LocalCluster, tmp_path: Path) -> None:
     own = tmp_path / "environment" / "bin" / "python"
     own.parent.mkdir(parents=True)
@@ -114,23 +105,6 @@ async def test_interpreter_of_command_runs_pod_and_leads_its_path(cluster: Local
     (seen,) = await report(cluster, tmp_path / "out", command=[str(own), "-S", "-c", REPORT])
     assert seen["executable"] == str(own)
     assert seen["env"]["PATH"].split(os.pathsep)[0] == str(own.parent)
-
-
-async def test_volumes_are_folders_whose_paths_are_rewritten(cluster: LocalCluster, tmp_path: Path) -> None:
-    cluster.add({"kind": "ConfigMap", "metadata": {"name": "c", "namespace": "default"}, "data": {"f": "content"}})
-    (seen,) = await report(
-        cluster,
-        tmp_path / "out",
-        args=("--config=/etc/c/f", "/ckpt"),
-        env=[{"name": "CKPT", "value": "/ckpt/last"}],
-        workingDir="/ckpt",
-        volumeMounts=[{"name": "c", "mountPath": "/etc/c"}, {"name": "k", "mountPath": "/ckpt"}],
-        volumes=[{"name": "c", "configMap": {"name": "c"}}, {"name": "k", "persistentVolumeClaim": {"claimName": "k"}}],
-    )
-    claim = tmp_path / "claims" / "k"
-    config, place = seen["argv"]
-    assert Path(config.removeprefix("--config=")).read_text() == "content"
-    assert (place, seen["env"]["CKPT"], seen["cwd"]) == (str(claim), f"{claim}/last", str(claim))
 
 
 async def test_unresponsive_pod_is_killed_after_grace_period(cluster: LocalCluster, tmp_path: Path) -> None:
@@ -160,39 +134,6 @@ async def test_pod_that_was_stopped_was_not_killed_for_memory(
     await happens(lambda: ended)
     state = ended[0]["status"]["containerStatuses"][0]["state"]["terminated"]
     assert (state["exitCode"], state["reason"]) == (137, "Error")
-
-
-async def test_pod_gets_sigterm_first_and_its_exit_code_counts(cluster: LocalCluster, tmp_path: Path) -> None:
-    ready = tmp_path / "ready"
-    code = f"""
-import signal, sys, time
-signal.signal(15, lambda *_: sys.exit(81))
-open({str(ready)!r}, "w")
-time.sleep(600)
-"""
-    await cluster.create(job(code))
-    await happens(ready.exists)
-    (pod,) = cluster.store.list("Pod")
-    await cluster.delete("Pod", "default", pod["metadata"]["name"], uid=pod["metadata"]["uid"])
-    current = await until(cluster, finished)
-    assert "exit code 81" in current["status"]["conditions"][-1]["message"]
-
-
-async def test_program_that_cannot_be_started_ends_pod_as_runtime_would(cluster: LocalCluster) -> None:
-    await cluster.create(job("", command=["/nowhere/program"]))
-    await until(cluster, finished)
-    (state,) = terminated(cluster)
-    assert (state["exitCode"], state["reason"]) == (128, "StartError")
-    assert "/nowhere/program" in state["message"]
-
-
-async def test_log_that_cannot_be_written_ends_pod_and_not_cluster(cluster: LocalCluster, tmp_path: Path) -> None:
-    (tmp_path / "run").mkdir()
-    (tmp_path / "run" / "logs").write_text("in the way, as a full disk would be")
-    await cluster.create(job("pass"))
-    await happens(lambda: cluster.store.list("Pod") and terminated(cluster))
-    (state,) = terminated(cluster)
-    assert (state["exitCode"], state["reason"]) == (128, "StartError")
 
 
 async def test_full_disk_is_reported_with_remedy(
@@ -258,13 +199,6 @@ async def test_long_termination_message_keeps_its_end(cluster: LocalCluster) -> 
     assert message.endswith("end")
 
 
-async def test_missing_secret_is_refused_before_anything_starts(cluster: LocalCluster) -> None:
-    env = [{"name": "X", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]
-    with pytest.raises(Refused, match='Secret "s" is not in the file'):
-        await cluster.create(job("", env=env), dry_run=True)
-    assert cluster.store.list("Job") == []
-
-
 async def test_pods_get_separate_gpus_and_others_wait(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path / "run", tmp_path / "claims", gpu_ids=["4", "5", "6"])
     out = tmp_path / "out"
@@ -281,11 +215,6 @@ async def test_pods_get_separate_gpus_and_others_wait(tmp_path: Path) -> None:
         await cluster.close()
     seen = [json.loads(path.read_text())["env"]["CUDA_VISIBLE_DEVICES"] for path in out.iterdir()]
     assert seen == ["4,5", "4,5"]
-
-
-async def test_pod_without_gpu_request_has_no_visible_gpu(cluster: LocalCluster, tmp_path: Path) -> None:
-    (seen,) = await report(cluster, tmp_path / "out")
-    assert seen["env"]["CUDA_VISIBLE_DEVICES"] == ""
 
 
 async def test_driver_is_not_queried_for_pods_without_gpus(
@@ -319,14 +248,6 @@ if os.environ["DDP_METRICS_PORT"] == "0":
     assert log.read_text().splitlines()[-1] == "port 12345"
 
 
-async def test_closing_ends_every_process(tmp_path: Path) -> None:
-    cluster = LocalCluster(tmp_path / "run", tmp_path / "claims")
-    await cluster.create(job("import time; time.sleep(600)", nodes=3))
-    assert cluster.kubelet.busy
-    await cluster.close()
-    assert not cluster.kubelet.busy
-
-
 async def test_ended_pod_is_observed_at_least_once(tmp_path: Path) -> None:
     now = datetime(2026, 1, 1, tzinfo=UTC)
     cluster = LocalCluster(tmp_path / "run", tmp_path / "claims", clock=lambda: now)
@@ -347,24 +268,6 @@ async def test_ended_pod_is_observed_at_least_once(tmp_path: Path) -> None:
     now += timedelta(seconds=1)
     assert await seen() == 0
     await cluster.close()
-
-
-async def test_pods_of_deleted_job_are_dropped(cluster: LocalCluster) -> None:
-    train = cluster.add({"kind": KIND, "metadata": {"name": "train", "namespace": "default"}})
-    labels = {LABEL_JOB_NAME: "train"}
-    early, late = (
-        {
-            "kind": "Pod",
-            "metadata": {"uid": uid, "namespace": "default", "labels": labels},
-            "status": {"phase": "Failed"},
-        }
-        for uid in ("early", "late")
-    )
-    cluster._changed(early, True)
-    assert set(cluster._departed) == {"early"}
-    await cluster.delete_resource(Key("default", "train"), uid=train["metadata"]["uid"])
-    cluster._changed(late, True)
-    assert cluster._departed == {}
 
 
 LAST_WORDS = """

@@ -59,19 +59,6 @@ def test_fields_of_pod_are_read() -> None:
     assert build(env=env) == {"N": "p", "L": "label", "A": "note", "H": "127.0.0.1"}
 
 
-def test_unknown_field_is_refused_by_name() -> None:
-    with pytest.raises(MissingReference, match=r"variable X: unknown field spec\.nothing"):
-        build(env=[{"name": "X", "valueFrom": {"fieldRef": {"fieldPath": "spec.nothing"}}}])
-
-
-def test_config_maps_and_secrets_set_variables() -> None:
-    env = [
-        {"name": "RATE", "valueFrom": {"configMapKeyRef": {"name": "settings", "key": "LR"}}},
-        {"name": "KEY", "valueFrom": {"secretKeyRef": {"name": "keys", "key": "TOKEN"}}},
-    ]
-    assert build(env=env) == {"RATE": "0.1", "KEY": "s3cret"}
-
-
 def test_env_from_adds_valid_names_and_env_overrides_it() -> None:
     sources = [{"prefix": "S_", "configMapRef": {"name": "settings"}}, {"secretRef": {"name": "keys"}}]
     result = build(envFrom=sources, env=[{"name": "PLAIN", "value": "$(S_LR)"}])
@@ -97,10 +84,6 @@ def test_missing_key_is_refused_unless_it_is_optional() -> None:
     with pytest.raises(MissingReference, match='has no key "nothing"'):
         build(env=[{"name": "X", "valueFrom": {"configMapKeyRef": reference}}])
     assert build(env=[{"name": "X", "valueFrom": {"configMapKeyRef": {**reference, "optional": True}}}]) == {}
-
-
-def test_optional_reference_may_be_missing() -> None:
-    assert build(envFrom=[{"configMapRef": {"name": "missing", "optional": True}}]) == {}
 
 
 def test_secret_that_is_not_base64_is_refused() -> None:

@@ -38,12 +38,6 @@ def test_mount_paths_are_rewritten_only_as_whole_paths(text: str, rewritten: str
     assert rewrite_paths(text, places) == rewritten
 
 
-def test_claim_is_folder_that_all_pods_and_runs_share(tmp_path: Path) -> None:
-    places = prepare(tmp_path, {"persistentVolumeClaim": {"claimName": "ckpt"}})
-    assert rewrite_paths("/in/a", places) == str(tmp_path / "claims" / "ckpt" / "a")
-    assert (tmp_path / "claims" / "ckpt").is_dir()
-
-
 def test_claims_belong_to_this_user_alone(tmp_path: Path) -> None:
     claim = {"persistentVolumeClaim": {"claimName": "ckpt"}}
     prepare(tmp_path, claim)
@@ -60,15 +54,6 @@ def test_empty_dir_is_folder_of_pod(tmp_path: Path, source: dict[str, Any]) -> N
     places = prepare(tmp_path, source)
     assert rewrite_paths("/in", places) == str(tmp_path / "pod" / "v")
     assert (tmp_path / "pod" / "v").is_dir()
-
-
-def test_shared_memory_is_machines_own(tmp_path: Path) -> None:
-    assert prepare(tmp_path, {"emptyDir": {"medium": "Memory"}}, mountPath="/dev/shm") == {}
-
-
-def test_config_map_is_folder_of_files(tmp_path: Path) -> None:
-    folder = Path(rewrite_paths("/in", prepare(tmp_path, {"configMap": {"name": "c"}})))
-    assert {path.name: path.read_text() for path in folder.iterdir()} == {"a.yaml": "A", "b.yaml": "B"}
 
 
 def test_items_choose_and_rename_keys(tmp_path: Path) -> None:
@@ -102,8 +87,3 @@ def test_path_cannot_leave_its_volume(tmp_path: Path, part: str) -> None:
         prepare(tmp_path, {"emptyDir": {}}, subPath=part)
     with pytest.raises(MissingReference, match="leaves its volume"):
         prepare(tmp_path, {"persistentVolumeClaim": {"claimName": part}})
-
-
-def test_mount_without_volume_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MissingReference, match='volume "w" does not exist'):
-        prepare(tmp_path, {"emptyDir": {}}, name="w")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -19,7 +18,6 @@ import pytest
 import yaml
 
 from ddp_cli.client.local import LocalBackend
-from ddp_cli.commands import main
 from ddp_cli.local.ending import describe_run, explain_interruption, read_record, read_summary
 from ddp_cli.local.folder import RunFolder
 from ddp_operator.api.status import Phase, Status
@@ -90,26 +88,6 @@ def status_of(folder: RunFolder) -> dict[str, Any]:
     return dict(yaml.safe_load(folder.status.read_text())["status"])
 
 
-def test_record_of_live_writer_is_kept_and_names_writer(writer: subprocess.Popen[str]) -> None:
-    folder = folder_of(writer, kill=False)
-    before = folder.status.read_text()
-    assert phase_of(folder) == "Running"
-    assert before.startswith(f"# Written by `ddp run`, process {writer.pid} on {socket.gethostname()}, since ")
-    assert ", since 20" in before.splitlines()[0]  # the time at which it started
-    assert status_of(folder)["phase"] == "Running"
-
-
-@pytest.mark.skipif(shutil.which("flock") is None, reason="the flock program is not installed")
-def test_record_names_command_that_checks_lock(writer: subprocess.Popen[str]) -> None:
-    folder = folder_of(writer, kill=False)
-    (line,) = (line for line in folder.status.read_text().splitlines() if "flock -n" in line)
-    command = line.partition("Manual check: ")[2]
-    assert subprocess.run(command, shell=True, cwd=folder.path, check=False).returncode == 1
-    writer.kill()
-    writer.wait()
-    assert subprocess.run(command, shell=True, cwd=folder.path, check=False).returncode == 0
-
-
 def phase_of(folder: RunFolder) -> str:
     return str(read_record(folder)["status"]["phase"])
 
@@ -127,16 +105,6 @@ def test_killed_run_reads_as_interrupted_with_remedy_and_nothing_is_written(writ
     assert status["progress"]["step"] == 7
     assert "Interrupted after " in read_summary(folder)
     assert {path: path.read_bytes() for path in folder.path.rglob("*") if path.is_file()} == before
-
-
-def test_duration_of_killed_run_ends_at_last_write(writer: subprocess.Popen[str]) -> None:
-    folder = folder_of(writer, kill=True)
-    began = datetime.fromisoformat(str(RUNNING["startTime"])).timestamp()
-    page = folder.pages / "attempt-1-pod-0.prom"
-    page.touch()
-    for path, second in ((folder.status, 5), (page, 18)):
-        os.utime(path, (began + second, began + second))
-    assert "Interrupted after 18s" in read_summary(folder)
 
 
 @pytest.mark.parametrize("writer", [{"phase": "Succeeded"}, {"phase": "Failed"}, {"phase": "Rejected"}], indirect=True)
@@ -162,26 +130,17 @@ def test_foreign_file_is_no_record(writer: subprocess.Popen[str], text: str) -> 
         read_record(folder)
 
 
-def test_report_of_killed_run_states_the_interruption(writer: subprocess.Popen[str]) -> None:
-    folder = folder_of(writer, kill=True)
-    before = folder.status.read_text()
-    assert main(["report", str(folder.path)]) == 0
-    page = (folder.path / "report.html").read_text()
-    assert '<span class="phase Interrupted">Interrupted</span>' in page
-    assert "while the job was Running. Resume from the checkpoint of step 5 on claim c with: ddp run" in page
-    assert folder.status.read_text() == before
-
-
 @pytest.mark.parametrize(
     ("number", "words"),
     [
         (signal.SIGINT, "stopped by Ctrl-C while the job was Running. spec.checkpoint is not set"),
         (signal.SIGTERM, "stopped by SIGTERM while the job was Running. spec.checkpoint is not set"),
         (None, "`ddp run` was killed while the job was Running. spec.checkpoint is not set"),
+        (signal.SIGHUP, "stopped by SIGHUP while the job was Running (Stalled: no step since 12:00)."),
     ],
 )
-def test_interruption_names_signal_that_stopped_run(number: int | None, words: str) -> None:
-    status = Status(phase="Running")
+def test_interruption_names_signal_and_what_held_the_job_up(number: int | None, words: str) -> None:
+    status = msgspec.convert(RUNNING | STALLED, Status) if number == signal.SIGHUP else Status(phase="Running")
     assert explain_interruption({"spec": {}}, status, "ddp run job.yaml", number=number).startswith(words)
 
 
@@ -192,12 +151,6 @@ def test_live_run_is_explained_with_its_remedy_for_this_machine(writer: subproce
     assert "no step since 12:00" in why.what
     assert "stacks" in why.todo
     assert "kubectl" not in why.todo
-
-
-def test_interruption_keeps_what_held_the_job_up() -> None:
-    status = msgspec.convert(RUNNING | STALLED, Status)
-    message = explain_interruption({"spec": {}}, status, "ddp run job.yaml", number=signal.SIGINT)
-    assert message.startswith("stopped by Ctrl-C while the job was Running (Stalled: no step since 12:00).")
 
 
 @pytest.mark.parametrize(("phase", "is_hinted"), [("Succeeded", True), ("Suspended", True), ("Failed", False)])

@@ -38,67 +38,6 @@ def test_page_lists_every_field_that_is_refused_with_its_remedy() -> None:
     assert listed == REFUSED
 
 
-def test_unknown_kind_of_volume_is_refused() -> None:
-    assert check(volumes=[{"name": "v", "fromTheFuture": {"a": 1}}]) == {"spec.volumes[0].fromTheFuture": "refused"}
-
-
-def test_devices_that_are_claimed_are_refused() -> None:
-    claimed = {"resources": {"claims": [{"name": "gpus"}]}}
-    assert check(claimed, resourceClaims=[{"name": "gpus"}]) == {"spec.resourceClaims": "refused"}
-
-
-def test_supported_field_gives_no_note() -> None:
-    volume = {"name": "v", "emptyDir": {}}
-    env = [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}]
-    assert check({"env": env, "volumeMounts": [{"name": "v", "mountPath": "/v"}]}, volumes=[volume]) == {}
-
-
-@pytest.mark.parametrize(
-    ("container", "path"),
-    [
-        ({"image": "x"}, "spec.containers[0].image"),
-        ({"resources": {"limits": {"cpu": "1"}}}, "spec.containers[0].resources.limits"),
-        ({"readinessProbe": {"exec": {}}}, "spec.containers[0].readinessProbe"),
-    ],
-)
-def test_ineffective_field_gives_warning(container: dict[str, Any], path: str) -> None:
-    assert check(container) == {path: "warned about"}
-
-
-def test_gpus_alone_are_no_reason_for_warning() -> None:
-    assert check({"resources": {"limits": {"nvidia.com/gpu": "2"}}}) == {}
-
-
-def test_empty_values_give_no_note() -> None:
-    assert check(tolerations=[], nodeSelector={}, affinity=None) == {}
-
-
-def test_sidecar_and_init_containers_are_warned_about() -> None:
-    result = check(others=[{"name": "helper", "image": "y"}], initContainers=[{"name": "i"}])
-    assert result == {"spec.containers[1]": "warned about", "spec.initContainers": "warned about"}
-
-
-@pytest.mark.parametrize(
-    ("spec", "path"),
-    [
-        ({"volumes": [{"name": "v", "nfs": {"server": "s"}}]}, "spec.volumes[0].nfs"),
-        ({"volumes": [{"name": "v", "csi": {"driver": "d"}}]}, "spec.volumes[0].csi"),
-        ({"resourceClaims": [{"name": "c"}]}, "spec.resourceClaims"),
-    ],
-)
-def test_unsupported_field_is_refused(spec: dict[str, Any], path: str) -> None:
-    assert check(**spec) == {path: "refused"}
-
-
-def test_resource_field_references_are_refused() -> None:
-    env = [{"name": "A", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}}]
-    assert check({"env": env}) == {"spec.containers[0].env[0].valueFrom.resourceFieldRef": "refused"}
-
-
-def test_unknown_field_gives_warning() -> None:
-    assert check(fromTheFuture=True) == {"spec.fromTheFuture": "warned about"}
-
-
 def test_scheduling_and_network_give_note_only_if_set() -> None:
     defaults = {
         "scheduling": {"gang": "None", "placement": "Any"},
@@ -110,6 +49,29 @@ def test_scheduling_and_network_give_note_only_if_set() -> None:
     assert [finding.path for finding in check_job(asked)] == ["spec.scheduling", "spec.networkPolicy", "spec.network"]
 
 
-def test_interface_variable_is_listed_by_its_name() -> None:
-    env = [{"name": "GLOO_SOCKET_IFNAME", "value": "eth9"}, {"name": "A", "value": "1"}]
-    assert check({"env": env}) == {"spec.containers[0].env[GLOO_SOCKET_IFNAME]": "warned about"}
+@pytest.mark.parametrize(
+    ("container", "spec", "findings"),
+    [
+        ({}, {"volumes": [{"name": "v", "fromTheFuture": {"a": 1}}]}, {"spec.volumes[0].fromTheFuture": "refused"}),
+        ({}, {"volumes": [{"name": "v", "csi": {"driver": "d"}}]}, {"spec.volumes[0].csi": "refused"}),
+        ({"resources": {"claims": [{"name": "gpus"}]}}, {"resourceClaims": [{"name": "gpus"}]},
+         {"spec.resourceClaims": "refused"}),
+        ({"env": [{"name": "A", "valueFrom": {"resourceFieldRef": {"resource": "limits.cpu"}}}]}, {},
+         {"spec.containers[0].env[0].valueFrom.resourceFieldRef": "refused"}),
+        ({"image": "x"}, {}, {"spec.containers[0].image": "warned about"}),
+        ({"resources": {"limits": {"cpu": "1"}}}, {}, {"spec.containers[0].resources.limits": "warned about"}),
+        ({"env": [{"name": "GLOO_SOCKET_IFNAME", "value": "eth9"}, {"name": "A", "value": "1"}]}, {},
+         {"spec.containers[0].env[GLOO_SOCKET_IFNAME]": "warned about"}),
+        ({}, {"fromTheFuture": True}, {"spec.fromTheFuture": "warned about"}),
+        ({}, {"others": [{"name": "helper", "image": "y"}], "initContainers": [{"name": "i"}]},
+         {"spec.containers[1]": "warned about", "spec.initContainers": "warned about"}),
+        ({"resources": {"limits": {"nvidia.com/gpu": "2"}}}, {}, {}),
+        ({}, {"tolerations": [], "nodeSelector": {}, "affinity": None}, {}),
+        ({"env": [{"name": "A", "valueFrom": {"fieldRef": {"fieldPath": "metadata.name"}}}],
+          "volumeMounts": [{"name": "v", "mountPath": "/v"}]}, {"volumes": [{"name": "v", "emptyDir": {}}]}, {}),
+    ],
+)  # fmt: skip
+def test_field_is_honoured_ignored_or_refused(
+    container: dict[str, Any], spec: dict[str, Any], findings: dict[str, str]
+) -> None:
+    assert check(container, **spec) == findings

@@ -5,11 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import os
-import subprocess
-import sys
 import threading
 import time
-from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -38,12 +35,6 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder.create(tmp_path, "x", NOW)
 
 
-def test_two_runs_in_one_second_get_separate_folders(tmp_path: Path) -> None:
-    first = RunFolder.create(tmp_path, "x", NOW)
-    second = RunFolder.create(tmp_path, "x", NOW)
-    assert second.path.name == f"{first.path.name}-2"
-
-
 def test_run_folder_and_files_with_secrets_are_readable_by_owner_only(tmp_path: Path) -> None:
     before = os.umask(0)
     try:
@@ -66,49 +57,6 @@ def test_status_file_is_readable_yaml_and_replaced_atomically(folder: RunFolder)
     assert yaml.safe_load(text)["status"] == {"phase": "Failed", "traceback": "a\nb\n"}
     assert "traceback: |" in text
     assert not list(folder.path.glob("*.tmp"))
-
-
-WRITER = """
-import sys
-import threading
-import time
-from datetime import UTC, datetime
-from pathlib import Path
-from ddp_cli.local.folder import RunFolder
-folder = RunFolder.create(Path(sys.argv[1]), "x", datetime.now(UTC))
-folder.write_manifest("kind: K", [], {}, "ddp run job.yaml")
-folder.write_status({"kind": "K", "metadata": {}})
-print(folder.path, flush=True)
-sys.stdin.read()
-"""
-
-
-@pytest.fixture
-def writer(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
-    """A process that writes a run folder and prints its path."""
-    line = [sys.executable, "-c", WRITER, str(tmp_path)]
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
-    with subprocess.Popen(line, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-def test_folder_is_in_use_until_writer_ends(writer: subprocess.Popen[str]) -> None:
-    assert writer.stdout is not None
-    folder = RunFolder(Path(writer.stdout.readline().strip()))
-    assert folder.in_use
-    assert folder.command.read_text() == "ddp run job.yaml\n"
-    writer.kill()
-    writer.wait()
-    assert not folder.in_use
-
-
-def test_folder_without_manifest_is_no_run(tmp_path: Path) -> None:
-    (tmp_path / "file").touch()
-    assert not RunFolder(tmp_path).in_use
-    assert not RunFolder(tmp_path / "file").in_use
 
 
 PLANTED = ("status.yaml", "metrics.csv", "summary.txt", "changes.json", "metrics/attempt-1-pod-0.prom", "job.yaml")
@@ -252,14 +200,6 @@ def test_planted_temporary_file_is_replaced_and_not_followed(tmp_path: Path) -> 
     replace_file(tmp_path / "changes.json", "{}")
     assert target.read_text() == "mine"
     assert (tmp_path / "changes.json").read_text() == "{}"
-
-
-def test_events_have_one_line_each(folder: RunFolder) -> None:
-    folder.write_event(NOW, "Warning", "Failed", "first\nsecond")
-    folder.write_event(NOW, "Normal", "Started", "again")
-    first, second = folder.events.read_text().splitlines()
-    assert first.endswith(" Warning Failed: first second")
-    assert second.endswith(" Normal Started: again")
 
 
 def test_metrics_rows_omit_unknown_values(folder: RunFolder) -> None:
@@ -426,14 +366,6 @@ def test_bar_that_redraws_itself_is_line_now_and_then(folder: RunFolder, monkeyp
     monkeypatch.setattr("ddp_cli.local.screen._BAR_SECONDS", 0.0)
     tail.read()
     assert lines == ["  0%|   |\r 10%|#  |"]
-
-
-def test_line_without_end_is_divided(folder: RunFolder) -> None:
-    lines: list[str] = []
-    tail = Tail(lambda: find_logs(folder.logs), lambda file, line: lines.append(line))
-    (folder.logs / "attempt-1-pod-0.log").write_text("x" * 3_000_000)
-    tail.read()
-    assert sum(map(len, lines)) > 2_000_000
 
 
 def test_tail_hands_on_complete_lines_of_every_attempt_and_pod(folder: RunFolder) -> None:

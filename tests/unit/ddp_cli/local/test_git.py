@@ -60,9 +60,3 @@ def test_programs_of_the_configuration_do_not_run(repository: Path, tmp_path: Pa
     assert ask_git(repository, *STATUS) == "M train.py"
     assert ask_git(repository, *LOG).endswith(" first")
     assert not started.exists()
-
-
-def test_folder_without_commit_has_none(tmp_path: Path) -> None:
-    assert ask_git(tmp_path, "rev-parse") == ""
-    git(tmp_path, "init", "-q")
-    assert ask_git(tmp_path, *STATUS) == ""

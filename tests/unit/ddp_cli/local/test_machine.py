@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddp_cli.local.folder import RunFolder
-from ddp_cli.local.machine import ENV_PYTHON, describe_commit, describe_environment, find_interpreter, has_torch
+from ddp_cli.local.machine import ENV_PYTHON, describe_environment, find_interpreter, has_torch
 from ddp_operator import __version__
-from tests.support.builders import NOW, resource
-
-
-def git(folder: Path, *words: str) -> None:
-    identity = ["-c", "user.name=x", "-c", "user.email=x@example.com"]
-    subprocess.run(["git", "-C", str(folder), *identity, *words], check=True, capture_output=True)
+from tests.support.builders import resource
 
 
 def test_library_variables_are_reported_without_secrets(tmp_path: Path) -> None:
@@ -75,29 +67,3 @@ def test_interpreter_of_active_environment_with_torch_is_chosen(tmp_path: Path) 
     )
     assert find_interpreter("python", {"VIRTUAL_ENV": str(tmp_path / "missing")}) == sys.executable
     assert find_interpreter("python", {"VIRTUAL_ENV": conda, ENV_PYTHON: "/usr/bin/python3"}) == "/usr/bin/python3"
-
-
-def test_missing_program_has_no_torch(tmp_path: Path) -> None:
-    assert not has_torch(os.fspath(tmp_path / "python"))
-
-
-def test_commit_states_uncommitted_changes(tmp_path: Path) -> None:
-    assert describe_commit(tmp_path / "none") == ""
-    git(tmp_path, "init")
-    file = tmp_path / "train.py"
-    file.write_text("1")
-    git(tmp_path, "add", ".")
-    git(tmp_path, "commit", "-m", "Train longer")
-    assert describe_commit(tmp_path).endswith(" Train longer")
-    file.write_text("2")
-    assert describe_commit(tmp_path).endswith(" Train longer (with uncommitted changes)")
-
-
-def test_machine_are_kept_in_folder_and_damaged_file_is_none(tmp_path: Path) -> None:
-    folder = RunFolder.create(tmp_path, "x", NOW)
-    assert folder.facts == {}
-    folder.write_facts({"commit": "größer"})
-    assert folder.facts == {"commit": "größer"}
-    for text in ("{", "[]"):
-        folder.environment.write_text(text)
-        assert folder.facts == {}

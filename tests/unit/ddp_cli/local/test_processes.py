@@ -65,12 +65,6 @@ async def test_exit_code_is_containers(begin: Begin, code: str, exit_code: int) 
     assert await begin(code).wait() == exit_code
 
 
-async def test_output_is_appended_to_log(begin: Begin, tmp_path: Path) -> None:
-    (tmp_path / "log").write_text("before\n")
-    await begin("import sys; print('out'); sys.stdout.flush(); print('err', file=sys.stderr)").wait()
-    assert (tmp_path / "log").read_text() == "before\nout\nerr\n"
-
-
 async def test_terminate_reaches_process(begin: Begin, tmp_path: Path) -> None:
     code = f"""
 import pathlib, signal, sys, time
@@ -84,26 +78,6 @@ time.sleep(600)
     assert await process.wait() == 85
     process.terminate()  # again, after its end: without effect
     process.kill()
-
-
-async def test_process_leads_session_of_its_own(begin: Begin, tmp_path: Path) -> None:
-    """Ctrl-C in the terminal must reach `ddp run` alone."""
-    await begin("import os; print(os.getsid(0) == os.getpid())").wait()
-    assert (tmp_path / "log").read_text() == "True\n"
-
-
-async def test_descendants_of_process_end_with_it(begin: Begin, mark: str, tmp_path: Path) -> None:
-    """Also processes that have left its session and its group, as torchrun's workers do."""
-    code = f"""
-import pathlib, subprocess, sys
-for session in (False, True):
-    subprocess.Popen([sys.executable, "-S", "-c", {SLEEP!r}], start_new_session=session)
-pathlib.Path({str(tmp_path)!r}, "ready").touch()
-"""
-    process = begin(code)
-    await appears(tmp_path / "ready")
-    assert await process.wait() == 0
-    assert find_marked(mark) == []
 
 
 async def test_kill_ends_everything_at_once(begin: Begin, mark: str, tmp_path: Path) -> None:
@@ -142,14 +116,3 @@ pathlib.Path({str(tmp_path)!r}, "ready").touch()
     assert await begin(code).wait() == 0
     assert len(killed) > 5
     assert find_marked(mark) == []
-
-
-def test_missing_program_fails_at_start(begin: Begin) -> None:
-    with pytest.raises(FileNotFoundError):
-        begin("", program="/nowhere/program")
-
-
-def test_missing_folder_fails_at_start(begin: Begin) -> None:
-    with pytest.raises(FileNotFoundError) as caught:
-        begin("", folder="/nowhere")
-    assert caught.value.filename == "/nowhere"

@@ -41,19 +41,6 @@ def test_screen_waits_for_first_output_of_script() -> None:
     assert describe_wait(joined, Page(), 1, spoken=True) == ""
 
 
-@pytest.mark.parametrize(
-    ("progress", "page"), [(Progress(step=62), Page()), (None, Page({"ddp_step": 3.0}, "Running"))]
-)
-def test_silent_script_with_step_waits_for_nothing(progress: Progress | None, page: Page) -> None:
-    stepping = running("Rendezvoused", "True", "AllRanksJoined", progress=progress)
-    assert describe_wait(stepping, page, 2, spoken=False) == ""
-
-
-def test_absent_step_of_an_older_status_is_no_reason_for_waiting() -> None:
-    early = running("Progressing", "False", "NoStepYet", "the metrics page of pod 0 reports no step")
-    assert describe_wait(early, Page(), 2, spoken=False) == "2 processes started; no output of the script yet"
-
-
 def test_reason_for_waiting_precedes_output() -> None:
     unplaced = running("Scheduled", "False", "Unschedulable", "1 Insufficient nvidia.com/gpu\nmore")
     assert describe_wait(unplaced, Page(), 1, spoken=True) == "1 Insufficient nvidia.com/gpu"

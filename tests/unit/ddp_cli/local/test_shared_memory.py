@@ -45,7 +45,3 @@ def test_memory_of_a_running_run_is_kept(tmp_path: Path) -> None:
     assert folder.exists()
     memory.close()
     running.close()
-
-
-def test_machine_without_shared_memory_has_none(tmp_path: Path) -> None:
-    assert SharedMemory(tmp_path / "missing").create_folder("a") is None

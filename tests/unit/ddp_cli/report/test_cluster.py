@@ -63,11 +63,6 @@ def test_figures_are_those_of_status_cut_where_training_was_interrupted() -> Non
     assert run.end == 80
 
 
-def test_of_pods_only_warnings_are_listed_and_with_their_name() -> None:
-    messages = [(item.reason, item.message) for item in read_job(job(), EVENTS, NOW).events]
-    assert messages == [("FailureKilled", "attempt 1: rank 1 was killed"), ("Evicted", "Pod digits-1-0-abcde: no room")]
-
-
 def test_page_has_charts_links_and_command() -> None:
     page = build_page(read_job(job(), EVENTS, NOW), NOW)
     assert page.count("<figure>") == 3  # throughput, loss, validation accuracy
@@ -76,16 +71,6 @@ def test_page_has_charts_links_and_command() -> None:
     assert "example.com/train:1" in page
     assert ">Succeeded</span>" in page
     assert "ddp run" not in page
-
-
-@pytest.mark.parametrize("history", [None, {"columns": "time,loss", "rows": ["x,1", "", "?"]}])
-def test_job_without_readable_figures_has_report_too(history: Any) -> None:
-    assert "No charts" in build_page(read_job(job(history=history), [], NOW), NOW)
-
-
-def test_status_of_another_version_is_error_with_jobs_name() -> None:
-    with pytest.raises(ValueError, match="digits: this version of ddp cannot read the status"):
-        read_job(job(attempt="many"), [], NOW)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from ddp_cli.commands import main
 from ddp_cli.local.folder import COLUMNS, RunFolder
@@ -19,12 +18,10 @@ from ddp_cli.report import build_page, read_run
 from ddp_cli.report.charts import (
     Series,
     TimeAxis,
-    format_number,
     line_chart,
     nice_ticks,
     stacked_chart,
     thin,
-    time_ticks,
 )
 from ddp_cli.report.page import list_ranks
 from ddp_cli.report.run import (
@@ -34,7 +31,6 @@ from ddp_cli.report.run import (
     find_marks,
     parse_events,
     parse_ranks,
-    split_processes,
     split_step_time,
 )
 from ddp_operator.decide.metrics_page import Page, Rates
@@ -143,13 +139,6 @@ class TestReportPage:
         )
         assert "job.yaml --cpu -- &#x27;&lt;b&gt;&#x27;" in page
 
-    def test_has_charts_failure_events_ranks_and_outcome(self, tmp_path: Path) -> None:
-        page = build_page(read_run(write_run(tmp_path)), NOW)
-        for title in ("Throughput", "Loss", "Time of a step on rank 0", "Last failure", "Events", "Ranks of the last"):
-            assert title in page
-        assert ">Failed</span>" in page
-        assert "look at the data" in page
-
     def test_each_chart_has_interruptions_with_their_causes_and_no_line_over_them(self, tmp_path: Path) -> None:
         page = build_page(read_run(write_run(tmp_path)), NOW)
         charts = page.split("<figure>")[1:]
@@ -173,28 +162,11 @@ class TestReportPage:
         axes = [re.findall(r'text-anchor="middle">(\d+s)<', chart) for chart in page.split("<figure>")[1:]]
         assert axes == [["0s", "2s", "4s", "6s", "8s", "10s"]] * 3
 
-    def test_each_checkpoint_is_marked_once(self, tmp_path: Path) -> None:
-        page = build_page(read_run(write_run(tmp_path)), NOW)
-        steps = re.findall(r"checkpoint of step (\d+) at (\w+)", page.split("<figure>")[1])
-        assert steps == [("4", "4s"), ("8", "8s")]
-
-    def test_page_has_command_to_repeat_run(self, tmp_path: Path) -> None:
-        path = write_run(tmp_path)
-        RunFolder(path).write_manifest("", [], {}, "ddp run train.py -- --lr 0.1")
-        page = build_page(read_run(path), NOW)
-        for words in ("ddp run train.py -- --lr 0.1", "abc1234 Fix &lt;it&gt;", "torch 2.9.0"):
-            assert words in page
-
     def test_output_of_training_script_is_escaped(self, tmp_path: Path) -> None:
         page = build_page(read_run(write_run(tmp_path)), NOW)
         assert "<script>" not in page
         assert "&lt;script&gt;alert(1)" in page
         assert "<b>boom</b>" not in page
-
-    def test_run_without_metrics_is_reported(self, tmp_path: Path) -> None:
-        page = build_page(read_run(write_run(tmp_path, figures=False)), NOW)
-        assert "reported no steps" in page
-        assert "<svg" not in page
 
     def test_run_with_invisible_steps_has_their_remedy(self, tmp_path: Path) -> None:
         folder = write_run(tmp_path, figures=False)
@@ -203,21 +175,8 @@ class TestReportPage:
         (folder / "metrics" / name).write_text(f"# ddp_launcher_step_hint {json.dumps(hint)}\n")
         assert "no step is visible: &lt;the program&gt;. To show progress" in build_page(read_run(folder), NOW)
 
-    def test_both_themes_have_every_color(self, tmp_path: Path) -> None:
-        page = build_page(read_run(write_run(tmp_path)), NOW)
-        light, _, dark = page.partition("prefers-color-scheme: dark")
-        names = set(re.findall(r"var\((--\w+)\)", page))
-        assert len(names) >= 9
-        for name in names:
-            assert f"{name}:" in light
-            assert f"{name}:" in dark.partition("* {")[0]
-
 
 class TestRun:
-    def test_restarts_and_attempts_are_marked_at_their_time(self) -> None:
-        assert find_marks(rows(), [], 1000.0) == [Mark(5.0, "restart"), Mark(10.0, "restart")]
-        assert [len(part) for part in split_processes(rows())] == [6, 5, 1]
-
     def test_restart_is_matched_with_late_event(self) -> None:
         events = [
             LoggedEvent(1000.0, "Normal", "Started", "attempt 1"),
@@ -232,18 +191,10 @@ class TestRun:
             Mark(20.0, "OOM", "again"),
         ]
 
-    def test_change_of_size_is_cause_of_its_restart(self) -> None:
-        events = [LoggedEvent(1010.5, "Normal", "Resized", "4 nodes")]
-        assert find_marks(rows(), events, 1000.0)[1] == Mark(10.5, "Resized", "4 nodes")
-
     def test_step_time_is_split_between_rows_of_one_process(self) -> None:
         parts = split_step_time(rows())
         assert [len(part) for part in parts] == [5, 4, 0]  # twelve rows, without the steps over the restarts
         assert parts[0][0] == (1001.0, 0.25, 0.5, 0.25)
-
-    def test_rows_of_older_folder_have_no_split(self) -> None:
-        assert split_step_time([{"time": 1.0, "step": 1.0}, {"time": 2.0, "step": 2.0}]) == []
-        assert split_step_time([{**row, "data_seconds": 0.0, "compute_seconds": 0.0} for row in rows()]) == []
 
     def test_ranks_are_of_last_attempt_and_malformed_rows_are_ignored(self, tmp_path: Path) -> None:
         (first, second) = read_run(write_run(tmp_path)).ranks
@@ -280,11 +231,6 @@ class TestRanks:
         assert [part.count("<tr class") for part in (shown, folded)] == [16, 48]
         assert "<details" not in list_ranks(self.ranks(16, late=3))
 
-    def test_unmeasured_values_are_omitted(self) -> None:
-        table = list_ranks([RankTime(n, 9, 0.2, 0.0, 0.0) for n in range(2)])
-        assert "compute" not in table
-        assert "late" not in table
-
 
 class TestCharts:
     def test_nan_and_infinity_are_not_drawn(self) -> None:
@@ -297,10 +243,6 @@ class TestCharts:
     def test_empty_series_gives_no_chart(self, stretches: list[list[tuple[float, float]]]) -> None:
         assert line_chart("Loss", [Series("l", stretches)], TimeAxis(1)) == ""
         assert stacked_chart("Time", ["a"], stretches, TimeAxis(1)) == ""
-
-    @pytest.mark.parametrize("points", [[(0.0, 0.0), (1.0, 0.0)], [(0.0, -3.0), (9.0, -3.0)]])
-    def test_flat_lines_have_frame(self, points: list[tuple[float, float]]) -> None:
-        assert "<polyline" in line_chart("x", [Series("s", [points])], TimeAxis(9))
 
     def test_labels_do_not_overlap(self) -> None:
         marks = [Mark(time, "UserError") for time in (1, 50, 51, 90, 100)]
@@ -322,19 +264,6 @@ class TestCharts:
         assert ticks[-1] >= high
         assert 2 <= len(ticks) <= 9
 
-    @pytest.mark.parametrize("high", [1.0, 59.0, 3600.0, 1e5, 1e7])
-    def test_times_below_chart_are_few(self, high: float) -> None:
-        assert 1 <= len(time_ticks(high)) <= 8
-
-    def test_numbers_in_report_are_short(self) -> None:
-        assert [format_number(n) for n in (0.0, 0.01234, 12.34, 1234.0, 2.5e6)] == [
-            "0",
-            "0.0123",
-            "12.3",
-            "1,234",
-            "2.5M",
-        ]
-
 
 class TestReportCommand:
     def test_newest_run_is_taken(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -342,32 +271,3 @@ class TestReportCommand:
         assert main(["report", "--runs-dir", str(tmp_path)]) == 0
         assert capsys.readouterr().out.strip() == str(path / "report.html")
         assert (path / "report.html").read_text().startswith("<!DOCTYPE html>")
-
-    def test_run_name_and_output_path_are_configurable(self, tmp_path: Path) -> None:
-        path = write_run(tmp_path)
-        target = tmp_path / "page.html"
-        assert main(["report", path.name, "--runs-dir", str(tmp_path), "-o", str(target)]) == 0
-        assert target.exists()
-
-    @pytest.mark.parametrize(
-        ("words", "code", "sentence"),
-        [
-            (["nothing", "--local"], 3, "run nothing does not exist"),
-            ([], 3, "no runs in"),
-            (["empty"], 2, "status.yaml is missing"),
-        ],
-    )
-    def test_invalid_input_is_reported_in_one_sentence(
-        self, tmp_path: Path, words: list[str], code: int, sentence: str, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        (tmp_path / "empty").mkdir()
-        assert main(["report", *words, "--runs-dir", str(tmp_path)]) == code
-        complaint = capsys.readouterr().err
-        assert sentence in complaint
-        assert complaint.count("\n") == 1
-
-
-def test_report_reads_status_of_recorder(tmp_path: Path) -> None:
-    path = write_run(tmp_path, phase="Succeeded")
-    stored = yaml.safe_load((path / "status.yaml").read_text())
-    assert read_run(path).status.phase == stored["status"]["phase"] == "Succeeded"

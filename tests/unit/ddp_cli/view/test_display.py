@@ -77,16 +77,6 @@ def test_plain_lines_are_printed_at_phase_changes_and_intervals() -> None:
     assert statement[-1] == "Restarting  attempt 2"
 
 
-def test_plain_lines_are_not_repeated() -> None:
-    clock = ScreenClock()
-    stream = io.StringIO()
-    display = PlainDisplay(stream, every=5, clock=clock)
-    for _ in range(3):
-        display.update(View("Running", 1, "", PROGRESS))
-        clock.now += 60
-    assert len(lines(stream)) == 1
-
-
 def test_bar_shows_percentage_and_metrics_and_is_removed_at_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     stream = TerminalBuffer()
@@ -190,13 +180,6 @@ def test_success_without_process_group_is_summed_up_with_warning(folder: RunFold
     assert "  hint:       Initialize torch.distributed" in text
 
 
-def test_doubtful_success_is_shown_with_its_reason_and_without_a_full_bar() -> None:
-    view = View("Succeeded", 1, "TracebackAtEnd", Progress(step=10, total_steps=30, percent="33.3%"))
-    assert describe_view(view) == "Succeeded with a warning  step 10/30  33.3%  TracebackAtEnd"
-    assert view.percent == 33.3
-    assert View("Succeeded").percent == 100.0
-
-
 def test_failure_is_summed_up_with_cause_place_traceback_hint_and_log(folder: RunFolder) -> None:
     (folder.logs / "attempt-2-pod-1.log").touch()
     text = describe_run("x", FAILED, folder, seconds=5, interrupted=False)
@@ -211,14 +194,6 @@ def test_failure_is_summed_up_with_cause_place_traceback_hint_and_log(folder: Ru
     assert f"log:        {os.path.join('runs', 'x', 'logs', 'attempt-2-pod-1.log')}" in text
 
 
-@pytest.mark.parametrize(
-    ("trace", "head"), [('  File "x.py", line 1\nBad', "traceback"), ("Error: no --lr", "last lines")]
-)
-def test_last_output_of_rank_is_not_called_traceback(folder: RunFolder, trace: str, head: str) -> None:
-    failed = replace(FAILED, last_failure=replace(FAILURE, traceback=trace))
-    assert f"  {head}:\n    {trace.splitlines()[0]}" in describe_run("x", failed, folder, seconds=5, interrupted=False)
-
-
 def test_cause_is_not_repeated(folder: RunFolder) -> None:
     once = condition("Failed", "True", "UserError", "UserError (rank 1): ValueError: bad")
     failed = replace(FAILED, conditions=(once,), last_failure=replace(FAILURE, conclusion=""))
@@ -229,23 +204,6 @@ def test_cause_is_not_repeated(folder: RunFolder) -> None:
 def test_exhausted_budget_is_not_mentioned_if_no_restart_was_allowed(folder: RunFolder) -> None:
     text = describe_run("x", replace(FAILED, restarts=Restarts()), folder, seconds=5, interrupted=False)
     assert ("cause:" in text, "RestartBudgetExhausted" in text) == (True, False)
-
-
-def test_multi_line_cause_stays_in_column_and_is_shown_once(folder: RunFolder) -> None:
-    once = condition("Failed", "True", "UserError", "rank 1: ValueError: bad")
-    many = replace(FAILED, conditions=(once,), last_failure=replace(FAILURE, message="ValueError: bad\nindeed\n"))
-    text = describe_run("x", many, folder, seconds=5, interrupted=False)
-    assert "  cause:      UserError: ValueError: bad\n              indeed\n  where:" in text
-    assert text.count("ValueError: bad") == 1
-
-
-def test_refusal_quotes_operator(folder: RunFolder) -> None:
-    refused = Status(phase="Rejected", conditions=(condition("Accepted", "False", "InvalidSpec", "nodes: too many"),))
-    assert "InvalidSpec: nodes: too many" in describe_run("x", refused, folder, seconds=1, interrupted=False)
-
-
-def test_interruption_is_named(folder: RunFolder) -> None:
-    assert "x: Interrupted" in describe_run("x", Status(phase="Running"), folder, seconds=1, interrupted=True)
 
 
 def test_screen_without_reader_is_silenced_with_one_message() -> None:

@@ -25,8 +25,3 @@ from ddp_pod.contract.failure_table import OOM
 )  # fmt: skip
 def test_clauses_for_clusters_are_omitted(remedy: str, local: str) -> None:
     assert omit_cluster_advice(remedy) == local
-
-
-def test_no_local_remedy_names_a_command_for_deleted_jobs() -> None:
-    for reason in ("RestartBudgetExhausted", "RepeatedFailure", "CrashLoop"):
-        assert "ddp delete" not in omit_cluster_advice(REMEDIES[reason])

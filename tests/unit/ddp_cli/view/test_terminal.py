@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-import ddp_operator
+import ddp_cli
 from ddp_cli.view.display import LiveRegion
 from ddp_cli.view.terminal import make_printable, print_text
 
@@ -60,10 +60,11 @@ def test_live_region_draws_text_without_control_sequences() -> None:
 
 
 def test_commands_print_by_one_function() -> None:
-    folder = Path(ddp_operator.__file__).parent / "cli"
+    files = sorted((Path(ddp_cli.__file__).parent / "commands").glob("*.py"))
+    assert files
     bare = [
         f"{path.name}:{node.lineno}"
-        for path in folder.glob("*.py")
+        for path in files
         if path.name != "probe.py"  # it runs in a pod, and prints JSON
         for node in ast.walk(ast.parse(path.read_text()))
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "print"
