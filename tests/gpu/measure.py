@@ -223,7 +223,7 @@ def measure_costs(measurement: Measurement) -> None:
     copies = [cost._asdict() for cost in memory_copies.measure("ResNet-18", resnet, rounds, steps)]
     measurement.write(hook=hook, copies=copies)
     world = measurement.start_world()
-    loop = measurement.measure(world, "cifar10-resnet18", ["ours:preset", "silent:preset"], costs=True)["results"]
+    loop = measurement.measure(world, "cifar10-resnet18", ["ours:preset", "bare:preset"], costs=True)["results"]
     measurement.write(hook=hook, copies=copies, loop=loop)
 
 

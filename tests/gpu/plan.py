@@ -38,7 +38,7 @@ class Loops(NamedTuple):
 # The documents compute in fp32, with TF32 where torch uses it by default. Only one of them has a gradient scaler.
 PRECISIONS: Mapping[str, Loops] = {
     "bf16": Loops("documents", "ours:preset", "ours:compile", "bare:compile"),
-    "fp32": Loops("documents", "ours:torch", None, "bare:torch-compile"),
+    "fp32": Loops("documents", "ours:fp32", None, "bare:fp32-compile"),
     "fp16": Loops("documents:fp16", "ours:fp16", None, "bare:fp16-compile"),
 }
 _COMPILED_ON_CPU = ("fashion-mnist-wideresnet", "bf16")

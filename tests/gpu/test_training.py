@@ -22,7 +22,7 @@ pytestmark = on_device
 
 @pytest.mark.parametrize(
     "precision",
-    ["fp32", "torch", "bf16", "auto", pytest.param("fp16", marks=gpu_only)],
+    ["fp32", "bf16", "auto", pytest.param("fp16", marks=gpu_only)],
 )
 def test_run_learns_in_every_precision(precision: str, tmp_path: Path) -> None:
     train(tmp_path, "--precision", precision)

@@ -43,7 +43,7 @@ def test_every_step_runs_on_cpu_and_its_results_are_measured(tmp_path: Path) -> 
     assert all(share > 0 for share in results["floor.json"]["shares"].values())
     assert min(results["costs.json"]["hook"]["withSeconds"]) > 0
     assert [copy["setting"] for copy in results["costs.json"]["copies"]] == ["automatic", "1"]
-    check_loops({"results": results["costs.json"]["loop"]}, ["ours:preset", "silent:preset"])
+    check_loops({"results": results["costs.json"]["loop"]}, ["ours:preset", "bare:preset"])
 
 
 def check_loops(about: dict[str, Any], names: list[str]) -> None:

@@ -74,8 +74,7 @@ MISTAKES = {
     "the model can't process images of shape (B, 1, 8, 8)": ["--model", "mine:of_colour"],
     "the model returned logits of shape (1, 9)": ["--model", "mine:too_few"],
     "step 1 gave no gradient to spare.weight, spare.bias, and DDP": ["--model", "mine:unused"],
-    "optim.beta1: optimizer sgd does not read --beta1": ["--beta1", "0.5"],
-    "distributed.compression: 'powersgd' is not known": ["--compression", "powersgd"],
+    "optim.beta1: nothing reads --beta1 without --optimizer adamw or novograd": ["--beta1", "0.5"],
     "early_stop.target_accuracy: 85 is not a share": ["--target-accuracy", "85"],
     "data.download: only published datasets can be downloaded": ["--data", "nowhere:load", "--data-download"],
     "data.dir: Fashion-MNIST is not complete in": ["--preset", "fashion-mnist-wideresnet", "--data-dir", "nowhere"],
@@ -83,7 +82,6 @@ MISTAKES = {
     "model.name: module 'no_such_module'": ["--model", "no_such_module:build"],
     "precision.name: fp16 needs a GPU": ["--precision", "fp16", "--device", "cpu"],
     "cannot write to": ["--checkpoint-dir", "/proc/nowhere"],
-    "already holds checkpoints": [*OCCUPIED, "--resume", "never"],
     "does not fit this model or optimizer": [*OCCUPIED, "--model-width", "8"],
 }
 

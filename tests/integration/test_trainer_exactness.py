@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 
 from ddp_trainer.data import DataConfig, load_datasets
 from ddp_trainer.models import ModelConfig, build_model
-from tests.support import PATIENCE
 from tests.support.saved_states import load, same
 from tests.support.trainer_ranks import start, train
 
@@ -27,19 +25,6 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
 
 def newest(folder: Path) -> dict[str, Any]:
     return load(max(folder.glob("step-*.pt")))
-
-
-def test_two_ranks_equal_one_process_on_global_batch(tmp_path: Path) -> None:
-    common = [*DIGITS, "--model-norm", "group", "--max-steps", "12", "--lr", "0.02"]
-    train(tmp_path / "1", [*common, "--batch-size", "32", "--output-dir", str(tmp_path / "1")])
-    train(tmp_path / "2", [*common, "--batch-size", "16", "--output-dir", str(tmp_path / "2")], 2)
-    train(
-        tmp_path / "acc", [*common, "--batch-size", "8", "--accumulate", "2", "--output-dir", str(tmp_path / "acc")], 2
-    )
-    alone = weights(tmp_path / "1")
-    for second in ("2", "acc"):
-        for name, value in weights(tmp_path / second).items():
-            torch.testing.assert_close(value, alone[name], atol=2e-5, rtol=1e-4)
 
 
 # Everything that has a state or draws numbers: batch norm, dropout, augmentation, momentum, warm-up and cosine.
@@ -80,38 +65,6 @@ def test_killed_run_resumes_to_bitwise_same_state(tmp_path: Path, uninterrupted:
     assert "resumed from" in train(tmp_path, arguments, 2).output(0)
     assert same(newest(tmp_path), newest(uninterrupted))
     assert same(weights(tmp_path), weights(uninterrupted))
-
-
-# Random crops, batch norm over the ranks, validations in epochs, and the program's own optimizer and schedule.
-OWN = "tests.unit.ddp_trainer.optim.test_user_optimizer"
-USERS = [
-    "--preset", "digits-resnet", "--model-width", "8", "--batch-size", "32", "--max-steps", "10", "--log-every", "1",
-    "--augment", "crop,flip", "--sync-batchnorm",
-    "--validate-every-steps", "3", "--optimizer", f"{OWN}:momentum", "--schedule", f"{OWN}:one_cycle",
-]  # fmt: skip
-
-
-def test_killed_run_with_own_optimizer_resumes_to_bitwise_same_state(tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
-    train(whole, [*USERS, "--checkpoint-dir", str(whole)], 2)
-    cut = tmp_path / "cut"
-    arguments = [*USERS, "--checkpoint-dir", str(cut), "--checkpoint-every-steps", "4"]
-    with start(cut, arguments, 2, hold="epoch 1/6 step 7/") as ranks:
-        ranks.wait_for("epoch 1/6 step 7/")
-        wait_for_checkpoint(cut, 4)
-        ranks.kill()
-        assert ranks.codes() == [-9, -9]
-    assert f"resumed from {cut}: 4 steps" in train(cut, arguments, 2).output(0)
-    assert same(newest(cut), newest(whole))
-    assert same(weights(cut), weights(whole))
-
-
-def wait_for_checkpoint(folder: Path, step: int) -> None:
-    """Wait until the checkpoint of ``step`` is written."""
-    deadline = time.monotonic() + PATIENCE
-    while not (folder / f"step-{step:09d}.json").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 @pytest.mark.nightly

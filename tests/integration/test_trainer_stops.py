@@ -20,8 +20,8 @@ from tests.support.trainer_ranks import start, train
 pytestmark = pytest.mark.process
 
 DIGITS = ["--preset", "digits-resnet", "--model-width", "4", "--batch-size", "16", "--log-every", "5"]
-# Three forward passes make a step of 48 samples a rank: 15 steps an epoch.
-IN_PARTS = [*DIGITS, "--model", plugins.INTERRUPTING, "--accumulate", "3", "--dropout", "0.2", "--epochs", "2"]
+# Steps of 48 samples a rank: 15 steps an epoch.
+LARGE = [*DIGITS, "--model", plugins.INTERRUPTING, "--batch-size", "48", "--dropout", "0.2", "--epochs", "2"]
 
 
 def newest(folder: Path) -> dict[str, Any]:
@@ -30,10 +30,10 @@ def newest(folder: Path) -> dict[str, Any]:
 
 
 def test_stop_within_step_loses_and_changes_nothing(tmp_path: Path) -> None:
-    train(tmp_path, [*IN_PARTS, "--checkpoint-dir", str(tmp_path / "whole")], 2)
-    arguments = [*IN_PARTS, "--checkpoint-dir", str(tmp_path / "cut")]
-    # SIGTERM to rank 1 in the second part of step 9, while an earlier checkpoint is being written to a slow disk.
-    environ = {"TEST_INTERRUPT": f"1:{3 * 8 + 2}:SIGTERM", "TEST_SLOW_DISK": "0.2"}
+    train(tmp_path, [*LARGE, "--checkpoint-dir", str(tmp_path / "whole")], 2)
+    arguments = [*LARGE, "--checkpoint-dir", str(tmp_path / "cut")]
+    # SIGTERM to rank 1 in step 9, while an earlier checkpoint is being written to a slow disk.
+    environ = {"TEST_INTERRUPT": "1:9:SIGTERM", "TEST_SLOW_DISK": "0.2"}
     with start(tmp_path, [*arguments, "--checkpoint-every-steps", "2"], 2, environ) as ranks:
         assert ranks.codes() == [contract.EXIT_PREEMPTED] * 2, ranks.output(0)
     stopped = newest(tmp_path / "cut")["position"]["step"]
@@ -46,8 +46,8 @@ def test_stop_within_step_loses_and_changes_nothing(tmp_path: Path) -> None:
     assert newest(tmp_path / "cut")["position"]["step"] == 15
     assert "preempted: stopped after step 15" in ranks.output(0)
     assert "validation:" not in ranks.output(0)
-    # The machine of rank 1 fails in the second part of the second epoch's sixth step: rank 0 ends with an error.
-    environ = {"TEST_INTERRUPT": f"1:{3 * 5 + 2}:SIGKILL"}
+    # The machine of rank 1 fails in the second epoch's sixth step: rank 0 ends with an error.
+    environ = {"TEST_INTERRUPT": "1:6:SIGKILL"}
     with start(tmp_path, [*arguments, "--checkpoint-every-steps", "1"], 2, environ) as ranks:
         codes = ranks.codes()
     assert codes[1] == -9

@@ -74,7 +74,7 @@ def test_published_form_trains_too(tmp_path: Path) -> None:
     output = train(tmp_path, arguments, 2).output(0)
     assert "precision" in output
     assert "validation: loss" in output
-    assert output.split("precision:")[1].split()[0] == "name=torch"
+    assert output.split("precision:")[1].split()[0] == "name=fp32"
 
 
 def test_run_ends_on_all_ranks_when_its_target_is_reached(tmp_path: Path) -> None:
@@ -97,8 +97,8 @@ def test_run_ends_on_all_ranks_when_its_target_is_reached(tmp_path: Path) -> Non
 # Everything that has a state or draws numbers, at once; worker processes read the images.
 EVERYTHING = [
     "--preset", "digits-resnet", "--model", "wide-resnet", "--model-widen", "1", "--dropout", "0.1", "--sync-batchnorm",
-    "--optimizer", "novograd", "--lr", "0.02", "--clip-norm", "1.0", "--accumulate", "2", "--batch-size", "64",
-    "--precision", "bf16", "--channels-last", "--compression", "bf16",
+    "--optimizer", "novograd", "--lr", "0.02", "--clip-norm", "1.0", "--batch-size", "128", "--precision", "bf16",
+    "--channels-last",
     "--augment", "crop,flip,rotate,affine,jitter", "--data-cache", "none", "--workers", "1", "--train-accuracy",
     "--epochs", "2", "--log-every", "1", "--schedule", "constant",
 ]  # fmt: skip

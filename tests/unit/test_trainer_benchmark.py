@@ -1,3 +1,5 @@
+"""The benchmark of the documents' systems: its cases, its loops on tiny data, and its report."""
+
 from __future__ import annotations
 
 import json
@@ -13,13 +15,12 @@ from ddp_trainer.config.run import resolve
 from ddp_trainer.data import DataConfig, load_datasets
 from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.world import World
-from ddp_trainer.optim.novograd import NovoGrad
 from tests.bench.trainer import cli, launch, synthetic, systems
 from tests.bench.trainer.cli import main
 from tests.bench.trainer.contenders import Bare, Ours, Switches, build_config, start_exporter
-from tests.bench.trainer.documents import DocumentsLoop, LoopNovoGrad
+from tests.bench.trainer.documents import DocumentsLoop
 from tests.bench.trainer.network import Link, parameter_server_seconds, ring_seconds
-from tests.bench.trainer.report import CaseResult, communication, describe, ratio, rows
+from tests.bench.trainer.report import CaseResult, communication, describe, rows
 from tests.bench.trainer.systems import (
     BY_NAME,
     QUICK,
@@ -44,35 +45,35 @@ def planned(device: str, available: int, ranks: tuple[int, ...] | None = None) -
     return results
 
 
-def test_every_system_of_documents_has_preset_and_row() -> None:
+def test_every_system_of_documents_has_preset_row_and_label() -> None:
     assert (
         {system.preset for system in SYSTEMS} == set(PRESETS) - {"digits-resnet", "python-reference-gpt"} == set(QUICK)
     )
     assert set(planned("cpu", 2)) == {system.name for system in SYSTEMS}
-
-
-def test_system_is_found_by_name_and_former_label() -> None:
     assert len(BY_NAME) == 2 * len(SYSTEMS)
-    assert BY_NAME["S0a"] is BY_NAME["cifar10-resnet50"]
     flags = cli.build_parser().parse_args(["--systems", "S0a, cifar10-resnet18-ddp"])
-    assert flags.systems == ("S0a", "cifar10-resnet18-ddp")
+    assert [BY_NAME[name].name for name in flags.systems] == ["cifar10-resnet50", "cifar10-resnet18-ddp"]
 
 
-def test_two_cores_run_supported_systems_and_report_missing_ones() -> None:
-    cases = planned("cpu", 2)
-    assert cases["cifar10-resnet50"] == [(1, "")]
-    assert cases["cifar10-resnet50-dp"] == [(1, "DataParallel needs two GPUs, this machine has 0")]
-    assert cases["cifar10-resnet50-ddp"] == [(1, ""), (2, "")]
-    assert all("fp16" in missing for _, missing in cases["cifar10-resnet50-ddp-fp16"])
-    assert cases["cifar10-resnet18-ddp"] == [(2, "")]
-    assert cases["cifar10-resnet18-ddp-4"] == [(4, "needs 4 cores, this machine has 2")]
-
-
-def test_gpus_run_everything_that_fits() -> None:
-    assert planned("cuda", 8)["cifar10-resnet50-dp"] == [(1, "")]
-    assert planned("cuda", 8)["cifar10-resnet50-ddp-fp16"] == [(1, ""), (2, ""), (4, ""), (8, "")]
-    assert planned("cuda", 1)["cifar10-resnet18-ddp"] == [(2, "needs 2 GPUs, this machine has 1")]
-    assert planned("cuda", 8, (4,))["fashion-mnist-wideresnet"] == [(4, "")]
+@pytest.mark.parametrize(
+    ("device", "available", "ranks", "system", "cases"),
+    [
+        ("cpu", 2, None, "cifar10-resnet50", [(1, "")]),
+        ("cpu", 2, None, "cifar10-resnet50-dp", [(1, "DataParallel needs two GPUs, this machine has 0")]),
+        ("cpu", 2, None, "cifar10-resnet50-ddp", [(1, ""), (2, "")]),
+        ("cpu", 2, (1,), "cifar10-resnet50-ddp-fp16", [(1, "fp16 with a gradient scaler needs a GPU")]),
+        ("cpu", 2, None, "cifar10-resnet18-ddp", [(2, "")]),
+        ("cpu", 2, None, "cifar10-resnet18-ddp-4", [(4, "needs 4 cores, this machine has 2")]),
+        ("cuda", 8, None, "cifar10-resnet50-dp", [(1, "")]),
+        ("cuda", 8, None, "cifar10-resnet50-ddp-fp16", [(1, ""), (2, ""), (4, ""), (8, "")]),
+        ("cuda", 1, None, "cifar10-resnet18-ddp", [(2, "needs 2 GPUs, this machine has 1")]),
+        ("cuda", 8, (4,), "fashion-mnist-wideresnet", [(4, "")]),
+    ],
+)
+def test_machine_runs_supported_systems_and_reports_missing_ones(
+    device: str, available: int, ranks: tuple[int, ...] | None, system: str, cases: list[tuple[int, str]]
+) -> None:
+    assert planned(device, available, ranks)[system] == cases
 
 
 def test_ring_cost_is_nearly_constant_and_server_cost_proportional() -> None:
@@ -81,10 +82,11 @@ def test_ring_cost_is_nearly_constant_and_server_cost_proportional() -> None:
     assert ring_seconds(4, 1e9, link) == pytest.approx(1.5 + 6e-4)
     assert parameter_server_seconds(4, 1e9, link) == pytest.approx(8.0 + 2e-4)
     assert ring_seconds(1, 1e9, link) == parameter_server_seconds(1, 1e9, link) == 0.0
-    assert ring_seconds(1000, 1e9, Link(1e9, 0.0, "")) < 2.0
-    assert parameter_server_seconds(16, 1e9, link) / parameter_server_seconds(2, 1e9, link) == pytest.approx(
-        8, rel=1e-3
-    )
+    text = communication([measured(documents=result(1.0))], Link(2**20 * 1000, 0.0, "a link"))
+    ring, server = ([line for line in text.splitlines() if f" {name} " in line][-1] for name in ("ring", "server"))
+    assert [float(word) for word in ring.split()[-4:]] == [100.0, 150.0, 175.0, 187.5]
+    assert [float(word) for word in server.split()[-4:]] == [400.0, 800.0, 1600.0, 3200.0]
+    assert "no link could be measured" in communication([], None)
 
 
 @pytest.mark.parametrize("name", list(synthetic.EPOCH))
@@ -97,36 +99,12 @@ def test_synthetic_data_use_real_readers(name: str, tmp_path: Path) -> None:
     assert len(datasets.validation) > 0
 
 
-def test_novograd_of_document_equals_trainer() -> None:
-    torch.manual_seed(0)
-    start = [torch.randn(4, 3), torch.randn(5)]
-    theirs = [torch.nn.Parameter(value.clone()) for value in start]
-    ours = [torch.nn.Parameter(value.clone()) for value in start]
-    loop = LoopNovoGrad(theirs, 0.1, 0.95, 0.5, average=True)
-    trainer = NovoGrad(ours, 0.1, (0.95, 0.5), grad_averaging=True)
-    for _ in range(4):
-        for entry, another in zip(theirs, ours, strict=True):
-            entry.grad = torch.randn_like(entry)
-            another.grad = entry.grad.clone()
-        loop.step()
-        trainer.step()
-    for item, second in zip(theirs, ours, strict=True):
-        torch.testing.assert_close(item, second)
-
-
-TINY = {
-    "cifar10-resnet18": {},
-    "fashion-mnist-wideresnet": {"model": {"widen": 1}},
-    "fashion-mnist-wideresnet-large-batch": {"model": {"widen": 1}},
-    "cifar10-wideresnet": {"model": {"widen": 1}},
-}
-
-
-@pytest.mark.parametrize("preset", list(TINY))
+@pytest.mark.parametrize("preset", ["cifar10-resnet18", "fashion-mnist-wideresnet-large-batch", "cifar10-wideresnet"])
 def test_all_contenders_train_on_same_amount_of_same_data(preset: str, tmp_path: Path) -> None:
     name = str(PRESETS[preset].values["data"]["name"])
     synthetic.write(name, tmp_path, 40)
-    changes: dict[str, Any] = {**TINY[preset], "data": {"dir": str(tmp_path), "batch_size": 4}}
+    small = {} if preset == "cifar10-resnet18" else {"model": {"widen": 1}}
+    changes: dict[str, Any] = {**small, "data": {"dir": str(tmp_path), "batch_size": 4}}
     world = World(RankEnv(), CPU)
     exporter = start_exporter(RankEnv())
     fast = {"precision": {"name": "fp32"}, "distributed": {"device": "cpu"}}
@@ -134,38 +112,22 @@ def test_all_contenders_train_on_same_amount_of_same_data(preset: str, tmp_path:
     ours = Ours(build_config(preset, changes, fast), world, exporter)
     bare = Bare(build_config(preset, changes, fast), world)
     assert documents.batch_size == ours.batch_size == bare.batch_size == len(bare.images) == 4
-    for contender in (documents, ours, bare):
+    models = {documents: documents.model, ours: ours.trainer.engine.model, bare: bare.parts.engine.model}
+    for contender, model in models.items():
         steps = contender.steps()
-        before = [parameter.clone() for parameter in model(contender).parameters()]
+        before = [parameter.clone() for parameter in model.parameters()]
         assert all(next(steps) >= 0.0 for _ in range(2))
-        after = list(model(contender).parameters())
-        assert any(not torch.equal(item, second) for item, second in zip(before, after, strict=True))
-    assert ours.cache_bytes > 0
+        assert any(not torch.equal(item, second) for item, second in zip(before, model.parameters(), strict=True))
     assert ours.report_seconds(20) > 0
     assert ours.loading_seconds(2) > 0
     held, whole = ours.save_seconds(str(tmp_path / "checkpoints"))
     assert 0 < held < whole
-    ours.silence()
-    next(ours.steps())
     exporter.close()
 
 
-def model(contender: DocumentsLoop | Ours | Bare) -> torch.nn.Module:
-    if isinstance(contender, DocumentsLoop):
-        return contender.model
-    return contender.trainer.engine.model if isinstance(contender, Ours) else contender.parts.engine.model
-
-
 def result(rate: float, batch: int = 10, **more: float) -> dict[str, Any]:
-    step = batch / rate
-    common: dict[str, Any] = {
-        "lowest": rate,
-        "highest": rate,
-        "rates": [rate],
-        "step_seconds": step,
-        "data_seconds": 0.0,
-    }
-    return {"images_per_second": rate, **common, "peak_bytes": None, "cache_bytes": 0, **more}
+    common: dict[str, Any] = {"lowest": rate, "highest": rate, "rates": [rate], "data_seconds": 0.0}
+    return {"images_per_second": rate, "step_seconds": batch / rate, **common, **more}
 
 
 def measured(ranks: int = 1, **results: dict[str, Any]) -> CaseResult:
@@ -184,47 +146,31 @@ def test_steps_time_is_shared_out_and_rates_are_compared() -> None:
         mute_fp32=result(125.0, step_seconds=0.07),
     )
     results = {row.who: row for row in rows(first, first)}
-    assert results["documents"].data == pytest.approx(0.4)
-    assert results["documents"].compute == pytest.approx(0.6)
-    assert results["ours:fp32"].to_documents == pytest.approx(5.0)
-    assert results["ours:fp32"].of_bare == pytest.approx(0.8)
-    assert results["ours:fp32"].epoch_seconds == pytest.approx(1000.0)
-    assert results["ours:fp32"].communication == 0.0
-    assert results["ours:fp32"].efficiency is None
+    assert (results["documents"].data, results["documents"].compute) == pytest.approx((0.4, 0.6))
+    ours = results["ours:fp32"]
+    assert (ours.to_documents, ours.of_bare, ours.epoch_seconds) == pytest.approx((5.0, 0.8, 1000.0))
+    assert (ours.communication, ours.efficiency) == (0.0, None)
     ours = {row.who: row for row in rows(two, first)}["ours:fp32"]
-    assert ours.efficiency == pytest.approx(80 / (2 * 50))
-    assert ours.data == pytest.approx(0.02)
-    assert ours.communication == pytest.approx(0.03)
-    assert ours.compute == pytest.approx(10 / 80 - 0.05)
-
-
-def test_ratios_are_taken_round_by_round() -> None:
-    ours = {"rates": [20.0, 2.0, 30.0]}
-    theirs = {"rates": [10.0, 1.0, 10.0]}
-    assert ratio(ours, theirs) == 2.0
+    shares = (ours.efficiency, ours.data, ours.communication, ours.compute)
+    assert shares == pytest.approx((80 / (2 * 50), 0.02, 0.03, 10 / 80 - 0.05))
 
 
 def test_table_shows_documents_figures_and_why_system_is_missing() -> None:
     failed = CaseResult(BenchmarkCase(BY_NAME["cifar10-resnet18"], 1), "cifar10", problem="rank 0 ended with 1")
     lacking = CaseResult(BenchmarkCase(BY_NAME["cifar10-resnet50-dp"], 1, "DataParallel needs two GPUs"), "cifar10")
     some = measured(documents=result(10.0), ours_fp32={"failed": "UserError: no"})
+    some.about["trained"] = {"published": {"accuracy": 0.2731, "epochs": 1, "seconds": 9.5}}
     everything = [some, lacking, failed]
     text = "\n".join(line for item in everything for line in describe(item, everything))
-    assert "1 GPU: 13.2 s an epoch; that is 3788 images/s" in text
-    assert "not available: DataParallel needs two GPUs" in text
-    assert "not available: rank 0 ended with 1" in text
-    assert "ours:fp32                not available: UserError: no" in text
-    assert "4 GPUs: 19.1 s an epoch" in text
-
-
-def test_both_averages_are_computed_for_every_model() -> None:
-    text = communication([measured(documents=result(1.0))], Link(2**20 * 1000, 0.0, "a link"))
-    ring = next(line for line in text.splitlines() if " ring " in line and "MiB" in line)
-    server = next(line for line in text.splitlines() if " server " in line and "MiB" in line)
-    assert [float(word) for word in ring.split()[-4:]] == [100.0, 150.0, 175.0, 187.5]
-    assert [float(word) for word in server.split()[-4:]] == [400.0, 800.0, 1600.0, 3200.0]
-    assert "ring all-reduce     t = " in text
-    assert "no link could be measured" in communication([], None)
+    for expected in (
+        "1 GPU: 13.2 s an epoch; that is 3788 images/s",
+        "not available: DataParallel needs two GPUs",
+        "not available: rank 0 ended with 1",
+        "ours:fp32                not available: UserError: no",
+        "4 GPUs: 19.1 s an epoch",
+        "accuracy of published: 0.2731 after 1 epoch(s)",
+    ):
+        assert expected in text
 
 
 @pytest.mark.parametrize(
@@ -236,7 +182,7 @@ def test_both_averages_are_computed_for_every_model() -> None:
         (["--device", "cuda"], "--device: torch sees no GPU"),
     ],
 )
-def test_contradictory_flags_are_refused(
+def test_wrong_flags_are_refused(
     flags: list[str], message: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
@@ -245,12 +191,9 @@ def test_contradictory_flags_are_refused(
     assert message in capsys.readouterr().err
 
 
-def test_unavailable_system_is_in_report(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unavailable_system_is_in_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tests.bench.trainer.cli._link", lambda everything, folder: None)
     assert main(["--device", "cpu", "--systems", "cifar10-resnet50-dp", "--output-dir", str(tmp_path)]) == 0
-    assert "not available: DataParallel needs two GPUs" in capsys.readouterr().out
     document = json.loads((tmp_path / "benchmark.json").read_text())
     assert document["cases"][0]["notAvailable"].startswith("DataParallel")
     assert document["cases"][0]["published"] == {"4": 19.1}
@@ -262,57 +205,39 @@ def test_ranks_of_two_nodes_see_their_own_half_of_machine(monkeypatch: pytest.Mo
     names = ("RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "CUDA_VISIBLE_DEVICES")
     places = [tuple(launch._environment(rank, 4, 29500, nodes=2)[name] for name in names) for rank in (1, 2)]
     assert places == [("1", "1", "2", "4,5"), ("2", "0", "2", "6,7")]
-    assert launch._environment(1, 2, 29500, nodes=1)["CUDA_VISIBLE_DEVICES"] == "4,5,6,7"
 
 
-def test_data_parallel_is_measured_on_both_sides_without_unsupported_options() -> None:
-    case = BenchmarkCase(BY_NAME["cifar10-resnet50-dp"], 1)
-    assert cli._contenders(case, ("fp32", "compile"), (), quick=True) == ["documents", "ours:fp32", "bare:fp32"]
-
-
-def test_batches_are_compared_on_request_or_as_in_document() -> None:
+@pytest.mark.parametrize(
+    ("system", "variants", "batches", "contenders"),
+    [
+        ("cifar10-resnet50-dp", ("fp32", "compile"), (), ["documents", "ours:fp32", "bare:fp32"]),
+        ("cifar10-resnet50", (), (32, 64), ["documents", "ours:batch-32", "ours:batch-64"]),
+    ],
+)
+def test_contenders_follow_system(
+    system: str, variants: tuple[str, ...], batches: tuple[int, ...], contenders: list[str]
+) -> None:
+    assert cli._contenders(BenchmarkCase(BY_NAME[system], 1), variants, batches) == contenders
     assert changes_of("batch-64") == {"data": {"batch_size": 64}}
-    assert changes_of("fp32") == {"precision": {"name": "fp32"}}
-    case = BenchmarkCase(BY_NAME["fashion-mnist-wideresnet-large-batch"], 1)
-    assert cli._contenders(case, (), (32, 64), quick=True) == ["documents", "ours:batch-32", "ours:batch-64"]
-    assert [system.name for system in SYSTEMS if system.sweep] == [case.system.name]
-    with pytest.raises(SystemExit):
-        cli.build_parser().parse_args(["--batches", "0"])
+    assert {*systems.ON_GPU, *systems.ON_GPU_IN_FULL} <= VARIANTS.keys()
+    for name in VARIANTS:
+        resolve("cifar10-resnet50", None, changes_of(name))
 
 
-def test_accuracy_after_document_epochs_is_beside_stated_accuracy() -> None:
+def test_accuracy_is_that_of_documents_epochs_and_not_taken_from_noise(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     changes = {"max_steps": 2, "model": {"width": 4}}
     spec = MeasurementSpec("digits-resnet", changes, [], "cpu", 1, 0.0, "", train=True)
-    trained = measure(spec, World(RankEnv(), CPU))["trained"]
-    assert trained.keys() == {"preset", "published"}
-    some = measured(documents=result(10.0))
-    some.about["trained"] = {"published": {"accuracy": 0.2731, "epochs": 1, "seconds": 9.5}}
-    (line,) = (line for line in describe(some, [some]) if "accuracy" in line)
-    assert line.strip() == (
-        "accuracy of published: 0.2731 after 1 epoch(s), 9.5 s in all (document: about 27 % after one epoch)"
-    )
+    assert measure(spec, World(RankEnv(), CPU))["trained"].keys() == {"preset", "published"}
 
-
-def test_accuracy_is_not_taken_from_noise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[MeasurementSpec] = []
-    monkeypatch.setattr(launch, "run", lambda spec, *_, **__: asked.append(spec) or {"results": {}})
+    specs: list[MeasurementSpec] = []
+    monkeypatch.setattr(launch, "run", lambda spec, *_, **__: specs.append(spec) or {"results": {}})
     data = cli._Data(None, tmp_path, True)
     case = BenchmarkCase(BY_NAME["cifar10-resnet18"], 1)
     results = cli._measure(case, (), "cuda", {"rounds": 1, "seconds": 0.0}, data, tmp_path, quick=True, accuracy=True)
-    assert not asked[0].train
+    assert not specs[0].train
     assert results.notes == ["accuracy: not measured, --data-dir lacks cifar10"]
-
-
-@pytest.mark.parametrize(("variant", "least"), [("compile", 600), ("fp32", 0)])
-def test_compiled_step_gets_compile_time(
-    variant: str, least: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    source: list[float] = []
-    monkeypatch.setattr(launch, "run", lambda *arguments, timeout, **named: source.append(timeout) or {"results": {}})
-    data = cli._Data(None, tmp_path, True)
-    case = BenchmarkCase(BY_NAME["cifar10-resnet18"], 1)
-    cli._measure(case, (variant,), "cuda", {"rounds": 1, "seconds": 0.0}, data, tmp_path, quick=True)
-    assert least <= source[0] <= least + 600
 
 
 def test_reasons_are_result_if_no_system_can_be_built() -> None:
@@ -329,28 +254,9 @@ def test_batches_built_in_other_turns_are_not_counted() -> None:
     assert runner.take(2, World(RankEnv(), CPU))[1] == 2.0
 
 
-def test_documents_loop_has_documents_augmentation_and_its_readers_ahead(tmp_path: Path) -> None:
-    synthetic.write("cifar10", tmp_path, 40)
-    changes = {"data": {"dir": str(tmp_path), "batch_size": 4}}
-    world = World(RankEnv(), CPU)
-    plain = DocumentsLoop(build_config("cifar10-resnet18", changes, as_published=True), world)
-    steps = [type(step).__name__ for step in plain.loader.dataset.transform.transforms]  # type: ignore[attr-defined]
-    assert (steps, plain.prefetched) == (["ToTensor", "Normalize"], 0)
-    ahead = DocumentsLoop(build_config("cifar10-resnet50", changes, as_published=True), world)
-    assert ahead.prefetched == 2 * ahead.loader.num_workers > 0
-
-
 def test_short_run_measures_presets_first_and_reports_rest(tmp_path: Path) -> None:
     cases = each_preset_first(plan_cases(SYSTEMS, "cuda", 1, None))
     assert sorted(map(str, cases)) == sorted(map(str, plan_cases(SYSTEMS, "cuda", 1, None)))
-    presets = [case.system.preset for case in cases[:6]]
-    assert len(set(presets)) == 6
-    assert not any(case.missing for case in cases[:6])
+    assert len({case.system.preset for case in cases[:6] if not case.missing}) == 6
     results = cli._measure(cases[0], (), "cuda", {}, cli._Data(None, tmp_path, True), tmp_path, quick=True, left=0.0)
     assert results.problem == "not begun within --minutes"
-
-
-def test_gpu_is_measured_with_each_optimization() -> None:
-    assert {*systems.ON_GPU, *systems.ON_GPU_IN_FULL} <= VARIANTS.keys()
-    for name in systems.ON_GPU_IN_FULL:
-        resolve("cifar10-resnet50", None, changes_of(name))

@@ -7,15 +7,13 @@ from pathlib import Path
 from torch import nn
 
 from ddp_trainer.assembly import UserParts
-from ddp_trainer.config.run import RunConfig
-from ddp_trainer.config.unread import refuse_unread
+from ddp_trainer.config.run import RunConfig, refuse_unread
 from ddp_trainer.data.arrays import Datasets
 from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.stop import StopSignal
 from ddp_trainer.distributed.world import World, find_rank_env
 from ddp_trainer.errors import DataError, Preempted, Superseded, UserError
 from ddp_trainer.exporter import Exporter, read_port
-from ddp_trainer.optim.user_optimizer import BuildOptimizer, BuildScheduler
 from ddp_trainer.tasks import Task
 from ddp_trainer.trainer import TrainingLoop
 
@@ -40,12 +38,8 @@ class Result:
 class Trainer:
     """Trains by a configuration, in a single process or as one rank of several that torchrun or ``mp.spawn`` started.
 
-    ``model``, ``data``, ``task``, ``optimizer`` and ``scheduler`` replace the parts that the configuration names. The
-    model is a module, or a class or function without arguments that builds one, called after the run's seed is set.
-    ``optimizer`` is called with the model on its device and returns a ``torch.optim.Optimizer`` for its parameters. The
-    configured schedule multiplies the rates of its groups, unless ``scheduler`` is given: it is called with the
-    optimizer and the number of steps of the whole run, and the scheduler of torch that it returns advances after every
-    step. A checkpoint contains the state of both. ``env`` holds this process's
+    ``model``, ``data`` and ``task`` replace the parts that the configuration names. The model is a module, or a class
+    or function without arguments that builds one, called after the run's seed is set. ``env`` holds this process's
     rank and world size; by default they are read from the initialized process group, or else from torchrun's
     variables. Raises :class:`UserError` for a setting that nothing would read.
     """
@@ -57,8 +51,6 @@ class Trainer:
         model: nn.Module | Callable[[], nn.Module] | None = None,
         data: Datasets | None = None,
         task: Task | None = None,
-        optimizer: BuildOptimizer | None = None,
-        scheduler: BuildScheduler | None = None,
         env: RankEnv | None = None,
     ) -> None:
         # The log and config.json show the names of the program's own parts.
@@ -68,13 +60,9 @@ class Trainer:
             config = replace(config, data=replace(config.data, name=_name(data.train)))
         if task is not None:
             config = replace(config, task=_name(task))
-        if optimizer is not None:
-            config = replace(config, optim=replace(config.optim, name=_name(optimizer)))
-        if scheduler is not None:
-            config = replace(config, schedule=replace(config.schedule, name=_name(scheduler)))
         refuse_unread(config)
         self.config = config
-        self._user_parts = UserParts(model, data, task, optimizer, scheduler)
+        self._user_parts = UserParts(model, data, task)
         self._env = env
 
     def fit(self, stop: StopSignal | None = None) -> Result:

@@ -23,21 +23,11 @@ from ddp_trainer.distributed.world import World
 from ddp_trainer.engine import Engine, seed_generator
 from ddp_trainer.errors import UserError, require, warn
 from ddp_trainer.files import replacing, writable, write_atomically
-from ddp_trainer.imports import load_callable
 from ddp_trainer.machine import keep_freed_memory
 from ddp_trainer.models import build_model
 from ddp_trainer.models.cpu_convolutions import slice_before_narrow_convolutions
-from ddp_trainer.models.initial_weights import download_weights, load_weights, read_weights
 from ddp_trainer.models.sync_batchnorm import convert
 from ddp_trainer.optim import build_optimizer
-from ddp_trainer.optim.user_optimizer import (
-    BuildOptimizer,
-    BuildScheduler,
-    UserOptimizer,
-    build_user_optimizer,
-    build_user_scheduler,
-)
-from ddp_trainer.plan import Plan, Position
 from ddp_trainer.precision import Precision
 from ddp_trainer.tasks import Task, build_task
 
@@ -50,14 +40,11 @@ class UserParts:
     """Parts that a program passes as objects; None: the configuration names the part.
 
     ``model`` is a module, or a class or function without arguments that builds one, called after the seed is set.
-    ``optimizer`` and ``scheduler`` are functions that build them.
     """
 
     model: nn.Module | Callable[[], nn.Module] | None = None
     data: Datasets | None = None
     task: Task | None = None
-    optimizer: BuildOptimizer | None = None
-    scheduler: BuildScheduler | None = None
 
 
 @dataclass(frozen=True)
@@ -90,15 +77,11 @@ def assemble(config: RunConfig, world: World, user_parts: UserParts | None = Non
 
     datasets = user_parts.data or fetch_datasets(config.data, world)
     with world.agreed():
-        if config.model.init_from and world.env.local_rank == 0:
-            download_weights(config.model.init_from)
-    with world.agreed():
         place = Place(world.rank, world.size, world.device, precision.memory_format, world.env.local_world_size)
-        samples_per_step = config.data.batch_size * config.optim.accumulate
-        loader = TrainLoader(datasets, config.data, place, samples_per_step=samples_per_step, seed=config.seed)
+        loader = TrainLoader(datasets, config.data, place, seed=config.seed)
         validation = ValidationLoader(datasets, config.data, place)
         in_channels = datasets.in_channels  # before the seed is set: this may read a sample, which may draw numbers
-        model = _build_initial_model(config, world, user_parts, datasets, in_channels)
+        model = _build_initial_model(config, world, user_parts.model, datasets, in_channels)
         checkpointer = _open_checkpointer(config, world)
     with world.agreed():
         _claim_folders(config, world, checkpointer)
@@ -109,11 +92,8 @@ def assemble(config: RunConfig, world: World, user_parts: UserParts | None = Non
         _check_task(task, config)
         example = _check_shapes(model, task, datasets, precision, world.device)
     model = _convert_layers(model, config, world, precision)
-    with world.agreed():
-        user_optimizer = _build_user_optimizer(config, world, user_parts, model, loader)
-    optimizer = user_optimizer.optimizer if user_optimizer else build_optimizer(config.optim, model.parameters())
-
-    engine = Engine(model, task, optimizer, precision, world, config, user_optimizer)
+    optimizer = build_optimizer(config.optim, model.parameters())
+    engine = Engine(model, task, optimizer, precision, world, config)
     return Parts(loader, validation, task, engine, checkpointer, example)
 
 
@@ -128,81 +108,39 @@ def _build_precision(config: RunConfig, world: World) -> Precision:
 
 
 def _build_initial_model(
-    config: RunConfig, world: World, user_parts: UserParts, datasets: Datasets, in_channels: int
+    config: RunConfig,
+    world: World,
+    source: nn.Module | Callable[[], nn.Module] | None,
+    datasets: Datasets,
+    in_channels: int,
 ) -> nn.Module:
-    """Build the model on the CPU, with random weights by the seed or those of ``init_from``."""
+    """Build the model on the CPU, with random weights by the seed; ``source`` is the program's own."""
     seed_generator(derive_seed(config.seed, _STREAM_WEIGHTS), world.device)
-    if user_parts.model is not None:
-        model = _build_user_model(user_parts.model)
-    else:
-        model = build_model(config.model, in_channels, datasets.num_classes)
-
-    source = config.model.init_from
-    if source:
-        summary = load_weights(model, read_weights(source), source, whole=config.eval_only)
-        if world.is_main:
-            print(summary, flush=True)
+    if source is None:
+        return build_model(config.model, in_channels, datasets.num_classes)
+    model = source if isinstance(source, nn.Module) else source()
+    if not isinstance(model, nn.Module):
+        raise UserError("model", f"{source} returned {type(model).__name__}", "return a torch.nn.Module")
     return model
-
-
-def _build_user_optimizer(
-    config: RunConfig, world: World, user_parts: UserParts, model: nn.Module, loader: TrainLoader
-) -> UserOptimizer | None:
-    """Build the optimizer if the program builds it or its schedule; None: the trainer does both."""
-    build = user_parts.optimizer or _load_if_users(config.optim.name, "optim.name")
-    build_schedule = user_parts.scheduler or _load_if_users(config.schedule.name, "schedule.name")
-    if build is None and build_schedule is None:
-        return None
-
-    if build is None:
-        optimizer = build_optimizer(config.optim, model.parameters())
-    else:
-        optimizer = build_user_optimizer(build, model)
-    if build_schedule is None:
-        return UserOptimizer(optimizer)
-
-    plan = Plan(
-        samples=loader.length,
-        samples_per_step=loader.samples_per_step * world.size,
-        drop_last=config.data.drop_last,
-        epochs=config.epochs,
-        max_steps=config.max_steps,
-        first=Position(),
-    )
-    return UserOptimizer(optimizer, build_user_scheduler(build_schedule, optimizer, plan.total_steps))
-
-
-def _load_if_users(name: str, field: str) -> Callable[..., Any] | None:
-    """Import ``module:function``; return None for the name of one of the trainer's parts."""
-    return load_callable(name, field) if ":" in name else None
 
 
 def _open_checkpointer(config: RunConfig, world: World) -> Checkpointer | None:
     """Open the checkpoint folder on rank 0; return None on other ranks, and without a folder.
 
-    Raises :class:`UserError` if the folder is not writable, or holds checkpoints that the run must not resume from.
+    Raises :class:`UserError` if the folder is not writable.
     """
     folder = config.checkpoint.dir
     if folder is None or not world.is_main:
         return None
     checkpointer = Checkpointer(config.checkpoint, Fence.from_environ(Path(folder)))
-    if config.eval_only:
-        return checkpointer
-
     world.resources.callback(checkpointer.close)
     checkpointer.prepare()
-    require(
-        config.checkpoint.resume != "never" or not checkpointer.list(),
-        "checkpoint.dir",
-        f"{folder} already holds checkpoints, and --resume is never",
-        "give another folder, or --resume auto to continue from them",
-    )
     return checkpointer
 
 
 def _claim_folders(config: RunConfig, world: World, checkpointer: Checkpointer | None) -> None:
     """Claim the checkpoint folder for this run, and write ``config.json`` into the output folder."""
-    if checkpointer is not None and not config.eval_only:
+    if checkpointer is not None:
         with writable(checkpointer.folder, "checkpoint.dir"):
             checkpointer.claim()
     folder = output_dir(config, world)
@@ -235,13 +173,6 @@ def fetch_datasets(config: DataConfig, world: World) -> Datasets:
             download(config)
     with world.agreed():
         return load_datasets(config)
-
-
-def _build_user_model(source: nn.Module | Callable[[], nn.Module]) -> nn.Module:
-    model = source if isinstance(source, nn.Module) else source()
-    if not isinstance(model, nn.Module):
-        raise UserError("model", f"{source} returned {type(model).__name__}", "return a torch.nn.Module")
-    return model
 
 
 def _check_task(task: Task, config: RunConfig) -> None:
@@ -326,9 +257,9 @@ def check_loss(loss: object) -> None:
 
 
 def output_dir(config: RunConfig, world: World) -> Path | None:
-    """Return the folder of ``config.json`` and the weights; None on other ranks than 0, and if nothing is saved."""
+    """Return the folder of ``config.json`` and the weights; None on other ranks than 0, and without a folder."""
     folder = config.output_dir or config.checkpoint.dir
-    return Path(folder) if folder and world.is_main and not config.eval_only else None
+    return Path(folder) if folder and world.is_main else None
 
 
 def save_model(model: nn.Module, config: RunConfig, world: World) -> Path | None:

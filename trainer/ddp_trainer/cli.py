@@ -15,8 +15,7 @@ from typing import Any, NoReturn
 from ddp_trainer import contract
 from ddp_trainer.config.options import merge, options
 from ddp_trainer.config.presets import PRESETS
-from ddp_trainer.config.run import RunConfig, read_file, resolve
-from ddp_trainer.config.unread import refuse_unread
+from ddp_trainer.config.run import RunConfig, read_file, refuse_unread, resolve
 from ddp_trainer.distributed import RankEnv
 from ddp_trainer.errors import DataError, Preempted, Superseded, UserError, warn
 from ddp_trainer.files import write_atomically

@@ -76,7 +76,12 @@ class EarlyStopConfig(SettingsGroup, group="early_stop"):
         above=0,
         at_most=1,
     )
-    patience: int = option(2, "consecutive validations that must reach the target", at_least=1)
+    patience: int = option(
+        2,
+        "consecutive validations that must reach the target",
+        only={"early_stop.target_accuracy": ()},
+        at_least=1,
+    )
 
     def __post_init__(self) -> None:
         target = self.target_accuracy

@@ -1,12 +1,7 @@
-"""Number formats: autocast, the gradient scaler and the memory layout, and their valid combinations.
-
-TF32 is set only by ``allow_tf32``, which every supported torch has: Inductor fails if ``fp32_precision`` is also set
-(pytorch#166387).
-"""
+"""Number formats: autocast, the gradient scaler and the memory layout, and their valid combinations."""
 
 import contextlib
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,11 +21,11 @@ class PrecisionConfig(SettingsGroup, group="precision"):
     """The number formats and the memory layout."""
 
     name: str = option(
-        "torch",
-        "torch (torch's defaults: fp32, on cuda with TF32 in convolutions), fp32, bf16, fp16 with a gradient scaler "
-        "(cuda), or auto (bf16 if the hardware supports it, else fp32)",
+        "fp32",
+        "fp32 (torch's defaults, on cuda with TF32 in convolutions), bf16, fp16 with a gradient scaler (cuda), or auto "
+        "(bf16 if the hardware supports it, else fp32)",
         flag="--precision",
-        choices=("torch", "auto", "fp32", "bf16", "fp16"),
+        choices=("auto", "fp32", "bf16", "fp16"),
     )
     channels_last: bool = option(False, "store images as (N, H, W, C) in memory")
     deterministic: bool = option(
@@ -43,6 +38,7 @@ class PrecisionConfig(SettingsGroup, group="precision"):
         "default",
         "mode of torch.compile: default, reduce-overhead (with CUDA graphs), max-autotune (longer warm-up)",
         choices=("default", "reduce-overhead", "max-autotune"),
+        only={"precision.compile": ()},
     )
 
 
@@ -79,8 +75,6 @@ class Precision:
             # Filling would cost a pass over each tensor, and no step reads uninitialized memory.
             torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
         if cuda:
-            torch.backends.cuda.matmul.allow_tf32 = self.name not in ("fp32", "torch")
-            torch.backends.cudnn.allow_tf32 = self.name != "fp32"
             torch.backends.cudnn.deterministic = config.deterministic
             torch.backends.cudnn.benchmark = not config.deterministic
         self.scaler: Any = torch.amp.GradScaler(device.type) if self.name == "fp16" else None
@@ -92,19 +86,6 @@ class Precision:
         if self.dtype is None:
             return contextlib.nullcontext()
         return torch.autocast(self.device.type, self.dtype)
-
-    @contextlib.contextmanager
-    def tuned(self, whole: bool) -> Iterator[None]:
-        """Within the context cuDNN benchmarks kernels for new shapes only if the batch is a ``whole`` one."""
-        import torch
-
-        cudnn = torch.backends.cudnn
-        previous = cudnn.benchmark
-        cudnn.benchmark = previous and whole
-        try:
-            yield
-        finally:
-            cudnn.benchmark = previous
 
     def backward(self, loss: "torch.Tensor") -> None:
         """Accumulate the gradients of ``loss``, scaled if the format needs it."""

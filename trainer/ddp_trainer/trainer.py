@@ -14,7 +14,7 @@ from ddp_trainer.config.run import RunConfig, describe
 from ddp_trainer.data.loader import Batch
 from ddp_trainer.distributed.stop import Reason, StopAgreement, StopSignal
 from ddp_trainer.distributed.world import World
-from ddp_trainer.errors import Preempted, UserError, require
+from ddp_trainer.errors import Preempted, UserError
 from ddp_trainer.exporter import Exporter
 from ddp_trainer.memory import MemoryCheckpoint
 from ddp_trainer.observability.epoch_record import EpochRecord
@@ -81,11 +81,10 @@ class TrainingLoop:
         if self.checkpointer is not None:
             self.checkpointer.on_superseded = lambda: self.stop.request(Reason.SUPERSEDED)
         self.position = Position()
-        self._validate_every = config.validate_every_steps
         run_state = RunState(self)
         self.memory = MemoryCheckpoint(
             {f"run in {config.checkpoint.dir}": run_state},  # a program may train several times in one job
-            enabled=config.checkpoint.dir is not None and not config.eval_only,
+            enabled=config.checkpoint.dir is not None,
             finite_only=config.nonfinite == "stop",
         )
         restored = self._restore()
@@ -93,32 +92,26 @@ class TrainingLoop:
             self._resume()
         self.plan = Plan(
             samples=self.loader.length,
-            samples_per_step=self.loader.samples_per_step * world.size,
+            samples_per_step=config.data.batch_size * world.size,
             drop_last=config.data.drop_last,
             epochs=config.epochs,
             max_steps=config.max_steps,
             first=Position(**vars(self.position)),
         )
         self.total_steps = self.plan.total_steps
-        # None: the program's own scheduler sets the learning rates.
-        self.schedule = None if ":" in config.schedule.name else self._build_schedule()
+        self.schedule = Schedule(
+            config.schedule,
+            base=config.optim.lr,
+            scale=lr_scale(config.optim, world.size),
+            length=self.plan.length,
+            processes_per_node=world.env.local_world_size,
+        )
         resumed = self.checkpointer.resumed if self.checkpointer is not None else None
         seconds = 0.0 if resumed is None else resumed.seconds
         self.epochs = EpochRecord(config, world, self.position, run_state.seconds if restored else seconds)
         run_state.measure_seconds = self.epochs.measure_total
         self.logs = self.report.logs = ScalarLogs(config, world, self.position.step)
         self.agreement = StopAgreement(world, self.stop)
-
-    def _build_schedule(self) -> Schedule:
-        """Build the schedule of the learning rate; for a program's own optimizer it is the factor of its rates."""
-        config = self.config
-        return Schedule(
-            config.schedule,
-            base=1.0 if ":" in config.optim.name else config.optim.lr,
-            scale=lr_scale(config.optim, self.world.size),
-            length=self.plan.length,
-            processes_per_node=self.world.env.local_world_size,
-        )
 
     def _restore(self) -> bool:
         """Load the newest copy in memory, unless the checkpoints are newer. Returns False if there is none."""
@@ -129,7 +122,7 @@ class TrainingLoop:
 
     def _find_saved_step(self, held: int) -> int:
         """Return the step of the newest checkpoint; of the newest valid one if ``held`` in memory is older."""
-        saved = self.checkpointer.list() if self.checkpointer is not None and self.world.is_main else []
+        saved = self.checkpointer.list() if self.checkpointer is not None else []
         if self.checkpointer is None or not saved or saved[0].step <= held:
             return saved[0].step if saved else 0
         self.checkpointer.read_newest()
@@ -140,15 +133,7 @@ class TrainingLoop:
         folder = self.config.checkpoint.dir
         state = None if folder is None else load_newest(self.checkpointer, self.world)
         if folder is None or state is None:
-            require(
-                not self.config.eval_only or self.config.model.init_from is not None,
-                "eval_only",
-                f"{folder} holds no checkpoint" if folder else "no weights to validate",
-                "give a --checkpoint-dir with a checkpoint, or --init-from",
-            )
             return
-        if self.config.eval_only:
-            self.checkpointer = None
         with self.world.agreed():
             try:
                 self.load_state(state)
@@ -174,9 +159,8 @@ class TrainingLoop:
         }
 
     def load_state(self, state: dict[str, Any]) -> None:
-        """Load the state of a checkpoint; with ``eval_only`` only the weights of the engine."""
-        load = self.engine.load_weights if self.config.eval_only else self.engine.load_state_dict
-        load(state["engine"])
+        """Load the state of a checkpoint."""
+        self.engine.load_state_dict(state["engine"])
         self.position = Position(**state["position"])
 
     def _warn_of_changed_order(self, saved: dict[str, int]) -> None:
@@ -199,10 +183,7 @@ class TrainingLoop:
     def fit(self) -> Path | None:
         """Train to the end; return the path of the saved weights on rank 0, None if there are none."""
         try:
-            if not self.config.eval_only:
-                return self._fit()
-            self._evaluate()
-            return None
+            return self._fit()
         finally:
             self.logs.close()
             self.memory.close()
@@ -211,8 +192,8 @@ class TrainingLoop:
 
     def _fit(self) -> Path | None:
         self.report.begin(self.plan, self.task.tokens(self.example))
-        if self._validation_pending():
-            self._finish_step()
+        if 0 < self.position.step != self.position.validated and self._is_validation_due():
+            self._end_epoch()  # the run was stopped before or within this validation
         while not self._at_end():
             self._epoch()
             self._end_epoch()
@@ -223,39 +204,9 @@ class TrainingLoop:
         self.report.done(self.position, self.task.score, weights)
         return weights
 
-    def _evaluate(self) -> None:
-        scores, seconds = self._score()
-        self.position.accuracy = scores[self.task.score]
-        self.position.scores = scores
-        self.report.evaluated(scores, self.task.score, seconds)
-
-    def _validation_pending(self) -> bool:
-        """Return whether the run was stopped after a step that a validation follows, before its end."""
-        position = self.position
-        due = self._steps_are_done() or _is_multiple(position.step, self._validate_every)
-        return 0 < position.step != position.validated and due
-
-    def _steps_are_done(self) -> bool:
+    def _is_validation_due(self) -> bool:
         """Return whether the last step was that of an epoch or of the run."""
         return self.position.consumed == 0 or self.position.step >= self.total_steps
-
-    def _finish_step(self) -> None:
-        """Do what is left to do after a step at which the run was stopped."""
-        if not self._steps_are_done():
-            self._pause_within_epoch()
-        if self._steps_are_done() or self.epochs.target_met:
-            self._end_epoch()
-
-    def _end_epoch(self) -> None:
-        """Validate, and save a checkpoint if one is due."""
-        position = self.position
-        every = self.config.checkpoint.every_epochs
-        if position.validated == position.step and position.accuracy is not None:
-            self.epochs.record(position.accuracy)  # the run has reached its target within the epoch
-        else:
-            self._pause(self._validate)
-        if self._at_end() or (position.consumed == 0 and every and position.epoch % every == 0):
-            self._pause(self._save)
 
     def _at_end(self) -> bool:
         position = self.position
@@ -270,20 +221,28 @@ class TrainingLoop:
             pass
         self.epochs.end()
 
+    def _end_epoch(self) -> None:
+        """Validate, and save a checkpoint if one is due."""
+        self._pause(self._validate)
+        every = self.config.checkpoint.every_epochs
+        if self._at_end() or (every and self.position.epoch % every == 0):
+            self._pause(self._save)
+
     def steps(self) -> Iterator[None]:
         """Yield after each of the epoch's remaining steps."""
         position = self.position
         world = self.world
+        every = self.config.checkpoint.every_steps
         remaining = self.plan.steps_left(position.consumed)
         step_started = time.perf_counter()
         for batch, waited in _timed(self.loader.epoch(position.epoch, position.consumed)):
             if reason := self.agreement.poll():
                 self._stop_early(reason)
-            lr = 1.0 if self.schedule is None else self.schedule.lr(self.plan.fraction(position))
+            lr = self.schedule.lr(self.plan.fraction(position))
             result = self.engine.step(batch, position.step, lr)
             position.step += 1
             # The epoch's last batch may be smaller; the epoch ends then, and the count is reset.
-            position.consumed += self.loader.samples_per_step * world.size
+            position.consumed += self.plan.samples_per_step
             remaining -= 1
             if not remaining or position.step >= self.total_steps:
                 self.timeline.wait()  # pending device work is part of the last step's time, not of the validation's
@@ -294,7 +253,7 @@ class TrainingLoop:
                 result.loss,
                 result.grad_norm,
                 len(batch),
-                self.engine.lr,
+                lr,
                 seconds=now - step_started,
                 waited=waited,
                 computed=self.engine.clock.seconds(),
@@ -305,9 +264,10 @@ class TrainingLoop:
                 break
             if remaining:
                 self.memory.save(position.step)
-                step_started += self._pause_within_epoch()
-                if self.epochs.target_met:
-                    break
+            if remaining and every and position.step % every == 0:
+                if self.config.nonfinite == "stop":
+                    self.timeline.wait()  # _save reads all losses; count that wait as time of the steps
+                step_started += self._pause(self._save)
         else:
             remaining = 0
         if not remaining:
@@ -315,18 +275,20 @@ class TrainingLoop:
             position.consumed = 0
         self.memory.save(position.step)
 
-    def _pause_within_epoch(self) -> float:
-        """Validate and save after a step within an epoch, where that is due; return the duration in seconds."""
-        step = self.position.step
-        seconds = 0.0
-        if _is_multiple(step, self._validate_every):
-            seconds += self._pause(self._validate_within_epoch)
-        # The checkpoint follows the validation, by whose score the best one is chosen.
-        if _is_multiple(step, self.config.checkpoint.every_steps):
-            if self.config.nonfinite == "stop":
-                self.timeline.wait()  # _save reads all losses; count that wait as time of the steps
-            seconds += self._pause(self._save)
-        return seconds
+    def _validate(self) -> None:
+        """Validate the model after an epoch and record both."""
+        scores, seconds = self._score()
+        score = scores[self.task.score]
+        position = self.position
+        position.accuracy = score
+        position.validated = position.step
+        position.scores = scores
+        best = max if self.task.greater_is_better else min
+        position.best_accuracy = best(score, score if position.best_accuracy is None else position.best_accuracy)
+        training = self.epochs.validated(score)
+        self.report.validated(position, scores, self.task.score, seconds, training)
+        if self.epochs.target_met:
+            self.report.info(f"target reached in {position.streak} validations in a row; the run is complete")
 
     def _score(self) -> tuple[dict[str, float], float]:
         """Validate the model, each sample once over all ranks; return the scores and the duration in seconds."""
@@ -343,44 +305,12 @@ class TrainingLoop:
                 if reason := self.agreement.poll():
                     break
                 if batch is not None:
-                    with self.engine.precision.tuned(len(batch) == self.config.data.eval_batch_size):
-                        totals += self.task.totals(model(batch.inputs), batch.targets)
+                    totals += self.task.totals(model(batch.inputs), batch.targets)
                 self.exporter.heartbeat()
         if reason:
             self._stop_early(reason)
         scores = self.task.scores(self.world.sum(totals.tolist()))
         return scores, self.timeline.seconds(started, self.timeline.now())
-
-    def _validate(self) -> None:
-        """Validate the model after an epoch and record both."""
-        scores, seconds = self._update_scores()
-        training = self.epochs.validated(scores[self.task.score])
-        self.report.validated(self.position, scores, self.task.score, seconds, training)
-        self._report_target()
-
-    def _validate_within_epoch(self) -> None:
-        """Validate the model between two steps."""
-        scores, seconds = self._update_scores()
-        self.epochs.count_validation(scores[self.task.score])
-        self.agreement.begin()
-        self.report.validated(self.position, scores, self.task.score, seconds, {}, within_epoch=True)
-        self._report_target()
-
-    def _update_scores(self) -> tuple[dict[str, float], float]:
-        """Validate the model and store the scores in the position; return them and the duration in seconds."""
-        scores, seconds = self._score()
-        score = scores[self.task.score]
-        position = self.position
-        position.accuracy = score
-        position.validated = position.step
-        position.scores = scores
-        best = max if self.task.greater_is_better else min
-        position.best_accuracy = best(score, score if position.best_accuracy is None else position.best_accuracy)
-        return scores, seconds
-
-    def _report_target(self) -> None:
-        if self.epochs.target_met:
-            self.report.info(f"target reached in {self.position.streak} validations in a row; the run is complete")
 
     def _save(self) -> None:
         """Save a checkpoint of the current state; all ranks call this, rank 0 writes."""
@@ -425,7 +355,7 @@ class TrainingLoop:
         if reason is Reason.SIGNAL:
             self._save()
         self._wait_for_checkpoint()
-        raise Preempted(self.position.step, saved=bool(self.config.checkpoint.dir) and not self.config.eval_only)
+        raise Preempted(self.position.step, saved=bool(self.config.checkpoint.dir))
 
     def _request_stop(self, step: int, loss: float) -> None:
         self._nonfinite_loss = (step, loss)
@@ -465,11 +395,6 @@ class TrainingLoop:
             with self.world.agreed(), contextlib.suppress(OSError):  # the writer has warned about an unreadable folder
                 if self.checkpointer is not None:
                     self.checkpointer.check_fence()
-
-
-def _is_multiple(step: int, every: int) -> bool:
-    """Return whether something that happens ``every`` so many steps happens after ``step``; 0: never."""
-    return every > 0 and step % every == 0
 
 
 def _timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, float]]:

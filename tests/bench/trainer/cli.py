@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
 import math
 import os
 import platform
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddp_trainer.config.presets import PRESETS
 from tests.bench.trainer import launch, synthetic
 from tests.bench.trainer.report import LEGEND, CaseResult, communication, describe, rows
-from tests.bench.trainer.slow_link import find_obstacle, slow_link
 from tests.bench.trainer.systems import (
     BY_NAME,
     ON_GPU,
@@ -32,9 +29,6 @@ from tests.bench.trainer.systems import (
     each_preset_first,
     plan_cases,
 )
-
-if TYPE_CHECKING:
-    from tests.bench.trainer.worker import MeasurementSpec
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -64,7 +58,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--seconds", type=float, metavar="X", help="length of a turn; default: 3, 0.5 with --quick")
     parser.add_argument("--minutes", type=float, metavar="X", default=math.inf,
                         help="begin no case later, and end the one under way; each preset once first")  # fmt: skip
-    parser.add_argument("--slow-link", metavar="RATE", help="the link between two CPU ranks, such as 1gbit; as root")
     parser.add_argument("--data-dir", metavar="DIR", help="the real data sets; a missing one is replaced by noise")
     parser.add_argument("--output-dir", metavar="DIR", default="bench-results", help="folder for benchmark.json")
     return parser
@@ -89,12 +82,10 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure, print the table and write the values; return 0. Exit with 2 for flags that exclude each other."""
+    """Measure, print the table and write the values; return 0. Exit with 2 for flags that do not fit this machine."""
     parser = build_parser()
     flags = parser.parse_args(arguments)
     device, available = _find_device(parser, flags.device)
-    if flags.slow_link and (device == "cuda" or find_obstacle()):
-        parser.error(f"argument --slow-link: {find_obstacle() or 'for CPUs only; add --device cpu'}")
     ranks = flags.ranks or ((min(2, available),) if flags.quick else None)
     systems = tuple(
         BY_NAME[name] for name in flags.systems or [item.name for item in SYSTEMS if item.quick or not flags.quick]
@@ -107,7 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{_machine()}; {available} {'GPU' if device == 'cuda' else 'core'}(s)", flush=True)
     started = time.perf_counter()
     everything: list[CaseResult] = []
-    asked = {"quick": flags.quick, "batches": flags.batches, "accuracy": flags.accuracy, "rate": flags.slow_link}
+    asked = {"quick": flags.quick, "batches": flags.batches, "accuracy": flags.accuracy}
     with tempfile.TemporaryDirectory(prefix="ddp-bench-") as name:
         folder = Path(name)
         data = _Data(flags.data_dir, folder / "data", flags.quick)
@@ -133,7 +124,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     figures = {
         "machine": _machine(),
         "device": device,
-        "settings": {"quick": flags.quick, "variants": flags.variants, "slowLink": flags.slow_link, **pace},
+        "settings": {"quick": flags.quick, "variants": flags.variants, **pace},
         "cases": [_as_json(item) for item in everything],
         "link": asdict(link) if link else None,
         "notes": data.notes,
@@ -181,7 +172,6 @@ def _measure(
     quick: bool,
     batches: tuple[int, ...] | None = None,
     accuracy: bool = False,
-    rate: str | None = None,
     left: float = math.inf,
 ) -> CaseResult:
     preset = case.system.preset
@@ -205,7 +195,7 @@ def _measure(
     spec = MeasurementSpec(
         preset=preset,
         changes=changes,
-        contenders=_contenders(case, ("preset",) if half else variants, batches, quick=quick),
+        contenders=_contenders(case, ("preset",) if half else variants, batches),
         train=accuracy and real,
         device=device,
         result=str(folder / "result.json"),
@@ -217,35 +207,19 @@ def _measure(
     try:
         # A compiled step needs minutes before the first turn, also if the turns are short.
         patient = not quick or any("compile" in name for name in spec.contenders)
-        with contextlib.ExitStack() as stack:
-            link = stack.enter_context(slow_link(rate)) if rate and case.ranks == 2 else {}
-            seconds = min(120 + 900 * patient + (24 * 3600 if spec.train else 0), left)
-            measured.about = launch.run(spec, case.ranks, folder, timeout=seconds, nodes=case.system.nodes, **link)
-        if device == "cpu" and case.ranks == 1 and not quick:
-            _measure_memory(measured, spec, variants[0], folder)
+        seconds = min(120 + 900 * patient + (24 * 3600 if spec.train else 0), left)
+        measured.about = launch.run(spec, case.ranks, folder, timeout=seconds, nodes=case.system.nodes)
     except launch.MeasurementFailed as error:
         measured.problem = str(error)
-    except subprocess.CalledProcessError as error:
-        measured.problem = f"{' '.join(error.cmd)}: {error.stderr.decode().strip()}"
     return measured
 
 
-def _measure_memory(measured: CaseResult, spec: MeasurementSpec, variant: str, folder: Path) -> None:
-    """Add the peak memory of ours and of the bare step. On a CPU each needs a separate process."""
-    for name in (f"ours:{variant}", f"bare:{variant}"):
-        alone = launch.run(replace(spec, contenders=[name], rounds=1, seconds=0.0, train=False), 1, folder, timeout=600)
-        result = alone["results"][name]
-        if measured.result(name) is not None and "failed" not in result:
-            measured.about["results"][name] |= {key: result[key] for key in ("peak_bytes", "cache_bytes")}
-
-
-def _contenders(case: BenchmarkCase, variants: tuple[str, ...], batches: tuple[int, ...], *, quick: bool) -> list[str]:
+def _contenders(case: BenchmarkCase, variants: tuple[str, ...], batches: tuple[int, ...]) -> list[str]:
     if case.system.mode == "dp":
         variants = tuple(name for name in variants if "compile" not in name)
     kinds = ("ours", "bare", "mute") if case.ranks > 1 else ("ours", "bare")
     names = ["documents", *(f"{kind}:{variant}" for variant in variants for kind in kinds)]
-    names += [f"ours:batch-{size}" for size in batches]
-    return names if quick or not variants else [*names, f"silent:{variants[-1]}"]
+    return names + [f"ours:batch-{size}" for size in batches]
 
 
 def _link(everything: list[CaseResult], folder: Path) -> Any:

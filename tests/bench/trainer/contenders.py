@@ -26,15 +26,12 @@ class Switches:
 
     def __init__(self) -> None:
         cudnn = torch.backends.cudnn
-        matmul = torch.backends.cuda.matmul
-        self._values = (matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic)
+        self._values = (cudnn.benchmark, cudnn.deterministic)
         self._deterministic = torch.are_deterministic_algorithms_enabled()
 
     def set(self) -> None:
         """Restore the switches as they were when this object was created."""
-        cudnn = torch.backends.cudnn
-        matmul = torch.backends.cuda.matmul
-        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = self._values
+        torch.backends.cudnn.benchmark, torch.backends.cudnn.deterministic = self._values
         torch.use_deterministic_algorithms(self._deterministic, warn_only=True)
 
 
@@ -68,7 +65,7 @@ class Ours:
     """The trainer's own loop, as ``python -m ddp_trainer`` runs it, with its exporter and its log."""
 
     def __init__(self, config: RunConfig, world: World, exporter: Exporter) -> None:
-        self.batch_size = config.data.batch_size * config.optim.accumulate
+        self.batch_size = config.data.batch_size
         self.trainer = TrainingLoop(config, world, exporter)
         self.trainer.report.begin(self.trainer.plan)
         self.prefetched = getattr(self.trainer.loader.source, "prefetched", 0)
@@ -81,22 +78,11 @@ class Ours:
 
         self.trainer.report.step = note  # type: ignore[method-assign]
 
-    @property
-    def cache_bytes(self) -> int:
-        """Bytes of decoded images on the device."""
-        tensors = [getattr(self.trainer.loader.source, name, None) for name in ("cache", "labels")]
-        tensors += [getattr(self.trainer.validation.source, name, None) for name in ("cache", "labels")]
-        return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, Tensor))
-
     def steps(self) -> Iterator[float]:
         """See :class:`Contender`."""
         while True:
             for _ in self.trainer.steps():
                 yield self._waited
-
-    def silence(self) -> None:
-        """Leave out exporter and log."""
-        self.trainer.report.step = lambda *arguments, **named: None  # type: ignore[method-assign]
 
     def loading_seconds(self, batches: int) -> float:
         """Time of a batch from the loader alone, on an idle device."""
@@ -151,7 +137,7 @@ class Bare:
     prefetched = 0
 
     def __init__(self, config: RunConfig, world: World, *, all_reduce: bool = True) -> None:
-        self.batch_size = config.data.batch_size * config.optim.accumulate
+        self.batch_size = config.data.batch_size
         self.parts = assemble(config, world)
         self.clip_norm = config.optim.clip_norm
         self.all_reduce = all_reduce

@@ -7,7 +7,6 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,13 +29,10 @@ def run(
     timeout: float,
     *,
     nodes: int = 1,
-    prefixes: Sequence[Sequence[str]] | None = None,
-    environ: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Measure ``spec`` on ``ranks`` processes of this machine; ``folder`` receives their output.
 
     With several ``nodes`` each rank uses only its own share of the machine and sees only that share's GPUs.
-    ``prefixes`` are put before each rank's command, ``environ`` is added to all ranks' environment.
     Raises :class:`MeasurementFailed`.
     """
     path = folder / "spec.json"
@@ -52,14 +48,8 @@ def run(
             with (folder / f"rank-{rank}.log").open("w") as log:
                 processes.append(
                     subprocess.Popen(
-                        [
-                            *(prefixes[rank] if prefixes else ()),
-                            sys.executable,
-                            "-m",
-                            "tests.bench.trainer.worker",
-                            str(path),
-                        ],
-                        env=_environment(rank, ranks, port, nodes) | dict(environ or {}),
+                        [sys.executable, "-m", "tests.bench.trainer.worker", str(path)],
+                        env=_environment(rank, ranks, port, nodes),
                         stdout=log,
                         stderr=subprocess.STDOUT,
                     )

@@ -162,28 +162,17 @@ def _alone(measured: CaseResult, everything: Sequence[CaseResult]) -> CaseResult
 def _costs(measured: CaseResult) -> list[str]:
     lines = []
     for name, result in measured.about["results"].items():
-        kind, _, variant = name.partition(":")
-        if kind != "ours" or "report_seconds" not in result:
+        if not name.startswith("ours:") or "report_seconds" not in result:
             continue
         report = result["report_seconds"]
         step = result["step_seconds"]
         text = f"  {name}: exporter + log {report * 1e6:.1f} us a step, {report / step:.2%} of it"
-        silent = measured.result(f"silent:{variant}")
-        if silent is not None:
-            text += f" (against the same without: {ratio(silent, result) - 1:+.2%})"
         if "save_seconds" in result:
             text += (
                 f"; a checkpoint holds the loop up {result['save_held_seconds'] * 1e3:.1f} ms, "
                 f"is on the disk after {result['save_seconds'] * 1e3:.0f} ms"
             )
         lines.append(text)
-        bare = measured.result(f"bare:{variant}")
-        if bare is not None and result["peak_bytes"] is not None and bare["peak_bytes"]:
-            own = result["peak_bytes"] - result["cache_bytes"]
-            lines.append(
-                f"  {name}: peak memory {own / 2**20:.0f} MiB and {result['cache_bytes'] / 2**20:.0f} MiB of cached "
-                f"images; bare step {bare['peak_bytes'] / 2**20:.0f} MiB; ratio {own / bare['peak_bytes']:.2f}"
-            )
     return lines
 
 

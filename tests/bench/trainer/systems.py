@@ -12,8 +12,7 @@ class System:
     """One system of a document: a preset, and its distribution over processes.
 
     ``published`` maps a number of GPUs to the seconds that the document reports for it, ``seconds_of`` names the
-    measured
-    interval; ``claim`` is the document's sentence. ``label`` is its name in the first version of the benchmark.
+    measured interval; ``claim`` is the document's sentence. ``label`` is its earlier name.
     """
 
     name: str
@@ -85,24 +84,18 @@ QUICK: Mapping[str, Mapping[str, Any]] = {
 
 # Variants on a GPU: the trainer's defaults, and on the main system all steps up to them.
 ON_GPU = ("preset", "compile-graphs")
-ON_GPU_IN_FULL = ("torch", "bf16", "compile", "compile-graphs")
+ON_GPU_IN_FULL = ("fp32", "bf16", "compile", "compile-graphs")
 
 # Name of a variant -> its changes in a preset.
 VARIANTS: Mapping[str, Mapping[str, Any]] = {
     "preset": {},
-    "torch": {"precision": {"name": "torch", "channels_last": False}},
-    "fp32": {"precision": {"name": "fp32"}},
-    "nchw": {"precision": {"name": "fp32", "channels_last": False}},
+    "fp32": {"precision": {"name": "fp32", "channels_last": False}},
     "bf16": {"precision": {"name": "bf16"}},
     "fp16": {"precision": {"name": "fp16"}},
     "compile": {"precision": {"name": "auto", "compile": True}},
-    "torch-compile": {"precision": {"name": "torch", "channels_last": False, "compile": True}},
+    "fp32-compile": {"precision": {"name": "fp32", "channels_last": False, "compile": True}},
     "fp16-compile": {"precision": {"name": "fp16", "compile": True}},
     "compile-graphs": {"precision": {"name": "auto", "compile": True, "compile_mode": "reduce-overhead"}},
-    # For slow links: plain DDP, gradients sent as bf16, and that with bf16 arithmetic.
-    "plain-ddp": {"precision": {"name": "fp32", "channels_last": False}, "distributed": {"bucket_view": False}},
-    "bf16-hook": {"precision": {"name": "fp32", "channels_last": False}, "distributed": {"compression": "bf16"}},
-    "bf16-all": {"precision": {"name": "bf16"}, "distributed": {"compression": "bf16"}},
 }
 
 

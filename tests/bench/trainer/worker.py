@@ -28,7 +28,6 @@ from tests.bench.trainer.contenders import (
     start_exporter,
 )
 from tests.bench.trainer.documents import DocumentsLoop
-from tests.bench.trainer.memory import PeakMemory
 from tests.bench.trainer.network import probe
 from tests.bench.trainer.systems import VARIANTS, changes_of
 
@@ -37,11 +36,11 @@ TRAINED = ("preset", "published")
 
 @dataclass(frozen=True)
 class MeasurementSpec:
-    """The measurement. ``contenders`` are ``documents``, ``ours:VARIANT``, ``silent:…``, ``bare:…`` and ``mute:…``.
+    """The measurement. ``contenders`` are ``documents``, ``ours:VARIANT``, ``bare:…`` and ``mute:…``.
 
     ``documents:fp16`` is the documents' loop with autocast and GradScaler, as is ``documents`` with ``half``.
-    ``silent`` is ours without exporter and log, ``mute`` the bare step without all-reduce. With ``train`` the preset is
-    then trained for the document's epochs, unchanged and as published.
+    ``mute`` is the bare step without all-reduce. With ``train`` the preset is then trained for the document's epochs,
+    unchanged and as published.
     """
 
     preset: str
@@ -65,7 +64,6 @@ class _Runner:
     """A contender with its position in the stream of its steps."""
 
     def __init__(self, name: str, spec: MeasurementSpec, world: World, defaults: Switches) -> None:
-        memory = PeakMemory(world.device)
         defaults.set()
         self.name = name
         self.contender = _build(name, spec, world)
@@ -76,11 +74,7 @@ class _Runner:
         self.take(1, world)
         self.first_seconds = time.perf_counter() - started
         self.take(spec.warm_up, world)
-        self.cache_bytes = self.contender.cache_bytes if isinstance(self.contender, Ours) else 0
-        memory.reset()
         seconds, _ = self.take(3, world)
-        alone = world.device.type == "cuda" or len(spec.contenders) == 1
-        self.peak_bytes = memory.read() if alone else None
         self.turn = _agree_on_steps(seconds / 3, spec, world)
         self.windows: list[tuple[float, float]] = []
 
@@ -111,8 +105,6 @@ class _Runner:
             "turns": len(self.windows),
             "batch_size": self.batch_size,
             "first_step_seconds": self.first_seconds,
-            "peak_bytes": self.peak_bytes,
-            "cache_bytes": self.cache_bytes,
         }
 
 
@@ -128,10 +120,7 @@ def _build(name: str, spec: MeasurementSpec, world: World) -> Any:
     config = build_config(spec.preset, {"distributed": {"device": spec.device}}, spec.changes, changes)
     if kind in ("bare", "mute"):
         return Bare(config, world, all_reduce=kind == "bare")
-    ours = Ours(config, world, start_exporter(world.env))
-    if kind == "silent":
-        ours.silence()
-    return ours
+    return Ours(config, world, start_exporter(world.env))
 
 
 def _barrier(world: World) -> None:
@@ -163,8 +152,7 @@ def measure(spec: MeasurementSpec, world: World) -> dict[str, Any]:
         else:
             runners.append(runner)
     for number in range(spec.rounds):
-        # Each contender is first once, so that none always follows the same one. There may be none that could be
-        # built.
+        # Each contender is first once, so that none always follows the same one. There may be none.
         first = number % max(1, len(runners))
         for runner in runners[first:] + runners[:first]:
             runner.windows.append(runner.take(runner.turn, world))

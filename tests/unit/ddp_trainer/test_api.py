@@ -32,7 +32,6 @@ from ddp_trainer import (
 from ddp_trainer.cli import main, parse
 from ddp_trainer.config.run import MetricsConfig
 from ddp_trainer.distributed import DistributedConfig
-from ddp_trainer.models import ModelConfig
 from ddp_trainer.trainer import TrainingLoop
 from tests.support.own_task import example
 from tests.support.saved_states import load, same
@@ -312,9 +311,8 @@ def test_fit_restores_signal_handlers_after_exception(number: int, monkeypatch: 
 
     before = signal.signal(number, handle)
     try:
-        wrong = config(model=ModelConfig(init_from="missing.pt"))
-        with pytest.raises(UserError, match="missing"):
-            tokens(wrong)
+        with pytest.raises(UserError, match="augments only images"):
+            tokens(config(data=DataConfig(augment=("flip",))))
         assert signal.getsignal(number) is handle
 
         def fail(self: TrainingLoop) -> None:

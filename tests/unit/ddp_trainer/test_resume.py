@@ -26,9 +26,9 @@ from tests.support import trainer_plugins as plugins
 from tests.support.fake_gpu import FakeGpu
 from tests.support.saved_states import load, same
 
-# Everything that has a state or draws numbers: batch norm, dropout, augmentation, momentum, schedule, accumulation.
+# Everything that has a state or draws numbers: batch norm, dropout, augmentation, momentum, schedule.
 STATEFUL = [
-    "--preset", "digits-resnet", "--model-width", "4", "--batch-size", "64", "--accumulate", "3", "--dropout", "0.2",
+    "--preset", "digits-resnet", "--model-width", "4", "--batch-size", "192", "--dropout", "0.2",
     "--augment", "crop,flip", "--epochs", "2", "--device", "cpu", "--checkpoint-keep", "99",
 ]  # fmt: skip
 
@@ -155,92 +155,10 @@ def test_damaged_checkpoint_does_not_refuse_older_copy_in_memory(
     assert "resumed from memory: 5 steps are done" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("cut", [2, 4, 6, 8, 12])
-def test_run_that_validates_within_epochs_resumes_to_bitwise_same_state(
-    cut: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = ["--validate-every-steps", "3"]
-    train(*arguments, "--checkpoint-dir", str(tmp_path / "whole"))
-    whole = find_validations(capsys)
-    assert [step for step, _ in whole] == [3, 6, 8, 9, 12, 15, 16]
-    monkeypatch.setenv("DDP_MEMORY_DIR", str(tmp_path / "memory"))
-    monkeypatch.setenv("DDP_MEMORY_INTERVAL", "1")
-    arguments += ["--checkpoint-dir", str(tmp_path / "cut")]
-    train_until_failure(cut, monkeypatch, arguments)
-    before = find_validations(capsys)
-    train(*arguments)
-    after = find_validations(capsys)
-    assert dict(before) | dict(after) == dict(whole)
-    # The copy in memory is older than the validation after its step, which is repeated.
-    assert [step for step, _ in after] == [step for step, _ in whole if step >= cut]
-    name = "step-000000016.pt"
-    assert same(load(tmp_path / "cut" / name), load(tmp_path / "whole" / name))
-
-
-def find_validations(capsys: pytest.CaptureFixture[str]) -> list[tuple[int, str]]:
-    """The steps and scores of the validations in the log since the last call; 8 steps are an epoch."""
-    pattern = r"epoch (\d+)/2(?: step (\d+)/16)? validation: (.*) in"
-    lines = re.findall(pattern, capsys.readouterr().out)
-    return [(int(step) if step else 8 * int(epoch), scores) for epoch, step, scores in lines]
-
-
-@pytest.mark.parametrize("saved_within", [False, True])
-def test_signal_within_validation_within_epoch_repeats_it_and_saves_its_score(
-    saved_within: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [*STATEFUL, "--model", plugins.INTERRUPTING, "--eval-batch-size", "100", "--validate-every-steps", "5"]
-    arguments += ["--checkpoint-every-steps", "5" if saved_within else "0", "--epochs", "1"]
-    assert main([*arguments, "--checkpoint-dir", str(tmp_path / "whole")]) == 0
-    monkeypatch.setenv("TEST_INTERRUPT", "0:2:VALIDATIONSIGTERM")
-    assert main([*arguments, "--checkpoint-dir", str(tmp_path / "cut")]) == 85
-    assert "stopped after step 5" in capsys.readouterr().out
-    monkeypatch.delenv("TEST_INTERRUPT")
-    assert main([*arguments, "--checkpoint-dir", str(tmp_path / "cut")]) == 0
-    message = capsys.readouterr().out
-    assert message.index("step 5/8 validation:") < message.index("step 6/8" if "step 6/8" in message else "step 8/8")
-    name = "step-000000008.pt"
-    assert same(load(tmp_path / "cut" / name), load(tmp_path / "whole" / name))
-    accuracies = [read_accuracies(tmp_path / folder) for folder in ("whole", "cut")]
-    if saved_within:
-        assert accuracies[0] == accuracies[1]
-        assert accuracies[0].keys() == {5, 8}
-        assert None not in accuracies[0].values()
-
-
 def read_accuracies(folder: Path) -> dict[int, float | None]:
     """The accuracy of each checkpoint by its step."""
     manifests = [json.loads(path.read_text()) for path in folder.glob("step-*.json")]
     return {manifest["step"]: manifest["accuracy"] for manifest in manifests}
-
-
-def test_target_reached_within_epoch_ends_run_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = [*STATEFUL, "--target-accuracy", "0.01", "--patience", "2", "--validate-every-steps", "3"]
-    arguments += ["--checkpoint-dir", str(tmp_path / "run"), "--csv-dir", str(tmp_path / "csv")]
-    assert main(arguments) == 0
-    message = capsys.readouterr().out
-    assert message.count("validation: ") == 2
-    assert "target reached in 2 validations in a row; the run is complete" in message
-    assert "done: 6 steps" in message
-    assert read_accuracies(tmp_path / "run").keys() == {6}
-    (csv,) = (tmp_path / "csv").iterdir()
-    assert len(csv.read_text().split()) == 3
-    # Started again it is complete.
-    assert main(arguments) == 0
-    assert "validation: " not in capsys.readouterr().out
-
-
-def test_target_reached_in_repeated_validation_saves_final_checkpoint(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    arguments = [*STATEFUL, "--model", plugins.INTERRUPTING, "--target-accuracy", "0.01", "--patience", "1"]
-    arguments += ["--validate-every-steps", "3", "--eval-batch-size", "100", "--checkpoint-dir", str(tmp_path)]
-    monkeypatch.setenv("TEST_INTERRUPT", "0:2:VALIDATIONSIGTERM")
-    assert main(arguments) == 85
-    assert read_accuracies(tmp_path) == {3: None}
-    monkeypatch.delenv("TEST_INTERRUPT")
-    assert main(arguments) == 0
-    assert "target reached in 1 validations in a row" in capsys.readouterr().out
-    assert read_accuracies(tmp_path)[3] is not None
 
 
 def test_copies_of_another_checkpoint_folder_are_not_loaded(
@@ -361,7 +279,7 @@ def test_training_continues_while_disk_blocks(tmp_path: Path, monkeypatch: pytes
         sync(descriptor)
 
     monkeypatch.setattr(os, "fsync", slow)
-    monkeypatch.setenv("TEST_INTERRUPT", f"0:{3 * 6}:SIGUSR1")
+    monkeypatch.setenv("TEST_INTERRUPT", "0:6:SIGUSR1")
     old = signal.signal(signal.SIGUSR1, lambda number, frame: late.set())
     try:
         train(
@@ -382,7 +300,7 @@ def test_training_continues_while_disk_blocks(tmp_path: Path, monkeypatch: pytes
 def test_nonfinite_stop_ends_run_and_saves_no_later_state(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("TEST_INTERRUPT", f"0:{3 * 4 + 2}:NAN")
+    monkeypatch.setenv("TEST_INTERRUPT", "0:5:NAN")
     arguments = [*STATEFUL, "--model", plugins.INTERRUPTING, "--checkpoint-dir", str(tmp_path)]
     arguments += ["--checkpoint-every-steps", "2", "--log-every", "50"]
     assert main([*arguments, "--nonfinite", "stop"]) == 81
@@ -395,7 +313,7 @@ def test_nonfinite_stop_ends_run_and_saves_no_later_state(
 def test_nonfinite_count_only_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("TEST_INTERRUPT", f"0:{3 * 4 + 2}:NAN")
+    monkeypatch.setenv("TEST_INTERRUPT", "0:5:NAN")
     monkeypatch.setenv("DDP_RUNTIME_DIR", str(tmp_path))
     arguments = [*STATEFUL, "--checkpoint-dir", str(tmp_path / "kept"), "--max-steps", "7", "--log-every", "5"]
     assert main([*arguments, "--model", plugins.INTERRUPTING]) == 0

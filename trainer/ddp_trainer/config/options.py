@@ -28,15 +28,22 @@ T = typing.TypeVar("T")
 
 
 def option(
-    default: Any, help: str, *, flag: str | None = None, choices: tuple[str, ...] | None = None, **limits: float
+    default: Any,
+    help: str,
+    *,
+    flag: str | None = None,
+    choices: tuple[str, ...] | None = None,
+    only: Mapping[str, tuple[str, ...]] | None = None,
+    **limits: float,
 ) -> Any:
     """Create a dataclass field with the help text and flag of its command-line option.
 
     ``flag`` defaults to the field's name with dashes. ``choices`` and ``limits`` (``at_least``, ``above``, ``at_most``,
-    ``below``) are checked by :class:`SettingsGroup`.
+    ``below``) are checked by :class:`SettingsGroup`. ``only``: the settings with whose values this one is read, by
+    their dotted names; without values, it is read if that setting is on.
     """
     assert limits.keys() <= _LIMITS.keys(), limits
-    metadata = {"help": help, "flag": flag, "choices": choices, "limits": limits}
+    metadata = {"help": help, "flag": flag, "choices": choices, "only": only or {}, "limits": limits}
     return dataclasses.field(default=default, metadata=metadata)
 
 
@@ -95,6 +102,7 @@ class Option:
     optional: bool
     help: str
     choices: tuple[str, ...] | None
+    only: Mapping[str, tuple[str, ...]]
 
     @property
     def key(self) -> str:
@@ -113,14 +121,6 @@ class Option:
             return self.type(text)
         except ValueError:
             return text
-
-
-@dataclass(frozen=True)
-class Component:
-    """A registered part of a run: its ``module:function``, and the settings that only some parts read."""
-
-    target: str
-    reads: tuple[str, ...] = ()
 
 
 _TRUTH = dict.fromkeys(("true", "yes", "on", "1"), True) | dict.fromkeys(("false", "no", "off", "0"), False)
@@ -144,9 +144,8 @@ def options(cls: type, prefix: tuple[str, ...] = ()) -> Iterator[Option]:
         elif "help" in field.metadata:
             annotation, optional = _strip_optional(hints[field.name])
             flag = field.metadata["flag"] or "--" + field.name.replace("_", "-")
-            yield Option(
-                (*prefix, field.name), flag, annotation, optional, field.metadata["help"], field.metadata["choices"]
-            )
+            described = (field.metadata[name] for name in ("help", "choices", "only"))
+            yield Option((*prefix, field.name), flag, annotation, optional, *described)
 
 
 def merge(base: Mapping[str, Any], overlay: Mapping[str, Any]) -> dict[str, Any]:

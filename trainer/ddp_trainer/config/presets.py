@@ -25,7 +25,7 @@ class Preset:
 
 _STOP = {"target_accuracy": 0.85, "patience": 2}
 _FAST = {"name": "auto", "channels_last": True}
-_PLAIN = {"name": "torch", "channels_last": False}
+_PLAIN = {"name": "fp32", "channels_last": False}
 _NOVOGRAD = {"name": "novograd", "grad_averaging": True, "lr_scaling": "linear"}
 # The document's validation pads the samples, drops the last batch and averages the means of batches and ranks.
 _PUBLISHED = {"data": {"validation_as_training": True}, "precision": _PLAIN}

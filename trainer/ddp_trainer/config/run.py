@@ -1,14 +1,15 @@
 """The configuration of a run, composed of the groups of settings."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import asdict, dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from ddp_trainer.checkpoint import CheckpointConfig
-from ddp_trainer.config.options import MAX_SEED, SettingsGroup, build, merge, option
-from ddp_trainer.config.presets import get_preset
+from ddp_trainer.config.options import MAX_SEED, SettingsGroup, build, merge, option, options
+from ddp_trainer.config.presets import PRESETS, get_preset
 from ddp_trainer.data import DataConfig
 from ddp_trainer.distributed import DistributedConfig
 from ddp_trainer.errors import UserError, require
@@ -42,9 +43,6 @@ class RunConfig(SettingsGroup):
         0, "seed of initial weights, sample order, augmentation and dropout", at_least=0, at_most=MAX_SEED
     )
     log_every: int = option(10, "steps between progress lines", at_least=1)
-    validate_every_steps: int = option(
-        0, "steps between additional validations within an epoch; 0: only after each epoch", at_least=0
-    )
     nonfinite: str = option(
         "count",
         "on a loss that is not a finite number: count it and continue, or stop all ranks and report step and rank",
@@ -56,9 +54,6 @@ class RunConfig(SettingsGroup):
         None, "folder for metrics.jsonl and, if tensorboard is installed, TensorBoard's event files"
     )
     output_dir: str | None = option(None, "folder for config.json and model.pt (default: the checkpoint folder)")
-    eval_only: bool = option(
-        False, "only validate the newest checkpoint, or without one the weights of --init-from; save nothing"
-    )
     task: str | None = option(
         None, "module:Class of your own ddp_trainer.Task, with loss and metrics; none: the task that fits the labels"
     )
@@ -79,12 +74,6 @@ class RunConfig(SettingsGroup):
             "distributed.data_parallel",
             "DataParallel copies the model in every step, which torch.compile does not support",
             "omit --data-parallel or --compile",
-        )
-        require(
-            self.optim.accumulate == 1 or self.precision.compile_mode == "default",
-            "precision.compile_mode",
-            f"the CUDA graphs of {self.precision.compile_mode} overwrite the gradients that --accumulate adds",
-            "omit --accumulate or --compile-mode",
         )
 
 
@@ -109,6 +98,33 @@ def resolve(
         values = merge(chosen.values, chosen.as_published) if as_published else dict(chosen.values)
         values["preset"] = chosen.name
     return build(RunConfig, merge(merge(values, file), flags or {}))
+
+
+def refuse_unread(config: RunConfig, flags: Set[str] = frozenset()) -> None:
+    """Raise :class:`UserError` for a setting that the user set and nothing reads, such as the dropout of a GPT.
+
+    The user set those on the command line, ``flags`` by their dotted names, and all that differ from the preset. A
+    user's own part (``module:function``) may read any setting. Settings that depend on the machine (the device, the
+    number of ranks, free memory) are never refused: one configuration serves a laptop and a cluster.
+    """
+    references = [RunConfig()]
+    if config.preset in PRESETS:
+        references += [resolve(config.preset), resolve(config.preset, as_published=True)]
+    known = {setting.key: setting for setting in options(RunConfig)}
+    for key, setting in known.items():
+        get = attrgetter(key)
+        if key not in flags and any(get(config) == get(reference) for reference in references):
+            continue
+        for governor, values in setting.only.items():
+            present = attrgetter(governor)(config)
+            names = present if isinstance(present, tuple) else (present,)
+            is_own = any(":" in str(name) for name in names)
+            if is_own or (any(name in values for name in names) if values else present):
+                continue
+            condition = f"{known[governor].flag} {' or '.join(values)}".strip()
+            raise UserError(
+                key, f"nothing reads {setting.flag} without {condition}", f"leave it out, or give {condition}"
+            )
 
 
 def read_file(path: str) -> dict[str, Any]:

@@ -18,25 +18,22 @@ _STREAM_SAMPLES = 5
 
 
 class TrainLoader:
-    """Training batches of one rank, ``samples_per_step`` samples each (the last of an epoch may be smaller)."""
+    """Training batches of one rank (the last of an epoch may be smaller)."""
 
-    def __init__(
-        self, datasets: Datasets, config: DataConfig, place: Place, *, samples_per_step: int, seed: int
-    ) -> None:
+    def __init__(self, datasets: Datasets, config: DataConfig, place: Place, *, seed: int) -> None:
         self.length = len(datasets.train)  # type: ignore[arg-type]
         self.config = config
         self.seed = seed
         self.place = place
-        self.samples_per_step = samples_per_step
         share = samples_per_rank(self.length, place.world_size, config.drop_last)
         if place.world_size > self.length:
             raise UserError(
                 "data.batch_size", f"{place.world_size} ranks share {self.length} samples", "start fewer processes"
             )
         require(
-            share >= samples_per_step or not config.drop_last,
+            share >= config.batch_size or not config.drop_last,
             "data.batch_size",
-            f"a step needs {samples_per_step} samples per rank, an epoch has {share}, and drop_last leaves no step",
+            f"a step needs {config.batch_size} samples per rank, an epoch has {share}, and drop_last leaves no step",
             "give a smaller batch or --drop-last false",
         )
         self.augmentation = _augmentation(datasets, config)
@@ -53,13 +50,14 @@ class TrainLoader:
             consumed=consumed,
             drop_last=self.config.drop_last,
         )
+        size = self.config.batch_size
         if self.config.drop_last:
-            order = order[: len(order) // self.samples_per_step * self.samples_per_step]
+            order = order[: len(order) // size * size]
         draws = None
         if self.augmentation.active:
             draws = uniforms(order.numpy(), self.augmentation.draws, self.seed, _STREAM, epoch)
         key = derive_seed(self.seed, _STREAM_SAMPLES, epoch)
-        return self.source.batches(order, draws, self.samples_per_step, key)
+        return self.source.batches(order, draws, size, key)
 
 
 class ValidationLoader:

@@ -8,7 +8,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 from torch.utils.data import Dataset
 
 from ddp_trainer.data import DataConfig
@@ -49,15 +48,6 @@ class Batch:
 
     def __len__(self) -> int:
         return len(self.targets) if isinstance(self.targets, Tensor) else count_samples(self.targets)
-
-    def split(self, size: int) -> "list[Batch]":
-        """Split the batch into parts of ``size`` samples; the last may be smaller."""
-
-        def part(start: int) -> Batch:
-            pair = (self.inputs, self.targets)
-            return Batch(*tree_map_only(Tensor, lambda tensor: tensor[start : start + size], pair))
-
-        return [part(start) for start in range(0, len(self), size)]
 
 
 class Normalize:
@@ -206,15 +196,12 @@ def build_source(
     augmentation: Augmentation,
     place: Place,
 ) -> Source:
-    """Build the source of batches from ``data``; images are held in the memory that ``config.cache`` names.
-
-    Raises :class:`UserError` if the images do not fit there.
-    """
+    """Build the source of batches from ``data``; images are held in memory where they fit, and if configured."""
     device = place.device
     if not isinstance(data, ImageData | FileData):
         return MappedSource(datasets, data, Form(datasets, device, place.memory_format), device, config.workers)
     normalize = Normalize(datasets, device, place.memory_format)
-    cache = choose_cache(data, config.cache, device, place.processes)
+    cache = choose_cache(data, device, place.processes) if config.cache == "auto" else "none"
     if cache != "none" and isinstance(data, FileData):
         data = data.read_all(threads=max(1, available_cpus() // place.processes))
         check_labels("the", data, datasets.num_classes)
@@ -223,31 +210,10 @@ def build_source(
     return StreamedSource(data, augmentation, normalize, device, config.workers)
 
 
-def choose_cache(data: ImageData | FileData, cache: str, device: torch.device, processes: int) -> str:
-    """Return ``device``, ``host`` or ``none``: the setting ``cache``, or for ``auto`` the first in which ``data`` fit.
-
-    Raises :class:`UserError` if the data do not fit where ``cache`` requires it.
-    """
-    if cache == "none":
-        return cache
-    host_room = available_memory() * _SHARE / processes
-    in_host = isinstance(data, ImageData) or data.nbytes <= host_room
-    gpu_room = 0.0
-    in_device = in_host
-    if device.type != "cpu":
-        gpu_room = torch.cuda.mem_get_info(device)[0] * _SHARE
-        in_device = in_host and data.nbytes <= gpu_room
-    fits = {"device": in_device, "host": in_host, "auto": True}[cache]
-    if not fits:
-        raise UserError(
-            "data.cache",
-            f"{data.nbytes / 2**20:.0f} MiB of decoded images don't fit into {_SHARE:.0%} of the free memory, "
-            f"{host_room / 2**20:.0f} MiB per process"
-            + (f", {gpu_room / 2**20:.0f} MiB on the GPU" if gpu_room else ""),
-            "give --data-cache auto or none",
-        )
-    if cache != "auto":
-        return cache
-    if in_device:
-        return "device"
-    return "host" if in_host else "none"
+def choose_cache(data: ImageData | FileData, device: torch.device, processes: int) -> str:
+    """Return ``device``, ``host`` or ``none``: the first of these memories in which ``data`` fit."""
+    if not isinstance(data, ImageData) and data.nbytes > available_memory() * _SHARE / processes:
+        return "none"
+    if device.type != "cpu" and data.nbytes > torch.cuda.mem_get_info(device)[0] * _SHARE:
+        return "host"
+    return "device"

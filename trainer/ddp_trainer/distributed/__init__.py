@@ -21,27 +21,12 @@ class DistributedConfig(SettingsGroup, group="distributed"):
     timeout_seconds: float = option(
         600.0, "longest time that a collective waits for a rank", flag="--collective-timeout-seconds", above=0
     )
-    bucket_mb: float | None = option(
-        None,
-        "size of DDP's gradient buckets in MiB (default: DDP's, 25 after a first bucket of 1; 5 with --compression, "
-        "to start sending early)",
-        above=0,
-    )
-    bucket_view: bool = option(True, "keep gradients in DDP's buckets, which saves a copy of them")
     find_unused_parameters: bool = option(
         False,
         "search in every step for parameters that the outputs don't depend on: slower, for models that have some",
-    )
-    broadcast_buffers: bool = option(
-        False,
-        "send rank 0's buffers to all ranks before every forward pass (DDP's default), for models that read them in "
-        "training",
     )
     data_parallel: bool = option(
         False,
         "one process for all GPUs of this node by torch.nn.DataParallel, which splits each batch: slower than DDP, "
         "for comparison",
-    )
-    compression: str = option(
-        "none", "send gradients as bf16 or fp16, which halves the bytes", choices=("none", "bf16", "fp16")
     )

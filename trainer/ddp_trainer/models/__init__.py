@@ -4,12 +4,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp_trainer.config.options import Component, SettingsGroup, option
+from ddp_trainer.config.options import SettingsGroup, option
 from ddp_trainer.errors import UserError, require
 from ddp_trainer.imports import check_name, load_callable
 
 if TYPE_CHECKING:
     import torch
+
+
+# name -> module:function(config, in_channels, num_classes) -> torch.nn.Module
+MODELS: Mapping[str, str] = {
+    "small-resnet": "ddp_trainer.models.small_resnet:build",
+    "resnet18": "ddp_trainer.models.torchvision_models:build",
+    "resnet50": "ddp_trainer.models.torchvision_models:build",
+    "gpt": "ddp_trainer.models.gpt:build",
+    "wide-resnet": "ddp_trainer.models.wide_resnet:build",
+    "deeplabv3_resnet50": "ddp_trainer.models.torchvision_models:build_deeplab",
+    "deeplabv3_resnet101": "ddp_trainer.models.torchvision_models:build_deeplab",
+}
 
 
 @dataclass(frozen=True)
@@ -21,58 +33,39 @@ class ModelConfig(SettingsGroup, group="model"):
         16,
         "channels (small-resnet: its first stage's, a multiple of 4; gpt: a multiple of 32)",
         flag="--model-width",
+        only={"model.name": ("small-resnet", "gpt")},
         at_least=4,
     )
-    norm: str = option(
-        "batch", "normalization layers (small-resnet)", flag="--model-norm", choices=("batch", "group", "none")
+    dropout: float = option(
+        0.0, "dropout probability", only={"model.name": ("small-resnet", "wide-resnet")}, at_least=0, below=1
     )
-    dropout: float = option(0.0, "dropout probability", at_least=0, below=1)
     widen: int = option(
-        10, "width of the first stage, in multiples of the stem's (wide-resnet)", flag="--model-widen", at_least=1
+        10,
+        "width of the first stage, in multiples of the stem's (wide-resnet)",
+        flag="--model-widen",
+        only={"model.name": ("wide-resnet",)},
+        at_least=1,
     )
     pool: int | None = option(
         None,
         "side of the window averaged at the end; none: the whole image (wide-resnet)",
         flag="--model-pool",
+        only={"model.name": ("wide-resnet",)},
         at_least=1,
     )
     num_outputs: int | None = option(
         None, "outputs of the last layer, if more than the data has classes", flag="--model-outputs", at_least=1
     )
-    init_from: str | None = option(
-        None,
-        "initial weights: a file of torch.save or safetensors, or torchvision's such as ResNet50_Weights.DEFAULT; "
-        "tensors that don't fit stay random; none: all random",
-        flag="--init-from",
+    sync_batchnorm: bool = option(
+        False,
+        "batch norm statistics over the batches of all ranks",
+        only={"model.name": tuple(name for name in MODELS if name != "gpt")},
     )
-    sync_batchnorm: bool = option(False, "batch norm statistics over the batches of all ranks")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.width % 4 == 0, "model.width", f"{self.width} is not a multiple of 4", "give for example 16")
         check_name(self.name, MODELS, "model.name")
-
-
-_IMAGES = ("precision.channels_last",)
-_BATCH_NORM = (*_IMAGES, "model.sync_batchnorm")
-
-# name -> module:function(config, in_channels, num_classes) -> torch.nn.Module
-MODELS = {
-    "small-resnet": Component(
-        "ddp_trainer.models.small_resnet:build", (*_BATCH_NORM, "model.width", "model.norm", "model.dropout")
-    ),
-    "resnet18": Component("ddp_trainer.models.torchvision_models:build", _BATCH_NORM),
-    "resnet50": Component("ddp_trainer.models.torchvision_models:build", _BATCH_NORM),
-    "gpt": Component("ddp_trainer.models.gpt:build", ("model.width",)),
-    "wide-resnet": Component(
-        "ddp_trainer.models.wide_resnet:build",
-        (*_BATCH_NORM, "model.widen", "model.dropout", "model.pool"),
-    ),
-    "deeplabv3_resnet50": Component("ddp_trainer.models.torchvision_models:build_deeplab", _BATCH_NORM),
-    "deeplabv3_resnet101": Component("ddp_trainer.models.torchvision_models:build_deeplab", _BATCH_NORM),
-}
-# By the value of ``norm``.
-NORMS: Mapping[str, tuple[str, ...]] = {"batch": ("model.sync_batchnorm",), "group": (), "none": ()}
 
 
 def build_model(config: ModelConfig, in_channels: int, num_classes: int) -> "torch.nn.Module":
@@ -91,7 +84,7 @@ def build_model(config: ModelConfig, in_channels: int, num_classes: int) -> "tor
             "omit it",
         )
         num_classes = config.num_outputs
-    target = MODELS[config.name].target if config.name in MODELS else config.name
+    target = MODELS.get(config.name, config.name)
     build = load_callable(target, "model.name")
     model = build(config, in_channels, num_classes)
     if not isinstance(model, torch.nn.Module):

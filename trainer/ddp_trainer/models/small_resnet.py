@@ -10,27 +10,20 @@ from torch import Tensor, nn
 from ddp_trainer.models import ModelConfig
 
 
-def _norm(kind: str, channels: int) -> nn.Module:
-    if kind == "batch":
-        return nn.BatchNorm2d(channels)
-    if kind == "group":
-        return nn.GroupNorm(4, channels)
-    return nn.Identity()
-
-
 class BasicBlock(nn.Module):
     """Two 3x3 convolutions with a shortcut; a 1x1 convolution on the shortcut where the shape changes."""
 
-    def __init__(self, in_channels: int, channels: int, stride: int, norm: str) -> None:
+    def __init__(self, in_channels: int, channels: int, stride: int) -> None:
         super().__init__()
-        bias = norm == "none"
-        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, 1, bias=bias)
-        self.norm1 = _norm(norm, channels)
-        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=bias)
-        self.norm2 = _norm(norm, channels)
+        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(channels)
+        self.conv2 = nn.Conv2d(channels, channels, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(channels)
         self.shortcut: nn.Module = nn.Identity()
         if stride != 1 or in_channels != channels:
-            self.shortcut = nn.Sequential(nn.Conv2d(in_channels, channels, 1, stride, bias=bias), _norm(norm, channels))
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(in_channels, channels, 1, stride, bias=False), nn.BatchNorm2d(channels)
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (N, in_channels, H, W) to (N, channels, H/stride, W/stride)."""
@@ -42,15 +35,13 @@ class BasicBlock(nn.Module):
 class SmallResNet(nn.Module):
     """Stem, three residual stages, global average pooling, one linear layer."""
 
-    def __init__(self, in_channels: int, num_classes: int, width: int, norm: str, dropout: float) -> None:
+    def __init__(self, in_channels: int, num_classes: int, width: int, dropout: float) -> None:
         super().__init__()
-        self.stem = nn.Sequential(
-            nn.Conv2d(in_channels, width, 3, 1, 1, bias=norm == "none"), _norm(norm, width), nn.ReLU()
-        )
+        self.stem = nn.Sequential(nn.Conv2d(in_channels, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU())
         self.stages = nn.Sequential(
-            BasicBlock(width, width, 1, norm),
-            BasicBlock(width, 2 * width, 2, norm),
-            BasicBlock(2 * width, 4 * width, 2, norm),
+            BasicBlock(width, width, 1),
+            BasicBlock(width, 2 * width, 2),
+            BasicBlock(2 * width, 4 * width, 2),
         )
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(4 * width, num_classes)
@@ -64,4 +55,4 @@ class SmallResNet(nn.Module):
 
 def build(config: ModelConfig, in_channels: int, num_classes: int) -> nn.Module:
     """Build the network that ``config`` describes."""
-    return SmallResNet(in_channels, num_classes, config.width, config.norm, config.dropout)
+    return SmallResNet(in_channels, num_classes, config.width, config.dropout)

@@ -33,7 +33,7 @@ class EpochRecord:
         self._seconds = seconds
         self._csv: CsvLog | None = None
         with world.agreed():
-            if config.csv_dir is not None and world.is_main and not config.eval_only:
+            if config.csv_dir is not None and world.is_main:
                 self._csv = CsvLog(Path(config.csv_dir) / file_name(config, world.size), position.epoch)
         if self._csv is not None:  # longer than ``seconds`` if no checkpoint was loaded
             self._seconds = max(self._seconds, self._csv.seconds)
@@ -71,24 +71,16 @@ class EpochRecord:
         """End the epoch after its last step was launched; does not wait for the device."""
         self._lap = self._watch.lap()
 
-    def count_validation(self, score: float) -> None:
-        """Update the early-stop streak by rank 0's ``score``."""
-        position = self._position
-        streak = self._early_stop.count(position.streak, score)
-        position.streak = int(self._world.sum([float(streak) if self._world.is_main else 0.0])[0])
-
     def validated(self, score: float) -> dict[str, float]:
-        """Update the early-stop streak by rank 0's ``score``, and record the epoch; see :meth:`record`."""
-        self.count_validation(score)
-        return self.record(score)
-
-    def record(self, score: float) -> dict[str, float]:
-        """Record the epoch, whose last validation had the ``score``.
+        """Record the epoch, whose validation had the ``score``; rank 0's updates the early-stop streak.
 
         Returns the epoch's values: ``accuracy`` over the training batches of all ranks, if it is counted; and if steps
         were taken since :meth:`begin`, their ``seconds``, ``samples_per_second``, and the ``cumulative_seconds`` of the
         whole run, across restarts.
         """
+        position = self._position
+        streak = self._early_stop.count(position.streak, score)
+        position.streak = int(self._world.sum([float(streak) if self._world.is_main else 0.0])[0])
         values: dict[str, float] = {}
         if self._correct is not None:
             correct, answers = self._world.sum(self._correct.tolist())

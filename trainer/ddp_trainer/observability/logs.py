@@ -193,7 +193,7 @@ class ScalarLogs:
 
     def __init__(self, config: RunConfig, world: World, step: int) -> None:
         self._logs: list[_Background] = []
-        enabled = world.is_main and not config.eval_only
+        enabled = world.is_main
         folder = None if config.log_dir is None else Path(config.log_dir)
         with world.agreed():
             if folder is not None and enabled:

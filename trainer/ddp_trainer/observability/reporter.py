@@ -3,7 +3,7 @@
 import math
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -217,13 +217,10 @@ class Reporter:
         score: str,
         seconds: float,
         training: Mapping[str, float],
-        *,
-        within_epoch: bool = False,
     ) -> None:
         """Report a validation at ``position``; ``score`` names the score by which runs are compared.
 
-        ``training`` has the values of the epoch before it; it is empty without one. ``within_epoch``: the epoch
-        continues after the validation.
+        ``training`` has the values of the epoch before it; it is empty without one.
         """
         self.flush()
         details = []
@@ -235,28 +232,17 @@ class Reporter:
             ]
         if "accuracy" in training:
             details.append(f"training accuracy {training['accuracy']:.4f}")
-        epoch = f"epoch {position.epoch + (1 if position.consumed else 0)}/{self._plan.epochs}"
-        if within_epoch:
-            epoch += f" step {position.step}/{self._total}"
-        self.evaluated(scores, score, seconds, f"{epoch} ", details)
-
-        scalars = {f"validation/{name}": value for name, value in scores.items()}
-        scalars |= {f"epoch/{name}": value for name, value in training.items()}
-        self._write(position.step, {"train/epoch": self._plan.fraction(position), **scalars})
-
-    def evaluated(
-        self, scores: dict[str, float], score: str, seconds: float, when: str = "", details: Sequence[str] = ()
-    ) -> None:
-        """Report the ``scores`` of the validation data; ``score`` names the score by which runs are compared.
-
-        ``details`` about the training before it are appended to the line.
-        """
         if score in _SHARES:  # the score of a user's task may be an error
             self._exporter.set(contract.METRIC_VAL_ACCURACY, scores[score])
         if "loss" in scores:
             self._exporter.set(contract.METRIC_VAL_LOSS, scores["loss"])
+        epoch = f"epoch {position.epoch + (1 if position.consumed else 0)}/{self._plan.epochs}"
         text = " ".join(f"{name} {value:.4f}" for name, value in scores.items())
-        self.info(", ".join([f"{when}validation: {text} in {seconds:.1f} s", *details]))
+        self.info(", ".join([f"{epoch} validation: {text} in {seconds:.1f} s", *details]))
+
+        scalars = {f"validation/{name}": value for name, value in scores.items()}
+        scalars |= {f"epoch/{name}": value for name, value in training.items()}
+        self._write(position.step, {"train/epoch": self._plan.fraction(position), **scalars})
 
     def resumed(self, folder: str, position: Position) -> None:
         """Report that the run resumes from a checkpoint."""

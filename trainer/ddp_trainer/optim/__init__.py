@@ -1,30 +1,15 @@
 """Optimizers by name, scaling of the learning rate with the world size, and the schedule."""
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ddp_trainer.config.options import SettingsGroup, option
 from ddp_trainer.errors import require
-from ddp_trainer.imports import check_name
 
 if TYPE_CHECKING:
     import torch
-
-
-_EVERY_OPTIMIZER = ("optim.lr", "optim.weight_decay", "optim.norm_bias_decay")
-_EVERY_SCHEDULE = ("optim.lr_scaling", "schedule.warmup_epochs")
-# Name of an optimizer, and of a schedule -> the settings that it reads. A program's own reads none of them.
-OPTIMIZERS: Mapping[str, tuple[str, ...]] = {
-    "sgd": (*_EVERY_OPTIMIZER, "optim.momentum", "optim.nesterov"),
-    "adamw": (*_EVERY_OPTIMIZER, "optim.beta1", "optim.beta2"),
-    "novograd": (*_EVERY_OPTIMIZER, "optim.beta1", "optim.beta2", "optim.grad_averaging"),
-}
-SCHEDULES: Mapping[str, tuple[str, ...]] = {
-    "constant": _EVERY_SCHEDULE,
-    "cosine": (*_EVERY_SCHEDULE, "schedule.final"),
-}
 
 
 @dataclass(frozen=True)
@@ -33,8 +18,9 @@ class OptimConfig(SettingsGroup, group="optim"):
 
     name: str = option(
         "sgd",
-        "update rule: sgd, adamw, novograd, or your own module:function(model)",
+        "update rule",
         flag="--optimizer",
+        choices=("sgd", "adamw", "novograd"),
     )
     lr: float = option(0.1, "learning rate of one process, before scaling with the world size", above=0)
     lr_scaling: str = option(
@@ -42,26 +28,31 @@ class OptimConfig(SettingsGroup, group="optim"):
         "multiply the learning rate by the world size (linear), by its square root (sqrt), or not at all",
         choices=("none", "linear", "sqrt"),
     )
-    momentum: float = option(0.9, "momentum (sgd)", at_least=0, below=1)
-    nesterov: bool = option(False, "Nesterov's momentum (sgd)")
+    momentum: float = option(0.9, "momentum (sgd)", only={"optim.name": ("sgd",)}, at_least=0, below=1)
+    nesterov: bool = option(False, "Nesterov's momentum (sgd)", only={"optim.name": ("sgd",)})
     beta1: float | None = option(
-        None, "decay of the mean of gradients (adamw, default 0.9; novograd, default 0.95)", at_least=0, below=1
+        None,
+        "decay of the mean of gradients (adamw, default 0.9; novograd, default 0.95)",
+        only={"optim.name": ("adamw", "novograd")},
+        at_least=0,
+        below=1,
     )
     beta2: float | None = option(
         None,
         "decay of the mean of squared gradients (adamw, default 0.999; novograd, default 0.98)",
+        only={"optim.name": ("adamw", "novograd")},
         at_least=0,
         below=1,
     )
-    grad_averaging: bool = option(True, "take the mean of gradients instead of their sum (novograd)")
+    grad_averaging: bool = option(
+        True, "take the mean of gradients instead of their sum (novograd)", only={"optim.name": ("novograd",)}
+    )
     weight_decay: float = option(0.0, "weight decay", at_least=0)
     norm_bias_decay: bool = option(True, "apply weight decay also to parameters of one dimension (norms and biases)")
     clip_norm: float | None = option(None, "largest norm of the gradients; larger gradients are scaled down", above=0)
-    accumulate: int = option(1, "batches per step, whose gradients are added", at_least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_name(self.name, OPTIMIZERS, "optim.name")
         require(not self.nesterov or self.momentum > 0, "optim.nesterov", "needs a momentum", "give --momentum 0.9")
 
     @property
@@ -160,26 +151,31 @@ def lr_scale(config: OptimConfig, world_size: int) -> float:
 class ScheduleConfig(SettingsGroup, group="schedule"):
     """The course of the learning rate over the training."""
 
-    name: str = option(
-        "constant",
-        "course after the warm-up: constant, cosine, or instead of both your own "
-        "module:function(optimizer, total_steps), which returns a scheduler of torch",
-        flag="--schedule",
-    )
+    name: str = option("constant", "course after the warm-up", flag="--schedule", choices=("constant", "cosine"))
     warmup_epochs: float = option(0.0, "epochs over which the learning rate rises linearly", at_least=0)
     warmup_start: float | None = option(
         None,
         "the first step's share of the learning rate; none: the rate before scaling",
+        only={"schedule.warmup_epochs": ()},
         at_least=0,
         at_most=1,
     )
-    warmup_by_node: bool = option(False, "start the warm-up at 1 / (processes of this node), as a document does")
-    warmup_stairs: bool = option(False, "raise the rate once per epoch instead of every step")
-    final: float = option(0.0, "share of the rate at the end (cosine)", flag="--lr-final", at_least=0, at_most=1)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_name(self.name, SCHEDULES, "schedule.name")
+    warmup_by_node: bool = option(
+        False,
+        "start the warm-up at 1 / (processes of this node), as a document does",
+        only={"schedule.warmup_epochs": ()},
+    )
+    warmup_stairs: bool = option(
+        False, "raise the rate once per epoch instead of every step", only={"schedule.warmup_epochs": ()}
+    )
+    final: float = option(
+        0.0,
+        "share of the rate at the end (cosine)",
+        flag="--lr-final",
+        only={"schedule.name": ("cosine",)},
+        at_least=0,
+        at_most=1,
+    )
 
 
 @dataclass(frozen=True)

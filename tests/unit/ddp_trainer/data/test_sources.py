@@ -50,7 +50,7 @@ def from_files(datasets: Datasets) -> Datasets:
 
 
 def loader(datasets: Datasets, config: DataConfig, *, rank: int = 0, world: int = 1) -> TrainLoader:
-    return TrainLoader(datasets, config, Place(rank, world, CPU), samples_per_step=config.batch_size, seed=3)
+    return TrainLoader(datasets, config, Place(rank, world, CPU), seed=3)
 
 
 def same(one: TrainLoader, other: TrainLoader, epoch: int, consumed: int = 0) -> bool:
@@ -170,22 +170,19 @@ def test_published_validation_pads_and_drops() -> None:
 # Choice of the storage
 
 
-def test_data_too_large_for_memory_are_read_for_every_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_are_held_where_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     datasets = load_datasets(DataConfig())
     files = from_files(datasets).train
-    held = datasets.train
+    gpu = torch.device("cuda", 0)
     room = files.nbytes / 0.4
     monkeypatch.setattr("ddp_trainer.data.sources.available_memory", lambda: room * 1.01)
-    assert choose_cache(files, "auto", CPU, 1) == "device"
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (room * 0.99, room))
+    assert choose_cache(files, CPU, 1) == "device"
+    assert choose_cache(files, gpu, 1) == "host"
     # Two processes share the memory.
-    assert choose_cache(files, "auto", CPU, 2) == "none"
-    monkeypatch.setattr("ddp_trainer.data.sources.available_memory", lambda: room * 0.99)
-    assert choose_cache(files, "auto", CPU, 1) == "none"
-    assert choose_cache(files, "none", CPU, 1) == "none"
+    assert choose_cache(files, CPU, 2) == choose_cache(files, gpu, 2) == "none"
     # Images in memory already fit.
-    assert choose_cache(held, "auto", CPU, 1) == "device"
-    with pytest.raises(UserError, match=r"data\.cache: .* MiB of decoded images don't fit"):
-        choose_cache(files, "host", CPU, 1)
+    assert choose_cache(datasets.train, CPU, 2) == "device"
 
 
 def test_free_memory_respects_container_limit(tmp_path: Path) -> None:
