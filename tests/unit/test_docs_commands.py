@@ -197,6 +197,7 @@ FOREIGN = {
         "--log-dir", "--logs-specs", "--nnodes", "--no-python", "--node_rank", "--nproc_per_node", "--numa-binding",
         "--rdzv_", "--redirects", "--tee",
     },
+    "the trainer of former releases": {"--accumulate", "--eval-only", "--init-from", "--validate-every-steps"},
     "scripts of other projects": {
         "--bf16", "--deepspeed_config", "--fsdp", "--max_iters", "--max_steps", "--num_train_epochs", "--trainer",
     },

@@ -158,5 +158,3 @@ def test_watch_records_copies_and_host_reads() -> None:
     assert crossings.found == ["tensor", "aten.zeros.default", "aten._to_copy.default"]
     with pytest.raises(RuntimeError, match="meta"):
         torch.zeros((), device=DEVICE).item()
-
-

@@ -96,5 +96,3 @@ def test_published_warm_up_starts_at_rate_of_one_node_in_steps() -> None:
 @pytest.mark.parametrize(("scaling", "expected"), [("none", 1.0), ("linear", 9.0), ("sqrt", 3.0)])
 def test_rate_scales_with_world_size(scaling: str, expected: float) -> None:
     assert lr_scale(OptimConfig(lr_scaling=scaling), 9) == expected
-
-
