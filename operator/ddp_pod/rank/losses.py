@@ -1,7 +1,7 @@
 """Read the loss of a rank: the root of a ``backward()``, at most ten times a second, without waiting for a device.
 
-PyTorch has no hook that shows this root. So the public method ``torch.Tensor.backward`` is wrapped, which takes a third
-of a microsecond a call. A call of ``torch.autograd.backward`` is not observed.
+PyTorch has no hook that shows this root. So the public method ``torch.Tensor.backward`` is wrapped. A call of
+``torch.autograd.backward`` is not observed.
 """
 
 import functools
@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from . import counters
 
-_SECONDS = 0.1  # so that the last loss of a short run is no old one
+_SECONDS = 0.05  # between two losses: half of the time between two observed iterations
 
 
 class _Loss(NamedTuple):
@@ -24,31 +24,33 @@ class _Loss(NamedTuple):
 
 
 class LossReader:
-    """Keeps the last loss in a rank's slot. ``on_backward``: called before each backward.
+    """Keeps the last loss in a rank's slot. ``on_backward``: called before each backward of an observed iteration.
 
     The factor of a GradScaler, and the division by the number of accumulated batches, are undone.
     """
+
+    __slots__ = ("__dict__", "_is_observing")  # the second is what every backward needs
 
     def __init__(self, torch: Any, slot: Any, on_backward: Callable[[], None]) -> None:
         self._torch = torch
         self._slot = slot
         self._on_backward = on_backward
+        self._is_observing = True  # whether this iteration is observed
         self._next = 0.0
-        self._backwards = 0
-        self._steps = 0.0  # at the last call of ``collect``
-        self._per_step = 1.0  # backwards of a step
+        self._backwards = 0  # of this iteration
+        self._per_step = 1.0  # backwards of an iteration
         self._pinned: Any = None
         self._event: Any = None  # of a copy from a GPU that is under way
         self._divisor = 1.0  # of the loss that is copied
-        self._is_stopped = False
         torch.Tensor.backward = self._wrap(torch.Tensor.backward)
 
     def _wrap(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        observe = self._observe
+        reader = self
 
         @functools.wraps(original)
         def backward(self: Any, *args: Any, **kwargs: Any) -> Any:
-            observe(self)
+            if reader._is_observing:
+                reader._observe(self)
             return original(self, *args, **kwargs)
 
         vars(backward)["_torchdynamo_disable"] = True  # torch.compile calls it instead of tracing it
@@ -56,7 +58,7 @@ class LossReader:
 
     def stop(self) -> None:
         """Stop reading losses."""
-        self._is_stopped = True
+        self._is_observing = False
 
     def move_to(self, slot: Any) -> None:
         """Publish in another slot, with the loss that is known."""
@@ -64,22 +66,20 @@ class LossReader:
             slot[index] = self._slot[index]
         self._slot = slot
 
-    def collect(self, steps: float) -> None:
-        """Publish a loss whose copy has ended. ``steps``: of the rank so far."""
-        if steps > self._steps:
-            self._per_step = self._backwards / (steps - self._steps)
-        self._steps = steps
+    def end_iteration(self, *, observe_next: bool) -> None:
+        """Publish a loss whose copy has ended. ``observe_next``: whether the next iteration is observed."""
+        if self._is_observing and self._backwards:
+            self._per_step = float(self._backwards)
         self._backwards = 0
+        self._is_observing = observe_next
         if self._event is not None and self._event.query():
             self._event = None
             self._publish(float(self._pinned[0]), float(self._pinned[1]), self._divisor)
 
     def _observe(self, root: Any) -> None:
-        if self._is_stopped:
-            return
         try:
-            self._backwards += 1
             self._on_backward()
+            self._backwards += 1
             now = time.monotonic()
             if now >= self._next:
                 self._next = now + _SECONDS

@@ -1,7 +1,7 @@
 """Count a rank's optimizer steps through PyTorch's public hooks, without any change of the script.
 
-A hook runs after each step of every optimizer of the process and takes about a microsecond. More expensive values
-(learning rate, batch size) are read at most once a second. No hook shows the loss; see ``losses``.
+A hook runs after each step of every optimizer of the process. It only counts: ten times a second it measures one whole
+iteration, and once a second it reads other values. No hook shows the loss; see ``losses``.
 """
 
 import math
@@ -20,18 +20,18 @@ from .losses import LossReader
 from .plans import EpochHook, read_lightning_plan
 
 _MODULE = "torch.optim.optimizer"
+_SAMPLE_SECONDS = 0.1  # between two measured iterations, so that the last loss of a short run is no old one
 _LOOK_SECONDS = 1.0  # between two readings of the other values
 _BATCH_SECONDS = 5.0  # between two measurements of the batch size
 _PAUSE_SECONDS = 1.0  # a shorter time between two steps is never a pause
 _PAUSE_FACTOR = 10.0  # by which a pause is longer than a usual step
-_MOST_OPTIMIZERS = 1024  # whose steps are compared between two steps of the followed one
+_MOST_OPTIMIZERS = 1024  # whose steps are compared with those of the followed one
 _MOST_PARAMETERS = 8  # whose state is searched for the run's step
 _NESTED_FRAMES = 16  # searched for another step of the same optimizer
 # Names of this module, because a step has to find them quickly.
 _now = time.monotonic
 _STEPS = counters.STEPS
 _LAST_STEP_TIME = counters.LAST_STEP_TIME
-_WORK_SECONDS = counters.WORK_SECONDS
 
 
 class StepCounter(ImportHook):
@@ -44,25 +44,26 @@ class StepCounter(ImportHook):
     ``claim``: returns another slot at the first step, or None if this process is not to count. None: the slot is final.
     """
 
-    # Attributes of a step: after the work of a step none of them is in the cache, so they are few and close together.
-    __slots__ = ("_alarm", "_followed", "_has_worked", "_is_on_gpu", "_last", "_pause", "_peers", "_slot", "_steps")
+    # What every step needs. The script's work has displaced it from the cache, so it is little and close together.
+    __slots__ = ("_alarm", "_followed", "_slot", "_steps")
 
     def __init__(self, slot: Any, claim: Callable[[], Any | None] | None = None) -> None:
         super().__init__(_MODULE)
         self._slot = slot
         self._claim = claim
         self._followed: Callable[[], Any] = _no_optimizer  # a weak reference
-        self._peers: set[int] = set()  # optimizers that stepped since the followed one's step, by id
         self._steps = 0.0
-        self._last = 0.0  # time of the last step
-        self._has_worked = True  # whether a backward has followed the last step
-        self._is_on_gpu = False  # there the host's time includes waits for the device and so for other ranks
         self._alarm = 0.0  # time from which a step does more than count
-        self._pause = math.inf  # seconds between two steps that are a pause
 
+        self._peers: dict[int, float] = {}  # steps of the followed optimizer at the last one of each other, by id
+        self._is_on_gpu = False  # there the host's time includes waits for the device and so for other ranks
+        self._pause = math.inf  # seconds between two steps that are a pause
+        self._has_worked = True  # whether a backward has followed the last step
         self._work_seconds = 0.0
+        self._work_steps = 0.0  # for which they are known
         self._pause_seconds = 0.0
         self._longest = 0.0
+        self._next_sample = 0.0
         self._next_look = 0.0
         self._next_batch = 0.0
         self._is_nested = False  # whether the followed optimizer's step may call another step of it
@@ -102,54 +103,80 @@ class StepCounter(ImportHook):
     def _build_hook(self) -> Callable[[Any, Any, Any], None]:
         def count_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             try:
-                if self._followed() is optimizer or self._follow(optimizer):
-                    self._count(optimizer, _now())
+                now = _now()
+                if now < self._alarm and self._followed() is optimizer:
+                    steps = self._steps + 1.0
+                    self._steps = steps
+                    slot = self._slot
+                    slot[_STEPS] = steps
+                    slot[_LAST_STEP_TIME] = now
+                else:
+                    self._examine(optimizer, now)
             except Exception:  # a bug here must never reach the script
                 self.stop()
 
         vars(count_step)["_torchdynamo_disable"] = True  # torch.compile calls it instead of tracing it
         return count_step
 
-    def _count(self, optimizer: Any, now: float) -> None:
-        if now >= self._alarm and not self._is_iteration(optimizer):
+    # -- seldom
+
+    def _examine(self, optimizer: Any, now: float) -> None:
+        """Count a step after which values are read, unless it ends no iteration. A long step ends after the alarm."""
+        if not (self._followed() is optimizer or self._follow(optimizer)) or not self._is_iteration(optimizer):
             return
-        seconds = now - self._last
+        slot = self._slot
+        seconds = now - slot[_LAST_STEP_TIME]
         if seconds > self._pause:
             self._note_pause(seconds)
         self._steps += 1.0
-        self._last = now
-        self._has_worked = self._is_on_gpu
-        slot = self._slot
         slot[_STEPS] = self._steps
         slot[_LAST_STEP_TIME] = now
-        if self._peers:
-            self._peers.clear()
-        if now >= self._alarm:
-            self._look(optimizer, now, seconds)
+        if seconds > self._longest and self._steps > 1.0:
+            self._longest = seconds
+            slot[counters.LONGEST_STEP] = seconds
+        if self._is_measuring:
+            self._finish_batch()
+        is_sampled = self._sample(now)
+        if now >= self._next_look:
+            self._look(optimizer, now)
+        is_checked = is_sampled or self._is_measuring or self._is_nested or self._is_capturing is not None
+        self._alarm = 0.0 if is_checked else self._next_sample
+
+    def _sample(self, now: float) -> bool:
+        """End the measurement of an iteration. Returns whether the next one is measured."""
+        is_sampled = now >= self._next_sample
+        if is_sampled:
+            self._next_sample = now + _SAMPLE_SECONDS
+        self._has_worked = self._is_on_gpu or not is_sampled
+        if self._losses is not None:
+            self._losses.end_iteration(observe_next=is_sampled)
+        return is_sampled
 
     def _on_backward(self) -> None:
-        """Add the time from the last step to the first backward after it: the rank's own work, without its peers'."""
+        """Add the time from the last step to the first backward after it: the rank's own work, without its peers'.
+
+        It stands for all iterations since the last one that was measured.
+        """
         if self._has_worked:
             return
         self._has_worked = True
-        seconds = _now() - self._last
+        seconds = _now() - self._slot[_LAST_STEP_TIME]
         if seconds < self._pause:
-            self._work_seconds += seconds
-            self._slot[_WORK_SECONDS] = self._work_seconds
-
-    # -- seldom
+            self._work_seconds += seconds * (self._steps - self._work_steps)
+            self._slot[counters.WORK_SECONDS] = self._work_seconds
+        self._work_steps = self._steps
 
     def _follow(self, optimizer: Any) -> bool:
         """Follow this optimizer, which has stepped, if it leads the iterations. Returns whether it does."""
         if self._claim is not None and not self._claim_slot(self._claim):
             return False
 
-        key = id(optimizer)
         if self._followed() is not None:
-            if key not in self._peers:
+            key = id(optimizer)
+            if self._peers.get(key) != self._steps:
                 if len(self._peers) >= _MOST_OPTIMIZERS:
                     self._peers.clear()
-                self._peers.add(key)
+                self._peers[key] = self._steps
                 return False
             self._steps += 1.0  # its first one
 
@@ -191,38 +218,26 @@ class StepCounter(ImportHook):
     @property
     def _average(self) -> float:
         """Seconds of a step."""
-        seconds = self._last - self._slot[counters.FIRST_STEP_TIME] - self._pause_seconds
+        slot = self._slot
+        seconds = slot[_LAST_STEP_TIME] - slot[counters.FIRST_STEP_TIME] - self._pause_seconds
         return seconds / (self._steps - 1.0) if self._steps > 1.0 else math.inf
 
-    def _look(self, optimizer: Any, now: float, seconds: float) -> None:
-        """Read the values that are not counted. ``seconds``: of the last step; each step of a second comes here."""
-        if seconds > self._longest and self._steps > 1.0:
-            self._longest = seconds
-            self._slot[counters.LONGEST_STEP] = seconds
-        if self._is_measuring:
-            self._finish_batch()
-        if now >= self._next_look:
-            self._next_look = now + _LOOK_SECONDS
-            self._read_state(optimizer)
-            self._pause = max(_PAUSE_SECONDS, _PAUSE_FACTOR * self._average)
-            if self._batches is not None and now >= self._next_batch:
-                self._next_batch = now + _BATCH_SECONDS
-                self._is_measuring = self._batches.start()
-        is_checked = self._is_measuring or self._is_nested or self._is_capturing is not None
-        self._alarm = 0.0 if is_checked else self._next_look
-
-    def _read_state(self, optimizer: Any) -> None:
+    def _look(self, optimizer: Any, now: float) -> None:
+        """Read the values that are not counted."""
+        self._next_look = now + _LOOK_SECONDS
         slot = self._slot
         if self._steps == 1.0:
-            slot[counters.FIRST_STEP_TIME] = self._last
+            slot[counters.FIRST_STEP_TIME] = now
             slot[counters.FIRST_STEP] = _find_first_step(optimizer)
         rate = optimizer.param_groups[0].get("lr")
         if _is_readable(rate):
             slot[counters.LEARNING_RATE] = float(rate)
-        if self._losses is not None:
-            self._losses.collect(self._steps)
         with suppress(Exception):  # another Trainer than Lightning's
             read_lightning_plan(slot)
+        self._pause = max(_PAUSE_SECONDS, _PAUSE_FACTOR * self._average)
+        if self._batches is not None and now >= self._next_batch:
+            self._next_batch = now + _BATCH_SECONDS
+            self._is_measuring = self._batches.start()
 
     def _finish_batch(self) -> None:
         """End the measurement of the batch size, which took one iteration."""

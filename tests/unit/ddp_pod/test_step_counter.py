@@ -6,6 +6,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -22,34 +23,40 @@ from ddp_pod.rank.steps import StepCounter
 Read = Callable[[], RankCounters]
 
 
-@pytest.fixture
-def counter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[StepCounter]:
-    """A counter that reads everything at every step."""
-    for name in ("_LOOK_SECONDS", "_BATCH_SECONDS"):
-        monkeypatch.setattr(steps, name, 0.0)
-    monkeypatch.setattr(losses, "_SECONDS", 0.0)
-    memory = CounterMemory(str(tmp_path), 2)
-    slot = open_slot(str(tmp_path), 1)
+@contextmanager
+def counting(folder: Path) -> Iterator[Read]:
+    """Count in this process, and return a function that reads the counters."""
+    memory = CounterMemory(str(folder), 2)
+    slot = open_slot(str(folder), 1)
     slot[steps.counters.PID] = float(os.getpid())
     backward = torch.Tensor.backward
     set_epoch = DistributedSampler.set_epoch
-    found = StepCounter(slot)
-    vars(found)["memory"] = memory
-    found.watch(sys.modules["torch.optim.optimizer"])
-    yield found
-    found.stop()
+    counter = StepCounter(slot)
+    counter.watch(sys.modules["torch.optim.optimizer"])
+
+    def read() -> RankCounters:
+        counters = memory.read(1)
+        assert counters is not None
+        return counters
+
+    yield read
+    counter.stop()
     torch.Tensor.backward = backward  # type: ignore[method-assign]
     DistributedSampler.set_epoch = set_epoch  # type: ignore[method-assign]
 
 
-@pytest.fixture
-def read(counter: StepCounter) -> Read:
-    def read_slot() -> RankCounters:
-        counters = vars(counter)["memory"].read(1)
-        assert counters is not None
-        return counters
+@pytest.fixture(autouse=True)
+def no_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read everything at every step."""
+    for name in ("_SAMPLE_SECONDS", "_LOOK_SECONDS", "_BATCH_SECONDS"):
+        monkeypatch.setattr(steps, name, 0.0)
+    monkeypatch.setattr(losses, "_SECONDS", 0.0)
 
-    return read_slot
+
+@pytest.fixture
+def read(tmp_path: Path) -> Iterator[Read]:
+    with counting(tmp_path) as read:
+        yield read
 
 
 def build_model() -> nn.Module:
@@ -69,7 +76,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, count: int, batch:
     return float(loss.detach())
 
 
-def test_plain_loop_counts_steps_samples_rate_and_loss(counter: StepCounter, read: Read) -> None:
+def test_plain_loop_counts_steps_samples_rate_and_loss(read: Read) -> None:
     model = build_model()
     loss = train(model, torch.optim.SGD(model.parameters(), lr=0.25), 5)
     counters = read()
@@ -79,7 +86,7 @@ def test_plain_loop_counts_steps_samples_rate_and_loss(counter: StepCounter, rea
     assert counters.step_seconds > (counters.work_seconds or 0) > 0
 
 
-def test_changed_batch_size_counts_former_samples_with_former_size(counter: StepCounter, read: Read) -> None:
+def test_changed_batch_size_counts_former_samples_with_former_size(read: Read) -> None:
     model = build_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     train(model, optimizer, 5, batch=4)
@@ -87,7 +94,7 @@ def test_changed_batch_size_counts_former_samples_with_former_size(counter: Step
     assert read().samples == 5 * 4 + 5 * 6
 
 
-def test_accumulated_batches_are_one_step_with_all_samples_and_undivided_loss(counter: StepCounter, read: Read) -> None:
+def test_accumulated_batches_are_one_step_with_all_samples_and_undivided_loss(read: Read) -> None:
     model = build_model()
     loss = train(model, torch.optim.SGD(model.parameters(), lr=0.0), 4, accumulate=3)
     counters = read()
@@ -95,7 +102,7 @@ def test_accumulated_batches_are_one_step_with_all_samples_and_undivided_loss(co
     assert counters.loss == pytest.approx(loss)
 
 
-def test_loss_scale_of_a_grad_scaler_is_removed(counter: StepCounter, read: Read) -> None:
+def test_loss_scale_of_a_grad_scaler_is_removed(read: Read) -> None:
     model = build_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu", init_scale=1024.0)
@@ -106,7 +113,7 @@ def test_loss_scale_of_a_grad_scaler_is_removed(counter: StepCounter, read: Read
     assert read().loss == pytest.approx(float(loss.detach()))
 
 
-def test_skipped_step_of_a_grad_scaler_does_not_count(counter: StepCounter, read: Read) -> None:
+def test_skipped_step_of_a_grad_scaler_does_not_count(read: Read) -> None:
     model = build_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     scaler = torch.amp.GradScaler("cpu")
@@ -118,7 +125,7 @@ def test_skipped_step_of_a_grad_scaler_does_not_count(counter: StepCounter, read
     assert read().steps == 2
 
 
-def test_gan_counts_iterations_and_no_ambiguous_samples(counter: StepCounter, read: Read) -> None:
+def test_gan_counts_iterations_and_no_ambiguous_samples(read: Read) -> None:
     generator = nn.Linear(2, 8)
     critic = nn.Linear(8, 1)
     of_generator = torch.optim.Adam(generator.parameters())
@@ -131,23 +138,19 @@ def test_gan_counts_iterations_and_no_ambiguous_samples(counter: StepCounter, re
     assert (read().steps, read().samples) == (6, None)
 
 
-def test_new_optimizer_of_a_second_phase_continues_the_count(counter: StepCounter, read: Read) -> None:
+@pytest.mark.parametrize("is_kept", [True, False])
+def test_new_optimizer_of_a_second_phase_continues_the_count(read: Read, is_kept: bool) -> None:
     model = build_model()
-    train(model, torch.optim.SGD(model.parameters(), lr=0.1), 5)
-    train(model, torch.optim.SGD(model.parameters(), lr=0.1), 5)
-    assert read().steps == 10
-
-
-def test_phases_beside_living_optimizers_continue_the_count(counter: StepCounter, read: Read) -> None:
-    model = build_model()
-    kept = [torch.optim.SGD(model.parameters(), lr=0.1) for _ in range(3)]
-    for optimizer in kept:
+    kept = []
+    for _ in range(3):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        kept += [optimizer] if is_kept else []
         train(model, optimizer, 5)
     assert read().steps == 15
 
 
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")  # by LBFGS of torch 2.8
-def test_closure_of_lbfgs_counts_once(counter: StepCounter, read: Read) -> None:
+def test_closure_of_lbfgs_counts_once(read: Read) -> None:
     model = build_model()
     optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4)
     inputs = torch.randn(4, 8)
@@ -164,6 +167,9 @@ def test_closure_of_lbfgs_counts_once(counter: StepCounter, read: Read) -> None:
 
 
 class CallingBase(torch.optim.SGD):
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, lr=0.1)
+
     def step(self, closure: Any = None) -> Any:
         return super().step(closure)
 
@@ -176,21 +182,16 @@ class Replacing(torch.optim.Optimizer):
         return None
 
 
-def test_step_that_calls_its_base_class_counts_once(counter: StepCounter, read: Read) -> None:
+@pytest.mark.parametrize("kind", [CallingBase, Replacing])
+def test_own_optimizer_class_counts_once(read: Read, kind: Any) -> None:
     model = build_model()
     torch.optim.SGD(model.parameters(), lr=0.1)  # its step calls the hooks from here on
-    train(model, CallingBase(model.parameters(), lr=0.1), 4)
-    assert read().steps == 4
-
-
-def test_own_optimizer_class_is_counted(counter: StepCounter, read: Read) -> None:
-    model = build_model()
-    train(model, Replacing(model.parameters()), 4)
+    train(model, kind(model.parameters()), 4)
     assert read().steps == 4
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.compile itself
-def test_compiled_model_and_optimizer_are_counted_without_a_warning(counter: StepCounter, read: Read) -> None:
+def test_compiled_model_and_optimizer_are_counted_without_a_warning(read: Read) -> None:
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     model = build_model()
@@ -204,36 +205,29 @@ def test_compiled_model_and_optimizer_are_counted_without_a_warning(counter: Ste
     torch._dynamo.utils.counters.clear()
 
 
-@pytest.mark.parametrize(("made", "position"), [(0, 0), (7, 7)])
-def test_loaded_state_of_adam_shows_the_first_step(counter: StepCounter, read: Read, made: int, position: int) -> None:
+@pytest.mark.parametrize(
+    ("kind", "made", "position"), [(torch.optim.Adam, 0, 0), (torch.optim.Adam, 7, 7), (torch.optim.SGD, 7, None)]
+)
+def test_loaded_state_of_the_optimizer_shows_the_first_step(
+    tmp_path: Path, kind: Any, made: int, position: int | None
+) -> None:
     model = build_model()
-    optimizer = torch.optim.Adam(model.parameters())
-    counter._steps = 0.0
-    former = torch.optim.Adam(model.parameters())
-    slot = counter._slot
-    counter._slot = [0.0] * len(slot)
+    former = kind(model.parameters(), lr=0.1)
     train(model, former, made)
-    counter._slot = slot
-    counter._steps = 0.0
+    optimizer = kind(model.parameters(), lr=0.1)
     optimizer.load_state_dict(former.state_dict())
-    del former
-    train(model, optimizer, 3)
-    assert (read().steps, read().first_step) == (3, position)
+    with counting(tmp_path) as read:
+        train(model, optimizer, 3)
+        assert (read().steps, read().first_step) == (3, position)
 
 
-def test_state_without_steps_leaves_the_first_step_unknown(counter: StepCounter, read: Read) -> None:
-    model = build_model()
-    train(model, torch.optim.SGD(model.parameters(), lr=0.1), 2)
-    assert read().first_step is None
-
-
-def test_epoch_of_the_sampler_is_published(counter: StepCounter, read: Read) -> None:
+def test_epoch_of_the_sampler_is_published(read: Read) -> None:
     assert read().epoch is None
     DistributedSampler(range(4), num_replicas=2, rank=0).set_epoch(3)  # type: ignore[arg-type]
     assert read().epoch == 4
 
 
-def test_plan_of_lightning_is_published(counter: StepCounter, read: Read, tmp_path: Path) -> None:
+def test_plan_of_lightning_is_published(read: Read, tmp_path: Path) -> None:
     """A loop of Lightning is recognized by the place of its file."""
     source = "class Loop:\n    def __init__(self, trainer): self.trainer = trainer\n    def run(self, work): work()\n"
     names: dict[str, Any] = {}
@@ -248,7 +242,7 @@ def test_plan_of_lightning_is_published(counter: StepCounter, read: Read, tmp_pa
     assert (read().epoch, read().total_steps) == (4, 400)
 
 
-def test_loss_that_is_not_finite_is_published_with_its_step(counter: StepCounter, read: Read) -> None:
+def test_loss_that_is_not_finite_is_published_with_its_step(read: Read) -> None:
     model = build_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     train(model, optimizer, 2)
@@ -259,9 +253,7 @@ def test_loss_that_is_not_finite_is_published_with_its_step(counter: StepCounter
     assert read().lost_loss_step == 3
 
 
-def test_exception_in_a_hook_does_not_reach_the_script(
-    counter: StepCounter, read: Read, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_exception_in_a_hook_does_not_reach_the_script(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*arguments: object) -> float:
         raise RuntimeError("a bug")
 
@@ -271,7 +263,7 @@ def test_exception_in_a_hook_does_not_reach_the_script(
     assert read().steps == 1
 
 
-def test_validation_counts_neither_steps_nor_samples(counter: StepCounter, read: Read) -> None:
+def test_validation_counts_neither_steps_nor_samples(read: Read) -> None:
     model = build_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
@@ -283,7 +275,7 @@ def test_validation_counts_neither_steps_nor_samples(counter: StepCounter, read:
     assert (read().steps, read().samples) == (3, 12)
 
 
-def test_model_called_with_keywords_shows_its_batch(counter: StepCounter, read: Read) -> None:
+def test_model_called_with_keywords_shows_its_batch(read: Read) -> None:
     class Keywords(nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -300,7 +292,7 @@ def test_model_called_with_keywords_shows_its_batch(counter: StepCounter, read: 
     assert read().samples == 15
 
 
-def test_forked_child_leaves_the_counters_of_its_parent(counter: StepCounter, read: Read) -> None:
+def test_forked_child_leaves_the_counters_of_its_parent(read: Read) -> None:
     model = build_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     train(model, optimizer, 2)
@@ -333,21 +325,39 @@ def test_slots_of_two_ranks_are_apart(tmp_path: Path) -> None:
     assert {rank: counters.pid for rank, counters in memory.read_all().items()} == {0: 10, 1: 11}
 
 
-def test_rank_with_a_gpu_measures_no_own_work(
-    counter: StepCounter, read: Read, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("is_capturing", "expected"), [(False, (3, None, True)), (True, (0, None, False))])
+def test_rank_with_a_gpu_measures_no_own_work_and_counts_no_captured_step(
+    read: Read, monkeypatch: pytest.MonkeyPatch, is_capturing: bool, expected: tuple[int, None, bool]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: is_capturing)
     model = build_model()
     train(model, torch.optim.SGD(model.parameters(), lr=0.1), 3)
-    assert (read().steps, read().work_seconds) == (3, None)
+    counters = read()
+    assert (counters.steps, counters.work_seconds, counters.is_counted) == expected
+    assert counters.is_recorded is is_capturing
 
 
-def test_captured_step_is_recorded_and_not_counted(
-    counter: StepCounter, read: Read, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+def test_seldom_observed_iterations_count_as_all_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [100.0]
+    monkeypatch.setattr(steps, "_now", lambda: now[0])
+    monkeypatch.setattr(losses.time, "monotonic", lambda: now[0])
+    for name, seconds in {"_SAMPLE_SECONDS": 5.0, "_LOOK_SECONDS": 5.0, "_PAUSE_SECONDS": 30.0}.items():
+        monkeypatch.setattr(steps, name, seconds)
     model = build_model()
-    train(model, torch.optim.SGD(model.parameters(), lr=0.1), 3)
-    assert (read().steps, read().is_counted, read().is_recorded) == (0, False, True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with counting(tmp_path) as read:
+        for _ in range(20):
+            loss = model(torch.randn(4, 8)).sum()
+            now[0] += 0.25  # the rank's own work
+            loss.backward()
+            now[0] += 0.75
+            optimizer.step()
+        now[0] += 40  # a validation, and a step after it
+        optimizer.step()
+        counters = read()
+    assert counters.steps == 21
+    assert counters.longest_step == 40
+    assert counters.step_seconds == pytest.approx(21)
+    assert counters.work_seconds == pytest.approx(0.25 * 19, abs=0.25 * 5)
+    assert counters.samples == 21 * 4
