@@ -4,6 +4,7 @@ A worker's exception is in its error file (``tracebacks.record_exception``); tor
 """
 
 import errno
+import itertools
 import math
 import os
 import re
@@ -33,7 +34,6 @@ from ..rank.tracebacks import LIBRARY, PLACE, ExceptionFacts, find_exceptions, f
 from .kinds import FULL_VOLUME, MISMATCH, SCRIPT_ERROR, SHARED_MEMORY
 from .rules import Judgement, WorkerEnd, judge
 from .text import advise, advise_on_output, describe_early_exit, describe_worker_failure, find_signal, is_native_crash
-from .volumes import FullVolume, find_full_volume
 
 _CALL: Final = re.compile(
     r"Rank (\d+) is running collective: CollectiveFingerPrint\(.*?OpType=(\w+)(?:, TensorShape=(\[[^\]]*\]))?"
@@ -47,9 +47,21 @@ _HELPER: Final = re.compile(
 _CAUSE_LIMIT: Final = 300  # characters of another exception of the chain in the message
 _CHAIN_LIMIT: Final = 16
 _SHARED_MEMORY: Final = "/dev/shm"
+_MOUNTS: Final = "/proc/self/mounts"
+_MOST_MOUNTS: Final = 1000
+# Others may belong to a server that does not answer.
+_LOCAL_TYPES: Final = ("tmpfs", "overlay", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs")
+_MIB: Final = 1 << 20
 _TRACEBACK_START: Final = "Traceback (most recent call last):"
 # Signals of a crash of the process itself. Others come from outside, and SIGABRT from NCCL when a peer is lost.
 _CRASHES: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
+
+
+class FullVolume(NamedTuple):
+    """A mounted file system without space."""
+
+    path: str
+    description: str
 
 
 class EndedPeers(NamedTuple):
@@ -181,11 +193,33 @@ def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS
 
 
 def _find_full_volume(judgement: Judgement) -> FullVolume | None:
+    """Return the full volume: the error of a write often names no path, and PyTorch's not even the reason."""
     if judgement.kind is SHARED_MEMORY:
-        return find_full_volume(_SHARED_MEMORY)
+        return _find_volume(_SHARED_MEMORY)
     # Without a path and a number, the write may be on another volume, or exceed a limit.
     is_known = judgement.cause.path or judgement.cause.errno == errno.ENOSPC
-    return find_full_volume(judgement.cause.path) if judgement.kind is FULL_VOLUME and is_known else None
+    return _find_volume(judgement.cause.path) if judgement.kind is FULL_VOLUME and is_known else None
+
+
+def _find_volume(path: str) -> FullVolume | None:
+    """Return the full volume that contains a path, or any one if the path is empty."""
+    below = os.path.realpath(path) if path else ""
+    try:
+        with open(_MOUNTS, encoding="utf-8", errors="replace") as file:
+            mounts = [line.split() for line in itertools.islice(file, _MOST_MOUNTS)]
+        for _, mount, kind, options, *_ in reversed(mounts):  # the innermost is mounted last
+            is_elsewhere = below and os.path.commonpath((below, mount)) != mount
+            if is_elsewhere or kind not in _LOCAL_TYPES or "ro" in options.split(","):
+                continue
+            space = os.statvfs(mount)
+            if space.f_files and not space.f_favail:
+                return FullVolume(mount, f"the volume at {mount} has too many files: no inode is free")
+            if space.f_blocks and space.f_bavail * space.f_frsize < _MIB:
+                size = space.f_blocks * space.f_frsize / _MIB
+                return FullVolume(mount, f"the volume at {mount} is full: {kind} of {size:.0f} MiB")
+    except (OSError, ValueError):
+        pass
+    return None
 
 
 def _describe_cause(cause: ExceptionFacts, message: str, volume: FullVolume | None) -> str:

@@ -11,7 +11,7 @@ import pytest
 from ddp_pod.base.files import write_json
 from ddp_pod.contract.failure_record import EVIDENCE_STOPPED, Failure
 from ddp_pod.contract.failure_table import CUDA, OOM
-from ddp_pod.failures.restarts import LONGEST_DELAY, PROMPT_RESTARTS, UNCOUNTED_RESTARTS, InPlaceRestarts
+from ddp_pod.failures.restarts import LONGEST_DELAY, PROMPT_RESTARTS, UNCOUNTED_RESTARTS, InPlaceRestarts, Recurrence
 from ddp_pod.failures.worker_failure import find_root_cause
 from ddp_pod.progress.metrics import MetricsEndpoint
 from tests.support.launcher_config import launcher_pod
@@ -56,7 +56,7 @@ STOPPED = failure("stopped", exit_code=143, category="Killed", signature="", evi
 AWAITS: dict[str, Any] = {"nodes": 2, "restarts_without_progress": 1}
 
 
-class SaysNothing(AtStep):
+class WithoutSteps(AtStep):
     """Metrics of ranks that report no step."""
 
     def step(self, rank: int) -> float | None:
@@ -68,39 +68,43 @@ def count(pod: InPlaceRestarts, **options: Any) -> None:
     pod.count_in_place(has_cause=True, **options)
 
 
-class TestUncountedRestarts:
-    @pytest.mark.parametrize(
-        ("failures", "config", "left"),
-        [
-            ([LOST_PEER], {"elastic": True}, 2),
-            ([LOST_PEER, PREEMPTED], {"elastic": True}, 2),
-            ([LOST_PEER, STOPPED], AWAITS, 2),
-            ([STOPPED], AWAITS, 1),
-            ([failure()], {"elastic": True}, 1),
-            ([LOST_PEER, failure()], {"elastic": True}, 1),
-            ([LOST_PEER], {"nodes": 1}, 1),
-        ],
-    )
-    def test_restart_after_failures_of_peers_is_not_counted(
-        self, tmp_path: Path, failures: list[Failure], config: dict[str, Any], left: int
-    ) -> None:
-        pod = restarts(tmp_path, **config)
-        assert pod.observe(failures)
-        count(pod)
-        assert (pod.count, pod.left) == (1, left)
+@pytest.mark.parametrize(
+    ("failures", "config", "left"),
+    [
+        ([LOST_PEER], {"elastic": True}, 2),
+        ([LOST_PEER, PREEMPTED], {"elastic": True}, 2),
+        ([LOST_PEER, STOPPED], AWAITS, 2),
+        ([], AWAITS, 2),
+        ([STOPPED], AWAITS, 1),
+        ([failure()], {"elastic": True}, 1),
+        ([LOST_PEER, failure()], {"elastic": True}, 1),
+        ([LOST_PEER], {"nodes": 1}, 1),
+    ],
+)
+def test_restart_after_failures_of_peers_is_not_counted(
+    tmp_path: Path, failures: list[Failure], config: dict[str, Any], left: int
+) -> None:
+    pod = restarts(tmp_path, **config)
+    assert not failures or pod.observe(failures)
+    count(pod)
+    assert (pod.count, pod.left) == (1, left)
+    expected = find_root_cause(failures).message if failures else "other pods join or leave"
+    assert expected in pod.reason
 
-    def test_number_is_limited(self, tmp_path: Path) -> None:
-        pod = restarts(tmp_path, elastic=True)
-        for _ in range(UNCOUNTED_RESTARTS + 1):
-            assert pod.observe([LOST_PEER])
-            count(pod)
-        assert pod.left == 1
 
-    def test_failures_while_stopping_are_counted(self, tmp_path: Path) -> None:
-        pod = restarts(tmp_path, elastic=True)
-        pod.observe([LOST_PEER], stopping=True)
+def test_number_of_uncounted_restarts_is_limited(tmp_path: Path) -> None:
+    pod = restarts(tmp_path, elastic=True)
+    for _ in range(UNCOUNTED_RESTARTS + 1):
+        assert pod.observe([LOST_PEER])
         count(pod)
-        assert pod.left == 1
+    assert pod.left == 1
+
+
+def test_failures_while_stopping_are_counted(tmp_path: Path) -> None:
+    pod = restarts(tmp_path, elastic=True)
+    pod.observe([LOST_PEER], stopping=True)
+    count(pod)
+    assert pod.left == 1
 
 
 TIMED_OUT = dataclasses.replace(LOST_PEER, message="Timed out waiting 25000ms for recv operation to complete")
@@ -161,7 +165,7 @@ def test_restarts_without_known_cause_and_progress_end_the_run(
     config: dict[str, Any],
     over: list[bool],
 ) -> None:
-    pod = InPlaceRestarts(launcher_pod(tmp_path, in_place_restarts=2, **config), cast(MetricsEndpoint, SaysNothing()))
+    pod = InPlaceRestarts(launcher_pod(tmp_path, in_place_restarts=2, **config), cast(MetricsEndpoint, WithoutSteps()))
     observed = []
     for known, step in zip(explained, steps, strict=True):
         if failures:
@@ -175,7 +179,7 @@ def test_restarts_without_known_cause_and_progress_end_the_run(
 
 @pytest.mark.parametrize("failures", [[LOST_PEER], [failure(category="Network", signature="")], []])
 def test_restarts_in_a_row_are_delayed_until_progress(tmp_path: Path, failures: list[Failure]) -> None:
-    pod = InPlaceRestarts(launcher_pod(tmp_path, in_place_restarts=99, nodes=2), cast(MetricsEndpoint, SaysNothing()))
+    pod = InPlaceRestarts(launcher_pod(tmp_path, in_place_restarts=99, nodes=2), cast(MetricsEndpoint, WithoutSteps()))
 
     def restart(step: float) -> float:
         if failures:
@@ -191,42 +195,23 @@ def test_restarts_in_a_row_are_delayed_until_progress(tmp_path: Path, failures: 
     assert restart(200) == 0.0
 
 
-def test_restarts_of_the_agent_are_delayed_as_well(tmp_path: Path) -> None:
-    pod = restarts(tmp_path, 99)
-    for _ in range(PROMPT_RESTARTS + 2):
-        assert pod.spend()
+def test_restarts_of_the_agent_are_delayed_and_limited(tmp_path: Path) -> None:
+    pod = restarts(tmp_path, PROMPT_RESTARTS + 2)
+    assert [pod.spend() for _ in range(PROMPT_RESTARTS + 3)] == [True] * (PROMPT_RESTARTS + 2) + [False]
+    assert (pod.count, pod.left) == (PROMPT_RESTARTS + 2, 0)
     assert pod.delay > 0
 
 
-def test_a_failure_costs_one_of_the_budget_and_is_the_reason_of_the_restart(tmp_path: Path) -> None:
-    found = restarts(tmp_path)
-    assert (found.count, found.left, found.reason) == (0, 2, "")
-    assert found.observe([failure()])
-    count(found)
-    assert (found.count, found.left, found.failed_step) == (1, 1, 101.0)
-    assert "ValueError: boom" in found.reason
-
-
-@pytest.mark.parametrize(("failures", "reason"), [([LOST_PEER], "boom"), ([], "other pods join or leave")])
-def test_what_others_do_costs_nothing(tmp_path: Path, failures: list[Failure], reason: str) -> None:
-    found = restarts(tmp_path, elastic=True)
-    if failures:
-        assert found.observe([*failures, failure(container_exit_code=85)])
-    count(found)
-    assert (found.count, found.left) == (1, 2)
-    assert reason in found.reason
-
-
-def test_only_the_pod_whose_rank_failed_spends_the_budget(tmp_path: Path) -> None:
-    found = restarts(tmp_path, 1, **AWAITS)
-    lost = failure(container_exit_code=86, category="Network", secondary=True, signature="")
-    assert found.observe([lost])
-    count(found)
-    found.forget()
-    assert (found.count, found.left) == (1, 1)
-    assert found.observe([failure()])
-    count(found)
-    assert not found.observe([failure("other", signature="exit code 7")])
+def test_failure_is_the_reason_of_the_restart_and_repeats_at_the_same_step(tmp_path: Path) -> None:
+    pod = restarts(tmp_path)
+    assert pod.observe([failure()])
+    count(pod)
+    assert (pod.count, pod.left, pod.failed_step) == (1, 1, 101.0)
+    assert "ValueError: boom" in pod.reason
+    assert not pod.observe([failure()])
+    assert pod.repeated
+    pod.forget()
+    assert (pod.failures, pod.repeated, pod.failed_step) == ((), False, None)
 
 
 def test_native_crash_that_repeats_is_found_by_its_exception(tmp_path: Path) -> None:
@@ -244,13 +229,13 @@ def test_native_crash_that_repeats_is_found_by_its_exception(tmp_path: Path) -> 
     assert found.repeated
 
 
-def test_a_pod_whose_ranks_report_no_step_goes_by_what_pod_0_has_told(tmp_path: Path) -> None:
+def test_pod_whose_ranks_report_no_step_uses_the_step_of_pod_0(tmp_path: Path) -> None:
     """Only rank 0 prints steps: the same failure with steps in between is no repetition."""
     config = launcher_pod(tmp_path, in_place_restarts=9, node=1, restarts_without_progress=1)
-    found = InPlaceRestarts(config, cast(MetricsEndpoint, SaysNothing()))
+    found = InPlaceRestarts(config, cast(MetricsEndpoint, WithoutSteps()))
     again = [found.observe([failure(signature="exit code 3")], run_step=step) for step in (100, 200, 300, 300)]
     assert (again, found.repeated) == ([True, True, True, False], True)
-    assert found.failed_step is None, "the rank has not said it"
+    assert found.failed_step is None
 
 
 @pytest.mark.parametrize(
@@ -265,7 +250,7 @@ def test_a_pod_whose_ranks_report_no_step_goes_by_what_pod_0_has_told(tmp_path: 
         (failure(category="Unknown", exit_code=137), True),
     ],
 )
-def test_a_pod_that_may_be_the_cause_is_not_restarted(tmp_path: Path, found: Failure, again: bool) -> None:
+def test_pod_that_may_be_the_cause_is_not_restarted(tmp_path: Path, found: Failure, again: bool) -> None:
     assert restarts(tmp_path, restarts_without_progress=1).observe([found]) is again
     assert restarts(tmp_path).observe([found]) is (found.container_exit_code not in (81, 85))
 
@@ -274,32 +259,43 @@ def test_a_pod_that_may_be_the_cause_is_not_restarted(tmp_path: Path, found: Fai
     ("node", "secondary", "most", "again"),
     [(0, False, 1, False), (1, False, 1, False), (0, True, 1, False), (1, True, 1, True), (1, False, None, True)],
 )
-def test_failures_without_a_step_in_between_get_new_pods(
+def test_failures_without_progress_get_new_pods(
     tmp_path: Path, node: int, secondary: bool, most: int | None, again: bool
 ) -> None:
     pod = restarts(tmp_path, 9, node=node, restarts_without_progress=most)
-    answers = []
+    restarted = []
     for number in range(3):
         signature = "" if secondary else f"exit code {number + 3}"
         lost = failure(category="Network", container_exit_code=86, secondary=secondary, signature=signature)
-        answers.append(pod.observe([lost]))
+        restarted.append(pod.observe([lost]))
         count(pod)
         pod.forget()
-    assert answers == [True, True, again]  # the first failed after steps, the second at the same step
+    assert restarted == [True, True, again]  # the first failed after steps, the second at the same step
 
 
-def test_a_restart_of_the_agent_is_refused_where_the_budget_is_used_up(tmp_path: Path) -> None:
-    found = restarts(tmp_path, budget=1)
-    assert [found.spend(), found.spend()] == [True, False]
-    assert (found.count, found.left) == (1, 0)
-
-
-def test_a_failure_that_comes_again_at_the_same_step_is_a_repetition_until_it_is_answered(tmp_path: Path) -> None:
-    found = restarts(tmp_path)
-    assert [found.observe([failure()]) for _ in range(2)] == [True, False]
-    assert found.repeated
-    found.forget()
-    assert (found.failures, found.repeated, found.failed_step) == ((), False, None)
+@pytest.mark.parametrize(
+    ("failures", "repeated"),
+    [
+        ([("A", 10, 9), ("A", 10, 9)], [False, True]),
+        ([("A", 10, 9), ("A", 9, 9)], [False, True]),
+        ([("A", 10, 9), ("A", 11, 9), ("A", 11, 9)], [False, False, True]),
+        ([("A", 10, 9), ("B", 10, 9), ("A", 10, 9)], [False, False, True]),
+        ([("A", 10, 9), ("", 20, 9), ("A", 15, 9)], [False, False, False]),
+        ([("", 10, 9), ("", 10, 9)], [False, False]),
+        ([("A", None, 9), ("A", None, 9)], [False, True]),
+        ([("A", None, 9), ("A", None, 301)], [False, False]),
+        ([("A", None, 400), ("A", None, 700), ("A", None, 730)], [False, False, True]),  # as late as before
+        ([("A", None, 400), ("B", None, 700), ("A", None, 410)], [False, False, False]),
+        # Counted steps without a position in the run.
+        ([("A", None, 400, 30), ("A", None, 400, 30)], [False, True]),
+        ([("A", None, 400, 30), ("A", None, 400, 31)], [False, True]),
+        ([("A", None, 400, 0), ("A", None, 400, 0)], [False, True]),
+        ([("A", None, 400, 110), ("A", None, 400, 20), ("A", None, 400, 20)], [False, False, True]),  # resumed
+    ],
+)
+def test_same_signature_without_a_step_in_between_is_a_repetition(failures: list[Any], repeated: list[bool]) -> None:
+    recurrence = Recurrence()
+    assert [recurrence.observe(*failure) for failure in failures] == repeated
 
 
 @pytest.mark.parametrize(
@@ -313,7 +309,7 @@ def test_a_failure_that_comes_again_at_the_same_step_is_a_repetition_until_it_is
         (2, 2, False, False, False, False),  # the page is of the workers before the restart
     ],
 )
-def test_a_pod_ends_with_the_failures_that_no_restart_answers(
+def test_pod_ends_with_the_failures_that_no_restart_follows(
     tmp_path: Path, budget: int, spent: int, repeated: bool, fatal: bool, running: bool, final: bool
 ) -> None:
     (tmp_path / "errors").mkdir()

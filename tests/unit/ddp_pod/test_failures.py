@@ -1,0 +1,614 @@
+"""Failures in the pod: outcome, remedy, text and signature of a failed worker or agent, and the root cause."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddp_pod.contract.failure_record import EVIDENCE_ERROR, EVIDENCE_EXIT_CODE, EVIDENCE_STOPPED, Failure
+from ddp_pod.contract.failure_table import Outcome
+from ddp_pod.contract.names import ENV_LOCAL_POD
+from ddp_pod.contract.plan import CodeConfig
+from ddp_pod.failures.agent_failure import (
+    MASTER_NOT_FOUND,
+    SUPERSEDED,
+    UNREACHABLE,
+    UNUSABLE,
+    ArgumentError,
+    build_absence_failure,
+    build_store_failure,
+    examine_agent_error,
+    examine_agent_exit,
+)
+from ddp_pod.failures.rules import WorkerEnd, classify, judge
+from ddp_pod.failures.text import ARGUMENTS_REMEDY, advise, advise_on_output, advise_on_program, describe_worker_failure
+from ddp_pod.failures.worker_failure import (
+    EndedPeers,
+    add_last_lines,
+    build_signature,
+    examine_worker,
+    find_root_cause,
+    shorten_mismatch,
+    unwrap_helper_error,
+)
+from ddp_pod.network.preflight import PreflightError, PreflightReport
+from ddp_pod.torchrun.store import PortTakenError
+from tests.support.launcher_config import launcher_pod
+
+SCRIPT = Outcome("UserError", 82)
+FATAL = Outcome("UserError", 81)
+MEMORY = Outcome("OOM", 84)
+CUDA = Outcome("CUDAError", 82)
+LOST_PEER = Outcome("Network", 86, True)
+KILLED = Outcome("Killed", 82)
+UNKNOWN = Outcome("Unknown", 82)
+GLOO = "[pair.cc:553] Connection closed by peer [10.0.0.1]:2456. gloo/transport/tcp"
+PREAMBLE = "[enforce fail at gloo/transport/tcp/pair.cc:446] op.preamble.length <= op.nbytes. 40 vs 4"
+MISMATCH = (
+    "Detected mismatch between collectives on ranks. "
+    "Rank 1 is running collective: CollectiveFingerPrint(SequenceNumber=3, OpType=BROADCAST, TensorShape=[1000], "
+    "TensorDtypes=Float, TensorDeviceTypes=TensorOptions(dtype=float, memory_format=(nullopt))), but "
+    "Rank 0 is running collective: CollectiveFingerPrint(SequenceNumber=3, OpType=ALLREDUCE, TensorShape=[10], "
+    "TensorDtypes=Float).Collectives differ in the following aspects: \t Op type"
+)
+
+EXCEPTIONS = {
+    SCRIPT: [
+        ("ValueError: boom", "fix the line of the script"),
+        ("ValueError: unknown loss: infonce", "fix the line of the script"),
+        ("RuntimeError: Expected all tensors to be on the same device, cuda:0 and cpu!", "fix the line"),
+        ("RuntimeError: Input type (torch.cuda.FloatTensor) and weight type should be the same", "fix the line"),
+        ("RuntimeError: Expected a 'cuda' device type for generator but found 'cpu'", "fix the line"),
+        ("AssertionError: for now i think we need CUDA for DDP", "fix the line"),
+        ("AssertionError: NCCL timed out? set a longer one", "fix the line"),
+        ("ValueError: environment variable WORLD_SIZE expected, but not set", "fix the line"),
+        ("SystemExit: KeyError: 'lr'", "fix the line"),
+        ("SystemExit: CUDA is not available", "the pod has no GPU"),
+        ("RuntimeError: CUDA is not available", "the pod has no GPU"),
+        ("OSError: [Errno 24] Too many open files: 'x'", "file descriptor"),
+        ("OSError: [Errno 23] Too many open files in system", "file descriptor"),
+        ("RuntimeError: received 0 items of ancdata", "file descriptor"),
+        ("RuntimeError: unable to open shared memory object </torch_1>: Too many open files (24)", "file descriptor"),
+        ("RuntimeError: unable to write to file </torch_4_1>: No space left on device (28)", "shm.sizeLimit"),
+        ("RuntimeError: unable to write to file </torch_4_1>: Kein Speicherplatz frei (28)", "shm.sizeLimit"),
+        ("OSError: [Errno 28] No space left on device: '/dev/shm/x'", "shm.sizeLimit"),
+        ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. ", "spec.shm.sizeLimit"),
+        ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. ", "helper process"),
+        ("OSError: [Errno 28] No space left on device", "the disk or volume is full"),
+        ("OSError: [Errno 28] Kein Speicherplatz frei: '/ckpt/x'", "the disk or volume is full"),
+        ("safetensors_rust.SafetensorError: I/O error: (os error 28)", "the disk or volume is full"),
+        ("RuntimeError: [enforce fail at x.cc:672] . unexpected pos 640 vs 534", "the disk or volume is full"),
+        ("RuntimeError: basic_ios::clear: iostream error", "the disk or volume is full"),
+        ("OSError: 2000000 requested and 131056 written", "the disk or volume is full"),
+        ("OSError: [Errno 27] File too large: '/ckpt/x'", "ulimit -f"),
+        ("shutil.Error: [('a', 'b', '[Errno 122] Disk quota exceeded')]", "quota"),
+        ("RuntimeError: . open file failed with strerror: Read-only file system", "without readOnly"),
+        ("OSError: [Errno 30] Read-only file system: '/data/last.pt'", "mounted without readOnly"),
+        ("RuntimeError: [enforce fail] . open file failed with strerror: Permission denied", "fsGroup"),
+        ("RuntimeError: File /ckpt/last.pt cannot be opened.", "fsGroup"),
+        ("RuntimeError: Parent directory /ckpt/new does not exist.", "os.makedirs"),
+        ("OSError: [Errno 116] Stale file handle", "storage"),
+        ("BlockingIOError: [Errno 11] Resource temporarily unavailable", "podPidsLimit"),
+        ("RuntimeError: can't start new thread", "podPidsLimit"),
+        ("BlockingIOError: [Errno 11] Unable to open file (unable to lock file, errno = 11)", "the lock of"),
+        ("FileExistsError: [Errno 17] File exists: 'out'", "exist_ok=True"),
+        ("ConnectionResetError: [Errno 104] Connection reset by peer", "request to a service"),
+        ("ConnectionRefusedError: [Errno 111] Connection refused", "request to a service"),
+        ("requests.exceptions.ConnectionError: HTTPConnectionPool(host='nccl'): timed out", "request to a"),
+        ("EOFError: EOF when reading a line", "breakpoint()"),
+        ("bdb.BdbQuit: ", "breakpoint()"),
+        ("EOFError: Ran out of input", "incomplete"),
+        ("_pickle.UnpicklingError: Weights only load failed. … Unsupported operand 60", "incomplete"),
+        ("_pickle.UnpicklingError: Weights only load failed. … Unsupported global: C", "add_safe_globals"),
+        ("RuntimeError: PytorchStreamReader failed: failed finding central directory", "incomplete"),
+        ("RuntimeError: Error(s) in loading state_dict for Net:", "another model"),
+        ("ValueError: Default process group has not been initialized", "init_process_group()"),
+        ("RuntimeError: Expected to have finished reduction in the prior", "find_unused_parameters"),
+        ("ValueError: the product (1 * 1) does not match the world size (2).", "GROUP_WORLD_SIZE"),
+        ("RuntimeError: Mesh should not be bigger than default world size 2, but found 4 ranks!", "--procs"),
+        ("AssertionError: world size (6) is not divisible by tensor_parallel (4)", "spec.procPerNode"),
+        ("AttributeError: Can't pickle local object 'main.<locals>.f'", "pickled"),
+        ("KeyError: 'getpwuid(): uid not found: 1000680000'", "set USER"),
+        ("OSError: No username set in the environment", "set USER"),
+        ("triton.runtime.errors.OutOfResources: out of resource: shared memory, 131072", "block sizes"),
+        ("torch._inductor.exc.InductorError: InvalidCxxCompiler: No working C++ compiler found", "gcc"),
+        ("torch._dynamo.exc.Unsupported: Failed to trace", "fullgraph"),
+        ("json.decoder.JSONDecodeError: Expecting value", "JSON"),
+        ("subprocess.CalledProcessError: Command 'x' died", "own output"),
+        ("RuntimeError: Expected one of cpu, cuda at start of device string: gpu", "cuda:N"),
+        ("ValueError: DistributedDataParallel device_ids and output_device arguments only work with", "LOCAL_RANK"),
+        ("RuntimeError: operator torchvision::nms does not exist", "versions that belong together"),
+        ("FloatingPointError: Loss is nan, stopping training", "reduce the learning rate"),
+        ("RuntimeError: Function 'SqrtBackward0' returned nan values in its 0th output.", "reduce the learning rate"),
+        ("RuntimeError: The total norm for gradients is non-finite", "reduce the learning rate"),
+        ("ValueError: the loss of step 3 on rank 0 is not a finite number", "reduce the learning rate"),
+        (f"RuntimeError: {PREAMBLE}", "the same collectives"),
+        (f"RuntimeError: {MISMATCH}", "the same collectives"),
+    ],
+    FATAL: [
+        ("ModuleNotFoundError: No module named 'einops'", "install it in the image"),
+        ("SyntaxError: invalid syntax", "fix the line"),
+        ("SystemExit: python: No module named x", "the image lacks x"),
+        ("ImportError: flash.so: undefined symbol: _ZN3c104cuda9SetDeviceEi", "versions that belong together"),
+        ("ImportError: numpy.core.multiarray failed to import (auto-generated because", "pin the version"),
+        ("ValueError: numpy.dtype size changed, may indicate binary incompatibility.", "pin the version"),
+        ("OSError: [Errno 8] Exec format error: 'train.sh'", "architecture"),
+        ("AttributeError: partially initialized module 'torch' has no attribute 'Tensor'", "rename the file"),
+        ("ImportError: cannot import name 'a' (most likely due to a circular import)", "rename the file"),
+        ("RuntimeError: [enforce fail at gloo/x.cc:84] Unable to find address for: eth9", "GLOO_SOCKET_IFNAME"),
+        ("torch.distributed.DistBackendError: NCCL error: no socket interface found", "NCCL_SOCKET_IFNAME"),
+        ("ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!", "backend gloo"),
+        ("AssertionError: Torch not compiled with CUDA enabled", "backend gloo"),
+        ("AttributeError: module 'torch._C' has no attribute '_cuda_setDevice'", "backend gloo"),
+        ("RuntimeError: deserialize object on a CUDA device but torch.cuda.is_available() is False.", "backend gloo"),
+        ("RuntimeError: Distributed package doesn't have NCCL built in", "backend gloo"),
+        ("RuntimeError: Cannot access accelerator device when none is available.", "backend gloo"),
+        ("RuntimeError: Tried to instantiate dummy base class Event", "backend gloo"),
+        ("RuntimeError: torch.cuda.Stream requires CUDA support", "backend gloo"),
+        ("RuntimeError: Expected one of cpu, cuda device type at start of device string: None", "backend gloo"),
+        ("ValueError: device_id cuda:0 does not match the accelerator support: None. Please", "backend gloo"),
+    ],
+    MEMORY: [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB", "the GPU's memory is full"),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling", "the GPU's memory is full"),
+        ("RuntimeError: [enforce fail] DefaultCPUAllocator: can't allocate memory", "memory limit"),
+        ("OSError: [Errno 12] Cannot allocate memory", "memory limit"),
+        ("RuntimeError: unable to mmap 9 bytes from file </x>: Cannot allocate memory (12)", "max_map_count"),
+        ("MemoryError: ", "raise the memory limit"),
+        ("std.bad_alloc: ", "memory limit"),
+    ],
+    CUDA: [
+        ("RuntimeError: CUDA error: device-side assert triggered", "index out of range"),
+        ("torch.AcceleratorError: CUDA error: device-side assert", "index out of range"),
+        ("torch.AcceleratorError: CUDA error: an illegal memory access was encountered", "nvidia-smi"),
+        ("torch.AcceleratorError: CUDA error: unspecified launch failure", "nvidia-smi"),
+        ("RuntimeError: CUDA error: invalid device ordinal", "LOCAL_RANK"),
+        ("RuntimeError: Triton Error [CUDA]: misaligned address", "nvidia-smi"),
+        ("RuntimeError: cuDNN error: CUDNN_STATUS_EXECUTION_FAILED", "nvidia-smi"),
+        ("SystemExit: RuntimeError: CUDA error: device-side assert triggered", "index out of range"),
+    ],
+    LOST_PEER: [
+        (f"RuntimeError: {GLOO}", "another rank or the network failed first"),
+        (f"SystemExit: RuntimeError: {GLOO}", "another rank or the network failed first"),
+        ("torch.distributed.DistNetworkError: failed to recv, got 0 bytes", "another rank"),
+    ],
+    Outcome("Network", 82): [
+        ("torch.distributed.DistNetworkError: port: 29500, EADDRINUSE, address already in use", "no fixed port")
+    ],
+    Outcome("NCCL", 86, True): [
+        ("torch.distributed.DistBackendError: NCCL error: remote process exited", "another rank")
+    ],
+    Outcome("NCCL", 82): [("torch.distributed.DistBackendError: NCCL: Duplicate GPU detected", "another rank")],
+    KILLED: [("KeyboardInterrupt: ", "SIGINT")],
+}
+
+
+def judged(code: int, kind: str = "", message: str = "", *, silent: bool = False) -> tuple[Outcome, str]:
+    """Return the outcome and the remedy of a worker."""
+    end = WorkerEnd(code, kind, message)
+    judgement = judge(end, oom_killed=False, non_retryable=[5])
+    return judgement.outcome, advise(judgement, end, only_exit_code=silent)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "text", "remedy"),
+    [(outcome, text, remedy) for outcome, rows in EXCEPTIONS.items() for text, remedy in rows],
+)
+def test_exception_has_its_outcome_and_remedy(
+    outcome: Outcome, text: str, remedy: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(ENV_LOCAL_POD, raising=False)
+    kind, _, message = text.partition(": ")
+    found, advice = judged(1, kind, message)
+    assert found == outcome
+    assert remedy in advice
+
+
+@pytest.mark.parametrize(
+    ("code", "message", "silent", "outcome", "remedy"),
+    [
+        (-9, "", False, KILLED, "the kernel of a node that is short of memory"),
+        (137, "", False, KILLED, "dmesg"),
+        (-15, "", False, KILLED, "kubectl exec"),  # the kernel never sends it
+        (130, "", False, KILLED, "kubectl exec"),
+        (-11, "", True, UNKNOWN, "crashed in native code"),
+        (139, "", True, UNKNOWN, "crashed in native code"),
+        (-24, "", False, UNKNOWN, "ulimit -t"),
+        (153, "", False, UNKNOWN, "ulimit -f"),
+        (1, "", True, UNKNOWN, "the script ended itself"),
+        (3, "3", True, SCRIPT, "its last lines in the log"),
+        (5, "5", True, FATAL, "its last lines in the log"),  # spec.recovery.nonRetryableExitCodes
+        (81, "", False, FATAL, "fix the line"),
+        (83, "", False, Outcome("Hang", 83), "why the rank does not leave its line"),
+        (84, "84", False, MEMORY, "lower the batch size"),
+        (84, "84", True, MEMORY, "its last lines in the log"),
+        (85, "", False, Outcome("Preempted", 85), ""),
+        (86, "", False, LOST_PEER, "another rank"),
+        (2, "train.py: error: unrecognized arguments: --epoch3 4", False, SCRIPT, ARGUMENTS_REMEDY),
+        (2, "click.exceptions.NoSuchOption: No such option: --epoch3", False, SCRIPT, ARGUMENTS_REMEDY),
+        (3, "train.py: error: unrecognized arguments: --epoch3 4", False, SCRIPT, "fix the line"),
+        (2, "x.py: error: unrecognized arguments: --local-rank=0", False, SCRIPT, "'--local-rank', '--local_rank'"),
+    ],
+)
+def test_exit_code_has_its_outcome_and_remedy(
+    code: int, message: str, silent: bool, outcome: Outcome, remedy: str
+) -> None:
+    found, advice = judged(code, "SystemExit" if message else "", message, silent=silent)
+    assert found == outcome
+    assert remedy in advice
+
+
+def test_sigkill_is_out_of_memory_only_if_the_kernel_has_counted_it() -> None:
+    assert classify(WorkerEnd(-9), oom_killed=True) == MEMORY
+    assert classify(WorkerEnd(137), oom_killed=True) == MEMORY
+    assert classify(WorkerEnd(-11), oom_killed=True).category == "Unknown"
+
+
+@pytest.mark.parametrize(("devices", "code"), [(["null", "nvidiactl"], 81), (["nvidia0"], 82)])
+def test_missing_gpu_is_final_in_a_pod_without_one(
+    monkeypatch: pytest.MonkeyPatch, devices: list[str], code: int
+) -> None:
+    monkeypatch.setattr(os, "listdir", lambda path: devices)
+    assert judged(1, "RuntimeError", "No CUDA GPUs are available")[0].exit_code == code
+
+
+PACKED = CodeConfig("/code", "0" * 64, "/workspace", None, "/packages")
+
+
+@pytest.mark.parametrize(
+    ("code", "local", "module", "script"),
+    [
+        (PACKED, False, "requirements.txt of the packed folder and add --pip", "--include PATH packs it"),
+        (dataclasses.replace(PACKED, requirements="needs.txt"), False, "einops to needs.txt", "--include PATH"),
+        (None, True, f"install the package of einops for {sys.executable}", "run ddp in the folder that has it"),
+        (None, False, "the image lacks einops", "`ddp submit job.yaml --workdir DIR`"),
+    ],
+)
+def test_missing_file_has_the_remedy_of_where_the_code_comes_from(
+    code: CodeConfig | None, local: bool, module: str, script: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv(ENV_LOCAL_POD, raising=False)
+    if local:
+        monkeypatch.setenv(ENV_LOCAL_POD, "uid")
+    end = WorkerEnd(1, "ModuleNotFoundError", "No module named 'einops'")
+    assert module in advise(judge(end, oom_killed=False), end, code=code)
+    assert script in advise_on_program(code)
+
+
+# ---- texts
+
+
+def test_error_of_a_helper_process_is_unwrapped() -> None:
+    message = "Caught KeyError in DataLoader worker process 1.\nOriginal Traceback (most recent call last):\n  File x\n"
+    expected = ("KeyError", "'no label' (in DataLoader worker process 1)")
+    assert unwrap_helper_error("KeyError", f"{message}KeyError: 'no label'\n") == expected
+    assert unwrap_helper_error("KeyError", "Caught it") == ("KeyError", "Caught it")
+
+    spawned = (
+        "\n\n-- Process 1 terminated with the following error:\nTraceback (most recent call last):\n"
+        '  File "/lib/torch/distributed/distributed_c10d.py", line 7, in wait\n    work.wait()\n    ^^^^^^^^^^^\n'
+        "data.errors.Bad: 2 problems:\nfirst: timed out\n"
+    )
+    kind, text = unwrap_helper_error("torch.multiprocessing.spawn.ProcessRaisedException", spawned)
+    assert (kind, text) == ("data.errors.Bad", "2 problems:\nfirst: timed out (in Process 1)")
+    assert judged(1, kind, text)[0].category == "UserError"
+
+
+def test_ranks_in_different_collectives_are_named_with_them() -> None:
+    expected = "rank 1 is in BROADCAST of shape [1000], rank 0 is in ALLREDUCE of shape [10]"
+    assert shorten_mismatch(MISMATCH).endswith(expected)
+    for other in ("boom", PREAMBLE, "Detected mismatch between collectives on ranks"):
+        assert shorten_mismatch(other) == other
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "traceback", "text"),
+    [
+        ("SystemExit", "3", "", "worker exited with code 3"),
+        ("SystemExit", "no such option", "", "worker exited with code 3: no such option"),
+        ("AssertionError", "", 'File "/a.py", line 2\n  File "/x/t.py", line 12', "AssertionError (t.py, line 12)"),
+        ("MemoryError", "", "", "MemoryError"),
+        ("pkg.errors.Bad", "boom", "", "Bad: boom"),
+    ],
+)
+def test_failure_of_a_worker_is_described_in_a_line(kind: str, message: str, traceback: str, text: str) -> None:
+    assert describe_worker_failure(3, kind, message, traceback) == text
+
+
+# ---- evidence
+
+
+def test_error_file_counts_more_than_the_signal_of_the_agent(tmp_path: Path) -> None:
+    pod = launcher_pod(tmp_path)
+    (tmp_path / "errors").mkdir()
+    error = {"type": "OSError", "message": "truncated", "traceback": "T", "exitCode": 1}
+    (tmp_path / "errors" / "0.json").write_text(json.dumps(error))
+    assert examine_worker(pod, WorkerEnd(-15)).exit_code == 1
+    assert examine_worker(pod, WorkerEnd(-9)).exit_code == 1
+    assert examine_worker(pod, WorkerEnd(-11)).exit_code == 139
+    stopped = examine_worker(pod, WorkerEnd(-15, local_rank=1, stopped=True))
+    assert (stopped.exit_code, stopped.evidence) == (143, EVIDENCE_STOPPED)
+
+
+@pytest.mark.parametrize(
+    ("end", "evidence"),
+    [
+        (WorkerEnd(3), EVIDENCE_EXIT_CODE),
+        (WorkerEnd(3, "SystemExit", "3"), EVIDENCE_EXIT_CODE),
+        (WorkerEnd(3, "SystemExit", "no data"), EVIDENCE_ERROR),
+        (WorkerEnd(1, "ValueError"), EVIDENCE_ERROR),
+        (WorkerEnd(-9), EVIDENCE_ERROR),
+        (WorkerEnd(143), EVIDENCE_ERROR),
+        (WorkerEnd(-15, stopped=True), EVIDENCE_STOPPED),
+        (WorkerEnd(1, stopped=True), EVIDENCE_STOPPED),
+        (WorkerEnd(-15, "ValueError", "boom", stopped=True), EVIDENCE_ERROR),
+    ],
+)
+def test_failure_records_its_evidence(end: WorkerEnd, evidence: str, tmp_path: Path) -> None:
+    assert examine_worker(launcher_pod(tmp_path), end).evidence == evidence
+
+
+@pytest.mark.parametrize(
+    ("peers", "subject"),
+    [
+        (EndedPeers([0]), "rank 0"),
+        (EndedPeers([0, 2], 1), "ranks 0, 2"),
+        (EndedPeers([], 1), "1 other pod"),
+        (EndedPeers([], 2), "2 other pods"),
+    ],
+)
+def test_failure_after_peers_that_ended_with_0_is_the_scripts(tmp_path: Path, peers: EndedPeers, subject: str) -> None:
+    pod = launcher_pod(tmp_path)
+    lost = WorkerEnd(1, "RuntimeError", GLOO, traceback="T", rank=1)
+    failure = examine_worker(pod, lost, peers)
+    assert failure.outcome == SCRIPT
+    assert failure.message.startswith(subject)
+    assert failure.message.endswith(GLOO)
+    assert "no rank may leave the loop before its peers" in failure.remedy
+    assert examine_worker(pod, lost, EndedPeers()).outcome == LOST_PEER
+    own = WorkerEnd(1, "ValueError", "boom")
+    assert examine_worker(pod, own, peers) == examine_worker(pod, own)
+
+
+def test_root_cause_is_the_earliest_failure_that_explains_the_others() -> None:
+    def failure(rank: int, when: float, *, secondary: bool = False, evidence: str = EVIDENCE_ERROR) -> Failure:
+        return Failure("x", rank=rank, time=when, secondary=secondary, evidence=evidence)
+
+    failures = [failure(0, 1, secondary=True), failure(1, 3), failure(2, 2), failure(3, 0, evidence=EVIDENCE_STOPPED)]
+    assert find_root_cause(failures).rank == 2
+    assert find_root_cause([failures[3], failures[0]]).rank == 0
+    assert find_root_cause([failures[3]]).rank == 3
+
+
+# ---- the last lines of a program
+
+
+TRACE = (
+    '[rank1]: Traceback (most recent call last):\n[rank1]:   File "/app/x.py", line 3, in <module>\n[rank1]:     f()\n'
+)
+
+
+def complete(folder: Path, lines: str, failed: Failure | WorkerEnd) -> Failure:
+    """Return a failure that is completed by the last lines of the rank's output."""
+    pod = launcher_pod(folder)
+    (folder / "output").mkdir(exist_ok=True)
+    (folder / "output" / "0.end").write_text(lines)
+    return add_last_lines(pod, examine_worker(pod, failed) if isinstance(failed, WorkerEnd) else failed)
+
+
+def test_shell_is_judged_by_the_traceback_in_its_last_lines(tmp_path: Path) -> None:
+    lines = f"{TRACE}[rank1]: RuntimeError: {GLOO}\n"
+    ended = WorkerEnd(1, time=1.0, rank=1)
+    completed = complete(tmp_path, lines, ended)
+    assert completed.outcome == LOST_PEER
+    assert completed.message == f"RuntimeError: {GLOO}"
+    assert (completed.rank, completed.time) == (1, 1.0)
+    assert completed.traceback.endswith(GLOO)
+    for changes in ({"exit_code": 3}, {"exit_code": -9}, {"exception_type": "SystemExit", "message": "1"}):
+        failed = examine_worker(launcher_pod(tmp_path), ended._replace(**changes))
+        completed = complete(tmp_path, lines, failed)
+        assert dataclasses.replace(completed, traceback="") == failed
+        assert completed.traceback.endswith(GLOO)
+
+    two = f"{lines}{TRACE.replace('1]', '0]')}[rank0]: ValueError: bad label\n"
+    completed = complete(tmp_path, two, WorkerEnd(1, time=1.0))
+    assert (completed.message, completed.secondary) == ("ValueError: bad label", False)
+
+
+TERMINATED = "terminate called after throwing an instance of "
+
+
+@pytest.mark.parametrize(
+    ("lines", "outcome", "message", "remedy"),
+    [
+        (f"{TERMINATED}'gloo::EnforceNotMet'\n  what():  {PREAMBLE}", SCRIPT, "EnforceNotMet: [", "same collectives"),
+        (
+            f"{TERMINATED}'c10::DistBackendError'\n  what():  [PG ID 0] Watchdog caught timeout: WorkNCCL(SeqNum=3)",
+            Outcome("NCCL", 86, True),
+            "DistBackendError: [PG ID 0] Watchdog",
+            "look for the earliest failure",
+        ),
+        (f"{TERMINATED}'c10::Error'\n  what():  CUDA error: illegal access", CUDA, "Error: CUDA error", "nvidia-smi"),
+        ("Fatal Python error: Bus error\n", UNKNOWN, "worker killed by SIGABRT", "/dev/shm is full"),
+        ("step 3\n", UNKNOWN, "worker killed by SIGABRT", "crashed in native code"),
+    ],
+)
+def test_native_crash_is_judged_by_exception_in_last_lines(
+    lines: str, outcome: Outcome, message: str, remedy: str, tmp_path: Path
+) -> None:
+    completed = complete(tmp_path, lines, WorkerEnd(-6, time=1.0))
+    assert completed.outcome == outcome
+    assert completed.message.startswith(message)
+    assert remedy in completed.remedy
+    assert completed.exit_code == 134
+
+
+USAGE = "usage: train.py [-h] [--lr LR]\ntrain.py: error: unrecognized arguments: -x\n"
+NON_FINITE = "Loss is nan, stopping training\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "code", "remedy"),
+    [
+        (USAGE, 2, ARGUMENTS_REMEDY),
+        (USAGE, 1, "the log"),
+        (NON_FINITE, 3, "learning rate"),
+        (NON_FINITE, 82, "the log"),  # chosen by the script
+        (NON_FINITE, 137, "the log"),  # killed from outside
+    ],
+)
+def test_last_lines_of_a_program_without_exception_have_a_remedy(
+    lines: str, code: int, remedy: str, tmp_path: Path
+) -> None:
+    failed = Failure(local_rank=0, exit_code=code, remedy="the log")
+    assert remedy in complete(tmp_path, lines, failed).remedy
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "mkdir: cannot create directory 'work': File exists",
+        "fatal: destination path 'x' already exists and is not an empty directory.",
+        "E: Could not get lock /var/lib/apt/lists/lock. It is held by process 12 (apt-get)",
+        "fatal: Unable to create '/x/.git/index.lock': File exists.",
+        "mv: cannot move 'a' to 'b/a': Directory not empty",
+    ],
+)
+def test_collision_of_commands_that_each_rank_runs_is_explained(text: str) -> None:
+    assert "runs once in each of the 4 ranks of the pod" in advise_on_output(text, 1, 4)
+    assert "in each of" not in advise_on_output(text, 1, 1)
+
+
+# ---- signatures
+
+KEY_ERROR = (
+    "Traceback (most recent call last):\n"
+    '  File "/src/train.py", line 42, in <module>\n    main()\n'
+    '  File "/src/data.py", line 7, in load\n    return table[key]\n'
+    '  File "/usr/lib/python3.12/collections/__init__.py", line 1015, in __getitem__\n    raise KeyError(key)\n'
+    "KeyError: 10\n"
+)
+CHAINED = f"{KEY_ERROR}\nDuring handling of the above exception, another exception occurred:\n\n" + (
+    'Traceback (most recent call last):\n  File "/src/train.py", line 44, in <module>\n    raise Bad\n'
+)
+IN_LIBRARY = KEY_ERROR.replace("/src/", "/usr/lib/python3.12/site-packages/")
+
+
+@pytest.mark.parametrize(
+    ("end", "outcome", "signature"),
+    [
+        (WorkerEnd(1, "KeyError", "x", KEY_ERROR), None, "KeyError at data.py:7"),
+        (WorkerEnd(1, "pkg.errors.Bad", "x", CHAINED), None, "Bad at train.py:44"),
+        (WorkerEnd(1, "SystemExit", "x", KEY_ERROR), None, "SystemExit at data.py:7"),
+        (WorkerEnd(1, "KeyError", "x", IN_LIBRARY), None, "KeyError at __init__.py:1015"),
+        (WorkerEnd(1, "KeyError"), None, "KeyError"),
+        (WorkerEnd(1, "E" * 500), None, "E" * 200),
+        (WorkerEnd(3), None, "exit code 3"),
+        (WorkerEnd(-11), None, "SIGSEGV"),
+        (WorkerEnd(139), None, "SIGSEGV"),
+        (WorkerEnd(-9), None, ""),
+        (WorkerEnd(-6), None, ""),
+        (WorkerEnd(82), None, ""),
+        (WorkerEnd(1, "RuntimeError", "x", KEY_ERROR), CUDA, ""),
+        (WorkerEnd(1, "RuntimeError", "x", KEY_ERROR), LOST_PEER, ""),
+        (WorkerEnd(137, "Hang", "x", KEY_ERROR), Outcome("Hang", 83), ""),
+    ],
+)
+def test_repetitions_of_a_failure_of_the_script_share_a_signature(
+    end: WorkerEnd, outcome: Outcome | None, signature: str
+) -> None:
+    assert build_signature(end, outcome or classify(end, oom_killed=False)) == signature
+
+
+# ---- the agent and the launcher's tasks
+
+
+def torchs(name: str, message: str) -> Exception:
+    """Return an exception of a type that torch defines."""
+    error: Exception = type(name, (Exception,), {})(message)
+    return error
+
+
+REPORT = PreflightReport(seconds={}, problems={}, transport="Socket")
+AGENT_ERRORS = [
+    (torchs("RendezvousTimeoutError", ""), LOST_PEER, "not all 1 pods joined", "all pods of the job are scheduled"),
+    (torchs("RendezvousConnectionError", "gone"), LOST_PEER, "lost the rendezvous at", "earliest"),
+    (torchs("DistNetworkError", "gone"), LOST_PEER, "lost the rendezvous at", "earliest"),
+    (PortTakenError(1, "in use"), Outcome("Network", 82), "the rendezvous on port 1: in use", "spec.rendezvous.port"),
+    (
+        PreflightError({"allreduce": "NCCL error"}, REPORT._replace(nccl_failed=True)),
+        Outcome("NCCL", 82),
+        "allreduce: NCCL error",
+        "another rank",
+    ),
+    (PreflightError({"tcp": "nccl:1"}, REPORT), Outcome("Network", 82), "tcp: nccl:1", "another rank"),
+    (
+        PreflightError({"transport": "uses Socket", "pairs": "slow"}, REPORT),
+        Outcome("Network", 82),
+        "transport: uses Socket; pairs: slow",
+        "docs/scaling.md",
+    ),
+    (
+        PreflightError({"transport": "not known"}, REPORT._replace(transport=None)),
+        Outcome("NCCL", 82),
+        "transport: not known",
+        "docs/scaling.md",
+    ),
+    (ArgumentError(), FATAL, "torchrun refused its arguments", "torchrun's own message"),
+    (ModuleNotFoundError("No module named 'torch'"), FATAL, "cannot run torchrun", "has PyTorch"),
+    (OSError("EADDRINUSE"), UNKNOWN, "torchrun failed: OSError: EADDRINUSE", "no fixed port"),
+    (ValueError("bad"), UNKNOWN, "torchrun failed: ValueError: bad", ""),
+]
+
+
+@pytest.mark.parametrize(("error", "outcome", "message", "remedy"), AGENT_ERRORS)
+def test_agent_error_has_its_outcome_message_and_remedy(
+    error: Exception, outcome: Outcome, message: str, remedy: str, tmp_path: Path
+) -> None:
+    failure = examine_agent_error(launcher_pod(tmp_path), error)
+    assert failure.outcome == outcome
+    assert message in failure.message
+    assert remedy in failure.remedy
+    assert failure.exception_type == type(error).__name__
+    assert type(error).__name__ in failure.traceback
+
+
+def test_agent_exit_without_a_report_is_classified_by_its_status(tmp_path: Path) -> None:
+    pod = launcher_pod(tmp_path, oom_kills=1 << 30)
+    killed = examine_agent_exit(pod, -9)
+    assert (killed.outcome, killed.message) == (KILLED, "torchrun's agent killed by SIGKILL")
+    assert examine_agent_exit(pod, 1).outcome == UNKNOWN
+
+
+@pytest.mark.parametrize(
+    ("problem", "outcome", "remedy"),
+    [
+        (SUPERSEDED, LOST_PEER, "no action needed"),
+        (UNUSABLE, FATAL, "secretRef"),
+        (UNREACHABLE, Outcome("Network", 82), "secretRef"),
+    ],
+)
+def test_store_problem_has_its_outcome_and_remedy(problem: str, outcome: Outcome, remedy: str, tmp_path: Path) -> None:
+    failure = build_store_failure(launcher_pod(tmp_path), problem, "no bucket")
+    assert (failure.outcome, failure.message, failure.exception_type) == (outcome, "no bucket", problem)
+    assert remedy in failure.remedy
+
+
+@pytest.mark.parametrize(
+    ("problem", "remedy"),
+    [
+        ("name does not resolve yet", "the cluster's DNS"),
+        ("nothing listens there yet", "the log of pod 0"),
+        ("", "NetworkPolicy"),
+    ],
+)
+def test_absence_of_pod_0_is_a_lost_peer(problem: str, remedy: str, tmp_path: Path) -> None:
+    failure = build_absence_failure(launcher_pod(tmp_path, master="train-1-0.train"), problem)
+    assert (failure.outcome, failure.exception_type) == (LOST_PEER, MASTER_NOT_FOUND)
+    assert "train-1-0.train" in failure.message
+    assert remedy in failure.remedy
