@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from contextlib import suppress
 from typing import Any
 
 import pytest
 
 from ddp_operator.api import constants
-from ddp_operator.api.cluster import AlreadyExists, Event, Key, Object, Refused, Snapshot, VersionConflict, owner_uids
+from ddp_operator.api.cluster import AlreadyExists, Key, Object, Refused, Snapshot, VersionConflict, owner_uids
 from ddp_operator.api.job import owner_reference
 from ddp_operator.api.parse import parse_resource
 from tests.support.cluster_drivers import ClusterDriver
@@ -101,19 +100,6 @@ def ended(snapshot: Snapshot) -> dict[int, Any]:
 # --- pods -------------------------------------------------------------------------------------------------------------
 
 
-async def test_job_gets_pod_for_each_index_that_knows_its_index(driver: ClusterDriver) -> None:
-    await start_job(driver, 3)
-    snapshot = await driver.cluster.observe(KEY)
-    assert snapshot is not None
-    assert sorted(living(snapshot)) == [0, 1, 2]
-    for pod in await driver.list_whole_pods(KEY):
-        index = index_of(pod)
-        assert pod["metadata"]["labels"][constants.ANNOTATION_COMPLETION_INDEX] == str(index)
-        assert pod["spec"]["hostname"] == f"{JOB}-{index}"
-        (variable,) = [v for v in pod["spec"]["containers"][0]["env"] if v["name"] == constants.ENV_COMPLETION_INDEX]
-        assert constants.ANNOTATION_COMPLETION_INDEX in variable["valueFrom"]["fieldRef"]["fieldPath"]
-
-
 async def test_running_pod_is_ready_and_has_start_time(driver: ClusterDriver) -> None:
     await start_job(driver)
     snapshot = await driver.until(KEY, lambda seen: seen.jobs[0]["status"].get("ready") == 2, "2 ready pods in the Job")
@@ -131,124 +117,7 @@ async def test_exit_code_and_termination_message_of_pod_are_in_its_status(driver
     assert state["finishedAt"] >= state["startedAt"]
 
 
-async def test_success_of_all_pods_completes_job(driver: ClusterDriver) -> None:
-    await start_job(driver)
-    for index in (0, 1):
-        await driver.finish_pod(JOB, index)
-    snapshot = await driver.until(KEY, lambda seen: has(seen.jobs[0], "Complete"), "a complete Job")
-    assert snapshot.jobs[0]["status"]["completedIndexes"] == "0,1" or snapshot.jobs[0]["status"]["succeeded"] == 2
-    assert [p["status"]["phase"] for p in snapshot.pods] == ["Succeeded", "Succeeded"]
-
-
-async def test_success_of_one_pod_does_not_complete_job(driver: ClusterDriver) -> None:
-    await start_job(driver)
-    await driver.finish_pod(JOB, 0)
-    snapshot = await driver.until(KEY, lambda seen: seen.jobs[0]["status"].get("succeeded") == 1, "one success")
-    assert not has(snapshot.jobs[0], "Complete")
-    assert sorted(living(snapshot)) == [1]
-
-
-async def test_success_policy_completes_job_without_its_other_pods(driver: ClusterDriver) -> None:
-    owner = await driver.add_resource(KEY.name)
-    manifest = job(owner)
-    manifest["spec"]["successPolicy"] = {"rules": [{"succeededIndexes": "0"}]}
-    await driver.cluster.create(driver.dress(manifest))
-    await until_running(driver, 2)
-    await driver.finish_pod(JOB, 0)
-    seen = await driver.until(KEY, lambda seen: has(seen.jobs[0], "Complete"), "the Job complete")
-    assert living(seen) == {}
-
-
-async def test_fatal_exit_code_fails_job_and_ends_its_other_pods(driver: ClusterDriver) -> None:
-    await start_job(driver, 3)
-    await driver.finish_pod(JOB, 1, code=FATAL)
-    snapshot = await driver.until(KEY, lambda seen: has(seen.jobs[0], "Failed"), "a failed Job")
-    (condition,) = [c for c in snapshot.jobs[0]["status"]["conditions"] if c["type"] == "Failed"]
-    assert condition["reason"] == "PodFailurePolicy"
-    assert f"exit code {FATAL}" in condition["message"]
-    assert living(snapshot) == {}
-
-
-async def test_replaceable_exit_code_gets_new_pod_under_same_index(driver: ClusterDriver) -> None:
-    await start_job(driver)
-    before = await driver.cluster.observe(KEY)
-    assert before is not None
-    former = {index: pod["metadata"]["uid"] for index, pod in living(before).items()}
-    await driver.finish_pod(JOB, 1, code=REPLACED)
-    snapshot = await driver.until(
-        KEY,
-        # The Job may have been listed before the pods were.
-        lambda seen: (
-            1 in living(seen)
-            and living(seen)[1]["metadata"]["uid"] != former[1]
-            and seen.jobs[0]["status"].get("failed")
-        ),
-        "a new pod 1, counted",
-    )
-    assert living(snapshot)[0]["metadata"]["uid"] == former[0]
-    assert snapshot.jobs[0]["status"]["failed"] == 1
-    assert not has(snapshot.jobs[0], "FailureTarget")
-
-
-async def test_suspension_deletes_pods_and_resumption_creates_new_ones(driver: ClusterDriver) -> None:
-    await start_job(driver)
-    await driver.cluster.patch_job("default", JOB, {"spec": {"suspend": True}})
-    snapshot = await driver.until(
-        KEY, lambda seen: has(seen.jobs[0], "Suspended") and not seen.jobs[0]["status"].get("active"), "suspension"
-    )
-    assert living(snapshot) == {}
-    await driver.cluster.patch_job("default", JOB, {"spec": {"suspend": False}})
-    snapshot = await until_running(driver, 2)
-    assert sorted(living(snapshot)) == [0, 1]
-    assert not has(snapshot.jobs[0], "Suspended")
-
-
-async def test_job_created_suspended_has_no_pod(driver: ClusterDriver) -> None:
-    owner = await driver.add_resource(KEY.name)
-    await driver.cluster.create(driver.dress(job(owner, suspend=True)))
-    snapshot = await driver.until(KEY, lambda seen: seen.jobs and has(seen.jobs[0], "Suspended"), "suspension")
-    assert snapshot.pods == ()
-
-
-async def test_completions_and_parallelism_patched_together_resize_job(driver: ClusterDriver) -> None:
-    await start_job(driver, 2)
-    await driver.cluster.patch_job("default", JOB, {"spec": {"completions": 3, "parallelism": 3}})
-    await until_running(driver, 3)
-    await driver.cluster.patch_job("default", JOB, {"spec": {"completions": 1, "parallelism": 1}})
-    snapshot = await driver.until(KEY, lambda seen: len(living(seen)) == 1, "one pod")
-    assert sorted(living(snapshot)) == [0]
-
-
-async def test_deleted_pod_is_visible_in_grace_period_and_replaced_after_its_end(
-    driver: ClusterDriver,
-) -> None:
-    await start_job(driver)
-    snapshot = await driver.cluster.observe(KEY)
-    assert snapshot is not None
-    victim = living(snapshot)[1]["metadata"]
-    await driver.cluster.delete("Pod", "default", victim["name"], uid=victim["uid"])
-    snapshot = await driver.until(
-        KEY, lambda seen: 1 in living(seen) and living(seen)[1]["metadata"]["uid"] != victim["uid"], "a new pod 1"
-    )
-    assert not [p for p in snapshot.pods if p["metadata"]["uid"] == victim["uid"] and p["status"]["phase"] == "Running"]
-
-
 # --- objects ----------------------------------------------------------------------------------------------------------
-
-
-async def test_pod_declared_failed_is_replaced_and_not_counted(driver: ClusterDriver) -> None:
-    await start_job(driver)
-    before = await driver.cluster.observe(KEY)
-    assert before is not None
-    lost = living(before)[1]
-    await driver.cluster.fail_pod(lost, "NodeLost", "the node is gone")
-    uid = lost["metadata"]["uid"]
-    after = await driver.until(KEY, lambda seen: living(seen).get(1, lost)["metadata"]["uid"] != uid, "a new pod 1")
-    (own,) = after.jobs
-    assert not has(own, "Failed")
-    assert not has(own, "FailureTarget")
-    with suppress(VersionConflict):  # if it still exists: the reconciler runs again
-        await driver.cluster.fail_pod(lost, "NodeLost", "once more")
 
 
 async def test_node_of_pod_is_readable(driver: ClusterDriver) -> None:
@@ -304,13 +173,6 @@ async def test_unobserved_object_is_discarded_by_name_and_owner(driver: ClusterD
     await driver.until(KEY, lambda seen: not seen.config_maps, "the end of the own one")
     with pytest.raises(AlreadyExists):
         await driver.cluster.create(service())
-
-
-async def test_dry_run_finds_taken_name_too(driver: ClusterDriver) -> None:
-    owner = await driver.add_resource(KEY.name)
-    await driver.cluster.create(service())
-    with pytest.raises(AlreadyExists):
-        await driver.cluster.create(service(owner), dry_run=True)
 
 
 async def test_dry_run_stores_nothing(driver: ClusterDriver) -> None:
@@ -474,9 +336,19 @@ async def test_foreign_object_survives_end_of_resource(driver: ClusterDriver) ->
         await driver.cluster.create(service())
 
 
-async def test_event_about_resource_is_posted(driver: ClusterDriver) -> None:
-    owner = await driver.add_resource(KEY.name)
-    await driver.cluster.emit(owner, Event("Normal", "Started", "attempt 1"))
+async def test_unchanged_resource_is_suspended(driver: ClusterDriver) -> None:
+    version = (await driver.add_resource(KEY.name))["metadata"]["resourceVersion"]
+    await driver.cluster.suspend_resource(KEY, resource_version=version)
+    snapshot = await driver.cluster.observe(KEY)
+    assert snapshot is not None
+    assert snapshot.resource["spec"]["suspend"]
+    with pytest.raises(VersionConflict):
+        await driver.cluster.suspend_resource(KEY, resource_version=version)
+
+
+async def test_deleted_resource_is_not_suspended(driver: ClusterDriver) -> None:
+    with pytest.raises(VersionConflict):
+        await driver.cluster.suspend_resource(KEY, resource_version="1")
 
 
 # --- metrics pages ----------------------------------------------------------------------------------------------------

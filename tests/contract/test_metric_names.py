@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
 
 import pytest
 from prometheus_client import CollectorRegistry
@@ -15,13 +14,6 @@ from ddp_pod.progress import log_patterns
 from ddp_trainer.observability.metrics_table import BUCKETS, METRICS
 from tests.support import ROOT
 
-# Names of earlier versions: their readers would find nothing.
-FORMER = (
-    "ddp_total_steps", "ddp_epochs", "ddp_step_seconds", "ddp_checkpoint_seconds", "ddp_validation_accuracy",
-    "ddp_nonfinite_loss_total", "ddp_gpu_memory_bytes", "ddp_tokens_per_second", "ddp_launcher_preflight_seconds",
-    "ddp_launcher_stalled_rank", "ddp_checkpoint_upload_failures", "ddp_operator_reconcile_seconds",
-    "ddp_operator_create_to_job_seconds", "ddp_operator_start_to_stage_seconds",
-)  # fmt: skip
 # Unit and number of values other than times, bytes or shares, by the last part of their names.
 PARTS = re.compile(r"_(bucket|sum|count)$")
 
@@ -73,12 +65,3 @@ def test_dashboards_and_alerts_read_series_that_are_exported() -> None:
     used = {PARTS.sub("", name) for name in used} - labels
     assert used
     assert used <= {PARTS.sub("", name) for name in exported}
-
-
-def test_no_file_has_former_name() -> None:
-    pattern = "|".join(rf"\b{name}(_bucket|_sum|_count)?\b" for name in FORMER)
-    ours = ["operator", "trainer", "deploy", "charts", "docs", "tests", ":!tests/contract/test_metric_names.py"]
-    result = subprocess.run(
-        ["git", "grep", "-nP", pattern, "--", *ours], cwd=ROOT, capture_output=True, text=True, check=False
-    )
-    assert result.returncode == 1, result.stdout + result.stderr

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from ddp_operator.api import constants
-from ddp_pod.contract import names as launcher
 from ddp_trainer import contract
 from ddp_trainer.memory import checkpoint as memory_checkpoint
 
@@ -39,20 +38,11 @@ def test_no_value_has_two_names(module: ModuleType, prefix: str) -> None:
     assert len(values) == len(set(values))
 
 
-def test_operator_imports_names_of_launcher_from_contract() -> None:
-    assert {name: getattr(constants, name) for name in shared(launcher)} == shared(launcher)
-
-
 def test_variables_of_contract_cannot_be_set_by_users() -> None:
     ours = {value for name, value in vars(constants).items() if name.startswith("ENV_")}
     # The number of threads is a default that the user may choose.
     assert ours - constants.RESERVED_ENV == {constants.ENV_OMP_NUM_THREADS}
     assert {value for name, value in vars(contract).items() if name.startswith("ENV_")} <= constants.RESERVED_ENV
-
-
-def test_replaced_exit_codes_are_preemption_and_signals() -> None:
-    assert constants.EXIT_PREEMPTED in constants.REPLACED_EXIT_CODES
-    assert all(code > 128 for code in constants.REPLACED_EXIT_CODES if code != constants.EXIT_PREEMPTED)
 
 
 def test_package_for_other_images_knows_its_variables() -> None:

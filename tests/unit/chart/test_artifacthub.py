@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import yaml
 
-from charts.tooling.artifacthub import CHANGES_PER_KIND, SCREENSHOTS, Change, build_metadata, read_changes
+from charts.tooling.artifacthub import SCREENSHOTS, Change, build_metadata, read_changes
 from tests.support import ROOT
 from tests.support.chart import CHART
 
@@ -84,12 +84,6 @@ def test_screenshots_exist() -> None:
     assert [path for path in SCREENSHOTS.values() if not (ROOT / path).is_file()] == []
 
 
-def test_no_address_is_invented_without_a_repository() -> None:
-    metadata = build(repository="")
-    assert "home" not in metadata
-    assert not {"artifacthub.io/links", "artifacthub.io/screenshots"} & set(metadata["annotations"])
-
-
 def test_changes_are_the_entries_of_the_version() -> None:
     changes = read_changes(CHANGELOG, "1.1.0")
     expected = [
@@ -102,13 +96,6 @@ def test_changes_are_the_entries_of_the_version() -> None:
     assert metadata["annotations"]["artifacthub.io/containsSecurityUpdates"] == "true"
 
 
-def test_many_changes_are_cut_in_each_kind_and_counted() -> None:
-    changes = [Change("added", str(number)) for number in range(CHANGES_PER_KIND + 3)] + [Change("fixed", "x")]
-    listed = read_annotation(build(changes), "changes")
-    assert [entry["kind"] for entry in listed] == ["added"] * CHANGES_PER_KIND + ["fixed", "changed"]
-    assert listed[-1]["description"] == "3 more entries in CHANGELOG.md"
-
-
 def test_changelog_without_the_version_is_refused() -> None:
     with pytest.raises(ValueError, match=r"no section \[2\.0\.0\]"):
         read_changes(CHANGELOG, "2.0.0")
@@ -118,8 +105,3 @@ def test_own_changelog_has_changes_of_known_kinds() -> None:
     changes = read_changes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), read_chart()["appVersion"])
     assert changes
     assert {change.kind for change in changes} <= KINDS
-
-
-def test_repository_metadata_has_the_known_fields() -> None:
-    metadata = yaml.safe_load((CHART / "artifacthub-repo.yml").read_text(encoding="utf-8"))
-    assert set(metadata) <= {"repositoryID", "owners", "ignore"}

@@ -44,10 +44,6 @@ def test_test_image_by_name_is_not_changed_by_the_global_registry() -> None:
     assert "other.example/trainer:1" in list_images(values)
 
 
-def test_values_of_a_parent_chart_in_global_are_accepted() -> None:
-    assert render({"global": {"storageClass": "fast"}}) == render()
-
-
 def test_spread_constraint_without_selector_counts_the_operator_pods() -> None:
     constraint = {"maxSkew": 1, "topologyKey": "zone", "whenUnsatisfiable": "ScheduleAnyway"}
     own = {**constraint, "labelSelector": {"matchLabels": {"mine": "yes"}}}
@@ -56,11 +52,6 @@ def test_spread_constraint_without_selector_counts_the_operator_pods() -> None:
     first, second = deployment["template"]["spec"]["topologySpreadConstraints"]
     assert first == {**constraint, "labelSelector": deployment["selector"]}
     assert second == own
-
-
-def test_no_spread_constraint_is_rendered_by_default() -> None:
-    assert "topologySpreadConstraints" not in pod_spec({})
-    assert "priorityClassName" not in pod_spec({})
 
 
 @pytest.mark.parametrize("name", ["spread", "locked-down"])
@@ -72,10 +63,3 @@ def test_common_labels_are_on_every_object_and_every_pod(name: str) -> None:
     templates = [the(objects, "Deployment")["spec"]["template"], job["spec"]["template"]]
     for item in [*objects, job, *templates]:
         assert labels <= item["metadata"]["labels"].items()
-
-
-def test_spread_scenario_sets_priority_and_pod_labels() -> None:
-    values = read_values(CHART / "ci/spread-values.yaml")
-    template = the(render(values), "Deployment")["spec"]["template"]
-    assert template["spec"]["priorityClassName"] == "system-cluster-critical"
-    assert values["podLabels"].items() <= template["metadata"]["labels"].items()

@@ -113,30 +113,6 @@ def test_helm_test_fails_for_job_that_no_operator_serves(server: StandIn, tmp_pa
         assert program.call("GET", JOBS)["items"] == []
 
 
-def test_condition_that_keeps_job_from_training_is_printed(server: StandIn, tmp_path: Path) -> None:
-    pulls = {"type": "Scheduled", "status": "False", "reason": "ImagePull", "message": "no such image"}
-    pulls["lastTransitionTime"] = "2026-01-01T00:00:00Z"
-    accepted = {**pulls, "type": "Accepted", "status": "True", "reason": "Valid", "message": "fine"}
-    with Program(server, tmp_path, seconds=3) as program:
-        program.report(phase="Pending", conditions=[accepted, pulls])
-        code, output = program.end()
-        assert (code, "\nPending: ImagePull: no such image\nno end after 3 s" in output) == (1, True), output
-
-
-def test_job_of_earlier_test_is_replaced(server: StandIn, tmp_path: Path) -> None:
-    with Program(server, tmp_path) as program:
-        program.report(phase="Running")
-        program.process.kill()
-        [leftover] = program.call("GET", JOBS)["items"]
-        with Program(server, tmp_path) as second:
-            while leftover["metadata"]["uid"] in [job["metadata"]["uid"] for job in second.call("GET", JOBS)["items"]]:
-                time.sleep(0.02)
-            second.report(phase="Succeeded")
-            code, output = second.end()
-        assert code == 0, output
-        assert "deleting the job of an earlier test\ncreated" in output
-
-
 @pytest.mark.parametrize("status", [401, 403])
 def test_removed_account_is_no_traceback(server: StandIn, tmp_path: Path, status: int) -> None:
     server.faults.add(status, verb="get", resource="ddptrainingjobs", name=NAME, times=1000)

@@ -27,8 +27,6 @@ from ddp_operator.reconcile.prerequisites import read_job_defaults
 from tests.support import ROOT
 from tests.support.chart import CI_FILES, Object, is_test, of_kind, read_values, render, render_texts, the
 
-from .test_rendering import submitted
-
 ci_files = pytest.mark.parametrize("path", CI_FILES, ids=lambda path: path.stem.removesuffix("-values"))
 
 
@@ -48,10 +46,6 @@ class TestSettings:
         settings = settings_of(render())
         assert read_job_defaults(settings.job_defaults) is None
         assert replace(settings, job_defaults={}) == Settings(log_format="json")
-
-    @pytest.mark.parametrize("given", [None, {"networkPolicy": None, "securityProfile": None}])
-    def test_job_defaults_unknown_to_older_release_are_unset(self, given: Any) -> None:
-        assert read_job_defaults(settings_of(render({"jobDefaults": given})).job_defaults) is None
 
     def test_defaults_of_jobs_arrive_in_operator(self) -> None:
         peer = {"namespaceSelector": {"matchLabels": {"a": "b"}}}
@@ -79,15 +73,6 @@ class TestSettings:
 
 
 class TestReplicas:
-    def test_container_that_starts_again_is_same_holder_of_lease(self) -> None:
-        (entry,) = (e for e in container_of(render())["env"] if e["name"] == "DDP_OPERATOR_IDENTITY")
-        assert entry["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
-
-    def test_new_pod_is_on_standby_before_old_pod_ends(self) -> None:
-        spec = the(render({"replicas": 2}), "Deployment")["spec"]
-        assert spec["replicas"] == 2
-        assert spec["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
-
     def test_pods_prefer_different_nodes_by_default(self) -> None:
         pod = the(render({"replicas": 2}), "Deployment")["spec"]["template"]
         terms = pod["spec"]["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
@@ -99,17 +84,6 @@ class TestReplicas:
         assert the(render({"affinity": own}), "Deployment")["spec"]["template"]["spec"]["affinity"] == own
 
 
-class TestProbes:
-    def test_pages_are_those_that_operator_serves(self) -> None:
-        container = container_of(render({"port": 9090}))
-        assert container["ports"] == [{"name": "http", "containerPort": 9090, "protocol": "TCP"}]
-        source = (ROOT / "operator/ddp_operator/manager/health.py").read_text()
-        for probe in ("livenessProbe", "readinessProbe"):
-            asked = container[probe]["httpGet"]
-            assert asked["port"] == "http"
-            assert f'add_get("{asked["path"]}"' in source
-
-
 class TestSecurity:
     @pytest.mark.parametrize("user", ["", None])
     def test_user_and_groups_can_be_left_to_the_platform(self, user: str | None) -> None:
@@ -117,10 +91,6 @@ class TestSecurity:
         pods = [the(objects, "Deployment")["spec"]["template"]["spec"], *(p["spec"] for p in of_kind(objects, "Pod"))]
         for pod in pods:
             assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-
-    def test_pod_owns_lease(self) -> None:
-        (entry,) = (e for e in container_of(render())["env"] if e["name"] == "DDP_OPERATOR_POD_UID")
-        assert entry["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.uid"}}
 
     @ci_files
     def test_pods_fulfil_restricted_standard(self, path: Path) -> None:
@@ -337,11 +307,6 @@ class TestNotes:
 
 
 class TestJobOfTheHelmTest:
-    @ci_files
-    def test_manifest_is_accepted_by_operator(self, path: Path) -> None:
-        children = check_manifest(submitted(render(read_values(path)))).children
-        assert {child["kind"] for child in children} == {"Secret", "Service", "ConfigMap", "Job"}
-
     def test_job_is_created_in_served_namespace(self) -> None:
         for namespaces, expected in (([], "system"), (["a", "b"], "a"), (["a", "system"], "system")):
             objects = render({"namespaces": namespaces}, namespace="system")

@@ -95,11 +95,6 @@ def test_lint_has_no_complaint(path: Path) -> None:
     assert [message["error"] for message in report["messages"]] == ["icon is recommended"]
 
 
-def test_older_kubernetes_is_refused() -> None:
-    declared = yaml.safe_load((CHART / "Chart.yaml").read_text())["kubeVersion"]
-    assert declared == ">=1.31.0-0"  # -0: also a distribution's 1.31.0-gke.1
-
-
 def test_defaults_are_golden_file(golden: Callable[[str, str], None]) -> None:
     texts = render_texts()
     parts = [
@@ -114,12 +109,6 @@ def test_definition_equals_generated_one() -> None:
     made = {crd["metadata"]["name"]: crd["spec"] for crd in of_kind(render(), "CustomResourceDefinition")}
     kept = [yaml.safe_load(path.read_text()) for path in (ROOT / "deploy/crds").iterdir()]
     assert made == {crd["metadata"]["name"]: crd["spec"] for crd in kept}
-
-
-def test_crd_folder_is_applicable() -> None:
-    """``kubectl apply -f deploy/crds`` fails on any other file in it."""
-    kinds = [yaml.safe_load(path.read_text())["kind"] for path in (ROOT / "deploy/crds").iterdir()]
-    assert set(kinds) == {"CustomResourceDefinition"}
 
 
 def test_definition_is_kept_by_default() -> None:

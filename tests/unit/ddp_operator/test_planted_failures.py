@@ -136,12 +136,6 @@ RESTARTS = {
         why=("Raise sizeLimit of the emptyDir cache in spec.template (it is 1Gi)",),
         never=("no action needed",),
     ),
-    "shared memory limit": Planted(
-        pods=(evicted_pod("ddp-shm", "64Mi"), child_pod(1)),
-        get="Restarting Unknown",
-        describe=("ddp-shm",),
-        why=("Raise spec.shm.sizeLimit (it is 64Mi)",),
-    ),
 }
 
 
@@ -204,13 +198,6 @@ INIT_CONTAINERS = {
         get="Pending PodsNotStarting",
         describe=("CrashLoopBackOff: init container mesh: exit code 3: bucket s3://corpus not found",),
         why=("-c mesh --previous",),
-    ),
-    "between two restarts": Planted(
-        pods=(child_pod(0), starting_pod(1, "fetch", CRASHED)),
-        status=Status(attempt=1, attempt_nodes=2, job_name="train-1"),
-        get="Pending PodsNotStarting",
-        describe=("Error: init container fetch: exit code 3: bucket s3://corpus not found",),
-        why=("-c fetch --previous",),
     ),
     "fails": Planted(
         pods=(FAILED_INIT, child_pod(1)),
@@ -305,16 +292,6 @@ NETWORK = {
         why=(NO_NAME, "Check the cluster's DNS"),
         never=("Loading PyTorch",),
     ),
-    "DNS after a restart": Planted(
-        pods=PODS,
-        page=page(phase="WaitingForMaster"),
-        status=RESTARTING,
-        answers={"unreachable": (UnreachableReport(0, NO_NAME),)},
-        get="Restarting PeerUnreachable",
-        describe=(NO_NAME,),
-        why=(f"Its pods wait (PeerUnreachable): pod 0 reports: {NO_NAME}", "Check the cluster's DNS"),
-        never=("no action needed",),
-    ),
     "taken metrics port": Planted(
         pods=PODS,
         page="dcgm_fi_dev_gpu_temp 40\n",
@@ -353,14 +330,6 @@ NETWORK = {
         describe=(f"PeerUnreachable: pod 0 reports: {SILENT_PEER} (pod 1)",),
         why=(f"{SILENT_PEER} (pod 1)", "Check the network between these pods"),
         never=("training is making progress", "1m00s", "steps/s"),
-    ),
-    "partition that has stalled": Planted(
-        pods=PODS,
-        page=page(phase="Running", ddp_step=47, ddp_launcher_heartbeat_age_seconds=200),
-        answers={"unreachable": (UnreachableReport(0, SILENT_PEER),), "stall": Stall(NOW - timedelta(seconds=200))},
-        get="Running PeerUnreachable",
-        describe=(f"{SILENT_PEER} (pod 1); no step since 2026-11-20T11:56:40Z",),
-        why=(SILENT_PEER,),
     ),
     "stall": Planted(
         pods=PODS,
@@ -447,30 +416,3 @@ def test_interruption_is_counted_once(planted: Planted, restarts: int) -> None:
     check(planted)
     status, _ = settle(planted)
     assert status.restarts.all == restarts
-
-
-def test_loss_that_is_not_finite_has_its_remedy() -> None:
-    check(
-        Planted(
-            pods=PODS,
-            page=page(phase="Running", ddp_step=47, ddp_loss="nan", ddp_launcher_heartbeat_age_seconds=1),
-            get="nan",
-            describe=("training is making progress",),
-            why=("But its loss is nan", "reduce the learning rate"),
-        )
-    )
-
-
-def test_ranks_that_ended_before_the_first_page_have_joined() -> None:
-    pods = tuple(finished_pod(index, {"running": {}}) for index in range(2))
-    status, _ = settle(Planted(pods, "", (), (), status=JOINING))
-    assert status.is_true(c.RENDEZVOUSED)
-    assert status.reason == c.FINISHED
-
-
-def test_ended_pods_of_a_job_that_is_not_complete_have_finished() -> None:
-    pods = tuple(finished_pod(index, {"terminated": {"exitCode": 0}}) for index in range(2))
-    for pod in pods:
-        pod["status"]["phase"] = "Succeeded"
-    status, _ = settle(Planted(pods, "", (), (), status=JOINING))
-    assert status.reason == c.FINISHED

@@ -5,10 +5,6 @@ import pytest
 from ddp_operator.manager.settings import Settings, SettingsError, describe
 
 
-def test_empty_environment_gives_defaults() -> None:
-    assert Settings.from_env({}) == Settings()
-
-
 def test_every_variable_is_read() -> None:
     settings = Settings.from_env(
         {
@@ -80,10 +76,6 @@ def test_bad_value_is_refused_with_its_name_and_remedy(name: str, value: str) ->
     assert value in message
     assert " is invalid: " in message
     assert describe().partition(f"DDP_OPERATOR_{name} ")[2].splitlines()[0].strip() in message
-
-
-def test_variables_of_service_links_are_ignored() -> None:
-    assert Settings.from_env({"DDP_OPERATOR_PORT": "tcp://10.0.0.1:80", "DDP_OPERATOR_SERVICE_HOST": "x"}) == Settings()
 
 
 def test_help_names_every_variable_that_is_read() -> None:

@@ -11,7 +11,6 @@ import pytest
 from ddp_operator.api import constants
 from ddp_operator.api.cluster import Key
 from ddp_operator.decide.losses import _awaits_peers
-from ddp_operator.decide.state import view_children
 from ddp_operator.decide.views import view_job, view_pod
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.children import key_of, trim_metadata, trim_object
@@ -143,18 +142,6 @@ def test_view_of_trimmed_pod_equals_view_of_whole_pod() -> None:
     assert {name: getattr(trimmed, name) for name in fields} == {name: getattr(whole, name) for name in fields}
     assert trimmed.avoids_nodes == whole.avoids_nodes == True  # noqa: E712
     assert trimmed.restarted_sidecars == whole.restarted_sidecars
-
-
-def test_trimmed_children_belong_to_their_resource() -> None:
-    store = ObjectCache()
-    store.apply("Job", child_job())
-    store.apply("Pod", child_pod())
-    meta = {"namespace": "default", "name": "train", "uid": "cr"}
-    store.apply(constants.KIND, {"metadata": meta})
-    snapshot = store.snapshot(KEY)
-    assert snapshot is not None
-    children = view_children(job(), snapshot)
-    assert (len(children.jobs), len(children.pods)) == (1, 1)
 
 
 class Lists:

@@ -138,12 +138,6 @@ async def test_native_pod_group_is_created_in_newest_served_version() -> None:
     assert [options["body"]["apiVersion"].rpartition("/")[2] for _, _, options in client.calls] == versions
 
 
-async def test_native_pod_group_in_no_served_version_is_refused() -> None:
-    raised, _ = await run(lambda cluster: cluster.create(NATIVE_GROUP), *3 * [error(404)])
-    assert isinstance(raised, Refused)
-    assert "enable the feature gates GenericWorkload and GangScheduling" in str(raised)
-
-
 async def test_job_of_native_gang_before_kubernetes_1_36_is_refused_with_remedy() -> None:
     message = 'strict decoding error: unknown field "spec.template.spec.schedulingGroup"'
     raised, _ = await run(lambda cluster: cluster.create(JOB), error(400, message=message))
@@ -181,19 +175,6 @@ async def test_taken_name_is_read_with_its_resource() -> None:
     assert "was deleted meanwhile" in str(raised)
 
 
-async def test_patch_of_job_names_observed_version() -> None:
-    patch = {"metadata": {"annotations": {"a": "b"}}, "spec": {"suspend": True}}
-    _, client = await run(lambda cluster: cluster.patch_job("ns", "j-1", patch, seen=JOB))
-    ((method, path, options),) = client.calls
-    assert (method, path, options["params"]) == ("PATCH", f"{BATCH}/jobs/j-1", WRITE)
-    assert options["content_type"] == "application/merge-patch+json"
-    assert options["body"] == {
-        "metadata": {"annotations": {"a": "b"}, "uid": "u", "resourceVersion": "7"}, "spec": {"suspend": True},
-    }  # fmt: skip
-    _, client = await run(lambda cluster: cluster.patch_job("ns", "j-1", patch))
-    assert client.calls[0][2]["body"] == patch
-
-
 @pytest.mark.parametrize(
     ("status", "expected"),
     [(404, type(None)), (409, VersionConflict), (422, Refused), (403, Refused), (429, ClusterError)],
@@ -204,121 +185,33 @@ async def test_response_to_job_patch_maps_to_exception(status: int, expected: ty
     assert len(client.calls) == (2 if status == 409 else 1), "after a lost race it is read again"
 
 
-@pytest.mark.parametrize("version", [None, "7"])
-async def test_deletion_names_uid_version_and_propagation(version: str | None) -> None:
-    work = lambda cluster: cluster.delete("Job", "ns", "j-1", uid="u", resource_version=version)  # noqa: E731
-    _, client = await run(work)
-    preconditions = {"uid": "u"} | ({"resourceVersion": version} if version else {})
-    body = {
-        "apiVersion": "v1",
-        "kind": "DeleteOptions",
-        "propagationPolicy": "Background",
-        "preconditions": preconditions,
-    }
-    assert client.calls == [("DELETE", f"{BATCH}/jobs/j-1", {"body": body})]
-    assert (await run(work, error(404)))[0] is None
-    assert type((await run(work, error(409), JOB))[0]) is VersionConflict
-    assert (await run(work, error(409), {"metadata": JOB["metadata"] | {"uid": "other"}}))[0] is None
+KUEUE = ("v1beta1", "v1beta2")
+DRA = ("v1", "v1beta2", "v1beta1")
 
 
-async def test_lost_pod_is_declared_failed_at_its_version_then_removed() -> None:
-    condition = {"type": "Ready", "status": "True"}
-    pod = POD | {"status": {"conditions": [condition, {"type": "DisruptionTarget", "status": "False"}]}}
-    _, client = await run(lambda cluster: cluster.fail_pod(pod, "NodeLost", "node n is lost"))
-    (_, patched, options), (method, deleted, removal) = client.calls
-    assert (patched, method, deleted) == (f"{CORE}/pods/p/status", "DELETE", f"{CORE}/pods/p")
-    assert options["body"]["metadata"] == {"uid": "pu", "resourceVersion": "3"}
-    status = options["body"]["status"]
-    assert (status["phase"], status["reason"], status["message"]) == ("Failed", "NodeLost", "node n is lost")
-    kept, target = status["conditions"]
-    assert kept == condition
-    assert {key: target[key] for key in ("type", "status", "reason", "message")} == {
-        "type": "DisruptionTarget", "status": "True", "reason": "NodeLost", "message": "node n is lost",
-    }  # fmt: skip
-    assert removal["body"]["gracePeriodSeconds"] == 0
-    assert removal["body"]["preconditions"] == {"uid": "pu"}
-    _, client = await run(lambda cluster: cluster.fail_pod(pod, "NodeLost", ""), error(404))
-    assert len(client.calls) == 1, "a pod that is gone is not removed"
-    assert type((await run(lambda cluster: cluster.fail_pod(pod, "NodeLost", ""), error(409)))[0]) is VersionConflict
-
-
-async def test_status_is_put_whole_at_its_version() -> None:
-    work = lambda cluster: cluster.patch_status(Key("ns", "j"), {"phase": "Running"}, resource_version="9")  # noqa: E731
-    _, client = await run(work)
-    ((method, path, options),) = client.calls
-    assert (method, path, options["params"]) == ("PUT", f"{OURS}/ddptrainingjobs/j/status", WRITE)
-    assert options["body"] == {
-        "apiVersion": "ddp-operator.dev/v1alpha1", "kind": "DDPTrainingJob", "status": {"phase": "Running"},
-        "metadata": {"name": "j", "namespace": "ns", "resourceVersion": "9"},
-    }  # fmt: skip
-    assert type((await run(work, error(404)))[0]) is VersionConflict
-
-
-async def test_fetch_reads_resource_and_labelled_children() -> None:
-    resource = {"metadata": {"namespace": "ns", "name": "j", "uid": "r"}}
-    foreign = {"metadata": {"name": "c", "labels": LABELS}}
-    pods = {"items": [*({"metadata": {"name": name, "labels": LABELS} | OF_JOB} for name in "ba"), foreign]}
-    answers = {"pods": pods}
-    client = RecordingClient()
-
-    async def request(method: str, path: str, *, kind: str = "", **options: Any) -> Any:
-        client.calls.append((method, path, options))
-        return resource if path.endswith("/j") else answers.get(path.rsplit("/", 1)[-1], {})
-
-    client.request = request  # type: ignore[method-assign]
-    cluster = KubeCluster(client)  # type: ignore[arg-type]
-    snapshot = await cluster.observe(Key("ns", "j"))
-    await cluster.close()
-    assert snapshot is not None
-    assert [pod["metadata"]["name"] for pod in snapshot.pods] == ["a", "b"]
-    assert client.calls[0][1] == f"{OURS}/ddptrainingjobs/j"
-    asked = {path.rsplit("/", 1)[-1]: options for _, path, options in client.calls[1:]}
-    assert set(asked) == {"services", "configmaps", "jobs", "pods", "networkpolicies"}
-    selectors = {kind: options["params"]["labelSelector"] for kind, options in asked.items()}
-    assert selectors.pop("configmaps") == "ddp-operator.dev/job-name in (j,)", "and what belongs to no single job"
-    assert set(selectors.values()) == {"ddp-operator.dev/job-name=j"}
-    brief = {kind for kind, options in asked.items() if options["accept"] == METADATA_ONLY}
-    assert brief == {"services", "configmaps", "networkpolicies"}
-    assert {asked[kind]["accept"] for kind in ("jobs", "pods")} == {"application/json"}
-    assert (await run(lambda cluster: cluster.fetch(Key("ns", "j")), error(404)))[0] is None
-
-
-async def test_workloads_are_read_in_both_versions_from_cache() -> None:
-    _, client = await run(lambda cluster: cluster.workloads_of(JOB), error(404), {"items": [{"a": 1}]})
-    assert [path.split("/")[3] for _, path, _ in client.calls] == ["v1beta1", "v1beta2"]
-    for _, _, options in client.calls:
-        assert options["params"] == {"labelSelector": "kueue.x-k8s.io/job-uid=u", "resourceVersion": "0"}
-    raised, _ = await run(lambda cluster: cluster.workloads_of(JOB), error(404), error(404))
-    assert isinstance(raised, Refused)
-    assert raised.reason == "Invalid"
-    raised, _ = await run(lambda cluster: cluster.workloads_of(JOB), error(403))
-    assert isinstance(raised, Refused)
-    assert raised.reason == "Forbidden"
-
-
-async def test_local_queue_is_read_in_version_that_is_served() -> None:
-    result, client = await run(lambda cluster: cluster.local_queue("ns", "q"), error(404), {"spec": {"a": 1}})
-    assert result == {"spec": {"a": 1}}
-    assert [path for _, path, _ in client.calls] == [
-        f"/apis/kueue.x-k8s.io/{version}/namespaces/ns/localqueues/q" for version in ("v1beta1", "v1beta2")
+@pytest.mark.parametrize(
+    ("kind", "work", "versions"),
+    [
+        ("workloads", lambda cluster: cluster.workloads_of(JOB), KUEUE),
+        ("localqueues", lambda cluster: cluster.local_queue("ns", "q"), KUEUE),
+        ("resourceclaims", lambda cluster: cluster.resource_claim("ResourceClaim", "ns", "c"), DRA),
+        ("resourceclaimtemplates", lambda cluster: cluster.resource_claim("ResourceClaimTemplate", "ns", "c"), DRA),
+    ],
+)
+async def test_object_of_other_project_is_read_in_served_version(
+    kind: str, work: Callable[[KubeCluster], Any], versions: tuple[str, ...]
+) -> None:
+    missing = [error(404)] * (len(versions) - 1)
+    result, client = await run(work, *missing, {"items": [{"a": 1}]})
+    assert result == (({"a": 1},) if kind == "workloads" else {"items": [{"a": 1}]})
+    assert [(path.split("/")[3], path.split("/")[6]) for _, path, _ in client.calls] == [
+        (name, kind) for name in versions
     ]
-    assert (await run(lambda cluster: cluster.local_queue("ns", "q"), error(404), error(404)))[0] is None
-    assert isinstance((await run(lambda cluster: cluster.local_queue("ns", "q"), error(403)))[0], Refused)
-
-
-@pytest.mark.parametrize("kind", ["ResourceClaim", "ResourceClaimTemplate"])
-async def test_resource_claim_is_read_in_version_that_is_served(kind: str) -> None:
-    def ask(*answers: Any) -> Any:
-        return run(lambda cluster: cluster.resource_claim(kind, "ns", "h100"), *answers)
-
-    result, client = await ask(error(404), error(404), {"spec": {"a": 1}})
-    assert result == {"spec": {"a": 1}}
-    assert [path for _, path, _ in client.calls] == [
-        f"/apis/resource.k8s.io/{version}/namespaces/ns/{kind.lower()}s/h100"
-        for version in ("v1", "v1beta2", "v1beta1")
-    ]
-    assert (await ask(error(404), error(404), error(404)))[0] is None
-    assert isinstance((await ask(error(403)))[0], Refused)
+    absent, _ = await run(work, *missing, error(404))
+    assert isinstance(absent, Refused) if kind == "workloads" else absent is None
+    forbidden, _ = await run(work, error(403))
+    assert isinstance(forbidden, Refused)
+    assert forbidden.reason == "Forbidden"
 
 
 OWNED = {"ownerReferences": [{"uid": "resource", "controller": True}]}
@@ -408,10 +301,6 @@ async def test_fetched_children_have_kind() -> None:
     snapshot, _ = await run(lambda cluster: cluster.fetch(Key("ns", "j")), resource, *lists)
     results = {(item["kind"], item["apiVersion"]) for item in (*snapshot.jobs, *snapshot.pods, *snapshot.services)}
     assert results == {("Job", "batch/v1"), ("Pod", "v1"), ("Service", "v1")}
-
-
-async def test_list_without_members_is_empty() -> None:
-    assert (await run(lambda cluster: cluster.workloads_of(JOB), {"items": None}))[0] == ()
 
 
 @pytest.mark.parametrize(

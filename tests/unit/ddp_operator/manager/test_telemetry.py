@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -23,7 +22,7 @@ from ddp_operator.decide.transitions import (
     Used,
     find_transitions,
 )
-from ddp_operator.manager.telemetry import MAX_NODE_LABELS, PHASES, OperatorMetrics
+from ddp_operator.manager.telemetry import MAX_NODE_LABELS, OperatorMetrics
 from ddp_pod.contract.failure_table import CATEGORIES
 from docs.pages.tables import list_operator_series
 from tests.support.builders import NOW
@@ -39,60 +38,38 @@ def change(status: Status, **fields: Any) -> Status:
     return msgspec.structs.replace(status, **fields)
 
 
-def marks(old: Status, new: Status, seconds: float = 7) -> tuple[Transition, ...]:
-    return find_transitions(old, new, NOW + timedelta(seconds=seconds))
-
-
 OOM = LastFailure(attempt=1, category="OOM")
 USED = Used("OOM", 40, "h100")
 
 
-class TestCountedTransitions:
-    def test_same_status_is_no_transition(self) -> None:
-        assert marks(RUNNING, RUNNING) == ()
-        assert marks(Status(), RUNNING) == ()  # the first attempt is no restart
+JOINED = change(RUNNING, conditions=(condition(c.RENDEZVOUSED),))
+FAILED_JOB = change(RUNNING, last_failure=OOM, conditions=(condition(c.FAILED),))
+IN_PLACE = change(RUNNING, restarts=Restarts(in_place=2))
+REPLACED = change(RUNNING, restarts=Restarts(replaced=1))
+STEPPED = change(JOINED, progress=Progress(step=1))
+TRANSITIONS: list[tuple[Status, Status, tuple[Transition, ...]]] = [
+    (RUNNING, RUNNING, ()),
+    (Status(), RUNNING, ()),
+    (RUNNING, change(RUNNING, attempt=2, last_failure=OOM), (Failed("OOM"), Restarted("group", "OOM"))),
+    (change(RUNNING, last_failure=OOM), change(RUNNING, last_failure=OOM, attempt=2), (Restarted("group", "None"),)),
+    (RUNNING, IN_PLACE, (Restarted("process", "Unknown", 2),)),
+    (IN_PLACE, change(RUNNING, attempt=2), (Restarted("group", "None"),)),
+    (RUNNING, REPLACED, (Restarted("pod", "Unknown"),)),
+    (REPLACED, change(REPLACED, phase="Pending"), ()),
+    (RUNNING, FAILED_JOB, (Failed("OOM"), Ended("Failed"))),
+    (FAILED_JOB, change(FAILED_JOB, phase="Failed"), ()),
+    (RUNNING, change(RUNNING, conditions=(condition(c.SUCCEEDED),)), (Ended("Succeeded"),)),
+    (RUNNING, JOINED, (Reached("rendezvous", 7.0),)),
+    (JOINED, STEPPED, (Reached("first_step", 7.0),)),
+    (STEPPED, change(STEPPED, progress=Progress(step=2)), ()),
+    (change(RUNNING, attempt=2), change(JOINED, attempt=2), ()),
+    (RUNNING, change(RUNNING, last_failure=LastFailure(attempt=1, category="Gremlins")), (Failed("Unknown"),)),
+]
 
-    def test_new_attempt_counts_its_failure(self) -> None:
-        new = change(RUNNING, attempt=2, last_failure=OOM)
-        assert marks(RUNNING, new) == (Failed("OOM"), Restarted("group", "OOM"))
 
-    def test_new_attempt_of_another_size_has_no_failure(self) -> None:
-        old = change(RUNNING, last_failure=OOM)
-        assert marks(old, change(old, attempt=2)) == (Restarted("group", "None"),)
-
-    def test_restarts_in_place(self) -> None:
-        assert marks(RUNNING, change(RUNNING, restarts=Restarts(in_place=2))) == (Restarted("process", "Unknown", 2),)
-        # A new attempt counts from zero again.
-        old = change(RUNNING, restarts=Restarts(in_place=2))
-        assert marks(old, change(RUNNING, attempt=2)) == (Restarted("group", "None"),)
-
-    def test_pod_is_replaced_once(self) -> None:
-        new = change(RUNNING, restarts=Restarts(replaced=1))
-        assert marks(RUNNING, new) == (Restarted("pod", "Unknown"),)
-        assert marks(new, change(new, phase="Running")) == ()
-
-    def test_end_is_counted_once(self) -> None:
-        new = change(RUNNING, last_failure=OOM, conditions=(condition(c.FAILED),))
-        assert marks(RUNNING, new) == (Failed("OOM"), Ended("Failed"))
-        assert marks(new, change(new, phase="Failed")) == ()
-        assert marks(RUNNING, change(RUNNING, conditions=(condition(c.SUCCEEDED),))) == (Ended("Succeeded"),)
-
-    def test_stages_of_first_attempt(self) -> None:
-        joined = change(RUNNING, conditions=(condition(c.RENDEZVOUSED),))
-        assert marks(RUNNING, joined) == (Reached("rendezvous", 7.0),)
-        trains = change(joined, progress=Progress(step=1))
-        assert marks(joined, trains, 9) == (Reached("first_step", 9.0),)
-        assert marks(trains, change(trains, progress=Progress(step=2))) == ()
-        second = change(joined, attempt=2)
-        assert marks(change(RUNNING, attempt=2), second) == ()
-
-    def test_joining_again_after_restart_is_not_timed(self) -> None:
-        old = change(RUNNING, progress=Progress(step=5))
-        assert marks(old, change(old, conditions=(condition(c.RENDEZVOUSED),))) == ()
-
-    def test_category_of_another_version_adds_no_label(self) -> None:
-        new = change(RUNNING, last_failure=LastFailure(attempt=1, category="Gremlins"))
-        assert marks(RUNNING, new) == (Failed("Unknown"),)
+@pytest.mark.parametrize(("old", "new", "expected"), TRANSITIONS)
+def test_change_of_status_is_counted_once(old: Status, new: Status, expected: tuple[Transition, ...]) -> None:
+    assert find_transitions(old, new, NOW + timedelta(seconds=7)) == expected
 
 
 def resource(namespace: str, phase: str | None, *conditions: tuple[str, str, str]) -> bytes:
@@ -109,12 +86,6 @@ class TestFleet:
             name, labels
         )
         return sample_value
-
-    def test_jobs_are_counted_by_namespace_and_phase(self) -> None:
-        bodies = [resource("a", "Running"), resource("a", "Running"), resource("b", "Failed")]
-        assert self.value("ddp_operator_jobs", bodies, namespace="a", phase="Running") == 2
-        assert self.value("ddp_operator_jobs", bodies, namespace="b", phase="Failed") == 1
-        assert self.value("ddp_operator_jobs", bodies, namespace="a", phase="Failed") is None
 
     def test_job_of_foreign_manager_is_not_counted(self) -> None:
         own = b'{"metadata":{"namespace":"a"},"spec":{"managedBy":"ddp-operator.dev/ddp-operator"}}'
@@ -173,12 +144,6 @@ class TestFleet:
         assert self.value(name, bodies, namespace="b", of="mean") == 0
         assert self.value(name, bodies, namespace="c", of="mean") is None
 
-    def test_every_reason_of_scheduled_is_known(self) -> None:
-        text = Path(c.__file__).read_text(encoding="utf-8")
-        block = text[text.index("# Scheduled\n") : text.index("BLOCKING: Final")]
-        named = {line.split(":")[0] for line in block.splitlines() if ": Final" in line}
-        assert {getattr(c, name) for name in named} == set(c.SCHEDULED_REASONS)
-
 
 class TestMetrics:
     def test_transitions_are_counted(self) -> None:
@@ -206,14 +171,6 @@ class TestMetrics:
         metrics = OperatorMetrics(lambda: 0.0)
         metrics.on_reconcile(0.1, error)
         assert metrics.registry.get_sample_value("ddp_operator_reconcile_errors_total", {"cause": cause}) == 1
-
-    def test_number_of_series_is_independent_of_number_of_jobs(self) -> None:
-        def count(jobs: int) -> int:
-            bodies = [resource("a", PHASES[number % len(PHASES)]) for number in range(jobs)]
-            registry = OperatorMetrics(lambda: 0.0, lambda: bodies).registry
-            return sum(len(family.samples) for family in registry.collect() if family.name.startswith("ddp_"))
-
-        assert count(700) == count(7)
 
 
 def test_page_names_every_series() -> None:

@@ -29,31 +29,36 @@ def find_size(pod: dict[str, Any]) -> str | None:
     return size
 
 
-def test_folder_names_the_attempt_of_the_job() -> None:
-    environment = read_environment(build_pod())
-    assert environment["DDP_MEMORY_DIR"] == f"/dev/shm/ddp-memory-{UID}-2"
-    assert "DDP_MEMORY_INTERVAL" not in environment
+@pytest.mark.parametrize(
+    ("memory", "folder", "interval"),
+    [
+        (None, f"/dev/shm/ddp-memory-{UID}-2", None),
+        ({"interval": 5}, f"/dev/shm/ddp-memory-{UID}-2", "5"),
+        ({"enabled": False}, None, None),
+    ],
+)
+def test_script_gets_folder_of_the_attempt_and_interval(
+    memory: dict[str, Any] | None, folder: str | None, interval: str | None
+) -> None:
+    environment = read_environment(build_pod(memory))
+    assert (environment.get("DDP_MEMORY_DIR"), environment.get("DDP_MEMORY_INTERVAL")) == (folder, interval)
 
 
-def test_interval_is_passed_to_the_script() -> None:
-    assert read_environment(build_pod({"interval": 5}))["DDP_MEMORY_INTERVAL"] == "5"
-
-
-def test_disabled_copies_have_no_folder() -> None:
-    assert "DDP_MEMORY_DIR" not in read_environment(build_pod({"enabled": False}))
-
-
-def test_enabled_copies_get_half_of_the_memory_limit() -> None:
-    assert find_size(build_pod({"enabled": True}, "8Gi")) == str(4 * 2**30)
-
-
-def test_size_of_the_job_takes_precedence() -> None:
-    assert find_size(build_pod({"enabled": True}, "8Gi", shm={"sizeLimit": "6Gi"})) == "6Gi"
-
-
-@pytest.mark.parametrize(("memory", "limit"), [(None, "8Gi"), ({"enabled": True}, None), ({"interval": 2}, "8Gi")])
-def test_size_is_that_of_kubernetes_otherwise(memory: dict[str, Any] | None, limit: str | None) -> None:
-    assert find_size(build_pod(memory, limit)) is None
+@pytest.mark.parametrize(
+    ("memory", "limit", "spec", "size"),
+    [
+        ({"enabled": True}, "8Gi", {}, str(4 * 2**30)),
+        ({"enabled": True}, "8Gi", {"shm": {"sizeLimit": "6Gi"}}, "6Gi"),
+        ({"enabled": True}, None, {}, None),
+        ({"interval": 2}, "8Gi", {}, None),
+        (None, "8Gi", {}, None),
+        (None, "8Gi", {"shm": {"sizeLimit": "8Gi"}}, "8Gi"),
+    ],
+)
+def test_size_of_shared_memory(
+    memory: dict[str, Any] | None, limit: str | None, spec: dict[str, Any], size: str | None
+) -> None:
+    assert find_size(build_pod(memory, limit, **spec)) == size
 
 
 @pytest.mark.parametrize("size", ["8Gi", "9Gi"])
@@ -63,7 +68,3 @@ def test_shared_memory_of_the_whole_limit_is_refused(size: str) -> None:
     [error] = refused.value.errors
     assert error.path == "spec.shm.sizeLimit"
     assert "must be less than the container's memory limit, which is 8Gi" in str(error)
-
-
-def test_shared_memory_of_a_job_without_copies_is_not_checked() -> None:
-    assert find_size(build_pod(None, "8Gi", shm={"sizeLimit": "8Gi"})) == "8Gi"
