@@ -10,10 +10,8 @@ import yaml
 from ddp_operator.api.crd import build_crd, build_schema, render_crd
 from ddp_operator.api.parse import parse_manifest
 from ddp_operator.api.spec import Spec
-from tests.support import ROOT
 from tests.support.builders import resource
 
-FILE = ROOT / "deploy" / "crds" / "ddptrainingjobs.yaml"
 CRD = build_crd()
 [VERSION] = CRD["spec"]["versions"]
 SCHEMA = VERSION["schema"]["openAPIV3Schema"]
