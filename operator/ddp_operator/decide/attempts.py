@@ -230,19 +230,30 @@ def _count_free_restart(state: State) -> Restarts:
 
 def readmit_nodes(state: State, message: str) -> Decision:
     """Start the next attempt, which may use the failed nodes again because no other node fits."""
-    state = replace_fields(state, job=replace_fields(state.job, status=replace(state.status, failed_nodes=())))
-    status = _build_next_attempt(state, _count_free_restart(state), c.NODES_READMITTED)
-    message = f"attempt {status.attempt} may use the nodes of status.failedNodes again: {message}"
-    return _begin(state, status, Fact(c.RESTARTING, "True", c.NODES_READMITTED, message))
+    note = f"attempt {state.status.attempt + 1} may use the nodes of status.failedNodes again: {message}"
+    return _begin_uncounted(state, c.NODES_READMITTED, note, failed_nodes=())
 
 
 def leave_nodes(state: State, nodes: tuple[str, ...]) -> Decision:
     """Start the next attempt, not counted, on nodes without a reported problem."""
-    status = _build_next_attempt(state, _count_free_restart(state), c.NODE_UNHEALTHY)
-    status = replace(status, failed_nodes=add_failed_nodes(status.failed_nodes, iter(nodes)))
     troubles = "; ".join(f"{name}: {state.observation.troubles[name]}" for name in nodes)
-    message = f"attempt {status.attempt} avoids unhealthy nodes: {troubles}"
-    return _begin(state, status, Fact(c.RESTARTING, "True", c.NODE_UNHEALTHY, message))
+    note = f"attempt {state.status.attempt + 1} avoids unhealthy nodes: {troubles}"
+    avoided = add_failed_nodes(state.status.failed_nodes, iter(nodes))
+    return _begin_uncounted(state, c.NODE_UNHEALTHY, note, failed_nodes=avoided)
+
+
+def resize(state: State) -> Decision:
+    """Start the next attempt with another number of nodes."""
+    change = f"from {state.status.attempt_nodes} to {state.spec.nodes} nodes"
+    note = f"resized {change} in attempt {state.status.attempt + 1}"
+    return _begin_uncounted(state, c.RESIZED, note, failed_nodes=state.status.failed_nodes)
+
+
+def _begin_uncounted(state: State, reason: str, message: str, failed_nodes: tuple[str, ...]) -> Decision:
+    """Start the next attempt, not counted, although the current one has not failed."""
+    status = _build_next_attempt(state, _count_free_restart(state), reason)
+    status = replace(status, failed_nodes=failed_nodes)
+    return _begin(state, status, Fact(c.RESTARTING, "True", reason, message))
 
 
 def record_lost_nodes(state: State, found: tuple[tuple[PodView, str], ...], *, explains: bool) -> Decision:
@@ -269,13 +280,6 @@ def record_lost_nodes(state: State, found: tuple[tuple[PodView, str], ...], *, e
     if explains or pod.attempt == status.attempt:
         status = replace(status, last_failure=build_node_failure(pod.attempt, pod, message, state.now))
     return Decision(status, requeue_after=AT_ONCE)
-
-
-def resize(state: State) -> Decision:
-    """Start the next attempt with another number of nodes."""
-    status = _build_next_attempt(state, _count_free_restart(state), c.RESIZED)
-    message = f"resized from {state.status.attempt_nodes} to {state.spec.nodes} nodes in attempt {status.attempt}"
-    return _begin(state, status, Fact(c.RESTARTING, "True", c.RESIZED, message))
 
 
 def resize_in_place(state: State) -> Decision:

@@ -5,7 +5,7 @@ purpose in the status that was written then. Usage alone causes no write: the pu
 there is one purpose between two writes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
@@ -199,6 +199,12 @@ _EVENT_TYPES: Final = (
     *(c.DISTRIBUTED, c.TRAINING_COMPLETE, c.SUCCEEDED, c.FAILED),
 )
 """Conditions whose transitions are Events, in the order in which they happen."""
+_SILENCE_EVENTS: Final[Mapping[str, Literal["Normal", "Warning"]]] = {
+    c.NODE_NOT_READY: "Warning",
+    c.PEER_UNREACHABLE: "Warning",
+    c.WAITING_FOR_PEERS: "Normal",
+}
+"""Reasons of Progressing of which each new one is an Event."""
 
 
 def list_transition_events(old: Status, new: Status, max_restarts: int | None = None) -> tuple[Event, ...]:
@@ -212,8 +218,7 @@ def list_transition_events(old: Status, new: Status, max_restarts: int | None = 
         *_report_restart_in_same_pods(old, new, max_restarts),
         *_report_replacement(old, new),
         *_report_attempt(old, new),
-        *_report_stall(old, new),
-        *_report_silent_pod(old, new),
+        *_report_progressing(old, new),
         *_report_conditions(old, new),
     )
 
@@ -261,29 +266,20 @@ def _report_attempt(old: Status, new: Status) -> Iterator[Event]:
         yield Event("Normal", restarting.reason, restarting.message)
 
 
-def _report_stall(old: Status, new: Status) -> Iterator[Event]:
-    """Return the Event of steps that have stopped or continue."""
+def _report_progressing(old: Status, new: Status) -> Iterator[Event]:
+    """Return the Event of steps that have stopped or continue, or of a pod that has stopped reporting."""
     before = old.condition(c.PROGRESSING)
     progressing = new.condition(c.PROGRESSING)
     if progressing is None:
         return
-    stall = before.message if before is not None and before.reason == c.STALLED else None
+    former_reason = before.reason if before is not None else ""
+    stall = before.message if before is not None and former_reason == c.STALLED else None
     if progressing.reason == c.STALLED and stall != progressing.message:
         yield Event("Warning", c.STALLED, progressing.message)
     elif stall is not None and progressing.status == "True":
         yield Event("Normal", c.TRAINING, "training is making progress again")
-
-
-def _report_silent_pod(old: Status, new: Status) -> Iterator[Event]:
-    """Return the Event of a pod that has stopped reporting."""
-    before = old.condition(c.PROGRESSING)
-    progressing = new.condition(c.PROGRESSING)
-    if progressing is None or (before is not None and before.reason == progressing.reason):
-        return
-    if progressing.reason in (c.NODE_NOT_READY, c.PEER_UNREACHABLE):
-        yield Event("Warning", progressing.reason, progressing.message)
-    elif progressing.reason == c.WAITING_FOR_PEERS:
-        yield Event("Normal", progressing.reason, progressing.message)
+    elif progressing.reason in _SILENCE_EVENTS and progressing.reason != former_reason:
+        yield Event(_SILENCE_EVENTS[progressing.reason], progressing.reason, progressing.message)
 
 
 def _report_conditions(old: Status, new: Status) -> Iterator[Event]:
