@@ -24,7 +24,6 @@ from ddp_operator.manifests.template import resolve_template
 from ddp_pod.contract.plan import decode_config
 
 _POLL_SECONDS: Final = 1.0
-_BLOCK_BYTES: Final = 1 << 16
 _FOLLOW_SECONDS: Final = 3600.0  # silence of a rank after which the stream is reopened
 TAIL_BYTES: Final = 8 << 20
 """Of a log whose last lines are read, at most this much is read."""
@@ -196,34 +195,20 @@ def read_pods(source: Logs, pods: Iterable[LogPod]) -> Iterator[Line]:
 
 
 def find_tail(path: Path, lines: int, open_file: Callable[[str, int], int] = open_plain) -> int:
-    """Return the offset of a file's last complete lines; 0 if it is not readable.
-
-    It reads backwards, ``TAIL_BYTES`` at most.
-    """
+    """Return the offset of a file's last complete lines; 0 if it is not readable. Reads ``TAIL_BYTES`` at most."""
     try:
         with open(path, "rb", opener=open_file) as stream:
-            end = offset = stream.seek(0, os.SEEK_END)
-            wanted = lines + 1  # the newline before the first of them
-            while offset > max(0, end - TAIL_BYTES):
-                start = max(0, offset - _BLOCK_BYTES)
-                stream.seek(start)
-                block = stream.read(offset - start)
-                count = block.count(b"\n")
-                if count >= wanted:
-                    return start + _find_nth_last(block, wanted) + 1
-                wanted -= count
-                offset = start
+            start = max(0, stream.seek(0, os.SEEK_END) - TAIL_BYTES)
+            stream.seek(start)
+            data = stream.read(TAIL_BYTES)
     except OSError:
         return 0
-    return offset
-
-
-def _find_nth_last(block: bytes, number: int) -> int:
-    """Return the index of the newline that is ``number``-th from the end."""
-    index = len(block)
-    for _ in range(number):
-        index = block.rindex(b"\n", 0, index)
-    return index
+    end = len(data)
+    for _ in range(lines + 1):  # the last is the newline before the first of them
+        end = data.rfind(b"\n", 0, end)
+        if end < 0:
+            return start
+    return start + end + 1
 
 
 def follow(source: Logs, *, sleep: Callable[[float], None] = time.sleep, poll: float = _POLL_SECONDS) -> Iterator[Line]:

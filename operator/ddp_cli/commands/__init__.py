@@ -77,9 +77,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     extra = command_line[end + 1 :]  # of the training script
     arguments, unknown = parser.parse_known_args(words)
     if command in _WITH_SCRIPT:
+        from ddp_cli.commands.completion import list_flags
         from ddp_cli.commands.torchrun import explain_torchrun
 
-        remedy = explain_torchrun(command, words[words.index(command) + 1 :], unknown, extra)
+        remedy = explain_torchrun(command, words[words.index(command) + 1 :], unknown, list_flags(command))
         if remedy:
             return _report(command, remedy, ExitCode.BAD_INPUT)
     if unknown:

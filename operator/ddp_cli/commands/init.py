@@ -1,7 +1,6 @@
 """`ddp init`: write a commented YAML that runs a script in a cluster. `ddp run train.py` runs the same YAML."""
 
 import argparse
-import ast
 import json
 import re
 from collections.abc import Sequence
@@ -116,72 +115,30 @@ def find_script(file: str | None, module: str | None) -> "Script | None":
     if module is not None and file is not None:
         raise CommandError(f"both a file ({file}) and -m {module}; name one, and put arguments of the script after --")
     if module is not None:
-        return read_module(module)
+        parts = [part for part in module.split(".") if part != "__main__"]
+        return Script((_PYTHON, "-m", module), job_name(parts[-1] if parts else module))
     if file is None:
         raise CommandError("no file named; name a job's YAML or a script (train.py), or a module with -m MODULE")
     if file.endswith(".sh"):
         read_file(file, "a script")
         return Script(("bash", file), job_name(PurePath(file).stem))
-    return read_script(file, read_file(file, "a training script")) if file.endswith(".py") else None
-
-
-@dataclass(frozen=True, slots=True)
-class ScriptOption:
-    """An option of a script, from its source."""
-
-    flag: str
-    default: str = ""
-    help: str = ""
+    if not file.endswith(".py"):
+        return None
+    read_file(file, "a training script")
+    return Script((_PYTHON, file), job_name(PurePath(file).stem))
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script or module: its command line, the job's name, and the script's known options."""
+    """A script or module: its command line, and the job's name."""
 
     command: Sequence[str]
     name: str
-    options: Sequence[ScriptOption] = ()
 
     @property
     def path(self) -> str | None:
         """The path of the script; None for a module."""
         return None if "-m" in self.command else self.command[-1]
-
-
-def read_script(path: str, source: str) -> Script:
-    """Return a script file with the options that it declares. Source that does not parse has none."""
-    return Script((_PYTHON, path), job_name(PurePath(path).stem), find_options(source))
-
-
-def read_module(name: str) -> Script:
-    """Return the module that ``python -m name`` runs."""
-    parts = [part for part in name.split(".") if part != "__main__"]
-    return Script((_PYTHON, "-m", name), job_name(parts[-1] if parts else name))
-
-
-def find_options(source: str) -> tuple[ScriptOption, ...]:
-    """Return the options that a source declares by ``add_argument`` (argparse) or ``option`` (click, typer)."""
-    try:
-        tree = ast.parse(source)
-    except (SyntaxError, ValueError):
-        return ()
-    options = {}
-    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-    for call in sorted(calls, key=lambda call: call.lineno):
-        if _find_function_name(call) not in ("add_argument", "option", "Option"):
-            continue
-        flags = [arg.value for arg in call.args if isinstance(arg, ast.Constant) and isinstance(arg.value, str)]
-        flag = next((flag for flag in flags if flag.startswith("--")), "")
-        if flag:
-            options[flag] = _read_option(flag, call)
-    return tuple(options.values())
-
-
-def _read_option(flag: str, call: ast.Call) -> ScriptOption:
-    constants = {word.arg: word.value.value for word in call.keywords if isinstance(word.value, ast.Constant)}
-    default = constants.get("default")
-    shown = "" if default is None or default is False else str(default)
-    return ScriptOption(flag, shown, " ".join(str(constants.get("help") or "").split()))
 
 
 def write_manifest(
@@ -221,7 +178,6 @@ def write_manifest(
         f"          image: {image}",
         f"          command: [{command}]",
         f"          args: {json.dumps(list(args))}",
-        *_list_options(script.options),
         *([f"          env: [{variables}]"] if variables else []),
         "          resources:",
         f"            requests: {{cpu: {json.dumps(cpus)}, memory: {memory}}}",
@@ -234,19 +190,6 @@ def write_manifest(
         "  #   logPatterns: ['^step (?P<step>\\d+)/(?P<totalSteps>\\d+) loss (?P<loss>\\S+)']",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _list_options(options: Sequence[ScriptOption]) -> list[str]:
-    if not options:
-        return []
-    rows = [(" ".join(filter(None, (option.flag, option.default))), option.help) for option in options]
-    width = min(30, max(len(row) for row, _ in rows))
-    head = "          # Options of the script, with their defaults:"
-    return [head, *(f"          #   {row.ljust(width)}  {text}".rstrip()[:118] for row, text in rows)]
-
-
-def _find_function_name(call: ast.Call) -> str:
-    return call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
 
 
 def _is_unsafe_in_yaml(word: str) -> bool:

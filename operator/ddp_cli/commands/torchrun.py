@@ -1,87 +1,39 @@
-"""Translate a command line of torchrun, typed at `ddp`, into the command line of `ddp`."""
+"""Explain what `ddp` has instead of torchrun and its flags, where a user types them in a command line of `ddp`."""
 
-import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from typing import Final
 
 from ddp_operator.manifests.torchrun import is_interpreter
-from ddp_operator.manifests.typed_torchrun import FORM_FLAGS, TypedFlag, count_launcher_arguments, split_flags
+from ddp_operator.manifests.typed_torchrun import FORM_FLAGS, count_launcher_arguments, split_flags
 
-# Command of `ddp` -> flag of torchrun -> flag of the command.
-_RENAMED: Final[Mapping[str, Mapping[str, str]]] = {
-    "run": {
-        "nproc-per-node": "--procs",
-        "nnodes": "--nodes",
-        "max-restarts": "--max-restarts",
-        "log-dir": "--runs-dir",
-    },
-    "drill": {"nproc-per-node": "--procs", "nnodes": "--nodes"},
-    "submit": {"nproc-per-node": "--procs", "nnodes": "--nodes"},
-    "init": {"nproc-per-node": "--gpus", "nnodes": "--nodes"},
+# Flag of torchrun -> flags of `ddp`; a command may lack the first.
+_RENAMED: Final = {
+    "nproc-per-node": ("--procs", "--gpus"),
+    "nnodes": ("--nodes",),
+    "max-restarts": ("--max-restarts",),
+    "log-dir": ("--runs-dir",),
 }
-_NUMBERS: Final = ("nproc-per-node", "nnodes", "max-restarts")
 _NOT_A_LAUNCHER: Final = (".py", ".yaml", ".yml", ".json")
 
 
-@dataclass(frozen=True, slots=True)
-class _Translation:
-    """The replacement of a command line: arguments of `ddp` and of the script, and the torchrun flags to explain."""
+def explain_torchrun(command: str, arguments: Sequence[str], unknown: Sequence[str], own: Sequence[str]) -> str:
+    """Return what to type instead of torchrun or its flags; empty if the command line has none.
 
-    arguments: list[str]
-    script_arguments: list[str]
-    flags: list[TypedFlag]
-    reasons: list[str] = field(default_factory=list)
-
-
-def explain_torchrun(command: str, arguments: Sequence[str], unknown: Sequence[str], extra: Sequence[str]) -> str:
-    """Return the command line to type instead of one with torchrun or its flags; empty if there are none.
-
-    ``arguments``: after ``command``. ``unknown``: those that the command does not know. ``extra``: those
-    after --.
+    ``arguments``: after ``command``. ``unknown``: those that the command does not know. ``own``: its options.
     """
-    if command not in _RENAMED:
-        return ""
-    renamed = _RENAMED[command]
-    translation = _translate_launcher(arguments) or _translate_flags(arguments, unknown)
-    if translation is None:
-        return ""
-
-    line = ["ddp", command, *translation.arguments, *_rename_flags(translation.flags, renamed)]
-    script_arguments = [*translation.script_arguments, *extra]
-    if script_arguments:
-        line += ["--", *script_arguments]
-    reasons = [*translation.reasons, *_explain_flags(translation.flags, renamed)]
-    return f"{'; '.join(reasons)}. Type: {shlex.join(line)}"
-
-
-def _translate_launcher(arguments: Sequence[str]) -> _Translation | None:
-    """Translate ``ddp run torchrun [flags] script …``; None: no launcher is named."""
     start, end = _find_launcher(arguments)
-    if start == end:
-        return None
-    flags, rest = split_flags(arguments[end:], until_script=True)
-    script = rest[:1] or ["train.py"]
-    is_module = any(flag.name in ("module", "m") for flag in flags)
-    return _Translation(
-        arguments=[*arguments[:start], *(["-m"] if is_module else []), *script],
-        script_arguments=rest[1:],
-        flags=flags,
-        reasons=[f"{' '.join(arguments[start:end])}: ddp starts the script with torchrun itself; name only the script"],
-    )
-
-
-def _translate_flags(arguments: Sequence[str], unknown: Sequence[str]) -> _Translation | None:
-    """Translate ``ddp run script --nproc_per_node 2``; None: no flag of torchrun is among the unknown arguments."""
-    typed = {argument.partition("=")[0] for argument in unknown}
-    flags, line = split_flags(arguments, only=typed)
-    if not flags:
-        return None
-    script_arguments = split_flags(unknown, only=typed).rest
-    for argument in reversed(script_arguments):
-        last = len(line) - 1 - line[::-1].index(argument)
-        del line[last]
-    return _Translation(line, script_arguments, flags)
+    launcher = " ".join(arguments[start:end])
+    reasons = [f"{launcher}: ddp starts the script with torchrun itself; name only the script"] if launcher else []
+    flags = split_flags(arguments[end:], until_script=True).flags if launcher else split_flags(unknown).flags
+    for flag in flags:
+        name = next((name for name in _RENAMED.get(flag.name, ()) if name in own), "")
+        if name:
+            reasons.append(f"use {name} for torchrun's {flag.typed}")
+        elif flag.name not in FORM_FLAGS:
+            reasons.append(f"leave out torchrun's {flag.typed}")
+    if not reasons:
+        return ""
+    return f"{'; '.join(reasons)}. Arguments of the script follow --, as in: ddp {command} train.py --nodes 2 -- --lr 1"
 
 
 def _find_launcher(arguments: Sequence[str]) -> tuple[int, int]:
@@ -95,26 +47,3 @@ def _find_launcher(arguments: Sequence[str]) -> tuple[int, int]:
         if argument == "-m" or argument.endswith(_NOT_A_LAUNCHER):
             break
     return 0, 0
-
-
-def _rename_flags(flags: Iterable[TypedFlag], renamed: Mapping[str, str]) -> list[str]:
-    """Return the flags that `ddp` also has, under the names of `ddp`."""
-    arguments: list[str] = []
-    for flag in flags:
-        if flag.name not in renamed:
-            continue
-        value = flag.value
-        if flag.name in _NUMBERS:
-            value = value.partition(":")[0]  # the minimum of an elastic size
-            value = value if value.isdigit() else ""
-        if value:
-            arguments += [renamed[flag.name], value]
-    return arguments
-
-
-def _explain_flags(flags: Sequence[TypedFlag], renamed: Mapping[str, str]) -> list[str]:
-    reasons = [f"use {renamed[flag.name]} for torchrun's {flag.typed}" for flag in flags if flag.name in renamed]
-    dropped = [flag.typed for flag in flags if flag.name not in renamed and flag.name not in FORM_FLAGS]
-    if dropped:
-        reasons.append(f"leave out torchrun's {', '.join(dict.fromkeys(dropped))}")
-    return reasons

@@ -4,6 +4,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from html import escape as escape_markup
+from importlib import resources
 from typing import Final
 
 from msgspec.structs import replace
@@ -22,62 +23,7 @@ from ddp_operator.decide.failures import describe_detail, describe_place
 from ddp_operator.decide.stalls import RATIO
 from ddp_pod.contract.credentials import hide_credentials
 
-# Blue, orange and green that colour-blind readers can distinguish, in a shade for each theme.
-_STYLE: Final = """
-:root { color-scheme: light dark; --page: #f6f7f9; --card: #ffffff; --ink: #1b1f24; --soft: #5b6570; --rule: #dfe3e8;
-  --c1: #1f6feb; --c2: #d9730d; --c3: #2e8b57; --good: #1a7f37; --bad: #cf222e; --busy: #9a6700; }
-@media (prefers-color-scheme: dark) { :root { --page: #0e1116; --card: #171b22; --ink: #e6e9ee; --soft: #9aa4b0;
-  --rule: #2a313b; --c1: #6cb0ff; --c2: #ffa657; --c3: #56d38c; --good: #3fb950; --bad: #ff7b72; --busy: #e3b341; } }
-* { box-sizing: border-box; }
-body { margin: 0 auto; max-width: 1360px; padding: 28px 20px 48px; background: var(--page); color: var(--ink);
-  font: 15px/1.5 system-ui, -apple-system, "Segoe UI", Roboto, "DejaVu Sans", sans-serif; }
-h1 { font-size: 24px; margin: 0; overflow-wrap: anywhere; } h2 { font-size: 17px; margin: 32px 0 10px; }
-header p { margin: 6px 0 0; color: var(--soft); max-width: 90ch; overflow-wrap: anywhere; }
-.phase { font-size: 13px; font-weight: 600; border: 1px solid; border-radius: 999px; padding: 2px 10px;
-  margin-left: 10px; vertical-align: 4px; color: var(--busy); }
-.phase.Succeeded { color: var(--good); } .phase.Failed, .phase.Rejected, .phase.Interrupted { color: var(--bad); }
-.cards { display: grid; grid-template-columns: repeat(auto-fill, minmax(140px, 1fr)); gap: 10px; margin: 22px 0 0;
-  padding: 0; }
-.cards div, figure, .box { background: var(--card); border: 1px solid var(--rule); border-radius: 8px; }
-.cards div { padding: 10px 14px; } .cards dt { color: var(--soft); font-size: 13px; }
-.cards dd { margin: 0; font-size: 18px; font-weight: 600; font-variant-numeric: tabular-nums; }
-.charts { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(460px, 100%), 1fr)); gap: 14px;
-  margin-top: 22px; }
-figure { margin: 0; padding: 12px 14px 6px; min-width: 0; } figcaption { display: flex; gap: 14px; flex-wrap: wrap; }
-figcaption small { color: var(--soft); font-weight: 400; } svg { display: block; width: 100%; height: auto; }
-.key::before { content: ""; display: inline-block; width: 10px; height: 10px; border-radius: 2px; margin-right: 6px;
-  background: currentColor; }
-.key { color: var(--soft); font-size: 13px; } .key.c1::before { background: var(--c1); }
-.key.c2::before { background: var(--c2); } .key.c3::before { background: var(--c3); }
-.legend { color: var(--soft); font-size: 13px; margin: 0 0 10px; } .sign { margin-left: 16px; white-space: nowrap; }
-.sign.mark::before { content: "┆ "; color: var(--bad); font-weight: 700; }
-.sign.checkpoint::before { content: "▲ "; color: var(--soft); font-size: 10px; }
-.grid { stroke: var(--rule); } .tick { fill: var(--soft); font-size: 12px; } .checkpoint { fill: var(--soft); }
-line.mark { stroke: var(--bad); stroke-dasharray: 4 3; } text.mark { fill: var(--bad); font-size: 12px; }
-.line { fill: none; stroke-width: 2; stroke-linejoin: round; } .line.c1 { stroke: var(--c1); }
-.line.c2 { stroke: var(--c2); } .line.c3 { stroke: var(--c3); }
-.dot.c1 { fill: var(--c1); } .dot.c2 { fill: var(--c2); } .dot.c3 { fill: var(--c3); }
-.area { opacity: 0.85; } .area.c1 { fill: var(--c1); } .area.c2 { fill: var(--c2); } .area.c3 { fill: var(--c3); }
-.box { padding: 4px 14px; overflow-x: auto; } .box.bad { border-left: 4px solid var(--bad); padding: 12px 16px;
-  overflow-wrap: anywhere; }
-table { border-collapse: collapse; width: 100%; font-variant-numeric: tabular-nums; }
-th { text-align: left; color: var(--soft); font-weight: 500; font-size: 13px; }
-th, td { padding: 6px 18px 6px 0; border-bottom: 1px solid var(--rule); vertical-align: top; }
-th:last-child, td:last-child { padding-right: 0; } tr:last-child td { border-bottom: 0; }
-td { overflow-wrap: anywhere; } td.number, th.number { text-align: right; }
-td.time, td.name { white-space: nowrap; width: 1%; }
-table.ranks { table-layout: fixed; min-width: 540px; } .ranks th:first-child { width: 50px; }
-tr.late td { color: var(--bad); font-weight: 600; }
-summary { color: var(--soft); cursor: pointer; padding: 8px 0; }
-.Warning { color: var(--bad); }
-pre { white-space: pre-wrap; overflow-wrap: anywhere; font-size: 13px; margin: 10px 0 0; }
-footer { margin-top: 32px; color: var(--soft); font-size: 13px; }
-/* A chart shrinks with the page, and its letters with it; a long text gets the whole width. */
-@media (max-width: 620px) { body { padding: 20px 12px 32px; } .tick, text.mark { font-size: 17px; }
-  .wide tr { display: block; padding: 8px 0; border-bottom: 1px solid var(--rule); } .wide tr:last-child { border: 0; }
-  .wide td { display: inline; border: 0; padding: 0 10px 0 0; } .wide td:last-child { display: block; }
-  .wide thead { display: none; } }
-"""
+_STYLE: Final = (resources.files(__package__) / "page.css").read_text(encoding="utf-8")
 
 
 def build_page(run: RecordedRun, now: datetime) -> str:

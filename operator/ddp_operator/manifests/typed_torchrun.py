@@ -1,11 +1,11 @@
 """Read a command line of torchrun as a user typed it, without refusing anything.
 
-``manifests.torchrun`` decides what a job may contain. This module serves the commands that translate a torchrun command
-line: `ddp convert`, and the hint that `ddp run` prints.
+``manifests.torchrun`` decides what a job may contain. This module serves `ddp convert`, and the hint that `ddp run`
+prints.
 """
 
 import posixpath
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final, NamedTuple
 
@@ -48,13 +48,10 @@ def count_launcher_arguments(arguments: Sequence[str]) -> int:
     return start + 2 if is_torchrun else 0
 
 
-def split_flags(
-    arguments: Sequence[str], *, until_script: bool = False, only: Collection[str] | None = None
-) -> TypedLine:
+def split_flags(arguments: Sequence[str], *, until_script: bool = False) -> TypedLine:
     """Separate torchrun's flags from the other arguments.
 
-    ``until_script``: stop at the first argument that is not a flag of torchrun. ``only``: consider only these
-    flags, as typed.
+    ``until_script``: stop at the first argument that is not a flag of torchrun.
     """
     flags: list[TypedFlag] = []
     rest: list[str] = []
@@ -64,8 +61,7 @@ def split_flags(
         position += 1
         typed, equals, value = argument.partition("=")
         name = _normalize(typed)
-        is_flag = name in _FLAGS and (only is None or typed in only)
-        if not is_flag or (rest and until_script):
+        if name not in _FLAGS or (rest and until_script):
             rest.append(argument)
             continue
         parts = [argument]

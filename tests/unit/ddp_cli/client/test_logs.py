@@ -78,12 +78,8 @@ class TestFollowLogs:
 
 
 class TestTail:
-    @pytest.mark.parametrize("block", [1, 3, 1 << 16])
     @pytest.mark.parametrize("text", ["", "a", "a\n", "a\nbb\nccc\n", "a\nbb\nccc", "\n\n\n"])
-    def test_offset_is_that_of_the_last_complete_lines(
-        self, text: str, block: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(logs, "_BLOCK_BYTES", block)
+    def test_offset_is_that_of_the_last_complete_lines(self, text: str, tmp_path: Path) -> None:
         path = tmp_path / "log"
         path.write_text(text)
         for lines in range(5):
@@ -95,7 +91,6 @@ class TestTail:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(logs, "TAIL_BYTES", 100)
-        monkeypatch.setattr(logs, "_BLOCK_BYTES", 10)
         path = tmp_path / "log"
         path.write_text("x" * 1000)
         assert find_tail(path, 3) == 900
