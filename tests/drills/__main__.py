@@ -17,7 +17,7 @@ from tests.drills.floors import measure_floor, train
 from tests.drills.scene import Scene, Session
 from tests.support.object_store import PACKAGES, ObjectStore
 
-MODULES = ("kills", "memory", "failures", "disks", "objects", "networks", "surroundings")
+MODULES = ("kills", "memory", "failures", "disks", "networks", "surroundings")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,6 +1,5 @@
-"""`ddp run` with commands from a drill, for actions that users and controllers perform in a cluster.
+"""`ddp run` with what a drill puts around its pods.
 
-Commands are files in ``DRILL_COMMANDS``, ``<number>.json``; an executed one is renamed to ``<number>.done``.
 ``DRILL_PREFIX_<index>`` (lines) is put before the command of the pods of an index. ``DRILL_NAMES``: pods find each
 other by their names. ``DRILL_NETWORK``: by the addresses (NETWORK.1 and so on) that they have in network namespaces.
 """
@@ -9,12 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import http.client
-import json
 import os
 import sys
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +19,16 @@ from ddp_cli import commands as cli
 from ddp_cli.local import pods, processes, runner
 from ddp_cli.local.job_controller import completion_index
 from ddp_cli.local.runner import Run, RunOutcome, RunPlan
-from ddp_cli.local.store import grace_of
 from ddp_operator.api import constants
 
 PROGRAM = str(Path(__file__))
 
 
 class Driven(Run):
-    """A run that executes commands."""
+    """A run whose pods may be in network namespaces."""
 
     async def run(self) -> RunOutcome:
-        """Run, and execute commands meanwhile."""
+        """Run, and read the pages of these pods."""
         cluster = self._cluster
         if "DRILL_NETWORK" in os.environ:
 
@@ -42,36 +38,7 @@ class Driven(Run):
                 return page is not None
 
             cluster.scrape = scrape  # type: ignore[method-assign]
-        listener = asyncio.create_task(self._listen(Path(os.environ["DRILL_COMMANDS"])))
-        try:
-            return await super().run()
-        finally:
-            listener.cancel()
-            with suppress(asyncio.CancelledError):
-                await listener
-
-    async def _listen(self, folder: Path) -> None:
-        while True:
-            for path in sorted(folder.glob("*.json")):
-                self._obey(json.loads(path.read_text()))
-                path.rename(path.with_suffix(".done"))
-            await asyncio.sleep(0.02)
-
-    def _obey(self, command: Mapping[str, Any]) -> None:
-        store = self._cluster.store
-        resource = store.get(constants.KIND, self._key.namespace, self._key.name)
-        assert resource is not None
-        if command["do"] == "delete pod":
-            (pod,) = (p for p in store.list("Pod") if completion_index(p) == command["index"])
-            store.delete(pod, grace_seconds=grace_of(pod))
-        elif command["do"] == "edit":
-            store.change(resource, spec={**resource["spec"], **command["spec"]})
-        elif command["do"] == "recreate":
-            store.delete(resource)
-            self._cluster.add(self._plan.resource)
-        else:
-            raise AssertionError(command)
-        self._cluster._settle()
+        return await super().run()
 
 
 def run_job(plan: RunPlan) -> RunOutcome:

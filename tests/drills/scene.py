@@ -82,11 +82,10 @@ class Scene:
         self.folder = session.folder / f"{name}-{uuid.uuid4().hex[:6]}"
         self.witness = self.folder / "witness"
         self.temporary = self.folder / "tmp"
-        self.commands = self.folder / "commands"
-        for folder in (self.folder, self.witness, self.temporary, self.commands):
+        for folder in (self.folder, self.witness, self.temporary):
             folder.mkdir()
         self.mark = uuid.uuid4().hex
-        self.marks = {MARK: self.mark, "DRILL_COMMANDS": str(self.commands)}
+        self.marks = {MARK: self.mark}
         self.runs: list[Running] = []
         self.env: dict[str, str] = {}
         self._undo = contextlib.ExitStack()
@@ -139,17 +138,6 @@ class Scene:
     def environ(self) -> dict[str, str]:
         """Return the environment of all processes of the drill."""
         return os.environ | {"PYTHONPATH": _PATH, "TMPDIR": str(self.temporary), **self.marks, **self.env}
-
-    def ask(self, **command: Any) -> float:
-        """Send a command to a driven run and wait until it is executed. Return the time just before."""
-        number = len(list(self.commands.iterdir()))
-        path = self.commands / f"{number}.json"
-        asked = time.monotonic()
-        temporary = path.with_suffix(".new")
-        temporary.write_text(json.dumps(command))
-        temporary.rename(path)
-        self.until(path.with_suffix(".done").exists, f"an answer to {command}", alive=self.runs[-1])
-        return asked
 
     # The record of steps
 
