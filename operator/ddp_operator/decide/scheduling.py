@@ -40,8 +40,6 @@ _READS_PER_SECOND = 5.0
 _MAX_INSPECTED = 3
 _GATED = "SchedulingGated"
 SCHEDULER_EVENT = "FailedScheduling"
-# The message of kubelets before 1.32 between two attempts to pull an image.
-_PAUSE = "Back-off pulling image "
 EXPLAINING_EVENTS = ("FailedCreate", "FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", SCHEDULER_EVENT)
 _VOLUME_EVENTS = ("FailedMount", "FailedAttachVolume")
 _NO_FREE_PORT = "have free ports"
@@ -208,16 +206,6 @@ def compute_event_poll_delay(job: DDPTrainingJob, children: Children, now: datet
     return max(min(longest, delay), polling_jobs / _READS_PER_SECOND)
 
 
-def find_pull_errors(pods: Iterable[PodView], known: Mapping[str, str]) -> dict[str, str]:
-    """Return why images cannot be pulled, by the UIDs of waiting pods. ``known``: the result of the previous pass."""
-    errors = {}
-    for pod in pods:
-        if pod.waiting_reason == c.IMAGE_PULL:
-            pauses = pod.waiting_message.startswith(_PAUSE)
-            errors[pod.uid] = known.get(pod.uid, pod.waiting_message) if pauses else pod.waiting_message
-    return errors
-
-
 def find_latest_warning(events: Iterable[Mapping[str, Any]]) -> Problem | None:
     """Return the latest warning that explains why an object does not start."""
     warnings = [
@@ -253,7 +241,7 @@ def _explain_pod(
     if pod.waiting_reason == c.UNSCHEDULABLE:
         return _explain_unschedulable(job, pod, observation.problems.get(pod.uid))
     if pod.waiting_reason == c.IMAGE_PULL:
-        return _WaitingPod(pod.name, c.IMAGE_PULL, observation.pull_errors.get(pod.uid, pod.waiting_message))
+        return _WaitingPod(pod.name, c.IMAGE_PULL, pod.waiting_message)
 
     problem = _find_pod_problem(pod, observation)
     if problem is not None and problem.reason in _VOLUME_EVENTS:

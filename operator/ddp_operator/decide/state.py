@@ -249,8 +249,6 @@ class Observation(Children):
     """None: ranks were not compared."""
     stall: Stall | None = None
     """None: training makes steps, or no page reports steps."""
-    pull_errors: Mapping[str, str] = field(default_factory=dict)
-    """Why the image of a pod cannot be pulled, by the pod's UID."""
     troubles: Mapping[str, str] = field(default_factory=dict)
     """The conditions and taints that recovery.nodeHealth selects, by node."""
     failures_in_place: tuple[tuple[PodView, Termination], ...] = ()

@@ -76,7 +76,6 @@ class Memory:
     unreachable: tuple[UnreachableReport, ...] = ()
     peers_read: datetime | None = None
     """Time of the last read of the peers' pages for what they cannot reach."""
-    pull_errors: Mapping[str, str] = field(default_factory=dict)
     events_read: tuple[datetime, Mapping[str, Problem]] | None = None
     kills: dict[str, ContainerKill | None] = field(default_factory=dict)
     """Why the kubelet killed training containers, by the pod's UID; None: no Event reports it."""
@@ -165,7 +164,6 @@ class Observer:
         problems = await self._read_events(key, job, snapshot, children, memory)
         shared = _find_shared(job, snapshot, children, problems)
         slow, stall = await self._compare_ranks(job, children, page, memory)
-        memory.pull_errors = scheduling.find_pull_errors(children.pods, memory.pull_errors)
 
         # The garbage collector should delete pods without a Job.
         has_orphans = any(pod.alive and not pod.deleting for pod in children.orphans)
@@ -186,7 +184,6 @@ class Observer:
             polling_jobs=len(self._polling),
             stragglers=slow,
             stall=stall,
-            pull_errors=memory.pull_errors,
             failures_in_place=await self._read_failures(job, children, page, memory),
             unreachable=await self._read_unreachable(job, children, page, memory) if requested else memory.unreachable,
             orphaned_since=memory.orphaned_since,

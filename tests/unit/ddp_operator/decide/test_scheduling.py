@@ -14,7 +14,6 @@ from ddp_operator.decide.scheduling import (
     compute_event_poll_delay,
     describe_scheduling,
     find_latest_warning,
-    find_pull_errors,
     list_objects_to_inspect,
 )
 from ddp_operator.decide.state import Observation, Problem
@@ -178,14 +177,6 @@ class TestMessages:
         first = say(pod("ErrImagePull", cause))
         assert first == ("ImagePull", f"train-1-0-abcde: {cause}")
         assert say(pod("ImagePullBackOff", f'Back-off pulling image "x:1": ErrImagePull: {cause}')) == first
-        # Kubelets before 1.32 report only that they wait: the earlier message stays.
-        bare = pod("ImagePullBackOff", 'Back-off pulling image "x:1"')
-        typed, seen = see(bare)
-        tried = find_pull_errors(see(pod("ErrImagePull", cause))[1].pods, {})
-        known = find_pull_errors(seen.pods, tried)
-        assert describe_scheduling(typed, replace(seen, pull_errors=known), 1, 2, NOW).message == first[1]
-        assert find_pull_errors(see(pod("ErrImagePull", "denied"))[1].pods, known) != known
-        assert say(bare) == ("ImagePull", 'train-1-0-abcde: Back-off pulling image "x:1"')
 
     def test_user_suspension_is_not_queueing(self) -> None:
         assert say(jobs=[QUEUED], suspend=True)[0] == "WaitingForPods"
