@@ -27,7 +27,6 @@ from ddp_operator.decide.state import (
     DeleteJob,
     DeleteResource,
     EnsureChildren,
-    Observation,
     Pods,
     RelabelJob,
     ResizeJob,
@@ -73,7 +72,7 @@ def converge(state: State, progress_interval: float) -> Decision:
     _watch_nodes(state, plan)
     _suspend_idle_job(state, plan)
     _poll_events(state, plan)
-    plan.actions += fail_lost_pods(state.job, state.observation, state.now, plan.waits)
+    plan.actions += fail_lost_pods(state, plan.waits)
 
     # A watch may report late that the queue has suspended the Job, which must not get a pod then.
     creates_pod = any(isinstance(action, CreatePod) for action in plan.actions)
@@ -276,7 +275,7 @@ def _is_obsolete(state: State, former: JobView) -> bool:
         return False
     if age > 1:
         return True
-    return not former.failed and not is_about_to_fail(former, state.job, state.observation, state.now)
+    return not former.failed and not is_about_to_fail(former, state)
 
 
 def _suspend_actions(state: State, attempt_job: JobView) -> list[Action]:
@@ -294,51 +293,50 @@ def _suspend_actions(state: State, attempt_job: JobView) -> list[Action]:
     return []
 
 
-def clean_up(job: DDPTrainingJob, observation: Observation, now: datetime) -> Decision:
+def clean_up(state: State) -> Decision:
     """Clean up the child objects of an ended job; delete the resource when its time to live has expired."""
     actions: list[Action] = []
     waits: list[float] = []
-    for view in observation.jobs:
-        actions += _clean(view, job, observation, now, waits)
-    actions += fail_lost_pods(job, observation, now, waits)
-    ttl = job.spec.ttl_seconds_after_finished
-    ended = job.status.completion_time
+    for view in state.observation.jobs:
+        actions += _clean(view, state, waits)
+    actions += fail_lost_pods(state, waits)
+    ttl = state.spec.ttl_seconds_after_finished
+    ended = state.status.completion_time
     if ttl is not None and ended is not None:
-        seconds = (ended + timedelta(seconds=ttl) - now).total_seconds()
+        seconds = (ended + timedelta(seconds=ttl) - state.now).total_seconds()
         if seconds <= 0:
             actions.append(DeleteResource())
         else:
             waits.append(seconds)
-    return Decision(job.status, tuple(actions), min(waits, default=None))
+    return Decision(state.status, tuple(actions), min(waits, default=None))
 
 
-def is_about_to_fail(view: JobView, job: DDPTrainingJob, observation: Observation, now: datetime) -> bool:
+def is_about_to_fail(view: JobView, state: State) -> bool:
     """Return whether the Job controller is about to fail a Job whose failure the status records."""
-    failure = job.status.last_failure
+    failure = state.status.last_failure
     if failure is None or failure.attempt != view.attempt or failure.time is None:
         return False
-    if now - failure.time >= _FAIL_JOB_PATIENCE:
+    if state.now - failure.time >= _FAIL_JOB_PATIENCE:
         return False
-    return any(pod.fails_job for pod in observation.pods_of(view.attempt))
+    return any(pod.fails_job for pod in state.observation.pods_of(view.attempt))
 
 
-def _clean(
-    view: JobView, job: DDPTrainingJob, observation: Observation, now: datetime, waits: list[float]
-) -> list[Action]:
+def _clean(view: JobView, state: State, waits: list[float]) -> list[Action]:
     """Return the actions on one Job of an ended job."""
     if view.deleting:
         return []
-    if view.attempt < job.status.attempt and not view.finished and not is_about_to_fail(view, job, observation, now):
+    about_to_fail = is_about_to_fail(view, state)
+    if view.attempt < state.status.attempt and not view.finished and not about_to_fail:
         # An operator that had lost leadership created it; no decision of this operator did.
         return [DeleteJob(view.name, view.uid)]
-    if job.spec.clean_pod_policy == "All":
+    if state.spec.clean_pod_policy == "All":
         return [DeleteJob(view.name, view.uid)]
-    if job.spec.clean_pod_policy == "None" or view.finished:
+    if state.spec.clean_pod_policy == "None" or view.finished:
         return []
-    if is_about_to_fail(view, job, observation, now):
+    if about_to_fail:
         waits.append(LATER)
         return []
-    if is_queued(job, view):
+    if is_queued(state.job, view):
         return [DeleteJob(view.name, view.uid)]  # a queue would admit a suspended Job again
     # A suspended Job terminates the running pods and keeps the ended ones, with their logs.
     return [] if view.suspended else [SuspendJob(view.name, True)]

@@ -88,7 +88,7 @@ def decide(
     state = State(job, observation, now, refusal)
     newest = _find_newest_job(state)
     if is_finished(job.status) and (newest is None or not contradicts(state, newest)):
-        return clean_up(job, observation, now)
+        return clean_up(state)
     decision = _decide(state, progress_interval)
     return dataclasses.replace(decision, status=account(state, summarize(decision.status)))
 
@@ -151,7 +151,7 @@ def _complete(state: State) -> Decision | None:
 
 def _record_lost_nodes(state: State) -> Decision | None:
     """Record nodes that were lost with pods, before the operator marks these pods as failed."""
-    lost = find_lost_pods(state.job, state.observation, state.now)
+    lost = find_lost_pods(state)
     nodes = {pod.node_name for pod, _ in lost}
     if nodes <= set(state.status.failed_nodes):
         return None

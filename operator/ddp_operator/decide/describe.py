@@ -147,7 +147,7 @@ def describe_conditions(attempt: ObservedAttempt, status: Status) -> AttemptCond
     state = attempt.state
     lost_contact = None
     if attempt.restart is None and not state.spec.suspend:
-        lost_contact = describe_lost_contact(state.job, state.observation, attempt.pods)
+        lost_contact = describe_lost_contact(state, attempt.pods)
 
     rendezvous = _describe_rendezvous(attempt, lost_contact)
     restarting = _describe_restarting(attempt, rendezvous, status)

@@ -46,7 +46,7 @@ def fetch_inputs(state: State, progress_interval: float) -> Decision | None:
     elif view is None and not _count_alive_pods(state) and not state.spec.suspend:
         actions.append(EnsureChildren(0, 0))
         status = replace(status, attempt_time=truncate(state.now))
-    actions += fail_lost_pods(state.job, state.observation, state.now, waits)
+    actions += fail_lost_pods(state, waits)
     delay = compute_event_poll_delay(state.job, state.observation, state.now, state.observation.polling_jobs)
     if delay is not None:
         waits.append(delay)

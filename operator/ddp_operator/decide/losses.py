@@ -23,7 +23,7 @@ from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import Fact, may_have_joined
 from ddp_operator.decide.failures import describe_restart
 from ddp_operator.decide.kueue import is_queued
-from ddp_operator.decide.state import Children, CreatePod, FailPod, Observation, State
+from ddp_operator.decide.state import Children, CreatePod, FailPod, State
 from ddp_operator.decide.views import JobView, NodeView, PodView
 from ddp_pod.contract.failure_table import CATEGORIES, PREEMPTED
 from ddp_pod.contract.plan import decode_config
@@ -75,11 +75,11 @@ def find_node_problem(pod: PodView, nodes: Mapping[str, NodeView]) -> str:
     return "the node is not ready: its kubelet does not report" if pod.cut_off_since is not None else ""
 
 
-def describe_lost_contact(job: DDPTrainingJob, observation: Observation, pods: Iterable[PodView]) -> LostContact | None:
+def describe_lost_contact(state: State, pods: Iterable[PodView]) -> LostContact | None:
     """Return since when a pod of the attempt is on a node that is not ready, and what follows; None: none is."""
     silent_pods = []
     for pod in pods:
-        problem = find_node_problem(pod, observation.nodes)
+        problem = find_node_problem(pod, state.observation.nodes)
         since = pod.cut_off_since or pod.deleted_at
         if problem and since:
             silent_pods.append(_SilentPod(since, pod, problem))
@@ -88,8 +88,8 @@ def describe_lost_contact(job: DDPTrainingJob, observation: Observation, pods: I
 
     since, pod, problem = min(silent_pods, key=lambda silent: (silent.since, silent.pod.index))
     more = format_more_pods(len(silent_pods) - 1, preposition="of")
-    state = f"node {pod.node_name} of pod {pod.index}{more} has been NotReady since {format_time(since)} ({problem})"
-    due = _find_due_time(job, pod)
+    report = f"node {pod.node_name} of pod {pod.index}{more} has been NotReady since {format_time(since)} ({problem})"
+    due = _find_due_time(state.job, pod)
     if due is None:
         consequence = "Kubernetes evicts the pod when its toleration of the node's taint expires (default: 5 minutes)"
     else:
@@ -97,28 +97,28 @@ def describe_lost_contact(job: DDPTrainingJob, observation: Observation, pods: I
             f"the operator declares pod {pod.index} failed and restarts the job at {format_time(due)}, unless the node "
             "is Ready by then"
         )
-    return LostContact(since, f"{state}; {consequence}")
+    return LostContact(since, f"{report}; {consequence}")
 
 
-def find_lost_pods(job: DDPTrainingJob, observation: Observation, now: datetime) -> tuple[tuple[PodView, str], ...]:
+def find_lost_pods(state: State) -> tuple[tuple[PodView, str], ...]:
     """Return the pods to declare failed now, each with the problem of its node."""
     lost = []
-    for pod in _list_placed_pods(observation):
-        problem = _find_loss(job, pod, observation, now)
+    for pod in _list_placed_pods(state.observation):
+        problem = _find_loss(state, pod)
         if problem:
             lost.append((pod, problem))
     lost.sort(key=lambda item: (item[0].attempt, item[0].index, item[0].name))
     return tuple(lost[:MAX_NODES])
 
 
-def fail_lost_pods(job: DDPTrainingJob, observation: Observation, now: datetime, waits: list[float]) -> list[FailPod]:
+def fail_lost_pods(state: State, waits: list[float]) -> list[FailPod]:
     """Return the pods to declare failed; append to ``waits`` the seconds until the next check of a silent pod."""
-    seconds = compute_next_check(job, observation, now)
+    seconds = compute_next_check(state)
     if seconds is not None:
         waits.append(seconds)
 
-    actions = [FailPod(pod.name, pod.uid, problem) for pod, problem in find_lost_pods(job, observation, now)]
-    for pod in (*observation.pods, *observation.orphans):
+    actions = [FailPod(pod.name, pod.uid, problem) for pod, problem in find_lost_pods(state)]
+    for pod in (*state.observation.pods, *state.observation.orphans):
         reported = pod.raw.get("status") or {}
         removed = pod.raw["metadata"].get("deletionGracePeriodSeconds") == 0
         if pod.phase == "Failed" and reported.get("reason") == REASON and not removed:
@@ -127,16 +127,16 @@ def fail_lost_pods(job: DDPTrainingJob, observation: Observation, now: datetime,
     return actions
 
 
-def compute_next_check(job: DDPTrainingJob, observation: Observation, now: datetime) -> float | None:
+def compute_next_check(state: State) -> float | None:
     """Return in how many seconds a pod may have to be declared failed; None: all pods report."""
     moments = []
-    for pod in _list_placed_pods(observation):
-        moment = pod.cut_off_since or _find_due_time(job, pod)
+    for pod in _list_placed_pods(state.observation):
+        moment = pod.cut_off_since or _find_due_time(state.job, pod)
         if moment is not None:
             moments.append(moment)
     if not moments:
         return None
-    return max(_RECHECK, (min(moments) - now).total_seconds())
+    return max(_RECHECK, (min(moments) - state.now).total_seconds())
 
 
 def add_failed_nodes(failed: tuple[str, ...], nodes: Iterator[str]) -> tuple[str, ...]:
@@ -169,18 +169,18 @@ def _find_due_time(job: DDPTrainingJob, pod: PodView) -> datetime | None:
     return pod.unready_since + patience
 
 
-def _find_loss(job: DDPTrainingJob, pod: PodView, observation: Observation, now: datetime) -> str:
+def _find_loss(state: State, pod: PodView) -> str:
     """Return why a pod has to be declared failed now; empty: it has not."""
-    due = _find_due_time(job, pod)
-    node = observation.nodes.get(pod.node_name, NodeView(True, ""))
-    if due is None or now < due or node.ready:
+    due = _find_due_time(state.job, pod)
+    node = state.observation.nodes.get(pod.node_name, NodeView(True, ""))
+    if due is None or state.now < due or node.ready:
         return ""
     if node.ready is not None:
         return node.message
 
     # The operator cannot read the node: only a pod that has outlived its grace period by that long counts as lost.
-    patience = timedelta(seconds=job.spec.recovery.force_delete_after_seconds)
-    if pod.grace_ends is None or now < pod.grace_ends + patience:
+    patience = timedelta(seconds=state.spec.recovery.force_delete_after_seconds)
+    if pod.grace_ends is None or state.now < pod.grace_ends + patience:
         return ""
     return "the pod did not terminate within its grace period"
 

@@ -17,6 +17,7 @@ from ddp_operator.decide.losses import (
     find_lost_pods,
     list_nodes_to_inspect,
 )
+from ddp_operator.decide.state import State
 from ddp_operator.decide.views import NodeView
 from tests.support.builders import NOW, child_job, child_pod, job, observe
 
@@ -36,26 +37,26 @@ def see(*pods: Any, **spec: Any) -> Any:
 
 def test_longest_silent_node_is_named_and_more_pods_counted() -> None:
     typed, seen = see(child_pod(2, unready=at(5), node="c"), child_pod(1, unready=NOW, node="b"))
-    result = describe_lost_contact(typed, seen, seen.pods)
+    result = describe_lost_contact(State(typed, seen, NOW), seen.pods)
     assert result is not None
     assert result[0] == NOW
     assert result[1].startswith(
         f"node b of pod 1 (and of 1 more pod) has been NotReady since {format_time(NOW)} (the node is not ready"
     )
-    alone = describe_lost_contact(*see(child_pod(1, unready=NOW, node="b")), seen.pods[:1])
+    alone = describe_lost_contact(State(*see(child_pod(1, unready=NOW, node="b")), NOW), seen.pods[:1])
     assert alone is not None
     assert "more pod" not in alone[1]
 
 
 def test_ready_nodes_have_no_lost_contact() -> None:
     typed, seen = see(child_pod(0), child_pod(1))
-    assert describe_lost_contact(typed, observe(typed, [child_job()], [child_pod(0)]), seen.pods) is None
+    assert describe_lost_contact(State(typed, observe(typed, [child_job()], [child_pod(0)]), NOW), seen.pods) is None
 
 
 def test_lost_pods_are_declared_failed_in_order_of_their_index() -> None:
     gone = [child_pod(index, deleting=True, grace=0, node=f"n{index}") for index in (2, 0, 1)]
     typed, seen = see(*gone)
-    assert [pod.index for pod, _ in find_lost_pods(typed, seen, at(3600))] == [0, 1, 2]
+    assert [pod.index for pod, _ in find_lost_pods(State(typed, seen, at(3600)))] == [0, 1, 2]
 
 
 def test_cut_off_nodes_are_inspected_first() -> None:
@@ -68,7 +69,7 @@ def test_cut_off_nodes_are_inspected_first() -> None:
 def test_next_check_is_at_first_due_pod() -> None:
     def look(*seconds: float) -> float | None:
         gone = [child_pod(i, deleting=True, grace=0, at=at(s), node=f"n{i}") for i, s in enumerate(seconds)]
-        return compute_next_check(*see(*gone), NOW)
+        return compute_next_check(State(*see(*gone), NOW))
 
     first = look(0)
     second = look(30)
@@ -76,7 +77,7 @@ def test_next_check_is_at_first_due_pod() -> None:
     assert second is not None
     assert second - first == 30
     assert look(30, 0) == first
-    assert compute_next_check(*see(child_pod(0)), NOW) is None
+    assert compute_next_check(State(*see(child_pod(0)), NOW)) is None
 
 
 @pytest.mark.parametrize(

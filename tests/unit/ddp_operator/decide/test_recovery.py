@@ -13,7 +13,7 @@ from ddp_operator.decide.attempts import compute_start_delay
 from ddp_operator.decide.decide import decide
 from ddp_operator.decide.diagnosis import build_node_failure
 from ddp_operator.decide.metrics_page import parse_page
-from ddp_operator.decide.state import AT_ONCE, Decision, DeleteJob, FailPod
+from ddp_operator.decide.state import AT_ONCE, Decision, DeleteJob, FailPod, State
 from ddp_operator.decide.transitions import list_transition_events
 from ddp_operator.decide.views import NodeView, view_node, view_pod
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
@@ -321,7 +321,7 @@ class TestLostNode:
         seen = observe(typed, [JOB], [child_pod(0), self.STUCK])
         assert losses.list_nodes_to_inspect(typed, seen, NOW + timedelta(seconds=119)) == ()
         assert losses.list_nodes_to_inspect(typed, seen, NOW + timedelta(seconds=120)) == ("node-b",)
-        assert losses.compute_next_check(typed, seen, NOW + timedelta(seconds=100)) == 20
+        assert losses.compute_next_check(State(typed, seen, NOW + timedelta(seconds=100))) == 20
 
     @pytest.mark.parametrize(
         ("node", "seconds", "freed"),
