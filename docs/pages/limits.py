@@ -8,12 +8,7 @@ from ddp_operator.api.job import CRASH_LOOP_FAILURES, SILENT_POD_SECONDS, SILENT
 from ddp_operator.api.spec import Recovery, Rendezvous, Watchdog
 from ddp_operator.decide.attempts import PROMPT_DISRUPTIONS
 from ddp_pod.contract.failure_table import SIGNIFICANT_SECONDS
-from ddp_pod.failures.restarts import (
-    LONGEST_DELAY,
-    PROMPT_RESTARTS,
-    UNCOUNTED_RESTARTS,
-    UNEXPLAINED_RESTARTS,
-)
+from ddp_pod.failures.restarts import LONGEST_DELAY, PROMPT_RESTARTS
 
 
 class Limit(NamedTuple):
@@ -63,17 +58,6 @@ LIMITS: Final = (
         CRASH_LOOP_FAILURES - 2,
         "the next failure gets new pods",
         f"no limit if {_RECOVERY}.inPlaceRestarts is set",
-    ),
-    Limit(
-        "restarts of a pod in an attempt after failures of other pods, which are not counted there",
-        UNCOUNTED_RESTARTS,
-        "further restarts count towards the restarts in the same pods",
-    ),
-    Limit(
-        "such restarts in a row without progress while no pod reports a cause, joins, leaves or is replaced",
-        UNEXPLAINED_RESTARTS,
-        "new pods, counted",
-        f"no limit if {_RECOVERY}.inPlaceRestarts is set: each is counted",
     ),
     Limit(
         "restarts in the same pods in a row without progress, of any kind, at once",

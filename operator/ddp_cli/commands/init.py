@@ -186,7 +186,7 @@ def write_manifest(
         f"  # recovery: {{maxRestarts: {MAX_RESTARTS}}}  # new attempts after failures that a restart may fix",
         "  # checkpoint:  # a volume that outlives the pods, for a script that saves and resumes",
         "  #   claimName: my-claim  # DDP_CHECKPOINT_DIR is its path in the pods",
-        "  # metrics:  # read progress from log lines, for a script that does not export it (docs/metrics.md)",
+        "  # metrics:  # read progress from log lines, for a script that does not export it (docs/your-script.md)",
         "  #   logPatterns: ['^step (?P<step>\\d+)/(?P<totalSteps>\\d+) loss (?P<loss>\\S+)']",
     ]
     return "\n".join(lines) + "\n"
