@@ -16,7 +16,7 @@ import pytest
 from ddp_operator.decide.metrics_page import parse_page
 from ddp_pod.base.clock import AwakeClock
 from ddp_pod.base.files import write_json
-from ddp_pod.base.pod import Pod, WorkerRecord
+from ddp_pod.base.pod import WorkerRecord
 from ddp_pod.contract.failure_table import Outcome
 from ddp_pod.contract.names import METRIC_STALLED
 from ddp_pod.contract.plan import WatchdogConfig
@@ -38,6 +38,7 @@ from ddp_pod.watchdog.stall import (
     StepMark,
     StepPulse,
     build_stall_rows,
+    combine_reports,
     decode_activity,
     decode_job_stall,
     report_stall,
@@ -57,72 +58,53 @@ def page(steps: int = 0, heartbeats: int = 0, saving: int = 0) -> str:
     )
 
 
+Pages = dict[int, str]
+
+
+def same(steps: int) -> Pages:
+    return {0: page(steps), 1: page(steps)}
+
+
 def message(watchdog: HeartbeatWatchdog, now: float) -> str | None:
     stall = watchdog.find_stall(now)
     return None if stall is None else stall.message
 
 
-def test_script_without_steps_is_never_stalled() -> None:
+@pytest.mark.parametrize(
+    ("observed", "fine_until", "field"),
+    [
+        ([(0, BOTH, {0: "ddp_loss 1\n"})], 1e6, None),  # a script without steps
+        ([(0, BOTH, same(0))], 99, "startSeconds"),
+        ([(0, BOTH, same(1)), (7, BOTH, same(2)), (12, BOTH, {0: page(2)})], 16, "stallSeconds"),  # rank 1 is silent
+        ([(t, BOTH, {0: page(5, t), 1: page(5)}) for t in range(0, 60, 5)], 60, "stallSeconds"),  # one validates
+        ([(0, BOTH, same(1)), (5, BOTH, {0: page(1, saving=1), 1: page(1)})], 54, "checkpointSeconds"),
+        ([(0, BOTH, {0: page(1, saving=1), 1: page(1)}), (57, BOTH, same(1))], 66, "stallSeconds"),  # it is saved
+        ([(0, BOTH, same(9)), (15, {0: 21, 1: 22}, {})], 114, "startSeconds"),  # restarted
+        ([(0, BOTH, same(9)), (15, {}, same(9))], 1e6, None),  # ended
+    ],
+)
+def test_stall_begins_when_the_budget_of_the_phase_is_used_up(
+    observed: list[tuple[float, dict[int, int], Pages]], fine_until: float, field: str | None
+) -> None:
     watchdog = HeartbeatWatchdog(PLAN)
-    watchdog.observe(BOTH, {0: "ddp_loss 1\n"}, 0)
-    assert watchdog.find_stall(1e6) is None
-    assert watchdog.age(5) is None
-
-
-def test_first_step_has_its_own_budget() -> None:
-    watchdog = HeartbeatWatchdog(PLAN)
-    watchdog.observe(BOTH, {0: page(), 1: page()}, 0)
-    assert watchdog.find_stall(99) is None
-    assert message(watchdog, 100) == "no step since the start for 100 s (spec.watchdog.startSeconds is 100)"
-
-
-def test_missing_step_is_stall() -> None:
-    watchdog = HeartbeatWatchdog(PLAN)
-    watchdog.observe(BOTH, {0: page(1), 1: page(1)}, 0)
-    watchdog.observe(BOTH, {0: page(2), 1: page(2)}, 7)
-    watchdog.observe(BOTH, {0: page(2)}, 12)  # rank 1 does not respond
-    assert watchdog.find_stall(16) is None
-    assert message(watchdog, 17) == "no step for 10 s (spec.watchdog.stallSeconds is 10)"
-    assert watchdog.age(17) == 10
-
-
-def test_heartbeats_of_one_rank_prevent_stall() -> None:
-    watchdog = HeartbeatWatchdog(PLAN)
-    for second in range(0, 60, 5):  # rank 0 validates alone, rank 1 waits for it
-        watchdog.observe(BOTH, {0: page(5, heartbeats=second), 1: page(5)}, second)
-    assert watchdog.find_stall(60) is None
-
-
-def test_saving_has_its_own_budget_and_its_end_is_progress() -> None:
-    watchdog = HeartbeatWatchdog(PLAN)
-    watchdog.observe(BOTH, {0: page(1), 1: page(1)}, 0)
-    watchdog.observe(BOTH, {0: page(1, saving=1), 1: page(1)}, 5)
-    assert watchdog.find_stall(54) is None
-    assert message(watchdog, 56) == "the checkpoint is not done for 51 s (spec.watchdog.checkpointSeconds is 50)"
-    watchdog.observe(BOTH, {0: page(1), 1: page(1)}, 57)
-    assert watchdog.find_stall(66) is None
-    assert watchdog.find_stall(67) is not None
-
-
-def test_restarted_workers_get_start_budget_and_ended_workers_none() -> None:
-    watchdog = HeartbeatWatchdog(PLAN)
-    watchdog.observe(BOTH, {0: page(9), 1: page(9)}, 0)
-    watchdog.observe({0: 21, 1: 22}, {}, 15)
-    assert watchdog.find_stall(114) is None
-    assert watchdog.find_stall(115) is not None
-    watchdog.observe({}, {0: page(9)}, 200)
-    assert watchdog.find_stall(1000) is None
+    for now, pids, pages in observed:
+        watchdog.observe(pids, pages, now)
+    assert watchdog.find_stall(fine_until) is None
+    if field is None:
+        assert watchdog.age(fine_until) is None
+    else:
+        assert f"(spec.watchdog.{field} is " in (message(watchdog, fine_until + 5) or "")
 
 
 def test_two_stalls_have_different_starts() -> None:
     watchdog = HeartbeatWatchdog(PLAN)
-    watchdog.observe(BOTH, {0: page(1)}, 0)
-    first = watchdog.find_stall(20)
-    watchdog.observe(BOTH, {0: page(2)}, 30)
-    second = watchdog.find_stall(50)
-    assert first is not None
-    assert second is not None
-    assert (first.since, second.since) == (0, 30)
+    starts = []
+    for step, now in ((1, 0), (2, 30)):
+        watchdog.observe(BOTH, {0: page(step)}, now)
+        stall = watchdog.find_stall(now + 20)
+        assert stall is not None
+        starts.append(stall.since)
+    assert starts == [0, 30]
 
 
 def test_frozen_launcher_detects_no_stall() -> None:
@@ -148,164 +130,106 @@ def test_idle_workers_are_distinguished_from_busy_ones() -> None:
     assert idleness.observe({0: 15.0, 1: 6.0}, now=90) == {0: 40, 1: 0}
 
 
-def mark(steps: float, pid: int = 1, longest: float = 0.0) -> dict[int, StepMark]:
-    return {0: StepMark(pid, steps, longest)}
+def mark(steps: float, *, pid: int = 1, longest: float = 0.0) -> dict[int, StepMark]:
+    return {0: StepMark(pid, float(steps), longest)}
 
 
-class TestStepPulse:
-    def with_steps(self, *times: float) -> StepPulse:
-        pulse = StepPulse()
-        for number, now in enumerate(times, start=1):
-            pulse.observe(mark(float(number)), now)
-        return pulse
-
-    def test_silence_longer_than_budget_and_any_pause_is_reported(self) -> None:
-        pulse = self.with_steps(0, 2, 4, 6)
-        pulse.observe(mark(4.0), 15)
-        assert pulse.measure_silence(15, 10) is None
-        assert pulse.measure_silence(16, 10) == 10
-
-    def test_many_steps_between_two_checks_shorten_expected_pause(self) -> None:
-        pulse = StepPulse()
-        pulse.observe({}, 0)
-        pulse.observe(mark(50.0), 2)
-        assert pulse.measure_silence(9, 5) is None, "four times the time between the two looks"
-        assert pulse.measure_silence(10, 5) == 8
-
-    def test_rare_steps_extend_expected_pause(self) -> None:
-        pulse = self.with_steps(0, 2, 102, 104)
-        assert pulse.measure_silence(503, 10) is None
-        assert pulse.measure_silence(504, 10) == 400
-
-    def test_pause_that_the_rank_measured_extends_expected_pause(self) -> None:
-        pulse = self.with_steps(0, 2, 4, 6)
-        pulse.observe(mark(4.0, longest=20.0), 7)
-        assert pulse.measure_silence(85, 10) is None
-        assert pulse.measure_silence(86, 10) == 80
-
-    def test_few_steps_give_no_expected_pause(self) -> None:
-        assert self.with_steps(0, 2, 4).measure_silence(1000, 10) is None
-
-    def test_step_ends_silence(self) -> None:
-        pulse = self.with_steps(0, 2, 4, 6)
-        assert pulse.measure_silence(20, 10) == 14
-        pulse.observe(mark(5.0), 21)
-        assert pulse.measure_silence(22, 10) is None
-
-    def test_steps_of_new_process_before_first_check_count(self) -> None:
-        pulse = self.with_steps(0, 2, 4, 6)
-        pulse.observe(mark(100.0, pid=2), 8)
-        assert pulse.measure_silence(20, 10) == 12
-        pulse.observe(mark(1.0, pid=3), 21)
-        assert pulse.measure_silence(99, 10) is None
-
-    def test_no_silence_without_workers(self) -> None:
-        pulse = self.with_steps(0, 2, 4, 6)
-        pulse.observe({}, 7)
-        assert pulse.measure_silence(100, 10) is None
-        pulse.observe(mark(1.0), 101)
-        assert pulse.measure_silence(110, 10) is None
-
-    def test_hang_that_ended_a_process_is_no_pause_of_the_next_one(self) -> None:
-        pulse = self.with_steps(0, 2, 4, 6)
-        for number in range(5):  # the workers restart between two checks, after a hang of 200 s
-            pulse.observe(mark(1.0 + number, pid=2), 206 + 2 * number)
-        assert pulse.measure_silence(224, 10) == 10
+REGULAR = [(now, mark(number)) for number, now in enumerate((0, 2, 4, 6), start=1)]
 
 
-class TestPodsAgree:
-    """The pod with the root cause kills its workers. If the root cause is unknown, no pod does."""
-
-    SLEEPS = RankActivity(1, 0, "Behind", "rank 1 is in train_step (train.py:50)")
-    WAITS = RankActivity(0, 0, "Waiting", "rank 0 waits for other ranks in train_step (train.py:52)")
-    COMPUTES = RankActivity(0, 0, "Busy", "rank 0 is in validate (train.py:80)")
-    SILENT = RankStall(0.0, "no step for 30 s, longer than any pause before", False, True, frozenset({0}))
-    IDLE = RankStall(0.0, "the workers have used no CPU for 30 s", False, False, frozenset({0}))
-    HUNG = RankStall(0.0, "no step for 30 s")
-
-    def agree(self, mine: RankStall, rank: RankActivity, *peers: tuple[RankStall, RankActivity], pods: int = 2) -> bool:
-        own = report_stall(mine, [rank])
-        reports = [own, *(report_stall(stall, [activity]) for stall, activity in peers)]
-        job_stall = JobStall(
-            known=sum(report.known for report in reports),
-            stuck=sum(report.stuck for report in reports),
-            idle=sum(report.idle for report in reports),
-            cause=next((report.cause for report in reports if report.cause), None),
-            pods=pods,
-        )
-        return should_kill_workers(own, job_stall, certain=mine.certain)
-
-    def test_sleeping_rank_ends_its_pod_if_another_pod_has_seen_steps(self) -> None:
-        assert self.agree(self.IDLE, self.SLEEPS, (self.SILENT, self.WAITS))
-        assert self.agree(self.IDLE, self.SLEEPS, (self.HUNG, self.WAITS))
-
-    def test_waiting_pod_does_not_kill_its_workers(self) -> None:
-        assert not self.agree(self.SILENT, self.WAITS, (self.IDLE, self.SLEEPS))
-        assert not self.agree(self.HUNG, self.WAITS, (self.IDLE, self.SLEEPS))
-
-    def test_unseen_steps_kill_no_worker(self) -> None:
-        assert not self.agree(self.IDLE, self.SLEEPS, (self.IDLE, self.WAITS))
-        assert not self.agree(self.IDLE, self.SLEEPS, pods=1)
-
-    def test_computing_rank_prevents_kill(self) -> None:
-        busy = self.SILENT._replace(idle=frozenset())
-        assert not self.agree(self.IDLE, self.SLEEPS, (busy, self.COMPUTES))
-        assert not self.agree(busy, self.COMPUTES, (self.IDLE, self.SLEEPS))
-        assert not self.agree(busy, self.COMPUTES, pods=1)
-
-    def test_no_kill_before_all_pods_are_stuck(self) -> None:
-        assert not self.agree(self.SILENT, self.SLEEPS)
-        assert not self.agree(self.SILENT, self.WAITS)
-
-    def test_deadlock_kills_workers_of_all_pods(self) -> None:
-        waits = self.WAITS._replace(rank=1)
-        assert self.agree(self.SILENT, self.WAITS, (self.IDLE, waits))
-        assert self.agree(self.IDLE, waits, (self.SILENT, self.WAITS))
-        assert self.agree(self.HUNG, self.WAITS, (self.HUNG, waits))
-
-    @pytest.mark.parametrize("stall", [SILENT, IDLE, HUNG])
-    def test_rank_in_io_prevents_kill(self, stall: RankStall) -> None:
-        receives = self.SLEEPS._replace(state="IO")
-        assert not self.agree(stall, receives, (self.SILENT, self.WAITS))
-        assert not self.agree(stall, self.WAITS, (self.IDLE, receives))
-        assert not self.agree(stall, receives, pods=1)
-
-    def test_spinning_collectives_are_not_killed(self) -> None:
-        spins = self.SILENT._replace(idle=frozenset())
-        assert not self.agree(spins, self.WAITS, (spins, self.WAITS._replace(rank=1)))
-
-    def test_missing_heartbeats_suffice_in_pod_with_root_cause(self) -> None:
-        assert self.agree(self.HUNG, self.SLEEPS)
-        assert should_kill_workers(report_stall(self.HUNG, [self.SLEEPS]), None, certain=True)
-        assert not should_kill_workers(report_stall(self.HUNG, [self.WAITS]), None, certain=True)
+@pytest.mark.parametrize(
+    ("observed", "fine_until", "silence"),
+    [
+        (REGULAR, 15, 10),
+        ([(0, {}), (2, mark(50))], 9, 8),  # many steps between two checks: four times the time between these
+        ([(0, mark(1)), (2, mark(2)), (102, mark(3)), (104, mark(4))], 503, 400),  # rare steps
+        ([*REGULAR, (7, mark(4, longest=20))], 85, 80),  # a pause that the rank has measured
+        (REGULAR[:3], 1000, None),  # too few steps
+        ([*REGULAR, (21, mark(5))], 80, 60),  # a step ends the silence, which was a pause
+        ([*REGULAR, (8, mark(100, pid=2))], 17, 10),  # steps of a new process before the first check
+        ([*REGULAR, (8, mark(1, pid=3))], 99, None),
+        ([*REGULAR, (7, {}), (101, mark(1))], 110, None),  # no workers
+        ([*REGULAR, *((206 + 2 * n, mark(1 + n, pid=2)) for n in range(5))], 223, 10),  # restarted after a hang
+    ],
+)
+def test_silence_is_longer_than_the_budget_and_any_pause_before(
+    observed: list[tuple[float, dict[int, StepMark]]], fine_until: float, silence: float | None
+) -> None:
+    pulse = StepPulse()
+    for now, marks in observed:
+        pulse.observe(marks, now)
+    assert pulse.measure_silence(fine_until, 10 if fine_until != 9 else 5) is None
+    assert pulse.measure_silence(fine_until + 1, 10 if fine_until != 9 else 5) == silence
 
 
-@pytest.mark.parametrize("cause", [None, TestPodsAgree.SLEEPS])
+SLEEPS = RankActivity(1, 0, "Behind", "rank 1 is in train_step (train.py:50)")
+WAITS = RankActivity(0, 0, "Waiting", "rank 0 waits for other ranks in train_step (train.py:52)")
+COMPUTES = RankActivity(0, 0, "Busy", "rank 0 is in validate (train.py:80)")
+RECEIVES = SLEEPS._replace(state="IO")
+SILENT = RankStall(0.0, "no step for 30 s, longer than any pause before", False, True, frozenset({0}))
+SPINS = SILENT._replace(idle=frozenset())
+IDLE = RankStall(0.0, "the workers have used no CPU for 30 s", False, False, frozenset({0}))
+HUNG = RankStall(0.0, "no step for 30 s")
+Pod1 = tuple[RankStall, RankActivity]
+
+
+@pytest.mark.parametrize(
+    ("own", "peer", "pods", "kills"),
+    [
+        ((IDLE, SLEEPS), (SILENT, WAITS), 2, True),  # the pod with the root cause, if another one has seen steps
+        ((IDLE, SLEEPS), (HUNG, WAITS), 2, True),
+        ((SILENT, WAITS), (IDLE, SLEEPS), 2, False),  # a pod that waits for it
+        ((HUNG, WAITS), (IDLE, SLEEPS), 2, False),
+        ((IDLE, SLEEPS), (IDLE, WAITS), 2, False),  # no pod has seen steps
+        ((IDLE, SLEEPS), None, 1, False),
+        ((IDLE, SLEEPS), (SPINS, COMPUTES), 2, False),  # a rank computes
+        ((SPINS, COMPUTES), (IDLE, SLEEPS), 2, False),
+        ((SPINS, COMPUTES), None, 1, False),
+        ((SILENT, SLEEPS), None, 2, False),  # the other pod has not reported
+        ((SILENT, WAITS), None, 2, False),
+        ((SILENT, WAITS), (IDLE, WAITS), 2, True),  # a deadlock
+        ((IDLE, WAITS), (SILENT, WAITS), 2, True),
+        ((HUNG, WAITS), (HUNG, WAITS), 2, True),
+        ((SPINS, WAITS), (SPINS, WAITS), 2, False),  # collectives that use the CPU
+        ((SILENT, RECEIVES), (SILENT, WAITS), 2, False),  # a rank in I/O
+        ((HUNG, RECEIVES), (SILENT, WAITS), 2, False),
+        ((IDLE, RECEIVES), None, 1, False),
+        ((SILENT, WAITS), (IDLE, RECEIVES), 2, False),
+        ((HUNG, WAITS), (IDLE, RECEIVES), 2, False),
+        ((HUNG, SLEEPS), None, 2, True),  # missing heartbeats suffice in the pod with the root cause
+    ],
+)
+def test_pod_with_the_root_cause_kills_its_workers(own: Pod1, peer: Pod1 | None, pods: int, kills: bool) -> None:
+    reports = [report_stall(stall, [activity]) for stall, activity in (own, *filter(None, [peer]))]
+    job_stall = combine_reports([report.encode() for report in reports], pods)
+    assert should_kill_workers(reports[0], job_stall, certain=own[0].certain) is kills
+    assert should_kill_workers(reports[0], None, certain=own[0].certain) is (own == (HUNG, SLEEPS))
+
+
+@pytest.mark.parametrize("cause", [None, SLEEPS])
 def test_job_stall_survives_json(cause: RankActivity | None) -> None:
     job_stall = JobStall(1, 2, 0, 2, cause, (RankWait(0, "all_reduce 7 of the default group"),))
     assert decode_job_stall(json.loads(json.dumps(job_stall))) == job_stall
 
 
-@pytest.mark.parametrize("cause", [1, "text", {"what": "x"}, {**TestPodsAgree.SLEEPS._asdict(), "state": "Odd"}])
+@pytest.mark.parametrize("cause", [1, "text", {"what": "x"}, {**SLEEPS._asdict(), "state": "Odd"}])
 def test_invalid_activity_of_a_peer_is_ignored(cause: Any) -> None:
     assert decode_activity(cause) is None
-    assert decode_activity(TestPodsAgree.SLEEPS._asdict()) == TestPodsAgree.SLEEPS
+    assert decode_activity(SLEEPS._asdict()) == SLEEPS
 
 
 def test_stall_shows_ranks_for_which_peers_wait_first() -> None:
-    ranks = [TestPodsAgree.WAITS, TestPodsAgree.SLEEPS._replace(what='rank 1 is in "x" (a\\b.py:1)')]
-    page = parse_page("\n".join(build_stall_rows(TestPodsAgree.SILENT, ranks, 31.0)))
+    ranks = [WAITS, SLEEPS._replace(what='rank 1 is in "x" (a\\b.py:1)')]
+    page = parse_page("\n".join(build_stall_rows(SILENT, ranks, 31.0)))
     assert page.values[METRIC_STALLED] == 31
     assert [(stalled.rank, stalled.what) for stalled in page.stalled] == [
         (1, 'rank 1 is in "x" (a\\b.py:1)'),
-        (0, TestPodsAgree.WAITS.what),
+        (0, WAITS.what),
     ]
-
-
-def test_only_first_eight_ranks_are_shown() -> None:
-    ranks = [TestPodsAgree.WAITS._replace(rank=rank) for rank in range(9)]
-    rows = build_stall_rows(TestPodsAgree.SILENT, ranks, 31.0)
-    assert [stalled.rank for stalled in parse_page("\n".join(rows)).stalled] == list(range(8))
+    many = build_stall_rows(SILENT, [WAITS._replace(rank=rank) for rank in range(9)], 31.0)
+    assert [stalled.rank for stalled in parse_page("\n".join(many)).stalled] == list(range(8))
+    assert build_stall_rows(IDLE, [WAITS], 31.0)
+    assert not build_stall_rows(IDLE, [WAITS, COMPUTES], 31.0), "it is no stall without known steps"
 
 
 @pytest.mark.parametrize(
@@ -324,19 +248,9 @@ def test_only_first_eight_ranks_are_shown() -> None:
 def test_report_has_flags_and_root_cause(
     ranks: list[str], known: bool, stuck: bool, idle: bool, cause: int | None
 ) -> None:
-    report = report_stall(TestPodsAgree.SILENT, [RankActivity(i, i, state, "") for i, state in enumerate(ranks)])
+    report = report_stall(SILENT, [RankActivity(i, i, state, "") for i, state in enumerate(ranks)])
     assert (report.known, report.stuck, report.idle) == (known, stuck, idle)
     assert (report.cause and report.cause.rank) == cause
-
-
-def test_computing_rank_is_no_stall_without_known_steps() -> None:
-    assert build_stall_rows(TestPodsAgree.IDLE, [TestPodsAgree.WAITS], 31.0)
-    assert not build_stall_rows(TestPodsAgree.IDLE, [TestPodsAgree.WAITS, TestPodsAgree.COMPUTES], 31.0)
-
-
-def test_place_names_line_of_script_before_library() -> None:
-    seen = stack("/usr/lib/python3.11/threading.py")
-    assert seen.place == "<module> (train.py:9), in load (threading.py:1)"
 
 
 STACKS = """Stack (most recent call first):
@@ -364,11 +278,28 @@ def test_stack_has_no_frames_of_launcher() -> None:
     assert seen.place == "load (data.py:1)"
 
 
-def test_waiting_for_peers_is_detected() -> None:
-    assert stack("/site-packages/torch/distributed/distributed_c10d.py").waits_for_peers
-    assert stack("/site-packages/torch/autograd/graph.py").waits_for_peers
+@pytest.mark.parametrize(
+    ("inner", "peers"),
+    [
+        ("/site-packages/torch/distributed/distributed_c10d.py", True),
+        ("/site-packages/torch/autograd/graph.py", True),
+        ("/usr/lib/python3.11/threading.py", False),
+        ("/usr/lib/python3.11/concurrent/futures/thread.py", False),
+        ("/usr/lib/python3.11/queue.py", False),
+    ],
+)
+def test_innermost_file_tells_waits_for_peers_and_other_threads(inner: str, peers: bool) -> None:
+    seen = stack(inner)
+    assert seen.waits_for_peers is peers
+    assert not seen.waits_for_lock
+    assert seen.place == f"<module> (train.py:9), in load ({Path(inner).name}:1)"
+
+
+def test_incomplete_stack_is_empty_and_deep_one_is_read() -> None:
+    frames = 'Stack (most recent call first):\n  File "/app/train.py", line 9 in descend\n'
+    assert read_stack(frames + "  ...\n").place == "descend (train.py:9)"
+    assert read_stack(frames).frames == []  # of another thread
     assert not read_stack("").waits_for_peers
-    assert read_stack("rubbish").frames == []
 
 
 CALL = Collective("all_reduce", 7, "the default group", ())
@@ -489,11 +420,6 @@ def test_native_call_of_main_module_is_named_if_it_is_certain(tmp_path: Path, li
     assert waits.place == f"{place} (train.py:1), in wait (threading.py:327)"
 
 
-@pytest.mark.parametrize("library", ["threading.py", "concurrent/futures/thread.py", "queue.py"])
-def test_rank_that_waits_for_another_thread_waits_for_no_lock(library: str) -> None:
-    assert not stack(f"/usr/lib/python3.11/{library}").waits_for_lock
-
-
 def examine(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -551,12 +477,6 @@ def test_partially_written_stack_is_awaited(
     assert "rank 1 (pid 4194305, state gone)" in log
 
 
-def test_deep_stack_is_read_and_other_thread_ignored() -> None:
-    frames = 'Stack (most recent call first):\n  File "/app/train.py", line 9 in descend\n'
-    assert read_stack(frames + "  ...\n").place == "descend (train.py:9)"
-    assert read_stack(frames).frames == []
-
-
 @pytest.mark.parametrize("interval", [0.25, 1.0, 5.0])
 def test_pod_with_root_cause_has_shorter_grace_period(interval: float) -> None:
     with_cause, waiting = (stall_grace_seconds(2, interval, has_cause=has_cause) for has_cause in (True, False))
@@ -568,38 +488,17 @@ def test_pod_with_root_cause_has_shorter_grace_period(interval: float) -> None:
     assert stall_grace_seconds(1, interval, has_cause=False) == 0
 
 
-def pod(folder: Path, action: str) -> Pod:
-    (folder / "errors").mkdir(exist_ok=True)
+@pytest.mark.parametrize(("action", "code"), [("Restart", 83), ("Fail", 81)])
+@pytest.mark.parametrize("secondary", [False, True])
+def test_worker_killed_by_watchdog_is_hang(tmp_path: Path, action: str, code: int, secondary: bool) -> None:
+    (tmp_path / "errors").mkdir()
     plan = dataclasses.replace(PLAN, action=action)
-    return launcher_pod(folder, nodes=2, oom_kills=count_oom_kills(), watchdog=plan)
-
-
-@pytest.mark.parametrize(
-    ("action", "secondary", "expected"),
-    [
-        ("Restart", False, Outcome("Hang", 83)),
-        ("Restart", True, Outcome("Hang", 83, secondary=True)),
-        ("Fail", False, Outcome("Hang", 81)),
-        ("Fail", True, Outcome("Hang", 81, secondary=True)),
-    ],
-)
-def test_worker_killed_by_watchdog_is_hang(tmp_path: Path, action: str, secondary: bool, expected: Outcome) -> None:
-    config = pod(tmp_path, action)
-    error = {
-        "type": "Hang",
-        "message": "no step for 10 s: rank 3 is in load",
-        "traceback": "Stack",
-        "secondary": secondary,
-    }
-    write_json(os.path.join(config.runtime, "errors", "1.json"), error)
-    examined = examine_worker(config, WorkerEnd(-9, local_rank=1))
-    assert examined.outcome == expected
-    assert examined.message == "no step for 10 s: rank 3 is in load"
-
-
-def test_an_exit_code_83_of_a_script_is_a_hang_that_fails_the_job_where_asked(tmp_path: Path) -> None:
-    assert examine_worker(pod(tmp_path, "Restart"), WorkerEnd(83)).container_exit_code == 83
-    assert examine_worker(pod(tmp_path, "Fail"), WorkerEnd(83)).container_exit_code == 81
+    pod = launcher_pod(tmp_path, nodes=2, oom_kills=count_oom_kills(), watchdog=plan)
+    error = {"type": "Hang", "message": "no step for 10 s", "traceback": "Stack", "secondary": secondary}
+    write_json(str(tmp_path / "errors" / "1.json"), error)
+    examined = examine_worker(pod, WorkerEnd(-9, local_rank=1))
+    assert (examined.outcome, examined.message) == (Outcome("Hang", code, secondary), "no step for 10 s")
+    assert examine_worker(pod, WorkerEnd(83)).container_exit_code == code  # which the script has chosen
 
 
 def test_process_state_is_read() -> None:
