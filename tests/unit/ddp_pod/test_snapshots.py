@@ -62,15 +62,14 @@ def test_next_attempt_fetches_newest_snapshot(tmp_path: Path) -> None:
     assert second.files() == first.files()
 
 
-def test_empty_store_has_no_snapshot(tmp_path: Path) -> None:
-    assert Attempt(tmp_path, 1).fetch() is None
-
-
 def test_unchanged_file_is_uploaded_once(tmp_path: Path) -> None:
     first = Attempt(tmp_path, 1)
     first.save(1, a="x" * 1000)
     first.save(2, b="yy")
     assert first.store.bytes == 1002
+    (_, written) = sorted((tmp_path / "store/snapshots").iterdir())
+    manifest = json.loads(written.read_text())
+    assert (manifest["step"], manifest["attempt"], manifest["runId"]) == (2, 1, "job-1")
 
 
 def test_snapshots_are_ordered_by_claim_before_number(tmp_path: Path) -> None:
@@ -84,23 +83,21 @@ def test_snapshots_are_ordered_by_claim_before_number(tmp_path: Path) -> None:
 
 
 class TestPrefixFence:
-    def test_superseded_attempt_writes_no_snapshot(self, tmp_path: Path) -> None:
-        first = Attempt(tmp_path, 1)
-        first.save(1, a="1")
-        Attempt(tmp_path, 2)
-        with pytest.raises(PrefixSuperseded, match="attempt 2 has taken over") as caught:
-            first.save(2, a="2")
-        assert caught.value.same_job
-        assert len(first.store.list()) == 1
-
-    def test_superseded_attempt_removes_nothing(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize(("job", "number", "owner"), [("job", 2, "attempt 2"), ("other", 1, "another job")])
+    def test_superseded_attempt_writes_and_removes_nothing(
+        self, tmp_path: Path, job: str, number: int, owner: str
+    ) -> None:
         first = Attempt(tmp_path, 1, keep=1)
         first.save(1, a="1")
         first.save(2, a="2")
-        Attempt(tmp_path, 2)
+        Attempt(tmp_path, number, job=job)
+        with pytest.raises(PrefixSuperseded, match=owner) as caught:
+            first.save(3, a="3")
+        assert caught.value.same_job is (job == "job")
         with pytest.raises(PrefixSuperseded):
             first.store.prune()
-        assert len(objects(tmp_path)) == 2
+        assert len(first.store.list()) == 2
+        assert {path.name for path in objects(tmp_path)} >= {first.files()["a"].digest}
 
     def test_earlier_attempt_cannot_claim_after_later_one(self, tmp_path: Path) -> None:
         Attempt(tmp_path, 2)
@@ -113,13 +110,6 @@ class TestPrefixFence:
         again = Attempt(tmp_path, 1)
         assert again.store.claim() == written
         assert again.save(2, a="2").name == "000000001-000000002"
-
-    def test_other_job_is_named(self, tmp_path: Path) -> None:
-        first = Attempt(tmp_path, 5)
-        Attempt(tmp_path, 1, job="other")
-        with pytest.raises(PrefixSuperseded, match="another job") as caught:
-            first.save(1, a="1")
-        assert not caught.value.same_job
 
     def test_later_attempt_wins_of_two_concurrent_claims(self, tmp_path: Path) -> None:
         first = Attempt(tmp_path, 1)
@@ -139,31 +129,27 @@ class TestDamage:
         first.save(2, a="new one")
         return first
 
-    def damage(self, saved: Attempt, root: Path) -> Path:
-        return root / "store" / "objects" / saved.files()["a"][0]
-
-    def expect(self, root: Path, step: int | None) -> Attempt:
-        second = Attempt(root, 2)
-        snapshot = second.fetch()
+    def expect(self, root: Path, step: int | None, attempt: int = 2) -> Attempt:
+        following = Attempt(root, attempt)
+        snapshot = following.fetch()
         assert (snapshot and snapshot.step) == step
-        return second
+        return following
 
-    def test_snapshot_with_corrupt_object_is_skipped(
-        self, tmp_path: Path, saved: Attempt, capsys: pytest.CaptureFixture[str]
+    @pytest.mark.parametrize("content", ["new 0ne", "new", None], ids=["corrupt", "truncated", "missing"])
+    def test_snapshot_with_damaged_object_is_skipped_and_uploaded_again(
+        self, tmp_path: Path, saved: Attempt, capsys: pytest.CaptureFixture[str], content: str | None
     ) -> None:
-        self.damage(saved, tmp_path).write_text("new 0ne")
+        damaged = tmp_path / "store" / "objects" / saved.files()["a"].digest
+        damaged.unlink()
+        if content is not None:
+            damaged.write_text(content)
         second = self.expect(tmp_path, 1)
-        assert (second.folder / "a").read_text() == "old one"
+        assert [(path.name, path.read_text()) for path in second.folder.iterdir()] == [("a", "old one")]
         assert "snapshot 000000001-000000002" in capsys.readouterr().err
-        assert [path.name for path in second.folder.iterdir()] == ["a"]
-
-    def test_snapshot_with_truncated_object_is_skipped(self, tmp_path: Path, saved: Attempt) -> None:
-        self.damage(saved, tmp_path).write_text("new")
-        self.expect(tmp_path, 1)
-
-    def test_snapshot_with_missing_object_is_skipped(self, tmp_path: Path, saved: Attempt) -> None:
-        self.damage(saved, tmp_path).unlink()
-        self.expect(tmp_path, 1)
+        with pytest.raises(DamagedSnapshot):
+            second.store.fetch("000000001-000000002", str(second.folder))
+        second.save(3, a="new one")
+        assert (self.expect(tmp_path, 3, attempt=3).folder / "a").read_text() == "new one"
 
     @pytest.mark.parametrize(
         "text", ["", "{", "[]", '{"files": {"../x": ["0", 1]}, "step": 1, "time": 1, "version": 1}']
@@ -175,24 +161,6 @@ class TestDamage:
     def test_no_intact_snapshot_fetches_none(self, tmp_path: Path, saved: Attempt) -> None:
         shutil.rmtree(tmp_path / "store/objects")
         self.expect(tmp_path, None)
-
-    def test_damaged_object_is_uploaded_again(self, tmp_path: Path, saved: Attempt) -> None:
-        self.damage(saved, tmp_path).write_text("new 0ne")
-        second = self.expect(tmp_path, 1)
-        second.save(3, a="new one")
-        self.expect_third(tmp_path)
-
-    def expect_third(self, root: Path) -> None:
-        third = Attempt(root, 3)
-        snapshot = third.fetch()
-        assert snapshot is not None
-        assert (snapshot.step, (third.folder / "a").read_text()) == (3, "new one")
-
-    def test_damaged_snapshot_by_name_is_refused(self, tmp_path: Path, saved: Attempt) -> None:
-        self.damage(saved, tmp_path).unlink()
-        second = Attempt(tmp_path, 2)
-        with pytest.raises(DamagedSnapshot):
-            second.store.fetch("000000001-000000002", str(second.folder))
 
 
 class TestPrune:
@@ -232,13 +200,6 @@ def test_snapshot_with_missing_object_is_not_written(tmp_path: Path) -> None:
     (first.folder / "a").write_text("1")
     with pytest.raises(OSError, match="lacks uploaded files"):
         first.store.write(first.files(), 1)
-
-
-def test_manifest_has_step_attempt_and_run_id(tmp_path: Path) -> None:
-    Attempt(tmp_path, 4).save(7, a="1")
-    (written,) = (tmp_path / "store/snapshots").iterdir()
-    manifest = json.loads(written.read_text())
-    assert (manifest["step"], manifest["attempt"], manifest["runId"]) == (7, 4, "job-4")
 
 
 @pytest.mark.parametrize(("url", "words"), [("nowhere://x/y", "cannot be opened"), ("adl://x/y", "needs .*package")])
