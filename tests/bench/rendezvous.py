@@ -33,7 +33,7 @@ from ddp_cli.local.ports import hold_free_port
 from ddp_operator.manifests.torchrun import TorchrunPlan, UserCommand, build_torchrun_args
 from ddp_pod.base.pod import add_pod_flags
 from ddp_pod.contract.plan import loopback_address
-from ddp_pod.network.master import count_connections
+from ddp_pod.network.unreachable import count_connections
 from tests.support.launcher_config import launcher_pod
 
 MEMORY_EACH: Final = 13 << 20

@@ -82,35 +82,33 @@ def find_partners(pod: Pod) -> list[tuple[str, int]]:
     return partners
 
 
-def measure_dns(hosts: Iterable[str]) -> float:
-    """Resolve names. Returns the longest time, seconds. Raises: OSError that names the host."""
-    seconds = 0.0
-    for host in hosts:
-        problem = f"{host} does not resolve"
-        seconds = max(seconds, _time(problem, socket.getaddrinfo, host, None, 0, socket.SOCK_STREAM))
-    return seconds
-
-
-def measure_tcp(partners: Iterable[tuple[str, int]]) -> float:
-    """Connect. Returns the longest time, seconds. Raises: OSError that names the address."""
-    seconds = 0.0
-    for host, port in partners:
-        seconds = max(seconds, _time(f"no connection to {host}:{port}", _connect, (host, port)))
-    return seconds
-
-
-def _connect(address: tuple[str, int]) -> None:
-    socket.create_connection(address, timeout=_CONNECT_SECONDS).close()
-
-
-def _time(problem: str, action: Callable[..., Any], *arguments: Any) -> float:
-    """Return how long an action takes. Raises: OSError that starts with ``problem``."""
-    start = time.monotonic()
+def _resolve(host: str, port: int) -> None:
+    """Resolve a name. Raises: OSError that names it."""
     try:
-        action(*arguments)
+        socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
     except OSError as error:
-        raise OSError(f"{problem}: {error.strerror or error}") from None
-    return time.monotonic() - start
+        raise OSError(f"{host} does not resolve: {error.strerror or error}") from None
+
+
+def _connect(host: str, port: int) -> None:
+    """Connect to an address. Raises: OSError that names it."""
+    try:
+        socket.create_connection((host, port), timeout=_CONNECT_SECONDS).close()
+    except OSError as error:
+        raise OSError(f"no connection to {host}:{port}: {error.strerror or error}") from None
+
+
+_CHECKS_OF_PARTNERS: Mapping[str, Callable[[str, int], None]] = {"dns": _resolve, "tcp": _connect}
+
+
+def _measure_longest(check: Callable[[str, int], None], partners: Iterable[tuple[str, int]]) -> float:
+    """Return the longest time that a check of a partner takes, in seconds. Raises: OSError."""
+    longest = 0.0
+    for host, port in partners:
+        start = time.monotonic()
+        check(host, port)
+        longest = max(longest, time.monotonic() - start)
+    return longest
 
 
 def run_preflight(
@@ -120,14 +118,13 @@ def run_preflight(
     report = PreflightReport(seconds={}, problems={})
     world_size = ranks[0][2]
     partners = find_partners(pod) if world_size > len(ranks) else []
-    for check in plan.checks:
+    for name, check in _CHECKS_OF_PARTNERS.items():
+        if name not in plan.checks or not partners:
+            continue
         try:
-            if check == "dns" and partners:
-                report.seconds[check] = measure_dns(host for host, _ in partners)
-            elif check == "tcp" and partners:
-                report.seconds[check] = measure_tcp(partners)
+            report.seconds[name] = _measure_longest(check, partners)
         except OSError as error:
-            report.problems[check] = str(error)
+            report.problems[name] = str(error)
 
     if world_size == 1 or {"allreduce", "pairs"}.isdisjoint(plan.checks):
         return report

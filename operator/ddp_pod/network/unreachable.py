@@ -1,5 +1,6 @@
 """Peers that this pod cannot reach: pod 0 before training, and peers that stop acknowledging data (Linux)."""
 
+import errno
 import json
 import os
 import re
@@ -7,14 +8,18 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple
 
 from ..base.files import log
 from ..base.pod import Pod
+from ..contract.failure_text import UNRESOLVED
 from ..contract.names import COMMENT_UNREACHABLE
 from ..contract.processes import find_family
+from ..failures.text import REFUSED
 
+_SECONDS_TO_LISTEN: Final = 30.0  # which pod 0 may take to import PyTorch before it hosts the store
 _INTERVAL: Final = 5.0
 _TABLES: Final = ("/proc/net/tcp", "/proc/net/tcp6")
 _MOST_BYTES: Final = 4 << 20
@@ -24,6 +29,67 @@ _CONNECTING: Final = 0x02
 # The kernel waits twice as long after each retransmission, 0.2 s after the first: five of them take six seconds.
 _RETRANSMISSIONS: Final = 5
 _SOCKET: Final = re.compile(r"socket:\[(\d+)\]")
+
+
+def wait_for_master(
+    host: str, port: int | None, timeout: float, report: Callable[[str | None], None] = lambda problem: None
+) -> str | None:
+    """Wait until ``host`` resolves and, with a port, accepts a connection. Returns None, or the problem at the end.
+
+    ``report`` gets each change of the problem, and None when it is over. A pod 0 that refuses connections is reachable
+    and may still start: that is no problem for the first 30 seconds.
+    """
+    start = time.monotonic()
+    pause = 0.01
+    next_log = 3.0
+    logged = False
+    reported: str | None = None
+    target = host if port is None else f"{host}:{port}"
+    while True:
+        problem = _probe(host, port)
+        waited = time.monotonic() - start
+        if problem is None:
+            if logged:
+                log(f"{target} is reachable after {waited:.1f} s")
+            if reported is not None:
+                report(None)
+            return None
+        if waited >= timeout:
+            return problem
+        if waited >= next_log:
+            log(f"waiting for master {target} ({problem}); {timeout - waited:.0f} s left")
+            is_starting = problem.startswith(REFUSED) and waited < _SECONDS_TO_LISTEN
+            current = None if is_starting else problem
+            if current != reported:
+                report(current)
+                reported = current
+            next_log = waited + max(5.0, min(60.0, waited))
+            logged = True
+        time.sleep(pause)
+        pause = min(pause * 1.2, 0.25)
+
+
+def _probe(host: str, port: int | None) -> str | None:
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    except OSError:
+        return UNRESOLVED
+    if port is None:
+        return None
+    problem = ""
+    for family, kind, protocol, _, address in addresses:
+        with socket.socket(family, kind, protocol) as connection:
+            connection.settimeout(2)
+            try:
+                connection.connect(address)
+            except OSError as error:
+                refused = error.errno == errno.ECONNREFUSED
+                problem = f"no connection to {address[0]}: {error.strerror or error}"
+                if refused:
+                    problem = f"{REFUSED} ({address[0]})"
+            else:
+                return None
+    return problem
 
 
 class Connection(NamedTuple):
@@ -85,6 +151,16 @@ def _list_sockets(pid: int) -> set[int]:
             if match:
                 inodes.add(int(match[1]))
     return inodes
+
+
+def count_connections(port: int) -> int:
+    """Return how many established TCP connections this machine has at a local port (Linux)."""
+    count = 0
+    for path in _TABLES:
+        with suppress(OSError), open(path, encoding="ascii") as file:
+            rows = [line.split() for line in file][1:]
+            count += sum(row[3] == "01" and row[1].endswith(f":{port:04X}") for row in rows)
+    return count
 
 
 class UnreachablePeers:

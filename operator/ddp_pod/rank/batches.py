@@ -9,7 +9,7 @@ from typing import Any
 
 
 class BatchMeter:
-    """Measures the samples of one iteration.
+    """Measures the samples of one iteration, from its creation to ``finish``.
 
     With gradient accumulation an iteration calls the module several times. If an iteration calls several outermost
     modules with parameters, as a GAN does, its samples are unknown. So are those of a script that compiles: a compiled
@@ -18,25 +18,15 @@ class BatchMeter:
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
-        self._register = sys.modules["torch.nn.modules.module"].register_module_forward_pre_hook
-        self._hook: Any = None
         self._outermost: int | None = None  # id of the module
         self._members: frozenset[int] = frozenset()  # ids of the modules in it
         self._sum = 0
         self._is_pending = False  # whether a call of the outermost module has shown no tensor yet
         self._is_ambiguous = False
-
-    def start(self) -> bool:
-        """Observe all modules until ``finish``. Returns whether it can."""
-        if _has_compiled():
-            return False
-        self._outermost = None
-        self._members = frozenset()
-        self._sum = 0
-        self._is_pending = False
-        self._is_ambiguous = False
-        self._hook = self._register(self._build_hook())
-        return True
+        self._hook: Any = None
+        if not _has_compiled():
+            register = sys.modules["torch.nn.modules.module"].register_module_forward_pre_hook
+            self._hook = register(self._build_hook())
 
     def finish(self) -> int:
         """End the measurement. Returns the samples of the iteration; 0 if they are unknown."""

@@ -11,7 +11,7 @@ from typing import Any
 from ..base.files import BOOTSTRAP
 from . import counters
 from .groups import GroupRecorder
-from .import_hook import ImportHook
+from .hooks import ImportHook
 
 _OPTIMIZERS = "torch.optim.optimizer"
 _SITECUSTOMIZE = """\

@@ -13,7 +13,7 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ..base.files import is_own_file, write_json
-from .import_hook import ImportHook
+from .hooks import ImportHook
 from .tracebacks import LIBRARY
 
 _MODULE = "torch.distributed.distributed_c10d"

@@ -15,9 +15,8 @@ from typing import Any
 
 from . import counters
 from .batches import BatchMeter
-from .import_hook import ImportHook
+from .hooks import EpochHook, ImportHook, read_lightning_plan
 from .losses import LossReader
-from .plans import EpochHook, read_lightning_plan
 
 _MODULE = "torch.optim.optimizer"
 _SAMPLE_SECONDS = 0.1  # between two measured iterations, so that the last loss of a short run is no old one
@@ -68,11 +67,10 @@ class StepCounter(ImportHook):
         self._next_batch = 0.0
         self._is_nested = False  # whether the followed optimizer's step may call another step of it
         self._is_capturing: Callable[[], bool] | None = None  # None without CUDA
-        self._is_measuring = False  # the batch size
         self._torch: Any = None
         self._hook: Any = None
         self._losses: LossReader | None = None
-        self._batches: BatchMeter | None = None
+        self._batch: BatchMeter | None = None  # of the current iteration, if it is measured
 
     def watch(self, module: Any) -> None:
         """Register the hooks. ``module``: torch.optim.optimizer, loaded."""
@@ -81,7 +79,6 @@ class StepCounter(ImportHook):
             self._torch = sys.modules["torch"]
             self._hook = module.register_optimizer_step_post_hook(self._build_hook())
             self._losses = LossReader(self._torch, self._slot, self._on_backward)
-            self._batches = BatchMeter(self._torch)
             EpochHook(lambda: self._slot).start()
         except Exception:  # another version of PyTorch: the script runs without counters
             self.stop()
@@ -91,7 +88,7 @@ class StepCounter(ImportHook):
     def stop(self) -> None:
         """Stop counting: after an error, and in a child of the rank, which shares the slot."""
         self._slot = [0.0] * len(self._slot)
-        for part in (self._losses, self._batches):
+        for part in (self._losses, self._batch):
             if part is not None:
                 part.stop()
         if self._hook is not None:
@@ -134,12 +131,13 @@ class StepCounter(ImportHook):
         if seconds > self._longest and self._steps > 1.0:
             self._longest = seconds
             slot[counters.LONGEST_STEP] = seconds
-        if self._is_measuring:
-            self._finish_batch()
+        if self._batch is not None:
+            self._note_batch(float(self._batch.finish()))
+            self._batch = None
         is_sampled = self._sample(now)
         if now >= self._next_look:
             self._look(optimizer, now)
-        is_checked = is_sampled or self._is_measuring or self._is_nested or self._is_capturing is not None
+        is_checked = is_sampled or self._batch is not None or self._is_nested or self._is_capturing is not None
         self._alarm = 0.0 if is_checked else self._next_sample
 
     def _sample(self, now: float) -> bool:
@@ -235,16 +233,12 @@ class StepCounter(ImportHook):
         with suppress(Exception):  # another Trainer than Lightning's
             read_lightning_plan(slot)
         self._pause = max(_PAUSE_SECONDS, _PAUSE_FACTOR * self._average)
-        if self._batches is not None and now >= self._next_batch:
+        if now >= self._next_batch:
             self._next_batch = now + _BATCH_SECONDS
-            self._is_measuring = self._batches.start()
+            self._batch = BatchMeter(self._torch)
 
-    def _finish_batch(self) -> None:
-        """End the measurement of the batch size, which took one iteration."""
-        self._is_measuring = False
-        if self._batches is None:
-            return
-        batch = float(self._batches.finish())
+    def _note_batch(self, batch: float) -> None:
+        """Count samples. ``batch``: those of the last iteration; 0: unknown."""
         slot = self._slot
         former = slot[counters.BATCH]
         if batch == former:

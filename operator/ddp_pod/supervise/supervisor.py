@@ -43,9 +43,8 @@ from ..failures.restarts import InPlaceRestarts
 from ..failures.rules import WorkerEnd
 from ..failures.termination import complete_worker_failure, conclude
 from ..failures.worker_failure import EndedPeers, examine_worker, find_root_cause
-from ..network.master import count_connections, wait_for_master
 from ..network.preflight import PreflightReport, build_preflight_rows, decode_preflight, describe_preflight
-from ..network.unreachable import UnreachablePeers
+from ..network.unreachable import UnreachablePeers, count_connections, wait_for_master
 from ..progress.counted_pages import create_counters
 from ..progress.metrics import MetricsEndpoint
 from ..progress.output import OutputReader

@@ -42,7 +42,7 @@ from .snapshots import (
     hash_file,
     identify,
 )
-from .storage import UnusableStorage, open_storage
+from .sources import UnusableStorage, open_storage
 
 _SECONDS_BETWEEN_SCANS = 1.0
 _SECONDS_TO_SETTLE = 2.0  # without a change, and closed, before a file counts as complete

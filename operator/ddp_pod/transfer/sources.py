@@ -1,7 +1,11 @@
-"""Inputs and where they are read from: a web server or this machine by the standard library, the rest by fsspec."""
+"""Inputs and where they are read from: a web server or this machine by the standard library, the rest by fsspec.
+
+fsspec, on which PyTorch depends, opens object stores and other file systems by URL, also for the checkpoints.
+"""
 
 import dataclasses
 import http.client
+import importlib
 import os
 import re
 import socket
@@ -13,7 +17,6 @@ from collections.abc import Mapping
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from ..contract.credentials import hide_credentials
-from .storage import UnusableStorage, open_storage
 
 STALL_SECONDS = 60.0
 """A connection that receives nothing for this long is closed; the whole download has no limit."""
@@ -21,6 +24,52 @@ _RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
 _MESSAGE_LIMIT = 300  # characters
 # What storages call the version or checksum of a file.
 _VERSION_KEYS = ("ETag", "etag", "md5Hash", "blob_id", "checksum", "LastModified", "mtime")
+
+# Without these s3fs may wait for a response without end.
+_S3_OPTIONS = {"config_kwargs": {"connect_timeout": 10, "read_timeout": 60, "retries": {"max_attempts": 2}}}
+_OPTIONS: dict[str, Any] = {"s3": _S3_OPTIONS, "s3a": _S3_OPTIONS}
+_PACKAGES = {
+    "s3": "s3fs",
+    "s3a": "s3fs",
+    "gs": "gcsfs",
+    "gcs": "gcsfs",
+    "hf": "huggingface_hub",
+    "az": "adlfs",
+    "abfs": "adlfs",
+    "abfss": "adlfs",
+    "http": "aiohttp",
+    "https": "aiohttp",
+}
+
+
+class UnusableStorage(ValueError):
+    """A URL that this image cannot open; the message names the package to install or the problem to fix."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(hide_credentials(message))
+
+
+def open_storage(url: str) -> tuple[Any, str]:
+    """Return fsspec's file system for a URL and the path in it, with credentials from the environment.
+
+    The file system caches no listings, as other processes write to it too. Raises: UnusableStorage.
+    """
+    protocol = url.partition("://")[0]
+    try:
+        fsspec = importlib.import_module("fsspec")
+    except ImportError:
+        raise UnusableStorage(f"{url} needs the Python package fsspec; install it in the image") from None
+
+    package = _PACKAGES.get(protocol, "")
+    options = _OPTIONS.get(protocol, {})
+    try:
+        system, path = fsspec.core.url_to_fs(url, use_listings_cache=False, skip_instance_cache=True, **options)
+    except ImportError as error:
+        requirement = f"the Python package {package}" if package else f"a Python package ({error})"
+        raise UnusableStorage(f"{url} needs {requirement}; install it in the image") from None
+    except ValueError as error:
+        raise UnusableStorage(f"{url} cannot be opened: {error}") from None
+    return system, str(path).rstrip("/")
 
 
 class FetchError(Exception):

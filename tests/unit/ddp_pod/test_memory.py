@@ -80,23 +80,15 @@ def test_incomplete_files_are_no_copies(tmp_path: Path) -> None:
     CopyFile(str(tmp_path / "state-0")).reserve(256)
     (tmp_path / "state-1").write_bytes(b"DDPMEM01")
     assert list_copies(str(tmp_path)) == []
-    assert list_copies(str(tmp_path / "missing")) == []
+    assert build_memory_rows(str(tmp_path / "missing")) == []
 
 
 def test_page_shows_the_newest_own_copy(tmp_path: Path) -> None:
     write(tmp_path / "state-0", 7)
     write(tmp_path / "state-1", 8)
     write(tmp_path / "peer-0-0", 9)
-    rows = build_memory_rows(str(tmp_path))
-    assert "ddp_memory_checkpoint_step 8" in rows
-    assert "ddp_memory_checkpoint_saves_total 8" in rows
-    assert "ddp_memory_checkpoint_stalled_seconds_total 2.0" in rows
-    assert f"ddp_memory_checkpoint_bytes {3 * (HEADER_BYTES + 256)}" in rows
-
-
-def test_page_without_copies_has_no_series(tmp_path: Path) -> None:
-    assert build_memory_rows(str(tmp_path)) == []
-    assert build_memory_rows(None) == []
+    rows = [row.removeprefix("ddp_memory_checkpoint_") for row in build_memory_rows(str(tmp_path))]
+    assert {"step 8", "saves_total 8", "stalled_seconds_total 2.0", f"bytes {3 * (HEADER_BYTES + 256)}"} <= set(rows)
 
 
 def test_newest_copies_are_saved_once(env: dict[str, str], tmp_path: Path) -> None:
@@ -124,26 +116,23 @@ def test_shards_of_the_neighbour_are_saved_too(env: dict[str, str], tmp_path: Pa
     assert list_saved(tmp_path) == ["shard-0-7", "shard-1-8", "shard-1-9"]
 
 
-def test_copy_that_is_no_newer_than_the_checkpoint_is_not_saved(env: dict[str, str], tmp_path: Path) -> None:
-    write(tmp_path / "memory" / "pod-1" / "state-0", 7)
-    save(env, checkpoint_step=7.0)
-    assert list_saved(tmp_path) == []
-
-
-def test_end_of_the_grace_period_leaves_no_file(
-    env: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"checkpoint_step": 7.0}, ""),  # the checkpoint is as new
+        ({"deadline": -math.inf}, "the grace period is over; raise spec.checkpoint.graceSeconds"),
+        ({}, ""),  # without a checkpoint folder
+    ],
+)
+def test_copy_is_not_saved_without_need_time_or_place(
+    env: dict[str, str], tmp_path: Path, capfd: pytest.CaptureFixture[str], options: dict[str, float], problem: str
 ) -> None:
     write(tmp_path / "memory" / "pod-1" / "state-0", 7)
-    save(env, deadline=-math.inf)
+    if not options:
+        del env["DDP_CHECKPOINT_DIR"]
+    save(env, **options)
     assert list_saved(tmp_path) == []
-    assert "the grace period is over; raise spec.checkpoint.graceSeconds" in capfd.readouterr().err
-
-
-def test_job_without_checkpoint_folder_saves_nothing(env: dict[str, str], tmp_path: Path) -> None:
-    write(tmp_path / "memory" / "pod-1" / "state-0", 7)
-    del env["DDP_CHECKPOINT_DIR"]
-    save(env)
-    assert not (tmp_path / "ckpt").exists()
+    assert problem in capfd.readouterr().err
 
 
 def begin_copy(env: dict[str, str]) -> CopyFile:
@@ -165,20 +154,14 @@ def test_copy_under_way_is_completed_before_the_ranks_end(env: dict[str, str]) -
         wait.result(timeout=60)
 
 
-def test_copies_of_killed_ranks_are_not_waited_for(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "process_state", lambda pid: "")
-    begin_copy(env)
-    wait_for_copies(1, env, math.inf)
-
-
-def test_wait_for_a_copy_is_bounded(env: dict[str, str]) -> None:
+def test_wait_for_copies_ends(env: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    wait_for_copies(1, {}, math.inf)
+    wait_for_copies(1, env, math.inf)  # without copies
     begin_copy(env)
     wait_for_copies(1, env, 0.01)
-
-
-def test_job_without_copies_waits_for_none(env: dict[str, str]) -> None:
-    wait_for_copies(1, env, math.inf)
-    wait_for_copies(1, {}, math.inf)
+    monkeypatch.setattr(memory, "process_state", lambda pid: "")
+    wait_for_copies(1, env, math.inf)  # of killed ranks
+    assert list_copies(str(find_memory_folder(1, env))) == []
 
 
 def test_memory_of_this_pod_only_is_removed(env: dict[str, str], tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from ddp_pod.transfer.checkpoints import (
 from ddp_pod.transfer.mirror import Mirror, find_step, list_written_files
 from ddp_pod.transfer.shards import has_shards, read_shard_names
 from ddp_pod.transfer.snapshots import PrefixSuperseded
-from ddp_pod.transfer.storage import UnusableStorage
+from ddp_pod.transfer.sources import UnusableStorage
 from tests.support.launcher_config import launcher_pod
 from tests.support.mirror_clock import MirrorClock
 

@@ -16,7 +16,6 @@ import pytest
 from ddp_operator.api.status import PreflightStatus, SlowestPair
 from ddp_operator.decide.metrics_page import parse_page
 from ddp_pod.base.pod import Pod
-from ddp_pod.contract.names import PREFLIGHT_CHECKS
 from ddp_pod.contract.plan import PreflightConfig
 from ddp_pod.network.preflight import (
     PreflightReport,
@@ -43,34 +42,29 @@ def pod(node: int = 0, nodes: int = 3, master: str = "train-1-0.train", port: in
     return launcher_pod("/nowhere", node=node, nodes=nodes, master=master, port=port, metrics_port=9400)
 
 
+POD_0 = ("train-1-0.train", 29400)
+
+
 @pytest.mark.parametrize(
-    ("node", "expected"),
+    ("checking", "expected"),
     [
-        (0, [("train-1-0.train", 29400), ("train-1-1.train", 9400)]),
-        (2, [("train-1-0.train", 29400), ("train-1-0.train", 9400)]),
+        (pod(0), [POD_0, ("train-1-1.train", 9400)]),
+        (pod(2), [POD_0, ("train-1-0.train", 9400)]),
+        (pod(master="a-0-1-0.a-0"), [("a-0-1-0.a-0", 29400), ("a-0-1-1.a-0", 9400)]),
+        (pod(master="127.0.0.1"), [("127.0.0.1", 29400)]),  # all pods on one machine
+        (dataclasses.replace(pod(0), elastic=True), [POD_0]),  # the next pod may not exist
+        (dataclasses.replace(pod(0), spares=1), [POD_0]),
     ],
 )
-def test_every_pod_checks_master_and_next_pod(node: int, expected: list[tuple[str, int]]) -> None:
-    assert find_partners(pod(node)) == expected
+def test_every_pod_checks_master_and_next_pod(checking: Pod, expected: list[tuple[str, int]]) -> None:
+    assert find_partners(checking) == expected
 
 
-def test_next_name_changes_only_the_index() -> None:
-    assert find_partners(pod(master="a-0-1-0.a-0"))[1][0] == "a-0-1-1.a-0"
-
-
-def test_on_one_machine_only_rendezvous_is_checked() -> None:
-    assert find_partners(pod(master="127.0.0.1")) == [("127.0.0.1", 29400)]
-
-
-@pytest.mark.parametrize("changes", [{"elastic": True}, {"spares": 1}])
-def test_next_pod_is_not_checked_where_pods_come_and_go(changes: dict[str, Any]) -> None:
-    assert find_partners(dataclasses.replace(pod(0), **changes)) == [("train-1-0.train", 29400)]
-
-
-def test_ranks_of_a_single_remaining_pod_check_no_peer() -> None:
-    plan = PreflightConfig(False, ("dns", "tcp"), 0)
-    resized = dataclasses.replace(pod(0, master="train-1-0.invalid"), elastic=True)
-    assert run_preflight(None, resized, plan, [(0, 0, 2), (1, 1, 2)]) == PreflightReport({}, {})
+@pytest.mark.parametrize(("nodes", "ranks"), [(1, [(0, 0, 1)]), (3, [(0, 0, 2), (1, 1, 2)])])
+def test_ranks_without_peers_in_other_pods_check_none(nodes: int, ranks: list[tuple[int, int, int]]) -> None:
+    plan = PreflightConfig(True, ("dns", "tcp", "transport"), 0)
+    resized = dataclasses.replace(pod(nodes=nodes, master="train-1-0.invalid"), elastic=True)
+    assert run_preflight(None, resized, plan, ranks) == PreflightReport({}, {})
 
 
 def test_unreachable_address_is_named() -> None:
@@ -83,12 +77,6 @@ def test_unreachable_address_is_named() -> None:
         assert report.problems == {"tcp": f"no connection to 127.0.0.1:{port}: Connection refused"}
     report = run_preflight(None, pod(master="train-1-0.invalid"), plan, [(0, 0, 3)])
     assert report.problems["dns"].startswith("train-1-0.invalid does not resolve: ")
-
-
-def test_single_rank_has_no_check() -> None:
-    plan = PreflightConfig(True, PREFLIGHT_CHECKS, 0)
-    report = run_preflight(None, pod(nodes=1), plan, [(0, 0, 1)])
-    assert report == PreflightReport(seconds={}, problems={})
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 64, 65, 520, 1000, 5000])
@@ -159,14 +147,14 @@ def test_single_pod_has_no_required_network(monkeypatch: pytest.MonkeyPatch) -> 
 
 def test_network_problem_ends_pod_and_dns_problem_does_not(monkeypatch: pytest.MonkeyPatch) -> None:
     plan = PreflightConfig(False, ("dns", "allreduce"), 0, require=True)
-    monkeypatch.setattr("ddp_pod.network.preflight.measure_dns", fail)
+    monkeypatch.setattr("ddp_pod.network.preflight.socket.getaddrinfo", fail)
     monkeypatch.setattr("ddp_pod.network.preflight.measure_network", fail)
     report = run_preflight(None, pod(), plan, [(0, 0, 3)])
     assert set(report.problems) == {"dns", "allreduce"}
     assert set(find_fatal(report, plan)) == {"allreduce"}
 
 
-def fail(*arguments: object) -> None:
+def fail(*arguments: object, **options: object) -> None:
     raise OSError("away")
 
 

@@ -17,7 +17,7 @@ from ddp_pod.transfer.snapshots import (
     SnapshotStore,
     hash_file,
 )
-from ddp_pod.transfer.storage import UnusableStorage, open_storage
+from ddp_pod.transfer.sources import UnusableStorage, open_storage
 
 
 class Attempt:

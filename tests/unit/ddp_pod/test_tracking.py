@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.decide.metrics_page import parse_page
-from ddp_pod.base.files import read_json, write_json
+from ddp_pod.base.files import write_json
 from ddp_pod.rank import tracking
 from ddp_pod.rank.tracking import (
     MlflowRun,
@@ -100,24 +100,16 @@ def test_variables_of_user_are_kept(env: dict[str, str], monkeypatch: pytest.Mon
     assert not list(tmp_path.iterdir())
 
 
-def test_unreachable_server_is_logged_and_rank_continues(
-    env: dict[str, str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_image_without_mlflow_logs_the_problem_and_rank_continues(
+    env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     env["MLFLOW_TRACKING_URI"] = "http://mlflow"
-    write_json(str(tmp_path / "mlflow-run.json"), {"problem": "MlflowException: connection\nrefused"})
-    set_rank_variables()
-    assert "MLFLOW_RUN_ID" not in env
-    assert capsys.readouterr().err == (
-        "[launcher] MLflow: cannot continue the job's run (MlflowException: connection refused); the script creates a "
-        "separate run\n"
-    )
-
-
-def test_image_without_mlflow_records_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tracking, "set_parent_death_signal", lambda pid: None)
     monkeypatch.setitem(tracking.sys.modules, "mlflow", None)
     assert tracking.main(["1", str(tmp_path / "mlflow-run.json")]) == 0
-    assert read_json(str(tmp_path / "mlflow-run.json"))["problem"].startswith("ModuleNotFoundError: ")
+    set_rank_variables()
+    assert "MLFLOW_RUN_ID" not in env
+    assert "cannot continue the job's run (ModuleNotFoundError: " in capsys.readouterr().err
 
 
 def test_page_of_pod_0_links_runs_without_password(env: dict[str, str], tmp_path: Path) -> None:
@@ -128,6 +120,7 @@ def test_page_of_pod_0_links_runs_without_password(env: dict[str, str], tmp_path
     assert parse_page("\n".join(build_tracking_rows(str(tmp_path)))).links == (mlflow, wandb)
     env["JOB_COMPLETION_INDEX"] = "1"
     assert build_tracking_rows(str(tmp_path)) == []
+    assert parse_page('ddp_launcher_tracking_info{tracker="x",url="javascript:alert(1)"} 1\n').links == ()
 
 
 def test_run_without_known_web_page_is_not_linked() -> None:
@@ -137,8 +130,3 @@ def test_run_without_known_web_page_is_not_linked() -> None:
     assert wandb_url({**known, "WANDB_BASE_URL": "https://wandb.team/"}) == f"https://wandb.team/e/p/runs/{RUN}"
     assert wandb_url({**known, "WANDB_MODE": "offline"}) is None
     assert wandb_url({**known, "WANDB_ENTITY": ""}) is None
-
-
-def test_link_without_http_is_ignored() -> None:
-    page = parse_page('ddp_launcher_tracking_info{tracker="x",url="javascript:alert(1)"} 1\n')
-    assert page.links == ()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddp_operator.decide.metrics_page import parse_page
-from ddp_pod.network import master
+from ddp_pod.network import unreachable
 from ddp_pod.network.unreachable import Connection, UnreachablePeers, find_unacknowledged
 from tests.support.launcher_config import launcher_pod
 
@@ -66,38 +66,33 @@ def test_unreachable_master_is_on_page_until_it_is_reached(tmp_path: Path) -> No
     assert peers.build_comment() == ""
 
 
-def test_wait_for_master_reports_its_problem_and_its_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = itertools.count(0.0, 2.0)
-    problems = iter(["name does not resolve yet"] * 3 + [None])
-    monkeypatch.setattr(master, "_probe", lambda host, port: next(problems))
-    monkeypatch.setattr(master.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(master.time, "sleep", lambda seconds: None)
-    reports: list[str | None] = []
-    assert master.wait_for_master("train-1-0.train", None, 600, reports.append) is None
-    assert reports == ["name does not resolve yet", None]
+UNRESOLVED = "name does not resolve yet"
 
 
-def test_pod_0_that_refuses_connections_is_reported_after_30_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("problems", "timeout", "result", "expected"),
+    [
+        ([*[UNRESOLVED] * 6, None], 600, None, [UNRESOLVED, None]),
+        ([unreachable.REFUSED] * 99, 30, unreachable.REFUSED, []),  # pod 0 may still start
+        ([unreachable.REFUSED] * 99, 60, unreachable.REFUSED, [unreachable.REFUSED]),
+        ([*[UNRESOLVED] * 5, *[unreachable.REFUSED] * 99], 25, unreachable.REFUSED, [UNRESOLVED, None]),
+    ],
+)
+def test_wait_for_master_reports_its_problem_and_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+    problems: list[str | None],
+    timeout: float,
+    result: str | None,
+    expected: list[str | None],
+) -> None:
     clock = itertools.count(0.0, 1.0)
-    monkeypatch.setattr(master, "_probe", lambda host, port: master.REFUSED)
-    monkeypatch.setattr(master.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(master.time, "sleep", lambda seconds: None)
+    attempts = iter(problems)
+    monkeypatch.setattr(unreachable, "_probe", lambda host, port: next(attempts))
+    monkeypatch.setattr(unreachable.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(unreachable.time, "sleep", lambda seconds: None)
     reports: list[str | None] = []
-    assert master.wait_for_master("train-1-0.train", 29400, 30, reports.append) == master.REFUSED
-    assert reports == []
-    assert master.wait_for_master("train-1-0.train", 29400, 60, reports.append) == master.REFUSED
-    assert reports == [master.REFUSED]
-
-
-def test_former_problem_is_withdrawn_when_pod_0_refuses_connections(monkeypatch: pytest.MonkeyPatch) -> None:
-    clock = itertools.count(0.0, 1.0)
-    problems = itertools.chain(["name does not resolve yet"] * 5, itertools.repeat(master.REFUSED))
-    monkeypatch.setattr(master, "_probe", lambda host, port: next(problems))
-    monkeypatch.setattr(master.time, "monotonic", lambda: next(clock))
-    monkeypatch.setattr(master.time, "sleep", lambda seconds: None)
-    reports: list[str | None] = []
-    assert master.wait_for_master("train-1-0.train", 29400, 25, reports.append) == master.REFUSED
-    assert reports == ["name does not resolve yet", None]
+    assert unreachable.wait_for_master("train-1-0.train", 29400, timeout, reports.append) == result
+    assert reports == expected
 
 
 def test_address_that_name_resolves_to_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,4 +100,4 @@ def test_address_that_name_resolves_to_is_reported(monkeypatch: pytest.MonkeyPat
         port = server.getsockname()[1]
     wrong = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", port))]
     monkeypatch.setattr(socket, "getaddrinfo", lambda *args, **kwargs: wrong)
-    assert master.wait_for_master("train-1-0.train", port, 0) == f"{master.REFUSED} (127.0.0.1)"
+    assert unreachable.wait_for_master("train-1-0.train", port, 0) == f"{unreachable.REFUSED} (127.0.0.1)"

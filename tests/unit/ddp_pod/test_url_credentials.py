@@ -6,8 +6,7 @@ import pytest
 
 from ddp_operator.api.errors import FieldError
 from ddp_pod.contract.credentials import has_credentials, hide_credentials
-from ddp_pod.transfer.sources import explain, hide_query
-from ddp_pod.transfer.storage import UnusableStorage
+from ddp_pod.transfer.sources import UnusableStorage, explain, hide_query
 
 WITH = [
     ("s3://KEY:secret@bucket/x", "s3://***@bucket/x"),

@@ -1,4 +1,7 @@
-"""Read the epoch and the planned steps, which lines may not show: from Lightning, and from the sampler of the data."""
+"""Hooks on modules that a rank's program imports, and the epoch and planned steps that they show.
+
+Lines may not show these: they are read from Lightning, and from the sampler of the data.
+"""
 
 import math
 import re
@@ -7,11 +10,58 @@ from collections.abc import Callable
 from typing import Any
 
 from . import counters
-from .import_hook import ImportHook
 
 _FRAMES = 64  # searched for Lightning's Trainer
 _LOOPS = re.compile(r"[/\\](?:lightning[/\\]pytorch|pytorch_lightning)[/\\]loops[/\\]")
 _MOST = 2**31
+
+
+class ImportHook:
+    """Meta path finder that calls ``watch`` after its module is loaded, and then removes itself."""
+
+    def __init__(self, module: str) -> None:
+        self._module = module
+        self._blind = False  # whether the module's loader cannot be wrapped
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """Delegate to the remaining finders, and wrap the loader so that ``watch`` runs after the import."""
+        if name != self._module:
+            return None
+        sys.meta_path.remove(self)
+
+        spec = self._find_with_remaining_finders(name, path, target)
+        try:
+            execute = spec.loader.exec_module
+
+            def execute_and_watch(module: Any) -> None:
+                execute(module)
+                self.watch(module)
+
+            spec.loader.exec_module = execute_and_watch
+        except AttributeError:
+            self._blind = True
+        return spec
+
+    @staticmethod
+    def _find_with_remaining_finders(name: str, path: Any, target: Any) -> Any:
+        for finder in sys.meta_path:
+            if not hasattr(finder, "find_spec"):
+                continue
+            spec = finder.find_spec(name, path, target)
+            if spec is not None:
+                return spec
+        return None
+
+    def start(self) -> None:
+        """Watch the module: now if it is loaded, as in a fork of the fork server, otherwise once it is imported."""
+        if self._module in sys.modules:
+            self.watch(sys.modules[self._module])
+        else:
+            sys.meta_path.insert(0, self)
+
+    def watch(self, module: Any) -> None:
+        """Act on the loaded module."""
+        raise NotImplementedError
 
 
 class EpochHook(ImportHook):
