@@ -191,7 +191,7 @@ class Operator:
             if task.done() and not task.cancelled() and task.exception() is not None:
                 return f"{task.get_name()} ended: {task.exception()}"
         if self.sync.synced.is_set() and not self.queue.alive and self._tasks and self._tasks[1].done():
-            return "a reconcile worker ended unexpectedly"
+            return "a reconcile ended unexpectedly"
         return None
 
     def _ready(self) -> str | None:

@@ -26,10 +26,10 @@ K = TypeVar("K", bound=Hashable)
 FIRST_BACKOFF = 0.1
 LAST_BACKOFF = 60.0
 MAX_WAITING = 8
-"""Maximum keys that are processed at once, per worker: those of workers, and those that wait without one."""
+"""Maximum calls at once, per worker: those with a worker, and those that wait without one."""
 
-_worker: ContextVar["_Worker"] = ContextVar("worker")
-"""The worker that processes the current key."""
+_call: ContextVar["_Call"] = ContextVar("call")
+"""The current call."""
 
 
 def backoff(failures: int) -> float:
@@ -39,33 +39,33 @@ def backoff(failures: int) -> float:
 
 
 @dataclass
-class _Worker:
+class _Call:
     queue: "WorkQueue[Any]"
     waits: int = 0
-    """Number of things for which the current key waits."""
-    replaced: bool = False
+    """Number of things for which the call waits."""
+    has_lent: bool = False
 
 
 @contextmanager
 def lend_worker() -> Iterator[None]:
     """Let another key be processed while the current one waits for something that is not the API server."""
-    worker = _worker.get(None)
-    if worker is None:
+    call = _call.get(None)
+    if call is None:
         yield
         return
-    if not worker.waits:
-        worker.replaced = worker.queue.replace_worker()
-    worker.waits += 1
+    if not call.waits:
+        call.has_lent = call.queue.lend_worker()
+    call.waits += 1
     try:
         yield
     finally:
-        worker.waits -= 1
-        if not worker.waits and worker.replaced:
-            worker.queue.end_worker()
+        call.waits -= 1
+        if not call.waits and call.has_lent:
+            call.queue.take_back_worker()
 
 
 class WorkQueue(Generic[K]):
-    """Calls ``work(key)`` for every added key, on up to ``workers`` tasks.
+    """Calls ``work(key)`` for every added key, up to ``workers`` calls at once.
 
     ``work`` returns the seconds until its next call if the key is not added before (None: only on ``add``). The latest
     result counts. If ``work`` raises, the key is retried after an exponential back-off per key, so a failing key does
@@ -94,14 +94,15 @@ class WorkQueue(Generic[K]):
         self._on_result = on_result
         self._ready: OrderedDict[Hashable, deque[K]] = OrderedDict()  # by group, the next one first
         self._busy: Counter[Hashable] = Counter()  # calls of each group
-        self._surplus = 0  # workers that end after their current key
+        self._free = workers  # further calls that may start; negative while lent workers are still in use
         self._queued: set[K] = set()  # in _ready
         self._active: set[K] = set()
         self._again: set[K] = set()  # added while active
         self._timers: dict[K, asyncio.TimerHandle] = {}
         self._failures: dict[K, int] = {}
-        self._wakeup = asyncio.Semaphore(0)
-        self._tasks: list[asyncio.Task[None]] = []
+        self._calls: set[asyncio.Task[None]] = set()
+        self.alive = False
+        """Whether keys are processed: from ``start`` to ``stop``, unless a call ended the process."""
 
     def __len__(self) -> int:
         """Return the number of keys that wait for a worker, without active keys and keys with a timer."""
@@ -112,11 +113,6 @@ class WorkQueue(Generic[K]):
         """The number of keys that are processed or pause."""
         return len(self._active)
 
-    @property
-    def alive(self) -> bool:
-        """Whether the workers were started and all of them still run."""
-        return bool(self._tasks) and not any(task.done() for task in self._tasks)
-
     def add(self, key: K) -> None:
         """Request a call of ``work(key)`` as soon as a worker is free."""
         if key in self._active:
@@ -125,7 +121,7 @@ class WorkQueue(Generic[K]):
             self._cancel_timer(key)
             self._queued.add(key)
             self._ready.setdefault(self._group(key), deque()).append(key)
-            self._wakeup.release()
+            self._start_calls()
 
     def add_after(self, key: K, seconds: float) -> None:
         """Request a call of ``work(key)`` after some seconds. This replaces an earlier such request."""
@@ -136,37 +132,34 @@ class WorkQueue(Generic[K]):
         self._timers[key] = asyncio.get_running_loop().call_later(seconds, self._on_timer, key)
 
     def start(self) -> None:
-        """Start the workers. Keys may have been added before."""
-        for _ in range(self._workers):
-            self._start_worker()
+        """Start to process keys. Keys may have been added before."""
+        self.alive = True
+        self._start_calls()
 
-    def replace_worker(self) -> bool:
-        """Start a further worker. Returns whether it is allowed; if so, call ``end_worker`` later."""
-        if len(self._tasks) >= MAX_WAITING * self._workers:
+    def lend_worker(self) -> bool:
+        """Allow a further call. Returns whether one is allowed; if so, call ``take_back_worker`` later."""
+        if len(self._calls) >= MAX_WAITING * self._workers:
             return False
-        self._start_worker()
+        self._free += 1
+        self._start_calls()
         return True
 
-    def end_worker(self) -> None:
-        """End one worker: one that is idle, or after its current key."""
-        self._surplus += 1
-        self._wakeup.release()
+    def take_back_worker(self) -> None:
+        """Allow one call fewer. Calls that have started continue."""
+        self._free -= 1
 
     async def stop(self) -> None:
-        """Cancel the workers and all timers.
+        """Cancel all calls and timers.
 
         An interrupted call is safe: a later process continues from the state of the cluster.
         """
+        self.alive = False
         for timer in self._timers.values():
             timer.cancel()
         self._timers.clear()
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
-        self._tasks.clear()
-
-    def _start_worker(self) -> None:
-        self._tasks.append(asyncio.create_task(self._run(), name="reconcile worker"))
+        for call in self._calls:
+            call.cancel()
+        await asyncio.gather(*self._calls, return_exceptions=True)
 
     def _cancel_timer(self, key: K) -> None:
         timer = self._timers.pop(key, None)
@@ -177,46 +170,41 @@ class WorkQueue(Generic[K]):
         self._timers.pop(key, None)
         self.add(key)
 
-    async def _run(self) -> None:
-        _worker.set(_Worker(self))
-        while True:
-            await self._wakeup.acquire()
+    def _start_calls(self) -> None:
+        """Start calls for the next keys while workers are free."""
+        while self.alive and self._free > 0:
             key = self._take()
-            if key is None and self._is_surplus():
-                return
             if key is None:
-                continue
-            group = self._group(key)
-            self._active.add(key)
-            self._busy[group] += 1
-            try:
-                delay = await self._attempt(key)
-            except BaseException:
-                self._active.discard(key)
-                raise
-            finally:
-                self._busy[group] -= 1
-                if group in self._ready:
-                    self._wakeup.release()  # its next key may have been skipped
-                elif not self._busy[group]:
-                    del self._busy[group]
-            self._cancel_timer(key)
-            pause = self._pause(key)
-            if not pause or delay == 0 or key in self._failures:
-                self._release(key, delay)
-            else:
-                loop = asyncio.get_running_loop()
-                self._timers[key] = loop.call_later(pause, self._release, key, delay, pause)
-            if self._is_surplus():
                 return
+            self._free -= 1
+            self._active.add(key)
+            self._busy[self._group(key)] += 1
+            call = asyncio.create_task(self._process(key), name=f"reconcile {key}")
+            self._calls.add(call)
+            call.add_done_callback(self._calls.discard)
 
-    def _is_surplus(self) -> bool:
-        """Return whether this worker must end."""
-        if not self._surplus:
-            return False
-        self._surplus -= 1
-        self._tasks.remove(asyncio.current_task())  # type: ignore[arg-type]
-        return True
+    async def _process(self, key: K) -> None:
+        _call.set(_Call(self))
+        group = self._group(key)
+        try:
+            delay = await self._attempt(key)
+        except BaseException:
+            self.alive = False  # the process ends
+            raise
+        finally:
+            self._free += 1
+            self._busy[group] -= 1
+            if not self._busy[group] and group not in self._ready:
+                del self._busy[group]
+
+        self._cancel_timer(key)
+        pause = self._pause(key)
+        if not pause or delay == 0 or key in self._failures:
+            self._release(key, delay)
+        else:
+            loop = asyncio.get_running_loop()
+            self._timers[key] = loop.call_later(pause, self._release, key, delay, pause)
+        self._start_calls()
 
     def _take(self) -> K | None:
         """Remove the next key of the first group with a free call, and put that group last. None: there is none."""
