@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 
 from ddp_operator.api.constants import KIND, LABEL_JOB_NAME
-from ddp_operator.decide import conditions
+from ddp_operator.decide import describe
 from ddp_operator.manager.operator import Operator
 from ddp_operator.reconcile import reconciler
 from tests.support.builders import job_manifest
@@ -33,7 +33,7 @@ def written(server: StandIn) -> list[tuple[str, ...]]:
 def _nothing_is_put_off(monkeypatch: pytest.MonkeyPatch) -> None:
     """Write counts and messages at once, so that an idle operator has written everything, also on a slow machine."""
     monkeypatch.setattr(reconciler, "MINOR_INTERVAL", 0.0)
-    monkeypatch.setattr(conditions, "_PAGE_PATIENCE", timedelta(hours=1))  # pods here have no page
+    monkeypatch.setattr(describe, "_PAGE_PATIENCE", timedelta(hours=1))  # pods here have no page
 
 
 def rests(server: StandIn, operator: Operator) -> bool:
