@@ -100,14 +100,6 @@ def ended(snapshot: Snapshot) -> dict[int, Any]:
 # --- pods -------------------------------------------------------------------------------------------------------------
 
 
-async def test_running_pod_is_ready_and_has_start_time(driver: ClusterDriver) -> None:
-    await start_job(driver)
-    snapshot = await driver.until(KEY, lambda seen: seen.jobs[0]["status"].get("ready") == 2, "2 ready pods in the Job")
-    for pod in snapshot.pods:
-        assert has(pod, "Ready")
-        assert pod["status"]["containerStatuses"][0]["state"]["running"]["startedAt"]
-
-
 async def test_exit_code_and_termination_message_of_pod_are_in_its_status(driver: ClusterDriver) -> None:
     await start_job(driver)
     await driver.finish_pod(JOB, 1, code=FATAL, message='{"category": "OOM"}')
@@ -120,14 +112,6 @@ async def test_exit_code_and_termination_message_of_pod_are_in_its_status(driver
 # --- objects ----------------------------------------------------------------------------------------------------------
 
 
-async def test_node_of_pod_is_readable(driver: ClusterDriver) -> None:
-    await start_job(driver)
-    snapshot = await driver.cluster.observe(KEY)
-    assert snapshot is not None
-    node = await driver.cluster.node(living(snapshot)[0]["spec"]["nodeName"])
-    assert node is None or node["kind"] == "Node"
-
-
 async def test_resources_with_checkpoint_claim_are_listed(driver: ClusterDriver) -> None:
     for name, claim in (("one", "weights"), ("two", "weights"), ("three", "weights-2"), ("four", None)):
         await driver.add_resource(name, **({"checkpoint": {"path": "/ckpt", "claimName": claim}} if claim else {}))
@@ -136,10 +120,6 @@ async def test_resources_with_checkpoint_claim_are_listed(driver: ClusterDriver)
     resources_on_claim = await driver.cluster.resources_on_claim("default", "weights")
     assert sorted(item["metadata"]["name"] for item in resources_on_claim) == ["one", "two"]
     assert list(await driver.cluster.resources_on_claim("another", "weights")) == []
-
-
-async def test_missing_resource_is_observed_as_none(driver: ClusterDriver) -> None:
-    assert await driver.cluster.observe(KEY) is None
 
 
 async def test_only_children_with_label_are_observed(driver: ClusterDriver) -> None:
@@ -326,14 +306,6 @@ async def test_shared_object_is_deleted_with_last_owner(driver: ClusterDriver) -
     assert await driver.cluster.add_owners(users, [gone]) is None
     await driver.cluster.create({**body, "metadata": meta | {"name": "users", "ownerReferences": [gone]}})
     assert await driver.cluster.add_owners(users, [gone]) is None, "another object of that name"
-
-
-async def test_foreign_object_survives_end_of_resource(driver: ClusterDriver) -> None:
-    owner = await driver.add_resource(KEY.name)
-    await driver.cluster.create(service())
-    await driver.cluster.delete_resource(KEY, uid=owner["metadata"]["uid"])
-    with pytest.raises(AlreadyExists):
-        await driver.cluster.create(service())
 
 
 async def test_unchanged_resource_is_suspended(driver: ClusterDriver) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.constants import KIND, KUEUE_QUEUE_LABEL
+from ddp_operator.api.constants import KIND
 from tests.support.fuzzing import THOROUGH, tally
 from tests.support.scenarios import (
     ENDS,
@@ -24,7 +24,6 @@ from tests.support.scenarios import (
     fail_once,
     lose_a_node,
     succeed,
-    train,
 )
 from tests.support.standin.simulation import Fence, OperatorSimulation
 
@@ -129,23 +128,3 @@ def test_comparison_can_fail() -> None:
     ends = [end_of(play(scenario)) for scenario in (succeed, fail_once, lose_a_node)]
     assert ends[0]["status"] != ends[1]["status"] != ends[2]["status"]
     assert ends[0]["made"] != ends[1]["made"]
-
-
-def test_pods_of_deleted_job_are_garbage_collectors_for_while() -> None:
-    """A suspension deletes the Job of a queue. Its pods stay until the garbage collector deletes them."""
-
-    def words(sim: OperatorSimulation) -> str:
-        return next(item.message for item in sim.status().conditions if item.type == "Scheduled")
-
-    async def play_it(sim: OperatorSimulation) -> None:
-        await train(sim, labels={KUEUE_QUEUE_LABEL: "q"})
-        sim.move_clock(600)
-        await train(sim)
-        sim.controllers.collects_garbage = False
-        sim.edit(suspend=True)
-        await sim.settle(20)
-        assert words(sim) == "waiting for 2 pods to terminate"
-        await sim.settle(20)
-        assert words(sim).endswith("check that kube-controller-manager is running")
-
-    asyncio.run(play_it(OperatorSimulation()))

@@ -84,14 +84,6 @@ def test_server_address_needs_no_cluster_dns(env: dict[str, str], server: str) -
     assert program["find_server"](env) == server
 
 
-def test_helm_test_passes_for_job_that_succeeds(server: StandIn, tmp_path: Path) -> None:
-    with Program(server, tmp_path) as program:
-        program.report(phase="Succeeded")
-        code, output = program.end()
-        assert (code, output.splitlines()[-1]) == (0, "Succeeded"), output
-        assert program.call("GET", JOBS)["items"] == []
-
-
 def test_job_that_fails_shows_why(server: StandIn, tmp_path: Path) -> None:
     condition = {"type": "Failed", "status": "True", "reason": "UserError", "message": "no such flag"}
     condition["lastTransitionTime"] = "2026-01-01T00:00:00Z"

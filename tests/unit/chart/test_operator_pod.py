@@ -11,7 +11,6 @@ import pytest
 from msgspec.structs import replace
 
 from ddp_cli.client.validation import check_manifest
-from ddp_operator import __version__
 from ddp_operator.api.constants import (
     COMPONENT_OPERATOR,
     LABEL_COMPONENT,
@@ -70,18 +69,6 @@ class TestSettings:
     def test_every_setting_has_value(self) -> None:
         names = {entry["name"].removeprefix("DDP_OPERATOR_").lower() for entry in container_of(render())["env"]}
         assert names == set(Settings.__struct_fields__) - {"kubeconfig"}
-
-
-class TestReplicas:
-    def test_pods_prefer_different_nodes_by_default(self) -> None:
-        pod = the(render({"replicas": 2}), "Deployment")["spec"]["template"]
-        terms = pod["spec"]["affinity"]["podAntiAffinity"]["preferredDuringSchedulingIgnoredDuringExecution"]
-        keys = {term["podAffinityTerm"]["topologyKey"]: term["weight"] for term in terms}
-        assert keys["kubernetes.io/hostname"] > keys["topology.kubernetes.io/zone"]
-        for term in terms:
-            assert term["podAffinityTerm"]["labelSelector"]["matchLabels"].items() <= pod["metadata"]["labels"].items()
-        own = {"nodeAffinity": {}}
-        assert the(render({"affinity": own}), "Deployment")["spec"]["template"]["spec"]["affinity"] == own
 
 
 class TestSecurity:
@@ -143,19 +130,6 @@ class TestSecurity:
         expected = set().union(*map(checked, GANG_PERMISSIONS.values()))
         assert granted(clusterwide) - checked(PERMISSIONS) == expected
         assert {resource for _, resource, _ in expected} == {"podgroups"}
-
-    @pytest.mark.parametrize("values", [{}, {"namespaces": ["a"]}], ids=["clusterwide", "namespaced"])
-    def test_lease_is_in_namespace_of_operator(self, values: dict[str, Any]) -> None:
-        objects = render(values, namespace="system")
-        rules = [
-            (role["kind"], role["metadata"].get("namespace"), role["metadata"]["name"])
-            for role in of_kind(objects, "ClusterRole") + of_kind(objects, "Role")
-            if any("leases" in rule["resources"] for rule in role["rules"])
-        ]
-        assert rules == [("Role", "system", "ddp-operator-leader")]
-        (binding,) = (b for b in of_kind(objects, "RoleBinding") if b["metadata"]["name"] == "ddp-operator-leader")
-        assert binding["metadata"]["namespace"] == "system"
-        assert binding["roleRef"]["name"] == "ddp-operator-leader"
 
     def test_service_account_is_bound(self) -> None:
         for values in ({}, {"serviceAccount": {"name": "x"}}, {"namespaces": ["a"]}):
@@ -265,27 +239,6 @@ class TestSelectors:
         rules = endpoint["metricRelabelings"]
         passed = [(rule["action"] == "keep") == bool(re.fullmatch(rule["regex"], name)) for rule in rules]
         assert all(passed) == kept
-
-    def test_pod_monitor_selects_namespace_of_operator(self) -> None:
-        switch = {"monitoring": {"podMonitor": {"enabled": True}}}
-        assert the(render(switch), "PodMonitor")["spec"]["namespaceSelector"] == {"any": True}
-        some = the(render(switch | {"namespaces": ["a"]}), "PodMonitor")
-        assert some["spec"]["namespaceSelector"] == {"matchNames": ["a"]}
-
-
-class TestImage:
-    @pytest.mark.parametrize(
-        ("values", "image"),
-        [
-            ({}, f"localhost/ddp-operator/operator:{__version__}"),
-            ({"registry": ""}, f"ddp-operator/operator:{__version__}"),
-            ({"registry": "r.example"}, f"r.example/ddp-operator/operator:{__version__}"),
-            ({"tag": "1"}, "localhost/ddp-operator/operator:1"),
-            ({"tag": "1", "digest": f"sha256:{'0' * 64}"}, f"localhost/ddp-operator/operator@sha256:{'0' * 64}"),
-        ],
-    )
-    def test_name(self, values: dict[str, str], image: str) -> None:
-        assert container_of(render({"image": values}))["image"] == image
 
 
 class TestNotes:

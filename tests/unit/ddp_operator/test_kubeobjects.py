@@ -13,11 +13,9 @@ from ddp_operator.api.kubeobjects import (
     GPU_RESOURCES,
     count_gpus,
     cpu_limit,
-    format_time,
     is_gpu,
     parse_quantity,
     parse_time,
-    truncate,
 )
 from tests.support.builders import NOW
 
@@ -37,16 +35,6 @@ from tests.support.builders import NOW
 )
 def test_rfc3339_time_is_parsed(text: Any, moment: datetime | None) -> None:
     assert parse_time(text) == moment
-
-
-def test_time_is_formatted_in_utc_and_whole_seconds() -> None:
-    assert format_time(NOW + timedelta(seconds=0.9)) == "2026-11-20T12:00:00Z"
-
-
-def test_truncated_time_equals_stored_time() -> None:
-    moment = NOW + timedelta(seconds=0.9)
-
-    assert truncate(moment) == parse_time(format_time(moment)) == NOW
 
 
 @pytest.mark.parametrize(
@@ -102,10 +90,6 @@ GPUS = {
     "gpu.intel.com/i915": "gpu.intel.com/i915",
     "gpu.intel.com/xe": "gpu.intel.com/xe",
 }
-
-
-def test_each_name_of_gpus_has_case_below() -> None:
-    assert {*GPUS.values()} == {*GPU_RESOURCES}
 
 
 @pytest.mark.parametrize("name", GPUS)

@@ -177,21 +177,6 @@ INIT_CONTAINERS = {
         describe=("pod train-1-0-abcde (and 1 more pod) runs init container wait-db since 2026-11-20T11:59:30Z",),
         why=("kubectl logs train-1-0-abcde -c wait-db.",),
     ),
-    "sidecar that is not ready": Planted(
-        pods=(child_pod(0), starting_pod(1, "mesh", RUNS, started=False)),
-        status=Status(attempt=1, attempt_nodes=2, job_name="train-1"),
-        get="Pending InitContainerRunning",
-        describe=("the startupProbe of sidecar mesh has not succeeded",),
-        why=("kubectl logs train-1-1-abcde -c mesh.",),
-    ),
-    "started sidecar": Planted(
-        pods=(child_pod(0), starting_pod(1, "mesh", RUNS, started=True)),
-        status=Status(attempt=1, attempt_nodes=2, job_name="train-1"),
-        get="Pending WaitingForRanks",
-        describe=("waiting for pods 1",),
-        why=("check those that do not",),
-        never=("mesh",),
-    ),
     "crash loop": Planted(
         pods=(child_pod(0), starting_pod(1, "mesh", {"waiting": {"reason": "CrashLoopBackOff"}}, lastState=CRASHED)),
         status=Status(attempt=1, attempt_nodes=2, job_name="train-1"),
@@ -301,17 +286,6 @@ NETWORK = {
         why=("Set spec.metrics.port to a port that no other container of the pod uses",),
         never=("NetworkPolic",),
     ),
-    "partition at the start": Planted(
-        pods=PODS,
-        page=page(phase="Rendezvous"),
-        status=JOINING,
-        answers={"unreachable": (UnreachableReport(1, NO_ROUTE),)},
-        get="Running PeerUnreachable",
-        describe=(
-            f"PeerUnreachable: pod 1 reports: {NO_ROUTE} (pod 0) (2/2 pods running; workers have not started yet",
-        ),
-        why=(NO_ROUTE, "Check the network between these pods"),
-    ),
     "another address for pod 0": Planted(
         pods=PODS,
         page=page(phase="Rendezvous"),
@@ -375,17 +349,6 @@ COUNTS = {
         ),
         0,
     ),
-    "victim waits for the pod that decides": (
-        Planted(
-            pods=PODS,
-            page=page(phase="Rendezvous", restarts=1),
-            get="Running WaitingForWorkers 0",
-            describe=("workers are restarting in the same pods, restart 1",),
-            why=("restart 1",),
-            never=("restart, not counted",),
-        ),
-        0,
-    ),
     "pod deleted while no operator watched": (
         Planted(
             pods=(child_pod(0, age=3000), child_pod(1, suffix="fghij", age=20)),
@@ -395,16 +358,6 @@ COUNTS = {
             describe=("lost pod replaced, not counted", "the pod before train-1-1-fghij was lost"),
             why=("It was restarted once", "the pod before train-1-1-fghij was lost"),
             never=("in the same pods",),
-        ),
-        1,
-    ),
-    "queue preempts the workload": (
-        Planted(
-            pods=(),
-            jobs=(child_job(suspend=True, written=False, queue="q"),),
-            get="Pending QuotaPending 1 steps/s 1",
-            describe=("is waiting for admission by queue q",),
-            why=("train has waited for 0s",),
         ),
         1,
     ),

@@ -8,13 +8,11 @@ import pytest
 import yaml
 from cel_expr_python import cel
 
-from ddp_cli.client.validation import check_manifest
 from ddp_operator.api.crd import NOT_OF_PROFILES, build_profile_schema
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import find_among, parse_manifest
 from ddp_operator.api.profile import complete_spec, describe_values, profile_reference, read_profile
 from ddp_operator.api.status import Profile
-from tests.support import ROOT
 from tests.support.builders import profile, resource, template, trainer
 
 
@@ -58,12 +56,6 @@ class TestMergedProfile:
         spec, _ = complete_spec(own, taken(base))
         assert [container["name"] for container in spec["template"]["spec"]["containers"]] == expected
         assert (base, own) == before
-
-    def test_container_needs_no_name(self) -> None:
-        spec, _ = complete_spec(
-            {"template": template({"command": ["a"]})}, taken({"template": template({"image": "b"})})
-        )
-        assert spec["template"]["spec"]["containers"] == [{"name": "trainer", "image": "b", "command": ["a"]}]
 
     def test_digest_covers_used_fields(self) -> None:
         assert taken({"shm": {}}).digest == taken({"shm": {}}).digest
@@ -141,11 +133,6 @@ class TestLocks:
         assert errors == []
         assert trainer_of(spec)["args"] == ["y"]
 
-    def test_other_values_are_kept(self) -> None:
-        own = {"recovery": {"maxRestarts": 3, "resetAfterSteps": 5}, "nodes": 2}
-        spec, _ = complete_spec(own, taken(BASE, "recovery.maxRestarts"))
-        assert (spec["recovery"], spec["nodes"]) == ({"maxRestarts": 9, "resetAfterSteps": 5}, 2)
-
     def test_each_value_that_is_described_can_be_locked(self) -> None:
         paths = dict(describe_values(BASE))
         assert paths["template.spec.containers[t].resources.limits[nvidia.com/gpu]"] == "8"
@@ -197,14 +184,6 @@ class TestManifest:
         assert manifest.completed["recovery"] == {"maxRestarts": 9}
         assert manifest.resource["spec"]["recovery"]["resetAfterSteps"] == 1000
 
-    def test_field_set_by_profile_is_optional(self) -> None:
-        raw = resource(profileRef={"name": "gpu"}, checkpoint={"claimName": "c"})
-        del raw["spec"]["template"]
-        find = find_among([profile(BASE | {"checkpoint": {"path": "/ckpt"}})])
-        checkpoint = parse_manifest(dump(raw), profiles=find).job.spec.checkpoint
-        assert checkpoint is not None
-        assert (checkpoint.path, checkpoint.claim_name) == ("/ckpt", "c")
-
     @pytest.mark.parametrize(("field", "needy", "needed"), COMPANIONS)
     def test_requirement_may_be_met_by_profile_and_by_job(
         self, field: str, needy: dict[str, Any], needed: dict[str, Any]
@@ -249,10 +228,3 @@ def test_profile_schema_equals_job_schema_without_required() -> None:
     assert "required" not in job["properties"]["checkpoint"]
     assert job["properties"]["recovery"]["properties"]["maxRestarts"]["x-kubernetes-validations"]
     assert "default" not in str(job["properties"]["recovery"])
-
-
-def test_sample_completes_job() -> None:
-    sample = yaml.safe_load((ROOT / "deploy" / "profiles" / "h100.yaml").read_text(encoding="utf-8"))
-    jsonschema.validate(sample, build_profile_schema())
-    raw = resource(profileRef={"name": "h100"}, template=template({"name": "trainer", "command": ["python", "x.py"]}))
-    assert check_manifest(dump(raw, sample)).job.spec.recovery.max_restarts == 10

@@ -87,16 +87,6 @@ def test_same_name_with_another_uid_is_another_object() -> None:
     assert entry.uid == "new"
 
 
-def test_child_moves_with_its_label() -> None:
-    store = ObjectCache()
-    store.apply(KIND, resource(1))
-    store.apply("Pod", child("Pod", "a", 5))
-    assert store.apply("Pod", child("Pod", "a", 6, job="other")) == Key("team", "other")
-    snapshot = store.snapshot(KEY)
-    assert snapshot is not None
-    assert snapshot.pods == ()
-
-
 def test_deleted_resource_removes_unwatched_children() -> None:
     store = ObjectCache()
     for kind in ("Job", "Pod", "Service", "ConfigMap", "NetworkPolicy"):
@@ -160,17 +150,6 @@ def test_large_resources_share_a_limit_and_small_ones_do_not(monkeypatch: pytest
         assert entry.claim == (None if name == "small" else "c")
     assert has_spec == {"small": True, **{f"large-{number}": number > 3 for number in range(9)}}
     assert sum(map(len, store.bodies(KIND))) < 6 * 2 * LARGE
-
-
-def test_config_map_is_kept_without_its_data() -> None:
-    store = ObjectCache()
-    store.apply(KIND, resource(5))
-    store.apply("ConfigMap", child("ConfigMap", "launcher", 6) | {"data": {"launcher.py": "x" * 50_000}})
-    snapshot = store.snapshot(KEY)
-    assert snapshot is not None
-    (config_map,) = snapshot.config_maps
-    assert set(config_map) == {"apiVersion", "kind", "metadata"}
-    assert config_map["kind"] == "ConfigMap"
 
 
 def test_is_current_compares_with_version_of_list() -> None:

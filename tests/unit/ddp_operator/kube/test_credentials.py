@@ -29,16 +29,6 @@ def kubeconfig(path: Path, *, user: dict[str, Any] | None = None, **cluster: Any
     return path
 
 
-async def test_certificates_may_be_inline_in_kubeconfig(tmp_path: Path) -> None:
-    user = {"client-certificate-data": "Q0VSVA==", "client-key-data": "S0VZ"}
-    path = kubeconfig(tmp_path / "config", user=user, **{"certificate-authority-data": "Q0E="})
-    info = await login(str(path))
-    assert (info.server, info.ca_data, info.certificate_data, info.private_key_data, info.default_namespace) == (
-        "https://10.0.0.1:6443", "Q0E=", "Q0VSVA==", "S0VZ", "team",
-    )  # fmt: skip
-    assert info.expiration is None
-
-
 async def test_paths_are_relative_to_file_that_names_them(tmp_path: Path) -> None:
     user = {"client-certificate": "me.crt", "client-key": "/abs/me.key"}
     path = kubeconfig(tmp_path / "config", user=user, **{"certificate-authority": "pki/ca.crt"})
@@ -92,14 +82,6 @@ async def test_plugin_returns_token_and_expiry(tmp_path: Path) -> None:
     info = await login(str(kubeconfig(tmp_path / "config", user=plugin(tmp_path, code))))
     assert info.token == "me"
     assert info.expiration == datetime(2031, 1, 2, 3, 4, 5, tzinfo=UTC)
-
-
-async def test_plugin_returns_client_certificate(tmp_path: Path) -> None:
-    status = {"clientCertificateData": "-----BEGIN CERTIFICATE-----", "clientKeyData": "-----BEGIN KEY-----"}
-    code = f"print({json.dumps({'status': status})!r})"
-    info = await login(str(kubeconfig(tmp_path / "config", user=plugin(tmp_path, code))))
-    assert info.certificate_data == status["clientCertificateData"]
-    assert info.private_key_data == status["clientKeyData"]
 
 
 @pytest.mark.parametrize(

@@ -166,14 +166,6 @@ class TestAcquire:
         assert second.leader.leads
         await second.end()
 
-    async def test_same_identity_takes_over_at_once(self, place: LeaseServer) -> None:
-        """A restarted container in the same pod."""
-        place.put({"metadata": {}, "spec": {"holderIdentity": "a", "leaseDurationSeconds": 3600}})
-        again = Candidate(place, "a").run()
-        await settle()
-        assert again.leader.leads
-        await again.end()
-
     async def test_pod_of_holder_owns_lease(self, place: LeaseServer) -> None:
         """Kubernetes deletes the Lease with the pod, also if the operator may no longer release it."""
         place.put({"metadata": {"ownerReferences": [{"uid": "old"}]}, "spec": {"holderIdentity": ""}})
@@ -197,24 +189,6 @@ class TestAcquire:
         assert second.leader.leads
         await second.end()
 
-    async def test_one_of_two_candidates_acquires_free_lease(self, place: LeaseServer) -> None:
-        place.put({"metadata": {}, "spec": {"holderIdentity": ""}})
-        both = [Candidate(place, "a").run(), Candidate(place, "b").run()]
-        await settle()
-        assert [candidate.leader.leads for candidate in both].count(True) == 1
-        for candidate in both:
-            await candidate.end()
-
-    async def test_unreachable_api_server_is_retried(self, place: LeaseServer) -> None:
-        place.away = True
-        first = Candidate(place, "a").run()
-        await place.advance(60)
-        assert not first.leader.leads
-        place.away = False
-        await place.advance(RENEWAL)
-        assert first.leader.leads
-        await first.end()
-
     async def test_refusal_is_reported_in_one_line(self, place: LeaseServer, monkeypatch: pytest.MonkeyPatch) -> None:
         async def refuse(*args: Any, **kwargs: Any) -> Any:
             raise ResponseError(403, {"message": "leases is forbidden"})
@@ -224,6 +198,14 @@ class TestAcquire:
             StartupError, match=r"cannot acquire lease home/ddp-operator: leases is forbidden \(HTTP 403\)"
         ):
             await Candidate(place, "a").leader.acquire()
+
+    async def test_one_of_two_candidates_acquires_free_lease(self, place: LeaseServer) -> None:
+        place.put({"metadata": {}, "spec": {"holderIdentity": ""}})
+        both = [Candidate(place, "a").run(), Candidate(place, "b").run()]
+        await settle()
+        assert [candidate.leader.leads for candidate in both].count(True) == 1
+        for candidate in both:
+            await candidate.end()
 
 
 class TestWriteFence:

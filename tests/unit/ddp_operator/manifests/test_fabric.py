@@ -64,13 +64,6 @@ class TestData:
         files = (resources.files("ddp_operator.manifests") / "fabrics").iterdir()
         assert sorted(file.name for file in files) == sorted(f"{name}.yaml" for name in PROFILES)
 
-    @pytest.mark.parametrize("profile", PROFILES)
-    def test_only_sockets_count_as_sockets(self, profile: str) -> None:
-        fabric = load_fabric(profile)
-        assert fabric.transports
-        assert ("Socket" in fabric.transports) == (profile == "socket")
-        assert (fabric.min_pair_megabytes_per_second > 0) == (profile != "socket")
-
     @pytest.mark.parametrize(("profile", "log"), LOGS)
     def test_log_of_network_counts_as_its_profile_alone(self, profile: str, log: str) -> None:
         """The lines are published ones: from issues of NCCL and aws-ofi-nccl, and from Google's and NVIDIA's guides."""
@@ -142,9 +135,6 @@ class TestTemplate:
             in words
         )
 
-    def test_auto_equals_unset(self) -> None:
-        assert pod_of("auto") == pod_of(network=None)
-
     def test_single_pod_job_needs_no_network_unless_elastic(self) -> None:
         assert pod_of("tcpxo", nodes=1) == pod_of(network=None, nodes=1)
         elastic = pod_of("ib", nodes=1, elastic={"minNodes": 1, "maxNodes": 4})
@@ -199,7 +189,3 @@ class TestPreflight:
         plan = preflight(network={"profile": "ib", "require": True, "minPairMegabytesPerSecond": asked})
         assert plan["minPairBytesPerSecond"] == asked * 10**6
         assert ("pairs" in plan["checks"]) == checks
-
-    def test_single_pod_job_requires_no_network(self) -> None:
-        plan = preflight(network={"profile": "ib", "require": True}, nodes=1)
-        assert plan == preflight(network=None, nodes=1)

@@ -118,11 +118,6 @@ class TestFetchPod:
         assert [item["secret"] for item in report] == ["", "DDP_INPUTS_1_"]
         assert env["DDP_INPUTS_1_TOKEN"] == "t"
 
-    def test_dollar_in_url_is_escaped(self) -> None:
-        [container] = fetch_job(CLAIM | {"url": "https://host/$(HOME)/$$x"})["spec"]["template"]["spec"]["containers"]
-        env = build_environment({"metadata": {}}, container, lambda kind, name: None)
-        assert json.loads(env[constants.ENV_INPUTS])[0]["url"] == "https://host/$(HOME)/$$x"
-
     def test_node_cache_has_one_fetch_pod_per_eligible_node(self) -> None:
         made = fetch_job(CACHED, nodes=3, spares=1)["spec"]
         pod = made["template"]["spec"]
@@ -131,6 +126,11 @@ class TestFetchPod:
         [apart] = pod["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
         assert apart["labelSelector"]["matchLabels"].items() <= made["template"]["metadata"]["labels"].items()
         assert apart["topologyKey"] == "kubernetes.io/hostname"
+
+    def test_dollar_in_url_is_escaped(self) -> None:
+        [container] = fetch_job(CLAIM | {"url": "https://host/$(HOME)/$$x"})["spec"]["template"]["spec"]["containers"]
+        env = build_environment({"metadata": {}}, container, lambda kind, name: None)
+        assert json.loads(env[constants.ENV_INPUTS])[0]["url"] == "https://host/$(HOME)/$$x"
 
 
 class TestTrainingPod:

@@ -33,13 +33,6 @@ def refusal(**spec: Any) -> str:
     return str(caught.value)
 
 
-class TestDefault:
-    def test_job_without_scheduling_gets_no_scheduling_fields(self) -> None:
-        assert set(children()) == {"Secret", "Service", "ConfigMap", "Job"}
-        ours = {"schedulerName", "priorityClassName", "affinity", "topologySpreadConstraints"}
-        assert pod_of()["spec"].keys() & ours == set()
-
-
 class TestGang:
     def test_volcano_has_group_of_all_pods_before_job(self) -> None:
         made = build_children(job(scheduling={"gang": "Volcano", "queue": "train"}), attempt=3, nodes=5)
@@ -188,10 +181,6 @@ class TestNetworkPolicy:
         own = [{"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": "monitoring"}}}]
         assert readers(metricsFrom=own) == [operator, *own]
 
-    def test_networks_are_added(self) -> None:
-        egress = self.policy(egressCidrs=["10.0.0.0/8", "2001:db8::/32"])["spec"]["egress"]
-        assert egress[-1] == {"to": [{"ipBlock": {"cidr": "10.0.0.0/8"}}, {"ipBlock": {"cidr": "2001:db8::/32"}}]}
-
     def test_policy_is_created_before_pods(self) -> None:
         kinds = [child["kind"] for child in build_children(job(networkPolicy={"enabled": True}), attempt=1, nodes=1)]
         assert kinds.index("NetworkPolicy") < kinds.index("Job")
@@ -216,7 +205,3 @@ class TestKueue:
         assert run(jobs=[waiting]).actions == (), "the label may be of Kueue's own, in a namespace with a default queue"
         admitted = child_job(queue="q", written=False, suspend=False)
         assert run(jobs=[admitted], labels=second).actions == (), "Kueue refuses it"
-
-    def test_suspended_job_is_not_queued(self) -> None:
-        assert run(jobs=(), suspend=True, labels=QUEUED).actions == ()
-        assert run(jobs=(), suspend=False, labels=QUEUED).actions != ()

@@ -45,15 +45,15 @@ def test_only_configured_trackers_are_set() -> None:
     }  # fmt: skip
 
 
-def test_name_and_identity_can_be_chosen() -> None:
-    result = variables(container(tracking={**TRACKING, "runName": "third try", "runId": "third"}))
-    assert result["WANDB_NAME"] == result["MLFLOW_RUN_NAME"] == "third try"
-    assert result["WANDB_RUN_ID"] == result["DDP_TRACKING_RUN"] == "third"
-    assert result["TENSORBOARD_LOGGING_DIR"] == "/ckpt/tb/third"
-
-
 def test_users_own_variables_win_and_secret_is_named_once_before_his_own() -> None:
     own = trainer(env=[{"name": "WANDB_NAME", "value": "mine"}], envFrom=[{"configMapRef": {"name": "settings"}}])
     made = container(tracking=TRACKING, template=template(own))
     assert [item for item in made["env"] if item["name"] == "WANDB_NAME"] == [{"name": "WANDB_NAME", "value": "mine"}]
     assert made["envFrom"] == [{"secretRef": {"name": "keys"}}, {"configMapRef": {"name": "settings"}}]
+
+
+def test_name_and_identity_can_be_chosen() -> None:
+    result = variables(container(tracking={**TRACKING, "runName": "third try", "runId": "third"}))
+    assert result["WANDB_NAME"] == result["MLFLOW_RUN_NAME"] == "third try"
+    assert result["WANDB_RUN_ID"] == result["DDP_TRACKING_RUN"] == "third"
+    assert result["TENSORBOARD_LOGGING_DIR"] == "/ckpt/tb/third"
