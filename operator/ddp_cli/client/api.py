@@ -2,7 +2,7 @@
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
@@ -172,6 +172,17 @@ def connect(*, namespace: str | None = None, context: str | None = None, kubecon
         raise ClientError(f"the kubeconfig is invalid ({cause}); fix it, or use another --kubeconfig") from None
     home = home or "default"
     return Api(client.ApiClient(configuration), namespace or home, home, chosen=bool(namespace))
+
+
+def open_exec(api: Api, pod: str, command: Sequence[str], **options: Any) -> Any:
+    """Return the socket of a command in a pod. Raises: kubernetes.client.ApiException."""
+    from kubernetes import client
+    from kubernetes.stream import stream
+
+    # stream() replaces a method of its client while it runs, so it needs its own client.
+    core = client.CoreV1Api(client.ApiClient(api.client.configuration))
+    options |= {"command": list(command), "stdout": True, "tty": False, "_preload_content": False}
+    return stream(core.connect_get_namespaced_pod_exec, pod, api.namespace, **options)
 
 
 def get_job(api: Api, name: str) -> Object:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
-from ddp_cli.client.api import Api, Object, api_path
+from ddp_cli.client.api import Api, Object, api_path, open_exec
 from ddp_cli.client.errors import ApiError, ClientError
 from ddp_cli.client.packing.packed import PackedCode
 from ddp_operator.api import constants
@@ -118,16 +118,12 @@ def _find_cause(states: Sequence[Object], conditions: Sequence[Object]) -> str:
 def _send(api: Api, pod: str, code: PackedCode) -> str:
     """Send the archive to a shell in the pod. Raises: ClientError."""
     from kubernetes import client
-    from kubernetes.stream import stream
     from websocket import WebSocketException
 
     path = f"{constants.CODE_MOUNT_PATH}/{code.spec['path']}"
     command = ["sh", "-c", _RECEIVE, "sh", path, str(len(code.archive.data))]
-    # stream() replaces a method of its client while it runs, so it needs its own client.
-    core = client.CoreV1Api(client.ApiClient(api.client.configuration))
-    options = {"stdin": True, "stdout": True, "stderr": True, "tty": False, "binary": True, "_preload_content": False}
     try:
-        socket = stream(core.connect_get_namespaced_pod_exec, pod, api.namespace, command=command, **options)
+        socket = open_exec(api, pod, command, stdin=True, stderr=True, binary=True)
         try:
             transfer = _transfer(socket, code.archive.data)
         finally:

@@ -14,8 +14,7 @@ from ddp_cli.client.errors import ClientError, Conflict, NotFound, TrainingFaile
 from ddp_cli.client.follow import view_of
 from ddp_cli.client.logs import Line, read_newest
 from ddp_cli.client.logs import follow as follow_lines
-from ddp_cli.client.notebook import NotebookDisplay, Report, has_notebook, render
-from ddp_cli.client.table import Table, make_table
+from ddp_cli.client.notebook import NotebookDisplay, Report, Table, has_notebook, render
 from ddp_cli.view.display import Display, choose_display
 from ddp_cli.view.why import Why
 from ddp_operator.api.status import ENDED_PHASES, Phase, Progress, Status
@@ -105,9 +104,9 @@ class Job:
         """Return the metrics over time: a row per second for a run on this machine, up to 60 for a job in a cluster.
 
         The columns are those of metrics.csv (time, step, loss, samples_per_second, …); ``metrics["loss"]`` is one.
-        With pandas installed, the result is a DataFrame. Raises: NotFound, ClientError.
+        Raises: NotFound, ClientError.
         """
-        return make_table(self.backend.metrics(self.name))
+        return Table(dict(row) for row in self.backend.metrics(self.name))
 
     def report(self, prometheus: str | None = None) -> Report:
         """Return the HTML report, which a notebook shows inline.

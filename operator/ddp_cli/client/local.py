@@ -22,8 +22,7 @@ from ddp_cli.local.adapt import Unsuitable, check_suitable
 from ddp_cli.local.ending import read_summary
 from ddp_cli.local.folder import DELETED, ENV_RUN_FOLDER, RunFolder
 from ddp_cli.local.machine import ENV_PYTHON, find_gpus
-from ddp_cli.view.local_advice import omit_cluster_advice
-from ddp_cli.view.why import Why, explain_why
+from ddp_cli.view.why import Why, explain_why, omit_cluster_advice
 from ddp_operator.api.cel import check_rules
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.kubeobjects import count_pod_gpus, utc_now

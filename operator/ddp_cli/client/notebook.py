@@ -1,14 +1,15 @@
-"""Show jobs and reports in a notebook."""
+"""Show jobs, reports and metrics in a notebook."""
 
 import sys
 from html import escape
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, overload
 
 from ddp_cli.view.display import Display, View, describe_progress
 
-_COLORS = {"Running": "#1f6feb", "Succeeded": "#1a7f37", "Failed": "#cf222e", "Rejected": "#cf222e"}
+_SHOWN_ROWS: Final = 10
+_COLORS: Final = {"Running": "#1f6feb", "Succeeded": "#1a7f37", "Failed": "#cf222e", "Rejected": "#cf222e"}
 
 
 def has_notebook() -> bool:
@@ -66,3 +67,32 @@ class Report(str):
     def _repr_html_(self) -> str:
         style = "width:100%;height:720px;border:0"
         return f'<iframe srcdoc="{escape(self)}" sandbox="" style="{style}"></iframe>'
+
+
+class Table(list[dict[str, float]]):
+    """Rows of metrics as dicts; unknown values are absent. ``table["loss"]`` is a column, with None for them."""
+
+    @property
+    def columns(self) -> list[str]:
+        """Names of all columns, in the order in which they were first seen."""
+        return list(dict.fromkeys(name for row in self for name in row))
+
+    @overload  # type: ignore[override]
+    def __getitem__(self, key: str) -> list[float | None]: ...
+    @overload
+    def __getitem__(self, key: int) -> dict[str, float]: ...
+    def __getitem__(self, key: str | int) -> Any:
+        if not isinstance(key, str):
+            return super().__getitem__(key)
+        if key not in self.columns:
+            raise KeyError(key)
+        return [row.get(key) for row in self]
+
+    def _repr_html_(self) -> str:
+        heads = "".join(f"<th>{escape(name)}</th>" for name in self.columns)
+        rows = ""
+        for row in list(self)[-_SHOWN_ROWS:]:
+            cells = (f"{row[name]:.6g}" if name in row else "" for name in self.columns)
+            rows += f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}</tr>"
+        more = f"<caption>the last {_SHOWN_ROWS} of {len(self)} rows</caption>" if len(self) > _SHOWN_ROWS else ""
+        return f"<table>{more}<tr>{heads}</tr>{rows}</table>"

@@ -25,7 +25,7 @@ from typing import IO, Any, Final, NamedTuple, NoReturn, Self
 
 import yaml
 
-from ddp_cli.client.api import Api, get_job, list_pods
+from ddp_cli.client.api import Api, get_job, list_pods, open_exec
 from ddp_cli.client.cluster import ClusterBackend
 from ddp_cli.client.errors import ClientError
 from ddp_cli.client.logs import LogPod, log_pod
@@ -339,15 +339,10 @@ class PodTarget:
 def execute_in_pod(api: Api, pod: LogPod, command: list[str]) -> Iterator[str]:
     """Yield the lines that a command prints in a pod, until it or the pod ends. Raises: CommandError."""
     from kubernetes import client
-    from kubernetes.stream import stream
     from websocket import WebSocketException
 
-    # stream() replaces a method of its client while it runs, so it needs its own client.
-    core = client.CoreV1Api(client.ApiClient(api.client.configuration))
-    options = {"container": pod.container, "stdin": False, "stdout": True, "stderr": True, "tty": False}
     try:
-        execute = core.connect_get_namespaced_pod_exec
-        socket = stream(execute, pod.name, api.namespace, command=command, _preload_content=False, **options)
+        socket = open_exec(api, pod.name, command, container=pod.container, stdin=False, stderr=True)
     except client.ApiException as error:
         if error.status in (403, 401):
             raise CommandError(

@@ -4,11 +4,12 @@ import argparse
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any, Final
 
 from ddp_cli.client.program import IMAGE, job_name
+from ddp_cli.client.workdir import Workdir
 from ddp_cli.commands.io import CommandError, ExitCode, integer, read_file
 from ddp_cli.view.terminal import print_manifest, print_text
 from ddp_operator.api.spec import MAX_RESTARTS
@@ -139,6 +140,13 @@ class Script:
     def path(self) -> str | None:
         """The path of the script; None for a module."""
         return None if "-m" in self.command else self.command[-1]
+
+
+def place_script(script: Script, workdir: Path) -> Script:
+    """Return the script with its path relative to ``workdir``, where a pod starts. Raises: ClientError."""
+    if script.path is None:
+        return script
+    return replace(script, command=(*script.command[:-1], Workdir(workdir).place(script.path)))
 
 
 def write_manifest(

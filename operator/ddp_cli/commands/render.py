@@ -5,9 +5,9 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ddp_cli.commands.arguments import add_workdir_arguments, read_workdir
 from ddp_cli.commands.io import CommandError, ExitCode, print_note, read_file
 from ddp_cli.commands.profile import add_profiles_argument, read_profiles
-from ddp_cli.commands.workdir import add_workdir_arguments, read_workdir
 from ddp_cli.view.terminal import print_manifest
 
 

@@ -7,19 +7,19 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
-from ddp_cli.commands.arguments import add_runs_argument
+from ddp_cli.commands.arguments import add_runs_argument, add_workdir_arguments, read_workdir
 from ddp_cli.commands.init import (
     SCRIPT_SUFFIXES,
     add_job_options,
     add_script,
     find_script,
+    place_script,
     read_job_options,
     write_manifest,
 )
 from ddp_cli.commands.io import CommandError, ExitCode, integer, print_note, read_file
 from ddp_cli.commands.profile import add_profiles_argument, read_profiles
 from ddp_cli.commands.render import omit_data
-from ddp_cli.commands.workdir import add_workdir_arguments, place_script, read_workdir
 from ddp_operator.api.spec import LOCAL_MAX_RESTARTS
 
 _SCRIPT = re.compile(r"\A#!|^(import|from) \w", re.MULTILINE)  # neither begins a line of YAML

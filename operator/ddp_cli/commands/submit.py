@@ -10,10 +10,22 @@ from typing import NoReturn
 from ddp_cli.client.errors import ApiError, NameInUse
 from ddp_cli.client.job import Job
 from ddp_cli.client.workdir import Workdir, check_job, default_folder
-from ddp_cli.commands.arguments import add_cluster_arguments, add_output_argument, open_client
-from ddp_cli.commands.init import add_job_options, add_script, find_script, read_job_options, write_manifest
+from ddp_cli.commands.arguments import (
+    add_cluster_arguments,
+    add_output_argument,
+    add_workdir_arguments,
+    open_client,
+    read_workdir,
+)
+from ddp_cli.commands.init import (
+    add_job_options,
+    add_script,
+    find_script,
+    place_script,
+    read_job_options,
+    write_manifest,
+)
 from ddp_cli.commands.io import CommandError, ExitCode, print_note, read_file
-from ddp_cli.commands.workdir import add_workdir_arguments, place_script, read_workdir
 from ddp_cli.view.terminal import print_text
 
 

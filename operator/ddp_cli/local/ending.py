@@ -15,8 +15,7 @@ import msgspec
 
 from ddp_cli.local.folder import RunFolder, choose_rate
 from ddp_cli.local.screen import count
-from ddp_cli.view.local_advice import omit_cluster_advice
-from ddp_cli.view.why import REMEDIES
+from ddp_cli.view.why import REMEDIES, omit_cluster_advice
 from ddp_operator.api.cluster import claim_of, name_claim
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_resource

@@ -112,11 +112,8 @@ def running_status(pod: Object, now: datetime) -> Json:
     stamp = format_time(now)
     return {
         "phase": "Running",
-        "hostIP": POD_IP,
         "podIP": POD_IP,
-        "podIPs": [{"ip": POD_IP}],
         "startTime": stamp,
-        "qosClass": "BestEffort",
         "conditions": [
             {"type": kind, "status": "True", "lastTransitionTime": stamp}
             for kind in ("PodScheduled", "Initialized", "ContainersReady", "Ready")
@@ -152,10 +149,7 @@ def _container_status(pod: Object, state: Json, *, ready: bool) -> Json:
     return {
         "name": container["name"],
         "image": container.get("image", ""),
-        "imageID": "",
-        "restartCount": 0,
         "ready": ready,
-        "started": ready,
         "state": state,
     }
 

@@ -13,8 +13,7 @@ from ddp_cli.local.ending import explain_interruption
 from ddp_cli.local.folder import choose_rate
 from ddp_cli.report.charts import Series, TimeAxis, format_number, line_chart, stacked_chart
 from ddp_cli.report.run import LoggedEvent, Mark, RankTime, RecordedRun, split_step_time
-from ddp_cli.view.local_advice import omit_cluster_advice
-from ddp_cli.view.why import explain_why
+from ddp_cli.view.why import explain_why, omit_cluster_advice
 from ddp_operator._version import __version__
 from ddp_operator.api.status import LastFailure, Progress
 from ddp_operator.api.texts import format_duration

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from ddp_cli import Job, TrainingFailed
-from ddp_cli.client.notebook import Report, has_notebook
-from ddp_cli.client.table import Table
+from ddp_cli.client.notebook import Report, Table, has_notebook
 from tests.support.fake_backend import FakeBackend
 
 RUNNING = {

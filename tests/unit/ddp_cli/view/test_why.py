@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 
-from ddp_cli.view.why import REMEDIES, LeaseRenewal, Why, explain_why
+from ddp_cli.view.why import REMEDIES, LeaseRenewal, Why, explain_why, omit_cluster_advice
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.decide import conditions as c
+from ddp_pod.contract.failure_table import OOM
 from tests.support.builders import NOW
 
 
@@ -501,3 +502,21 @@ def test_job_whose_pods_start_and_fail_again_waits_since_it_last_ran() -> None:
         condition("Rendezvoused", "False", c.WAITING_FOR_RANKS, "waits", age=240),
     )
     assert "has waited for 4m00s for its pods" in why(*conditions, phase="Pending").what
+
+
+@pytest.mark.parametrize(
+    ("remedy", "local"),
+    [
+        (OOM.remedy, "lower the batch size"),
+        ("/dev/shm is full: raise spec.shm.sizeLimit and the memory limit, or use fewer DataLoader workers",
+         "/dev/shm is full: use fewer DataLoader workers"),
+        ("the quota is used up: enlarge the claim, or raise the limits of emptyDir",
+         "the quota is used up: enlarge the claim, or raise the limits of emptyDir"),
+        (REMEDIES["RepeatedFailure"], "Another attempt would fail in the same way: fix the cause."),
+        ("Fix it: write A, and write B; then submit the job again.", "Fix it: write A, and write B."),
+        ("Read it. Check the claim: kubectl get pvc.", "Read it. Check the claim: kubectl get pvc."),
+        ("", ""),
+    ],
+)  # fmt: skip
+def test_clauses_for_clusters_are_omitted(remedy: str, local: str) -> None:
+    assert omit_cluster_advice(remedy) == local
