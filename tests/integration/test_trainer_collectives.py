@@ -41,7 +41,7 @@ warnings.filterwarnings("ignore", "<class 'torch.autograd.function.Function'>") 
 """
     + NETWORK
     + """
-from ddp_trainer.models.sync_batchnorm import convert
+from ddp_trainer.models.layers import convert
 share = slice(0, 5) if world.rank == 0 else slice(5, 8)
 for kind in ("float32", "float64", "bfloat16", "compiled"):
     dtype = torch.float64 if kind == "float64" else torch.float32

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from ddp_trainer.data import DataConfig
 from ddp_trainer.data.arrays import Datasets, ImageData
 from ddp_trainer.models import ModelConfig
-from ddp_trainer.models.small_resnet import build as small_resnet
+from ddp_trainer.models.networks import build_small as small_resnet
 
 RECORDED = f"{__name__}:recorded"
 RECORDING = f"{__name__}:recording"

@@ -25,8 +25,7 @@ from ddp_trainer.errors import UserError, require, warn
 from ddp_trainer.files import replacing, writable, write_atomically
 from ddp_trainer.machine import keep_freed_memory
 from ddp_trainer.models import build_model
-from ddp_trainer.models.cpu_convolutions import slice_before_narrow_convolutions
-from ddp_trainer.models.sync_batchnorm import convert
+from ddp_trainer.models.layers import convert, slice_before_narrow_convolutions
 from ddp_trainer.optim import build_optimizer
 from ddp_trainer.precision import Precision
 from ddp_trainer.tasks import Task, build_task

@@ -22,7 +22,7 @@ from ddp_trainer.distributed.world import World
 from ddp_trainer.imports import import_torchvision
 from ddp_trainer.machine import available_cpus
 from ddp_trainer.models import build_model
-from ddp_trainer.models.sync_batchnorm import convert
+from ddp_trainer.models.layers import convert
 
 _CLASSES = {"cifar10": (3, 10), "fashion-mnist": (1, 10), "voc2012": (3, 21)}
 _WORKERS = {"cifar10-resnet50": 10}

@@ -22,10 +22,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from ddp_trainer.config.presets import PRESETS
 from ddp_trainer.config.run import resolve
 from ddp_trainer.data.arrays import Datasets, ImageData
-from ddp_trainer.data.augment import Augmentation
-from ddp_trainer.data.sources import CachedSource, Normalize
+from ddp_trainer.data.augment import DRAWS, Augmentation
+from ddp_trainer.data.sources import CachedSource, ImageForm, Normalize
 from ddp_trainer.models import build_model
-from ddp_trainer.models.sync_batchnorm import convert
+from ddp_trainer.models.layers import convert
 from ddp_trainer.observability.meters import AsyncScalars
 from ddp_trainer.optim.novograd import NovoGrad
 from ddp_trainer.precision import Precision
@@ -87,8 +87,8 @@ def test_batch_is_built_on_device(preset: str, published: bool) -> None:
     data = datasets(config.name, 6)
     augmentation = Augmentation.from_config(config, channels=data.in_channels, masks=config.name == "voc2012")
     assert isinstance(data.train, ImageData)
-    source = CachedSource(data.train, augmentation, Normalize(data, DEVICE, torch.channels_last), DEVICE)
-    draws = np.zeros((6, augmentation.draws), np.float32) if augmentation.active else None
+    source = CachedSource(data.train, ImageForm(augmentation, Normalize(data, DEVICE, torch.channels_last)), DEVICE)
+    draws = np.zeros((6, DRAWS), np.float32) if augmentation.active else None
     source.group_size = 1
     batches = source.batches(torch.arange(6), draws, 2)
     next(batches)  # before it, the epoch's order and constant tensors are sent

@@ -58,6 +58,10 @@ class ImageData:
     def __len__(self) -> int:
         return len(self.labels)
 
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return an image and its label."""
+        return self.images[index], self.labels[index]
+
     @property
     def image_shape(self) -> tuple[int, int, int]:
         """Return channels, height and width."""
@@ -85,6 +89,10 @@ class FileData:
 
     def __len__(self) -> int:
         return len(self.reader)
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        """Read an image and its label."""
+        return self.reader[index]
 
     @property
     def nbytes(self) -> int:

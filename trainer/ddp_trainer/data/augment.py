@@ -8,23 +8,21 @@ import itertools
 from dataclasses import dataclass
 from typing import Self
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn.functional import pad
 
 from ddp_trainer.data import DataConfig
 from ddp_trainer.data.geometry import PixelMap, between, offsets, zoomed_crops
 from ddp_trainer.errors import require
 
-# Columns of an image's uniform random numbers. The first two are the position of a crop.
+# Columns of an image's uniform random numbers, and their number. The first two are the position of a crop.
 _FLIP = 2
 _ANGLE = 3
 _SHEAR = 4
 _SCALE = 5
 _STRENGTHS = slice(6, 9)
 _ORDER = 9
+DRAWS = 10
 BRIGHTNESS, CONTRAST, SATURATION = range(3)
 ORDERS = tuple(itertools.permutations((BRIGHTNESS, CONTRAST, SATURATION)))
 
@@ -33,11 +31,10 @@ ORDERS = tuple(itertools.permutations((BRIGHTNESS, CONTRAST, SATURATION)))
 class Augmentation:
     """The augmentation of an image, in this order: crop, flip, rotation, shear and scale, color jitter.
 
-    ``padding`` is the border of black pixels that is added before the crop; 0 disables the crop, which has the image's
-    size. ``rotation`` and ``shear`` are maximum angles in degrees, ``scale`` is a range of factors, ``jitter`` a
-    maximum relative change. ``zoom`` replaces all steps before the jitter: images
-    and masks are enlarged by a factor of ``scale``, flipped, and cut to their size, at a random position with ``crop``,
-    otherwise in the center.
+    ``padding`` is the border of black pixels around the image before the crop; 0 disables the crop, which has the
+    image's size. ``rotation`` and ``shear`` are maximum angles in degrees, ``scale`` is a range of factors, ``jitter``
+    a maximum relative change. ``zoom`` replaces all steps before the jitter: images and masks are enlarged by a factor
+    of ``scale``, flipped, and cut to their size, at a random position with ``crop``, otherwise in the center.
     """
 
     padding: int = 0
@@ -83,43 +80,27 @@ class Augmentation:
         """Return whether any augmentation is enabled."""
         return self != Augmentation()
 
-    @property
-    def draws(self) -> int:
-        """Return the count of uniform random numbers that an image needs."""
-        return 3 if self._sliceable and not self.jitter else 10
+    def batch(self, images: Tensor, labels: Tensor, draws: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Augment images, uint8 (B, C, H, W), and labels, (B,) or masks (B, H, W), by ``draws``, (B, :data:`DRAWS`).
 
-    @property
-    def _sliceable(self) -> bool:
-        """Return whether the result is a slice of the padded image, mirrored or not, before the jitter."""
-        return not (self.rotation or self.shear is not None or self.zoom)
-
-    def prepare(self, images: Tensor) -> Tensor:
-        """Add the border to ``images`` (N, C, H, W), once for all batches that are cut from them."""
-        return pad(images, (self.padding,) * 4) if self.padding and self._sliceable else images
-
-    def batch(self, cache: Tensor, labels: Tensor, indices: Tensor, draws: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the images ``indices`` of ``cache`` and their labels; ``draws`` (B, :attr:`draws`) augment them.
-
-        All arguments are on one device. The results are new tensors: images uint8 or float32 (B, C, H, W) in units of
-        raw pixel values, and labels int64 (B,), or (B, H, W) from masks.
+        All arguments are on one device. Returns images, uint8 or float32 in units of raw pixel values, and labels,
+        int64.
         """
-        chosen = labels[indices]
-        if draws is None or self._sliceable:
-            images = self._cut(cache, indices, draws)
-        elif self.zoom:
+        if draws is None:
+            return images, labels.long()
+        if self.zoom:
             scale = between(draws[:, _SCALE], *self.scale)
             flip = draws[:, _FLIP] < (0.5 if self.flip else 0.0)
-            pixels = cache[indices].float()
             positions = draws[:, :2] if self.crop else torch.full_like(draws[:, :2], 0.5)
             down, right = positions.unbind(1)
-            images, chosen = zoomed_crops(pixels, chosen, scale, down, right, flip)
+            images, labels = zoomed_crops(images.float(), labels, scale, down, right, flip)
             images = images.round_() if self.jitter else images
         else:
-            images = self._map(cache[indices], draws)
-        if draws is not None and self.jitter:
+            images = self._map(images, draws)
+        if self.jitter:
             strengths = between(draws[:, _STRENGTHS], max(0.0, 1.0 - self.jitter), 1.0 + self.jitter)
             images = jitter(images.float(), strengths, offsets(draws[:, _ORDER], len(ORDERS)))
-        return images, chosen.long()
+        return images, labels.long()
 
     def _map(self, images: Tensor, draws: Tensor) -> Tensor:
         """Trace every output pixel back through the maps, from the last to the first."""
@@ -135,43 +116,6 @@ class Augmentation:
             top, left = offsets(draws[:, :2], 2 * self.padding + 1).unbind(1)
             pixels.shift(top - self.padding, left - self.padding)
         return pixels.gather(images)
-
-    def _cut(self, cache: Tensor, indices: Tensor, draws: Tensor | None) -> Tensor:
-        padding = self.padding if self._sliceable else 0
-        height = cache.shape[2] - 2 * padding
-        width = cache.shape[3] - 2 * padding
-        if draws is None or not (padding or self.flip):
-            chosen = cache[indices]
-            return chosen[:, :, padding : padding + height, padding : padding + width] if padding else chosen
-        positions = offsets(draws[:, :2], 2 * padding + 1)
-        flips = draws[:, _FLIP] < (0.5 if self.flip else 0.0)
-        if cache.device.type == "cpu":
-            return _slice_numpy(cache, indices, positions.numpy(), flips.numpy(), height, width)
-        return _gather_indexed(cache, indices, positions, flips, height, width)
-
-
-def _slice_numpy(
-    cache: Tensor, indices: Tensor, offsets: NDArray[np.int64], flips: NDArray[np.bool_], height: int, width: int
-) -> Tensor:
-    """Cut one NumPy slice per image: on a CPU this takes half the time of gathering pixels by index."""
-    source = cache.numpy()
-    out = np.empty((len(indices), source.shape[1], height, width), source.dtype)
-    rows = zip(indices.tolist(), offsets.tolist(), flips.tolist(), strict=True)
-    for position, (index, (top, left), flip) in enumerate(rows):
-        image = source[index, :, top : top + height, left : left + width]
-        out[position] = image[:, :, ::-1] if flip else image
-    return torch.from_numpy(out)
-
-
-def _gather_indexed(cache: Tensor, indices: Tensor, offsets: Tensor, flips: Tensor, height: int, width: int) -> Tensor:
-    """Do the same in a fixed number of operations, for devices with expensive launches."""
-    device = cache.device
-    tops, lefts = offsets.unbind(1)
-    y = tops[:, None] + torch.arange(height, device=device)
-    x = torch.arange(width, device=device).expand(len(indices), width)
-    x = torch.where(flips[:, None], width - 1 - x, x) + lefts[:, None]
-    # Indices on both sides of the channel slice put the channels last: (B, H, W, C).
-    return cache[indices[:, None, None], :, y[:, :, None], x[:, None, :]].permute(0, 3, 1, 2)
 
 
 def jitter(images: Tensor, factors: Tensor, order: Tensor) -> Tensor:

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from ddp_trainer.data import DataConfig
 from ddp_trainer.data.arrays import Datasets
-from ddp_trainer.data.augment import Augmentation
+from ddp_trainer.data.augment import DRAWS, Augmentation
 from ddp_trainer.data.sampling import derive_seed, samples_per_rank, train_order, uniforms, validation_order
 from ddp_trainer.data.sources import Batch, Place, build_source
 from ddp_trainer.errors import UserError, require
@@ -55,7 +55,7 @@ class TrainLoader:
             order = order[: len(order) // size * size]
         draws = None
         if self.augmentation.active:
-            draws = uniforms(order.numpy(), self.augmentation.draws, self.seed, _STREAM, epoch)
+            draws = uniforms(order.numpy(), DRAWS, self.seed, _STREAM, epoch)
         key = derive_seed(self.seed, _STREAM_SAMPLES, epoch)
         return self.source.batches(order, draws, size, key)
 
@@ -96,7 +96,7 @@ class ValidationLoader:
     def __iter__(self) -> Iterator[Batch]:
         draws = None
         if self.augmentation.active:
-            draws = uniforms(self.order.numpy(), self.augmentation.draws, 0, _STREAM_VALIDATION)
+            draws = uniforms(self.order.numpy(), DRAWS, 0, _STREAM_VALIDATION)
         return self.source.batches(self.order, draws, self.batch_size)
 
 

@@ -1,6 +1,6 @@
 """Sources of batches: a cache on the computing device, or a reader that works ahead of the training step."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,14 +8,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, default_collate
 
 from ddp_trainer.data import DataConfig
 from ddp_trainer.data.arrays import Datasets, FileData, ImageData, check_labels, count_samples
 from ddp_trainer.data.augment import Augmentation
-from ddp_trainer.data.reader import Reader, Unreadable
-from ddp_trainer.data.torch_datasets import MappedSamples
-from ddp_trainer.errors import UserError
+from ddp_trainer.data.reader import MappedSamples, Reader
 from ddp_trainer.machine import available_cpus, available_memory
 
 # Share of the free memory for data; the rest is for the model, its activations and other processes.
@@ -73,7 +71,7 @@ class Form:
         self._normalize = Normalize(datasets, device, memory_format) if datasets.mean else None
         self._memory_format = memory_format
 
-    def __call__(self, inputs: Any, targets: Any) -> Batch:
+    def __call__(self, inputs: Any, targets: Any, draws: Tensor | None = None) -> Batch:
         """Build the batch; raises :class:`UserError` if its tensors have different numbers of samples."""
         count_samples((inputs, targets))
         if self._normalize is not None:
@@ -83,14 +81,28 @@ class Form:
         return Batch(inputs, targets)
 
 
+@dataclass(frozen=True)
+class ImageForm:
+    """Builds batches of images that the trainer holds: augmented by random numbers, and normalized."""
+
+    augmentation: Augmentation
+    normalize: Normalize
+
+    def __call__(self, images: Tensor, labels: Tensor, draws: Tensor | None = None) -> Batch:
+        """Build the batch of raw images and labels."""
+        images, labels = self.augmentation.batch(images, labels, draws)
+        return Batch(self.normalize(images), labels)
+
+
 class CachedSource:
     """All images are on the device; a batch is a gather there, without transfers during training."""
 
-    def __init__(self, data: ImageData, augmentation: Augmentation, normalize: Normalize, device: torch.device) -> None:
-        self.augmentation = augmentation
-        self.normalize = normalize
+    prefetched = 0
+
+    def __init__(self, data: ImageData, form: ImageForm, device: torch.device) -> None:
+        self.form = form
         self.device = device
-        self.cache = augmentation.prepare(data.images).to(device)
+        self.cache = data.images.to(device)
         self.labels = data.labels.to(device)
         # Batches that are built together: on a GPU this needs no more launches than one batch.
         self.group_size = 1 if device.type == "cpu" else 16
@@ -106,87 +118,43 @@ class CachedSource:
         group_size = max(1, min(self.group_size, _MAX_GROUP_BYTES // (size * self._image_bytes)))
         for start in range(0, len(order), size * group_size):
             rows = slice(start, start + size * group_size)
-            group = self._build(order[rows], None if numbers is None else numbers[rows])
+            chosen = order[rows]
+            group = self.form(self.cache[chosen], self.labels[chosen], None if numbers is None else numbers[rows])
             if len(group) <= size:
                 yield group
             else:
                 yield from map(Batch, torch.split(group.inputs, size), torch.split(group.targets, size))
 
-    def _build(self, indices: Tensor, draws: Tensor | None) -> Batch:
-        images, labels = self.augmentation.batch(self.cache, self.labels, indices, draws)
-        return Batch(self.normalize(images), labels)
 
+class ReadSource:
+    """Samples that worker processes read ahead. ``form`` builds the batch on the device.
 
-class _Samples:
-    """A dataset for DataLoader that is read by whole batches of indices."""
-
-    def __init__(self, data: ImageData | FileData) -> None:
-        self.data = data
-
-    def __getitems__(self, indices: list[int]) -> tuple[Tensor, Tensor] | Unreadable:
-        """Return raw images and labels, stacked; :class:`Unreadable` if the reader raises a :class:`UserError`."""
-        try:
-            return self._read(indices)
-        except UserError as error:
-            return Unreadable.of(error)
-
-    def _read(self, indices: list[int]) -> tuple[Tensor, Tensor]:
-        if isinstance(self.data, ImageData):
-            chosen = torch.tensor(indices)
-            return self.data.images[chosen], self.data.labels[chosen]
-        images, labels = zip(*(self.data.reader[index] for index in indices), strict=True)
-        return torch.stack(images), torch.stack(labels)
-
-
-class StreamedSource:
-    """Images that worker processes read ahead and the device augments."""
+    The random numbers that a torch dataset draws for a sample depend only on the key of the epoch and the index.
+    """
 
     def __init__(
         self,
-        data: ImageData | FileData,
-        augmentation: Augmentation,
-        normalize: Normalize,
+        samples: MappedSamples,
+        form: Callable[..., Batch],
         device: torch.device,
         workers: int,
     ) -> None:
-        self.augmentation = augmentation
-        self.normalize = normalize
         self.device = device
-        self._reader = Reader(_Samples(data), device, workers)  # type: ignore[arg-type]
-        self.prefetched = self._reader.prefetched
-
-    def batches(self, order: Tensor, draws: NDArray[np.float32] | None, size: int, key: int = 0) -> Iterator[Batch]:
-        """See :meth:`CachedSource.batches`."""
-        parts = [part.tolist() for part in torch.split(order, size)] if len(order) else []
-        numbers = None if draws is None else torch.from_numpy(draws).to(self.device)
-        start = 0
-        for raw in self._reader.read(parts):
-            images, labels = self._reader.send(raw)
-            stop = start + len(labels)
-            part = None if numbers is None else numbers[start:stop]
-            start = stop
-            whole = torch.arange(len(labels), device=self.device)
-            images, labels = self.augmentation.batch(self.augmentation.prepare(images), labels, whole, part)
-            yield Batch(self.normalize(images), labels)
-
-
-class MappedSource:
-    """Samples of a torch dataset, read by worker processes; their random numbers depend only on key and index."""
-
-    def __init__(self, datasets: Datasets, data: Dataset[Any], form: Form, device: torch.device, workers: int) -> None:
         self._form = form
-        self._reader = Reader(MappedSamples(data, datasets.collate), device, workers)
+        self._reader = Reader(samples, device, workers)
         self.prefetched = self._reader.prefetched
 
     def batches(self, order: Tensor, draws: NDArray[np.float32] | None, size: int, key: int = 0) -> Iterator[Batch]:
-        """Yield the samples ``order`` in batches of ``size``; ``key`` seeds the random numbers of a sample."""
+        """See :meth:`CachedSource.batches`; ``key`` seeds the random numbers of a sample."""
         keyed_indices = [(key, index) for index in order.tolist()]
         parts = [keyed_indices[start : start + size] for start in range(0, len(keyed_indices), size)]
-        for raw in self._reader.read(parts):
-            yield self._form(*self._reader.send(raw))
+        numbers = None if draws is None else torch.from_numpy(draws).to(self.device)
+        for number, raw in enumerate(self._reader.read(parts)):
+            rows = None if numbers is None else numbers[number * size : (number + 1) * size]
+            yield self._form(*self._reader.send(raw), rows)
 
 
-Source = CachedSource | StreamedSource | MappedSource
+Source = CachedSource | ReadSource
 
 
 def build_source(
@@ -199,15 +167,16 @@ def build_source(
     """Build the source of batches from ``data``; images are held in memory where they fit, and if configured."""
     device = place.device
     if not isinstance(data, ImageData | FileData):
-        return MappedSource(datasets, data, Form(datasets, device, place.memory_format), device, config.workers)
-    normalize = Normalize(datasets, device, place.memory_format)
+        form = Form(datasets, device, place.memory_format)
+        return ReadSource(MappedSamples(data, datasets.collate), form, device, config.workers)
+    images = ImageForm(augmentation, Normalize(datasets, device, place.memory_format))
     cache = choose_cache(data, device, place.processes) if config.cache == "auto" else "none"
     if cache != "none" and isinstance(data, FileData):
         data = data.read_all(threads=max(1, available_cpus() // place.processes))
         check_labels("the", data, datasets.num_classes)
     if isinstance(data, ImageData) and (cache == "device" or (cache == "host" and device.type == "cpu")):
-        return CachedSource(data, augmentation, normalize, device)
-    return StreamedSource(data, augmentation, normalize, device, config.workers)
+        return CachedSource(data, images, device)
+    return ReadSource(MappedSamples(data, default_collate), images, device, config.workers)
 
 
 def choose_cache(data: ImageData | FileData, device: torch.device, processes: int) -> str:

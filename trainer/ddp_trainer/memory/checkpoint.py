@@ -26,16 +26,17 @@ from .copies import (
     make_private_folder,
 )
 from .interval import Interval
-from .loading import build_state, find_misfit
 from .ranks import PeerCounter, RankPlace, Ranks, Ring, find_place
 from .state import (
     FlatState,
     Leaf,
     TensorRow,
     build_rows,
+    build_state,
     decode_manifest,
     encode_manifest,
     encode_rows,
+    find_misfit,
     find_settled,
     flatten,
 )

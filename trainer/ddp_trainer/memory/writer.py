@@ -1,7 +1,8 @@
 """Writes copies of a state while the training continues.
 
 Tensors that only an optimizer's step changes are copied during the next forward and backward pass; the next optimizer
-step waits for the end of that copy. Everything else is copied before :meth:`Writer.write` returns.
+step waits for the end of that copy. Everything else is copied before :meth:`Writer.write` returns. GPU memory is copied
+on separate streams, without stopping the host.
 """
 
 from __future__ import annotations
@@ -11,13 +12,12 @@ import queue
 import threading
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .copies import HEADER_BYTES, SHARD, CopyFile, Header, build_header, copy_memory
-from .gpu import GpuCopies, GpuCopy
 from .ranks import PeerCounter, RankPlace, Ring
 from .state import Leaf, TensorRow, read_tensor
 
@@ -81,6 +81,76 @@ class SavedCopies(Slots):
             newest = sorted((step for step in names if step.isdigit()), key=int)[-_MAX_SAVED:]
             files += [CopyFile(names[step]) for step in newest]
         self.files = tuple(files)
+
+
+class GpuCopy(NamedTuple):
+    """A copy. ``target``: uint8 on the host; ``source``: on a GPU, one dimension, as many bytes."""
+
+    target: Tensor
+    source: Tensor
+
+
+class _Running(NamedTuple):
+    """The copies of one device. ``finished``: an event after the last of them."""
+
+    device: torch.device
+    finished: Any
+
+
+class GpuCopies:
+    """The copies of one state. Without a GPU all methods do nothing."""
+
+    def __init__(self) -> None:
+        self._running: list[_Running] = []
+        self._reached: list[Any] = []
+        self._streams: dict[torch.device, Any] = {}
+
+    def start(self, copies: Sequence[GpuCopy]) -> None:
+        """Start copies that read what the current streams have computed so far."""
+        self._running = []
+        self._reached = []
+        for device in {copy.source.device for copy in copies}:
+            # torch has 32 streams per device, handed out in turn: a new one per copy would be the training's own.
+            if device not in self._streams:
+                self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            stream = self._streams[device]
+            stream.wait_stream(torch.cuda.current_stream(device))
+            with torch.cuda.stream(stream):
+                for copy in copies:
+                    if copy.source.device == device:
+                        copy.target.copy_(copy.source.view(torch.uint8), non_blocking=True)
+                        copy.source.record_stream(stream)
+                finished = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+                finished.record(stream)
+            self._running.append(_Running(device, finished))
+
+    def fence(self) -> None:
+        """Make the current streams wait for the copies: the sources may change after that."""
+        if not self._running or torch.cuda.is_current_stream_capturing():
+            return
+        if not self._reached:
+            self._reached = [_record(running.device) for running in self._running]
+        for running in self._running:
+            torch.cuda.current_stream(running.device).wait_event(running.finished)
+
+    def synchronize(self) -> None:
+        """Wait for the end of the copies on the host, in a thread beside the training."""
+        for running in self._running:
+            running.finished.synchronize()
+
+    def measure_stall(self) -> float:
+        """Return for how many seconds the streams waited at the fence; 0 if that is not known yet."""
+        stalls = [0.0]
+        for running, reached in zip(self._running, self._reached):  # noqa: B905
+            if reached.query() and running.finished.query():
+                stalls.append(float(reached.elapsed_time(running.finished)) / 1000)
+        return max(stalls)
+
+
+def _record(device: torch.device) -> Any:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record(torch.cuda.current_stream(device))
+    return event
 
 
 class Copy(NamedTuple):

@@ -14,13 +14,13 @@ if TYPE_CHECKING:
 
 # name -> module:function(config, in_channels, num_classes) -> torch.nn.Module
 MODELS: Mapping[str, str] = {
-    "small-resnet": "ddp_trainer.models.small_resnet:build",
-    "resnet18": "ddp_trainer.models.torchvision_models:build",
-    "resnet50": "ddp_trainer.models.torchvision_models:build",
+    "small-resnet": "ddp_trainer.models.networks:build_small",
+    "resnet18": "ddp_trainer.models.networks:build_torchvision",
+    "resnet50": "ddp_trainer.models.networks:build_torchvision",
     "gpt": "ddp_trainer.models.gpt:build",
-    "wide-resnet": "ddp_trainer.models.wide_resnet:build",
-    "deeplabv3_resnet50": "ddp_trainer.models.torchvision_models:build_deeplab",
-    "deeplabv3_resnet101": "ddp_trainer.models.torchvision_models:build_deeplab",
+    "wide-resnet": "ddp_trainer.models.networks:build_wide",
+    "deeplabv3_resnet50": "ddp_trainer.models.networks:build_deeplab",
+    "deeplabv3_resnet101": "ddp_trainer.models.networks:build_deeplab",
 }
 
 

@@ -15,10 +15,10 @@ from torch import Tensor
 
 from ddp_trainer.data import DataConfig, load_datasets
 from ddp_trainer.data.arrays import Datasets, FileData, ImageData
-from ddp_trainer.data.augment import Augmentation
+from ddp_trainer.data.augment import DRAWS, Augmentation
 from ddp_trainer.data.loader import TrainLoader, ValidationLoader
 from ddp_trainer.data.sampling import uniforms
-from ddp_trainer.data.sources import CachedSource, Normalize, Place, StreamedSource, choose_cache
+from ddp_trainer.data.sources import CachedSource, ImageForm, Normalize, Place, ReadSource, choose_cache
 from ddp_trainer.errors import UserError
 from ddp_trainer.machine import available_memory, keep_freed_memory
 from tests.support.tiny_datasets import write_voc2012
@@ -69,7 +69,7 @@ def test_images_read_per_batch_give_same_batches_as_cached_ones(augment: tuple[s
     assert isinstance(held.source, CachedSource)
     for peers in (datasets, from_files(datasets)):
         read = loader(peers, DataConfig(**{**vars(config), "cache": "none"}), rank=1, world=2)
-        assert isinstance(read.source, StreamedSource)
+        assert isinstance(read.source, ReadSource)
         assert same(held, read, 0)
         assert same(held, read, 1, consumed=400)
 
@@ -248,8 +248,8 @@ def test_batches_built_together_equal_batches_built_singly() -> None:
     data = ImageData(images, torch.arange(23))
     datasets = Datasets(data, data, 23, (0.5,), (0.5,))
     augmentation = Augmentation(flip=True, rotation=10.0, jitter=0.2)
-    source = CachedSource(data, augmentation, Normalize(datasets, CPU, torch.channels_last), CPU)
-    draws = uniforms(np.arange(23), augmentation.draws, 1)
+    source = CachedSource(data, ImageForm(augmentation, Normalize(datasets, CPU, torch.channels_last)), CPU)
+    draws = uniforms(np.arange(23), DRAWS, 1)
     made = []
     for source.group_size in (1, 3):
         made.append(list(source.batches(torch.arange(23).flip(0), draws, 4)))

@@ -13,10 +13,9 @@ import torch
 
 from ddp_trainer.memory.agreement import RingNeighbours
 from ddp_trainer.memory.copies import SHARD, CopyFile
-from ddp_trainer.memory.gpu import GpuCopies, GpuCopy
 from ddp_trainer.memory.ranks import PeerCounter, RankPlace, Ring
 from ddp_trainer.memory.state import Leaf, build_rows, encode_manifest, encode_rows, flatten
-from ddp_trainer.memory.writer import Copy, Slots, Writer
+from ddp_trainer.memory.writer import Copy, GpuCopies, GpuCopy, Slots, Writer
 
 PLACE = RankPlace(0, 2, 0, 0)
 

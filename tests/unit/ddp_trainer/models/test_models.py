@@ -12,8 +12,8 @@ from ddp_trainer.config.options import build
 from ddp_trainer.config.presets import PRESETS
 from ddp_trainer.errors import UserError
 from ddp_trainer.models import ModelConfig, build_model
-from ddp_trainer.models.sync_batchnorm import SyncBatchNorm, convert
-from ddp_trainer.models.wide_resnet import WideResNet
+from ddp_trainer.models.layers import SyncBatchNorm, convert
+from ddp_trainer.models.networks import WideResNet
 from ddp_trainer.tasks import Segmentation
 
 CPU = torch.device("cpu")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_trainer.models.cpu_convolutions import SlicedConv2d, slice_before_narrow_convolutions
+from ddp_trainer.models.layers import SlicedConv2d, slice_before_narrow_convolutions
 from tests.support import ROOT
 from tests.support.trainer_plugins import COLOURED
 
