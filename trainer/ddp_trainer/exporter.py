@@ -71,7 +71,7 @@ class Exporter:
     """The series of one rank.
 
     Values are plain numbers, formatted only when the page is read: recording a step takes a few microseconds and never
-    waits for a device. The exporter is a collector of prometheus-client and can be added to another registry.
+    waits for a device.
     """
 
     def __init__(self, env: RankEnv) -> None:
@@ -93,28 +93,6 @@ class Exporter:
         self._histograms = {name: Histogram(edges) for name, edges in BUCKETS.items()}
         self._step_seconds = self._histograms["ddp_step_duration_seconds"]
         self.set(contract.METRIC_WORLD_SIZE, env.world_size)
-
-    def collect(self) -> Iterator[Any]:
-        """Yield the series as prometheus-client's families."""
-        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
-        from prometheus_client.utils import floatToGoString
-
-        rank = [str(self.env.rank)]
-        for metric in METRICS:
-            if metric.kind == "histogram":
-                histogram = self._histograms[metric.name]
-                totals = itertools.accumulate(histogram.counts)
-                edges = map(floatToGoString, histogram.edges)
-                buckets = list(zip(edges, totals))  # noqa: B905
-                family: Any = HistogramMetricFamily(metric.name, metric.help, labels=["rank"])
-                family.add_metric(rank, buckets, histogram.sum)
-            else:
-                kind: Any = CounterMetricFamily if metric.kind == "counter" else GaugeMetricFamily
-                family = kind(metric.name, metric.help, labels=["rank"])
-                if metric.name not in self._values:
-                    continue
-                family.add_metric(rank, self._values[metric.name])
-            yield family
 
     @classmethod
     def start(
