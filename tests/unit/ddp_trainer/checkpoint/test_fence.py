@@ -39,12 +39,6 @@ def test_later_attempt_takes_over_and_is_named_by_older(tmp_path: Path) -> None:
     new.check()
 
 
-def test_older_attempt_without_claim_is_superseded(tmp_path: Path) -> None:
-    fence(tmp_path, 3).claim()
-    with pytest.raises(Superseded, match="attempt 3"):
-        fence(tmp_path, 2).claim()
-
-
 def test_restart_within_attempt_keeps_its_claim(tmp_path: Path) -> None:
     fence(tmp_path, 1).claim()
     fence(tmp_path, 1).claim()
@@ -94,19 +88,6 @@ def test_concurrent_claims_leave_folder_to_last_attempt(tmp_path: Path) -> None:
         assert names == [f"{number:09d}.json" for number in range(1, len(names) + 1)]
         claims = [json.loads((folder / "fence" / name).read_text())["attempt"] for name in names]
         assert claims == sorted(claims) == sorted(entered)
-
-
-def test_claim_appears_with_its_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    link = os.link
-    named = list[int]()
-
-    def note(source: Path, target: Path) -> None:
-        named.append(json.loads(source.read_bytes())["attempt"])
-        link(source, target)
-
-    monkeypatch.setattr(os, "link", note)
-    fence(tmp_path, 3).claim()
-    assert named == [3]
 
 
 def test_no_hard_links_are_needed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,13 +2,11 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import io
 import json
 import math
 import os
 import subprocess
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,7 +15,7 @@ import pytest
 import torch
 
 from ddp_trainer.checkpoint import CheckpointConfig
-from ddp_trainer.checkpoint.store import Checkpointer, CopyStreams, HashingFile, StateSnapshot, load_newest
+from ddp_trainer.checkpoint.store import Checkpointer, CopyStreams, StateSnapshot, load_newest
 from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.world import World
 from ddp_trainer.errors import UserError
@@ -42,13 +40,10 @@ def newest(one: Checkpointer) -> dict[str, Any]:
     return state
 
 
-def test_empty_folder_has_no_checkpoint(tmp_path: Path) -> None:
-    assert load_newest(checkpointer(tmp_path / "new"), WORLD) is None
-    assert load_newest(None, WORLD) is None
-
-
 def test_saved_state_is_restored(tmp_path: Path) -> None:
     store = checkpointer(tmp_path)
+    assert load_newest(store, WORLD) is None
+    assert load_newest(None, WORLD) is None
     state = {"nested": [torch.arange(4), {"x": torch.tensor(1.5, dtype=torch.bfloat16)}], "lr": 0.1, "none": None}
     save(store, 5, **state)
     loaded = newest(store)
@@ -56,6 +51,8 @@ def test_saved_state_is_restored(tmp_path: Path) -> None:
     assert loaded["nested"][1]["x"].dtype == torch.bfloat16
     assert loaded["lr"] == 0.1
     assert loaded["none"] is None
+    (tmp_path / "step-000000009.pt").write_bytes((tmp_path / "step-000000005.pt").read_bytes())
+    assert [saved.step for saved in store.list()] == [5]  # a data file without a manifest is none
 
 
 def test_both_files_are_synced_before_rename(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -81,15 +78,6 @@ def test_both_files_are_synced_before_rename(tmp_path: Path, monkeypatch: pytest
     assert os.path.realpath(tmp_path) in synced
 
 
-def test_saving_copies_state_before_it_returns(tmp_path: Path) -> None:
-    store = checkpointer(tmp_path)
-    weights = torch.zeros(1_000_000)
-    store.save({"weights": weights}, 1, None, {})
-    weights.add_(1.0)
-    store.wait()
-    assert not newest(store)["weights"].any()
-
-
 def test_data_file_is_plain_torch_file_and_manifest_plain_json(tmp_path: Path) -> None:
     save(checkpointer(tmp_path), 12, 0.5)
     assert torch.load(tmp_path / "step-000000012.pt", weights_only=True)["weights"].tolist() == [12.0] * 3
@@ -97,16 +85,6 @@ def test_data_file_is_plain_torch_file_and_manifest_plain_json(tmp_path: Path) -
     assert manifest["step"] == 12
     assert manifest["accuracy"] == 0.5
     assert manifest["bytes"] == (tmp_path / "step-000000012.pt").stat().st_size
-
-
-def test_saved_checkpoint_is_reported(tmp_path: Path) -> None:
-    reported: list[tuple[int, float]] = []
-    store = checkpointer(tmp_path)
-    begun = time.perf_counter()
-    store.save({}, 3, None, {}, on_saved=lambda step, seconds: reported.append((step, seconds)))
-    store.wait()
-    assert [step for step, _ in reported] == [3]
-    assert 0 < reported[0][1] < time.perf_counter() - begun
 
 
 class Poison:
@@ -169,7 +147,10 @@ def test_damaged_checkpoint_is_skipped_with_warning(
     else:
         (tmp_path / "step-000000002.json").write_text("{")
     assert newest(store)["weights"].tolist() == [1.0] * 3
-    assert "step-000000002" in capsys.readouterr().err
+    message = capsys.readouterr().err
+    assert "step-000000002" in message
+    if damage == "remove":
+        assert "can't be read (No such file or directory); trying an older one" in message
 
 
 def test_folder_without_valid_checkpoint_warns(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -180,14 +161,6 @@ def test_folder_without_valid_checkpoint_warns(tmp_path: Path, capsys: pytest.Ca
     (tmp_path / "step-000000001.pt").write_bytes(b"")
     assert store.read_newest() is None
     assert f"no checkpoint in {tmp_path} is valid; training starts from the beginning" in capsys.readouterr().err
-
-
-def test_data_file_without_manifest_is_ignored(tmp_path: Path) -> None:
-    store = checkpointer(tmp_path)
-    save(store, 1)
-    (tmp_path / "step-000000009.pt").write_bytes((tmp_path / "step-000000001.pt").read_bytes())
-    (tmp_path / ".step-000000009.pt.77.tmp").write_bytes(b"half")
-    assert newest(store)["weights"].tolist() == [1.0] * 3
 
 
 def test_newest_and_best_are_kept(tmp_path: Path) -> None:
@@ -214,47 +187,17 @@ def test_failed_write_is_warning_and_keeps_old(
     assert "checkpoint of step 2 was not saved" in capsys.readouterr().err
     assert newest(store)["weights"].tolist() == [1.0] * 3
     assert not list(tmp_path.glob(".*"))
-
-
-def test_checkpoint_without_data_file_is_skipped_with_reason(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    store = checkpointer(tmp_path)
-    save(store, 1)
-    save(store, 2)
-    store.list()[0].data.unlink()
-    assert newest(store)["weights"].tolist() == [1.0] * 3
-    assert "can't be read (No such file or directory); trying an older one" in capsys.readouterr().err
-
-
-def test_hashing_file_checksums_written_data_and_raises_write_errors() -> None:
-    class Full(io.BytesIO):
-        def write(self, data: Any) -> int:
-            if self.tell():
-                raise OSError(28, "No space left on device")
-            return super().write(data)
-
-    file = HashingFile(Full())
-    assert file.write(b"abc") == 3
-    with pytest.raises(OSError, match="No space left"):
-        file.write(b"d")
-    assert file.size == 3
-    assert file.failure is not None
+    monkeypatch.undo()
+    save(store, 3, x=lambda: None)
+    assert "checkpoint of step 3 was not saved" in capsys.readouterr().err
+    save(store, 4)
+    assert [saved.step for saved in store.list()] == [4, 1]
 
 
 def test_folder_that_cant_be_written_is_user_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"checkpoint.dir: cannot write to .*/file/sub: "):
         checkpointer(tmp_path / "file" / "sub")
-
-
-def test_state_that_cant_be_written_is_warning_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = checkpointer(tmp_path)
-    save(store, 1)
-    save(store, 2, x=lambda: None)
-    assert "checkpoint of step 2 was not saved" in capsys.readouterr().err
-    save(store, 3)
-    assert [saved.step for saved in store.list()] == [3, 1]
 
 
 class StandingDisk:

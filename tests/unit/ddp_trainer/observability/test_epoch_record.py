@@ -31,20 +31,19 @@ def stops_after(config: EarlyStopConfig, scores: list[float]) -> int | None:
 
 
 @pytest.mark.parametrize(
-    ("scores", "epoch"),
+    ("target", "scores", "epoch"),
     [
-        ([0.85, 0.85], 2),
-        ([0.9, 0.84, 0.9, 0.9], 4),
-        ([0.9, math.nan, 0.9, 0.8499], None),
-        ([0.9], None),
+        (0.85, [0.85, 0.85], 2),
+        (0.85, [0.9, 0.84, 0.9, 0.9], 4),
+        (0.85, [0.9, math.nan, 0.9, 0.8499], None),
+        (0.85, [0.9], None),
+        (None, [1.0, 1.0], None),
     ],
 )
-def test_run_ends_when_last_validations_all_reach_target(scores: list[float], epoch: int | None) -> None:
-    assert stops_after(EarlyStopConfig(target_accuracy=0.85, patience=2), scores) == epoch
-
-
-def test_run_without_target_trains_to_end() -> None:
-    assert stops_after(EarlyStopConfig(patience=1), [1.0, 1.0]) is None
+def test_run_ends_when_last_validations_all_reach_target(
+    target: float | None, scores: list[float], epoch: int | None
+) -> None:
+    assert stops_after(EarlyStopConfig(target_accuracy=target, patience=2), scores) == epoch
 
 
 @pytest.mark.parametrize(
@@ -57,32 +56,18 @@ def test_target_outside_0_to_1_is_rejected(target: float, remedy: str) -> None:
     assert remedy in caught.value.remedy
 
 
-def test_csv_name_has_settings_of_run() -> None:
+def test_csv_has_row_per_epoch_and_resumed_run_keeps_finished_epochs(tmp_path: Path) -> None:
     config = resolve("fashion-mnist-wideresnet-large-batch", None, {})
     assert file_name(config, 4) == "4ranks-32bs-0.01lr-0.9m-5w.csv"
-
-
-def test_csv_has_row_per_epoch_with_cumulative_time(tmp_path: Path) -> None:
-    log = CsvLog(tmp_path / "new" / "log.csv", 0)
+    path = tmp_path / "new" / "log.csv"
+    log = CsvLog(path, 0)
     log.epoch(12.34, 0.123456)
     log.epoch(10.0, 0.5)
-    assert log.path.read_bytes() == b"time,val_accuracy\r\n0.0,0.0\r\n12.3,0.1235\r\n22.3,0.5\r\n"
-
-
-def test_resumed_run_keeps_finished_epochs(tmp_path: Path) -> None:
-    path = tmp_path / "log.csv"
-    log = CsvLog(path, 0)
-    for accuracy in (0.1, 0.2, 0.3):
-        log.epoch(10.0, accuracy)
+    log.epoch(10.0, 0.6)
+    assert path.read_bytes() == b"time,val_accuracy\r\n0.0,0.0\r\n12.3,0.1235\r\n22.3,0.5\r\n32.3,0.6\r\n"
     # The checkpoint is the second epoch's: the third is trained again.
     CsvLog(path, 2).epoch(5.0, 0.4)
-    assert path.read_text().split() == ["time,val_accuracy", "0.0,0.0", "10.0,0.1", "20.0,0.2", "25.0,0.4"]
-    CsvLog(path, 0)
-    assert path.read_text().split() == ["time,val_accuracy", "0.0,0.0"]
-
-
-def test_file_of_other_format_is_replaced(tmp_path: Path) -> None:
-    path = tmp_path / "log.csv"
+    assert path.read_text().split() == ["time,val_accuracy", "0.0,0.0", "12.3,0.1235", "22.3,0.5", "27.3,0.4"]
     path.write_text("time,val_accuracy\nx,y\n")
     CsvLog(path, 1).epoch(1.0, 0.5)
     assert path.read_text().split() == ["time,val_accuracy", "0.0,0.0", "1.0,0.5"]
@@ -180,13 +165,3 @@ def test_cumulative_time_continues_after_resume_within_epoch(tmp_path: Path, gpu
     assert resumed.validated(0.6)["cumulative_seconds"] == 8.0
     assert resumed.measure_total() == 8.0
     assert next(tmp_path.iterdir()).read_text().split()[2:] == ["4.0,0.5", "8.0,0.6"]
-
-
-def test_checkpoint_without_time_continues_from_csv(tmp_path: Path, gpu: FakeGpu) -> None:
-    config = dataclasses.replace(RunConfig(), csv_dir=str(tmp_path))
-    CsvLog(tmp_path / file_name(config, 1), 0).epoch(10.0, 0.5)
-    record = EpochRecord(config, WORLD, Position(epoch=1))
-    gpu.host += 2.0
-    record.step(None, 8)
-    record.end()
-    assert record.validated(0.6)["cumulative_seconds"] == 12.0

@@ -74,19 +74,15 @@ def test_run_logs_lines_and_epochs_and_resumed_run_continues(tmp_path: Path) -> 
     assert [item for item in resumed if item["step"] not in (24, 25)] == [item for item in whole if item["step"] != 25]
 
 
-def test_restarted_run_replaces_log_file(tmp_path: Path) -> None:
+def test_restarted_run_replaces_file_and_folder_that_can_t_be_written_is_mistake(tmp_path: Path) -> None:
     for step in (0, 0):
         log = JsonLines(tmp_path / FILE, step)
         log.write(1, {"loss": math.nan, "rate": math.inf, "lr": 0.1})
         log.close()
     (line,) = read(tmp_path)
     assert {**line, "time": 0} == {"step": 1, "time": 0, "loss": None, "rate": None, "lr": 0.1}
-
-
-def test_folder_that_can_t_be_written_is_mistake(tmp_path: Path) -> None:
-    (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match=r"^log_dir: cannot write to .*; make it writable"):
-        ScalarLogs(config(log_dir=str(tmp_path / "file" / "logs")), WORLD, 0)
+        ScalarLogs(config(log_dir=str(tmp_path / FILE / "logs")), WORLD, 0)
 
 
 class Failing:
@@ -159,15 +155,6 @@ def test_missing_or_broken_service_warns(monkeypatch: pytest.MonkeyPatch, capsys
     message = capsys.readouterr().err
     assert "WANDB_PROJECT is set, but no_such_module is not installed: nothing is sent to W&B" in message
     assert "MLflow is disabled for the rest of this run: No module named 'antigravity.broken'" in message
-
-
-def test_other_ranks_write_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    world = World(RankEnv(rank=1, world_size=2), torch.device("cpu"))
-    monkeypatch.setattr(world, "agreed", logs.threading.Lock)
-    some = ScalarLogs(config(log_dir=str(tmp_path / "logs")), world, 0)
-    some.write(1, {"loss": 1.0})
-    some.close()
-    assert not (tmp_path / "logs").exists()
 
 
 @pytest.mark.parametrize("named", [False, True])
