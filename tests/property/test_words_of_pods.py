@@ -15,9 +15,10 @@ from ddp_operator.api.status import Status
 from ddp_operator.decide.diagnosis import diagnose
 from ddp_operator.decide.failures import parse_termination
 from ddp_operator.decide.metrics_page import build_checkpoint, build_progress, parse_page
+from ddp_operator.decide.state import Observation, State
 from ddp_operator.decide.views import view_pod
 from ddp_pod.contract.failure_table import CATEGORIES
-from tests.support.builders import NOW, child_pod
+from tests.support.builders import NOW, child_pod, job
 from tests.support.strategies import json
 
 STATUS = jsonschema.Draft202012Validator(
@@ -121,7 +122,8 @@ def test_any_termination_message_gives_storable_cause(
     end = parse_termination(code, reason, text, finished)
     assert end.category in CATEGORIES
     pod = child_pod(0, "Failed", code=code, reason=reason, message=text)
-    diagnosis = diagnose(1, None, (view_pod(pod),), NOW)
+    state = State(job(status=Status(attempt=1)), Observation(pods=(view_pod(pod),)), NOW)
+    diagnosis = diagnose(state)
     if diagnosis is not None and diagnosis.cause is not None:
         progress = build_progress(end.progress)
         check_status(Status(last_failure=diagnosis.cause, progress=progress, checkpoint=build_checkpoint(end.progress)))

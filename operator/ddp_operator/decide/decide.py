@@ -8,7 +8,6 @@ import dataclasses
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
 from typing import Final
 
 from msgspec.structs import replace
@@ -49,8 +48,8 @@ from ddp_operator.decide.converge import (
 from ddp_operator.decide.describe import describe_groups
 from ddp_operator.decide.diagnosis import Diagnosis, build_image_failure, diagnose, is_inferred
 from ddp_operator.decide.inputs import fetch_inputs
-from ddp_operator.decide.kueue import find_waiting_start, is_resize_waiting, was_suspending
-from ddp_operator.decide.losses import find_lost_pods, is_replaced, is_replacing, list_nodes_to_leave
+from ddp_operator.decide.kueue import is_resize_waiting, was_suspending
+from ddp_operator.decide.losses import find_lost_pods, is_replacing, list_nodes_to_leave
 from ddp_operator.decide.progress import drop_eta
 from ddp_operator.decide.state import AT_ONCE, Decision, Observation, Refusal, State
 from ddp_operator.decide.transitions import account
@@ -167,17 +166,7 @@ def _judge_failure(state: State) -> Decision | None:
 
 def judge_attempt(state: State) -> Verdict | None:
     """Return the verdict on the failure of the current attempt; None: it has not failed."""
-    job = state.job
-    now = state.now
-    diagnosis = diagnose(
-        state.status.attempt,
-        state.attempt_job,
-        state.pods,
-        now,
-        is_replaced=partial(is_replaced, state),
-        since=now if was_suspending(job) else find_waiting_start(job, state.attempt_job),
-        nodes=state.observation.nodes,
-    )
+    diagnosis = diagnose(state)
     if diagnosis is None:
         return None
     if diagnosis.cause is None:

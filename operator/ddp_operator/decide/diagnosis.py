@@ -4,7 +4,7 @@ Only the kubelet's Events distinguish a failed probe from another signal.
 """
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any, Final
@@ -17,12 +17,12 @@ from ddp_operator.api.kubeobjects import EPOCH, format_time, truncate
 from ddp_operator.api.status import LastFailure
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.failures import ContainerKill, Termination, parse_termination
-from ddp_operator.decide.kueue import line
-from ddp_operator.decide.losses import find_node_problem, is_lost_with_node
+from ddp_operator.decide.kueue import find_waiting_start, line, was_suspending
+from ddp_operator.decide.losses import find_node_problem, is_lost_with_node, is_replaced
 from ddp_operator.decide.metrics_page import Page
 from ddp_operator.decide.scheduling import read_event_time
-from ddp_operator.decide.state import Pods
-from ddp_operator.decide.views import JobView, NodeView, PodView, is_taken_away
+from ddp_operator.decide.state import Pods, State
+from ddp_operator.decide.views import JobView, PodView, is_taken_away
 from ddp_pod.contract.failure_record import order_causes
 from ddp_pod.contract.failure_table import (
     CATEGORIES,
@@ -68,25 +68,15 @@ class Diagnosis:
     """Whether the same failure occurred in the pod before, without progress in between."""
 
 
-def diagnose(
-    attempt: int,
-    job: JobView | None,
-    pods: tuple[PodView, ...],
-    now: datetime,
-    *,
-    is_replaced: Callable[[PodView], bool] = lambda pod: True,
-    since: datetime | None = None,
-    nodes: Mapping[str, NodeView] | None = None,
-) -> Diagnosis | None:
-    """Return the diagnosis of an attempt; None: it has not failed.
-
-    ``is_replaced``: whether the Job replaces a lost pod; otherwise the attempt is over. A suspension deleted the pods
-    that were deleted before ``since``. ``nodes``: the nodes that were queried, by name.
-    """
+def diagnose(state: State) -> Diagnosis | None:
+    """Return the diagnosis of the current attempt; None: it has not failed."""
+    attempt = state.status.attempt
+    job = state.attempt_job
+    pods = state.pods
     ended = _list_failed_ends(pods)
     fatal = [(pod, end) for pod, end in ended if _ends_attempt(pod, end)]
     if not fatal and not (job is not None and job.failed):
-        return _diagnose_loss(attempt, job, pods, is_replaced, since)
+        return _diagnose_loss(state)
 
     first = _find_first_time(job, fatal)
     roots = [(pod, end) for pod, end in fatal if not end.secondary]
@@ -94,11 +84,11 @@ def diagnose(
         hidden = _find_hidden_failure(attempt, pods, fatal)
         if hidden is not None:
             return Diagnosis(hidden)
-        wait = _wait_for_peers(pods, fatal, first, now) if roots else None
+        wait = _wait_for_peers(state, fatal, first) if roots else None
         if wait is not None:
             return wait  # a pod whose ranks have ended reports how, once it ends
     if all(CATEGORIES[end.category].symptom for _, end in roots):
-        loss = _find_earlier_loss(attempt, job, pods, first, nodes or {}, now)
+        loss = _find_earlier_loss(state, first)
         if loss is not None:
             return loss
     if roots:
@@ -106,13 +96,13 @@ def diagnose(
         failure = build_last_failure(attempt, _find_named_pod(pods, pod, end), end)
         return Diagnosis(failure, permanent=end.permanent, repeated=end.permanent and end.repeated)
 
-    wait = _wait_for_peers(pods, fatal, first, now)
+    wait = _wait_for_peers(state, fatal, first)
     if wait is not None:
         return wait
     awaited = _find_awaited(attempt, pods, fatal, first)
     if awaited is not None:
         return Diagnosis(awaited, permanent=any(end.permanent for _, end in fatal))
-    return _diagnose_secondary(attempt, job, ended, fatal, first, now)
+    return _diagnose_secondary(state, ended, fatal, first)
 
 
 def _find_hidden_failure(attempt: int, pods: Iterable[PodView], fatal: Sequence[PodEnd]) -> LastFailure | None:
@@ -179,39 +169,29 @@ def _find_first_time(job: JobView | None, fatal: Iterable[PodEnd]) -> datetime |
     return None
 
 
-def _find_earlier_loss(
-    attempt: int,
-    job: JobView | None,
-    pods: tuple[PodView, ...],
-    first: datetime | None,
-    nodes: Mapping[str, NodeView],
-    now: datetime,
-) -> Diagnosis | None:
+def _find_earlier_loss(state: State, first: datetime | None) -> Diagnosis | None:
     """Return the loss of a pod or a node before the ``first`` failure, which explains lost peers better."""
-    lost_pods = [pod for pod in pods if _was_lost_before(pod, first, job)]
+    attempt = state.status.attempt
+    lost_pods = [pod for pod in state.pods if _was_lost_before(pod, first, state.attempt_job)]
     if lost_pods:
         failure = _build_loss(attempt, min(lost_pods, key=_loss_order))
         return Diagnosis(failure, disruption=True)
-    for pod in pods:
-        problem = find_node_problem(pod, nodes)
+    for pod in state.pods:
+        problem = find_node_problem(pod, state.observation.nodes)
         if problem:
-            return Diagnosis(build_node_failure(attempt, pod, problem, now), disruption=True)
+            return Diagnosis(build_node_failure(attempt, pod, problem, state.now), disruption=True)
     return None
 
 
-def _diagnose_secondary(
-    attempt: int,
-    job: JobView | None,
-    ended: list[PodEnd],
-    fatal: list[PodEnd],
-    first: datetime | None,
-    now: datetime,
-) -> Diagnosis:
+def _diagnose_secondary(state: State, ended: list[PodEnd], fatal: list[PodEnd], first: datetime | None) -> Diagnosis:
     """Return the diagnosis if no pod reports a root cause: a killed pod is more likely than one that lost its peer."""
+    attempt = state.status.attempt
     candidates = [(pod, end) for pod, end in ended if _is_of_incident(end, first) and not _was_stopped(end, first)]
     if not candidates:
-        message = (job.failed_message if job else "") or "the Job failed"
-        failure = LastFailure(attempt=attempt, category=UNKNOWN.name, message=message, time=truncate(first or now))
+        message = (state.attempt_job.failed_message if state.attempt_job else "") or "the Job failed"
+        failure = LastFailure(
+            attempt=attempt, category=UNKNOWN.name, message=message, time=truncate(first or state.now)
+        )
         return Diagnosis(failure, secondary_only=True)
 
     pod, end = min(candidates, key=_order)
@@ -271,18 +251,16 @@ def is_inferred(failure: LastFailure) -> bool:
     return category.vague or (category is NODE_LOST and failure.rank is not None)
 
 
-def _diagnose_loss(
-    attempt: int,
-    job: JobView | None,
-    pods: tuple[PodView, ...],
-    is_replaced: Callable[[PodView], bool],
-    since: datetime | None,
-) -> Diagnosis | None:
+def _diagnose_loss(state: State) -> Diagnosis | None:
     """Diagnose an attempt that lost a pod while its Job runs: it would wait for the Job controller's back-off."""
+    attempt = state.status.attempt
+    job = state.attempt_job
     if job is None or not _is_active(job):
         return None
 
-    lost = [pod for pod in _list_lost_pods(job, pods, since) if not is_replaced(pod)]
+    # A suspension deleted the pods that were deleted before.
+    since = state.now if was_suspending(state.job) else find_waiting_start(state.job, job)
+    lost = [pod for pod in _list_lost_pods(job, state.pods, since) if not is_replaced(state, pod)]
     disrupted = [pod for pod in lost if pod.disrupted or pod.deleting]
     if disrupted:
         return Diagnosis(_build_loss(attempt, min(disrupted, key=_loss_order)), disruption=True)
@@ -394,16 +372,14 @@ def _ends_attempt(pod: PodView, end: Termination) -> bool:
     return end.container_exit_code not in constants.REPLACED_EXIT_CODES and not pod.disrupted
 
 
-def _wait_for_peers(
-    pods: tuple[PodView, ...], failed: list[PodEnd], since: datetime | None, now: datetime
-) -> Diagnosis | None:
+def _wait_for_peers(state: State, failed: list[PodEnd], since: datetime | None) -> Diagnosis | None:
     """Return the wait for pods that may still report the cause; None: the wait is over."""
-    silent = sorted((pod for pod in pods if pod.alive), key=lambda pod: (not pod.has_run, pod.index))
+    silent = sorted((pod for pod in state.pods if pod.alive), key=lambda pod: (not pod.has_run, pod.index))
     if since is None or not silent:
         return None
     peer = silent[0]
     limit = timedelta(seconds=SILENT_POD_SECONDS if peer.has_run else SILENT_START_SECONDS)
-    if abs(now - since) > limit:  # also if clocks differ by more than the limit
+    if abs(state.now - since) > limit:  # also if clocks differ by more than the limit
         return None
 
     until = since + limit

@@ -8,12 +8,14 @@ import pytest
 
 from ddp_operator.api import constants
 from ddp_operator.api.kubeobjects import format_time
-from ddp_operator.api.status import LastFailure
+from ddp_operator.api.status import LastFailure, Status
 from ddp_operator.decide.diagnosis import Diagnosis, build_node_failure, diagnose, find_restart_cause, is_inferred
-from ddp_operator.decide.views import view_job, view_pod
+from ddp_operator.decide.state import State
+from ddp_operator.decide.views import view_pod
 from ddp_pod.contract.failure_table import CATEGORIES
 from ddp_pod.contract.failure_text import EARLY_EXIT_REMEDY
-from tests.support.builders import NOW, child_job, child_pod, last_words
+from tests.support.builders import NOW, child_job, child_pod, last_words, observe
+from tests.support.builders import job as build_job
 
 PEER_LOST = last_words("NCCL", secondary=True)
 
@@ -31,10 +33,14 @@ def ended(index: int, code: int, category: str = "CUDAError", *, seconds: float 
     return child_pod(index, "Failed", code=code, message=message, at=at(seconds), **changes)
 
 
-def diagnosis(*pods: Any, job: Any = None, seconds: float = 1, replaces: bool = True) -> Diagnosis | None:
-    return diagnose(
-        1, view_job(job or child_job()), tuple(map(view_pod, pods)), at(seconds), is_replaced=lambda pod: replaces
-    )
+def diagnosis(
+    *pods: Any, job: Any = None, seconds: float = 1, replaces: bool = True, since: float | None = None
+) -> Diagnosis | None:
+    """Return the diagnosis of attempt 1. ``replaces``: its Job replaces lost pods, as that of a queue does."""
+    status = Status(attempt=1, attempt_nodes=2, attempt_time=None if since is None else at(since))
+    typed = build_job(status=status, nodes=2)
+    seen = observe(typed, [job or child_job(queue="q" if replaces else "")], pods)
+    return diagnose(State(typed, seen, at(seconds)))
 
 
 def blamed(result: Diagnosis | None) -> tuple[int | None, str]:
@@ -375,10 +381,8 @@ def test_pods_of_briefly_suspended_job_are_not_lost(suspended: str, since: float
     """The Job controller removes the condition some time after ``spec.suspend``, and times have whole seconds."""
     condition = {"type": "Suspended", "status": suspended, "lastTransitionTime": format_time(at(-1))}
     started = {} if suspended == "True" else {"startTime": format_time(NOW)}
-    job = view_job(child_job(status={"conditions": [condition]} | started))
-    pod = view_pod(child_pod(0, deleting=True))
-    result = diagnose(1, job, (pod,), at(6), is_replaced=lambda pod: False, since=None if since is None else at(since))
-    assert (result is not None) is (taken and suspended == "False")
+    job = child_job(status={"conditions": [condition]} | started)
+    pod = child_pod(0, deleting=True)
+    assert (diagnosis(pod, job=job, seconds=6, since=since) is not None) is (taken and suspended == "False")
     condition["lastTransitionTime"] = format_time(NOW)
-    job = view_job(child_job(status={"conditions": [condition]} | started))
-    assert diagnose(1, job, (pod,), at(6), is_replaced=lambda pod: False) is None, "it was deleted in that second"
+    assert diagnosis(pod, job=job, seconds=6) is None, "it was deleted in that second"
