@@ -7,7 +7,7 @@ them). Restarts that start a new attempt are counted where that attempt is decid
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import NamedTuple
 
 from msgspec.structs import replace
@@ -319,21 +319,19 @@ class RestartLimit(NamedTuple):
     """The text; empty if the failure is the only reason."""
 
 
-def find_permanent_limit(job: DDPTrainingJob, diagnosis: Diagnosis, pods: Pods, now: datetime) -> RestartLimit | None:
+def find_permanent_limit(state: State, diagnosis: Diagnosis) -> RestartLimit | None:
     """Return why another attempt would fail in the same way; None: it may succeed."""
     cause = diagnosis.cause
     if cause is None:
         return None
-    if diagnosis.repeated or _is_repeated(job, cause, pods, now):
+    if diagnosis.repeated or _is_repeated(state, cause):
         return RestartLimit(
             c.REPEATED_FAILURE, f"not restarted: {cause.signature} occurred twice without progress in between"
         )
     return RestartLimit(cause.category) if diagnosis.permanent else None
 
 
-def count_failure(
-    job: DDPTrainingJob, cause: LastFailure, pods: Pods, now: datetime, times: int | None = None
-) -> Restarts:
+def count_failure(state: State, cause: LastFailure, times: int | None = None) -> Restarts:
     """Return the restart accounting with a failure of the current attempt counted against ``maxRestarts``.
 
     ``times``: the number of failures. None: this failure, which ended its pod, and the unobserved failures that the
@@ -342,15 +340,15 @@ def count_failure(
     A checkpoint that is ``resetAfterSteps`` further resets the count. A step beyond the highest step resets the count
     of failures without progress. If no step is reported, an attempt of ``SIGNIFICANT_SECONDS`` counts as progress.
     """
-    status = record_final_progress(job.status, pods, now)
+    status = record_final_progress(state.status, state.pods, state.now)
     restarts = status.restarts
     if times is None:
-        times = 1 + _count_unobserved(job, cause, pods)
+        times = 1 + _count_unobserved(state, cause)
 
     checkpoint = status.checkpoint.step if status.checkpoint else 0
     step = _find_step(cause, status)
-    is_renewed = checkpoint - restarts.checkpoint_step >= job.spec.recovery.reset_after_steps
-    has_progress = step > restarts.step or (step == 0 and _has_lasted(pods))
+    is_renewed = checkpoint - restarts.checkpoint_step >= state.spec.recovery.reset_after_steps
+    has_progress = step > restarts.step or (step == 0 and _has_lasted(state.pods))
     return replace(
         restarts,
         used=times if is_renewed else restarts.used + times,
@@ -361,15 +359,15 @@ def count_failure(
     )
 
 
-def _count_unobserved(job: DDPTrainingJob, cause: LastFailure, pods: Pods) -> int:
+def _count_unobserved(state: State, cause: LastFailure) -> int:
     """Return the restarts in the failed pod that the operator has not counted yet, at most the remaining budget."""
-    if not job.counts_in_place or job.spec.elastic is not None:
+    if not state.job.counts_in_place or state.spec.elastic is not None:
         return 0
-    end = next((pod.termination for pod in pods if pod.name == cause.pod and pod.termination), None)
+    end = next((pod.termination for pod in state.pods if pod.name == cause.pod and pod.termination), None)
     if end is None:
         return 0
-    unobserved = count_new_restarts(job.status, end.restarts)
-    return max(0, min(unobserved, job.restarts_left))
+    unobserved = count_new_restarts(state.status, end.restarts)
+    return max(0, min(unobserved, state.job.restarts_left))
 
 
 def find_limit(job: DDPTrainingJob, cause: LastFailure, counted: Restarts) -> RestartLimit | None:
@@ -398,17 +396,17 @@ def _find_step(cause: LastFailure, status: Status) -> int:
     return cause.step or (status.progress.step if status.progress else None) or 0
 
 
-def _is_repeated(job: DDPTrainingJob, cause: LastFailure, pods: Pods, now: datetime) -> bool:
+def _is_repeated(state: State, cause: LastFailure) -> bool:
     """Return whether a failure of the current attempt equals the last one, without progress in between."""
-    last = job.status.last_failure
+    last = state.status.last_failure
     if last is None or not cause.signature or cause.signature != last.signature:
         return False
     if (cause.pod, cause.time) == (last.pod, last.time):
         return False  # the operator has already read this failure from the pod's page
-    step = _find_step(cause, record_final_progress(job.status, pods, now))
+    step = _find_step(cause, record_final_progress(state.status, state.pods, state.now))
     if step:
-        return step <= max(last.step or 0, job.status.restarts.step)
-    return not _has_lasted(pods)
+        return step <= max(last.step or 0, state.status.restarts.step)
+    return not _has_lasted(state.pods)
 
 
 def _has_lasted(pods: Pods) -> bool:

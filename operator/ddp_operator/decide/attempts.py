@@ -196,7 +196,7 @@ def _count_in_place(
         return cause, status.restarts
     # Each launcher applies the limit that remained at the start of the attempt.
     times = len({failure.restarts for _, failure in new if not failure.secondary})
-    return cause, count_failure(state.job, cause, state.pods, state.now, times)
+    return cause, count_failure(state, cause, times)
 
 
 def restart_without_counting(state: State, cause: LastFailure | None, reason: str) -> Decision:

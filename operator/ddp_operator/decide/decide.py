@@ -6,16 +6,15 @@ desired state of the child objects. It is the only memory of the past, so a rest
 
 import dataclasses
 from collections.abc import Callable
-from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
 from msgspec.structs import replace
 
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.status import LastFailure, Restarts
+from ddp_operator.api.status import LastFailure
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.attempt import RestartLimit, count_failure, find_limit, find_permanent_limit
+from ddp_operator.decide.attempt import count_failure, find_limit, find_permanent_limit
 from ddp_operator.decide.attempts import (
     contradicts,
     fail,
@@ -60,20 +59,6 @@ from ddp_pod.contract.group_facts import ALONE, SEPARATE
 _RECHECK_NODE = 5.0
 # An invalid spec usually becomes valid by an edit, which sends an event, but the API server's rules can change too.
 _RECHECK_SPEC = 300.0
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """The decision about a failure.
-
-    If ``diagnosis`` has no cause, the operator waits for the report of another pod. With ``limit`` the job fails. With
-    ``restarts`` the restart is counted in them; otherwise it is uncounted, and ``reason`` is that of Restarting.
-    """
-
-    diagnosis: Diagnosis
-    reason: str = ""
-    restarts: Restarts | None = None
-    limit: RestartLimit | None = None
 
 
 def decide(
@@ -158,36 +143,34 @@ def _record_lost_nodes(state: State) -> Decision | None:
 
 
 def _judge_failure(state: State) -> Decision | None:
-    if state.spec.suspend:
-        return None
-    verdict = judge_attempt(state)
-    return None if verdict is None else _apply_verdict(state, verdict)
+    """Wait, restart with new pods, or fail the job if the current attempt has failed.
 
-
-def judge_attempt(state: State) -> Verdict | None:
-    """Return the verdict on the failure of the current attempt; None: it has not failed."""
-    diagnosis = diagnose(state)
+    A lost pod that its Job replaces (``losses.is_replaced``) is not a failure of the attempt.
+    """
+    diagnosis = None if state.spec.suspend else diagnose(state)
     if diagnosis is None:
         return None
     if diagnosis.cause is None:
-        return Verdict(diagnosis)
-    return _judge_cause(state, diagnosis, diagnosis.cause)
+        return _await_report(state, diagnosis)
+    is_uncertain = diagnosis.secondary_only and any(pod.alive for pod in state.pods)
+    return dataclasses.replace(_handle_cause(state, diagnosis, diagnosis.cause), needs_fresh_read=is_uncertain)
 
 
-def _judge_cause(state: State, diagnosis: Diagnosis, cause: LastFailure) -> Verdict:
-    limit = find_permanent_limit(state.job, diagnosis, state.pods, state.now)
+def _handle_cause(state: State, diagnosis: Diagnosis, cause: LastFailure) -> Decision:
+    """Fail the job if a limit is exceeded, otherwise restart it, counted or not."""
+    limit = find_permanent_limit(state, diagnosis)
     if limit is not None:
-        return Verdict(diagnosis, limit=limit)
+        return fail(state, cause, limit.reason, limit.conclusion)
 
     reason = _find_uncounted_reason(state, diagnosis)
     if reason:
-        return Verdict(diagnosis, reason=reason)
+        return restart_without_counting(state, cause, reason)
 
-    restarts = count_failure(state.job, cause, state.pods, state.now)
+    restarts = count_failure(state, cause)
     limit = find_limit(state.job, cause, restarts)
     if limit is not None:
-        return Verdict(diagnosis, limit=limit)
-    return Verdict(diagnosis, restarts=restarts)
+        return fail(state, cause, limit.reason, limit.conclusion)
+    return restart(state, cause, restarts)
 
 
 def _find_uncounted_reason(state: State, diagnosis: Diagnosis) -> str:
@@ -299,21 +282,6 @@ def _has_succeeded(state: State) -> bool:
         return counts.succeeded == counts.desired and not counts.failed
     deadline = find_late_joiner_deadline(state)
     return deadline is not None and state.now >= deadline
-
-
-def _apply_verdict(state: State, verdict: Verdict) -> Decision:
-    """Return the decision that implements a verdict on a failure."""
-    cause = verdict.diagnosis.cause
-    if cause is None:
-        decision = _await_report(state, verdict.diagnosis)
-    elif verdict.limit is not None:
-        decision = fail(state, cause, verdict.limit.reason, verdict.limit.conclusion)
-    elif verdict.restarts is not None:
-        decision = restart(state, cause, verdict.restarts)
-    else:
-        decision = restart_without_counting(state, cause, verdict.reason)
-    is_uncertain = verdict.diagnosis.secondary_only and any(pod.alive for pod in state.pods)
-    return dataclasses.replace(decision, needs_fresh_read=is_uncertain)
 
 
 def _await_report(state: State, diagnosis: Diagnosis) -> Decision:
