@@ -21,7 +21,8 @@ TYPE_LIMIT: Final = 200
 EVIDENCE_ERROR: Final = "Error"  # an exception, a message or a signal
 EVIDENCE_EXIT_CODE: Final = "ExitCode"  # nothing but an exit code
 EVIDENCE_STOPPED: Final = "Stopped"  # torchrun's agent stopped the rank after another one had failed
-EVIDENCE: Final = (EVIDENCE_ERROR, EVIDENCE_EXIT_CODE, EVIDENCE_STOPPED)
+EVIDENCE_TIMEOUT: Final = "Timeout"  # the rank gave up a wait for a peer, rather than lost a connection
+EVIDENCE: Final = (EVIDENCE_ERROR, EVIDENCE_EXIT_CODE, EVIDENCE_STOPPED, EVIDENCE_TIMEOUT)
 
 JSON_NAMES: Final = {
     "category": "category",

@@ -1,13 +1,12 @@
 """Restarts of a pod's workers in the same pod: their number and reason, and whether another one would help."""
 
-import re
 import signal
 import time
 from collections.abc import Sequence
 from typing import Final
 
 from ..base.pod import Pod
-from ..contract.failure_record import EVIDENCE_STOPPED, Failure
+from ..contract.failure_record import EVIDENCE_STOPPED, EVIDENCE_TIMEOUT, Failure
 from ..contract.failure_table import CUDA, OOM, SIGNIFICANT_SECONDS
 from ..contract.names import EXIT_PREEMPTED, EXIT_USER_ERROR
 from ..progress.metrics import MetricsEndpoint
@@ -24,7 +23,6 @@ LONGEST_DELAY: Final = 30.0
 _SECONDS_TO_SETTLE: Final = 0.2
 _SAME_TIME: Final = 0.1  # two runs that ended after the same time differ by at most this share of it
 _SAME_STEPS: Final = 2  # steps; two failures at the same place of a script differ by less
-_TIMEOUT: Final = re.compile(r"(?i)timed? ?out")
 _FINAL: Final = (EXIT_USER_ERROR, EXIT_PREEMPTED)
 _KILLED: Final = 128 + signal.SIGKILL
 _PEERS_CHANGE: Final = "other pods join or leave, or their ranks have failed"
@@ -249,4 +247,4 @@ class InPlaceRestarts:
 def _have_timed_out(failures: Sequence[Failure]) -> bool:
     """Return whether ranks have only given up a collective, rather than lost a connection as with a deleted pod."""
     own = [failure for failure in failures if failure.evidence != EVIDENCE_STOPPED]
-    return all(failure.secondary for failure in own) and any(_TIMEOUT.search(failure.message) for failure in own)
+    return all(failure.secondary for failure in own) and any(failure.evidence == EVIDENCE_TIMEOUT for failure in own)

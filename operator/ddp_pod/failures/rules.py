@@ -46,6 +46,7 @@ _LOST: Final = re.compile(
     r"|connectFullMesh|nccl(Remote|System|Internal)Error|unhandled system error|recvValue|Dist(Network|Store)Error",
     re.I,
 )
+_TIMEOUT: Final = re.compile(r"timed? ?out", re.I)
 _CUDA_MESSAGE: Final = re.compile(
     r"\b(CUDA|HIP)( \w+)? error|\[CUDA\]|\bCU(DNN|BLAS|SOLVER|SPARSE|FFT)_|\bcu(dnn|blas|solver|sparse|fft)\w* error"
     r"|AcceleratorError|\bNVML\b",
@@ -89,6 +90,8 @@ class Judgement(NamedTuple):
     outcome: Outcome
     kind: FailureKind = UNKNOWN_KIND
     cause: ExceptionFacts = ExceptionFacts()
+    timed_out: bool = False
+    """Whether the rank gave up a wait for a peer."""
 
 
 def classify(end: WorkerEnd, *, oom_killed: bool, non_retryable: Collection[int] = ()) -> Outcome:
@@ -196,7 +199,7 @@ def _judge_origin(chain: Sequence[ExceptionFacts]) -> Judgement:
         if facts.by_script:
             continue
         if _NETWORK_FAULT.match(facts.types[0]) and _PEERS.search(facts.text):
-            return Judgement(_judge_communication_error(facts.text), cause=facts)
+            return _judge_communication_error(facts)
         if _GPU_FAULT.match(facts.types[0]) and _CUDA_MESSAGE.search(facts.text):
             return Judgement(_CUDA_ERROR, cause=facts)
     outermost = chain[0]
@@ -204,10 +207,11 @@ def _judge_origin(chain: Sequence[ExceptionFacts]) -> Judgement:
     return Judgement(FATAL if lacks_module or any(map(outermost.is_a, AT_START)) else SCRIPT_ERROR)
 
 
-def _judge_communication_error(text: str) -> Outcome:
-    category = NCCL if "nccl" in text.lower() else NETWORK
-    peer_lost = bool(_LOST.search(text)) and not _PORT_IN_USE.search(text)
-    return Outcome(category.name, EXIT_PEER_LOST if peer_lost else EXIT_RETRYABLE, peer_lost)
+def _judge_communication_error(facts: ExceptionFacts) -> Judgement:
+    category = NCCL if "nccl" in facts.text.lower() else NETWORK
+    peer_lost = bool(_LOST.search(facts.text)) and not _PORT_IN_USE.search(facts.text)
+    outcome = Outcome(category.name, EXIT_PEER_LOST if peer_lost else EXIT_RETRYABLE, peer_lost)
+    return Judgement(outcome, cause=facts, timed_out=peer_lost and bool(_TIMEOUT.search(facts.text)))
 
 
 def is_lost_rendezvous(text: str) -> bool:

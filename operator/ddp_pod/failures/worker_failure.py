@@ -21,6 +21,7 @@ from ..contract.failure_record import (
     EVIDENCE_ERROR,
     EVIDENCE_EXIT_CODE,
     EVIDENCE_STOPPED,
+    EVIDENCE_TIMEOUT,
     TYPE_LIMIT,
     Failure,
     order_causes,
@@ -162,7 +163,7 @@ def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS
     if end.hang_is_secondary:
         outcome = outcome._replace(secondary=True)
 
-    evidence = _find_evidence(end)
+    evidence = _find_evidence(end, judgement)
     message = describe_worker_failure(end.exit_code, end.exception_type, end.message, end.traceback)
     volume = _find_full_volume(judgement)
     if volume is not None and volume.path == _SHARED_MEMORY:
@@ -231,7 +232,9 @@ def _describe_cause(cause: ExceptionFacts, message: str, volume: FullVolume | No
     return f" ({'; '.join(details)})" if details else ""
 
 
-def _find_evidence(end: WorkerEnd) -> str:
+def _find_evidence(end: WorkerEnd, judgement: Judgement) -> str:
+    if judgement.timed_out:
+        return EVIDENCE_TIMEOUT
     if end.stopped and not end.exception_type:
         return EVIDENCE_STOPPED
     has_reason = end.exception_type not in ("", "SystemExit") or end.message not in ("", str(end.exit_code))

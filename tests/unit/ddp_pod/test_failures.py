@@ -10,7 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from ddp_pod.contract.failure_record import EVIDENCE_ERROR, EVIDENCE_EXIT_CODE, EVIDENCE_STOPPED, Failure
+from ddp_pod.contract.failure_record import (
+    EVIDENCE_ERROR,
+    EVIDENCE_EXIT_CODE,
+    EVIDENCE_STOPPED,
+    EVIDENCE_TIMEOUT,
+    Failure,
+)
 from ddp_pod.contract.failure_table import Outcome
 from ddp_pod.contract.names import ENV_LOCAL_POD
 from ddp_pod.contract.plan import CodeConfig
@@ -347,6 +353,9 @@ def test_error_file_counts_more_than_the_signal_of_the_agent(tmp_path: Path) -> 
         (WorkerEnd(-15, stopped=True), EVIDENCE_STOPPED),
         (WorkerEnd(1, stopped=True), EVIDENCE_STOPPED),
         (WorkerEnd(-15, "ValueError", "boom", stopped=True), EVIDENCE_ERROR),
+        (WorkerEnd(1, "RuntimeError", GLOO), EVIDENCE_ERROR),
+        (WorkerEnd(1, "RuntimeError", "[gloo/x.cc:1] Timed out waiting 25000ms for recv"), EVIDENCE_TIMEOUT),
+        (WorkerEnd(1, "RuntimeError", "the reader timed out"), EVIDENCE_ERROR),
     ],
 )
 def test_failure_records_its_evidence(end: WorkerEnd, evidence: str, tmp_path: Path) -> None:

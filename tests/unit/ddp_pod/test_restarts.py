@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from ddp_pod.base.files import write_json
-from ddp_pod.contract.failure_record import EVIDENCE_STOPPED, Failure
+from ddp_pod.contract.failure_record import EVIDENCE_STOPPED, EVIDENCE_TIMEOUT, Failure
 from ddp_pod.contract.failure_table import CUDA, OOM
 from ddp_pod.failures.restarts import LONGEST_DELAY, PROMPT_RESTARTS, UNCOUNTED_RESTARTS, InPlaceRestarts, Recurrence
 from ddp_pod.failures.worker_failure import find_root_cause
@@ -107,7 +107,7 @@ def test_failures_while_stopping_are_counted(tmp_path: Path) -> None:
     assert pod.left == 1
 
 
-TIMED_OUT = dataclasses.replace(LOST_PEER, message="Timed out waiting 25000ms for recv operation to complete")
+TIMED_OUT = dataclasses.replace(LOST_PEER, evidence=EVIDENCE_TIMEOUT)
 AWAITED = failure("rank 4 is in q.get", exit_code=137, container_exit_code=83, category="Hang", rank=4, signature="")
 COMPUTES = dataclasses.replace(AWAITED, secondary=True)
 
