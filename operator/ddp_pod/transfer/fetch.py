@@ -133,7 +133,8 @@ class Fetch:
         if item.checksum and len(self._files) != 1:
             message = f"{hide_query(item.url)}: a checksum applies to one file, but the URL has {len(self._files)}"
             raise FetchError("Unsupported", message, "remove spec.inputs[].checksum")
-        item.total = _sum_sizes([file.size for file in self._files])
+        is_known = all(file.size is not None for file in self._files)
+        item.total = sum(file.size or 0 for file in self._files) if is_known else None
 
     def run(self) -> None:
         """Fetch the files that ``find`` listed. Raises: FetchError."""
@@ -400,16 +401,6 @@ def _sync(folder: str) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
-
-
-def _sum_sizes(sizes: Sequence[int | None]) -> int | None:
-    """Return the sum; None if a size is unknown."""
-    total = 0
-    for size in sizes:
-        if size is None:
-            return None
-        total += size
-    return total
 
 
 def _format_size(number: int | None) -> str:

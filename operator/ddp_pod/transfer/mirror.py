@@ -5,7 +5,9 @@ It is the only process of the launcher that imports fsspec, from the user's imag
 receives events over a socket, as lines of JSON; ``checkpoints`` has their types.
 """
 
+import dataclasses
 import json
+import math
 import os
 import re
 import select
@@ -13,7 +15,7 @@ import socket
 import stat
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from ..base.files import log
@@ -75,18 +77,18 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-class _Sighting(NamedTuple):
-    """A file's identity and since when it is unchanged."""
+@dataclasses.dataclass
+class _KnownFile:
+    """A file that is unchanged since a time of the monotonic clock, with what was read of it.
+
+    ``is_fetched``: whether it is one of a snapshot.
+    """
 
     identity: FileIdentity
     since: float
-
-
-class _HashedFile(NamedTuple):
-    """A file's identity when it was hashed, and its digest."""
-
-    identity: FileIdentity
-    digest: str
+    digest: str = ""
+    shard_names: frozenset[str] | None = None
+    is_fetched: bool = False
 
 
 class IncompleteFiles(NamedTuple):
@@ -113,19 +115,18 @@ class CheckpointFolder:
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._fetched: dict[str, FileIdentity] = {}
-        self._shard_names: dict[str, tuple[FileIdentity, frozenset[str]]] = {}
-        self._seen: dict[str, _Sighting] = {}
-        self._hashed: dict[str, _HashedFile] = {}
+        self._known: dict[str, _KnownFile] = {}
 
     def scan(self, now: float) -> dict[str, FileIdentity]:
         """Return the identities of all files by path. ``now``: monotonic time."""
         files = dict(self._walk())
-        for path in set(self._seen) - set(files):
-            del self._seen[path]
+        former = self._known
+        self._known = {}
         for path, identity in files.items():
-            if path not in self._seen or self._seen[path].identity != identity:
-                self._seen[path] = _Sighting(identity, now)
+            known = former.get(path)
+            if known is None or known.identity != identity:
+                known = _KnownFile(identity, now)
+            self._known[path] = known
         return files
 
     def find_incomplete(self, files: Mapping[str, FileIdentity], now: float) -> IncompleteFiles:
@@ -139,7 +140,7 @@ class CheckpointFolder:
         unfinished = set()
         recent = set()
         for path, identity in files.items():
-            age = now - self._seen[path].since
+            age = now - self._known[path].since
             is_half_written = os.path.dirname(path) in half_written and age < _MOST_SECONDS_TO_WAIT
             if identity.inode in open_inodes or is_half_written:
                 unfinished.add(path)
@@ -147,42 +148,36 @@ class CheckpointFolder:
                 recent.add(path)
         return IncompleteFiles(unfinished, recent)
 
-    def digest(self, path: str, identity: FileIdentity) -> FileContent:
-        """Return a file's SHA-256 and size. Raises: ChangedFile."""
-        hashed = self._hashed.get(path)
-        if hashed is None or hashed.identity != identity:
+    def digest(self, path: str) -> FileContent:
+        """Return a scanned file's SHA-256 and size. Raises: ChangedFile."""
+        known = self._known[path]
+        if not known.digest:
             whole = os.path.join(self.path, path)
-            try:
-                hashed = _HashedFile(identity, hash_file(whole))
-                if identify(whole) != identity:
+            with _reporting_removal(path):
+                digest = hash_file(whole)
+                if identify(whole) != known.identity:
                     raise ChangedFile(f"{whole} was changed while it was read")
-            except FileNotFoundError:
-                raise ChangedFile(f"{path} was removed while it was read") from None
-            self._hashed[path] = hashed
-        return FileContent(hashed.digest, identity.size)
+            known.digest = digest
+        return FileContent(known.digest, known.identity.size)
 
     def adopt(self, snapshot: CheckpointSnapshot) -> None:
         """Take the digests of a snapshot that was just fetched into the folder."""
         for path, content in snapshot.files.items():
             with suppress(OSError):  # the script has removed it already
                 identity = identify(os.path.join(self.path, path))
-                self._hashed[path] = _HashedFile(identity, content.digest)
-                self._fetched[path] = identity
+                self._known[path] = _KnownFile(identity, -math.inf, content.digest, is_fetched=True)
 
-    def is_fetched(self, path: str, identity: FileIdentity) -> bool:
-        """Return whether a file is one of a snapshot, unchanged."""
-        return self._fetched.get(path) == identity
+    def is_fetched(self, path: str) -> bool:
+        """Return whether a scanned file is one of a snapshot, unchanged."""
+        return self._known[path].is_fetched
 
-    def read_shard_names(self, path: str, identity: FileIdentity) -> frozenset[str]:
-        """Return the names of the shards in a metadata file. Raises: ChangedFile."""
-        known = self._shard_names.get(path)
-        if known is None or known[0] != identity:
-            try:
-                known = identity, read_shard_names(os.path.join(self.path, path))
-            except FileNotFoundError:
-                raise ChangedFile(f"{path} was removed while it was read") from None
-            self._shard_names[path] = known
-        return known[1]
+    def read_shard_names(self, path: str) -> frozenset[str]:
+        """Return the names of the shards in a scanned metadata file. Raises: ChangedFile."""
+        known = self._known[path]
+        if known.shard_names is None:
+            with _reporting_removal(path):
+                known.shard_names = read_shard_names(os.path.join(self.path, path))
+        return known.shard_names
 
     def remove(self, paths: Iterable[str]) -> None:
         """Delete files, and their folders if they are empty."""
@@ -203,6 +198,14 @@ class CheckpointFolder:
                     continue
                 with suppress(OSError):  # the script has removed it meanwhile
                     yield os.path.relpath(path, self.path), identify(path)
+
+
+@contextmanager
+def _reporting_removal(path: str) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError:
+        raise ChangedFile(f"{path} was removed while it was read") from None
 
 
 class Mirror:
@@ -343,19 +346,14 @@ class Mirror:
         now = time.monotonic()
         files = self._folder.scan(now)
         own = {
-            path: identity
-            for path, identity in files.items()
-            if is_shard(path) and not self._folder.is_fetched(path, identity)
+            path: identity for path, identity in files.items() if is_shard(path) and not self._folder.is_fetched(path)
         }
         incomplete = IncompleteFiles(set(), set()) if final else self._folder.find_incomplete(own, now)
-        complete = {
-            path: identity
-            for path, identity in own.items()
-            if path not in incomplete.unfinished and path not in incomplete.recent
-        }
+        unsure = incomplete.unfinished | incomplete.recent
+        complete = {path: identity for path, identity in own.items() if path not in unsure}
         if complete == self._uploaded:
             return True
-        contents = {path: self._folder.digest(path, identity) for path, identity in complete.items()}
+        contents = {path: self._folder.digest(path) for path in complete}
         for path, content in contents.items():
             if self._announced.setdefault(path, content) != content:
                 raise UnusableStorage(_describe_overwritten(path))
@@ -413,9 +411,9 @@ class Mirror:
         unsure = incomplete.unfinished | incomplete.recent
         self._metadata = {path: identity for path, identity in self._metadata.items() if path in files}
         names = {}
-        for path, identity in files.items():
+        for path in files:
             if is_metadata(path) and path not in unsure:
-                names[os.path.dirname(path)] = self._folder.read_shard_names(path, identity)
+                names[os.path.dirname(path)] = self._folder.read_shard_names(path)
                 self._check_overwritten(path, files, names[os.path.dirname(path)])
         before = self._last.files if self._last else {}
         foreign = {path: content for path, content in before.items() if is_shard(path) and path not in files}
@@ -437,11 +435,11 @@ class Mirror:
         identity = files[path]
         is_changed = self._metadata.setdefault(path, identity) != identity
         if self._last is not None and path in self._last.files:
-            is_changed = is_changed or self._folder.digest(path, identity) != self._last.files[path]
+            is_changed = is_changed or self._folder.digest(path) != self._last.files[path]
         if not is_changed:
             return
         shards = [os.path.join(os.path.dirname(path), name) for name in names]
-        if any(shard not in files or self._folder.is_fetched(shard, files[shard]) for shard in shards):
+        if any(shard not in files or self._folder.is_fetched(shard) for shard in shards):
             raise UnusableStorage(_describe_overwritten(path))
         self._metadata[path] = identity
 
@@ -457,7 +455,7 @@ class Mirror:
         Raises: PrefixSuperseded, ChangedFile, OSError.
         """
         newest_first = sorted(files, key=lambda path: files[path].modified, reverse=True)
-        complete = {path: self._folder.digest(path, files[path]) for path in newest_first if path not in excluded}
+        complete = {path: self._folder.digest(path) for path in newest_first if path not in excluded}
         before = self._last.files if self._last else {}
         kept = {
             path: content

@@ -30,6 +30,8 @@ _DOWNLOAD_ATTEMPTS = 2  # the second corrects damage in transit
 _TEMPORARY = ".ddp-fetch-"
 # Stores without folders: makedirs would create a bucket.
 _FOLDERLESS_PROTOCOLS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "hf"}
+# Errors of reading JSON that another program has written.
+_MALFORMED = (ValueError, LookupError, TypeError, AttributeError)
 _OBJECT = re.compile(r"[0-9a-f]{64}")
 _CLAIM_FILE = re.compile(r"(\d{9})-(\d{9})-(.*)\.json")
 _MANIFEST_FILE = re.compile(r"\d{9}-\d{9}\.json")
@@ -133,10 +135,7 @@ class SnapshotStore:
         Returns the last snapshot by this attempt, None if it has none. Raises: PrefixSuperseded.
         """
         claims = self._read_claims()
-        own = [claim for claim in claims if (claim.attempt, claim.run_id) == (self._own.attempt, self._own.run_id)]
-        if own:
-            self._own = own[0]
-        else:
+        if not self._find_own(claims):
             newest = claims[-1] if claims else PrefixClaim(0, 0, "")
             if newest.job == self._own.job and newest.attempt > self._own.attempt:
                 raise self._explain(newest)
@@ -150,12 +149,15 @@ class SnapshotStore:
 
     def join(self) -> None:
         """Write below the claim that pod 0 has made for this attempt. Raises: PrefixSuperseded, OSError."""
-        claims = self._read_claims()
-        own = [claim for claim in claims if (claim.attempt, claim.run_id) == (self._own.attempt, self._own.run_id)]
-        if not own:
+        if not self._find_own(self._read_claims()):
             raise OSError(f"pod 0 has not claimed {self._root} yet")
-        self._own = own[0]
         self.check()
+
+    def _find_own(self, claims: Iterable[PrefixClaim]) -> bool:
+        """Take up the claim of this attempt. Returns whether it exists."""
+        own = [claim for claim in claims if (claim.attempt, claim.run_id) == (self._own.attempt, self._own.run_id)]
+        self._own = own[0] if own else self._own
+        return bool(own)
 
     def check(self) -> None:
         """Raise PrefixSuperseded unless this attempt holds the prefix or no claim exists."""
@@ -187,7 +189,7 @@ class SnapshotStore:
             try:
                 raw = json.loads(self._system.cat_file(self._path(f"snapshots/{name}.json")))
                 self._manifests[name] = _decode_manifest(name, raw)
-            except (ValueError, LookupError, TypeError, AttributeError, FileNotFoundError) as error:
+            except (*_MALFORMED, FileNotFoundError) as error:
                 raise DamagedSnapshot(f"its manifest is unreadable ({type(error).__name__}: {error})") from None
         return self._manifests[name]
 
@@ -333,7 +335,10 @@ class SnapshotStore:
                 newest[part.pod] = part
         needed = sum(sizes[part] for part in newest.values())
         if needed > _MAX_PARTS_BYTES:
-            raise OSError(_describe_long_lists(needed))
+            raise OSError(
+                f"the lists of shards of all pods contain {needed >> 20} MiB, more than {_MAX_PARTS_BYTES >> 20} MiB. "
+                "Delete old checkpoints in every pod, or save fewer shards."
+            )
         self._parts = {part: files for part, files in self._parts.items() if part in newest.values()}
         shards: dict[str, FileContent] = {}
         for part in newest.values():
@@ -394,32 +399,28 @@ class SnapshotStore:
 
 def _decode_manifest(name: str, raw: Any) -> CheckpointSnapshot:
     """Read a manifest. Raises: ValueError, LookupError, TypeError, AttributeError."""
-    files = {path: FileContent(str(digest), int(size)) for path, (digest, size) in raw["files"].items()}
+    if raw["version"] != VERSION:
+        raise ValueError("it has another version")
     step = None if raw["step"] is None else int(raw["step"])
-    if raw["version"] != VERSION or not all(map(_is_inside, files)):
-        raise ValueError("it has another version, or files outside of the folder")
-    if not all(_OBJECT.fullmatch(content.digest) for content in files.values()):
-        raise ValueError("it has invalid object names")
-    return CheckpointSnapshot(name, files, step, float(raw["time"]))
+    return CheckpointSnapshot(name, _decode_files(raw), step, float(raw["time"]))
 
 
 def _decode_part(data: bytes) -> dict[str, FileContent]:
     """Read a list of shards. Raises: ValueError."""
     try:
-        raw = json.loads(data)
-        files = {path: FileContent(str(digest), int(size)) for path, (digest, size) in raw["files"].items()}
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        return _decode_files(json.loads(data))
+    except _MALFORMED as error:
         raise ValueError(f"a list of shards is unreadable ({type(error).__name__}: {error})") from None
-    if not all(map(_is_inside, files)) or not all(_OBJECT.fullmatch(content.digest) for content in files.values()):
-        raise ValueError("a list of shards names files outside of the folder, or no objects")
+
+
+def _decode_files(raw: Any) -> dict[str, FileContent]:
+    """Read the files of a manifest or a list. Raises: ValueError, LookupError, TypeError, AttributeError."""
+    files = {path: FileContent(str(digest), int(size)) for path, (digest, size) in raw["files"].items()}
+    if not all(path and not os.path.isabs(path) and ".." not in path.split("/") for path in files):
+        raise ValueError("it names files outside of the folder")
+    if not all(_OBJECT.fullmatch(content.digest) for content in files.values()):
+        raise ValueError("it has invalid object names")
     return files
-
-
-def _describe_long_lists(size: int) -> str:
-    return (
-        f"the lists of shards of all pods contain {size >> 20} MiB, more than {_MAX_PARTS_BYTES >> 20} MiB. Delete old "
-        "checkpoints in every pod, or save fewer shards."
-    )
 
 
 def _remove_temporary_files(folder: str) -> None:
@@ -448,7 +449,3 @@ def hash_file(path: str) -> str:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
     return digest.hexdigest()
-
-
-def _is_inside(path: str) -> bool:
-    return bool(path) and not os.path.isabs(path) and ".." not in path.split("/")
