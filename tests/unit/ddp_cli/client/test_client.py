@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import sys
 from collections.abc import Iterator
@@ -63,18 +62,6 @@ def test_function_travels_with_its_modules_folder(backend: FakeBackend, tmp_path
     assert made.checkpoint is not None
     assert made.checkpoint.claim_name == "weights"
     assert (container(backend)["image"], container(backend)["env"]) == (IMAGE, [{"name": "A", "value": "b"}])
-
-
-def test_script_travels_with_current_folder_or_its_own(backend: FakeBackend, tmp_path: Path) -> None:
-    (tmp_path / "here").mkdir()
-    os.chdir("here")
-    job = Client().train("../my_training.py", args=["--lr", 0.1], image="example/torch", name="mine")
-    assert (job.name, backend.workdir) == ("mine", Workdir(tmp_path))
-    assert container(backend)["command"] == ["python3", "my_training.py", "--lr", "0.1"]
-    os.chdir("..")
-    Path("my_training.py").rename("here/my_training.py")
-    assert Client().train(Path("here", "my_training.py")).name == "my-training"
-    assert container(backend)["command"] == ["python3", "here/my_training.py"]
 
 
 @pytest.mark.parametrize(

@@ -83,13 +83,6 @@ def test_rank_imports_function_with_its_module_folder_and_calls_it(project: Path
     assert (project / "called").read_text() == "('a thing', 0.1, 1, [0.9, '$(HOME)'], ['-c'])"
 
 
-def test_function_in_package_or_class_is_found(project: Path) -> None:
-    for name in ("helpers", "helpers.things"):
-        assert find_function(load(name).train).root == project / "src"
-    recipe = find_function(load().Recipe.train)
-    assert call(recipe.build_command({}, project / "src"), project / "src").stdout == "a recipe\n"
-
-
 @pytest.mark.parametrize(
     ("pick", "words"),
     [

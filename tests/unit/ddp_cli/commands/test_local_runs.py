@@ -51,15 +51,6 @@ def test_without_cluster_local_runs_are_listed_with_note(capsys: Capture) -> Non
     assert shown.err == "no cluster is configured; using the runs on this machine in ddp-runs\n"
 
 
-def test_with_cluster_local_runs_are_listed_on_request(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
-    run = make_run(1)
-    monkeypatch.setenv("KUBECONFIG", "elsewhere")
-    for words in (["list", "--local"], ["why", "--local"], ["why", "--local", "digits"], ["why", str(run.path)]):
-        assert cli.main(words) == ExitCode.OK
-    assert "no cluster" not in capsys.readouterr().err
-    assert cli.main(["list"]) == ExitCode.CLUSTER
-
-
 def test_name_is_looked_up_in_the_cluster_then_among_the_runs(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     run = make_run(1)
     queried = []
@@ -81,16 +72,6 @@ def test_name_is_looked_up_in_the_cluster_then_among_the_runs(monkeypatch: pytes
     for words in (["why", "digits", "-n", "team"], ["why", "gone"]):
         assert cli.main(words) == ExitCode.NOT_FOUND
     assert queried == ["digits", "digits", "digits", "digits", "gone"]
-
-
-def test_why_has_summary_of_ended_run_and_state_of_another(capsys: Capture) -> None:
-    assert cli.main(["why"]) == ExitCode.NOT_FOUND
-    make_run(1)
-    assert cli.main(["why"]) == ExitCode.OK
-    assert "how it went" in capsys.readouterr().out
-    living = make_run(2, "Running", summary="")
-    assert cli.main(["why"]) == ExitCode.OK
-    assert capsys.readouterr().out.startswith(f"{living.path}: ")
 
 
 def test_logs_are_those_of_all_ranks_of_jobs_newest_run(capsys: Capture) -> None:

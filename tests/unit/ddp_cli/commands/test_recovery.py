@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ddp_cli.commands.recovery import MeasuredRecovery, Sample, measure, parse_sample
+from ddp_cli.commands.recovery import MeasuredRecovery, Sample, measure
 
 BEFORE = Sample(99.0, 1, step=40, steps_of_process=40, in_place_restarts=0)
 
@@ -71,10 +71,3 @@ def test_script_without_steps_recovers_when_workers_run() -> None:
 
 def test_no_restart_is_no_recovery() -> None:
     assert measure(BEFORE, 100.0, [at(101, 41, 41), at(102, 42, 42)]) is None
-
-
-def test_line_of_probe_is_sample() -> None:
-    line = {"ddp_step": 7.0, "ddp_steps_total": 2.0, "ddp_launcher_in_place_restarts_total": 1.0, "running": 1.0}
-    assert parse_sample(line, 5.0, 3) == Sample(5.0, 3, 7, 2, 1, running=True)
-    assert parse_sample({**line, "ddp_step_interval": 20.0}, 5.0, 3).interval == 20
-    assert not parse_sample({}, 5.0, 3).answered

@@ -8,7 +8,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from datetime import timedelta
 from pathlib import Path
@@ -19,12 +18,12 @@ import yaml
 
 from ddp_cli.client.client import Client
 from ddp_cli.commands import main, probe, usage
-from ddp_cli.commands.completion import complete, main_for_kubectl
-from ddp_cli.commands.drill import DrillResult, LocalRun, RunEnded, drill, print_result
+from ddp_cli.commands.completion import complete
+from ddp_cli.commands.drill import DrillResult, RunEnded, drill, print_result
 from ddp_cli.commands.io import CommandError
 from ddp_cli.commands.list_jobs import format_table
 from ddp_cli.commands.recovery import MeasuredRecovery, Sample
-from ddp_cli.commands.watch import JsonScreen, PlainScreen, choose_screen, rows_of
+from ddp_cli.commands.watch import JsonScreen, PlainScreen, rows_of
 from ddp_cli.view.display import build_table
 from ddp_operator.api.constants import KUEUE_QUEUE_LABEL
 from ddp_operator.api.kubeobjects import format_time
@@ -132,19 +131,6 @@ class TestScreens:
         assert "epoch 2/5" in first
         assert second.split()[:4] == ["y", "Succeeded", "2/2", "3"]
         assert "100.0%" in second
-
-    def test_jobs_of_all_namespaces_are_shown_with_theirs(self) -> None:
-        from rich.console import Console
-
-        console = Console(file=io.StringIO(), width=140, force_terminal=False)
-        stream = io.StringIO()
-        jobs = {("ml", "x"): job(**RUNNING), ("web", "x"): job(phase="Succeeded")}
-        console.print(build_table(rows_of(jobs), namespaces=True))
-        assert isinstance(console.file, io.StringIO)
-        rows = [line.split()[:2] for line in console.file.getvalue().splitlines()]
-        assert rows == [["NAMESPACE", "NAME"], ["ml", "x"], ["web", "x"]]
-        choose_screen(stream, namespaces=True).show(jobs)
-        assert [line.split()[1] for line in stream.getvalue().splitlines()] == ["ml/x:", "web/x:"]
 
 
 class FakeTarget:
@@ -255,21 +241,6 @@ class TestProbe:
                 process.kill()
                 os.kill(child, 9)
 
-    def test_end_of_run_that_drill_stops_is_not_shown(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        shown = io.StringIO()  # output of another thread may be lost while capsys is read
-        monkeypatch.setattr(sys, "stderr", shown)
-        (tmp_path / "job.yaml").write_text("")
-        run = LocalRun(str(tmp_path / "job.yaml"), [])
-        code = (  # with a handler, because a background process of a shell ignores SIGINT
-            "import signal, time\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
-            "print('trains', flush=True)\ntry: time.sleep(600)\nexcept KeyboardInterrupt: print('stopped')"
-        )
-        run._command = [sys.executable, "-c", code]
-        with run:
-            while "trains" not in shown.getvalue():
-                time.sleep(0.01)
-        assert "stopped" not in shown.getvalue()
-
     def test_probe_is_one_file_of_standard_library(self) -> None:
         from ddp_cli.commands.drill import build_probe_command
 
@@ -311,17 +282,6 @@ class TestCompletion:
     def test_name_is_completed_from_jobs(self, runs: Path) -> None:
         assert complete(["why", "mn"]) == ["mnist", "mnist-large"]
         assert complete(["logs", "--local", ""]) == ["mnist", "mnist-large", "resnet"]
-
-    def test_kubectl_gets_candidates_and_directive(
-        self, runs: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setattr(sys, "argv", ["kubectl_complete-ddp", "why", "res"])
-        assert main_for_kubectl() == 0
-        assert capsys.readouterr().out == "resnet\n:4\n"
-
-        monkeypatch.setattr(sys, "argv", ["kubectl_complete-ddp", "run", ""])
-        assert main_for_kubectl() == 0
-        assert capsys.readouterr().out == ":0\n"
 
     def test_bash_script_completes_commands_flags_and_names(self, runs: Path) -> None:
         script = subprocess.run(

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import errno
 import json
 import os
-import sys
 from collections.abc import AsyncIterator, Callable
-from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
 import pytest_asyncio
 
-from ddp_cli.local import kubelet, machine, pods
 from ddp_cli.local.cluster import LocalCluster
 from ddp_operator.api.cluster import Key
 from ddp_operator.api.constants import ANNOTATION_COMPLETION_INDEX, KIND, LABEL_JOB_NAME
@@ -98,15 +94,6 @@ async def test_pod_knows_its_index_and_addresses_of_its_peers(cluster: LocalClus
     assert second["env"]["PEER"] == "127.0.100.101:1"
 
 
-async def test_interpreter_of_command_runs_pod_and_leads_its_path(cluster: LocalCluster, tmp_path: Path) -> None:
-    own = tmp_path / "environment" / "bin" / "python"
-    own.parent.mkdir(parents=True)
-    own.symlink_to(sys.executable)
-    (seen,) = await report(cluster, tmp_path / "out", command=[str(own), "-S", "-c", REPORT])
-    assert seen["executable"] == str(own)
-    assert seen["env"]["PATH"].split(os.pathsep)[0] == str(own.parent)
-
-
 async def test_unresponsive_pod_is_killed_after_grace_period(cluster: LocalCluster, tmp_path: Path) -> None:
     ready = tmp_path / "ready"
     code = f"import signal, time; signal.signal(15, signal.SIG_IGN); open({str(ready)!r}, 'w'); time.sleep(600)"
@@ -116,39 +103,6 @@ async def test_unresponsive_pod_is_killed_after_grace_period(cluster: LocalClust
     await cluster.delete("Pod", "default", pod["metadata"]["name"], uid=pod["metadata"]["uid"])
     current = await until(cluster, lambda current: current["status"].get("failed") == 1)
     assert current["status"]["active"] == 1, "137 is answered by a new pod"
-
-
-async def test_pod_that_was_stopped_was_not_killed_for_memory(
-    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    kills = iter(range(1000))
-    monkeypatch.setattr(kubelet, "_count_oom_kills", lambda: next(kills))  # those of other processes
-    ready = tmp_path / "ready"
-    code = f"import signal, time; signal.signal(15, signal.SIG_IGN); open({str(ready)!r}, 'w'); time.sleep(600)"
-    await cluster.create(job(code, grace=0))
-    await happens(ready.exists)
-    (pod,) = cluster.store.list("Pod")
-    ended: list[Any] = []
-    monkeypatch.setattr(cluster.kubelet, "on_end", ended.append)
-    await cluster.delete("Pod", "default", pod["metadata"]["name"], uid=pod["metadata"]["uid"])
-    await happens(lambda: ended)
-    state = ended[0]["status"]["containerStatuses"][0]["state"]["terminated"]
-    assert (state["exitCode"], state["reason"]) == (137, "Error")
-
-
-async def test_full_disk_is_reported_with_remedy(
-    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*arguments: Any) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    monkeypatch.setattr(pods, "plan_pod", fail)
-    await cluster.create(job("pass"))
-    await happens(lambda: cluster.store.list("Pod") and terminated(cluster))
-    (state,) = terminated(cluster)
-    folder, _, words = state["message"].partition(" cannot be written: ")
-    assert folder.startswith(f"{tmp_path}/run/pods/j-0-")
-    assert words == "the disk is full; free some space or choose another --runs-dir"
 
 
 @pytest.mark.parametrize(
@@ -217,15 +171,6 @@ async def test_pods_get_separate_gpus_and_others_wait(tmp_path: Path) -> None:
     assert seen == ["4,5", "4,5"]
 
 
-async def test_driver_is_not_queried_for_pods_without_gpus(
-    cluster: LocalCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked: list[object] = []
-    monkeypatch.setattr(machine, "find_gpus", lambda environ: asked.append(environ) or ())
-    await report(cluster, tmp_path / "out")
-    assert not asked
-
-
 async def test_replacement_pod_continues_log_and_keeps_port(cluster: LocalCluster) -> None:
     code = """
 import os, signal
@@ -246,28 +191,6 @@ if os.environ["DDP_METRICS_PORT"] == "0":
     await until(cluster, finished)
     assert log.read_text().splitlines()[0] == "port 0"
     assert log.read_text().splitlines()[-1] == "port 12345"
-
-
-async def test_ended_pod_is_observed_at_least_once(tmp_path: Path) -> None:
-    now = datetime(2026, 1, 1, tzinfo=UTC)
-    cluster = LocalCluster(tmp_path / "run", tmp_path / "claims", clock=lambda: now)
-    cluster.add({"kind": KIND, "metadata": {"name": "train", "namespace": "default"}})
-    pod = {"kind": "Pod", "metadata": {"uid": "u", "namespace": "default", "labels": {LABEL_JOB_NAME: "train"}}}
-    cluster._changed(pod | {"status": {"phase": "Failed"}}, True)
-
-    async def seen() -> int:
-        snapshot = await cluster.observe(Key("default", "train"))
-        assert snapshot is not None
-        return len(snapshot.pods)
-
-    now += timedelta(minutes=5)  # the machine gives the process no CPU time
-    assert await seen() == 1
-    now += timedelta(seconds=4)
-    assert await seen() == 1
-    assert await cluster.observe(Key("default", "another")) is None
-    now += timedelta(seconds=1)
-    assert await seen() == 0
-    await cluster.close()
 
 
 LAST_WORDS = """

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from datetime import UTC, datetime
@@ -29,7 +28,6 @@ from ddp_cli.report.run import (
     Mark,
     RankTime,
     find_marks,
-    parse_events,
     parse_ranks,
     split_step_time,
 )
@@ -157,23 +155,11 @@ class TestReportPage:
         assert heads[0] == first
         assert "Last failure" in heads
 
-    def test_charts_share_time_axis(self, tmp_path: Path) -> None:
-        page = build_page(read_run(write_run(tmp_path)), NOW)
-        axes = [re.findall(r'text-anchor="middle">(\d+s)<', chart) for chart in page.split("<figure>")[1:]]
-        assert axes == [["0s", "2s", "4s", "6s", "8s", "10s"]] * 3
-
     def test_output_of_training_script_is_escaped(self, tmp_path: Path) -> None:
         page = build_page(read_run(write_run(tmp_path)), NOW)
         assert "<script>" not in page
         assert "&lt;script&gt;alert(1)" in page
         assert "<b>boom</b>" not in page
-
-    def test_run_with_invisible_steps_has_their_remedy(self, tmp_path: Path) -> None:
-        folder = write_run(tmp_path, figures=False)
-        hint = "no step is visible: <the program>. To show progress, set spec.metrics.logPatterns"
-        name = f"attempt-{read_run(folder).status.attempt}-pod-0.prom"
-        (folder / "metrics" / name).write_text(f"# ddp_launcher_step_hint {json.dumps(hint)}\n")
-        assert "no step is visible: &lt;the program&gt;. To show progress" in build_page(read_run(folder), NOW)
 
 
 class TestRun:
@@ -202,10 +188,6 @@ class TestRun:
         assert (second.rank, second.step, second.data, second.compute) == (1, 0.2, 0.05, 0.1)
         assert second.wait == pytest.approx(0.05)
         assert parse_ranks(["", "garbage{", 'ddp_x{rank="99999999999999"} nan']) == []
-
-    def test_malformed_event_lines_are_ignored(self) -> None:
-        (event,) = parse_events("2026-01-01T00:00:00+0000 Normal Started: attempt 1\nrubbish\nnow Normal X: y\n")
-        assert (event.time, event.reason, event.message) == (1767225600.0, "Started", "attempt 1")
 
     def test_broken_folders_are_refused_in_one_sentence(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"status\.yaml is missing"):

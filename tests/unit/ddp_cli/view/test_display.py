@@ -9,7 +9,6 @@ from typing import TextIO, cast
 
 import pytest
 from msgspec.structs import replace
-from rich.console import Console
 
 from ddp_cli.local.ending import describe_run
 from ddp_cli.local.folder import RunFolder
@@ -19,7 +18,6 @@ from ddp_cli.view.display import (
     PlainDisplay,
     RichDisplay,
     View,
-    build_line,
     choose_display,
     describe_view,
 )
@@ -92,22 +90,6 @@ def test_bar_shows_percentage_and_metrics_and_is_removed_at_end(monkeypatch: pyt
 
 
 @pytest.mark.parametrize(
-    ("view", "width", "line"),
-    [
-        (View("Running", 1, "importing torch …"), 80, "digits   importing torch …  12s"),
-        (View("Running", 1), 80, "digits   Running  12s"),
-        (View("Restarting", 2, "lost a peer"), 80, "digits   Restarting  attempt 2  lost a peer  12s"),
-        (View("Running", 1, "", PROGRESS), 40, " ━━━╸       38.6% epoch 3/8  step 71/18…"),
-        (View("Running", 1, "", Progress(step=7)), 80, "digits   step 7  12s"),
-    ],
-)
-def test_line_has_progress_or_reason(view: View, width: int, line: str) -> None:
-    console = Console(width=width, file=io.StringIO())
-    console.print(build_line("digits", view, "12s", narrow=width < 80))
-    assert console.file.getvalue().rstrip() == line.rstrip()  # type: ignore[attr-defined]
-
-
-@pytest.mark.parametrize(
     ("stream", "term", "quiet", "plain", "kind"),
     [
         (TerminalBuffer(), "xterm", False, False, RichDisplay),
@@ -170,14 +152,6 @@ def test_success_is_summarized_with_results_and_paths(folder: RunFolder) -> None
     assert "200 samples/s mean, 300 maximum, 200 at the end\n" in text, "one unit, and no maximum below the end"
     assert f"run folder: {os.path.join('runs', 'x')}" in text
     assert "metrics.csv, logs/" in text
-
-
-def test_success_without_process_group_is_summed_up_with_warning(folder: RunFolder) -> None:
-    apart = condition("Distributed", "False", "NoProcessGroup", "no process group spanned all 2 ranks")
-    text = describe_run("x", Status(phase="Succeeded", conditions=(apart,)), folder, seconds=5, interrupted=False)
-    assert text.startswith("x: Succeeded with a warning after")
-    assert "  warning:    NoProcessGroup: no process group spanned all 2 ranks\n" in text
-    assert "  hint:       Initialize torch.distributed" in text
 
 
 def test_failure_is_summed_up_with_cause_place_traceback_hint_and_log(folder: RunFolder) -> None:
