@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 from typing import Any
 
 import pytest
 
 from ddp_operator.api import constants
-from ddp_operator.api.cluster import AlreadyExists, Key, Object, Refused, Snapshot, VersionConflict, owner_uids
+from ddp_operator.api.cluster import AlreadyExists, Key, Object, Refused, Snapshot, VersionConflict
 from ddp_operator.api.job import owner_reference
 from ddp_operator.api.parse import parse_resource
 from tests.support.cluster_drivers import ClusterDriver
@@ -278,34 +277,20 @@ async def test_deletion_of_resource_deletes_owned_objects(driver: ClusterDriver)
     assert snapshot.resource["metadata"]["uid"] != owner["metadata"]["uid"]
 
 
-async def test_shared_object_is_deleted_with_last_owner(driver: ClusterDriver) -> None:
-    first, second = [await driver.add_resource(name) for name in ("first", "second")]
-    references = [owner_reference(parse_resource(owner), controller=False) for owner in (first, second)]
-    labels = {constants.LABEL_JOB_NAME: ""}
-    meta = {"name": "users", "namespace": KEY.namespace, "labels": labels, "ownerReferences": references[:1]}
-    users = await driver.cluster.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta})
-    users = {**users, "apiVersion": "v1", "kind": "ConfigMap"}
-    joined = await asyncio.gather(*(driver.cluster.add_owners(users, [item]) for item in (*references, references[1])))
-    uids = {owner["metadata"]["uid"] for owner in (first, second)}
-    assert [len(item["metadata"]["ownerReferences"]) for item in joined if item is not None][-1] == 2
-    assert all(item is not None and owner_uids(item) <= uids for item in joined)
-    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "users", "uid": users["metadata"]["uid"]}
-    meta = meta | {"name": "shared", "ownerReferences": [owner]}
+async def test_shared_object_is_observed_by_all_resources_and_survives_them(driver: ClusterDriver) -> None:
+    owner = await driver.add_resource("first")
+    meta = {"name": "shared", "namespace": KEY.namespace, "labels": {constants.LABEL_JOB_NAME: ""}}
+    definition = await driver.cluster.definition()
+    if definition is not None:
+        meta["ownerReferences"] = [definition]
     body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": meta, "immutable": True, "data": {"a": "b"}}
     await driver.cluster.create(body)
-    await driver.cluster.create(service(first, name="first"))
-
-    await driver.cluster.delete_resource(Key(KEY.namespace, "first"), uid=first["metadata"]["uid"])
-    add_resource = await driver.add_resource(KEY.name)  # each resource of the namespace observes shared objects
-    await driver.until(KEY, lambda seen: not seen.services, "the end of what the first one owns alone")
+    await driver.cluster.create(service(owner, name="first"))
+    await driver.cluster.delete_resource(Key(KEY.namespace, "first"), uid=owner["metadata"]["uid"])
+    await driver.add_resource(KEY.name)
+    await driver.until(KEY, lambda seen: not seen.services, "the end of what the first one owns")
     seen = await driver.until(KEY, lambda seen: seen.config_maps, "what is shared")
-    assert {item["metadata"]["name"] for item in seen.config_maps} == {"shared", "users"}
-    await driver.cluster.delete_resource(Key(KEY.namespace, "second"), uid=second["metadata"]["uid"])
-    await driver.until(KEY, lambda seen: not seen.config_maps, "the end of what both owned")
-    gone = owner_reference(parse_resource(add_resource), controller=False)
-    assert await driver.cluster.add_owners(users, [gone]) is None
-    await driver.cluster.create({**body, "metadata": meta | {"name": "users", "ownerReferences": [gone]}})
-    assert await driver.cluster.add_owners(users, [gone]) is None, "another object of that name"
+    assert [item["metadata"]["name"] for item in seen.config_maps] == ["shared"]
 
 
 async def test_unchanged_resource_is_suspended(driver: ClusterDriver) -> None:

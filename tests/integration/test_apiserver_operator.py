@@ -16,7 +16,7 @@ import yaml
 from aiohttp import web
 
 from ddp_operator.api.cluster import owner_uids
-from ddp_operator.api.constants import KIND, LABEL_JOB_NAME, LAUNCHER_USERS
+from ddp_operator.api.constants import CRD_NAME, KIND, LABEL_JOB_NAME
 from tests.support import ROOT
 from tests.support.builders import job_manifest
 from tests.support.control_plane import ControlPlane, free_ports
@@ -152,38 +152,24 @@ async def test_pods_of_dead_node_are_declared_failed_and_released(
     assert after["status"]["restarts"]["counted"] == 0
 
 
-async def test_deletion_needs_no_operator(
+async def test_launcher_belongs_to_definition_and_children_to_job(
     plane: ControlPlane, namespace: str, actors: ClusterActors, start: StartProcess
 ) -> None:
-    """The first of two jobs leaves the launcher to the second; Kubernetes deletes the launcher with the second one."""
+    """Without the operator, Kubernetes deletes the children with the job, and keeps the launcher for the next one."""
     operator = start()
-    jobs = [await actors.create(job_manifest(name)) for name in ("digits", "others")]
-    for name in ("digits", "others"):
-        await actors.run_pod(f"{name}-1", 0)
-
-    async def both_use_it() -> bool:
-        shared = await actors.list("ConfigMap", f"{LABEL_JOB_NAME}=")
-        return sorted(len(owner_uids(result)) for result in shared) == [1, 2]
-
-    await actors.until(both_use_it, "what is made after the Jobs, and no pod here waits for")
+    await actors.create(job_manifest())
+    await actors.run_pod("digits-1", 0)
     operator.stop()
-    launcher, users = await actors.list("ConfigMap", f"{LABEL_JOB_NAME}=")
-    assert owner_uids(users) == {job["metadata"]["uid"] for job in jobs}
-    assert owner_uids(launcher) == {users["metadata"]["uid"]}
-    plane.kubectl("delete", "ddp", "digits", "-n", namespace, "--cascade=foreground")
-
-    async def one_owner_left() -> bool:
-        results = await actors.get("ConfigMap", LAUNCHER_USERS)
-        return results is not None and owner_uids(results) == {jobs[1]["metadata"]["uid"]}
-
-    await actors.until(one_owner_left, "the garbage collector has taken the first job's reference away")
-    assert (await actors.list("ConfigMap", f"{LABEL_JOB_NAME}="))[0] == launcher
-    plane.kubectl("delete", "ddp", "others", "-n", namespace)
+    [launcher] = await actors.list("ConfigMap", f"{LABEL_JOB_NAME}=")
+    definition = json.loads(plane.kubectl("get", "crd", CRD_NAME, "-o", "json"))
+    assert owner_uids(launcher) == {definition["metadata"]["uid"]}
+    plane.kubectl("delete", "ddp", "digits", "-n", namespace)
     await actors.until(lambda: _no_child_left(actors), "no child left")
+    assert await actors.list("ConfigMap", f"{LABEL_JOB_NAME}=") == [launcher]
 
 
 async def _no_child_left(actors: ClusterActors) -> bool:
-    for kind in ("Job", "Pod", "Service", "Secret", "ConfigMap"):
+    for kind in ("Job", "Pod", "Service", "Secret"):
         if await actors.list(kind, LABEL_JOB_NAME):
             return False
     return True

@@ -5,7 +5,7 @@ No process is started. Only tests advance the clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -100,10 +100,6 @@ class FakeCluster(LocalCluster):
             if errors:
                 raise Refused("\n".join(map(str, errors)), reason="Invalid")
         return await super().create(manifest, dry_run=dry_run)
-
-    async def add_owners(self, item: Object, references: Sequence[Object]) -> Object | None:
-        self.calls.append(f"own {item['metadata']['name']}")
-        return await super().add_owners(item, references)
 
     async def patch_job(self, namespace: str, name: str, patch: Object, *, seen: Object | None = None) -> None:
         self.calls.append(f"patch {name}")

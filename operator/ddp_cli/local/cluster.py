@@ -26,7 +26,6 @@ from ddp_operator.api.cluster import (
     VersionConflict,
     claim_of,
     controller_of,
-    owner_uids,
 )
 from ddp_operator.api.kubeobjects import find_trainer, utc_now
 from ddp_operator.manifests.job_pod import build_pod
@@ -119,14 +118,9 @@ class LocalCluster:
         self._settle()
         return stored
 
-    async def add_owners(self, item: Object, references: Sequence[Object]) -> Object | None:
-        """Add the missing references to the object's owners."""
-        current = self.store.get(*place_of(item))
-        if current is None or current["metadata"]["uid"] != item["metadata"]["uid"]:
-            return None
-        new = [reference for reference in references if reference["uid"] not in owner_uids(current)]
-        owners = [*(current["metadata"].get("ownerReferences") or ()), *new]
-        return self.store.change(current, meta={"ownerReferences": owners})
+    async def definition(self) -> Object | None:
+        """Return None: nothing defines a resource here."""
+        return None
 
     async def job(self, namespace: str, name: str) -> Object | None:
         """Return a Job."""

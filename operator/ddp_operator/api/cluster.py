@@ -4,7 +4,7 @@ Objects are plain Kubernetes JSON (``dict`` with ``apiVersion``, ``kind``, ``met
 and ``ddp render`` prints them. ``tests/contract`` tests both implementations with one suite.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -142,10 +142,10 @@ class Cluster(Protocol):
         Raises: AlreadyExists, Refused, ServerError.
         """
 
-    async def add_owners(self, item: Object, references: Sequence[Object]) -> Object | None:
-        """Add owners to a ConfigMap. Idempotent, and safe with concurrent calls.
+    async def definition(self) -> Object | None:
+        """Return an owner reference to the definition of the custom resource.
 
-        Returns the ConfigMap's metadata; None if it was deleted or recreated meanwhile. Raises: Refused.
+        None: there is none, or the operator may not read it.
         """
 
     async def job(self, namespace: str, name: str) -> Object | None:

@@ -16,6 +16,7 @@ API_VERSION: Final = f"{GROUP}/{VERSION}"
 KIND: Final = "DDPTrainingJob"
 PLURAL: Final = "ddptrainingjobs"
 SHORT_NAMES: Final = ("ddp", "ddpjob")
+CRD_KIND: Final = "CustomResourceDefinition"
 CRD_NAME: Final = f"{PLURAL}.{GROUP}"
 CLUSTER_PROFILE_KIND: Final = "ClusterDDPTrainingProfile"
 PROFILE_KIND: Final = "DDPTrainingProfile"
@@ -114,8 +115,6 @@ LAUNCHER_MOUNT_PATH: Final = "/opt/ddp-operator"
 LAUNCHER_FILE: Final = "launcher.py"  # the file that a pod starts
 LAUNCHER_ARCHIVE: Final = "launcher.zip"  # the packages, in the same folder; ``bootstrap`` has the name too
 LAUNCHER_VOLUME: Final = "ddp-launcher"
-# A ConfigMap without data in each namespace with jobs. The jobs own it, and it owns their launchers.
-LAUNCHER_USERS: Final = "ddp-launcher-users"
 SHM_VOLUME: Final = "ddp-shm"
 CHECKPOINT_VOLUME: Final = "ddp-checkpoint"
 CODE_VOLUME: Final = "ddp-code"  # the archive of spec.code

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from ddp_operator._version import __version__
 from ddp_operator.api import child_names, constants
-from ddp_operator.api.cluster import ChildKind, controller_of, name_claim, owner_uids
+from ddp_operator.api.cluster import ChildKind, controller_of, name_claim
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_status
@@ -21,12 +21,12 @@ from ddp_operator.decide.views import PodView
 
 
 def explain_launcher_conflict(manifest: Mapping[str, Any], existing: Mapping[str, Any]) -> Refusal | None:
-    """Return a refusal if another object has the name of the shared launcher, or a copy has no owner."""
+    """Return a refusal if another object has the name of the shared launcher."""
     meta = manifest["metadata"]
     existing_labels = existing["metadata"].get("labels") or {}
     same = all(existing.get(part) == manifest.get(part) for part in ("data", "binaryData", "immutable"))
     labelled = child_names.child_labels("").items() <= existing_labels.items()
-    if same and labelled and (owner_uids(existing) or meta["name"] == constants.LAUNCHER_USERS):
+    if same and labelled:
         return None
     return Refusal(
         c.NAME_CONFLICT,

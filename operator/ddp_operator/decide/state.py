@@ -235,7 +235,9 @@ class Observation(Children):
     page_lost_since: datetime | None = None
     """Since when pod 0's page cannot be read."""
     shared: frozenset[tuple[str, str]] = frozenset()
-    """Kind and name of the existing child objects that all attempts share."""
+    """Kind and name of the job's existing child objects that all attempts share."""
+    launchers: Mapping[str, str] = field(default_factory=dict)
+    """UIDs of the launchers' ConfigMaps in the namespace, by name."""
     shared_complete: bool = True
     """Whether all objects exist that a replaced pod needs: the Service to find its peers, the launcher to start."""
     launcher_lost: bool = False

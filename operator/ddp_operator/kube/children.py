@@ -42,7 +42,7 @@ def key_of(kind: str, meta: Mapping[str, Any]) -> Key | None:
         return Key(namespace, str(meta["name"]))
     name = (meta.get("labels") or {}).get(constants.LABEL_JOB_NAME)
     if kind == "ConfigMap" and name is not None:
-        return Key(namespace, str(name)) if meta.get("ownerReferences") else None
+        return Key(namespace, str(name))
     return Key(namespace, str(name)) if name and _is_controlled(kind, meta, str(name)) else None
 
 
@@ -73,7 +73,7 @@ def trim_metadata(kind: str, meta: Mapping[str, Any]) -> dict[str, Any]:
         trimmed["labels"] = trimmed["labels"] | dict(islice(meta["labels"].items(), _MAX_ITEMS))
     owners = meta.get("ownerReferences")
     if owners:
-        trimmed["ownerReferences"] = _trim_owners(kind, meta, owners)
+        trimmed["ownerReferences"] = _trim_owners(kind, owners)
     return trimmed
 
 
@@ -87,11 +87,9 @@ def _is_controlled(kind: str, meta: Mapping[str, Any], name: str) -> bool:
     return (group, controller.get("kind"), owner) == (constants.GROUP, constants.KIND, name)
 
 
-def _trim_owners(kind: str, meta: Mapping[str, Any], owners: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _trim_owners(kind: str, owners: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     if kind == "ConfigMap":
         owners = [{"uid": owner["uid"], "controller": owner.get("controller", False)} for owner in owners]
-        # All jobs of a namespace own LAUNCHER_USERS.
-        return owners if meta.get("name") == constants.LAUNCHER_USERS else owners[:_MAX_OWNERS]
     return sorted(owners, key=lambda owner: not owner.get("controller"))[:_MAX_OWNERS]
 
 

@@ -1,7 +1,7 @@
 """The ``Cluster`` protocol for an API server."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
@@ -21,6 +21,8 @@ from ddp_operator.api.cluster import (
 )
 from ddp_operator.api.constants import (
     API_VERSION,
+    CRD_KIND,
+    CRD_NAME,
     KIND,
     KUEUE_JOB_UID_LABEL,
     LABEL_JOB_NAME,
@@ -41,7 +43,6 @@ from ddp_operator.reconcile.workqueue import lend_worker
 _WRITE: Final = {"fieldManager": MANAGED_BY, "fieldValidation": "Strict"}
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"
 ONE_METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
-STRATEGIC: Final = "application/strategic-merge-patch+json"
 # An admission policy may refuse with any HTTP status. It can change at any time, so the spec is not invalid.
 DENIED: Final = re.compile(r"\bdenied (the )?request\b")
 # The API server's message for schedulingGroup before Kubernetes 1.36.
@@ -170,24 +171,13 @@ class KubeCluster:
             self._remember(kind, created)
         return created
 
-    async def add_owners(self, item: Object, references: Sequence[Object]) -> Object | None:
-        """Patch the object. A strategic merge patch adds to its owners by UID, at any version of the object."""
-        meta = item["metadata"]
-        body = {"metadata": {"uid": meta["uid"], "ownerReferences": references}}
-        options: dict[str, Any] = {"params": _WRITE, "body": body, "content_type": STRATEGIC}
-        options["accept"] = ONE_METADATA_ONLY
-        ident = ("ConfigMap", meta["namespace"], meta["name"])
-        try:
-            patched: Object = await call(self._client, "PATCH", *ident, refusable=True, **options)
-        except ObjectNotFound:
-            self._forget(*ident)
-            return None
-        except Refused as error:
-            if "metadata.uid" in error.message:  # deleted and recreated meanwhile
-                return None
-            raise
-        self._remember("ConfigMap", patched)
-        return patched
+    async def definition(self) -> Object | None:
+        """Read the CRD's metadata. A Role, in one namespace, cannot grant that."""
+        with suppress(Refused, ObjectNotFound):
+            options: dict[str, Any] = {"refusable": True, "accept": ONE_METADATA_ONLY}
+            raw = await call(self._client, "GET", CRD_KIND, None, CRD_NAME, **options)
+            return type_of(CRD_KIND) | {"name": CRD_NAME, "uid": raw["metadata"]["uid"]}
+        return None
 
     async def job(self, namespace: str, name: str) -> Object | None:
         """Read a Job with its complete template. The store does not keep that."""

@@ -5,6 +5,7 @@ from typing import Any, Final
 
 from ddp_operator.api.constants import (
     CLUSTER_PROFILE_KIND,
+    CRD_KIND,
     GROUP,
     KIND,
     PLURAL,
@@ -33,6 +34,7 @@ _PLACES: Final[dict[str, tuple[str, str, str]]] = {
     "PodGroup.scheduling.x-k8s.io": ("scheduling.x-k8s.io", "v1alpha1", "podgroups"),
     "Lease": ("coordination.k8s.io", "v1", "leases"),
     "Node": ("", "v1", "nodes"),
+    CRD_KIND: ("apiextensions.k8s.io", "v1", "customresourcedefinitions"),
     "Workload": ("kueue.x-k8s.io", "v1beta1", "workloads"),
     "Workload.v1beta2": ("kueue.x-k8s.io", "v1beta2", "workloads"),
     "LocalQueue": ("kueue.x-k8s.io", "v1beta1", "localqueues"),

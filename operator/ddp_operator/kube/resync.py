@@ -1,9 +1,8 @@
 """Compare the store with the API server's lists.
 
 Watches alone are not sufficient. A list after a 410 does not report deletions; a watch can freeze; at the start the
-custom resources may arrive before their Jobs, and a reconcile would create a second Job; and LAUNCHER_USERS is not
-watched. A list of metadata for each kind covers all four cases. It is read at the start, at intervals, and soon after a
-watch has restarted with a list.
+custom resources may arrive before their Jobs, and a reconcile would create a second Job. A list of metadata for each
+kind covers all three cases. It is read at the start, at intervals, and soon after a watch has restarted with a list.
 """
 
 import asyncio

@@ -11,10 +11,10 @@ from ddp_operator.api.cluster import ClusterError
 from ddp_operator.api.constants import (
     API_VERSION,
     CLUSTER_PROFILE_KIND,
+    CRD_KIND,
     CRD_NAME,
     GROUP,
     KIND,
-    LAUNCHER_USERS,
     PLURAL,
     PROFILE_KIND,
     VERSION,
@@ -30,10 +30,10 @@ PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {
     "Pod/status": ("patch",),
     "Service": ("get", "list", "watch", "create"),
     "ConfigMap": ("get", "list", "watch", "create"),
-    f"ConfigMap:{LAUNCHER_USERS}": ("patch", "delete"),
     "Secret": ("create",),
     "NetworkPolicy": ("get", "list", "watch", "create"),
     "Event": ("list", "create"),
+    f"{CRD_KIND}:{CRD_NAME}": ("get",),
     CLUSTER_PROFILE_KIND: ("get",),
     PROFILE_KIND: ("get",),
     "Node": ("get",),
@@ -45,8 +45,7 @@ PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {
 """Verbs of the operator's calls by kind; after a colon, only for objects of that name.
 
 The roles in charts/ and deploy/manifests/ are generated from this table. The operator creates training jobs in dry runs
-only, to check a job together with its profile. It deletes no ConfigMap, but with the admission plug-in
-OwnerReferencesPermissionEnforcement an account that adds owners to an object must be allowed to delete it.
+only, to check a job together with its profile. It reads the CRD to make it the owner of the launchers' ConfigMaps.
 """
 
 GANG_PERMISSIONS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
@@ -61,11 +60,16 @@ HOME_PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {"Lease": ("get", "create"
 """Permissions in the operator's own namespace, in addition to those in the served namespaces."""
 
 OPTIONAL: Final = frozenset(
-    {CLUSTER_PROFILE_KIND, PROFILE_KIND, "Node", "Workload", "LocalQueue", "ResourceClaim", "ResourceClaimTemplate"}
+    {
+        f"{CRD_KIND}:{CRD_NAME}",
+        *(CLUSTER_PROFILE_KIND, PROFILE_KIND, "Node"),
+        *("Workload", "LocalQueue", "ResourceClaim", "ResourceClaimTemplate"),
+    }
 )
 """Kinds that the operator works without. A Role cannot grant cluster-scoped kinds. Without nodes, pods on lost nodes
-are removed later. A job is refused if it needs a profile or a resource claim that the operator may not read. Without
-Workloads and LocalQueues the status lacks the reason why a job waits in a queue."""
+are removed later. Without the CRD the launchers have no owner. A job is refused if it needs a profile or a resource
+claim that the operator may not read. Without Workloads and LocalQueues the status lacks the reason why a job waits in a
+queue."""
 
 REQUIRED: Final = {what: verbs for what, verbs in PERMISSIONS.items() if what not in OPTIONAL}
 

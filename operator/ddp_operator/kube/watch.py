@@ -14,7 +14,6 @@ from typing import Any, Final
 import msgspec
 
 from ddp_operator.api.cluster import ClusterError
-from ddp_operator.api.constants import LAUNCHER_USERS
 from ddp_operator.kube.children import METADATA_KINDS
 from ddp_operator.kube.client import CHUNK, ApiClient, ResponseError, pages
 from ddp_operator.kube.cluster import METADATA_ONLY, ONE_METADATA_ONLY
@@ -41,8 +40,6 @@ async def watch(client: ApiClient, kind: str, namespace: str | None, selector: s
     version = ""
     failures = 0
     params = {"labelSelector": selector}
-    if kind == "ConfigMap":
-        params["fieldSelector"] = f"metadata.name!={LAUNCHER_USERS}"  # each new job changes its list of owners
     has_metadata_only = kind in METADATA_KINDS
     while True:
         try:

@@ -2,8 +2,7 @@
 
 The operator creates them by POST and never overwrites existing objects. Later it patches only the Job: suspend (with an
 annotation of the written value), parallelism and completions. Kubernetes deletes the objects with the resource by their
-owner references, also while the operator is down. Each job is an owner of one small ConfigMap that owns the launchers,
-so Kubernetes deletes these with the last job.
+owner references, also while the operator is down. The launcher belongs to no job: see ``build_launcher_config_map``.
 """
 
 import base64
@@ -104,10 +103,10 @@ def build_children(job: DDPTrainingJob, *, attempt: int, nodes: int) -> list[dic
     """
     template = resolve_template(job)
     launcher = load_launcher()
-    shared = [build_launcher_users(job), build_launcher_config_map(job, launcher)]
+    config_map = build_launcher_config_map(job, launcher)
     if attempt == 0:
-        return [*shared, build_fetch_job(job, template, launcher)]
-    children = [build_rendezvous_secret(job), build_service(job), *shared]
+        return [config_map, build_fetch_job(job, template, launcher)]
+    children = [build_rendezvous_secret(job), build_service(job), config_map]
     if job.spec.network_policy.enabled:
         children.append(build_network_policy(job))
     group = build_pod_group(job, attempt=attempt, nodes=nodes)
@@ -145,30 +144,16 @@ def build_rendezvous_secret(job: DDPTrainingJob) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "immutable": True}
 
 
-def build_launcher_users(job: DDPTrainingJob) -> dict[str, Any]:
-    """Return the ConfigMap that all jobs of the namespace own. If it exists, the job becomes a further owner."""
-    metadata = {
-        "name": constants.LAUNCHER_USERS,
-        "namespace": job.namespace,
-        "labels": inherited_labels(job) | child_names.child_labels(""),
-        "ownerReferences": [owner_reference(job, controller=False)],
-    }
-    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
+def build_launcher_config_map(job: DDPTrainingJob, launcher: Launcher) -> dict[str, Any]:
+    """Return the immutable ConfigMap with the launcher, one for each namespace and version.
 
-
-def build_launcher_config_map(
-    job: DDPTrainingJob, launcher: Launcher, users_uid: str = PLACEHOLDER_UID
-) -> dict[str, Any]:
-    """Return the immutable ConfigMap with the launcher. Its name has the hash, so an upgrade creates a new one.
-
-    ``users_uid``: the UID of its owner, ``build_launcher_users``.
+    Its name has the hash, so an upgrade creates a new one. It stays when the last job is deleted, as kube-root-ca.crt
+    does. The executor adds the custom resource's definition as its owner.
     """
-    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": constants.LAUNCHER_USERS, "uid": users_uid}
     metadata = {
         "name": child_names.launcher_config_map_name(launcher.digest),
         "namespace": job.namespace,
         "labels": inherited_labels(job) | child_names.child_labels(""),
-        "ownerReferences": [owner],
     }
     return {
         "apiVersion": "v1",

@@ -2,14 +2,11 @@
 
 Every write has the resource version of the observation as precondition, so a late write changes nothing.
 
-All jobs of a namespace share the launcher's ConfigMap, and Kubernetes deletes it with the last job. Each job is an
-owner of one small ConfigMap, LAUNCHER_USERS, which owns the launchers. A new job needs only a patch of this ConfigMap,
-and the operator needs permission to patch ConfigMaps of this name only.
+All jobs of a namespace share the launcher's ConfigMap. Its owner is the definition of the custom resource, so
+Kubernetes deletes it when no job can exist any more, and the operator needs no right to delete ConfigMaps.
 """
 
-import asyncio
 import secrets
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
@@ -18,9 +15,9 @@ from typing import Any
 import msgspec
 
 from ddp_operator.api import child_names, constants
-from ddp_operator.api.cluster import AlreadyExists, Cluster, Key, Object, Refused, ServerError, owner_uids
+from ddp_operator.api.cluster import AlreadyExists, Cluster, Key, Refused, ServerError
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.api.job import DDPTrainingJob, owner_reference
+from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.decide import losses
 from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.refusals import (
@@ -45,12 +42,7 @@ from ddp_operator.decide.state import (
     SuspendResource,
 )
 from ddp_operator.decide.views import JobView
-from ddp_operator.manifests.children import (
-    build_children,
-    build_launcher_config_map,
-    build_launcher_users,
-    load_launcher,
-)
+from ddp_operator.manifests.children import build_children
 from ddp_operator.manifests.job_pod import build_pod
 from ddp_operator.reconcile.observer import Memory, seconds_since
 from ddp_operator.reconcile.prerequisites import refuse_failing_server, refuse_invalid, refuse_write
@@ -74,7 +66,8 @@ class Executor:
     def __init__(self, cluster: Cluster, clock: Callable[[], datetime]) -> None:
         self._cluster = cluster
         self._clock = clock
-        self._launchers = Launchers(cluster)
+        self._launchers: set[str] = set()
+        """UIDs of the launchers' ConfigMaps that this process has created or compared. They are immutable."""
 
     async def check(self, job: DDPTrainingJob, observation: Observation, memory: Memory) -> Refusal | None:
         """Return the reason why the spec is not acceptable, or None.
@@ -235,10 +228,8 @@ class Executor:
         for child in children:
             kind = child["kind"]
             name = child["metadata"]["name"]
-            if name == constants.LAUNCHER_USERS:
-                continue  # the launcher's step creates it
             if kind == "ConfigMap":
-                outcome = await self._launchers.ensure(job, seen=(kind, name) in present)
+                outcome = await self._ensure_launcher(child, observation.launchers.get(name))
                 if outcome is not None:
                     return outcome
                 continue
@@ -252,6 +243,27 @@ class Executor:
             if outcome is not None:
                 return outcome
         memory.failing_since = None
+        return None
+
+    async def _ensure_launcher(self, manifest: Manifest, observed: str | None) -> Outcome:
+        """Create this version's launcher in a namespace. Another object of its name is refused.
+
+        ``observed``: the UID of the existing one. Returns a refusal, or seconds to wait for its deletion, or None.
+        """
+        if observed in self._launchers:
+            return None
+        owner = await self._cluster.definition()
+        owners = {} if owner is None else {"ownerReferences": [owner]}
+        try:
+            stored = await self._cluster.create({**manifest, "metadata": manifest["metadata"] | owners})
+        except AlreadyExists as error:
+            stored = error.existing
+            refusal = explain_launcher_conflict(manifest, stored)
+            if refusal is not None:
+                return refusal
+            if "deletionTimestamp" in stored["metadata"]:
+                return WAIT_FOR_COLLECTOR
+        self._launchers.add(stored["metadata"]["uid"])
         return None
 
     async def _create(self, job: DDPTrainingJob, child: Manifest, *, dry_run: bool = False) -> Outcome:
@@ -285,85 +297,3 @@ def _creates_job_first(job: DDPTrainingJob, children: Sequence[Manifest]) -> boo
 
 def _find_job(observation: Observation, name: str) -> JobView:
     return next(view for view in observation.jobs if view.name == name)
-
-
-class Launchers:
-    """The shared launcher ConfigMaps of all namespaces. The cached state may be lost at a restart."""
-
-    def __init__(self, cluster: Cluster) -> None:
-        self._cluster = cluster
-        self._users: dict[str, Object] = {}
-        """Identity of LAUNCHER_USERS by namespace."""
-        self._verified: set[tuple[str, str, str]] = set()
-        """Namespace, name and owner's UID of each launcher whose content was verified."""
-        self._locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
-        self._joining: defaultdict[str, dict[str, Object]] = defaultdict(dict)
-        """Owner references of the jobs that are not users yet, by namespace and UID."""
-
-    async def ensure(self, job: DDPTrainingJob, *, seen: bool) -> Refusal | float | None:
-        """Make the job a user of its namespace's launchers, and create this version's launcher.
-
-        ``seen``: the launcher was observed. Returns a refusal, or seconds to wait for the garbage collector, or None.
-        Raises: Refused, ClusterError.
-        """
-        # The next patch adds all jobs that arrive during a patch. Each patch writes the references of all jobs, and
-        # concurrent patches of one object would conflict in the API server.
-        joining = self._joining[job.namespace]
-        joining[job.uid] = owner_reference(job, controller=False)
-        async with self._locks[job.namespace]:
-            if job.uid not in joining:
-                return None  # the patch of another job included it
-            batch = dict(joining)
-            outcome = await self._ensure_launcher(job, list(batch.values()), seen=seen)
-            if outcome is None:
-                for uid in batch:
-                    joining.pop(uid, None)
-            return outcome
-
-    async def _ensure_launcher(
-        self, job: DDPTrainingJob, references: list[Object], *, seen: bool
-    ) -> Refusal | float | None:
-        users = await self._add_users(job, references)
-        if users is None:
-            return WAIT_FOR_COLLECTOR
-        if isinstance(users, Refusal):
-            return users
-
-        owner_uid = users["metadata"]["uid"]
-        manifest = build_launcher_config_map(job, load_launcher(), owner_uid)
-        identity = (job.namespace, manifest["metadata"]["name"], owner_uid)
-        if seen and identity in self._verified:
-            return None
-        try:
-            await self._cluster.create(manifest)
-        except AlreadyExists as error:
-            refusal = explain_launcher_conflict(manifest, error.existing)
-            if refusal is not None:
-                return refusal
-            if owner_uid not in owner_uids(error.existing) or "deletionTimestamp" in error.existing["metadata"]:
-                return WAIT_FOR_COLLECTOR
-        self._verified.add(identity)
-        return None
-
-    async def _add_users(self, job: DDPTrainingJob, references: list[Object]) -> Object | Refusal | None:
-        """Add jobs to the owners of LAUNCHER_USERS and return that ConfigMap. None: it is being deleted."""
-        manifest = build_launcher_users(job)
-        manifest["metadata"]["ownerReferences"] = references
-
-        known = self._users.get(job.namespace)
-        users = await self._cluster.add_owners(known, references) if known is not None else None
-        if users is None:
-            try:
-                users = await self._cluster.create(manifest)
-            except AlreadyExists as error:
-                refusal = explain_launcher_conflict(manifest, error.existing)
-                if refusal is not None:
-                    return refusal
-                users = await self._cluster.add_owners(error.existing, references)
-        if users is None or "deletionTimestamp" in users["metadata"]:
-            return None
-
-        # The list of owners grows with the number of jobs, so it is not stored.
-        identity = {name: users["metadata"][name] for name in ("namespace", "name", "uid")}
-        self._users[job.namespace] = {"kind": "ConfigMap", "metadata": identity}
-        return users

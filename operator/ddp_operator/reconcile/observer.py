@@ -176,6 +176,7 @@ class Observer:
             page_requested=requested,
             page_lost_since=memory.page_lost,
             shared=shared.objects,
+            launchers=shared.launchers,
             shared_complete=shared.complete,
             launcher_lost=shared.launcher_lost,
             nodes=await self._read_nodes(job, children),
@@ -439,7 +440,9 @@ class SharedChildren(NamedTuple):
     """The children that all attempts share."""
 
     objects: frozenset[tuple[str, str]]
-    """Kind and name of those that exist."""
+    """Kind and name of the job's own."""
+    launchers: dict[str, str]
+    """UIDs of the launchers' ConfigMaps of the namespace, by name."""
     complete: bool
     """Whether all exist that this version of the operator can create."""
     launcher_lost: bool
@@ -450,11 +453,9 @@ def _find_shared(
     job: DDPTrainingJob, snapshot: Snapshot, children: Children, problems: Mapping[str, Problem]
 ) -> SharedChildren:
     """Return the shared children of a job."""
-    users = ("ConfigMap", constants.LAUNCHER_USERS)
-    users_uids = {raw["metadata"]["uid"] for raw in snapshot.config_maps if _identify(raw) == users}
-    owners = {job.uid, *users_uids}
-    objects = (*snapshot.services, *snapshot.config_maps, *snapshot.policies)
-    shared = {_identify(raw) for raw in objects if owner_uids(raw) & owners}
+    objects = (*snapshot.services, *snapshot.policies)
+    shared = {_identify(raw) for raw in objects if job.uid in owner_uids(raw)}
+    launchers = {raw["metadata"]["name"]: raw["metadata"]["uid"] for raw in snapshot.config_maps}
 
     required_kinds = {"Service"}
     if job.spec.network_policy.enabled:
@@ -466,17 +467,16 @@ def _find_shared(
 
     attempt_job = children.job(job.status.attempt)
     if attempt_job is None or not attempt_job.launcher or attempt_job.finished:
-        return SharedChildren(frozenset(shared), complete, launcher_lost=False)
+        return SharedChildren(frozenset(shared), launchers, complete, launcher_lost=False)
 
     # The Event of a kubelet may be newer than the cache.
-    launcher = ("ConfigMap", attempt_job.launcher)
-    if any(f'configmap "{attempt_job.launcher}" not found' in problem.message for problem in problems.values()):
-        shared.discard(launcher)
-    missing = launcher not in shared
-    is_own_version = attempt_job.launcher == child_names.launcher_config_map_name(load_launcher().digest)
-    if is_own_version and (missing or users not in shared):
-        complete = False
-    return SharedChildren(frozenset(shared), complete, launcher_lost=missing and not is_own_version)
+    launcher = attempt_job.launcher
+    if any(f'configmap "{launcher}" not found' in problem.message for problem in problems.values()):
+        launchers.pop(launcher, None)
+    missing = launcher not in launchers
+    is_own_version = launcher == child_names.launcher_config_map_name(load_launcher().digest)
+    complete = complete and not (missing and is_own_version)
+    return SharedChildren(frozenset(shared), launchers, complete, launcher_lost=missing and not is_own_version)
 
 
 def _identify(raw: Object) -> tuple[str, str]:

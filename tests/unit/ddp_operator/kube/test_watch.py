@@ -86,13 +86,6 @@ async def test_watch_starts_with_list_and_resumes_at_its_version(monkeypatch: py
     assert waits == [0.1, 0.1]
 
 
-async def test_watch_of_config_maps_omits_shared_list_of_owners(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = WatchServer([event("DELETED", pod("a", 31))])
-    report, _ = await follow(server, monkeypatch, "ConfigMap")
-    assert report == [(None, "a ConfigMap"), ("DELETED", "a")]
-    assert server.fields == "metadata.name!=ddp-launcher-users"
-
-
 @pytest.mark.parametrize("gone", [GONE, ResponseError(410)])
 async def test_version_that_is_too_old_is_new_list(monkeypatch: pytest.MonkeyPatch, gone: bytes | Exception) -> None:
     server = WatchServer([gone])

@@ -65,15 +65,14 @@ class TestFailedNodes:
 class TestAll:
     def test_children_are_ordered_by_need_of_pods(self) -> None:
         made = build_children(job(), attempt=1, nodes=1)
-        assert [child["kind"] for child in made] == ["Secret", "Service", "ConfigMap", "ConfigMap", "Job"]
+        assert [child["kind"] for child in made] == ["Secret", "Service", "ConfigMap", "Job"]
 
     def test_children_have_owner_references(self) -> None:
-        secret, service, users, launcher, made = build_children(job(), attempt=1, nodes=1)
-        for child, controller in ((secret, True), (service, True), (users, False), (made, True)):
+        secret, service, launcher, made = build_children(job(), attempt=1, nodes=1)
+        for child in (secret, service, made):
             [owner] = child["metadata"]["ownerReferences"]
-            assert (owner["uid"], owner["controller"], owner["kind"]) == (UID, controller, constants.KIND)
-        [owner] = launcher["metadata"]["ownerReferences"]
-        assert (owner["kind"], owner["name"]) == ("ConfigMap", users["metadata"]["name"])
+            assert (owner["uid"], owner["controller"], owner["kind"]) == (UID, True, constants.KIND)
+        assert "ownerReferences" not in launcher["metadata"], "of no single job"
 
     def test_children_have_job_label(self) -> None:
         made = children()

@@ -274,20 +274,16 @@ class TestShared:
     ) -> None:
         conditions = {"Failed": "why"} if finished else {}
         made = with_launcher(mounted, conditions=conditions) if mounted else child_job()
-        maps = tuple(owned("ConfigMap", name) for name in (constants.LAUNCHER_USERS, present) if name)
+        maps = (owned("ConfigMap", present),) if present else ()
         observation = await Look().at(
             child_pod(0), jobs=[made], services=(owned("Service", "train"),), config_maps=maps
         )
         assert (observation.shared_complete, observation.launcher_lost) == (complete, lost)
 
-    async def test_own_launcher_is_kept_by_users_list(self) -> None:
-        shared = {"services": (owned("Service", "train"),), "config_maps": (owned("ConfigMap", OURS),)}
-        assert not (await Look().at(child_pod(0), jobs=[with_launcher(OURS)], **shared)).shared_complete
-
     async def test_foreign_object_is_not_observed(self) -> None:
         foreign = {"kind": "Service", "metadata": {"name": "train", "namespace": "default"}}
         observation = await Look().at(services=(foreign,), config_maps=(owned("ConfigMap", OURS),))
-        assert (observation.shared, observation.shared_complete) == ({("ConfigMap", OURS)}, False)
+        assert (observation.shared, observation.shared_complete) == (frozenset(), False)
 
     @pytest.mark.parametrize(("name", "complete"), [(f"train-rendezvous-{UID}", False), ("credentials", True)])
     async def test_own_secret_that_kubelet_does_not_find_is_recreated(self, name: str, complete: bool) -> None:

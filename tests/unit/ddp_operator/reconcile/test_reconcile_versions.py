@@ -8,7 +8,7 @@ import pytest
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.cluster import Key, Snapshot
 from ddp_operator.manifests import children
-from ddp_operator.reconcile import executor, observer
+from ddp_operator.reconcile import observer
 from tests.support.builders import page
 from tests.support.fake_cluster import ReconcilerHarness
 
@@ -56,9 +56,9 @@ class TestOtherVersion:
             harness.edit(suspend=True)
             await harness.settle()
         newer = children.Launcher("# newer", b"", "f" * 64)
-        for module in (children, executor, observer):
+        for module in (children, observer):
             monkeypatch.setattr(module, "load_launcher", lambda: newer)
-        [_, config_map] = harness.cluster.store.list("ConfigMap")
+        [config_map] = harness.cluster.store.list("ConfigMap")
         [before] = harness.cluster.store.list("Job")
         await harness.settle()
         assert [item["metadata"]["uid"] for item in harness.cluster.store.list("Job")] == [before["metadata"]["uid"]]
@@ -74,14 +74,14 @@ class TestOtherVersion:
         kept = stage == "training"
         assert (after["metadata"]["uid"] == before["metadata"]["uid"]) is kept
         made = [] if kept else ["ddp-launcher-ffffffffffff"]
-        assert harness.children()["ConfigMap"] == [constants.LAUNCHER_USERS, *made]
+        assert harness.children()["ConfigMap"] == made
         assert (harness.status.attempt, harness.status.restarts.total) == (1, 0)
 
     async def test_launcher_missing_for_kubelet_is_recreated_without_watch_event(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         harness = await ReconcilerHarness().settle()
-        [users, config_map] = harness.cluster.store.list("ConfigMap")
+        [config_map] = harness.cluster.store.list("ConfigMap")
         remembered = await harness.observe()
         truth = harness.cluster.observe
         harness.cluster.store.delete(config_map)
@@ -101,10 +101,10 @@ class TestOtherVersion:
         for pod in harness.pods():
             harness.cluster.store.change(pod, spec=pod["spec"] | {"nodeName": "node-a"})
         await harness.reconcile()
-        assert harness.cluster.store.list("ConfigMap") == [users]
+        assert harness.cluster.store.list("ConfigMap") == []
         harness.clock.advance(10)
         await harness.reconcile()
-        assert harness.children()["ConfigMap"][1:] == [config_map["metadata"]["name"]]
+        assert harness.children()["ConfigMap"] == [config_map["metadata"]["name"]]
 
     async def test_job_with_own_launcher_shares_one_from_next_attempt(self) -> None:
         """Owner references as operators wrote them before launchers were shared."""
@@ -130,6 +130,5 @@ class TestOtherVersion:
         assert harness.jobs()[-1] == "train-2"
         assert harness.children()["ConfigMap"] == [
             "train-launcher-0123456789",
-            constants.LAUNCHER_USERS,
             child_names.launcher_config_map_name(children.load_launcher().digest),
         ]
