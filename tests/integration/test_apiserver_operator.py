@@ -161,7 +161,7 @@ async def test_launcher_belongs_to_definition_and_children_to_job(
     await actors.run_pod("digits-1", 0)
     operator.stop()
     [launcher] = await actors.list("ConfigMap", f"{LABEL_JOB_NAME}=")
-    definition = json.loads(plane.kubectl("get", "crd", CRD_NAME, "-o", "json"))
+    definition = json.loads(plane.kubectl("get", "crd", CRD_NAME, "-o", "json").stdout)
     assert owner_uids(launcher) == {definition["metadata"]["uid"]}
     plane.kubectl("delete", "ddp", "digits", "-n", namespace)
     await actors.until(lambda: _no_child_left(actors), "no child left")

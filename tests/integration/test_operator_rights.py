@@ -110,8 +110,7 @@ async def test_each_permission_is_used_and_no_other_call_occurs(
     running.stop()
 
     expected = named(PERMISSIONS) | named(HOME_PERMISSIONS)
-    for plural_name in ("configmaps", "leases"):  # an admission plug-in of the API server requires it
-        expected.remove(("delete", plural_name))
+    expected.remove(("delete", "leases"))  # an admission plug-in of the API server requires it
     expected.remove(("patch", plural(KIND)))  # of a job that holds GPUs for minutes: contract/test_resource_contract.py
     expected.remove(("create", "pods"))  # of a queued job that has trained: unit/…/reconcile/test_reconcile_changes.py
     assert used() - expected == set(), "calls that the role does not allow"
