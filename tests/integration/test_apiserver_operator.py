@@ -159,6 +159,9 @@ async def test_launcher_belongs_to_definition_and_children_to_job(
     operator = start()
     await actors.create(job_manifest())
     await actors.run_pod("digits-1", 0)
+    await actors.until(
+        lambda: actors.list("ConfigMap", f"{LABEL_JOB_NAME}="), "the launcher, which no pod here waits for"
+    )
     operator.stop()
     [launcher] = await actors.list("ConfigMap", f"{LABEL_JOB_NAME}=")
     definition = json.loads(plane.kubectl("get", "crd", CRD_NAME, "-o", "json").stdout)

@@ -72,7 +72,7 @@ async def test_failure_of_any_write_is_recovered(
     assert [rule.hits for rule in broken] == list(times.values())
     assert done["status"]["attempt"] == 1
     assert done["status"]["restarts"]["total"] == 0
-    assert [len(server.list(kind)) for kind in ("Service", "Secret", "ConfigMap", "Job")] == [1, 1, 2, 1]
+    assert [len(server.list(kind)) for kind in ("Service", "Secret", "ConfigMap", "Job")] == [1, 1, 1, 1]
 
 
 async def test_unavailable_webhook_is_reported_and_retried(
