@@ -4,16 +4,18 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import yaml
 
-from ddp_cli.client.backend import Backend
 from ddp_cli.client.errors import ClientError
 from ddp_cli.client.functions import check_arguments, find_function
 from ddp_cli.client.job import Job
 from ddp_cli.client.program import IMAGE, build_job, job_name
 from ddp_cli.client.workdir import Workdir, check_folder, default_folder
+
+if TYPE_CHECKING:
+    from ddp_cli.client.job import Backend
 
 
 class Client:
@@ -37,7 +39,7 @@ class Client:
         self._runs = Path(runs_dir)
 
     @cached_property
-    def backend(self) -> Backend:
+    def backend(self) -> "Backend":
         """The cluster or machine that runs the jobs. Raises: ClientError, if no cluster is configured."""
         if self._kind == "local":
             from ddp_cli.client.local import LocalBackend

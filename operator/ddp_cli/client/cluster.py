@@ -34,7 +34,7 @@ _DELETE: Final = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolic
 
 
 class ClusterBackend:
-    """Implements ``Backend`` for one namespace."""
+    """The jobs of one namespace. Every method raises ClientError, and NotFound if the job does not exist."""
 
     def __init__(self, api: Api) -> None:
         self.api = api

@@ -5,19 +5,24 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
-from ddp_cli.client.backend import Backend, Object
+from ddp_cli.client.api import Object
 from ddp_cli.client.errors import ClientError, Conflict, NotFound, TrainingFailed
 from ddp_cli.client.follow import view_of
-from ddp_cli.client.logs import Line, read_newest
-from ddp_cli.client.logs import follow as follow_lines
+from ddp_cli.client.logs import Follower, Line, read_newest
 from ddp_cli.client.notebook import NotebookDisplay, Report, Table, has_notebook, render
 from ddp_cli.view.display import Display, choose_display
 from ddp_cli.view.why import Why
 from ddp_operator.api.status import ENDED_PHASES, Phase, Progress, Status
+
+if TYPE_CHECKING:
+    from ddp_cli.client.cluster import ClusterBackend
+    from ddp_cli.client.local import LocalBackend
+
+    Backend = ClusterBackend | LocalBackend  # have the same methods, by the name of a job
 
 _POLL_SECONDS: Final = 0.5
 
@@ -25,7 +30,7 @@ _POLL_SECONDS: Final = 0.5
 class Job:
     """A job of a `Client`. Its properties read the current state; ``resource`` is the resource as last read."""
 
-    def __init__(self, backend: Backend, name: str, resource: Object) -> None:
+    def __init__(self, backend: "Backend", name: str, resource: Object) -> None:
         self.backend = backend
         self.name = name
         self.resource = resource
@@ -134,7 +139,7 @@ class Job:
         """Yield the same lines as values with the kubelet's times, optionally of one pod or attempt."""
         source = self.backend.logs(self.name, node=node, attempt=attempt, tail=tail)
         empty = True
-        for line in follow_lines(source) if follow else read_newest(source):
+        for line in Follower(source).lines() if follow else read_newest(source):
             empty = False
             yield line
         if empty and not follow and not source.pods():

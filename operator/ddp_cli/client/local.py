@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from ddp_cli.client.backend import Object
+from ddp_cli.client.api import Object
 from ddp_cli.client.errors import ClientError, Conflict
 from ddp_cli.client.logs import RunLogs
 from ddp_cli.client.runs import list_runs, open_run, read_job
@@ -32,7 +32,7 @@ _CHANGE_SECONDS: Final = 30.0
 
 
 class LocalBackend:
-    """Implements ``Backend`` for the runs in a folder."""
+    """The runs in a folder. Every method raises ClientError, and NotFound if the run does not exist."""
 
     def __init__(self, runs: Path) -> None:
         self.runs = runs

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from ddp_cli.client.api import Api, api_path, get_job, list_pods
 from ddp_cli.client.errors import ApiError, ClientError, NotFound
@@ -55,19 +55,6 @@ class Line:
     def order(self) -> str:
         """The time without Z, which sorts after digits; fractions have no trailing zeros."""
         return self.time.removesuffix("Z")
-
-
-class Logs(Protocol):
-    """The logs of one job."""
-
-    def pods(self) -> list[LogPod]:
-        """Return the selected pods that have a log, by attempt and index."""
-
-    def is_over(self) -> bool:
-        """Return whether no more pods will start."""
-
-    def lines(self, pod: LogPod, *, follow: bool) -> Iterator[Line]:
-        """Yield the lines of a pod; ``follow``: also future ones."""
 
 
 @dataclass(frozen=True)
@@ -176,6 +163,9 @@ class RunLogs:
                 time.sleep(_POLL_SECONDS)
 
 
+Logs = PodLogs | RunLogs
+
+
 def read_newest(source: Logs) -> Iterator[Line]:
     """Yield the lines of the newest attempt so far, in the order of their times. Raises: ClientError."""
     yield from read_pods(source, find_newest(source))
@@ -211,26 +201,17 @@ def find_tail(path: Path, lines: int, open_file: Callable[[str, int], int] = ope
     return start + end + 1
 
 
-def follow(source: Logs, *, sleep: Callable[[float], None] = time.sleep, poll: float = _POLL_SECONDS) -> Iterator[Line]:
-    """Yield the lines of all pods, also of pods that start later, until the job has ended.
-
-    Raises: ClientError, from any of the streams.
-    """
-    yield from _Follower(source, sleep, poll).lines()
-
-
-class _Follower:
+class Follower:
     """Reads the logs of all pods into one queue: a thread for each pod, and one that looks for new pods."""
 
-    def __init__(self, source: Logs, sleep: Callable[[float], None], poll: float) -> None:
+    def __init__(self, source: Logs, sleep: Callable[[float], None] = time.sleep) -> None:
         self._source = source
         self._sleep = sleep
-        self._poll = poll
         self._readers: dict[str, threading.Thread] = {}
         self._lines: queue.Queue[Line | BaseException | None] = queue.Queue(maxsize=10_000)
 
     def lines(self) -> Iterator[Line]:
-        """Yield lines until the last reader has ended."""
+        """Yield the lines of all pods, also of pods that start later, until the job has ended. Raises: ClientError."""
         threading.Thread(target=self._watch, daemon=True).start()
         while (line := self._lines.get()) is not None:
             if isinstance(line, BaseException):
@@ -245,7 +226,7 @@ class _Follower:
                 over = self._source.is_over()  # read before the pods: the last one may start meanwhile
                 self._start_readers()
                 if not over:
-                    self._sleep(self._poll)
+                    self._sleep(_POLL_SECONDS)
             for reader in self._readers.values():
                 reader.join()
             self._lines.put(None)

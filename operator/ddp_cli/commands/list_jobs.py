@@ -5,15 +5,17 @@ import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ddp_cli.client.backend import Backend
 from ddp_cli.client.cluster import ClusterBackend
 from ddp_cli.commands.arguments import add_cluster_arguments, add_local_arguments, is_local, open_client
 from ddp_cli.commands.io import ExitCode
 from ddp_cli.view.terminal import print_text
 from ddp_operator.api.kubeobjects import parse_time, utc_now
 from ddp_operator.api.texts import format_duration
+
+if TYPE_CHECKING:
+    from ddp_cli.client.job import Backend
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -46,7 +48,7 @@ def run(arguments: argparse.Namespace) -> int:
     return ExitCode.OK
 
 
-def _explain_empty(backend: Backend, arguments: argparse.Namespace) -> str:
+def _explain_empty(backend: "Backend", arguments: argparse.Namespace) -> str:
     """Return the message for an empty list, and how to create a job."""
     if not isinstance(backend, ClusterBackend):
         return f"no runs in {arguments.runs_dir}; start one with `ddp run job.yaml`"

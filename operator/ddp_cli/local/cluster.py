@@ -289,38 +289,23 @@ class LocalCluster:
         now = self._clock()
         departed = []
         for uid, (first_seen, pod) in list(self._departed.items()):
-            labels = pod["metadata"].get("labels") or {}
-            if (pod["metadata"]["namespace"], labels.get(constants.LABEL_JOB_NAME)) != (key.namespace, key.name):
-                continue
+            owner = Key(
+                pod["metadata"]["namespace"], pod["metadata"].get("labels", {}).get(constants.LABEL_JOB_NAME, "")
+            )
             # The time counts from the first observation: this process may have had no CPU since the pod's end.
-            if first_seen is not None and now - first_seen >= _DEPARTED_TIME:
+            is_over = first_seen is not None and now - first_seen >= _DEPARTED_TIME
+            if is_over or self.store.get(constants.KIND, owner.namespace, owner.name) is None:
                 del self._departed[uid]
-                continue
-            self._departed[uid] = (first_seen or now, pod)
-            departed.append(pod)
+            elif owner == key:
+                self._departed[uid] = (first_seen or now, pod)
+                departed.append(pod)
         return tuple(departed)
 
     def _changed(self, item: Object, gone: bool) -> None:
-        if gone and item["kind"] == constants.KIND:
-            self._forget_departed(item["metadata"]["namespace"], item["metadata"]["name"])
-        elif gone and item["kind"] == "Pod" and self._has_ended_in_job(item):
+        if gone and item["kind"] == "Pod" and item.get("status", {}).get("phase") in ("Succeeded", "Failed"):
             self._departed[item["metadata"]["uid"]] = (None, item)
         self._unsettled = True
         self.on_change()
-
-    def _has_ended_in_job(self, pod: Object) -> bool:
-        """Return whether a pod has ended whose training job exists, so that a reconcile will observe it."""
-        metadata = pod["metadata"]
-        name = (metadata.get("labels") or {}).get(constants.LABEL_JOB_NAME, "")
-        has_job = self.store.get(constants.KIND, metadata["namespace"], name) is not None
-        return has_job and (pod.get("status") or {}).get("phase") in ("Succeeded", "Failed")
-
-    def _forget_departed(self, namespace: str, name: str) -> None:
-        """Drop the pods of a training job that was deleted: no reconcile observes them any more."""
-        for uid, (_, pod) in list(self._departed.items()):
-            labels = pod["metadata"].get("labels") or {}
-            if (pod["metadata"]["namespace"], labels.get(constants.LABEL_JOB_NAME)) == (namespace, name):
-                del self._departed[uid]
 
     def _settle(self) -> None:
         """Run the controllers and the kubelet until nothing changes."""

@@ -9,7 +9,7 @@ import pytest
 
 from ddp_cli.client import logs
 from ddp_cli.client.errors import ClientError
-from ddp_cli.client.logs import Line, LogPod, find_tail, follow, log_pod, split_line
+from ddp_cli.client.logs import Follower, Line, LogPod, find_tail, log_pod, split_line
 from tests.support.builders import child_pod
 from tests.support.launcher_config import encoded_config
 
@@ -69,12 +69,12 @@ class FakeLogs:
 class TestFollowLogs:
     def test_pods_of_later_attempts_are_followed_and_each_once(self) -> None:
         source = FakeLogs(["a"], ["a"], [], ["b"], ["b", "c"])
-        lines = [line.text for line in follow(source, sleep=lambda _: None)]
+        lines = [line.text for line in Follower(source, lambda _: None).lines()]
         assert sorted(lines) == ["a says a line", "b says a line", "c says a line"]
 
     def test_error_in_one_stream_ends_all_streams(self) -> None:
         with pytest.raises(ClientError, match="forbidden"):
-            list(follow(FakeLogs(["forbidden"]), sleep=lambda _: None))
+            list(Follower(FakeLogs(["forbidden"]), lambda _: None).lines())
 
 
 class TestTail:
