@@ -1,11 +1,9 @@
 """Read address and credentials of the API server from a kubeconfig or the pod's service account.
 
 The result is Kopf's ``ConnectionInfo``. Kopf's own login for service accounts reads the token once, but Kubernetes
-renews it every hour. Its login for kubeconfigs supports neither ``tokenFile``, ``exec`` plugins nor relative paths.
+renews it every hour. Its login for kubeconfigs supports neither ``tokenFile`` nor relative paths.
 """
 
-import asyncio
-import json
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -20,9 +18,8 @@ from ddp_operator.kube.client import StartupError, trim
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 DEFAULT_KUBECONFIG = "~/.kube/config"
-EXEC_TIMEOUT = 60.0
 TOKEN_LIFE = timedelta(minutes=10)
-"""Maximum time until a token of a file or a plugin is read again."""
+"""Maximum time until a token of a file is read again."""
 
 
 async def login(kubeconfig: str | None = None, *, service_account: Path = SERVICE_ACCOUNT) -> kopf.ConnectionInfo:
@@ -32,12 +29,12 @@ async def login(kubeconfig: str | None = None, *, service_account: Path = SERVIC
     """
     if kubeconfig:
         paths = [_expand(part) for part in kubeconfig.split(os.pathsep) if part.strip()]
-        return await _from_kubeconfig(paths)
+        return _from_kubeconfig(paths)
     if (service_account / "token").exists():
         return _from_service_account(service_account)
     default = _expand(DEFAULT_KUBECONFIG)
     if default.exists():
-        return await _from_kubeconfig([default])
+        return _from_kubeconfig([default])
     raise StartupError(
         "no credentials for a cluster: run in a pod with a service account, "
         f"set KUBECONFIG to a kubeconfig file, or put one at {DEFAULT_KUBECONFIG}"
@@ -68,7 +65,7 @@ def _from_service_account(folder: Path, env: Mapping[str, str] | None = None) ->
     )
 
 
-async def _from_kubeconfig(paths: list[Path]) -> kopf.ConnectionInfo:
+def _from_kubeconfig(paths: list[Path]) -> kopf.ConnectionInfo:
     context, cluster, user = _merge(paths)
     if not cluster.get("server"):
         raise StartupError(f"{_names(paths)}: the cluster of the current context has no server")
@@ -82,15 +79,16 @@ async def _from_kubeconfig(paths: list[Path]) -> kopf.ConnectionInfo:
         certificate_data=user.get("client-certificate-data"),
         private_key_path=None if user.get("client-key-data") else user.get("client-key"),
         private_key_data=user.get("client-key-data"),
-        username=user.get("username"),
-        password=user.get("password"),
         token=user.get("token"),
         default_namespace=context.get("namespace"),
     )
     if user.get("tokenFile"):
         return replace(info, token=_read(Path(user["tokenFile"])).strip(), expiration=datetime.now(UTC) + TOKEN_LIFE)
     if user.get("exec"):
-        return await _from_plugin(info, user["exec"])
+        raise StartupError(
+            f"{_names(paths)}: the user of the current context has a credential plugin (exec), which the operator does "
+            "not run; use the token of a service account (`kubectl create token`), or run the operator in the cluster"
+        )
     return info
 
 
@@ -135,51 +133,6 @@ def _absolute(content: dict[str, Any], folder: Path) -> dict[str, Any]:
     """Resolve the paths of one entry against the folder of its file."""
     keys = ("certificate-authority", "client-certificate", "client-key", "tokenFile")
     return content | {key: str(folder / content[key]) for key in keys if content.get(key)}
-
-
-async def _from_plugin(info: kopf.ConnectionInfo, spec: Mapping[str, Any]) -> kopf.ConnectionInfo:
-    """Run an exec credential plugin (logins of cloud providers), as client-go does. Raises: StartupError."""
-    command = str(spec.get("command"))
-    request = {"apiVersion": spec.get("apiVersion"), "kind": "ExecCredential", "spec": {"interactive": False}}
-    env = os.environ | {item["name"]: item["value"] for item in spec.get("env") or []}
-    env["KUBERNETES_EXEC_INFO"] = json.dumps(request)
-    try:
-        process = await asyncio.create_subprocess_exec(
-            command,
-            *map(str, spec.get("args") or []),
-            env=env,
-            stdin=asyncio.subprocess.DEVNULL,
-            stdout=asyncio.subprocess.PIPE,
-            stderr=asyncio.subprocess.PIPE,
-        )
-    except OSError as exc:
-        hint = f"; {spec['installHint']}" if spec.get("installHint") else ""
-        raise StartupError(f"cannot run credential plugin {command!r}: {exc.strerror}{hint}") from None
-    try:
-        async with asyncio.timeout(EXEC_TIMEOUT):
-            out, err = await process.communicate()
-    except TimeoutError:
-        process.kill()
-        await process.wait()
-        raise StartupError(f"credential plugin {command!r}: no response within {EXEC_TIMEOUT:.0f} s") from None
-    if process.returncode:
-        message = trim(err.decode(errors="replace").strip(), 300)
-        raise StartupError(f"credential plugin {command!r} failed with exit code {process.returncode}: {message}")
-    try:
-        status = json.loads(out)["status"]
-        expiry = status.get("expirationTimestamp")
-        expiration = datetime.fromisoformat(expiry) if expiry else datetime.now(UTC) + TOKEN_LIFE
-    except (ValueError, KeyError, TypeError):
-        raise StartupError(f"credential plugin {command!r} did not print an ExecCredential with a status") from None
-    return replace(
-        info,
-        token=status.get("token"),
-        certificate_path=None if status.get("clientCertificateData") else info.certificate_path,
-        certificate_data=status.get("clientCertificateData") or info.certificate_data,
-        private_key_path=None if status.get("clientKeyData") else info.private_key_path,
-        private_key_data=status.get("clientKeyData") or info.private_key_data,
-        expiration=expiration,
-    )
 
 
 def _read(path: Path) -> str:
