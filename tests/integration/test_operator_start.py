@@ -8,17 +8,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-import pytest
-
 import ddp_operator
 from tests.support import PATIENCE, ROOT
 from tests.support.builders import job_manifest
 from tests.support.control_plane import free_ports
-from tests.support.operator_process import KOPF, MODULE, OperatorProcess
+from tests.support.operator_process import MODULE, OperatorProcess
 from tests.support.standin import ClusterActors, StandIn
 from tests.support.warm import WarmProcess
-
-WAYS = [pytest.param(MODULE, id="module"), pytest.param((*KOPF, "-A"), id="kopf")]
 
 
 def run(command: Sequence[str], **env: str) -> subprocess.CompletedProcess[str]:
@@ -42,12 +38,11 @@ def assert_one_line(done: subprocess.CompletedProcess[str], *words: str) -> None
         assert word in lines[0]
 
 
-@pytest.mark.parametrize("command", WAYS)
 async def test_operator_starts_and_exits_on_sigterm(
-    server: StandIn, actors: ClusterActors, kubeconfig: Path, tmp_path: Path, command: Sequence[str]
+    server: StandIn, actors: ClusterActors, kubeconfig: Path, tmp_path: Path
 ) -> None:
     (port,) = free_ports(1)
-    with OperatorProcess(kubeconfig, tmp_path / "log", port=port, command=command) as operator:
+    with OperatorProcess(kubeconfig, tmp_path / "log", port=port) as operator:
         await actors.create(job_manifest())
         await actors.child_job("digits-1")
     assert "ready: serving all namespaces" in operator.log
@@ -63,26 +58,17 @@ async def test_logs_can_be_json(actors: ClusterActors, kubeconfig: Path, tmp_pat
     assert all(line.startswith("{") for line in operator.log.splitlines())
 
 
-async def test_kopfs_namespaces_must_be_settings(server: StandIn, kubeconfig: Path) -> None:
-    done = run((*KOPF, "-n", "default"), KUBECONFIG=str(kubeconfig))
-    assert_one_line(done, "DDP_OPERATOR_NAMESPACES", "--all-namespaces")
-    done = run((*KOPF, "-A"), KUBECONFIG=str(kubeconfig), DDP_OPERATOR_NAMESPACES="default")
-    assert_one_line(done, "-n default")
-
-
-@pytest.mark.parametrize("command", WAYS)
-def test_missing_crd_is_named_with_its_remedy(tmp_path: Path, command: Sequence[str]) -> None:
+def test_missing_crd_is_named_with_its_remedy(tmp_path: Path) -> None:
     with StandIn(crd=False) as server:
-        done = run(command, KUBECONFIG=str(server.write_kubeconfig(tmp_path)))
+        done = run(MODULE, KUBECONFIG=str(server.write_kubeconfig(tmp_path)))
     assert_one_line(done, "ddptrainingjobs.ddp-operator.dev is not installed", "kubectl apply")
 
 
-@pytest.mark.parametrize("command", WAYS)
 async def test_deleted_crd_ends_operator_and_its_return_allows_start(
-    server: StandIn, actors: ClusterActors, kubeconfig: Path, tmp_path: Path, command: Sequence[str]
+    server: StandIn, actors: ClusterActors, kubeconfig: Path, tmp_path: Path
 ) -> None:
     (port,) = free_ports(1)
-    operator = OperatorProcess(kubeconfig, tmp_path / "log", port=port, command=command, warm=True)
+    operator = OperatorProcess(kubeconfig, tmp_path / "log", port=port, warm=True)
     with operator:
         assert operator.process is not None
         await actors.create(job_manifest())

@@ -17,7 +17,6 @@ from tests.support.stoppable import Stoppable
 from tests.support.warm import WarmProcess
 
 MODULE = (sys.executable, "-m", "ddp_operator")
-KOPF = (str(Path(sys.executable).with_name("kopf")), "run", "-m", "ddp_operator.manager.handlers")
 
 
 class OperatorProcess(Stoppable):

@@ -2,13 +2,10 @@
 
 Kopf's other handlers, its daemons and its timers add a finalizer or annotations to the resource, and a finalizer
 blocks deletion while the operator is down. Raw events (``on.event``) do not change the resource.
-
-``python -m ddp_operator`` and ``kopf run -m ddp_operator.manager.handlers`` use this module.
 """
 
 import asyncio
 import logging
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -18,9 +15,8 @@ from ddp_operator.api.constants import GROUP, KIND, PLURAL, VERSION
 from ddp_operator.kube.client import StartupError
 from ddp_operator.kube.incoming import open_kopf_session
 from ddp_operator.kube.watch import SILENCE
-from ddp_operator.manager.leader import new_identity
 from ddp_operator.manager.operator import Operator, end_at_once
-from ddp_operator.manager.settings import Settings, SettingsError
+from ddp_operator.manager.settings import SettingsError
 
 logger = logging.getLogger(__name__)
 
@@ -28,9 +24,6 @@ WATCH_CONNECT_TIMEOUT = 10.0
 RESOURCES_A_PAGE = 10
 """Objects in one page of a list: Kopf reads a page at once, and a resource may have a megabyte."""
 KOPF_REQUEST_TIMEOUT = 30.0
-
-# `kopf run` has no option for the identity. Without this variable it reads the login name, which a pod may not have.
-os.environ.setdefault("POD_ID", new_identity())
 
 
 class EndlessBackoff:
@@ -72,9 +65,7 @@ async def start(memo: kopf.Memo, settings: kopf.OperatorSettings, **_: Any) -> N
     """Configure Kopf, check the cluster and start the workers. On failure, log one line and exit."""
     configure(settings)
     try:
-        own = memo.get("settings") or Settings.from_env()
-        _check_namespaces(own, clusterwide=settings.peering.clusterwide)
-        memo.operator = Operator(own, on_lost=memo.get("on_lost") or end_at_once)
+        memo.operator = Operator(memo.settings, on_lost=memo.get("on_lost") or end_at_once)
         await memo.operator.start()
     except asyncio.CancelledError:
         await memo.operator.stop()  # on standby Kopf calls no cleanup handler
@@ -133,17 +124,3 @@ def configure(settings: kopf.OperatorSettings) -> None:
     logging.getLogger("kopf.objects").setLevel(logging.WARNING)
     for module in ("observation", "orchestration", "queueing", "running"):
         logging.getLogger(f"kopf._core.reactor.{module}").addFilter(NoTraceback())
-
-
-def _check_namespaces(own: Settings, *, clusterwide: bool) -> None:
-    """Check that the flags of `kopf run` and the settings name the same namespaces. Raises: SettingsError."""
-    if clusterwide and own.namespaces:
-        flags = " ".join(f"-n {name}" for name in own.namespaces)
-        raise SettingsError(
-            f"`kopf run` serves all namespaces, but DDP_OPERATOR_NAMESPACES names some; start `kopf run` with {flags}"
-        )
-    if not clusterwide and not own.namespaces:
-        raise SettingsError(
-            "`kopf run` serves some namespaces, but DDP_OPERATOR_NAMESPACES is not set; set it to the same namespaces, "
-            "or start `kopf run` with --all-namespaces"
-        )

@@ -8,7 +8,6 @@ import kopf
 import pytest
 
 from ddp_operator.manager import handlers
-from ddp_operator.manager.settings import Settings, SettingsError
 
 
 @pytest.fixture
@@ -46,14 +45,3 @@ async def test_leftover_kopf_tasks_do_not_delay_exit() -> None:
     await asyncio.sleep(0)
     assert (task.cancelled(), second.cancelled()) == (True, False)
     second.cancel()
-
-
-@pytest.mark.parametrize(
-    ("namespaces", "clusterwide", "words"),
-    [(("a", "b"), True, "-n a -n b"), ((), False, "DDP_OPERATOR_NAMESPACES")],
-)
-def test_flags_of_kopf_that_contradict_settings_are_refused(
-    namespaces: tuple[str, ...], clusterwide: bool, words: str
-) -> None:
-    with pytest.raises(SettingsError, match=words):
-        handlers._check_namespaces(Settings(namespaces=namespaces), clusterwide=clusterwide)
