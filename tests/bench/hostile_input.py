@@ -44,7 +44,7 @@ from ddp_operator.kube.watch import _list
 from ddp_operator.manager.operator import Operator
 from ddp_operator.manager.settings import Settings
 from ddp_operator.manifests.children import build_children, load_launcher
-from ddp_operator.manifests.log_patterns import check_log_patterns
+from ddp_operator.manifests.template import check_log_patterns
 from ddp_operator.reconcile.observer import Observer
 from ddp_operator.reconcile.page_budget import PageBudget
 from tests.bench.figures import ratio, table

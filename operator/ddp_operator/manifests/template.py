@@ -6,8 +6,9 @@ that torchrun overwrites). The API server's dry run checks everything else.
 
 import ipaddress
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Final
 
 from ddp_operator.api import constants
@@ -20,10 +21,10 @@ from ddp_operator.api.spec import NetworkPolicy, Peer, Spec
 from ddp_operator.manifests.environment import check_memory
 from ddp_operator.manifests.fabric import check_fabric, merge_fabric
 from ddp_operator.manifests.inputs import check_inputs
-from ddp_operator.manifests.log_patterns import check_log_patterns
 from ddp_operator.manifests.nested_launcher import ReadScript, explain_nested_launcher, find_nested_launcher
 from ddp_operator.manifests.torchrun import InvalidCommand, UserCommand, split_user_command
 from ddp_pod.contract.credentials import has_credentials
+from ddp_pod.contract.log_patterns import compile_log_pattern
 
 _POD = "spec.template.spec"
 _MAX_ARGUMENT: Final = 131_072  # bytes with the terminating zero: MAX_ARG_STRLEN of Linux
@@ -364,6 +365,40 @@ def check_nested_launchers(
     problem = explain_nested_launcher(found, nodes=spec.nodes, nproc=template.nproc, has_args=has_args)
     if problem:
         yield FieldError(f"{_POD}.containers[{template.trainer_index}].command", problem)
+
+
+_MAX_PATTERNS: Final = 1024
+"""Maximum characters of a job's log patterns that are compiled here."""
+_MAX_CLASSES: Final = 16
+"""Maximum character classes in these patterns; each may list 256 characters."""
+_BEYOND_LATIN: Final = re.compile(r"\\[uUN]")
+
+
+def check_log_patterns(patterns: Sequence[str]) -> Iterator[tuple[int, str]]:
+    """Yield the index of each invalid pattern, with the reason and the remedy.
+
+    A pattern of 512 characters can take half a second to compile, because a character class beyond Latin-1 is expanded.
+    Only cheap patterns are compiled here; the pod compiles all of them.
+    """
+    length = 0
+    classes = 0
+    for index, text in enumerate(patterns):
+        length += len(text)
+        classes += text.count("[")
+        is_small = length <= _MAX_PATTERNS and classes <= _MAX_CLASSES
+        problem = _compile_pattern(text) if is_small and text.isascii() and not _BEYOND_LATIN.search(text) else ""
+        if problem:
+            yield index, problem
+
+
+@lru_cache(maxsize=256)
+def _compile_pattern(text: str) -> str:
+    """Return why a pattern is invalid, empty if it is valid. The result is cached."""
+    try:
+        compile_log_pattern(text)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _check_log_patterns(spec: Spec, command: UserCommand | None) -> Iterator[FieldError]:

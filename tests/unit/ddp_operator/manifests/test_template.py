@@ -6,7 +6,7 @@ import pytest
 
 from ddp_cli.local.container import expand
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.manifests import log_patterns
+from ddp_operator.manifests import template as template_checks
 from ddp_operator.manifests.children import build_children
 from ddp_operator.manifests.template import resolve_template
 from ddp_pod.contract.plan import decode_config
@@ -59,37 +59,11 @@ class TestLogPatterns:
         self, patterns: list[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         compiled: list[str] = []
-        log_patterns._compile.cache_clear()
-        monkeypatch.setattr(log_patterns, "compile_log_pattern", compiled.append)
-        assert list(log_patterns.check_log_patterns(patterns)) == []
+        template_checks._compile_pattern.cache_clear()
+        monkeypatch.setattr(template_checks, "compile_log_pattern", compiled.append)
+        assert list(template_checks.check_log_patterns(patterns)) == []
         assert compiled == patterns[:1] * (len(patterns) > 1)
-        log_patterns._compile.cache_clear()
-
-    def test_log_pattern_of_many_jobs_is_compiled_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        compiled: list[str] = []
-        log_patterns._compile.cache_clear()
-        monkeypatch.setattr(log_patterns, "compile_log_pattern", compiled.append)
-        for _ in range(3):
-            assert list(log_patterns.check_log_patterns(["(?P<step>x)", "(?P<step>x)"])) == []
-        assert compiled == ["(?P<step>x)"]
-        log_patterns._compile.cache_clear()
-
-    @pytest.mark.parametrize(
-        ("pattern", "problem"),
-        [
-            ("é(?P<steps>x)", "has the unknown group steps"),
-            (r"é\(?P<step>x", "has no named group"),
-            ("é[(?P<step>]", "has no named group"),
-            ("é[](?P<step>", "has no named group"),
-            ("é[^]a](?P<step>x)", ""),
-            (r"é[\]](?P<step>x)(?P<loss>y)", ""),
-            ("é(?P<step>", ""),
-        ],
-    )
-    def test_groups_of_costly_log_pattern_are_checked(self, pattern: str, problem: str) -> None:
-        result = dict(log_patterns.check_log_patterns([pattern]))
-        assert result.get(0, "").startswith(problem)
-        assert bool(result) == bool(problem)
+        template_checks._compile_pattern.cache_clear()
 
     def test_dollar_signs_reach_launcher(self) -> None:
         pattern = r"step (?P<step>\d+)$(?P<loss>)"
