@@ -7,6 +7,7 @@ operator and Kopf connect to the same server as the same user.
 import asyncio
 import socket
 import ssl
+from asyncio import sslproto
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import replace
@@ -23,12 +24,15 @@ from ddp_operator.api.constants import GROUP
 from ddp_operator.kube.incoming import limit_response
 from ddp_operator.kube.resources import path, plural
 
+# asyncio fills a buffer of 256 KiB for each connection with TLS, of which one call reads 16 KiB at a time.
+sslproto.SSLProtocol.max_size = 32 << 10
+
 Login = Callable[[], Awaitable[kopf.ConnectionInfo]]
 OnCall = Callable[[str, str, str], None]
 """Called after every call with its verb, the resource's plural name and the HTTP status (or ``error``)."""
 
 CONNECTIONS = 24
-"""Connections for calls: enough for the usual number of workers. A connection with TLS takes a quarter of a MiB."""
+"""Connections for calls: enough for the usual number of workers."""
 CONNECT_TIMEOUT = 10.0
 SEND_BUFFER = 208 * 1024
 """Bytes; Linux doubles them, and allows no more by default.
