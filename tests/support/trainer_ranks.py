@@ -14,6 +14,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 
+import pytest
+import torch
+import torch.distributed as dist
+
+from ddp_trainer.distributed import DistributedConfig, RankEnv
+from ddp_trainer.distributed.world import World
 from tests.support import PATIENCE
 from tests.support.ports import HeldPort
 from tests.support.warm import CONTEXT, start_server
@@ -121,22 +127,25 @@ def start(
     *,
     script: str | None = None,
     hold: str | None = None,
+    port: HeldPort | None = None,
+    without: int | None = None,
 ) -> Iterator[StartedRanks]:
     """Start the trainer with ``arguments`` on ``world_size`` ranks of one thread; none of them outlives the block.
 
     A rank that has written the text ``hold`` waits until it is released, so that a test acts at this point of the run
     also on a busy machine. The other ranks wait for it in a collective.
     ``script`` replaces the trainer: Python code with ``torch``, ``dist``, ``world`` and ``arguments`` as names.
+    ``without``: the rank that the caller is.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    held = HeldPort()
+    held = port or HeldPort()
     processes = []
     start_server()
     for rank in range(world_size):
+        if rank == without:
+            continue
         own = {"OMP_NUM_THREADS": "1", "DDP_METRICS_PORT": "0", **(environ or {})}
-        if world_size > 1:
-            own |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
-            own |= {"LOCAL_WORLD_SIZE": str(world_size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(held.number)}
+        own |= _describe(rank, world_size, held) if world_size > 1 else {}
         names = {"environ": own, "arguments": list(arguments), "output": str(folder / f"rank-{rank}.txt")}
         names["hold"] = hold
         program = _BEGINNING + (_TRAINER if script is None else _SCRIPT)
@@ -152,6 +161,35 @@ def start(
                 process.kill()
             process.join()
         held.stop()
+
+
+def _describe(rank: int, world_size: int, port: HeldPort) -> dict[str, str]:
+    return {
+        "RANK": str(rank),
+        "LOCAL_RANK": str(rank),
+        "WORLD_SIZE": str(world_size),
+        "LOCAL_WORLD_SIZE": str(world_size),
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port.number),
+    }
+
+
+def run_as_rank(own: int, folder: Path, script: str, world_size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run ``script`` as :func:`run_script`; the calling process is rank ``own``, so that its coverage is measured."""
+    port = HeldPort()
+    with start(folder, [str(folder)], world_size, script=script, port=port, without=own) as ranks:
+        for name, value in (_describe(own, world_size, port) | {"OMP_NUM_THREADS": "1"}).items():
+            monkeypatch.setenv(name, value)
+        world = World.start(DistributedConfig(device="cpu", timeout_seconds=60), RankEnv.from_environ())
+        try:
+            names = {"torch": torch, "dist": dist, "world": world, "arguments": [str(folder)]}
+            exec(compile(script, "script", "exec"), names)
+            assert ranks.codes() == [0] * (world_size - 1)
+        except BaseException:
+            print("".join(ranks.output(rank) for rank in range(world_size)))
+            raise
+        finally:
+            world.close()
 
 
 def run_script(folder: Path, script: str, world_size: int, *, arguments: Sequence[str] = ()) -> StartedRanks:

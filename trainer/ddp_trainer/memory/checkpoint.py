@@ -521,7 +521,12 @@ class _Session:
         if self._kind == SHARD and counter is not None:
             self._writer.count_copies(counter)
         if ring is not None:
-            self._writer.exchange_shards(Ring(ring, self._place.rank), self._peer_slots)
+            assert counter is not None  # without it the saves are not known to be everywhere
+            try:
+                self._writer.exchange_shards(Ring(ring, self._place.rank, counter.store), self._peer_slots)
+            except RuntimeError as error:
+                counter.abandon()
+                self._disable(f"the neighbouring pod does not respond: {error}")
         elif self._kind == SHARD and len(pods) > 1:
             self._log("the pods have different numbers of ranks: shards have no copies in other pods")
 

@@ -33,6 +33,7 @@ SHARD = 2
 # Below the size from which torch sums with several threads: the training needs the cores.
 _CHUNK_WORDS = 1 << 15
 _MEBIBYTE = 1 << 20
+_CGROUP = "/sys/fs/cgroup"
 
 
 class NoRoomError(Exception):
@@ -239,8 +240,8 @@ def find_available(folder: str) -> int:
     """Return how many bytes more fit into a folder in shared memory: of its file system, and of the container."""
     status = os.statvfs(folder)
     available = status.f_bavail * status.f_frsize
-    limit = _read_number("/sys/fs/cgroup/memory.max")
-    current = _read_number("/sys/fs/cgroup/memory.current")
+    limit = _read_number(f"{_CGROUP}/memory.max")
+    current = _read_number(f"{_CGROUP}/memory.current")
     if limit is not None and current is not None:
         available = min(available, limit - current + _read_reclaimable())
     return max(0, available)
@@ -257,7 +258,7 @@ def _read_number(path: str) -> int | None:
 def _read_reclaimable() -> int:
     """Return the bytes of the page cache that the kernel frees when memory is short."""
     try:
-        with open("/sys/fs/cgroup/memory.stat", encoding="ascii") as file:
+        with open(f"{_CGROUP}/memory.stat", encoding="ascii") as file:
             values = dict(line.split(maxsplit=1) for line in file.read(1 << 16).splitlines())
         return int(values.get("inactive_file", 0))
     except (OSError, ValueError):

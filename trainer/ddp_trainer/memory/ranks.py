@@ -113,17 +113,17 @@ class PeerCounter:
         port = int(environ["MASTER_PORT"])
         timeout = timedelta(seconds=_SECONDS_FOR_PEERS)
         store = dist.TCPStore(address, port, is_master=False, wait_for_workers=False, timeout=timeout)  # type: ignore[attr-defined]
-        self._store = dist.PrefixStore(f"ddp-memory/{name}", store)  # type: ignore[attr-defined]
+        self.store = dist.PrefixStore(f"ddp-memory/{name}", store)  # type: ignore[attr-defined]
 
     def is_called_by_all(self) -> bool:
         """Return whether all ranks call this within 20 seconds. All of them get the same result."""
-        count = self._store.add("calls", 1)
+        count = self.store.add("calls", 1)
         deadline = time.monotonic() + _SECONDS_FOR_PEERS
         while count < self._world and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
-            count = self._store.add("calls", 0)
+            count = self.store.add("calls", 0)
         own = "yes" if count >= self._world else "no"
-        return bool(self._store.compare_set("result", "", own) == b"yes")
+        return bool(self.store.compare_set("result", "", own) == b"yes")
 
     def agree_on_copy(self, is_complete: bool) -> bool:
         """Wait until every rank has called this as often as this rank. Returns whether all copies are complete.
@@ -134,20 +134,20 @@ class PeerCounter:
         self._copies += 1
         parity = self._copies % 2  # a fast rank may report a failure of the next copy before this one reads
         if not is_complete:
-            self._store.add(f"failures/{parity}", 1)
-        count = self._store.add("copies", 1)
+            self.store.add(f"failures/{parity}", 1)
+        count = self.store.add("copies", 1)
         deadline = time.monotonic() + _SECONDS_FOR_PEERS
         pause = _SHORTEST_PAUSE
         while count < self._copies * self._world and not self._is_stopped.wait(pause):
             if time.monotonic() > deadline:
                 break
             pause = min(2 * pause, 0.1)
-            count = self._store.add("copies", 0)
+            count = self.store.add("copies", 0)
         if self._is_stopped.is_set():
             return True
         if not self._copies * self._world <= count < _ABANDONED:
             raise TimeoutError("another rank did not complete its copy of the last step")
-        failures = self._store.add(f"failures/{parity}", 0)
+        failures = self.store.add(f"failures/{parity}", 0)
         has_failed = failures > self._failures[parity]
         self._failures[parity] = failures
         return not has_failed
@@ -155,7 +155,7 @@ class PeerCounter:
     def abandon(self) -> None:
         """Tell the other ranks that this one completes no more copies. Does nothing if the store has ended."""
         with suppress(RuntimeError):
-            self._store.add("copies", _ABANDONED)
+            self.store.add("copies", _ABANDONED)
 
     def stop_waiting(self) -> None:
         """Let :meth:`agree_on_copy` return at once: this rank overwrites no more copies."""
@@ -163,23 +163,26 @@ class PeerCounter:
 
 
 class Ring:
-    """Exchanges shards with the neighbouring pods, over a connection of two ranks each, from any thread."""
+    """Exchanges shards with the neighbouring pods, over a connection of two ranks each, from any thread.
 
-    def __init__(self, neighbours: RingNeighbours, rank: int) -> None:
+    ``store``: of :class:`PeerCounter`.
+    """
+
+    def __init__(self, neighbours: RingNeighbours, rank: int, store: Any) -> None:
         self.neighbours = neighbours
-        self._outgoing: Any = None
-        self._incoming: Any = None
+        self._outgoing: _Connection
+        self._incoming: _Connection
         # All ranks create the connections in an order in which none waits for a chain of others.
         outgoing_phase = _find_phase(neighbours.position, neighbours.length)
         incoming_phase = _find_phase((neighbours.position - 1) % neighbours.length, neighbours.length)
         if neighbours.length == 2:
-            self._outgoing = self._incoming = _connect(rank, neighbours.target)
+            self._outgoing = self._incoming = _connect(rank, neighbours.target, store)
         elif outgoing_phase < incoming_phase:
-            self._outgoing = _connect(rank, neighbours.target)
-            self._incoming = _connect(rank, neighbours.source)
+            self._outgoing = _connect(rank, neighbours.target, store)
+            self._incoming = _connect(rank, neighbours.source, store)
         else:
-            self._incoming = _connect(rank, neighbours.source)
-            self._outgoing = _connect(rank, neighbours.target)
+            self._incoming = _connect(rank, neighbours.source, store)
+            self._outgoing = _connect(rank, neighbours.target, store)
 
     def exchange_numbers(self, own: Sequence[int]) -> list[int]:
         """Send numbers to the target; return those of the source, as many."""
@@ -200,9 +203,9 @@ class Ring:
     def _exchange(self, outgoing: Tensor | None, incoming: Tensor | None) -> None:
         work = None
         if outgoing is not None:
-            work = dist.isend(outgoing, dst=self.neighbours.target, group=self._outgoing)
+            work = self._outgoing.group.send([outgoing], self._outgoing.peer, 0)
         if incoming is not None:
-            dist.recv(incoming, src=self.neighbours.source, group=self._incoming)
+            self._incoming.group.recv([incoming], self._incoming.peer, 0).wait()
         if work is not None:
             work.wait()
 
@@ -212,7 +215,18 @@ def _find_phase(pair: int, length: int) -> int:
     return 2 if length % 2 and pair == length - 1 else pair % 2
 
 
-def _connect(rank: int, peer: int) -> Any:
-    members = sorted((rank, peer))
+class _Connection(NamedTuple):
+    """A group of two ranks. ``peer``: the other one's number in it."""
+
+    group: Any
+    peer: int
+
+
+def _connect(rank: int, peer: int, store: Any) -> _Connection:
+    # Not new_group(use_local_synchronization=True): its name contains the number of groups that the rank has created,
+    # which differs between the two ranks of a pair in rings of odd length, and in programs with groups of their own.
+    first, second = sorted((rank, peer))
+    prefix = dist.PrefixStore(f"ring/{first}-{second}", store)  # type: ignore[attr-defined]
     timeout = timedelta(seconds=_SECONDS_FOR_PEERS)
-    return dist.new_group(members, backend="gloo", timeout=timeout, use_local_synchronization=True)
+    group = dist.ProcessGroupGloo(prefix, int(rank == second), 2, timeout)
+    return _Connection(group, int(peer == second))

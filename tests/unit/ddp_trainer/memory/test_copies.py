@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -90,3 +92,59 @@ def test_full_memory_is_an_error_before_the_first_byte(tmp_path: Path, monkeypat
     with pytest.raises(NoRoomError):
         file.reserve(CONTENT.numel())
     assert file.allocated == 0
+
+
+@pytest.mark.parametrize(("fallocate", "registered"), [(True, True), (True, False), (False, False)])
+def test_memory_is_reserved_pinned_and_released(
+    fallocate: bool, registered: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+    runtime = SimpleNamespace(
+        cudaHostRegister=lambda *_: calls.append("register") or int(not registered),
+        cudaHostUnregister=lambda _: calls.append("unregister"),
+    )
+    monkeypatch.setattr(copies, "_runtime", lambda: runtime)
+    file = CopyFile(str(tmp_path / "state-0"))
+    file.pin()  # without memory there is nothing to register
+    if not fallocate:
+
+        def fail(*_: int) -> None:
+            raise OSError(28, "No space left on device")
+
+        monkeypatch.setattr(os, "posix_fallocate", fail)
+        with pytest.raises(NoRoomError):
+            file.reserve(1000)
+        assert file.allocated == 0
+        return
+    file.reserve(1000)
+    file.pin()
+    assert file.is_pinned is registered
+    file.close()
+    assert calls == (["register", "unregister"] if registered else ["register"])
+
+
+def test_file_without_copy_cannot_be_opened(tmp_path: Path) -> None:
+    file = CopyFile(str(tmp_path / "state-0"))
+    file.invalidate()
+    with pytest.raises(ValueError, match="contains no copy"):
+        file.open()
+
+
+@pytest.mark.parametrize(
+    ("limit", "used", "cached", "available"),
+    [
+        ("1000", "400", "inactive_file 50\n", 650),
+        ("max", "400", "", None),
+        ("1000", "2000", "", 0),
+        ("1000", "400", "x", 600),
+    ],
+)
+def test_room_is_limited_by_the_container(
+    limit: str, used: str, cached: str, available: int | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in (("max", limit), ("current", used), ("stat", cached)):
+        (tmp_path / f"memory.{name}").write_text(text)
+    monkeypatch.setattr(copies, "_CGROUP", str(tmp_path))
+    status = os.statvfs(tmp_path)
+    expected = status.f_bavail * status.f_frsize if available is None else available
+    assert copies.find_available(str(tmp_path)) == pytest.approx(expected, rel=0.01)

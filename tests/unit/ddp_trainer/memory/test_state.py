@@ -8,12 +8,17 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 
 from ddp_trainer.memory.state import (
+    CopyManifest,
+    FlatState,
     build_rows,
+    build_state,
     decode_manifest,
     encode_manifest,
     encode_rows,
+    find_misfit,
     find_settled,
     flatten,
     read_tensor,
@@ -121,3 +126,77 @@ def test_settled_tensors_are_parameters_and_states_of_optimizers() -> None:
     settled = find_settled([Wrapper(model), optimizer])
     momentum = [values["momentum_buffer"] for values in optimizer.state.values()]
     assert settled == {tensor.data_ptr() for tensor in [*model.parameters(), *momentum]}
+
+
+def describe(objects: dict[str, Any]) -> tuple[FlatState, CopyManifest]:
+    state = flatten({name: item.state_dict() for name, item in objects.items()})
+    return state, decode_manifest(encode_manifest(state.tree, encode_rows(build_rows(state.leaves))), 1 << 20)
+
+
+def build_sgd(*sizes: int) -> torch.optim.Optimizer:
+    return torch.optim.SGD([{"params": [torch.zeros(1) for _ in range(size)]} for size in sizes], lr=0.1)
+
+
+@pytest.mark.parametrize(
+    ("saved", "live", "problem"),
+    [
+        ({"x": build_sgd(2, 1)}, {"x": build_sgd(2, 1)}, ""),
+        ({"x": build_sgd(2, 1)}, {"x": build_sgd(3)}, "x has parameter groups of [3] tensors, in the copy of [2, 1]"),
+        ({"x": torch.nn.Linear(1, 1)}, {"x": build_sgd(1)}, "x is not an optimizer in the copy"),
+        ({"x": torch.nn.Linear(1, 1)}, {"x": torch.nn.Linear(1, 1, bias=False)}, "x.bias is only in the copy or only"),
+        (
+            {"x": torch.nn.Linear(1, 1)},
+            {"x": torch.nn.Linear(2, 1)},
+            "x.weight has the shape (1, 2), in the copy (1, 1",
+        ),
+        ({}, {"y": build_sgd(1)}, "it contains the state of nothing, not of y"),
+    ],
+)
+def test_copy_that_does_not_fit_is_named(saved: dict[str, Any], live: dict[str, Any], problem: str) -> None:
+    found = find_misfit(describe(saved)[1], live, describe(live)[0])
+    assert found.startswith(problem)
+    assert bool(found) is bool(problem)
+
+
+@pytest.mark.parametrize("tree", [{"x": 3}, {"l": 3}, {"d": [1]}, {"d": [], "l": []}, {"b": "a"}])
+def test_tree_of_another_program_is_refused(tree: Any) -> None:
+    with pytest.raises(ValueError, match=r"manifest|base64|unpack"):
+        unflatten(tree, [])
+
+
+def test_shards_are_distributed_as_in_the_running_program() -> None:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        mesh = DeviceMesh("cpu", [0])
+
+        def build() -> dict[str, Any]:
+            model = torch.nn.Linear(4, 6, bias=False)
+            model.weight = torch.nn.Parameter(distribute_tensor(torch.randn(6, 4), mesh, [Shard(0)]))
+            return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)}
+
+        saved = build()
+        saved["model"].weight.grad = torch.ones_like(saved["model"].weight)
+        saved["optimizer"].step()
+        state, manifest = describe(saved)
+        assert state.is_sharded
+        assert find_settled(saved.values()) == {leaf.tensor.data_ptr() for leaf in state.leaves}
+        payload = torch.zeros(1 << 10, dtype=torch.uint8)
+        for leaf, row in zip(state.leaves, manifest.rows, strict=True):
+            payload[row.offset : row.offset + row.bytes] = leaf.memory.view(torch.uint8)
+        live = build()
+        template = describe(live)[0]
+        for name, item in live.items():
+            item.load_state_dict(build_state(name, item, manifest, payload, template))
+        assert torch.equal(live["model"].weight.full_tensor(), saved["model"].weight.full_tensor())
+        (buffer,) = [values["momentum_buffer"] for values in live["optimizer"].state.values()]
+        assert isinstance(buffer, DTensor)
+        assert bool((buffer.full_tensor() == 1).all())
+        with pytest.raises(ValueError, match=r"model.weight is a shard, but the program has no DTensor there"):
+            build_state(
+                "model", torch.nn.Linear(4, 6), manifest, payload, describe({"model": torch.nn.Linear(4, 6)})[0]
+            )
+    finally:
+        dist.destroy_process_group()

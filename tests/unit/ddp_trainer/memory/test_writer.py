@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
@@ -160,3 +161,94 @@ def test_copy_that_another_rank_does_not_have_is_overwritten_before_the_one_of_a
         kept.append(steps[0])
     writer.close(60)
     assert kept == [{1}, {1, 2}, {2}, {2, 4}]
+
+
+class FakeStream:
+    """A stream of a GPU. ``order``: what it waited for, and what it did."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.order: list[Any] = []
+
+    def wait_stream(self, other: FakeStream) -> None:
+        self.order.append(other)
+
+    def wait_event(self, event: FakeEvent) -> None:
+        self.order.append(event)
+
+
+class FakeEvent:
+    """An event that is reached when somebody waits for it."""
+
+    def __init__(self, **_: Any) -> None:
+        self.reached = False
+
+    def record(self, stream: FakeStream) -> None:
+        stream.order.append(self)
+
+    def query(self) -> bool:
+        return self.reached
+
+    def synchronize(self) -> None:
+        self.reached = True
+
+    def elapsed_time(self, other: FakeEvent) -> float:
+        return 250.0
+
+
+class FakeSource(NamedTuple):
+    """A tensor of a GPU."""
+
+    device: torch.device
+    memory: torch.Tensor
+
+    def view(self, dtype: torch.dtype) -> torch.Tensor:
+        return self.memory.view(dtype)
+
+    def record_stream(self, stream: FakeStream) -> None:
+        stream.order.append("read")
+
+
+def test_gpu_copies_follow_the_training_which_waits_for_them_at_the_fence(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = torch.device("cuda", 0)
+    training = FakeStream(device)
+    created: list[FakeStream] = []
+    entered: list[FakeStream] = []
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: created.append(FakeStream(device)) or created[-1])
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: entered.append(stream) or contextlib.nullcontext())
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda device: training)
+    monkeypatch.setattr(torch.cuda, "Event", FakeEvent)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    gpu = GpuCopies()
+    gpu.fence()
+    assert gpu.measure_stall() == 0
+    for value in (1.0, 2.0):
+        target = torch.zeros(8, dtype=torch.uint8)
+        gpu.start([GpuCopy(target, cast("torch.Tensor", FakeSource(device, torch.full((2,), value))))])
+        assert target.view(torch.float32).tolist() == [value] * 2
+        (stream,) = created  # one for all copies: torch hands out 32, and the training has one of them
+        assert entered[-1] is stream
+        assert stream.order[-3:-1] == [training, "read"]
+        finished = stream.order[-1]
+        gpu.fence()
+        gpu.fence()
+        assert training.order[-3:] == [training.order[-3], finished, finished]
+        assert gpu.measure_stall() == 0  # not known yet
+        gpu.synchronize()
+        training.order[-3].reached = True
+        assert gpu.measure_stall() == 0.25
+
+
+def test_copy_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(CopyFile, "pin", lambda file: None)
+    monkeypatch.setattr("ddp_trainer.memory.writer.SECONDS_FOR_COPY", 0.01)
+    gpu = SlowGpu()
+    writer = Writer(Slots(str(tmp_path / "state")), PLACE, finite_only=False)
+    writer.close(60)  # without a copy there is nothing to do
+    writer._gpu = cast("GpuCopies", gpu)
+    copy = build_copy(3)
+    writer.write(copy._replace(leaves=[cast("Leaf", OnGpu(torch.ones(100)))]))
+    writer.write(build_copy(4))
+    assert writer.problem == "the copy of an earlier step took more than 0.01 s"
+    gpu.allowed.set()
+    writer.close(60)
+    assert writer.slots.find(SHARD, 3, 0) is not None
