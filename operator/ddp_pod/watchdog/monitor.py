@@ -385,7 +385,7 @@ class StallMonitor:
                 stalled.append(in_io[worker.pid])  # it may respond next time
                 continue
             collectives = reports.get(worker.local_rank, RankCollectives())
-            activity = _describe_activity(stall, worker, stack, collectives)
+            activity = describe_activity(stall, worker, stack, collectives, process_state(worker.pid))
             if activity.state == "Behind" and stack is not None and self._is_in_io(stall, worker, stack):
                 activity = activity._replace(state="IO")
             stalled.append(StalledWorker(worker, activity, stack.text if stack else "", collectives))
@@ -474,12 +474,12 @@ def _sum_up(report: StallReport) -> JobStall:
     return JobStall(int(report.known), int(report.stuck), int(report.idle), 1, None)
 
 
-def _describe_activity(
-    stall: RankStall, worker: WorkerRecord, stack: Stack | None, collectives: RankCollectives
+def describe_activity(
+    stall: RankStall, worker: WorkerRecord, stack: Stack | None, collectives: RankCollectives, process: str
 ) -> RankActivity:
-    """Return what a worker does instead of a step."""
+    """Return what a worker does instead of a step. ``process``: the state of its process."""
     is_idle = worker.local_rank in stall.idle
-    if process_state(worker.pid) in STOPPED_STATES:
+    if process in STOPPED_STATES:
         state = "Stopped"
         what = f"the process of rank {worker.rank} is stopped (SIGSTOP)"
     elif stack is None or not stack.frames:

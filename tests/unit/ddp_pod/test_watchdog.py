@@ -6,8 +6,6 @@ import dataclasses
 import json
 import os
 import signal
-import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
@@ -305,53 +303,57 @@ def test_incomplete_stack_is_empty_and_deep_one_is_read() -> None:
 CALL = Collective("all_reduce", 7, "the default group", ())
 PENDING = RankCollectives([GroupState(CALL, CALL)])
 OVER = RankCollectives([GroupState(CALL, None)])
+NONE = RankCollectives()
 
 
 @pytest.mark.parametrize(
-    ("line", "collectives", "seconds", "state"),
+    ("line", "collectives", "process", "state"),
     [
-        ("work.wait()", RankCollectives(), 20, "Waiting"),
-        ("work.wait()", PENDING, 20, "Waiting"),
-        ("work.wait()", OVER, 20, "IO"),
-        ("loss.item()", PENDING, 20, "Waiting"),
-        ("upload.recv(1)", RankCollectives(), 20, "IO"),
-        ("upload.recv(int(1))", OVER, 999, "IO"),
-        ("upload.recv(1)", PENDING, 1001, "Behind"),
-        ("time.sleep(600)", OVER, 20, "IO"),
-        ("json.loads(socket.recv(9))", OVER, 20, "IO"),
-        ("x = y", OVER, 20, "IO"),
-        ("lock.acquire()", RankCollectives(), 20, "Behind"),
-        ("with self.lock:", OVER, 20, "Behind"),
-        ("with open(path) as file:", OVER, 20, "IO"),
+        ("work.wait()", NONE, "S", "Waiting"),
+        ("work.wait()", PENDING, "S", "Waiting"),
+        ("work.wait()", OVER, "S", "Behind"),
+        ("loss.item()", PENDING, "R", "Waiting"),
+        ("loss.item()", PENDING, "T", "Stopped"),
+        ("upload.recv(1)", NONE, "S", "Behind"),
+        ("upload.recv(1)", PENDING, "S", "Behind"),
+        ("x = y", OVER, "R", "Behind"),
     ],
 )
-@pytest.mark.parametrize("certain", [False, True])
-def test_state_of_sleeping_rank_follows_from_line_collectives_and_time(
+@pytest.mark.parametrize(
+    ("certain", "idle", "is_known"), [(True, False, True), (False, True, True), (False, False, False)]
+)
+def test_state_of_a_rank_follows_from_its_line_and_collectives(
     tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    certain: bool,
     line: str,
     collectives: RankCollectives,
-    seconds: float,
+    process: str,
     state: str,
+    certain: bool,
+    idle: bool,
+    is_known: bool,
 ) -> None:
     (tmp_path / "data.py").write_text(f"{line}\n")
     seen = stack(str(tmp_path / "data.py"))
-    with subprocess.Popen(["sleep", "600"]) as process:
-        try:
-            while process_state(process.pid) != "S":
-                time.sleep(0.01)
-            examined = examine(tmp_path, monkeypatch, seen, collectives, seconds, process.pid, certain)
-        finally:
-            process.kill()
-    assert examined.state == state
-    assert ("waits for other ranks" in examined.what) is (state == "Waiting")
-    assert examined.what.startswith("rank 3 ")
+    stall = RankStall(0.0, "no step", certain=certain, idle=frozenset({0} if idle else ()))
+    activity = monitor.describe_activity(stall, WorkerRecord(1, 3, 0, 0), seen, collectives, process)
+    assert activity.state == ("Busy" if state == "Behind" and not is_known else state)
+    assert "rank 3 " in activity.what
+    assert ("data.py:1" in activity.what) is (state != "Stopped")
 
 
-def test_computing_rank_is_not_in_io(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    seen = stack("/app/validate.py")
-    assert examine(tmp_path, monkeypatch, seen, OVER, 20, os.getpid(), certain=True).state == "Behind"
+@pytest.mark.parametrize(
+    ("line", "waits"),
+    [
+        ("lock.acquire()", True),
+        ("with self.lock:", True),
+        ("with open(path) as file:", False),
+        ("upload.recv(1)", False),
+        ("time.sleep(600)", False),
+    ],
+)
+def test_line_that_waits_for_a_lock_is_recognized(tmp_path: Path, line: str, waits: bool) -> None:
+    (tmp_path / "data.py").write_text(f"{line}\n")
+    assert stack(str(tmp_path / "data.py")).waits_for_lock is waits
 
 
 def monitor_of_sleeping_rank(
@@ -418,34 +420,6 @@ def test_native_call_of_main_module_is_named_if_it_is_certain(tmp_path: Path, li
     library = StackFrame("/usr/lib/python3.11/threading.py", 327, "wait")
     waits = Stack([StackFrame(str(tmp_path / "train.py"), 1, "<module>"), library], "")
     assert waits.place == f"{place} (train.py:1), in wait (threading.py:327)"
-
-
-def examine(
-    folder: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    seen: Stack,
-    collectives: RankCollectives,
-    seconds: float,
-    pid: int,
-    certain: bool,
-) -> RankActivity:
-    """Return the state of a rank in a stall of ``seconds``."""
-
-    class Request:
-        def __init__(self, *_: object) -> None:
-            pass
-
-        def read(self) -> dict[int, RankCollectives]:
-            return {0: collectives}
-
-    monkeypatch.setattr(monitor, "CollectivesRequest", Request)
-    monkeypatch.setattr(monitor, "collect_stacks", lambda *_, **__: {0: seen})
-    config = launcher_pod(folder, nodes=2, watchdog=WatchdogConfig(30, 10, 1000, "Restart"))
-    stalls = monitor.StallMonitor(config, MetricsEndpoint(str(folder), lambda: ""), is_stopping=lambda: False)
-    now = stalls._clock.read(time.monotonic())
-    stall = RankStall(now - seconds, "no step", certain=certain, idle=frozenset({0}))
-    (examined,) = stalls._examine(stall, [WorkerRecord(pid, 3, 0, 0)], quiet=True)
-    return examined.activity
 
 
 def test_partially_written_stack_is_awaited(
