@@ -7,7 +7,7 @@ import os
 import sys
 import time
 from collections.abc import Sequence
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NoReturn
 
 from ..base.files import read_json, write_json
 from ..contract.names import ENV_AGENT_PID, ENV_RUNTIME_DIR, ENV_TRACKING_RUN, PAGES, TRAINER_STATUS_FILE
@@ -22,28 +22,17 @@ _ENV_STATUS_TOKEN = "KUBEFLOW_TRAINER_SERVER_TOKEN"  # noqa: S105 # nosec B105
 _PROXY_VARIABLES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
 
 
-class _RankFiles(NamedTuple):
+class _RankFiles:
     """The files of one rank in the runtime directory."""
 
-    worker: str
-    error: str
-    groups: str
-    collectives: str
-    metrics: str
-    stacks: str
-    output: str
-
-
-def _name_files(runtime: str, local_rank: str) -> _RankFiles:
-    return _RankFiles(
-        worker=os.path.join(runtime, "workers", f"{local_rank}.json"),
-        error=os.path.join(runtime, "errors", f"{local_rank}.json"),
-        groups=os.path.join(runtime, "groups", local_rank),
-        collectives=os.path.join(runtime, "groups", f"{local_rank}.collectives"),
-        metrics=os.path.join(runtime, "metrics", local_rank),
-        stacks=os.path.join(runtime, "stacks", local_rank),
-        output=os.path.join(runtime, "output", local_rank),
-    )
+    def __init__(self, runtime: str, local_rank: str) -> None:
+        self.worker = os.path.join(runtime, "workers", f"{local_rank}.json")
+        self.error = os.path.join(runtime, "errors", f"{local_rank}.json")
+        self.groups = os.path.join(runtime, "groups", local_rank)
+        self.collectives = f"{self.groups}.collectives"
+        self.metrics = os.path.join(runtime, "metrics", local_rank)
+        self.stacks = os.path.join(runtime, "stacks", local_rank)
+        self.output = os.path.join(runtime, "output", local_rank)
 
 
 def main(argv: Sequence[str]) -> NoReturn:
@@ -52,7 +41,7 @@ def main(argv: Sequence[str]) -> NoReturn:
     args = list(argv[3:])
     set_parent_death_signal(int(os.environ.pop(ENV_AGENT_PID, os.getppid())))
     runtime = os.environ[ENV_RUNTIME_DIR]
-    files = _name_files(runtime, local_rank)
+    files = _RankFiles(runtime, local_rank)
     divert_output(files.output)
     _remove_stale_files(files)
 

@@ -26,7 +26,6 @@ _COLLECTIVE_CALLS = re.compile(
 # A lock that no call of the standard library acquires, such as a queue's, which waits for the work of another thread.
 _LOCK = re.compile(r"\bacquire\(|^\s*(async )?with [\w.\[\]\"']+( as \w+)?:")
 _STANDARD_LIBRARY = re.compile(r"[/\\]lib(64)?[/\\]python3[^/\\]*[/\\](?!(site|dist)-packages)|^<frozen ")
-_CALL = re.compile(r"([A-Za-z_][\w.]*)\(")
 _SHIM_FUNCTION = "_run_and_record"  # of worker.py, below which the script runs
 SECONDS_FOR_STACKS = 5.0
 _SECONDS_UNCHANGED = 1.0  # after which an incomplete stack is taken as final
@@ -74,21 +73,10 @@ class Stack(NamedTuple):
         if not self.frames:
             return "an unknown place"
         innermost = self.frames[-1]
-        own = [frame for frame in self.frames if not LIBRARY.search(frame.path)][-1:]
-        shown = [frame._replace(function=_find_call(frame) or frame.function) for frame in own]
-        if own != [innermost]:
+        shown = [frame for frame in self.frames if not LIBRARY.search(frame.path)][-1:]
+        if shown != [innermost]:
             shown.append(innermost)
         return ", in ".join(f"{frame.function} ({os.path.basename(frame.path)}:{frame.line})" for frame in shown)
-
-
-def _find_call(frame: StackFrame) -> str:
-    """Return the call in a line of a module, such as ``upload.recv``; empty if it is not certain."""
-    if frame.function != "<module>":
-        return ""
-    names = set(_CALL.findall(linecache.getline(frame.path, frame.line)))
-    attributes = [name for name in names if "." in name]
-    candidates = attributes or list(names)
-    return candidates[0] if len(candidates) == 1 else ""
 
 
 def read_stack(text: str) -> Stack:

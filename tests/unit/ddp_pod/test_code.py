@@ -242,6 +242,7 @@ def test_packages_are_installed_beside_packages_of_image(
     assert os.environ["PATH"].startswith(f"{code.packages}/venv/bin:")
 
 
+@pytest.mark.nightly
 def test_package_without_distribution_is_user_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     write(tmp_path / "source", {"requirements.txt": "ddp-no-such-package==1\n"})

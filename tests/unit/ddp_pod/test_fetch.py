@@ -286,16 +286,6 @@ class TestFetchingPod:
         )
         return ran.returncode, message.read_text(), ran.stderr
 
-    def test_termination_message_lists_fetched_inputs(self, tmp_path: Path, server: FileServer) -> None:
-        code, message, log = self.run(tmp_path, f"{server.url}/a", f"{server.url}/b")
-        ended = parse_termination(code, text=message)
-        assert code == 0
-        assert [(item.name, item.phase, item.bytes) for item in ended.inputs] == [
-            ("in0", "Fetched", len(DATA)),
-            ("in1", "Fetched", len(DATA)),
-        ]
-        assert "input in1: fetching 3.0 MB" in log
-
     def test_missing_input_fails_before_any_download(self, tmp_path: Path, server: FileServer) -> None:
         server.statuses = [0, 404]
         code, message, _ = self.run(tmp_path, f"{server.url}/a", f"{server.url}/b")
@@ -304,7 +294,7 @@ class TestFetchingPod:
         assert ended.message.startswith("input in1: http")
         assert [(item.phase, item.reason) for item in ended.inputs] == [("Pending", ""), ("Failed", "NotFound")]
 
-    def test_page_shows_progress(self, tmp_path: Path, server: FileServer) -> None:
+    def test_page_shows_progress_and_termination_message_lists_inputs(self, tmp_path: Path, server: FileServer) -> None:
         inner = server.content
         pages: list[str] = []
 
@@ -316,7 +306,14 @@ class TestFetchingPod:
             return inner(start, count)
 
         server.content = look
-        self.run(tmp_path, f"{server.url}/a")
-        (item,) = parse_page(pages[0]).inputs
+        code, message, log = self.run(tmp_path, f"{server.url}/a", f"{server.url}/b")
+        (item, _) = parse_page(pages[0]).inputs
         assert (item.phase, item.total_bytes) == ("Fetching", len(DATA))
         assert 0 <= item.bytes <= 1_100_000
+        ended = parse_termination(code, text=message)
+        assert code == 0
+        assert [(item.name, item.phase, item.bytes) for item in ended.inputs] == [
+            ("in0", "Fetched", len(DATA)),
+            ("in1", "Fetched", len(DATA)),
+        ]
+        assert "input in1: fetching 3.0 MB" in log

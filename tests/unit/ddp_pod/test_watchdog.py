@@ -25,7 +25,7 @@ from ddp_pod.progress.metrics import PAGE_TIMEOUT, MetricsEndpoint
 from ddp_pod.rank import worker
 from ddp_pod.watchdog import monitor
 from ddp_pod.watchdog.collectives import Collective, GroupState, RankCollectives
-from ddp_pod.watchdog.stacks import SECONDS_FOR_STACKS, Stack, StackFrame, collect_stacks, read_stack
+from ddp_pod.watchdog.stacks import SECONDS_FOR_STACKS, Stack, collect_stacks, read_stack
 from ddp_pod.watchdog.stall import (
     HeartbeatWatchdog,
     Idleness,
@@ -402,24 +402,6 @@ def test_rank_is_examined_early_if_no_pause_before_was_as_long(
     assert (stalls.build_awaited() is not None) is is_known
     stalls.forget()
     assert stalls.build_awaited() is None
-
-
-@pytest.mark.parametrize(
-    ("line", "place"),
-    [
-        ("upload.recv(int(1))", "upload.recv"),
-        ("sleep(1)", "sleep"),
-        ("json.loads(socket.recv(9))", "<module>"),
-        ("x = y", "<module>"),
-    ],
-)
-def test_native_call_of_main_module_is_named_if_it_is_certain(tmp_path: Path, line: str, place: str) -> None:
-    (tmp_path / "train.py").write_text(f"{line}\n")
-    assert Stack([StackFrame(str(tmp_path / "train.py"), 1, "<module>")], "").place == f"{place} (train.py:1)"
-    assert Stack([StackFrame(str(tmp_path / "train.py"), 1, "load")], "").place == "load (train.py:1)"
-    library = StackFrame("/usr/lib/python3.11/threading.py", 327, "wait")
-    waits = Stack([StackFrame(str(tmp_path / "train.py"), 1, "<module>"), library], "")
-    assert waits.place == f"{place} (train.py:1), in wait (threading.py:327)"
 
 
 def test_partially_written_stack_is_awaited(
