@@ -36,7 +36,8 @@ from tests.bench.operator_scale import (
     writes_of_status,
 )
 from tests.support import ROOT
-from tests.support.builders import job_manifest
+from tests.support.builders import job_manifest, rank_json
+from tests.support.builders import page as build_report
 from tests.support.control_plane import ControlPlane, free_ports
 from tests.support.kubernetes_binaries import find_binary
 from tests.support.operator_process import OperatorProcess
@@ -45,39 +46,24 @@ from tests.support.standin import ClusterActors
 
 RANKS: Final = 8
 """Of each pod."""
-BUCKETS: Final = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, float("inf"))
 
 
-def rank_series(seconds: float, rank: int = 0) -> dict[str, float]:
-    """Return a rank's series after this many seconds, by name and further labels: as many as the trainer's."""
+def rank_numbers(seconds: float, rank: int = 0) -> dict[str, float]:
+    """Return a rank's numbers after this many seconds: as many as the trainer's."""
     step = int(10 * seconds) + 1
     work = step / 12 * (1 + rank % 7 / 100)
-    figures = {
-        "ddp_samples_total": 32 * step, "ddp_steps_total": step, "ddp_tokens_total": 0, "ddp_step": step,
-        "ddp_planned_steps": 10**6,
-        "ddp_progress_ratio": step / 10**6, "ddp_epoch": 1, "ddp_planned_epochs": 90,
-        "ddp_step_duration_seconds_sum": step / 10, "ddp_step_duration_seconds_count": step,
-        "ddp_data_wait_seconds_total": step / 100, "ddp_loss": 1 + rank / step, "ddp_compute_seconds_total": work,
-        "ddp_nonfinite_losses_total": 0, "ddp_learning_rate": 0.1, "ddp_grad_norm": 1, "ddp_world_size": 8 * RANKS,
-        "ddp_heartbeats_total": step, "ddp_last_step_timestamp_seconds": time.time(),
-        "ddp_gpu_memory_peak_bytes": 1e10, "ddp_validation_loss": 1, "ddp_validation_accuracy_ratio": 0.5,
-        "ddp_saving": 0, "ddp_checkpoint_step": step, "ddp_checkpoint_duration_seconds_sum": 0,
-        "ddp_checkpoint_duration_seconds_count": 0,
+    return {
+        "samples": 32 * step, "steps": step, "step": step, "total_steps": 10**6, "share": step / 10**6, "epoch": 1,
+        "epochs": 90, "step_seconds": step / 10, "data_seconds": step / 100, "loss": 1 + rank / step,
+        "compute_seconds": work, "learning_rate": 0.1, "world_size": 8 * RANKS, "heartbeats": step,
+        "last_step_time": time.time(), "val_loss": 1, "val_accuracy": 0.5, "saving": 0, "checkpoint_step": step,
     }  # fmt: skip
-    for name, count in (("step", step), ("checkpoint", 0)):
-        figures |= {f'ddp_{name}_duration_seconds_bucket,le="{limit}"': count * (limit >= 0.1) for limit in BUCKETS}
-    return figures
 
 
 def page(seconds: float) -> str:
-    """Return the metrics page of a pod whose ranks have trained for this many seconds."""
-    phase = "Running" if seconds else "Rendezvous"
-    lines = [f'ddp_launcher_phase{{phase="{phase}"}} 1', "ddp_launcher_in_place_restarts_total 0"]
-    for rank in range(RANKS) if seconds else ():
-        for series, value in rank_series(seconds, rank).items():
-            name, comma, label = series.partition(",")
-            lines.append(f'{name}{{rank="{rank}"{comma}{label}}} {value}')
-    return "\n".join(lines) + "\n"
+    """Return the report of a pod whose ranks have trained for this many seconds."""
+    ranks = [rank_json(rank, **rank_numbers(seconds, rank)) for rank in range(RANKS)] if seconds else []
+    return build_report(phase="Running" if seconds else "Rendezvous", restarts=0, ranks=ranks)
 
 
 class Seen:

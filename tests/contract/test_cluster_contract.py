@@ -308,26 +308,25 @@ async def test_deleted_resource_is_not_suspended(driver: ClusterDriver) -> None:
         await driver.cluster.suspend_resource(KEY, resource_version="1")
 
 
-# --- metrics pages ----------------------------------------------------------------------------------------------------
+# --- reports ----------------------------------------------------------------------------------------------------------
 
 
-async def test_metrics_page_of_running_pod_is_read(driver: ClusterDriver) -> None:
+async def test_report_of_running_pod_is_read(driver: ClusterDriver) -> None:
     await start_job(driver, 1)
     snapshot = await driver.cluster.observe(KEY)
     assert snapshot is not None
-    with serve(b"ddp_loss 0.5\n") as port:
+    with serve(b'{"version": 2}') as port:
         known = driver.announce_port(snapshot.pods[0], port)
-        pieces: list[bytes] = []
-        while not await driver.cluster.scrape(snapshot.pods[0], known, pieces.append):
-            pieces.clear()  # a late page is dropped; the observer requests it again
-        assert b"".join(pieces) == b"ddp_loss 0.5\n"
-    assert not await driver.cluster.scrape(snapshot.pods[0], known, pieces.append)
+        while (report := await driver.cluster.read_report(snapshot.pods[0], known)) is None:
+            pass  # a late report is dropped; the observer requests it again
+        assert report == b'{"version": 2}'
+    assert await driver.cluster.read_report(snapshot.pods[0], known) is None
 
 
-async def test_endless_metrics_page_is_abandoned(driver: ClusterDriver) -> None:
+async def test_endless_report_is_abandoned(driver: ClusterDriver) -> None:
     await start_job(driver, 1)
     snapshot = await driver.cluster.observe(KEY)
     assert snapshot is not None
     with serve(b"#" * (2 << 20)) as port:
         known = driver.announce_port(snapshot.pods[0], port)
-        assert not await driver.cluster.scrape(snapshot.pods[0], known, lambda piece: None)
+        assert await driver.cluster.read_report(snapshot.pods[0], known) is None

@@ -7,11 +7,9 @@ other by their names. ``DRILL_NETWORK``: by the addresses (NETWORK.1 and so on) 
 from __future__ import annotations
 
 import asyncio
-import http.client
 import os
 import sys
-import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +18,7 @@ from ddp_cli.local import pods, processes, runner
 from ddp_cli.local.job_controller import completion_index
 from ddp_cli.local.runner import Run, RunOutcome, RunPlan
 from ddp_operator.api import constants
+from ddp_operator.kube.scrape import fetch_report
 
 PROGRAM = str(Path(__file__))
 
@@ -32,12 +31,13 @@ class Driven(Run):
         cluster = self._cluster
         if "DRILL_NETWORK" in os.environ:
 
-            async def scrape(pod: Any, port: int, take: Callable[[bytes], None]) -> bool:
-                page = await _scrape(pod, cluster.kubelet.port_of(pod))
-                take((page or "").encode())
-                return page is not None
+            async def read_report(pod: Any, port: int) -> bytes | None:
+                local_port = cluster.kubelet.port_of(pod)
+                if local_port is None:
+                    return None
+                return await fetch_report(_address(completion_index(pod) or 0), local_port)
 
-            cluster.scrape = scrape  # type: ignore[method-assign]
+            cluster.read_report = read_report  # type: ignore[method-assign]
         return await super().run()
 
 
@@ -55,18 +55,6 @@ def _start(
         # The store listens at that address, and gloo on that interface.
         environment = {**environment, constants.ENV_POD_IP: _address(index), "GLOO_SOCKET_IFNAME": "wire"}
     return inner([*filter(None, prefix), *command], environment, *args, **kwargs)
-
-
-async def _scrape(pod: Mapping[str, Any], page_port: int | None) -> str | None:
-    """Read the page of a pod in a network namespace."""
-    if page_port is None:
-        return None
-    url = f"http://{_address(completion_index(pod) or 0)}:{page_port}/metrics"
-    try:
-        answer = await asyncio.to_thread(urllib.request.urlopen, url, timeout=2)
-        return str(answer.read().decode())
-    except (OSError, http.client.HTTPException):
-        return None
 
 
 def _address(index: int) -> str:

@@ -75,7 +75,7 @@ def eat_memory(scene: Scene) -> DrillOutcome:
     )
     status = run.succeed(restarts=1)
     failure = status["lastFailure"]
-    _expect(run, (failure["category"], failure["node"]), ("OOM", 1), "lastFailure")
+    _expect(run, (failure["category"], failure["podIndex"]), ("OOM", 1), "lastFailure")
     scene.check_state()
     return check_lost(scene.recovery(_struck(scene), floor="agents", note=note))
 

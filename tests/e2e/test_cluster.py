@@ -58,7 +58,7 @@ def test_failed_rank_is_named_and_group_recovers(cluster: UserNamespace) -> None
     assert status["phase"] == "Succeeded", status
     assert status["restarts"]["counted"] == 1
     failure = status["lastFailure"]
-    assert (failure["rank"], failure["node"], failure["category"]) == (1, 1, "UserError")
+    assert (failure["rank"], failure["podIndex"], failure["category"]) == (1, 1, "UserError")
     assert failure["message"] == "ValueError: rank 1 was told to fail"
     assert "dist.all_reduce" not in failure["message"]
     assert failure["nodeName"]

@@ -28,7 +28,7 @@ def test_evicted_pod_loses_no_saved_step_and_is_not_counted(cluster: UserNamespa
     report = status["restarts"]
     assert (status["attempt"], report["replaced"], report["counted"]) == (1, 1, 0), status
     failure = status["lastFailure"]
-    assert (failure["category"], failure["node"]) == ("Preempted", 1), failure
+    assert (failure["category"], failure["podIndex"]) == ("Preempted", 1), failure
     assert "EvictionByEvictionAPI" in failure["message"], failure
 
 
@@ -129,4 +129,4 @@ def test_pod_with_full_disk_is_evicted_and_reported(cluster: UserNamespace) -> N
     failure = status["lastFailure"]
     assert (status["phase"], failure["category"]) == ("Failed", "Unknown"), status
     assert failure["message"].startswith("Evicted: "), failure
-    assert "ephemeral-storage" in failure["hint"], failure
+    assert "ephemeral-storage" in failure["remedy"], failure

@@ -105,7 +105,7 @@ def test_jobs_continue_during_operator_upgrade(cluster: UserNamespace, older_ope
     tell(cluster, before["fails-later"][0], "fail")
     cluster.until(lambda: cluster.status("fails-later").get("attempt") == 2, "a second attempt")
     failure = cluster.status("fails-later")["lastFailure"]
-    assert (failure["rank"], failure["node"], failure["category"]) == (1, 1, "UserError"), failure
+    assert (failure["rank"], failure["podIndex"], failure["category"]) == (1, 1, "UserError"), failure
     assert failure["message"] == "ValueError: rank 1 was told to fail"
     cluster.until(lambda: cluster.status("fails-later")["nodes"].get("ready") == 2, "pods of the second attempt")
     tell(cluster, names(cluster, "fails-later", 2)[0], "end")

@@ -18,7 +18,7 @@ from aiohttp import web
 from ddp_operator.api.cluster import owner_uids
 from ddp_operator.api.constants import CRD_NAME, KIND, LABEL_JOB_NAME
 from tests.support import ROOT
-from tests.support.builders import job_manifest
+from tests.support.builders import job_manifest, page
 from tests.support.control_plane import ControlPlane, free_ports
 from tests.support.operator_process import OperatorProcess
 from tests.support.standin import ClusterActors
@@ -179,14 +179,14 @@ async def _no_child_left(actors: ClusterActors) -> bool:
 
 
 @asynccontextmanager
-async def metrics_page(text: str) -> AsyncIterator[int]:
-    """Serve a metrics page as rank 0 does."""
+async def serve_report(text: str) -> AsyncIterator[int]:
+    """Serve a report as pod 0 does."""
 
     async def answer(_: web.Request) -> web.Response:
         return web.Response(text=text)
 
     app = web.Application()
-    app.router.add_get("/metrics", answer)
+    app.router.add_get("/report", answer)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -200,11 +200,9 @@ async def test_progress_is_shown_by_kubectl_get(
     plane: ControlPlane, namespace: str, actors: ClusterActors, start: StartProcess
 ) -> None:
     start()
-    page = (
-        "ddp_samples_total 6400\nddp_step 100\nddp_steps_total 100\nddp_loss 0.25\nddp_epoch 3\nddp_planned_epochs 4\n"
-    )
-    page += "ddp_planned_steps 200\nddp_progress_ratio 0.5\nddp_step_duration_seconds_sum 50\nddp_world_size 2\n"
-    async with metrics_page(page) as port:
+    numbers = {"samples": 6400, "step": 100, "steps": 100, "loss": 0.25, "epoch": 3, "epochs": 4, "world_size": 2}
+    text = page(phase="Running", total_steps=200, step_seconds=50, **numbers)
+    async with serve_report(text) as port:
         await actors.create(job_manifest(metrics={"port": port}))
         for index in (0, 1):
             await actors.run_pod("digits-1", index)

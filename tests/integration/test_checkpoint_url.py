@@ -166,7 +166,7 @@ def test_replacement_of_killed_pod_resumes_from_store(attempt: Attempt, store: S
     end = attempt(2, STEPS=35).wait(0)
     assert end.code == 0
     assert "rank 0 begins at 30" in end.log
-    assert end.message["progress"]["ddp_checkpoint_upload_bytes_total"] > 0
+    assert end.message["uploads"]["bytes"] > 0
 
 
 def test_stopped_pod_uploads_last_checkpoint(attempt: Attempt, store: Store) -> None:
@@ -197,7 +197,7 @@ def test_success_needs_last_checkpoint_in_store(attempt: Attempt, store: Store, 
     (tmp_path / "store" / "objects").rename(tmp_path / "elsewhere")
     (tmp_path / "store" / "objects").write_text("no folder")
     Path(pods.folder / "ckpt-0" / "more").write_text("x")
-    pods.until(lambda: "ddp_checkpoint_upload_problem" in pods.page(), "the page tells the problem")
+    pods.until(lambda: '"problem"' in pods.page(path="report"), "the page tells the problem")
     (worker,) = (
         child for child in psutil.Process(pods.running[0].pid).children(recursive=True) if "worker" in child.cmdline()
     )
@@ -295,7 +295,7 @@ def test_training_continues_while_store_is(state: str, tmp_path: Path) -> None:
         pods.start()
         until_uploaded(pods, store, 1)
         store.wire.state = state
-        pods.until(lambda: "ddp_checkpoint_upload_problem" in pods.page(), "the page tells the problem")
+        pods.until(lambda: '"problem"' in pods.page(path="report"), "the page tells the problem")
         assert (store.wire.cuts > 0) or state != "cut"
         saved = pods.log(0).count("saved ")
         pods.until(lambda: pods.log(0).count("saved ") > saved, "another step is saved meanwhile")

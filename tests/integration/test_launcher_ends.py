@@ -222,7 +222,7 @@ else:
     (tmp_path / "enough").touch()
     ended = job.wait(0)
     assert ended.code == 0, ended.log
-    assert ended.message["progress"] == {"ddp_loss": 0.25}
+    assert ended.message["progress"]["loss"] == 0.25
 
 
 def test_sigusr1_logs_stacks_of_all_ranks(pods: PodsFactory, tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ raise RuntimeError("[gloo/transport/tcp/pair.cc:553] Connection closed by peer")
     assert ended.code == 82
     assert (ended.message["category"], ended.message["secondary"], ended.message["restarts"]) == ("UserError", False, 0)
     assert ended.message["message"].startswith("1 other pod had already ended, with exit code 0,")
-    assert "no rank may leave the loop before its peers" in ended.message["hint"]
+    assert "no rank may leave the loop before its peers" in ended.message["remedy"]
 
 
 def test_signal_during_import_of_launcher_is_handled(pods: PodsFactory, tmp_path: Path) -> None:

@@ -119,5 +119,5 @@ def test_wait_that_the_script_causes_ends_as_user_error(
     message = end.message
     assert (end.code, message["category"], message["secondary"], message["restarts"]) == (81, "UserError", False, 0)
     assert all(word in message["message"] for word in words), message
-    assert message["hint"]
-    assert culprit is None or (message["rank"], message["node"]) == (culprit, culprit)
+    assert message["remedy"]
+    assert culprit is None or (message["rank"], message["podIndex"]) == (culprit, culprit)

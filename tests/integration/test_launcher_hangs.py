@@ -127,7 +127,7 @@ def test_stopped_rank_fails_job_with_action_fail(pods: PodsFactory) -> None:
     assert ended.message["message"].endswith("the process of rank 1 is stopped (SIGSTOP)")
     assert ended.message["restarts"] == 0
     assert "no stack: the process does not respond" in ended.log
-    assert ended.message["progress"]["ddp_steps_total"] == 5
+    assert ended.message["progress"]["steps"] == 5
 
 
 def test_hang_is_only_reported_with_action_report(pods: PodsFactory, tmp_path: Path) -> None:
@@ -327,11 +327,10 @@ def test_rank_outside_of_collectives_is_named_if_its_peer_gives_up_before_the_wa
         failure = job.wait(0).message
     elif restarts:
         job.until_logged(1, "restarting the workers in the same pods, restart 1: no step for ")
-        shown = job.until(lambda: re.search(r"^# ddp_launcher_last_failure (.*)$", job.page(1), re.M), "the failure")
-        failure = json.loads(shown[1])
+        failure = job.until(lambda: json.loads(job.page(1, "report")).get("lastFailure"), "the failure")
     else:
         assert job.wait(0).message["secondary"]
-        failure = json.loads(job.wait(1).message["awaited"])  # its agent has lost the rendezvous store
+        failure = job.wait(1).message["awaited"]  # its agent has lost the rendezvous store
     assert (failure["category"], failure["rank"], failure["secondary"]) == ("Hang", 1, False), failure
     assert "rank 1 is in train_step (train.py:" in failure["message"]
     assert "in train_step" in failure["traceback"]
@@ -387,8 +386,7 @@ def test_computing_rank_is_cause_of_restart_when_its_peer_times_out(pods: PodsFa
     job.until_logged(1, "hang: other pods wait for rank 1")
     (tmp_path / "enough").touch()
     job.until_logged(1, "restarting the workers in the same pods, restart 1: no step for ")
-    shown = job.until(lambda: re.search(r"^# ddp_launcher_last_failure (.*)$", job.page(1), re.M), "the failure")
-    failure = json.loads(shown[1])
+    failure = job.until(lambda: json.loads(job.page(1, "report")).get("lastFailure"), "the failure")
     assert (failure["category"], failure["rank"], failure.get("secondary", False)) == ("Hang", 1, False), failure
     assert "rank 1 is in compute (train.py:" in failure["message"]
     for index in range(2):

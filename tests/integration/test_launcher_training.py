@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -96,7 +95,7 @@ def test_failed_pod_reports_cause_and_peer_fails_secondarily(pods: PodsFactory) 
     assert root.message["message"] == "ValueError: the data is ä mess"
     assert root.message["category"] == "UserError"
     assert root.message["rank"] == 1
-    assert (root.message["node"], root.message["localRank"], root.message["exitCode"]) == (1, 0, 1)
+    assert (root.message["podIndex"], root.message["localRank"], root.message["exitCode"]) == (1, 0, 1)
     assert "train.py" in root.message["traceback"]
     assert "ddp-launcher-" not in root.message["traceback"]
     assert root.message["secondary"] is False
@@ -112,7 +111,7 @@ def test_worker_failing_once_is_restarted_in_place(pods: PodsFactory) -> None:
     assert (first.code, second.code) == (0, 0), first.log + second.log
     assert second.message["restarts"] == 1
     assert first.message["restarts"] == 1
-    failure = json.loads(second.message["lastFailure"])
+    failure = second.message["lastFailure"]
     assert (failure["message"], failure["restarts"]) == ("ValueError: only the first time", 1)
     assert "restarting the workers in the same pods, restart 1: ValueError: only the first time" in second.log
     assert second.log.count("rank 1 of 2 begins") == 2

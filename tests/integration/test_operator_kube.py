@@ -260,25 +260,16 @@ def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scrape, "TIMEOUT", 120.0)
 
 
-async def scraped(
-    cluster: KubeCluster, page: Page, take: Callable[[bytes], None] = lambda piece: None, namespace: str = "default"
-) -> str | None:
-    """Scrape a pod whose metrics page is ``page``."""
+async def scraped(cluster: KubeCluster, page: Page, namespace: str = "default") -> bytes | None:
+    """Read the report of a pod, which ``page`` serves."""
     app = web.Application()
-    app.router.add_get("/metrics", page)
+    app.router.add_get("/report", page)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     try:
-        pieces: list[bytes] = []
-
-        def keep(piece: bytes) -> None:
-            take(piece)
-            pieces.append(piece)
-
         pod = {"metadata": {"namespace": namespace}, "status": {"podIP": "127.0.0.1"}}
-        whole = await cluster.scrape(pod, runner.addresses[0][1], keep)
-        return b"".join(pieces).decode("utf-8", "replace") if whole else None
+        return await cluster.read_report(pod, runner.addresses[0][1])
     finally:
         await runner.cleanup()
 
@@ -288,13 +279,13 @@ async def test_metrics_page_is_read_without_credentials(cluster: KubeCluster) ->
     async def page(request: web.Request) -> web.Response:
         return web.Response(text="authorization" if "Authorization" in request.headers else "ddp_step 1\n")
 
-    assert await scraped(cluster, page) == "ddp_step 1\n"
+    assert await scraped(cluster, page) == b"ddp_step 1\n"
 
 
 @pytest.mark.usefixtures("patient")
-@pytest.mark.parametrize(("status", "page"), [(404, ""), (401, ""), (503, None)])
+@pytest.mark.parametrize(("status", "page"), [(404, b""), (401, b""), (503, None)])
 async def test_server_without_metrics_page_has_an_empty_one(
-    cluster: KubeCluster, status: int, page: str | None
+    cluster: KubeCluster, status: int, page: bytes | None
 ) -> None:
     """Another program on the port differs from a launcher that cannot be reached."""
 
@@ -302,53 +293,6 @@ async def test_server_without_metrics_page_has_an_empty_one(
         return web.Response(status=status, text="no such page")
 
     assert await scraped(cluster, respond) == page
-
-
-@pytest.mark.usefixtures("patient")
-async def test_other_tasks_run_between_slices_of_page(cluster: KubeCluster) -> None:
-    async def page(_: web.Request) -> web.Response:
-        return web.Response(body=b"ddp_loss 1\n" * 90_000)
-
-    turns = 0
-    taken: list[tuple[int, int]] = []
-
-    async def count_turns() -> None:
-        nonlocal turns
-        while True:
-            turns += 1
-            await asyncio.sleep(0)
-
-    counting = asyncio.create_task(count_turns())
-    await scraped(cluster, page, lambda piece: taken.append((len(piece), turns)))
-    counting.cancel()
-    assert sum(size for size, _ in taken) == 990_000
-    assert max(size for size, _ in taken) <= scrape.SLICE
-    assert len({turn for _, turn in taken}) == len(taken)
-
-
-async def test_page_parsing_yields_half_of_event_loop(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    loop = asyncio.get_running_loop()
-    now = 100.0
-    waits: list[float] = []
-
-    async def sleep(seconds: float) -> None:
-        nonlocal now
-        waits.append(seconds)
-        now += seconds
-
-    def parse(piece: bytes) -> None:
-        nonlocal now
-        now += len(piece)
-
-    monkeypatch.setattr(loop, "time", lambda: now)
-    monkeypatch.setattr(asyncio, "sleep", sleep)
-    turns = scrape.ParsingTurns()
-    for size in (3, 5, 1):
-        await turns.feed(parse, b"x" * size)
-    monkeypatch.undo()
-    assert waits == [0.0, 3.0, 5.0]
 
 
 @pytest.mark.usefixtures("patient")
@@ -420,7 +364,7 @@ async def test_redirect_is_not_followed(cluster: KubeCluster) -> None:
     async def page(request: web.Request) -> web.Response:
         if "there" in request.query:
             return web.Response(text="a secret of the operator's network")
-        return web.Response(status=302, headers={"Location": "/metrics?there"})
+        return web.Response(status=302, headers={"Location": "/report?there"})
 
     assert await scraped(cluster, page) is None
 
@@ -437,14 +381,6 @@ async def test_packed_page_is_not_unpacked(cluster: KubeCluster) -> None:
     assert len(page_read) <= len(packed)
 
 
-@pytest.mark.usefixtures("patient")
-async def test_invalid_utf8_in_page_is_ignored(cluster: KubeCluster) -> None:
-    async def page(_: web.Request) -> web.Response:
-        return web.Response(body=b"\xff\xfe ddp_step 1")
-
-    assert "ddp_step 1" in str(await scraped(cluster, page))
-
-
 @pytest.mark.parametrize("status", [{}, {"podIP": ""}, {"podIP": "127.0.0.1"}, {"podIP": "::1"}, {"podIP": "a b"}])
 async def test_unresponsive_pod_returns_no_page(cluster: KubeCluster, status: dict[str, str]) -> None:
-    assert not await cluster.scrape({"metadata": {"namespace": "default"}, "status": status}, 1, lambda piece: None)
+    assert await cluster.read_report({"metadata": {"namespace": "default"}, "status": status}, 1) is None

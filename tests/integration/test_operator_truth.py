@@ -10,7 +10,6 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from ddp_operator.api import constants
 from ddp_operator.decide import stragglers
 from ddp_operator.reconcile import reconciler
 from tests.support.builders import job_manifest, page
@@ -34,15 +33,9 @@ class Pages:
         if self.age == 0:
             self.step = 10 * self.looks
         behind = self.step - rank if self.age else self.step
-        values: dict[str, Any] = {
-            constants.METRIC_GLOBAL_STEP: behind,
-            constants.METRIC_STEPS: behind,
-            constants.METRIC_STEP_SECONDS: behind * 0.001,
-            constants.METRIC_COMPUTE_SECONDS: behind * (0.003 if rank else 0.001),
-            constants.METRIC_DATA_SECONDS: 0,
-            constants.METRIC_HEARTBEAT_AGE: self.age,
-        }
-        return page(phase="Running", **values).replace('rank="0"', f'rank="{rank}"')
+        numbers = {"step": behind, "steps": behind, "step_seconds": behind * 0.001, "data_seconds": 0}
+        compute = behind * (0.003 if rank else 0.001)
+        return page(phase="Running", rank=rank, heartbeat_age=self.age, compute_seconds=compute, **numbers)
 
 
 @asynccontextmanager
@@ -53,7 +46,7 @@ async def serve(pages: Pages) -> AsyncIterator[int]:
         return web.Response(text=pages.text(ADDRESSES.index(str(request.url.host))))
 
     app = web.Application()
-    app.router.add_get("/metrics", answer)
+    app.router.add_get("/report", answer)
     runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
     await runner.setup()
     try:

@@ -95,7 +95,9 @@ async def test_failed_job_ends_watch_with_1_and_its_cause(
     await actors.create(job_manifest(nodes=1))
     watching = asyncio.create_task(ddp("watch", "digits"))
     await actors.run_pod("digits-1", 0)
-    words = json.dumps({"category": "UserError", "message": "no such file", "rank": 0, "hint": "give another path"})
+    words = json.dumps(
+        {"version": 2, "category": "UserError", "message": "no such file", "rank": 0, "remedy": "give another path"}
+    )
     await actors.finish_pod("digits-1", 0, exit_code=EXIT_USER_ERROR, message=words)
     assert await watching == ExitCode.FAILED
     shown = capsys.readouterr()

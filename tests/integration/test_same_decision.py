@@ -16,10 +16,11 @@ import pytest
 from ddp_cli.local.cluster import LocalCluster
 from ddp_cli.local.ports import hold_free_port
 from ddp_operator.api.cluster import Key
-from ddp_operator.api.constants import EXIT_RETRYABLE, KIND, LAUNCHER_PHASES, METRIC_LAUNCHER_PHASE
+from ddp_operator.api.constants import EXIT_RETRYABLE, KIND
 from ddp_operator.manager.settings import Settings
 from ddp_operator.reconcile import Reconciler
 from tests.support import PATIENCE
+from tests.support.builders import page
 from tests.support.control_plane import ControlPlane
 from tests.support.decision_history import FAILURE, NAME, SCRIPT, DecisionHistory, build_resource
 from tests.support.running_operator import RunningOperator, Start
@@ -44,7 +45,7 @@ EXPECTED = {
     "lastFailure": {
         "attempt": 1,
         "rank": 1,
-        "node": 1,
+        "podIndex": 1,
         "exitCode": 1,
         "category": "UserError",
         "message": FAILURE,
@@ -113,7 +114,7 @@ async def play(actors: ClusterActors) -> DecisionHistory:
         async with watching(actors) as history:
             await actors.phase(NAME, "Pending")
             await act_attempt(actors, page, 1)
-            root = {"version": 1, "category": "UserError", "exitCode": 1, "rank": 1, "node": 1, "message": FAILURE}
+            root = {"version": 1, "category": "UserError", "exitCode": 1, "rank": 1, "podIndex": 1, "message": FAILURE}
             await actors.finish_pod(f"{NAME}-1", 1, exit_code=EXIT_RETRYABLE, message=json.dumps(root))
             # No process runs pod 0 here: it is gone once the Job controller deletes it.
             await act_attempt(actors, page, 2)
@@ -159,12 +160,12 @@ async def watching(actors: ClusterActors) -> AsyncIterator[DecisionHistory]:
 
 
 class FakeMetricsPage:
-    """The metrics page of pod 0's launcher."""
+    """The report of pod 0's launcher."""
 
     phase = "Starting"
 
     def __str__(self) -> str:
-        return "".join(f'{METRIC_LAUNCHER_PHASE}{{phase="{p}"}} {float(p == self.phase)}\n' for p in LAUNCHER_PHASES)
+        return page(phase=self.phase)
 
 
 class page_server:

@@ -15,18 +15,18 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Status
 from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.decide import decide
-from ddp_operator.decide.diagnosis import parse_restart_failures
-from ddp_operator.decide.metrics_page import Page, parse_page
+from ddp_operator.decide.diagnosis import list_restart_failures
+from ddp_operator.decide.report import Page
 from ddp_operator.decide.state import Decision, DeleteJob, EnsureChildren, Observation, Refusal
 from ddp_operator.decide.views import NodeView
 from tests.support import strategies
-from tests.support.builders import NOW, job, observe, page
+from tests.support.builders import NOW, decode, job, observe, page
 
 STATUS = jsonschema.Draft202012Validator(
     build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
 )
 pages = st.none() | st.builds(
-    lambda step, phase, restarts: parse_page(page(ddp_step=step, phase=phase, restarts=restarts)),
+    lambda step, phase, restarts: decode(page(step=step, phase=phase, restarts=restarts)),
     st.integers(0, 9),
     st.sampled_from(["Starting", "Rendezvous", "Running", "Done"]),
     st.integers(0, 3),
@@ -63,8 +63,8 @@ class PassInput:
         report = page(answered=self.answered)
         return dataclasses.replace(
             seen,
-            failures_in_place=parse_restart_failures(
-                (pod, parse_page(report)) for pod in seen.pods_of(typed.status.attempt)
+            failures_in_place=list_restart_failures(
+                (pod, decode(report)) for pod in seen.pods_of(typed.status.attempt)
             ),
         )
 

@@ -70,9 +70,9 @@ pages = st.one_of(
     st.just("no page at all \x00"),
     st.builds(
         lambda step, saved, restarts, answered: page(
-            ddp_step=step,
-            ddp_planned_steps=50,
-            ddp_checkpoint_step=saved,
+            step=step,
+            total_steps=50,
+            checkpoint_step=saved,
             phase="Running",
             restarts=restarts,
             answered=answered,
@@ -330,7 +330,7 @@ class JobHistoryMachine(RuleBasedStateMachine):
         sim = self.sim
         while sim.deposed:
             await sim.wake(sim.deposed[0])
-        sim.page = page(ddp_step=50, ddp_planned_steps=50, ddp_checkpoint_step=50, phase="Running")
+        sim.page = page(step=50, total_steps=50, checkpoint_step=50, phase="Running")
         if sim.kueue:
             sim.kueue.quota = 100
         if self.exists:

@@ -1,4 +1,4 @@
-"""Metrics pages and termination messages come from the user's pods: no input raises, all output can be stored."""
+"""Termination messages come from the user's pods: no input raises, all output can be stored."""
 
 import json as stdlib_json
 from datetime import UTC, datetime
@@ -9,29 +9,22 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_operator.api import constants
 from ddp_operator.api.crd import build_crd
 from ddp_operator.api.status import Status
 from ddp_operator.decide.diagnosis import diagnose
 from ddp_operator.decide.failures import parse_termination
-from ddp_operator.decide.metrics_page import build_checkpoint, build_progress, parse_page
+from ddp_operator.decide.report import build_checkpoint, build_progress
 from ddp_operator.decide.state import Observation, State
 from ddp_operator.decide.views import view_pod
 from ddp_pod.contract.failure_table import CATEGORIES
+from ddp_pod.contract.progress import SERIES, RankProgress
 from tests.support.builders import NOW, child_pod, job
 from tests.support.strategies import json
 
 STATUS = jsonschema.Draft202012Validator(
     build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
 )
-metrics = st.sampled_from([value for name, value in vars(constants).items() if name.startswith("METRIC_")])
-numbers = st.one_of(
-    st.floats().map(str), st.integers(-(2**70), 2**70).map(str), st.sampled_from(["NaN", "+Inf", "-Inf", "x", ""])
-)
-labels = st.sampled_from(
-    ["", '{rank="0"}', '{rank="1"}', '{rank="x"}', '{phase="Running"}', "{", "{}", '{rank="0",a="\\""}']
-)
-lines = st.builds("{}{} {}".format, metrics, labels, numbers) | st.text(max_size=30)
+progress = st.dictionaries(st.sampled_from([*SERIES, "totalSteps", "lastStepTime", "lostLossStep"]), st.floats())
 
 
 def check_status(status: Status) -> None:
@@ -52,41 +45,19 @@ def integers(value: Any) -> Any:
             yield from integers(member)
 
 
-@given(st.lists(lines, max_size=12).map("\n".join))
-def test_any_page_is_read(text: str) -> None:
-    page = parse_page(text)
-    check_status(
-        Status(
-            progress=build_progress(page.values),
-            checkpoint=build_checkpoint(page.values),
-            attempt=page.in_place_restarts,
-        )
-    )
-
-
-@given(st.dictionaries(metrics, st.floats()))
-def test_any_numbers_are_progress(values: dict[str, float]) -> None:
-    check_status(Status(progress=build_progress(values), checkpoint=build_checkpoint(values)))
-
-
-@given(st.text() | st.characters(categories=["Cs"]))
-def test_any_text_is_page(text: str) -> None:
-    parse_page(text)
-
-
 MEMBERS = (
     "category",
     "exitCode",
     "rank",
-    "node",
+    "podIndex",
     "message",
     "traceback",
-    "hint",
+    "remedy",
     "time",
     "restarts",
     "secondary",
     "localRank",
-    "type",
+    "exceptionType",
     "evidence",
     "progress",
 )
@@ -95,10 +66,10 @@ words = st.one_of(
     json.map(lambda value: stdlib_json.dumps(value)),
     st.dictionaries(
         st.sampled_from(MEMBERS),
-        st.one_of(json, st.floats(), st.integers(), st.text(max_size=5000), st.dictionaries(metrics, st.floats())),
+        st.one_of(json, st.floats(), st.integers(), st.text(max_size=5000), progress),
     ).map(stdlib_json.dumps),
     st.fixed_dictionaries(
-        {},
+        {"version": st.just(2)},
         optional={
             "category": st.sampled_from(tuple(CATEGORIES)),
             "exitCode": st.integers(),
@@ -108,7 +79,7 @@ words = st.one_of(
             "time": st.floats(),
             "restarts": st.integers(),
             "secondary": st.booleans(),
-            "progress": st.dictionaries(metrics, st.floats()),
+            "progress": progress,
         },
     ).map(stdlib_json.dumps),
 )
@@ -125,5 +96,6 @@ def test_any_termination_message_gives_storable_cause(
     state = State(job(status=Status(attempt=1)), Observation(pods=(view_pod(pod),)), NOW)
     diagnosis = diagnose(state)
     if diagnosis is not None and diagnosis.cause is not None:
-        progress = build_progress(end.progress)
-        check_status(Status(last_failure=diagnosis.cause, progress=progress, checkpoint=build_checkpoint(end.progress)))
+        reached = end.progress or RankProgress()
+        shown = build_progress(reached)
+        check_status(Status(last_failure=diagnosis.cause, progress=shown, checkpoint=build_checkpoint(reached)))

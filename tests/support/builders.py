@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -16,8 +16,11 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import Status
-from ddp_operator.decide.metrics_page import Page
+from ddp_operator.decide.report import Page, decode_report
 from ddp_operator.decide.state import Observation, view_children
+from ddp_pod.contract.progress import RankProgress
+from ddp_pod.contract.records import to_json
+from ddp_pod.progress.rank_progress import note_lost_loss
 from tests.support.launcher_config import encoded_config
 
 Json = dict[str, Any]
@@ -198,44 +201,67 @@ def child_pod(index: int = 0, phase: str = "Running", *, attempt: int = 1, name:
 def last_words(category: str = "", **members: Any) -> Json:
     """Return a termination message as the launcher writes it."""
     base = {
-        "version": 1,
+        "version": 2,
         "category": category,
         "exitCode": 1 if category else 0,
         "rank": 0,
         "localRank": 0,
-        "node": 0,
+        "podIndex": 0,
         "message": f"{category} happened" if category else "",
         "traceback": "",
-        "hint": "",
+        "remedy": "",
         "time": NOW.timestamp(),
         "restarts": 0,
         "secondary": False,
-        "progress": {},
     }
     return base | members
 
 
 def page(**values: Any) -> str:
-    """Return a metrics page of rank 0: ``page(ddp_step=3, phase='Running')``.
+    """Return the report of pod 0: ``page(step=3, phase='Running')``, with numbers of RankProgress of one rank.
 
-    ``restarts``: number of restarts of the workers in the pod; ``answered``: the message of the last failure.
+    ``restarts``: number of restarts of the workers in the pod; ``answered``: the message of the last failure; ``rank``:
+    the reporting rank, 0; ``loss`` may be NaN; other members of the report are passed as they are in JSON.
     """
-    phase, restarts, answered = (values.pop(name, None) for name in ("phase", "restarts", "answered"))
-    lines = [f'{name}{{rank="0"}} {value}' for name, value in values.items()]
-    if phase is not None:
-        for name in constants.LAUNCHER_PHASES:
-            lines.append(f'{constants.METRIC_LAUNCHER_PHASE}{{phase="{name}"}} {1 if name == phase else 0}')
-    lines += [] if restarts is None else [f"{constants.METRIC_LAUNCHER_RESTARTS} {restarts}"]
-    lines += [] if answered is None else [f"{constants.COMMENT_LAST_FAILURE}{json.dumps(answered)}"]
-    return "\n".join(lines) + "\n"
+    report: Json = {"version": 2}
+    for name, key in (("phase", "phase"), ("restarts", "restarts"), ("answered", "lastFailure")):
+        report |= {key: value} if (value := values.pop(name, None)) is not None else {}
+    report |= {name: values.pop(name) for name in REPORT_MEMBERS & values.keys()}
+    stall = {key: values.pop(name) for name, key in STALL_MEMBERS.items() if name in values}
+    report |= {"stall": stall} if stall else {}
+    if values:
+        report["ranks"] = [rank_json(values.pop("rank", 0), **values)]
+    return json.dumps(report)
 
 
-def hand_over(page: str | None, take: Callable[[bytes], None]) -> bool:
-    """Respond to a scrape with a page; None: the pod does not respond."""
-    if page is None:
-        return False
-    take(page.encode("utf-8", "replace"))
-    return True
+def join(*reports: str) -> str:
+    """Return one report with the members of several."""
+    joined: Json = {}
+    for report in map(json.loads, reports):
+        joined |= report
+    return json.dumps(joined)
+
+
+REPORT_MEMBERS = {"restartStep", "preflight", "uploads", "runs", "inputs", "unreachable", "stepHint", "groups", "ranks"}
+STALL_MEMBERS = {"heartbeat_age": "heartbeatAge", "stalled": "seconds", "stalled_ranks": "ranks"}
+
+
+def respond(page: str | None) -> bytes | None:
+    """Return the response to a request of a report; None: the pod does not respond."""
+    return None if page is None else page.encode("utf-8", "replace")
+
+
+def rank_json(rank: int = 0, **numbers: float) -> Json:
+    """Return the progress of a rank as JSON."""
+    progress = RankProgress(rank)
+    progress.update({name: float(number) for name, number in numbers.items()})
+    note_lost_loss(progress)
+    return to_json(progress)
+
+
+def decode(text: str) -> Page:
+    """Return a report as the operator reads it."""
+    return decode_report(text.encode("utf-8", "replace"))
 
 
 def job_manifest(name: str = "digits", **spec: Any) -> dict[str, Any]:

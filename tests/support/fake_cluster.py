@@ -5,7 +5,7 @@ No process is started. Only tests advance the clock.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from ddp_operator.api.cluster import ClusterError, Event, Key, Object, Refused, 
 from ddp_operator.api.status import Condition, Profile, Status
 from ddp_operator.reconcile import Reconciler
 
-from .builders import NOW, Json, hand_over, resource
+from .builders import NOW, Json, page, resource, respond
 
 NOWHERE = Path("nowhere")
 
@@ -115,9 +115,9 @@ class FakeCluster(LocalCluster):
         self.calls.append("status")
         await super().patch_status(key, status, resource_version=resource_version)
 
-    async def scrape(self, pod: Object, port: int, take: Callable[[bytes], None]) -> bool:
-        self.calls.append("scrape")
-        return hand_over(self.page, take)
+    async def read_report(self, pod: Object, port: int) -> bytes | None:
+        self.calls.append("report")
+        return respond(self.page)
 
     def end(self, pod: Object, code: int, message: str = "", *, reason: str = "") -> None:
         """End a pod. Its final state and a pending deletion take effect at once."""
@@ -264,8 +264,6 @@ class ReconcilerHarness:
         """Continue until the current attempt trains."""
         await self.settle()
         self.run_pods()
-        self.cluster.page = text or (
-            'ddp_step{rank="0"} 5\nddp_planned_steps{rank="0"} 10\nddp_launcher_phase{phase="Running"} 1\n'
-        )
+        self.cluster.page = text or page(step=5, total_steps=10, phase="Running")
         self.clock.advance(11)
         return await self.settle()

@@ -30,7 +30,7 @@ PARALLEL = 16
 class PretendNodes:
     """Runs every pod of one namespace from entering to leaving.
 
-    ``page`` is each pod's metrics page, on ``port`` of this machine; ``started`` counts pods by their Jobs.
+    ``page`` is each pod's report, on ``port`` of this machine; ``started`` counts pods by their Jobs.
     """
 
     def __init__(self, actors: ClusterActors, *, port: int, page: Callable[[], str]) -> None:
@@ -45,7 +45,7 @@ class PretendNodes:
 
     async def __aenter__(self) -> PretendNodes:
         app = web.Application()
-        app.router.add_get("/metrics", self._answer)
+        app.router.add_get("/report", self._answer)
         self._runner = web.AppRunner(app, access_log=None)
         await self._runner.setup()
         await web.TCPSite(self._runner, "0.0.0.0", self._port).start()
@@ -65,7 +65,7 @@ class PretendNodes:
         await self._runner.cleanup()
 
     async def _answer(self, _: web.Request) -> web.Response:
-        return web.Response(text=self._page(), headers={"Content-Type": "text/plain; version=0.0.4"})
+        return web.Response(text=self._page(), content_type="application/json")
 
     def _on_event(self, kind: str, event: str | None, pod: Any) -> None:
         deleted = "deletionTimestamp" in pod["metadata"]

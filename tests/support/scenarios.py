@@ -13,8 +13,8 @@ from tests.support.builders import last_words, page, resource, template, trainer
 from tests.support.standin.kueue import Manages
 from tests.support.standin.simulation import OperatorSimulation
 
-TRAINING = page(ddp_step=7, ddp_planned_steps=10, phase="Running")
-ERROR = last_words("CUDAError", rank=1, node=1)
+TRAINING = page(step=7, total_steps=10, phase="Running")
+ERROR = last_words("CUDAError", rank=1, podIndex=1)
 
 Scenario = Callable[[OperatorSimulation], Awaitable[None]]
 

@@ -139,7 +139,7 @@ def words(draw: st.DrawFn, category: str) -> Json:
         category,
         secondary=draw(st.booleans()),
         rank=draw(st.integers(0, 3)),
-        progress={"ddp_step": float(draw(st.integers(0, 50))), "ddp_planned_steps": 50.0},
+        progress={"step": float(draw(st.integers(0, 50))), "ddp_planned_steps": 50.0},
         restarts=draw(st.integers(0, 3)),
     )
 

@@ -488,7 +488,7 @@ class LocalRun:
         assert self._process is not None
         while True:
             port = self._metrics_port()
-            page = probe.read_page(port) if port is not None else {}
+            page = probe.read_report(port) if port is not None else {}
             yield parse_sample(page, time.monotonic(), self._attempt())
             if self._process.poll() is not None:
                 self._raise_end()

@@ -1,4 +1,4 @@
-"""Kill a rank's process or read its metrics: `ddp drill` runs this in a training pod, or beside a local run.
+"""Kill a rank's process or read its progress: `ddp drill` runs this in a training pod, or beside a local run.
 
 One file, standard library only, Python 3.10: it is an argument of the container's ``python3 -c``. Prints JSON lines.
 
@@ -9,13 +9,10 @@ One file, standard library only, Python 3.10: it is an argument of the container
 import glob
 import json
 import os
-import re
 import signal
 import sys
 import time
 import urllib.request
-
-SERIES = ("ddp_step", "ddp_steps_total", "ddp_step_interval", "ddp_launcher_in_place_restarts_total")
 
 
 def read_environment(pid: int | str) -> dict[bytes, bytes]:
@@ -68,21 +65,17 @@ def kill(rank: int, ancestor: int = 0) -> int:
     return pid
 
 
-def read_page(port: int) -> dict[str, float]:
-    """Return ``SERIES`` of a metrics page's first rank; empty if the port does not respond."""
+def read_report(port: int) -> dict[str, float]:
+    """Return the numbers of a pod's first rank and its restarts; empty if the port does not respond."""
     try:
-        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=2) as answer:  # nosec B310
-            text = answer.read(1 << 20).decode("utf-8", "replace")
-    except (OSError, ValueError):
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/report", timeout=2) as answer:  # nosec B310
+            report = json.loads(answer.read(1 << 20))
+        rank = (report.get("ranks") or [{}])[0]
+        numbers = {"step": rank.get("step"), "steps": rank.get("steps"), "interval": rank.get("stepInterval")}
+        numbers |= {"restarts": report.get("restarts"), "running": float(report.get("phase") == "Running")}
+    except (OSError, ValueError, AttributeError, LookupError):
         return {}
-    values: dict[str, float] = {}
-    for name in SERIES:
-        match = re.search(rf"^{name}(?:{{[^\n]*}})? ([0-9.eE+-]+)", text, re.MULTILINE)
-        if match:
-            values[name] = float(match[1])
-    if re.search(r'^ddp_launcher_phase{phase="Running"} 1', text, re.MULTILINE):
-        values["running"] = 1.0
-    return values
+    return {name: number for name, number in numbers.items() if number is not None}
 
 
 def main(argv: list[str]) -> None:
@@ -91,7 +84,7 @@ def main(argv: list[str]) -> None:
         print(json.dumps({"killed": kill(*map(int, argv[1:]))}), flush=True)
         return
     while True:
-        print(json.dumps(read_page(int(argv[1]))), flush=True)
+        print(json.dumps(read_report(int(argv[1]))), flush=True)
         time.sleep(float(argv[2]))
 
 

@@ -1,14 +1,12 @@
-"""Measure a recovery from samples of the metrics page: seconds without training, and lost steps. Pure."""
+"""Measure a recovery from samples of the report: seconds without training, and lost steps. Pure."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from ddp_operator.api import constants
-
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """The metrics page of rank 0 at a moment (seconds of the reader's clock). None: not reported."""
+    """The report of rank 0 at a moment (seconds of the reader's clock). None: not reported."""
 
     time: float
     attempt: int = 1
@@ -81,11 +79,11 @@ def parse_sample(values: Mapping[str, float], now: float, attempt: int) -> Sampl
     return Sample(
         time=now,
         attempt=attempt,
-        step=number(constants.METRIC_GLOBAL_STEP),
-        steps_of_process=number(constants.METRIC_STEPS),
-        in_place_restarts=number(constants.METRIC_LAUNCHER_RESTARTS),
+        step=number("step"),
+        steps_of_process=number("steps"),
+        in_place_restarts=number("restarts"),
         running=bool(values.get("running")),
-        interval=max(1, number(constants.METRIC_STEP_INTERVAL) or 1),
+        interval=max(1, number("interval") or 1),
     )
 
 

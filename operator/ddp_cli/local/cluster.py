@@ -28,10 +28,9 @@ from ddp_operator.api.cluster import (
     controller_of,
 )
 from ddp_operator.api.kubeobjects import find_trainer, utc_now
+from ddp_operator.kube.scrape import fetch_report
 from ddp_operator.manifests.job_pod import build_pod
-from ddp_pod.progress.metrics import fetch_page
 
-_SCRAPE_SECONDS: Final = 2.0
 # The alphabet of Kubernetes for generated names: no vowels and no similar characters.
 _ALPHABET: Final = "bcdfghjklmnpqrstvwxz2456789"
 BACKOFF: Final = 10.0
@@ -230,17 +229,10 @@ class LocalCluster:
         """Pass the Event to ``on_event``."""
         self.on_event(resource, event)
 
-    async def scrape(self, pod: Object, port: int, take: Callable[[bytes], None]) -> bool:
-        """Read the pod's metrics page; the kubelet maps ``port`` of the pod to a port of this machine."""
+    async def read_report(self, pod: Object, port: int) -> bytes | None:
+        """Read the pod's report; the kubelet maps ``port`` of the pod to a port of this machine."""
         local_port = self.kubelet.port_of(pod)
-        if local_port is None:
-            return False
-        try:
-            page = await asyncio.to_thread(fetch_page, local_port, timeout=_SCRAPE_SECONDS)
-        except (OSError, ValueError):
-            return False
-        take(page.encode("utf-8", "replace"))
-        return True
+        return None if local_port is None else await fetch_report("127.0.0.1", local_port)
 
     def stop(self) -> None:
         """Delete every Job: pods get SIGTERM and their grace period."""

@@ -106,9 +106,9 @@ def _describe_failure(failure: LastFailure, folder: RunFolder) -> list[str]:
         # For a rank without an exception, the launcher reports its last lines instead.
         head = "traceback" if any('  File "' in line for line in tail) else "last lines"
         lines += [f"  {head}:", *(f"    {line}" for line in tail)]
-    if failure.hint:
-        lines.append(f"  hint:       {omit_cluster_advice(failure.hint)}")
-    log = folder.logs / f"attempt-{failure.attempt}-pod-{failure.node}.log"
+    if failure.remedy:
+        lines.append(f"  hint:       {omit_cluster_advice(failure.remedy)}")
+    log = folder.logs / f"attempt-{failure.attempt}-pod-{failure.pod_index}.log"
     if log.exists():
         lines.append(f"  log:        {_relative(log)}")
     return lines

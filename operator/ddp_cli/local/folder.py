@@ -21,11 +21,10 @@ import msgspec
 import yaml
 
 from ddp_cli.local.own_files import open_below, open_plain
-from ddp_operator.api import constants
 from ddp_operator.api.documents import load_documents
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.status import ENDED_PHASES, Status
-from ddp_operator.decide.metrics_page import Page, Rates, parse_page
+from ddp_operator.decide.report import Page, Rates, decode_report
 from ddp_pod.contract.credentials import hide_credentials
 
 RUNTIME_LEFTOVERS: Final = ("**/*.tmp", "output/*", "groups/*.collectives")
@@ -33,23 +32,23 @@ RUNTIME_LEFTOVERS: Final = ("**/*.tmp", "output/*", "groups/*.collectives")
 COLUMNS: Final = {
     "time": None,  # Unix seconds
     "attempt": None,
-    "epoch": constants.METRIC_EPOCH,
-    "step": constants.METRIC_GLOBAL_STEP,
-    "loss": constants.METRIC_LOSS,
+    "epoch": "epoch",
+    "step": "step",
+    "loss": "loss",
     "samples_per_second": None,
     "steps_per_second": None,
-    "learning_rate": constants.METRIC_LEARNING_RATE,
-    "validation_accuracy": constants.METRIC_VAL_ACCURACY,
-    "validation_loss": constants.METRIC_VAL_LOSS,
-    "progress": constants.METRIC_PROGRESS,
-    "checkpoint_step": constants.METRIC_CHECKPOINT_STEP,
+    "learning_rate": "learning_rate",
+    "validation_accuracy": "val_accuracy",
+    "validation_loss": "val_loss",
+    "progress": "share",
+    "checkpoint_step": "checkpoint_step",
     # Counters of rank 0's process, which restart at 0 with the process.
-    "steps": constants.METRIC_STEPS,
-    "step_seconds": constants.METRIC_STEP_SECONDS,
-    "data_seconds": constants.METRIC_DATA_SECONDS,
-    "compute_seconds": constants.METRIC_COMPUTE_SECONDS,
+    "steps": "steps",
+    "step_seconds": "step_seconds",
+    "data_seconds": "data_seconds",
+    "compute_seconds": "compute_seconds",
 }
-"""Columns of metrics.csv and the metric of each; None: the column is computed."""
+"""Columns of metrics.csv and the number of RankProgress in each; None: the column is computed."""
 
 ENV_RUN_FOLDER: Final = "DDP_RUN_FOLDER_FD"
 """Variable with the file descriptor to which `ddp run` writes the path of its folder, for its parent process."""
@@ -86,7 +85,7 @@ class RunFolder:
         self.metrics = path / "metrics.csv"
         self.summary = path / "summary.txt"
         self.report = path / "report.html"
-        self.pages = path / "metrics"
+        self.reports = path / "reports"
         self.logs = path / "logs"
 
     @classmethod
@@ -108,7 +107,7 @@ class RunFolder:
             with folder._remove_if_incomplete():
                 (path / ".gitignore").write_text("*\n", encoding="ascii")  # --runs-dir may be a packed folder
                 folder.logs.mkdir()
-                folder.pages.mkdir()
+                folder.reports.mkdir()
             return folder
         raise FileExistsError(f"{runs / stem}: 999 runs have started within one second")
 
@@ -232,8 +231,8 @@ class RunFolder:
         return content if isinstance(content, dict) else {}
 
     def last_write(self) -> float:
-        """Return the time of the run's last write (Unix seconds); pages are written every second. Raises: OSError."""
-        written = [self.status, self.metrics, self.events, *self.pages.glob("*"), *self.logs.glob("*")]
+        """Return the time of the run's last write (Unix seconds); reports are written every second. Raises: OSError."""
+        written = [self.status, self.metrics, self.events, *self.reports.glob("*"), *self.logs.glob("*")]
         return max(path.lstat().st_mtime for path in written if os.path.lexists(path))
 
     def write_status(self, resource: Mapping[str, Any]) -> bool:
@@ -260,16 +259,15 @@ class RunFolder:
             stream.write("".join(traceback.format_exception(error)) + "\n")
 
     def read_step_hint(self, attempt: int) -> str:
-        """Return why no step of an attempt is visible, by the last page of its pod 0; empty if steps are."""
-        page = self.read_pages(f"attempt-{attempt}-pod-0")
-        return parse_page(*page.values()).step_hint if page else ""
+        """Return why no step of an attempt is visible, by the last report of its pod 0; empty if steps are."""
+        return next((page.step_hint for page in self.read_reports(f"attempt-{attempt}-pod-0")), "")
 
-    def read_pages(self, pattern: str = "*") -> dict[str, str]:
-        """Return the last metrics pages of pods by their names, such as attempt-1-pod-0."""
-        pages = {}
-        for path in sorted(self.pages.glob(f"{pattern}.prom")):
+    def read_reports(self, pattern: str = "*") -> list[Page]:
+        """Return the last reports of pods by the pattern of their names, such as attempt-1-pod-0."""
+        pages = []
+        for path in sorted(self.reports.glob(f"{pattern}.json")):
             with suppress(OSError):
-                pages[path.stem] = self.read(path)
+                pages.append(decode_report(self.read(path).encode("utf-8", "replace")))
         return pages
 
     def read_events(self) -> str:
@@ -300,9 +298,7 @@ class RunFolder:
         derived = {
             "time": f"{moment.timestamp():.3f}",
             "attempt": attempt,
-            "samples_per_second": page.values.get(constants.METRIC_GLOBAL_RATE)
-            if rates.samples is None
-            else rates.samples,
+            "samples_per_second": page.progress.samples_per_second if rates.samples is None else rates.samples,
             "steps_per_second": rates.steps,
         }
         new = not self.metrics.exists() or not self.metrics.stat().st_size
@@ -310,7 +306,7 @@ class RunFolder:
             writer = csv.writer(stream)
             if new:
                 writer.writerow(COLUMNS)
-            row = [derived[name] if metric is None else page.values.get(metric) for name, metric in COLUMNS.items()]
+            row = [derived[name] if field is None else getattr(page.progress, field) for name, field in COLUMNS.items()]
             writer.writerow(row)
 
     def write(self, path: Path, text: str) -> bool:

@@ -1,7 +1,7 @@
-"""Read the pods' metrics pages once a second while they run, for the display and the run folder."""
+"""Read the pods' reports once a second while they run, for the display and the run folder."""
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
 from typing import Final
@@ -13,23 +13,24 @@ from ddp_cli.local.kubelet import name_file
 from ddp_operator.api import constants
 from ddp_operator.api.cluster import Object
 from ddp_operator.decide.failures import parse_termination
-from ddp_operator.decide.metrics_page import STALLED, Page, RateMeter, parse_page
+from ddp_operator.decide.report import STALLED, Page, RateMeter, decode_report
+from ddp_pod.contract.progress import RankProgress
 
 _EVERY_SECONDS: Final = 1.0
-# Before the first page exists it is read more often: a user waits for it, and training has not started.
+# Before the first report exists it is read more often: a user waits for it, and training has not started.
 _FIRST_SECONDS: Final = 0.1
-# Only rank 0's page has the job's progress; the pages of other ranks are stored every fifth time.
+# Only pod 0's report has the job's progress; those of other pods are stored every fifth time.
 _OTHERS_EVERY: Final = 5
 
 
 class Recorder:
-    """Samples metrics pages. ``page`` is rank 0's last one; ``on_page`` is called after each sample."""
+    """Samples reports. ``page`` is pod 0's last one; ``on_page`` is called after each sample."""
 
     def __init__(self, cluster: LocalCluster, folder: RunFolder, clock: Callable[[], datetime]) -> None:
         self._cluster = cluster
         self._folder = folder
         self._clock = clock
-        self._last_row: tuple[Mapping[str, float], bool] = {}, False
+        self._last_row = RankProgress(), False
         self._meter = RateMeter()
         self._stepped: set[str] = set()
         self.page = Page()
@@ -46,25 +47,26 @@ class Recorder:
             await asyncio.sleep(_EVERY_SECONDS if self.port is not None else _FIRST_SECONDS)
 
     async def sample(self, *, everyone: bool) -> None:
-        """Read rank 0's page, or every pod's."""
+        """Read pod 0's report, or every pod's."""
         running = [pod for pod in self._cluster.store.list("Pod") if pod["status"].get("phase") == "Running"]
         for pod in running:
             index = completion_index(pod)
             if index != 0 and not everyone:
                 continue
-            pieces: list[bytes] = []
-            if not await self._cluster.scrape(pod, constants.DEFAULT_METRICS_PORT, pieces.append):
+            report = await self._cluster.read_report(pod, constants.DEFAULT_METRICS_PORT)
+            if not report:
                 continue
-            text = b"".join(pieces).decode("utf-8", "replace")
-            # The series of a rank disappear when it ends; keep the last page that has them.
-            has_steps = f"{constants.METRIC_GLOBAL_STEP}{{" in text
+            page = decode_report(report)
+            # A rank's progress disappears when it ends; keep the last report that has it.
+            has_steps = page.progress.step is not None
             if has_steps or name_file(pod) not in self._stepped:
-                self._folder.write(self._folder.pages / f"{name_file(pod)}.prom", text)
+                text = report.decode("utf-8", "replace")
+                self._folder.write(self._folder.reports / f"{name_file(pod)}.json", text)
             if has_steps:
                 self._stepped.add(name_file(pod))
             if index == 0:
                 self.port = self._cluster.kubelet.port_of(pod)
-                self._record(pod, parse_page(text))
+                self._record(pod, page)
 
     def record_end(self, pod: Object) -> None:
         """Record the last values of a pod from its termination message: it ended between two samples."""
@@ -72,16 +74,15 @@ class Recorder:
             return
         for status in pod["status"].get("containerStatuses") or ():
             ended = status["state"].get("terminated") or {}
-            values = parse_termination(ended.get("exitCode", 0), text=ended.get("message", "")).progress
-            if values:
-                page = Page({**self.page.values, **values}, in_place_restarts=self.page.in_place_restarts)
-                self._record(pod, page)
+            last = parse_termination(ended.get("exitCode", 0), text=ended.get("message", "")).progress
+            if last is not None:
+                self._record(pod, Page(ranks=(self.page.progress, last), restarts=self.page.restarts))
 
     def _record(self, pod: Object, page: Page) -> None:
-        process = pod["metadata"]["uid"], page.in_place_restarts
-        rates = self._meter.measure(process, page.values, self._clock().timestamp())
+        process = pod["metadata"]["uid"], page.restarts
+        rates = self._meter.measure(process, page.progress, self._clock().timestamp())
         self.page = page = replace(page, rates=rates)
-        row = page.values, rates == STALLED
+        row = page.progress, rates == STALLED
         if page.training and row != self._last_row:
             self._last_row = row
             labels = pod["metadata"].get("labels") or {}

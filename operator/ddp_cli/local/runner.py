@@ -32,9 +32,9 @@ from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempts import fail
-from ddp_operator.decide.metrics_page import Page, build_progress
-from ddp_operator.decide.progress import apply_metrics, drop_pace
+from ddp_operator.decide.progress import apply_progress, drop_pace
 from ddp_operator.decide.refusals import exclusive_claim, explain_use
+from ddp_operator.decide.report import Page, build_progress
 from ddp_operator.decide.state import Observation, State
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.reconcile.workqueue import backoff
@@ -343,7 +343,7 @@ class Run:
             return None
         status = msgspec.convert(resource.get("status") or {}, Status)
         page = self._recorder.page
-        updated = apply_metrics(status, page.values, utc_now(), page.rates)
+        updated = apply_progress(status, page.progress, page.uploads, utc_now(), page.rates)
         return {**resource, "status": msgspec.to_builtins(updated)}
 
     def _read_status(self) -> None:
@@ -367,7 +367,7 @@ class Run:
         page = self._recorder.page
         progress = status.progress  # of an ended job: its last page is older, and has a remaining time
         if not self._is_over():
-            progress = build_progress(page.values, status.progress, page.rates) or progress
+            progress = build_progress(page.progress, status.progress, page.rates) or progress
         processes = self._plan.resource["spec"]["nodes"] * self._plan.nproc
         spoken = self._has_spoken or not self._follows
         waits_for = "" if self._is_over() else describe_wait(status, page, processes, spoken=spoken)

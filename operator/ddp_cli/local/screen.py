@@ -11,7 +11,7 @@ from ddp_cli.local.own_files import open_plain
 from ddp_operator.api.status import Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.inputs import describe_progress
-from ddp_operator.decide.metrics_page import Page
+from ddp_operator.decide.report import Page
 
 _EVERY_SECONDS: Final = 0.2
 _BAR_SECONDS: Final = 5.0  # interval at which the state of a script's own progress bar is printed
@@ -134,12 +134,12 @@ def describe_wait(status: Status, page: Page, processes: int, *, spoken: bool) -
                 continue  # they train, but not together
             if condition.reason == c.NO_STEP_YET:
                 continue  # for the same reason as Rendezvoused, whose status may be older
-            if condition.reason != c.WAITING_FOR_WORKERS or page.in_place_restarts:
+            if condition.reason != c.WAITING_FOR_WORKERS or page.restarts:
                 return condition.message.splitlines()[0]
-            loading = "" if page.training else _LOADING.get(page.launcher_phase, "")  # the status may be older
+            loading = "" if page.training else _LOADING.get(page.phase, "")  # the status may be older
             if loading:
                 return f"starting {count(processes, 'process', 'es')}: {loading} …"
-    if page.in_place_restarts and not page.training and status.progress is not None:
+    if page.restarts and not page.training and status.progress is not None:
         return "restarted in the same pods; no step since"
     has_step = status.progress is not None or page.training
     return "" if spoken or has_step else f"{count(processes, 'process', 'es')} started; no output of the script yet"

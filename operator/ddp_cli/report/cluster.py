@@ -13,17 +13,19 @@ from typing import Any, Final
 import msgspec
 
 from ddp_cli.local.folder import COLUMNS
-from ddp_cli.report.run import LoggedEvent, RankTime, RecordedRun, Row, make_run, measure_ranks
+from ddp_cli.report.run import LoggedEvent, RankTime, RecordedRun, Row, list_rank_times, make_run
 from ddp_operator.api import constants
 from ddp_operator.api.kubeobjects import parse_time
 from ddp_operator.api.status import History, Status
+from ddp_operator.decide.report import Page
 from ddp_operator.decide.scheduling import read_event_time
+from ddp_pod.contract.progress import FIELDS, SERIES, RankProgress
 
 _TIMEOUT_SECONDS: Final = 30
 _POINTS: Final = 500
 _LEAST_STEP: Final = 15  # seconds between two points, about Prometheus' scrape interval
 _RANK_SERIES: Final = (
-    *("ddp_step_duration_seconds_count", constants.METRIC_STEP_SECONDS),
+    *(constants.METRIC_STEPS, constants.METRIC_STEP_SECONDS),
     *(constants.METRIC_DATA_SECONDS, constants.METRIC_COMPUTE_SECONDS),
 )
 
@@ -117,7 +119,7 @@ class _Prometheus:
         step = max(_LEAST_STEP, math.ceil((end - start) / _POINTS))
         rank_0 = f'{{{self._labels},rank="0"}}'
         rate = f"[{max(60, 4 * step)}s]"
-        queries = {name: f"{metric}{rank_0}" for name, metric in COLUMNS.items() if metric}
+        queries = {name: f"{SERIES[field]}{rank_0}" for name, field in COLUMNS.items() if field}
         queries["samples_per_second"] = (
             f"sum by (ddp_attempt) (rate({constants.METRIC_SAMPLES}{{{self._labels}}}{rate}))"
         )
@@ -138,12 +140,14 @@ class _Prometheus:
         names = "|".join(_RANK_SERIES)
         series = f'{{__name__=~"{names}",{self._labels},ddp_attempt="{attempt}"}}'
         window = f"[{max(60, math.ceil(end - start))}s]"
-        ranks: dict[int, dict[str, float]] = {}
+        ranks: dict[int, RankProgress] = {}
         for result in self._query("query", query=f"last_over_time({series}{window})", time=end):
             metric = result["metric"]
             with suppress(KeyError, ValueError):
-                ranks.setdefault(int(metric["rank"]), {})[metric["__name__"]] = float(result["value"][1])
-        return measure_ranks(ranks)
+                rank = int(metric["rank"])
+                values = {FIELDS[metric["__name__"]]: float(result["value"][1])}
+                ranks.setdefault(rank, RankProgress(rank)).update(values)
+        return list_rank_times([Page(ranks=tuple(ranks.values()))])
 
     def _query(self, kind: str, **parameters: object) -> list[dict[str, Any]]:
         url = f"{self._url}/api/v1/{kind}?{urllib.parse.urlencode(parameters)}"

@@ -35,7 +35,7 @@ def build_page(run: RecordedRun, now: datetime) -> str:
         summary = explain_interruption(run.resource, status, run.command)
     last_failure = status.last_failure
     if last_failure is not None and run.command:
-        last_failure = replace(last_failure, hint=omit_cluster_advice(last_failure.hint))
+        last_failure = replace(last_failure, remedy=omit_cluster_advice(last_failure.remedy))
     failure = _failure(last_failure) if last_failure else ""
     succeeded = phase == "Succeeded"
     is_doubtful = bool(find_doubts(status))
@@ -128,7 +128,7 @@ def _charts(run: RecordedRun) -> str:
 def _failure(failure: LastFailure) -> str:
     where = f"attempt {failure.attempt}, {describe_place(failure)}"
     trace = f"<pre>{escape(failure.traceback.rstrip())}</pre>" if failure.traceback else ""
-    hint = f"<p><b>What to do:</b> {escape(failure.hint)}</p>" if failure.hint else ""
+    hint = f"<p><b>What to do:</b> {escape(failure.remedy)}</p>" if failure.remedy else ""
     return (
         f'<h2>Last failure</h2><div class="box bad"><b>{escape(failure.category)}</b>: '
         f"{escape(describe_detail(failure))}<br><small>{escape(where)}</small>{trace}{hint}</div>"

@@ -13,7 +13,6 @@ import msgspec
 
 from ddp_cli.local.ending import read_record
 from ddp_cli.local.folder import RunFolder
-from ddp_operator.api import constants
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.decide.conditions import (
     DISRUPTED,
@@ -24,13 +23,12 @@ from ddp_operator.decide.conditions import (
     RESIZED,
     RESUMED,
 )
+from ddp_operator.decide.report import Page
 from ddp_pod.contract.failure_table import UNKNOWN
 
 Point = tuple[float, float]
 Row = Mapping[str, float]
 
-_SERIES = re.compile(r'^(\w+)\{rank="(\d+)"\} (\S+)$', re.MULTILINE)
-_STEP_COUNT = "ddp_step_duration_seconds_count"
 _FAILURE = "Failure"
 _OTHER_CAUSES = (RESIZED, DISRUPTED, POD_REPLACEMENT, RESUMED, NODES_READMITTED)
 _RESTART = "restart"
@@ -140,7 +138,6 @@ def read_run(path: Path) -> RecordedRun:
         ) from None
     rows = [row for row in folder.read_rows() if "time" in row]
     events = parse_events(folder.read_events())
-    pages = folder.read_pages()
     return make_run(
         resource,
         status,
@@ -151,7 +148,7 @@ def read_run(path: Path) -> RecordedRun:
         facts=folder.facts,
         under_way=under_way,
         step_hint=folder.read_step_hint(status.attempt),
-        ranks=parse_ranks(pages[stem] for stem in sorted(pages) if stem.startswith(f"attempt-{status.attempt}-")),
+        ranks=list_rank_times(folder.read_reports(f"attempt-{status.attempt}-*")),
     )
 
 
@@ -258,22 +255,17 @@ def parse_events(text: str) -> list[LoggedEvent]:
     return events
 
 
-def parse_ranks(pages: Iterable[str]) -> list[RankTime]:
-    """Return the ranks of the last metrics pages, in order."""
-    ranks: dict[int, dict[str, float]] = {}
-    for page in pages:
-        for name, rank, value in _SERIES.findall(page):
-            with suppress(ValueError):
-                ranks.setdefault(int(rank), {})[name] = float(value)
-    return measure_ranks(ranks)
-
-
-def measure_ranks(ranks: Mapping[int, Mapping[str, float]]) -> list[RankTime]:
-    """Return the ranks' mean steps from their counters, in order, without ranks that made no step."""
-    times = []
-    for rank, values in sorted(ranks.items()):
-        steps = values.get(_STEP_COUNT, 0.0)
-        if steps > 0:
-            parts = (constants.METRIC_STEP_SECONDS, constants.METRIC_DATA_SECONDS, constants.METRIC_COMPUTE_SECONDS)
-            times.append(RankTime(rank, int(steps), *(values.get(name, 0.0) / steps for name in parts)))
-    return times
+def list_rank_times(pages: Iterable[Page]) -> list[RankTime]:
+    """Return the ranks' mean steps in order, without ranks that made no step or do not measure its parts."""
+    ranks = {rank.rank: rank for page in pages for rank in page.ranks}
+    return [
+        RankTime(
+            number,
+            int(rank.steps),
+            (rank.step_seconds or 0.0) / rank.steps,
+            (rank.data_seconds or 0.0) / rank.steps,
+            (rank.compute_seconds or 0.0) / rank.steps,
+        )
+        for number, rank in sorted(ranks.items())
+        if rank.steps and rank.data_seconds is not None
+    ]

@@ -268,7 +268,7 @@ def _explain_failure(case: _Case) -> Why | None:
     if not _is_cause(failure, reason):
         what += f" The last failure was {_describe_cause(failure)}"
     # The hint explains the error; the reason only explains why there was no further attempt.
-    if not remedy and not failure.hint:
+    if not remedy and not failure.remedy:
         remedy = _READ_LOGS
     todo = " ".join(filter(None, (_describe_hint(failure), case.fill(remedy))))
     return Why(case.name, case.phase, reason, what, todo)
@@ -549,7 +549,7 @@ def _describe_preflight(preflight: PreflightStatus | None) -> str:
 
 
 def _describe_hint(failure: LastFailure) -> str:
-    return _capitalize_sentence(failure.hint)
+    return _capitalize_sentence(failure.remedy)
 
 
 def _capitalize_sentence(text: str) -> str:

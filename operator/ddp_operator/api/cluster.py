@@ -4,7 +4,7 @@ Objects are plain Kubernetes JSON (``dict`` with ``apiVersion``, ``kind``, ``met
 and ``ddp render`` prints them. ``tests/contract`` tests both implementations with one suite.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
@@ -228,8 +228,8 @@ class Cluster(Protocol):
     async def emit(self, resource: Object, event: Event) -> None:
         """Post an Event about the resource, best effort."""
 
-    async def scrape(self, pod: Object, port: int, take: Callable[[bytes], None]) -> bool:
-        """Read the page at ``/metrics`` of a running pod, and pass it to ``take`` in pieces.
+    async def read_report(self, pod: Object, port: int) -> bytes | None:
+        """Return the report of a running pod; empty if its port serves none; None if it does not respond in time.
 
-        Returns whether the page is complete. Time (2 s) and size (1 MiB) are bounded.
+        Time (2 s) and size (128 KiB) are bounded.
         """

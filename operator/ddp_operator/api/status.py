@@ -223,7 +223,7 @@ class LastFailure(StatusFields, frozen=True, kw_only=True):
 
     attempt: int
     rank: Annotated[int | None, Meta(description="Global rank of the failed worker, if it was a worker.")] = None
-    node: Annotated[int | None, Meta(description="Completion index of the pod.")] = None
+    pod_index: Annotated[int | None, Meta(description="Completion index of the pod.")] = None
     pod: str = ""
     container: Annotated[str, Meta(description="Init container that failed. Unset: the training container.")] = ""
     node_name: Annotated[str, Meta(description="Kubernetes node of the pod.")] = ""
@@ -233,7 +233,7 @@ class LastFailure(StatusFields, frozen=True, kw_only=True):
     traceback: Annotated[
         str, Meta(description="End of the worker's traceback; without one, its last lines of output.")
     ] = ""
-    hint: Annotated[str, Meta(description="Remedy.")] = ""
+    remedy: Annotated[str, Meta(description="What to do about it.")] = ""
     conclusion: Annotated[
         str, Meta(description="Why the job was not restarted. Unset: it was, or the category is the reason.")
     ] = ""

@@ -12,7 +12,6 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from ddp_operator.api import constants
 from ddp_operator.api.job import CRASH_LOOP_FAILURES, DDPTrainingJob, JobSize
 from ddp_operator.api.kubeobjects import EPOCH, truncate
 from ddp_operator.api.status import Condition, LastFailure, LastRestart, Nodes, RecoveryLevel, Restarts, Status
@@ -21,8 +20,8 @@ from ddp_operator.decide.conditions import Fact, may_have_joined
 from ddp_operator.decide.diagnosis import Diagnosis, find_disruption, find_first_symptom, find_restart_cause
 from ddp_operator.decide.kueue import waits_in_queue
 from ddp_operator.decide.losses import is_consequence
-from ddp_operator.decide.metrics_page import Page
-from ddp_operator.decide.progress import apply_metrics, count_in_place, record_final_progress
+from ddp_operator.decide.progress import apply_progress, count_in_place, record_final_progress
+from ddp_operator.decide.report import Page
 from ddp_operator.decide.state import Pods, State
 from ddp_pod.contract.failure_table import CATEGORIES, PREEMPTED, SIGNIFICANT_SECONDS
 
@@ -128,15 +127,15 @@ def _trains_with_fewer(state: State, pods: Pods, size: JobSize, rendezvoused: Co
         return False
 
     page = state.observation.page
-    if page is None:
+    if page is None or page.is_empty:
         return rendezvoused is not None and rendezvoused.reason == c.ENOUGH_RANKS_JOINED
-    return page.launcher_phase == "Running"
+    return page.phase == "Running"
 
 
 def _read_progress(state: State, status: Status, pods: Pods, *, was_joined: bool) -> Status:
     page = state.observation.page
     if page is not None:
-        status = apply_metrics(status, page.values, state.now, page.rates)
+        status = apply_progress(status, page.progress, page.uploads, state.now, page.rates)
     elif not pods and not was_joined:
         # Pods that are deleted make steps and save them until their grace period ends, after the next attempt began.
         former = record_final_progress(status, state.observation.pods_of(status.attempt - 1), state.now)
@@ -241,13 +240,13 @@ def _update_last_restart(attempt: ObservedAttempt) -> LastRestart | None:
 def _finish_restart(restart: LastRestart | None, page: Page, attempt: ObservedAttempt) -> LastRestart | None:
     """Return a restart with its duration and its lost steps, once the new workers have made a step."""
     # Steps since the workers' start: the run's own count comes from the checkpoint.
-    stepped = page.training and page.values.get(constants.METRIC_STEPS, 1.0) > 0
+    stepped = page.training and page.progress.steps != 0
     if restart is None or restart.recovery_seconds is not None or not stepped:
         return restart
     if restart.level is None and restart.cause == c.RESIZED:  # the workers train on until their pods join or leave
         return restart
     # Values from a log are those of the former workers until the new ones have printed a step.
-    step = page.values.get(constants.METRIC_GLOBAL_STEP)
+    step = page.progress.step
     progress = attempt.recorded.progress
     if step is not None and step in (restart.step, progress.step if progress else None):
         return restart

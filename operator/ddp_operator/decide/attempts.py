@@ -12,7 +12,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from ddp_operator.api import child_names, constants
+from ddp_operator.api import child_names
 from ddp_operator.api.kubeobjects import truncate
 from ddp_operator.api.status import LastFailure, LastRestart, Phase, Progress, RecoveryLevel, Restarts, Status
 from ddp_operator.decide import conditions as c
@@ -23,7 +23,7 @@ from ddp_operator.decide.diagnosis import (
     build_node_failure,
     build_unseen_loss,
     find_restart_cause,
-    parse_restart_failures,
+    list_restart_failures,
 )
 from ddp_operator.decide.failures import Termination, describe_failure, describe_restart
 from ddp_operator.decide.kueue import is_queued, is_resize_waiting
@@ -37,9 +37,9 @@ from ddp_operator.decide.losses import (
 from ddp_operator.decide.progress import drop_eta, record_failed_step, record_final_progress
 from ddp_operator.decide.state import AT_ONCE, Decision, Pods, State
 from ddp_operator.decide.views import JobView, PodView
+from ddp_pod.contract.failure_record import RankEnd
 from ddp_pod.contract.failure_table import NODE_LOST, SIGNIFICANT_SECONDS
 from ddp_pod.contract.failure_text import describe_rank_end
-from ddp_pod.contract.rank_end import RankEnd
 
 # A pod's clock may be wrong: a failure time older than this is replaced by the current time.
 _BELIEVED = timedelta(minutes=10)
@@ -315,7 +315,7 @@ def succeed(state: State) -> Decision:
     ]
     # Restarts after the last read of the pages are in the termination messages.
     ends = [(pod, pod.termination) for pod in state.pods.newest.values() if pod.termination]
-    cause, restarts = _count_in_place(state, parse_restart_failures(ends))
+    cause, restarts = _count_in_place(state, list_restart_failures(ends))
     status = replace(state.status, restarts=restarts)
     if cause is not None:
         restart = _build_last_restart(status, state.now, cause, c.RESTARTED_IN_PLACE, level="SamePods")
@@ -469,7 +469,7 @@ def _describe_ends(ends: list[RankEnd]) -> str:
 
 
 def _describe_lost_loss(progress: Progress, reports: Sequence[Termination]) -> str:
-    lost = [report.progress.get(constants.METRIC_LOST_LOSS) for report in reports]
+    lost = [report.progress.lost_loss_step for report in reports if report.progress is not None]
     steps = [step for step in lost if step]
     since = f" since step {min(steps):.0f}" if steps else ""
     last = f"; the last step was {progress.step}" if progress.step else ""

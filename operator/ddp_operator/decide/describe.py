@@ -8,7 +8,6 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from ddp_operator.api import constants
 from ddp_operator.api.job import DDPTrainingJob, JobSize
 from ddp_operator.api.kubeobjects import format_time, parse_time, truncate
 from ddp_operator.api.spec import Code
@@ -31,12 +30,13 @@ from ddp_operator.decide.attempt import (
 )
 from ddp_operator.decide.conditions import Fact, list_indexes, set_conditions
 from ddp_operator.decide.losses import LostContact, describe_lost_contact, describe_nodes, describe_replacement
-from ddp_operator.decide.metrics_page import Page, compute_goodput
 from ddp_operator.decide.progress import drop_eta, drop_pace
+from ddp_operator.decide.report import Page, build_preflight, compute_goodput
 from ddp_operator.decide.scheduling import describe_scheduling
 from ddp_operator.decide.stalls import describe_cut_off_training, describe_idle, describe_stall, describe_waiting
 from ddp_operator.decide.state import Observation, Pods, Refusal, State
 from ddp_pod.contract.group_facts import ALONE, SEPARATE, TOGETHER, UNKNOWN, WAITING, GroupFacts
+from ddp_pod.contract.progress import Uploads
 
 
 def describe(state: State, status: Status, restart: Fact | None = None) -> Status:
@@ -98,7 +98,7 @@ def _describe_code(code: Code) -> CodeStatus:
 
 
 def _record_page(state: State, status: Status, page: Page, pods: Pods) -> Status:
-    """Return the status with the measurements on the metrics page of pod 0."""
+    """Return the status with the measurements in the report of pod 0."""
     created = parse_time(state.job.created)
     wall_seconds = (state.now - created).total_seconds() if created else 0.0
     known_starts = [step for step in (status.start_step, page.began_at) if step is not None]
@@ -109,8 +109,8 @@ def _record_page(state: State, status: Status, page: Page, pods: Pods) -> Status
     return replace(
         status,
         start_step=start_step,
-        goodput=compute_goodput(page.values, wall_seconds, start_step or 0) or status.goodput,
-        preflight=_name_nodes(page.preflight, status.preflight, pods) or status.preflight,
+        goodput=compute_goodput(page.progress, wall_seconds, start_step or 0) or status.goodput,
+        preflight=_name_nodes(build_preflight(page.preflight), status.preflight, pods) or status.preflight,
         tracking=tracking,
     )
 
@@ -266,7 +266,7 @@ def _describe_groups(attempt: ObservedAttempt) -> Fact | None:
     """Return Distributed by pod 0's page; None: it does not change."""
     state = attempt.state
     page = state.observation.page
-    if page is None or state.spec.process_group_policy == "Ignore":
+    if page is None or page.is_empty or state.spec.process_group_policy == "Ignore":
         return None
     if page.groups is not None:
         return describe_groups(page.groups)
@@ -279,9 +279,9 @@ def _describe_absent_step(page: Page | None) -> str:
     """Return why no step is known: the launcher's own explanation with its remedy, if it has one."""
     if page is not None and page.step_hint:
         return page.step_hint
-    message = "the metrics page of pod 0 reports no step"
-    if page is not None and page.in_place_restarts:
-        message += f" since restart {page.in_place_restarts} in the same pods"
+    message = "pod 0 reports no step"
+    if page is not None and page.restarts:
+        message += f" since restart {page.restarts} in the same pods"
     return message
 
 
@@ -303,18 +303,22 @@ def _describe_uploads(attempt: ObservedAttempt, status: Status) -> Fact | None:
         return None
 
     newest = f"newest snapshot: step {status.checkpoint.step}" if status.checkpoint else "no snapshot is known"
-    if page.upload_problem:
-        message = f"upload to {checkpoint.url} fails: {page.upload_problem}; {newest}"
+    uploads = page.uploads or Uploads()
+    if uploads.problem:
+        message = f"upload to {checkpoint.url} fails: {uploads.problem}; {newest}"
         return Fact(c.UPLOADED, "False", c.UPLOAD_FAILING, message)
-    if constants.METRIC_UPLOAD_TIME in page.values:
+    if uploads.time is not None:
         return Fact(c.UPLOADED, "True", c.SNAPSHOT_UPLOADED, f"checkpoints are uploaded to {checkpoint.url}; {newest}")
     return None
 
 
 # A launcher serves its page within a second of its start; a longer silence has another cause.
 _PAGE_PATIENCE = timedelta(seconds=30)
-_UNREADABLE_PAGE = "the operator cannot read the metrics page of pod 0"
-_FOREIGN_PAGE = "another program serves the metrics port of pod 0, so the operator cannot read the launcher's page"
+_UNREADABLE_PAGE = "the operator cannot read the report of pod 0"
+_FOREIGN_PAGE = (
+    "pod 0 serves no report: its launcher is of an older release (docs/releases.md), or another program uses its "
+    "metrics port"
+)
 _STILL_HANDLED = "failures and lost pods are still handled, and restarts are counted when the pods end"
 _PAGE_REASONS = (c.ALL_RANKS_JOINED, c.WAITING_FOR_WORKERS, c.PEER_UNREACHABLE, c.NO_METRICS_PAGE)
 
@@ -345,13 +349,13 @@ def describe_rendezvous(
     if page is None:
         if before is not None and _keeps_without_page(observation, before):
             return Fact(c.RENDEZVOUSED, before.status, before.reason, before.message)
-    elif page.training or page.launcher_phase in ("Running", "Stopping", "Done"):
+    elif page.training or page.phase in ("Running", "Stopping", "Done"):
         return Fact(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED, f"{size.nodes}/{size.nodes} pods joined the rendezvous")
-    elif not page.launcher_phase and before is not None and before.status == "True":
+    elif not page.phase and before is not None and before.status == "True":
         return Fact(c.RENDEZVOUSED, "True", before.reason, before.message)
 
     all_started = all(pod.started and now - pod.started > _PAGE_PATIENCE for pod in pods.newest.values())
-    has_own_page = page is not None and bool(page.launcher_phase or page.values)
+    has_own_page = page is not None and not page.is_empty
     if all_started and observation.page_requested and not has_own_page:
         problem = _UNREADABLE_PAGE if page is None else _FOREIGN_PAGE
         message = f"{problem}; it is unknown whether training has started; {_STILL_HANDLED}"
@@ -382,9 +386,9 @@ def _keeps_without_page(observation: Observation, before: Condition) -> bool:
 
 def _describe_starting_workers(size: JobSize, page: Page | None) -> str:
     workers = "workers have not started yet"
-    if page is not None and page.in_place_restarts:
-        workers = f"workers are restarting in the same pods, restart {page.in_place_restarts}"
-    phase = f" (pod 0: {page.launcher_phase})" if page is not None and page.launcher_phase else ""
+    if page is not None and page.restarts:
+        workers = f"workers are restarting in the same pods, restart {page.restarts}"
+    phase = f" (pod 0: {page.phase})" if page is not None and page.phase else ""
     return f"{size.nodes}/{size.nodes} pods running; {workers}{phase}"
 
 

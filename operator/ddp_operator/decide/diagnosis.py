@@ -16,10 +16,10 @@ from ddp_operator.api.job import SILENT_POD_SECONDS, SILENT_START_SECONDS
 from ddp_operator.api.kubeobjects import EPOCH, format_time, truncate
 from ddp_operator.api.status import LastFailure
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.failures import ContainerKill, Termination, parse_termination
+from ddp_operator.decide.failures import ContainerKill, Termination, complete_end
 from ddp_operator.decide.kueue import find_waiting_start, line, was_suspending
 from ddp_operator.decide.losses import find_node_problem, is_lost_with_node, is_replaced
-from ddp_operator.decide.metrics_page import Page
+from ddp_operator.decide.report import Page
 from ddp_operator.decide.scheduling import read_event_time
 from ddp_operator.decide.state import Pods, State
 from ddp_operator.decide.views import JobView, PodView, is_taken_away
@@ -116,14 +116,14 @@ def _find_hidden_failure(attempt: int, pods: Iterable[PodView], fatal: Sequence[
     return replace(
         symptom,
         rank=end.rank,
-        node=pod.index,
+        pod_index=pod.index,
         pod=pod.name,
         node_name=pod.node_name,
         exit_code=constants.EXIT_OK,
         category=USER_ERROR.name,
         message=f"{describe_rank_end(end)}, and its peers have lost it",
         traceback="",
-        hint=HIDDEN_FAILURE_REMEDY,
+        remedy=HIDDEN_FAILURE_REMEDY,
     )
 
 
@@ -135,11 +135,11 @@ def _find_awaited(
     A pod that was stopped before the ``first`` failure did not let its peers wait. A rank that computes is not called a
     hang: the category remains that of the first symptom.
     """
-    ends = [(pod, pod.termination) for pod in pods if pod.termination and pod.termination.awaited]
+    ends = [(pod, pod.termination) for pod in pods if pod.termination]
     reports = [
-        (pod, parse_termination(constants.EXIT_RETRYABLE, text=end.awaited))
+        (pod, complete_end(end.awaited))
         for pod, end in ends
-        if end.container_exit_code != constants.EXIT_PREEMPTED or _was_stopped(end, first)
+        if end.awaited and (end.container_exit_code != constants.EXIT_PREEMPTED or _was_stopped(end, first))
     ]
     if not reports or not fatal:
         return None
@@ -200,10 +200,10 @@ def _diagnose_secondary(state: State, ended: list[PodEnd], fatal: list[PodEnd], 
     return Diagnosis(build_last_failure(attempt, pod, end), permanent=permanent, secondary_only=True)
 
 
-def parse_restart_failures(reports: Iterable[tuple[PodView, Page | Termination]]) -> tuple[PodEnd, ...]:
-    """Return the failures before restarts in the same pods, which pods report on their pages or when they succeed."""
-    parsed = ((pod, parse_termination(constants.EXIT_RETRYABLE, text=report.last_failure)) for pod, report in reports)
-    return tuple((pod, failure) for pod, failure in parsed if failure.restarts)
+def list_restart_failures(reports: Iterable[tuple[PodView, Page | Termination]]) -> tuple[PodEnd, ...]:
+    """Return the failures before restarts in the same pods, which pods report while they run or when they succeed."""
+    failures = ((pod, report.last_failure) for pod, report in reports)
+    return tuple((pod, complete_end(failure)) for pod, failure in failures if failure is not None and failure.restarts)
 
 
 def find_restart_cause(attempt: int, failures: tuple[PodEnd, ...]) -> LastFailure | None:
@@ -330,13 +330,13 @@ def _build_failure(
 ) -> LastFailure:
     return LastFailure(
         attempt=attempt,
-        node=pod.index,
+        pod_index=pod.index,
         pod=pod.name,
         node_name=pod.node_name,
         exit_code=exit_code,
         category=category.name,
         message=message,
-        hint=category.remedy,
+        remedy=category.remedy,
         time=None if time is None else truncate(time),
     )
 
@@ -346,7 +346,7 @@ def build_last_failure(attempt: int, pod: PodView, end: Termination) -> LastFail
     return LastFailure(
         attempt=attempt,
         rank=end.rank,
-        node=pod.index,
+        pod_index=pod.index,
         pod=pod.name,
         node_name=pod.node_name,
         container=end.container,
@@ -354,7 +354,7 @@ def build_last_failure(attempt: int, pod: PodView, end: Termination) -> LastFail
         category=end.category,
         message=end.message,
         traceback=end.traceback,
-        hint=end.remedy,
+        remedy=end.remedy,
         time=None if end.time is None else truncate(datetime.fromtimestamp(end.time, UTC)),
         signature=end.signature,
         step=None if end.step is None else int(end.step),

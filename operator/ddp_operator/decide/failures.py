@@ -5,12 +5,10 @@ and numbers that the API server would refuse are dropped.
 """
 
 import dataclasses
-import math
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
@@ -18,7 +16,7 @@ from ddp_operator.api import constants
 from ddp_operator.api.status import CheckpointStatus, Condition, LastFailure
 from ddp_operator.api.texts import INVISIBLE
 from ddp_pod.contract.credentials import hide_credentials
-from ddp_pod.contract.failure_record import EVIDENCE, EVIDENCE_ERROR, JSON_NAMES, TYPE_LIMIT, Failure
+from ddp_pod.contract.failure_record import Failure, PodEnd
 from ddp_pod.contract.failure_table import CATEGORIES, KILLED, OOM, PREEMPTED, UNKNOWN, USER_ERROR, judge_exit_code
 from ddp_pod.contract.failure_text import (
     DISK_REMEDY,
@@ -31,8 +29,7 @@ from ddp_pod.contract.failure_text import (
     format_failure,
     format_place,
 )
-from ddp_pod.contract.group_facts import TEXT_LIMIT, GroupFacts, parse_group_facts
-from ddp_pod.contract.rank_end import MOST_RANK_ENDS, RANK_END_TEXT, RankEnd
+from ddp_pod.contract.records import read_record
 
 _MAX_LINE: Final = 300
 # Escape sequences; invisible characters; pictures, and characters that are not assigned.
@@ -52,10 +49,7 @@ _FULL_VOLUME: Final = re.compile(
 _OOM_KILLED: Final = "OOMKilled"
 _OUT_OF_MEMORY: Final = "the container was killed because it used more memory than its limit"
 _MAX_TEXT: Final = 2048
-_MAX_STEP: Final = 2**53
 _MAX_MESSAGE: Final = 65536  # characters; a kubelet cuts at 4,096 bytes
-_MAX_INT: Final = 2**31 - 1
-_MAX_INPUTS: Final = 16
 _MAX_TIME: Final = 4e9  # the year 2096
 _CLOCK_TOLERANCE: Final = 3600.0  # seconds by which the clocks of launcher and kubelet may differ
 
@@ -130,53 +124,9 @@ def sentence(text: str) -> str:
     return line if not line or line.endswith((".", "!", "?")) else f"{line}."
 
 
-class InputReport(msgspec.Struct, frozen=True, kw_only=True, rename="camel"):
-    """The launcher's report on one of spec.inputs."""
-
-    name: str
-    phase: Literal["Pending", "Fetching", "Fetched", "Failed"]
-    bytes: int = 0
-    total_bytes: int | None = None
-    etag: str = ""
-    reason: str = ""
-    message: str = ""
-
-
-class _Message(
-    msgspec.Struct,
-    frozen=True,
-    kw_only=True,
-    rename={**JSON_NAMES, "last_failure": "lastFailure"},
-):
-    """A termination message. The container's exit code is not among its members: the kubelet reports it."""
-
-    category: str = ""
-    secondary: bool = False
-    rank: int | None = None
-    local_rank: int | None = None
-    pod_index: int | None = None
-    exit_code: int | None = None
-    exception_type: str = ""
-    message: str = ""
-    traceback: str = ""
-    remedy: str = ""
-    time: float | None = None
-    restarts: int = 0
-    signature: str = ""
-    step: float | None = None
-    repeated: bool = False
-    progress: dict[str, float] = {}
-    evidence: str = EVIDENCE_ERROR
-    groups: Any = None
-    inputs: tuple[InputReport, ...] = ()
-    last_failure: str = ""
-    awaited: str = ""
-    ends: tuple[RankEnd, ...] = ()
-
-
 @dataclass(frozen=True)
-class Termination(Failure):
-    """The end of one pod: the failure, and further reports of the pod and the kubelet; values are checked."""
+class Termination(PodEnd):
+    """The end of one pod: its last report, and those of the kubelet; values are checked."""
 
     container: str = ""
     """The init container that failed; empty: the training container."""
@@ -184,16 +134,6 @@ class Termination(Failure):
     """Whether another attempt would fail as well."""
     ended_by_probe: bool = False
     """Whether the kubelet killed the training container for a probe or a hook."""
-    groups: GroupFacts | None = None
-    """Only of a pod that succeeded: whether the ranks formed one process group."""
-    inputs: tuple[InputReport, ...] = ()
-    """Only of a pod that fetches inputs."""
-    last_failure: str = ""
-    """Only of a pod that succeeded: the failure before the last restart of its workers, as on its page."""
-    awaited: str = ""
-    """The failure of a rank that was outside of collectives while its peers may have waited for it."""
-    ends: tuple[RankEnd, ...] = ()
-    """Only of a pod that succeeded: ranks that may not have completed their training."""
 
 
 class ContainerKill(NamedTuple):
@@ -231,20 +171,39 @@ def parse_termination(
     evidence: KubeletEvidence = _NO_EVIDENCE,
 ) -> Termination:
     """Return the end of a pod from the exit code and reason of its container, its termination message and evidence."""
-    message = _decode(text)
-    has_message = message is not None
-    if message is None:
-        by_code = judge_exit_code(exit_code)
-        tail = sanitize_text(text[-2 * _MAX_TEXT :].strip()[-_MAX_TEXT:], _MAX_TEXT)
-        message = _Message(
-            category=by_code.category,
-            exit_code=exit_code,
-            message=tail.rpartition("\n")[2].strip() or _describe_exit(exit_code, reason),
-            traceback=tail if "\n" in tail else "",  # the kubelet's fallback for a message: the end of the log
-            remedy=CATEGORIES[by_code.category].remedy,
-        )
-    end = _sanitize(message, exit_code, finished_at)
+    message = decode_object(text, _MAX_MESSAGE)
+    has_message = message is not None and "version" in message
+    report = read_record(PodEnd, message, sanitize_text) if has_message else _read_plain_text(exit_code, reason, text)
+    end = complete_end(report, exit_code, finished_at)
     return _add_kubelet_evidence(end, evidence, reason, "" if has_message else text, has_message=has_message)
+
+
+def _read_plain_text(exit_code: int, reason: str, text: str) -> PodEnd:
+    """Return the end of a pod whose message is plain text: the kubelet's fallback is the end of the log."""
+    by_code = judge_exit_code(exit_code)
+    tail = sanitize_text(text[-2 * _MAX_TEXT :].strip()[-_MAX_TEXT:], _MAX_TEXT)
+    return PodEnd(
+        category=by_code.category,
+        exit_code=exit_code,
+        message=tail.rpartition("\n")[2].strip() or _describe_exit(exit_code, reason),
+        traceback=tail if "\n" in tail else "",
+        remedy=CATEGORIES[by_code.category].remedy,
+    )
+
+
+def complete_end(
+    failure: Failure, exit_code: int = constants.EXIT_RETRYABLE, finished_at: datetime | None = None
+) -> Termination:
+    """Return a pod's failure with what the kubelet reports: the exit code and the end of the container."""
+    by_code = judge_exit_code(exit_code)
+    changes = {
+        "category": failure.category or by_code.category,
+        "container_exit_code": exit_code,
+        "secondary": failure.secondary or by_code.secondary,
+        "time": _choose_time(failure.time, finished_at),
+        "permanent": exit_code == constants.EXIT_USER_ERROR,
+    }
+    return Termination(**{**vars(failure), **changes})
 
 
 def _add_kubelet_evidence(
@@ -313,82 +272,15 @@ def _advise_on_eviction(message: str) -> str:
     return EMPTY_DIR_REMEDY.format(volume=volume["name"], limit=volume["limit"])
 
 
-def _sanitize(message: _Message, exit_code: int, finished_at: datetime | None) -> Termination:
-    by_code = judge_exit_code(exit_code)
-    category = CATEGORIES.get(message.category) or CATEGORIES[by_code.category]
-    return Termination(
-        category=category.name,
-        container_exit_code=exit_code,
-        secondary=message.secondary or by_code.secondary,
-        rank=_sane_int(message.rank),
-        local_rank=_sane_int(message.local_rank),
-        pod_index=_sane_int(message.pod_index),
-        exit_code=_sane_int(message.exit_code),
-        exception_type=sanitize_text(message.exception_type, TYPE_LIMIT),
-        message=sanitize_text(message.message, _MAX_TEXT),
-        traceback=sanitize_text(message.traceback[-_MAX_TEXT:], _MAX_TEXT),
-        remedy=sanitize_text(message.remedy, _MAX_TEXT),
-        time=_sane_time(message.time, finished_at),
-        restarts=min(max(0, message.restarts), _MAX_INT),
-        signature=sanitize_text(message.signature, TYPE_LIMIT),
-        step=_sane_step(message.step),
-        repeated=message.repeated,
-        progress=_sane_progress(message.progress),
-        evidence=message.evidence if message.evidence in EVIDENCE else EVIDENCE_ERROR,
-        permanent=exit_code == constants.EXIT_USER_ERROR,
-        groups=sanitize_groups(message.groups),
-        inputs=_sane_inputs(message.inputs),
-        last_failure=message.last_failure,
-        awaited=message.awaited,
-        ends=tuple(_sane_end(end) for end in message.ends[:MOST_RANK_ENDS]),
-    )
-
-
-def _sane_progress(reported: Mapping[str, float]) -> dict[str, float]:
-    """Return the finite values, and the loss that is not finite, which JSON cannot have."""
-    progress = {name: value for name, value in reported.items() if math.isfinite(value)}
-    if constants.METRIC_LOST_LOSS in progress:
-        progress[constants.METRIC_LOSS] = math.nan
-    return progress
-
-
-def _sane_end(end: RankEnd) -> RankEnd:
-    processes = tuple(sanitize_text(command, RANK_END_TEXT) for command in end.processes[:MOST_RANK_ENDS])
-    exception = sanitize_text(end.exception, RANK_END_TEXT)
-    return RankEnd(
-        _sane_int(end.rank) or 0, _sane_step(end.step), _sane_step(end.total), exception, end.secondary, processes
-    )
-
-
-def _sane_step(step: float | None) -> float | None:
-    return step if step is not None and 0 <= step <= _MAX_STEP else None
-
-
-def sanitize_groups(members: object) -> GroupFacts | None:
-    """Return a pod's record of its process groups; None if it has none."""
-    facts = parse_group_facts(members)
-    if facts is None:
-        return None
-    return facts._replace(
-        message=sanitize_text(facts.message, TEXT_LIMIT), remedy=sanitize_text(facts.remedy, TEXT_LIMIT)
-    )
-
-
-def parse_inputs(text: str) -> tuple[InputReport, ...]:
-    """Return the reports on inputs in a pod's page; empty if they are malformed."""
-    try:
-        return _sane_inputs(msgspec.json.decode(text, type=tuple[InputReport, ...]))
-    except (msgspec.DecodeError, UnicodeError, RecursionError):
-        return ()
-
-
-def _decode(text: str) -> _Message | None:
-    if len(text) > _MAX_MESSAGE:
+def decode_object(data: str | bytes, limit: int) -> dict[str, Any] | None:
+    """Return the JSON object that a pod has written; None: it is none, or it is longer than ``limit``."""
+    if len(data) > limit:
         return None
     try:
-        return msgspec.json.decode(text, type=_Message)
+        value = msgspec.json.decode(data)
     except (msgspec.DecodeError, UnicodeError, RecursionError):
         return None
+    return value if isinstance(value, dict) else None
 
 
 def _describe_exit(exit_code: int, reason: str) -> str:
@@ -397,30 +289,7 @@ def _describe_exit(exit_code: int, reason: str) -> str:
     return f"the container ended with exit code {exit_code}" + (f" ({reason})" if reason else "")
 
 
-def _sane_inputs(inputs: tuple[InputReport, ...]) -> tuple[InputReport, ...]:
-    return tuple(_sane_input(report) for report in inputs[:_MAX_INPUTS])
-
-
-def _sane_input(report: InputReport) -> InputReport:
-    total_bytes = None if report.total_bytes is None else _sane_size(report.total_bytes)
-    return msgspec.structs.replace(
-        report,
-        bytes=_sane_size(report.bytes),
-        total_bytes=total_bytes,
-        etag=sanitize_text(report.etag, _MAX_LINE),
-        message=sanitize_text(report.message, _MAX_LINE),
-    )
-
-
-def _sane_size(value: int) -> int:
-    return min(max(0, value), _MAX_STEP)
-
-
-def _sane_int(value: int | None) -> int | None:
-    return value if value is not None and abs(value) <= _MAX_INT else None
-
-
-def _sane_time(reported: float | None, finished_at: datetime | None) -> float | None:
+def _choose_time(reported: float | None, finished_at: datetime | None) -> float | None:
     """Return the launcher's time if it differs from the kubelet's by at most an hour, else the kubelet's."""
     finished = finished_at.timestamp() if finished_at else None
     if finished is not None and not 0 < finished < _MAX_TIME:

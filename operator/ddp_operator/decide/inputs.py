@@ -6,7 +6,7 @@ When attempt 1 starts, it is deleted like the Job of any former attempt.
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Final
+from typing import Any, Final, cast
 
 from msgspec.structs import replace
 
@@ -17,11 +17,11 @@ from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempts import fail
 from ddp_operator.decide.conditions import Fact, set_conditions
 from ddp_operator.decide.describe import describe_suspension
-from ddp_operator.decide.failures import InputReport
 from ddp_operator.decide.losses import fail_lost_pods
 from ddp_operator.decide.scheduling import compute_event_poll_delay, describe_scheduling
 from ddp_operator.decide.state import AT_ONCE, Action, Decision, DeleteJob, EnsureChildren, State
 from ddp_operator.decide.views import JobView
+from ddp_pod.contract.failure_record import InputReport
 
 _LATER: Final = 10.0
 
@@ -87,7 +87,7 @@ def _fail(state: State, status: Status, view: JobView) -> Decision:
 
 
 def _read_reports(state: State) -> Status:
-    """Return the status with the inputs as the page of the fetching pod, or its termination message, reports them."""
+    """Return the status with the inputs as the fetching pod, or its termination message, reports them."""
     reports = {report.name: report for report in _find_reports(state)}
     known = {item.place: item for item in state.status.inputs}
     inputs = []
@@ -115,7 +115,7 @@ def _merge(before: InputStatus, report: InputReport | None) -> InputStatus:
         return before
     return replace(
         before,
-        phase=report.phase,
+        phase=cast(Any, report.phase),
         bytes=report.bytes,
         total_bytes=report.total_bytes,
         etag=report.etag,

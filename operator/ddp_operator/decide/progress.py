@@ -1,6 +1,6 @@
 """Progress and checkpoint in the status, from what pods report. Pure."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from datetime import datetime
 
 from msgspec.structs import replace
@@ -9,17 +9,19 @@ from ddp_operator.api import constants
 from ddp_operator.api.kubeobjects import truncate
 from ddp_operator.api.status import CheckpointStatus, LastFailure, Progress, Restarts, Status
 from ddp_operator.decide.failures import Termination
-from ddp_operator.decide.metrics_page import Page, Rates, advance_progress, build_checkpoint, build_progress
+from ddp_operator.decide.report import Page, Rates, advance_progress, build_checkpoint, build_progress
 from ddp_operator.decide.state import Pods
+from ddp_pod.contract.progress import RankProgress, Uploads
 
 
-def apply_metrics(status: Status, values: Mapping[str, float], now: datetime, rates: Rates | None = None) -> Status:
-    """Return the status with the progress and the checkpoint that pod 0's metrics report."""
-    progress = build_progress(values, status.progress, rates)
+def apply_progress(
+    status: Status, progress: RankProgress, uploads: Uploads | None, now: datetime, rates: Rates | None = None
+) -> Status:
+    """Return the status with the progress and the checkpoint that a pod reports."""
     return replace(
         status,
-        progress=progress or status.progress,
-        checkpoint=_find_newest_checkpoint(values, status.checkpoint, now),
+        progress=build_progress(progress, status.progress, rates) or status.progress,
+        checkpoint=_find_newest_checkpoint(build_checkpoint(progress, uploads), status.checkpoint, now),
     )
 
 
@@ -29,10 +31,12 @@ def record_final_progress(status: Status, pods: Pods, now: datetime, page: Page 
     The progress is that of the newest pods; a replaced pod may have reported more restarts than its successor.
     """
     if page is not None:
-        status = apply_metrics(status, page.values, now)
+        status = apply_progress(status, page.progress, page.uploads, now)
     newest = [pod.termination for pod in pods.newest.values() if pod.termination]
-    values = next((termination.progress for termination in newest if termination.progress), {})
-    reported = apply_metrics(status, values, now)
+    last = next((end for end in newest if end.progress is not None or end.uploads is not None), None)
+    reported = status
+    if last is not None:
+        reported = apply_progress(status, last.progress or RankProgress(), last.uploads, now)
     reported = replace(reported, progress=_keep_total(reported.progress, status.progress))
     terminations = [pod.termination for pod in pods if pod.termination]
     return replace(reported, restarts=count_in_place(status.restarts, _count_completed_restarts(terminations)))
@@ -98,9 +102,8 @@ def drop_pace(progress: Progress | None) -> Progress | None:
 
 
 def _find_newest_checkpoint(
-    values: Mapping[str, float], before: CheckpointStatus | None, now: datetime
+    checkpoint: CheckpointStatus | None, before: CheckpointStatus | None, now: datetime
 ) -> CheckpointStatus | None:
-    checkpoint = build_checkpoint(values)
     if checkpoint is None:
         return before
     if before is not None and before.step == checkpoint.step:

@@ -167,7 +167,7 @@ def shorten_status(status: Status) -> Status:
     failure = status.last_failure
     if failure is not None:
         message = failure.message[:_MAX_TEXT]
-        failure = replace(failure, message=message, traceback="", hint=failure.hint[:_MAX_TEXT])
+        failure = replace(failure, message=message, traceback="", remedy=failure.remedy[:_MAX_TEXT])
     return replace(
         status,
         history=None,

@@ -3,7 +3,6 @@
 docs/metrics.md has the formulas.
 """
 
-import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
@@ -18,12 +17,14 @@ from ddp_operator.api.texts import format_more_pods
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempt import ObservedAttempt
 from ddp_operator.decide.conditions import Fact, list_indexes
-from ddp_operator.decide.metrics_page import Page, RankSample, StalledRank, build_progress
+from ddp_operator.decide.report import Page, build_progress
 from ddp_operator.decide.state import Observation, Stall, State, UnreachableReport
 from ddp_operator.decide.views import PodView
 from ddp_pod.contract.failure_text import UNRESOLVED
+from ddp_pod.contract.progress import RankProgress
+from ddp_pod.contract.report import StalledRank
 
-Ranks = Mapping[int, RankSample]
+Ranks = Mapping[int, RankProgress]
 
 WINDOW = 60.0
 """Seconds between two readings of all ranks, the time over which they are compared."""
@@ -73,11 +74,11 @@ def find_stragglers(before: Ranks, now: Ranks) -> tuple[Straggler, ...]:
     )
 
 
-def _measure_step(before: RankSample, now: RankSample) -> _RankTime | None:
+def _measure_step(before: RankProgress, now: RankProgress) -> _RankTime | None:
     """Return the time of a rank's steps between two readings; None: it made none, or its process restarted."""
-    steps = now.steps - before.steps
-    compute = now.compute - before.compute
-    data_wait = now.data_wait - before.data_wait
+    steps = (now.steps or 0.0) - (before.steps or 0.0)
+    compute = (now.compute_seconds or 0.0) - (before.compute_seconds or 0.0)
+    data_wait = (now.data_seconds or 0.0) - (before.data_seconds or 0.0)
     if steps < 1 or compute < 0 or data_wait < 0:
         return None
     return _RankTime((compute + data_wait) / steps, data_wait > compute)
@@ -93,10 +94,10 @@ def is_stalled(job: DDPTrainingJob, page: Page | None) -> bool:
     if page is None:
         return False
     watchdog = job.spec.watchdog
-    stalled_seconds = _read_seconds(page, constants.METRIC_STALLED)
+    stalled_seconds = page.stall.seconds or 0.0
     if page.training:
-        saving = page.values.get(constants.METRIC_SAVING, 0.0) > 0
-        heartbeat_is_late = _read_seconds(page, constants.METRIC_HEARTBEAT_AGE) >= watchdog.stall_seconds / 3
+        saving = (page.progress.saving or 0.0) > 0
+        heartbeat_is_late = (page.stall.heartbeat_age or 0.0) >= watchdog.stall_seconds / 3
         return stalled_seconds > 0 or (heartbeat_is_late and not saving)
     starting = job.spec.metrics.log_patterns and stalled_seconds < watchdog.start_seconds
     return stalled_seconds > 0 and not starting
@@ -119,12 +120,12 @@ def describe_stall(job: DDPTrainingJob, observation: Observation) -> Fact | None
 
 def _has_progressed(job: DDPTrainingJob, page: Page | None) -> bool:
     """Return whether the page reports progress, or new workers, since the job stalled."""
-    if page is None:
+    if page is None or page.is_empty:
         return False
-    progress = build_progress(page.values)
+    progress = build_progress(page.progress)
     before = job.status.progress
     stepped = progress is not None and before is not None and progress.step != before.step
-    return not page.training or stepped or constants.METRIC_HEARTBEAT_AGE in page.values
+    return not page.training or stepped or page.stall.heartbeat_age is not None
 
 
 def is_explained(places: Iterable[StalledRank]) -> bool:
@@ -145,9 +146,7 @@ def _choose_places(places: Sequence[StalledRank]) -> list[str]:
 
 def stalled_since(page: Page, now: datetime) -> datetime:
     """Return since when a page reports no step."""
-    heartbeat_age = _read_seconds(page, constants.METRIC_HEARTBEAT_AGE)
-    seconds = max(heartbeat_age, _read_seconds(page, constants.METRIC_STALLED))
-    return now - timedelta(seconds=min(seconds, 1e8))
+    return now - timedelta(seconds=max(page.stall.heartbeat_age or 0.0, page.stall.seconds or 0.0))
 
 
 def _describe_stall(page: Page | None, stall: Stall) -> str:
@@ -162,17 +161,12 @@ def _describe_stall(page: Page | None, stall: Stall) -> str:
 def _describe_lagging_ranks(ranks: Ranks) -> str:
     if not ranks:
         return "no per-rank steps are reported"
-    steps = {rank: sample.step or sample.steps for rank, sample in ranks.items()}
+    steps = {rank: progress.known_step or 0.0 for rank, progress in ranks.items()}
     farthest = max(steps.values())
     lagging = sorted(rank for rank, step in steps.items() if step < farthest)
     if not lagging:
-        return f"all {len(ranks)} ranks with a readable metrics page are at step {farthest:.0f}"
+        return f"all {len(ranks)} ranks with a readable report are at step {farthest:.0f}"
     return f"ranks {list_indexes(lagging)} are behind step {farthest:.0f}"
-
-
-def _read_seconds(page: Page, name: str) -> float:
-    value = page.values.get(name, 0.0)
-    return value if math.isfinite(value) else 0.0
 
 
 READ_INTERVAL: Final = 10.0
@@ -187,10 +181,10 @@ def needs_peer_reports(status: Status, page: Page | None, page_lost_since: datet
     """Return whether the pages of pod 0's peers may report why it waits or makes no step, or why its page is lost."""
     if page_lost_since is not None:
         return now - page_lost_since >= _PATIENCE
-    if page is not None and page.values.get(constants.METRIC_STALLED, 0.0) > 0:
+    if page is not None and (page.stall.seconds or 0.0) > 0:
         return True
     rendezvoused = status.condition(c.RENDEZVOUSED)
-    if page is None or page.launcher_phase != "Rendezvous" or rendezvoused is None:
+    if page is None or page.phase != "Rendezvous" or rendezvoused is None:
         return False
     return rendezvoused.status == "False" and now - rendezvoused.last_transition_time >= _PATIENCE
 
@@ -217,7 +211,7 @@ def describe_cut_off_training(attempt: ObservedAttempt, stall: Fact | None) -> F
         return None
     is_peer = any(_find_peers(attempt, report.message) for report in reports)
     page = attempt.state.observation.page
-    heartbeat_age = page.values.get(constants.METRIC_HEARTBEAT_AGE, 0.0) if page is not None else 0.0
+    heartbeat_age = (page.stall.heartbeat_age or 0.0) if page is not None else 0.0
     if not is_peer and stall is None and not heartbeat_age >= _LATE_HEARTBEAT:
         return None
     consequence = stall.message if stall is not None else "training cannot continue until it does"

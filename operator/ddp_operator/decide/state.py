@@ -13,8 +13,10 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Nodes, Status, Straggler
 from ddp_operator.decide.failures import ContainerKill, Termination
-from ddp_operator.decide.metrics_page import Page, RankSample, StalledRank
+from ddp_operator.decide.report import Page
 from ddp_operator.decide.views import JobView, NodeView, PodView, view_job, view_pod
+from ddp_pod.contract.progress import RankProgress
+from ddp_pod.contract.report import StalledRank
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +216,7 @@ class Stall:
     """A stall: its start, the steps of the ranks, and the states of hanging ranks."""
 
     since: datetime
-    ranks: Mapping[int, RankSample] = field(default_factory=dict)
+    ranks: Mapping[int, RankProgress] = field(default_factory=dict)
     places: tuple[StalledRank, ...] = ()
 
 
@@ -227,7 +229,7 @@ class UnreachableReport(NamedTuple):
 
 @dataclass(frozen=True)
 class Observation(Children):
-    """The child objects, and what nodes, Events, queues and metrics pages report about them."""
+    """The child objects, and what nodes, Events, queues and reports state about them."""
 
     page: Page | None = None
     page_requested: bool = False

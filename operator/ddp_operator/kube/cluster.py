@@ -86,9 +86,8 @@ class KubeCluster:
         self._scraper = Scraper()
 
     async def close(self) -> None:
-        """Stop the event writer and the scraper. The caller closes the client."""
+        """Stop the event writer. The caller closes the client."""
         await self._writer.close()
-        await self._scraper.close()
 
     async def observe(self, key: Key) -> Snapshot | None:
         """Return the resource and its children from the store; without one, from the API server."""
@@ -384,11 +383,11 @@ class KubeCluster:
         """Queue an Event for the event writer, which posts it in the background."""
         self._writer.put(resource, event)
 
-    async def scrape(self, pod: Object, port: int, take: Callable[[bytes], None]) -> bool:
-        """Read a pod's metrics page through its IP address."""
+    async def read_report(self, pod: Object, port: int) -> bytes | None:
+        """Read a pod's report through its IP address."""
         address = str((pod.get("status") or {}).get("podIP") or "")
         with lend_worker():
-            return bool(address) and await self._scraper.read(address, port, take, pod["metadata"]["namespace"])
+            return await self._scraper.read(address, port, pod["metadata"]["namespace"]) if address else None
 
     async def _get(self, kind: str, namespace: str | None, name: str, *, refusable: bool = False) -> Any:
         """Return the current object from the API server, or None if it does not exist."""

@@ -1,102 +1,74 @@
-"""Read the metrics page of a training pod within limits.
+"""Read the report of a training pod within limits.
 
-The pod runs code of users, so requests have no credentials or cookies, follow no redirects, and have bounded time and
-size without decompression. Parsing all pages takes at most half of the event loop's time, in slices, so that the Lease
-is renewed and ``/healthz`` answers for any content of the pages.
+The pod runs code of users. A request is plain HTTP/1.0 without credentials, cookies, redirects and compression, and its
+time and size are bounded.
 """
 
 import asyncio
-from collections.abc import Callable, Iterator
+import re
 from typing import Final
 from weakref import WeakValueDictionary
 
-import aiohttp
+from ddp_pod.contract.report import REPORT_LIMIT
 
 TIMEOUT: Final = 2.0
-SIZE_LIMIT: Final = 1 << 20
 CONNECTIONS: Final = 256
-"""Pages that are read concurrently. Only aiohttp's buffer of each is in memory."""
+"""Reports that are read concurrently."""
 CONNECTIONS_OF_NAMESPACE: Final = 16
-"""Pages of one namespace that are read concurrently."""
-SLICE: Final = 1 << 15
-"""Bytes that are parsed before other tasks run, in at most a few milliseconds."""
-
-Take = Callable[[bytes], None]
-
-
-class ParsingTurns:
-    """Schedules parsing: one slice at a time, in order, and then a pause of the same duration for other tasks."""
-
-    def __init__(self) -> None:
-        self._lock = asyncio.Lock()
-        self._free_at = 0.0
-
-    async def feed(self, take: Take, piece: bytes) -> None:
-        """Pass a piece of a page to its parser in this caller's turn."""
-        loop = asyncio.get_running_loop()
-        async with self._lock:
-            await asyncio.sleep(max(0.0, self._free_at - loop.time()))
-            started = loop.time()
-            take(piece)
-            ended = loop.time()
-            self._free_at = ended + (ended - started)
+"""Reports of one namespace that are read concurrently."""
+_HEAD_LIMIT: Final = 1 << 14
+_CHUNK: Final = 1 << 16
+_STATUS: Final = re.compile(rb"HTTP/1\.[01] (\d{3})")
+_LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d{1,9})", re.IGNORECASE)
 
 
 class Scraper:
-    """Reads metrics pages, with a session separate from the API server's."""
+    """Reads reports. Each namespace has a share of the connections."""
 
     def __init__(self) -> None:
-        self._session: aiohttp.ClientSession | None = None
-        self._turns = ParsingTurns()
+        self._all = asyncio.Semaphore(CONNECTIONS)
         self._shares: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
 
-    async def read(self, address: str, port: int, take: Take, namespace: str = "") -> bool:
-        """Pass the page at ``/metrics`` to ``take`` in pieces. Returns whether it is complete, in time and size.
-
-        ``namespace``: that of the pod. Each has a share of the connections.
-
-        A server that refuses the request has an empty page. A server error, such as an overload, is no page.
-        """
-        host = f"[{address}]" if ":" in address else address
-        size = 0
+    async def read(self, address: str, port: int, namespace: str = "") -> bytes | None:
+        """Return the report of a pod of a namespace, as ``fetch_report`` does."""
         share = self._shares.setdefault(namespace, asyncio.Semaphore(CONNECTIONS_OF_NAMESPACE))
-        try:
-            async with (
-                share,
-                asyncio.timeout(TIMEOUT),
-                self._open().get(f"http://{host}:{port}/metrics", allow_redirects=False) as response,
-            ):
-                if response.status != 200:
-                    return 400 <= response.status < 500  # another program serves this port
-                async for chunk in response.content.iter_any():
-                    size += len(chunk)
-                    if size > SIZE_LIMIT:
-                        return False
-                    for piece in _slices(chunk):
-                        await self._turns.feed(take, piece)
-        except (aiohttp.ClientError, TimeoutError, OSError, ValueError):
-            return False
-        return True
-
-    async def close(self) -> None:
-        """Close the connections."""
-        if self._session is not None:
-            await self._session.close()
-            self._session = None
-
-    def _open(self) -> aiohttp.ClientSession:
-        if self._session is None:
-            self._session = aiohttp.ClientSession(
-                # Each pod is read every ten seconds: keeping its connection open costs more than opening one.
-                connector=aiohttp.TCPConnector(force_close=True, limit=CONNECTIONS),
-                headers={"Accept": "text/plain", "Accept-Encoding": "identity"},
-                auto_decompress=False,
-                cookie_jar=aiohttp.DummyCookieJar(),
-                read_bufsize=SLICE,
-            )
-        return self._session
+        async with share, self._all:
+            return await fetch_report(address, port)
 
 
-def _slices(chunk: bytes) -> Iterator[bytes]:
-    for start in range(0, len(chunk), SLICE):
-        yield chunk[start : start + SLICE]
+async def fetch_report(address: str, port: int) -> bytes | None:
+    """Return the report at ``/report``, empty from a server that has none; None: it is not complete in time and size.
+
+    A launcher of an older release, or another program on this port, has no report. A server error, such as an
+    overload, is no response.
+    """
+    try:
+        async with asyncio.timeout(TIMEOUT):
+            response = await _request(address, port)
+    except (TimeoutError, OSError, ValueError):
+        return None
+    head, _, body = response.partition(b"\r\n\r\n")
+    status = _STATUS.match(head)
+    length = _LENGTH.search(head)
+    if status is None or len(body) > REPORT_LIMIT or (length is not None and int(length[1]) != len(body)):
+        return None
+    if status[1] != b"200":
+        return b"" if status[1].startswith(b"4") else None
+    return body
+
+
+async def _request(address: str, port: int) -> bytes:
+    """Return a response, as much of it as may be used. Raises: OSError, ValueError."""
+    reader, writer = await asyncio.open_connection(address, port)
+    try:
+        host = f"[{address}]" if ":" in address else address
+        writer.write(f"GET /report HTTP/1.0\r\nHost: {host}\r\n\r\n".encode("ascii"))
+        response = b""
+        while len(response) <= _HEAD_LIMIT + REPORT_LIMIT:
+            chunk = await reader.read(_CHUNK)
+            if not chunk:
+                break
+            response += chunk
+        return response
+    finally:
+        writer.close()

@@ -1,4 +1,4 @@
-"""Collect the observation of a pass: the children, and the nodes, Events, Workloads and metrics pages about them.
+"""Collect the observation of a pass: the children, and the nodes, Events, Workloads and reports about them.
 
 Nodes, Events, Workloads and pages are read only if the decision needs them, at limited intervals.
 """
@@ -27,24 +27,18 @@ from ddp_operator.decide import conditions as c
 from ddp_operator.decide import kueue, losses, scheduling, stalls
 from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.converge import compute_scrape_interval
-from ddp_operator.decide.diagnosis import MOST_FAILURES, find_kill, list_killed_pods, parse_restart_failures
+from ddp_operator.decide.diagnosis import MOST_FAILURES, find_kill, list_killed_pods, list_restart_failures
 from ddp_operator.decide.failures import ContainerKill, Termination
 from ddp_operator.decide.losses import LOOK_SECONDS, MOST_NODES, find_trouble, list_nodes_in_use
-from ddp_operator.decide.metrics_page import Page, PageParser, RateMeter
 from ddp_operator.decide.refusals import may_have_lost_labels
+from ddp_operator.decide.report import Page, RateMeter, decode_report
 from ddp_operator.decide.scheduling import find_claim_problem, list_claims, name_volume
 from ddp_operator.decide.stalls import Ranks
 from ddp_operator.decide.state import Children, Observation, Problem, Stall, UnreachableReport, view_children
 from ddp_operator.decide.views import NodeView, PodView, view_node, view_pod
 from ddp_operator.manifests.children import build_children, load_launcher
 from ddp_operator.manifests.locked_pods import keep_locked_pods
-from ddp_operator.reconcile.page_budget import (
-    MAX_SECONDS_AT_ONCE,
-    PAGES_AT_ONCE,
-    CountedParser,
-    PageBudget,
-    PageTooLong,
-)
+from ddp_operator.reconcile.page_budget import MAX_SECONDS_AT_ONCE, PAGES_AT_ONCE, PageBudget
 
 # Seconds that watch events of new children may be late before the operator searches children without labels.
 _WATCH_DELAY = 2.0
@@ -230,19 +224,19 @@ class Observer:
             memory.unreachable = ()
             return False, None
         memory.page_read = now
-        parser = PageParser()
-        if not await self._cluster.scrape(pod_zero.raw, job.spec.metrics.port, parser.feed):
+        report = await self._cluster.read_report(pod_zero.raw, job.spec.metrics.port)
+        if report is None:
             memory.page_lost = memory.page_lost or now
             return True, None
-        page = parser.finish()
+        page = decode_report(report)
         memory.page_lost = None
-        process = pod_zero.uid, page.in_place_restarts
-        return True, replace(page, rates=memory.meter.measure(process, page.values, now.timestamp()))
+        process = pod_zero.uid, page.restarts
+        return True, replace(page, rates=memory.meter.measure(process, page.progress, now.timestamp()))
 
     async def _read_pages(
         self, job: DDPTrainingJob, pods: Sequence[PodView], budget: PageBudget
     ) -> list[tuple[PodView, Page]]:
-        """Read pods' metrics pages within the budget. The result lacks pages beyond it and pages without a response."""
+        """Read pods' reports within the budget. The result lacks pages beyond it and pages without a response."""
         pages: dict[str, Page] = {}
         gate = asyncio.Semaphore(PAGES_AT_ONCE)
 
@@ -250,10 +244,10 @@ class Observer:
             async with gate:
                 if budget.spent:
                     return
-                parser = CountedParser(budget)
-                with suppress(PageTooLong):
-                    if await self._cluster.scrape(pod.raw, job.spec.metrics.port, parser.feed):
-                        pages[pod.uid] = parser.finish()
+                report = await self._cluster.read_report(pod.raw, job.spec.metrics.port)
+                if report is not None:
+                    budget.bytes_left -= len(report)
+                    pages[pod.uid] = decode_report(report)
 
         budget.renew(self._clock())
         loop = asyncio.get_running_loop()
@@ -261,7 +255,7 @@ class Observer:
         with suppress(TimeoutError):
             async with asyncio.timeout(min(MAX_SECONDS_AT_ONCE, max(0.0, budget.seconds_left))):
                 await asyncio.gather(*map(read, pods))
-        budget.use_seconds(loop.time() - started)
+        budget.seconds_left -= loop.time() - started
         return [(pod, pages[pod.uid]) for pod in pods if pod.uid in pages]
 
     async def _read_nodes(self, job: DDPTrainingJob, children: Children) -> Mapping[str, NodeView]:
@@ -376,26 +370,28 @@ class Observer:
         stalled = stalls.is_stalled(job, page)
         known_stall = memory.stall
         memory.stall = None
-        if not (stalled or (page.training and page.ranks)):
+        if not (stalled or (page.training and page.by_rank)):
             return None, None
 
         known_places = known_stall.places if known_stall else ()
-        places = {place.rank: place for place in (*known_places, *page.stalled)}
-        ranks = dict(page.ranks)
+        places = {place.rank: place for place in (*known_places, *page.stall.ranks)}
+        ranks = dict(page.by_rank)
         slow = None
         compared, attempt, last_ranks = memory.ranks_compared or (None, 0, {})
         is_explained = known_stall is not None and (not places or stalls.is_explained(places.values()))
         if seconds_since(compared, now) >= stalls.WINDOW or (stalled and not is_explained):
             sampled = stalls.sample_pods(children.pods_of(job.status.attempt))
             for _, sampled_page in await self._read_pages(job, sampled, memory.page_budget):
-                ranks |= sampled_page.ranks
-                places.update((place.rank, place) for place in sampled_page.stalled)
+                ranks |= sampled_page.by_rank
+                places.update((place.rank, place) for place in sampled_page.stall.ranks)
             memory.ranks_compared = (now, job.status.attempt, ranks)
             slow = stalls.find_stragglers(last_ranks, ranks) if attempt == job.status.attempt else None
 
         if stalled:
             stall = known_stall or Stall(stalls.stalled_since(page, now), ranks)
-            memory.stall = replace(stall, places=tuple(sorted(places.values())))
+            memory.stall = replace(
+                stall, places=tuple(sorted(places.values(), key=lambda place: (place.order, place.rank)))
+            )
         return slow, memory.stall
 
     async def _read_failures(
@@ -407,7 +403,7 @@ class Observer:
         """
         now = self._clock()
         restarts = job.status.restarts
-        if page is None or restarts.in_place_before + page.in_place_restarts <= restarts.in_place:
+        if page is None or restarts.in_place_before + page.restarts <= restarts.in_place:
             return ()
         if page.joining and seconds_since(memory.failures_read, now) < stalls.READ_INTERVAL * _EARLY:
             return ()
@@ -415,7 +411,7 @@ class Observer:
         pods = children.pods_of(job.status.attempt)
         pages = [(pod, page) for pod in pods if pod.index == 0 and pod.phase == "Running"]
         sampled = stalls.sample_pods(pods, MOST_FAILURES)
-        return parse_restart_failures(pages + await self._read_pages(job, sampled, memory.page_budget))
+        return list_restart_failures(pages + await self._read_pages(job, sampled, memory.page_budget))
 
     async def _read_unreachable(
         self, job: DDPTrainingJob, children: Children, page: Page | None, memory: Memory

@@ -1,26 +1,20 @@
-"""Limit for reading the metrics pages of a job's pods: bytes and seconds per minute, for all pods together.
+"""Limit for reading the reports of a job's pods: bytes and seconds per minute, for all pods together.
 
-A user controls the content of these pages, and through the restart counter when the operator reads them. The page of
-pod 0 has its own interval and does not count.
+A user controls the content of these reports, and through the restart counter when the operator reads them. The report
+of pod 0 has its own interval and does not count.
 """
 
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from ddp_operator.decide.metrics_page import PageParser
-
 PERIOD: Final = 60.0
 MAX_BYTES: Final = 16 << 20
-"""Bytes per period: enough to read 127 pods with 16 ranks each once, with pages of about 64 KiB."""
+"""Bytes per period."""
 MAX_SECONDS: Final = 15.0
 """Seconds per period. The worker is not available to other jobs during that time."""
 MAX_SECONDS_AT_ONCE: Final = 5.0
 PAGES_AT_ONCE: Final = 16
-
-
-class PageTooLong(ValueError):
-    """The page exceeds the remaining bytes of the budget."""
 
 
 @dataclass(slots=True)
@@ -42,22 +36,3 @@ class PageBudget:
     def spent(self) -> bool:
         """Whether the budget of this period is used up."""
         return self.bytes_left <= 0 or self.seconds_left <= 0
-
-    def use_seconds(self, seconds: float) -> None:
-        """Subtract the time that pages took."""
-        self.seconds_left -= seconds
-
-
-class CountedParser(PageParser):
-    """A parser that counts its page against a budget."""
-
-    def __init__(self, budget: PageBudget) -> None:
-        super().__init__()
-        self._budget = budget
-
-    def feed(self, piece: bytes) -> None:
-        """Parse the lines that this piece completes. Raises: PageTooLong."""
-        self._budget.bytes_left -= len(piece)
-        if self._budget.bytes_left < 0:
-            raise PageTooLong
-        super().feed(piece)

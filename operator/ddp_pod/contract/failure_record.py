@@ -1,21 +1,28 @@
-"""The record of a failure, shared by the pod, which writes it, and the operator, which reads it.
+"""The record of a failure, from the pod, which writes it, to the operator, which reads it.
 
-``to_json`` gives the form of the termination message (docs/pod-contract.md). The operator parses it in
+A termination message is a ``PodEnd`` as JSON (docs/pod-contract.md). The operator reads it in
 ``ddp_operator.decide.failures``, where nothing in it is trusted.
 """
 
+import dataclasses
 import json
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Final
+from dataclasses import dataclass
+from typing import Any, Final, TypeVar
 
-from .failure_table import Outcome
+from .failure_table import CATEGORIES, Outcome
+from .group_facts import GroupFacts
 from .names import EXIT_OK, TERMINATION_MESSAGE_LIMIT
+from .progress import RankProgress, Uploads
+from .records import choice, items, number, text, to_json
 
-MESSAGE_VERSION: Final = 1
+MESSAGE_VERSION: Final = 2
 TYPE_LIMIT: Final = 200
 """Characters kept of an exception's type and of a signature."""
+_TEXT_LIMIT: Final = 2048
+_MOST_STEPS: Final = 2**53
+_LAST_TIME: Final = 4e9  # the year 2096
+_NESTED_LIMIT: Final = 1500  # bytes of a failure within a termination message
 
 # What a failure was derived from.
 EVIDENCE_ERROR: Final = "Error"  # an exception, a message or a signal
@@ -24,73 +31,95 @@ EVIDENCE_STOPPED: Final = "Stopped"  # torchrun's agent stopped the rank after a
 EVIDENCE_TIMEOUT: Final = "Timeout"  # the rank gave up a wait for a peer, rather than lost a connection
 EVIDENCE: Final = (EVIDENCE_ERROR, EVIDENCE_EXIT_CODE, EVIDENCE_STOPPED, EVIDENCE_TIMEOUT)
 
-JSON_NAMES: Final = {
-    "category": "category",
-    "container_exit_code": "containerExitCode",
-    "secondary": "secondary",
-    "rank": "rank",
-    "local_rank": "localRank",
-    "pod_index": "node",
-    "exit_code": "exitCode",
-    "exception_type": "type",
-    "message": "message",
-    "traceback": "traceback",
-    "remedy": "hint",
-    "time": "time",
-    "restarts": "restarts",
-    "signature": "signature",
-    "step": "step",
-    "repeated": "repeated",
-    "progress": "progress",
-    "evidence": "evidence",
-}
-"""Fields of a ``Failure`` and their names in JSON."""
+MOST_RANK_ENDS: Final = 2
+"""Ranks in the message of one pod that may not have completed their training."""
+RANK_END_TEXT: Final = 160
+"""Characters kept of each text about such a rank."""
 
 
 @dataclass(frozen=True)
 class Failure:
     """How a pod ended: what failed, where, and with which outcome. The category is empty where the pod succeeded."""
 
-    category: str = ""
+    category: str = choice(tuple(CATEGORIES))
     container_exit_code: int = EXIT_OK
     """The launcher's own exit code, on which the Job's podFailurePolicy acts."""
     secondary: bool = False
     """Whether another rank's failure caused it, as with a lost peer."""
-    rank: int | None = None
-    local_rank: int | None = None
-    pod_index: int | None = None
-    exit_code: int | None = None
+    rank: int | None = number()
+    local_rank: int | None = number()
+    pod_index: int | None = number()
+    exit_code: int | None = number()
     """The worker's exit code; 128 + the number where a signal killed it."""
-    exception_type: str = ""
-    message: str = ""
-    traceback: str = ""
-    remedy: str = ""
-    time: float | None = None
+    exception_type: str = text(TYPE_LIMIT)
+    message: str = text(_TEXT_LIMIT)
+    traceback: str = text(_TEXT_LIMIT, keeps_end=True)
+    remedy: str = text(_TEXT_LIMIT)
+    time: float | None = number(_LAST_TIME)
     """When it failed, in Unix seconds."""
-    restarts: int = 0
+    restarts: int = number(default=0)
     """How often the workers were restarted in the same pod."""
-    signature: str = ""
+    signature: str = text(TYPE_LIMIT)
     """What all repetitions of a failure of the script share; empty where the failure is not the script's."""
-    step: float | None = None
+    step: float | None = number(_MOST_STEPS)
     repeated: bool = False
     """Whether this pod had failed in the same way before, without progress in between."""
-    progress: Mapping[str, float] = field(default_factory=dict)
-    evidence: str = EVIDENCE_ERROR
+    evidence: str = choice(EVIDENCE, EVIDENCE_ERROR)
 
     @property
     def outcome(self) -> Outcome:
         """Category, exit code of the container, and whether the failure is secondary."""
         return Outcome(self.category, self.container_exit_code, self.secondary)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the failure as a termination message has it."""
-        members = {name: getattr(self, attribute) for attribute, name in JSON_NAMES.items()}
-        return {"version": MESSAGE_VERSION, **members}
 
-    @classmethod
-    def from_json(cls, members: Mapping[str, Any]) -> "Failure":
-        """Return the failure that ``to_json`` of this launcher wrote. Raises: KeyError."""
-        return cls(**{attribute: members[name] for attribute, name in JSON_NAMES.items()})
+@dataclass(frozen=True)
+class RankEnd:
+    """How a rank ended that exited with 0 and may not have completed its training."""
+
+    rank: int = number(default=0)
+    step: float | None = number(_MOST_STEPS)
+    total: float | None = number(_MOST_STEPS)
+    """The number of steps that the script stated, if the rank ended short of it."""
+    exception: str = text(RANK_END_TEXT)
+    """The exception of the traceback in the last lines of its output."""
+    secondary: bool = False
+    """Whether that exception is the loss of a peer."""
+    processes: tuple[str, ...] = items(MOST_RANK_ENDS)
+    """The commands of its processes that still ran when its program ended."""
+
+
+@dataclass(frozen=True)
+class InputReport:
+    """The state of one of spec.inputs in the pod that fetches it."""
+
+    name: str = text()
+    phase: str = choice(("Pending", "Fetching", "Fetched", "Failed"), "Pending")
+    bytes: int = number(_MOST_STEPS, default=0)
+    total_bytes: int | None = number(_MOST_STEPS)
+    etag: str = text()
+    checksum: str = text()
+    reason: str = text()
+    message: str = text()
+
+
+@dataclass(frozen=True)
+class PodEnd(Failure):
+    """The end of a pod: its failure, and what else its last report contains."""
+
+    progress: RankProgress | None = None
+    """Of the lowest rank."""
+    uploads: Uploads | None = None
+    """Only of a pod that uploads checkpoints."""
+    groups: GroupFacts | None = None
+    """Only of a pod that succeeded: whether the ranks formed one process group."""
+    inputs: tuple[InputReport, ...] = ()
+    """Only of a pod that fetches inputs."""
+    last_failure: Failure | None = None
+    """Only of a pod that succeeded: the failure before the last restart of its workers, as in its report."""
+    awaited: Failure | None = None
+    """The failure of a rank that was outside of collectives while its peers may have waited for it."""
+    ends: tuple[RankEnd, ...] = items(MOST_RANK_ENDS)
+    """Ranks that exited with 0 and may not have completed their training."""
 
 
 def order_causes(failure: Failure) -> tuple[bool, bool, float]:
@@ -112,27 +141,43 @@ class KnownFailure(Exception):
         self.remedy = remedy
 
 
-def encode_message(message: Mapping[str, Any], limit: int = TERMINATION_MESSAGE_LIMIT) -> bytes:
-    """Return a termination message as JSON of at most ``limit`` bytes.
+AnyFailure = TypeVar("AnyFailure", bound=Failure)
 
-    Where it is too long, the traceback loses its beginning; then the other texts lose their ends.
+
+def encode_end(end: PodEnd, limit: int = TERMINATION_MESSAGE_LIMIT) -> bytes:
+    """Return a termination message: JSON of at most ``limit`` bytes.
+
+    Where it is too long, the traceback loses its beginning, and the message and the remedy their ends.
     """
-    shortened = dict(message)
-    for name in ("traceback", "progress", "message", "hint"):
-        while True:
-            text = json.dumps(shortened, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
-            if len(text) <= limit:
-                return text
+    nested: dict[str, Any] = {
+        name: shorten_failure(failure, _NESTED_LIMIT)
+        for name in ("last_failure", "awaited")
+        if (failure := getattr(end, name)) is not None
+    }
+    shortened = shorten_failure(dataclasses.replace(end, **nested), limit)
+    message = _encode(shortened)
+    if len(message) > limit:
+        message = _encode(Failure(end.category, container_exit_code=end.container_exit_code))
+    return message
 
-            value = shortened.get(name)
-            if not isinstance(value, str):
-                shortened[name] = {} if name == "progress" else ""
-                break
-            if not value:
-                break
 
-            excess = max(1, (len(text) - limit) // 6)  # JSON writes a character as up to six bytes
-            room = max(0, len(value) - excess)
-            shortened[name] = value[len(value) - room :] if name == "traceback" else value[:room]
+def shorten_failure(failure: AnyFailure, limit: int) -> AnyFailure:
+    """Return a failure whose JSON has at most ``limit`` bytes, unless its other members are longer."""
+    for name in ("traceback", "progress", "message", "remedy"):
+        excess = len(_encode(failure)) - limit
+        value = getattr(failure, name, None)
+        while excess > 0 and value:
+            if isinstance(value, str):
+                room = max(0, len(value) - max(1, excess // 6))  # JSON writes a character as up to six bytes
+                value = value[len(value) - room :] if name == "traceback" else value[:room]
+            else:
+                value = None
+            changes: dict[str, Any] = {name: value}
+            failure = dataclasses.replace(failure, **changes)
+            excess = len(_encode(failure)) - limit
+    return failure
 
-    return json.dumps({"version": MESSAGE_VERSION, "category": message["category"]}).encode()
+
+def _encode(failure: Failure) -> bytes:
+    members = {"version": MESSAGE_VERSION, **to_json(failure)}
+    return json.dumps(members, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import Any, Final
 
-from .rank_end import RankEnd
+from .failure_record import RankEnd
 
 UNRESOLVED: Final = "name does not resolve yet"
 """Problem of a connection to pod 0."""

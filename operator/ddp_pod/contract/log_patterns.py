@@ -3,23 +3,18 @@
 import re
 from collections.abc import Collection
 
-SERIES_STEP = "ddp_step"
-SERIES_PLANNED_STEPS = "ddp_planned_steps"
-SERIES_EPOCH = "ddp_epoch"
-SERIES_PLANNED_EPOCHS = "ddp_planned_epochs"
-SERIES_SAMPLES = "ddp_samples_total"
-# The groups that a pattern may name, as in status.progress, and the series that each becomes.
+# The groups that a pattern may name, as in status.progress, and the field of RankProgress that each is.
 LOG_GROUPS = {
-    "step": SERIES_STEP,
-    "totalSteps": SERIES_PLANNED_STEPS,
-    "epoch": SERIES_EPOCH,
-    "epochs": SERIES_PLANNED_EPOCHS,
-    "loss": "ddp_loss",
-    "learningRate": "ddp_learning_rate",
-    "samples": SERIES_SAMPLES,
-    "samplesPerSecond": "ddp_global_samples_per_second",
-    "valAccuracy": "ddp_validation_accuracy_ratio",
-    "valLoss": "ddp_validation_loss",
+    "step": "step",
+    "totalSteps": "total_steps",
+    "epoch": "epoch",
+    "epochs": "epochs",
+    "loss": "loss",
+    "learningRate": "learning_rate",
+    "samples": "samples",
+    "samplesPerSecond": "samples_per_second",
+    "valAccuracy": "val_accuracy",
+    "valLoss": "val_loss",
 }
 
 

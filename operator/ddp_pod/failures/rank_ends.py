@@ -8,12 +8,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
 from ..base.pod import Pod, WorkerRecord, list_workers
-from ..contract.names import METRIC_GLOBAL_STEP, METRIC_STEPS, METRIC_TOTAL_STEPS
+from ..contract.failure_record import MOST_RANK_ENDS, RANK_END_TEXT, RankEnd
 from ..contract.processes import process_state
-from ..contract.rank_end import MOST_RANK_ENDS, RANK_END_TEXT, RankEnd
-from ..progress.counted_pages import find_missing_steps
-from ..progress.metrics import MetricsEndpoint
 from ..progress.output import read_end
+from ..progress.rank_progress import find_missing_steps
+from ..progress.rank_reader import RankReader
 from ..rank.tracebacks import RANK_PREFIX
 from .rules import WorkerEnd, classify
 
@@ -111,24 +110,25 @@ def find_remaining_processes(pids: Iterable[int]) -> dict[int, list[RemainingPro
 
 
 def examine_rank_ends(
-    pod: Pod, metrics: MetricsEndpoint, remaining: Mapping[int, Sequence[RemainingProcess]]
-) -> list[RankEnd]:
+    pod: Pod, reader: RankReader, remaining: Mapping[int, Sequence[RemainingProcess]]
+) -> tuple[RankEnd, ...]:
     """Return the ranks of this pod that may not have completed their training, root causes first.
 
     ``remaining``: by local rank.
     """
-    ends = [_examine(pod, metrics, worker, remaining.get(worker.local_rank, ())) for worker in list_workers(pod)]
+    ends = [_examine(pod, reader, worker, remaining.get(worker.local_rank, ())) for worker in list_workers(pod)]
     found = [end for end in ends if end is not None]
-    return sorted(found, key=lambda end: (end.secondary, not end.exception, end.rank))[:MOST_RANK_ENDS]
+    found.sort(key=lambda end: (end.secondary, not end.exception, end.rank))
+    return tuple(found[:MOST_RANK_ENDS])
 
 
 def _examine(
-    pod: Pod, metrics: MetricsEndpoint, worker: WorkerRecord, remaining: Sequence[RemainingProcess]
+    pod: Pod, reader: RankReader, worker: WorkerRecord, remaining: Sequence[RemainingProcess]
 ) -> RankEnd | None:
-    values = metrics.rank_progress(worker.local_rank)
-    step = values.get(METRIC_GLOBAL_STEP, values.get(METRIC_STEPS))
-    is_short = find_missing_steps(values) > 0
-    counters = metrics.read_counters(worker.local_rank)
+    progress = reader.rank_progress(worker.local_rank)
+    step = progress.known_step
+    is_short = find_missing_steps(progress) > 0
+    counters = reader.read_counters(worker.local_rank)
     trains_on = counters is not None and counters.owner in [process.pid for process in remaining]
     if step and not is_short and not trains_on:
         remaining = ()  # a service of the script, such as a tracker's
@@ -144,7 +144,7 @@ def _examine(
     return RankEnd(
         rank=worker.rank,
         step=step,
-        total=values[METRIC_TOTAL_STEPS] if is_short else None,
+        total=progress.total_steps if is_short else None,
         exception=_shorten(exception),
         secondary=is_secondary,
         processes=tuple(_shorten(process.command) for process in remaining[:_MOST_PROCESSES]),

@@ -9,7 +9,7 @@ from ..base.pod import Pod
 from ..contract.failure_record import EVIDENCE_STOPPED, EVIDENCE_TIMEOUT, Failure
 from ..contract.failure_table import CUDA, OOM, SIGNIFICANT_SECONDS
 from ..contract.names import EXIT_PREEMPTED, EXIT_USER_ERROR
-from ..progress.metrics import MetricsEndpoint
+from ..progress.rank_reader import RankReader
 from .worker_failure import add_last_lines, find_root_cause, is_unexplained_crash, read_recorded_failures
 
 UNCOUNTED_RESTARTS: Final = 100
@@ -81,10 +81,10 @@ class Recurrence:
 class InPlaceRestarts:
     """The failures of this pod's workers, and the restarts in the same pod that followed."""
 
-    def __init__(self, pod: Pod, metrics: MetricsEndpoint) -> None:
+    def __init__(self, pod: Pod, reader: RankReader) -> None:
         self._pod = pod
         self._budget = pod.in_place_restarts
-        self._metrics = metrics
+        self._reader = reader
         self.count = 0
         self.completed = 0  # restarts after which the workers have started
         self._spent = 0  # restarts after failures, which count against the budget
@@ -145,11 +145,11 @@ class InPlaceRestarts:
             failures = [*failures, awaited]
         self.failures = failures
         root_cause = find_root_cause(failures)
-        if self._metrics.reads_log:
+        if self._reader.reads_log:
             time.sleep(_SECONDS_TO_SETTLE)  # a rank's last lines may not have reached its page
-        self.failed_step = self._metrics.step(root_cause.local_rank or 0)
+        self.failed_step = self._reader.step(root_cause.local_rank or 0)
         step = run_step if self.failed_step is None else self.failed_step
-        counted = self._metrics.count_steps(root_cause.local_rank or 0)
+        counted = self._reader.count_steps(root_cause.local_rank or 0)
         lasted = time.monotonic() - self.began
         self.repeated = self._recurrence.observe(root_cause.signature, step, lasted, counted)
         self._note_progress()
@@ -193,7 +193,7 @@ class InPlaceRestarts:
         if not self.failures:
             self._observe_end(run_step)
         if self._pod.node == 0:
-            self.last_step = self.failed_step if self.failures else self._metrics.step(0)
+            self.last_step = self.failed_step if self.failures else self._reader.step(0)
         if self.failures and not self._caused_by_peers:
             self._spent += 1
         self._in_a_row += 1
@@ -212,9 +212,9 @@ class InPlaceRestarts:
 
     def _observe_end(self, run_step: float | None = None) -> None:
         """Record the end of workers that have not failed."""
-        step = self._metrics.step(0)
+        step = self._reader.step(0)
         lasted = time.monotonic() - self.began
-        counted = self._metrics.count_steps(0)
+        counted = self._reader.count_steps(0)
         self._recurrence.note_end("", run_step if step is None else step, lasted, counted)
         self._note_progress()
 

@@ -3,43 +3,41 @@
 import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
 from ..base.files import log
 from ..base.pod import Pod
-from ..contract.failure_record import EVIDENCE_EXIT_CODE, Failure, encode_message
+from ..contract.failure_record import EVIDENCE_EXIT_CODE, Failure, PodEnd, RankEnd, encode_end
 from ..contract.failure_table import EXIT_CODES, NETWORK
 from ..contract.failure_text import format_failure
 from ..contract.group_facts import GroupFacts
 from ..contract.names import ENV_TERMINATION_LOG, EXIT_OK, EXIT_PREEMPTED, EXIT_RETRYABLE, EXIT_USER_ERROR
-from ..contract.rank_end import RankEnd
-from ..progress.counted_pages import complete_progress
-from ..progress.metrics import MetricsEndpoint
+from ..contract.progress import Uploads
+from ..progress.rank_progress import complete_progress
+from ..progress.rank_reader import RankReader
 from .agent_failure import MASTER_NOT_FOUND, RENDEZVOUS_CLOSED, STORE_PROBLEMS, AgentEnd, examine_agent_exit
 from .rank_ends import RemainingProcess, examine_rank_ends
 from .restarts import InPlaceRestarts
 from .text import UPLOAD_REMEDY
 from .worker_failure import add_last_lines, find_root_cause, read_recorded_failures, to_shell_exit_code
 
-_NESTED_LIMIT: Final = 1500  # bytes of a failure within the termination message
 # Reasons for which the launcher itself ended the agent, whose exit code then has no meaning.
 _ENDED_BY_LAUNCHER: Final = (MASTER_NOT_FOUND, *STORE_PROBLEMS)
-_NOTHING: Final[Mapping[str, Any]] = {}
 
 
-def finish(failure: Failure, extra: Mapping[str, Any] = _NOTHING) -> int:
-    """Write the termination message, with ``extra`` members, and the last lines of the log. Returns the exit code."""
+def finish(end: PodEnd) -> int:
+    """Write the termination message and the last lines of the log. Returns the exit code."""
     path = os.environ.get(ENV_TERMINATION_LOG)
     if path:
         try:
             with open(path, "wb") as file:  # in place: it is a bind mount
-                file.write(encode_message({**failure.to_json(), **extra}))
+                file.write(encode_end(end))
         except OSError as error:
             log(f"cannot write {path}: {error.strerror}")
-    if failure.container_exit_code != EXIT_OK:
-        log("\n".join(_describe_end(failure)))
-    return failure.container_exit_code
+    if end.container_exit_code != EXIT_OK:
+        log("\n".join(_describe_end(end)))
+    return end.container_exit_code
 
 
 def _describe_end(failure: Failure) -> list[str]:
@@ -62,14 +60,12 @@ def _describe_end(failure: Failure) -> list[str]:
     return lines
 
 
-def complete_worker_failure(
-    failure: Failure, restarts: InPlaceRestarts, metrics: MetricsEndpoint, progress: Mapping[str, float]
-) -> Failure:
-    """Return the failure of a worker with the pod's restarts and its progress."""
+def complete_worker_failure(failure: Failure, restarts: InPlaceRestarts, reader: RankReader) -> Failure:
+    """Return the failure of a worker with the pod's restarts and the step that it had reached."""
     step = restarts.failed_step
     if step is None:
-        step = metrics.step(failure.local_rank or 0)
-    return replace(failure, restarts=restarts.count, step=step, progress=progress)
+        step = reader.step(failure.local_rank or 0)
+    return replace(failure, restarts=restarts.count, step=step)
 
 
 def conclude(
@@ -77,12 +73,12 @@ def conclude(
     end: AgentEnd,
     status: int,
     restarts: InPlaceRestarts,
-    metrics: MetricsEndpoint,
+    reader: RankReader,
     *,
     stopped: bool,
     final: Sequence[Failure],
     unsaved: str = "",
-    uploads: Mapping[str, float],
+    uploads: Uploads | None,
     remaining: Mapping[int, Sequence[RemainingProcess]],
     finished: bool = False,
     groups: GroupFacts | None = None,
@@ -91,63 +87,51 @@ def conclude(
     """Write the termination message and the last lines of the log. Returns the exit code.
 
     ``end`` is the agent's own report and ``status`` the end of its process; ``final`` are failures of workers that
-    had decided the end before the pod was asked to stop; ``unsaved`` describes the missing
-    upload to ``checkpoint.url``, and ``uploads`` are the series of its uploads; ``remaining`` are the processes of each
-    local rank that still ran when its program ended; ``finished``: all ranks of this pod have exited with 0;
-    ``groups``: of the ranks, if known; ``awaited``: the failure of a rank outside of collectives, if it may explain
-    those of its peers.
+    had decided the end before the pod was asked to stop; ``unsaved`` describes the missing upload to
+    ``checkpoint.url``; ``remaining`` are the processes of each local rank that still ran when its program ended;
+    ``finished``: all ranks of this pod have exited with 0; ``groups``: of the ranks, if known; ``awaited``: the failure
+    of a rank outside of collectives, if it may explain those of its peers.
     """
-    progress = {**metrics.progress(), **uploads}
+    progress = reader.progress()
     succeeded = end.result == "ok"
     if pod.elastic and end.reason == RENDEZVOUS_CLOSED:
         log("training ended without this pod")
         succeeded = True
-    pod_end = Failure(
-        pod_index=pod.node, exit_code=EXIT_OK, time=time.time(), restarts=restarts.count, progress=progress
-    )
+    own = Failure(pod_index=pod.node, exit_code=EXIT_OK, time=time.time(), restarts=restarts.count)
     if succeeded and unsaved:
-        return finish(_build_unsaved_failure(pod_end, unsaved))
+        return finish(PodEnd(**vars(_build_unsaved_failure(own, unsaved)), progress=progress, uploads=uploads))
     if succeeded:
-        completed = replace(pod_end, progress=complete_progress(progress))
-        ends = examine_rank_ends(pod, metrics, remaining) if end.result == "ok" else []
-        return finish(completed, _collect_success_members(groups, restarts, ends))
+        pod_end = PodEnd(
+            **vars(own),
+            progress=None if progress is None else complete_progress(progress),
+            uploads=uploads,
+            groups=groups,
+            last_failure=restarts.last_failure,  # for an operator that has not read the report since
+            ends=examine_rank_ends(pod, reader, remaining) if end.result == "ok" else (),
+        )
+        return finish(pod_end)
 
     has_store_problem = end.reason in STORE_PROBLEMS
-    if stopped and not final and not has_store_problem:
-        ends = examine_rank_ends(pod, metrics, remaining) if finished else []
-        return finish(_build_stop_failure(pod_end, unsaved), _collect_ends(ends, awaited))
-
     # An agent that lost its store may have ended before it reported the failures of its workers.
     failures = final or restarts.failures or read_recorded_failures(pod)
-    if failures and not has_store_problem:
-        failed = {failure.rank for failure in failures}
-        ends = [end for end in examine_rank_ends(pod, metrics, remaining) if end.rank not in failed and end.exception]
-        failure = _build_worker_failure(pod, failures, restarts, metrics, progress)
-        return finish(failure, _collect_ends(ends, awaited))
-    return finish(_build_agent_failure(pod, end, status, restarts, progress), _collect_ends([], awaited))
+    ends: tuple[RankEnd, ...] = ()
+    if stopped and not final and not has_store_problem:
+        failure = _build_stop_failure(own, unsaved)
+        ends = examine_rank_ends(pod, reader, remaining) if finished else ()
+    elif failures and not has_store_problem:
+        failure = _build_worker_failure(pod, failures, restarts, reader)
+        failed = {worker.rank for worker in failures}
+        examined = examine_rank_ends(pod, reader, remaining)
+        ends = tuple(rank_end for rank_end in examined if rank_end.rank not in failed and rank_end.exception)
+    else:
+        failure = _build_agent_failure(pod, end, status, restarts)
+    awaited = None if awaited is None else replace(awaited, exit_code=None)  # it is alive
+    return finish(PodEnd(**vars(failure), progress=progress, uploads=uploads, ends=ends, awaited=awaited))
 
 
-def _collect_success_members(
-    groups: GroupFacts | None, restarts: InPlaceRestarts, ends: Sequence[RankEnd]
-) -> dict[str, Any]:
-    extra: dict[str, Any] = {} if groups is None else {"groups": groups.to_json()}
-    extra.update(_collect_ends(ends))
-    if restarts.last_failure is not None:  # for an operator that has not read the page since
-        extra["lastFailure"] = encode_message(restarts.last_failure.to_json(), _NESTED_LIMIT).decode()
-    return extra
-
-
-def _collect_ends(ends: Sequence[RankEnd], awaited: Failure | None = None) -> dict[str, Any]:
-    extra: dict[str, Any] = {"ends": list(map(asdict, ends))} if ends else {}
-    if awaited is not None:
-        alive = replace(awaited, exit_code=None)
-        extra["awaited"] = encode_message(alive.to_json(), _NESTED_LIMIT).decode()
-    return extra
-
-
-def _build_unsaved_failure(pod_end: Failure, unsaved: str) -> Failure:
+def _build_unsaved_failure(own: Failure, unsaved: str) -> Failure:
     return replace(
-        pod_end,
+        own,
         category=NETWORK.name,
         container_exit_code=EXIT_RETRYABLE,
         exit_code=EXIT_RETRYABLE,
@@ -156,9 +140,9 @@ def _build_unsaved_failure(pod_end: Failure, unsaved: str) -> Failure:
     )
 
 
-def _build_stop_failure(pod_end: Failure, unsaved: str) -> Failure:
+def _build_stop_failure(own: Failure, unsaved: str) -> Failure:
     return replace(
-        pod_end,
+        own,
         category=EXIT_CODES[EXIT_PREEMPTED].category,
         container_exit_code=EXIT_PREEMPTED,
         exit_code=EXIT_PREEMPTED,
@@ -167,25 +151,19 @@ def _build_stop_failure(pod_end: Failure, unsaved: str) -> Failure:
 
 
 def _build_worker_failure(
-    pod: Pod,
-    failures: Sequence[Failure],
-    restarts: InPlaceRestarts,
-    metrics: MetricsEndpoint,
-    progress: Mapping[str, float],
+    pod: Pod, failures: Sequence[Failure], restarts: InPlaceRestarts, reader: RankReader
 ) -> Failure:
     root_cause = find_root_cause(failures)
     is_local = root_cause.local_rank is not None
     if is_local and (not root_cause.traceback or root_cause.evidence == EVIDENCE_EXIT_CODE):
         root_cause = add_last_lines(pod, root_cause)
-    failure = complete_worker_failure(root_cause, restarts, metrics, progress)
+    failure = complete_worker_failure(root_cause, restarts, reader)
     if restarts.repeated and failure.signature:
         failure = replace(failure, repeated=True, container_exit_code=EXIT_USER_ERROR)
     return failure
 
 
-def _build_agent_failure(
-    pod: Pod, end: AgentEnd, status: int, restarts: InPlaceRestarts, progress: Mapping[str, float]
-) -> Failure:
+def _build_agent_failure(pod: Pod, end: AgentEnd, status: int, restarts: InPlaceRestarts) -> Failure:
     failure = end.failure or examine_agent_exit(pod, status)
     message = failure.message
     if restarts.reason:
@@ -193,4 +171,4 @@ def _build_agent_failure(
     exit_code = to_shell_exit_code(status or 1)
     if end.reason in _ENDED_BY_LAUNCHER:
         exit_code = failure.container_exit_code
-    return replace(failure, message=message, exit_code=exit_code, restarts=restarts.count, progress=progress)
+    return replace(failure, message=message, exit_code=exit_code, restarts=restarts.count)

@@ -10,16 +10,9 @@ from typing import Any, NamedTuple
 from ..base.pod import Pod
 from ..contract.failure_record import KnownFailure
 from ..contract.failure_table import NCCL, NETWORK, Category, Outcome
-from ..contract.names import (
-    EXIT_RETRYABLE,
-    METRIC_ALL_REDUCE_RATE,
-    METRIC_NETWORK,
-    METRIC_PREFLIGHT_PASSED,
-    METRIC_PREFLIGHT_SECONDS,
-    METRIC_SLOWEST_PAIR,
-    PREFLIGHT_CHECKS,
-)
+from ..contract.names import EXIT_RETRYABLE, PREFLIGHT_CHECKS
 from ..contract.plan import PreflightConfig
+from ..contract.report import PreflightResult
 from ..failures.text import FABRIC_REMEDY
 from .nccl_log import SOCKET
 from .probe import PairRate, ProbeResult, measure_network
@@ -233,27 +226,20 @@ def _format_rate(bytes_per_second: float) -> str:
     return f"{bytes_per_second / 1e6:.0f} MB/s"
 
 
-def build_preflight_rows(report: PreflightReport | None) -> list[str]:
-    """Return the preflight's series; none before its checks have run."""
+def summarize_preflight(report: PreflightReport | None) -> PreflightResult | None:
+    """Return what the pod reports about the checks; None before they have run."""
     if report is None:
-        return []
-    rows: list[str] = []
-
-    def add(name: str, text: str, samples: Iterable[str]) -> None:
-        rows.extend([f"# HELP {name} {text}", f"# TYPE {name} gauge", *(f"{name}{sample}" for sample in samples)])
-
-    done = [check for check in PREFLIGHT_CHECKS if check in report.seconds or check in report.problems]
-    passed = (f'{{check="{check}"}} {int(check not in report.problems)}' for check in done)
-    add(METRIC_PREFLIGHT_PASSED, "Whether a check before training passed.", passed)
-    longest = (f'{{check="{check}"}} {value:.6f}' for check, value in report.seconds.items())
-    add(METRIC_PREFLIGHT_SECONDS, "The longest lookup, connection, or all-reduce of one number.", longest)
-    if report.rate is not None:
-        text = "Bus bandwidth of an all-reduce over all ranks before training."
-        add(METRIC_ALL_REDUCE_RATE, text, [f" {report.rate:.0f}"])
-    if report.transport:
-        labels = f'{{transport="{report.transport}",gpu_direct="{str(report.direct).lower()}"}} 1'
-        add(METRIC_NETWORK, "The transport that NCCL or gloo uses between pods.", [labels])
-    if report.pair:
-        text = "Bandwidth of the slowest pair of pods before training, in one direction."
-        add(METRIC_SLOWEST_PAIR, text, [f'{{pods="{report.pair.pod},{report.pair.peer}"}} {report.pair.rate:.0f}'])
-    return rows
+        return None
+    pair = report.pair
+    return PreflightResult(
+        done=tuple(check for check in PREFLIGHT_CHECKS if check in report.seconds or check in report.problems),
+        failed=tuple(check for check in PREFLIGHT_CHECKS if check in report.problems),
+        dns_seconds=report.seconds.get("dns"),
+        tcp_seconds=report.seconds.get("tcp"),
+        all_reduce_seconds=report.seconds.get("allreduce"),
+        all_reduce_rate=report.rate,
+        transport=report.transport or "",
+        gpu_direct=report.direct,
+        pair=(pair.pod, pair.peer) if pair else (),
+        pair_rate=pair.rate if pair else None,
+    )

@@ -1,7 +1,6 @@
 """Peers that this pod cannot reach: pod 0 before training, and peers that stop acknowledging data (Linux)."""
 
 import errno
-import json
 import os
 import re
 import socket
@@ -15,7 +14,6 @@ from typing import Final, NamedTuple
 from ..base.files import log
 from ..base.pod import Pod
 from ..contract.failure_text import UNRESOLVED
-from ..contract.names import COMMENT_UNREACHABLE
 from ..contract.processes import find_family
 from ..failures.text import REFUSED
 
@@ -164,7 +162,7 @@ def count_connections(port: int) -> int:
 
 
 class UnreachablePeers:
-    """Reports unreachable peers on the pod's page and in its log."""
+    """Reports unreachable peers to the operator and in the pod's log."""
 
     def __init__(self, pod: Pod) -> None:
         self._pod = pod
@@ -176,10 +174,10 @@ class UnreachablePeers:
         target = self._pod.master if self._pod.node == 0 else f"{self._pod.master}:{self._pod.port}"
         self._master_problem = f"cannot reach pod 0 at {target}: {problem}" if problem else ""
 
-    def build_comment(self) -> str:
-        """Return the line of the pod's page with the problem; empty without one."""
-        problem = self._master_problem or self._peer_problem
-        return f"{COMMENT_UNREACHABLE}{json.dumps(problem[:_TEXT_LIMIT])}\n" if problem else ""
+    @property
+    def problem(self) -> str:
+        """What the pod cannot reach; empty if it reaches everything."""
+        return (self._master_problem or self._peer_problem)[:_TEXT_LIMIT]
 
     def run(self) -> None:
         """Check the connections of the ranks and the agent continuously. Never returns."""

@@ -1,1 +1,1 @@
-"""Progress: the ranks' output and metrics, and the pod's metrics page."""
+"""Progress: the ranks' output and metrics, and the pod's report."""

@@ -4,22 +4,11 @@ import math
 import re
 from collections.abc import Callable
 
-from ..contract.names import (
-    METRIC_EPOCH,
-    METRIC_EPOCHS,
-    METRIC_GLOBAL_STEP,
-    METRIC_LOSS,
-    METRIC_LOST_LOSS,
-    METRIC_PROGRESS,
-    METRIC_STEPS,
-    METRIC_TOTAL_MARGIN,
-    METRIC_TOTAL_STEPS,
-    METRIC_WORLD_SIZE,
-)
+from ..contract.progress import RankProgress
 from ..rank.counters import RankCounters
-from .counted_pages import ALIGNED, format_page
 from .line_steps import LineSteps, StepPosition, find_metrics
 from .log_patterns import LogLines
+from .rank_progress import note_lost_loss
 
 _LINES_PER_SECOND = 500  # searched; a faster writer's other lines are skipped
 ReadCounters = Callable[[], RankCounters | None]
@@ -74,35 +63,34 @@ class LineProgress:
             return False
         metrics = find_metrics(line)
         self._metrics.update(metrics)
-        if math.isfinite(metrics.get(METRIC_LOSS, math.nan)):
-            self._metrics.pop(METRIC_LOST_LOSS, None)
-        elif METRIC_LOSS in metrics:
+        if math.isfinite(metrics.get("loss", math.nan)):
+            self._metrics.pop("lost_loss_step", None)
+        elif "loss" in metrics:
             position = self._find_position(counters)
             counted = float(counters.steps) if position is None else position.step
-            self._metrics.setdefault(METRIC_LOST_LOSS, self._finder.last_step or counted)
+            self._metrics.setdefault("lost_loss_step", self._finder.last_step or counted)
         return True
 
     def _find_position(self, counters: RankCounters) -> StepPosition | None:
         first_step = None if counters.first_step is None else float(counters.first_step)
         return self._finder.find_position(float(counters.steps), first_step)
 
-    def page(self, rank: int, world_size: int | None = None) -> str:
-        """Return the values as a Prometheus page whose steps are optimizer steps."""
-        values = dict(self._metrics)
+    def build(self, rank: int, world_size: int | None = None) -> RankProgress:
+        """Return the progress. Its steps are optimizer steps."""
+        progress = RankProgress(rank, is_counted=True)
+        progress.update(self._metrics)
+        progress.world_size = None if world_size is None else float(world_size)
         counters = self._counters
-        if counters is not None:
-            position = self._find_position(counters)
-            values[METRIC_STEPS] = float(counters.steps)
-            if position is not None:
-                shown = {
-                    METRIC_GLOBAL_STEP: position.step,
-                    METRIC_TOTAL_STEPS: position.total,
-                    METRIC_TOTAL_MARGIN: position.margin if position.total and position.margin else None,
-                    METRIC_PROGRESS: position.step / position.total if position.total else None,
-                    METRIC_EPOCH: position.epoch,
-                    METRIC_EPOCHS: position.epochs,
-                }
-                values.update({name: value for name, value in shown.items() if value is not None})
-        if world_size is not None:
-            values[METRIC_WORLD_SIZE] = float(world_size)
-        return f"{ALIGNED}\n{format_page(values, rank)}"
+        if counters is None:
+            return progress
+        progress.steps = float(counters.steps)
+        position = self._find_position(counters)
+        if position is not None:
+            progress.step = position.step
+            progress.total_steps = position.total
+            progress.total_margin = position.margin if position.total and position.margin else None
+            progress.share = position.step / position.total if position.total else None
+            progress.epoch = position.epoch
+            progress.epochs = position.epochs
+        note_lost_loss(progress)
+        return progress

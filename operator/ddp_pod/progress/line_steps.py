@@ -11,8 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from ..contract.names import METRIC_LEARNING_RATE, METRIC_LOSS, METRIC_VAL_ACCURACY, METRIC_VAL_LOSS
-from .counted_pages import STEP_SHARE, STEP_SLACK
+from .rank_progress import STEP_SHARE, STEP_SLACK
 
 _NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 # An integer that may be a count, and the total beside it. Times, versions, percentages and decimals are none.
@@ -306,28 +305,28 @@ _NAME_SEPARATORS = re.compile(r"[^a-z]+")
 
 
 def find_metrics(line: str) -> dict[str, float]:
-    """Return the metrics that a line names, by the names of their series."""
+    """Return the metrics that a line names, by their fields of RankProgress."""
     metrics: dict[str, float] = {}
     for match in _PAIR.finditer(line[:_LINE_LIMIT]):
-        series = _find_series(match["name"])
-        if series is not None:
+        field = _find_field(match["name"])
+        if field is not None:
             value = float(match["value"].replace("_", ""))
-            is_percent = series == METRIC_VAL_ACCURACY and math.isfinite(value) and value > 1.0
-            metrics.setdefault(series, value / 100.0 if is_percent else value)
+            is_percent = field == "val_accuracy" and math.isfinite(value) and value > 1.0
+            metrics.setdefault(field, value / 100.0 if is_percent else value)
     return metrics
 
 
-def _find_series(name: str) -> str | None:
-    """Return the series of a metric's name such as ``train_loss``, ``val loss`` or ``lr``; None for any other."""
+def _find_field(name: str) -> str | None:
+    """Return the field of a metric's name such as ``train_loss``, ``val loss`` or ``lr``; None for any other."""
     words = _NAME_SEPARATORS.split(name.lower())
     joined = "".join(words)
     is_validation = any(word in _VALIDATION_NAMES for word in words)
     if words[-1] == "loss" or joined.endswith("loss"):
-        return METRIC_VAL_LOSS if is_validation or joined.startswith("val") else METRIC_LOSS
+        return "val_loss" if is_validation or joined.startswith("val") else "loss"
     if words[-1] == "lr" or joined.endswith("learningrate"):
-        return METRIC_LEARNING_RATE
+        return "learning_rate"
     if is_validation and words[-1] in ("acc", "accuracy"):
-        return METRIC_VAL_ACCURACY
+        return "val_accuracy"
     return None
 
 

@@ -7,25 +7,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 from ..base.files import log
-from ..contract.log_patterns import (
-    LOG_GROUPS,
-    SERIES_EPOCH,
-    SERIES_PLANNED_EPOCHS,
-    SERIES_PLANNED_STEPS,
-    SERIES_SAMPLES,
-    SERIES_STEP,
-)
-from ..contract.names import (
-    METRIC_LAST_STEP,
-    METRIC_PROGRESS,
-    METRIC_STEP_INTERVAL,
-    METRIC_STEPS,
-    METRIC_TOTAL_MARGIN,
-    METRIC_WORLD_SIZE,
-)
+from ..contract.log_patterns import LOG_GROUPS
+from ..contract.progress import RankProgress
 from ..rank.counters import RankCounters
-from .counted_pages import ALIGNED, format_page
 from .line_steps import NumberSeries
+from .rank_progress import note_lost_loss
 
 _LINE_LIMIT = 4096
 _LINES_PER_CHUNK = 200  # the last ones of each chunk are searched, so that a fast writer is not slowed down
@@ -105,51 +91,50 @@ class LogProgress:
                 has_value = True
         return has_value
 
-    def page(self, rank: int, world_size: int | None = None) -> str:
-        """Return the values as a Prometheus page."""
-        values = self._convert_to_run()
-        step = values.get(SERIES_STEP)
-        total = values.get(SERIES_PLANNED_STEPS)
-        if step is not None and total:
-            values[METRIC_PROGRESS] = min(1.0, max(0.0, step / total))
-        is_aligned = self._counted is not None and self._alignment.scale == 1.0
-        if is_aligned:
-            values[METRIC_STEPS] = self._counted or 0.0
+    def build(self, rank: int, world_size: int | None = None) -> RankProgress:
+        """Return the progress."""
+        progress = RankProgress(rank)
+        progress.update(self._convert_to_run())
+        progress.world_size = None if world_size is None else float(world_size)
+        if progress.step is not None and progress.total_steps:
+            progress.share = min(1.0, max(0.0, progress.step / progress.total_steps))
+        progress.is_counted = self._counted is not None and self._alignment.scale == 1.0
+        if progress.is_counted:
+            progress.steps = self._counted or 0.0
         elif self._steps:
-            values[METRIC_STEPS] = self._steps
-            values[METRIC_STEP_INTERVAL] = self._interval
-            values[METRIC_TOTAL_MARGIN] = self._interval
-        if world_size is not None:
-            values[METRIC_WORLD_SIZE] = float(world_size)
-        return (f"{ALIGNED}\n" if is_aligned else "") + format_page(values, rank)
+            progress.steps = self._steps
+            progress.step_interval = self._interval
+            progress.total_margin = self._interval
+        note_lost_loss(progress)
+        return progress
 
     def _convert_to_run(self) -> dict[str, float]:
         """Return the values with steps of an epoch converted to steps of the run: 3/60 is not 5 % of the run."""
         values = dict(self._values)
         if self._epochs is not None:
-            values.setdefault(SERIES_PLANNED_EPOCHS, float(self._epochs))
+            values.setdefault("epochs", float(self._epochs))
         if self._counts_per_epoch is None:
             self._drop_ambiguous(values)
-        elif self._counts_per_epoch and SERIES_PLANNED_STEPS in values:
+        elif self._counts_per_epoch and "total_steps" in values:
             self._add_former_epochs(values)
         return values
 
     def _drop_ambiguous(self, values: dict[str, float]) -> None:
         """Drop steps that may be of an epoch: whether 60/60 ends the run is unknown before the next epoch."""
-        if self._epoch is None or SERIES_PLANNED_EPOCHS in values:
+        if self._epoch is None or "epochs" in values:
             return
-        values.pop(SERIES_PLANNED_STEPS, None)
+        values.pop("total_steps", None)
         if self._epoch > (self._first_epoch or 0.0):
-            values.pop(SERIES_STEP, None)
+            values.pop("step", None)
 
     def _add_former_epochs(self, values: dict[str, float]) -> None:
-        steps_per_epoch = values.pop(SERIES_PLANNED_STEPS)
-        if SERIES_PLANNED_EPOCHS in values:
-            values[SERIES_PLANNED_STEPS] = values[SERIES_PLANNED_EPOCHS] * steps_per_epoch
+        steps_per_epoch = values.pop("total_steps")
+        if "epochs" in values:
+            values["total_steps"] = values["epochs"] * steps_per_epoch
         if self._epoch is not None:
-            values[SERIES_STEP] += (self._epoch - (self._first_epoch or 0.0)) * steps_per_epoch
+            values["step"] += (self._epoch - (self._first_epoch or 0.0)) * steps_per_epoch
         else:
-            values.pop(SERIES_STEP, None)  # the process has not logged its epoch yet
+            values.pop("step", None)  # the process has not logged its epoch yet
 
     def _search(self, pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
         """Search within a limited CPU time. A pattern that exceeds it three times is disabled."""
@@ -174,13 +159,13 @@ class LogProgress:
         for group, text in groups.items():
             with suppress(ValueError):  # not a number
                 values[LOG_GROUPS[group]] = float((text or "").replace(",", ""))
-        step = values.get(SERIES_STEP)
-        before = self._values.get(SERIES_STEP)
+        step = values.get("step")
+        before = self._values.get("step")
         if step is not None and step != before and math.isfinite(step):
-            self._take_step(step, before, values.get(SERIES_EPOCH, self._values.get(SERIES_EPOCH)))
-            values[METRIC_LAST_STEP] = now
-        if SERIES_SAMPLES in values:
-            values[SERIES_SAMPLES] = self._accumulate_samples(values[SERIES_SAMPLES])
+            self._take_step(step, before, values.get("epoch", self._values.get("epoch")))
+            values["last_step_time"] = now
+        if "samples" in values:
+            values["samples"] = self._accumulate_samples(values["samples"])
         self._values.update(values)
         if self._counts_per_epoch is None and self._contradicts_run():
             self._counts_per_epoch = True
@@ -208,7 +193,7 @@ class LogProgress:
         before = self._last_samples
         self._last_samples = samples
         added = samples - before if samples >= before else samples
-        return self._values.get(SERIES_SAMPLES, 0.0) + added
+        return self._values.get("samples", 0.0) + added
 
     def _measure_interval(self, step: float, before: float | None) -> None:
         """Keep the smallest number of steps between two lines."""
@@ -221,9 +206,9 @@ class LogProgress:
 
     def _contradicts_run(self) -> bool:
         """Return whether the last step cannot be one of the run, because its share of the total is not its epoch's."""
-        step = self._values.get(SERIES_STEP)
-        total = self._values.get(SERIES_PLANNED_STEPS)
-        epochs = self._values.get(SERIES_PLANNED_EPOCHS, self._epochs)
+        step = self._values.get("step")
+        total = self._values.get("total_steps")
+        epochs = self._values.get("epochs", self._epochs)
         if step is None or not total or not epochs or self._epoch is None or self._first_epoch is None:
             return False
         former_epochs = self._epoch - self._first_epoch

@@ -10,10 +10,11 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
-from ..base.files import is_own_file, log
+from ..base.files import is_own_file, log, write_json
 from ..base.pod import Pod, WorkerRecord, read_worker
 from ..contract.log_patterns import compile_log_pattern
 from ..contract.processes import STOP_SIGNALS, set_parent_death_signal
+from ..contract.records import to_json
 from ..rank.counters import CounterMemory, RankCounters
 from ..rank.tracebacks import PLACE, describe
 from .line_progress import LineProgress
@@ -24,7 +25,7 @@ _LONGEST_LINE = 1 << 16  # bytes; longer lines are written in pieces
 _LINE_SECONDS = 1.0  # after which a line without an end is written
 _CHUNK = 1 << 16
 _SECONDS_TO_DRAIN = 30.0  # to copy the rest after the workers have ended
-_PAGE_SECONDS = 0.5  # between two pages of progress while output arrives without a pause
+_FILE_SECONDS = 0.5  # between two files of progress while output arrives without a pause
 _END_BYTES = 8192  # kept of a rank's output, for a failure without an exception
 _END_LINES = 15
 _END_WIDTH = 300
@@ -100,7 +101,7 @@ class _RankOutput:
 
 
 class _Copier:
-    """Copies the output of all ranks to the log and keeps a page with the progress that it shows."""
+    """Copies the output of all ranks to the log and keeps the progress that it shows."""
 
     def __init__(self, pod: Pod, sources: Mapping[int, int], *, marked: bool, counters: CounterMemory | None) -> None:
         self._pod = pod
@@ -111,8 +112,8 @@ class _Copier:
             progress = self._build_progress(local_rank)
             self._outputs[descriptor] = _RankOutput(pod, local_rank, progress, Lines() if marked else None)
         self._hint = StepHint(pod, 0)
-        self._changed: set[int] = set()  # descriptors whose progress is newer than its page
-        self._page_time = 0.0
+        self._changed: set[int] = set()  # descriptors whose progress is newer than its file
+        self._written_at = 0.0
 
     def _build_progress(self, local_rank: int) -> Progress:
         counters = self._counters
@@ -140,8 +141,8 @@ class _Copier:
             finished = ending and not received
             for output in self._outputs.values():
                 output.flush(final=finished)
-            if finished or not received or time.monotonic() - self._page_time > _PAGE_SECONDS:
-                self._write_pages()
+            if finished or not received or time.monotonic() - self._written_at > _FILE_SECONDS:
+                self._write_progress()
             if finished:
                 for output in self._outputs.values():
                     output.observe_process(read_worker(self._pod, output.local_rank))  # it may have written nothing
@@ -179,13 +180,13 @@ class _Copier:
             self._changed.add(descriptor)
         return bool(chunk)
 
-    def _write_pages(self) -> None:
+    def _write_progress(self) -> None:
         if not self._changed:
             return
-        self._page_time = time.monotonic()
+        self._written_at = time.monotonic()
         for descriptor in self._changed:
             output = self._outputs[descriptor]
-            write_page(self._pod, output.local_rank, output.progress, "log")
+            write_progress(self._pod, output.local_rank, output.progress, "log")
         self._changed.clear()
 
 
@@ -207,7 +208,7 @@ def read_output(
     marked: bool = False,
     counters: CounterMemory | None = None,
 ) -> None:
-    """Copy the ranks' output to this pod's log; keep a page of the progress that it shows, and its last bytes.
+    """Copy the ranks' output to this pod's log; keep the progress that it shows, and its last bytes.
 
     ``sources``: pipes by local rank; ``marked``: prefix each line with its rank; ``counters``: of the ranks, with which
     the lines of rank 0 are searched if the job has no patterns. Returns when ``done`` is closed and the pipes are
@@ -281,15 +282,12 @@ def _global_rank(pod: Pod, local_rank: int, worker: WorkerRecord | None) -> int:
     return pod.node * pod.nproc_per_node + local_rank if worker is None else worker.rank
 
 
-def write_page(pod: Pod, local_rank: int, progress: Progress, source: str) -> None:
-    """Write a rank's page for the metrics endpoint. ``source``: ``log`` or ``post``."""
-    path = os.path.join(pod.runtime, "metrics", f"{local_rank}.{source}")
+def write_progress(pod: Pod, local_rank: int, progress: Progress, source: str) -> None:
+    """Write a rank's progress for the reader of the ranks. ``source``: ``log`` or ``post``."""
     worker = read_worker(pod, local_rank)
-    page = progress.page(_global_rank(pod, local_rank, worker), worker.world_size if worker else None)
+    record = progress.build(_global_rank(pod, local_rank, worker), worker.world_size if worker else None)
     with suppress(OSError):  # a full disk must not stop the log
-        with open(f"{path}.tmp", "w", encoding="utf-8") as file:
-            file.write(page)
-        os.replace(f"{path}.tmp", path)
+        write_json(os.path.join(pod.runtime, "metrics", f"{local_rank}.{source}"), to_json(record))
 
 
 class OutputReader:

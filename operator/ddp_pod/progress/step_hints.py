@@ -5,7 +5,7 @@ import re
 import time
 from typing import NamedTuple
 
-from ..base.files import try_write_json
+from ..base.files import read_json, try_write_json
 from ..base.pod import Pod, WorkerRecord
 from ..contract.names import PAGES, STEP_HINT_FILE
 from ..rank.counters import RankCounters
@@ -103,6 +103,12 @@ class StepHint:
             return ""
         best = max(grown, key=lambda found: (found.last.is_step, found.last.total is not None, found.advances))
         return build_pattern(best.last)
+
+
+def read_step_hint(runtime: str) -> str:
+    """Return the hint that the log reader has written; empty without one."""
+    hint = read_json(os.path.join(runtime, STEP_HINT_FILE)).get("hint")
+    return hint if isinstance(hint, str) else ""
 
 
 def _explain(worker: WorkerRecord, counters: RankCounters | None) -> str:

@@ -17,7 +17,7 @@ from ..base.pod import Pod
 from ..contract.names import TRAINER_STATUS_FILE
 from ..rank.counters import CounterMemory, RankCounters
 from .log_patterns import LogProgress
-from .output import write_page
+from .output import write_progress
 
 _PATH = re.compile(rb"/trainer-status/(\d{1,4})/(\d{1,10})")
 _BEARER = re.compile(rb"\r\nauthorization: *bearer +(\S+)", re.IGNORECASE)
@@ -90,7 +90,7 @@ class TrainerStatus:
 
         posted = self._find_progress(local_rank=match[1], process=match[2])
         if posted.progress.take(posted.complete(groups), time.time()):
-            write_page(self._pod, int(match[1]), posted.progress, "post")
+            write_progress(self._pod, int(match[1]), posted.progress, "post")
         return "200 OK"
 
     def _find_progress(self, local_rank: bytes, process: bytes) -> _PostedProgress:

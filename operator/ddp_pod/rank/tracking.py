@@ -1,7 +1,6 @@
 """One run in experiment trackers for all attempts of a job: ``spec.tracking`` in a pod."""
 
 import importlib
-import json
 import os
 import sys
 import time
@@ -9,8 +8,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..base.files import BOOTSTRAP, log, read_json, write_json
-from ..contract.names import ENV_COMPLETION_INDEX, ENV_RUNTIME_DIR, ENV_TRACKING_RUN, METRIC_TRACKING
+from ..contract.names import ENV_COMPLETION_INDEX, ENV_RUNTIME_DIR, ENV_TRACKING_RUN
 from ..contract.processes import set_parent_death_signal
+from ..contract.report import TrackedRun
 
 MLFLOW_URI = "MLFLOW_TRACKING_URI"
 MLFLOW_RUN = "MLFLOW_RUN_ID"
@@ -106,17 +106,15 @@ def _set_mlflow_run(env: "os._Environ[str]") -> None:
     log(f"MLflow: cannot continue the job's run ({problem}); the script creates a separate run")
 
 
-def build_tracking_rows(runtime: str) -> list[str]:
-    """Return the series with the run's web pages, in pod 0."""
+def list_tracked_runs(runtime: str) -> tuple[TrackedRun, ...]:
+    """Return the run's web pages, in pod 0."""
     if not _is_tracked(os.environ):
-        return []
+        return ()
     urls = {
         "mlflow": mlflow_url(os.environ, _read_run(os.path.join(runtime, _FILE))),
         "wandb": wandb_url(os.environ),
     }
-    rows = [f'{METRIC_TRACKING}{{tracker="{name}",url={json.dumps(url)}}} 1' for name, url in urls.items() if url]
-    head = [f"# HELP {METRIC_TRACKING} A page of the job's run in a tracker.", f"# TYPE {METRIC_TRACKING} gauge"]
-    return head + rows if rows else []
+    return tuple(TrackedRun(tracker, url) for tracker, url in urls.items() if url)
 
 
 def _is_tracked(env: Mapping[str, str]) -> bool:

@@ -21,7 +21,7 @@ from ..base.pod import (
     read_pod,
 )
 from ..contract.command_line import PythonLine, find_missing_program, split_python_line
-from ..contract.failure_record import Failure
+from ..contract.failure_record import PodEnd
 from ..contract.failure_table import EXIT_CODES
 from ..contract.names import (
     ENV_COMPLETION_INDEX,
@@ -78,10 +78,10 @@ def main(argv: Sequence[str], signals: list[int]) -> int:
             shutil.rmtree(runtime.path, ignore_errors=True)
 
 
-def _build_failure(pod_index: int, exit_code: int, message: str, *, remedy: str = "", traceback: str = "") -> Failure:
+def _build_failure(pod_index: int, exit_code: int, message: str, *, remedy: str = "", traceback: str = "") -> PodEnd:
     """Return the failure of a pod before its workers start. ``exit_code``: one of the launcher's."""
     outcome = EXIT_CODES[exit_code]
-    return Failure(
+    return PodEnd(
         category=outcome.category,
         container_exit_code=outcome.exit_code,
         secondary=outcome.secondary,

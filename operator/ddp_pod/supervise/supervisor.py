@@ -1,7 +1,6 @@
 """Supervise one pod: start torchrun's agent, watch it, forward signals, and report how it ended."""
 
 import dataclasses
-import json
 import math
 import os
 import select
@@ -13,21 +12,20 @@ from typing import Any, NamedTuple
 
 from ..base.files import log, try_write_json
 from ..base.pod import Pod
-from ..contract.failure_record import Failure, encode_message
-from ..contract.group_facts import parse_group_facts
+from ..contract.failure_record import Failure, shorten_failure
+from ..contract.group_facts import GroupFacts
 from ..contract.names import (
-    COMMENT_GROUPS,
     ENV_CHECKPOINT_DIR,
     ENV_LIFELINE_FD,
     ENV_PORT_FILE,
     LAUNCHER_PHASES,
-    METRIC_CHECKPOINT_STEP,
-    METRIC_LAUNCHER_PHASE,
-    METRIC_LAUNCHER_RESTARTS,
-    METRIC_RESTART_STEP,
     STOPPING_FILE,
+    TERMINATION_MESSAGE_LIMIT,
 )
 from ..contract.processes import STOP_SIGNALS, find_family, kill, list_children, process_state
+from ..contract.progress import RankProgress
+from ..contract.records import read_record
+from ..contract.report import PodReport
 from ..failures.agent_failure import (
     RUN_OVER,
     STORE_ERRORS,
@@ -40,19 +38,20 @@ from ..failures.agent_failure import (
 )
 from ..failures.rank_ends import find_remaining_processes
 from ..failures.restarts import InPlaceRestarts
-from ..failures.rules import WorkerEnd
 from ..failures.termination import complete_worker_failure, conclude
-from ..failures.worker_failure import EndedPeers, examine_worker, find_root_cause
-from ..network.preflight import PreflightReport, build_preflight_rows, decode_preflight, describe_preflight
+from ..failures.worker_failure import find_root_cause
+from ..network.preflight import PreflightReport, decode_preflight, describe_preflight, summarize_preflight
 from ..network.unreachable import UnreachablePeers, count_connections, wait_for_master
-from ..progress.counted_pages import create_counters
 from ..progress.metrics import MetricsEndpoint
 from ..progress.output import OutputReader
+from ..progress.rank_progress import create_counters
+from ..progress.rank_reader import RankReader
+from ..progress.step_hints import read_step_hint
 from ..progress.trainer_status import TrainerStatus
-from ..rank.tracking import build_tracking_rows
+from ..rank.tracking import list_tracked_runs
 from ..torchrun.channel import RELEASE, AgentEvent
 from ..transfer.checkpoints import NEWEST, CheckpointMirror
-from ..transfer.memory import build_memory_rows, find_memory_folder, remove_memory, save_copies
+from ..transfer.memory import find_memory_folder, remove_memory, save_copies, summarize_copies
 from ..transfer.shards import has_shards, wait_for_shards
 from ..watchdog.groups import GroupMonitor
 from ..watchdog.monitor import StallMonitor
@@ -109,12 +108,12 @@ class Supervisor:
         self._counters = create_counters(pod)
         self._reader = OutputReader(pod, marked=marked, counters=self._counters)
         self._trainer_status = TrainerStatus(pod, self._counters)
-        self.metrics = MetricsEndpoint(pod.runtime, self._own_page, self._trainer_status.receive, self._counters)
+        self._ranks = RankReader(pod.runtime, self._counters)
+        self.metrics = MetricsEndpoint(self._ranks, self._build_report, self._trainer_status.receive)
         self._unreachable = UnreachablePeers(pod)
-        self.metrics.comments = self._build_comments
-        self._restarts = InPlaceRestarts(pod, self.metrics)
-        self._stalls = StallMonitor(pod, self.metrics, is_stopping=lambda: self._stop_deadline is not None)
-        self._groups = GroupMonitor(pod, self.metrics)
+        self._restarts = InPlaceRestarts(pod, self._ranks)
+        self._stalls = StallMonitor(pod, self._ranks, is_stopping=lambda: self._stop_deadline is not None)
+        self._groups = GroupMonitor(pod, self._ranks)
         self._wake, self._wake_end = os.pipe()
         os.set_blocking(self._wake, False)
         os.set_blocking(self._wake_end, False)
@@ -176,11 +175,11 @@ class Supervisor:
             self._end,
             self._agent.status or 0,
             self._restarts,
-            self.metrics,
+            self._ranks,
             stopped=self._stop_deadline is not None,
             final=self._final,
             unsaved=unsaved,
-            uploads=self._mirror.values() if self._mirror is not None else {},
+            uploads=self._mirror.summarize() if self._mirror is not None else None,
             remaining=remaining,
             finished=self._has_finished,
             groups=self._groups.finish(),
@@ -403,17 +402,16 @@ class Supervisor:
         self._stalls.job_stall = decode_job_stall(event["board"])
 
     def _on_group_wait(self, event: AgentEvent) -> None:
-        self._groups.job_wait = parse_group_facts(event["wait"])
+        wait = event["wait"]
+        self._groups.job_wait = None if wait is None else read_record(GroupFacts, wait)
 
     def _on_failures(self, event: AgentEvent) -> None:
-        ended_peers = EndedPeers() if self.pod.elastic else EndedPeers(*event["ended"])
-        failures = [examine_worker(self.pod, WorkerEnd(**end), ended_peers) for end in event["failures"]]
-        failures = [self._groups.explain(failure) for failure in failures]
+        failures = [self._groups.explain(read_record(Failure, raw)) for raw in event["failures"]]
         stopping = self._stop_deadline is not None
         awaited = self._stalls.build_awaited()
         restarts = self._restarts.observe(failures, awaited, stopping=stopping, run_step=event["step"])
         # Pods that have ended join no further round: it would only time out.
-        restarts = restarts and not ended_peers.pods
+        restarts = restarts and not event["hasEndedPeers"]
         self._agent.reply({"restart": restarts, "knowsCause": self._restarts.knows_cause})
 
     def _on_peers(self, event: AgentEvent) -> None:
@@ -439,7 +437,7 @@ class Supervisor:
         log(f"restarting the workers in the same pods{wait}, restart {self._restarts.count}: {self._restarts.reason}")
         if failures:
             root_cause = find_root_cause(failures)
-            self._publish_failure(complete_worker_failure(root_cause, self._restarts, self.metrics, progress={}))
+            self._publish_failure(complete_worker_failure(root_cause, self._restarts, self._ranks))
         self._restarts.forget()
         self._groups.forget()
         self._stalls.forget()
@@ -448,15 +446,13 @@ class Supervisor:
     def _on_result(self, event: AgentEvent) -> None:
         if not self._end.result:
             failure = event.get("failure")
-            self._end = AgentEnd(event["result"], Failure.from_json(failure) if failure else None)
+            self._end = AgentEnd(event["result"], read_record(Failure, failure) if failure else None)
             if self._end.reason in RUN_OVER:
                 self._restarts.count = self._restarts.completed
 
     def _publish_failure(self, failure: Failure) -> None:
-        """Publish the failure that caused the last restart on the pod's page."""
-        failure = dataclasses.replace(failure, restarts=self._restarts.count)
-        self._restarts.last_failure = failure
-        self.metrics.last_failure = encode_message(failure.to_json())
+        """Publish the failure that caused the last restart in the pod's report."""
+        self._restarts.last_failure = dataclasses.replace(failure, restarts=self._restarts.count)
 
     def _enter(self, phase: str) -> None:
         if phase == "Running":
@@ -499,39 +495,25 @@ class Supervisor:
         log(f"no metrics: cannot listen on port {port}: {problem.strerror}; {remedy}")
         return None
 
-    def _build_comments(self) -> str:
-        problem = self._mirror.build_comment() if self._mirror is not None else ""
-        facts = self._groups.facts
-        groups = f"{COMMENT_GROUPS}{json.dumps(facts.to_json())}\n" if facts is not None else ""
-        return problem + self._unreachable.build_comment() + groups
-
-    def _own_page(self) -> str:
-        phases = [f'{METRIC_LAUNCHER_PHASE}{{phase="{name}"}} {int(name == self._phase)}' for name in LAUNCHER_PHASES]
-        rows = [
-            f"# HELP {METRIC_LAUNCHER_PHASE} What this pod's launcher is doing; one of its series is 1.",
-            f"# TYPE {METRIC_LAUNCHER_PHASE} gauge",
-            *phases,
-            f"# HELP {METRIC_LAUNCHER_RESTARTS} How often torchrun restarted the workers in this pod.",
-            f"# TYPE {METRIC_LAUNCHER_RESTARTS} counter",
-            f"{METRIC_LAUNCHER_RESTARTS} {self._restarts.count}",
-            *self._build_restart_step(),
-            *build_preflight_rows(self._preflight),
-            *build_tracking_rows(self.pod.runtime),
-            *(self._mirror.build_rows() if self._mirror is not None else []),
-            *self._stalls.build_rows(),
-            *build_memory_rows(find_memory_folder(self.pod.node, os.environ)),
-        ]
-        return "\n".join(rows)
-
-    def _build_restart_step(self) -> list[str]:
-        step = self._restarts.last_step
-        if step is None:
-            return []
-        return [
-            f"# HELP {METRIC_RESTART_STEP} Step of the run at the last restart in the same pods.",
-            f"# TYPE {METRIC_RESTART_STEP} gauge",
-            f"{METRIC_RESTART_STEP} {step:.0f}",
-        ]
+    def _build_report(self, ranks: Sequence[RankProgress]) -> PodReport:
+        """Return the pod's report with the progress of its ranks."""
+        failure = self._restarts.last_failure
+        hint = "" if self._ranks.list_ranks() else read_step_hint(self.pod.runtime)
+        return PodReport(
+            phase=self._phase,
+            restarts=self._restarts.count,
+            restart_step=self._restarts.last_step,
+            ranks=tuple(ranks),
+            stall=self._stalls.describe(),
+            preflight=summarize_preflight(self._preflight),
+            uploads=self._mirror.summarize() if self._mirror is not None else None,
+            memory=summarize_copies(find_memory_folder(self.pod.node, os.environ)),
+            runs=list_tracked_runs(self.pod.runtime),
+            unreachable=self._unreachable.problem,
+            step_hint=hint,
+            groups=self._groups.facts,
+            last_failure=None if failure is None else shorten_failure(failure, TERMINATION_MESSAGE_LIMIT),
+        )
 
     # -- checkpoints in a store
 
@@ -579,7 +561,8 @@ class Supervisor:
         """Save the copies in memory for the next attempt, and delete them."""
         succeeded = self._end.result == "ok"
         if not succeeded:
-            step = self.metrics.progress().get(METRIC_CHECKPOINT_STEP, -1.0)
+            progress = self._ranks.progress()
+            step = -1.0 if progress is None or progress.checkpoint_step is None else progress.checkpoint_step
             deadline = time.monotonic() + self.pod.grace if self._finish_by is None else self._finish_by
             save_copies(self.pod.node, os.environ, checkpoint_step=step, deadline=deadline)
         remove_memory(self.pod.node, os.environ, succeeded=succeeded)

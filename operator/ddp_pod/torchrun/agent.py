@@ -22,6 +22,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from ..base.files import log
 from ..base.pod import Pod
 from ..contract.names import STOPPING_FILE
+from ..contract.records import to_json
 from ..failures.agent_failure import ArgumentError, CauseUnknownError
 from ..failures.rules import WorkerEnd
 from ..failures.worker_failure import EndedPeers, examine_worker, list_error_files, remove_error_files
@@ -149,7 +150,8 @@ class PodAgent(LocalElasticAgent):
         ended_pods = self._round_state.count_ended_pods()
         self._stop_ranks(signal.SIGTERM, ending)
         result = self._collect_result(worker_group)
-        self._report_failures(result, EndedPeers(sorted(succeeded), ended_pods), exit_codes)
+        ended_peers = EndedPeers() if self._pod.elastic else EndedPeers(sorted(succeeded), ended_pods)
+        self._report_failures(result, ended_peers, exit_codes)
         return result
 
     def _list_ending_ranks(self) -> list[int]:
@@ -205,8 +207,8 @@ class PodAgent(LocalElasticAgent):
             for rank, failure in result.failures.items()
         ]
         event = {
-            "failures": [end._asdict() for end in ends],
-            "ended": ended_peers,
+            "failures": [to_json(examine_worker(self._pod, end, ended_peers)) for end in ends],
+            "hasEndedPeers": ended_peers.pods > 0,
             "step": self._read_step(),
         }
         reply = self._launcher.request(event)

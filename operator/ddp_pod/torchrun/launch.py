@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any
 
 from ..base.pod import Pod, decode_pod
+from ..contract.records import to_json
 from ..failures.agent_failure import examine_agent_error
 from .channel import AgentRequest, LauncherChannel
 from .fork_server import RankForker
@@ -41,7 +42,7 @@ def run_agent(
         arguments = agent.parse_arguments([*request.flags, "--no-python", *request.entry])
         result = agent.run_torchrun(pod, arguments, launcher, forker, request.restarts)
     except Exception as error:
-        result = {"result": "error", "failure": examine_agent_error(pod, error).to_json()}
+        result = {"result": "error", "failure": to_json(examine_agent_error(pod, error))}
     launcher.report(result)
     return 0 if result["result"] == "ok" else 1
 

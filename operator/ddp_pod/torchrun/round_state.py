@@ -9,6 +9,7 @@ from typing import Any
 from ..base.files import read_json
 from ..base.pod import Pod
 from ..contract.names import GROUP_WAIT_FILE, RUN_STEP_FILE, STALL_REPORT_FILE
+from ..contract.records import to_json
 from ..watchdog.group_waits import Joiner, decode_joiners, explain_wait
 from ..watchdog.stall import combine_reports
 from .store import SignedStore, query_store
@@ -83,7 +84,7 @@ class RoundState:
             joiners += decode_joiners(parts)
         world_size = self._pods * self._pod.nproc_per_node
         wait = explain_wait(joiners, world_size, is_local=self._pod.local)
-        return None if wait is None else wait.to_json()
+        return None if wait is None else to_json(wait)
 
     def _read_job(self) -> Mapping[str, Any]:
         return self._store.read("job") or {}

@@ -1,4 +1,4 @@
-"""The launcher's side of ``checkpoint.url``: the mirror process, and its messages and series."""
+"""The launcher's side of ``checkpoint.url``: the mirror process and its messages."""
 
 import json
 import os
@@ -12,18 +12,10 @@ from typing import NamedTuple
 from ..base.files import BOOTSTRAP, log
 from ..base.pod import Pod
 from ..contract.credentials import hide_credentials
-from ..contract.names import (
-    COMMENT_UPLOAD_PROBLEM,
-    ENV_ATTEMPT,
-    ENV_CHECKPOINT_DIR,
-    ENV_RUN_ID,
-    METRIC_UPLOAD_BYTES,
-    METRIC_UPLOAD_FAILURES,
-    METRIC_UPLOAD_STEP,
-    METRIC_UPLOAD_TIME,
-)
+from ..contract.names import ENV_ATTEMPT, ENV_CHECKPOINT_DIR, ENV_RUN_ID
 from ..contract.plan import encode_config
 from ..contract.processes import kill
+from ..contract.progress import Uploads
 
 NEWEST = ""
 """In a request: fetch the newest snapshot instead of a named one."""
@@ -93,23 +85,6 @@ def decode_event(line: bytes) -> MirrorEvent:
     raw = json.loads(line)
     state = None if raw["state"] is None else MirrorState(**raw["state"])
     return MirrorEvent(**{**raw, "state": state})
-
-
-class _Series(NamedTuple):
-    """A series with a field of the store's state."""
-
-    name: str
-    kind: str
-    field: str
-    help: str
-
-
-_SERIES = (
-    _Series(METRIC_UPLOAD_STEP, "gauge", "step", "Step of the newest snapshot of the checkpoints in checkpoint.url."),
-    _Series(METRIC_UPLOAD_TIME, "gauge", "time", "When that snapshot was complete."),
-    _Series(METRIC_UPLOAD_BYTES, "counter", "bytes", "Bytes of checkpoints that were uploaded."),
-    _Series(METRIC_UPLOAD_FAILURES, "gauge", "failures", "Uploads that failed since the last successful one."),
-)
 
 
 class CheckpointMirror:
@@ -216,29 +191,12 @@ class CheckpointMirror:
         reason = f": {self.problem}" if self.problem else ""
         return f"the last checkpoint was not uploaded to {self.url}, {newest}{reason}"
 
-    def values(self) -> dict[str, float]:
-        """Return the series; none in a pod that does not upload."""
+    def summarize(self) -> Uploads:
+        """Return what the pod reports; only pod 0 reports more than a problem."""
         if self._pod.node != 0:
-            return {}
-        values = {METRIC_UPLOAD_BYTES: 0.0}
-        for series in _SERIES:
-            value = getattr(self._state, series.field, None)
-            if value is not None:
-                values[series.name] = float(value)
-        return values
-
-    def build_rows(self) -> list[str]:
-        """Return the lines of the series for the pod's page."""
-        values = self.values()
-        rows = []
-        for name, kind, _, text in _SERIES:
-            if name in values:
-                rows += [f"# HELP {name} {text}", f"# TYPE {name} {kind}", f"{name} {values[name]:.15g}"]
-        return rows
-
-    def build_comment(self) -> str:
-        """Return the line of the pod's page with the problem; empty without one."""
-        return f'{COMMENT_UPLOAD_PROBLEM}"{self.problem}"\n' if self.problem else ""
+            return Uploads(problem=self.problem)
+        state = self._state or MirrorState()
+        return Uploads(state.step, state.time, state.bytes, state.failures, state.problem)
 
     def _start(self) -> None:
         ours, theirs = socket.socketpair()

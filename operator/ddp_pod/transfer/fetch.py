@@ -22,10 +22,9 @@ from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any, BinaryIO
 
 from ..base.files import log, read_json, write_json
-from ..contract.failure_record import Failure
+from ..contract.failure_record import PodEnd
 from ..contract.failure_table import UNKNOWN, USER_ERROR
 from ..contract.names import (
-    COMMENT_INPUTS,
     ENV_COMPLETION_INDEX,
     ENV_INPUTS,
     ENV_METRICS_PORT,
@@ -36,8 +35,11 @@ from ..contract.names import (
     EXIT_USER_ERROR,
     INPUTS_FOLDER,
 )
+from ..contract.progress import RankProgress
+from ..contract.report import PodReport
 from ..failures.termination import finish
 from ..progress.metrics import MetricsEndpoint
+from ..progress.rank_reader import RankReader
 from .sources import FetchError, File, InputSource, InputState, explain, hide_query, open_source
 
 _PARALLEL = 8
@@ -62,7 +64,7 @@ def main(signals: list[int]) -> int:
     inputs = [InputState(**fields) for fields in json.loads(os.environ[ENV_INPUTS])]
     _serve_progress(inputs)
     index = os.environ.get(ENV_COMPLETION_INDEX, "")
-    end = Failure(pod_index=int(index) if index.isdigit() else 0, exit_code=EXIT_OK, time=time.time())
+    end = PodEnd(pod_index=int(index) if index.isdigit() else 0, exit_code=EXIT_OK, time=time.time())
     failed = _fetch_all(inputs)
     if failed is not None:
         item, error = failed
@@ -78,15 +80,18 @@ def main(signals: list[int]) -> int:
             message=f"input {item.name}: {error}",
             remedy=error.hint,
         )
-    return finish(end, {"inputs": [item.describe() for item in inputs]})
+    return finish(dataclasses.replace(end, inputs=tuple(item.report() for item in inputs)))
 
 
 def _serve_progress(inputs: Sequence[InputState]) -> None:
-    """Serve the progress of the inputs on the pod's metrics port; without the port, fetch without a page."""
-    page = MetricsEndpoint("", lambda: "")
-    page.comments = lambda: f"{COMMENT_INPUTS}{json.dumps([item.describe() for item in inputs])}\n"
+    """Serve the progress of the inputs on the pod's metrics port; without the port, fetch without a report."""
+
+    def build_report(ranks: Sequence[RankProgress]) -> PodReport:
+        return PodReport(inputs=tuple(item.report() for item in inputs))
+
+    endpoint = MetricsEndpoint(RankReader(""), build_report)
     with contextlib.suppress(OSError):
-        port = page.serve(int(os.environ.get(ENV_METRICS_PORT) or 0))
+        port = endpoint.serve(int(os.environ.get(ENV_METRICS_PORT) or 0))
         if os.environ.get(ENV_PORT_FILE):
             write_json(os.environ[ENV_PORT_FILE], port)
 

@@ -13,18 +13,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from ..base.files import log
-from ..contract.names import (
-    ENV_ATTEMPT,
-    ENV_CHECKPOINT_DIR,
-    ENV_MEMORY_DIR,
-    ENV_RUN_ID,
-    METRIC_MEMORY_BYTES,
-    METRIC_MEMORY_SAVES,
-    METRIC_MEMORY_STALLED,
-    METRIC_MEMORY_STEP,
-    METRIC_MEMORY_TIME,
-)
+from ..contract.names import ENV_ATTEMPT, ENV_CHECKPOINT_DIR, ENV_MEMORY_DIR, ENV_RUN_ID
 from ..contract.processes import process_state
+from ..contract.report import MemoryCopies
 
 HEADER_BYTES = 4096
 _MAGIC = b"DDPMEM01"
@@ -115,25 +106,16 @@ def _read_header(path: str) -> MemoryCopy | None:
     return MemoryCopy(path, size, kind, step, world, rank, written, saves, stalled) if size <= allocated else None
 
 
-def build_memory_rows(folder: str | None) -> list[str]:
-    """Return the series of the pod's newest copy; none without a copy."""
+def summarize_copies(folder: str | None) -> MemoryCopies | None:
+    """Return what the pod reports about its copies; None without any."""
     copies = list_copies(folder) if folder else []
     own = [copy for copy in copies if not os.path.basename(copy.path).startswith("peer-")]
     if not own:
-        return []
+        return None
     newest = max(own, key=lambda copy: copy.step)
     busiest = max(own, key=lambda copy: copy.stalled)
-    values = (
-        (METRIC_MEMORY_STEP, "gauge", "Step of the newest copy in this pod's memory.", newest.step),
-        (METRIC_MEMORY_TIME, "gauge", "When that copy was complete, in Unix seconds.", newest.time),
-        (METRIC_MEMORY_BYTES, "gauge", "Memory of all copies in this pod.", sum(copy.size for copy in copies)),
-        (METRIC_MEMORY_SAVES, "counter", "Copies that the ranks have made since they started.", busiest.saves),
-        (METRIC_MEMORY_STALLED, "counter", "Time for which copies stopped training since then.", busiest.stalled),
-    )
-    rows = []
-    for name, kind, text, value in values:
-        rows += [f"# HELP {name} {text}", f"# TYPE {name} {kind}", f"{name} {value}"]
-    return rows
+    size = sum(copy.size for copy in copies)
+    return MemoryCopies(newest.step, newest.time, size, busiest.saves, busiest.stalled)
 
 
 def wait_for_copies(pod_index: int, env: Mapping[str, str], seconds: float = _SECONDS_FOR_COPIES) -> None:

@@ -21,10 +21,9 @@ from typing import NamedTuple
 from ..base.files import log
 from ..base.pod import decode_pod
 from ..contract.credentials import hide_credentials
-from ..contract.names import METRIC_CHECKPOINT_STEP
 from ..contract.processes import set_parent_death_signal
 from ..failures.agent_failure import SUPERSEDED, UNUSABLE
-from ..progress.metrics import MetricsEndpoint
+from ..progress.rank_reader import RankReader
 from .checkpoints import MirrorConfig, MirrorEvent, MirrorRequest, MirrorState
 from .shards import (
     find_missing_shards,
@@ -219,7 +218,7 @@ class Mirror:
         self._is_multi_node = pod.is_multi_node
         self._report = report
         self._folder = CheckpointFolder(config.folder)
-        self._metrics = MetricsEndpoint(pod.runtime, lambda: "")
+        self._ranks = RankReader(pod.runtime)
         system, root = open_storage(self._url)
         self._store = SnapshotStore(system, root, config.attempt, config.run_id, pod.checkpoint.keep)
         self._uploads = False
@@ -368,7 +367,8 @@ class Mirror:
         """Upload the folder if it has changed and is complete. Returns whether the store now equals it."""
         now = time.monotonic()
         # Read the step before the scan: a file saved in between belongs to a later step.
-        step = self._metrics.progress().get(METRIC_CHECKPOINT_STEP) if final or self._pending else None
+        progress = self._ranks.progress() if final or self._pending else None
+        step = progress.checkpoint_step if progress is not None else None
         files = self._folder.scan(now)
         changed = {path for path in {*files, *self._uploaded} if files.get(path) != self._uploaded.get(path)}
         partition = next(filter(is_partition, sorted(files)), None)

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from ..contract.credentials import hide_credentials
+from ..contract.failure_record import InputReport
 
 STALL_SECONDS = 60.0
 """A connection that receives nothing for this long is closed; the whole download has no limit."""
@@ -100,19 +101,18 @@ class InputState:
     reason: str = ""
     message: str = ""
 
-    def describe(self) -> dict[str, object]:
-        """Return the input's entry in status.inputs, without empty fields."""
-        fields = {
-            "name": self.name,
-            "phase": self.phase,
-            "bytes": self.bytes,
-            "totalBytes": self.total,
-            "etag": self.etag,
-            "checksum": self.checksum,
-            "reason": self.reason,
-            "message": self.message[:_MESSAGE_LIMIT],
-        }
-        return {name: value for name, value in fields.items() if value not in (None, "")}
+    def report(self) -> InputReport:
+        """Return what the pod reports about the input."""
+        return InputReport(
+            name=self.name,
+            phase=self.phase,
+            bytes=self.bytes,
+            total_bytes=self.total,
+            etag=self.etag,
+            checksum=self.checksum,
+            reason=self.reason,
+            message=self.message[:_MESSAGE_LIMIT],
+        )
 
 
 class File(NamedTuple):

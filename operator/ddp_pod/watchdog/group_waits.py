@@ -3,6 +3,7 @@
 The launchers share these through the rendezvous store; pod 0 compares them.
 """
 
+import dataclasses
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -78,7 +79,7 @@ def explain_wait(joiners: Sequence[Joiner], world_size: int, *, is_local: bool) 
         or (_explain_absence(waiting, absent) if absent else None)
         or _describe_wait(waiting, world_size)
     )
-    return wait._replace(world_size=world_size, since=min(joiner.since for joiner in waiting))
+    return dataclasses.replace(wait, world_size=world_size, since=min(joiner.since for joiner in waiting))
 
 
 def _build(cause: Joiner, message: str, remedy: str = "", *, is_mistake: bool = True) -> GroupFacts:
@@ -114,7 +115,7 @@ def _explain_size(waiting: Sequence[Joiner], world_size: int) -> GroupFacts | No
     remedy = (
         f"WORLD_SIZE counts the ranks of all pods: use it unchanged as world_size, and RANK as rank, in {cause.place}"
     )
-    return _build(cause, message, remedy)._replace(rank=None, pod=None)  # it is in all ranks
+    return dataclasses.replace(_build(cause, message, remedy), rank=None, pod=None)  # it is in all ranks
 
 
 def _explain_duplicates(waiting: Sequence[Joiner]) -> GroupFacts | None:

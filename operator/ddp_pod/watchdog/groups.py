@@ -16,8 +16,8 @@ from ..contract.group_facts import ALONE, SEPARATE, TOGETHER, UNKNOWN, WAITING, 
 from ..contract.names import GROUP_WAIT_FILE
 from ..contract.processes import process_state
 from ..failures.kinds import FATAL
-from ..progress.metrics import MetricsEndpoint
 from ..progress.output import read_last_lines
+from ..progress.rank_reader import RankReader
 from ..rank.groups import MEMBER, SLOTS, STEPPING, GroupRecord
 from .group_waits import MOST_JOINERS, Joiner, explain_wait
 from .stacks import collect_stacks
@@ -94,22 +94,23 @@ def judge_groups(ranks: Sequence[RankGroups], now: float, *, has_ended: bool = F
         return None
     facts = GroupFacts(UNKNOWN, world)
     if any(rank.coverage >= world for rank in ranks):
-        return facts._replace(state=TOGETHER, message=f"a torch.distributed process group spans all {world} ranks")
+        message = f"a torch.distributed process group spans all {world} ranks"
+        return dataclasses.replace(facts, state=TOGETHER, message=message)
 
     latest = now if has_ended else now - _SECONDS_TO_REPORT
     separate = [rank for rank in ranks if rank.coverage and (has_ended or _trains_since(rank, latest))]
     if separate:
         message = f"no process group spans all {world} ranks: {_describe_separate(separate[0])}"
-        return facts._replace(state=SEPARATE, message=message)
+        return dataclasses.replace(facts, state=SEPARATE, message=message)
 
     records = [record for rank in ranks for record in rank.records]
     stepping = [record for record in records if record.phase == STEPPING and record.since <= latest]
     library = next((record.library for record in records if record.library), "")
     if stepping and not library:
-        return facts._replace(state=ALONE, message=_describe_alone(ranks, world, stepping))
+        return dataclasses.replace(facts, state=ALONE, message=_describe_alone(ranks, world, stepping))
     if not (stepping or has_ended or _have_been_silent(ranks, now)):
         return None
-    return facts._replace(message=_explain_unknown(ranks, world, library))
+    return dataclasses.replace(facts, message=_explain_unknown(ranks, world, library))
 
 
 def _trains_since(rank: RankGroups, latest: float) -> bool:
@@ -156,9 +157,9 @@ def _explain_unknown(ranks: Sequence[RankGroups], world: int, library: str) -> s
 class GroupMonitor:
     """Observes the process groups. ``job_wait``: of the job's ranks, by pod 0, set by the supervisor."""
 
-    def __init__(self, pod: Pod, metrics: MetricsEndpoint) -> None:
+    def __init__(self, pod: Pod, reader: RankReader) -> None:
         self._pod = pod
-        self._metrics = metrics
+        self._reader = reader
         self._path = os.path.join(pod.runtime, GROUP_WAIT_FILE)
         self._shared: Sequence[Joiner] | None = None
         self._places: dict[int, str] = {}  # of local ranks that have not called init_process_group
@@ -177,7 +178,7 @@ class GroupMonitor:
     def check(self) -> None:
         """Update the facts, and share what keeps ranks waiting."""
         now = time.time()
-        ranks = read_groups(self._pod, self._metrics.count_steps)
+        ranks = read_groups(self._pod, self._reader.count_steps)
         facts = judge_groups(ranks, now)
         if facts is None or facts.state != TOGETHER:
             self._share(self._list_joiners(ranks, now))
@@ -194,7 +195,7 @@ class GroupMonitor:
 
     def finish(self) -> GroupFacts | None:
         """Return the facts of ranks that have ended."""
-        return judge_groups(read_groups(self._pod, self._metrics.count_steps), time.time(), has_ended=True)
+        return judge_groups(read_groups(self._pod, self._reader.count_steps), time.time(), has_ended=True)
 
     def forget(self) -> None:
         """Forget the waits of ranks that restart."""
@@ -264,7 +265,7 @@ class GroupMonitor:
             return
         self._located_at = now
         running = [worker for worker in workers if process_state(worker.pid)]
-        stacks = collect_stacks(self._pod, self._metrics, running, quiet=True) if running else {}
+        stacks = collect_stacks(self._pod, self._reader, running, quiet=True) if running else {}
         self._places = {rank: stack.place for rank, stack in stacks.items() if stack.frames}
 
     def _share(self, joiners: Sequence[Joiner] | None) -> None:

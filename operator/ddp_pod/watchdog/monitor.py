@@ -1,5 +1,6 @@
 """The thread that detects stalls of this pod's ranks, logs their activity, and kills them if necessary."""
 
+import dataclasses
 import math
 import os
 import signal
@@ -13,11 +14,13 @@ from ..base.files import log, try_write_json
 from ..base.pod import Pod, WorkerRecord, list_workers
 from ..contract.failure_record import Failure
 from ..contract.failure_table import HANG
-from ..contract.names import METRIC_HANGS, METRIC_HEARTBEAT_AGE, RUN_STEP_FILE, STALL_REPORT_FILE, STALLED_STATES
+from ..contract.names import RUN_STEP_FILE, STALL_REPORT_FILE, STALLED_STATES
 from ..contract.plan import WatchdogConfig
 from ..contract.processes import SLEEPING_STATES, STOPPED_STATES, count_cpu_seconds, find_family, kill, process_state
+from ..contract.progress import RankProgress
+from ..contract.report import Stall
 from ..failures.worker_failure import examine_error
-from ..progress.metrics import PAGE_TIMEOUT, MetricsEndpoint, read_step
+from ..progress.rank_reader import PAGE_TIMEOUT, RankReader, find_run_step
 from .collectives import CollectivesRequest, RankCollectives
 from .stacks import Stack, collect_stacks
 from .stall import (
@@ -32,14 +35,14 @@ from .stall import (
     StallReport,
     StepMark,
     StepPulse,
-    build_stall_rows,
-    count_steps,
+    describe_stall,
     describe_waits,
     report_stall,
     should_kill_workers,
     stall_grace_seconds,
 )
 
+RankMap = Mapping[int, RankProgress]
 _SECONDS_BETWEEN_CHECKS = 5.0
 _SECONDS_OF_SILENCE = 5.0  # without a step, after which the ranks are examined, as their peers may give up
 _SILENCE_FACTOR = 1.3  # by which the silence is longer when they are examined again
@@ -67,9 +70,9 @@ class StalledWorker(NamedTuple):
 class StallMonitor:
     """Detects stalls of this pod's ranks. ``job_stall``: all pods' reports of the stall, set by the supervisor."""
 
-    def __init__(self, pod: Pod, metrics: MetricsEndpoint, *, is_stopping: Callable[[], bool]) -> None:
+    def __init__(self, pod: Pod, reader: RankReader, *, is_stopping: Callable[[], bool]) -> None:
         self._pod = pod
-        self._metrics = metrics
+        self._reader = reader
         self._is_stopping = is_stopping
         self.job_stall: JobStall | None = None
         self._hangs = 0
@@ -126,47 +129,35 @@ class StallMonitor:
         return self.job_stall is not None and self.job_stall.stuck > 0
 
     def run(self) -> None:
-        """Keep the ranks' last pages and act on stalls. Never returns."""
+        """Keep the ranks' last progress and act on stalls. Never returns."""
         plan = self._pod.watchdog
         while True:
             time.sleep(self._interval)
-            pages = self._metrics.collect()
+            ranks = {rank: page.progress for rank, page in self._reader.collect().items()}
             if self._pod.node == 0 and self._pod.is_multi_node:
-                steps = [step for step in map(read_step, pages.values()) if step is not None]
+                steps = [step for step in map(find_run_step, ranks.values()) if step is not None]
                 try_write_json(self._path(RUN_STEP_FILE), {"step": max(steps)} if steps else {})
             now = self._clock.tick(time.monotonic())
             if plan is not None and self._watchdog is not None and not self._is_stopping():
-                self._check(plan, self._watchdog, pages, now)
+                self._check(plan, self._watchdog, ranks, now)
                 self._clock.tick(time.monotonic())
 
     def log_stacks(self) -> None:
         """Write the stacks of all ranks to the log."""
-        collect_stacks(self._pod, self._metrics, list_workers(self._pod))
+        collect_stacks(self._pod, self._reader, list_workers(self._pod))
 
-    def build_rows(self) -> list[str]:
-        """Return the series about hangs."""
+    def describe(self) -> Stall:
+        """Return what the pod reports about hangs and missing steps."""
         now = self._clock.read(time.monotonic())
-        rows = [
-            f"# HELP {METRIC_HANGS} How often the watchdog found that no rank of this pod makes progress.",
-            f"# TYPE {METRIC_HANGS} counter",
-            f"{METRIC_HANGS} {self._hangs}",
-        ]
         age = self._watchdog.age(now) if self._watchdog else None
         if age is None:
             age = self._pulse.measure_silence(now)
-        stall = self._stall
-        if stall is not None:
-            ranks = self._activities
-            if self._remote_cause:
-                ranks.append(self._remote_cause)
-            rows += build_stall_rows(stall, ranks, now)
-        if age is not None:
-            rows += [
-                f"# HELP {METRIC_HEARTBEAT_AGE} Time since a rank of this pod last made progress.",
-                f"# TYPE {METRIC_HEARTBEAT_AGE} gauge",
-                f"{METRIC_HEARTBEAT_AGE} {age:.3f}",
-            ]
-        return rows
+        if self._stall is None:
+            return Stall(self._hangs, age)
+        ranks = self._activities
+        if self._remote_cause:
+            ranks.append(self._remote_cause)
+        return dataclasses.replace(describe_stall(self._stall, ranks, now), hangs=self._hangs, heartbeat_age=age)
 
     @property
     def _activities(self) -> list[RankActivity]:
@@ -186,11 +177,11 @@ class StallMonitor:
 
     # -- detection
 
-    def _check(self, plan: WatchdogConfig, watchdog: HeartbeatWatchdog, pages: Mapping[int, str], now: float) -> None:
+    def _check(self, plan: WatchdogConfig, watchdog: HeartbeatWatchdog, ranks: RankMap, now: float) -> None:
         """Check once: log a new stall, and kill the workers when its grace period is over."""
         workers = self._list_training_workers()
         stopped = {worker.local_rank for worker in workers if process_state(worker.pid) in STOPPED_STATES}
-        idle = self._observe(watchdog, workers, stopped, pages, now)
+        idle = self._observe(watchdog, workers, stopped, ranks, now)
         stall = self._find_stall(plan, watchdog, workers, idle, now)
         if stall is None:
             self._clear_stall()
@@ -227,27 +218,25 @@ class StallMonitor:
         watchdog: HeartbeatWatchdog,
         workers: Sequence[WorkerRecord],
         stopped: set[int],
-        pages: Mapping[int, str],
+        ranks: RankMap,
         now: float,
     ) -> dict[int, float]:
-        """Pass pages, steps and CPU time to their detectors. Returns for how long each local rank has been idle."""
-        live_pages = {
-            rank: page for rank, page in pages.items() if os.path.exists(self._path("metrics", f"{rank}.port"))
-        }
-        watchdog.observe({worker.local_rank: worker.pid for worker in workers}, live_pages, now)
+        """Pass progress, steps and CPU time to their detectors. Returns for how long each local rank has been idle."""
+        live = {rank: found for rank, found in ranks.items() if os.path.exists(self._path("metrics", f"{rank}.port"))}
+        watchdog.observe({worker.local_rank: worker.pid for worker in workers}, live, now)
 
-        self._pulse.observe({} if watchdog.known else self._read_marks(workers, pages), now)
+        self._pulse.observe({} if watchdog.known else self._read_marks(workers, ranks), now)
 
         # Ranks with heartbeats are only checked for idleness if they are stopped.
         watched = [worker for worker in workers if worker.local_rank in stopped or not watchdog.known]
         return self._idleness.observe({worker.local_rank: count_cpu_seconds([worker.pid]) for worker in watched}, now)
 
-    def _read_marks(self, workers: Sequence[WorkerRecord], pages: Mapping[int, str]) -> dict[int, StepMark]:
+    def _read_marks(self, workers: Sequence[WorkerRecord], ranks: RankMap) -> dict[int, StepMark]:
         """Return the steps of each worker by local rank: its own count, or the matches of patterns in its log."""
         marks = {}
         for worker in workers:
-            counters = self._metrics.read_counters(worker.local_rank)
-            count = count_steps(pages.get(worker.local_rank, "")) if self._pod.log_patterns else None
+            counters = self._reader.read_counters(worker.local_rank)
+            count = ranks.get(worker.local_rank, RankProgress()).steps if self._pod.log_patterns else None
             if counters is not None and counters.shows_steps and counters.pid == worker.pid:
                 marks[worker.local_rank] = StepMark(worker.pid, float(counters.steps), counters.longest_step)
             elif count:
@@ -373,7 +362,7 @@ class StallMonitor:
     def _examine(self, stall: RankStall, workers: Sequence[WorkerRecord], *, quiet: bool) -> list[StalledWorker]:
         """Return what each worker does instead of a step. The log has the stacks unless ``quiet``."""
         request = CollectivesRequest(self._pod, workers)
-        stacks = collect_stacks(self._pod, self._metrics, workers, quiet=quiet)
+        stacks = collect_stacks(self._pod, self._reader, workers, quiet=quiet)
         # A rank that does not respond this time still waits where it did, or its stack shows that it does not.
         known = {stalled.worker.local_rank: stalled.collectives for stalled in self._stalled if quiet}
         reports = {**known, **request.read()}

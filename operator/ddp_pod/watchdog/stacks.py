@@ -11,7 +11,7 @@ from ..base.files import is_own_file, log
 from ..base.pod import Pod, WorkerRecord
 from ..contract.names import STACK_LIMIT
 from ..contract.processes import STACK_SIGNAL, STOPPED_STATES, catches, kill, process_state
-from ..progress.metrics import MetricsEndpoint
+from ..progress.rank_reader import RankReader
 from ..rank.tracebacks import LIBRARY
 
 _FRAME = re.compile(r'  File "([^"]*)", line (\d+) in (.*)')
@@ -112,13 +112,13 @@ def _read_from(path: str, offset: int) -> str:
 
 
 def collect_stacks(
-    pod: Pod, metrics: MetricsEndpoint, workers: Sequence[WorkerRecord], *, quiet: bool = False
+    pod: Pod, reader: RankReader, workers: Sequence[WorkerRecord], *, quiet: bool = False
 ) -> dict[int, Stack]:
     """Return the Python stacks of all ranks by local rank, and log them unless ``quiet``."""
     texts = _request_stacks(pod, [worker for worker in workers if _can_write_stack(pod, worker)])
     if not quiet:
         for worker in workers:
-            _log_stack(worker, texts.get(worker.local_rank, ""), metrics)
+            _log_stack(worker, texts.get(worker.local_rank, ""), reader)
     return {rank: read_stack(text) for rank, text in texts.items()}
 
 
@@ -155,10 +155,10 @@ def _request_stacks(pod: Pod, workers: Sequence[WorkerRecord]) -> dict[int, str]
     return texts
 
 
-def _log_stack(worker: WorkerRecord, text: str, metrics: MetricsEndpoint) -> None:
+def _log_stack(worker: WorkerRecord, text: str, reader: RankReader) -> None:
     state = process_state(worker.pid) or "gone"
     log(f"---- rank {worker.rank} (pid {worker.pid}, state {state}) ----")
     log(text or "no stack: the process does not respond")
-    threads = metrics.threads(worker.local_rank) if text else ""
+    threads = reader.threads(worker.local_rank) if text else ""
     if threads:
         log(threads)

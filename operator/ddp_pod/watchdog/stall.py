@@ -1,27 +1,19 @@
 """Whether this pod's ranks make progress, by heartbeats, steps or CPU, and the pods' joint decision on a stall."""
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..contract.names import (
-    METRIC_HEARTBEATS,
-    METRIC_SAVING,
-    METRIC_STALLED,
-    METRIC_STALLED_RANK,
-    METRIC_STEPS,
-    STALLED_STATES,
-)
+from ..contract.names import STALLED_STATES
 from ..contract.plan import WatchdogConfig
-from ..progress.metrics import is_number
+from ..contract.progress import RankProgress
+from ..contract.report import Stall, StalledRank
 from .collectives import COLLECTIVE_LIMIT
 
 ACTIVITY_LIMIT = 200  # characters
 _STALLED_RANKS_SHOWN = 8
 _SECONDS_FOR_ROOT_CAUSE = 15.0  # two seconds of waiting for a page and five for stacks, twice at worst
 MOST_WAITS = 4  # different collectives of a job's ranks that its pods share
-_BEATS = re.compile(rf"^({METRIC_STEPS}|{METRIC_HEARTBEATS}|{METRIC_SAVING})(?:\{{[^\n]*\}})?[ \t]+(\S+)", re.MULTILINE)
 _PAUSES_NEEDED = 3  # between steps, before the length of the next one can be judged
 _PAUSE_FACTOR = 4.0  # by which a silence is longer than any pause before it
 _IDLE_SHARE = 0.01  # of a CPU for each worker, below which it computes nothing
@@ -204,23 +196,14 @@ def stall_grace_seconds(nodes: int, interval: float, *, has_cause: bool) -> floa
     return 2 * interval + (0.0 if has_cause else 3 * interval + _SECONDS_FOR_ROOT_CAUSE)
 
 
-def build_stall_rows(stall: RankStall, ranks: Sequence[RankActivity], now: float) -> list[str]:
-    """Return a stall's series; none if a rank may just compute while its peers wait."""
+def describe_stall(stall: RankStall, ranks: Sequence[RankActivity], now: float) -> Stall:
+    """Return what a pod reports about a stall; nothing if a rank may just compute while its peers wait."""
     report = report_stall(stall, ranks)
     if not (report.known or report.cause or (report.stuck and report.idle)):
-        return []
-    rows = [
-        f"# HELP {METRIC_STALLED} For how long this pod's ranks have made no step; only while they make none.",
-        f"# TYPE {METRIC_STALLED} gauge",
-        f"{METRIC_STALLED} {max(0.0, now - stall.since):.3f}",
-        f"# HELP {METRIC_STALLED_RANK} What a rank of a stalled pod does; ranks for which others wait first.",
-        f"# TYPE {METRIC_STALLED_RANK} gauge",
-    ]
+        return Stall()
     ordered = sorted(ranks, key=lambda rank: (STALLED_STATES.index(rank.state), rank.rank))
-    for rank in ordered[:_STALLED_RANKS_SHOWN]:
-        what = rank.what.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
-        rows.append(f'{METRIC_STALLED_RANK}{{rank="{rank.rank}",state="{rank.state}",what="{what}"}} 1')
-    return rows
+    shown = tuple(StalledRank(rank.rank, rank.state, rank.what) for rank in ordered[:_STALLED_RANKS_SHOWN])
+    return Stall(seconds=max(0.0, now - stall.since), ranks=shown)
 
 
 class _RankBeats:
@@ -234,7 +217,7 @@ class _RankBeats:
         self.saving = False
 
     def update(self, counts: tuple[float, float], saving: bool, now: float) -> None:
-        """Record the counters of a page."""
+        """Record the counters of a rank."""
         if counts == self.counts and saving == self.saving:
             return
         self.since = now
@@ -256,8 +239,8 @@ class HeartbeatWatchdog:
         self._plan = plan
         self._ranks: dict[int, _RankBeats] = {}
 
-    def observe(self, pids: Mapping[int, int], pages: Mapping[int, str], now: float) -> None:
-        """Record the process ids of the running workers and their pages, both by local rank."""
+    def observe(self, pids: Mapping[int, int], ranks: Mapping[int, RankProgress], now: float) -> None:
+        """Record the process ids of the running workers and their progress, both by local rank."""
         for rank in set(self._ranks) - set(pids):
             del self._ranks[rank]
         for rank, pid in pids.items():
@@ -265,11 +248,11 @@ class HeartbeatWatchdog:
             if beats is None or beats.pid != pid:
                 beats = _RankBeats(pid, now)
                 self._ranks[rank] = beats
-            values = {name: float(text) for name, text in _BEATS.findall(pages.get(rank, "")) if is_number(text)}
-            if values:
+            progress = ranks.get(rank, RankProgress())
+            if (progress.steps, progress.heartbeats, progress.saving) != (None, None, None):
                 self.known = True
-                counts = (values.get(METRIC_STEPS, 0.0), values.get(METRIC_HEARTBEATS, 0.0))
-                beats.update(counts, values.get(METRIC_SAVING, 0.0) > 0, now)
+                counts = (progress.steps or 0.0, progress.heartbeats or 0.0)
+                beats.update(counts, (progress.saving or 0.0) > 0, now)
 
     def age(self, now: float) -> float | None:
         """Return the time since the last heartbeat of any rank, or the workers' start; None without a worker."""
@@ -378,9 +361,3 @@ class Idleness:
             busy = abs(seconds - before) > _IDLE_SHARE * (now - last)
             self._workers[rank] = (now if busy else since, now, seconds)
         return {rank: now - since for rank, (since, _, _) in self._workers.items()}
-
-
-def count_steps(page: str) -> float | None:
-    """Return the first count of steps or heartbeats on a rank's page."""
-    match = _BEATS.search(page)
-    return float(match[2]) if match and is_number(match[2]) else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import datetime
 from typing import Any, Literal, Protocol
 
@@ -15,7 +15,7 @@ from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.cluster import KubeCluster
 from ddp_operator.kube.resync import Laggard, Resync
 from ddp_operator.reconcile import Reconciler
-from tests.support.builders import hand_over
+from tests.support.builders import respond
 
 from .server import Ask
 
@@ -111,8 +111,8 @@ class _Cluster(KubeCluster):
         self._simulation = simulation
         self._process = process
 
-    async def scrape(self, pod: Object, port: int, take: Callable[[bytes], None]) -> bool:
-        return hand_over(await self._simulation.page_of(pod, self._process), take)
+    async def read_report(self, pod: Object, port: int) -> bytes | None:
+        return respond(await self._simulation.page_of(pod, self._process))
 
     async def emit(self, resource: Object, event: Event) -> None:
         await self._simulation.post(resource, event, self._process)

@@ -75,9 +75,9 @@ class OperatorSimulation:
         self.controllers.suffix = lambda: f"{next(suffixes):05x}"
         self.storage.create(self.api.kind("Namespace"), {"metadata": {"name": "default"}, "spec": {}})
         self.page: str | None = None
-        """The pods' pages at /metrics."""
+        """The pods' reports."""
         self.pages: dict[str, str | None] = {}
-        """The pages of single jobs instead, by the job's name."""
+        """The reports of single jobs instead, by the job's name."""
         self.calls: list[str] = []
         """Every call of the operator: verb and resource."""
         self.kill_after = 0
@@ -293,9 +293,9 @@ class OperatorSimulation:
         return answer
 
     async def page_of(self, pod: Frozen, process: Process) -> str | None:
-        """Respond to an operator's scrape of a pod. Raises: Killed."""
+        """Respond to an operator's request of a pod's report. Raises: Killed."""
         if process.fence is None:
-            self.calls.append("scrape")
+            self.calls.append("report")
             if len(self.calls) == self.stop_at:
                 await self.stand_still(process)
             else:

@@ -17,10 +17,9 @@ from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import CheckpointStatus, Condition, Progress, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.decide import decide
-from ddp_operator.decide.metrics_page import parse_page
 from ddp_operator.decide.state import AT_ONCE, Stall, UnreachableReport
 from ddp_operator.decide.transitions import list_transition_events
-from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
+from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, page
 
 JOB = child_job()
 _MOST_PASSES = 6
@@ -79,7 +78,7 @@ def settle(planted: Planted) -> tuple[Status, list[str]]:
     messages: list[str] = []
     for _ in range(_MOST_PASSES):
         typed = job(status=status, **{"nodes": 2, **planted.spec})
-        parsed = parse_page(planted.page) if planted.page else None
+        parsed = decode(planted.page) if planted.page else None
         decision = decide(typed, observe(typed, planted.jobs, planted.pods, parsed, **planted.answers), now)
         messages += [event.message for event in list_transition_events(status, decision.status, 3)]
         status = decision.status
@@ -106,7 +105,7 @@ def check(planted: Planted) -> None:
 
 
 def failed_pod(index: int = 0, category: str = "Network", code: int = 82, **changes: Any) -> dict[str, Any]:
-    return child_pod(index, "Failed", code=code, message=last_words(category, node=index, **changes))
+    return child_pod(index, "Failed", code=code, message=last_words(category, podIndex=index, **changes))
 
 
 def evicted_pod(volume: str, limit: str) -> dict[str, Any]:
@@ -117,7 +116,7 @@ def evicted_pod(volume: str, limit: str) -> dict[str, Any]:
 TAKEN_PORT = "cannot serve the rendezvous on port 29400: address already in use"
 RESTARTS = {
     "taken rendezvous port": Planted(
-        pods=(failed_pod(message=TAKEN_PORT, hint="free the port"), child_pod(1)),
+        pods=(failed_pod(message=TAKEN_PORT, remedy="free the port"), child_pod(1)),
         get="Restarting Network",
         describe=(f"restart 1 of 3: Network (rank 0): {TAKEN_PORT}",),
         why=(TAKEN_PORT, "Free the port. Training restarts automatically, from the checkpoint of step 30."),
@@ -146,7 +145,7 @@ def test_restart_after_known_fault_names_remedy(planted: Planted) -> None:
 
 def finished_pod(index: int, sidecar: Mapping[str, Any]) -> dict[str, Any]:
     """Return a pod whose training container has ended with 0; ``sidecar``: the state of its native sidecar."""
-    ended = {"terminated": {"exitCode": 0, "message": msgspec.json.encode(last_words(node=index)).decode()}}
+    ended = {"terminated": {"exitCode": 0, "message": msgspec.json.encode(last_words(podIndex=index)).decode()}}
     statuses = {
         "containerStatuses": [{"name": "trainer", "state": ended}],
         "initContainerStatuses": [{"name": "shipper", "state": sidecar, "restartCount": 2}],
@@ -229,7 +228,7 @@ def meshed_pod(container: str) -> dict[str, Any]:
 
 SIDECARS |= {
     f"injected {container}": Planted(
-        pods=(meshed_pod(container), child_pod(1, "Succeeded", message=last_words(node=1))),
+        pods=(meshed_pod(container), child_pod(1, "Succeeded", message=last_words(podIndex=1))),
         get="Running Finished",
         describe=(f"waits for {container}; an admission webhook or policy of the cluster injected {container}",),
         why=(remedy,),
@@ -282,7 +281,7 @@ NETWORK = {
         page="dcgm_fi_dev_gpu_temp 40\n",
         status=JOINING,
         get="Running NoMetricsPage",
-        describe=("another program serves the metrics port of pod 0",),
+        describe=("another program uses its metrics port",),
         why=("Set spec.metrics.port to a port that no other container of the pod uses",),
         never=("NetworkPolic",),
     ),
@@ -298,7 +297,7 @@ NETWORK = {
     ),
     "partition while training": Planted(
         pods=PODS,
-        page=page(phase="Running", ddp_step=47, ddp_launcher_heartbeat_age_seconds=8),
+        page=page(phase="Running", step=47, heartbeat_age=8),
         answers={"unreachable": (UnreachableReport(0, SILENT_PEER),)},
         get="Running PeerUnreachable",
         describe=(f"PeerUnreachable: pod 0 reports: {SILENT_PEER} (pod 1)",),
@@ -307,7 +306,7 @@ NETWORK = {
     ),
     "stall": Planted(
         pods=PODS,
-        page=page(phase="Running", ddp_step=47, ddp_planned_steps=100, ddp_launcher_heartbeat_age_seconds=200),
+        page=page(phase="Running", step=47, total_steps=100, heartbeat_age=200),
         answers={"stall": Stall(NOW - timedelta(seconds=200))},
         get="Running Stalled",
         describe=("no step since 2026-11-20T11:56:40Z",),
@@ -324,7 +323,7 @@ def test_pods_that_do_not_reach_each_other_are_named(planted: Planted) -> None:
 
 @pytest.mark.parametrize(("age", "reason"), [(8, c.TRAINING), (20, c.PEER_UNREACHABLE)])
 def test_server_outside_the_job_counts_only_without_steps(age: int, reason: str) -> None:
-    text = page(phase="Running", ddp_step=47, ddp_launcher_heartbeat_age_seconds=age)
+    text = page(phase="Running", step=47, heartbeat_age=age)
     reports = (UnreachableReport(0, "192.0.2.7 does not acknowledge data"),)
     status, _ = settle(Planted(PODS, "", (), (), page=text, answers={"unreachable": reports}))
     progressing = status.condition(c.PROGRESSING)
@@ -352,7 +351,7 @@ COUNTS = {
     "pod deleted while no operator watched": (
         Planted(
             pods=(child_pod(0, age=3000), child_pod(1, suffix="fghij", age=20)),
-            page=page(phase="Running", restarts=1, ddp_step=48, ddp_steps_total=2),
+            page=page(phase="Running", restarts=1, step=48, steps=2),
             status=RECENTLY_JOINED,
             get="Running",
             describe=("lost pod replaced, not counted", "the pod before train-1-1-fghij was lost"),

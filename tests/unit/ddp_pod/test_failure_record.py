@@ -6,7 +6,7 @@ import dataclasses
 import json
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import pytest
 
@@ -15,19 +15,21 @@ from ddp_operator.api.status import LastFailure, Status
 from ddp_operator.decide.decide import decide
 from ddp_operator.decide.failures import parse_termination
 from ddp_operator.decide.views import view_pod
-from ddp_pod.contract.failure_record import JSON_NAMES, Failure
+from ddp_pod.contract.failure_record import Failure, PodEnd, encode_end
+from ddp_pod.contract.progress import RankProgress, Uploads
+from ddp_pod.contract.records import read_record, to_json
 from ddp_pod.failures.agent_failure import AgentEnd
 from ddp_pod.failures.restarts import InPlaceRestarts
 from ddp_pod.failures.rules import WorkerEnd
 from ddp_pod.failures.termination import conclude
 from ddp_pod.failures.worker_failure import examine_worker
-from ddp_pod.progress.metrics import MetricsEndpoint
+from ddp_pod.progress.rank_reader import RankReader
 from ddp_pod.rank.tracebacks import record_exception
 from tests.support.builders import child_job, child_pod, job, observe
 from tests.support.launcher_config import launcher_pod
 
 STEP = 132.0
-PROGRESS = {"ddp_step": STEP, "ddp_loss": 0.25}
+PROGRESS = RankProgress(step=STEP, loss=0.25)
 
 
 class RankMetrics:
@@ -43,7 +45,7 @@ class RankMetrics:
         """Return the step of each rank."""
         return STEP
 
-    def progress(self) -> dict[str, float]:
+    def progress(self) -> RankProgress:
         """Return the last values of the lowest rank."""
         return PROGRESS
 
@@ -69,13 +71,13 @@ def test_every_field_has_the_same_value_from_error_file_to_status(
 
     # The agent classifies the failure and sends it to the launcher.
     examined = examine_worker(pod, WorkerEnd(1, rank=3, local_rank=1))
-    received = Failure.from_json(json.loads(json.dumps(examined.to_json())))
+    received = read_record(Failure, json.loads(json.dumps(to_json(examined))))
     assert received == examined
 
     # The launcher concludes, and writes the termination message.
     message_file = tmp_path / "termination"
     monkeypatch.setenv("DDP_TERMINATION_LOG", str(message_file))
-    restarts = InPlaceRestarts(pod, cast(MetricsEndpoint, RankMetrics()))
+    restarts = InPlaceRestarts(pod, cast(RankReader, RankMetrics()))
     restarts.observe([received])
     restarts.count = 2
     code = conclude(
@@ -83,40 +85,36 @@ def test_every_field_has_the_same_value_from_error_file_to_status(
         AgentEnd("failed"),
         1,
         restarts,
-        cast(MetricsEndpoint, RankMetrics()),
+        cast(RankReader, RankMetrics()),
         stopped=False,
         final=[],
-        uploads={"ddp_checkpoint_upload_step": 100.0},
+        uploads=Uploads(step=100.0),
         remaining={},
     )
-    expected = dataclasses.replace(
-        examined, restarts=2, step=STEP, progress={**PROGRESS, "ddp_checkpoint_upload_step": 100.0}
-    )
+    expected = dataclasses.replace(examined, restarts=2, step=STEP)
     message = json.loads(message_file.read_text())
-    assert message == expected.to_json()
+    assert read_record(PodEnd, message) == PodEnd(**vars(expected), progress=PROGRESS, uploads=Uploads(step=100.0))
     assert code == expected.container_exit_code == 82
 
     # The operator parses it, decides, and writes the status.
     failed = child_pod(1, "Failed", code=code, message=message, at=now)
     termination = view_pod(failed).termination
     assert termination is not None
-    assert {name: getattr(termination, name) for name in JSON_NAMES} == {
-        name: getattr(expected, name) for name in JSON_NAMES
-    }
+    assert {name: getattr(termination, name) for name in vars(expected)} == vars(expected)
     status = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=now)
     typed = job(status=status, nodes=2)
     decision = decide(typed, observe(typed, (child_job(),), (child_pod(0), failed)), now + timedelta(seconds=1))
     assert decision.status.last_failure == LastFailure(
         attempt=1,
         rank=expected.rank,
-        node=expected.pod_index,
+        pod_index=expected.pod_index,
         pod=failed["metadata"]["name"],
         node_name=failed["spec"]["nodeName"],
         exit_code=expected.exit_code,
         category=expected.category,
         message=expected.message,
         traceback=expected.traceback,
-        hint=expected.remedy,
+        remedy=expected.remedy,
         time=truncate(datetime.fromtimestamp(expected.time or 0, UTC)),
         signature=expected.signature,
         step=int(STEP),
@@ -138,20 +136,30 @@ def test_rank_outside_of_collectives_is_in_the_message_of_a_pod(
     awaited = Failure(
         "Hang", 83, rank=1, message="rank 1 is in q.get (train.py:27)", exit_code=137, traceback="x" * 9999
     )
-    metrics = cast(MetricsEndpoint, RankMetrics())
+    metrics = cast(RankReader, RankMetrics())
     restarts = InPlaceRestarts(pod, metrics)
     code = conclude(
-        pod, AgentEnd(), 1, restarts, metrics, stopped=stopped, final=[], uploads={}, remaining={}, awaited=awaited
+        pod, AgentEnd(), 1, restarts, metrics, stopped=stopped, final=[], uploads=None, remaining={}, awaited=awaited
     )
     assert (code == 85) is stopped
     end = parse_termination(code, text=message_file.read_text())
-    cause = parse_termination(82, text=end.awaited)
+    cause = end.awaited
+    assert cause is not None
     assert (cause.category, cause.rank, cause.message, cause.exit_code) == ("Hang", 1, awaited.message, None)
-    assert len(end.awaited) <= 1500
+    assert len(cause.traceback) < 1500
 
 
-def test_every_field_of_the_record_has_a_name_in_json() -> None:
-    fields = [field.name for field in dataclasses.fields(Failure)]
-    assert list(JSON_NAMES) == fields
-    members: dict[str, Any] = Failure().to_json()
-    assert set(members) == {"version", *JSON_NAMES.values()}
+@pytest.mark.parametrize("text", ["line\n" * 5000 + "boom\n", "ä€\U0001f3d6" * 4000, "\ud800\x00" * 3000, "short"])
+def test_message_fits_and_keeps_the_end_of_the_traceback_and_the_beginning_of_other_texts(text: str) -> None:
+    end = PodEnd(
+        "UserError", 82, message=text, traceback=text, remedy="do this", last_failure=Failure("OOM", message=text)
+    )
+    data = encode_end(end)
+    assert len(data) <= 4096
+    members = json.loads(data.decode("utf-8"))
+    assert (members["category"], members["version"]) == ("UserError", 2)
+    assert text.encode("utf-8", "replace").decode().endswith(members.get("traceback", ""))
+    if text == "short":
+        assert read_record(PodEnd, members) == end
+    else:
+        assert members["message"] or members["remedy"] == "do this"

@@ -19,10 +19,10 @@ import pytest
 
 from ddp_operator.api.constants import ENV_INPUTS, ENV_PORT_FILE, ENV_TERMINATION_LOG
 from ddp_operator.decide.failures import parse_termination
-from ddp_operator.decide.metrics_page import parse_page
 from ddp_pod.transfer import fetch, sources
 from ddp_pod.transfer.fetch import Fetch, InputState
 from ddp_pod.transfer.sources import FetchError
+from tests.support.builders import decode
 from tests.support.file_server import FileServer, serve_bytes, serve_file
 from tests.support.launcher_folder import delivered_launcher
 
@@ -301,13 +301,13 @@ class TestFetchingPod:
         def look(start: int, count: int) -> bytes:
             if start >= 1_000_000 and not pages:
                 port = json.loads((tmp_path / "port").read_text())
-                with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
+                with urllib.request.urlopen(f"http://127.0.0.1:{port}/report") as response:
                     pages.append(response.read().decode())
             return inner(start, count)
 
         server.content = look
         code, message, log = self.run(tmp_path, f"{server.url}/a", f"{server.url}/b")
-        (item, _) = parse_page(pages[0]).inputs
+        (item, _) = decode(pages[0]).inputs
         assert (item.phase, item.total_bytes) == ("Fetching", len(DATA))
         assert 0 <= item.bytes <= 1_100_000
         ended = parse_termination(code, text=message)

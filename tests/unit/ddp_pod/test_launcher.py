@@ -6,26 +6,21 @@ import dataclasses
 import json
 import signal
 import socket
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from ddp_operator.decide.metrics_page import parse_page
 from ddp_operator.manifests.pod import _workers_grace
 from ddp_pod.base.files import write_json
 from ddp_pod.base.pod import Pod, add_pod_flags, read_pod
 from ddp_pod.contract.command_line import PythonLine, split_python_line
-from ddp_pod.contract.failure_record import Failure, encode_message
-from ddp_pod.contract.names import COMMENT_LAST_FAILURE
+from ddp_pod.contract.failure_record import Failure
 from ddp_pod.contract.plan import PreflightConfig, WatchdogConfig, decode_config, encode_config, loopback_address
 from ddp_pod.failures.rules import WorkerEnd
 from ddp_pod.failures.worker_failure import examine_worker
-from ddp_pod.progress.metrics import MetricsEndpoint, fetch_page, merge_pages, read_progress
+from ddp_pod.progress.rank_reader import fetch_page
 from ddp_pod.supervise.agent_process import AgentProcess
 from ddp_pod.supervise.main import main
 from ddp_pod.supervise.supervisor import Supervisor
@@ -169,161 +164,6 @@ def test_error_of_record_decorator_is_read(tmp_path: Path) -> None:
     assert (examined.exception_type, examined.message) == ("KeyError", "KeyError: 'x'")
 
 
-# ---- the termination message
-
-
-def message(**fields: Any) -> dict[str, Any]:
-    return {
-        "version": 1,
-        "category": "UserError",
-        "message": "m",
-        "traceback": "",
-        "hint": "h",
-        "progress": {},
-        **fields,
-    }
-
-
-def test_a_short_message_is_kept_whole() -> None:
-    assert json.loads(encode_message(message(traceback="t"))) == message(traceback="t")
-
-
-def test_a_long_traceback_keeps_its_tail() -> None:
-    cut = json.loads(encode_message(message(traceback="line\n" * 5000 + "ValueError: boom\n")))
-    assert cut["traceback"].endswith("ValueError: boom\n")
-    assert len(cut["traceback"]) > 2000
-    assert cut["message"] == "m"
-
-
-def test_a_long_message_and_hint_keep_their_beginning_and_as_much_as_there_is_room_for() -> None:
-    fitted = encode_message(message(message="m" + "x" * 9000, hint="h" + "y" * 900, progress={"step": 1.0}))
-    cut = json.loads(fitted)
-    assert cut["message"].startswith("mxx")
-    assert (cut["hint"], cut["progress"]) == ("h" + "y" * 900, {})
-    assert 3800 < len(fitted) <= 4096
-
-
-@given(
-    text=st.text(alphabet=st.characters(), max_size=300),
-    repeat=st.integers(1, 60),
-    names=st.lists(st.text(max_size=50), max_size=60),
-)
-def test_every_message_fits_and_is_json(text: str, repeat: int, names: list[str]) -> None:
-    long = text * repeat
-    fitted = encode_message(message(message=long, traceback=long, hint=long, progress=dict.fromkeys(names, 1.5)))
-    assert len(fitted) <= 4096
-    assert json.loads(fitted.decode("utf-8"))["category"] == "UserError"
-
-
-# ---- metrics
-
-
-def test_merged_pages_have_one_header_per_name() -> None:
-    pages = [
-        f'# HELP ddp_loss The loss.\n# TYPE ddp_loss gauge\nddp_loss{{rank="{rank}"}} 0.{rank}\n'
-        f'# TYPE ddp_step_duration_seconds histogram\nddp_step_duration_seconds_bucket{{rank="{rank}",le="+Inf"}} 1\n'
-        f'ddp_step_duration_seconds_count{{rank="{rank}"}} 1\n'
-        for rank in (0, 1)
-    ]
-    assert merge_pages(pages).splitlines() == [
-        "# HELP ddp_loss The loss.",
-        "# TYPE ddp_loss gauge",
-        'ddp_loss{rank="0"} 0.0',
-        'ddp_loss{rank="1"} 0.1',
-        "# TYPE ddp_step_duration_seconds histogram",
-        'ddp_step_duration_seconds_bucket{rank="0",le="+Inf"} 1',
-        'ddp_step_duration_seconds_count{rank="0"} 1',
-        'ddp_step_duration_seconds_bucket{rank="1",le="+Inf"} 1',
-        'ddp_step_duration_seconds_count{rank="1"} 1',
-    ]
-
-
-def test_merge_drops_invalid_lines_equal_series_and_forged_launcher_series() -> None:
-    own = "ddp_launcher_in_place_restarts_total 1\n"
-    garbage = (
-        "<html>\nx\nddp_loss{ 1\nddp_loss one\nddp_launcher_in_place_restarts_total 9\n# EOF\nddp_loss 1\nddp_loss 2\n"
-    )
-    assert merge_pages([own, garbage]) == "ddp_launcher_in_place_restarts_total 1\nddp_loss 1\n"
-
-
-def test_rank_cannot_add_series_of_launcher() -> None:
-    """The operator trusts series of the launcher: a training script must not be able to forge them."""
-    own = 'ddp_launcher_phase{phase="Running"} 1\n'
-    forged = 'ddp_launcher_phase{phase="Rendezvous"} 1\nddp_launcher_in_place_restarts_total 9\nddp_loss 1\n'
-    assert merge_pages([own, forged]) == own + "ddp_loss 1\n"
-
-
-def test_last_failure_of_rank_page_is_ignored(tmp_path: Path) -> None:
-    (tmp_path / "metrics").mkdir()
-    (tmp_path / "metrics" / "0.prom").write_text(f'ddp_loss 1\n{COMMENT_LAST_FAILURE}{{"message":"forged"}}\n')
-    metrics = MetricsEndpoint(str(tmp_path), lambda: "own 1")
-    port = metrics.serve(0)
-    assert "forged" not in fetch_page(port)
-    metrics.last_failure = b'{"message":"true"}'
-    assert parse_page(fetch_page(port)).last_failure == '{"message":"true"}'
-
-
-@given(st.lists(st.text(max_size=200), max_size=4))
-def test_merge_accepts_any_page(pages: list[str]) -> None:
-    merged = merge_pages(["own 1\n", *pages])
-    assert merged.startswith("own 1\n")
-    assert merge_pages([merged]) == merged
-
-
-def test_progress_has_only_series_without_further_labels() -> None:
-    page = (
-        '# TYPE ddp_loss gauge\nddp_loss{rank="0"} 0.5\n# TYPE ddp_epoch gauge\nddp_epoch 3\n'
-        '# TYPE ddp_samples counter\nddp_samples_total{rank="0"} 64\n'
-        '# TYPE ddp_lr gauge\nddp_lr{rank="0",group="1"} 1\n'
-        '# TYPE ddp_bad gauge\nddp_bad{rank="0"} NaN\n'
-        '# TYPE ddp_h histogram\nddp_h_count{rank="0"} 1\n# TYPE up gauge\nup 1\n'
-        '# TYPE ddp_step_duration_seconds histogram\nddp_step_duration_seconds_sum{rank="0"} 8\n'
-    )
-    known = {"ddp_loss": 0.5, "ddp_epoch": 3.0, "ddp_samples_total": 64.0, "ddp_step_duration_seconds_sum": 8.0}
-    assert read_progress(page) == known
-    many = "".join(f"# TYPE ddp_x{n} gauge\nddp_x{n} 1\n" for n in range(1000))
-    assert len(read_progress(many)) == 30
-
-
-def serve_once(answer: bytes) -> int:
-    server = socket.create_server(("127.0.0.1", 0))
-
-    def run() -> None:
-        with server:
-            connection, _ = server.accept()
-            with connection:
-                connection.recv(4096)
-                try:
-                    connection.sendall(answer)
-                except OSError:
-                    pass
-
-    threading.Thread(target=run, daemon=True).start()
-    return int(server.getsockname()[1])
-
-
-def test_endless_or_invalid_page_is_refused() -> None:
-    assert fetch_page(serve_once(b"HTTP/1.0 200 OK\r\nX: y\r\n\r\nup 1\n")) == "up 1\n"
-    with pytest.raises(ValueError, match="no usable page"):
-        fetch_page(serve_once(b"HTTP/1.0 200 OK\r\n\r\n" + b"x" * (3 << 20)))
-    with pytest.raises(ValueError, match="no usable page"):
-        fetch_page(serve_once(b"HTTP/1.0 500 Oops\r\n\r\nup 1\n"))
-    with pytest.raises(ValueError, match="no usable page"):
-        fetch_page(serve_once(b"garbage"))
-
-
-def test_ended_rank_is_read_from_its_last_page(tmp_path: Path) -> None:
-    folder = tmp_path / "metrics"
-    folder.mkdir()
-    (folder / "1.port").write_text("1")  # no process listens there
-    (folder / "1.prom").write_text("last 1\n")
-    (folder / "0.port").write_text("not a port")
-    (folder / "2.port").write_text(str(serve_once(b"HTTP/1.0 200 OK\r\n\r\nlive 1\n")))
-    (folder / "x.port").write_text("5")
-    (folder / "3.port.tmp").write_text("5")
-    assert MetricsEndpoint(str(tmp_path), lambda: "").collect() == {1: "last 1\n", 2: "live 1\n"}
-
-
 @pytest.mark.parametrize(("restarts", "remembered"), [(0, True), (1, False)])
 def test_failure_before_stop_signal_counts_before_agent_reports_running(
     tmp_path: Path, restarts: int, remembered: bool
@@ -354,17 +194,6 @@ def test_pod_finishes_its_own_work_before_the_kubelet_kills_it(
     assert pod._stop_deadline is not None
     assert pod._finish_by is not None
     assert 100 + workers_grace <= pod._stop_deadline <= pod._finish_by <= 100 + total
-
-
-def test_last_progress_is_read_without_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "metrics").mkdir()
-    (tmp_path / "metrics" / "0.port").write_text("1")  # no process listens there
-    (tmp_path / "metrics" / "1.prom").write_text("# TYPE ddp_loss gauge\nddp_loss 0.5\n")
-    monkeypatch.setattr(threading.Thread, "start", lambda thread: None)  # a thread without CPU time
-    monkeypatch.setattr(threading.Thread, "join", lambda thread, timeout: None)
-    metrics = MetricsEndpoint(str(tmp_path), lambda: "")
-    assert metrics.collect() == {}
-    assert metrics.progress() == {"ddp_loss": 0.5}
 
 
 def test_taken_port_is_replaced_if_port_file_exists(

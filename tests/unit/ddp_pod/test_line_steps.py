@@ -8,10 +8,9 @@ from typing import NamedTuple
 import pytest
 
 from ddp_operator.api.status import Progress
-from ddp_operator.decide.metrics_page import build_progress, parse_page
+from ddp_operator.decide.report import build_progress
 from ddp_pod.progress.line_progress import LineProgress
 from ddp_pod.progress.line_steps import find_metrics, find_total
-from ddp_pod.progress.metrics import read_progress
 from ddp_pod.rank.counters import RankCounters
 
 NOW = 1_700_000_000.0
@@ -75,7 +74,7 @@ class LineRun:
 
     @property
     def status(self) -> Progress | None:
-        return build_progress(parse_page(self.progress.page(0)).values)
+        return build_progress(self.progress.build(0))
 
     @property
     def shown(self) -> tuple[object, ...] | None:
@@ -320,9 +319,7 @@ def test_page_has_the_step_since_which_the_loss_is_not_finite(lines: list[str], 
         run.print(f"step {step}/30 loss 0.5", step)
     for number, line in enumerate(lines):
         run.print(f"step {number + 8}/30 {line}", number + 8)
-    page = run.progress.page(0)
-    values = read_progress(page)
-    assert values.get("ddp_loss_not_finite_step") == since
+    assert run.progress.build(0).lost_loss_step == since
 
 
 def test_lost_loss_beside_an_old_step_of_a_bar_has_the_counted_step_of_the_run() -> None:
@@ -332,7 +329,7 @@ def test_lost_loss_beside_an_old_step_of_a_bar_has_the_counted_step_of_the_run()
         shown = at.batch - at.batch % 5  # a bar redraws its numbers less often than the metrics beside them
         run.print(f"Epoch {at.epoch}: {as_bar(shown, 100)}, loss={0.5 if step < 128 else 'nan'}]", step)
         run.progress._second = 0
-    assert read_progress(run.progress.page(0))["ddp_loss_not_finite_step"] == 128
+    assert run.progress.build(0).lost_loss_step == 128
 
 
 @pytest.mark.parametrize("base", [0, 1])
@@ -350,8 +347,9 @@ def test_epoch_counts_from_one_in_any_script(base: int, every: int) -> None:
 
 def test_estimated_total_has_a_margin_and_a_stated_one_has_none() -> None:
     samples = LineRun(epochs=1).train(OF_AN_EPOCH["mnist"], range(10, 61, 10))
-    assert 'ddp_planned_steps_margin{rank="0"} 10.0' in samples.progress.page(0)
-    assert "margin" not in LineRun().train(OF_THE_RUN["step of total"], range(10, 61, 10)).progress.page(0)
+    assert samples.progress.build(0).total_margin == 10.0
+    exact = LineRun().train(OF_THE_RUN["step of total"], range(10, 61, 10))
+    assert exact.progress.build(0).total_margin is None
 
 
 def test_new_process_is_validated_anew() -> None:
@@ -385,12 +383,12 @@ def test_lines_beyond_the_limit_of_a_second_are_skipped() -> None:
 @pytest.mark.parametrize(
     ("line", "metrics"),
     [
-        ("step 3 loss: 0.5 (0.6) lr: 1e-3", {"ddp_loss": 0.5, "ddp_learning_rate": 1e-3}),
-        ("{'loss': '1.54', 'learning_rate': '4e-05'}", {"ddp_loss": 1.54, "ddp_learning_rate": 4e-5}),
-        ("step 10: train loss 10.8, val loss 10.9", {"ddp_loss": 10.8, "ddp_validation_loss": 10.9}),
-        ("val_acc=91.5 val_loss=0.2", {"ddp_validation_accuracy_ratio": 0.915, "ddp_validation_loss": 0.2}),
-        ("eval_accuracy: 0.91", {"ddp_validation_accuracy_ratio": 0.91}),
-        ("loss: nan", {"ddp_loss": float("nan")}),
+        ("step 3 loss: 0.5 (0.6) lr: 1e-3", {"loss": 0.5, "learning_rate": 1e-3}),
+        ("{'loss': '1.54', 'learning_rate': '4e-05'}", {"loss": 1.54, "learning_rate": 4e-5}),
+        ("step 10: train loss 10.8, val loss 10.9", {"loss": 10.8, "val_loss": 10.9}),
+        ("val_acc=91.5 val_loss=0.2", {"val_accuracy": 0.915, "val_loss": 0.2}),
+        ("eval_accuracy: 0.91", {"val_accuracy": 0.91}),
+        ("loss: nan", {"loss": float("nan")}),
         ("glossy 3 closs", {}),
     ],
 )

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import pytest
 
-from ddp_operator.api import constants
-from ddp_operator.decide.metrics_page import build_progress, parse_page
-from ddp_pod.base.files import write_json
+from ddp_operator.decide.report import build_progress
+from ddp_pod.base.files import read_json, write_json
 from ddp_pod.contract.log_patterns import LOG_GROUPS, compile_log_pattern
+from ddp_pod.contract.progress import SERIES
 from ddp_pod.progress import output
 from ddp_pod.progress.log_patterns import _MATCH_SECONDS, LogProgress, PatternTooSlow
 from ddp_pod.progress.output import Lines, keep_reading, read_last_lines, read_output
@@ -35,7 +35,8 @@ def progress(*patterns: str) -> LogProgress:
 
 
 def values(seen: LogProgress) -> dict[str, float]:
-    return dict(parse_page(seen.page(0)).values)
+    """Return the numbers that are known."""
+    return {name: value for name in SERIES if (value := getattr(seen.build(0), name)) is not None}
 
 
 @pytest.mark.parametrize(
@@ -56,9 +57,8 @@ def test_invalid_pattern_is_refused_with_remedy(pattern: str, complaint: str) ->
     assert ";" in str(refusal.value)
 
 
-def test_every_group_has_series_that_operator_reads() -> None:
-    known = {value for name, value in vars(constants).items() if name.startswith("METRIC_")}
-    assert set(LOG_GROUPS.values()) <= known
+def test_every_group_is_a_number_of_the_progress() -> None:
+    assert set(LOG_GROUPS.values()) <= set(SERIES)
 
 
 def test_groups_become_progress_of_status() -> None:
@@ -68,7 +68,7 @@ def test_groups_become_progress_of_status() -> None:
         r"val_acc (?P<valAccuracy>\S+) val_loss (?P<valLoss>\S+)",
     )
     assert seen.feed(b"epoch 2/10 step 1,500/6,000 loss=0.25 812.5 img/s\nval_acc 0.91 val_loss 0.3\n", NOW)
-    status = build_progress(values(seen))
+    status = build_progress(seen.build(0))
     assert status is not None
     assert (status.epoch, status.epochs, status.step, status.total_steps) == (2, 10, 1500, 6000)
     assert (status.percent, status.loss, status.samples_per_second) == ("25.0%", "0.25", "812.5")
@@ -80,10 +80,10 @@ def test_partial_coloured_and_progress_bar_lines_are_read() -> None:
     seen = progress(r"^step (?P<step>\d+) loss (?P<loss>\S+)$")
     assert not seen.feed(b"step 1", NOW)
     assert seen.feed(b"7 loss \x1b[32m0.5\x1b[0m\n", NOW)
-    assert values(seen)["ddp_step"] == 17
+    assert values(seen)["step"] == 17
     assert seen.feed(b"\rstep 18 loss 0.4\rstep 19 loss 0.3\r", NOW)
-    assert values(seen) | {"ddp_last_step_timestamp_seconds": 0} == {
-        "ddp_step": 19, "ddp_loss": 0.3, "ddp_steps_total": 3, "ddp_last_step_timestamp_seconds": 0,
+    assert values(seen) | {"last_step_time": 0} == {
+        "step": 19, "loss": 0.3, "steps": 3, "last_step_time": 0, "step_interval": 1, "total_margin": 1,
     }  # fmt: skip
 
 
@@ -91,15 +91,15 @@ def test_steps_restarting_each_epoch_are_accumulated() -> None:
     seen = progress(r"batch (?P<step>\d+)")
     for batch in (10, 20, 5, 10, 10):
         seen.feed(f"batch {batch}\n".encode(), NOW)
-    assert values(seen)["ddp_steps_total"] == 1 + 10 + 1 + 5
+    assert values(seen)["steps"] == 1 + 10 + 1 + 5
 
 
 def test_text_is_ignored_and_nan_is_valid_loss() -> None:
     seen = progress(r"step (?P<step>\S+) loss (?P<loss>\S+)")
     assert not seen.feed(b"step one loss ?\n", NOW)
     assert seen.feed(b"step inf loss nan\n", NOW)
-    assert "ddp_steps_total" not in values(seen)
-    status = build_progress(values(seen))
+    assert "steps" not in values(seen)
+    status = build_progress(seen.build(0))
     assert status is not None
     assert status.loss == "nan"
 
@@ -108,7 +108,7 @@ def test_head_of_endless_line_is_searched() -> None:
     seen = progress(r"^step (?P<step>\d+)")
     assert not seen.feed(b"step 3 " + b"x" * 70_000, NOW)
     assert seen.feed(b"x" * 70_000 + b"\n", NOW)
-    assert values(seen)["ddp_step"] == 3
+    assert values(seen)["step"] == 3
 
 
 @pytest.mark.parametrize(
@@ -126,20 +126,20 @@ def test_steps_of_epoch_become_steps_of_run(
     seen = progress(r"epoch (?P<epoch>\d+)(?:/(?P<epochs>\d+))?: (?P<step>\d+)/(?P<totalSteps>\d+)")
     for step in (1, 30, 60):
         seen.feed(f"epoch {first}{epochs}: {step}/60\n".encode(), NOW)
-        status = build_progress(values(seen))
+        status = build_progress(seen.build(0))
         assert status is not None
         assert status.step == step
         assert status.percent != "100.0%"
         if not epochs:  # it may be the end of the run or of an epoch
             assert (status.total_steps, status.percent) == (None, None)
     seen.feed(f"epoch {first + 1}{epochs}: 5/60\n".encode(), NOW)
-    status = build_progress(values(seen))
+    status = build_progress(seen.build(0))
     assert status is not None
     assert (status.step, status.total_steps, status.percent) == expected
-    assert (status.epoch, values(seen)["ddp_steps_total"]) == (first + 1, 1 + 59 + 1)
+    assert (status.epoch, values(seen)["steps"]) == (first + 1, 1 + 59 + 1)
     again = seen.restarted()
     again.feed(f"epoch {first + 2}{epochs}: 7/60\n".encode(), NOW)
-    assert (values(again)["ddp_step"], values(again)["ddp_steps_total"]) == (127, 1)
+    assert (values(again)["step"], values(again)["steps"]) == (127, 1)
 
 
 def test_restarted_process_has_no_step_before_its_epoch_is_logged() -> None:
@@ -148,22 +148,22 @@ def test_restarted_process_has_no_step_before_its_epoch_is_logged() -> None:
     )
     for line in (b"epoch 1 begins\n", b"step 9/10\n", b"epoch 2 begins\n", b"step 1/10\n"):
         seen.feed(line, NOW)
-    assert values(seen)["ddp_step"] == 11
+    assert values(seen)["step"] == 11
     again = seen.restarted()
     again.feed(b"10 each\n", NOW)  # without a step the reader must not fail
-    assert "ddp_step" not in values(again)
+    assert "step" not in values(again)
     again.feed(b"step 3/10\n", NOW)
-    assert "ddp_step" not in values(again)
+    assert "step" not in values(again)
     again.feed(b"epoch 2 begins\nstep 4/10\n", NOW)
-    assert values(again)["ddp_step"] == 14
+    assert values(again)["step"] == 14
 
 
 def test_step_decreasing_within_epoch_is_not_accumulated() -> None:
     seen = progress(r"(?:epoch (?P<epoch>\d+) )?step (?P<step>\d+)/(?P<totalSteps>\d+)")
     for line in (b"epoch 1 step 9/10\n", b"epoch 1 step 2/10\n", b"step 1/10\n"):
         seen.feed(line, NOW)
-    assert values(seen)["ddp_step"] == 1
-    assert "ddp_planned_steps" not in values(seen)
+    assert values(seen)["step"] == 1
+    assert "total_steps" not in values(seen)
 
 
 EPOCH_LINE = r"epoch (?P<epoch>\d+)(?:/(?P<epochs>\d+))? step (?P<step>\d+)/(?P<totalSteps>\d+)"
@@ -171,7 +171,7 @@ EPOCH_LINE = r"epoch (?P<epoch>\d+)(?:/(?P<epochs>\d+))? step (?P<step>\d+)/(?P<
 
 def shown(seen: LogProgress, line: str) -> tuple[int | None, int | None, str | None]:
     seen.feed(f"{line}\n".encode(), NOW)
-    status = build_progress(values(seen))
+    status = build_progress(seen.build(0))
     assert status is not None
     return status.step, status.total_steps, status.percent
 
@@ -181,7 +181,7 @@ def test_configured_epochs_complete_log_without_them() -> None:
     assert shown(seen, "epoch 1 step 60/60") == (60, 120, "50.0%")
     assert shown(seen, "epoch 2 step 60/60") == (60, 120, "50.0%")  # a repeated number is no new step
     assert shown(seen, "epoch 2 step 59/60") == (119, 120, "99.2%")
-    assert values(seen)["ddp_planned_epochs"] == 2
+    assert values(seen)["epochs"] == 2
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_first_line_with_known_epochs_decides_whether_step_is_of_run(
 def test_process_starting_in_later_epoch_of_unknown_number_has_no_step() -> None:
     seen = progress(EPOCH_LINE)
     seen.feed(b"epoch 5 step 3/60\n", NOW)
-    assert not {"ddp_step", "ddp_planned_steps"} & values(seen).keys()
+    assert not {"step", "total_steps"} & values(seen).keys()
     assert shown(seen, "epoch 6 step 1/60") == (301, None, None)
 
 
@@ -219,7 +219,7 @@ def test_restarted_process_in_later_epoch_has_no_step_while_scope_is_unknown() -
     assert shown(seen, "epoch 0 step 3/60") == (3, None, None)
     again = seen.restarted()
     again.feed(b"epoch 1 step 4/60\n", NOW)
-    assert "ddp_step" not in values(again)
+    assert "step" not in values(again)
 
 
 def test_samples_restarting_are_accumulated() -> None:
@@ -227,7 +227,7 @@ def test_samples_restarting_are_accumulated() -> None:
     sums = []
     for count in (10, 25, 25, 5, 8):
         seen.feed(f"seen {count}\n".encode(), NOW)
-        sums.append(values(seen)["ddp_samples_total"])
+        sums.append(values(seen)["samples"])
     assert sums == [10, 25, 25, 30, 33]
 
 
@@ -240,7 +240,7 @@ def test_step_continuing_over_epochs_is_of_run() -> None:
 def test_page_has_world_size() -> None:
     seen = progress(r"step (?P<step>\d+)")
     seen.feed(b"step 3\n", NOW)
-    assert parse_page(seen.page(1, 8)).values["ddp_world_size"] == 8
+    assert seen.build(1, 8).world_size == 8
 
 
 def test_endless_lines_and_binary_output_are_bounded() -> None:
@@ -273,7 +273,7 @@ def test_match_delayed_by_missing_cpu_is_not_slow() -> None:
     seen = LogProgress([Frozen()])  # type: ignore[list-item]
     for step in range(5):
         assert seen.feed(f"step {step}\n".encode(), NOW)
-    assert values(seen)["ddp_step"] == 4
+    assert values(seen)["step"] == 4
 
 
 @pytest.mark.usefixtures("interruptions")
@@ -281,7 +281,7 @@ def test_catastrophic_pattern_is_disabled_and_others_continue(capsys: pytest.Cap
     seen = progress(r"(?P<loss>(a+)+)$", r"step (?P<step>\d+)")
     for step in (1, 2, 3, 4):
         seen.feed(b"a" * 64 + b"!\nstep %d\n" % step, NOW)
-    assert values(seen)["ddp_step"] == 4
+    assert values(seen)["step"] == 4
     assert "'(?P<loss>(a+)+)$' takes too long to match and is disabled" in capsys.readouterr().err
 
 
@@ -353,17 +353,14 @@ def test_counters_restart_with_new_process(tmp_path: Path) -> None:
         time.sleep(0.01)
     record_worker(folder, 0, rank=0, pid=2)
     os.write(source_end, b"step 30\nstep 31\n")
-    while 'ddp_step{rank="0"} 31.0' not in Path(log_page).read_text():
+    while read_json(log_page).get("step") != 31.0:
         assert time.monotonic() < deadline
         time.sleep(0.01)
     record_worker(folder, 0, rank=0, pid=3)  # it writes nothing
     os.close(done_end)
     assert os.waitpid(child, 0)[1] == 0
     assert read_last_lines(pod, 0) == ""
-    with open(log_page, encoding="utf-8") as file:
-        page = file.read()
-    assert 'ddp_step{rank="0"} 31.0\n' in page
-    assert 'ddp_steps_total{rank="0"} 2.0\n' in page
+    assert (read_json(log_page)["step"], read_json(log_page)["steps"]) == (31.0, 2.0)
     for descriptor in (source, source_end, done, log, log_end):
         os.close(descriptor)
 
@@ -390,8 +387,8 @@ def test_reader_copies_everything_and_writes_page(tmp_path: Path) -> None:
     os.close(done_end)
     assert os.waitpid(child, 0)[1] == 0
     assert os.read(log, 4096) == text
-    with open(os.path.join(folder, "metrics", "0.log"), encoding="utf-8") as file:
-        assert 'ddp_step{rank="6"} 12.0\n' in file.read()
+    record = read_json(os.path.join(folder, "metrics", "0.log"))
+    assert (record["rank"], record["step"]) == (6, 12.0)
     assert read_last_lines(pod, 0) == "hello\nstep 12\nand no end of line"
     assert read_last_lines(pod, 1) == ""
     for descriptor in (source, source_end, done, log, log_end):
@@ -467,14 +464,13 @@ def test_summary_of_nested_torchrun_is_cut_off(tmp_path: Path, word: str) -> Non
     assert read_last_lines(pod, 0) == summary.rstrip()
 
 
-def test_page_has_type_of_each_series_and_progress_ratio() -> None:
+def test_progress_has_the_share_of_the_total() -> None:
     seen = progress(r"step (?P<step>\d+)/(?P<totalSteps>\d+) epoch (?P<epoch>\d+)/(?P<epochs>\d+)")
     seen.feed(b"step 1/4 epoch 1/1\nstep 3/4 epoch 1/1\n", NOW)
-    rows = seen.page(2).splitlines()
-    assert {"# TYPE ddp_step gauge", 'ddp_step{rank="2"} 3.0', "# TYPE ddp_steps_total counter"} <= {*rows}
-    assert {'ddp_progress_ratio{rank="2"} 0.75', 'ddp_steps_total{rank="2"} 3.0'} <= {*rows}
+    found = seen.build(2)
+    assert (found.rank, found.step, found.steps, found.share) == (2, 3.0, 3.0, 0.75)
     seen.feed(b"step 5/4 epoch 1/1\n", NOW)
-    assert 'ddp_progress_ratio{rank="2"} 1.0' in seen.page(2)
+    assert seen.build(2).share == 1.0
 
 
 @pytest.mark.usefixtures("interruptions")
@@ -497,4 +493,4 @@ def test_page_has_the_steps_between_two_lines_of_the_log(steps: tuple[int, ...],
     progress = LogProgress([compile_log_pattern(r"step (?P<step>\d+)")])
     for step in steps:
         progress.feed(f"step {step}\n".encode(), 0.0)
-    assert f'ddp_step_interval{{rank="0"}} {interval!r}' in progress.page(0)
+    assert progress.build(0).step_interval == interval

@@ -16,11 +16,11 @@ from ddp_operator.manifests.children import load_launcher
 from ddp_pod.base import delivered
 from ddp_pod.transfer import memory
 from ddp_pod.transfer.memory import (
-    build_memory_rows,
     find_memory_folder,
     list_copies,
     remove_memory,
     save_copies,
+    summarize_copies,
     wait_for_copies,
 )
 from ddp_trainer.memory.copies import HEADER_BYTES, REPLICATED, SHARD, CopyFile, build_header
@@ -80,15 +80,17 @@ def test_incomplete_files_are_no_copies(tmp_path: Path) -> None:
     CopyFile(str(tmp_path / "state-0")).reserve(256)
     (tmp_path / "state-1").write_bytes(b"DDPMEM01")
     assert list_copies(str(tmp_path)) == []
-    assert build_memory_rows(str(tmp_path / "missing")) == []
+    assert summarize_copies(str(tmp_path / "missing")) is None
 
 
 def test_page_shows_the_newest_own_copy(tmp_path: Path) -> None:
     write(tmp_path / "state-0", 7)
     write(tmp_path / "state-1", 8)
     write(tmp_path / "peer-0-0", 9)
-    rows = [row.removeprefix("ddp_memory_checkpoint_") for row in build_memory_rows(str(tmp_path))]
-    assert {"step 8", "saves_total 8", "stalled_seconds_total 2.0", f"bytes {3 * (HEADER_BYTES + 256)}"} <= set(rows)
+    copies = summarize_copies(str(tmp_path))
+    assert copies is not None
+    assert (copies.step, copies.saves, copies.stalled_seconds) == (8, 8, 2.0)
+    assert copies.bytes == 3 * (HEADER_BYTES + 256)
 
 
 def test_newest_copies_are_saved_once(env: dict[str, str], tmp_path: Path) -> None:

@@ -2,22 +2,29 @@
 
 from __future__ import annotations
 
-import math
+import dataclasses
 import socket
 import threading
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from prometheus_client.parser import text_string_to_metric_families
 
-from ddp_pod.progress.counted_pages import (
-    complete_progress,
-    drop_lost_loss,
-    find_missing_steps,
-    merge_counters,
-)
-from ddp_pod.progress.metrics import MetricsEndpoint, fetch_page, merge_pages, read_progress
+from ddp_pod.base.files import write_json
+from ddp_pod.contract import names
+from ddp_pod.contract.progress import SERIES, RankProgress, Uploads
+from ddp_pod.contract.records import to_json
+from ddp_pod.contract.report import MemoryCopies, PodReport, PreflightResult, Stall, StalledRank, TrackedRun
+from ddp_pod.progress.metrics import MetricsEndpoint
+from ddp_pod.progress.prometheus import format_page, merge_pages, read_script_page
+from ddp_pod.progress.rank_progress import complete_progress, find_missing_steps, merge_counters
+from ddp_pod.progress.rank_reader import RankReader, fetch_page
 from ddp_pod.rank import counters as slots
 from ddp_pod.rank.counters import CounterMemory, RankCounters, open_slot
 
@@ -32,27 +39,41 @@ def ask(port: int, *pieces: bytes) -> tuple[bytes, bytes]:
     return head, body
 
 
+def build_endpoint(folder: Path, receive: Any = None) -> MetricsEndpoint:
+    """Return the endpoint of a pod in the phase Done."""
+
+    def build_report(ranks: Sequence[RankProgress]) -> PodReport:
+        return PodReport(phase="Done", restarts=2, ranks=tuple(ranks))
+
+    return MetricsEndpoint(RankReader(str(folder)), build_report, *filter(None, (receive,)))
+
+
+METRICS = b"GET /metrics HTTP/1.1\r\n\r\n"
+
+
 @pytest.mark.parametrize(
     ("request_line", "status", "body"),
     [
-        (b"GET /metrics HTTP/1.1", b"200 OK", b"own 1\nrank 2\n# ddp_launcher_last_failure {}\n"),
-        (b"GET /metrics?name=x HTTP/1.1", b"200 OK", b"own 1\nrank 2\n# ddp_launcher_last_failure {}\n"),
+        (b"GET /report HTTP/1.1", b"200 OK", b'"phase": "Done", "restarts": 2, "ranks": [{"rank": 3,'),
+        (b"GET /metrics HTTP/1.1", b"200 OK", b'ddp_step{rank="3"} 5\n'),
+        (b"GET /metrics?name=x HTTP/1.1", b"200 OK", b'ddp_launcher_phase{phase="Done"} 1\n'),
         (b"GET /healthz HTTP/1.1", b"200 OK", b"ok\n"),
         (b"HEAD /healthz HTTP/1.1", b"200 OK", b""),
-        (b"GET / HTTP/1.1", b"404 Not Found", b"only /metrics and /healthz\n"),
-        (b"GET /metrics", b"404 Not Found", b"only /metrics and /healthz\n"),
+        (b"GET / HTTP/1.1", b"404 Not Found", b"only /report, /metrics and /healthz\n"),
+        (b"GET /metrics", b"404 Not Found", b"only /report, /metrics and /healthz\n"),
     ],
 )
-def test_endpoint_serves_pages(tmp_path: Path, request_line: bytes, status: bytes, body: bytes) -> None:
+def test_endpoint_serves_the_report_as_json_and_for_prometheus(
+    tmp_path: Path, request_line: bytes, status: bytes, body: bytes
+) -> None:
     (tmp_path / "metrics").mkdir()
-    (tmp_path / "metrics" / "0.prom").write_text("rank 2\n")
-    metrics = MetricsEndpoint(str(tmp_path), lambda: "own 1\n")
-    metrics.last_failure = b"{}"
-    port = metrics.serve(0)
-    head, response = ask(port, request_line[:5], request_line[5:] + b"\r\nHost: x\r\n", b"\r\n")
+    (tmp_path / "metrics" / "0.prom").write_text('ddp_step{rank="3"} 5\n')
+    head, response = ask(
+        build_endpoint(tmp_path).serve(0), request_line[:5], request_line[5:] + b"\r\nHost: x\r\n", b"\r\n"
+    )
     assert head.startswith(b"HTTP/1.1 " + status + b"\r\n")
-    assert response == body
-    length = len(body) if not request_line.startswith(b"HEAD") else 3
+    assert body in response
+    length = len(response) if not request_line.startswith(b"HEAD") else 3
     assert f"Content-Length: {length}\r\n".encode() in head
 
 
@@ -72,19 +93,19 @@ def test_endpoint_serves_pages(tmp_path: Path, request_line: bytes, status: byte
 )
 def test_page_of_local_run_is_not_served_to_foreign_name(tmp_path: Path, host: str, is_served: bool) -> None:
     request = f"GET /metrics HTTP/1.1\r\nhost: {host}\r\n\r\n".encode()
-    everywhere = MetricsEndpoint(str(tmp_path), lambda: "own 1\n").serve(0)
-    assert ask(everywhere, request)[1] == b"own 1\n"
-    local = MetricsEndpoint(str(tmp_path), lambda: "own 1\n").serve(0, "127.0.0.1")
-    assert (ask(local, request)[1] == b"own 1\n") is is_served
-    assert ask(local, b"GET /metrics HTTP/1.0\r\n\r\n")[1] == b"own 1\n"
+    everywhere = build_endpoint(tmp_path).serve(0)
+    assert b"Done" in ask(everywhere, request)[1]
+    local = build_endpoint(tmp_path).serve(0, "127.0.0.1")
+    assert (b"Done" in ask(local, request)[1]) is is_served
+    assert b"Done" in ask(local, b"GET /metrics HTTP/1.0\r\n\r\n")[1]
 
 
 def test_endpoint_survives_silent_connections(tmp_path: Path) -> None:
-    metrics = MetricsEndpoint(str(tmp_path), lambda: "own 1\n")
+    metrics = build_endpoint(tmp_path)
     port = metrics.serve(0)
     for _ in range(20):  # more than it serves at the same time
         socket.create_connection(("127.0.0.1", port), timeout=10).close()
-    assert ask(port, b"GET /metrics HTTP/1.1\r\n\r\n")[1] == b"own 1\n"
+    assert b"Done" in ask(port, METRICS)[1]
 
 
 def read_end(connection: socket.socket) -> bytes:
@@ -103,12 +124,12 @@ def drip(connection: socket.socket) -> None:
 
 def test_new_connection_closes_oldest_of_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddp_pod.progress.metrics._CONNECTION_SECONDS", 3600.0)
-    port = MetricsEndpoint(str(tmp_path), lambda: "own 1\n").serve(0)
+    port = build_endpoint(tmp_path).serve(0)
     with ExitStack() as stack:
         slow = [stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60)) for _ in range(16)]
         for connection in slow:
             connection.sendall(b"G")
-        assert ask(port, b"GET /metrics HTTP/1.1\r\n\r\n")[1] == b"own 1\n"
+        assert b"Done" in ask(port, METRICS)[1]
         assert read_end(slow[0]) == b""
         slow[15].sendall(b"ET /healthz HTTP/1.1\r\n\r\n")
         assert read_end(slow[15]).endswith(b"ok\n")
@@ -118,7 +139,7 @@ def test_connection_ends_at_its_deadline_however_often_it_sends(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ddp_pod.progress.metrics._CONNECTION_SECONDS", 0.3)
-    port = MetricsEndpoint(str(tmp_path), lambda: "own 1\n").serve(0)
+    port = build_endpoint(tmp_path).serve(0)
     for start in (b"", b"POST /x HTTP/1.1\r\nContent-Length: 60000\r\n\r\n"):
         with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
             connection.sendall(start)
@@ -130,12 +151,12 @@ def test_number_of_concurrent_pages_is_limited(tmp_path: Path) -> None:
     release = threading.Event()
     started = threading.Semaphore(0)
 
-    def build_slowly() -> str:
+    def build_slowly(ranks: Sequence[RankProgress]) -> PodReport:
         started.release()
         release.wait(60)
-        return "own 1\n"
+        return PodReport()
 
-    port = MetricsEndpoint(str(tmp_path), build_slowly).serve(0)
+    port = MetricsEndpoint(RankReader(str(tmp_path)), build_slowly).serve(0)
     with ExitStack() as stack:
         for _ in range(16):
             connection = stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=60))
@@ -160,9 +181,8 @@ def test_step_is_read_from_rank_or_else_from_peer(
 ) -> None:
     (tmp_path / "metrics").mkdir()
     for number, text in pages.items():
-        lines = (f"# TYPE {line.split()[0]} gauge\n{line}\n" for line in text.splitlines())
-        (tmp_path / "metrics" / f"{number}.prom").write_text("".join(lines))
-    assert MetricsEndpoint(str(tmp_path), lambda: "").step(rank) == step
+        (tmp_path / "metrics" / f"{number}.prom").write_text(text)
+    assert RankReader(str(tmp_path)).step(rank) == step
 
 
 @pytest.mark.parametrize(
@@ -176,6 +196,7 @@ def test_step_is_read_from_rank_or_else_from_peer(
             "# TYPE s_sum gauge\ns_sum 1\n# TYPE s histogram\ns_count 2\n",
         ),
         (["ddp_launcher_up 1\n", "ddp_launcher_up2 1\n# a word\na one\nno sample\n"], "ddp_launcher_up 1\n"),
+        (["ddp_launcher_up 1\n", "<html>\nx\na{ 1\na one\nddp_launcher_up 9\na 1\na 2\n"], "ddp_launcher_up 1\na 1\n"),
         (["b_total 1\n# EOF\nc NaN\n"], "b_total 1\nc NaN\n"),
     ],
 )
@@ -183,35 +204,71 @@ def test_merged_page_is_valid_for_prometheus(pages: list[str], merged: str) -> N
     assert merge_pages(pages) == merged
 
 
+@given(st.lists(st.text(max_size=200), max_size=4))
+def test_merge_accepts_any_page(pages: list[str]) -> None:
+    merged = merge_pages(["own 1\n", *pages])
+    assert merged.startswith("own 1\n")
+    assert merge_pages([merged]) == merged
+    for page in pages:
+        read_script_page(page)
+
+
 @pytest.mark.parametrize(
-    ("line", "values"),
+    ("line", "expected"),
     [
-        ("ddp_step 5", {"ddp_step": 5}),
-        ('ddp_step{rank="3"} 5', {"ddp_step": 5}),
-        ('ddp_step{rank="3",} 5', {"ddp_step": 5}),
-        ('ddp_step{rank="3",device="0"} 5', {}),
-        ("ddp_steps_total 5", {"ddp_steps_total": 5}),
-        ("ddp_step_duration_seconds_sum 2.5", {"ddp_step_duration_seconds_sum": 2.5}),
-        ("ddp_wait_seconds_sum 2.5", {}),
-        ("ddp_step NaN", {}),
-        ("ddp_step +Inf", {}),
-        ("ddp_step five", {}),
-        ("ddp_untyped 5", {}),
-        ("other_step 5", {}),
-        ("ddp_" + 59 * "x" + " 5", {"ddp_" + 59 * "x": 5}),
-        ("ddp_" + 60 * "x" + " 5", {}),
+        ("ddp_step 5", RankProgress(step=5)),
+        ('ddp_step{rank="3"} 5 1700000000', RankProgress(3, step=5)),
+        ('ddp_step{rank="3",} 5', RankProgress(3, step=5)),
+        ('ddp_step{rank="3",device="0"} 5', RankProgress()),
+        ("ddp_steps_total 5\nddp_samples_total 64", RankProgress(steps=5, samples=64)),
+        ("ddp_step_duration_seconds_sum 2.5", RankProgress(step_seconds=2.5)),
+        ("ddp_step NaN", RankProgress()),
+        ("ddp_step +Inf", RankProgress()),
+        ("ddp_step five", RankProgress()),
+        ("other_step 5", RankProgress()),
+        ("ddp_launcher_phase 5", RankProgress()),
     ],
 )
-def test_progress_has_plain_finite_gauges_and_counters(line: str, values: dict[str, float]) -> None:
-    kinds = {"ddp_step_duration_seconds": "histogram", "ddp_wait_seconds": "histogram", "ddp_steps": "counter"}
-    kinds |= dict.fromkeys(("ddp_step", "other_step", "ddp_" + 59 * "x", "ddp_" + 60 * "x"), "gauge")
-    page = "".join(f"# HELP {name} x\n# TYPE {name} {kind}\n" for name, kind in kinds.items())
-    assert read_progress(f"{page}{line}\n") == values
+def test_progress_of_a_script_page_has_its_plain_finite_numbers(line: str, expected: RankProgress) -> None:
+    assert read_script_page(f"# TYPE ddp_step gauge\n{line}\n") == expected
 
 
-def test_progress_is_limited_to_thirty_series() -> None:
-    page = "".join(f"# TYPE ddp_x{number} gauge\nddp_x{number} {number}\n" for number in range(40))
-    assert read_progress(page) == {f"ddp_x{number}": number for number in range(30)}
+def test_loss_of_a_script_page_that_is_not_finite_has_its_step() -> None:
+    assert read_script_page("ddp_loss NaN\nddp_step 7\n").lost_loss_step == 7
+
+
+def test_every_number_of_the_report_has_a_series() -> None:
+    numbers = dict.fromkeys(SERIES, 2.0)
+    progress = RankProgress(1)
+    progress.update(numbers)
+    report = PodReport(
+        phase="Running",
+        restart_step=4.0,
+        ranks=(progress, RankProgress(2, lost_loss_step=3.0), RankProgress(5, step=1.0)),
+        stall=Stall(1, 2.0, 3.0, (StalledRank(1, "Busy", 'rank 1 is in "x" (a\\b.py:1)'),)),
+        preflight=PreflightResult(
+            done=("dns", "tcp"), failed=("tcp",), dns_seconds=0.5, all_reduce_rate=1e9, transport="IB", gpu_direct=True,
+            pair=(3, 7), pair_rate=2e9,
+        ),
+        uploads=Uploads(1.0, 2.0, 3.0, 0),
+        memory=MemoryCopies(1, 2, 3, 4, 5),
+        runs=(TrackedRun("wandb", "https://wandb.ai/a"),),
+    )  # fmt: skip
+    page = format_page(report, {5: 'ddp_step{rank="5"} 1\nddp_own{rank="5"} 2\n'})
+    assert list(text_string_to_metric_families(page))
+    lines = page.splitlines()
+    for name in [value for key, value in vars(names).items() if key.startswith("METRIC_")]:
+        assert any(line.startswith((f"{name} ", f"{name}{{")) for line in lines), name
+    for line in (
+        'ddp_steps_total{rank="1"} 2',
+        'ddp_loss{rank="2"} nan',
+        'ddp_own{rank="5"} 2',
+        'ddp_launcher_stalled_rank_info{rank="1",state="Busy",what="rank 1 is in \\"x\\" (a\\\\b.py:1)"} 1',
+        'ddp_launcher_preflight_passed{check="tcp"} 0',
+        'ddp_launcher_slowest_pair_bytes_per_second{pods="3,7"} 2000000000',
+        'ddp_launcher_network_info{transport="IB",gpu_direct="true"} 1',
+    ):
+        assert line in lines
 
 
 @pytest.mark.parametrize(
@@ -247,7 +304,7 @@ def test_posted_body_is_received_completely(tmp_path: Path) -> None:
         received.append((path, head.splitlines()[0], body))
         return "204 No Content"
 
-    port = MetricsEndpoint(str(tmp_path), lambda: "", receive).serve(0)
+    port = build_endpoint(tmp_path, receive).serve(0)
     request = b"POST /status HTTP/1.1\r\nContent-Length: 10\r\n\r\n"
     assert ask(port, request, b"01234", b"56789")[0].startswith(b"HTTP/1.1 204 No Content\r\n")
     ask(port, b"POST /status HTTP/1.1\r\n\r\n")
@@ -255,19 +312,21 @@ def test_posted_body_is_received_completely(tmp_path: Path) -> None:
     assert received == [(b"/status", first, b"0123456789"), (b"/status", first, b"")]
 
 
-def test_ranks_with_pages_are_collected(tmp_path: Path) -> None:
-    metrics = MetricsEndpoint(str(tmp_path), lambda: "")
-    assert (metrics.collect(), metrics.progress(), metrics.reads_log, metrics.threads(0)) == ({}, {}, False, "")
+def test_ranks_with_pages_are_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = RankReader(str(tmp_path))
+    assert (reader.collect(), reader.progress(), reader.reads_log, reader.threads(0)) == ({}, None, False, "")
     folder = tmp_path / "metrics"
     folder.mkdir()
-    page = "# TYPE ddp_step gauge\nddp_step %d\n"
-    files = {"10.prom": page % 10, "2.prom": page % 2, "2.log": page % 1, "x.prom": "", "3.tmp": "", "1.port": "no"}
-    for name, text in files.items():
+    files = {"10.prom": "ddp_step 10\n", "2.prom": "ddp_step 2\n", "2.log": '{"step": 1}', "x.prom": "", "3.tmp": ""}
+    for name, text in (files | {"1.port": "no", "4.log": '{"rank": 9, "step": 4}', "10.port": "1"}).items():
         (folder / name).write_text(text)
-    assert metrics.collect() == {2: page % 2, 10: page % 10}
-    assert list(metrics.collect()) == [2, 10]
-    assert metrics.progress() == {"ddp_step": 2}
-    assert metrics.reads_log
+    assert {rank: page.progress.step for rank, page in reader.collect().items()} == {2: 2, 4: 4, 10: 10}
+    assert list(reader.collect()) == [2, 4, 10]
+    assert reader.rank_progress(4) == RankProgress(9, step=4)
+    assert reader.reads_log
+    monkeypatch.setattr(threading.Thread, "start", lambda thread: None)  # a thread without CPU time
+    monkeypatch.setattr(threading.Thread, "join", lambda thread, timeout: None)
+    assert RankReader(str(tmp_path)).progress() == RankProgress(step=2)
 
 
 @pytest.fixture
@@ -290,54 +349,38 @@ def counters(tmp_path: Path) -> CounterMemory:
     return memory
 
 
-def test_counters_are_a_page_of_the_rank(tmp_path: Path, counters: CounterMemory) -> None:
-    metrics = MetricsEndpoint(str(tmp_path), lambda: "", counters=counters)
-    values = read_progress(metrics.collect()[0])
-    assert list(metrics.collect()) == [0]
-    assert 'ddp_steps_total{rank="4"} 7.0' in metrics.collect()[0]
-    assert (values["ddp_step_duration_seconds_sum"], values["ddp_samples_total"]) == (14.0, 112.0)
-    assert "ddp_step" not in values
-    assert (metrics.step(0), metrics.count_steps(0), metrics.count_steps(1)) == (None, 7, None)
+def test_counters_are_the_progress_of_the_rank(tmp_path: Path, counters: CounterMemory) -> None:
+    reader = RankReader(str(tmp_path), counters)
+    progress = reader.collect()[0].progress
+    assert (progress.rank, progress.steps, progress.step_seconds, progress.samples) == (4, 7, 14.0, 112.0)
+    assert progress.step is None
+    assert (reader.step(0), reader.count_steps(0), reader.count_steps(1)) == (None, 7, None)
 
 
-def test_page_of_the_log_continues_with_the_counter(tmp_path: Path, counters: CounterMemory) -> None:
-    log = "# counted\n# TYPE ddp_step gauge\nddp_step 105\n# TYPE ddp_steps_total counter\nddp_steps_total 5\n"
-    log += "# TYPE ddp_planned_steps gauge\nddp_planned_steps 214\n# TYPE ddp_loss gauge\nddp_loss 0.5\n"
-    (tmp_path / "metrics" / "0.log").write_text(log)
-    values = read_progress(MetricsEndpoint(str(tmp_path), lambda: "", counters=counters).collect()[0])
-    assert (values["ddp_step"], values["ddp_steps_total"], values["ddp_loss"]) == (107, 7, 0.5)
-    assert values["ddp_progress_ratio"] == 0.5
-
-
-def test_position_of_a_former_process_is_not_that_of_its_successor(tmp_path: Path, counters: CounterMemory) -> None:
-    """A script that prints every twenty steps: its last line is from before the restart."""
-    log = "# counted\n# TYPE ddp_step gauge\nddp_step 100\n# TYPE ddp_steps_total counter\nddp_steps_total 100\n"
-    (tmp_path / "metrics" / "0.log").write_text(log)
-    values = read_progress(MetricsEndpoint(str(tmp_path), lambda: "", counters=counters).collect()[0])
-    assert values["ddp_steps_total"] == 7
-    assert values.get("ddp_step") is None, "unknown until its first line"
-
-
-def test_page_in_another_unit_keeps_its_steps(tmp_path: Path, counters: CounterMemory) -> None:
-    log = "# TYPE ddp_step gauge\nddp_step 640\n# TYPE ddp_steps_total counter\nddp_steps_total 640\n"
-    (tmp_path / "metrics" / "0.post").write_text(log)
-    values = read_progress(MetricsEndpoint(str(tmp_path), lambda: "", counters=counters).collect()[0])
-    assert (values["ddp_step"], values["ddp_steps_total"]) == (640, 640)
-
-
-def test_total_that_the_counter_exceeds_is_dropped(tmp_path: Path, counters: CounterMemory) -> None:
-    log = "# counted\n# TYPE ddp_step gauge\nddp_step 5\n# TYPE ddp_steps_total counter\nddp_steps_total 5\n"
-    (tmp_path / "metrics" / "0.log").write_text(log + "# TYPE ddp_planned_steps gauge\nddp_planned_steps 6\n")
-    values = read_progress(MetricsEndpoint(str(tmp_path), lambda: "", counters=counters).collect()[0])
-    assert values["ddp_step"] == 7
-    assert not {"ddp_planned_steps", "ddp_progress_ratio"} & set(values)
+@pytest.mark.parametrize(
+    ("known", "step", "steps", "total"),
+    [
+        (RankProgress(is_counted=True, step=105, steps=5, total_steps=214), 107, 7, 214),
+        # A script that prints every twenty steps: its last line is from before the restart.
+        (RankProgress(is_counted=True, step=100, steps=100), None, 7, None),
+        (RankProgress(step=640, steps=640), 640, 640, None),  # in another unit
+        (RankProgress(is_counted=True, step=5, steps=5, total_steps=6), 7, 7, None),  # the total was of another number
+    ],
+)
+def test_progress_of_the_log_continues_with_the_counter(
+    tmp_path: Path, counters: CounterMemory, known: RankProgress, step: float | None, steps: float, total: float | None
+) -> None:
+    write_json(str(tmp_path / "metrics" / "0.log"), to_json(dataclasses.replace(known, loss=0.5)))
+    progress = RankReader(str(tmp_path), counters).collect()[0].progress
+    assert (progress.step, progress.steps, progress.total_steps, progress.loss) == (step, steps, total, 0.5)
+    assert progress.share == (step / total if step and total else None)
 
 
 def test_recorded_steps_have_no_page(tmp_path: Path, counters: CounterMemory) -> None:
     open_slot(str(tmp_path), 1)[slots.PID] = 11.0
     slot = memoryview(vars(counters)["_memory"])
     slot[slots.VISIBILITY] = slots.INVISIBLE
-    assert MetricsEndpoint(str(tmp_path), lambda: "", counters=counters).collect() == {}
+    assert RankReader(str(tmp_path), counters).collect() == {}
 
 
 @pytest.mark.parametrize(
@@ -348,38 +391,43 @@ def test_recorded_steps_have_no_page(tmp_path: Path, counters: CounterMemory) ->
         (983.0, 1000.0, {}, 0.0),  # skipped steps
         (93.0, 94.0, {}, 0.0),  # a last small batch
         (10.0, 30.0, {}, 20.0),
-        (15.0, 30.0, {"ddp_world_size": 2.0}, 15.0),
-        (469.0, 938.0, {"ddp_world_size": 2.0, "ddp_planned_steps_margin": 10.0}, 0.0),  # samples of all ranks
-        (100.0, 120.0, {"ddp_planned_steps_margin": 60.0}, 0.0),  # estimated by two epochs
-        (40.0, 120.0, {"ddp_planned_steps_margin": 60.0}, 80.0),
+        (15.0, 30.0, {"world_size": 2.0}, 15.0),
+        (469.0, 938.0, {"world_size": 2.0, "total_margin": 10.0}, 0.0),  # samples of all ranks
+        (100.0, 120.0, {"total_margin": 60.0}, 0.0),  # estimated by two epochs
+        (40.0, 120.0, {"total_margin": 60.0}, 80.0),
     ],
 )
 def test_success_completes_the_progress_unless_many_steps_are_missing(
     step: float, total: float, changes: dict[str, float], missing: float
 ) -> None:
-    progress = {"ddp_step": step, "ddp_planned_steps": total, "ddp_progress_ratio": step / total, **changes}
+    progress = RankProgress(step=step, total_steps=total, share=step / total)
+    progress.update(changes)
     assert find_missing_steps(progress) == missing
-    completed = {**progress, "ddp_planned_steps": step, "ddp_progress_ratio": 1.0}
+    completed = dataclasses.replace(progress, total_steps=step, share=1.0)
     assert complete_progress(progress) == (progress if missing else completed)
 
 
-def test_plan_and_lost_loss_of_a_rank_are_on_its_page() -> None:
-    known = dict.fromkeys(RankCounters._fields, None) | {"steps": 10, "step_seconds": 1.0, "last_step_time": 0.0}
-    counters = RankCounters(**{**known, "world_size": 2, "epoch": 2, "epochs": 8, "total_steps": 40, "first_step": 0})
-    values = merge_counters({"ddp_loss": 1.0}, counters, is_aligned=False)
-    names = ("ddp_epoch", "ddp_planned_epochs", "ddp_step", "ddp_planned_steps", "ddp_progress_ratio", "ddp_loss")
-    assert [values[name] for name in names] == [2.0, 8.0, 10.0, 40.0, 0.25, 1.0]
-    lost = merge_counters({"ddp_loss": 1.0}, counters._replace(lost_loss_step=7), is_aligned=False)
-    assert math.isnan(lost["ddp_loss"])
-    finite = drop_lost_loss(lost)
-    assert (finite.get("ddp_loss"), finite["ddp_loss_not_finite_step"]) == (None, 7.0)
+def test_plan_and_lost_loss_of_a_rank_are_in_its_progress() -> None:
+    known = dict.fromkeys(RankCounters._fields, None) | {"rank": 0, "steps": 10, "step_seconds": 1.0}
+    known |= {"last_step_time": 0.0, "world_size": 2, "epoch": 2, "epochs": 8, "total_steps": 40, "first_step": 0}
+    counters = RankCounters(**known)
+    found = merge_counters(RankProgress(loss=1.0), counters)
+    assert (found.epoch, found.epochs, found.step, found.total_steps, found.share, found.loss) == (
+        2,
+        8,
+        10,
+        40,
+        0.25,
+        1,
+    )
+    lost = merge_counters(RankProgress(loss=1.0), counters._replace(lost_loss_step=7))
+    assert (to_json(lost).get("loss"), lost.lost_loss_step) == (None, 7.0)
 
 
 def test_progress_without_a_step_is_not_completed() -> None:
-    assert complete_progress({"ddp_loss": 1.0}) == {"ddp_loss": 1.0}
+    assert complete_progress(RankProgress(loss=1.0)) == RankProgress(loss=1.0)
 
 
 @pytest.mark.parametrize(("last", "shown"), [(9.0, 10.0), (10.0, 10.0), (4.0, 4.0)])
 def test_finished_run_shows_all_epochs_if_script_counts_from_0(last: float, shown: float) -> None:
-    completed = complete_progress({"ddp_steps_total": 8.0, "ddp_epoch": last, "ddp_planned_epochs": 10.0})
-    assert completed["ddp_epoch"] == shown
+    assert complete_progress(RankProgress(steps=8.0, epoch=last, epochs=10.0)).epoch == shown

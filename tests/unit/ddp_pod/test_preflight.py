@@ -14,17 +14,17 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.status import PreflightStatus, SlowestPair
-from ddp_operator.decide.metrics_page import parse_page
+from ddp_operator.decide.report import build_preflight
 from ddp_pod.base.pod import Pod
 from ddp_pod.contract.plan import PreflightConfig
 from ddp_pod.network.preflight import (
     PreflightReport,
-    build_preflight_rows,
     decode_preflight,
     describe_preflight,
     find_fatal,
     find_partners,
     run_preflight,
+    summarize_preflight,
 )
 from ddp_pod.network.probe import (
     PairRate,
@@ -246,7 +246,7 @@ def test_incomplete_result_is_failure(text: bytes, ends: bool, expected: str) ->
         os.close(writer)
 
 
-def test_measurements_reach_status_through_page() -> None:
+def test_measurements_reach_status() -> None:
     report = PreflightReport(
         seconds={"dns": 0.0015, "allreduce": 0.0002},
         rate=1.25e9,
@@ -256,8 +256,7 @@ def test_measurements_reach_status_through_page() -> None:
         pair=PairRate(3, 12, 1.2e9),
     )
     assert decode_preflight(json.loads(json.dumps(report))) == report, "as the agent sends it to the launcher"
-    page = parse_page("\n".join(build_preflight_rows(report)) + "\n")
-    assert page.preflight == PreflightStatus(
+    assert build_preflight(summarize_preflight(report)) == PreflightStatus(
         failed=("tcp", "transport"),
         dns_milliseconds="1.5",
         all_reduce_milliseconds="0.2",
@@ -266,5 +265,4 @@ def test_measurements_reach_status_through_page() -> None:
         gpu_direct=False,
         slowest_pair=SlowestPair(pods=(3, 12), megabytes_per_second="1200"),
     )
-    assert build_preflight_rows(None) == []
-    assert parse_page("ddp_loss 1\n").preflight is None
+    assert build_preflight(summarize_preflight(None)) is None

@@ -13,15 +13,17 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from ddp_pod.contract.rank_end import RankEnd
+from ddp_pod.base.files import write_json
+from ddp_pod.contract.failure_record import RankEnd
+from ddp_pod.contract.progress import RankProgress
+from ddp_pod.contract.records import to_json
 from ddp_pod.failures.rank_ends import (
     RemainingProcess,
     examine_rank_ends,
     find_printed_traceback,
     find_remaining_processes,
 )
-from ddp_pod.progress.counted_pages import ALIGNED, format_page
-from ddp_pod.progress.metrics import MetricsEndpoint
+from ddp_pod.progress.rank_reader import RankReader
 from ddp_pod.rank import counters as slots
 from ddp_pod.rank.counters import CounterMemory, open_slot
 from tests.support.launcher_config import launcher_pod
@@ -156,22 +158,22 @@ def test_output_without_an_exception_has_no_traceback(output: str) -> None:
     assert find_printed_traceback(output) is None
 
 
-def build_rank(folder: Path, *, output: str, steps: int, total: int | None = None, owner: int = 0) -> MetricsEndpoint:
+def build_rank(folder: Path, *, output: str, steps: int, total: int | None = None, owner: int = 0) -> RankReader:
     for name in ("workers", "output", "metrics"):
         (folder / name).mkdir()
     record = {"pid": 1, "rank": 3, "localRank": 0, "restart": 0, "worldSize": 4}
     (folder / "workers" / "0.json").write_text(json.dumps(record))
     (folder / "output" / "0.end").write_text(output)
     if total is not None:
-        values = {"ddp_step": steps, "ddp_steps_total": steps, "ddp_planned_steps": total}
-        (folder / "metrics" / "0.log").write_text(f"{ALIGNED}\n{format_page(values, 3)}")
+        progress = RankProgress(3, is_counted=True, step=steps, steps=steps, total_steps=total)
+        write_json(str(folder / "metrics" / "0.log"), to_json(progress))
     counters = CounterMemory(str(folder), 1)
     slot = open_slot(str(folder), 0)
     slot[slots.PID] = 1.0
     slot[slots.VISIBILITY] = slots.COUNTED
     slot[slots.STEPS] = steps
     slot[slots.OWNER] = owner
-    return MetricsEndpoint(str(folder), lambda: "", counters=counters)
+    return RankReader(str(folder), counters)
 
 
 LEFT = (RemainingProcess(77, "python train.py"),)
@@ -206,7 +208,7 @@ def test_rank_that_may_not_have_trained_to_its_end_is_recorded(
 ) -> None:
     metrics = build_rank(tmp_path, output=output, steps=steps, total=total, owner=owner)
     ends = examine_rank_ends(launcher_pod(tmp_path), metrics, {0: left})
-    assert ends == ([expected] if expected is not None else [])
+    assert ends == ((expected,) if expected is not None else ())
 
 
 def test_processes_of_ranks_are_found_by_their_environment() -> None:

@@ -13,7 +13,7 @@ from ddp_pod.contract.failure_record import EVIDENCE_STOPPED, EVIDENCE_TIMEOUT, 
 from ddp_pod.contract.failure_table import CUDA, OOM
 from ddp_pod.failures.restarts import LONGEST_DELAY, PROMPT_RESTARTS, UNCOUNTED_RESTARTS, InPlaceRestarts, Recurrence
 from ddp_pod.failures.worker_failure import find_root_cause
-from ddp_pod.progress.metrics import MetricsEndpoint
+from ddp_pod.progress.rank_reader import RankReader
 from tests.support.launcher_config import launcher_pod
 
 
@@ -47,7 +47,7 @@ def failure(message: str = "boom", exit_code: int = 1, container_exit_code: int 
 
 
 def restarts(folder: Path, budget: int = 2, **pod: Any) -> InPlaceRestarts:
-    return InPlaceRestarts(launcher_pod(folder, in_place_restarts=budget, **pod), cast(MetricsEndpoint, AtStep()))
+    return InPlaceRestarts(launcher_pod(folder, in_place_restarts=budget, **pod), cast(RankReader, AtStep()))
 
 
 LOST_PEER = failure("connection closed", container_exit_code=86, secondary=True, category="Network", signature="")
@@ -165,7 +165,7 @@ def test_restarts_without_known_cause_and_progress_end_the_run(
     config: dict[str, Any],
     over: list[bool],
 ) -> None:
-    pod = InPlaceRestarts(launcher_pod(tmp_path, in_place_restarts=2, **config), cast(MetricsEndpoint, WithoutSteps()))
+    pod = InPlaceRestarts(launcher_pod(tmp_path, in_place_restarts=2, **config), cast(RankReader, WithoutSteps()))
     observed = []
     for known, step in zip(explained, steps, strict=True):
         if failures:
@@ -179,7 +179,7 @@ def test_restarts_without_known_cause_and_progress_end_the_run(
 
 @pytest.mark.parametrize("failures", [[LOST_PEER], [failure(category="Network", signature="")], []])
 def test_restarts_in_a_row_are_delayed_until_progress(tmp_path: Path, failures: list[Failure]) -> None:
-    pod = InPlaceRestarts(launcher_pod(tmp_path, in_place_restarts=99, nodes=2), cast(MetricsEndpoint, WithoutSteps()))
+    pod = InPlaceRestarts(launcher_pod(tmp_path, in_place_restarts=99, nodes=2), cast(RankReader, WithoutSteps()))
 
     def restart(step: float) -> float:
         if failures:
@@ -232,7 +232,7 @@ def test_native_crash_that_repeats_is_found_by_its_exception(tmp_path: Path) -> 
 def test_pod_whose_ranks_report_no_step_uses_the_step_of_pod_0(tmp_path: Path) -> None:
     """Only rank 0 prints steps: the same failure with steps in between is no repetition."""
     config = launcher_pod(tmp_path, in_place_restarts=9, node=1, restarts_without_progress=1)
-    found = InPlaceRestarts(config, cast(MetricsEndpoint, WithoutSteps()))
+    found = InPlaceRestarts(config, cast(RankReader, WithoutSteps()))
     again = [found.observe([failure(signature="exit code 3")], run_step=step) for step in (100, 200, 300, 300)]
     assert (again, found.repeated) == ([True, True, True, False], True)
     assert found.failed_step is None

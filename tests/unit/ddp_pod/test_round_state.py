@@ -10,8 +10,9 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from ddp_pod.base.files import write_json
-from ddp_pod.contract.group_facts import parse_group_facts
+from ddp_pod.contract.group_facts import GroupFacts
 from ddp_pod.contract.names import GROUP_WAIT_FILE, RUN_STEP_FILE, STALL_REPORT_FILE
+from ddp_pod.contract.records import read_record
 from ddp_pod.rank.groups import JOINING
 from ddp_pod.torchrun.round_state import RoundState
 from ddp_pod.torchrun.store import SignedStore
@@ -173,7 +174,7 @@ class TestWait:
         assert pods.states[1].exchange(2)["wait"] is not None, "so it looks where its own rank is"
         self.share(pods, 1, Joiner(1, 1, place="load (data.py:3)", job_store="job:1"))
         pods.states[1].exchange(3)
-        wait = parse_group_facts(pods.states[0].exchange(3)["wait"])
+        wait = read_record(GroupFacts, pods.states[0].exchange(3)["wait"])
         assert wait is not None
         assert (wait.rank, wait.pod, wait.is_mistake, wait.world_size) == (1, 1, True, 2)
         assert "data.py:3" in wait.message

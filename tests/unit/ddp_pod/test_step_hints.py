@@ -7,12 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from ddp_operator.decide.metrics_page import parse_page
+from ddp_pod.base.files import write_json
 from ddp_pod.base.pod import WorkerRecord
 from ddp_pod.progress import step_hints
-from ddp_pod.progress.metrics import MetricsEndpoint
 from ddp_pod.progress.step_hints import StepHint
 from ddp_pod.rank.counters import RankCounters
+from ddp_pod.supervise.supervisor import Supervisor
 from tests.support.launcher_config import launcher_pod
 
 PYTHON = WorkerRecord(pid=10, rank=0, local_rank=0, restart=0, world_size=2, kind="script")
@@ -106,15 +106,11 @@ def test_lines_without_a_growing_number_suggest_the_exporter(
     assert "exporter.step(samples=" in build_late(hint, clock, SHELL, None)
 
 
-def test_hint_on_a_page_reaches_the_operator_until_a_rank_shows_progress(tmp_path: Path, clock: list[float]) -> None:
-    hint = build_late(StepHint(launcher_pod(tmp_path), 0), clock, SHELL, None)
+def test_hint_is_in_the_report_until_a_rank_shows_progress(tmp_path: Path, clock: list[float]) -> None:
+    pod = launcher_pod(tmp_path)
+    hint = build_late(StepHint(pod, 0), clock, SHELL, None)
     (tmp_path / "metrics").mkdir()
-    metrics = MetricsEndpoint(str(tmp_path), lambda: "")
-    assert parse_page(metrics._build_page()[1].decode()).step_hint == hint[:500]
-    (tmp_path / "metrics" / "0.log").write_text("ddp_step 1\n")
-    assert not parse_page(metrics._build_page()[1].decode()).step_hint
-
-
-@pytest.mark.parametrize("text", ["", '"', '"a', "[]", "[" * 1000 + "]" * 1000, '"\\ud800"', '"\\u001b[2J"'])
-def test_hostile_hint_is_plain_text(text: str) -> None:
-    assert parse_page(f"# ddp_launcher_step_hint {text}\n").step_hint in ("", "?", "[2J")
+    supervisor = Supervisor(pod, [], [], [], warm=False)
+    assert supervisor._build_report([]).step_hint == hint
+    write_json(str(tmp_path / "metrics" / "0.log"), {"step": 1})
+    assert not supervisor._build_report([]).step_hint

@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.decide.metrics_page import parse_page
 from ddp_pod.base.files import write_json
+from ddp_pod.contract.report import TrackedRun
 from ddp_pod.rank import tracking
 from ddp_pod.rank.tracking import (
     MlflowRun,
-    build_tracking_rows,
     find_run,
+    list_tracked_runs,
     mlflow_url,
     set_rank_variables,
     start_tracking,
     wandb_url,
 )
+from tests.support.builders import decode, page
 
 RUN = "digits-1a2b3c4d"
 SERVER = "http://user:secret@mlflow.team:5000/base/"
@@ -117,10 +118,10 @@ def test_page_of_pod_0_links_runs_without_password(env: dict[str, str], tmp_path
     write_json(str(tmp_path / "mlflow-run.json"), {"run": "f00", "experiment": "7"})
     mlflow = "http://mlflow.team:5000/base/#/experiments/7/runs/f00"
     wandb = f"https://wandb.ai/team/a%20b/runs/{RUN}"
-    assert parse_page("\n".join(build_tracking_rows(str(tmp_path)))).links == (mlflow, wandb)
+    assert list_tracked_runs(str(tmp_path)) == (TrackedRun("mlflow", mlflow), TrackedRun("wandb", wandb))
     env["JOB_COMPLETION_INDEX"] = "1"
-    assert build_tracking_rows(str(tmp_path)) == []
-    assert parse_page('ddp_launcher_tracking_info{tracker="x",url="javascript:alert(1)"} 1\n').links == ()
+    assert list_tracked_runs(str(tmp_path)) == ()
+    assert decode(page(runs=[{"tracker": "x", "url": "javascript:alert(1)"}])).links == ()
 
 
 def test_run_without_known_web_page_is_not_linked() -> None:

@@ -11,10 +11,12 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.decide.metrics_page import build_progress, parse_page
+from ddp_operator.decide.report import build_progress
 from ddp_pod.base.files import read_json, write_json
 from ddp_pod.contract.names import TRAINER_STATUS_FILE
+from ddp_pod.contract.report import PodReport
 from ddp_pod.progress.metrics import MetricsEndpoint
+from ddp_pod.progress.rank_reader import RankReader
 from ddp_pod.progress.trainer_status import TrainerStatus
 from ddp_pod.rank.worker import _set_status_variables
 from tests.support import ROOT
@@ -52,8 +54,8 @@ class Server:
         for name in ("KUBEFLOW_TRAINER_SERVER_URL", "KUBEFLOW_TRAINER_SERVER_TOKEN"):
             monkeypatch.delenv(name, raising=False)
         status = TrainerStatus(launcher_pod(runtime, nproc_per_node=2))
-        self.metrics = MetricsEndpoint(runtime, lambda: "", status.receive)
-        status.offer(self.metrics.serve(0))
+        self.ranks = RankReader(runtime)
+        status.offer(MetricsEndpoint(self.ranks, lambda ranks: PodReport(), status.receive).serve(0))
         _set_status_variables(runtime, "1")
         self.url = os.environ["KUBEFLOW_TRAINER_SERVER_URL"]
         self.token = Path(os.environ["KUBEFLOW_TRAINER_SERVER_TOKEN"]).read_text()
@@ -71,8 +73,7 @@ class Server:
         return status, content
 
     def values(self) -> tuple[object, ...]:
-        page = parse_page(self.metrics.collect().get(1, ""))
-        progress = build_progress(page.values)
+        progress = build_progress(self.ranks.rank_progress(1))
         return () if progress is None else (progress.step, progress.total_steps, progress.percent, progress.loss)
 
 
@@ -89,9 +90,8 @@ def test_posted_status_becomes_progress_of_rank(server: Server) -> None:
     assert server.values() == ()
     server.post({"trainerStatus": STEP})
     assert server.values() == (9, 24, "37.5%", "1.637")
-    page = server.metrics.collect()[1]
-    assert 'ddp_world_size{rank="5"} 8.0\n' in page
-    assert 'ddp_validation_loss{rank="5"} 1.295\n' in page
+    progress = server.ranks.rank_progress(1)
+    assert (progress.rank, progress.world_size, progress.val_loss) == (5, 8.0, 1.295)
     server.post({"trainerStatus": END})  # it contains no step
     assert server.values() == (24, 24, "100.0%", "1.4")
 
@@ -107,15 +107,15 @@ def test_percents_count_as_steps_if_script_posts_no_step(server: Server) -> None
     for percent in (0, 10, 12):
         server.post({"trainerStatus": {"progressPercentage": percent}})
     assert server.values() == (12, 100, "12.0%", None)
-    assert parse_page(server.metrics.collect()[1]).values["ddp_steps_total"] == 3
+    assert server.ranks.rank_progress(1).steps == 3
 
 
 def test_counters_restart_with_new_process(server: Server) -> None:
     server.post({"trainerStatus": STEP})
     later = {**STEP, "metrics": [{"name": "step", "value": "11"}]}
     server.post({"trainerStatus": later}, url=server.url.rpartition("/")[0] + "/1")
-    values = parse_page(server.metrics.collect()[1]).values
-    assert (values["ddp_step"], values["ddp_steps_total"]) == (11, 1)
+    progress = server.ranks.rank_progress(1)
+    assert (progress.step, progress.steps) == (11, 1)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_unauthorized_or_invalid_post_changes_nothing(
 
 
 def test_exporter_page_precedes_posted_status_which_precedes_log(server: Server, tmp_path: Path) -> None:
-    (tmp_path / "metrics" / "1.log").write_text("ddp_step 1\n")
+    write_json(str(tmp_path / "metrics" / "1.log"), {"step": 1})
     assert server.values()[0] == 1
     server.post({"trainerStatus": STEP})
     assert server.values()[0] == 9

@@ -11,17 +11,17 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.decide.metrics_page import parse_page
 from ddp_pod.base.clock import AwakeClock
 from ddp_pod.base.files import write_json
 from ddp_pod.base.pod import WorkerRecord
 from ddp_pod.contract.failure_table import Outcome
-from ddp_pod.contract.names import METRIC_STALLED
 from ddp_pod.contract.plan import WatchdogConfig
 from ddp_pod.contract.processes import catches, count_cpu_seconds, count_oom_kills, find_family, process_state
+from ddp_pod.contract.progress import RankProgress
+from ddp_pod.contract.report import Stall
 from ddp_pod.failures.rules import WorkerEnd
 from ddp_pod.failures.worker_failure import examine_worker
-from ddp_pod.progress.metrics import PAGE_TIMEOUT, MetricsEndpoint
+from ddp_pod.progress.rank_reader import PAGE_TIMEOUT, RankReader
 from ddp_pod.rank import worker
 from ddp_pod.watchdog import monitor
 from ddp_pod.watchdog.collectives import Collective, GroupState, RankCollectives
@@ -35,10 +35,10 @@ from ddp_pod.watchdog.stall import (
     RankWait,
     StepMark,
     StepPulse,
-    build_stall_rows,
     combine_reports,
     decode_activity,
     decode_job_stall,
+    describe_stall,
     report_stall,
     should_kill_workers,
     stall_grace_seconds,
@@ -49,14 +49,11 @@ PLAN = WatchdogConfig(start_seconds=100, stall_seconds=10, checkpoint_seconds=50
 BOTH = {0: 11, 1: 12}
 
 
-def page(steps: int = 0, heartbeats: int = 0, saving: int = 0) -> str:
-    return (
-        f'# TYPE ddp_steps_total counter\nddp_steps_total{{rank="0"}} {steps}.0\n'
-        f'ddp_heartbeats_total{{rank="0"}} {heartbeats}\nddp_saving{{rank="0"}} {saving}\n'
-    )
+def page(steps: int = 0, heartbeats: int = 0, saving: int = 0) -> RankProgress:
+    return RankProgress(steps=steps, heartbeats=heartbeats, saving=saving)
 
 
-Pages = dict[int, str]
+Pages = dict[int, RankProgress]
 
 
 def same(steps: int) -> Pages:
@@ -71,7 +68,7 @@ def message(watchdog: HeartbeatWatchdog, now: float) -> str | None:
 @pytest.mark.parametrize(
     ("observed", "fine_until", "field"),
     [
-        ([(0, BOTH, {0: "ddp_loss 1\n"})], 1e6, None),  # a script without steps
+        ([(0, BOTH, {0: RankProgress(loss=1.0)})], 1e6, None),  # a script without steps
         ([(0, BOTH, same(0))], 99, "startSeconds"),
         ([(0, BOTH, same(1)), (7, BOTH, same(2)), (12, BOTH, {0: page(2)})], 16, "stallSeconds"),  # rank 1 is silent
         ([(t, BOTH, {0: page(5, t), 1: page(5)}) for t in range(0, 60, 5)], 60, "stallSeconds"),  # one validates
@@ -216,18 +213,14 @@ def test_invalid_activity_of_a_peer_is_ignored(cause: Any) -> None:
     assert decode_activity(SLEEPS._asdict()) == SLEEPS
 
 
-def test_stall_shows_ranks_for_which_peers_wait_first() -> None:
-    ranks = [WAITS, SLEEPS._replace(what='rank 1 is in "x" (a\\b.py:1)')]
-    page = parse_page("\n".join(build_stall_rows(SILENT, ranks, 31.0)))
-    assert page.values[METRIC_STALLED] == 31
-    assert [(stalled.rank, stalled.what) for stalled in page.stalled] == [
-        (1, 'rank 1 is in "x" (a\\b.py:1)'),
-        (0, WAITS.what),
-    ]
-    many = build_stall_rows(SILENT, [WAITS._replace(rank=rank) for rank in range(9)], 31.0)
-    assert [stalled.rank for stalled in parse_page("\n".join(many)).stalled] == list(range(8))
-    assert build_stall_rows(IDLE, [WAITS], 31.0)
-    assert not build_stall_rows(IDLE, [WAITS, COMPUTES], 31.0), "it is no stall without known steps"
+def test_stall_shows_eight_ranks_and_those_for_which_peers_wait_first() -> None:
+    ranks = [*(WAITS._replace(rank=rank) for rank in range(9)), SLEEPS._replace(rank=9)]
+    shown = describe_stall(SILENT, ranks, 31.0)
+    assert shown.seconds == 31
+    assert [rank.rank for rank in shown.ranks] == [9, *range(7)]
+    assert shown.ranks[0].what == SLEEPS.what
+    assert describe_stall(IDLE, [WAITS], 31.0) != Stall()
+    assert describe_stall(IDLE, [WAITS, COMPUTES], 31.0) == Stall(), "it is no stall without known steps"
 
 
 @pytest.mark.parametrize(
@@ -362,7 +355,7 @@ def monitor_of_sleeping_rank(
     """Return a monitor after a check: rank 3 has made no step for ``seconds``, after a pause of ``longest``."""
     (folder / "errors").mkdir()
     config = launcher_pod(folder, nodes=2, watchdog=WatchdogConfig(30, 300, 1000, "Restart"))
-    stalls = monitor.StallMonitor(config, MetricsEndpoint(str(folder), lambda: ""), is_stopping=lambda: False)
+    stalls = monitor.StallMonitor(config, RankReader(str(folder)), is_stopping=lambda: False)
     watched = WorkerRecord(os.getpid(), 3, 0, 0, world_size=4)
     activity = RankActivity(3, 0, state, "rank 3 is in q.get (train.py:27)")
     examined = [monitor.StalledWorker(watched, activity, "Stack", OVER)]
@@ -425,7 +418,7 @@ def test_partially_written_stack_is_awaited(
     running = WorkerRecord(os.getpid(), 0, 0, 0)
     ended = WorkerRecord(2**22 + 1, 1, 1, 0)
     (tmp_path / "stacks" / "1").touch()
-    shown = collect_stacks(config, MetricsEndpoint(str(tmp_path), lambda: ""), [running, ended])
+    shown = collect_stacks(config, RankReader(str(tmp_path)), [running, ended])
     assert signalled == [os.getpid()]
     assert shown[0].place == "load (data.py:1)"
     log = capsys.readouterr().err

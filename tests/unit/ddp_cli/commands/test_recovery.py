@@ -1,4 +1,4 @@
-"""Recovery seconds and lost steps from samples of a metrics page."""
+"""Recovery seconds and lost steps from samples of a report."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ from ddp_cli.client.local import LocalBackend
 from ddp_cli.local.ending import describe_run, explain_interruption, read_record, read_summary
 from ddp_cli.local.folder import RunFolder
 from ddp_operator.api.status import Phase, Status
-from tests.support.builders import resource
+from tests.support.builders import page, resource
 
 WRITER = """
 import json, sys
@@ -147,7 +147,7 @@ def test_live_run_is_explained_with_its_remedy_for_this_machine(writer: subproce
 @pytest.mark.parametrize(("phase", "is_hinted"), [("Succeeded", True), ("Suspended", True), ("Failed", False)])
 def test_summary_of_failed_run_has_no_hint_for_invisible_steps(tmp_path: Path, phase: Phase, is_hinted: bool) -> None:
     folder = RunFolder.create(tmp_path, "x", datetime(2026, 11, 20, tzinfo=UTC))
-    folder.pages.mkdir(exist_ok=True)
-    (folder.pages / "attempt-1-pod-0.prom").write_text('# ddp_launcher_step_hint "no step is visible: no Python"\n')
+    folder.reports.mkdir(exist_ok=True)
+    (folder.reports / "attempt-1-pod-0.json").write_text(page(stepHint="no step is visible: no Python"))
     summary = describe_run("x", Status(phase=phase, attempt=1), folder, seconds=12.0, interrupted=False)
     assert ("no step is visible: no Python" in summary) == is_hinted

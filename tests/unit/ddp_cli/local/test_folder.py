@@ -1,4 +1,4 @@
-"""The records of a run: files of the run folder, samples of the metrics pages, the tail of a log."""
+"""The records of a run: files of the run folder, samples of the reports, the tail of a log."""
 
 from __future__ import annotations
 
@@ -24,8 +24,9 @@ from ddp_cli.local.folder import COLUMNS, RunFolder, choose_rate, replace_file
 from ddp_cli.local.recorder import Recorder
 from ddp_cli.local.screen import Tail, find_logs
 from ddp_cli.local.store import Store
-from ddp_operator.decide.metrics_page import STALLED, Page, Rates
-from tests.support.builders import hand_over
+from ddp_operator.decide.report import STALLED, Page, Rates
+from ddp_pod.contract.progress import RankProgress
+from tests.support.builders import page, respond
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
 
@@ -59,7 +60,7 @@ def test_status_file_is_readable_yaml_and_replaced_atomically(folder: RunFolder)
     assert not list(folder.path.glob("*.tmp"))
 
 
-PLANTED = ("status.yaml", "metrics.csv", "summary.txt", "changes.json", "metrics/attempt-1-pod-0.prom", "job.yaml")
+PLANTED = ("status.yaml", "metrics.csv", "summary.txt", "changes.json", "reports/attempt-1-pod-0.json", "job.yaml")
 
 
 @pytest.mark.parametrize("name", PLANTED)
@@ -68,14 +69,14 @@ def test_planted_file_is_neither_read_nor_followed_nor_waited_for(name: str, kin
     secret = tmp_path / "secret"
     secret.mkdir()
     folder = RunFolder(tmp_path / "runs" / "x-1")
-    folder.pages.mkdir(parents=True)
+    folder.reports.mkdir(parents=True)
     folder.status.write_text("kind: K\nmetadata: {name: x}\nspec: {}\n")
     place = folder.path / name
     place.unlink(missing_ok=True)
     if kind == "link to folder" and place.parent != folder.path:
         place.parent.rmdir()
         place.parent.symlink_to(secret)
-        (secret / place.name).write_text("# ddp_launcher_step_hint secret")
+        (secret / place.name).write_text('{"version": 2, "stepHint": "secret"}')
     elif kind == "pipe":
         os.mkfifo(place)
     else:
@@ -203,8 +204,8 @@ def test_planted_temporary_file_is_replaced_and_not_followed(tmp_path: Path) -> 
 
 
 def test_metrics_rows_omit_unknown_values(folder: RunFolder) -> None:
-    folder.write_row(NOW, 1, Page({"ddp_step": 5.0, "ddp_loss": 0.5}))
-    folder.write_row(NOW, 2, Page({"ddp_step": 6.0, "ddp_validation_accuracy_ratio": 0.9}, rates=Rates(steps=4.0)))
+    folder.write_row(NOW, 1, Page(ranks=(RankProgress(step=5.0, loss=0.5),)))
+    folder.write_row(NOW, 2, Page(ranks=(RankProgress(step=6.0, val_accuracy=0.9),), rates=Rates(steps=4.0)))
     with folder.metrics.open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert list(rows[0]) == list(COLUMNS)
@@ -224,9 +225,9 @@ def test_metrics_rows_omit_unknown_values(folder: RunFolder) -> None:
 def test_throughput_of_run_is_in_steps_where_no_samples_are_reported(
     folder: RunFolder, rates: Rates, chosen: tuple[str, str]
 ) -> None:
-    folder.write_row(NOW, 1, Page({"ddp_step": 1.0}))
-    folder.write_row(NOW, 1, Page({"ddp_step": 5.0}, rates=rates))
-    folder.write_row(NOW, 1, Page({"ddp_step": 5.0, "ddp_global_samples_per_second": 7.0}, rates=STALLED))
+    folder.write_row(NOW, 1, Page(ranks=(RankProgress(step=1.0),)))
+    folder.write_row(NOW, 1, Page(ranks=(RankProgress(step=5.0),), rates=rates))
+    folder.write_row(NOW, 1, Page(ranks=(RankProgress(step=5.0, samples_per_second=7.0),), rates=STALLED))
     rows = folder.read_rows()
     assert choose_rate(rows) == chosen
     assert (rows[-1]["samples_per_second"], rows[-1]["steps_per_second"]) == (0.0, 0.0), "a chart shows the stall"
@@ -235,13 +236,13 @@ def test_throughput_of_run_is_in_steps_where_no_samples_are_reported(
 def test_failed_write_is_reported_once_and_retried(folder: RunFolder) -> None:
     messages: list[str] = []
     folder.on_problem = messages.append
-    for path in (folder.status, folder.events, folder.metrics, folder.pages / "p.prom", folder.summary):
+    for path in (folder.status, folder.events, folder.metrics, folder.reports / "p.json", folder.summary):
         path.mkdir()  # like a full disk, and also for root
     for _ in range(2):
         assert not folder.write_status({"kind": "K", "metadata": {}})
         folder.write_event(NOW, "Warning", "Failed", "x")
         folder.write_row(NOW, 1, Page())
-        folder.write(folder.pages / "p.prom", "x")
+        folder.write(folder.reports / "p.json", "x")
         folder.write(folder.summary, "x")
     assert len(messages) == 1
     assert messages[0].startswith(f"{folder.status} cannot be written (Is a directory)")
@@ -271,8 +272,8 @@ class ServingCluster:
             metadata = {"name": f"p{index}", "annotations": annotations, "labels": {"ddp-operator.dev/attempt": "2"}}
             self.store.add({"kind": "Pod", "metadata": metadata, "spec": {}, "status": {"phase": "Running"}})
 
-    async def scrape(self, pod: Any, port: int, take: Any) -> bool:
-        return hand_over(self.pages.get(pod["metadata"]["name"]), take)
+    async def read_report(self, pod: Any, port: int) -> bytes | None:
+        return respond(self.pages.get(pod["metadata"]["name"]))
 
 
 def recorder(cluster: ServingCluster, folder: RunFolder) -> Recorder:
@@ -282,28 +283,28 @@ def recorder(cluster: ServingCluster, folder: RunFolder) -> Recorder:
 async def test_sample_keeps_page_and_adds_row_only_when_something_is_new(folder: RunFolder) -> None:
     cluster = ServingCluster()
     watching = recorder(cluster, folder)
-    cluster.pages = {"p0": 'ddp_step{rank="0"} 3\nddp_loss{rank="0"} 0.5\n', "p1": "# nothing\n"}
+    cluster.pages = {"p0": page(step=3, loss=0.5), "p1": page()}
     await watching.sample(everyone=True)
     await watching.sample(everyone=False)
-    cluster.pages["p0"] = 'ddp_step{rank="0"} 4\nddp_loss{rank="0"} 0.4\n'
+    cluster.pages["p0"] = page(step=4, loss=0.4)
     await watching.sample(everyone=False)
     assert [(row["attempt"], row["step"], row["loss"]) for row in folder.read_rows()] == [
         (2, 3, 0.5),
         (2, 4, 0.4),
     ]
     assert watching.port == 1234
-    assert (folder.pages / "attempt-2-pod-0.prom").read_text() == cluster.pages["p0"]
-    assert (folder.pages / "attempt-2-pod-1.prom").read_text() == "# nothing\n"
+    assert (folder.reports / "attempt-2-pod-0.json").read_text() == cluster.pages["p0"]
+    assert (folder.reports / "attempt-2-pod-1.json").read_text() == page()
 
 
 async def test_page_with_rank_metrics_is_kept_after_ranks_end(folder: RunFolder) -> None:
     cluster = ServingCluster()
     watching = recorder(cluster, folder)
-    pages = ["# no rank yet\n", 'ddp_step{rank="0"} 3\n', 'ddp_step{rank="0"} 4\n', "# all gone\n"]
+    pages = [page(), page(step=3), page(step=4), page(phase="Done")]
     kept = []
     for cluster.pages["p0"] in pages:
         await watching.sample(everyone=True)
-        kept.append((folder.pages / "attempt-2-pod-0.prom").read_text())
+        kept.append((folder.reports / "attempt-2-pod-0.json").read_text())
     assert kept == [*pages[:3], pages[2]]
 
 
@@ -312,27 +313,26 @@ async def test_rows_have_throughput_of_script_that_reports_only_counters(folder:
     moments = iter(range(100))
     watching = Recorder(cluster, folder, lambda: NOW + timedelta(seconds=next(moments)))  # type: ignore[arg-type]
     for steps in (1, 2, 4):
-        seconds = f'ddp_step_duration_seconds_sum{{rank="0"}} {steps / 8}\n'
-        counted = f'ddp_steps_total{{rank="0"}} {steps}\nddp_samples_total{{rank="0"}} {steps * 32}\n'
-        cluster.pages = {"p0": seconds + counted + 'ddp_world_size{rank="0"} 2\n'}
+        numbers = {"steps": steps, "step_seconds": steps / 8, "samples": steps * 32, "world_size": 2}
+        cluster.pages = {"p0": page(**numbers)}
         await watching.sample(everyone=False)
     rows = [(row["steps_per_second"], row["samples_per_second"]) for row in folder.read_rows()]
     assert rows == [(8, 512)] * 3
-    message = json.dumps(
-        {"progress": {"ddp_steps_total": 5, "ddp_samples_total": 160, "ddp_step_duration_seconds_sum": 2.5}}
-    )
+    message = json.dumps({"version": 2, "progress": {"steps": 5, "samples": 160, "stepSeconds": 2.5}})
     watching.record_end(end(cluster, "p0", message))
     assert folder.read_rows()[-1]["steps_per_second"] == pytest.approx(4 / 2.375)
 
 
 async def test_no_row_before_first_step_or_without_page(folder: RunFolder) -> None:
     cluster = ServingCluster()
-    cluster.pages = {"p0": 'ddp_launcher_phase{phase="Starting"} 1\n', "p1": None}
+    cluster.pages = {"p0": page(phase="Starting"), "p1": None}
     await recorder(cluster, folder).sample(everyone=True)
     assert not folder.metrics.exists()
 
 
-@pytest.mark.parametrize("message", ["", "no json", "[]", '{"progress": 3}', '{"progress": {"ddp_step": "x"}}'])
+@pytest.mark.parametrize(
+    "message", ["", "no json", "[]", '{"version": 2, "progress": 3}', '{"version": 2, "progress": {"step": "x"}}']
+)
 def test_empty_last_message_adds_nothing(folder: RunFolder, message: str) -> None:
     cluster = ServingCluster()
     recorder(cluster, folder).record_end(end(cluster, "p0", message))
@@ -342,8 +342,8 @@ def test_empty_last_message_adds_nothing(folder: RunFolder, message: str) -> Non
 def test_last_values_are_read_from_termination_message_of_pod_0(folder: RunFolder) -> None:
     cluster = ServingCluster()
     seen = recorder(cluster, folder)
-    seen.record_end(end(cluster, "p0", json.dumps({"progress": {"ddp_step": 9, "ddp_loss": 0.1}})))
-    seen.record_end(end(cluster, "p1", json.dumps({"progress": {"ddp_step": 8, "ddp_loss": 0.2}})))
+    seen.record_end(end(cluster, "p0", json.dumps({"version": 2, "progress": {"step": 9, "loss": 0.1}})))
+    seen.record_end(end(cluster, "p1", json.dumps({"version": 2, "progress": {"step": 8, "loss": 0.2}})))
     assert [(row["step"], row["loss"]) for row in folder.read_rows()] == [(9, 0.1)]
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from ddp_cli.local.screen import LogFile, describe_wait, format_line
 from ddp_operator.api.status import Condition, Progress, Status
-from ddp_operator.decide.metrics_page import Page
+from ddp_operator.decide.report import Page
+from ddp_pod.contract.progress import RankProgress
 from tests.support.builders import NOW
 
 
@@ -25,12 +26,10 @@ LOADING = running("Rendezvoused", "False", "WaitingForWorkers", "2/2 pods runnin
     [("", "importing torch"), ("Starting", "importing torch"), ("WaitingForMaster", "waiting for all pods")],
 )
 def test_line_names_loading_step_before_workers_start(phase: str, description: str) -> None:
-    assert (
-        describe_wait(LOADING, Page(launcher_phase=phase), 4, spoken=False) == f"starting 4 processes: {description} …"
-    )
+    assert describe_wait(LOADING, Page(phase=phase), 4, spoken=False) == f"starting 4 processes: {description} …"
 
 
-@pytest.mark.parametrize("page", [Page({"ddp_step": 3.0}, "Running"), Page(launcher_phase="Done")])
+@pytest.mark.parametrize("page", [Page(ranks=(RankProgress(step=3.0),), phase="Running"), Page(phase="Done")])
 def test_loading_is_over_when_the_page_shows_it_before_the_status(page: Page) -> None:
     assert describe_wait(LOADING, page, 4, spoken=True) == ""
 
@@ -44,14 +43,14 @@ def test_screen_waits_for_first_output_of_script() -> None:
 def test_reason_for_waiting_precedes_output() -> None:
     unplaced = running("Scheduled", "False", "Unschedulable", "1 Insufficient nvidia.com/gpu\nmore")
     assert describe_wait(unplaced, Page(), 1, spoken=True) == "1 Insufficient nvidia.com/gpu"
-    assert "workers have not started" in describe_wait(LOADING, Page(in_place_restarts=1), 1, spoken=True)
+    assert "workers have not started" in describe_wait(LOADING, Page(restarts=1), 1, spoken=True)
 
 
 def test_last_step_before_restart_is_no_present_position() -> None:
     restarted = running("Rendezvoused", "True", "AllRanksJoined", progress=Progress(step=62))
     told = "restarted in the same pods; no step since"
-    assert describe_wait(restarted, Page(in_place_restarts=1), 1, spoken=True) == told
-    stepping = Page({"ddp_step": 3.0}, "Running", in_place_restarts=1)
+    assert describe_wait(restarted, Page(restarts=1), 1, spoken=True) == told
+    stepping = Page(ranks=(RankProgress(step=3.0),), phase="Running", restarts=1)
     assert describe_wait(restarted, stepping, 1, spoken=True) == ""
 
 

@@ -91,7 +91,8 @@ def prometheus() -> Iterator[tuple[str, list[dict[str, str]]]]:
                 ]
             elif query.startswith("last_over_time"):
                 named = {
-                    "ddp_step_duration_seconds_count": "10",
+                    "ddp_steps_total": "10",
+                    "ddp_data_wait_seconds_total": "0",
                     "ddp_step_duration_seconds_sum": "5",
                     "ddp_compute_seconds_total": "4",
                 }

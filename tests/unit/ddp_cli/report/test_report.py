@@ -28,11 +28,13 @@ from ddp_cli.report.run import (
     Mark,
     RankTime,
     find_marks,
-    parse_ranks,
+    list_rank_times,
     split_step_time,
 )
-from ddp_operator.decide.metrics_page import Page, Rates
+from ddp_operator.decide.report import Page, Rates
+from ddp_pod.contract.progress import RankProgress
 from tests.support.builders import NOW, resource
+from tests.support.builders import page as build_report
 
 FAILURE = {
     "attempt": 1,
@@ -42,16 +44,12 @@ FAILURE = {
     "category": "UserError",
     "message": "ValueError: <script>alert(1)</script>",
     "traceback": "Traceback …\nValueError",
-    "hint": "look at the data",
+    "remedy": "look at the data",
 }
-PAGE = """\
-ddp_step_duration_seconds_count{rank="1"} 10
-ddp_step_duration_seconds_sum{rank="1"} 2.0
-ddp_data_wait_seconds_total{rank="1"} 0.5
-ddp_compute_seconds_total{rank="1"} 1.0
-ddp_step_duration_seconds_count{rank="0"} 10
-ddp_step_duration_seconds_sum{rank="0"} broken
-"""
+RANKS = [
+    {"rank": 1, "steps": 10, "stepSeconds": 2.0, "dataSeconds": 0.5, "computeSeconds": 1.0},
+    {"rank": 0, "steps": 10, "stepSeconds": "broken", "dataSeconds": 0},
+]
 
 
 def rows(count: int = 12) -> list[dict[str, float]]:
@@ -76,12 +74,13 @@ def write_run(folder: Path, *, phase: str = "Failed", figures: bool = True, **st
     run.write_status(resource() | {"status": state})
     run.write_event(datetime.fromtimestamp(1010.6, UTC), "Warning", "FailureUserError", "attempt 1: <b>boom</b>")
     run.write_facts({"commit": "abc1234 Fix <it>", "versions": "torch 2.9.0"})
-    run.write(run.pages / "attempt-2-pod-0.prom", PAGE)
-    run.write(run.pages / "attempt-1-pod-0.prom", PAGE.replace("10\n", "99\n"))
+    run.write(run.reports / "attempt-2-pod-0.json", build_report(ranks=RANKS))
+    run.write(run.reports / "attempt-1-pod-0.json", build_report(ranks=[RANKS[0] | {"steps": 99}]))
     if figures:
         for row in rows():
-            values = {str(metric): row[name] for name, metric in COLUMNS.items() if metric and name in row}
-            figures_of = Page(values, rates=Rates(samples=row["samples_per_second"]))
+            progress = RankProgress()
+            progress.update({field: row[name] for name, field in COLUMNS.items() if field and name in row})
+            figures_of = Page(ranks=(progress,), rates=Rates(samples=row["samples_per_second"]))
             run.write_row(datetime.fromtimestamp(row["time"], UTC), int(row["attempt"]), figures_of)
     return run.path
 
@@ -187,7 +186,7 @@ class TestRun:
         assert (first.rank, first.steps, first.step) == (0, 10, 0.0)
         assert (second.rank, second.step, second.data, second.compute) == (1, 0.2, 0.05, 0.1)
         assert second.wait == pytest.approx(0.05)
-        assert parse_ranks(["", "garbage{", 'ddp_x{rank="99999999999999"} nan']) == []
+        assert list_rank_times([Page(ranks=(RankProgress(step=3.0), RankProgress(1, steps=0.0)))]) == []
 
     def test_broken_folders_are_refused_in_one_sentence(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"status\.yaml is missing"):

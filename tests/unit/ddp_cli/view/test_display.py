@@ -122,8 +122,8 @@ def condition(kind: str, value: str, reason: str, message: str) -> Condition:
 
 
 FAILURE = LastFailure(
-    attempt=2, rank=1, node=1, pod="x-2-1-abcde", exit_code=1, category="UserError", message="ValueError: bad",
-    traceback="\n".join(f"line {number}" for number in range(40)), hint="check the data", conclusion="failed 2 times",
+    attempt=2, rank=1, pod_index=1, pod="x-2-1-abcde", exit_code=1, category="UserError", message="ValueError: bad",
+    traceback="\n".join(f"line {number}" for number in range(40)), remedy="check the data", conclusion="failed 2 times",
 )  # fmt: skip
 FAILED = Status(
     phase="Failed",

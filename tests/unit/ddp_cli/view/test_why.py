@@ -49,7 +49,7 @@ FAILURE = {
     "exitCode": 1,
     "category": "UserError",
     "message": "FileNotFoundError: no such file: 'train.csv'",
-    "hint": "check the path of the data",
+    "remedy": "check the path of the data",
     "conclusion": "failed 4 times, recovery.maxRestarts is 3",
 }
 FAILED = condition("Failed", "True", "RestartBudgetExhausted", "failed 4 times, recovery.maxRestarts is 3; last: …")
@@ -332,7 +332,7 @@ class TestWhatIsTold:
             lastFailure=FAILURE,
         )
         assert "It was restarted 2 times; the last failure was UserError (rank 3" in explanation.what
-        assert explanation.todo.startswith(FAILURE["hint"][:1].upper())
+        assert explanation.todo.startswith(FAILURE["remedy"][:1].upper())
 
 
 class TestExplainedFailure:
@@ -355,11 +355,11 @@ class TestExplainedFailure:
     def test_logs_are_next_step_only_without_hint(self) -> None:
         odd = condition("Failed", "True", "Odd", "the Job failed")
         assert why(odd, phase="Failed", lastFailure=FAILURE).todo == "Check the path of the data."
-        without = why(odd, phase="Failed", lastFailure=FAILURE | {"hint": ""})
+        without = why(odd, phase="Failed", lastFailure=FAILURE | {"remedy": ""})
         assert without.todo == "Read the end of its log: ddp logs x."
 
     def test_braces_in_hint_are_kept(self) -> None:
-        failure = FAILURE | {"hint": "use {name} or {0}", "message": "KeyError: '{'"}
+        failure = FAILURE | {"remedy": "use {name} or {0}", "message": "KeyError: '{'"}
         explanation = why(FAILED, phase="Failed", lastFailure=failure)
         assert "Use {name} or {0}." in explanation.todo
 

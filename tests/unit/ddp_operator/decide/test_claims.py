@@ -14,7 +14,7 @@ from tests.support.builders import NOW, job, page, resource
 from tests.support.fake_cluster import ReconcilerHarness
 
 CHECKPOINT = {"path": "/ckpt", "claimName": "weights"}
-TRAINING = page(ddp_step=7, phase="Running")
+TRAINING = page(step=7, phase="Running")
 
 
 def another(phase: str = "", attempt: int = 0, *, created: str = "", uid: str = "another") -> dict[str, Any]:

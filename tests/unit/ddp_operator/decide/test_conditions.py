@@ -9,12 +9,12 @@ from ddp_operator.api.job import JobSize
 from ddp_operator.api.status import Condition, Nodes, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide import describe
-from ddp_operator.decide.metrics_page import parse_page
 from ddp_operator.decide.scheduling import describe_scheduling
 from ddp_operator.decide.state import Observation, Pods
 from ddp_operator.decide.views import view_pod
 from ddp_pod.contract.group_facts import ALONE, GroupFacts
-from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
+from ddp_pod.contract.records import to_json
+from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, page
 
 
 def pods(*raw: Any) -> Any:
@@ -32,7 +32,7 @@ def was(status: Any, reason: str, message: str = "") -> Condition:
 
 @pytest.mark.parametrize(("pods", "shown"), [(10, "0, 1, 2, 3, 4, 5, 6, 7, 8, 9"), (11, "7, 8, 9, …")])
 def test_distributed_message_lists_ten_pods(pods: int, shown: str) -> None:
-    alone = GroupFacts(ALONE, pods, "ranks train alone").to_json()
+    alone = to_json(GroupFacts(ALONE, pods, "ranks train alone"))
     ended = [child_pod(i, "Succeeded", message=last_words(groups=alone, exitCode=0)) for i in range(pods)]
     fact = describe.describe_distribution(Pods(map(view_pod, ended)))
     assert fact is not None
@@ -139,7 +139,7 @@ class TestRendezvoused:
         nodes: int = 1,
         seconds: float = 0,
     ) -> tuple[str, str, str]:
-        observation = Observation(page=None if text is None else parse_page(text), page_requested=requested)
+        observation = Observation(page=None if text is None else decode(text), page_requested=requested)
         now = NOW + timedelta(seconds=seconds)
         fact = describe.describe_rendezvous(pods(*raw), JobSize(nodes), observation, before, now)
         return fact.status, fact.reason, fact.message
@@ -164,8 +164,8 @@ class TestRendezvoused:
         )
 
     def test_step_on_page_sets_rendezvoused(self) -> None:
-        assert self.describe(child_pod(0), text=page(ddp_step=1))[0] == "True"
-        assert self.describe(child_pod(0), text=page(ddp_step=0))[0] == "False"
+        assert self.describe(child_pod(0), text=page(step=1))[0] == "True"
+        assert self.describe(child_pod(0), text=page(step=0))[0] == "False"
 
     @pytest.mark.parametrize("before", [was("True", "AllRanksJoined"), was("Unknown", "NoMetricsPage")])
     def test_condition_is_kept_while_no_page_is_requested(self, before: Condition) -> None:
@@ -186,7 +186,7 @@ class TestRendezvoused:
         assert self.describe(child_pod(0, age=5), seconds=0)[1] == "WaitingForWorkers"
         status, reason, words = self.describe(child_pod(0, age=5), seconds=60)
         assert (status, reason) == ("Unknown", "NoMetricsPage")
-        assert "the operator cannot read the metrics page" in words
+        assert "the operator cannot read the report" in words
 
     def test_unreadable_page_of_young_pod_is_not_reported(self) -> None:
         young = child_pod(0, age=100), child_pod(1, age=5)

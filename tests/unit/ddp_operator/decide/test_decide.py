@@ -1,6 +1,5 @@
 """Decisions as a pure function: the recorded attempt, actions on children, and the time of the next pass."""
 
-import json
 from datetime import timedelta
 from typing import Any
 
@@ -12,14 +11,13 @@ from ddp_operator.api.status import LastFailure, Restarts, Status
 from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.converge import compute_scrape_interval
 from ddp_operator.decide.decide import decide
-from ddp_operator.decide.metrics_page import parse_page
 from ddp_operator.decide.state import AT_ONCE, Decision, DeleteJob, DeleteResource, EnsureChildren, Refusal, SuspendJob
-from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
+from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, page
 
 STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)
 JOB = child_job()
 RUNNING = (child_pod(0), child_pod(1))
-TRAINING = page(ddp_step=3, phase="Running")
+TRAINING = page(step=3, phase="Running")
 QUEUED = {"kueue.x-k8s.io/queue-name": "q"}
 REFUSED = Refusal("InvalidSpec", "spec.x: is wrong")
 
@@ -37,7 +35,7 @@ def run(
     **spec: Any,
 ) -> Decision:
     typed = job(status=status, **{"nodes": 2, **spec})
-    result = None if text is None else parse_page(text)
+    result = None if text is None else decode(text)
     observation = observe(typed, jobs, pods, result, page_requested=requested, shared_complete=service)
     return decide(typed, observation, NOW + timedelta(seconds=seconds), refusal=refusal)
 
@@ -384,7 +382,7 @@ class TestPhase:
 
     def test_job_without_progress_has_no_eta(self) -> None:
         status = run(pods=RUNNING, text=page(
-            ddp_step=5, ddp_steps_total=5, ddp_planned_steps=10, ddp_step_duration_seconds_sum=5, phase="Running",
+            step=5, steps=5, total_steps=10, step_seconds=5, phase="Running",
         )).status  # fmt: skip
         assert status.progress is not None
         assert status.progress.eta is not None
@@ -411,7 +409,7 @@ class TestPhase:
 
     def test_absent_step_has_launchers_explanation(self) -> None:
         hint = "no step is visible: metrics.autoInstrument is false. To show progress, …"
-        text = page(phase="Running") + f"# ddp_launcher_step_hint {json.dumps(hint)}\n"
+        text = page(phase="Running", stepHint=hint)
         progressing = run(pods=RUNNING, text=text).status.condition("Progressing")
         assert progressing is not None
         assert (progressing.reason, progressing.message) == ("NoStepYet", hint)
@@ -459,8 +457,8 @@ class TestRestarting:
 
 class TestFinalProgress:
     def test_final_progress_is_read_from_succeeded_pod(self) -> None:
-        old = child_pod(0, "Failed", code=85, suffix="aaaaa", age=90, message=last_words(progress={"ddp_step": 3.0}))
-        new = child_pod(0, "Succeeded", suffix="bbbbb", age=60, message=last_words(progress={"ddp_step": 9.0}))
+        old = child_pod(0, "Failed", code=85, suffix="aaaaa", age=90, message=last_words(progress={"step": 3.0}))
+        new = child_pod(0, "Succeeded", suffix="bbbbb", age=60, message=last_words(progress={"step": 9.0}))
         for pods in ((old, new), (new, old)):
             status = run(trained(), [child_job(conditions={"Complete": ""})], [*pods, child_pod(1, "Succeeded")]).status
             assert status.progress is not None

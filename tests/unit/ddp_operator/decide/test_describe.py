@@ -10,18 +10,17 @@ import pytest
 from msgspec.structs import replace
 
 from ddp_cli.view.why import explain_why
-from ddp_operator.api.status import Condition, LastFailure, Progress, Restarts, SlowestPair, Status
+from ddp_operator.api.status import Condition, LastFailure, PreflightStatus, Progress, Restarts, SlowestPair, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.decide import decide
-from ddp_operator.decide.metrics_page import parse_page
 from ddp_operator.decide.state import Decision
 from ddp_operator.decide.transitions import list_transition_events
 from ddp_operator.decide.views import NodeView, view_pod
-from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page, resource
+from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, page, resource
 
 STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)
 RUNNING = (child_pod(0), child_pod(1))
-TRAINING = page(ddp_step=7, ddp_planned_steps=70, ddp_steps_total=7, ddp_step_duration_seconds_sum=7, phase="Running")
+TRAINING = page(step=7, total_steps=70, steps=7, step_seconds=7, phase="Running")
 
 
 def run(
@@ -29,7 +28,7 @@ def run(
 ) -> Decision:
     answers = {name: more.pop(name) for name in ("failures_in_place", "nodes") if name in more}
     typed = job(status=status, **({"nodes": 2} | more))
-    observation = observe(typed, jobs or [child_job()], pods, parse_page(text) if text else None, **answers)
+    observation = observe(typed, jobs or [child_job()], pods, decode(text) if text else None, **answers)
     return decide(typed, observation, NOW + timedelta(seconds=seconds))
 
 
@@ -175,24 +174,21 @@ def test_pods_of_other_attempts_are_not_counted() -> None:
 
 
 def test_preflight_measurements_are_kept_for_attempt() -> None:
-    text = 'ddp_launcher_preflight_duration_seconds{check="allreduce"} 0.4\n'
-    text += 'ddp_launcher_preflight_passed{check="allreduce"} 1\n'
-    result = parse_page(text).preflight
-    assert result is not None
-    first = run(*RUNNING, text=TRAINING + text).status
-    assert first.preflight == result
-    assert run(*RUNNING, status=first, text=TRAINING).status.preflight == result
+    text = page(phase="Running", step=3, preflight={"done": ["allreduce"], "allReduceSeconds": 0.4})
+    first = run(*RUNNING, text=text).status
+    assert first.preflight == PreflightStatus(all_reduce_milliseconds="400")
+    assert run(*RUNNING, status=first, text=TRAINING).status.preflight == first.preflight
 
 
 def test_slowest_pair_has_nodes_of_its_measurement() -> None:
-    text = 'ddp_launcher_slowest_pair_bytes_per_second{pods="0,1"} 2e9\n'
-    first = run(child_pod(0, node="node-a"), child_pod(1, node="node-b"), text=TRAINING + text).status
+    text = page(phase="Running", step=3, preflight={"pair": [0, 1], "pairRate": 2e9})
+    first = run(child_pod(0, node="node-a"), child_pod(1, node="node-b"), text=text).status
     assert first.preflight is not None
     assert first.preflight.slowest_pair == SlowestPair(
         pods=(0, 1), nodes=("node-a", "node-b"), megabytes_per_second="2000"
     )
     moved = [child_pod(0, node="elsewhere"), child_pod(1, node="node-b")]
-    again = run(*moved, status=first, text=TRAINING + text).status
+    again = run(*moved, status=first, text=text).status
     assert again.preflight == first.preflight
 
 
@@ -219,9 +215,11 @@ def test_code_revision_is_commit_or_digest(commit: str | None, dirty: bool | Non
 
 class TestCheckpointsInAStore:
     STORE = {"path": "/ckpt", "url": "s3://bucket/digits"}
-    BEFORE = page(ddp_step=70, ddp_checkpoint_step=60, ddp_checkpoint_upload_bytes_total=9, phase="Running")
-    UPLOADED = BEFORE + page(ddp_checkpoint_upload_step=40, ddp_checkpoint_upload_timestamp_seconds=1.7e9)
-    FAILING = UPLOADED + '# ddp_checkpoint_upload_problem "OSError: 503 Slow Down"\n'
+    NEWEST = {"bytes": 9, "step": 40, "time": 1.7e9}
+    BEFORE = page(step=70, checkpoint_step=60, uploads={"bytes": 9}, phase="Running")
+    UPLOADED = page(step=70, checkpoint_step=60, uploads=NEWEST, phase="Running")
+    PROBLEM = {"problem": "OSError: 503 Slow Down"}
+    FAILING = page(step=70, checkpoint_step=60, uploads=NEWEST | PROBLEM, phase="Running")
 
     def decide(self, text: str, status: Status = STARTED) -> Decision:
         return run(*RUNNING, text=text, status=status, checkpoint=self.STORE)

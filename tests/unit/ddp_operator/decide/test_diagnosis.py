@@ -1,6 +1,5 @@
 """Which failure counts: the earliest root cause across pods, not a secondary failure."""
 
-import json
 from datetime import timedelta
 from typing import Any
 
@@ -26,7 +25,7 @@ def at(seconds: float) -> Any:
 
 def ended(index: int, code: int, category: str = "CUDAError", *, seconds: float = 0, **changes: Any) -> dict[str, Any]:
     """Return a pod that failed; the failure of a lost peer is marked as such."""
-    words = last_words(category, rank=index, node=index, time=at(seconds).timestamp())
+    words = last_words(category, rank=index, podIndex=index, time=at(seconds).timestamp())
     if code == constants.EXIT_PEER_LOST:
         words |= {"category": "NCCL", "secondary": True}
     message = changes.pop("message", words if code not in (137, 143) else "")
@@ -46,7 +45,7 @@ def diagnosis(
 def blamed(result: Diagnosis | None) -> tuple[int | None, str]:
     assert result is not None
     assert result.cause is not None
-    return result.cause.node, result.cause.category
+    return result.cause.pod_index, result.cause.category
 
 
 class TestNoFailure:
@@ -87,18 +86,18 @@ class TestCause:
         assert blamed(diagnosis(ended(0, 86, seconds=0), ended(1, 82, "OOM", seconds=9), seconds=9)) == (1, "OOM")
 
     def test_rank_that_agent_stopped_is_not_root_cause(self) -> None:
-        report = last_words("Unknown", node=0, time=at(0).timestamp(), evidence="Stopped")
+        report = last_words("Unknown", podIndex=0, time=at(0).timestamp(), evidence="Stopped")
         stopped = ended(0, 82, "Unknown", seconds=0, message=report)
         assert blamed(diagnosis(stopped, ended(1, 82, "CUDAError", seconds=3), seconds=4)) == (1, "CUDAError")
 
     def test_whole_story_is_kept(self) -> None:
-        words = last_words("UserError", rank=3, node=1, exitCode=2, message="m", traceback="t", hint="h")
+        words = last_words("UserError", rank=3, podIndex=1, exitCode=2, message="m", traceback="t", remedy="h")
         result = diagnosis(ended(1, 81, message=words))
         assert result is not None
         assert result.permanent
         cause = result.cause
         assert cause is not None
-        assert (cause.rank, cause.exit_code, cause.message, cause.traceback, cause.hint) == (3, 2, "m", "t", "h")
+        assert (cause.rank, cause.exit_code, cause.message, cause.traceback, cause.remedy) == (3, 2, "m", "t", "h")
         assert (cause.pod, cause.node_name, cause.time) == ("train-1-1-abcde", "node-a", NOW)
 
     @pytest.mark.parametrize(("code", "permanent"), [(81, True), (82, False), (83, False), (84, False), (1, False)])
@@ -126,7 +125,7 @@ class TestCause:
             f"Evicted: {words}",
             False,
         )
-        assert "raise ephemeral-storage" in result.cause.hint
+        assert "raise ephemeral-storage" in result.cause.remedy
 
     def test_pod_evicted_for_its_neighbours_sake_is_disrupted(self) -> None:
         status = {"reason": "Evicted", "message": "The node was low on resource: memory."}
@@ -143,7 +142,7 @@ class TestCause:
         assert result is not None
         assert result.cause is not None
         assert (result.cause.container, result.cause.message) == ("fetch", "the container ended with exit code 3")
-        assert result.cause.hint == "see its log: kubectl logs train-1-0-abcde -c fetch"
+        assert result.cause.remedy == "see its log: kubectl logs train-1-0-abcde -c fetch"
         assert not view_pod(pod).fails_job, "the Job's policy looks at the training container only"
 
     def test_only_container_is_trainer_with_any_name(self) -> None:
@@ -169,7 +168,7 @@ LOST = {**HIDDEN, "secondary": True}
 def test_peer_that_ended_with_a_hidden_exception_is_root_cause_of_lost_peers(
     code: int, remedy: str, end: Any, root: tuple[int, str]
 ) -> None:
-    message = last_words("NCCL" if code != 82 else "CUDAError", rank=0, secondary=code != 82, hint=remedy)
+    message = last_words("NCCL" if code != 82 else "CUDAError", rank=0, secondary=code != 82, remedy=remedy)
     failed = ended(0, code, message=message)
     peer = child_pod(1, "Succeeded", message=last_words(ends=[end]))
     result = diagnosis(failed, peer)
@@ -180,7 +179,7 @@ def test_peer_that_ended_with_a_hidden_exception_is_root_cause_of_lost_peers(
 
 
 def test_pods_are_awaited_whose_ranks_had_ended_before_their_peers_failed() -> None:
-    failed = ended(0, 82, message=last_words("UserError", rank=0, hint=EARLY_EXIT_REMEDY))
+    failed = ended(0, 82, message=last_words("UserError", rank=0, remedy=EARLY_EXIT_REMEDY))
     waits = diagnosis(failed, child_pod(1))
     assert waits is not None
     assert waits.cause is None
@@ -234,9 +233,9 @@ class TestSecondaryFailures:
     def test_rank_outside_of_collectives_is_root_cause_of_lost_peers_only(
         self, code: int, peer: Any, computes: bool, root: tuple[int, str]
     ) -> None:
-        words = last_words("Hang", rank=5, node=1, message="rank 5 is in q.get (train.py:27)", secondary=computes)
+        words = last_words("Hang", rank=5, podIndex=1, message="rank 5 is in q.get (train.py:27)", secondary=computes)
         end = last_words("Preempted" if peer["code"] == 85 else "Network", secondary=peer["code"] == 86)
-        message = {**end, "awaited": json.dumps(words), "time": at(peer["seconds"]).timestamp()}
+        message = {**end, "awaited": words, "time": at(peer["seconds"]).timestamp()}
         result = diagnosis(ended(0, code), ended(1, peer["code"], seconds=peer["seconds"], message=message), seconds=3)
         assert blamed(result) == root
         assert result is not None
@@ -247,7 +246,7 @@ class TestSecondaryFailures:
 
     @pytest.mark.parametrize("taken", [{"deleting": True}, {"disrupted": "EvictionByEvictionAPI"}])
     def test_lost_pod_explains_lost_peers_better_than_rank_outside_of_collectives(self, taken: Any) -> None:
-        awaited = json.dumps(last_words("Hang", rank=1, node=1))
+        awaited = last_words("Hang", rank=1, podIndex=1)
         message = {**last_words("Preempted", time=at(2).timestamp()), "awaited": awaited}
         lost = child_pod(1, "Failed", code=85, message=message, at=at(-1), **taken)
         result = diagnosis(ended(0, 86, seconds=1), lost, seconds=3)
@@ -283,7 +282,11 @@ class TestJobWithoutReport:
         result = diagnosis(child_pod(0), job=self.failed(), seconds=61)
         assert result is not None
         assert result.cause is not None
-        assert (result.cause.category, result.cause.message, result.cause.node) == ("Unknown", "backoff limit", None)
+        assert (result.cause.category, result.cause.message, result.cause.pod_index) == (
+            "Unknown",
+            "backoff limit",
+            None,
+        )
 
     def test_job_without_pods_reports_controller_message(self) -> None:
         result = diagnosis(job=self.failed())
@@ -310,10 +313,10 @@ class TestPolicy:
 
 def test_lost_node_is_blamed_with_its_remedy() -> None:
     failure = build_node_failure(3, view_pod(child_pod(1, attempt=3, node="node-b")), "the node is gone", NOW)
-    assert (failure.attempt, failure.node, failure.pod) == (3, 1, "train-3-1-abcde")
+    assert (failure.attempt, failure.pod_index, failure.pod) == (3, 1, "train-3-1-abcde")
     assert (failure.node_name, failure.time) == ("node-b", NOW)
     assert failure.message == "the pod was lost with its node: the node is gone"
-    assert (failure.category, failure.hint) == ("NodeLost", CATEGORIES["NodeLost"].remedy)
+    assert (failure.category, failure.remedy) == ("NodeLost", CATEGORIES["NodeLost"].remedy)
 
 
 class TestWaiting:

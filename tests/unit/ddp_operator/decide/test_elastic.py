@@ -13,23 +13,22 @@ from msgspec.structs import replace
 from ddp_operator.api.status import Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.decide import decide
-from ddp_operator.decide.diagnosis import parse_restart_failures
-from ddp_operator.decide.metrics_page import parse_page
+from ddp_operator.decide.diagnosis import list_restart_failures
 from ddp_operator.decide.state import AT_ONCE, Decision, ResizeJob
 from ddp_operator.manifests.children import build_children
 from ddp_pod.contract.plan import decode_config
-from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
+from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, page
 from tests.support.fake_cluster import ReconcilerHarness
 
 ELASTIC = {"minNodes": 2, "maxNodes": 4}
-TRAINING = page(ddp_step=7, ddp_planned_steps=10, phase="Running")
+TRAINING = page(step=7, total_steps=10, phase="Running")
 JOB = child_job(nodes=3)
 STARTED = Status(attempt=1, attempt_nodes=3, job_name="train-1", start_time=NOW)
 
 
 def run(*pods: Any, status: Status = STARTED, jobs: Any = (JOB,), text: str | None = None, **spec: Any) -> Decision:
     typed = job(status=status, **{"nodes": 3, "elastic": ELASTIC, **spec})
-    result = None if text is None else parse_page(text)
+    result = None if text is None else decode(text)
     return decide(typed, observe(typed, jobs, pods, result), NOW)
 
 
@@ -108,21 +107,21 @@ class TestSize:
             nonlocal seconds
             seconds += 5
             typed = job(status=status, nodes=2 if seconds > 5 else 3, elastic=ELASTIC)
-            seen = observe(typed, [JOB], pods, parse_page(text))
-            reported = parse_restart_failures([(pod, parse_page(text)) for pod in seen.pods])
+            seen = observe(typed, [JOB], pods, decode(text))
+            reported = list_restart_failures([(pod, decode(text)) for pod in seen.pods])
             seen = dataclasses.replace(seen, failures_in_place=reported)
             return decide(typed, seen, NOW + timedelta(seconds=seconds)).status
 
-        before = train(replace(STARTED, conditions=joined), page(ddp_step=50, phase="Running", restarts=0))
-        resized = train(before, page(ddp_step=60, phase="Running", restarts=0))
-        waiting = train(resized, page(ddp_step=70, ddp_steps_total=70, phase="Running", restarts=0))
+        before = train(replace(STARTED, conditions=joined), page(step=50, phase="Running", restarts=0))
+        resized = train(before, page(step=60, phase="Running", restarts=0))
+        waiting = train(resized, page(step=70, steps=70, phase="Running", restarts=0))
         for status in (resized, waiting):
             assert status.last_restart is not None
             assert (status.last_restart.cause, status.last_restart.level) == ("Resized", None)
             assert status.last_restart.recovery_seconds is None, "the former workers still train"
         stopped = last_words("Preempted", exitCode=85, restarts=1)
-        restarted = train(waiting, page(ddp_step=70, phase="Rendezvous", restarts=1, answered=stopped))
-        text = page(ddp_step=72, ddp_steps_total=1, phase="Running", restarts=1, answered=stopped)
+        restarted = train(waiting, page(step=70, phase="Rendezvous", restarts=1, answered=stopped))
+        text = page(step=72, steps=1, phase="Running", restarts=1, answered=stopped)
         after = train(restarted, text)
         assert after.last_failure is None
         assert (after.restarts.in_place, after.restarts.all, after.restarts.counted) == (1, 0, 0)
@@ -174,7 +173,7 @@ class TestLoss:
     def test_training_peers_end_restart(self) -> None:
         pods = (child_pod(0), child_pod(1), child_pod(2, "Pending"))
         before = run(*pods[:2], child_pod(2), text=TRAINING).status
-        meeting = run(*pods, status=before, text=page(ddp_step=7, phase="Rendezvous"))
+        meeting = run(*pods, status=before, text=page(step=7, phase="Rendezvous"))
         assert state(meeting, "Restarting") == ("True", "PodReplacement")
         again = run(*pods, status=meeting.status, text=TRAINING)
         assert state(again, "Rendezvoused") == ("True", "EnoughRanksJoined")

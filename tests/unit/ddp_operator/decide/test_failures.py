@@ -8,6 +8,7 @@ import pytest
 
 from ddp_operator.api import constants
 from ddp_operator.decide.failures import Termination, parse_termination
+from ddp_pod.contract.progress import RankProgress
 from tests.support.builders import NOW, last_words
 
 
@@ -18,7 +19,7 @@ def parse(words: Any, code: int = 82, reason: str = "Error", finished: datetime 
 
 def test_message_of_launcher_is_parsed() -> None:
     end = parse(
-        last_words("CUDAError", rank=5, node=1, exitCode=3, message="boom", traceback="tb", hint="h", restarts=2)
+        last_words("CUDAError", rank=5, podIndex=1, exitCode=3, message="boom", traceback="tb", remedy="h", restarts=2)
     )
     assert (end.category, end.rank, end.pod_index, end.exit_code, end.container_exit_code) == ("CUDAError", 5, 1, 3, 82)
     assert (end.message, end.traceback, end.remedy, end.restarts, end.secondary) == ("boom", "tb", "h", 2, False)
@@ -41,7 +42,7 @@ def test_message_of_launcher_is_parsed() -> None:
     ],
 )
 def test_control_characters_of_pod_are_removed(text: str, kept: str) -> None:
-    end = parse(last_words(message=text, traceback=text, hint=text))
+    end = parse(last_words(message=text, traceback=text, remedy=text))
     assert (end.message, end.traceback, end.remedy) == (kept, kept, kept)
     assert parse(text).message == kept.rpartition("\n")[2].strip()
 
@@ -140,7 +141,7 @@ def test_garbage_is_mere_text_of_bounded_size(words: str) -> None:
 
 
 def test_long_strings_are_cut_at_least_informative_end() -> None:
-    end = parse(last_words("OOM", message="m" * 9000 + "!", traceback="!" + "t" * 9000 + "end", hint="h" * 9000))
+    end = parse(last_words("OOM", message="m" * 9000 + "!", traceback="!" + "t" * 9000 + "end", remedy="h" * 9000))
     assert (len(end.message), len(end.traceback), len(end.remedy)) == (2048, 2048, 2048)
     assert end.traceback.endswith("end")
     assert end.message.startswith("m")
@@ -148,7 +149,7 @@ def test_long_strings_are_cut_at_least_informative_end() -> None:
 
 @pytest.mark.parametrize("number", [2**31, -(2**31), 10**30])
 def test_numbers_that_no_api_server_would_store_are_dropped(number: int) -> None:
-    end = parse(last_words("OOM", rank=number, node=number, exitCode=number, restarts=number))
+    end = parse(last_words("OOM", rank=number, podIndex=number, exitCode=number, restarts=number))
     assert (end.rank, end.pod_index, end.exit_code) == (None, None, None)
     assert 0 <= end.restarts < 2**31
 
@@ -172,5 +173,5 @@ def test_time_is_always_storable(time: float | None, finished: datetime | None) 
 
 
 def test_progress_without_number_is_ignored() -> None:
-    text = '{"progress": {"a": 1, "b": 2.5}}'
-    assert parse(text).progress == {"a": 1.0, "b": 2.5}
+    progress = parse(last_words(progress={"step": "x", "epoch": True, "loss": 2.5, "other": 1})).progress
+    assert progress == RankProgress(loss=2.5)

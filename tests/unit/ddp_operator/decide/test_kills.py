@@ -96,7 +96,7 @@ async def test_probe_that_kills_trainer_is_named_and_counted(monkeypatch: pytest
     status = harness.status
     failure = status.last_failure
     assert failure is not None
-    assert (failure.category, failure.node) == ("Killed", 1)
+    assert (failure.category, failure.pod_index) == ("Killed", 1)
     assert "livenessProbe" in failure.message
     assert REFUSED in failure.message
     assert (status.attempt, status.restarts.counted, status.restarts.free) == (2, 1, 0)
@@ -117,7 +117,7 @@ async def test_signal_of_unknown_sender_is_neither_preemption_nor_kernel(monkeyp
     assert failure is not None
     assert failure.category == "Killed"
     assert "neither deleted nor evicted" in failure.message
-    assert "kubectl exec" in failure.hint
+    assert "kubectl exec" in failure.remedy
 
 
 async def test_deleted_pod_is_not_preempted(monkeypatch: pytest.MonkeyPatch) -> None:

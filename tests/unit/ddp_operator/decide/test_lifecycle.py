@@ -1,6 +1,5 @@
 """Deadlines, the pods that must succeed, the acknowledgement of a suspension, and the objects that remain."""
 
-import json
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
@@ -9,28 +8,27 @@ import pytest
 from msgspec.structs import replace
 
 from ddp_operator.api import constants
-from ddp_operator.api.constants import COMMENT_GROUPS
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import Status
 from ddp_operator.decide.decide import decide
-from ddp_operator.decide.metrics_page import parse_page
 from ddp_operator.decide.state import Decision
 from ddp_operator.decide.transitions import Doubted, find_transitions, list_transition_events
 from ddp_operator.manifests.children import build_children
 from ddp_pod.contract.group_facts import ALONE, SEPARATE, TOGETHER, UNKNOWN, WAITING, GroupFacts
-from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
+from ddp_pod.contract.records import to_json
+from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, page
 from tests.support.fake_cluster import ReconcilerHarness
 
 STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW, attempt_time=NOW)
 JOB = child_job()
-TRAINING = page(ddp_step=7, ddp_planned_steps=10, ddp_checkpoint_step=5, phase="Running")
+TRAINING = page(step=7, total_steps=10, checkpoint_step=5, phase="Running")
 
 
 def run(
     *pods: Any, status: Status = STARTED, jobs: Any = (JOB,), text: str = "", seconds: float = 1, **spec: Any
 ) -> Decision:
     typed = job(status=status, **{"nodes": 2, **spec})
-    observation = observe(typed, jobs, pods, parse_page(text) if text else None)
+    observation = observe(typed, jobs, pods, decode(text) if text else None)
     return decide(typed, observation, NOW + timedelta(seconds=seconds))
 
 
@@ -67,7 +65,7 @@ class TestPendingDeadline:
         pod = child_pod(1, "Pending", node="n", status={"containerStatuses": [waiting]})
         failure = run(child_pod(0), pod, pendingDeadlineSeconds=60, seconds=60).status.last_failure
         assert failure is not None
-        assert (failure.category, failure.node, failure.message) == ("ImagePull", 1, "no such image")
+        assert (failure.category, failure.pod_index, failure.message) == ("ImagePull", 1, "no such image")
 
     def test_pending_deadline_ends_once_all_pods_have_run(self) -> None:
         for pods in ((child_pod(0), child_pod(1)), (child_pod(0), child_pod(1, "Succeeded"))):
@@ -152,12 +150,12 @@ def succeeded(index: int, **known: Any) -> Any:
 
 
 def groups(state: str, message: str = "how the ranks train", **values: Any) -> dict[str, Any]:
-    return {"groups": GroupFacts(state, 2, message, **values).to_json()}
+    return {"groups": to_json(GroupFacts(state, 2, message, **values))}
 
 
 def with_groups(facts: Mapping[str, Any]) -> str:
     """Return the page of a pod that makes steps, with a record of its process groups."""
-    return f"{page(ddp_step=3, phase='Running')}{COMMENT_GROUPS}{json.dumps(facts['groups'])}\n"
+    return page(step=3, phase="Running", groups=facts["groups"])
 
 
 class TestProcessGroup:
@@ -176,7 +174,7 @@ class TestProcessGroup:
             ((groups(TOGETHER), {}), ("True", "ProcessGroupOfAllRanks")),
             ((groups(UNKNOWN), groups(UNKNOWN)), ("Unknown", "GroupUnknown")),
             (({}, {}), None),
-            (({"groups": {"state": "Other", "worldSize": 2}}, {"groups": []}), None),
+            (({"groups": {"state": "Other", "worldSize": 2}}, {"groups": []}), ("Unknown", "GroupUnknown")),
         ],
     )  # fmt: skip
     def test_group_at_the_end_is_condition(self, ends: Any, result: tuple[str, str] | None) -> None:
@@ -233,17 +231,17 @@ class TestProcessGroup:
 class TestCompletion:
     """Did a job whose ranks have exited with 0 train to its end?"""
 
-    STEPS = {"ddp_step": 10.0}
+    STEPS = {"step": 10.0}
     SHORT = {"rank": 0, "step": 10.0, "total": 30.0}
     TRACE = {"rank": 1, "step": 10.0, "exception": "ValueError: bad", "secondary": False, "processes": []}
     LOST = {**SHORT, "exception": "RuntimeError: Connection closed by peer", "secondary": True}
     LEFT = {"rank": 0, "processes": ["python train.py"]}
-    NAN = {**STEPS, "ddp_loss_not_finite_step": 7.0}
+    NAN = {**STEPS, "lostLossStep": 7.0}
 
     @pytest.mark.parametrize(
         ("words", "reason", "parts"),
         [
-            (({"progress": {**STEPS, "ddp_planned_steps": 10.0}}, {}), "AllStepsMade", ["step 10 of 10"]),
+            (({"progress": {**STEPS, "totalSteps": 10.0}}, {}), "AllStepsMade", ["step 10 of 10"]),
             (({"progress": STEPS}, {}), "TotalUnknown", []),
             (({}, {}), "NoStep", ["without a visible step"]),
             (({"progress": NAN}, {}), "LossNotFinite", ["the loss is nan since step 7", "last step was 10"]),
@@ -316,7 +314,7 @@ class TestSuspendedJob:
         return harness
 
     async def test_suspended_message_names_checkpoint(self) -> None:
-        saved = last_words(progress={"ddp_step": 9.0, "ddp_checkpoint_step": 9.0})
+        saved = last_words(progress={"step": 9.0, "checkpointStep": 9.0})
         harness = await self.suspend(saved, saved)
         assert harness.status.checkpoint is not None
         assert (harness.status.checkpoint.step, harness.status.checkpoint.time) == (9, harness.clock.now)
@@ -333,7 +331,7 @@ class TestSuspendedJob:
         assert harness.condition("Suspended").message.endswith("from the checkpoint of step 5; 2 later steps are lost")
 
     async def test_suspended_message_without_checkpoints_names_no_loss(self) -> None:
-        steps = page(ddp_step=7, phase="Running")
+        steps = page(step=7, phase="Running")
         harness = await ReconcilerHarness().train(steps)
         harness.edit(suspend=True)
         await harness.settle()
@@ -346,7 +344,7 @@ class TestSuspendedJob:
         first = run(*pods, text=TRAINING, seconds=10).status
         second = run(*pods, text=TRAINING, status=first, seconds=20).status
         assert first.checkpoint == second.checkpoint
-        third = run(*pods, text=TRAINING.replace("checkpoint_step{rank=\"0\"} 5", "checkpoint_step{rank=\"0\"} 6"),
+        third = run(*pods, text=TRAINING.replace('"checkpointStep": 5', '"checkpointStep": 6'),
                     status=second, seconds=30).status  # fmt: skip
         assert third.checkpoint is not None
         assert (third.checkpoint.step, third.checkpoint.time) == (6, NOW + timedelta(seconds=30))

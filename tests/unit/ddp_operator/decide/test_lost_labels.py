@@ -12,7 +12,7 @@ from ddp_operator.decide.refusals import may_have_lost_labels
 from tests.support.builders import child_job, child_pod, job, observe, page
 from tests.support.fake_cluster import ReconcilerHarness
 
-TRAINING = page(ddp_step=7, phase="Running")
+TRAINING = page(step=7, phase="Running")
 TYPED = job(status=Status(attempt=1, attempt_nodes=2, job_name="train-1"), nodes=2)
 
 

@@ -2,7 +2,6 @@
 
 import pytest
 
-from ddp_operator.api import constants
 from ddp_operator.api.status import Progress, Status
 from ddp_operator.decide.progress import record_final_progress
 from ddp_operator.decide.state import Pods
@@ -21,7 +20,7 @@ def test_restarts_of_replaced_pod_are_counted_beside_its_successor() -> None:
 def test_total_reported_while_running_is_kept_at_end_unless_step_exceeds_it(
     step: int, total: int | None, percent: str | None
 ) -> None:
-    report = last_words("UserError", progress={constants.METRIC_GLOBAL_STEP: step})
+    report = last_words("UserError", progress={"step": step})
     pods = Pods([view_pod(child_pod(1, "Failed", code=1, message=report))])
     status = Status(progress=Progress(step=60, total_steps=400, percent="15.0%"))
     progress = record_final_progress(status, pods, NOW).progress

@@ -12,11 +12,10 @@ from ddp_operator.decide import losses
 from ddp_operator.decide.attempts import compute_start_delay
 from ddp_operator.decide.decide import decide
 from ddp_operator.decide.diagnosis import build_node_failure
-from ddp_operator.decide.metrics_page import parse_page
 from ddp_operator.decide.state import AT_ONCE, Decision, DeleteJob, FailPod, State
 from ddp_operator.decide.transitions import list_transition_events
 from ddp_operator.decide.views import NodeView, view_node, view_pod
-from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
+from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, page
 
 STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW - timedelta(hours=1))
 JOB = child_job()
@@ -37,7 +36,7 @@ def run(
     **spec: Any,
 ) -> Decision:
     typed = job(status=status, **{"nodes": 2, **spec})
-    observation = observe(typed, jobs, pods, parse_page(page_text) if page_text else None, nodes=nodes or {})
+    observation = observe(typed, jobs, pods, decode(page_text) if page_text else None, nodes=nodes or {})
     return decide(typed, observation, NOW + timedelta(seconds=seconds))
 
 
@@ -53,7 +52,7 @@ def state(decision: Decision, kind: str) -> tuple[str, str]:
 
 
 def failed_pod(code: int = 82, index: int = 0, category: str = "CUDAError", **changes: Any) -> dict[str, Any]:
-    return child_pod(index, "Failed", code=code, message=last_words(category, node=index, **changes))
+    return child_pod(index, "Failed", code=code, message=last_words(category, podIndex=index, **changes))
 
 
 def known(at: int, saved: int = 0, **restarts: Any) -> Status:
@@ -124,7 +123,7 @@ class TestDisruption:
         secondary = child_pod(0, "Failed", code=86, message=PEER_LOST)
         gone = child_pod(1, "Failed", code=85, deleting=True, grace=9, at=NOW - timedelta(seconds=5))
         decision = run(secondary, gone, jobs=[FAILED], seconds=20)
-        assert (decision.status.restarts.counted, failure(decision).node) == (0, 1)
+        assert (decision.status.restarts.counted, failure(decision).pod_index) == (0, 1)
 
     def test_pods_deleted_by_failed_job_are_not_cause(self) -> None:
         secondary = child_pod(0, "Failed", code=86, message=PEER_LOST)
@@ -205,7 +204,7 @@ class TestBudget:
         )
 
     def test_termination_message_has_newest_step(self) -> None:
-        words = {"progress": {"ddp_step": 50.0, "ddp_checkpoint_step": 40.0}}
+        words = {"progress": {"step": 50.0, "checkpointStep": 40.0}}
         decision = run(failed_pod(**words), jobs=[FAILED], status=known(10))
         assert (decision.status.restarts.step, decision.status.restarts.checkpoint_step) == (50, 40)
 
@@ -419,7 +418,7 @@ class TestLostNode:
         self, last_step: float | None, expected: tuple[str, str]
     ) -> None:
         moment = None if last_step is None else NOW + timedelta(seconds=last_step)
-        before = run(child_pod(0), child_pod(1), page_text=page(ddp_step=5, phase="Running"))
+        before = run(child_pod(0), child_pod(1), page_text=page(step=5, phase="Running"))
         status = replace(before.status, progress=Progress(step=5, last_step_time=moment))
         silent = child_pod(1, unready=NOW, node="node-b")
         decision = run(child_pod(0), silent, status=status, seconds=20, nodes={"node-b": NOT_READY})

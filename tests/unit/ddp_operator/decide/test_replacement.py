@@ -10,10 +10,9 @@ from msgspec.structs import replace
 from ddp_operator.api.status import LastRestart, Nodes, Progress, Restarts, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.decide import decide
-from ddp_operator.decide.diagnosis import parse_restart_failures
-from ddp_operator.decide.metrics_page import parse_page
+from ddp_operator.decide.diagnosis import list_restart_failures
 from ddp_operator.decide.state import CreatePod, Decision, SuspendJob
-from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
+from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, page
 
 LATER = NOW + timedelta(seconds=9)
 STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)
@@ -33,7 +32,7 @@ def run(
     *pods: Any, status: Status = MET, raw_job: Any = JOB, now: datetime = NOW, text: str = "", **spec: Any
 ) -> Decision:
     typed = job(status=status, **{"nodes": 2, **spec})
-    return decide(typed, observe(typed, [raw_job], pods, parse_page(text) if text else None), now)
+    return decide(typed, observe(typed, [raw_job], pods, decode(text) if text else None), now)
 
 
 def created(decision: Decision) -> list[CreatePod]:
@@ -126,18 +125,18 @@ def test_peers_timeout_without_replacement_is_not_counted() -> None:
 
 
 def test_restart_finishes_with_first_step_of_new_workers() -> None:
-    training = page(ddp_step=7, ddp_steps_total=7, phase="Running")
+    training = page(step=7, steps=7, phase="Running")
     expected = run(child_pod(0), child_pod(1, deleting=True, grace=30), text=training).status
     again = run(child_pod(0), child_pod(1, deleting=True, grace=30), status=expected, text=training).status
     assert again.last_restart is not None
     assert (again.last_restart.level, again.last_restart.recovery_seconds) == ("ReplacedPod", None)
     gone = run(child_pod(0), status=again, text=training).status
     assert gone.last_restart == again.last_restart
-    restarted = page(ddp_step=7, phase="Rendezvous", restarts=1)
+    restarted = page(step=7, phase="Rendezvous", restarts=1)
     pods = (child_pod(0), child_pod(1, suffix="r1"))
     joining = run(*pods, status=again, text=restarted).status
     assert (joining.last_restart, joining.restarts.in_place) == (again.last_restart, 0)
-    over = run(*pods, status=joining, text=page(ddp_step=8, ddp_steps_total=1, phase="Running", restarts=1), now=LATER)
+    over = run(*pods, status=joining, text=page(step=8, steps=1, phase="Running", restarts=1), now=LATER)
     restarts = over.status.restarts
     assert (restarts.replaced, restarts.in_place, restarts.in_place_after_loss, restarts.all) == (1, 1, 1, 1)
     assert over.status.last_restart is not None
@@ -148,10 +147,10 @@ def test_restart_finishes_with_first_step_of_new_workers() -> None:
 def test_in_place_restarts_after_loss_are_not_counted(minutes: int, counted: int) -> None:
     lately = LastRestart(attempt=1, level="ReplacedPod", time=NOW - timedelta(minutes=minutes))
     typed = job(status=replace(MET, last_restart=lately), nodes=2)
-    expected = parse_page(page(answered=last_words("Preempted", exitCode=85, restarts=1), restarts=1, phase="Running"))
+    expected = decode(page(answered=last_words("Preempted", exitCode=85, restarts=1), restarts=1, phase="Running"))
     pods = [child_pod(0), child_pod(1)]
     seen = observe(typed, [JOB], pods, expected)
-    seen = dataclasses.replace(seen, failures_in_place=parse_restart_failures([(seen.pods[0], expected)]))
+    seen = dataclasses.replace(seen, failures_in_place=list_restart_failures([(seen.pods[0], expected)]))
     assert decide(typed, seen, NOW).status.restarts.counted == counted
 
 
@@ -165,12 +164,12 @@ def test_steps_lost_begin_at_step_that_any_launcher_reports(loses_pod: bool, rep
     progress = Progress(step=6)
     typed = job(status=replace(MET, last_restart=lost if loses_pod else None, progress=progress), nodes=2)
     ended_at_91 = last_words("NCCLError", exitCode=1, secondary=True, restarts=1, step=91)
-    known = {"answered": ended_at_91} if reports == "a failure" else {"ddp_launcher_restart_step": 91}
-    training = parse_page(page(ddp_step=53, ddp_steps_total=3, phase="Running", restarts=1, **known))
-    killed = parse_page(page(phase="Running", restarts=1, answered=last_words("Killed", exitCode=137, restarts=1)))
+    known = {"answered": ended_at_91} if reports == "a failure" else {"restartStep": 91}
+    training = decode(page(step=53, steps=3, phase="Running", restarts=1, **known))
+    killed = decode(page(phase="Running", restarts=1, answered=last_words("Killed", exitCode=137, restarts=1)))
     seen = observe(typed, [JOB], [child_pod(0), child_pod(1)], training)
     pages = [(seen.pods[0], training)] if loses_pod else [(seen.pods[0], training), (seen.pods[1], killed)]
-    seen = dataclasses.replace(seen, failures_in_place=parse_restart_failures(pages))
+    seen = dataclasses.replace(seen, failures_in_place=list_restart_failures(pages))
     restart = decide(typed, seen, NOW).status.last_restart
     assert restart is not None
     assert (restart.level, restart.step, restart.steps_lost) == ("ReplacedPod" if loses_pod else "SamePods", 91, 41)

@@ -6,15 +6,13 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from ddp_operator.api import constants
 from ddp_operator.api.status import ENDED_PHASES, LostUsage, Profile, Status, Usage
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.decide import decide
-from ddp_operator.decide.metrics_page import parse_page
 from ddp_operator.decide.stalls import is_stalled, stalled_since
 from ddp_operator.decide.state import Stall, SuspendResource
 from ddp_operator.decide.transitions import PRODUCTIVE, WAITING, Used, find_transitions, is_minor_change, list_purposes
-from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page, template, trainer
+from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, page, template, trainer
 
 GPUS = template(trainer(resources={"limits": {"nvidia.com/gpu": 4}}))
 
@@ -35,7 +33,7 @@ class JobTimeline:
             before = self.status
             typed = job(status=before, nodes=2, **self.spec)
             attempts = [child_job(n) for n in range(1, before.attempt + 1)] if jobs is None else jobs
-            result = parse_page(text) if text else None
+            result = decode(text) if text else None
             stall = Stall(stalled_since(result, self.at)) if result is not None and is_stalled(typed, result) else None
             seen = observe(typed, attempts, pods, result, stall=stall)
             decision = decide(typed, seen, self.at)
@@ -53,7 +51,7 @@ def pods(phase: str = "Running", *, attempt: int = 1, **changes: Any) -> list[An
 
 
 def training(step: int, made: int, **values: Any) -> str:
-    return page(phase="Running", ddp_step=step, ddp_steps_total=made, **values)
+    return page(phase="Running", step=step, steps=made, **values)
 
 
 def test_usage_of_whole_job_sums_up() -> None:
@@ -65,7 +63,7 @@ def test_usage_of_whole_job_sums_up() -> None:
     first = life.later(5, *pods(), text=training(1, 1))
     assert first == {PRODUCTIVE: 0, WAITING: 200}
     assert life.later(50, *pods(), text=training(101, 101)) == {PRODUCTIVE: 400, WAITING: 200}
-    words = last_words("CUDAError", progress={"ddp_step": 121.0})
+    words = last_words("CUDAError", progress={"step": 121.0})
     crashed = [child_pod(0), child_pod(1, "Failed", code=82, message=words)]
     assert life.later(10, *crashed, text=training(121, 121)) == {PRODUCTIVE: 480, WAITING: 200}
     assert life.status.attempt == 2
@@ -86,9 +84,9 @@ def test_steps_that_are_repeated_are_lost() -> None:
     life.later(0)
     life.later(0, *pods())
     life.later(0, *pods(), text=training(1, 1))
-    two_a_second = {"ddp_step_duration_seconds_sum": 50.5}
+    two_a_second = {"step_seconds": 50.5}
     assert life.later(50, *pods(), text=training(101, 101, **two_a_second))[PRODUCTIVE] == 400
-    words = last_words("CUDAError", progress={"ddp_step": 101.0})
+    words = last_words("CUDAError", progress={"step": 101.0})
     life.later(0, *pods("Failed", code=82, message=words))
     assert life.later(0, *pods(attempt=2))[PRODUCTIVE] == 400
     after = life.later(10, *pods(attempt=2), text=training(62, 1))
@@ -140,7 +138,7 @@ class TestIdle:
         life.later(5, *pods(), text=training(1, 1))
         life.later(3600, *pods(), text=training(9, 9))
         assert self.idle(life) == ("False", "")
-        stalled = training(9, 9, **{constants.METRIC_HEARTBEAT_AGE: 200})
+        stalled = training(9, 9, heartbeat_age=200)
         life.later(200, *pods(), text=stalled)
         assert life.requeue is not None
         assert SuspendResource() not in life.actions

@@ -1,29 +1,26 @@
 """A failure after which torchrun restarts the workers: its way from the failing pod's page into the status."""
 
-import json
 from typing import Any
 
 from ddp_operator.api import constants
-from tests.support.builders import NOW, hand_over, last_words, page
+from tests.support.builders import NOW, last_words, page, respond
 from tests.support.fake_cluster import ReconcilerHarness
 
-TRAINING = page(ddp_step=7, ddp_planned_steps=10, ddp_loss=0.5, phase="Running")
+TRAINING = page(step=7, total_steps=10, loss=0.5, phase="Running")
 
 
 class TestPublishedFailure:
     def page(self, counted: int, **words: Any) -> str:
-        message = page(ddp_step=9, ddp_steps_total=2, phase="Running")
-        comment = f"{constants.COMMENT_LAST_FAILURE}{json.dumps(last_words(**words))}\n" if words else ""
-        return f"{message}{constants.METRIC_LAUNCHER_RESTARTS} {counted}\n{comment}"
+        return page(step=9, steps=2, phase="Running", restarts=counted, answered=last_words(**words) if words else None)
 
     async def train(self, *pages: str) -> ReconcilerHarness:
         """Return a job that trains on as many pods with these pages."""
         harness = await ReconcilerHarness(nodes=len(pages)).train(TRAINING)
 
-        async def scrape(pod: Any, port: int, take: Any) -> bool:
-            return hand_over(pages[int(pod["metadata"]["annotations"][constants.ANNOTATION_COMPLETION_INDEX])], take)
+        async def read_report(pod: Any, port: int) -> bytes | None:
+            return respond(pages[int(pod["metadata"]["annotations"][constants.ANNOTATION_COMPLETION_INDEX])])
 
-        harness.cluster.scrape = scrape  # type: ignore[method-assign]
+        harness.cluster.read_report = read_report  # type: ignore[method-assign]
         harness.clock.advance(10)
         await harness.settle()
         return harness
@@ -36,7 +33,7 @@ class TestPublishedFailure:
         harness = await self.train(secondary, cause)
         last_failure = harness.status.last_failure
         assert last_failure is not None
-        assert (last_failure.attempt, last_failure.node, last_failure.rank, last_failure.message) == (
+        assert (last_failure.attempt, last_failure.pod_index, last_failure.rank, last_failure.message) == (
             1,
             1,
             1,
@@ -60,11 +57,11 @@ class TestPublishedFailure:
         harness = await self.train(self.page(1), self.page(1, category="UserError", message="x", restarts=1))
         asked = []
 
-        async def scrape(pod: Any, port: int, take: Any) -> bool:
+        async def read_report(pod: Any, port: int) -> bytes | None:
             asked.append(pod["metadata"]["annotations"][constants.ANNOTATION_COMPLETION_INDEX])
-            return hand_over(self.page(1), take)
+            return respond(self.page(1))
 
-        harness.cluster.scrape = scrape  # type: ignore[method-assign]
+        harness.cluster.read_report = read_report  # type: ignore[method-assign]
         harness.clock.advance(10)
         await harness.settle()
         assert asked == ["0"]
@@ -79,14 +76,14 @@ class TestPublishedFailure:
     async def test_root_cause_replaces_symptom_of_same_incident_and_not_the_reverse(self) -> None:
         symptom = self.page(1, category="NCCL", secondary=True, restarts=1, time=NOW.timestamp() + 5)
         root = {"category": "UserError", "message": "KeyError: 10", "time": NOW.timestamp() + 2}
-        joining = symptom.replace(page(phase="Running"), page(phase="Rendezvous"))
+        joining = symptom.replace("Running", "Rendezvous")
         pages = [joining, self.page(1)]
         harness = await ReconcilerHarness(nodes=2).train(TRAINING)
 
-        async def scrape(pod: Any, port: int, take: Any) -> bool:
-            return hand_over(pages[int(pod["metadata"]["annotations"][constants.ANNOTATION_COMPLETION_INDEX])], take)
+        async def read_report(pod: Any, port: int) -> bytes | None:
+            return respond(pages[int(pod["metadata"]["annotations"][constants.ANNOTATION_COMPLETION_INDEX])])
 
-        harness.cluster.scrape = scrape  # type: ignore[method-assign]
+        harness.cluster.read_report = read_report  # type: ignore[method-assign]
         categories = []
         for pages[1] in (self.page(1), self.page(1, **root, restarts=1), self.page(1)):
             harness.clock.advance(11)
@@ -123,10 +120,10 @@ class TestPublishedFailure:
         harness = await self.train(self.page(1), self.page(1, **old))
         pages = [self.page(2, category="NCCL", secondary=True, restarts=2), self.page(2, **old)]
 
-        async def scrape(pod: Any, port: int, take: Any) -> bool:
-            return hand_over(pages[int(pod["metadata"]["annotations"][constants.ANNOTATION_COMPLETION_INDEX])], take)
+        async def read_report(pod: Any, port: int) -> bytes | None:
+            return respond(pages[int(pod["metadata"]["annotations"][constants.ANNOTATION_COMPLETION_INDEX])])
 
-        harness.cluster.scrape = scrape  # type: ignore[method-assign]
+        harness.cluster.read_report = read_report  # type: ignore[method-assign]
         harness.clock.advance(10)
         await harness.settle()
         assert (harness.status.restarts.used, harness.status.restarts.in_place) == (1, 2)
@@ -136,7 +133,7 @@ class TestPublishedFailure:
         cause = last_words("UserError", rank=1, message="KeyError: 10", step=10, restarts=1)
         secondary = last_words("NCCL", secondary=True, restarts=1)
         for index, message in enumerate((secondary, cause)):
-            harness.end_pod(index, message=last_words(restarts=1, lastFailure=json.dumps(message)))
+            harness.end_pod(index, message=last_words(restarts=1, lastFailure=message))
         await harness.settle()
         restarts = harness.status.restarts
         restart = harness.status.last_restart
@@ -151,7 +148,7 @@ class TestPublishedFailure:
         harness = await self.train(self.page(1), self.page(1, **words))
         before = harness.status
         for index in (0, 1):
-            harness.end_pod(index, message=last_words(restarts=1, lastFailure=json.dumps(last_words(**words))))
+            harness.end_pod(index, message=last_words(restarts=1, lastFailure=last_words(**words)))
         await harness.settle()
         assert harness.status.phase == "Succeeded"
         assert (harness.status.restarts, harness.status.last_restart) == (before.restarts, before.last_restart)

@@ -19,7 +19,7 @@ from tests.support.builders import page, profile, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
 
 OVERSIZE = template(trainer(command=["bash", "-c", "\n" * MAX_BYTES]))
-TRAINING = page(ddp_step=7, ddp_planned_steps=10, ddp_loss=0.5, phase="Running")
+TRAINING = page(step=7, total_steps=10, loss=0.5, phase="Running")
 
 
 def search_without_end() -> None:

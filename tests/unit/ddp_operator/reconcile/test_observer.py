@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from datetime import timedelta
 from typing import Any, cast
 
-import msgspec
 import pytest
 from msgspec.structs import replace
 
@@ -19,17 +17,17 @@ from ddp_operator.decide.scheduling import describe_scheduling
 from ddp_operator.decide.state import UnreachableReport
 from ddp_operator.manifests.children import load_launcher
 from ddp_operator.reconcile.observer import Memory, Observer
-from ddp_operator.reconcile.page_budget import MAX_BYTES, CountedParser, PageBudget, PageTooLong
+from ddp_operator.reconcile.page_budget import MAX_BYTES, PageBudget
 from tests.support.builders import (
     NOW,
     UID,
     Json,
     child_job,
     child_pod,
-    hand_over,
     job,
     last_words,
     page,
+    respond,
     template,
 )
 from tests.support.fake_cluster import ReconcilerHarness
@@ -45,10 +43,10 @@ class Answers:
         self.asked: list[str] = []
         self.events: list[Json] = []
 
-    async def scrape(self, pod: Json, port: int, take: Callable[[bytes], None]) -> bool:
+    async def read_report(self, pod: Json, port: int) -> bytes | None:
         self.asked.append(f"page of {pod['metadata']['name']}")
         index = pod["metadata"]["annotations"][constants.ANNOTATION_COMPLETION_INDEX]
-        return hand_over(self.pages.get(f"pod{index}"), take)
+        return respond(self.pages.get(f"pod{index}"))
 
     async def events_of(self, raw: Json) -> tuple[Json, ...]:
         self.asked.append(f"events of {raw['metadata']['name']}")
@@ -131,28 +129,20 @@ class TestBudgetOfPages:
     PODS = tuple(child_pod(index) for index in range(40))
 
     async def test_restarts_reported_every_11_seconds_read_no_more_than_budget_of_minute(self) -> None:
-        look = Look(Answers(**{f"pod{index}": "x" * 2**20 for index in range(40)}))
-        training = page(ddp_step=3, phase="Running")
+        look = Look(Answers(**{f"pod{index}": "x" * 2**18 for index in range(40)}))
         for turn in range(5):
-            look.cluster.pages["pod0"] = f"{training}{constants.METRIC_LAUNCHER_RESTARTS} {turn + 1}\n"
+            look.cluster.pages["pod0"] = page(step=3, phase="Running", restarts=turn + 1)
             await look.at(*self.PODS, seconds=11 * turn)
         own = [call for call in look.cluster.asked if call == "page of train-1-0-abcde"]
         assert len(own) == 5
-        assert len(look.cluster.asked) - len(own) <= MAX_BYTES / 2**20 + 1
+        assert len(look.cluster.asked) - len(own) <= MAX_BYTES / 2**18 + 1
         await look.at(*self.PODS, seconds=11 * 6)
-        assert len(look.cluster.asked) - len(own) > MAX_BYTES / 2**20 + 1
-
-    async def test_page_above_budget_is_skipped(self) -> None:
-        budget = PageBudget(bytes_left=10)
-        CountedParser(budget).feed(b"ddp_step 1")
-        assert budget.spent
-        with pytest.raises(PageTooLong):
-            CountedParser(budget).feed(b"\n")
+        assert len(look.cluster.asked) - len(own) > MAX_BYTES / 2**18 + 1
 
     async def test_budget_is_renewed_after_minute_and_after_clock_change(self) -> None:
         budget = PageBudget()
         budget.renew(NOW)
-        budget.use_seconds(1e3)
+        budget.seconds_left = 0.0
         budget.renew(NOW + timedelta(seconds=59))
         assert budget.spent
         budget.renew(NOW - timedelta(seconds=61))
@@ -161,11 +151,11 @@ class TestBudgetOfPages:
 
 class TestReadPage:
     async def test_of_pod_0_is_read_in_intervals(self) -> None:
-        look = Look(Answers(pod0=page(ddp_step=3, phase="Running")))
+        look = Look(Answers(pod0=page(step=3, phase="Running")))
         pods = [child_pod(0), child_pod(1)]
         first = await look.at(*pods)
         assert (first.page_requested, first.page is not None) == (True, True)
-        assert first.page.values["ddp_step"] == 3
+        assert first.page.progress.step == 3
         again = await look.at(*pods, seconds=0.1)
         assert (again.page_requested, again.page) == (False, None)
         assert (await look.at(*pods, seconds=30)).page_requested
@@ -179,7 +169,7 @@ class TestReadPage:
         pods = [child_pod(0), child_pod(1)]
         asked = [second for second in range(0, 301, 10) if (await look.at(*pods, seconds=second)).page_requested]
         assert asked == [0, 10, 20, 40, 80, 140, 200, 260]
-        look.cluster.pages["pod0"] = page(ddp_step=3, phase="Running")
+        look.cluster.pages["pod0"] = page(step=3, phase="Running")
         assert [(await look.at(*pods, seconds=second)).page_requested for second in (320, 330, 340)] == [True] * 3
 
     @pytest.mark.parametrize("master", [child_pod(0, "Pending"), child_pod(0, deleting=True), child_pod(1)])
@@ -189,10 +179,9 @@ class TestReadPage:
         assert (observation.page_requested, [call for call in look.cluster.asked if "page" in call]) == (False, [])
 
     async def test_of_every_pod_is_read_for_cause_of_new_restart_in_place(self) -> None:
-        text = page(phase="Running") + "ddp_launcher_in_place_restarts_total 2\n"
+        text = page(phase="Running", restarts=2)
         words = last_words("CUDAError", message="the cause", restarts=2)
-        report = f"{constants.COMMENT_LAST_FAILURE}{msgspec.json.encode(words).decode()}\n"
-        cluster = Answers(pod0=text, pod1=text + report)
+        cluster = Answers(pod0=text, pod1=page(phase="Running", restarts=2, answered=words))
         pods = [child_pod(0), child_pod(1)]
         observation = await Look(cluster).at(*pods)
         assert [(pod.index, end.message) for pod, end in observation.failures_in_place] == [(1, "the cause")]
@@ -304,7 +293,7 @@ class TestShared:
 async def test_unresponsive_page_is_reported_until_it_responds() -> None:
     harness = await ReconcilerHarness().settle()
     harness.run_pods()
-    harness.cluster.page = page(ddp_step=5, phase="Running")
+    harness.cluster.page = page(step=5, phase="Running")
     await harness.settle()
     assert harness.state("Progressing") == ("True", "Training")
     for text, expected in ((None, ("Unknown", "NoMetricsPage")), (harness.cluster.page, ("True", "Training"))):
@@ -324,7 +313,7 @@ class TestUnreachable:
         ),
     )
     PODS = (child_pod(0), child_pod(1))
-    REPORT = f'{constants.COMMENT_UNREACHABLE}"cannot reach pod 0"\n'
+    REPORT = page(unreachable="cannot reach pod 0")
 
     async def test_peers_are_read_while_pod_zero_waits_for_them(self) -> None:
         look = Look(Answers(pod0=page(phase="Rendezvous"), pod1=self.REPORT))
@@ -333,17 +322,17 @@ class TestUnreachable:
             observation = await look.at(*self.PODS, seconds=seconds, status=self.JOINING)
             assert observation.unreachable == (UnreachableReport(1, "cannot reach pod 0"),)
         assert look.cluster.asked.count("page of train-1-1-abcde") == 2, "at most every ten seconds"
-        look.cluster.pages["pod0"] = page(phase="Running", ddp_step=1)
+        look.cluster.pages["pod0"] = page(phase="Running", step=1)
         assert (await look.at(*self.PODS, seconds=40, status=self.JOINING)).unreachable == ()
 
     async def test_report_of_pod_zero_needs_no_peers(self) -> None:
-        look = Look(Answers(pod0=page(phase="WaitingForMaster") + self.REPORT))
+        look = Look(Answers(pod0=page(phase="WaitingForMaster", unreachable="cannot reach pod 0")))
         observation = await look.at(*self.PODS, seconds=60, status=self.JOINING)
         assert observation.unreachable == (UnreachableReport(0, "cannot reach pod 0"),)
         assert look.cluster.asked == ["page of train-1-0-abcde"]
 
     async def test_peers_are_read_when_pod_zero_makes_no_step(self) -> None:
-        look = Look(Answers(pod0=page(phase="Running", ddp_step=5, ddp_launcher_stalled_seconds=12), pod1=self.REPORT))
+        look = Look(Answers(pod0=page(phase="Running", step=5, stalled=12), pod1=self.REPORT))
         assert (await look.at(*self.PODS, seconds=1)).unreachable == (UnreachableReport(1, "cannot reach pod 0"),)
 
     async def test_peers_are_read_when_page_of_pod_zero_is_lost(self) -> None:

@@ -15,7 +15,7 @@ from ddp_operator.reconcile import executor
 from tests.support.builders import last_words, page, resource, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
 
-TRAINING = page(ddp_step=7, ddp_planned_steps=10, ddp_loss=0.5, phase="Running")
+TRAINING = page(step=7, total_steps=10, loss=0.5, phase="Running")
 
 
 class TestCreate:
@@ -367,19 +367,19 @@ class TestPublishedProgress:
 
     async def test_page_is_read_every_ten_seconds_at_most_while_training(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
-        before = harness.cluster.calls.count("scrape")
+        before = harness.cluster.calls.count("report")
         for _ in range(9):
             harness.clock.advance(1)
             await harness.reconcile()
-        assert harness.cluster.calls.count("scrape") - before <= 1
+        assert harness.cluster.calls.count("report") - before <= 1
         assert harness.requeue == 10.0
 
     async def test_clock_change_does_not_stop_page_reads(self) -> None:
         harness = await ReconcilerHarness(nodes=1).train(TRAINING)
-        before = harness.cluster.calls.count("scrape")
+        before = harness.cluster.calls.count("report")
         harness.clock.advance(-3600)
         await harness.reconcile()
-        assert harness.cluster.calls.count("scrape") == before + 1
+        assert harness.cluster.calls.count("report") == before + 1
 
     async def test_pass_between_two_pages_changes_no_condition(self) -> None:
         harness = await ReconcilerHarness().settle()
@@ -390,7 +390,7 @@ class TestPublishedProgress:
         version = harness.version
         harness.clock.advance(0.5)  # an event comes before the next page is due
         await harness.reconcile()
-        assert harness.cluster.calls[-1] != "scrape"
+        assert harness.cluster.calls[-1] != "report"
         assert harness.version == version
         assert harness.state("Rendezvoused") == ("False", "WaitingForWorkers")
 
@@ -402,18 +402,46 @@ class TestPublishedProgress:
             harness.clock.advance(1)
             await harness.reconcile()
         assert harness.state("Rendezvoused") == ("Unknown", "NoMetricsPage")
-        before = harness.cluster.calls.count("scrape")
+        before = harness.cluster.calls.count("report")
         for _ in range(30):
             harness.clock.advance(1)
             await harness.reconcile()
-        assert harness.cluster.calls.count("scrape") - before <= 3
+        assert harness.cluster.calls.count("report") - before <= 3
         assert harness.requeue == 10.0
+
+    async def test_pods_of_the_former_release_train_on_without_a_report(self) -> None:
+        """Their launcher has a metrics page only, and writes other names and a text for the last failure."""
+        harness = await ReconcilerHarness(nodes=2).train(page(step=7, total_steps=10, phase="Running"))
+        before = harness.status
+        harness.cluster.page = ""
+        for _ in range(20):
+            harness.clock.advance(30)
+            await harness.settle()
+        assert (harness.state("Rendezvoused"), harness.state("Progressing")) == (
+            ("True", "AllRanksJoined"),
+            ("True", "Training"),
+        )
+        assert (harness.status.phase, harness.status.restarts, harness.status.attempt) == (
+            "Running",
+            before.restarts,
+            1,
+        )
+        assert harness.status.progress is not None
+        assert (harness.status.progress.step, harness.status.reason) == (7, "")
+        words = {"version": 1, "category": "OOM", "rank": 1, "node": 1, "hint": "h", "type": "E", "message": "m"}
+        harness.end_pod(
+            1, constants.EXIT_OOM, words | {"progress": {"ddp_step": 9}, "lastFailure": "{}", "awaited": "{}"}
+        )
+        await harness.settle()
+        failure = harness.status.last_failure
+        assert failure is not None
+        assert (failure.category, failure.rank, failure.message, harness.status.attempt) == ("OOM", 1, "m", 2)
 
     async def test_steps_of_log_are_no_progress_of_restarting_workers(self) -> None:
         """A pod that cannot reach its peer after a restart in the same pods waits for it up to joinTimeoutSeconds."""
-        harness = await ReconcilerHarness().train(page(ddp_step=7, phase="Running"))
+        harness = await ReconcilerHarness().train(page(step=7, phase="Running"))
         assert harness.state("Progressing") == ("True", "Training")
-        harness.cluster.page = page(ddp_step=7, phase="Rendezvous") + f"{constants.METRIC_LAUNCHER_RESTARTS} 1\n"
+        harness.cluster.page = page(step=7, phase="Rendezvous", restarts=1)
         harness.clock.advance(11)
         await harness.settle()
         assert harness.state("Rendezvoused") == ("False", "WaitingForWorkers")
@@ -423,7 +451,7 @@ class TestPublishedProgress:
         assert harness.condition("Progressing").message.endswith("since restart 1 in the same pods")
         assert harness.status.progress is not None
         assert harness.status.progress.step == 7
-        harness.cluster.page = page(ddp_step=8, phase="Running")
+        harness.cluster.page = page(step=8, phase="Running")
         harness.clock.advance(11)
         await harness.settle()
         assert harness.state("Progressing") == ("True", "Training")
@@ -440,9 +468,7 @@ class TestPublishedProgress:
 
     async def test_termination_message_wins_over_last_page(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
-        words = last_words(
-            progress={"ddp_step": 10.0, "ddp_planned_steps": 10.0, "ddp_validation_accuracy_ratio": 0.97}
-        )
+        words = last_words(progress={"step": 10.0, "totalSteps": 10.0, "valAccuracy": 0.97})
         harness.end_pod(1)
         harness.end_pod(0, 0, words)
         await harness.settle()
@@ -505,8 +531,8 @@ class TestSuccess:
 async def test_step_before_a_kill_is_that_of_the_peer_that_still_reports() -> None:
     """A SIGKILL of the launcher leaves no report, and the page was read some seconds before."""
     harness = ReconcilerHarness()
-    await harness.train(page(ddp_step=31, phase="Running"))
-    harness.cluster.page = page(ddp_step=49, phase="Running")
+    await harness.train(page(step=31, phase="Running"))
+    harness.cluster.page = page(step=49, phase="Running")
     harness.clock.advance(2)
     harness.end_pod(1, 137)
     await harness.settle()

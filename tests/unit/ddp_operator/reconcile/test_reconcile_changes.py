@@ -10,8 +10,10 @@ from ddp_operator.api.kubeobjects import parse_time
 from tests.support.builders import child_pod, last_words, page, resource
 from tests.support.fake_cluster import ReconcilerHarness
 
-TRAINING = page(ddp_step=7, ddp_planned_steps=10, ddp_loss=0.5, phase="Running")
-ERROR = last_words("CUDAError", rank=1, node=1, message="RuntimeError: boom", traceback="line 1\nline 2", hint="do x")
+TRAINING = page(step=7, total_steps=10, loss=0.5, phase="Running")
+ERROR = last_words(
+    "CUDAError", rank=1, podIndex=1, message="RuntimeError: boom", traceback="line 1\nline 2", remedy="do x"
+)
 PEER_LOST = last_words("NCCL", secondary=True, message="connection closed by peer")
 
 
@@ -43,7 +45,7 @@ class TestFailedPods:
         await reconcile_with_late_news_of_pods(harness, before, monkeypatch)
         failure = harness.status.last_failure
         assert failure is not None
-        assert (harness.status.attempt, failure.node, failure.exit_code) == (2, 1, constants.EXIT_RETRYABLE)
+        assert (harness.status.attempt, failure.pod_index, failure.exit_code) == (2, 1, constants.EXIT_RETRYABLE)
 
     async def test_success_counts_all_pods_if_job_is_observed_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
@@ -60,8 +62,8 @@ class TestFailedPods:
         await harness.settle()
         failure = harness.status.last_failure
         assert failure is not None
-        assert (failure.attempt, failure.rank, failure.node, failure.category) == (1, 1, 1, "CUDAError")
-        assert (failure.message, failure.traceback, failure.hint) == ("RuntimeError: boom", "line 1\nline 2", "do x")
+        assert (failure.attempt, failure.rank, failure.pod_index, failure.category) == (1, 1, 1, "CUDAError")
+        assert (failure.message, failure.traceback, failure.remedy) == ("RuntimeError: boom", "line 1\nline 2", "do x")
         assert (harness.status.attempt, harness.status.restarts.counted) == (2, 1)
         assert harness.state("Restarting") == ("True", "GroupRestart")
         assert harness.status.phase == "Restarting"
@@ -70,7 +72,7 @@ class TestFailedPods:
         for secondary_ones in ((False, True), (True, True)):
             harness = await ReconcilerHarness(watchdog={"action": "Fail"}).train(TRAINING)
             for node, secondary in enumerate(secondary_ones):
-                words = last_words("Hang", rank=node, node=node, secondary=secondary, message="no step for 300 s")
+                words = last_words("Hang", rank=node, podIndex=node, secondary=secondary, message="no step for 300 s")
                 harness.tell_end(node, constants.EXIT_USER_ERROR, words)
             await harness.settle()
             assert (harness.status.phase, harness.status.attempt, harness.state("Failed")) == (
@@ -84,7 +86,7 @@ class TestFailedPods:
 
     async def test_hang_is_followed_by_another_attempt_where_watchdog_restarts(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
-        harness.end_pod(1, constants.EXIT_HANG, last_words("Hang", rank=1, node=1, message="no step for 300 s"))
+        harness.end_pod(1, constants.EXIT_HANG, last_words("Hang", rank=1, podIndex=1, message="no step for 300 s"))
         await harness.settle()
         assert (harness.status.attempt, harness.status.restarts.counted) == (2, 1)
         assert harness.status.last_failure is not None
@@ -124,11 +126,11 @@ class TestFailedPods:
         assert (harness.status.attempt, harness.status.last_failure) == (1, None)
         assert harness.state("Progressing") == ("False", "WaitingForPeers")
         assert harness.requeue is not None
-        harness.tell_end(2, constants.EXIT_RETRYABLE, last_words("CUDAError", rank=2, node=2))
+        harness.tell_end(2, constants.EXIT_RETRYABLE, last_words("CUDAError", rank=2, podIndex=2))
         await harness.settle()
         failure = harness.status.last_failure
         assert failure is not None
-        assert (failure.node, failure.category, harness.status.attempt) == (2, "CUDAError", 2)
+        assert (failure.pod_index, failure.category, harness.status.attempt) == (2, "CUDAError", 2)
 
     async def test_secondary_failure_counts_when_no_other_pod_reports(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
@@ -180,8 +182,8 @@ class TestFailedPods:
         await harness.settle()
         failure = harness.status.last_failure
         assert failure is not None
-        assert (failure.category, failure.node, failure.exit_code) == ("OOM", 1, 137)
-        assert "limits.memory" in failure.hint
+        assert (failure.category, failure.pod_index, failure.exit_code) == ("OOM", 1, 137)
+        assert "limits.memory" in failure.remedy
         assert (harness.status.attempt, harness.jobs()) == (2, ["train-2"])
 
     async def test_killed_pod_is_new_attempt_that_counts(self) -> None:
@@ -271,7 +273,9 @@ class TestFailedPods:
     async def test_hostile_termination_message_does_not_stop_decision(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         words = (
-            '{"category": "CUDAError", "rank": 99999999999999999999, "time": 1e308, "message": "' + "x" * 9999 + '"}'
+            '{"version": 2, "category": "CUDAError", "rank": 99999999999999999999, "time": 1e308, "message": "'
+            + "x" * 9999
+            + '"}'
         )
         harness.end_pod(0, constants.EXIT_RETRYABLE, words)
         await harness.settle()

@@ -8,8 +8,10 @@ from ddp_operator.api import constants
 from tests.support.builders import last_words, page, resource, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
 
-TRAINING = page(ddp_step=7, ddp_planned_steps=10, ddp_loss=0.5, phase="Running")
-ERROR = last_words("CUDAError", rank=1, node=1, message="RuntimeError: boom", traceback="line 1\nline 2", hint="do x")
+TRAINING = page(step=7, total_steps=10, loss=0.5, phase="Running")
+ERROR = last_words(
+    "CUDAError", rank=1, podIndex=1, message="RuntimeError: boom", traceback="line 1\nline 2", remedy="do x"
+)
 
 
 class TestEditBeforeAnyPodHasRun:

@@ -9,9 +9,8 @@ import pytest
 
 from ddp_cli.view.why import explain_why
 from ddp_operator.api.cluster import Object, Refused
-from ddp_operator.api.constants import COMMENT_INPUTS
 from ddp_operator.api.kubeobjects import utc_now
-from tests.support.builders import Json, template, trainer
+from tests.support.builders import Json, page, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
 
 ONE = {"url": "https://example.com/set/data.bin?token=secret", "mountPath": "/data", "claimName": "data"}
@@ -109,7 +108,7 @@ class TestInputProgress:
             {"name": "data.bin", "phase": "Fetching", "bytes": 120_000_000, "totalBytes": 200_000_000},
             {"name": "model", "phase": "Pending", "totalBytes": 50_000_000},
         ]
-        h.cluster.page = f"{COMMENT_INPUTS}{json.dumps(reports)}\n"
+        h.cluster.page = page(inputs=reports)
         h.clock.advance(60)
         await h.settle()
         condition = h.condition("InputsReady")
@@ -124,7 +123,7 @@ class TestInputProgress:
         h = await harness().settle()
         h.run_pods()
         report = {"name": "data.bin", "phase": "Fetching", "bytes": 5, "reason": "Unreachable", "message": "no route"}
-        h.cluster.page = f"{COMMENT_INPUTS}{json.dumps([report])}\n"
+        h.cluster.page = page(inputs=[report])
         h.clock.advance(60)
         await h.settle()
         assert h.state("InputsReady") == ("False", "Unreachable")
@@ -144,7 +143,7 @@ class TestInputProgress:
     async def test_malformed_page_is_ignored(self) -> None:
         h = await harness().settle()
         h.run_pods()
-        h.cluster.page = f'{COMMENT_INPUTS}[{{"name": 5}}]\n'
+        h.cluster.page = page(inputs=[{"name": 5}, 7])
         h.clock.advance(60)
         await h.settle()
         assert h.state("InputsReady") == ("False", "FetchingInputs")
@@ -158,7 +157,7 @@ class TestFailures:
         h = await harness().settle()
         h.run_pods()
         report = {"name": "data.bin", "phase": "Failed", "reason": reason, "message": "it is so"}
-        message = words(report, category="UserError", message="input data.bin: it is so", hint="do this")
+        message = words(report, category="UserError", message="input data.bin: it is so", remedy="do this")
         h.cluster.end(h.pods()[0], 81, message)
         await h.settle()
         assert (h.status.phase, h.status.reason, h.status.attempt) == ("Failed", reason, 0)

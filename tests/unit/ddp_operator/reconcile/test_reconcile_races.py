@@ -8,19 +8,19 @@ from ddp_operator.api.cluster import AlreadyExists, ClusterError, Event, Key, Se
 from tests.support.builders import page
 from tests.support.fake_cluster import ReconcilerHarness
 
-TRAINING = page(ddp_step=7, ddp_planned_steps=10, ddp_loss=0.5, phase="Running")
+TRAINING = page(step=7, total_steps=10, loss=0.5, phase="Running")
 
 
 async def test_edit_during_pass_schedules_pass_soon() -> None:
     harness = await ReconcilerHarness().settle()
     harness.run_pods()
-    original = harness.cluster.scrape
+    original = harness.cluster.read_report
 
-    async def scrape(pod: Any, port: int, take: Any) -> bool:
+    async def read_report(pod: Any, port: int) -> bytes | None:
         harness.edit(ttlSecondsAfterFinished=5)
-        return await original(pod, port, take)
+        return await original(pod, port)
 
-    harness.cluster.scrape = scrape  # type: ignore[method-assign]
+    harness.cluster.read_report = read_report  # type: ignore[method-assign]
     requeue = await harness.reconcile()
     assert requeue is not None
     assert 0 < requeue <= 1

@@ -10,7 +10,7 @@ from ddp_operator.decide.refusals import shorten_status
 from tests.support.builders import page
 from tests.support.fake_cluster import ReconcilerHarness
 
-TRAINING = page(ddp_step=7, ddp_planned_steps=10, ddp_loss=0.5, phase="Running")
+TRAINING = page(step=7, total_steps=10, loss=0.5, phase="Running")
 
 
 class Refusing:

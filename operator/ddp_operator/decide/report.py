@@ -1,0 +1,316 @@
+"""The report of a training pod, and the progress that it shows. Pure.
+
+The report comes from the user's pod. It is decoded by the schema of ``ddp_pod.contract``, whose fields have limits; no
+content raises an exception.
+"""
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from datetime import UTC, datetime
+from functools import cached_property
+
+import msgspec
+
+from ddp_operator.api import constants
+from ddp_operator.api.kubeobjects import truncate
+from ddp_operator.api.status import CheckpointStatus, PreflightStatus, Progress, SlowestPair
+from ddp_operator.api.texts import format_duration
+from ddp_operator.decide.failures import decode_object, sanitize_text
+from ddp_pod.contract.progress import RankProgress, Uploads
+from ddp_pod.contract.records import read_record
+from ddp_pod.contract.report import REPORT_LIMIT, PodReport, PreflightResult
+
+# Rates are measured over this many seconds, if there are readings: one step is too short, an hour too long.
+_RATE_WINDOW = 10.0
+_LATE_STEPS = 10.0  # usual steps, after which a missing one is no slow step
+_MAX_READINGS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Rates:
+    """Steps per second, and samples per second of all ranks together; None: unknown."""
+
+    steps: float | None = None
+    samples: float | None = None
+
+
+STALLED = Rates(0.0, 0.0)
+"""The rates of a process that makes no steps any more."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """Counters of a rank's process at a moment. ``seconds``: time spent in its steps, None if not reported."""
+
+    time: float
+    steps: float | None = None
+    samples: float | None = None
+    seconds: float | None = None
+    last_step: float | None = None
+    world_size: float = 1.0
+
+
+class RateMeter:
+    """Measures rates from successive readings of one rank's counters."""
+
+    def __init__(self) -> None:
+        self._process: object = None
+        self._readings: deque[_Reading] = deque(maxlen=_MAX_READINGS)
+        self._rates: Rates | None = None
+
+    def measure(self, process: object, progress: RankProgress, now: float) -> Rates | None:
+        """Return the rates at this reading; None: they are unknown yet.
+
+        ``process`` is equal for two readings of the same process. The rates of the first reading are its averages.
+        While no step ends the last rates remain, because a step may take long. After ten usual steps they are STALLED.
+        """
+        reading = _read_counters(progress, now)
+        if reading.steps is None and reading.samples is None:
+            return None
+        last = self._readings[-1] if self._readings else None
+        if last is not None and (process != self._process or _has_restarted(last, reading)):
+            self._readings.clear()
+            last = self._rates = None
+        self._process = process
+        if last is None:
+            self._rates = average_rates(progress)
+        elif (reading.steps, reading.samples) != (last.steps, last.samples):
+            while len(self._readings) > 1 and now - self._readings[1].time >= _RATE_WINDOW:
+                self._readings.popleft()
+            self._rates = _derive_rates(self._readings[0], reading) or self._rates
+        else:
+            usual = self._rates.steps if self._rates is not None else None
+            is_late = usual is not None and now - last.time > max(_RATE_WINDOW, _LATE_STEPS / usual)
+            return STALLED if is_late else self._rates
+        self._readings.append(reading)
+        return self._rates
+
+
+def average_rates(progress: RankProgress) -> Rates | None:
+    """Return the mean rates of a process since its start; None: it does not report the time spent in steps."""
+    reading = _read_counters(progress, 0.0)
+    if reading.seconds is None:
+        return None
+    return _derive_rates(_Reading(0.0, 0.0, 0.0, 0.0), reading)
+
+
+def _read_counters(progress: RankProgress, now: float) -> _Reading:
+    return _Reading(
+        time=now,
+        steps=progress.steps,
+        samples=progress.samples,
+        seconds=progress.step_seconds,
+        last_step=progress.last_step_time,
+        world_size=progress.world_size or 1.0,
+    )
+
+
+def _has_restarted(before: _Reading, after: _Reading) -> bool:
+    pairs = ((before.steps, after.steps), (before.samples, after.samples), (before.seconds, after.seconds))
+    return any(old is not None and (new is None or new < old) for old, new in pairs)
+
+
+def _derive_rates(before: _Reading, after: _Reading) -> Rates | None:
+    """Return the rates between two readings, over the time in steps if it is reported, else between the last steps."""
+    seconds = after.time - before.time
+    if before.last_step is not None and after.last_step is not None and after.last_step > before.last_step:
+        seconds = after.last_step - before.last_step
+    if before.seconds is not None and after.seconds is not None:
+        seconds = after.seconds - before.seconds
+
+    def rate(old: float | None, new: float | None, ranks: float = 1.0) -> float | None:
+        if old is None or new is None or seconds <= 0:
+            return None
+        value = (new - old) * ranks / seconds
+        return value if 0 < value < 1e15 else None
+
+    # Ranks step together, so every rank has processed as many samples.
+    rates = Rates(rate(before.steps, after.steps), rate(before.samples, after.samples, after.world_size))
+    return None if rates == Rates() else rates
+
+
+@dataclass(frozen=True)
+class Page(PodReport):
+    """One read of a pod's report. ``rates``: measured from successive reads."""
+
+    rates: Rates | None = None
+
+    @cached_property
+    def progress(self) -> RankProgress:
+        """The numbers of the lowest rank that reports each."""
+        progress = RankProgress()
+        for rank in sorted(self.ranks, key=lambda rank: rank.rank, reverse=True):
+            known = {item.name: getattr(rank, item.name) for item in fields(rank)}
+            progress.update({name: value for name, value in known.items() if value is not None})
+        return progress
+
+    @property
+    def by_rank(self) -> Mapping[int, RankProgress]:
+        """The ranks that report steps."""
+        return {rank.rank: rank for rank in self.ranks if rank.known_step is not None}
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it is no report of a launcher of this version."""
+        return not (self.phase or self.ranks)
+
+    @property
+    def completed_restarts(self) -> int | None:
+        """Restarts in the same pods; None while the last one may still fail, because the workers have not joined."""
+        return None if self.joining else self.restarts
+
+    @property
+    def training(self) -> bool:
+        """True if running workers have reported a step. Values from a log stay after a restart."""
+        return (self.progress.known_step or 0.0) > 0 and not self.joining
+
+    @property
+    def began_at(self) -> int | None:
+        """The step of the run from which these workers started; None: unknown, or they have made no step yet."""
+        progress = self.progress
+        if not self.training or progress.step is None or not progress.steps:
+            return None
+        first = _whole(progress.step - progress.steps)
+        return None if first is None else max(0, first)
+
+    @property
+    def restarted_at(self) -> int | None:
+        """The step of the run at which workers were last stopped for a restart in the same pods; None: unknown."""
+        step = _whole(self.restart_step)
+        return None if step is None else max(0, step)
+
+    @property
+    def links(self) -> tuple[str, ...]:
+        """URLs of the run in experiment trackers."""
+        return tuple(run.url for run in self.runs if run.url.startswith(("http://", "https://")))
+
+
+def decode_report(data: bytes) -> Page:
+    """Return a pod's report; what is none, or too large, is an empty one."""
+    return Page(**vars(read_record(PodReport, decode_object(data, REPORT_LIMIT), sanitize_text)))
+
+
+def build_progress(
+    progress: RankProgress, previous: Progress | None = None, rates: Rates | None = None
+) -> Progress | None:
+    """Return the progress for the status; None: the rank reports none.
+
+    The remaining time is the number of remaining steps divided by their rate; without a rate or a total it is omitted.
+    """
+    # A process without a step may resume from a checkpoint: its zero is not the step of the run.
+    steps = (progress.steps or None) if progress.step is None else progress.step
+    loss = _number(progress.loss) if progress.lost_loss_step is None else "nan"
+    if steps is None and loss is None:
+        return None
+    before = previous or Progress()
+    if rates is None:
+        rates = Rates() if before.steps_per_second else average_rates(progress) or Rates()
+    step_rate = _number(rates.steps or None) or before.steps_per_second
+    # The script's own value (metrics.logPatterns) is used if its samples are not counted.
+    sample_rate = _number(rates.samples or progress.samples_per_second) or before.samples_per_second
+    eta = None if rates == STALLED else _eta(steps, progress.total_steps, step_rate)
+    return Progress(
+        epoch=_whole(progress.epoch),
+        epochs=_whole(progress.epochs),
+        step=_whole(steps),
+        total_steps=_whole(progress.total_steps),
+        percent=_format_percent(progress.share, steps, progress.total_steps),
+        eta_seconds=eta,
+        eta=None if eta is None else format_duration(eta),
+        loss=loss,
+        samples_per_second=sample_rate,
+        steps_per_second=step_rate,
+        throughput=None if rates == STALLED else _format_throughput(sample_rate, step_rate),
+        learning_rate=_number(progress.learning_rate),
+        val_accuracy=_number(progress.val_accuracy) or before.val_accuracy,
+        val_loss=_number(progress.val_loss) or before.val_loss,
+        last_step_time=_time(progress.last_step_time),
+    )
+
+
+def advance_progress(progress: Progress, step: int) -> Progress:
+    """Return the progress at a later step, which another source than the page reports."""
+    percent = _format_percent(None, step, progress.total_steps) or progress.percent
+    return msgspec.structs.replace(progress, step=step, percent=percent)
+
+
+def _format_percent(share: float | None, steps: float | None, total: float | None) -> str | None:
+    if share is None and steps is not None and total:
+        share = steps / total
+    return None if share is None else f"{100 * min(max(share, 0.0), 1.0):.1f}%"
+
+
+def _format_throughput(sample_rate: str | None, step_rate: str | None) -> str | None:
+    if sample_rate:
+        return f"{sample_rate} samples/s"
+    return f"{step_rate} steps/s" if step_rate else None
+
+
+def build_preflight(result: PreflightResult | None) -> PreflightStatus | None:
+    """Return the preflight for the status; None: it has not run."""
+    if result is None:
+        return None
+
+    def measure(value: float | None, scale: float) -> str | None:
+        return None if value is None else _number(value * scale)
+
+    pair_rate = measure(result.pair_rate, 1e-6)
+    pair = None
+    if len(result.pair) == 2 and pair_rate:
+        pair = SlowestPair(pods=(result.pair[0], result.pair[1]), megabytes_per_second=pair_rate)
+    return PreflightStatus(
+        failed=tuple(check for check in constants.PREFLIGHT_CHECKS if check in result.failed),
+        dns_milliseconds=measure(result.dns_seconds, 1e3),
+        tcp_milliseconds=measure(result.tcp_seconds, 1e3),
+        all_reduce_milliseconds=measure(result.all_reduce_seconds, 1e3),
+        all_reduce_megabytes_per_second=measure(result.all_reduce_rate, 1e-6),
+        transport=result.transport or None,
+        gpu_direct=result.gpu_direct,
+        slowest_pair=pair,
+    )
+
+
+def build_checkpoint(progress: RankProgress, uploads: Uploads | None = None) -> CheckpointStatus | None:
+    """Return the newest checkpoint; with checkpoint.url, the newest uploaded one."""
+    is_uploaded = uploads is not None and uploads.bytes is not None
+    step = _whole(uploads.step if uploads is not None and is_uploaded else progress.checkpoint_step)
+    return CheckpointStatus(step=step) if step else None
+
+
+def compute_goodput(progress: RankProgress, wall_seconds: float, start_step: int = 0) -> str | None:
+    """Return the share of the wall time in which steps were made that the run keeps: docs/metrics.md has the formula.
+
+    ``start_step``: the step from which the job started; steps of a former job took none of its time.
+    """
+    if not progress.steps or not progress.step_seconds or not progress.step or wall_seconds <= 0:
+        return None
+    share = (progress.step - start_step) * (progress.step_seconds / progress.steps) / wall_seconds
+    return f"{min(share, 1.0):.2f}" if math.isfinite(share) and share >= 0 else None
+
+
+def _eta(steps: float | None, total: float | None, steps_per_second: str | None) -> int | None:
+    if not steps or not total or not steps_per_second:
+        return None
+    rate = float(steps_per_second)
+    remaining = max(total - steps, 0.0) / rate if rate > 0 else math.inf
+    return round(remaining) if 0 <= remaining < 1e9 else None
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None or not math.isfinite(value) or abs(value) > 1e15 else int(value)
+
+
+def _number(value: float | None) -> str | None:
+    if value is None:
+        return None
+    if not math.isfinite(value):
+        return str(value)
+    return f"{value:.4g}" if abs(value) < 1e4 else f"{min(max(value, -1e15), 1e15):.0f}"
+
+
+def _time(value: float | None) -> datetime | None:
+    if value is None or not math.isfinite(value) or not 0 < value < 4e9:
+        return None
+    return truncate(datetime.fromtimestamp(value, UTC))

@@ -1,0 +1,114 @@
+"""The report of a pod: one JSON object, which the launcher serves at ``/report`` (docs/pod-contract.md).
+
+The launcher builds it for each request. The operator and the commands read it, and `/metrics` is written from it.
+"""
+
+from dataclasses import dataclass, field
+from typing import Final
+
+from .failure_record import Failure, InputReport
+from .group_facts import GroupFacts
+from .names import LAUNCHER_PHASES, STALLED_STATES
+from .progress import RankProgress, Uploads
+from .records import choice, items, number, text
+
+REPORT_VERSION: Final = 2
+REPORT_LIMIT: Final = 1 << 17
+"""Bytes of a report."""
+_NOT_JOINED: Final = ("Starting", "WaitingForMaster", "Rendezvous")
+
+
+@dataclass(frozen=True)
+class PreflightResult:
+    """The checks before training. Times are the longest ones, in seconds; rates are in bytes a second."""
+
+    done: tuple[str, ...] = ()
+    failed: tuple[str, ...] = ()
+    dns_seconds: float | None = None
+    tcp_seconds: float | None = None
+    all_reduce_seconds: float | None = None
+    all_reduce_rate: float | None = None
+    transport: str = text(40)
+    gpu_direct: bool | None = None
+    pair: tuple[int, ...] = items(2)
+    """The indexes of the slowest pair of pods."""
+    pair_rate: float | None = None
+
+
+@dataclass(frozen=True)
+class MemoryCopies:
+    """The copies of checkpoints in the pod's memory. ``step``, ``time``: of the newest one."""
+
+    step: float = 0.0
+    time: float = 0.0
+    bytes: float = 0.0
+    saves: float = 0.0
+    stalled_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class StalledRank:
+    """What a rank of a stalled pod does."""
+
+    rank: int = 0
+    state: str = choice(STALLED_STATES, STALLED_STATES[-1])
+    what: str = text(200)
+
+    @property
+    def order(self) -> int:
+        """The place of its state among STALLED_STATES: ranks for which their peers wait come first."""
+        return STALLED_STATES.index(self.state)
+
+
+@dataclass(frozen=True)
+class Stall:
+    """Missing steps and heartbeats of a pod.
+
+    ``heartbeat_age``: time since a rank last made progress; ``seconds``: for how long the ranks have made no step, only
+    while they make none.
+    """
+
+    hangs: int = number(default=0)
+    heartbeat_age: float | None = number(1e9)
+    seconds: float | None = number(1e9)
+    ranks: tuple[StalledRank, ...] = items(8)
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """The job's run in an experiment tracker, and its web page."""
+
+    tracker: str = text(40)
+    url: str = text(200)
+
+
+@dataclass(frozen=True)
+class PodReport:
+    """What one pod reports while it runs."""
+
+    version: int = REPORT_VERSION
+    phase: str = choice(LAUNCHER_PHASES)
+    restarts: int = number(default=0)
+    """How often the workers were restarted in the same pods."""
+    restart_step: float | None = None
+    """The step of the run at the last restart."""
+    ranks: tuple[RankProgress, ...] = items(256)
+    stall: Stall = field(default_factory=Stall)
+    preflight: PreflightResult | None = None
+    uploads: Uploads | None = None
+    memory: MemoryCopies | None = None
+    runs: tuple[TrackedRun, ...] = items(4)
+    inputs: tuple[InputReport, ...] = ()
+    """Of a pod that fetches spec.inputs."""
+    unreachable: str = text()
+    """What the pod cannot reach: pod 0 before training, or peers."""
+    step_hint: str = text(500)
+    """Why no step of the script is visible, and the remedy."""
+    groups: GroupFacts | None = None
+    last_failure: Failure | None = None
+    """The failure before the last restart of the workers."""
+
+    @property
+    def joining(self) -> bool:
+        """True while the launcher waits for the other pods, before the first step or after a restart."""
+        return self.phase in _NOT_JOINED
