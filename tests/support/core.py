@@ -34,7 +34,7 @@ CORE: Final[Mapping[str, str]] = MappingProxyType(
         "Ctrl-C": "test_run_processes.py::test_ctrl_c_lets_workers_save_and_ends_all_processes",
         "inputs": "test_run_inputs.py::test_interrupted_download_is_complete_at_script_start_and_in_next_run",
         "same decisions": "test_same_decision.py::test_failed_attempt_on_local_cluster_has_expected_history",
-        "exact gradients": "test_trainer_exactness.py::test_two_ranks_equal_one_process_on_global_batch",
+        "exact gradients": "test_trainer_collectives.py::test_two_ranks_batch_norm_is_that_of_whole_batch",
         "exact resume": "test_trainer_exactness.py::test_killed_run_resumes_to_bitwise_same_state",
         "systems of the documents": "test_trainer_systems.py::test_documents_system_trains_on_two_ranks",
         "mistake of a user": "test_trainer_endings.py::test_user_error_on_one_rank_ends_all_and_names_rank",
