@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.job import JobSize
-from ddp_operator.api.status import Condition, Nodes, Status
+from ddp_operator.api.status import Condition, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide import describe
 from ddp_operator.decide.scheduling import describe_scheduling
@@ -53,14 +53,6 @@ class TestMergedConditions:
         assert (second[0].reason, second[0].message) == ("B", "words")
         assert third[0].last_transition_time == NOW + timedelta(seconds=20)
 
-    def test_condition_without_new_fact_is_kept(self) -> None:
-        first = self.merge((), c.Fact("Accepted", "True", "Valid"))
-        assert self.merge(first, c.Fact("Failed", "False", "X"))[0] == first[0]
-
-    def test_conditions_are_in_fixed_order(self) -> None:
-        facts = [c.Fact(kind, "False", "X") for kind in reversed(c.TYPES)]
-        assert tuple(condition.type for condition in self.merge((), *facts)) == c.TYPES
-
     def test_merging_same_facts_changes_nothing(self) -> None:
         fact = c.Fact("Scheduled", "False", "A", "m" * 5000)
         first = self.merge((), fact)
@@ -90,10 +82,6 @@ class TestScheduled:
         )
         assert self.describe(child_pod(0), child_pod(1)) == ("True", "AllPodsScheduled", "2/2 pods scheduled")
 
-    def test_quotes_schedulers_message_on_first_pod(self) -> None:
-        statement = self.describe(unschedulable(1, "second"), unschedulable(0, "first"))
-        assert statement == ("False", "Unschedulable", "train-1-0-abcde (and 1 more pod): first")
-
     @pytest.mark.parametrize("reason", ["ErrImagePull", "ImagePullBackOff", "InvalidImageName"])
     def test_image_that_cannot_be_pulled(self, reason: str) -> None:
         waiting = {"name": "trainer", "state": {"waiting": {"reason": reason, "message": "no such image"}}}
@@ -109,24 +97,6 @@ class TestScheduled:
             "PodsNotStarting",
             "train-1-0-abcde: CreateContainerConfigError: init container a: no secret",
         )
-
-    @pytest.mark.parametrize("reason", ["ContainerCreating", "PodInitializing"])
-    def test_slow_start_is_no_obstacle(self, reason: str) -> None:
-        waiting = {"name": "trainer", "state": {"waiting": {"reason": reason}}}
-        assert (
-            self.describe(child_pod(0, "Pending", node="n", status={"containerStatuses": [waiting]}), nodes=1)[0]
-            == "True"
-        )
-
-    def test_former_pods_hide_missing_pods(self) -> None:
-        assert self.describe(former=3)[1:] == (
-            "WaitingForFormerPods",
-            "waiting for 3 pods of the previous attempt to terminate",
-        )
-
-    def test_replaced_pod_is_not_counted_beside_successor(self) -> None:
-        dead = child_pod(0, "Failed", code=137, suffix="zzzzz", age=100)
-        assert self.describe(dead, child_pod(0, suffix="aaaaa", age=5), nodes=2)[2] == "1/2 pods scheduled"
 
 
 class TestRendezvoused:
@@ -144,24 +114,8 @@ class TestRendezvoused:
         fact = describe.describe_rendezvous(pods(*raw), JobSize(nodes), observation, before, now)
         return fact.status, fact.reason, fact.message
 
-    def test_missing_pods_are_listed(self) -> None:
-        statement = self.describe(child_pod(1), child_pod(2, "Pending"), nodes=3)
-        assert statement == ("False", "WaitingForRanks", "1/3 pods running; waiting for pods 0, 2")
-
     def test_message_names_at_most_ten_pods(self) -> None:
         assert self.describe(nodes=500)[2].endswith("waiting for pods 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, …")
-
-    @pytest.mark.parametrize("phase", ["Running", "Stopping", "Done"])
-    def test_launcher_phase_after_start_sets_rendezvoused(self, phase: str) -> None:
-        assert self.describe(child_pod(0), text=page(phase=phase))[:2] == ("True", "AllRanksJoined")
-
-    @pytest.mark.parametrize("phase", ["Starting", "WaitingForMaster", "Rendezvous"])
-    def test_launcher_phase_before_start_is_in_message(self, phase: str) -> None:
-        statement = self.describe(child_pod(0), text=page(phase=phase))
-        assert statement[1:] == (
-            "WaitingForWorkers",
-            f"1/1 pods running; workers have not started yet (pod 0: {phase})",
-        )
 
     def test_step_on_page_sets_rendezvoused(self) -> None:
         assert self.describe(child_pod(0), text=page(step=1))[0] == "True"
@@ -171,43 +125,9 @@ class TestRendezvoused:
     def test_condition_is_kept_while_no_page_is_requested(self, before: Condition) -> None:
         assert self.describe(child_pod(0), requested=False, before=before)[:2] == (before.status, before.reason)
 
-    def test_reason_of_last_page_is_kept_until_next_page(self) -> None:
-        before = was("False", "WaitingForWorkers", "pod 0: Rendezvous")
-        assert self.describe(child_pod(0), requested=False, before=before, seconds=600)[2] == "pod 0: Rendezvous"
-
     def test_list_of_missing_pods_ends_with_pods(self) -> None:
         before = was("False", "WaitingForRanks", "0/1 pods running; waiting for pods 0")
         assert self.describe(child_pod(0), requested=False, before=before)[1] == "WaitingForWorkers"
 
     def test_unreadable_page_keeps_rendezvoused_true(self) -> None:
         assert self.describe(child_pod(0), before=was("True", "AllRanksJoined"), seconds=600)[0] == "True"
-
-    def test_unreadable_page_is_reported_after_patience(self) -> None:
-        assert self.describe(child_pod(0, age=5), seconds=0)[1] == "WaitingForWorkers"
-        status, reason, words = self.describe(child_pod(0, age=5), seconds=60)
-        assert (status, reason) == ("Unknown", "NoMetricsPage")
-        assert "the operator cannot read the report" in words
-
-    def test_unreadable_page_of_young_pod_is_not_reported(self) -> None:
-        young = child_pod(0, age=100), child_pod(1, age=5)
-        assert self.describe(*young, nodes=2, seconds=0)[1] == "WaitingForWorkers"
-        assert self.describe(*young, nodes=2, seconds=60)[1] == "NoMetricsPage"
-
-    def test_unrequested_page_is_not_reported(self) -> None:
-        assert self.describe(child_pod(0, age=5), requested=False, seconds=600)[1] == "WaitingForWorkers"
-
-
-class TestCounting:
-    def test_newest_pod_of_index_counts(self) -> None:
-        for first, second in (("aaaaa", "zzzzz"), ("zzzzz", "aaaaa")):
-            dead = child_pod(0, "Failed", code=137, suffix=first, age=100)
-            done = child_pod(0, "Succeeded", suffix=second, age=50)
-            assert pods(dead, done).counts(1) == Nodes(desired=1, ready=0, succeeded=1, failed=0)
-
-    def test_live_pod_precedes_ended_pod_of_same_second(self) -> None:
-        both = pods(child_pod(0, suffix="a"), child_pod(0, "Failed", code=137, suffix="b"))
-        assert (both.running, both.counts(1)) == (1, Nodes(desired=1, ready=1, succeeded=0, failed=0))
-
-    def test_pod_that_is_being_deleted_is_not_running(self) -> None:
-        both = pods(child_pod(0, deleting=True), child_pod(1, ready=False))
-        assert (both.running, both.counts(2)) == (1, Nodes(desired=2, ready=0, succeeded=0, failed=0))

@@ -73,11 +73,6 @@ class TestLedger:
         assert run(Status(), ()).actions == (EnsureChildren(1, 2),)
         assert run(Status(), (), suspend=True).actions == ()
 
-    def test_recorded_attempt_has_job_name_and_selector(self) -> None:
-        status = run(Status(), (), nodes=4).status
-        assert (status.attempt, status.attempt_nodes, status.job_name) == (1, 4, "train-1")
-        assert (status.selector, status.start_time) == ("ddp-operator.dev/job-name=train", NOW)
-
     def test_failure_is_counted_once(self) -> None:
         pods = [child_pod(0), child_pod(1, "Failed", code=82, message=last_words("CUDAError"))]
         first = run(trained(), pods=pods).status
@@ -86,47 +81,21 @@ class TestLedger:
         charged = Restarts(total=1, counted=1, used=1, step=3, all=1)
         assert (first.restarts, second.restarts) == (charged, charged)
 
-    def test_page_of_former_attempt_is_ignored(self) -> None:
-        pods = [child_pod(0), child_pod(1, "Failed", code=82)]
-        decision = run(trained(), pods=pods, text=TRAINING)
-        assert state(decision, "Rendezvoused")[0] == "False"
-        assert state(decision, "Scheduled") == ("False", "WaitingForFormerPods")
-
     def test_lost_status_is_recovered_from_newest_job(self) -> None:
         jobs = [child_job(2, conditions={"Failed": ""}), child_job(3, nodes=4)]
         status = run(Status(), jobs).status
         assert (status.attempt, status.attempt_nodes, status.job_name) == (3, 4, "train-3")
         assert status.restarts == Restarts(total=2, counted=2, used=2, all=2)
 
-    def test_recovered_status_keeps_restarts_that_are_not_counted(self) -> None:
-        behind = replace(STARTED, restarts=Restarts(total=1, free=1))
-        assert run(behind, [child_job(3)]).status.restarts == Restarts(total=2, counted=1, free=1, used=1, all=2)
-
     def test_jobs_of_deleted_resource_of_same_name_are_ignored(self) -> None:
         assert run(Status(), [child_job(9, owner="another")]).status.attempt == 1
 
-    def test_limit_of_zero_ends_with_first_failure(self) -> None:
-        pods = [child_pod(0, "Failed", code=82)]
-        decision = run(trained(), pods=pods, recovery={"maxRestarts": 0})
-        assert decision.status.phase == "Failed"
-        assert decision.status.attempt == 1
-
-    def test_complete_job_with_failed_pod_succeeds(self) -> None:
-        pods = [child_pod(0, "Failed", code=82), child_pod(1, "Succeeded")]
-        assert run(trained(), [child_job(conditions={"Complete": ""})], pods).status.phase == "Succeeded"
-
 
 class TestActions:
-    def test_missing_children_are_created(self) -> None:
-        assert run(jobs=()).actions == (EnsureChildren(1, 2),)
-
     def test_missing_service_is_created_until_job_finishes(self) -> None:
         assert run(service=False).actions == (EnsureChildren(1, 2),)
         assert run(service=False, refusal=REFUSED).actions == ()
         assert run(service=False, jobs=[child_job(conditions={"Failed": ""})], suspend=True).actions == ()
-
-    def test_existing_child_objects_cause_no_action(self) -> None:
-        assert run(trained(), pods=RUNNING).actions == ()
 
     @pytest.mark.parametrize(
         "jobs",
@@ -143,12 +112,6 @@ class TestActions:
         assert not [action for action in decision.actions if isinstance(action, EnsureChildren)]
         assert decision.requeue_after is not None
 
-    def test_next_job_waits_for_previous_pods_to_terminate(self) -> None:
-        failed = child_job(1, conditions={"Failed": "x"})
-        second = replace(STARTED, attempt=2)
-        assert run(second, [failed], [child_pod(0)]).actions == ()
-        assert run(second, [failed], [child_pod(0, "Failed", code=82)]).actions == (EnsureChildren(2, 2),)
-
     def test_next_job_waits_for_orphaned_pods(self) -> None:
         decision = run(jobs=(), pods=[child_pod(0, owner="gone")])
         assert decision.actions == ()
@@ -158,12 +121,6 @@ class TestActions:
         pod = child_pod(0, owner="x")
         pod["metadata"]["ownerReferences"][0]["name"] = "somebody-else"
         assert run(jobs=(), pods=[pod]).actions == (EnsureChildren(1, 2),)
-
-    def test_deleting_job_is_not_recreated(self) -> None:
-        decision = run(trained(), [child_job(deleting=True)], RUNNING)
-        assert decision.actions == ()
-        assert decision.requeue_after is not None
-        assert decision.requeue_after >= 1
 
     def test_previous_jobs_are_deleted_but_last_failed_one(self) -> None:
         third = replace(STARTED, attempt=3)
@@ -205,9 +162,6 @@ class TestActions:
     ) -> None:
         assert run(jobs=[child_job(suspend=is_so, **about)], suspend=requested).actions == actions
 
-    def test_queue_label_added_later_applies_to_next_job(self) -> None:
-        assert run(jobs=[child_job(suspend=True)], labels=QUEUED).actions == (SuspendJob("train-1", False),)
-
     @pytest.mark.parametrize("stopping", [True, False])
     def test_job_suspended_by_older_operator_is_resumed(self, stopping: bool) -> None:
         """It has no record in the Job; its status shows that the operator has suspended it."""
@@ -223,10 +177,6 @@ class TestActions:
 
 
 class TestRefusal:
-    def test_refusal_before_first_attempt_rejects_job(self) -> None:
-        decision = run(Status(), (), refusal=REFUSED)
-        assert (decision.status.phase, decision.status.attempt, decision.actions) == ("Rejected", 0, ())
-
     @pytest.mark.parametrize(
         ("reason", "again"), [("InvalidSpec", 300), ("NameConflict", 30), ("Forbidden", 30), ("ServerError", 30)]
     )
@@ -234,17 +184,9 @@ class TestRefusal:
         assert run(Status(), (), refusal=Refusal(reason, "x")).requeue_after == again
         assert run(jobs=(), refusal=Refusal(reason, "x")).requeue_after == 30
 
-    def test_failing_api_server_rejects_nothing(self) -> None:
-        decision = run(Status(), (), refusal=Refusal("ServerError", "x"))
-        assert (decision.status.phase, state(decision, "Accepted")) == ("Pending", ("Unknown", "ServerError"))
-
     def test_refused_spec_creates_no_children_and_no_new_size(self) -> None:
         assert run(jobs=(), refusal=REFUSED).actions == ()
         assert run(trained(), pods=RUNNING, nodes=3, refusal=REFUSED).status.attempt == 1
-
-    def test_refused_spec_does_not_block_success(self) -> None:
-        done = [child_job(conditions={"Complete": ""})]
-        assert run(trained(), done, refusal=REFUSED).status.phase == "Succeeded"
 
 
 class TestAfterTheEnd:
@@ -307,34 +249,11 @@ class TestAfterTheEnd:
         joined = "1/1 pods joined the rendezvous"
         assert statement == [f"1/1 pods scheduled{admitted}", joined, f"1/1 pods succeeded{admitted}"]
 
-    def test_ended_job_without_time_to_live_needs_no_pass(self) -> None:
-        decision = run(finished(), ())
-        assert (decision.requeue_after, decision.actions) == (None, ())
-
-    @pytest.mark.parametrize("time", [None, "", "yesterday"])
-    def test_unreadable_end_time_deletes_nothing(self, time: Any) -> None:
-        decision = run(finished(completion_time=time), (), ttlSecondsAfterFinished=0)
-        assert DeleteResource() not in decision.actions
-
 
 class TestLookingAgain:
-    def test_pending_job_waits_for_events(self) -> None:
-        word = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "no room"}
-        assert run(pods=[child_pod(n, "Pending", status={"conditions": [word]}) for n in (0, 1)]).requeue_after is None
-
     def test_starting_job_is_polled_every_second_and_training_one_every_ten(self) -> None:
         assert run(pods=RUNNING).requeue_after == 1.0
         assert run(pods=RUNNING, text=TRAINING).requeue_after == 10.0
-
-    def test_job_without_page_is_not_polled_every_second_for_ever(self) -> None:
-        status = STARTED
-        seconds = 0.0
-        while seconds < 400:
-            decision = run(status, pods=RUNNING, seconds=seconds, requested=True)
-            assert decision.requeue_after is not None
-            status = decision.status
-            seconds = seconds + decision.requeue_after
-        assert decision.requeue_after == 10.0
 
     def test_job_without_first_step_is_polled_every_second_for_two_minutes(self) -> None:
         joined = run(pods=RUNNING, text=page(phase="Running")).status
@@ -368,12 +287,6 @@ class TestPhase:
     )
     def test_phase_sums_up_pods(self, pods: Any, phase: str) -> None:
         assert run(pods=pods).status.phase == phase
-
-    def test_stopping_job_keeps_its_phase(self) -> None:
-        stopping = [child_pod(0, deleting=True), child_pod(1, deleting=True)]
-        decision = run(trained(), [child_job(suspend=True)], stopping, suspend=True)
-        assert decision.status.phase == "Running"
-        assert state(decision, "Suspended") == ("False", "Stopping")
 
     def test_job_is_not_suspended_while_pods_of_former_attempt_stop(self) -> None:
         second = replace(STARTED, attempt=2)
@@ -414,27 +327,8 @@ class TestPhase:
         assert progressing is not None
         assert (progressing.reason, progressing.message) == ("NoStepYet", hint)
 
-    def test_observed_generation_is_that_of_spec(self) -> None:
-        status = run().status
-        assert status.observed_generation == 1
-        assert {condition.observed_generation for condition in status.conditions} == {1}
-
 
 class TestRestarting:
-    def test_restarting_lasts_until_workers_have_joined(self) -> None:
-        status = run(trained(), pods=[child_pod(0), child_pod(1, "Failed", code=82)]).status
-        jobs = [child_job(1, conditions={"Failed": ""}), child_job(2)]
-        new = [child_pod(n, attempt=2) for n in (0, 1)]
-        waiting = run(status, jobs, new, text=page(phase="Rendezvous"))
-        assert state(waiting, "Restarting") == ("True", "GroupRestart")
-        met = run(waiting.status, jobs, new, text=page(phase="Running"))
-        assert state(met, "Restarting") == ("False", "NotRestarting")
-        assert met.status.phase == "Running"
-
-    def test_restarting_is_false_before_first_run(self) -> None:
-        lost = [child_pod(0), child_pod(1, "Failed", code=137)]
-        assert state(run(pods=lost, jobs=[child_job(queue="q")]), "Restarting")[0] == "False"
-
     @pytest.mark.parametrize("seen_first", ["job", "pods"])
     def test_requeued_pods_are_not_replaced(self, seen_first: str) -> None:
         taken = [child_pod(0, deleting=True), child_pod(1, deleting=True)]
@@ -445,25 +339,6 @@ class TestRestarting:
         assert state(decision, "Restarting")[0] == "False"
         assert (decision.status.phase, state(decision, "Scheduled")) == ("Pending", ("False", "QuotaPending"))
         assert (decision.status.attempt, decision.actions) == (1, ())
-
-    def test_restarting_stays_false_while_pods_succeed(self) -> None:
-        decision = run(trained(), pods=[child_pod(0, "Succeeded"), child_pod(1)])
-        assert state(decision, "Restarting")[0] == "False"
-
-    def test_suspension_is_no_restart(self) -> None:
-        decision = run(trained(), [child_job(suspend=True)], [child_pod(0, deleting=True)], suspend=True)
-        assert state(decision, "Restarting")[0] == "False"
-
-
-class TestFinalProgress:
-    def test_final_progress_is_read_from_succeeded_pod(self) -> None:
-        old = child_pod(0, "Failed", code=85, suffix="aaaaa", age=90, message=last_words(progress={"step": 3.0}))
-        new = child_pod(0, "Succeeded", suffix="bbbbb", age=60, message=last_words(progress={"step": 9.0}))
-        for pods in ((old, new), (new, old)):
-            status = run(trained(), [child_job(conditions={"Complete": ""})], [*pods, child_pod(1, "Succeeded")]).status
-            assert status.progress is not None
-            assert status.progress.step == 9
-            assert status.nodes.succeeded == 2
 
 
 class TestLostLauncher:

@@ -63,11 +63,6 @@ class TestReportedFailure:
         assert decision.status.last_failure is not None
         assert decision.status.last_failure.message == detail
 
-    def test_first_in_place_failure_is_recorded(self) -> None:
-        result = run(*RUNNING, failures_in_place=in_place("in place", -10)).status.last_failure
-        assert result is not None
-        assert (result.message, result.attempt) == ("in place", 1)
-
     def test_in_place_failure_of_former_attempt_is_ignored(self) -> None:
         failed = child_pod(0, "Failed", code=82, message=last_words("UserError", message="the end"))
         jobs = [child_job(conditions={"Failed": "why"})]
@@ -83,26 +78,6 @@ class TestRestarts:
         ends = [child_pod(i, "Succeeded", message=last_words(restarts=n)) for i, n in enumerate((1, 4))]
         decision = run(*ends, status=status, jobs=[child_job(conditions={"Complete": ""})])
         assert decision.status.restarts.in_place == 6
-
-    def test_replaced_pod_is_counted_once(self) -> None:
-        joined = condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED)
-        status = replace(STARTED, conditions=(joined,), restarts=Restarts(replaced=2))
-        first = run(child_pod(0), child_pod(1, "Pending"), status=status)
-        assert state(first, c.RESTARTING) == ("True", c.POD_REPLACEMENT)
-        assert first.status.restarts.replaced == 3
-        again = run(child_pod(0), child_pod(1, "Pending"), status=first.status)
-        assert again.status.restarts.replaced == 3
-
-
-@pytest.mark.parametrize(
-    ("pods", "known"),
-    [
-        ((child_pod(0), child_pod(1, "Pending")), True),
-        ((child_pod(0, "Pending"), child_pod(1, "Pending")), False),
-    ],
-)
-def test_first_running_pod_sets_first_run_time(pods: Any, known: bool) -> None:
-    assert (run(*pods).status.first_run_time is not None) is known
 
 
 @pytest.mark.parametrize(
@@ -120,11 +95,6 @@ def test_unready_node_is_reason_of_rendezvoused(before: Any, expected: tuple[str
 
 
 class TestTimeLeft:
-    def test_failed_preflight_of_training_job_is_in_status(self) -> None:
-        progress = run(*RUNNING, text=TRAINING).status.progress
-        assert progress is not None
-        assert (progress.step, progress.eta) == (7, "1m03s")
-
     @pytest.mark.parametrize(
         ("pods", "jobs"),
         [
@@ -143,12 +113,6 @@ class TestTimeLeft:
         assert (progress.step, progress.eta, progress.eta_seconds) == (7, None, None)
 
 
-def test_recovered_job_has_selector() -> None:
-    decision = run(status=Status(attempt=1), jobs=[child_job(3)])
-    assert decision.status.attempt == 3
-    assert decision.status.selector == run(status=Status(), jobs=[child_job(3)]).status.selector != ""
-
-
 @pytest.mark.parametrize(
     ("failures", "attempt", "container", "seconds"),
     [(1, 1, "fetch", 10), (2, 1, "fetch", 20), (4, 1, "fetch", 80), (4, 1, "", 0), (4, 0, "fetch", 0)],
@@ -165,12 +129,6 @@ def test_start_delay_doubles_with_each_init_container_failure(
     if seconds:
         assert waiting.requeue_after == seconds
         assert run(status=status, jobs=jobs, seconds=seconds).actions
-
-
-def test_pods_of_other_attempts_are_not_counted() -> None:
-    typed = job(status=STARTED, nodes=2)
-    seen = observe(typed, [child_job()], [child_pod(0), child_pod(0, attempt=2)])
-    assert [pod.attempt for pod in seen.pods_of(1)] == [1]
 
 
 def test_preflight_measurements_are_kept_for_attempt() -> None:
@@ -251,6 +209,3 @@ class TestCheckpointsInAStore:
         assert why.reason == "UploadFailing"
         assert "503 Slow Down" in why.what
         assert "step 40" in why.what
-
-    def test_job_with_claim_has_no_upload_condition(self) -> None:
-        assert run(*RUNNING, text=self.FAILING).status.condition(c.UPLOADED) is None

@@ -16,8 +16,6 @@ from ddp_pod.contract.failure_text import EARLY_EXIT_REMEDY
 from tests.support.builders import NOW, child_job, child_pod, last_words, observe
 from tests.support.builders import job as build_job
 
-PEER_LOST = last_words("NCCL", secondary=True)
-
 
 def at(seconds: float) -> Any:
     return NOW + timedelta(seconds=seconds)
@@ -49,15 +47,6 @@ def blamed(result: Diagnosis | None) -> tuple[int | None, str]:
 
 
 class TestNoFailure:
-    @pytest.mark.parametrize("code", [0, 85, 130, 137, 143])
-    def test_pod_that_is_done_or_replaced_ends_no_attempt(self, code: int) -> None:
-        phase = "Succeeded" if code == 0 else "Failed"
-        assert diagnosis(child_pod(0, phase, code=code), child_pod(1)) is None
-
-    @pytest.mark.parametrize("code", [1, 81, 82, 86, 128])
-    def test_disrupted_pod_ends_no_attempt_with_any_code(self, code: int) -> None:
-        assert diagnosis(ended(0, code, disrupted=True), child_pod(1)) is None
-
     def test_evicted_pod_without_any_container_is_replaced(self) -> None:
         assert diagnosis(child_pod(0, "Failed", status={"reason": "Evicted", "message": "disk pressure"})) is None
 
@@ -74,13 +63,6 @@ class TestCause:
     def test_earliest_of_two_that_are_not_secondary(self) -> None:
         pods = ended(0, 82, "NCCL", seconds=5), ended(1, 82, "CUDAError", seconds=2)
         assert blamed(diagnosis(*pods)) == blamed(diagnosis(*reversed(pods))) == (1, "CUDAError")
-
-    def test_lowest_index_where_times_are_equal_or_unknown(self) -> None:
-        assert blamed(diagnosis(ended(1, 82, "Hang"), ended(0, 82))) == (0, "CUDAError")
-        unknown = ended(1, 82, "Hang")
-        del unknown["status"]["containerStatuses"][0]["state"]["terminated"]["finishedAt"]
-        unknown["status"]["containerStatuses"][0]["state"]["terminated"]["message"] = ""
-        assert blamed(diagnosis(unknown, ended(2, 82, seconds=9), seconds=10)) == (2, "CUDAError")
 
     def test_root_cause_is_primary_failure_although_reported_last(self) -> None:
         assert blamed(diagnosis(ended(0, 86, seconds=0), ended(1, 82, "OOM", seconds=9), seconds=9)) == (1, "OOM")
@@ -127,14 +109,6 @@ class TestCause:
         )
         assert "raise ephemeral-storage" in result.cause.remedy
 
-    def test_pod_evicted_for_its_neighbours_sake_is_disrupted(self) -> None:
-        status = {"reason": "Evicted", "message": "The node was low on resource: memory."}
-        pod = child_pod(1, "Failed", code=85, message=last_words("Preempted"), disrupted="TerminationByKubelet")
-        pod["status"] |= status
-        result = diagnosis(pod, child_pod(0), replaces=False)
-        assert result is not None
-        assert result.disruption
-
     def test_failed_init_container(self) -> None:
         status = {"initContainerStatuses": [{"name": "fetch", "state": {"terminated": {"exitCode": 3}}}]}
         pod = child_pod(0, "Failed", status=status)
@@ -144,12 +118,6 @@ class TestCause:
         assert (result.cause.container, result.cause.message) == ("fetch", "the container ended with exit code 3")
         assert result.cause.remedy == "see its log: kubectl logs train-1-0-abcde -c fetch"
         assert not view_pod(pod).fails_job, "the Job's policy looks at the training container only"
-
-    def test_only_container_is_trainer_with_any_name(self) -> None:
-        pod = ended(0, 82)
-        for part in (pod["spec"]["containers"], pod["status"]["containerStatuses"]):
-            part[0]["name"] = "main"
-        assert blamed(diagnosis(pod)) == (0, "CUDAError")
 
 
 HIDDEN = {"rank": 1, "step": 10.0, "exception": "ValueError: bad", "secondary": False}
@@ -187,11 +155,6 @@ def test_pods_are_awaited_whose_ranks_had_ended_before_their_peers_failed() -> N
 
 
 class TestSecondaryFailures:
-    def test_secondary_failure_waits_while_another_pod_runs(self) -> None:
-        result = diagnosis(ended(0, 86), child_pod(1), seconds=10)
-        assert result is not None
-        assert result.cause is None
-
     @pytest.mark.parametrize(("peer", "seconds"), [(child_pod(1), 60), (child_pod(1, "Pending"), 15)])
     def test_secondary_failure_counts_when_silent_peer_has_had_its_time(self, peer: Any, seconds: float) -> None:
         """A running pod may be on a lost node, which Kubernetes detects after 50 seconds at most."""
@@ -273,11 +236,6 @@ class TestJobWithoutReport:
     def failed(self, seconds: float = 0) -> dict[str, Any]:
         return child_job(conditions={"FailureTarget": "backoff limit"}, at=at(seconds))
 
-    def test_pod_report_is_awaited_after_job_failure(self) -> None:
-        result = diagnosis(child_pod(0), child_pod(1), job=self.failed(), seconds=5)
-        assert result is not None
-        assert result.cause is None
-
     def test_is_believed_after_while_although_pod_never_ends(self) -> None:
         result = diagnosis(child_pod(0), job=self.failed(), seconds=61)
         assert result is not None
@@ -288,27 +246,8 @@ class TestJobWithoutReport:
             None,
         )
 
-    def test_job_without_pods_reports_controller_message(self) -> None:
-        result = diagnosis(job=self.failed())
-        assert result is not None
-        assert result.cause is not None
-        assert result.cause.message == "backoff limit"
-
     def test_repeats_itself_exactly(self) -> None:
         assert diagnosis(job=self.failed(), seconds=1) == diagnosis(job=self.failed(), seconds=99)
-
-
-class TestPolicy:
-    @pytest.mark.parametrize("code", [1, 81, 82, 83, 84, 86, 128, 139])
-    def test_code_that_fails_job(self, code: int) -> None:
-        assert view_pod(ended(0, code)).fails_job
-
-    @pytest.mark.parametrize("code", constants.REPLACED_EXIT_CODES)
-    def test_code_that_is_replaced(self, code: int) -> None:
-        assert not view_pod(ended(0, code)).fails_job
-
-    def test_disruption_is_ignored_first(self) -> None:
-        assert not view_pod(ended(0, 82, disrupted=True)).fails_job
 
 
 def test_lost_node_is_blamed_with_its_remedy() -> None:

@@ -3,10 +3,9 @@
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from ddp_operator.api.cluster import Event
-from ddp_operator.api.status import CheckpointStatus, Condition, LastFailure, Restarts, Status
+from ddp_operator.api.status import Condition, LastFailure, Status
 from ddp_operator.decide.transitions import list_transition_events
 from tests.support.builders import NOW
 
@@ -72,23 +71,6 @@ def test_next_attempt_emits_its_failure_first() -> None:
     failure, begun = list_transition_events(old, new)
     assert (failure.reason, failure.message) == ("FailureOOM", f"attempt 1: OOM: {'m' * 298} …")
     assert begun == Event("Normal", "GroupRestart", "restart 1 of 3: x")
-
-
-@pytest.mark.parametrize(("counted", "which"), [(1, "restart 2 of 3"), (0, "restart, not counted")])
-def test_restart_in_same_pods_emits_one_line(counted: int, which: str) -> None:
-    failure = LastFailure(attempt=2, category="UserError", rank=1, pod="p", exit_code=1, message="KeyError: 10\nmore")
-    old = Status(attempt=2, restarts=Restarts(in_place=3, in_place_before=3))
-    budget = Restarts(in_place=4, in_place_before=3, used=2, counted=counted)
-    new = replace(old, restarts=budget, last_failure=failure)
-    _, event = list_transition_events(old, replace(new, checkpoint=CheckpointStatus(step=400)), 3)
-    line = f"{which}, in the same pods: UserError (rank 1): KeyError: 10"
-    assert event == Event("Normal", "RestartedInPlace", f"{line}; from step 400")
-    assert list_transition_events(old, new, 3)[1].message == line  # no step if none is known
-
-
-def test_known_failure_is_not_emitted_again() -> None:
-    failure = LastFailure(attempt=1, category="OOM")
-    assert list_transition_events(Status(last_failure=failure), Status(last_failure=failure, attempt=0)) == ()
 
 
 def test_repeated_pass_emits_nothing() -> None:

@@ -56,12 +56,6 @@ def test_fetched_inputs_are_recorded_before_attempt_1() -> None:
     assert second.status.first_run_time is None, "the template may still be corrected"
 
 
-def test_running_fetch_pod_blocks_new_job() -> None:
-    typed = made(fetched())
-    seen = observe(typed, [], [child_pod(attempt=0, owner="job-0")])
-    assert not [action for action in decide(typed, seen, NOW).actions if isinstance(action, EnsureChildren)]
-
-
 def test_changed_place_is_fetched_again() -> None:
     typed = made(fetched(), inputs=[INPUTS[0] | {"claimName": "other"}])
     assert decide(typed, Observation(), NOW).actions == (EnsureChildren(0, 0),)

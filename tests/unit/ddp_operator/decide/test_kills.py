@@ -112,14 +112,6 @@ async def test_probe_that_kills_trainer_is_named_and_counted(monkeypatch: pytest
     assert harness.state("Failed") == ("True", "RepeatedFailure")
 
 
-async def test_signal_of_unknown_sender_is_neither_preemption_nor_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
-    failure = (await run_and_stop(monkeypatch)).status.last_failure
-    assert failure is not None
-    assert failure.category == "Killed"
-    assert "neither deleted nor evicted" in failure.message
-    assert "kubectl exec" in failure.remedy
-
-
 async def test_deleted_pod_is_not_preempted(monkeypatch: pytest.MonkeyPatch) -> None:
     harness = ReconcilerHarness()
     await harness.train()

@@ -71,11 +71,6 @@ class TestPendingDeadline:
         for pods in ((child_pod(0), child_pod(1)), (child_pod(0), child_pod(1, "Succeeded"))):
             assert run(*pods, pendingDeadlineSeconds=60, seconds=999).status.phase == "Running"
 
-    def test_pending_deadline_ignores_replaced_pod(self) -> None:
-        joined = run(child_pod(0), child_pod(1), text=TRAINING).status
-        decision = run(child_pod(0), self.WAITING, status=joined, pendingDeadlineSeconds=60, seconds=999)
-        assert decision.status.phase == "Restarting"
-
     def test_pending_deadline_restarts_with_attempt_and_resumption(self) -> None:
         failed = child_pod(0, "Failed", code=82, message=last_words("CUDAError"))
         second = run(failed, status=STARTED, pendingDeadlineSeconds=60, seconds=500).status
@@ -115,11 +110,6 @@ class TestActiveDeadline:
         assert running.status.phase == "Running"
         ended = run(child_pod(0), child_pod(1), jobs=admitted, status=self.HOUR, activeDeadlineSeconds=50, seconds=50)
         assert condition(ended, "Failed")[1] == "DeadlineExceeded"
-
-    def test_active_deadline_excludes_time_before_admission(self) -> None:
-        """Kubernetes updates the start time only after the Job was resumed."""
-        resumed = queued(conditions={"Suspended": ""}, status={"startTime": format_time(NOW - timedelta(hours=1))})
-        assert run(jobs=[resumed], status=self.HOUR, activeDeadlineSeconds=50).status.phase == "Pending"
 
 
 class TestInitContainer:
@@ -286,10 +276,6 @@ class TestSuccessPolicy:
     def test_success_of_another_pod_is_not_enough(self) -> None:
         assert run(child_pod(0), child_pod(1, "Succeeded"), successPolicy="RankZero").status.phase == "Running"
 
-    def test_failure_before_pod_0_success_fails_attempt(self) -> None:
-        failed = child_pod(1, "Failed", code=82, message=last_words("CUDAError"))
-        assert run(child_pod(0), failed, successPolicy="RankZero").status.attempt == 2
-
     def test_success_policy_is_set_on_job(self) -> None:
         jobs = [build_children(job(**spec), attempt=1, nodes=2)[-1] for spec in ({}, {"successPolicy": "RankZero"})]
         assert "successPolicy" not in jobs[0]["spec"]
@@ -339,16 +325,6 @@ class TestSuspendedJob:
             "to resume; the last step was 7, and the script reports no checkpoints"
         )
 
-    def test_checkpoints_time_is_that_of_its_step(self) -> None:
-        pods = child_pod(0), child_pod(1)
-        first = run(*pods, text=TRAINING, seconds=10).status
-        second = run(*pods, text=TRAINING, status=first, seconds=20).status
-        assert first.checkpoint == second.checkpoint
-        third = run(*pods, text=TRAINING.replace('"checkpointStep": 5', '"checkpointStep": 6'),
-                    status=second, seconds=30).status  # fmt: skip
-        assert third.checkpoint is not None
-        assert (third.checkpoint.step, third.checkpoint.time) == (6, NOW + timedelta(seconds=30))
-
 
 class TestEndOfJob:
     @pytest.mark.parametrize(
@@ -364,13 +340,3 @@ class TestEndOfJob:
         assert harness.jobs() == jobs
         assert len(harness.pods(1)) == (1 if policy == "None" else 0)
         assert len([p for p in harness.pods(1, living=False) if p["status"]["phase"] == "Succeeded"]) == logs
-
-    async def test_clean_policy_may_change_after_end(self) -> None:
-        harness = await ReconcilerHarness(cleanPodPolicy="None").train(TRAINING)
-        for index in (0, 1):
-            harness.end_pod(index)
-        await harness.settle()
-        assert harness.jobs() == ["train-1"]
-        harness.edit(cleanPodPolicy="All")
-        await harness.settle()
-        assert harness.jobs() == []

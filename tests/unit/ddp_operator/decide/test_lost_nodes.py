@@ -48,11 +48,6 @@ def test_longest_silent_node_is_named_and_more_pods_counted() -> None:
     assert "more pod" not in alone[1]
 
 
-def test_ready_nodes_have_no_lost_contact() -> None:
-    typed, seen = see(child_pod(0), child_pod(1))
-    assert describe_lost_contact(State(typed, observe(typed, [child_job()], [child_pod(0)]), NOW), seen.pods) is None
-
-
 def test_lost_pods_are_declared_failed_in_order_of_their_index() -> None:
     gone = [child_pod(index, deleting=True, grace=0, node=f"n{index}") for index in (2, 0, 1)]
     typed, seen = see(*gone)
@@ -92,9 +87,3 @@ def test_failed_nodes_are_remembered_latest_last(
     failed: tuple[str, ...], nodes: list[str], kept: tuple[str, ...]
 ) -> None:
     assert add_failed_nodes(failed, iter(nodes)) == kept
-
-
-def test_failed_nodes_are_bounded_to_latest() -> None:
-    kept = add_failed_nodes((), (f"n{number}" for number in range(100)))
-    assert kept == tuple(f"n{number}" for number in range(100))[-len(kept) :]
-    assert len(kept) == MAX_NODES

@@ -12,7 +12,7 @@ from ddp_operator.decide import losses
 from ddp_operator.decide.attempts import compute_start_delay
 from ddp_operator.decide.decide import decide
 from ddp_operator.decide.diagnosis import build_node_failure
-from ddp_operator.decide.state import AT_ONCE, Decision, DeleteJob, FailPod, State
+from ddp_operator.decide.state import AT_ONCE, Decision, FailPod, State
 from ddp_operator.decide.transitions import list_transition_events
 from ddp_operator.decide.views import NodeView, view_node, view_pod
 from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, page
@@ -62,19 +62,6 @@ def known(at: int, saved: int = 0, **restarts: Any) -> Status:
 
 
 class TestDisruption:
-    @pytest.mark.parametrize("phase", ["Running", "Failed"])
-    def test_evicted_pod_with_static_rendezvous_starts_uncounted_attempt_while_saving(self, phase: str) -> None:
-        code = {"code": 85} if phase == "Failed" else {}
-        evicted = child_pod(1, phase, deleting=True, grace=150, disrupted="EvictionByEvictionAPI", **code)
-        decision = run(child_pod(0), evicted)
-        assert (decision.status.attempt, decision.actions, decision.requeue_after) == (2, (), AT_ONCE)
-        assert decision.status.restarts == Restarts(total=1, free=1, all=1)
-        assert state(decision, "Restarting") == ("True", "Disrupted")
-        assert (failure(decision).category, failure(decision).pod) == ("Preempted", "train-1-1-abcde")
-        assert "EvictionByEvictionAPI: words" in failure(decision).message
-        following = run(child_pod(0), evicted, status=decision.status)
-        assert following.actions == (DeleteJob("train-1", "job-1"),)
-
     def test_deleted_pod_is_not_counted(self) -> None:
         decision = run(child_pod(0), child_pod(1, deleting=True, grace=150))
         assert (decision.status.attempt, decision.status.restarts.free) == (2, 1)
@@ -142,10 +129,6 @@ class TestDisruption:
         old = child_pod(1, "Failed", code=137, suffix="aaaaa")
         assert run(child_pod(0), old, child_pod(1, suffix="bbbbb")).status.attempt == 1
 
-    def test_queued_job_keeps_its_place_in_queue(self) -> None:
-        jobs = [child_job(queue="q")]
-        assert run(child_pod(0), child_pod(1, disrupted=True), jobs=jobs).status.attempt == 1
-
     @pytest.mark.parametrize("about", [{"queue": "q"}, {"written": False}])
     def test_secondary_failure_after_queue_stopped_peer_is_free(self, about: Any) -> None:
         secondary = child_pod(0, "Failed", code=86, message=PEER_LOST)
@@ -175,12 +158,6 @@ class TestSuspendedRecovery:
     def test_root_cause_while_suspending_still_counts(self) -> None:
         assert self.resumed(failed_pod()).status.restarts.counted == 1
 
-    def test_pods_stopped_by_suspension_are_not_lost(self) -> None:
-        stopped = child_pod(0, "Failed", code=85, deleting=True, grace=9)
-        decision = self.resumed(stopped, child_pod(1), jobs=[child_job(suspend=True)], seconds=5)
-        assert decision.status.attempt == 1
-        assert run(stopped, child_pod(1), status=decision.status, seconds=6).status.attempt == 1
-
 
 class TestBudget:
     def test_is_renewed_by_checkpoints_beyond_last_failures(self) -> None:
@@ -193,20 +170,6 @@ class TestBudget:
     def test_budget_is_not_renewed_by_unsaved_steps(self) -> None:
         before = known(2500, 2399, total=3, counted=3, used=3, step=1300, checkpoint_step=1400)
         assert state(run(failed_pod(), jobs=[FAILED], status=before), "Failed") == ("True", "RestartBudgetExhausted")
-
-    def test_message_names_step_of_last_renewal(self) -> None:
-        before = known(2500, 2400, counted=7, used=3, step=1300, checkpoint_step=2300)
-        decision = run(failed_pod(), jobs=[FAILED], status=before)
-        condition = decision.status.condition("Failed")
-        assert condition is not None
-        assert condition.message.startswith(
-            "failed 4 times since step 2300, recovery.maxRestarts is 3; last: CUDAError"
-        )
-
-    def test_termination_message_has_newest_step(self) -> None:
-        words = {"progress": {"step": 50.0, "checkpointStep": 40.0}}
-        decision = run(failed_pod(**words), jobs=[FAILED], status=known(10))
-        assert (decision.status.restarts.step, decision.status.restarts.checkpoint_step) == (50, 40)
 
 
 class TestCrashLoop:
@@ -432,19 +395,6 @@ class TestLostNode:
         events = [event.reason for event in list_transition_events(status, decision.status)]
         assert ("NodeNotReady" in events) is (expected[1] == "NodeNotReady")
         assert decision.status.nodes.ready == 1
-
-    def test_is_inspected_at_once_where_its_pod_is_not_ready(self) -> None:
-        typed = job(status=STARTED, nodes=2)
-        silent, gate = (child_pod(1, unready=NOW, node="node-b") for _ in range(2))
-        gate["status"]["conditions"][0]["reason"] = "ReadinessGatesNotReady"
-        for pod, asked in ((silent, ("node-b",)), (gate, ()), (child_pod(1, ready=False, node="node-b"), ())):
-            assert losses.list_nodes_to_inspect(typed, observe(typed, [JOB], [child_pod(0), pod]), NOW) == asked
-
-    def test_frees_pods_of_job_that_has_ended_too(self) -> None:
-        ended = run(jobs=[child_job(conditions={"Complete": ""})]).status
-        decision = run(self.STUCK, status=ended, jobs=[], seconds=121, nodes={"node-b": NOT_READY})
-        assert [type(action) for action in decision.actions] == [FailPod]
-        assert decision.status == ended
 
     @pytest.mark.parametrize(
         ("grace", "reason", "again"), [(None, "NodeLost", True), (150, "NodeLost", True), (0, "NodeLost", False),

@@ -60,25 +60,10 @@ def test_disrupted_pod_is_reported_and_not_counted(lost: Any, category: str) -> 
     )
 
 
-def test_pod_with_disruption_target_still_trains() -> None:
-    decision = run(child_pod(0), child_pod(1, disrupted="TerminationByKubelet"))
-    assert (decision.status.attempt, decision.status.phase, decision.status.restarts.replaced) == (1, "Running", 0)
-
-
 def test_ended_pod_and_second_lost_pod_are_replaced() -> None:
     assert created(run(child_pod(0), child_pod(1, deleting=True, grace=30), status=REPLACING)) == []
     assert created(run(child_pod(0), LOST, status=REPLACING)) == [CreatePod("train-1", 1, 1)]
     assert created(run(LOST, status=REPLACING)) == [CreatePod("train-1", index, 1) for index in (0, 1)]
-
-
-@pytest.mark.parametrize("queue", ["", "q"], ids=["alone", "queued"])
-def test_lost_pod_is_replaced_without_metrics_page(queue: str) -> None:
-    facts = [c.Fact(c.RENDEZVOUSED, "Unknown", c.NO_METRICS_PAGE)]
-    status = replace(STARTED, conditions=c.merge_conditions((), facts, NOW, 1))
-    raw_job = child_job(awaits_peers=True, status={"startTime": "2026-11-20T11:00:00Z"}, queue=queue)
-    expected = run(child_pod(0), LOST, status=status, raw_job=raw_job)
-    assert (expected.status.attempt, expected.status.phase, expected.status.restarts.replaced) == (1, "Restarting", 1)
-    assert created(run(child_pod(0), LOST, status=expected.status, raw_job=raw_job)) == [CreatePod("train-1", 1, 1)]
 
 
 def test_lost_pod_of_operators_gang_is_replaced() -> None:
@@ -87,11 +72,6 @@ def test_lost_pod_of_operators_gang_is_replaced() -> None:
     assert (decision.status.attempt, decision.status.restarts.replaced) == (1, 1)
     following = run(child_pod(0, **gang), LOST, status=decision.status, scheduling={"gang": "Native"})
     assert created(following) == [CreatePod("train-1", 1, 1)]
-
-
-def test_starting_replacement_is_not_replaced() -> None:
-    decision = run(child_pod(0), LOST, child_pod(1, "Pending", suffix="r1"), status=REPLACING)
-    assert (decision.status.attempt, created(decision)) == (1, [])
 
 
 @pytest.mark.parametrize(
@@ -229,6 +209,3 @@ class TestSparePods:
                                       (child_pod(0, "Succeeded"), child_pod(1), child_pod(2))])  # fmt: skip
     def test_spares_alone_do_not_succeed(self, pods: Any) -> None:
         assert self.run(*pods).status.phase != "Succeeded"
-
-    def test_recovered_status_has_nodes_without_spares(self) -> None:
-        assert self.run(child_pod(0), child_pod(1), child_pod(2), status=Status()).status.attempt_nodes == 2

@@ -17,11 +17,10 @@ from ddp_operator.decide.progress import drop_eta
 from ddp_operator.decide.report import compute_goodput
 from ddp_operator.decide.stalls import MAX_PODS, find_stragglers, is_stalled, sample_pods, stalled_since
 from ddp_operator.decide.state import Decision, Stall
-from ddp_operator.decide.transitions import list_transition_events
 from ddp_operator.decide.views import view_pod
 from ddp_pod.contract.progress import RankProgress
 from ddp_pod.contract.report import StalledRank
-from tests.support.builders import NOW, child_job, child_pod, decode, job, join, last_words, observe, page, respond
+from tests.support.builders import NOW, child_job, child_pod, decode, job, join, last_words, observe, page
 from tests.support.fake_cluster import ReconcilerHarness
 
 STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)
@@ -76,18 +75,6 @@ class TestStall:
         assert progressing(decision) == ("False", "Stalled", f"no step since {since}; ranks 3 are behind step 57")
         assert decision.status.phase == "Running"
 
-    @pytest.mark.parametrize(
-        ("ranks", "words"),
-        [
-            ({}, "no per-rank steps are reported"),
-            ({n: RankProgress(step=57) for n in range(4)}, "all 4 ranks with a readable report are at step 57"),
-            ({n: RankProgress(steps=n) for n in range(11)}, "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9 are behind step 10"),
-            ({n: RankProgress(steps=n) for n in range(30)}, "ranks 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, … are behind step 29"),
-        ],
-    )
-    def test_message_names_ranks_that_lag(self, ranks: Any, words: str) -> None:
-        assert progressing(run(stall(120), ranks=ranks))[2].endswith(words)
-
     @pytest.mark.parametrize(("age", "stalled"), [(99, False), (100, True), (-1, False), (1e300, False)])
     def test_stall_starts_at_third_of_stall_seconds(self, age: float, stalled: bool) -> None:
         assert (progressing(run(stall(age)))[1] == "Stalled") is stalled
@@ -95,27 +82,6 @@ class TestStall:
     def test_no_stall_while_saving_or_before_first_step(self) -> None:
         assert progressing(run(stall(999, saving=1)))[1] == "Training"
         assert progressing(run(page(phase="Running", heartbeat_age=999)))[1] == "NoStepYet"
-
-    async def test_stall_message_is_kept_until_progress(self) -> None:
-        harness = await ReconcilerHarness(nodes=2).train(stall(0))
-        statement = set()
-        for age in (150.2, 159.9, 171.4):
-            harness.cluster.page = stall(age)
-            harness.clock.advance(10)
-            await harness.settle()
-            statement.add(harness.condition(c.PROGRESSING).message)
-        assert len(statement) == 1
-        assert progressing(run(stall(0), status=harness.status, seconds=320))[1] == "Training"
-
-    def test_stall_message_quotes_stalled_rank(self) -> None:
-        first = run(stall(120), seconds=300).status
-        began = Stall(NOW + timedelta(seconds=180))
-        second = run(join(stall(300), hung(300)), status=first, stalled=BEHIND, began=began, seconds=480)
-        since = format_time(began.since)
-        assert progressing(second)[2] == f"no step since {since}; rank 1 is in train_step (train.py:50)"
-        assert [event.reason for event in list_transition_events(first, second.status)] == ["Stalled"]
-        third = run(join(stall(310), hung(310)), status=second.status, stalled=BEHIND, began=began, seconds=490)
-        assert list_transition_events(second.status, third.status) == ()
 
     def test_explanation_of_one_launcher_suffices(self) -> None:
         assert progressing(run(join(page(phase="Running", step=57), hung(30))))[1] == "Stalled"
@@ -165,10 +131,6 @@ class TestStall:
     def test_stall_ends_with_step_not_with_ended_workers(self, text: str, reason: str) -> None:
         stalled = run(stall(120)).status
         assert progressing(run(text, status=stalled, seconds=20))[1] == reason
-
-    def test_deleted_pod_is_no_stall(self) -> None:
-        stalled = run(stall(120)).status
-        assert progressing(run("", status=stalled, pods=(child_pod(0),), seconds=20))[1] == "NotRunning"
 
     async def test_all_pods_are_read_once_and_one_event_is_emitted(self) -> None:
         harness = await ReconcilerHarness(nodes=3).train(stall(0))
@@ -251,77 +213,12 @@ class TestStragglers:
         assert max(pod.index for pod in chosen) > 80
         assert [pod.index for pod in sample_pods(pods[:4])] == [1, 2, 3]
 
-    async def test_stragglers_are_in_status_after_two_readings(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        seconds = {0: 0.0, 1: 0.0}
-
-        async def read_report(pod: Any, port: int) -> bytes | None:
-            rank = int(pod["metadata"]["annotations"][constants.ANNOTATION_COMPLETION_INDEX])
-            seconds[rank] += 300 if rank else 10
-            numbers = {"steps": seconds[0] / 10, "compute_seconds": seconds[rank], "data_seconds": 0}
-            return respond(page(phase="Running", rank=rank, step=7, **numbers))
-
-        harness = ReconcilerHarness()
-        monkeypatch.setattr(harness.cluster, "read_report", read_report)
-        await harness.train()
-        for _ in range(14):
-            harness.clock.advance(10)
-            await harness.settle()
-        [straggler] = harness.status.stragglers
-        assert (straggler.rank, straggler.cause) == (1, "compute")
-
-
-class TestThroughput:
-    async def test_is_in_status_for_script_that_reports_only_counters(self) -> None:
-        def statement(steps: int, **more: float) -> str:
-            counted = {"steps": steps, "samples": 32 * steps, "world_size": 2}
-            return page(phase="Running", step=steps, total_steps=1000, **counted, **more)
-
-        harness = await ReconcilerHarness().train(statement(10))
-        for text, samples, steps, eta in (
-            (statement(30), "128", "2", 485),
-            (statement(70), "256", "4", 232),
-            (statement(70), "256", "4", 232),
-            (statement(5, restarts=1), "256", "4", 249),  # its counters start again
-            (statement(15, restarts=1), "64", "1", 985),
-        ):
-            harness.cluster.page = text
-            harness.clock.advance(10)
-            await harness.settle()
-            shown = harness.status.progress
-            assert shown is not None
-            assert (shown.samples_per_second, shown.steps_per_second, shown.eta_seconds) == (samples, steps, eta)
-
-    def test_of_run_whose_page_was_never_read_is_in_its_termination_message(self) -> None:
-        words = {
-            "step": 40.0,
-            "steps": 40.0,
-            "samples": 1280.0,
-            "stepSeconds": 10.0,
-        }
-        ends = [child_pod(n, "Succeeded", message=last_words(progress=words)) for n in (0, 1)]
-        typed = job(status=STARTED, nodes=2)
-        seen = observe(typed, [child_job(conditions={"Complete": ""})], ends)
-        shown = decide(typed, seen, NOW).status.progress
-        assert shown is not None
-        assert (shown.samples_per_second, shown.steps_per_second) == ("128", "4")
-
 
 class TestGoodput:
     VALUES = RankProgress(step=100.0, steps=50.0, step_seconds=100.0)
 
     def test_is_kept_steps_at_their_mean_time_over_wall_time(self) -> None:
         assert compute_goodput(self.VALUES, 400.0) == "0.50"
-
-    def test_steps_of_former_job_are_ignored(self) -> None:
-        assert compute_goodput(self.VALUES, 400.0, start_step=50) == "0.25"
-        # From its checkpoint at step 800; then from 850, which does not change where the job started.
-        status = STARTED
-        for seconds, step in ((200, 850), (400, 900)):
-            typed = dataclasses.replace(job(status=status, nodes=2), created=format_time(NOW))
-            text = page(phase="Running", step=step, steps=50, step_seconds=100)
-            seen = observe(typed, [child_job()], RUNNING, decode(text))
-            status = decide(typed, seen, NOW + timedelta(seconds=seconds)).status
-            assert (status.start_step, status.goodput) == (800, "0.50")
 
     def test_goodput_is_at_most_one(self) -> None:
         assert compute_goodput(self.VALUES, 10.0) == "1.00"
@@ -389,16 +286,6 @@ class TestCostOfARestart:
             assert status.last_restart is not None
             assert status.last_restart.steps_lost == lost
 
-    @pytest.mark.parametrize("former", [57, 59])  # the last step, which may be newer than the one at the restart
-    def test_steps_of_the_former_workers_do_not_end_a_restart_in_the_same_pods(self, former: int) -> None:
-        restart = LastRestart(attempt=1, level="SamePods", cause="Killed", time=NOW, step=57)
-        status = replace(STARTED, progress=Progress(step=former), last_restart=restart)
-        for step, made, lost, seconds in ((former, former, None, None), (former, 1, None, None), (52, 2, 7, 20)):
-            text = page(phase="Running", step=step, steps=made)
-            status = run(text, status=status, pods=(child_pod(0), child_pod(1)), seconds=20).status
-            assert status.last_restart is not None
-            assert (status.last_restart.steps_lost, status.last_restart.recovery_seconds) == (lost, seconds)
-
     @pytest.mark.parametrize("time", [NOW.timestamp() + 3000, NOW.timestamp() - 3000])
     def test_wrong_pod_clock_does_not_change_restart_time(self, time: float) -> None:
         failed = child_pod(1, "Failed", code=82, message=last_words("CUDAError", time=time))
@@ -406,24 +293,12 @@ class TestCostOfARestart:
         assert begun.last_restart is not None
         assert begun.last_restart.time == NOW + timedelta(seconds=3)
 
-    def test_is_unknown_where_no_step_is_reported(self) -> None:
-        failed = child_pod(1, "Failed", code=82, message=last_words("CUDAError"))
-        begun = run("", pods=(child_pod(0), failed)).status
-        assert begun.last_restart is not None
-        assert begun.last_restart.steps_lost is None
-
 
 class TestProgressAcrossARestart:
     """Displayed values are never older than those that the run has reported."""
 
     BEFORE = replace(STARTED, progress=Progress(step=30, loss="1"), checkpoint=CheckpointStatus(step=30))
     SAVED = last_words("Preempted", progress={"step": 37.0, "checkpointStep": 36.0, "loss": 0.5})
-
-    def test_existing_termination_message_counts(self) -> None:
-        taken = child_pod(0, "Failed", code=constants.EXIT_PREEMPTED, message=self.SAVED, disrupted=True)
-        begun = run("", status=self.BEFORE, pods=(taken, child_pod(1))).status
-        assert (begun.attempt, begun.restarts.free) == (2, 1)
-        assert self.shown(begun) == (37, "0.5", 36, 1)
 
     def test_late_termination_message_counts(self) -> None:
         going = child_pod(0, deleting=True, disrupted=True, grace=60)
@@ -439,11 +314,6 @@ class TestProgressAcrossARestart:
         assert own.progress is not None
         assert own.progress.step == 36
         assert run("", status=own, pods=(gone, child_pod(0, attempt=2))).status.progress == drop_eta(own.progress)
-
-    def test_process_without_step_has_no_progress(self) -> None:
-        shown = run(page(phase="Running", steps=0), status=self.BEFORE).status
-        assert self.shown(shown) == (30, "1", 30, None)
-        assert run(page(phase="Running", steps=0)).status.progress is None
 
     def shown(self, status: Status) -> tuple[int | None, str | None, int, int | None]:
         assert status.progress is not None

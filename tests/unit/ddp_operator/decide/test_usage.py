@@ -173,10 +173,3 @@ class TestIdle:
         life.later(61, *pods(), text=page(phase="Running"))
         assert self.idle(life)[1].endswith("; its script has reported no step yet")
         assert SuspendResource() not in life.actions
-
-    def test_no_idle_condition_without_spec_idle(self) -> None:
-        life = JobTimeline()
-        life.later(0)
-        life.later(0, *pods())
-        life.later(86400, *pods())
-        assert life.status.condition(c.IDLE) is None

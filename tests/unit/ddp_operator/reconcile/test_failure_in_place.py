@@ -25,54 +25,6 @@ class TestPublishedFailure:
         await harness.settle()
         return harness
 
-    async def test_failure_is_in_status_while_training_continues(self) -> None:
-        secondary = self.page(1, category="NCCL", secondary=True, restarts=1)
-        cause = self.page(
-            1, category="UserError", rank=1, message="KeyError: 10", signature="KeyError at t.py:3", step=10, restarts=1
-        )
-        harness = await self.train(secondary, cause)
-        last_failure = harness.status.last_failure
-        assert last_failure is not None
-        assert (last_failure.attempt, last_failure.pod_index, last_failure.rank, last_failure.message) == (
-            1,
-            1,
-            1,
-            "KeyError: 10",
-        )
-        assert (last_failure.signature, last_failure.step) == ("KeyError at t.py:3", 10)
-        assert (harness.status.phase, harness.status.restarts.in_place, harness.status.restarts.all) == (
-            "Running",
-            1,
-            1,
-        )
-
-    async def test_of_several_latest_counts(self) -> None:
-        old = self.page(2, category="UserError", message="old", restarts=1)
-        new = self.page(2, category="UserError", message="new", restarts=2)
-        last_failure = (await self.train(self.page(2), old, new)).status.last_failure
-        assert last_failure is not None
-        assert last_failure.message == "new"
-
-    async def test_pages_are_read_only_after_new_restart(self) -> None:
-        harness = await self.train(self.page(1), self.page(1, category="UserError", message="x", restarts=1))
-        asked = []
-
-        async def read_report(pod: Any, port: int) -> bytes | None:
-            asked.append(pod["metadata"]["annotations"][constants.ANNOTATION_COMPLETION_INDEX])
-            return respond(self.page(1))
-
-        harness.cluster.read_report = read_report  # type: ignore[method-assign]
-        harness.clock.advance(10)
-        await harness.settle()
-        assert asked == ["0"]
-
-    async def test_secondary_failure_is_shown_where_no_pod_reports_another(self) -> None:
-        harness = await self.train(self.page(1, category="NCCL", secondary=True, restarts=1), self.page(1))
-        assert harness.status.last_failure is not None
-        assert (harness.status.last_failure.category, harness.status.restarts.counted) == ("NCCL", 0)
-        messages = [event.message for event in harness.cluster.events if event.reason == "RestartedInPlace"]
-        assert messages == ["restart, not counted, in the same pods: NCCL (rank 0): NCCL happened"]
-
     async def test_root_cause_replaces_symptom_of_same_incident_and_not_the_reverse(self) -> None:
         symptom = self.page(1, category="NCCL", secondary=True, restarts=1, time=NOW.timestamp() + 5)
         root = {"category": "UserError", "message": "KeyError: 10", "time": NOW.timestamp() + 2}
@@ -115,19 +67,6 @@ class TestPublishedFailure:
         harness = await self.train(self.page(1, category="NCCL", secondary=True, restarts=1), self.page(1))
         assert (harness.status.restarts.used, harness.status.restarts.in_place) == (0, 1)
 
-    async def test_known_cause_is_not_reported_again(self) -> None:
-        old = {"category": "UserError", "restarts": 1}
-        harness = await self.train(self.page(1), self.page(1, **old))
-        pages = [self.page(2, category="NCCL", secondary=True, restarts=2), self.page(2, **old)]
-
-        async def read_report(pod: Any, port: int) -> bytes | None:
-            return respond(pages[int(pod["metadata"]["annotations"][constants.ANNOTATION_COMPLETION_INDEX])])
-
-        harness.cluster.read_report = read_report  # type: ignore[method-assign]
-        harness.clock.advance(10)
-        await harness.settle()
-        assert (harness.status.restarts.used, harness.status.restarts.in_place) == (1, 2)
-
     async def test_restarts_after_last_page_are_read_from_termination_messages(self) -> None:
         harness = await ReconcilerHarness(nodes=2).train(TRAINING)
         cause = last_words("UserError", rank=1, message="KeyError: 10", step=10, restarts=1)
@@ -142,13 +81,3 @@ class TestPublishedFailure:
         assert (restart.level, restart.attempt, restart.step) == ("SamePods", 1, 10)
         assert harness.status.last_failure is not None
         assert harness.status.last_failure.message == "KeyError: 10"
-
-    async def test_counted_restart_is_not_counted_again_at_end(self) -> None:
-        words = {"category": "UserError", "rank": 1, "message": "KeyError: 10", "restarts": 1}
-        harness = await self.train(self.page(1), self.page(1, **words))
-        before = harness.status
-        for index in (0, 1):
-            harness.end_pod(index, message=last_words(restarts=1, lastFailure=last_words(**words)))
-        await harness.settle()
-        assert harness.status.phase == "Succeeded"
-        assert (harness.status.restarts, harness.status.last_restart) == (before.restarts, before.last_restart)

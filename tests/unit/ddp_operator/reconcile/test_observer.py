@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.cluster import Cluster, Key, Refused, Snapshot
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.status import Condition, Restarts, Status
+from ddp_operator.api.status import Condition, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.scheduling import describe_scheduling
 from ddp_operator.decide.state import UnreachableReport
@@ -160,10 +160,6 @@ class TestReadPage:
         assert (again.page_requested, again.page) == (False, None)
         assert (await look.at(*pods, seconds=30)).page_requested
 
-    async def test_unresponsive_page_counts_as_requested(self) -> None:
-        observation = await Look().at(child_pod(0), child_pod(1))
-        assert (observation.page_requested, observation.page) == (True, None)
-
     async def test_unresponsive_page_is_requested_with_backoff(self) -> None:
         look = Look()
         pods = [child_pod(0), child_pod(1)]
@@ -177,18 +173,6 @@ class TestReadPage:
         look = Look()
         observation = await look.at(master)
         assert (observation.page_requested, [call for call in look.cluster.asked if "page" in call]) == (False, [])
-
-    async def test_of_every_pod_is_read_for_cause_of_new_restart_in_place(self) -> None:
-        text = page(phase="Running", restarts=2)
-        words = last_words("CUDAError", message="the cause", restarts=2)
-        cluster = Answers(pod0=text, pod1=page(phase="Running", restarts=2, answered=words))
-        pods = [child_pod(0), child_pod(1)]
-        observation = await Look(cluster).at(*pods)
-        assert [(pod.index, end.message) for pod, end in observation.failures_in_place] == [(1, "the cause")]
-        for in_place, before, known in ((2, 0, True), (4, 2, True), (3, 2, False)):
-            status = replace(STATUS, restarts=Restarts(in_place=in_place, in_place_before=before))
-            observation = await Look(cluster).at(*pods, status=status)
-            assert (observation.failures_in_place == ()) is known
 
 
 async def test_pods_of_deleted_job_are_timed_until_deleted() -> None:
@@ -282,13 +266,6 @@ class TestShared:
         observation = await Look().at(pod, services=(owned("Service", "train"),))
         assert observation.shared_complete is complete
 
-    @pytest.mark.parametrize(("policies", "complete"), [((), False), ((owned("NetworkPolicy", "train"),), True)])
-    async def test_policy_is_observed_only_if_configured(self, policies: Any, complete: bool) -> None:
-        shared = {"services": (owned("Service", "train"),), "config_maps": (owned("ConfigMap", OURS),)}
-        spec = {"networkPolicy": {"enabled": True}}
-        assert (await Look().at(spec=spec, policies=policies, **shared)).shared_complete is complete
-        assert (await Look().at(spec={}, **shared)).shared_complete
-
 
 async def test_unresponsive_page_is_reported_until_it_responds() -> None:
     harness = await ReconcilerHarness().settle()
@@ -330,16 +307,6 @@ class TestUnreachable:
         observation = await look.at(*self.PODS, seconds=60, status=self.JOINING)
         assert observation.unreachable == (UnreachableReport(0, "cannot reach pod 0"),)
         assert look.cluster.asked == ["page of train-1-0-abcde"]
-
-    async def test_peers_are_read_when_pod_zero_makes_no_step(self) -> None:
-        look = Look(Answers(pod0=page(phase="Running", step=5, stalled=12), pod1=self.REPORT))
-        assert (await look.at(*self.PODS, seconds=1)).unreachable == (UnreachableReport(1, "cannot reach pod 0"),)
-
-    async def test_peers_are_read_when_page_of_pod_zero_is_lost(self) -> None:
-        look = Look(Answers(pod1=self.REPORT))
-        await look.at(*self.PODS, seconds=1, status=self.JOINING)
-        observation = await look.at(*self.PODS, seconds=7, status=self.JOINING)
-        assert observation.unreachable == (UnreachableReport(1, "cannot reach pod 0"),)
 
 
 async def test_failures_before_a_restart_are_read_every_ten_seconds_while_pods_join() -> None:

@@ -84,14 +84,6 @@ class TestFailedPods:
             assert failure is not None
             assert (failure.category, failure.rank) == ("Hang", 0)
 
-    async def test_hang_is_followed_by_another_attempt_where_watchdog_restarts(self) -> None:
-        harness = await ReconcilerHarness().train(TRAINING)
-        harness.end_pod(1, constants.EXIT_HANG, last_words("Hang", rank=1, podIndex=1, message="no step for 300 s"))
-        await harness.settle()
-        assert (harness.status.attempt, harness.status.restarts.counted) == (2, 1)
-        assert harness.status.last_failure is not None
-        assert harness.status.last_failure.category == "Hang"
-
     async def test_last_failed_job_is_kept_and_older_ones_deleted(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         for attempt in (2, 3):
@@ -99,24 +91,6 @@ class TestFailedPods:
             await harness.settle()
             assert harness.jobs() == [f"train-{attempt - 1}", f"train-{attempt}"]
             await harness.train(TRAINING)
-
-    async def test_new_pods_wait_for_former_pods(self) -> None:
-        harness = await ReconcilerHarness().train(TRAINING)
-        harness.cluster.still.obedient = False
-        harness.end_pod(1, constants.EXIT_RETRYABLE, ERROR)
-        await harness.settle()
-        assert harness.jobs() == ["train-1"]
-        assert harness.state("Scheduled") == ("False", "WaitingForFormerPods")
-        [pod] = harness.pods(1)
-        harness.cluster.end(pod, constants.EXIT_PEER_LOST)
-        await harness.settle()
-        assert harness.jobs() == ["train-1", "train-2"]
-
-    async def test_restarting_ends_after_rendezvous(self) -> None:
-        harness = await ReconcilerHarness().train(TRAINING)
-        harness.end_pod(1, constants.EXIT_RETRYABLE, ERROR)
-        await harness.train(TRAINING)
-        assert (harness.status.phase, harness.state("Restarting")) == ("Running", ("False", "NotRestarting"))
 
     async def test_secondary_failure_waits_for_root_cause(self) -> None:
         harness = await ReconcilerHarness(nodes=3).train(TRAINING)
@@ -132,15 +106,6 @@ class TestFailedPods:
         assert failure is not None
         assert (failure.pod_index, failure.category, harness.status.attempt) == (2, "CUDAError", 2)
 
-    async def test_secondary_failure_counts_when_no_other_pod_reports(self) -> None:
-        harness = await ReconcilerHarness().train(TRAINING)
-        harness.cluster.still.obedient = False
-        harness.end_pod(0, constants.EXIT_PEER_LOST, PEER_LOST)
-        harness.clock.advance(61)
-        await harness.settle()
-        assert harness.status.last_failure is not None
-        assert harness.status.last_failure.category == "NCCL"
-
     async def test_user_error_ends_job_at_once(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         words = last_words("UserError", message="ModuleNotFoundError: No module named 'nothere'", exitCode=2)
@@ -151,17 +116,6 @@ class TestFailedPods:
         assert harness.condition("Failed").message.startswith("UserError (rank 0, pod train-1-0-")
         assert harness.condition("Failed").message.endswith("): ModuleNotFoundError: No module named 'nothere'")
         assert harness.events[-2:] == ["FailureUserError", "Failed"]
-
-    async def test_multi_line_cause_is_one_line_in_condition(self) -> None:
-        harness = await ReconcilerHarness(recovery={"maxRestarts": 0}).train(TRAINING)
-        harness.end_pod(0, constants.EXIT_RETRYABLE, last_words("UserError", message="KeyError: 1\nTraceback\nmore"))
-        await harness.settle()
-        message = harness.condition("Failed").message
-        conclusion = "not restarted: recovery.maxRestarts is 0"
-        assert message.startswith(f"{conclusion}; last: UserError (rank 0, pod train-1-0-")
-        assert message.endswith("): KeyError: 1")
-        assert harness.status.last_failure is not None
-        assert harness.status.last_failure.conclusion == conclusion
 
     async def test_budget_ends_job(self) -> None:
         harness = await ReconcilerHarness(recovery={"maxRestarts": 1}).train(TRAINING)
@@ -175,48 +129,6 @@ class TestFailedPods:
             "failed 2 times, recovery.maxRestarts is 1; last: CUDAError"
         )
         assert harness.status.attempt == 2
-
-    async def test_out_of_memory_kill_ends_attempt_although_its_code_is_that_of_killed_pod(self) -> None:
-        harness = await ReconcilerHarness().train(TRAINING)
-        harness.end_pod(1, 137, reason="OOMKilled")
-        await harness.settle()
-        failure = harness.status.last_failure
-        assert failure is not None
-        assert (failure.category, failure.pod_index, failure.exit_code) == ("OOM", 1, 137)
-        assert "limits.memory" in failure.remedy
-        assert (harness.status.attempt, harness.jobs()) == (2, ["train-2"])
-
-    async def test_killed_pod_is_new_attempt_that_counts(self) -> None:
-        harness = await ReconcilerHarness().train(TRAINING)
-        harness.end_pod(1, 137)
-        await harness.settle()
-        assert (harness.status.attempt, harness.jobs()) == (2, ["train-2"]), "the former Job would have gone on"
-        assert harness.state("Restarting") == ("True", "GroupRestart")
-        assert (harness.status.restarts.counted, harness.status.restarts.used) == (1, 1)
-
-    async def test_killed_pod_of_queued_job_is_replaced_in_same_attempt(self) -> None:
-        item = resource(labels={"kueue.x-k8s.io/queue-name": "gpu"}, nodes=2)
-        harness = await ReconcilerHarness(item).train(TRAINING)
-        harness.end_pod(1, 137)
-        await harness.settle()
-        assert (harness.status.phase, harness.state("Restarting")) == ("Restarting", ("True", "PodReplacement"))
-        harness.clock.advance(11)
-        harness.cluster.settle()  # the Job controller's back-off has ended
-        harness.run_pods()
-        harness.clock.advance(11)
-        await harness.settle()
-        assert (harness.status.phase, harness.status.attempt) == ("Running", 1)
-        restarts = harness.status.restarts
-        assert (restarts.total, restarts.replaced, restarts.all) == (0, 1, 1)
-        assert len(harness.pods()) == 2
-        harness.end_pod(0)
-        harness.end_pod(1)
-        await harness.settle()
-        assert (harness.status.phase, harness.status.nodes.succeeded, harness.status.nodes.failed) == (
-            "Succeeded",
-            2,
-            0,
-        )
 
     @pytest.mark.parametrize("labels", [{}, {"kueue.x-k8s.io/queue-name": "gpu"}], ids=["no queue", "queue"])
     async def test_disrupted_pod_is_replaced_before_backoff_ends(self, labels: dict[str, str]) -> None:
@@ -252,51 +164,6 @@ class TestFailedPods:
             await harness.settle()
             assert len([pod for pod in harness.pods() if pod["status"]["phase"] == "Pending"]) == made
 
-    async def test_only_pod_that_is_killed_is_restart_too(self) -> None:
-        harness = await ReconcilerHarness(nodes=1).train(TRAINING)
-        harness.end_pod(0, 137)
-        await harness.settle()
-        assert (harness.status.attempt, harness.state("Restarting")) == (2, ("True", "GroupRestart"))
-
-    async def test_init_container_that_fails_is_not_tried_for_ever(self) -> None:
-        harness = await ReconcilerHarness(recovery={"maxRestarts": 0}).settle()
-        pod = harness.pods()[1]
-        init = {"name": "fetch", "state": {"terminated": {"exitCode": 1, "message": "no route to data"}}}
-        harness.cluster.store.change(pod, status={"phase": "Failed", "initContainerStatuses": [init]})
-        await harness.settle()
-        assert harness.status.phase == "Failed"
-        assert harness.status.last_failure is not None
-        failure = harness.status.last_failure
-        assert (failure.container, failure.message) == ("fetch", "no route to data")
-        assert (harness.jobs(), harness.pods(1)) == (["train-1"], [])
-
-    async def test_hostile_termination_message_does_not_stop_decision(self) -> None:
-        harness = await ReconcilerHarness().train(TRAINING)
-        words = (
-            '{"version": 2, "category": "CUDAError", "rank": 99999999999999999999, "time": 1e308, "message": "'
-            + "x" * 9999
-            + '"}'
-        )
-        harness.end_pod(0, constants.EXIT_RETRYABLE, words)
-        await harness.settle()
-        failure = harness.status.last_failure
-        assert failure is not None
-        assert (failure.category, failure.rank) == ("CUDAError", None)
-        assert len(failure.message) <= 2048
-
-    async def test_pods_of_foreign_deleted_job_are_waited_for(self) -> None:
-        harness = await ReconcilerHarness().train(TRAINING)
-        harness.cluster.still.obedient = False
-        harness.cluster.store.delete(harness.cluster.store.list("Job")[0])
-        harness.cluster.settle()
-        await harness.settle()
-        assert harness.jobs() == []
-        assert harness.state("Scheduled") == ("False", "WaitingForFormerPods")
-        for pod in harness.pods(1):
-            harness.cluster.end(pod, constants.EXIT_PREEMPTED)
-        await harness.settle()
-        assert (harness.jobs(), harness.status.attempt) == (["train-1"], 1)
-
     async def test_deleted_service_is_created_again(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.cluster.store.delete(harness.cluster.store.list("Service")[0])
@@ -312,15 +179,3 @@ class TestFailedPods:
         await harness.settle()
         assert harness.jobs() == []
         assert harness.state("Scheduled") == ("False", "WaitingForFormerPods")
-
-    async def test_lost_status_is_restored_from_newest_job(self) -> None:
-        harness = await ReconcilerHarness().train(TRAINING)
-        harness.end_pod(1, constants.EXIT_RETRYABLE, ERROR)
-        await harness.train(TRAINING)
-        assert harness.raw is not None
-        harness.cluster.store.change(harness.raw, status={})
-        await harness.settle()
-        assert (harness.status.attempt, harness.status.attempt_nodes, harness.status.phase) == (2, 2, "Running")
-        assert harness.status.restarts.counted == 1
-        assert len(harness.pods(1)) == 0
-        assert len(harness.pods(2)) == 2

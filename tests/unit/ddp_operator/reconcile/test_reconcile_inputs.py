@@ -76,29 +76,6 @@ class TestBeforeThePods:
         assert "kueue.x-k8s.io/queue-name" not in job["metadata"]["labels"]
         assert "nvidia.com/gpu" not in json.dumps(job["spec"])
 
-    async def test_restarted_operator_continues_fetch(self) -> None:
-        h = await harness().settle()
-        h.run_pods()
-        calls = len(h.cluster.calls)
-        h.restart_operator()
-        await h.settle()
-        assert "create Job" not in h.cluster.calls[calls:]
-        h.restart_operator()
-        await fetch(h)
-        assert h.jobs() == ["train-1"]
-
-    async def test_later_attempts_fetch_nothing(self) -> None:
-        h = harness(recovery={"maxRestarts": 1, "inPlaceRestarts": 0})
-        await fetch(h)
-        h.run_pods()
-        await h.settle()
-        h.cluster.end(h.pods()[0], 1)
-        await h.settle()
-        h.clock.advance(60)
-        await h.settle()
-        assert h.status.attempt == 2
-        assert h.jobs() == ["train-1", "train-2"]
-
 
 class TestInputProgress:
     async def test_is_in_condition_and_explanation(self) -> None:
@@ -182,15 +159,6 @@ class TestFailures:
         assert (h.status.phase, h.status.reason) == ("Failed", "Unreachable")
         assert h.jobs() == ["train-inputs"]
 
-    async def test_pod_that_is_killed_is_replaced(self) -> None:
-        h = await harness().settle()
-        h.run_pods()
-        h.cluster.end(h.pods()[0], 137)
-        h.clock.advance(30)
-        h.cluster.settle()
-        await fetch(h)
-        assert h.jobs() == ["train-1"]
-
 
 class TestChanges:
     async def test_suspended_job_fetches_after_resumption(self) -> None:
@@ -219,15 +187,3 @@ class TestChanges:
         assert "hf://team/model" in json.dumps(h.pods()[0]["spec"])
         await fetch(h, {"name": "model", "phase": "Fetched", "bytes": 7})
         assert h.jobs() == ["train-1"]
-
-    async def test_next_fetch_waits_for_former_pod(self) -> None:
-        h = await harness().settle()
-        h.run_pods()
-        h.cluster.still.obedient = False
-        [pod] = h.pods()
-        h.edit(inputs=[TWO])
-        await h.settle()
-        assert h.jobs() == []
-        h.cluster.end(pod, 85)
-        await h.settle()
-        assert h.jobs() == ["train-inputs"]

@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api import child_names, constants
 from ddp_operator.api.cluster import Key, Snapshot
 from ddp_operator.manifests import children
 from ddp_operator.reconcile import observer
@@ -105,30 +104,3 @@ class TestOtherVersion:
         harness.clock.advance(10)
         await harness.reconcile()
         assert harness.children()["ConfigMap"] == [config_map["metadata"]["name"]]
-
-    async def test_job_with_own_launcher_shares_one_from_next_attempt(self) -> None:
-        """Owner references as operators wrote them before launchers were shared."""
-        harness = await ReconcilerHarness().train(TRAINING)
-        store = harness.cluster.store
-        [own] = store.list("Job")
-        volumes = [
-            volume | {"configMap": {"name": "train-launcher-0123456789"}} if "configMap" in volume else volume
-            for volume in own["spec"]["template"]["spec"]["volumes"]
-        ]
-        template = {**own["spec"]["template"], "spec": own["spec"]["template"]["spec"] | {"volumes": volumes}}
-        store.change(own, spec=own["spec"] | {"template": template})
-        meta = {key: own["metadata"][key] for key in ("namespace", "ownerReferences")}
-        labels = child_names.child_labels("train")
-        store.add({"kind": "ConfigMap", "metadata": meta | {"name": "train-launcher-0123456789", "labels": labels}})
-        for shared in store.list("ConfigMap", labels=child_names.child_labels("")):
-            store.delete(shared)
-        harness.cluster.calls.clear()
-        await harness.settle()
-        assert {call for call in harness.cluster.calls if call not in ("scrape", "status")} == set()
-        harness.end_pod(1, constants.EXIT_RETRYABLE)
-        await harness.settle()
-        assert harness.jobs()[-1] == "train-2"
-        assert harness.children()["ConfigMap"] == [
-            "train-launcher-0123456789",
-            child_names.launcher_config_map_name(children.load_launcher().digest),
-        ]
