@@ -253,52 +253,46 @@ def test_sigkill_of_ddp_run_ends_launcher_agent_and_workers(tmp_path: Path) -> N
     assert (killed / "status.yaml").read_text() == text, "a reading command writes nothing"
 
 
-def test_drill_of_file_runs_it_kills_rank_and_reports_loss(tmp_path: Path) -> None:
-    write(tmp_path, STEPS)
-    patterns = {"logPatterns": [r"step (?P<step>\d+)"]}
-    (tmp_path / "job.yaml").write_text(
-        manifest(["python", "train.py"], metrics=patterns, recovery={"warmStart": "Off"})
-    )
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name("ddp")), "drill", "job.yaml", "--kill", "1", "--output", "json"],
-        cwd=tmp_path, text=True, capture_output=True, timeout=PATIENCE, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    message = json.loads(done.stdout)
-    assert message["killed"].startswith("rank 1 (process ")
-    assert message["level"] == "process"
-    assert message["recoverySeconds"] > 0
-    # Every step is saved: at most one step is lost, which ran and never appeared on the page.
-    assert message["stepsLost"] == 0
-    assert message["resumedFrom"] >= message["stepBefore"] >= 3
-    assert message["fromBeginning"] is False
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["job.yaml", "train.py"]
-
-
 NOT_SAVED = """
 import time
 import torch
 parameter = torch.nn.Parameter(torch.zeros(1))
 optimizer = torch.optim.SGD([parameter], lr=0.1)
-for step in range(1, 10000):
+for step in range(1, 100000):
     parameter.square().backward()
     optimizer.step()
     time.sleep(0.01)
     if step % 20 == 0:
         print(f"Epoch: [0]  [{step}/10000]  loss: 0.5", flush=True)
 """
+PRINTED = {"logPatterns": [r"step (?P<step>\d+)"]}
 
 
-def test_drill_of_script_without_checkpoints_reports_that_all_steps_are_lost(tmp_path: Path) -> None:
-    write(tmp_path, NOT_SAVED)
-    done = subprocess.run(
-        [str(Path(sys.executable).with_name("ddp")), "drill", "train.py", "--procs=2", "--kill=1", "--after=99"],
-        cwd=tmp_path, text=True, capture_output=True, timeout=PATIENCE, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert ", restarted at step 0)" in done.stdout
-    assert "verdict     restarted at step 0: no checkpoint was loaded." in done.stdout
-    assert [path.name for path in tmp_path.iterdir()] == ["train.py"]
+@pytest.mark.parametrize(
+    ("script", "after", "metrics", "from_beginning"),
+    [(STEPS, 3, PRINTED, False), (NOT_SAVED, 99, {}, True)],
+    ids=["resumes", "saves nothing"],
+)
+def test_drill_kills_rank_of_run_and_reports_loss(
+    tmp_path: Path, script: str, after: int, metrics: dict[str, list[str]], from_beginning: bool
+) -> None:
+    write(tmp_path, script)
+    recovery = {"maxRestarts": 3, "warmStart": "Off"}
+    with DdpRun(tmp_path, manifest(["python", "train.py"], metrics=metrics, recovery=recovery)) as run:
+        run.until(lambda: "step" in run.output, "a step")
+        done = subprocess.run(
+            [str(Path(sys.executable).with_name("ddp")), "drill", "--kill=1", f"--after={after}", "-o", "json"],
+            cwd=tmp_path, text=True, capture_output=True, timeout=PATIENCE, check=False,
+        )  # fmt: skip
+        assert done.returncode == 0, done.stderr
+        assert run.process.poll() is None, "the job continues"
+    message = json.loads(done.stdout)
+    assert message["killed"].startswith("rank 1 (process ")
+    assert (message["level"], message["recoverySeconds"] > 0) == ("process", True)
+    assert message["stepBefore"] >= after
+    # Every step of the first script is saved: at most one step is lost, which ran and never appeared on the page.
+    assert message["fromBeginning"] is from_beginning
+    assert message["stepsLost"] == (message["stepBefore"] if from_beginning else 0)
 
 
 TWO_MODULES = {

@@ -47,7 +47,7 @@ COMMANDS: Final = (
 
 QUERY: Final = "__complete"
 """`ddp __complete WORD...` prints the candidates for the last word, one per line: shells query it."""
-_WITH_SCRIPT: Final = ("run", "init", "submit", "drill")
+_WITH_SCRIPT: Final = ("run", "init", "submit")
 
 
 def main(argv: Sequence[str] | None = None) -> int:

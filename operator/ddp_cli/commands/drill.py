@@ -1,7 +1,6 @@
 """`ddp drill`: kill a rank of a running job, then measure how long the recovery takes and how many steps are lost.
 
-In a cluster, pods/exec runs the probe in the job's containers. On this machine the probe runs beside `ddp run`, which
-trains in a copy of the folder, so the user's files and checkpoints stay unchanged.
+In a cluster, pods/exec runs the probe in the job's containers. For a run on this machine it runs in this process.
 """
 
 import argparse
@@ -9,59 +8,43 @@ import itertools
 import json
 import queue
 import re
-import signal
-import subprocess
-import sys
-import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from importlib import resources
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Any, Final, NamedTuple, NoReturn, Self
-
-import yaml
+from typing import Any, Final, NamedTuple
 
 from ddp_cli.client.api import Api, get_job, list_pods, open_exec
 from ddp_cli.client.cluster import ClusterBackend
 from ddp_cli.client.errors import ClientError
 from ddp_cli.client.logs import LogPod, log_pod
-from ddp_cli.client.packing.files import CannotPack, copy_files
-from ddp_cli.client.workdir import Workdir, default_folder
+from ddp_cli.client.runs import read_job
 from ddp_cli.commands import probe
-from ddp_cli.commands.arguments import add_cluster_arguments, add_output_argument, open_client
-from ddp_cli.commands.init import SCRIPT_SUFFIXES, find_script
-from ddp_cli.commands.io import CommandError, ExitCode, integer, print_note, read_file
+from ddp_cli.commands.arguments import add_cluster_arguments, add_local_arguments, add_output_argument, open_job
+from ddp_cli.commands.io import CommandError, ExitCode, integer
 from ddp_cli.commands.recovery import MeasuredRecovery, Sample, measure, parse_sample
+from ddp_cli.local.folder import RunFolder
 from ddp_cli.view.terminal import print_text
 from ddp_operator.api import constants
-from ddp_operator.api.documents import load_documents
-from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.api.parse import parse_manifest, parse_resource
-from ddp_operator.api.spec import MAX_RESTARTS
+from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.manifests.template import resolve_template
 
 _POLL_SECONDS: Final = 0.2
 _START_SECONDS: Final = 180.0
 _LOCAL_POLL_SECONDS: Final = 0.1
-_RUN: Final = "import sys; from ddp_cli.commands import main; sys.exit(main())"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument(
-        "job",
-        metavar="NAME|FILE",
-        help="a running job of a cluster, or a job's YAML or script (train.py, run.sh) to run on this machine",
-    )
-    parser.add_argument("--kill", type=int, metavar="RANK", required=True, help="kill the process of this rank")
+    add_local_arguments(parser)
+    parser.add_argument("--kill", type=integer(0), metavar="RANK", required=True, help="kill the process of this rank")
     parser.add_argument(
         "--after",
-        type=int,
+        type=integer(0),
         default=3,
         metavar="STEPS",
         help="kill after this many steps; default: 3; 0: as soon as workers run, for a script that reports no steps",
@@ -70,60 +53,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--timeout", type=float, default=600.0, metavar="SECONDS", help="give up after this time; default: 600"
     )
     add_output_argument(parser)
-    group = parser.add_argument_group("with a FILE, as for ddp run")
-    group.add_argument("--nodes", type=integer(1), metavar="N", help="number of pods")
-    group.add_argument("--procs", type=integer(1), metavar="N", help="worker processes per pod")
-    group.add_argument("--cpu", action="store_true", help="use no GPUs")
-    group.add_argument(
-        "--workdir",
-        type=Path,
-        metavar="DIR",
-        help="run FILE in a copy of this folder; default: the current folder, or the script's if that is elsewhere",
-    )
-    group.add_argument(
-        "--include",
-        action="append",
-        default=[],
-        metavar="PATH",
-        help="link this file or folder of DIR into the copy, such as data that git ignores; repeatable",
-    )
     add_cluster_arguments(parser)
     parser.epilog = (
-        "With a FILE, the drill starts a run, kills a rank, measures and stops the run. The run uses a temporary copy "
-        "of the files that git would add, so your files and checkpoints do not change. Arguments after -- are passed "
-        "to the script."
+        "The job continues after the drill. On this machine, start it with ddp run --max-restarts 3: without restarts, "
+        "the kill would end it."
     )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Run the drill and print the result. Raises: CommandError."""
-    if arguments.kill < 0:
-        raise CommandError("--kill: must be at least 0")
-    if arguments.job == "-" or arguments.job.endswith((".yaml", ".yml", ".json", *SCRIPT_SUFFIXES)):
-        with LocalRun.of(arguments) as run:
-            result = drill(run, arguments.kill, after=arguments.after, timeout=arguments.timeout)
+    job = open_job(arguments)
+    phase = job.phase
+    if phase != "Running":
+        raise CommandError(f"{job.name} is {phase}; a drill needs a Running job", ExitCode.FAILED)
+    if isinstance(job.backend, ClusterBackend):
+        target: PodTarget | RunTarget = PodTarget(job.backend.api, job.name)
     else:
-        _refuse_run_options(arguments)
-        job = open_client(arguments).get(arguments.job)
-        phase = job.phase
-        if phase != "Running":
-            raise CommandError(f"{arguments.job} is {phase}; a drill needs a Running job", ExitCode.FAILED)
-        assert isinstance(job.backend, ClusterBackend)
-        target = PodTarget(job.backend.api, arguments.job)
-        result = drill(target, arguments.kill, after=arguments.after, timeout=arguments.timeout)
+        target = RunTarget(job.backend.folder(job.name))
+    result = drill(target, arguments.kill, after=arguments.after, timeout=arguments.timeout)
     print_result(result, arguments.output)
     return ExitCode.OK
-
-
-def _refuse_run_options(arguments: argparse.Namespace) -> None:
-    """Refuse the options of a FILE for a job in a cluster. Raises: CommandError."""
-    for name in ("nodes", "procs", "cpu", "workdir", "include", "extra"):
-        if getattr(arguments, name):
-            option = "--" if name == "extra" else f"--{name}"
-            raise CommandError(
-                f"{option} is only for a FILE to run on this machine, and {arguments.job} names a job in a cluster; "
-                "leave it out"
-            )
 
 
 class RunEnded(Exception):
@@ -142,7 +91,7 @@ class DrillResult(NamedTuple):
 
 
 def drill(
-    target: "LocalRun | PodTarget",
+    target: "RunTarget | PodTarget",
     rank: int,
     *,
     after: int,
@@ -177,8 +126,8 @@ def _explain_early_end(end: RunEnded, after: int, summary: str) -> str:
     reached = f"rank 0 completed {after} steps" if after else "its workers were running"
     smaller = " or use a smaller --after" if after > 1 else ""
     return (
-        f"the job succeeded before {reached}, so no rank was killed; train for longer (put arguments of the script "
-        f"after --){smaller}. For a script that reports no steps, use --after 0"
+        f"the job succeeded before {reached}, so no rank was killed; train for longer{smaller}. For a script that "
+        "reports no steps, use --after 0"
     )
 
 
@@ -190,7 +139,7 @@ def _explain_late_end(end: RunEnded, summary: str) -> str:
 
 
 def _wait_for_steps(
-    target: "LocalRun | PodTarget",
+    target: "RunTarget | PodTarget",
     rank: int,
     samples: Iterator[Sample],
     after: int,
@@ -279,17 +228,16 @@ def build_probe_command(*words: str) -> list[str]:
 class PodTarget:
     """A job in a cluster."""
 
-    def __init__(self, api: Api, name: str, execute: Callable[..., Iterator[str]] | None = None) -> None:
+    def __init__(self, api: Api, name: str) -> None:
         self._api = api
         self._name = name
-        self._execute = execute or execute_in_pod
         self.summary = f"`ddp why {name}{api.option}`"
 
     def kill(self, rank: int) -> str:
         """Kill a rank's process, in the first pod that has it."""
         pods = self._list_running_pods()
         for pod in sorted(pods, key=lambda pod: pod.node != rank // pod.nproc):
-            for line in self._execute(self._api, pod, build_probe_command("kill", str(rank))):
+            for line in execute_in_pod(self._api, pod, build_probe_command("kill", str(rank))):
                 pid = json.loads(line).get("killed")
                 if pid:
                     return f"rank {rank} (process {pid} in pod {pod.name})"
@@ -314,9 +262,8 @@ class PodTarget:
                 for pod in [pod for pod in self._list_running_pods() if pod.node == 0][-1:]:
                     metrics = get_job(self._api, self._name)["spec"].get("metrics") or {}
                     port = metrics.get("port", constants.DEFAULT_METRICS_PORT)
-                    for line in self._execute(
-                        self._api, pod, build_probe_command("watch", str(port), str(_POLL_SECONDS))
-                    ):
+                    command = build_probe_command("watch", str(port), str(_POLL_SECONDS))
+                    for line in execute_in_pod(self._api, pod, command):
                         samples.put(parse_sample(json.loads(line), time.monotonic(), pod.attempt))
                 samples.put(Sample(time.monotonic()))
                 self._check_phase()
@@ -362,182 +309,58 @@ def execute_in_pod(api: Api, pod: LogPod, command: list[str]) -> Iterator[str]:
         socket.close()
 
 
-def _set_cluster_restarts(text: str) -> str:
-    """Return the file with the default maxRestarts of a cluster, because the default of `ddp run` is 0."""
-    try:
-        job = parse_manifest(text).job
-    except InvalidManifest:
-        return text  # `ddp run` reports the errors
-    documents = load_documents(text)
-    limits = {"maxRestarts": job.spec.recovery.max_restarts}
-    for document in documents:
-        if document.get("kind") == constants.KIND:
-            spec = document["spec"]
-            spec["recovery"] = limits | (spec.get("recovery") or {})
-    return yaml.safe_dump_all(documents)
+class RunTarget:
+    """A run on this machine."""
 
-
-class LocalRun:
-    """A run of a job's YAML or of a script on this machine. Its output is copied to stderr until the drill stops it.
-
-    It runs in a copy of ``folder``, which is deleted afterwards.
-    """
-
-    summary = "its summary above"
-
-    def __init__(
-        self,
-        file: str,
-        extra: Sequence[str] = (),
-        *,
-        folder: Path | None = None,
-        include: Sequence[str] = (),
-        options: Sequence[str] = (),
-    ) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="ddp-drill-")
-        self._file = file
-        self._source = folder
-        self._include = include
-        self._runs = Path(self._folder.name) / "runs"
-        self._work = Path(self._folder.name) / "folder"
-        self._job = Path(self._folder.name) / "job.yaml"
-        self._command = [sys.executable, "-P", "-c", _RUN, "run", self._target(), "--plain", "--name", "drill"]
-        self._command += ["--runs-dir", str(self._runs), *options]
-        if self._is_script:
-            self._command += ["--max-restarts", str(MAX_RESTARTS)]
-        if extra:
-            self._command += ["--", *extra]
-        self._process: subprocess.Popen[bytes] | None = None
-        self._stopping = False
-
-    @classmethod
-    def of(cls, arguments: argparse.Namespace) -> Self:
-        """Return the run that the arguments name. Raises: ClientError."""
-        options = ["--cpu"] if arguments.cpu else []
-        for name in ("nodes", "procs"):
-            if getattr(arguments, name) is not None:
-                options += [f"--{name}", str(getattr(arguments, name))]
-        script = find_script(arguments.job, None)
-        folder = arguments.workdir or default_folder(script.path if script else None)
-        return cls(arguments.job, arguments.extra, folder=folder, include=arguments.include, options=options)
-
-    @property
-    def _is_script(self) -> bool:
-        return self._file.endswith(SCRIPT_SUFFIXES)
-
-    def _target(self) -> str:
-        """Return the FILE of `ddp run`: the script's path in the copy, or the YAML."""
-        if not self._is_script:
-            return str(self._job)
-        return Workdir(self._source).place(self._file) if self._source is not None else self._file
-
-    def __enter__(self) -> Self:
-        try:
-            if not self._is_script:
-                self._job.write_text(_set_cluster_restarts(read_file(self._file)))
-            self._copy_folder()
-        except BaseException:
-            self._folder.cleanup()
-            raise
-        self._process = subprocess.Popen(
-            self._command, cwd=self._work, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-        )
-        self._reader = threading.Thread(target=self._copy_output, args=(self._process.stdout,), daemon=True)
-        self._reader.start()
-        return self
-
-    def _copy_folder(self) -> None:
-        """Copy the user's folder. Raises: CommandError."""
-        self._work.mkdir()
-        if self._source is None:
-            return
-        try:
-            count = copy_files(self._source, self._work, self._include)
-        except CannotPack as error:
-            raise CommandError(str(error)) from None
-        except OSError as error:
+    def __init__(self, folder: RunFolder) -> None:
+        """Check that the run restarts failed ranks. Raises: CommandError."""
+        self._folder = folder
+        self.summary = f"`ddp why {folder.path}`"
+        recovery = self._read_job()["spec"].get("recovery") or {}
+        if not recovery.get("maxRestarts") and not recovery.get("inPlaceRestarts"):
             raise CommandError(
-                f"{self._source}: cannot be copied to {self._work} ({error.strerror}); choose another --workdir"
-            ) from None
-        print_note(
-            f"running in a copy of {self._source} ({count} files), without what git ignores; --include PATH adds a path"
-        )
-
-    def _copy_output(self, output: IO[bytes]) -> None:
-        with output:
-            for line in output:
-                if not self._stopping:  # the result of the drill is printed last
-                    print_text(line.decode("utf-8", "replace"), file=sys.stderr, end="")
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        process = self._process
-        assert process is not None
-        self._stopping = process.poll() is None
-        for _ in range(2):  # the second signal kills the pods at once
-            if process.poll() is None:
-                process.send_signal(signal.SIGINT)
-                time.sleep(_LOCAL_POLL_SECONDS)
-        process.wait()
-        self._reader.join()
-        self._folder.cleanup()
-
-    def samples(self) -> Iterator[Sample]:
-        """Yield samples of pod 0. Raises: RunEnded."""
-        assert self._process is not None
-        while True:
-            port = self._metrics_port()
-            page = probe.read_report(port) if port is not None else {}
-            yield parse_sample(page, time.monotonic(), self._attempt())
-            if self._process.poll() is not None:
-                self._raise_end()
-            time.sleep(_LOCAL_POLL_SECONDS)
+                f"{folder.path}: spec.recovery.maxRestarts is 0, so the kill would end the run; start it with "
+                "`ddp run --max-restarts 3`",
+                ExitCode.FAILED,
+            )
 
     def kill(self, rank: int) -> str:
-        """Kill a rank's process among the descendants of the run."""
-        assert self._process is not None
-        pid = probe.kill(rank, self._process.pid)
+        """Kill a rank's process."""
+        pid = probe.kill(rank, str(self._folder.path.resolve()))
         if not pid:
             self.check_rank(rank)
-            self._raise_end()
+            raise RunEnded(self._read_phase())
         return f"rank {rank} (process {pid})"
 
     def check_rank(self, rank: int) -> None:
         """Check that the job has this rank. Raises: CommandError."""
-        resource = self._read_resource()
-        if "spec" in resource:
-            job = parse_resource(resource)
-            count = job.spec.nodes * resolve_template(job).nproc
-            if rank >= count:
-                raise CommandError(
-                    f"{_build_rank_error('the job', rank, count)}; for more ranks, use --nodes or --procs"
-                )
+        job = parse_resource(self._read_job())
+        count = job.spec.nodes * resolve_template(job).nproc
+        if rank >= count:
+            raise _build_rank_error(job.name, rank, count)
 
-    def _raise_end(self) -> NoReturn:
-        """Raise RunEnded, once the run has written how the job ended and printed its summary."""
-        assert self._process is not None
-        code = self._process.wait()
-        self._reader.join()
-        phase = str((self._read_resource().get("status") or {}).get("phase") or "Rejected")
-        if phase not in ENDED_PHASES:
-            phase = f"ddp run: exit code {code}"
-        raise RunEnded(phase)
+    def samples(self) -> Iterator[Sample]:
+        """Yield samples of pod 0. Raises: RunEnded."""
+        while True:
+            port = self._find_metrics_port()
+            page = probe.read_report(port) if port is not None else {}
+            status = self._read_job().get("status") or {}
+            yield parse_sample(page, time.monotonic(), int(status.get("attempt", 1)))
+            if status.get("phase") in ENDED_PHASES or not self._folder.in_use:
+                raise RunEnded(self._read_phase())
+            time.sleep(_LOCAL_POLL_SECONDS)
 
-    def _read_resource(self) -> dict[str, Any]:
-        """Return the job as the run last wrote it; empty before it has."""
-        for path in self._runs.glob("drill-*/status.yaml"):
-            return dict(yaml.safe_load(path.read_text(encoding="utf-8")))
-        return {}
+    def _read_job(self) -> dict[str, Any]:
+        return read_job(self._folder)
 
-    def _metrics_port(self) -> int | None:
+    def _read_phase(self) -> str:
+        return str((self._read_job().get("status") or {}).get("phase"))
+
+    def _find_metrics_port(self) -> int | None:
         """Return the metrics port of the newest pod 0; None before it listens."""
-        files = self._runs.glob("drill-*/pods/*/metrics-port")
+        files = self._folder.path.glob("pods/*/metrics-port")
         candidates = [file for file in files if re.search(r"-0-[a-z0-9]+$", file.parent.name)]
         with suppress(OSError, ValueError):
             newest = max(candidates, key=lambda file: file.stat().st_mtime_ns, default=Path())
             return int(newest.read_text(encoding="utf-8"))
         return None
-
-    def _attempt(self) -> int:
-        return int((self._read_resource().get("status") or {}).get("attempt", 1))

@@ -2,7 +2,7 @@
 
 One file, standard library only, Python 3.10: it is an argument of the container's ``python3 -c``. Prints JSON lines.
 
-    probe.py kill <rank> [<pid of an ancestor>]
+    probe.py kill <rank>
     probe.py watch <port> <interval in seconds>
 """
 
@@ -25,31 +25,16 @@ def read_environment(pid: int | str) -> dict[bytes, bytes]:
     return {name: value for name, _, value in pairs}
 
 
-def find_parent(pid: int | str) -> int:
-    """Return a process's parent, 0 if there is none."""
-    try:
-        with open(f"/proc/{pid}/stat") as stream:
-            return int(stream.read().rpartition(")")[2].split()[1])
-    except (OSError, ValueError, IndexError):
-        return 0
+def find_worker(rank: int, folder: str = "") -> int:
+    """Return the process of a rank, 0 if there is none. The rank's shim records it in the pod's runtime directory.
 
-
-def is_descendant(pid: int, ancestor: int) -> bool:
-    """Return whether a process descends from another."""
-    while pid > 1:
-        if pid == ancestor:
-            return True
-        pid = find_parent(pid)
-    return False
-
-
-def find_worker(rank: int, ancestor: int = 0) -> int:
-    """Return the process of a rank, 0 if there is none. The rank's shim records it in the pod's runtime directory."""
+    ``folder``: consider only pods of this run.
+    """
     for name in filter(str.isdigit, os.listdir("/proc")):
-        runtime = read_environment(name).get(b"DDP_RUNTIME_DIR")
-        if runtime is None or (ancestor and not is_descendant(int(name), ancestor)):
+        runtime = os.fsdecode(read_environment(name).get(b"DDP_RUNTIME_DIR", b""))
+        if not runtime or not f"{runtime}/".startswith(f"{folder}/" if folder else ""):
             continue
-        for path in glob.glob(os.path.join(os.fsdecode(runtime), "workers", "*.json")):
+        for path in glob.glob(os.path.join(runtime, "workers", "*.json")):
             with open(path, encoding="utf-8") as stream:
                 record = json.load(stream)
             if (record["pid"], record["rank"]) == (int(name), rank):
@@ -57,9 +42,9 @@ def find_worker(rank: int, ancestor: int = 0) -> int:
     return 0
 
 
-def kill(rank: int, ancestor: int = 0) -> int:
+def kill(rank: int, folder: str = "") -> int:
     """Kill a rank's process; return its number, 0 if there is none."""
-    pid = find_worker(rank, ancestor)
+    pid = find_worker(rank, folder)
     if pid:
         os.kill(pid, signal.SIGKILL)
     return pid
@@ -81,7 +66,7 @@ def read_report(port: int) -> dict[str, float]:
 def main(argv: list[str]) -> None:
     """Run the subcommand."""
     if argv[0] == "kill":
-        print(json.dumps({"killed": kill(*map(int, argv[1:]))}), flush=True)
+        print(json.dumps({"killed": kill(int(argv[1]))}), flush=True)
         return
     while True:
         print(json.dumps(read_report(int(argv[1]))), flush=True)

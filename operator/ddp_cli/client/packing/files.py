@@ -2,7 +2,6 @@
 
 import os
 import re
-import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -118,47 +117,6 @@ class Selection:
         for folder, _, files in os.walk(place):
             for file in files:
                 yield os.path.relpath(os.path.join(folder, file), self.folder), os.path.join(folder, file)
-
-
-def copy_files(folder: Path, target: Path, linked: Sequence[str] = ()) -> int:
-    """Copy the files that would be packed into ``target``, and link those of ``linked``; return the number of copies.
-
-    Raises: CannotPack, OSError.
-    """
-    if not folder.is_dir():
-        raise CannotPack(f"{folder}: the folder does not exist")
-    links = {_find_named(folder, name): folder / name for name in linked}
-    count = 0
-    total = 0
-    for path, place in Selection(folder).walk():
-        if any(path == link or path.startswith(f"{link}/") for link in links):
-            continue
-        total += os.lstat(place).st_size
-        if total > MOST:
-            raise CannotPack(
-                f"{folder} has more than {MOST >> 20} MiB; name data in .ddpignore, and link it with --include PATH"
-            )
-        copy = target / path
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        if os.path.islink(place):
-            copy.symlink_to(_read_target(folder, place))
-        else:
-            shutil.copy2(place, copy)
-        count += 1
-    for link, source in links.items():
-        copy = target / link
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.symlink_to(source.absolute())
-    return count
-
-
-def _read_target(folder: Path, place: str) -> str:
-    """Return the target of a copied link: within the copy if the original points into the folder."""
-    target = os.readlink(place)
-    resolved = os.path.realpath(place)
-    if os.path.commonpath([os.path.realpath(folder), resolved]) != os.path.realpath(folder):
-        return resolved
-    return os.path.relpath(resolved, os.path.realpath(os.path.dirname(place))) if os.path.isabs(target) else target
 
 
 def _find_named(folder: Path, name: str) -> str:

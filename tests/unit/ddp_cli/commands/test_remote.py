@@ -208,10 +208,6 @@ class TestDrill:
         )
         assert lines[3] == "verdict     recovered"
 
-    def test_options_of_file_are_refused_for_job_in_cluster(self, capsys: pytest.CaptureFixture[str]) -> None:
-        assert main(["drill", "digits", "--kill", "0", "--procs", "2"]) == 2
-        assert "--procs is only for a FILE to run on this machine" in capsys.readouterr().err
-
 
 class TestProbe:
     def test_process_of_rank_is_found_by_its_record(self, tmp_path: Path) -> None:
@@ -226,16 +222,15 @@ class TestProbe:
         with subprocess.Popen(worker, env=env, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             child = int(process.stdout.readline())
-            assert probe.find_worker(7, os.getpid()) == 0
+            assert probe.find_worker(7) == 0
             for local_rank, pid in enumerate((1 << 22, process.pid), 6):
                 about = {"pid": pid, "rank": local_rank, "localRank": local_rank}
                 (tmp_path / "workers" / f"{local_rank}.json").write_text(json.dumps(about))
             try:
-                assert probe.find_parent(child) == process.pid
-                assert probe.find_worker(7, os.getpid()) == process.pid
-                assert probe.find_worker(7, 1 << 22) == 0
-                assert probe.find_worker(8, os.getpid()) == 0
-                assert probe.kill(7, os.getpid()) == process.pid
+                assert probe.find_worker(7, str(tmp_path)) == probe.find_worker(7, str(tmp_path.parent)) == process.pid
+                assert probe.find_worker(7, f"{tmp_path}-2") == 0
+                assert probe.find_worker(8, str(tmp_path)) == 0
+                assert probe.kill(7) == process.pid
                 assert process.wait(300) == -9
             finally:
                 process.kill()

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_cli.client.packing import files
-from ddp_cli.client.packing.files import CannotPack, Selection, copy_files
+from ddp_cli.client.packing.files import CannotPack, Selection
 
 # Each list is a .gitignore in a separate folder with all of the files below.
 PATTERNS = (
@@ -209,42 +208,3 @@ def test_folder_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(CannotPack, match=r"sub/: Permission denied; .*\.ddpignore"):
         list_packed(tmp_path)
     (tmp_path / "sub").chmod(0o700)
-
-
-class TestCopy:
-    def make(self, folder: Path) -> Path:
-        source = folder / "source"
-        (source / "sub").mkdir(parents=True)
-        (source / "data").mkdir()
-        (source / "train.py").write_text("a")
-        (source / "sub" / "part.py").write_text("b")
-        (source / "data" / "x.bin").write_text("c")
-        (source / ".gitignore").write_text("data/\n")
-        (source / "outside").symlink_to(folder)
-        return source
-
-    def test_changed_copy_leaves_folder_unchanged(self, tmp_path: Path) -> None:
-        source = self.make(tmp_path)
-        copy = tmp_path / "copy"
-        assert copy_files(source, copy) == 4
-        (copy / "train.py").write_text("changed")
-        (copy / "sub" / "last.pt").touch()
-        assert (source / "train.py").read_text() == "a"
-        assert [path.name for path in (source / "sub").iterdir()] == ["part.py"]
-        assert not (copy / "data").exists()
-        assert (copy / "outside").resolve() == tmp_path
-
-    def test_ignored_folder_that_is_named_is_linked(self, tmp_path: Path) -> None:
-        source = self.make(tmp_path)
-        copy_files(source, tmp_path / "copy", ["data"])
-        assert (tmp_path / "copy" / "data").is_symlink()
-        assert (tmp_path / "copy" / "data" / "x.bin").read_text() == "c"
-
-    def test_folder_above_limit_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(files, "MOST", 1)
-        with pytest.raises(CannotPack, match=r"name data in \.ddpignore, and link it with --include PATH"):
-            copy_files(self.make(tmp_path), tmp_path / "copy")
-
-    def test_missing_name_is_refused(self, tmp_path: Path) -> None:
-        with pytest.raises(CannotPack, match="--include weights: no such file or folder"):
-            copy_files(self.make(tmp_path), tmp_path / "copy", ["weights"])
