@@ -67,6 +67,23 @@ class StalledWorker(NamedTuple):
         return RankWait(self.worker.rank, pending.text) if is_waiting and pending is not None else None
 
 
+@dataclasses.dataclass
+class _OpenStall:
+    """A stall whose stacks are in the log. Times are of the monitor's clock.
+
+    ``remote_cause``: a rank of another pod, which kills its workers first; ``is_killed``: whether this pod's workers
+    are; ``peers_wait``: whether the log has that other pods wait for a rank of this one.
+    """
+
+    stall: RankStall
+    give_up_at: float
+    kill_at: float = math.inf
+    examine_at: float = math.inf  # when a rank in I/O is examined again
+    remote_cause: RankActivity | None = None
+    is_killed: bool = False
+    peers_wait: bool = False
+
+
 class StallMonitor:
     """Detects stalls of this pod's ranks. ``job_stall``: all pods' reports of the stall, set by the supervisor."""
 
@@ -76,17 +93,11 @@ class StallMonitor:
         self._is_stopping = is_stopping
         self.job_stall: JobStall | None = None
         self._hangs = 0
-        self._stall: RankStall | None = None  # the current one, as detected last
+        self._open: _OpenStall | None = None  # the current stall
         self._silence: RankStall | None = None  # the same, or missing steps for less time than that of a stall
         self._examined_silence = 0.0  # seconds
         self._stalled: list[StalledWorker] = []  # when the stacks were collected
-        self._remote_cause: RankActivity | None = None  # in another pod, which kills its workers first
-        self._killed = False
-        self._peers_wait = False  # whether the log has that other pods wait for this one
-        self._examine_at = math.inf  # when a rank in I/O is examined again
         self._steps_known = False  # whether some pod has seen steps: only then does the ranks' inactivity count
-        self._kill_at = math.inf
-        self._give_up_at = math.inf
         self._interval = _find_interval(pod.watchdog)
         # Between two checks are a pause and the wait for pages of ranks that do not respond.
         self._clock = AwakeClock(self._interval + 2 * PAGE_TIMEOUT, time.monotonic())
@@ -152,12 +163,11 @@ class StallMonitor:
         age = self._watchdog.age(now) if self._watchdog else None
         if age is None:
             age = self._pulse.measure_silence(now)
-        if self._stall is None:
+        current = self._open
+        if current is None:
             return Stall(self._hangs, age)
-        ranks = self._activities
-        if self._remote_cause:
-            ranks.append(self._remote_cause)
-        return dataclasses.replace(describe_stall(self._stall, ranks, now), hangs=self._hangs, heartbeat_age=age)
+        ranks = [*self._activities, *filter(None, [current.remote_cause])]
+        return dataclasses.replace(describe_stall(current.stall, ranks, now), hangs=self._hangs, heartbeat_age=age)
 
     @property
     def _activities(self) -> list[RankActivity]:
@@ -188,23 +198,24 @@ class StallMonitor:
             self._examine_silence(watchdog, workers, now)
             return
 
-        if self._stall is None or stall.evidence != self._stall.evidence:
+        current = self._open
+        if current is None or stall.evidence != current.stall.evidence:
             self._steps_known = stall.known or bool(stopped & stall.idle)
-            self._open_stall(stall, workers, now)
+            current = self._open_stall(stall, workers, now)
         elif self.job_stall is not None and self.job_stall.known and not self._steps_known:
             self._steps_known = True
-            self._open_stall(stall, workers, now)  # idleness before the job had stalled does not count
-        elif now >= self._examine_at:
-            self._open_stall(stall, workers, now)
-        self._stall = stall
+            current = self._open_stall(stall, workers, now)  # idleness before the job had stalled does not count
+        elif now >= current.examine_at:
+            current = self._open_stall(stall, workers, now)
+        current.stall = stall
         self._silence = stall
         self._examined_silence = now - stall.since
-        self._log_waiting_peers()
+        self._log_waiting_peers(current)
 
-        if not self._should_kill(stall, now) or plan.action == "Report" or self._killed:
+        if not self._should_kill(current, now) or plan.action == "Report" or current.is_killed:
             return
         if stall.certain or self._is_unchanged(stall, workers):
-            self._kill_hung_workers(stall)
+            self._kill_hung_workers(current)
         else:
             self._open_stall(stall, workers, now)
 
@@ -294,43 +305,39 @@ class StallMonitor:
 
     # -- the current stall
 
-    def _open_stall(self, stall: RankStall, workers: Sequence[WorkerRecord], now: float) -> None:
+    def _open_stall(self, stall: RankStall, workers: Sequence[WorkerRecord], now: float) -> _OpenStall:
         """Log the stacks, and report the ranks' activity to the operator and the other pods."""
-        self._hangs += stall.certain and self._stall is None
+        self._hangs += stall.certain and self._open is None
         kind = "hang" if stall.known else "idle"
         note = "" if stall.known else "; no process is killed, because no step was counted (docs/your-script.md)"
         log(f"{kind}: {stall.message}{note}; the stacks of this pod's ranks follow")
         self._stalled = self._examine(stall, workers, quiet=False)
         log("\n".join(activity.what for activity in self._activities))
         self.job_stall = None
-        self._remote_cause = None
-        self._killed = False
-        self._peers_wait = False
-        self._kill_at = math.inf
-        self._give_up_at = now + self._grace_seconds(has_cause=False)
-        self._examine_at = math.inf
+        current = _OpenStall(stall, give_up_at=now + self._grace_seconds(has_cause=False))
         if self._pod.watchdog is not None and any(activity.state == "IO" for activity in self._activities):
-            limit = stall.since + self._pod.watchdog.checkpoint_seconds
-            self._examine_at = min(limit, now + max(_SECONDS_BETWEEN_CHECKS, self._pod.watchdog.stall_seconds))
             seconds = self._pod.watchdog.checkpoint_seconds
+            pause = max(_SECONDS_BETWEEN_CHECKS, self._pod.watchdog.stall_seconds)
+            current.examine_at = min(stall.since + seconds, now + pause)
             log(f"it may be in I/O: the limit is {seconds:g} s (spec.watchdog.checkpointSeconds)")
+        self._open = current
         report = self._report(stall) if self._steps_known else NO_REPORT
         try_write_json(self._path(STALL_REPORT_FILE), report.encode())
+        return current
 
-    def _log_waiting_peers(self) -> None:
+    def _log_waiting_peers(self, current: _OpenStall) -> None:
         """Log once per stall that other pods wait for a rank of this one."""
-        awaited = self._find_awaited() if self._blocks_peers and not self._peers_wait else None
+        awaited = self._find_awaited() if self._blocks_peers and not current.peers_wait else None
         if awaited is not None:
-            self._peers_wait = True
+            current.peers_wait = True
             log(f"hang: other pods wait for rank {awaited.worker.rank}")
 
     def _clear_stall(self) -> None:
         """Forget a stall that is over."""
-        if self._stall is None:
+        if self._open is None:
             return
-        self._stall = None
+        self._open = None
         self.job_stall = None
-        self._remote_cause = None
         with suppress(OSError):  # the disk was full at the write
             os.unlink(self._path(STALL_REPORT_FILE))
 
@@ -341,23 +348,24 @@ class StallMonitor:
     def _grace_seconds(self, *, has_cause: bool) -> float:
         return stall_grace_seconds(self._pod.nodes, self._interval, has_cause=has_cause)
 
-    def _should_kill(self, stall: RankStall, now: float) -> bool:
+    def _should_kill(self, current: _OpenStall, now: float) -> bool:
         """Return whether this pod's workers are to be killed now, by the reports of all pods."""
-        report = self._report(stall)
+        certain = current.stall.certain
+        report = self._report(current.stall)
         job_stall = self.job_stall if self._pod.is_multi_node else _sum_up(report)
-        if self._kill_at == math.inf and should_kill_workers(report, job_stall, certain=stall.certain):
-            self._kill_at = now + self._grace_seconds(has_cause=True)
+        if current.kill_at == math.inf and should_kill_workers(report, job_stall, certain=certain):
+            current.kill_at = now + self._grace_seconds(has_cause=True)
 
         cause = job_stall.cause if job_stall is not None and not report.cause else None
-        if cause != self._remote_cause:
-            self._remote_cause = cause
-            self._give_up_at = now + self._grace_seconds(has_cause=False)
+        if cause != current.remote_cause:
+            current.remote_cause = cause
+            current.give_up_at = now + self._grace_seconds(has_cause=False)
             log(f"hang: in another pod, {cause.what if cause else 'no rank blocks its peers any more'}")
         is_job_stuck = job_stall is not None and job_stall.is_stuck
         if any(activity is not None and activity.behind and not activity.hangs for activity in (report.cause, cause)):
             return False  # a rank in I/O, for which the others wait
-        given_up = stall.certain or (cause is not None and report.stuck and is_job_stuck)
-        return now >= self._kill_at or (given_up and now >= self._give_up_at)
+        given_up = certain or (cause is not None and report.stuck and is_job_stuck)
+        return now >= current.kill_at or (given_up and now >= current.give_up_at)
 
     def _examine(self, stall: RankStall, workers: Sequence[WorkerRecord], *, quiet: bool) -> list[StalledWorker]:
         """Return what each worker does instead of a step. The log has the stacks unless ``quiet``."""
@@ -389,15 +397,16 @@ class StallMonitor:
 
     # -- the end of the workers
 
-    def _kill_hung_workers(self, stall: RankStall) -> None:
+    def _kill_hung_workers(self, current: _OpenStall) -> None:
         """Kill the workers; torchrun then restarts them or gives up, as for any other failure."""
-        self._killed = True
-        self._hangs += not stall.certain
+        current.is_killed = True
+        self._hangs += not current.stall.certain
         has_cause = any(activity.behind for activity in self._activities)
-        is_deadlock = not has_cause and not self._remote_cause and self._kill_at < math.inf
+        is_deadlock = not has_cause and not current.remote_cause and current.kill_at < math.inf
         for stalled in self._stalled:
             is_root_cause = stalled.activity.behind or is_deadlock
-            self._record(self._build_error(stall, stalled, is_root_cause=is_root_cause, is_deadlock=is_deadlock))
+            error = self._build_error(current.stall, stalled, is_root_cause=is_root_cause, is_deadlock=is_deadlock)
+            self._record(error)
         log("killing the workers because of the hang")
         for stalled in self._stalled:
             for pid in find_family(stalled.worker.pid):
@@ -409,9 +418,10 @@ class StallMonitor:
         """Return the content of the error file of a rank that hangs."""
         has_cause = any(activity.behind for activity in self._activities)
         secondary = not is_root_cause and (has_cause or self._pod.nodes > 1)
+        remote_cause = self._open.remote_cause if self._open is not None else None
         message = f"{stall.message}: {stalled.activity.what}"
-        if secondary and self._remote_cause:
-            message += f"; in another pod, {self._remote_cause.what}"
+        if secondary and remote_cause is not None:
+            message += f"; in another pod, {remote_cause.what}"
         elif is_root_cause:
             message += self._describe_peers(stalled, is_deadlock=is_deadlock)
         return {
