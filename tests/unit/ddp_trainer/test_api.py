@@ -193,12 +193,6 @@ def test_parts_can_be_named_on_command_line(
     assert "task: no task is named, and the data have no num_classes" in capsys.readouterr().err
 
 
-def test_signals_are_programs_again_after_run() -> None:
-    before = signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)
-    tokens(config(max_steps=1))
-    assert (signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT)) == before
-
-
 def test_importing_package_imports_neither_torch_nor_kubernetes() -> None:
     code = (
         "import sys, ddp_trainer; print(sorted({'torch', 'numpy', 'kopf', 'kubernetes', 'msgspec'} & set(sys.modules)))"

@@ -226,12 +226,6 @@ def test_parameters_are_distributed_like_torchvisions() -> None:
     assert abs(float((draws[:, 2] < 0.5).float().mean()) - 0.5) < 0.02
 
 
-def test_every_change_has_numbers_of_its_own() -> None:
-    draws = uniforms(np.arange(DRAWN), DRAWS, 7, 1, 0)
-    correlation = np.corrcoef(draws.T) - np.eye(DRAWS)
-    assert np.abs(correlation).max() < 0.04
-
-
 @pytest.mark.parametrize(
     ("ours", "theirs"),
     [

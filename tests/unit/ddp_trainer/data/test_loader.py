@@ -52,27 +52,10 @@ def test_digits_split_is_same_in_all_runs_and_complete() -> None:
     assert len(first.validation) == round(0.2 * 1797)
 
 
-def test_digits_mean_and_deviation_are_those_of_data() -> None:
-    pixels = read_digits()[0].double()
-    datasets = load_datasets(DataConfig())
-    assert datasets.mean[0] == pytest.approx(float(pixels.mean()), abs=1e-3)
-    assert datasets.std[0] == pytest.approx(float(pixels.std()), abs=1e-3)
-
-
 def test_missing_scikit_learn_is_reported_with_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UserError, match="pip install scikit-learn"):
         read_digits()
-
-
-def test_missing_cifar_names_folder_and_files(tmp_path: object) -> None:
-    with pytest.raises(UserError) as caught:
-        load_datasets(DataConfig(name="cifar10", dir=str(tmp_path)))
-    message = str(caught.value)
-    assert f"{tmp_path}/cifar-10-batches-py" in message
-    assert "data_batch_1" in message
-    assert "test_batch" in message
-    assert "--data-dir" in message
 
 
 # Mistakes in a user's dataset
@@ -134,11 +117,6 @@ def test_resume_on_other_ranks_repeats_and_skips_nothing(before: int, after: int
     assert sorted(torch.cat(first + rest).tolist()) == list(range(length))
 
 
-def test_ranks_get_equally_many_samples_after_resume() -> None:
-    shares = [train_order(10, seed=1, epoch=0, rank=r, world_size=4, consumed=8) for r in range(4)]
-    assert [len(share) for share in shares] == [1, 1, 1, 1]
-
-
 @pytest.mark.parametrize(("length", "consumed"), [(10, 7), (3, 2), (2, 1)])
 def test_last_step_after_resume_is_padded_from_epoch_start(length: int, consumed: int) -> None:
     whole = train_order(length, seed=1, epoch=0, rank=0, world_size=1).tolist()
@@ -169,13 +147,6 @@ def test_random_numbers_belong_to_sample_not_to_batch() -> None:
     whole = uniforms(samples, 3, 5, 1, 0)
     assert np.array_equal(uniforms(samples[40:60], 3, 5, 1, 0), whole[40:60])
     assert np.array_equal(uniforms(samples[::-1].copy(), 3, 5, 1, 0), whole[::-1])
-
-
-def test_random_numbers_differ_between_epochs_seeds_and_uses() -> None:
-    samples = np.arange(100)
-    drawn = [uniforms(samples, 3, *parts) for parts in ((5, 1, 0), (5, 1, 1), (5, 2, 0), (6, 1, 0), (1, 5, 0))]
-    for index, item in enumerate(drawn):
-        assert all(not np.array_equal(item, second) for second in drawn[index + 1 :])
 
 
 def test_random_numbers_are_uniform_and_independent() -> None:
@@ -222,25 +193,7 @@ def test_crops_and_flips_are_drawn_for_every_image_and_evenly() -> None:
     assert (deviation <= 4.5 * expected.sqrt()).all()
 
 
-def test_without_augmentation_images_pass_unchanged() -> None:
-    images = torch.arange(32, dtype=torch.uint8).reshape(2, 1, 4, 4)
-    batch, labels = Augmentation().batch(images, torch.tensor([5, 7]), None)
-    assert torch.equal(batch, images)
-    assert labels.tolist() == [5, 7]
-
-
 # Loader
-
-
-def test_epoch_has_every_sample_once_over_all_ranks() -> None:
-    seen = [batch.targets for rank in range(2) for batch in loader(40, 4, rank=rank, world=2).epoch(0)]
-    assert sorted(torch.cat(seen).tolist()) == list(range(40))
-    assert len(seen) == 2 * 5
-
-
-def test_epochs_have_different_orders() -> None:
-    loaded = loader(40, 40)
-    assert next(loaded.epoch(0)).targets.tolist() != next(loaded.epoch(1)).targets.tolist()
 
 
 def test_batches_of_ranks_form_batch_of_one_process() -> None:
