@@ -65,10 +65,15 @@ class StateSnapshot:
             event.record(torch.cuda.current_stream(device))
             self._copied.append((device, event))
 
-    def to_cpu(self, streams: "CopyStreams") -> dict[str, Any]:
-        """Return the state with every tensor on the CPU, and release the device memory. Call it once, in any thread."""
+    def to_cpu(self, streams: dict[torch.device, Any]) -> dict[str, Any]:
+        """Return the state with every tensor on the CPU, and release the device memory. Call it once, in any thread.
+
+        ``streams``: one per device for all copies. torch hands out 32 in turn: a new one may be the step's own.
+        """
         for device, event in self._copied:
-            stream = streams.get(device)
+            if device not in streams:
+                streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+            stream = streams[device]
             with torch.cuda.stream(stream):
                 event.wait(stream)
                 self._state = tree_map_only(Tensor, partial(_fetch, device), self._state)
@@ -76,22 +81,6 @@ class StateSnapshot:
         self._copied = []
         state: dict[str, Any] = self._state
         return state
-
-
-class CopyStreams:
-    """One stream per device for copies that run concurrently with the next steps.
-
-    torch has 32 streams per device, handed out in turn: a new one per checkpoint would at some point be the step's own.
-    """
-
-    def __init__(self) -> None:
-        self._streams: dict[torch.device, Any] = {}
-
-    def get(self, device: torch.device) -> Any:
-        """Return the stream of ``device``, always the same one."""
-        if device not in self._streams:
-            self._streams[device] = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-        return self._streams[device]
 
 
 def _fetch(device: torch.device, tensor: Tensor) -> Tensor:
@@ -170,7 +159,7 @@ class Checkpointer:
         self.superseded: Superseded | None = None
         # Called by the writing thread at that time.
         self.on_superseded: Callable[[], None] = lambda: None
-        self._streams = CopyStreams()
+        self._streams: dict[torch.device, Any] = {}
         self._lock = threading.Lock()
         self._waiting: _PendingSave | None = None
         self._thread: threading.Thread | None = None

@@ -17,7 +17,6 @@ class DistributedConfig(SettingsGroup, group="distributed"):
         "cpu, cuda (a GPU for every process of a node), or auto (as cuda where torch sees any GPU, else cpu)",
         choices=("auto", "cpu", "cuda"),
     )
-    backend: str = option("auto", "collectives: gloo, nccl, or auto (nccl on cuda)", choices=("auto", "gloo", "nccl"))
     timeout_seconds: float = option(
         600.0, "longest time that a collective waits for a rank", flag="--collective-timeout-seconds", above=0
     )

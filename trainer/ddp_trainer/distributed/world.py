@@ -54,7 +54,7 @@ def _check_backend() -> None:
     backend = dist.get_backend_config()
     require(
         "cpu:" in backend,
-        "distributed.backend",
+        "distributed",
         f"the initialized process group has the backend {backend}, which accepts no CPU tensors",
         f"call init_process_group with the backend {_BOTH_BACKENDS} or gloo, or remove the call",
     )
@@ -137,11 +137,8 @@ class World:
             f"{' and '.join(missing)} are not in the environment",
             "start the trainer with torchrun, or set them to the same value on all ranks",
         )
-        backend = config.backend
-        if backend == "auto":
-            backend = "nccl" if self.device.type == "cuda" else "gloo"
         dist.init_process_group(
-            _BOTH_BACKENDS if backend == "nccl" else "gloo",
+            _BOTH_BACKENDS if self.device.type == "cuda" else "gloo",
             timeout=timedelta(seconds=config.timeout_seconds),
             rank=self.rank,
             world_size=self.size,
@@ -230,12 +227,6 @@ def _choose_device(config: DistributedConfig, env: RankEnv) -> torch.device:
     if config.device != "cpu" and torch.cuda.is_available():
         gpus = torch.cuda.device_count()
     if config.device == "cpu" or (config.device == "auto" and gpus == 0):
-        require(
-            config.backend != "nccl",
-            "distributed.backend",
-            "nccl needs GPUs, but torch finds none on this node",
-            "use --backend gloo, or run on a node where nvidia-smi lists a GPU",
-        )
         return torch.device("cpu")
     require(
         gpus > 0,

@@ -49,22 +49,7 @@ METRICS = (
 BUCKETS = {
     # From a millisecond (a small model on a GPU) to minutes (segmentation on a CPU).
     "ddp_step_duration_seconds": (
-        1e-3,
-        2.5e-3,
-        5e-3,
-        0.01,
-        0.025,
-        0.05,
-        0.1,
-        0.25,
-        0.5,
-        1.0,
-        2.5,
-        5.0,
-        10.0,
-        30.0,
-        60.0,
-        120.0,
+        1e-3, 2.5e-3, 5e-3, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0,
     ),
     "ddp_checkpoint_duration_seconds": (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0),
-}
+}  # fmt: skip

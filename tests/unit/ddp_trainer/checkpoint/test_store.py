@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from ddp_trainer.checkpoint import CheckpointConfig
-from ddp_trainer.checkpoint.store import Checkpointer, CopyStreams, StateSnapshot, load_newest
+from ddp_trainer.checkpoint.store import Checkpointer, StateSnapshot, load_newest
 from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.world import World
 from ddp_trainer.errors import UserError
@@ -315,7 +315,7 @@ def test_one_stream_device_copies_all_checkpoints(monkeypatch: pytest.MonkeyPatc
 
     monkeypatch.setattr(torch.cuda, "Stream", FakeCudaStream)
     monkeypatch.setattr(torch.cuda, "stream", lambda stream: contextlib.nullcontext())
-    streams = CopyStreams()
+    streams: dict[torch.device, Any] = {}
     first = torch.device("cuda", 0)
     second = torch.device("cuda", 1)
     for device in (first, second, first, second):

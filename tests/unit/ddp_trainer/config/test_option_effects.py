@@ -103,7 +103,6 @@ OF_RANKS: dict[str, tuple[str, ...]] = {
     "optim.lr_scaling": ("linear",),
     "schedule.warmup_by_node": ("true", "--warmup-epochs", "1"),
     "distributed.device": ("cuda",),
-    "distributed.backend": ("nccl", "--device", "cuda"),
     "distributed.timeout_seconds": ("7",),
     "distributed.find_unused_parameters": ("true",),
     "distributed.data_parallel": ("true",),
