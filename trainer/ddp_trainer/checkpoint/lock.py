@@ -10,7 +10,6 @@ import json
 import os
 import socket
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from ddp_trainer.errors import UserError, warn
@@ -22,20 +21,6 @@ _POLL_SECONDS = 0.1
 _HELD = (errno.EACCES, errno.EAGAIN)
 _UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 _MAX_BYTES = 4096
-
-
-@dataclass(frozen=True)
-class Owner:
-    """The process that holds a folder's lock."""
-
-    host: str
-    pid: int
-    started: float
-
-    def describe(self) -> str:
-        """Name the process in a message."""
-        started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(self.started))
-        return f"process {self.pid} on {self.host}, which started there at {started}"
 
 
 class FolderLock:
@@ -93,9 +78,9 @@ class FolderLock:
         if not _is_file_at(descriptor, self._path):
             os.close(descriptor)
             return False
-        owner = Owner(socket.gethostname(), os.getpid(), time.time())
+        owner = {"host": socket.gethostname(), "pid": os.getpid(), "started": time.time()}
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(asdict(owner)).encode(), 0)
+        os.pwrite(descriptor, json.dumps(owner).encode(), 0)
         self._descriptor = descriptor
         return True
 
@@ -110,7 +95,8 @@ def _is_file_at(descriptor: int, path: Path) -> bool:
 def _read_owner(path: Path) -> str:
     try:
         with open(path, "rb") as file:
-            values = json.loads(file.read(_MAX_BYTES))
-        return Owner(str(values["host"]), int(values["pid"]), float(values["started"])).describe()
+            owner = json.loads(file.read(_MAX_BYTES))
+        started = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(float(owner["started"])))
+        return f"process {int(owner['pid'])} on {owner['host']}, which started there at {started}"
     except (OSError, ValueError, LookupError, TypeError, OverflowError):
         return "another run"

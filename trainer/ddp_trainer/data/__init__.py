@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 # In the order of application.
 AUGMENTATIONS = ("scale", "crop", "flip", "rotate", "affine", "jitter")
-# Name -> module:load(config) -> Datasets. Those in ``_FILES`` also have module:download(config).
+# Name -> module:load(config) -> Datasets. Those in ``_FILES`` can be downloaded.
 DATASETS: Mapping[str, str] = {
     "digits": "ddp_trainer.data.published:load_digits",
     "cifar10": "ddp_trainer.data.published:load_cifar10",
@@ -125,7 +125,9 @@ def download(config: DataConfig) -> None:
     Raises :class:`UserError` if that fails. Only one process of a machine may call this at a time.
     """
     if config.name in _FILES:
-        load_callable(DATASETS[config.name].replace(":load", ":download"), "data.name")(config)
+        from ddp_trainer.data import published
+
+        published.download(config)
 
 
 def load_datasets(config: DataConfig) -> "Datasets":

@@ -36,6 +36,12 @@ _FASHION_FOLDER = "FashionMNIST/raw"
 _IDX_FILES = ("train-images-idx3-ubyte", "train-labels-idx1-ubyte", "t10k-images-idx3-ubyte", "t10k-labels-idx1-ubyte")
 _VOC_FOLDER = "VOCdevkit/VOC2012"
 _VOC_LISTS = ("ImageSets/Segmentation/train.txt", "ImageSets/Segmentation/val.txt")
+# Name in messages, folder, files, and torchvision's class with its arguments.
+_DOWNLOADS: dict[str, tuple[str, str, Sequence[str], str, dict[str, str]]] = {
+    "cifar10": ("CIFAR-10", _CIFAR10_FOLDER, _CIFAR10_FILES, "CIFAR10", {}),
+    "fashion-mnist": ("Fashion-MNIST", _FASHION_FOLDER, _IDX_FILES, "FashionMNIST", {}),
+    "voc2012": ("VOC 2012", _VOC_FOLDER, _VOC_LISTS, "VOCSegmentation", {"year": "2012"}),
+}
 
 
 def require_files(what: str, folder: Path, names: Sequence[str], remedy: str) -> None:
@@ -74,11 +80,13 @@ def readable(what: str, folder: Path, remedy: str) -> Iterator[None]:
         ) from error
 
 
-def fetch(what: str, folder: Path, within: str, names: Sequence[str], dataset: str, **arguments: Any) -> None:
-    """Download torchvision's ``dataset`` into ``folder``, unless its subfolder ``within`` has all ``names``.
+def download(config: DataConfig) -> None:
+    """Download and unpack torchvision's dataset ``config.name`` into ``config.dir``, unless its files exist.
 
     Raises :class:`UserError` if that fails.
     """
+    what, within, names, dataset, arguments = _DOWNLOADS[config.name]
+    folder = Path(config.dir)
     if all((folder / within / name).is_file() for name in names):
         return
     import_torchvision()
@@ -95,11 +103,6 @@ def fetch(what: str, folder: Path, within: str, names: Sequence[str], dataset: s
             f"{what} can't be downloaded into {folder.resolve()}: {' '.join(str(error).split())[:200]}",
             "check the network and the disk, or copy the files there and omit --data-download",
         ) from error
-
-
-def download_cifar10(config: DataConfig) -> None:
-    """Download and unpack the archive into ``config.dir``, unless its files exist."""
-    fetch("CIFAR-10", Path(config.dir), _CIFAR10_FOLDER, _CIFAR10_FILES, "CIFAR10")
 
 
 def find_reader(*, verify: bool) -> Any:
@@ -136,11 +139,6 @@ def load_cifar10(config: DataConfig) -> Datasets:
             parts.append(ImageData(images, torch.tensor(data.targets, dtype=torch.int64)))
     # The documents normalize with a mean and a standard deviation of half the range.
     return Datasets(parts[0], parts[1], num_classes=10, mean=(127.5,), std=(127.5,))
-
-
-def download_fashion_mnist(config: DataConfig) -> None:
-    """Download and unpack the files into ``config.dir``, unless they exist."""
-    fetch("Fashion-MNIST", Path(config.dir), _FASHION_FOLDER, _IDX_FILES, "FashionMNIST")
 
 
 def load_fashion_mnist(config: DataConfig) -> Datasets:
@@ -212,11 +210,6 @@ class VocReader:
         classes = torch.full((self.size, self.size), VOID, dtype=torch.uint8)
         classes[:height, :width] = torch.from_numpy(np.array(small))
         return image, classes
-
-
-def download_voc2012(config: DataConfig) -> None:
-    """Download and unpack the archive into ``config.dir``, unless its lists exist."""
-    fetch("VOC 2012", Path(config.dir), _VOC_FOLDER, _VOC_LISTS, "VOCSegmentation", year="2012")
 
 
 def load_voc2012(config: DataConfig) -> Datasets:
