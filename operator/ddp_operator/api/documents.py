@@ -1,14 +1,13 @@
 """Read the objects of a YAML file as kubectl does, and refuse equal keys, of which kubectl takes the last silently.
 
 kubectl reads YAML 1.1 with differences: no sexagesimal numbers (``12:30``), ``=`` is text, a merge (``<<``) replaces
-earlier keys, and keys become strings. A test compares this module with kubectl. libyaml, of which kubectl has a
-translation, parses the syntax; PyYAML's own parser replaces it where it is missing.
+earlier keys, and keys become strings (keys that are floats are refused). A test compares this module with kubectl.
+libyaml, of which kubectl has a translation, parses the syntax; PyYAML's own parser replaces it where it is missing.
 """
 
 import base64
 import math
 import re
-import struct
 from collections.abc import Iterator
 from typing import Any, Final
 
@@ -208,14 +207,12 @@ def _build_merge(node: yaml.Node) -> dict[str, Any]:
 
 
 def _build_key(node: yaml.Node) -> str:
-    """Return a key as text: kubectl writes other types as JSON does, and floats with single precision."""
+    """Return a key as text: kubectl writes other types as JSON does, except floats, of which it drops digits."""
     key = _build_scalar(node) if isinstance(node, yaml.ScalarNode) else None
     if isinstance(key, str):
         return key
     if isinstance(key, bool):
         return str(key).lower()
-    if isinstance(key, float):
-        return _format_float(key)
     if isinstance(key, int):
         return str(key)
     raise _refuse(node, "the key is not a string; quote it")
@@ -266,22 +263,6 @@ def _parse_integer(text: str) -> int:
     is_octal = re.fullmatch(r"0[0-7]+", digits) is not None
     number = int(digits, 8) if is_octal else int(digits, 0)
     return -number if text.startswith("-") else number
-
-
-def _format_float(value: float) -> str:
-    """Return a float as kubectl writes a key: the shortest text for single precision."""
-    try:
-        exact = struct.pack("f", value)
-    except OverflowError:
-        exact = struct.pack("f", math.copysign(math.inf, value))
-    [single] = struct.unpack("f", exact)
-    if not math.isfinite(single):
-        return ".nan" if math.isnan(single) else ".inf" if single > 0 else "-.inf"
-    texts = (f"{single:.{digits}e}" for digits in range(10))
-    text = next(text for text in texts if struct.pack("f", float(text)) == exact)
-    exponent = int(text.partition("e")[2])
-    digits = len(re.sub(r"\D", "", text.partition("e")[0]))
-    return f"{float(text):.{max(0, digits - 1 - exponent)}f}" if -4 <= exponent < 6 else text
 
 
 def _refuse(node: yaml.Node, problem: str) -> InvalidManifest:

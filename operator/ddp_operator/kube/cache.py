@@ -48,8 +48,6 @@ class ObjectCache:
     def __init__(self) -> None:
         self._objects: dict[Id, Entry] = {}
         self._children: dict[Key, set[Id]] = {}
-        self._shared: dict[Id, Object] = {}
-        """Parsed shared objects: they may have a thousand owners, and are part of each snapshot in the namespace."""
         self._large: OrderedDict[Id, int] = OrderedDict()
         """Bytes of the large resources, the one that changed last at the end."""
         self._tombstones: OrderedDict[str, float] = OrderedDict()
@@ -85,8 +83,6 @@ class ObjectCache:
         if kind == KIND and len(body) > LARGE:
             self._large[ident] = len(body)
             self._limit_large()
-        if not key.name:
-            self._shared[ident] = kept
         if kind != KIND:
             self._children.setdefault(key, set()).add(ident)
         return key
@@ -130,7 +126,7 @@ class ObjectCache:
         children: dict[str, list[Any]] = {kind: [] for kind in CHILD_KINDS}
         shared = self._children.get(Key(key.namespace, ""), ())
         for ident in sorted((*self._children.get(key, ()), *shared)):
-            child = self._shared.get(ident) or msgspec.json.decode(self._objects[ident].body)
+            child = msgspec.json.decode(self._objects[ident].body)
             children[ident[0]].append(child)
         return build_snapshot(msgspec.json.decode(resource.body), children)
 
@@ -192,7 +188,6 @@ class ObjectCache:
     def _drop(self, ident: Id, entry: Entry) -> None:
         del self._objects[ident]
         self._large.pop(ident, None)
-        self._shared.pop(ident, None)
         siblings = self._children.get(entry.key)
         if siblings is not None:
             siblings.discard(ident)

@@ -180,8 +180,7 @@ class KubeCluster:
 
     async def job(self, namespace: str, name: str) -> Object | None:
         """Read a Job with its complete template. The store does not keep that."""
-        job: Object | None = await self._get("Job", namespace, name)
-        return job
+        return await self._get("Job", namespace, name)
 
     async def patch_job(self, namespace: str, name: str, patch: Object, *, seen: Object | None = None) -> None:
         """Merge-patch a Job. It must still be at the version of ``seen``, if given."""
@@ -277,8 +276,7 @@ class KubeCluster:
     async def profile(self, kind: str, namespace: str, name: str) -> Object | None:
         """Read a profile. This is done once per job, at its start."""
         scope = namespace if kind == PROFILE_KIND else None
-        profile: Object | None = await self._get(kind, scope, name, refusable=True)
-        return profile
+        return await self._get(kind, scope, name, refusable=True)
 
     async def resource_claim(self, kind: str, namespace: str, name: str) -> Object | None:
         """Read a claim or template in the version that is served. This is done once per job, at its start."""
@@ -286,8 +284,7 @@ class KubeCluster:
 
     async def node(self, name: str) -> Object | None:
         """Read a node. This is done for nodes of overdue pods only."""
-        node: Object | None = await self._get("Node", None, name, refusable=True)
-        return node
+        return await self._get("Node", None, name, refusable=True)
 
     async def fail_pod(self, pod: Object, reason: str, message: str) -> None:
         """Write the pod's status, then delete the pod without grace time.
@@ -389,18 +386,20 @@ class KubeCluster:
         with lend_worker():
             return await self._scraper.read(address, port, pod["metadata"]["namespace"]) if address else None
 
-    async def _get(self, kind: str, namespace: str | None, name: str, *, refusable: bool = False) -> Any:
+    async def _get(self, kind: str, namespace: str | None, name: str, *, refusable: bool = False) -> Object | None:
         """Return the current object from the API server, or None if it does not exist."""
-        with suppress(ObjectNotFound):
-            return await call(self._client, "GET", kind, namespace, name, refusable=refusable)
-        return None
+        try:
+            current: Object = await call(self._client, "GET", kind, namespace, name, refusable=refusable)
+        except ObjectNotFound:
+            return None
+        return current
 
     async def _get_any(self, kinds: Iterable[str], namespace: str, name: str) -> Object | None:
         """Return an object in the first of these versions of its kind that is served and has it."""
         for kind in kinds:
             raw = await self._get(kind, namespace, name, refusable=True)
-            if raw:
-                return dict(raw)
+            if raw is not None:
+                return raw
         return None
 
     async def _patch(
@@ -426,7 +425,7 @@ class KubeCluster:
 
         The resource that it belongs to is read too, so that the next decision is based on its current version.
         """
-        current: Object | None = await self._get(kind, namespace, name)
+        current = await self._get(kind, namespace, name)
         if current is None:
             return None
         owner = key_of(kind, current["metadata"])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import math
+import re
 import subprocess
 from typing import Any
 
@@ -31,8 +32,7 @@ FORMS = (
     "x: &x {a: 1, b: 2}\nz: &z {b: 3, c: 4}\nv: {c: 5, <<: [*x, *z], b: 6}\nw: {<<: *x}",
     "x: &x {a: 1}\nz: &z {<<: *x, b: 2}\nv: {<<: *z}", "v: {<<: 1}", "v: {<<: [1]}", "v: {<<: [[{a: 1}]]}", "v: {<<: }",
     "v: {'<<': {a: 1}}", "v: {<<: {a: 1}, <<: {b: 2}}", "v: {!!merge <<: {a: 1}}", "v: {<<: []}",
-    "v: {null: 1}", "v: {[a]: 1}", "v: {1.5: 1, 1e3: 2, 123456789.5: 3, 1e-7: 4, .inf: 5, .nan: 6}",
-    "v: {2024-01-01: 1}",
+    "v: {null: 1}", "v: {[a]: 1}", "v: {2024-01-01: 1}",
     "v: {8080: a, 017: b, true: c, n: d}", "a: &x 1\nb: &x 2\nv: *x", "a: &x {b: *x}", "v: *nope", "&k key: 1\nv: *k",
     "v: |\n  a\n  b", "v: >-\n  a\n  b\n\n  c", "v: |+\n  a\n\n\nw: 1", "v: 'it''s'", "v:\t1", "v: a\tb", "\tv: 1",
     "v: [a, b,]", "v: {a, b: }", "v: {a:1}", 'v: {"a":1}', "? a\n: b", "v: a: b", "v: a #c", "v: a#c", "v: {a: http://x}",
@@ -41,13 +41,18 @@ FORMS = (
 )  # fmt: skip
 
 
+# A key that is a float, which this module refuses.
+FLOAT = re.compile(
+    r"[-+]?(\.[0-9_]*|[0-9][0-9_]*\.[0-9]*|[0-9][0-9_.]*[eE][-+]?[0-9]+|[0-9]{19,}|\.(inf|INF|nan))|!!float.*"
+)
 HEAD = "kind: ConfigMap\napiVersion: v1\nmetadata: {name: a}\n"
 # libyaml refuses this colon.
 DIFFERENT = (f"{HEAD}v: [a:]\n",)
 
 
 def list_texts() -> list[str]:
-    forms = [form.replace("|", " ") for text in SCALARS for form in (f"v: {text}", f"v: [{text}]", f"{text}: 1")]
+    forms = [form.replace("|", " ") for text in SCALARS for form in (f"v: {text}", f"v: [{text}]")]
+    forms += [f"{text.replace('|', ' ')}: 1" for text in SCALARS if not FLOAT.fullmatch(text)]
     return [f"{HEAD}{text}\n" for text in [*forms, *FORMS]]
 
 
@@ -82,7 +87,7 @@ def read_by_kubectl(text: str) -> list[Any]:
         ("[12:30, =, 0o17, 017, 08, 1e3, -.5, 1_000, 2024-01-01]",
          ["12:30", "=", 15, 15, 8, 1000, -0.5, 1000, "2024-01-01"]),
         ("[yes, n, ~, 'yes', !!str yes, ! 1, !!binary aGk=]", [True, False, None, "yes", "yes", "1", "hi"]),
-        ("{8080: a, yes: b, 1.5: c}", {"8080": "a", "true": "b", "1.5": "c"}),
+        ("{8080: a, yes: b}", {"8080": "a", "true": "b"}),
         ("[9223372036854775807, 9223372036854775808, 0x1FFFFFFFFFFFFFFFF]",
          [2**63 - 1, float(2**63), "0x1FFFFFFFFFFFFFFFF"]),
         (f"[{'1' * 5000}, {'1' * 5000}.0]", ["1" * 5000, "1" * 5000 + ".0"]),
