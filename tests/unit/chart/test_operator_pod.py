@@ -66,19 +66,8 @@ class TestSettings:
         )  # fmt: skip
         assert replace(settings_of(render(values)), job_defaults={}) == expected
 
-    def test_every_setting_has_value(self) -> None:
-        names = {entry["name"].removeprefix("DDP_OPERATOR_").lower() for entry in container_of(render())["env"]}
-        assert names == set(Settings.__struct_fields__) - {"kubeconfig"}
-
 
 class TestSecurity:
-    @pytest.mark.parametrize("user", ["", None])
-    def test_user_and_groups_can_be_left_to_the_platform(self, user: str | None) -> None:
-        objects = render({"runAsUser": user})
-        pods = [the(objects, "Deployment")["spec"]["template"]["spec"], *(p["spec"] for p in of_kind(objects, "Pod"))]
-        for pod in pods:
-            assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
-
     @ci_files
     def test_pods_fulfil_restricted_standard(self, path: Path) -> None:
         objects = render(read_values(path))

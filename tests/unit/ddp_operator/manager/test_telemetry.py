@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
@@ -80,65 +82,57 @@ def resource(namespace: str, phase: str | None, *conditions: tuple[str, str, str
     )
 
 
-class TestFleet:
-    def value(self, name: str, bodies: list[bytes], **labels: str) -> float | None:
-        sample_value: float | None = OperatorMetrics(lambda: 0.0, lambda: bodies).registry.get_sample_value(
-            name, labels
-        )
-        return sample_value
-
-    def test_job_of_foreign_manager_is_not_counted(self) -> None:
-        own = b'{"metadata":{"namespace":"a"},"spec":{"managedBy":"ddp-operator.dev/ddp-operator"}}'
-        foreign = b'{"metadata":{"namespace":"a"},"spec":{"managedBy":"kueue.x-k8s.io/multikueue"}}'
-        assert self.value("ddp_operator_jobs", [own, foreign], namespace="a", phase="Pending") == 1
-
-    @pytest.mark.parametrize("phase", [None, "Frobnicating"])
-    def test_phase_that_is_not_known_is_pending(self, phase: str | None) -> None:
-        assert self.value("ddp_operator_jobs", [resource("a", phase)], namespace="a", phase="Pending") == 1
-
-    def test_waiting_jobs_have_known_reason_or_other(self) -> None:
-        bodies = [
-            resource("a", "Pending", (c.SCHEDULED, "False", c.UNSCHEDULABLE)),
-            resource("a", "Pending", (c.SCHEDULED, "False", "SomethingNew")),
-            resource("a", "Running", (c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED)),
-            resource("a", "Failed", (c.SCHEDULED, "False", c.UNSCHEDULABLE)),  # finished: no process waits any more
-        ]
-        assert self.value("ddp_operator_waiting_jobs", bodies, namespace="a", reason="Unschedulable") == 1
-        assert self.value("ddp_operator_waiting_jobs", bodies, namespace="a", reason="Other") == 1
-        assert self.value("ddp_operator_waiting_jobs", bodies, namespace="a", reason="NotAccepted") is None
-
-    @pytest.mark.parametrize(
-        ("phase", "accepted", "count"),
-        [("Restarting", "False", 1), ("Pending", "Unknown", 1), ("Running", "True", None), ("Rejected", "False", None)],
+WAITING = (
+    resource("a", "Pending", (c.SCHEDULED, "False", c.UNSCHEDULABLE)),
+    resource("a", "Pending", (c.SCHEDULED, "False", "SomethingNew")),
+    resource("a", "Running", (c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED)),
+    resource("a", "Failed", (c.SCHEDULED, "False", c.UNSCHEDULABLE)),  # finished: no process waits any more
+)
+GOODPUTS = tuple(
+    msgspec.json.encode({"metadata": {"namespace": namespace}, "status": {"phase": phase, "goodput": goodput}})
+    for namespace, phase, goodput in (
+        ("a", "Running", "0.9"), ("a", "Restarting", "0.3"), ("a", "Running", None), ("a", "Succeeded", "0.1"),
+        ("b", "Running", "nan"), ("c", "Pending", None),
     )
-    def test_refused_started_job_counts_as_waiting(self, phase: str, accepted: str, count: int) -> None:
-        bodies = [resource("a", phase, (c.ACCEPTED, accepted, c.FORBIDDEN))]
-        assert self.value("ddp_operator_waiting_jobs", bodies, namespace="a", reason="NotAccepted") == count
+)  # fmt: skip
+OWN = b'{"metadata":{"namespace":"a"},"spec":{"managedBy":"ddp-operator.dev/ddp-operator"}}'
+FOREIGN = b'{"metadata":{"namespace":"a"},"spec":{"managedBy":"kueue.x-k8s.io/multikueue"}}'
+OTHER_VERSION = b'{"metadata":{"namespace":"a"},"status":{"phase":7}}'
 
-    def test_nodes_are_counted(self) -> None:
-        bodies = [
-            resource("a", "Pending", (c.SCHEDULED, "False", c.UNSCHEDULABLE)),
-            resource("a", "Pending", (c.SCHEDULED, "False", "SomethingNew")),
-            resource("a", "Running", (c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED)),
-            resource("a", "Failed", (c.SCHEDULED, "False", c.UNSCHEDULABLE)),
-        ]
-        assert self.value("ddp_operator_nodes", bodies, namespace="a", state="desired") == 12
-        assert self.value("ddp_operator_nodes", bodies, namespace="a", state="ready") == 3
 
-    def test_goodput_is_aggregated_for_each_namespace(self) -> None:
-        def job(namespace: str, phase: str, goodput: str | None) -> bytes:
-            status = {"phase": phase} | ({} if goodput is None else {"goodput": goodput})
-            return msgspec.json.encode({"metadata": {"namespace": namespace}, "status": status})
+def accepted(phase: str, status: str) -> tuple[bytes]:
+    return (resource("a", phase, (c.ACCEPTED, status, c.FORBIDDEN)),)
 
-        bodies = [
-            job("a", "Running", "0.9"), job("a", "Restarting", "0.3"), job("a", "Running", None),
-            job("a", "Succeeded", "0.1"), job("b", "Running", "nan"), job("c", "Pending", None),
-        ]  # fmt: skip
-        name = "ddp_operator_goodput_ratio"
-        assert self.value(name, bodies, namespace="a", of="mean") == pytest.approx(0.6)
-        assert self.value(name, bodies, namespace="a", of="lowest") == pytest.approx(0.3)
-        assert self.value(name, bodies, namespace="b", of="mean") == 0
-        assert self.value(name, bodies, namespace="c", of="mean") is None
+
+@pytest.mark.parametrize(
+    ("bodies", "name", "labels", "value"),
+    [
+        ([resource("a", "Running")] * 2 + [resource("b", "Failed")], "jobs", "a phase=Running", 2),
+        ([resource("a", "Running"), resource("b", "Failed")], "jobs", "b phase=Failed", 1),
+        ([resource("a", "Running"), resource("b", "Failed")], "jobs", "a phase=Failed", None),
+        ([OWN, FOREIGN], "jobs", "a phase=Pending", 1),
+        ([resource("a", None), resource("a", "Frobnicating")], "jobs", "a phase=Pending", 2),
+        ([OTHER_VERSION], "jobs", " phase=Pending", 1),
+        (WAITING, "waiting_jobs", "a reason=Unschedulable", 1),
+        (WAITING, "waiting_jobs", "a reason=Other", 1),
+        (WAITING, "waiting_jobs", "a reason=NotAccepted", None),
+        (WAITING, "nodes", "a state=desired", 12),
+        (WAITING, "nodes", "a state=ready", 3),
+        (accepted("Restarting", "False"), "waiting_jobs", "a reason=NotAccepted", 1),
+        (accepted("Pending", "Unknown"), "waiting_jobs", "a reason=NotAccepted", 1),
+        (accepted("Running", "True"), "waiting_jobs", "a reason=NotAccepted", None),
+        (accepted("Rejected", "False"), "waiting_jobs", "a reason=NotAccepted", None),
+        (GOODPUTS, "goodput_ratio", "a of=mean", pytest.approx(0.6)),
+        (GOODPUTS, "goodput_ratio", "a of=lowest", pytest.approx(0.3)),
+        (GOODPUTS, "goodput_ratio", "b of=mean", 0),
+        (GOODPUTS, "goodput_ratio", "c of=mean", None),
+    ],
+)
+def test_resources_are_counted(bodies: Sequence[bytes], name: str, labels: str, value: Any) -> None:
+    namespace, label, label_value = re.split("[ =]", labels)
+    registry = OperatorMetrics(lambda: 0.0, lambda: bodies).registry
+    sample = registry.get_sample_value(f"ddp_operator_{name}", {"namespace": namespace, label: label_value})
+    assert sample == value
 
 
 class TestMetrics:

@@ -124,13 +124,6 @@ def test_grace_time_of_checkpoint_is_refused_where_that_of_pods_is_locked_and_un
     assert complete(own, read_profile(profile(base, lock)))[1] == []
 
 
-def test_checkpoint_on_volume_of_profile_is_accepted_with_locked_volumes() -> None:
-    mounted = trainer(command=["x"], volumeMounts=[{"name": "c", "mountPath": "/ckpt"}])
-    base = {"template": template(mounted, volumes=[{"name": "c", "persistentVolumeClaim": {"claimName": "ours"}}])}
-    own = {"checkpoint": {"path": "/ckpt", "graceSeconds": 60}}
-    assert complete(own, read_profile(profile(base, "template.spec.volumes")))[1] == []
-
-
 def test_volume_lock_accepts_profile_inputs_and_refuses_others() -> None:
     theirs = read_profile(profile({**BASE, "inputs": CLAIM}, "template.spec.volumes"))
     assert complete({"inputs": CLAIM}, theirs)[1] == []
@@ -216,25 +209,6 @@ def test_lock_holds_for_every_notation_of_a_value(lock: str, own: dict[str, Any]
     assert select(compared_form(kept["spec"]), steps) == select(base_pod, steps)
 
 
-@pytest.mark.parametrize(
-    ("lock", "own"),
-    [
-        (USER, template({**RENAMED, "env": [{"name": "B", "value": "1"}]})),
-        (USER, template({"name": "trainer", "$patch": "delete"}, {"name": "main", "$patch": "delete"}, RENAMED)),
-        (USER, template({"name": "main", "$patch": "delete"}, RENAMED)),
-        (VARIABLE, template(trainer(env=[{"name": "B", "value": "1"}, {"name": "B", "value": "2"}]))),
-        (DATA, mount("/data/inside")),
-        ("template.spec.securityContext", template(trainer(securityContext={"privileged": False}))),
-        ("template.spec.containers[trainer]", {}),
-    ],
-    ids=str,
-)
-def test_lock_accepts_other_values_of_renamed_trainer(lock: str, own: dict[str, Any]) -> None:
-    kept, errors = complete({"template": own} if own else {}, read_profile(profile(LOCKED, lock)))
-    assert errors == []
-    assert select(compared_form(kept["spec"]), split_lock(USER)) == [1000]
-
-
 @pytest.mark.parametrize("lock", [ANNOTATION, f"{ANNOTATION}[{TOPOLOGY}]", "template.metadata", "template"])
 def test_lock_on_pod_metadata_refuses_annotations_and_labels_of_other_fields(lock: str) -> None:
     source = read_profile(profile(LOCKED, lock))
@@ -242,13 +216,6 @@ def test_lock_on_pod_metadata_refuses_annotations_and_labels_of_other_fields(loc
     assert error.path == "metadata.annotations[kueue.x-k8s.io/podset-*]"
     assert kept["metadata"]["annotations"] == {"mine": "x"}
     assert complete({}, source, {"mine": "x"})[1] == []
-
-
-def test_lock_on_pod_labels_refuses_gang_that_adds_one() -> None:
-    own = {"scheduling": {"gang": "Coscheduling"}}
-    kept, [error] = complete(own, read_profile(profile(LOCKED, "template.metadata.labels")))
-    assert error.path == "spec.scheduling"
-    assert "scheduling" not in kept["spec"]
 
 
 def test_fields_that_hide_each_other_are_both_refused() -> None:

@@ -92,17 +92,6 @@ class TestPlacement:
         assert ours["podAffinityTerm"]["topologyKey"] == "kubernetes.io/hostname"
         assert ours["podAffinityTerm"]["labelSelector"]["matchLabels"] == child_names.child_labels("train", 2)
 
-    def test_spread_is_wish_and_no_condition(self) -> None:
-        asked = {"placement": "Spread", "topologyKey": "topology.kubernetes.io/zone"}
-        (topology_spread_constraint,) = pod_of(scheduling=asked)["spec"]["topologySpreadConstraints"]
-        assert (topology_spread_constraint["topologyKey"], topology_spread_constraint["whenUnsatisfiable"]) == (
-            "topology.kubernetes.io/zone",
-            "ScheduleAnyway",
-        )
-        assert (
-            topology_spread_constraint["labelSelector"]["matchLabels"].items() <= pod_of()["metadata"]["labels"].items()
-        )
-
 
 class TestSchedulingRefusals:
     def test_value_in_two_places(self) -> None:
@@ -111,10 +100,6 @@ class TestSchedulingRefusals:
         assert "spec.template.spec.schedulerName; remove one of the two" in words
         words = refusal(scheduling={"priorityClassName": "a"}, template=template(priorityClassName="a"))
         assert words.startswith("spec.scheduling.priorityClassName:")
-
-    def test_second_pod_group_is_refused(self) -> None:
-        message = refusal(scheduling={"gang": "Native"}, template=template(schedulingGroup={"podGroupName": "mine"}))
-        assert "spec.template.spec.schedulingGroup names another; remove one of the two" in message
 
     def test_two_queues_are_refused(self) -> None:
         words = refusal(scheduling={"gang": "Volcano"}, labels=QUEUED)
