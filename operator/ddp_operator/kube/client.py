@@ -141,8 +141,6 @@ class ApiClient:
         self._unheard = unheard
         self._connections = CONNECTIONS + watches
         self._on_call = on_call
-        self.under_way = 0
-        """Number of calls that wait for a response."""
         self.fence: Callable[[], float] | None = None
         """Returns the maximum seconds for a write that starts now, 0 if it must not be sent. None: no limit."""
         self._info: kopf.ConnectionInfo | None = None
@@ -256,19 +254,15 @@ class ApiClient:
     ) -> tuple[int, Any, float]:
         """Return status, parsed body (None when it is not JSON) and the seconds of Retry-After."""
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_TIMEOUT)
-        self.under_way += 1
-        try:
-            with self._count_call(f"{method} {path}", VERBS.get(method, method), kind, seconds) as statuses:
-                async with self._open_call(
-                    info, method, path, params=params, data=data, headers=headers, timeout=timeout
-                ) as response:
-                    raw = await _read(response, max_bytes, f"{method} {path}")
-                    statuses.append(str(response.status))
-                    # Only our custom resources have fields without a schema.
-                    answer = _decode(limit_response(raw) if GROUP in path else raw, response.status)
-                    return response.status, answer, _seconds(response.headers.get("Retry-After"))
-        finally:
-            self.under_way -= 1
+        with self._count_call(f"{method} {path}", VERBS.get(method, method), kind, seconds) as statuses:
+            async with self._open_call(
+                info, method, path, params=params, data=data, headers=headers, timeout=timeout
+            ) as response:
+                raw = await _read(response, max_bytes, f"{method} {path}")
+                statuses.append(str(response.status))
+                # Only our custom resources have fields without a schema.
+                answer = _decode(limit_response(raw) if GROUP in path else raw, response.status)
+                return response.status, answer, _seconds(response.headers.get("Retry-After"))
 
     def _open_call(
         self, info: kopf.ConnectionInfo, method: str, path: str, *, headers: Mapping[str, str] = {}, **options: Any

@@ -4,7 +4,7 @@ To find the Events about one object, an API server reads all Events of the names
 pods that would take most of its time. So the Events about all Jobs of a namespace are read in one list, which is reused
 for some seconds.
 
-A reconcile does not wait until an own Event is posted. While many calls are running, own Events wait.
+A reconcile does not wait until an own Event is posted: one task posts them one after another.
 """
 
 import asyncio
@@ -34,10 +34,6 @@ ABOUT_JOBS: Final = "involvedObject.kind=Job,reason=FailedCreate"
 _READ: Final = ("type", "reason", "message", "lastTimestamp", "eventTime", "series")
 
 BACKLOG: Final = 4000
-BUSY: Final = 4
-"""Number of running calls at which an own Event waits, for at most ``PATIENCE`` seconds."""
-PATIENCE: Final = 30.0
-PAUSE: Final = 0.1
 MESSAGE_LIMIT: Final = 1024  # the API server's limit for an Event
 CLOSE_TIMEOUT: Final = 1.0
 NAME_LIMIT: Final = 253 - len(".0123456789abcdef")
@@ -108,9 +104,8 @@ class EventWriter:
 
     def __init__(self, client: ApiClient) -> None:
         self._client = client
-        self._queue: asyncio.Queue[tuple[float, dict[str, Any]]] = asyncio.Queue(BACKLOG)
+        self._queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue(BACKLOG)
         self._task: asyncio.Task[None] | None = None
-        self._ending = False
         self._last_number = 0
 
     def put(self, resource: Object, event: Event) -> None:
@@ -118,8 +113,7 @@ class EventWriter:
         now = utc_now()
         self._last_number = max(self._last_number + 1, int(now.timestamp() * 1_000_000))
         try:
-            since = asyncio.get_running_loop().time()
-            self._queue.put_nowait((since, build_event(resource, event, now, self._last_number)))
+            self._queue.put_nowait(build_event(resource, event, now, self._last_number))
         except asyncio.QueueFull:
             logger.debug("dropped an event: %s", event)
             return
@@ -130,7 +124,6 @@ class EventWriter:
         """Post waiting Events for at most ``CLOSE_TIMEOUT`` seconds, then stop."""
         if self._task is None:
             return
-        self._ending = True
         try:
             async with asyncio.timeout(CLOSE_TIMEOUT):
                 await self._queue.join()
@@ -142,9 +135,7 @@ class EventWriter:
 
     async def _run(self) -> None:
         while True:
-            since, event = await self._queue.get()
-            while self._is_busy(since):  # noqa: ASYNC110 - the client should not signal the end of every call
-                await asyncio.sleep(PAUSE)
+            event = await self._queue.get()
             try:
                 params = {"fieldManager": MANAGED_BY}
                 await call(self._client, "POST", "Event", event["metadata"]["namespace"], params=params, body=event)
@@ -152,11 +143,6 @@ class EventWriter:
                 logger.debug("lost an event: %s", exc)
             finally:
                 self._queue.task_done()
-
-    def _is_busy(self, since: float) -> bool:
-        """Return whether an Event that was queued at ``since`` (loop time) has to wait for other calls."""
-        patient = not self._ending and asyncio.get_running_loop().time() < since + PATIENCE
-        return patient and self._client.under_way >= BUSY
 
 
 def build_event(resource: Object, event: Event, now: datetime, number: int) -> dict[str, Any]:
