@@ -28,6 +28,7 @@ from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.cluster import KubeCluster
 from ddp_operator.kube.resources import path
 from ddp_operator.kube.resync import Resync
+from ddp_pod.contract.report import REPORT_LIMIT
 from tests.support.builders import job_manifest
 from tests.support.standin import ClusterActors, StandIn
 from tests.support.standin.kueue import WORKLOAD
@@ -311,7 +312,7 @@ async def test_slow_pages_of_one_namespace_leave_connections_to_others(cluster: 
     reads = [asyncio.create_task(scraped(cluster, slow, namespace="slow")) for _ in range(300)]
     while opened < scrape.CONNECTIONS_OF_NAMESPACE:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
-    assert await scraped(cluster, page, namespace="other") == "ddp_step 1\n"
+    assert await scraped(cluster, page, namespace="other") == b"ddp_step 1\n"
     assert opened == scrape.CONNECTIONS_OF_NAMESPACE
     for read in reads:
         read.cancel()
@@ -334,7 +335,7 @@ async def test_endless_page_is_abandoned(cluster: KubeCluster) -> None:
             return response
 
     assert await scraped(cluster, page) is None
-    assert sent < 64 * scrape.SIZE_LIMIT
+    assert sent < 64 * REPORT_LIMIT
 
 
 async def test_silent_page_is_abandoned(cluster: KubeCluster, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from ddp_operator.decide import stragglers
+from ddp_operator.decide import stalls
 from ddp_operator.reconcile import reconciler
 from tests.support.builders import job_manifest, page
 from tests.support.running_operator import Start
@@ -68,7 +68,7 @@ def progressing(resource: Any) -> tuple[str, str, str]:
 async def test_slow_rank_goodput_and_stall_are_in_status_and_on_operators_page(
     actors: ClusterActors, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stragglers, "WINDOW", 0.2)
+    monkeypatch.setattr(stalls, "WINDOW", 0.2)
     monkeypatch.setattr(reconciler, "MINOR_INTERVAL", 0.1)
     running = start(progress_interval=0.1)
     pages = Pages()

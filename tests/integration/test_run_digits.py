@@ -58,9 +58,9 @@ def test_sample_trains_and_writes_status_metrics_report_and_logs(tmp_path: Path)
     assert ">Succeeded</span>" in report
     assert report.count("<polyline") >= 4, "throughput, loss, accuracy and learning rate"
     assert "report.html (open it in a browser)" in run.output
-    assert sorted(path.name for path in (folder / "metrics").iterdir()) == [
-        "attempt-1-pod-0.prom",
-        "attempt-1-pod-1.prom",
+    assert sorted(path.name for path in (folder / "reports").iterdir()) == [
+        "attempt-1-pod-0.json",
+        "attempt-1-pod-1.json",
     ]
     assert all(path.stat().st_size for path in (folder / "logs").iterdir())
     assert (folder / "job.yaml").read_text() == SAMPLE

@@ -179,5 +179,5 @@ def shorten_failure(failure: AnyFailure, limit: int) -> AnyFailure:
 
 
 def _encode(failure: Failure) -> bytes:
-    members = {"version": MESSAGE_VERSION, **to_json(failure)}
+    members = {"version": MESSAGE_VERSION, "category": failure.category, **to_json(failure)}
     return json.dumps(members, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")
