@@ -79,7 +79,7 @@ def test_two_pods_train_plain_script(pods: PodsFactory) -> None:
     assert "rank 1 of 2 on node 1: sum 3.0" in second.log
     assert "rank 0 is done: [0, 1, 4, 9]" in first.log
     assert first.message["category"] == ""
-    assert first.message["version"] == 1
+    assert first.message["version"] == 2
     assert second.message["groups"]["state"] == "Together"
 
 

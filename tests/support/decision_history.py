@@ -59,7 +59,7 @@ class DecisionHistory:
             "conditions": self.conditions,
             "attempt": self.last.get("attempt"),
             "restarts": {k: restarts.get(k) for k in ("total", "counted", "free", "inPlace")},
-            "lastFailure": {k: failure.get(k) for k in ("attempt", "rank", "node", "exitCode", "category", "message")},
+            "lastFailure": {k: failure.get(k) for k in ("attempt", "rank", "podIndex", "exitCode", "category", "message")},
         }
 
 
