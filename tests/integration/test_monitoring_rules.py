@@ -21,6 +21,7 @@ from ddp_pod.contract.names import (
     METRIC_MEMORY_STEP,
     METRIC_MEMORY_TIME,
 )
+from ddp_pod.contract.progress import SERIES as RANK_SERIES
 from ddp_trainer.observability.metrics_table import METRICS
 from docs.pages.tables import SAMPLE_RESOURCE
 from tests.support import ROOT
@@ -37,7 +38,7 @@ def exported() -> set[str]:
     """Return every name of a series that trainer, launcher and operator export."""
     suffixes = {"histogram": ("_bucket", "_sum", "_count")}
     names = {metric.name + end for metric in METRICS for end in suffixes.get(metric.kind, ("",))}
-    names |= {METRIC_LAUNCHER_PHASE, METRIC_LAUNCHER_RESTARTS, *LOG_GROUPS.values()}
+    names |= {METRIC_LAUNCHER_PHASE, METRIC_LAUNCHER_RESTARTS, *(RANK_SERIES[name] for name in LOG_GROUPS.values())}
     names |= {METRIC_MEMORY_STEP, METRIC_MEMORY_TIME, METRIC_MEMORY_SAVES, METRIC_MEMORY_STALLED}
     operator = OperatorMetrics(lambda: 0.0, lambda: (SAMPLE_RESOURCE,))
     operator.on_reconcile(0.1, None)

@@ -23,6 +23,9 @@ if os.environ["DDP_ATTEMPT"] == "1":
 _TIMING_REASONS = {"Scheduled", "Rendezvoused", "Progressing"}
 
 
+FAILURE_FIELDS = ("attempt", "rank", "podIndex", "exitCode", "category", "message")
+
+
 def build_resource(command: list[str], **spec: Any) -> dict[str, Any]:
     """Return the job of the scenario, without restarts in the same pods, so that all clusters start a new attempt."""
     template = {"spec": {"containers": [{"name": "trainer", "image": "train:1", "command": command}]}}
@@ -59,7 +62,9 @@ class DecisionHistory:
             "conditions": self.conditions,
             "attempt": self.last.get("attempt"),
             "restarts": {k: restarts.get(k) for k in ("total", "counted", "free", "inPlace")},
-            "lastFailure": {k: failure.get(k) for k in ("attempt", "rank", "podIndex", "exitCode", "category", "message")},
+            "lastFailure": {
+                k: failure.get(k) for k in ("attempt", "rank", "podIndex", "exitCode", "category", "message")
+            },
         }
 
 
