@@ -32,9 +32,8 @@ from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempts import fail
-from ddp_operator.decide.progress import apply_progress, drop_pace
 from ddp_operator.decide.refusals import exclusive_claim, explain_use
-from ddp_operator.decide.report import Page, build_progress
+from ddp_operator.decide.report import Page, apply_progress, build_progress, drop_pace
 from ddp_operator.decide.state import Observation, State
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.reconcile.workqueue import backoff

@@ -20,9 +20,9 @@ from ddp_operator.decide.conditions import Fact, may_have_joined
 from ddp_operator.decide.diagnosis import Diagnosis, find_disruption, find_first_symptom, find_restart_cause
 from ddp_operator.decide.kueue import waits_in_queue
 from ddp_operator.decide.losses import is_consequence
-from ddp_operator.decide.progress import apply_progress, count_in_place, record_final_progress
-from ddp_operator.decide.report import Page
-from ddp_operator.decide.state import Pods, State
+from ddp_operator.decide.report import Page, apply_progress, count_in_place, record_final_progress
+from ddp_operator.decide.state import State
+from ddp_operator.decide.views import Pods
 from ddp_pod.contract.failure_table import CATEGORIES, PREEMPTED, SIGNIFICANT_SECONDS
 
 # Pages of one incident report times that differ by less.

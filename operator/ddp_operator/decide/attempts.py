@@ -34,9 +34,9 @@ from ddp_operator.decide.losses import (
     was_lost_lately,
     was_resized_lately,
 )
-from ddp_operator.decide.progress import drop_eta, record_failed_step, record_final_progress
-from ddp_operator.decide.state import AT_ONCE, Decision, Pods, State
-from ddp_operator.decide.views import JobView, PodView
+from ddp_operator.decide.report import drop_eta, record_failed_step, record_final_progress
+from ddp_operator.decide.state import AT_ONCE, Decision, State
+from ddp_operator.decide.views import JobView, Pods, PodView
 from ddp_pod.contract.failure_record import RankEnd
 from ddp_pod.contract.failure_table import NODE_LOST, SIGNIFICANT_SECONDS
 from ddp_pod.contract.failure_text import describe_rank_end

@@ -27,14 +27,13 @@ from ddp_operator.decide.state import (
     DeleteJob,
     DeleteResource,
     EnsureChildren,
-    Pods,
     RelabelJob,
     ResizeJob,
     State,
     SuspendJob,
     SuspendResource,
 )
-from ddp_operator.decide.views import JobView, PodView
+from ddp_operator.decide.views import JobView, Pods, PodView
 
 SOON = 1.0
 """Seconds to wait for a change that sends no event: of a page, a report."""

@@ -30,11 +30,11 @@ from ddp_operator.decide.attempt import (
 )
 from ddp_operator.decide.conditions import Fact, list_indexes, set_conditions
 from ddp_operator.decide.losses import LostContact, describe_lost_contact, describe_nodes, describe_replacement
-from ddp_operator.decide.progress import drop_eta, drop_pace
-from ddp_operator.decide.report import Page, build_preflight, compute_goodput
+from ddp_operator.decide.report import Page, build_preflight, compute_goodput, drop_eta, drop_pace
 from ddp_operator.decide.scheduling import describe_scheduling
 from ddp_operator.decide.stalls import describe_cut_off_training, describe_idle, describe_stall, describe_waiting
-from ddp_operator.decide.state import Observation, Pods, Refusal, State
+from ddp_operator.decide.state import Observation, Refusal, State
+from ddp_operator.decide.views import Pods
 from ddp_pod.contract.group_facts import ALONE, SEPARATE, TOGETHER, UNKNOWN, WAITING, GroupFacts
 from ddp_pod.contract.progress import Uploads
 

@@ -21,8 +21,8 @@ from ddp_operator.decide.kueue import find_waiting_start, line, was_suspending
 from ddp_operator.decide.losses import find_node_problem, is_lost_with_node, is_replaced
 from ddp_operator.decide.report import Page
 from ddp_operator.decide.scheduling import read_event_time
-from ddp_operator.decide.state import Pods, State
-from ddp_operator.decide.views import JobView, PodView, is_taken_away
+from ddp_operator.decide.state import State
+from ddp_operator.decide.views import JobView, Pods, PodView, is_taken_away
 from ddp_pod.contract.failure_record import order_causes
 from ddp_pod.contract.failure_table import (
     CATEGORIES,

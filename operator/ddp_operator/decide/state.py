@@ -11,10 +11,10 @@ from ddp_operator.api import child_names
 from ddp_operator.api.cluster import Snapshot, controller_of
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.spec import Spec
-from ddp_operator.api.status import Nodes, Status, Straggler
+from ddp_operator.api.status import Status, Straggler
 from ddp_operator.decide.failures import ContainerKill, Termination
 from ddp_operator.decide.report import Page
-from ddp_operator.decide.views import JobView, NodeView, PodView, view_job, view_pod
+from ddp_operator.decide.views import JobView, NodeView, Pods, PodView, view_job, view_pod
 from ddp_pod.contract.progress import RankProgress
 from ddp_pod.contract.report import StalledRank
 
@@ -136,39 +136,6 @@ class Decision:
 
 
 AT_ONCE: Final = 0.0
-
-
-class Pods(tuple[PodView, ...]):
-    """The pods of one attempt by index; a replaced pod precedes its successor."""
-
-    @cached_property
-    def newest(self) -> Mapping[int, PodView]:
-        """One pod per index: the newest relevant one of a replaced pod and its successors."""
-        ordered = sorted(self, key=lambda pod: (pod.index, pod.alive, pod.phase == "Succeeded", pod.created, pod.name))
-        return {pod.index: pod for pod in ordered}
-
-    @property
-    def running(self) -> int:
-        """Number of newest pods that run."""
-        return sum(pod.running for pod in self.newest.values())
-
-    @property
-    def has_finished_training(self) -> bool:
-        """Whether all training containers have ended with exit code 0; containers beside them may still run."""
-        return bool(self) and all(pod.has_finished_training for pod in self.newest.values())
-
-    def counts(self, desired: int) -> Nodes:
-        """Return ``status.nodes``."""
-        newest = self.newest.values()
-        ready = sum(pod.running and pod.ready for pod in newest)
-        succeeded = min(desired, sum(pod.phase == "Succeeded" for pod in newest))
-        return Nodes(
-            desired=desired,
-            ready=min(ready, desired - succeeded),
-            spares=max(0, ready + succeeded - desired),
-            succeeded=succeeded,
-            failed=sum(pod.phase == "Failed" for pod in newest),
-        )
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,12 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from ddp_operator.api import constants
 from ddp_operator.api.kubeobjects import EPOCH, find_trainer, parse_time, scheduling_gates
+from ddp_operator.api.status import Nodes
 from ddp_operator.decide.failures import ContainerKill, KubeletEvidence, Termination, parse_termination
 
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
@@ -198,6 +200,39 @@ class PodView:
         code = self.termination.container_exit_code if self.termination else constants.EXIT_OK
         replaced = code == constants.EXIT_OK or code in constants.REPLACED_EXIT_CODES
         return self.trained and not replaced and not self.disrupted
+
+
+class Pods(tuple[PodView, ...]):
+    """The pods of one attempt by index; a replaced pod precedes its successor."""
+
+    @cached_property
+    def newest(self) -> Mapping[int, PodView]:
+        """One pod per index: the newest relevant one of a replaced pod and its successors."""
+        ordered = sorted(self, key=lambda pod: (pod.index, pod.alive, pod.phase == "Succeeded", pod.created, pod.name))
+        return {pod.index: pod for pod in ordered}
+
+    @property
+    def running(self) -> int:
+        """Number of newest pods that run."""
+        return sum(pod.running for pod in self.newest.values())
+
+    @property
+    def has_finished_training(self) -> bool:
+        """Whether all training containers have ended with exit code 0; containers beside them may still run."""
+        return bool(self) and all(pod.has_finished_training for pod in self.newest.values())
+
+    def counts(self, desired: int) -> Nodes:
+        """Return ``status.nodes``."""
+        newest = self.newest.values()
+        ready = sum(pod.running and pod.ready for pod in newest)
+        succeeded = min(desired, sum(pod.phase == "Succeeded" for pod in newest))
+        return Nodes(
+            desired=desired,
+            ready=min(ready, desired - succeeded),
+            spares=max(0, ready + succeeded - desired),
+            succeeded=succeeded,
+            failed=sum(pod.phase == "Failed" for pod in newest),
+        )
 
 
 @dataclass(frozen=True, slots=True)

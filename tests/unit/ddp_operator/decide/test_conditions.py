@@ -10,8 +10,8 @@ from ddp_operator.api.status import Condition, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide import describe
 from ddp_operator.decide.scheduling import describe_scheduling
-from ddp_operator.decide.state import Observation, Pods
-from ddp_operator.decide.views import view_pod
+from ddp_operator.decide.state import Observation
+from ddp_operator.decide.views import Pods, view_pod
 from ddp_pod.contract.group_facts import ALONE, GroupFacts
 from ddp_pod.contract.records import to_json
 from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, page

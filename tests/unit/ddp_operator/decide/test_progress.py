@@ -3,9 +3,8 @@
 import pytest
 
 from ddp_operator.api.status import Progress, Status
-from ddp_operator.decide.progress import record_final_progress
-from ddp_operator.decide.state import Pods
-from ddp_operator.decide.views import view_pod
+from ddp_operator.decide.report import record_final_progress
+from ddp_operator.decide.views import Pods, view_pod
 from tests.support.builders import NOW, child_pod, last_words
 
 

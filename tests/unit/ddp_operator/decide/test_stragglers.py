@@ -13,8 +13,7 @@ from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import CheckpointStatus, LastRestart, Progress, Status, Straggler
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.decide import decide
-from ddp_operator.decide.progress import drop_eta
-from ddp_operator.decide.report import compute_goodput
+from ddp_operator.decide.report import compute_goodput, drop_eta
 from ddp_operator.decide.stalls import MAX_PODS, find_stragglers, is_stalled, sample_pods, stalled_since
 from ddp_operator.decide.state import Decision, Stall
 from ddp_operator.decide.views import view_pod
