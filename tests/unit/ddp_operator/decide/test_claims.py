@@ -11,6 +11,7 @@ from ddp_operator.api.cluster import Key, claim_of
 from ddp_operator.decide.refusals import exclusive_claim, refuse_second
 from ddp_operator.kube.cache import ObjectCache
 from tests.support.builders import NOW, job, page, resource
+from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness
 
 CHECKPOINT = {"path": "/ckpt", "claimName": "weights"}
@@ -67,8 +68,7 @@ class TestSecondJob:
         assert (harness.jobs(), harness.requeue) == (["train-1"], 30)
         assert harness.raw is not None
         assert "starts automatically" in explain_why(harness.raw, (), NOW).todo
-        first = harness.cluster.store.get(constants.KIND, "default", "train")
-        assert first is not None
+        first = present(harness.cluster.store.get(constants.KIND, "default", "train"))
         harness.cluster.store.change(first, status=first["status"] | {"phase": "Succeeded"})
         await harness.settle()
         assert harness.state("Accepted") == ("True", "Valid")

@@ -15,6 +15,7 @@ from ddp_operator.decide.views import Pods, view_pod
 from ddp_pod.contract.group_facts import ALONE, GroupFacts
 from ddp_pod.contract.records import to_json
 from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, page
+from tests.support.decisions import present
 
 
 def pods(*raw: Any) -> Any:
@@ -34,8 +35,7 @@ def was(status: Any, reason: str, message: str = "") -> Condition:
 def test_distributed_message_lists_ten_pods(pods: int, shown: str) -> None:
     alone = to_json(GroupFacts(ALONE, pods, "ranks train alone"))
     ended = [child_pod(i, "Succeeded", message=last_words(groups=alone, exitCode=0)) for i in range(pods)]
-    fact = describe.describe_distribution(Pods(map(view_pod, ended)))
-    assert fact is not None
+    fact = present(describe.describe_distribution(Pods(map(view_pod, ended))))
     assert fact.status == "False"
     assert f"{shown})" in fact.message
     assert ("…" in fact.message) is (pods > 10)

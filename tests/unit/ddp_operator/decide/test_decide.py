@@ -13,10 +13,9 @@ from ddp_operator.decide.converge import compute_scrape_interval
 from ddp_operator.decide.decide import decide
 from ddp_operator.decide.state import AT_ONCE, Decision, DeleteJob, DeleteResource, EnsureChildren, Refusal, SuspendJob
 from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, page
+from tests.support.decisions import RUNNING, STARTED, present, read_state
 
-STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)
 JOB = child_job()
-RUNNING = (child_pod(0), child_pod(1))
 TRAINING = page(step=3, phase="Running")
 QUEUED = {"kueue.x-k8s.io/queue-name": "q"}
 REFUSED = Refusal("InvalidSpec", "spec.x: is wrong")
@@ -38,12 +37,6 @@ def run(
     result = None if text is None else decode(text)
     observation = observe(typed, jobs, pods, result, page_requested=requested, shared_complete=service)
     return decide(typed, observation, NOW + timedelta(seconds=seconds), refusal=refusal)
-
-
-def state(decision: Decision, kind: str) -> tuple[str, str]:
-    result = decision.status.condition(kind)
-    assert result is not None
-    return result.status, result.reason
 
 
 def trained() -> Status:
@@ -115,7 +108,7 @@ class TestActions:
     def test_next_job_waits_for_orphaned_pods(self) -> None:
         decision = run(jobs=(), pods=[child_pod(0, owner="gone")])
         assert decision.actions == ()
-        assert state(decision, "Scheduled") == ("False", "WaitingForFormerPods")
+        assert read_state(decision, "Scheduled") == ("False", "WaitingForFormerPods")
 
     def test_next_job_does_not_wait_for_foreign_pod_with_label(self) -> None:
         pod = child_pod(0, owner="x")
@@ -291,19 +284,17 @@ class TestPhase:
     def test_job_is_not_suspended_while_pods_of_former_attempt_stop(self) -> None:
         second = replace(STARTED, attempt=2)
         decision = run(second, [child_job(1)], [child_pod(0)], suspend=True)
-        assert state(decision, "Suspended") == ("False", "Stopping")
+        assert read_state(decision, "Suspended") == ("False", "Stopping")
 
     def test_job_without_progress_has_no_eta(self) -> None:
         status = run(pods=RUNNING, text=page(
             step=5, steps=5, total_steps=10, step_seconds=5, phase="Running",
         )).status  # fmt: skip
-        assert status.progress is not None
-        assert status.progress.eta is not None
+        assert present(status.progress).eta is not None
         suspended = run(status, [child_job(suspend=True)], suspend=True).status
         restarting = run(status, pods=[child_pod(0), child_pod(1, "Failed", code=82)]).status
         for phase, quiet in (("Suspended", suspended), ("Restarting", restarting)):
-            assert quiet.progress is not None
-            assert (quiet.phase, quiet.progress.step, quiet.progress.eta) == (phase, 5, None)
+            assert (quiet.phase, present(quiet.progress).step, present(quiet.progress).eta) == (phase, 5, None)
 
     def test_suspended_job_is_unchanged_over_time(self) -> None:
         status = run(trained(), [child_job(suspend=True)], suspend=True).status
@@ -315,16 +306,15 @@ class TestPhase:
         assert resumed.start_time == NOW + timedelta(seconds=3600)
 
     def test_progressing_is_unknown_only_after_workers_may_have_joined(self) -> None:
-        assert state(run(pods=RUNNING, text=page(phase="Rendezvous")), "Progressing") == ("False", "NoStepYet")
-        assert state(run(pods=RUNNING, text=page(phase="Running")), "Progressing") == ("Unknown", "NoStepYet")
-        assert state(run(pods=RUNNING, text=TRAINING), "Progressing") == ("True", "Training")
-        assert state(run(pods=[child_pod(0)]), "Progressing") == ("False", "NotRunning")
+        assert read_state(run(pods=RUNNING, text=page(phase="Rendezvous")), "Progressing") == ("False", "NoStepYet")
+        assert read_state(run(pods=RUNNING, text=page(phase="Running")), "Progressing") == ("Unknown", "NoStepYet")
+        assert read_state(run(pods=RUNNING, text=TRAINING), "Progressing") == ("True", "Training")
+        assert read_state(run(pods=[child_pod(0)]), "Progressing") == ("False", "NotRunning")
 
     def test_absent_step_has_launchers_explanation(self) -> None:
         hint = "no step is visible: metrics.autoInstrument is false. To show progress, …"
         text = page(phase="Running", stepHint=hint)
-        progressing = run(pods=RUNNING, text=text).status.condition("Progressing")
-        assert progressing is not None
+        progressing = present(run(pods=RUNNING, text=text).status.condition("Progressing"))
         assert (progressing.reason, progressing.message) == ("NoStepYet", hint)
 
 
@@ -336,8 +326,8 @@ class TestRestarting:
         preempted = child_job(queue="q", suspend=True, written=False)
         status = run(trained(), [preempted if seen_first == "job" else admitted], taken).status
         decision = run(status, [preempted])
-        assert state(decision, "Restarting")[0] == "False"
-        assert (decision.status.phase, state(decision, "Scheduled")) == ("Pending", ("False", "QuotaPending"))
+        assert read_state(decision, "Restarting")[0] == "False"
+        assert (decision.status.phase, read_state(decision, "Scheduled")) == ("Pending", ("False", "QuotaPending"))
         assert (decision.status.attempt, decision.actions) == (1, ())
 
 

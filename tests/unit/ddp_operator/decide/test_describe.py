@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -12,34 +11,22 @@ from msgspec.structs import replace
 from ddp_cli.view.why import explain_why
 from ddp_operator.api.status import Condition, LastFailure, PreflightStatus, Progress, Restarts, SlowestPair, Status
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.decide import decide
 from ddp_operator.decide.state import Decision
 from ddp_operator.decide.transitions import list_transition_events
 from ddp_operator.decide.views import NodeView, view_pod
-from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, page, resource
+from tests.support.builders import NOW, child_job, child_pod, last_words, page, resource
+from tests.support.decisions import RUNNING, STARTED, present, read_state, run_pass
 
-STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)
-RUNNING = (child_pod(0), child_pod(1))
 TRAINING = page(step=7, total_steps=70, steps=7, step_seconds=7, phase="Running")
 
 
-def run(
-    *pods: Any, status: Status = STARTED, jobs: Any = None, text: str = "", seconds: float = 1, **more: Any
-) -> Decision:
-    answers = {name: more.pop(name) for name in ("failures_in_place", "nodes") if name in more}
-    typed = job(status=status, **({"nodes": 2} | more))
-    observation = observe(typed, jobs or [child_job()], pods, decode(text) if text else None, **answers)
-    return decide(typed, observation, NOW + timedelta(seconds=seconds))
+def run(*pods: Any, **more: Any) -> Decision:
+    observed = {name: more.pop(name) for name in ("failures_in_place", "nodes") if name in more}
+    return run_pass(*pods, observed=observed, **more)
 
 
 def condition(kind: str, status: Any, reason: str) -> Condition:
     return Condition(type=kind, status=status, reason=reason, last_transition_time=NOW)
-
-
-def state(decision: Decision, kind: str) -> tuple[str, str]:
-    result = decision.status.condition(kind)
-    assert result is not None
-    return result.status, result.reason
 
 
 def in_place(message: str, seconds: float, restarts: int = 1) -> Any:
@@ -60,16 +47,14 @@ class TestReportedFailure:
         status = replace(STARTED, attempt=attempt, job_name=f"train-{attempt}", restarts=restarts, last_failure=known)
         pods = [child_pod(index, attempt=attempt) for index in range(2)]
         decision = run(*pods, status=status, jobs=[child_job(attempt)], failures_in_place=in_place("in place", seconds))
-        assert decision.status.last_failure is not None
-        assert decision.status.last_failure.message == detail
+        assert present(decision.status.last_failure).message == detail
 
     def test_in_place_failure_of_former_attempt_is_ignored(self) -> None:
         failed = child_pod(0, "Failed", code=82, message=last_words("UserError", message="the end"))
         jobs = [child_job(conditions={"Failed": "why"})]
         decision = run(failed, jobs=jobs, failures_in_place=in_place("before", 99))
         assert decision.status.attempt == 2
-        assert decision.status.last_failure is not None
-        assert decision.status.last_failure.message == "the end"
+        assert present(decision.status.last_failure).message == "the end"
 
 
 class TestRestarts:
@@ -91,7 +76,7 @@ def test_unready_node_is_reason_of_rendezvoused(before: Any, expected: tuple[str
     silent = child_pod(1, unready=NOW, node="node-b")
     nodes = {"node-b": NodeView(False, "the node is not ready: silent")}
     decision = run(child_pod(0), silent, status=replace(STARTED, conditions=before), nodes=nodes, seconds=60)
-    assert state(decision, c.RENDEZVOUSED) == expected
+    assert read_state(decision, c.RENDEZVOUSED) == expected
 
 
 class TestTimeLeft:
@@ -108,8 +93,7 @@ class TestTimeLeft:
     )  # fmt: skip
     def test_preflight_is_absent_without_training(self, pods: Any, jobs: Any) -> None:
         status = replace(STARTED, progress=Progress(step=7, eta="1m03s", eta_seconds=63))
-        progress = run(*pods, status=status, jobs=jobs).status.progress
-        assert progress is not None
+        progress = present(run(*pods, status=status, jobs=jobs).status.progress)
         assert (progress.step, progress.eta, progress.eta_seconds) == (7, None, None)
 
 
@@ -153,8 +137,7 @@ def test_slowest_pair_has_nodes_of_its_measurement() -> None:
 def test_suspended_job_waits_for_former_pods() -> None:
     status = replace(STARTED, attempt=2, job_name="train-2")
     decision = run(child_pod(0), child_pod(0, attempt=2), status=status, jobs=[child_job(), child_job(2)], suspend=True)
-    result = decision.status.condition(c.SUSPENDED)
-    assert result is not None
+    result = present(decision.status.condition(c.SUSPENDED))
     assert result.message == "2 pods are terminating gracefully"
 
 
@@ -165,8 +148,7 @@ def test_suspended_job_waits_for_former_pods() -> None:
 def test_code_revision_is_commit_or_digest(commit: str | None, dirty: bool | None, revision: str) -> None:
     written = {"configMapName": "ddp-code-1", "digest": "1" * 64}
     written |= {} if commit is None else {"commit": commit, "dirty": dirty}
-    code = run(*RUNNING, code=written).status.code
-    assert code is not None
+    code = present(run(*RUNNING, code=written).status.code)
     assert (code.digest, code.commit, code.dirty, code.revision) == ("1" * 64, commit, dirty, revision)
     assert run(*RUNNING).status.code is None
 
@@ -184,20 +166,18 @@ class TestCheckpointsInAStore:
 
     def test_checkpoint_with_url_is_uploaded_checkpoint(self) -> None:
         assert self.decide(self.BEFORE).status.checkpoint is None
-        saved = self.decide(self.UPLOADED).status.checkpoint
-        assert saved is not None
+        saved = present(self.decide(self.UPLOADED).status.checkpoint)
         assert saved.step == 40
 
     def test_failing_upload_is_condition_with_its_message(self) -> None:
         decision = self.decide(self.FAILING)
-        assert state(decision, c.UPLOADED) == ("False", "UploadFailing")
-        result = decision.status.condition(c.UPLOADED)
-        assert result is not None
+        assert read_state(decision, c.UPLOADED) == ("False", "UploadFailing")
+        result = present(decision.status.condition(c.UPLOADED))
         assert result.message == (
             "upload to s3://bucket/digits fails: OSError: 503 Slow Down; newest snapshot: step 40"
         )
         again = self.decide(self.UPLOADED, decision.status)
-        assert state(again, c.UPLOADED) == ("True", "SnapshotUploaded")
+        assert read_state(again, c.UPLOADED) == ("True", "SnapshotUploaded")
         reasons = [event.reason for event in list_transition_events(STARTED, decision.status)]
         assert "UploadFailing" in reasons
         assert [event.reason for event in list_transition_events(decision.status, again.status)] == ["SnapshotUploaded"]

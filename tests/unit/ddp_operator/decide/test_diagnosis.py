@@ -15,6 +15,7 @@ from ddp_pod.contract.failure_table import CATEGORIES
 from ddp_pod.contract.failure_text import EARLY_EXIT_REMEDY
 from tests.support.builders import NOW, child_job, child_pod, last_words, observe
 from tests.support.builders import job as build_job
+from tests.support.decisions import present
 
 
 def at(seconds: float) -> Any:
@@ -42,8 +43,7 @@ def diagnosis(
 
 def blamed(result: Diagnosis | None) -> tuple[int | None, str]:
     assert result is not None
-    assert result.cause is not None
-    return result.cause.pod_index, result.cause.category
+    return present(result.cause).pod_index, present(result.cause).category
 
 
 class TestNoFailure:
@@ -74,18 +74,15 @@ class TestCause:
 
     def test_whole_story_is_kept(self) -> None:
         words = last_words("UserError", rank=3, podIndex=1, exitCode=2, message="m", traceback="t", remedy="h")
-        result = diagnosis(ended(1, 81, message=words))
-        assert result is not None
+        result = present(diagnosis(ended(1, 81, message=words)))
         assert result.permanent
-        cause = result.cause
-        assert cause is not None
+        cause = present(result.cause)
         assert (cause.rank, cause.exit_code, cause.message, cause.traceback, cause.remedy) == (3, 2, "m", "t", "h")
         assert (cause.pod, cause.node_name, cause.time) == ("train-1-1-abcde", "node-a", NOW)
 
     @pytest.mark.parametrize(("code", "permanent"), [(81, True), (82, False), (83, False), (84, False), (1, False)])
     def test_only_users_error_is_permanent(self, code: int, permanent: bool) -> None:
-        result = diagnosis(ended(0, code, message=""))
-        assert result is not None
+        result = present(diagnosis(ended(0, code, message="")))
         assert result.permanent is permanent
 
     def test_pod_killed_for_memory_is_root_cause(self) -> None:
@@ -99,21 +96,18 @@ class TestCause:
         words = "Pod ephemeral local storage usage exceeds the total limit of containers 50Mi."
         status = {"reason": "Evicted", "message": words}
         last = {"code": 85, "message": last_words("Preempted", message="asked to stop by a signal")} if reported else {}
-        result = diagnosis(child_pod(1, "Failed", status=status, **last), child_pod(0), replaces=False)
-        assert result is not None
-        assert result.cause is not None
-        assert (result.cause.category, result.cause.message, result.disruption) == (
+        result = present(diagnosis(child_pod(1, "Failed", status=status, **last), child_pod(0), replaces=False))
+        assert (present(result.cause).category, present(result.cause).message, result.disruption) == (
             "Unknown",
             f"Evicted: {words}",
             False,
         )
-        assert "raise ephemeral-storage" in result.cause.remedy
+        assert "raise ephemeral-storage" in present(result.cause).remedy
 
     def test_failed_init_container(self) -> None:
         status = {"initContainerStatuses": [{"name": "fetch", "state": {"terminated": {"exitCode": 3}}}]}
         pod = child_pod(0, "Failed", status=status)
-        result = diagnosis(pod)
-        assert result is not None
+        result = present(diagnosis(pod))
         assert result.cause is not None
         assert (result.cause.container, result.cause.message) == ("fetch", "the container ended with exit code 3")
         assert result.cause.remedy == "see its log: kubectl logs train-1-0-abcde -c fetch"
@@ -142,14 +136,12 @@ def test_peer_that_ended_with_a_hidden_exception_is_root_cause_of_lost_peers(
     result = diagnosis(failed, peer)
     assert blamed(result) == root
     assert result is not None
-    assert result.cause is not None
-    assert ("ValueError: bad" in result.cause.message) is (root[0] == 1)
+    assert ("ValueError: bad" in present(result.cause).message) is (root[0] == 1)
 
 
 def test_pods_are_awaited_whose_ranks_had_ended_before_their_peers_failed() -> None:
     failed = ended(0, 82, message=last_words("UserError", rank=0, remedy=EARLY_EXIT_REMEDY))
-    waits = diagnosis(failed, child_pod(1))
-    assert waits is not None
+    waits = present(diagnosis(failed, child_pod(1)))
     assert waits.cause is None
     assert blamed(diagnosis(failed, child_pod(1), seconds=100)) == (0, "UserError")
 
@@ -158,8 +150,7 @@ class TestSecondaryFailures:
     @pytest.mark.parametrize(("peer", "seconds"), [(child_pod(1), 60), (child_pod(1, "Pending"), 15)])
     def test_secondary_failure_counts_when_silent_peer_has_had_its_time(self, peer: Any, seconds: float) -> None:
         """A running pod may be on a lost node, which Kubernetes detects after 50 seconds at most."""
-        waiting = diagnosis(ended(0, 86), peer, seconds=seconds)
-        assert waiting is not None
+        waiting = present(diagnosis(ended(0, 86), peer, seconds=seconds))
         assert waiting.cause is None
         assert "waiting until" in waiting.waiting
         assert blamed(diagnosis(ended(0, 86), peer, seconds=seconds + 1)) == (0, "NCCL")
@@ -237,10 +228,8 @@ class TestJobWithoutReport:
         return child_job(conditions={"FailureTarget": "backoff limit"}, at=at(seconds))
 
     def test_is_believed_after_while_although_pod_never_ends(self) -> None:
-        result = diagnosis(child_pod(0), job=self.failed(), seconds=61)
-        assert result is not None
-        assert result.cause is not None
-        assert (result.cause.category, result.cause.message, result.cause.pod_index) == (
+        result = present(diagnosis(child_pod(0), job=self.failed(), seconds=61))
+        assert (present(result.cause).category, present(result.cause).message, present(result.cause).pod_index) == (
             "Unknown",
             "backoff limit",
             None,
@@ -262,8 +251,7 @@ class TestWaiting:
     """The sentence that names the pods for which a failed attempt waits."""
 
     def words(self, *pods: Any) -> str:
-        result = diagnosis(*pods, job=child_job(conditions={"Failed": ""}, at=NOW))
-        assert result is not None
+        result = present(diagnosis(*pods, job=child_job(conditions={"Failed": ""}, at=NOW)))
         assert result.cause is None
         assert result.until is not None
         return result.waiting

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from copy import deepcopy
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from ddp_operator.decide.state import AT_ONCE, Decision, ResizeJob
 from ddp_operator.manifests.children import build_children
 from ddp_pod.contract.plan import decode_config
 from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, page
+from tests.support.decisions import present, read_state, run_pass
 from tests.support.fake_cluster import ReconcilerHarness
 
 ELASTIC = {"minNodes": 2, "maxNodes": 4}
@@ -26,16 +28,7 @@ JOB = child_job(nodes=3)
 STARTED = Status(attempt=1, attempt_nodes=3, job_name="train-1", start_time=NOW)
 
 
-def run(*pods: Any, status: Status = STARTED, jobs: Any = (JOB,), text: str | None = None, **spec: Any) -> Decision:
-    typed = job(status=status, **{"nodes": 3, "elastic": ELASTIC, **spec})
-    result = None if text is None else decode(text)
-    return decide(typed, observe(typed, jobs, pods, result), NOW)
-
-
-def state(decision: Decision, kind: str) -> tuple[str, str]:
-    result = decision.status.condition(kind)
-    assert result is not None
-    return result.status, result.reason
+run = partial(run_pass, status=STARTED, jobs=(JOB,), seconds=0, nodes=3, elastic=ELASTIC)
 
 
 class TestSize:
@@ -44,7 +37,7 @@ class TestSize:
         assert (decision.status.attempt, decision.status.attempt_nodes) == (1, 4)
         assert (decision.actions, decision.requeue_after) == ((), AT_ONCE)
         assert decision.status.restarts.total == 0
-        assert state(decision, "Restarting") == ("True", "Resized")
+        assert read_state(decision, "Restarting") == ("True", "Resized")
         following = run(child_pod(0), child_pod(1), child_pod(2), nodes=4, status=decision.status)
         assert following.actions == (ResizeJob("train-1", 4),)
         done = run(child_pod(0), child_pod(1), nodes=4, status=decision.status, jobs=[child_job(nodes=4)])
@@ -116,9 +109,8 @@ class TestSize:
         resized = train(before, page(step=60, phase="Running", restarts=0))
         waiting = train(resized, page(step=70, steps=70, phase="Running", restarts=0))
         for status in (resized, waiting):
-            assert status.last_restart is not None
-            assert (status.last_restart.cause, status.last_restart.level) == ("Resized", None)
-            assert status.last_restart.recovery_seconds is None, "the former workers still train"
+            assert (present(status.last_restart).cause, present(status.last_restart).level) == ("Resized", None)
+            assert present(status.last_restart).recovery_seconds is None, "the former workers still train"
         stopped = last_words("Preempted", exitCode=85, restarts=1)
         restarted = train(waiting, page(step=70, phase="Rendezvous", restarts=1, answered=stopped))
         text = page(step=72, steps=1, phase="Running", restarts=1, answered=stopped)
@@ -158,16 +150,16 @@ class TestLoss:
         pods = (child_pod(0), child_pod(1), child_pod(2, "Pending"))
         before = run(*pods[:2], child_pod(2), text=TRAINING).status
         meeting = run(*pods, status=before, text=page(step=7, phase="Rendezvous"))
-        assert state(meeting, "Restarting") == ("True", "PodReplacement")
+        assert read_state(meeting, "Restarting") == ("True", "PodReplacement")
         again = run(*pods, status=meeting.status, text=TRAINING)
-        assert state(again, "Rendezvoused") == ("True", "EnoughRanksJoined")
-        assert state(again, "Progressing") == ("True", "Training")
-        assert state(again, "Restarting") == ("False", "NotRestarting")
+        assert read_state(again, "Rendezvoused") == ("True", "EnoughRanksJoined")
+        assert read_state(again, "Progressing") == ("True", "Training")
+        assert read_state(again, "Restarting") == ("False", "NotRestarting")
         assert again.status.phase == "Running"
         between_pages = run(*pods, status=again.status)
         assert between_pages.status.phase == "Running"
         whole = run(*pods[:2], child_pod(2), status=again.status, text=TRAINING)
-        assert state(whole, "Rendezvoused") == ("True", "AllRanksJoined")
+        assert read_state(whole, "Rendezvoused") == ("True", "AllRanksJoined")
 
 
 class TestLateComers:
@@ -186,8 +178,7 @@ class TestLateComers:
         assert waiting.requeue_after <= 20
         ended = self.over(*pods, seconds=30)
         assert ended.status.phase == "Succeeded"
-        result = ended.status.condition(c.SUCCEEDED)
-        assert result is not None
+        result = present(ended.status.condition(c.SUCCEEDED))
         assert result.message == "2/3 pods succeeded; 1 joined after the end of training"
 
     def test_late_joiners_are_ignored_after_failure(self) -> None:

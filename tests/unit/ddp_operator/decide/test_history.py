@@ -14,6 +14,7 @@ from ddp_cli.local.folder import COLUMNS as OF_A_RUN
 from ddp_operator.api.status import CheckpointStatus, Progress, Restarts, Status
 from ddp_operator.decide.transitions import COLUMNS, MAX_ROWS, extend_history
 from tests.support.builders import NOW
+from tests.support.decisions import present
 
 
 def at(step: int | None, status: Status | None = None, **fields: object) -> Status:
@@ -22,8 +23,7 @@ def at(step: int | None, status: Status | None = None, **fields: object) -> Stat
 
 
 def rows_of(status: Status) -> list[dict[str, str]]:
-    assert status.history is not None
-    return list(csv.DictReader([status.history.columns, *status.history.rows]))
+    return list(csv.DictReader([present(status.history).columns, *present(status.history).rows]))
 
 
 def train(gaps: list[float]) -> tuple[Status, list[float]]:

@@ -12,6 +12,7 @@ from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.decide.diagnosis import find_kill
 from ddp_operator.decide.failures import ContainerKill
 from tests.support.builders import NOW, last_words
+from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness
 
 REFUSED = "Get http://10.0.0.1:8081/healthz: dial tcp 10.0.0.1:8081: connect: connection refused"
@@ -94,8 +95,7 @@ async def stop_pod(harness: ReconcilerHarness, code: int) -> None:
 async def test_probe_that_kills_trainer_is_named_and_counted(monkeypatch: pytest.MonkeyPatch, code: int) -> None:
     harness = await run_and_stop(monkeypatch, UNHEALTHY, KILLING, code=code)
     status = harness.status
-    failure = status.last_failure
-    assert failure is not None
+    failure = present(status.last_failure)
     assert (failure.category, failure.pod_index) == ("Killed", 1)
     assert "livenessProbe" in failure.message
     assert REFUSED in failure.message
@@ -118,7 +118,6 @@ async def test_deleted_pod_is_not_preempted(monkeypatch: pytest.MonkeyPatch) -> 
     pod = harness.pods()[1]["metadata"]
     await harness.cluster.delete("Pod", "default", pod["name"], uid=pod["uid"])
     await harness.settle()
-    failure = harness.status.last_failure
-    assert failure is not None
+    failure = present(harness.status.last_failure)
     assert failure.category == "PodDeleted"
     assert harness.status.restarts.counted == 0

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,13 +11,13 @@ from msgspec.structs import replace
 from ddp_operator.api import constants
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import Status
-from ddp_operator.decide.decide import decide
 from ddp_operator.decide.state import Decision
 from ddp_operator.decide.transitions import Doubted, find_transitions, list_transition_events
 from ddp_operator.manifests.children import build_children
 from ddp_pod.contract.group_facts import ALONE, SEPARATE, TOGETHER, UNKNOWN, WAITING, GroupFacts
 from ddp_pod.contract.records import to_json
-from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, page
+from tests.support.builders import NOW, child_job, child_pod, job, last_words, page
+from tests.support.decisions import present, run_pass
 from tests.support.fake_cluster import ReconcilerHarness
 
 STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW, attempt_time=NOW)
@@ -24,12 +25,7 @@ JOB = child_job()
 TRAINING = page(step=7, total_steps=10, checkpoint_step=5, phase="Running")
 
 
-def run(
-    *pods: Any, status: Status = STARTED, jobs: Any = (JOB,), text: str = "", seconds: float = 1, **spec: Any
-) -> Decision:
-    typed = job(status=status, **{"nodes": 2, **spec})
-    observation = observe(typed, jobs, pods, decode(text) if text else None)
-    return decide(typed, observation, NOW + timedelta(seconds=seconds))
+run = partial(run_pass, status=STARTED)
 
 
 def queued(**changes: Any) -> Any:
@@ -41,8 +37,7 @@ def queued(**changes: Any) -> Any:
 
 
 def condition(decision: Decision, kind: str) -> tuple[str, str, str]:
-    result = decision.status.condition(kind)
-    assert result is not None
+    result = present(decision.status.condition(kind))
     return result.status, result.reason, result.message
 
 
@@ -63,8 +58,7 @@ class TestPendingDeadline:
     def test_pending_deadline_names_unpullable_image(self) -> None:
         waiting = {"name": "trainer", "state": {"waiting": {"reason": "ImagePullBackOff", "message": "no such image"}}}
         pod = child_pod(1, "Pending", node="n", status={"containerStatuses": [waiting]})
-        failure = run(child_pod(0), pod, pendingDeadlineSeconds=60, seconds=60).status.last_failure
-        assert failure is not None
+        failure = present(run(child_pod(0), pod, pendingDeadlineSeconds=60, seconds=60).status.last_failure)
         assert (failure.category, failure.pod_index, failure.message) == ("ImagePull", 1, "no such image")
 
     def test_pending_deadline_ends_once_all_pods_have_run(self) -> None:
@@ -131,8 +125,7 @@ class TestInitContainer:
         harness.cluster.store.change(pod, status={"phase": "Failed", "initContainerStatuses": [init]})
         await harness.settle()
         assert harness.state("Failed") == ("True", "RestartBudgetExhausted")
-        assert harness.status.last_failure is not None
-        assert harness.status.last_failure.container == "fetch"
+        assert present(harness.status.last_failure).container == "fetch"
 
 
 def succeeded(index: int, **known: Any) -> Any:
@@ -187,8 +180,7 @@ class TestProcessGroup:
     )
     def test_group_is_condition_while_it_trains(self, facts: Any, result: str, reason: str) -> None:
         status = run(child_pod(0), child_pod(1), text=with_groups(facts)).status
-        distributed = status.condition("Distributed")
-        assert distributed is not None
+        distributed = present(status.condition("Distributed"))
         assert distributed.status == result
         assert distributed.message.startswith("how the ranks train")
         assert ("use RANK" in distributed.message) is (reason == "WaitingForGroup")
@@ -197,8 +189,7 @@ class TestProcessGroup:
     def test_group_of_former_ranks_is_forgotten_with_their_restart(self) -> None:
         before = run(child_pod(0), child_pod(1), text=with_groups(groups(ALONE))).status
         after = run(child_pod(0), child_pod(1), text=page(phase="Rendezvous"), status=before).status
-        distributed = after.condition("Distributed")
-        assert distributed is not None
+        distributed = present(after.condition("Distributed"))
         assert (distributed.status, distributed.reason) == ("Unknown", "GroupUnknown")
 
     @pytest.mark.parametrize("state", [ALONE, SEPARATE, WAITING, TOGETHER, UNKNOWN])
@@ -304,8 +295,7 @@ class TestSuspendedJob:
         harness = await self.suspend(saved, saved)
         assert harness.status.checkpoint is not None
         assert (harness.status.checkpoint.step, harness.status.checkpoint.time) == (9, harness.clock.now)
-        assert harness.status.progress is not None
-        assert harness.status.progress.step == 9
+        assert present(harness.status.progress).step == 9
         assert harness.condition("Suspended").message == (
             "spec.suspend is true; set it to false to resume from the checkpoint of step 9"
         )

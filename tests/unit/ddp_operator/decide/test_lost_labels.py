@@ -10,6 +10,7 @@ from ddp_operator.api.constants import JOB_TRACKING_FINALIZER
 from ddp_operator.api.status import Status
 from ddp_operator.decide.refusals import may_have_lost_labels
 from tests.support.builders import child_job, child_pod, job, observe, page
+from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness
 
 TRAINING = page(step=7, phase="Running")
@@ -76,8 +77,7 @@ class Thief:
         monkeypatch.setattr(harness.cluster, "restore_labels", self._reclaim)
 
     async def _observe(self, key: Any) -> Any:
-        result = await self.observe(key)
-        assert result is not None
+        result = present(await self.observe(key))
         pods = tuple(pod for pod in result.pods if not (self.taken and "-1-1-" in pod["metadata"]["name"]))
         return replace(result, pods=pods)
 

@@ -20,6 +20,7 @@ from ddp_operator.decide.losses import (
 from ddp_operator.decide.state import State
 from ddp_operator.decide.views import NodeView
 from tests.support.builders import NOW, child_job, child_pod, job, observe
+from tests.support.decisions import present
 
 STATUS = Status(attempt=1, attempt_nodes=3, job_name="train-1", start_time=NOW - timedelta(hours=1))
 SILENT = NodeView(False, "the node is not ready: silent")
@@ -37,14 +38,12 @@ def see(*pods: Any, **spec: Any) -> Any:
 
 def test_longest_silent_node_is_named_and_more_pods_counted() -> None:
     typed, seen = see(child_pod(2, unready=at(5), node="c"), child_pod(1, unready=NOW, node="b"))
-    result = describe_lost_contact(State(typed, seen, NOW), seen.pods)
-    assert result is not None
+    result = present(describe_lost_contact(State(typed, seen, NOW), seen.pods))
     assert result[0] == NOW
     assert result[1].startswith(
         f"node b of pod 1 (and of 1 more pod) has been NotReady since {format_time(NOW)} (the node is not ready"
     )
-    alone = describe_lost_contact(State(*see(child_pod(1, unready=NOW, node="b")), NOW), seen.pods[:1])
-    assert alone is not None
+    alone = present(describe_lost_contact(State(*see(child_pod(1, unready=NOW, node="b")), NOW), seen.pods[:1]))
     assert "more pod" not in alone[1]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness
 
 LATER = "2036-11-20T12:00:00Z"
@@ -22,8 +23,7 @@ FINISHED = end("Failed")
 
 
 def put_status(harness: ReconcilerHarness, status: Any, *, whole: bool) -> None:
-    raw = harness.raw
-    assert raw is not None
+    raw = present(harness.raw)
     merged = status if whole else msgspec.to_builtins(harness.status) | status
     harness.cluster.store.change(raw, status=merged)
 

@@ -6,6 +6,7 @@ from ddp_operator.api.status import Progress, Status
 from ddp_operator.decide.report import record_final_progress
 from ddp_operator.decide.views import Pods, view_pod
 from tests.support.builders import NOW, child_pod, last_words
+from tests.support.decisions import present
 
 
 def test_restarts_of_replaced_pod_are_counted_beside_its_successor() -> None:
@@ -22,6 +23,5 @@ def test_total_reported_while_running_is_kept_at_end_unless_step_exceeds_it(
     report = last_words("UserError", progress={"step": step})
     pods = Pods([view_pod(child_pod(1, "Failed", code=1, message=report))])
     status = Status(progress=Progress(step=60, total_steps=400, percent="15.0%"))
-    progress = record_final_progress(status, pods, NOW).progress
-    assert progress is not None
+    progress = present(record_final_progress(status, pods, NOW).progress)
     assert (progress.step, progress.total_steps, progress.percent) == (step, total, percent)

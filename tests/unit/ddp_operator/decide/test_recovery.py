@@ -15,7 +15,8 @@ from ddp_operator.decide.diagnosis import build_node_failure
 from ddp_operator.decide.state import AT_ONCE, Decision, FailPod, State
 from ddp_operator.decide.transitions import list_transition_events
 from ddp_operator.decide.views import NodeView, view_node, view_pod
-from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, page
+from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
+from tests.support.decisions import present, read_state, run_pass
 
 STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW - timedelta(hours=1))
 JOB = child_job()
@@ -26,29 +27,13 @@ FORBIDDEN = NodeView(None, "")
 PEER_LOST = last_words("NCCL", secondary=True)
 
 
-def run(
-    *pods: Any,
-    status: Status = STARTED,
-    jobs: Any = (JOB,),
-    seconds: float = 1,
-    nodes: Any = None,
-    page_text: str = "",
-    **spec: Any,
-) -> Decision:
-    typed = job(status=status, **{"nodes": 2, **spec})
-    observation = observe(typed, jobs, pods, decode(page_text) if page_text else None, nodes=nodes or {})
-    return decide(typed, observation, NOW + timedelta(seconds=seconds))
+def run(*pods: Any, nodes: Any = None, page_text: str = "", **more: Any) -> Decision:
+    return run_pass(*pods, text=page_text, observed={"nodes": nodes or {}}, **({"status": STARTED} | more))
 
 
 def failure(decision: Decision) -> LastFailure:
     assert decision.status.last_failure is not None
     return decision.status.last_failure
-
-
-def state(decision: Decision, kind: str) -> tuple[str, str]:
-    condition = decision.status.condition(kind)
-    assert condition is not None
-    return condition.status, condition.reason
 
 
 def failed_pod(code: int = 82, index: int = 0, category: str = "CUDAError", **changes: Any) -> dict[str, Any]:
@@ -80,8 +65,7 @@ class TestDisruption:
             lost = child_pod(1, disrupted=True, attempt=status.attempt)
             status = decide(typed, observe(typed, [child_job(status.attempt)], [child_pod(0), lost]), now).status
             observed.append(compute_start_delay(status).total_seconds())
-            restarting = status.condition("Restarting")
-            assert restarting is not None
+            restarting = present(status.condition("Restarting"))
             assert (f"not counted in {delay} s" in restarting.message) is (delay > 0)
         assert (observed, status.restarts.free) == (delays, 5)
 
@@ -135,7 +119,7 @@ class TestDisruption:
         preempted = child_job(suspend=True, conditions={"Failed": "words"}, **about)
         decision = run(secondary, jobs=[preempted])
         assert (decision.status.attempt, decision.status.restarts) == (2, Restarts(total=1, free=1, all=1))
-        assert state(decision, "Restarting") == ("True", "Disrupted")
+        assert read_state(decision, "Restarting") == ("True", "Disrupted")
 
 
 class TestSuspendedRecovery:
@@ -148,7 +132,7 @@ class TestSuspendedRecovery:
         for pods in ((secondary,), ()):
             decision = self.resumed(*pods)
             assert (decision.status.attempt, decision.status.restarts) == (2, Restarts(total=1, free=1, all=1))
-            assert state(decision, "Restarting") == ("True", "Resumed")
+            assert read_state(decision, "Restarting") == ("True", "Resumed")
 
     def test_job_resumed_before_pod_deletion_has_no_failure(self) -> None:
         stopping = run(child_pod(0), jobs=[child_job(suspend=True)], suspend=True).status
@@ -169,7 +153,10 @@ class TestBudget:
 
     def test_budget_is_not_renewed_by_unsaved_steps(self) -> None:
         before = known(2500, 2399, total=3, counted=3, used=3, step=1300, checkpoint_step=1400)
-        assert state(run(failed_pod(), jobs=[FAILED], status=before), "Failed") == ("True", "RestartBudgetExhausted")
+        assert read_state(run(failed_pod(), jobs=[FAILED], status=before), "Failed") == (
+            "True",
+            "RestartBudgetExhausted",
+        )
 
 
 class TestCrashLoop:
@@ -186,9 +173,8 @@ class TestCrashLoop:
     @pytest.mark.parametrize("steps", [(0, 0, 0), (30, 30, 25, 30)])
     def test_crash_loop_ends_job_before_budget(self, steps: tuple[int, ...]) -> None:
         decision = self.fail(*steps)
-        assert state(decision, "Failed") == ("True", "CrashLoop")
-        condition = decision.status.condition("Failed")
-        assert condition is not None
+        assert read_state(decision, "Failed") == ("True", "CrashLoop")
+        condition = present(decision.status.condition("Failed"))
         where = "beyond step 30" if steps[0] else "before the first step"
         assert condition.message.startswith(f"failed 3 times in a row without progress {where}; last: CUDAError")
 
@@ -219,9 +205,8 @@ class TestRepeatedFailure:
     @pytest.mark.parametrize(("before", "step"), [(10, 10), (10, 9), (None, None)])
     def test_repeated_failure_ends_job_with_message(self, before: int | None, step: int | None) -> None:
         decision = self.again(step, before=before)
-        assert state(decision, "Failed") == ("True", "RepeatedFailure")
-        condition = decision.status.condition("Failed")
-        assert condition is not None
+        assert read_state(decision, "Failed") == ("True", "RepeatedFailure")
+        condition = present(decision.status.condition("Failed"))
         assert condition.message.startswith(
             "not restarted: KeyError at train.py:42 occurred twice without progress in between; last: UserError"
         )
@@ -248,7 +233,7 @@ class TestRepeatedFailure:
     def test_repetition_within_pod_is_reported_by_pod(self) -> None:
         words = last_words("UserError", signature=self.SIGNATURE, step=10, repeated=True, restarts=1)
         decision = run(child_pod(0), child_pod(1, "Failed", code=81, message=words), jobs=[FAILED])
-        assert state(decision, "Failed") == ("True", "RepeatedFailure")
+        assert read_state(decision, "Failed") == ("True", "RepeatedFailure")
         assert decision.status.restarts == Restarts(in_place=1, all=1)
         assert (failure(decision).signature, failure(decision).step) == (self.SIGNATURE, 10)
 
@@ -258,7 +243,7 @@ class TestRepeatedFailure:
             status = replace(status, attempt=1, progress=Progress(step=sampled))
             decision = run(failed_pod(step=10), jobs=[FAILED], status=status, recovery={"maxRestarts": 9})
             status = decision.status
-        assert state(decision, "Failed") == ("True", "CrashLoop")
+        assert read_state(decision, "Failed") == ("True", "CrashLoop")
 
 
 class TestCounts:
@@ -346,7 +331,7 @@ class TestLostNode:
         stuck = child_pod(1, deleting=True, grace=30, node="node-b")
         early = run(peer, stuck, jobs=[FAILED], seconds=45, **once)
         assert (early.status.last_failure, early.status.attempt) == (None, 1)
-        assert state(early, "Progressing") == ("False", "WaitingForPeers")
+        assert read_state(early, "Progressing") == ("False", "WaitingForPeers")
         assert early.requeue_after == 5
         silent = child_pod(1, deleting=True, grace=30, node="node-b", unready=NOW + timedelta(seconds=50))
         result = run(peer, silent, jobs=[FAILED], seconds=51, status=early.status, nodes=nodes, **once)
@@ -355,7 +340,7 @@ class TestLostNode:
         back = run(peer, silent, jobs=[FAILED], seconds=55, status=early.status, nodes={"node-b": READY}, **once)
         assert back.status.last_failure is None
         over = run(peer, silent, jobs=[FAILED], seconds=61, status=early.status, nodes={"node-b": READY}, **once)
-        assert (over.status.phase, state(over, "Failed")) == ("Failed", ("True", "RestartBudgetExhausted"))
+        assert (over.status.phase, read_state(over, "Failed")) == ("Failed", ("True", "RestartBudgetExhausted"))
 
     def test_failure_with_hint_is_not_replaced_by_later_reports_of_pod(self) -> None:
         typed = job(status=STARTED, nodes=2)
@@ -385,9 +370,8 @@ class TestLostNode:
         status = replace(before.status, progress=Progress(step=5, last_step_time=moment))
         silent = child_pod(1, unready=NOW, node="node-b")
         decision = run(child_pod(0), silent, status=status, seconds=20, nodes={"node-b": NOT_READY})
-        assert state(decision, "Progressing") == expected
-        condition = decision.status.condition("Progressing")
-        assert condition is not None
+        assert read_state(decision, "Progressing") == expected
+        condition = present(decision.status.condition("Progressing"))
         words = (
             "node node-b of pod 1 has been NotReady since 2026-11-20T12:00:00Z (the node is not ready: Kubelet stopped"
         )
@@ -451,7 +435,7 @@ class TestAvoidedNodes:
         decision = run(self.blocked(), status=status, seconds=60)
         assert (decision.status.attempt, decision.status.failed_nodes) == (2, ())
         assert decision.status.restarts == Restarts(total=1, free=1, all=1)
-        assert state(decision, "Restarting") == ("True", "NodesReadmitted")
+        assert read_state(decision, "Restarting") == ("True", "NodesReadmitted")
 
     def test_other_scheduling_problem_keeps_avoided_nodes(self) -> None:
         status = replace(STARTED, failed_nodes=("b",))

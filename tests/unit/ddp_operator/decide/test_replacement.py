@@ -13,9 +13,9 @@ from ddp_operator.decide.decide import decide
 from ddp_operator.decide.diagnosis import list_restart_failures
 from ddp_operator.decide.state import CreatePod, Decision, SuspendJob
 from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, page
+from tests.support.decisions import STARTED, present, run_pass
 
 LATER = NOW + timedelta(seconds=9)
-STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)
 JOB = child_job(awaits_peers=True, status={"startTime": "2026-11-20T11:00:00Z"})
 LOST = child_pod(1, "Failed", code=85, deleting=True, disrupted="EvictionByEvictionAPI")
 
@@ -28,11 +28,8 @@ MET = known(c.RENDEZVOUSED, c.ALL_RANKS_JOINED)
 REPLACING = known(c.RESTARTING, c.POD_REPLACEMENT, restarts=Restarts(replaced=1))
 
 
-def run(
-    *pods: Any, status: Status = MET, raw_job: Any = JOB, now: datetime = NOW, text: str = "", **spec: Any
-) -> Decision:
-    typed = job(status=status, **{"nodes": 2, **spec})
-    return decide(typed, observe(typed, [raw_job], pods, decode(text) if text else None), now)
+def run(*pods: Any, raw_job: Any = JOB, now: datetime = NOW, **more: Any) -> Decision:
+    return run_pass(*pods, jobs=[raw_job], seconds=(now - NOW).total_seconds(), **({"status": MET} | more))
 
 
 def created(decision: Decision) -> list[CreatePod]:
@@ -150,8 +147,7 @@ def test_steps_lost_begin_at_step_that_any_launcher_reports(loses_pod: bool, rep
     seen = observe(typed, [JOB], [child_pod(0), child_pod(1)], training)
     pages = [(seen.pods[0], training)] if loses_pod else [(seen.pods[0], training), (seen.pods[1], killed)]
     seen = dataclasses.replace(seen, failures_in_place=list_restart_failures(pages))
-    restart = decide(typed, seen, NOW).status.last_restart
-    assert restart is not None
+    restart = present(decide(typed, seen, NOW).status.last_restart)
     assert (restart.level, restart.step, restart.steps_lost) == ("ReplacedPod" if loses_pod else "SamePods", 91, 41)
 
 
@@ -175,8 +171,7 @@ class TestSparePods:
         assert (decision.status.restarts.replaced, decision.status.restarts.counted) == (1, 0)
         again = self.run(child_pod(0), lost, child_pod(2), status=decision.status)
         assert again.status.restarts.replaced == 1, "it is told once"
-        assert again.status.last_failure is not None
-        assert again.status.last_failure.pod == "train-1-1-abcde"
+        assert present(again.status.last_failure).pod == "train-1-1-abcde"
 
     def test_spare_takes_over_in_gang(self) -> None:
         gang = {"spec": {"schedulingGroup": {"podGroupName": "g"}}}

@@ -26,6 +26,7 @@ from ddp_operator.decide.report import (
 from ddp_pod.contract.progress import SERIES, RankProgress, Uploads
 from ddp_pod.contract.report import REPORT_LIMIT
 from tests.support.builders import decode, page
+from tests.support.decisions import present
 
 GOOD = RankProgress(
     step=40.0, steps=20.0, total_steps=100.0, samples=640.0, world_size=2.0, step_seconds=20.0, epoch=2.0, epochs=5.0,
@@ -140,8 +141,7 @@ def test_any_report_gives_a_storable_status(members: dict[str, Any]) -> None:
 
 
 def progress_of(progress: RankProgress, before: Progress | None = None, rates: Rates | None = None) -> Progress:
-    shown = build_progress(progress, before, rates)
-    assert shown is not None
+    shown = present(build_progress(progress, before, rates))
     return shown
 
 

@@ -20,11 +20,8 @@ from ddp_operator.decide.views import view_pod
 from ddp_pod.contract.progress import RankProgress
 from ddp_pod.contract.report import StalledRank
 from tests.support.builders import NOW, child_job, child_pod, decode, job, join, last_words, observe, page
+from tests.support.decisions import RUNNING, STARTED, present
 from tests.support.fake_cluster import ReconcilerHarness
-
-STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)
-RUNNING = (child_pod(0), child_pod(1))
-
 
 BEHIND = (StalledRank(1, "Behind", "rank 1 is in train_step (train.py:50)"),)
 
@@ -52,8 +49,7 @@ def run(
 
 
 def progressing(decision: Decision) -> tuple[str, str, str]:
-    result = decision.status.condition(c.PROGRESSING)
-    assert result is not None
+    result = present(decision.status.condition(c.PROGRESSING))
     return result.status, result.reason, result.message
 
 
@@ -252,8 +248,7 @@ class TestCostOfARestart:
             pods = [child_pod(n, attempt=2) for n in (0, 1)]
             seen = observe(typed, [child_job(2)], pods, decode(text))
             status = decide(typed, seen, NOW + timedelta(seconds=20)).status
-            assert status.last_restart is not None
-            assert status.last_restart.recovery_seconds == known
+            assert present(status.last_restart).recovery_seconds == known
 
     @pytest.mark.parametrize(
         ("checkpoint", "first", "made", "estimate", "lost"),
@@ -274,23 +269,20 @@ class TestCostOfARestart:
         failed = child_pod(1, "Failed", code=82, message=last_words("CUDAError"))
         trained = run(page(phase="Running", step=57, **saved)).status
         begun = run("", status=trained, pods=(child_pod(0), failed), seconds=3).status
-        assert begun.last_restart is not None
-        assert (begun.last_restart.step, begun.last_restart.steps_lost) == (57, estimate)
+        assert (present(begun.last_restart).step, present(begun.last_restart).steps_lost) == (57, estimate)
         pods = [child_pod(n, attempt=2) for n in (0, 1)]
         status = begun
         for more in (0, 30):
             counted = {} if made is None else {"steps": made + more}
             seen = page(phase="Running", step=first + more, **counted)
             status = run(seen, status=status, pods=pods, seconds=20 + more).status
-            assert status.last_restart is not None
-            assert status.last_restart.steps_lost == lost
+            assert present(status.last_restart).steps_lost == lost
 
     @pytest.mark.parametrize("time", [NOW.timestamp() + 3000, NOW.timestamp() - 3000])
     def test_wrong_pod_clock_does_not_change_restart_time(self, time: float) -> None:
         failed = child_pod(1, "Failed", code=82, message=last_words("CUDAError", time=time))
         begun = run(page(step=5), pods=(child_pod(0), failed), seconds=3).status
-        assert begun.last_restart is not None
-        assert begun.last_restart.time == NOW + timedelta(seconds=3)
+        assert present(begun.last_restart).time == NOW + timedelta(seconds=3)
 
 
 class TestProgressAcrossARestart:
@@ -315,10 +307,8 @@ class TestProgressAcrossARestart:
         assert run("", status=own, pods=(gone, child_pod(0, attempt=2))).status.progress == drop_eta(own.progress)
 
     def shown(self, status: Status) -> tuple[int | None, str | None, int, int | None]:
-        assert status.progress is not None
-        assert status.checkpoint is not None
         lost = status.last_restart.steps_lost if status.last_restart else None
-        return status.progress.step, status.progress.loss, status.checkpoint.step, lost
+        return present(status.progress).step, present(status.progress).loss, present(status.checkpoint).step, lost
 
 
 def hostile_pages() -> Iterator[tuple[str, str]]:
@@ -348,8 +338,7 @@ class TestHostilePods:
         harness = await ReconcilerHarness().train(page(phase="Running", step=3))
         harness.end_pod(1, constants.EXIT_RETRYABLE, "x" * 10_000_000)
         await harness.settle()
-        failure = harness.status.last_failure
-        assert failure is not None
+        failure = present(harness.status.last_failure)
         assert len(failure.message) <= 2048
         assert harness.status.attempt == 2
 

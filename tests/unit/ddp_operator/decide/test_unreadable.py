@@ -10,6 +10,7 @@ from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import Status
 from ddp_operator.decide.refusals import report_unreadable
 from tests.support.builders import NOW, Json
+from tests.support.decisions import present
 
 ERROR = InvalidManifest([FieldError("spec.x", "is unknown")])
 
@@ -26,8 +27,7 @@ def test_unreadable_running_job_continues_and_new_job_is_rejected(status: Json, 
     old, new = report_unreadable(resource(**status), ERROR, NOW)
     assert old == msgspec.convert(status, Status)
     assert new.phase == phase
-    accepted = new.condition("Accepted")
-    assert accepted is not None
+    accepted = present(new.condition("Accepted"))
     assert (accepted.status, accepted.reason) == ("False", "VersionMismatch")
     assert accepted.observed_generation == new.observed_generation == 4
     assert ("the job's pods keep running" in accepted.message) is unattended

@@ -13,6 +13,7 @@ from ddp_operator.decide.stalls import is_stalled, stalled_since
 from ddp_operator.decide.state import Stall, SuspendResource
 from ddp_operator.decide.transitions import PRODUCTIVE, WAITING, Used, find_transitions, is_minor_change, list_purposes
 from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, page, template, trainer
+from tests.support.decisions import present
 
 GPUS = template(trainer(resources={"limits": {"nvidia.com/gpu": 4}}))
 
@@ -72,8 +73,7 @@ def test_usage_of_whole_job_sums_up() -> None:
     assert again == {PRODUCTIVE: 480, WAITING: 200, "CUDAError": 200}
     done = life.later(10, *pods("Succeeded", attempt=2), jobs=[child_job(2, conditions={"Complete": ""})])
     assert done == {PRODUCTIVE: 560, WAITING: 200, "CUDAError": 200}
-    usage = life.status.usage
-    assert usage is not None
+    usage = present(life.status.usage)
     assert life.status.phase in ENDED_PHASES
     assert (usage.gpus, usage.gpu_seconds) == (0, sum(done.values()))
     assert life.later(1000, *pods("Succeeded", attempt=2)) == done
@@ -127,8 +127,7 @@ def test_usage_change_is_minor_and_counted_once() -> None:
 class TestIdle:
     @staticmethod
     def idle(life: JobTimeline) -> tuple[str, str]:
-        result = life.status.condition(c.IDLE)
-        assert result is not None
+        result = present(life.status.condition(c.IDLE))
         return result.status, result.message
 
     def test_idle_job_is_suspended_after_its_condition_is_written(self) -> None:

@@ -11,6 +11,7 @@ from ddp_operator.api import constants
 from ddp_operator.api.kubeobjects import EPOCH, format_time
 from ddp_operator.decide.views import NodeView, view_job, view_node, view_pod
 from tests.support.builders import NOW, Json, child_pod
+from tests.support.decisions import present
 
 LATER = NOW + timedelta(seconds=90)
 
@@ -258,8 +259,7 @@ class TestPodView:
 class TestEndOfPod:
     def test_evicted_pod_quotes_kubelet_with_remedy(self) -> None:
         status = {"reason": "Evicted", "message": "ephemeral local storage usage exceeds the limit"}
-        end = view_pod(child_pod(0, "Failed", code=137, status=status)).termination
-        assert end is not None
+        end = present(view_pod(child_pod(0, "Failed", code=137, status=status)).termination)
         assert (end.category, end.message) == ("Unknown", "Evicted: ephemeral local storage usage exceeds the limit")
         assert "ephemeral-storage" in end.remedy
 
@@ -274,8 +274,7 @@ class TestEndOfPod:
         assert "Evicted" not in end.message
 
     def test_pod_without_containers_quotes_its_status(self) -> None:
-        end = view_pod(child_pod(0, "Failed", status={"reason": "NodeShutdown", "message": "bye"})).termination
-        assert end is not None
+        end = present(view_pod(child_pod(0, "Failed", status={"reason": "NodeShutdown", "message": "bye"})).termination)
         assert (end.message, end.remedy, end.container_exit_code) == ("NodeShutdown: bye", "", 137)
         assert not view_pod(child_pod(0, "Failed")).trained
 
@@ -287,16 +286,14 @@ class TestEndOfPod:
             spec={"initContainers": [{"name": "proxy", "restartPolicy": "Always"}, {"name": "fetch"}]},
             status={"initContainerStatuses": [ended("proxy", 2), ended("done", 0), ended("fetch", code)]},
         )
-        end = view_pod(raw).termination
-        assert end is not None
+        end = present(view_pod(raw).termination)
         assert (end.container, end.container_exit_code, end.permanent) == ("fetch", code, permanent)
         assert end.remedy == "see its log: kubectl logs train-1-0-abcde -c fetch"
 
     def test_end_of_trainer_precedes_end_of_init_container(self) -> None:
         finished = datetime(2026, 11, 20, 11, tzinfo=UTC)
         raw = child_pod(0, "Failed", code=3, at=finished, status={"initContainerStatuses": [ended("fetch", 1)]})
-        end = view_pod(raw).termination
-        assert end is not None
+        end = present(view_pod(raw).termination)
         assert (end.container, end.container_exit_code, end.time) == ("", 3, finished.timestamp())
 
 

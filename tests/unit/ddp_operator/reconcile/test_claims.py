@@ -7,6 +7,7 @@ import pytest
 from ddp_operator.api import constants
 from ddp_operator.api.claims import CLAIM_KIND, CLAIM_TEMPLATE_KIND
 from tests.support.builders import Json, claiming, gpu_claim, profile, resource, template
+from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness
 
 FOUR = {"name": "r", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 4}}
@@ -23,8 +24,7 @@ def harness_of(*requests: Json, kind: str = CLAIM_TEMPLATE_KIND, **spec: Any) ->
 
 def change_claim(harness: ReconcilerHarness, *requests: Json) -> None:
     """Replace the template that the job names by another object, or delete it."""
-    result = harness.cluster.store.get(CLAIM_TEMPLATE_KIND, "default", "h100")
-    assert result is not None
+    result = present(harness.cluster.store.get(CLAIM_TEMPLATE_KIND, "default", "h100"))
     harness.cluster.store.delete(result)
     if requests:
         harness.cluster.add(gpu_claim(*requests))
@@ -57,8 +57,7 @@ class TestCounted:
 
     async def test_running_pods_keep_claims(self) -> None:
         harness = await harness_of(FOUR).train()
-        assert harness.status.usage is not None
-        assert harness.status.usage.gpus == 8
+        assert present(harness.status.usage).gpus == 8
 
     async def test_profile_may_set_claims(self) -> None:
         own = template({"name": "trainer", "command": ["python", "own.py"]})
@@ -184,8 +183,7 @@ async def test_gpus_of_limits_and_claims_add_up() -> None:
     made = claiming({"name": "gpus"}, resources={"limits": {"nvidia.com/gpu": "2"}})
     harness = await harness_of(FOUR, template=made).train()
     assert processes(harness) == 6
-    assert harness.status.usage is not None
-    assert harness.status.usage.gpus == 12
+    assert present(harness.status.usage).gpus == 12
 
 
 async def test_claims_of_ended_job_are_not_read() -> None:

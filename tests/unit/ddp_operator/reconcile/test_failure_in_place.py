@@ -4,6 +4,7 @@ from typing import Any
 
 from ddp_operator.api import constants
 from tests.support.builders import NOW, last_words, page, respond
+from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness
 
 TRAINING = page(step=7, total_steps=10, loss=0.5, phase="Running")
@@ -40,8 +41,7 @@ class TestPublishedFailure:
         for pages[1] in (self.page(1), self.page(1, **root, restarts=1), self.page(1)):
             harness.clock.advance(11)
             await harness.settle()
-            assert harness.status.last_failure is not None
-            categories.append(harness.status.last_failure.category)
+            categories.append(present(harness.status.last_failure).category)
         assert categories == ["NCCL", "UserError", "UserError"]
         assert harness.status.restarts.in_place == 0, "the workers have not joined again"
 
@@ -79,5 +79,4 @@ class TestPublishedFailure:
         assert (harness.status.phase, restarts.used, restarts.counted, restarts.in_place) == ("Succeeded", 1, 1, 1)
         assert restart is not None
         assert (restart.level, restart.attempt, restart.step) == ("SamePods", 1, 10)
-        assert harness.status.last_failure is not None
-        assert harness.status.last_failure.message == "KeyError: 10"
+        assert present(harness.status.last_failure).message == "KeyError: 10"

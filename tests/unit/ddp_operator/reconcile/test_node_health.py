@@ -14,6 +14,7 @@ from ddp_operator.decide.views import view_pod
 from ddp_operator.kube.events import build_event
 from ddp_operator.reconcile.node_reports import MAX_NAMESPACES, MAX_NODES, PERIOD, NodeReports
 from tests.support.builders import NOW, job, resource, template, trainer
+from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness
 
 XID = {"type": "XidCriticalError", "status": "True", "message": "GPU 3: XID 79"}
@@ -68,8 +69,7 @@ async def test_job_leaves_and_avoids_reported_node() -> None:
     status = harness.status
     assert (status.attempt, status.failed_nodes, status.restarts.free) == (2, ("node-a",), 1)
     assert status.restarts.counted == 0
-    assert status.last_restart is not None
-    assert status.last_restart.cause == c.NODE_UNHEALTHY
+    assert present(status.last_restart).cause == c.NODE_UNHEALTHY
     assert (
         harness.condition(c.RESTARTING).message
         == "attempt 2 avoids unhealthy nodes: node-a: XidCriticalError (GPU 3: XID 79)"

@@ -8,6 +8,7 @@ from ddp_operator.api import constants
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.reconcile.prerequisites import read_job_defaults
 from tests.support.builders import Json, profile, resource, template, trainer
+from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness
 
 GIVEN: Json = {
@@ -27,8 +28,7 @@ def harness_of(given: Any = GIVEN, *locked: str, kind: str = "", **spec: Any) ->
 
 
 def edit_profile(harness: ReconcilerHarness, job: Json, *locked: str) -> None:
-    result = harness.cluster.store.get(constants.CLUSTER_PROFILE_KIND, "default", "gpu")
-    assert result is not None
+    result = present(harness.cluster.store.get(constants.CLUSTER_PROFILE_KIND, "default", "gpu"))
     harness.cluster.store.change(result, spec={"job": job, "locked": list(locked)})
 
 
@@ -46,8 +46,7 @@ class TestTaken:
         assert pod["nodeSelector"] == {"pool": "gpu"}
         assert pod["containers"][0]["image"] == "example.com/train:1"
         assert "own.py" in str(pod["containers"][0])
-        taken = harness.status.profile
-        assert taken is not None
+        taken = present(harness.status.profile)
         assert (taken.kind, taken.name, taken.job) == (kind or constants.CLUSTER_PROFILE_KIND, "gpu", GIVEN)
         assert harness.raw is not None
         assert harness.raw["spec"]["template"] == OWN
@@ -73,8 +72,7 @@ class TestTaken:
 
     async def test_job_continues_after_profile_deletion(self) -> None:
         harness = await harness_of().train()
-        result = harness.cluster.store.get(constants.CLUSTER_PROFILE_KIND, "default", "gpu")
-        assert result is not None
+        result = present(harness.cluster.store.get(constants.CLUSTER_PROFILE_KIND, "default", "gpu"))
         harness.cluster.store.delete(result)
         harness.restart_operator()
         await harness.settle()
@@ -90,8 +88,7 @@ class TestTaken:
         harness.restart_operator()
         await harness.settle()
         assert harness.status.attempt == 1
-        assert harness.status.profile is not None
-        assert harness.status.profile.digest == taken["digest"]
+        assert present(harness.status.profile).digest == taken["digest"]
 
     async def test_job_follows_profile_edits_until_start(self) -> None:
         harness = await harness_of({"elastic": {"minNodes": 3, "maxNodes": 4}}, template=template()).settle()
@@ -159,8 +156,7 @@ class TestRefused:
 
     async def test_annotation_that_is_added_later_does_not_pass_lock(self) -> None:
         harness = await harness_of(GIVEN, "template.metadata.annotations").train()
-        raw = harness.raw
-        assert raw is not None
+        raw = present(harness.raw)
         harness.cluster.store.change(raw, meta={"annotations": {"kueue.x-k8s.io/podset-required-topology": "rack"}})
         harness.end_pod(0, constants.EXIT_RETRYABLE)
         await harness.settle()
@@ -213,8 +209,7 @@ class TestDefaultsOfTheOperator:
     async def test_defaults_apply_to_job_without_own_values(self) -> None:
         harness = await with_defaults(ReconcilerHarness()).train()
         assert security(harness) == (["10.0.0.0/8"], False)
-        taken = harness.status.profile
-        assert taken is not None
+        taken = present(harness.status.profile)
         assert (taken.kind, taken.name, taken.job) == (constants.JOB_DEFAULTS, "", SECURE)
         assert f"dry-run {constants.KIND}" not in harness.cluster.calls  # it has only its own rules
 
@@ -231,8 +226,7 @@ class TestDefaultsOfTheOperator:
         source = GIVEN | {"securityProfile": "Default", "networkPolicy": {"egressCidrs": ["192.168.0.0/16"]}}
         harness = await with_defaults(harness_of(source)).train()
         assert security(harness) == (["192.168.0.0/16"], True)
-        taken = harness.status.profile
-        assert taken is not None
+        taken = present(harness.status.profile)
         assert (taken.name, taken.job["networkPolicy"]["enabled"]) == ("gpu", True)
 
     async def test_lock_of_profile_is_on_them_too(self) -> None:

@@ -13,6 +13,7 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.manifests.children import build_children
 from ddp_operator.reconcile import executor
 from tests.support.builders import last_words, page, resource, template, trainer
+from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness
 
 TRAINING = page(step=7, total_steps=10, loss=0.5, phase="Running")
@@ -348,15 +349,13 @@ class TestPublishedProgress:
             before.restarts,
             1,
         )
-        assert harness.status.progress is not None
-        assert (harness.status.progress.step, harness.status.reason) == (7, "")
+        assert (present(harness.status.progress).step, harness.status.reason) == (7, "")
         words = {"version": 1, "category": "OOM", "rank": 1, "node": 1, "hint": "h", "type": "E", "message": "m"}
         harness.end_pod(
             1, constants.EXIT_OOM, words | {"progress": {"ddp_step": 9}, "lastFailure": "{}", "awaited": "{}"}
         )
         await harness.settle()
-        failure = harness.status.last_failure
-        assert failure is not None
+        failure = present(harness.status.last_failure)
         assert (failure.category, failure.rank, failure.message, harness.status.attempt) == ("OOM", 1, "m", 2)
 
     async def test_steps_of_log_are_no_progress_of_restarting_workers(self) -> None:
@@ -371,8 +370,7 @@ class TestPublishedProgress:
         assert harness.condition("Rendezvoused").message == words
         assert harness.state("Progressing") == ("False", "NoStepYet")
         assert harness.condition("Progressing").message.endswith("since restart 1 in the same pods")
-        assert harness.status.progress is not None
-        assert harness.status.progress.step == 7
+        assert present(harness.status.progress).step == 7
         harness.cluster.page = page(step=8, phase="Running")
         harness.clock.advance(11)
         await harness.settle()
@@ -435,5 +433,4 @@ async def test_step_before_a_kill_is_that_of_the_peer_that_still_reports() -> No
     harness.end_pod(1, 137)
     await harness.settle()
     assert harness.status.attempt == 2
-    assert harness.status.last_restart is not None
-    assert harness.status.last_restart.step == 49
+    assert present(harness.status.last_restart).step == 49

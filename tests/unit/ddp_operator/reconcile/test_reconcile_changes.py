@@ -8,6 +8,7 @@ from ddp_operator.api import constants
 from ddp_operator.api.cluster import Key, Snapshot
 from ddp_operator.api.kubeobjects import parse_time
 from tests.support.builders import child_pod, last_words, page, resource
+from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness
 
 TRAINING = page(step=7, total_steps=10, loss=0.5, phase="Running")
@@ -43,8 +44,7 @@ class TestFailedPods:
         harness.end_pod(1, constants.EXIT_RETRYABLE)
         harness.clock.advance(61)  # no watch reports it
         await reconcile_with_late_news_of_pods(harness, before, monkeypatch)
-        failure = harness.status.last_failure
-        assert failure is not None
+        failure = present(harness.status.last_failure)
         assert (harness.status.attempt, failure.pod_index, failure.exit_code) == (2, 1, constants.EXIT_RETRYABLE)
 
     async def test_success_counts_all_pods_if_job_is_observed_first(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -60,8 +60,7 @@ class TestFailedPods:
         harness = await ReconcilerHarness().train(TRAINING)
         harness.end_pod(1, constants.EXIT_RETRYABLE, ERROR)
         await harness.settle()
-        failure = harness.status.last_failure
-        assert failure is not None
+        failure = present(harness.status.last_failure)
         assert (failure.attempt, failure.rank, failure.pod_index, failure.category) == (1, 1, 1, "CUDAError")
         assert (failure.message, failure.traceback, failure.remedy) == ("RuntimeError: boom", "line 1\nline 2", "do x")
         assert (harness.status.attempt, harness.status.restarts.counted) == (2, 1)
@@ -80,8 +79,7 @@ class TestFailedPods:
                 1,
                 ("True", "Hang"),
             )
-            failure = harness.status.last_failure
-            assert failure is not None
+            failure = present(harness.status.last_failure)
             assert (failure.category, failure.rank) == ("Hang", 0)
 
     async def test_last_failed_job_is_kept_and_older_ones_deleted(self) -> None:
@@ -102,8 +100,7 @@ class TestFailedPods:
         assert harness.requeue is not None
         harness.tell_end(2, constants.EXIT_RETRYABLE, last_words("CUDAError", rank=2, podIndex=2))
         await harness.settle()
-        failure = harness.status.last_failure
-        assert failure is not None
+        failure = present(harness.status.last_failure)
         assert (failure.pod_index, failure.category, harness.status.attempt) == (2, "CUDAError", 2)
 
     async def test_user_error_ends_job_at_once(self) -> None:
@@ -157,8 +154,7 @@ class TestFailedPods:
         for age, made in ((59, 0), (61, 1)):
             item = resource(labels={"kueue.x-k8s.io/queue-name": "gpu"}, nodes=2)
             harness = await ReconcilerHarness(item).train(TRAINING)
-            born = parse_time(harness.pods()[1]["metadata"]["creationTimestamp"])
-            assert born is not None
+            born = present(parse_time(harness.pods()[1]["metadata"]["creationTimestamp"]))
             harness.clock.advance(age - (harness.clock() - born).total_seconds())
             harness.end_pod(1, 137)
             await harness.settle()

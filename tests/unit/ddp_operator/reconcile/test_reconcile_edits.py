@@ -6,6 +6,7 @@ import pytest
 
 from ddp_operator.api import constants
 from tests.support.builders import page, resource, template, trainer
+from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness
 
 TRAINING = page(step=7, total_steps=10, loss=0.5, phase="Running")
@@ -78,8 +79,7 @@ class TestEdit:
         monkeypatch.setattr(harness.cluster, "workloads_of", workloads_of)
         harness.clock.advance(100)
         await harness.settle()
-        held = harness.status.condition("Scheduled")
-        assert held is not None
+        held = present(harness.status.condition("Scheduled"))
         assert held.message.endswith("LocalQueue gpu is stopped (spec.stopPolicy is Hold)")
         assert harness.raw is not None
         harness.cluster.store.change(harness.raw, meta={"labels": {"kueue.x-k8s.io/queue-name": "other"}})

@@ -6,6 +6,7 @@ import pytest
 
 from ddp_operator.api.cluster import AlreadyExists, ClusterError, Event, Key, ServerError
 from tests.support.builders import page
+from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness
 
 TRAINING = page(step=7, total_steps=10, loss=0.5, phase="Running")
@@ -21,8 +22,7 @@ async def test_edit_during_pass_schedules_pass_soon() -> None:
         return await original(pod, port)
 
     harness.cluster.read_report = read_report  # type: ignore[method-assign]
-    requeue = await harness.reconcile()
-    assert requeue is not None
+    requeue = present(await harness.reconcile())
     assert 0 < requeue <= 1
 
 
@@ -68,8 +68,7 @@ async def test_own_child_that_is_being_deleted_is_waited_for(monkeypatch: pytest
 
     monkeypatch.setattr(harness.cluster, "create", find_taken)
     # No event reports the end of a Service, so the pass itself requests another one.
-    requeue = await harness.reconcile()
-    assert requeue is not None
+    requeue = present(await harness.reconcile())
     assert 0 < requeue <= 1
     monkeypatch.undo()
     await harness.settle()

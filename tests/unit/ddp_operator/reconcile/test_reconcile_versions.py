@@ -9,6 +9,7 @@ from ddp_operator.api.cluster import Key, Snapshot
 from ddp_operator.manifests import children
 from ddp_operator.reconcile import observer
 from tests.support.builders import page
+from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness
 
 TRAINING = page(step=7, total_steps=10, loss=0.5, phase="Running")
@@ -86,8 +87,7 @@ class TestOtherVersion:
         harness.cluster.store.delete(config_map)
 
         async def observe(key: Key) -> Snapshot:
-            result = await truth(key)
-            assert result is not None
+            result = present(await truth(key))
             return dataclasses.replace(result, config_maps=remembered.config_maps)
 
         async def events_of(item: Any) -> Any:

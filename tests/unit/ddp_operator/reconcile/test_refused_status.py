@@ -8,6 +8,7 @@ from ddp_operator.api.cluster import Refused
 from ddp_operator.api.status import History, LastFailure, Status
 from ddp_operator.decide.refusals import shorten_status
 from tests.support.builders import page
+from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness
 
 TRAINING = page(step=7, total_steps=10, loss=0.5, phase="Running")
@@ -42,8 +43,7 @@ async def test_status_is_shortened_where_that_is_taken() -> None:
     refusing = Refusing(harness, lambda status: "history" in status)
     harness.cluster.page = TRAINING.replace(" 7", " 8")
     await train(harness, 60)
-    assert harness.status.progress is not None
-    assert harness.status.progress.step == 8
+    assert present(harness.status.progress).step == 8
     assert harness.status.history is None
     assert sum("history" in status for status in refusing.sent) == 1
     assert harness.events.count("StatusRefused") == 0
@@ -63,8 +63,7 @@ async def test_refused_status_is_reported_in_stored_status_and_once_in_event_and
     refusing.refused = lambda status: False
     await train(harness, 120)
     assert harness.state("Accepted")[0] == "True"
-    assert harness.status.progress is not None
-    assert harness.status.progress.step == 8
+    assert present(harness.status.progress).step == 8
 
 
 @pytest.mark.parametrize("phase", ["new", "running"])
