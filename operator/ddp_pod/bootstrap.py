@@ -1,7 +1,6 @@
 """The first process of every training pod: it runs torchrun and reports how the pod ended and why.
 
-    launcher.py run <torchrun flags> -- <arguments of `python`>
-    launcher.py run <torchrun flags> --no-python -- <program> …
+    launcher.py run -- <arguments of `python`, or a program with its arguments>
     launcher.py fetch               (in a pod without GPUs: fetch the job's inputs before the training pods start)
     launcher.py worker …            (internal: a rank in a new interpreter)
     launcher.py forkserver …        (internal: import PyTorch once for the agent and the ranks)
@@ -59,7 +58,7 @@ def main() -> int:
         return int(_import("supervise.main").main(argv, _SIGNALS))
     if subcommand == "forkserver":
         # It returns only in a forked rank, with the arguments of the rank's shim.
-        argv = _import("torchrun.fork_server").serve(argv)
+        argv = _import("torchrun.fork_server").serve(argv, lambda fork: _import("torchrun.launch").run_agent(fork))
     _import("rank.worker").main(argv)  # raises SystemExit
     return 0
 

@@ -23,17 +23,16 @@ import tempfile
 import time
 import traceback
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 import psutil
 
 from ddp_cli.local.ports import hold_free_port
-from ddp_operator.manifests.torchrun import TorchrunPlan, UserCommand, build_torchrun_args
-from ddp_pod.base.pod import add_pod_flags
-from ddp_pod.contract.plan import loopback_address
+from ddp_pod.contract.plan import TorchrunOptions, loopback_address
 from ddp_pod.network.unreachable import count_connections
+from ddp_pod.torchrun.channel import AgentRequest, PhaseEntered, RanksFailed, Restarting, Verdict
 from tests.support.launcher_config import launcher_pod
 
 MEMORY_EACH: Final = 13 << 20
@@ -68,16 +67,18 @@ class Channel:
         self._reports = reports
         self._gate = gate
 
-    def report(self, event: Mapping[str, Any]) -> None:
+    def report(self, event: object) -> None:
         """Report a phase. The first rendezvous starts when the other end of the gate is closed."""
-        if "phase" in event:
-            os.write(self._reports, f"{self._index} {event['phase']}\n".encode())
-        if event.get("phase") == "Rendezvous":
-            os.read(self._gate, 1)
+        if isinstance(event, PhaseEntered):
+            os.write(self._reports, f"{self._index} {event.phase}\n".encode())
+            if event.phase == "Rendezvous":
+                os.read(self._gate, 1)
 
-    def request(self, event: Mapping[str, Any]) -> Mapping[str, Any]:
+    def request(self, event: object) -> object:
         """Let the agent restart the workers."""
-        return {"restart": True, "knowsCause": True}
+        if isinstance(event, RanksFailed):
+            return Verdict(restart=True, knows_cause=True)
+        return 0.0 if isinstance(event, Restarting) else True
 
 
 def run_agent(index: int, job: AgentJob, port: int, folder: str, reports: int, gate: int) -> None:
@@ -85,26 +86,22 @@ def run_agent(index: int, job: AgentJob, port: int, folder: str, reports: int, g
     from ddp_pod.torchrun import agent
 
     logging.disable(logging.ERROR)  # a line of each agent for each round
+    # A thousand agents that check their workers ten times a second would use all CPU time of this machine.
+    options = TorchrunOptions(monitor_interval=max(0.1, job.pods / 500))
     pod = launcher_pod(
         folder, nodes=job.nodes, spares=job.spares, elastic=job.elastic, node=index, port=port, in_place_restarts=100,
-        restarts_without_progress=100, master=loopback_address(0), secret="bench",
+        min_nodes=max(1, job.nodes // 2) if job.elastic else 0, max_nodes=job.pods if job.elastic else 0,
+        restarts_without_progress=100, master=loopback_address(0), secret="bench", run_id="bench", torchrun=options,
     )  # fmt: skip
     channel = Channel(index, reports, gate)
     join = agent.PodAgent._rendezvous
 
     def join_and_report(*arguments: Any) -> None:
         join(*arguments)
-        channel.report({"phase": "Met"})
+        channel.report(PhaseEntered("Met"))
 
     agent.PodAgent._rendezvous = join_and_report  # type: ignore[method-assign]
-    least = max(1, job.nodes // 2) if job.elastic else job.nodes
-    most = job.pods if job.elastic else None
-    plan = TorchrunPlan(least, 1, "c10d", loopback_address(0), port, loopback_address(index), "bench", max_nodes=most)
-    flags = add_pod_flags(build_torchrun_args(plan, UserCommand(WORKER[0], WORKER, program=True)), pod)
-    # A thousand agents that check their workers ten times a second would use all CPU time of this machine.
-    flags.append(f"--monitor-interval={max(0.1, job.pods / 500)}")
-    arguments = agent.parse_arguments([*flags, "--max-restarts=100", f"--log-dir={folder}", *WORKER])
-    agent.run_torchrun(pod, arguments, channel, None, 0)  # type: ignore[arg-type]
+    agent.run_torchrun(AgentRequest(pod, list(WORKER), 0, 100), channel, None)  # type: ignore[arg-type]
 
 
 def fork_agent(release: int, *arguments: Any) -> int:

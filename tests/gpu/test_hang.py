@@ -11,7 +11,7 @@ import sys
 import zipfile
 from pathlib import Path
 
-from ddp_operator.manifests.torchrun import TorchrunPlan, build_env, build_torchrun_args, split_user_command
+from ddp_operator.manifests.torchrun import split_user_command
 from ddp_pod.contract.plan import WatchdogConfig
 from tests.gpu.small_runs import BACKEND, DEVICE, on_device
 from tests.support import PATIENCE, ROOT
@@ -69,10 +69,10 @@ def run_pod(folder: Path, reports: str, action: str) -> tuple[int, str]:
     command = split_user_command(["train.py", BACKEND, DEVICE, reports], [])
     watchdog = WatchdogConfig(start_seconds=100, stall_seconds=4, checkpoint_seconds=8, action=action)
     with HeldPort() as held:
-        plan = TorchrunPlan(1, RANKS, "c10d", "127.0.0.1", held.number, "127.0.0.1", "run-1")
         env = {
             **os.environ,
-            **build_env(plan),
+            "MASTER_ADDR": "127.0.0.1",
+            "MASTER_PORT": str(held.number),
             **encoded_config(nproc_per_node=RANKS, watchdog=watchdog),
             "DDP_RENDEZVOUS_SECRET": "of this pod",
             "DDP_METRICS_PORT": "0",
@@ -82,7 +82,7 @@ def run_pod(folder: Path, reports: str, action: str) -> tuple[int, str]:
             "PYTHONPATH": str(ROOT / "trainer"),
             "TORCH_FR_BUFFER_SIZE": "2000",
         }
-        argv = [sys.executable, str(write_launcher(folder)), "run", *build_torchrun_args(plan, command)]
+        argv = [sys.executable, str(write_launcher(folder)), "run"]
         with (folder / "log").open("w") as log:
             code = subprocess.call(
                 [*argv, "--", *command.argv], env=env, cwd=folder, stdout=log, stderr=log, timeout=PATIENCE

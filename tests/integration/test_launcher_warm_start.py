@@ -25,15 +25,17 @@ pytestmark = pytest.mark.process
 
 # Replaces the module of torchrun's agent: it runs one rank after the other, on request.
 AGENT = """
-import json, os
-def run_agent(request, channel, guards, problem, forker):
+import json, os, socket
+def run_agent(fork):
+    channel = socket.socket(fileno=fork.descriptors[0])
+    channel.sendall(json.dumps({"pid": os.getpid()}).encode() + b"\\n")
     for line in channel.makefile():
         job = json.loads(line)
         with open("../out", "wb") as out, open("../err", "wb") as err:
-            rank = forker.fork(job["command"], job["environment"], (out, err))
+            rank = fork.forker.fork(job["command"], job["environment"], (out, err))
         code = os.waitstatus_to_exitcode(os.waitpid(rank, 0)[1]) if rank else None
         channel.sendall(json.dumps(code).encode() + b"\\n")
-    return 0
+    os._exit(0)
 """
 # Replaces the launcher.
 LAUNCHER = """
@@ -273,7 +275,7 @@ def test_ranks_differ_in_random_numbers_and_agree_in_hashes(forked: Forked) -> N
 
 def test_forked_rank_has_torch_and_few_modules_of_launcher(forked: Forked) -> None:
     code = "import sys; print('torch._dynamo' in sys.modules, *sorted(n for n in sys.modules if 'ddp_launcher' in n))"
-    names = [*RANK_MODULES, "torchrun", "torchrun.fork_server"]
+    names = [*RANK_MODULES, "torchrun", "torchrun.fork_server", "torchrun.frames"]
     assert forked.fork("code", code).out.split() == [
         "True",
         *sorted(["ddp_launcher", *(f"ddp_launcher.{name}" for name in names)]),

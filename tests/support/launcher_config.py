@@ -6,9 +6,10 @@ import dataclasses
 from typing import Any
 
 from ddp_pod.base.pod import Pod
-from ddp_pod.contract.plan import LauncherConfig, encode_config
+from ddp_pod.contract.plan import VERSION, PodPlan, encode_plan
 
-CONFIG = LauncherConfig(
+CONFIG = PodPlan(
+    version=VERSION,
     nodes=1,
     spares=0,
     nproc_per_node=1,
@@ -18,20 +19,14 @@ CONFIG = LauncherConfig(
     join_timeout_seconds=600,
     non_retryable_exit_codes=(),
     success_policy="AllNodes",
-    watchdog=None,
-    preflight=None,
-    checkpoint=None,
-    log_patterns=(),
     auto_instrument=True,
-    epochs=None,
     warm_start=True,
-    code=None,
 )
 
 
 def encoded_config(**changes: Any) -> dict[str, str]:
     """Return the variable that contains a configuration."""
-    return {"DDP_LAUNCHER_CONFIG": encode_config(dataclasses.replace(CONFIG, **changes))}
+    return {"DDP_LAUNCHER_CONFIG": encode_plan(dataclasses.replace(CONFIG, **changes))}
 
 
 def launcher_pod(runtime: object, **changes: Any) -> Pod:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ddp_operator.manifests.torchrun import TorchrunPlan, build_env, build_torchrun_args, split_user_command
+from ddp_operator.manifests.torchrun import split_user_command
 from tests.support.launcher_config import encoded_config
 from tests.support.launcher_folder import delivered_launcher
 from tests.support.pod_python import IS_OTHER_PYTHON, POD_PYTHON
@@ -66,22 +66,18 @@ class LauncherPods:
         """Start pods, by default all of them."""
         command = split_user_command(self.command, [])
         for index in indices or range(self.nodes + self.spares):
-            least, most = self.elastic or (self.nodes, None)
-            plan = TorchrunPlan(
-                nodes=least,
-                max_nodes=most,
-                nproc_per_node=self.nproc,
-                backend=self.backend,
-                master_addr="127.0.0.1",
-                master_port=self.port,
-                local_addr=f"job-1-{index}.job",
-                run_id="run-1",
-            )
+            least, most = self.elastic or (0, 0)
             config: dict[str, Any] = {
                 "nodes": self.nodes,
                 "spares": self.spares,
                 "nproc_per_node": self.nproc,
-                "elastic": plan.elastic,
+                "elastic": self.elastic is not None,
+                "min_nodes": least,
+                "max_nodes": most,
+                "rendezvous_backend": self.backend,
+                "pod_host": "job-1-{}.job",
+                "program": command.program,
+                "torchrun": command.options,
                 "in_place_restarts": self.max_restarts,
                 "join_timeout_seconds": TIMEOUT,
                 "non_retryable_exit_codes": (2, 126, 127),
@@ -89,7 +85,9 @@ class LauncherPods:
             }
             env = {
                 **os.environ,
-                **build_env(plan),
+                "MASTER_ADDR": "127.0.0.1",
+                "MASTER_PORT": str(self.port),
+                "DDP_RUN_ID": "run-1",
                 "DDP_RENDEZVOUS_SECRET": "of these pods",
                 "OMP_NUM_THREADS": "1",
                 "TMPDIR": str(self.temporary),
@@ -101,7 +99,7 @@ class LauncherPods:
                 "DDP_TERMINATION_LOG": str(self.folder / f"termination-{index}"),
                 **self.env,
             }
-            argv = [str(delivered_launcher()), "run", *build_torchrun_args(plan, command), "--", *command.argv]
+            argv = [str(delivered_launcher()), "run", "--", *command.argv]
             output = self.folder / f"log-{index}"
             if self.warm and not self.pass_fds:
                 self.running[index] = WarmProcess(argv, output=output, folder=self.folder, environ=env)

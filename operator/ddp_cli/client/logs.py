@@ -21,7 +21,7 @@ from ddp_operator.api.kubeobjects import find_trainer
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.manifests.template import resolve_template
-from ddp_pod.contract.plan import decode_config
+from ddp_pod.contract.plan import decode_plan
 
 _POLL_SECONDS: Final = 1.0
 _FOLLOW_SECONDS: Final = 3600.0  # silence of a rank after which the stream is reopened
@@ -254,7 +254,7 @@ def log_pod(pod: Mapping[str, Any]) -> LogPod:
     trainer = find_trainer(pod)
     env = {entry["name"]: entry.get("value", "") for entry in trainer.get("env") or ()}
     try:
-        nproc = decode_config(env.get(constants.ENV_LAUNCHER_CONFIG)).nproc_per_node
+        nproc = decode_plan(env.get(constants.ENV_LAUNCHER_CONFIG)).nproc_per_node
     except ValueError:
         nproc = 1  # another version of the operator created the pod
     return LogPod(

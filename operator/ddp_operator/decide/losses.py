@@ -26,7 +26,7 @@ from ddp_operator.decide.kueue import is_queued
 from ddp_operator.decide.state import Children, CreatePod, FailPod, State
 from ddp_operator.decide.views import JobView, NodeView, PodView
 from ddp_pod.contract.failure_table import CATEGORIES, PREEMPTED
-from ddp_pod.contract.plan import decode_config
+from ddp_pod.contract.plan import decode_plan
 
 REASON = "NodeLost"
 _REASONS = ("DeletionByTaintManager", "DeletionByPodGC", REASON)
@@ -318,7 +318,7 @@ def _awaits_peers(job: JobView) -> bool:
     for variable in find_trainer(job.raw["spec"].get("template") or {}).get("env") or ():
         if variable["name"] == constants.ENV_LAUNCHER_CONFIG:
             with suppress(ValueError):  # of an older operator
-                return decode_config(variable["value"].replace("$$", "$")).awaits_peers
+                return decode_plan(variable["value"].replace("$$", "$")).awaits_peers
     return False
 
 

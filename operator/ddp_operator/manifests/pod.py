@@ -12,7 +12,6 @@ from ddp_operator.api import child_names, constants
 from ddp_operator.api.job import CRASH_LOOP_FAILURES, DDPTrainingJob, inherited_labels
 from ddp_operator.api.kubeobjects import cpu_limit
 from ddp_operator.api.spec import Code
-from ddp_operator.manifests import torchrun
 from ddp_operator.manifests.environment import (
     build_memory_environment,
     build_tracking_environment,
@@ -23,7 +22,7 @@ from ddp_operator.manifests.fabric import plan_preflight
 from ddp_operator.manifests.inputs import build_cache_check, build_fetch_pod, list_mounts, list_volumes
 from ddp_operator.manifests.scheduling import add_scheduling
 from ddp_operator.manifests.template import ResolvedTemplate
-from ddp_pod.contract.plan import CheckpointStoreConfig, CodeConfig, LauncherConfig, WatchdogConfig, encode_config
+from ddp_pod.contract.plan import VERSION, CheckpointStoreConfig, CodeConfig, PodPlan, WatchdogConfig, encode_plan
 
 _DEFAULT_GRACE_SECONDS = 30
 _DEFAULT_SNAPSHOTS = 3
@@ -131,20 +130,10 @@ def _build_trainer(
 ) -> None:
     spec = job.spec
     launcher = f"{constants.LAUNCHER_MOUNT_PATH}/{constants.LAUNCHER_FILE}"
-    plan = torchrun.TorchrunPlan(
-        nodes=spec.elastic.min_nodes if spec.elastic else nodes,
-        max_nodes=spec.elastic.max_nodes if spec.elastic else None,
-        nproc_per_node=template.nproc,
-        backend=spec.rendezvous.backend,
-        master_addr=child_names.pod_host(job.name, attempt, 0),
-        master_port=spec.rendezvous.port,
-        local_addr=child_names.pod_host(job.name, attempt, f"$({constants.ENV_COMPLETION_INDEX})"),
-        run_id=f"{job.uid}-{attempt}",
-    )
     trainer["command"] = [template.command.interpreter, launcher, "run"]
-    trainer["args"] = [*torchrun.build_torchrun_args(plan, template.command), "--", *template.command.argv]
-    config = build_launcher_config(job, template, nodes=nodes, elastic=plan.elastic)
-    required = _build_environment(job, template, config, attempt=attempt, pod=pod) | torchrun.build_env(plan)
+    trainer["args"] = ["--", *template.command.argv]
+    plan = build_plan(job, template, attempt=attempt, nodes=nodes)
+    required = _build_environment(job, template, plan, attempt=attempt, pod=pod)
     defaults = _build_default_environment(trainer, template.nproc) | build_tracking_environment(job)
     written = list(trainer.get("env") or [])
     written_names = {variable["name"] for variable in written}
@@ -172,18 +161,25 @@ def _build_trainer(
         trainer["envFrom"] = [secret, *(trainer.get("envFrom") or [])]
 
 
-def build_launcher_config(
-    job: DDPTrainingJob, template: ResolvedTemplate, *, nodes: int, elastic: bool
-) -> LauncherConfig:
-    """Return the configuration of the launchers in the pods of an attempt."""
+def build_plan(job: DDPTrainingJob, template: ResolvedTemplate, *, attempt: int, nodes: int) -> PodPlan:
+    """Return the plan of the pods of an attempt."""
     spec = job.spec
+    elastic = spec.elastic
+    is_elastic = elastic is not None and elastic.min_nodes < elastic.max_nodes
     watchdog = spec.watchdog
     saves = spec.checkpoint
-    return LauncherConfig(
+    return PodPlan(
+        version=VERSION,
         nodes=nodes,
         spares=job.spares,
         nproc_per_node=template.nproc,
-        elastic=elastic,
+        elastic=is_elastic,
+        min_nodes=elastic.min_nodes if elastic is not None and is_elastic else 0,
+        max_nodes=elastic.max_nodes if elastic is not None and is_elastic else 0,
+        rendezvous_backend=spec.rendezvous.backend,
+        pod_host=child_names.pod_host(job.name, attempt, "{}"),
+        program=template.command.program,
+        torchrun=template.command.options,
         in_place_restarts=job.in_place_restarts,
         # One fewer than the operator allows: the last restart gets new pods, in case the pods are the cause.
         restarts_without_progress=CRASH_LOOP_FAILURES - 2 if job.counts_in_place else None,
@@ -212,7 +208,7 @@ def build_launcher_config(
 
 
 def _build_environment(
-    job: DDPTrainingJob, template: ResolvedTemplate, config: LauncherConfig, *, attempt: int, pod: Mapping[str, Any]
+    job: DDPTrainingJob, template: ResolvedTemplate, plan: PodPlan, *, attempt: int, pod: Mapping[str, Any]
 ) -> dict[str, str]:
     """Return the operator's variables, which docs/pod-contract.md lists."""
     spec = job.spec
@@ -221,11 +217,13 @@ def _build_environment(
         constants.ENV_JOB_NAMESPACE: job.namespace,
         constants.ENV_RUN_ID: f"{job.uid}-{attempt}",
         constants.ENV_ATTEMPT: str(attempt),
+        constants.ENV_MASTER_ADDR: child_names.pod_host(job.name, attempt, 0),
+        constants.ENV_MASTER_PORT: str(spec.rendezvous.port),
         constants.ENV_METRICS_PORT: str(spec.metrics.port),
         constants.ENV_GRACE_SECONDS: str(_workers_grace(job, pod)),
         constants.ENV_TERMINATION_LOG: _find_termination_path(template.trainer),
         # Kubernetes expands $(NAME) and $$ in a variable's value.
-        constants.ENV_LAUNCHER_CONFIG: encode_config(config).replace("$", "$$"),
+        constants.ENV_LAUNCHER_CONFIG: encode_plan(plan).replace("$", "$$"),
     }
     env |= build_memory_environment(job, attempt)
     if spec.checkpoint:

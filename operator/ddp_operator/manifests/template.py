@@ -406,8 +406,8 @@ def _check_log_patterns(spec: Spec, command: UserCommand | None) -> Iterator[Fie
         yield FieldError(f"spec.metrics.logPatterns[{index}]", problem, spec.metrics.log_patterns[index])
     if not spec.metrics.log_patterns or command is None:
         return
-    flags = {flag.partition("=")[0] for flag in command.torchrun_flags}
-    for flag in sorted(flags & {"--redirects", "--tee", "--logs-specs"}):
+    for name in command.options.list_output_flags():
+        flag = f"--{name.replace('_', '-')}"
         message = f"has no effect, because torchrun's {flag} redirects the output; remove one of the two"
         yield FieldError("spec.metrics.logPatterns", message)
 

@@ -1,18 +1,15 @@
-"""Parse the user's training command, and build torchrun's arguments and environment. Pure.
+"""Parse the user's training command: the program, and the flags of torchrun before it as typed options. Pure."""
 
-The launcher adds the values that only a running pod has (its index, its address, the worker command), so all pods of a
-Job have the same arguments.
-"""
-
+import dataclasses
+import math
 import posixpath
 import re
-from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Final
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import Any, Final
 
-from ddp_operator.api import constants
 from ddp_operator.manifests.exit_codes import add_pipefail
 from ddp_pod.contract.command_line import split_python_line
+from ddp_pod.contract.plan import TorchrunOptions
 
 DEFAULT_INTERPRETER: Final = "python3"
 
@@ -39,18 +36,17 @@ OWNED_FLAGS: Final = {
     "signals-to-handle": "remove it; the script gets SIGTERM, and has spec.checkpoint.graceSeconds to exit",
 }
 OWNED_SWITCHES: Final = ("standalone", "no-python", "run-path")  # owned flags without a value
-# Flags that the user may set, with a value or without.
-_WITH_VALUES: Final = (
-    *("monitor-interval", "start-method", "event-log-handler", "role", "log-dir", "redirects", "tee", "logs-specs"),
-    *("local-ranks-filter", "duplicate-stdout-filters", "duplicate-stderr-filters", "numa-binding"),
-)
-_PASSED: Final = dict.fromkeys(_WITH_VALUES, True) | {"virtual-local-rank": False}
+_SWITCHES: Final = ("virtual_local_rank",)
+_OPTIONS: Final = {
+    field.name.replace("_", "-"): field.name not in _SWITCHES for field in dataclasses.fields(TorchrunOptions)
+}
+"""Flags that the user may set, and whether each has a value."""
 _FORM: Final = {"module": False, "use-env": False, "help": False}
 _SHORT: Final = {"r": "redirects", "t": "tee", "m": "module", "h": "help"}
 TORCHRUN_FLAGS: Final = {
     **dict.fromkeys(OWNED_FLAGS, True),
     **dict.fromkeys(OWNED_SWITCHES, False),
-    **_PASSED,
+    **_OPTIONS,
     "module": False,
     "m": False,
     "r": True,
@@ -63,40 +59,18 @@ class InvalidCommand(ValueError):
     """An invalid training command. The message names the flag and the remedy."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclasses.dataclass(frozen=True, slots=True)
 class UserCommand:
     """The command of every rank.
 
     ``argv``: the arguments of ``python`` (``["-O", "train.py", "--lr", "1"]``), or with ``program`` the complete
-    command line of another program.
+    command line of another program. ``options``: the flags of torchrun before it.
     """
 
     interpreter: str
     argv: tuple[str, ...]
     program: bool = False
-    torchrun_flags: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class TorchrunPlan:
-    """Size and rendezvous of an attempt. ``local_addr`` may have ``$(JOB_COMPLETION_INDEX)``, which Kubernetes expands.
-
-    With ``max_nodes`` the job is elastic, and ``nodes`` is its minimum.
-    """
-
-    nodes: int
-    nproc_per_node: int
-    backend: str
-    master_addr: str
-    master_port: int
-    local_addr: str
-    run_id: str
-    max_nodes: int | None = None
-
-    @property
-    def elastic(self) -> bool:
-        """Whether the number of nodes may change while the job trains."""
-        return self.max_nodes not in (None, self.nodes)
+    options: TorchrunOptions = dataclasses.field(default_factory=TorchrunOptions)
 
 
 def is_interpreter(argument: str) -> bool:
@@ -129,28 +103,6 @@ def split_user_command(command: Sequence[str], args: Sequence[str]) -> UserComma
     return UserCommand(DEFAULT_INTERPRETER, add_pipefail(line), program=True)
 
 
-def build_torchrun_args(plan: TorchrunPlan, command: UserCommand) -> list[str]:
-    """Return torchrun's flags, between ``launcher.py run`` and ``--``. They are the same in every pod.
-
-    The launcher adds the endpoint (from MASTER_ADDR and MASTER_PORT) and the worker command.
-    """
-    size = f"{plan.nodes}:{plan.max_nodes}" if plan.elastic else str(plan.nodes)
-    return [
-        f"--nnodes={size}",
-        f"--nproc-per-node={plan.nproc_per_node}",
-        f"--rdzv-backend={plan.backend}",
-        f"--rdzv-id={plan.run_id}",
-        f"--local-addr={plan.local_addr}",
-        *command.torchrun_flags,
-        *(["--no-python"] if command.program else []),
-    ]
-
-
-def build_env(plan: TorchrunPlan) -> dict[str, str]:
-    """Return the environment variables of the rendezvous."""
-    return {constants.ENV_MASTER_ADDR: plan.master_addr, constants.ENV_MASTER_PORT: str(plan.master_port)}
-
-
 def _split_python(interpreter: str, arguments: Sequence[str]) -> UserCommand:
     try:
         line = split_python_line(arguments)
@@ -176,10 +128,35 @@ def _split_torchrun(
         raise InvalidCommand("--help: starts no training; remove it")
     if not rest:
         raise InvalidCommand("torchrun has no script; write for example [torchrun, train.py]")
-    passed = tuple(f"--{name}={value}" if _PASSED[name] else f"--{name}" for name, value in options if name in _PASSED)
     script = ["-m", rest[0]] if "module" in names else [rest[0]]
     local_rank = ["--local-rank=${local_rank}"] if legacy and "use-env" not in names else []
-    return UserCommand(interpreter, (*flags, *script, *local_rank, *rest[1:]), torchrun_flags=passed)
+    return UserCommand(interpreter, (*flags, *script, *local_rank, *rest[1:]), options=_read_options(options))
+
+
+def _read_options(typed: Iterable[tuple[str, str]]) -> TorchrunOptions:
+    """Return the flags that the user may set as typed values, of repeated ones the last. Raises: InvalidCommand."""
+    values: dict[str, Any] = {}
+    for flag, text in typed:
+        name = flag.replace("-", "_")
+        if name in _SWITCHES:
+            values[name] = True
+        elif name == "monitor_interval":
+            values[name] = _read_interval(text)
+        elif name.startswith("duplicate_"):
+            values[name] = tuple(text.split(","))
+        elif flag in _OPTIONS:
+            values[name] = text
+    return TorchrunOptions(**values)
+
+
+def _read_interval(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0 < seconds < math.inf:
+        raise InvalidCommand(f"--monitor-interval: {text!r} is no number of seconds; write for example 0.1")
+    return seconds
 
 
 def _read_flags(arguments: Sequence[str], legacy: bool) -> tuple[list[tuple[str, str]], list[str]]:
@@ -187,7 +164,7 @@ def _read_flags(arguments: Sequence[str], legacy: bool) -> tuple[list[tuple[str,
 
     Raises: InvalidCommand.
     """
-    flags = dict.fromkeys(OWNED_FLAGS, True) | dict.fromkeys(OWNED_SWITCHES, False) | _PASSED | _FORM
+    flags = dict.fromkeys(OWNED_FLAGS, True) | dict.fromkeys(OWNED_SWITCHES, False) | _OPTIONS | _FORM
     if not legacy:
         del flags["use-env"]
     options: list[tuple[str, str]] = []
@@ -217,7 +194,7 @@ def _split_flags(word: str) -> Iterator[tuple[str, str | None]]:
         yield typed.replace("_", "-"), value if equals else None
         return
     for index, letter in enumerate(word[1:], start=2):
-        if _PASSED.get(_SHORT.get(letter, "")):
+        if _OPTIONS.get(_SHORT.get(letter, "")):
             yield f"-{letter}", word[index:] or None
             return
         yield f"-{letter}", None

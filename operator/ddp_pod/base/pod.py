@@ -1,10 +1,10 @@
-"""This pod: its environment, its runtime directory, and torchrun's flags that depend on them."""
+"""This pod: its plan, its environment and its runtime directory."""
 
 import dataclasses
 import json
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from ..contract.names import (
@@ -17,11 +17,12 @@ from ..contract.names import (
     ENV_METRICS_PORT,
     ENV_POD_IP,
     ENV_RENDEZVOUS_SECRET,
+    ENV_RUN_ID,
     ENV_RUNTIME_DIR,
     EXIT_USER_ERROR,
     STOPPING_FILE,
 )
-from ..contract.plan import LauncherConfig, decode_config, from_json, loopback_address
+from ..contract.plan import VERSION, PodPlan, decode_plan, from_json, loopback_address
 from ..contract.processes import count_oom_kills, read_cpu_quota
 from .files import read_json
 
@@ -36,11 +37,11 @@ class PodSetupError(Exception):
         self.output = output
 
 
-@dataclasses.dataclass(frozen=True)
-class Pod(LauncherConfig):
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Pod(PodPlan):
     """One pod of the job.
 
-    ``oom_kills``: the cgroup's count before the ranks start;
+    ``oom_kills``: the cgroup's count before the ranks start; ``run_id``: of the attempt;
     ``steps``: the run's total, if an option of the script's command sets it. ``ip``: of this pod, empty if unknown;
     ``secret``: with which the pods of the attempt sign what they exchange in the rendezvous store.
     """
@@ -55,6 +56,7 @@ class Pod(LauncherConfig):
     steps: int | None = None
     ip: str = ""
     secret: str = ""
+    run_id: str = "run"
 
     @property
     def local(self) -> bool:
@@ -65,6 +67,13 @@ class Pod(LauncherConfig):
     def is_multi_node(self) -> bool:
         """Whether the pod has a rendezvous with other pods."""
         return self.nodes > 1 or self.elastic
+
+    @property
+    def address(self) -> str:
+        """The host at which other pods reach this one."""
+        if not self.is_multi_node:
+            return "127.0.0.1"
+        return loopback_address(self.node) if self.local else self.pod_host.format(self.node)
 
     @property
     def store_address(self) -> str:
@@ -80,7 +89,7 @@ class Pod(LauncherConfig):
 
 
 def decode_pod(text: str) -> Pod:
-    """Read a pod from the output of ``encode_config``."""
+    """Read a pod from the output of ``encode_plan``."""
     pod: Pod = from_json(Pod, json.loads(text))
     return pod
 
@@ -94,8 +103,14 @@ def read_pod(env: Mapping[str, str], runtime: str) -> Pod:
         except ValueError:
             raise ValueError(f"{name}={env[name]!r} is not a number") from None
 
+    plan = decode_plan(env.get(ENV_LAUNCHER_CONFIG))
+    if plan.version != VERSION:
+        raise ValueError(
+            f"{ENV_LAUNCHER_CONFIG} has version {plan.version}, but this launcher reads version {VERSION}; mount the "
+            "launcher of the operator that created the Job"
+        )
     pod = Pod(
-        **vars(decode_config(env.get(ENV_LAUNCHER_CONFIG))),
+        **vars(plan),
         node=int(number(ENV_COMPLETION_INDEX, 0)),
         master=env.get(ENV_MASTER_ADDR) or "127.0.0.1",
         port=int(number(ENV_MASTER_PORT, DEFAULT_RENDEZVOUS_PORT)),
@@ -105,6 +120,7 @@ def read_pod(env: Mapping[str, str], runtime: str) -> Pod:
         oom_kills=count_oom_kills(),
         ip=env.get(ENV_POD_IP, ""),
         secret=env.get(ENV_RENDEZVOUS_SECRET, "").strip(),
+        run_id=env.get(ENV_RUN_ID) or "run",
     )
     if pod.is_multi_node and not pod.secret:
         raise ValueError(
@@ -112,15 +128,6 @@ def read_pod(env: Mapping[str, str], runtime: str) -> Pod:
             "of the attempt the same random value, as the operator and `ddp run` do"
         )
     return pod
-
-
-def add_pod_flags(flags: Sequence[str], pod: Pod) -> list[str]:
-    """Return torchrun's flags with those that only the pod knows. Later flags win: a default comes first, they last."""
-    flags = ["--monitor-interval=0.1", *flags]  # with the 5 s of older versions failures are detected late
-    if not pod.is_multi_node:
-        return [*flags, "--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
-    address = [f"--local-addr={loopback_address(pod.node)}"] if pod.local else []
-    return [*flags, f"--rdzv-endpoint={pod.store_host}:{pod.port}", *address]
 
 
 def default_threads(nproc: int) -> str | None:

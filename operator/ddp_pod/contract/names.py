@@ -7,7 +7,7 @@ from typing import Final
 
 # Environment of the training container, set by the operator, or read by torchrun and Kubernetes by convention.
 ENV_COMPLETION_INDEX: Final = "JOB_COMPLETION_INDEX"
-ENV_LAUNCHER_CONFIG: Final = "DDP_LAUNCHER_CONFIG"  # JSON: see pod.LauncherConfig
+ENV_LAUNCHER_CONFIG: Final = "DDP_LAUNCHER_CONFIG"  # JSON: see plan.PodPlan
 ENV_METRICS_PORT: Final = "DDP_METRICS_PORT"
 ENV_INPUTS: Final = "DDP_INPUTS"  # JSON, in the pod that fetches the inputs: see sources.InputState
 ENV_GRACE_SECONDS: Final = "DDP_GRACE_SECONDS"

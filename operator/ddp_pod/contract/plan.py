@@ -1,10 +1,18 @@
-"""What the operator decided for the pods of an attempt: one JSON document in one variable, read by the launcher."""
+"""What the operator decided for the pods of an attempt: one JSON document in one variable, read by the launcher.
+
+Unknown fields are ignored, and missing fields have their defaults: the operator also reads the plans of Jobs that a
+former or a later version has created. A pod always has the launcher that its plan is for.
+"""
 
 import dataclasses
 import json
-from typing import Any
+import types
+from typing import Any, Final, get_args, get_origin
 
 from .names import ENV_LAUNCHER_CONFIG
+
+VERSION: Final = 1
+"""Of a PodPlan. Plans of the first releases have none, which reads as 0, and torchrun's flags beside them."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,30 +61,62 @@ class CheckpointStoreConfig:
 
 
 @dataclasses.dataclass(frozen=True)
-class LauncherConfig:
-    """The configuration that all pods of a job share. ``nodes``: in an elastic job the number at its start.
+class TorchrunOptions:
+    """The flags of torchrun that a user may set, by torchrun's names. None: torchrun's default."""
 
-    ``spares``: pods on standby in addition to ``nodes``. ``restarts_without_progress``: how many failures in a row
-    without a new step are recovered in the same pods; None: no limit.
+    role: str | None = None
+    monitor_interval: float | None = None
+    start_method: str | None = None
+    event_log_handler: str | None = None
+    log_dir: str | None = None
+    redirects: str | None = None
+    tee: str | None = None
+    logs_specs: str | None = None
+    local_ranks_filter: str | None = None
+    duplicate_stdout_filters: tuple[str, ...] | None = None
+    duplicate_stderr_filters: tuple[str, ...] | None = None
+    numa_binding: str | None = None
+    virtual_local_rank: bool | None = None
+
+    def list_output_flags(self) -> list[str]:
+        """Return the flags among them that redirect the ranks' output, so that the launcher does not read it."""
+        return [name for name in ("redirects", "tee", "logs_specs") if getattr(self, name) is not None]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PodPlan:
+    """The plan that all pods of an attempt share. ``nodes``: in an elastic job the number at its start.
+
+    ``min_nodes``, ``max_nodes``: of an elastic job. ``spares``: pods on standby in addition to ``nodes``.
+    ``pod_host``: the pods' DNS name, with ``{}`` for the index. ``program``: whether the command is no Python.
+    ``restarts_without_progress``: how many failures in a row without a new step are recovered in the same pods; None:
+    no limit.
     """
 
+    version: int
     nodes: int
     spares: int
     nproc_per_node: int
     elastic: bool
+    min_nodes: int = 0
+    max_nodes: int = 0
+    rendezvous_backend: str = "c10d"
+    pod_host: str = ""
+    program: bool = False
+    torchrun: TorchrunOptions = TorchrunOptions()
     in_place_restarts: int
-    restarts_without_progress: int | None
+    restarts_without_progress: int | None = None
     join_timeout_seconds: float
     non_retryable_exit_codes: tuple[int, ...]
     success_policy: str
-    watchdog: WatchdogConfig | None
-    preflight: PreflightConfig | None
-    checkpoint: CheckpointStoreConfig | None
-    log_patterns: tuple[str, ...]
+    watchdog: WatchdogConfig | None = None
+    preflight: PreflightConfig | None = None
+    checkpoint: CheckpointStoreConfig | None = None
+    log_patterns: tuple[str, ...] = ()
     auto_instrument: bool
-    epochs: int | None
+    epochs: int | None = None
     warm_start: bool
-    code: CodeConfig | None
+    code: CodeConfig | None = None
 
     @property
     def regroups(self) -> bool:
@@ -90,45 +130,60 @@ class LauncherConfig:
         return self.elastic or (self.nodes > 1 and has_budget)
 
 
-_NESTED = {
-    "watchdog": WatchdogConfig,
-    "preflight": PreflightConfig,
-    "checkpoint": CheckpointStoreConfig,
-    "code": CodeConfig,
-}
+def encode_plan(plan: PodPlan) -> str:
+    """Return the plan as a JSON document."""
+    return json.dumps(to_json(plan), separators=(",", ":"))
 
 
-def encode_config(config: LauncherConfig) -> str:
-    """Return the configuration as a JSON document."""
-    return json.dumps(to_json(config), separators=(",", ":"))
-
-
-def decode_config(text: str | None) -> LauncherConfig:
+def decode_plan(text: str | None) -> PodPlan:
     """Read the JSON document. Raises: ValueError that names the variable and the field."""
     if not text:
         raise ValueError(f"{ENV_LAUNCHER_CONFIG} is not set; the operator and `ddp run` set it")
     try:
-        config: LauncherConfig = from_json(LauncherConfig, json.loads(text))
-    except (ValueError, TypeError, KeyError) as error:
-        raise ValueError(f"{ENV_LAUNCHER_CONFIG} cannot be read: {type(error).__name__}: {error}") from None
-    return config
+        plan: PodPlan = from_json(PodPlan, {"version": 0} | json.loads(text))
+    except (ValueError, TypeError, RecursionError) as error:
+        raise ValueError(f"{ENV_LAUNCHER_CONFIG} cannot be read: {error}") from None
+    return plan
 
 
 def to_json(value: Any) -> Any:
-    """Return the JSON object of a record, with its field names in camelCase."""
-    if dataclasses.is_dataclass(value):
-        return {_key(field): to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
-    return value
+    """Return the JSON object of a record: its fields in camelCase, without those that have their default."""
+    if not dataclasses.is_dataclass(value):
+        return value
+    fields = {field: getattr(value, field.name) for field in dataclasses.fields(value)}
+    return {_key(field): to_json(item) for field, item in fields.items() if item != field.default}
 
 
 def from_json(kind: Any, raw: Any) -> Any:
-    """Return a record of a dataclass from its JSON object. Raises: KeyError, TypeError for a missing field."""
-    values = {field.name: raw[_key(field)] for field in dataclasses.fields(kind)}
-    for name, value in values.items():
-        if name in _NESTED and value is not None:
-            values[name] = from_json(_NESTED[name], value)
-        elif isinstance(value, list):
-            values[name] = tuple(value)
+    """Return a value of a field's type from its JSON form. Raises: TypeError, ValueError for a missing field."""
+    if dataclasses.is_dataclass(kind):
+        return _read_record(kind, raw)
+    if isinstance(kind, types.UnionType):  # with None
+        return None if raw is None else from_json(get_args(kind)[0], raw)
+    if get_origin(kind) is tuple:
+        if not isinstance(raw, list):
+            raise TypeError("is no list")
+        return tuple(from_json(get_args(kind)[0], item) for item in raw)
+    accepted = (int, float) if kind is float else kind
+    if not isinstance(raw, accepted) or isinstance(raw, bool) != (kind is bool):
+        raise TypeError(f"is no {kind.__name__}")
+    return raw
+
+
+def _read_record(kind: Any, raw: Any) -> Any:
+    if not isinstance(raw, dict):
+        raise TypeError("is no object")
+    values = {}
+    for field in dataclasses.fields(kind):
+        key = _key(field)
+        if key not in raw:
+            if field.default is dataclasses.MISSING:
+                raise ValueError(f"{key} is missing")
+            continue
+        try:
+            values[field.name] = from_json(field.type, raw[key])
+        except TypeError as error:
+            raise ValueError(f"{key} {error}") from None
     return kind(**values)
 
 

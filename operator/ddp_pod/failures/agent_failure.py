@@ -52,10 +52,10 @@ class AgentEnd(NamedTuple):
 
 
 class ArgumentError(KnownFailure):
-    """torchrun refuses its command line."""
+    """torchrun refuses one of the user's options."""
 
-    def __init__(self) -> None:
-        super().__init__("torchrun refused its arguments", FATAL, FLAGS_REMEDY)
+    def __init__(self, problem: str) -> None:
+        super().__init__(f"torchrun refused its options: {problem}", FATAL, FLAGS_REMEDY)
 
 
 class CauseUnknownError(KnownFailure):

@@ -59,7 +59,7 @@ PORT_REMEDY: Final = (
     "another port, or delete the job and create it again with another spec.rendezvous.port"
 )
 TORCH_REMEDY: Final = "use an image that has PyTorch for this Python"
-FLAGS_REMEDY: Final = "correct the flags; torchrun's own message is in the log"
+FLAGS_REMEDY: Final = "correct the flags of torchrun in the command"
 _IGNORED_FILES: Final = (
     "if it is a file of the packed folder, .gitignore or .ddpignore may exclude it (--include PATH packs it)"
 )

@@ -57,12 +57,6 @@ def _find_category(problems: Mapping[str, str], report: PreflightReport) -> Cate
     return NCCL if by_nccl or unnamed else NETWORK
 
 
-def decode_preflight(raw: Sequence[Any]) -> PreflightReport:
-    """Read a PreflightReport that was encoded as a JSON array."""
-    report = PreflightReport(*raw)
-    return report if report.pair is None else report._replace(pair=PairRate(*report.pair))
-
-
 def find_partners(pod: Pod) -> list[tuple[str, int]]:
     """Return the addresses that this pod must reach: the rendezvous on pod 0, and the next pod's metrics page.
 

@@ -1,18 +1,17 @@
 """torchrun's agent from the launcher's side: its process, which a fork server forks, and the events that it reports."""
 
-import json
 import os
 import signal
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
 from ..base.pod import Pod
-from ..contract.plan import encode_config
 from ..contract.processes import kill
-from ..torchrun.channel import AgentEvent, AgentRequest
+from ..torchrun.channel import AgentRequest, Started
 from ..torchrun.fork_server import request_fork, start_fork_server
+from ..torchrun.frames import decode_all, encode
 
 
 class AgentProcess:
@@ -35,10 +34,10 @@ class AgentProcess:
         self._unread = b""
         self._early_signal = 0  # that its server received instead
 
-    def start(self, flags: Sequence[str], store_guard: int | None, restarts: int) -> None:
+    def start(self, store_guard: int | None, *, restarts: int, restarts_left: int) -> None:
         """Request an agent. The first one, and one after the server's end, waits for the import of torch.
 
-        ``restarts``: of the workers so far.
+        ``restarts``, ``restarts_left``: see ``AgentRequest``.
         """
         if self.channel is not None:
             self.channel.close()
@@ -49,10 +48,10 @@ class AgentProcess:
         requests = self._start_server()
         self.pid = self.server
         self.rank_server = 0
-        request = AgentRequest(encode_config(self._pod), list(flags), self._entry, restarts)
+        request = AgentRequest(self._pod, self._entry, restarts, restarts_left)
         guards = [] if store_guard is None else [store_guard]
         with suppress(OSError):  # the server has ended, as the channel will show
-            request_fork(requests, request._asdict(), [theirs.fileno(), *guards])
+            request_fork(requests, request, [theirs.fileno(), *guards])
         theirs.close()
         for guard in guards:
             os.close(guard)
@@ -67,13 +66,13 @@ class AgentProcess:
         self.server, self._requests = start_fork_server(self._worker)
         return self._requests
 
-    def reply(self, reply: Mapping[str, Any]) -> None:
+    def reply(self, reply: object) -> None:
         """Reply to the agent's request, unless it has ended."""
         with suppress(OSError):  # it has ended just now
             if self.channel is not None:
-                self.channel.sendall(json.dumps(reply).encode() + b"\n")
+                self.channel.sendall(encode(reply))
 
-    def receive(self) -> list[AgentEvent]:
+    def receive(self) -> list[Any]:
         """Return the events that the agent has reported since the last call."""
         while self.channel is not None:
             try:
@@ -86,22 +85,21 @@ class AgentProcess:
                 self.channel.close()
                 self.channel = None
             self._unread += data
-        *lines, self._unread = self._unread.split(b"\n")
-        events: list[AgentEvent] = [json.loads(line) for line in lines]
+        events, self._unread = decode_all(self._unread)
         for event in events:
-            if "server" in event:
-                self._note_start(event["pid"], event["server"])
+            if isinstance(event, Started):
+                self._note_start(event)
         if self.channel is None and not self.rank_server:
             self.kill()  # the agent was never forked: its server's end counts as its own
         return events
 
-    def _note_start(self, pid: int, server: int) -> None:
+    def _note_start(self, event: Started) -> None:
         """Note an agent's process id. Forward a signal that its server received before the fork."""
         server_pid = self.pid
-        self.pid = pid
-        self.rank_server = server
-        if self._early_signal and pid != server_pid:
-            kill(pid, self._early_signal)
+        self.pid = event.pid
+        self.rank_server = event.server
+        if self._early_signal and self.pid != server_pid:
+            kill(self.pid, self._early_signal)
 
     def note_end(self, pid: int, status: int) -> None:
         """Note that a child of the launcher has ended."""

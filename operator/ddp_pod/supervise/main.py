@@ -7,15 +7,12 @@ import shutil
 import sys
 import time
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from ..base.delivered import add_delivered_packages
 from ..base.files import BOOTSTRAP, log
 from ..base.pod import (
     Pod,
     PodSetupError,
-    RuntimeDirectory,
-    add_pod_flags,
     default_threads,
     make_runtime_dir,
     read_pod,
@@ -40,22 +37,18 @@ from ..rank.tracking import start_tracking
 from .supervisor import Supervisor
 
 
-class _Arguments(NamedTuple):
-    """``run <torchrun flags> -- <command>``. ``line``: the Python command line; None for another program."""
-
-    flags: list[str]
-    command: list[str]
-    line: PythonLine | None
-
-
 def main(argv: Sequence[str], signals: list[int]) -> int:
     """Run the pod. ``signals``: those received so far. Returns the exit code."""
     index = os.environ.get(ENV_COMPLETION_INDEX, "")
     pod_index = int(index) if index.isdigit() else 0
     try:
-        arguments = _parse_arguments(argv)
+        command = list(argv[1:])
+        if argv[:1] != ["--"] or not command:
+            raise ValueError("no training command after --")
         runtime = make_runtime_dir()
-        pod = _prepare_pod(arguments, runtime, signals)
+        pod = read_pod(os.environ, runtime.path)
+        line = None if pod.program else split_python_line(command)
+        pod = _prepare_pod(pod, command, line, signals)
     except PodSetupError as error:
         failure = _build_failure(pod_index, error.exit_code, str(error), remedy=error.hint, traceback=error.output)
         return finish(failure)
@@ -65,10 +58,9 @@ def main(argv: Sequence[str], signals: list[int]) -> int:
     _set_environment(pod)
     add_delivered_packages(pod.runtime)
     start_tracking(pod.runtime)
-    warm = _can_fork_ranks(pod, arguments.line)
-    flags = add_pod_flags(_complete_flags(arguments.flags, pod), pod)
+    warm = _can_fork_ranks(pod, line)
     try:
-        return Supervisor(pod, flags, _build_entry(arguments), signals, warm=warm).run()
+        return Supervisor(pod, _build_entry(command, line), signals, warm=warm).run()
     except Exception as error:
         bug = describe(error)
         message = f"internal error of the launcher: {bug['type']}: {bug['message']}"
@@ -94,26 +86,18 @@ def _build_failure(pod_index: int, exit_code: int, message: str, *, remedy: str 
     )
 
 
-def _parse_arguments(argv: Sequence[str]) -> _Arguments:
-    """Split the arguments. Raises: ValueError."""
-    flags = list(argv[: argv.index("--")]) if "--" in argv else list(argv)
-    command = list(argv[len(flags) + 1 :])
-    if not command:
-        raise ValueError("no training command after --")
-    line = None if "--no-python" in flags else split_python_line(command)
-    return _Arguments(flags, command, line)
+def _prepare_pod(pod: Pod, command: Sequence[str], line: PythonLine | None, signals: list[int]) -> Pod:
+    """Unpack the pod's code, check that the program can start, and read its totals. Raises: PodSetupError.
 
-
-def _prepare_pod(arguments: _Arguments, runtime: RuntimeDirectory, signals: list[int]) -> Pod:
-    """Read the pod, unpack its code and check that the program can start. Raises: PodSetupError, ValueError."""
-    pod = read_pod(os.environ, runtime.path)
+    ``line``: the Python command line; None for another program.
+    """
     if pod.code is not None:
         importlib.import_module("..transfer.code", __package__).prepare_code(pod.code, signals)
-    problem = find_missing_program(arguments.line, arguments.command)
+    problem = find_missing_program(line, command)
     if problem:
         raise PodSetupError(problem.message, problem.remedy or advise_on_program(pod.code))
-    epochs = find_total(arguments.command, epochs=True)
-    steps = find_total(arguments.command, epochs=False)
+    epochs = find_total(command, epochs=True)
+    steps = find_total(command, epochs=False)
     return dataclasses.replace(pod, epochs=pod.epochs or epochs, steps=steps)
 
 
@@ -129,19 +113,10 @@ def _set_environment(pod: Pod) -> None:
     os.environ[ENV_RUNTIME_DIR] = pod.runtime
 
 
-def _complete_flags(flags: Sequence[str], pod: Pod) -> list[str]:
-    """Return torchrun's flags, among them a log folder."""
-    complete = [flag for flag in flags if flag != "--no-python"]
-    if not any(flag.startswith("--log-dir") for flag in complete):
-        complete.append(f"--log-dir={os.path.join(pod.runtime, 'torchrun')}")
-    return complete
-
-
-def _build_entry(arguments: _Arguments) -> list[str]:
+def _build_entry(command: Sequence[str], line: PythonLine | None) -> list[str]:
     """Return the command that torchrun starts for each rank: the shim with the user's program."""
-    line = arguments.line
     if line is None:
-        return [sys.executable, "-u", BOOTSTRAP, "worker", "program", "${local_rank}", *arguments.command]
+        return [sys.executable, "-u", BOOTSTRAP, "worker", "program", "${local_rank}", *command]
     interpreter = [sys.executable, "-u", *line.flags]
     return [*interpreter, BOOTSTRAP, "worker", line.kind, "${local_rank}", line.target, *line.args]
 

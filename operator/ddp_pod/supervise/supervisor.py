@@ -7,7 +7,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..base.files import log, try_write_json
@@ -40,7 +40,7 @@ from ..failures.rank_ends import find_remaining_processes
 from ..failures.restarts import InPlaceRestarts
 from ..failures.termination import complete_worker_failure, conclude
 from ..failures.worker_failure import find_root_cause
-from ..network.preflight import PreflightReport, decode_preflight, describe_preflight, summarize_preflight
+from ..network.preflight import PreflightReport, describe_preflight, summarize_preflight
 from ..network.unreachable import UnreachablePeers, count_connections, wait_for_master
 from ..progress.metrics import MetricsEndpoint
 from ..progress.output import OutputReader
@@ -49,7 +49,21 @@ from ..progress.rank_reader import RankReader
 from ..progress.step_hints import read_step_hint
 from ..progress.trainer_status import TrainerStatus
 from ..rank.tracking import list_tracked_runs
-from ..torchrun.channel import RELEASE, AgentEvent
+from ..torchrun.channel import (
+    GroupWaits,
+    JobStalled,
+    PeersLost,
+    PhaseEntered,
+    PreflightDone,
+    RanksFailed,
+    RanksFinished,
+    Release,
+    Restarting,
+    RoundJoined,
+    SnapshotNeeded,
+    StoreStarted,
+    Verdict,
+)
 from ..transfer.checkpoints import NEWEST, CheckpointMirror
 from ..transfer.memory import find_memory_folder, remove_memory, save_copies, summarize_copies
 from ..transfer.shards import has_shards, wait_for_shards
@@ -58,7 +72,6 @@ from ..watchdog.monitor import StallMonitor
 from ..watchdog.stall import decode_job_stall
 from .agent_process import AgentProcess
 
-_OUTPUT_FLAGS = ("--tee", "-t", "--redirects", "-r", "--logs-specs")
 _ENV_LOG_PREFIX = "DDP_LOG_PREFIX"  # set by the user: 0 writes lines without the rank as prefix
 _SECONDS_AFTER_GRACE = 30.0  # by which the pod's grace period is longer than the workers', or a quarter of the whole
 _SECONDS_WITHOUT_WORKERS = 1.0  # after which a stopping agent is killed
@@ -78,9 +91,8 @@ class _MasterCheck(NamedTuple):
 class Supervisor:
     """Holds a pod's processes together. ``signals``: those received so far, extended by its signal handlers."""
 
-    def __init__(self, pod: Pod, flags: list[str], entry: list[str], signals: list[int], *, warm: bool) -> None:
+    def __init__(self, pod: Pod, entry: list[str], signals: list[int], *, warm: bool) -> None:
         self.pod = pod
-        self._flags = flags
         self._signals = signals
         self._phase = LAUNCHER_PHASES[0]
         self._end = AgentEnd()
@@ -101,7 +113,7 @@ class Supervisor:
         self._agent = AgentProcess(pod, entry, warm=warm)
         self._store = 0
         self._store_guard: int | None = None
-        uses_torchrun_logs = any(flag.startswith(_OUTPUT_FLAGS) for flag in flags)  # they override the reader's prefix
+        uses_torchrun_logs = bool(pod.torchrun.list_output_flags())  # they override the reader's prefix
         marked = pod.nproc_per_node > 1 and not uses_torchrun_logs and os.environ.get(_ENV_LOG_PREFIX) != "0"
         # The log may show the progress, and its last lines the cause of a failure without an exception.
         self._reads_output = bool(pod.log_patterns) or not uses_torchrun_logs
@@ -120,20 +132,6 @@ class Supervisor:
         self._lifeline = int(os.environ.pop(ENV_LIFELINE_FD, None) or -1)
         if self._lifeline >= 0:
             os.set_inheritable(self._lifeline, False)
-        self._handlers: dict[str, Callable[[AgentEvent], None]] = {
-            "phase": lambda event: self._enter(event["phase"]),
-            "preflight": self._on_preflight,
-            "store": self._on_store,
-            "snapshot": self._on_snapshot,
-            "board": self._on_job_stall,
-            "wait": self._on_group_wait,
-            "failures": self._on_failures,
-            "peers": self._on_peers,
-            "count": self._on_count,
-            "finished": self._on_finished,
-            "restart": self._on_restart,
-            "result": self._on_result,
-        }
 
     def run(self) -> int:
         """Run the pod to its end. Returns the exit code."""
@@ -221,8 +219,7 @@ class Supervisor:
             guard, self._store_guard = os.pipe()
         self._agent_waits = False
         self._has_finished = False
-        flags = [*self._flags, f"--max-restarts={self._restarts.left}"]
-        self._agent.start(flags, guard, self._restarts.count)
+        self._agent.start(guard, restarts=self._restarts.count, restarts_left=self._restarts.left)
 
     def _release_agent(self) -> None:
         """Release the agent when the master is reachable and the checkpoints are ready; meanwhile it imports torch."""
@@ -237,7 +234,7 @@ class Supervisor:
         is_early = time.monotonic() < self._release_at
         if self._has_master and not is_early and (self._mirror is None or self._mirror.ready):
             self._has_master = False  # release it once
-            self._agent.reply(RELEASE)
+            self._agent.reply(Release())
 
     def _wait_for_master(self, channel: Any) -> None:
         port = None if self.pod.node == 0 else self.pod.port
@@ -367,26 +364,53 @@ class Supervisor:
 
     def _receive(self) -> None:
         for event in self._agent.receive():
-            self._on_event(event)
+            self._on_report(event)
+            self._on_request(event)
 
-    def _on_event(self, event: AgentEvent) -> None:
-        for key, handle in self._handlers.items():
-            if key in event:
-                handle(event)
+    def _on_report(self, event: Any) -> None:
+        """Record what the agent reports."""
+        match event:
+            case PhaseEntered(phase):
+                self._enter(phase)
+            case PreflightDone(report):
+                self._preflight = report
+                log(describe_preflight(report))
+            case StoreStarted(pid):
+                self._store = pid
+            case JobStalled(stall):
+                self._stalls.job_stall = decode_job_stall(stall)
+            case GroupWaits(wait):
+                self._groups.job_wait = None if wait is None else read_record(GroupFacts, wait)
+            case RanksFinished():
+                self._has_finished = True
+            case AgentEnd():
+                self._on_agent_end(event)
 
-    def _on_preflight(self, event: AgentEvent) -> None:
-        self._preflight = decode_preflight(event["preflight"])
-        log(describe_preflight(self._preflight))
+    def _on_request(self, event: Any) -> None:
+        """Reply to a request of the agent."""
+        match event:
+            case SnapshotNeeded(known):
+                self._on_snapshot_needed(known)
+            case RanksFailed():
+                self._agent.reply(self._judge_failures(event))
+            case PeersLost():
+                # The agent then reports the hang as this pod's failure, before other pods' request to restart.
+                self._stalls.record_hang()
+                self._agent.reply(None)
+            case RoundJoined(restarts, explained):
+                self._restarts.note_round(restarts, explained=explained)
+                self._agent.reply(not self._restarts.is_over)
+            case Restarting():
+                self._agent.reply(self._count_restart(event))
 
-    def _on_store(self, event: AgentEvent) -> None:
-        self._store = event["store"]
+    def _on_snapshot_needed(self, snapshot: str | None) -> None:
+        """Make the checkpoint folder equal the snapshot with which the pods start a round; they upload it before.
 
-    def _on_snapshot(self, event: AgentEvent) -> None:
-        """Make the checkpoint folder equal the snapshot with which the pods start a round; they upload it before."""
+        The reply follows when the mirror has done that.
+        """
         if self._mirror is None:
             return
         self._agent_waits = True
-        snapshot = event["snapshot"]
         if self.pod.node == 0:
             self._mirror.request(flush=True, align=True)
         elif snapshot is None:
@@ -398,40 +422,21 @@ class Supervisor:
             self._mirror.request(fetch=snapshot)
         self._follow_mirror([])
 
-    def _on_job_stall(self, event: AgentEvent) -> None:
-        self._stalls.job_stall = decode_job_stall(event["board"])
-
-    def _on_group_wait(self, event: AgentEvent) -> None:
-        wait = event["wait"]
-        self._groups.job_wait = None if wait is None else read_record(GroupFacts, wait)
-
-    def _on_failures(self, event: AgentEvent) -> None:
-        failures = [self._groups.explain(read_record(Failure, raw)) for raw in event["failures"]]
+    def _judge_failures(self, event: RanksFailed) -> Verdict:
+        """Record failures of workers, and decide whether they restart."""
+        failures = [self._groups.explain(failure) for failure in event.failures]
         stopping = self._stop_deadline is not None
         awaited = self._stalls.build_awaited()
-        restarts = self._restarts.observe(failures, awaited, stopping=stopping, run_step=event["step"])
+        restarts = self._restarts.observe(failures, awaited, stopping=stopping, run_step=event.step)
         # Pods that have ended join no further round: it would only time out.
-        restarts = restarts and not event["hasEndedPeers"]
-        self._agent.reply({"restart": restarts, "knowsCause": self._restarts.knows_cause})
+        return Verdict(restarts and not event.has_ended_peers, self._restarts.knows_cause)
 
-    def _on_peers(self, event: AgentEvent) -> None:
-        """Record a hang before other pods' request to restart: the agent then reports it as this pod's failure."""
-        self._stalls.record_hang()
-        self._agent.reply({})
-
-    def _on_count(self, event: AgentEvent) -> None:
-        self._restarts.note_round(event["count"], explained=event["explained"])
-        self._agent.reply({"end": self._restarts.is_over})
-
-    def _on_finished(self, event: AgentEvent) -> None:
-        self._has_finished = True
-
-    def _on_restart(self, event: AgentEvent) -> None:
-        """Count a restart of the workers by torchrun, and publish the failure that it follows."""
+    def _count_restart(self, event: Restarting) -> float:
+        """Count a restart of the workers, and publish the failure that it follows. Returns the seconds before it."""
         failures = self._restarts.failures
-        if not failures and not event["restart"]:
+        if not failures and not event.has_cause:
             self._stalls.log_stacks()
-        self._restarts.count_in_place(has_cause=event["restart"], run_step=event["step"])
+        self._restarts.count_in_place(has_cause=event.has_cause, run_step=event.step)
         delay = self._restarts.delay
         wait = f" in {delay:g} s" if delay else ""
         log(f"restarting the workers in the same pods{wait}, restart {self._restarts.count}: {self._restarts.reason}")
@@ -441,13 +446,12 @@ class Supervisor:
         self._restarts.forget()
         self._groups.forget()
         self._stalls.forget()
-        self._agent.reply({"delay": delay})
+        return delay
 
-    def _on_result(self, event: AgentEvent) -> None:
+    def _on_agent_end(self, end: AgentEnd) -> None:
         if not self._end.result:
-            failure = event.get("failure")
-            self._end = AgentEnd(event["result"], read_record(Failure, failure) if failure else None)
-            if self._end.reason in RUN_OVER:
+            self._end = end
+            if end.reason in RUN_OVER:
                 self._restarts.count = self._restarts.completed
 
     def _publish_failure(self, failure: Failure) -> None:
@@ -532,7 +536,7 @@ class Supervisor:
             self._release_if_ready()
             if self._agent_waits:
                 self._agent_waits = False
-                self._agent.reply({"snapshot": mirror.snapshot})
+                self._agent.reply(mirror.snapshot)
             return
         has_timed_out = time.monotonic() - mirror.requested_at > self.pod.join_timeout_seconds
         if has_timed_out and self._agent.status is None:

@@ -7,7 +7,6 @@ import dataclasses
 import inspect
 import os
 import signal
-import socket
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -22,15 +21,27 @@ from torch.distributed.elastic.multiprocessing import SignalException
 from ..base.files import log
 from ..base.pod import Pod
 from ..contract.names import STOPPING_FILE
-from ..contract.records import to_json
-from ..failures.agent_failure import ArgumentError, CauseUnknownError
+from ..failures.agent_failure import AgentEnd, ArgumentError, CauseUnknownError
 from ..failures.rules import WorkerEnd
 from ..failures.worker_failure import EndedPeers, examine_worker, list_error_files, remove_error_files
 from ..network.preflight import PreflightError, find_fatal, run_preflight
 from ..transfer.memory import wait_for_copies
-from .channel import AgentEvent, LauncherChannel
+from .channel import (
+    AgentRequest,
+    GroupWaits,
+    JobStalled,
+    LauncherChannel,
+    PeersLost,
+    PhaseEntered,
+    PreflightDone,
+    RanksFailed,
+    RanksFinished,
+    Restarting,
+    RoundJoined,
+    SnapshotNeeded,
+    Verdict,
+)
 from .fork_server import RankForker
-from .membership import GroupSize
 from .ranks import ForkedRanks, ForkingLogs, RankProcesses, RanksForked, handle_stop_signals, hold_stop_signals
 from .rendezvous import STATIC, PodRendezvous, TrainingOver
 from .round_state import RoundState
@@ -74,7 +85,7 @@ class PodAgent(LocalElasticAgent):
     # -- start
 
     def _rendezvous(self, worker_group: WorkerGroup) -> None:
-        self._launcher.report({"phase": "Rendezvous"})
+        self._launcher.report(PhaseEntered("Rendezvous"))
         rendezvous = self._pod_rendezvous
         rendezvous.restarts = self._restarts
         if self._delay:
@@ -85,8 +96,7 @@ class PodAgent(LocalElasticAgent):
         self._wait = None
         self._round_state = RoundState(self._pod, rendezvous.share(), len(rendezvous.current.members))
         self._restarts = rendezvous.current.restarts
-        event = {"count": self._restarts, "explained": rendezvous.current.explained}
-        if self._launcher.request(event).get("end"):
+        if not self._launcher.request(RoundJoined(self._restarts, rendezvous.current.explained)):
             raise CauseUnknownError
         # torchrun computes TORCHELASTIC_RESTART_COUNT from it, and counts only failures of its own ranks.
         self._remaining_restarts = worker_group.spec.max_restarts - self._restarts
@@ -113,7 +123,7 @@ class PodAgent(LocalElasticAgent):
                 self._ranks = RankProcesses(super()._start_workers(worker_group))
             except RanksForked as forked:
                 self._ranks = forked.ranks
-        self._launcher.report({"phase": "Running"})
+        self._launcher.report(PhaseEntered("Running"))
         return dict(self._ranks.pids)
 
     def _synchronize(self, known: str | None) -> str:
@@ -121,7 +131,7 @@ class PodAgent(LocalElasticAgent):
 
         Returns the snapshot's name.
         """
-        return str(self._launcher.request({"snapshot": known}).get("snapshot", ""))
+        return str(self._launcher.request(SnapshotNeeded(known)))
 
     def _check_network(self, worker_group: WorkerGroup) -> None:
         """Run the preflight when all pods have joined for the first time. Raises: PreflightError."""
@@ -130,7 +140,7 @@ class PodAgent(LocalElasticAgent):
             return
         ranks = [(worker.local_rank, worker.global_rank, worker.world_size) for worker in worker_group.workers]
         report = run_preflight(torch, self._pod, plan, ranks)
-        self._launcher.report({"preflight": report})
+        self._launcher.report(PreflightDone(report))
         fatal = find_fatal(report, plan)
         if fatal:
             raise PreflightError(fatal, report)
@@ -179,16 +189,16 @@ class PodAgent(LocalElasticAgent):
             return False
         if self._cause_deadline is None:
             self._cause_deadline = time.monotonic() + _SECONDS_FOR_CAUSE
-            self._launcher.request({"peers": True})  # it writes the error file of a rank outside of collectives
+            self._launcher.request(PeersLost())  # it writes the error file of a rank outside of collectives
         return time.monotonic() < self._cause_deadline
 
     def _report_job(self, job: Mapping[str, Any]) -> None:
         """Report to the launcher what keeps ranks of the job from training."""
         if job.get("stall") is not None:
-            self._launcher.report({"board": job["stall"]})
+            self._launcher.report(JobStalled(job["stall"]))
         if job and job.get("wait") != self._wait:
             self._wait = job.get("wait")
-            self._launcher.report({"wait": self._wait})
+            self._launcher.report(GroupWaits(self._wait))
 
     def _collect_result(self, worker_group: WorkerGroup) -> RunResult:
         """Return the state of the ranks. torchrun itself reaps those that it has started."""
@@ -206,14 +216,11 @@ class PodAgent(LocalElasticAgent):
             read_process_failure(rank, failure, self._ranks.failed_at)._replace(stopped=failure.local_rank not in ended)
             for rank, failure in result.failures.items()
         ]
-        event = {
-            "failures": [to_json(examine_worker(self._pod, end, ended_peers)) for end in ends],
-            "hasEndedPeers": ended_peers.pods > 0,
-            "step": self._read_step(),
-        }
-        reply = self._launcher.request(event)
-        self._pod_rendezvous.knows_cause = bool(reply.get("knowsCause"))
-        self._remaining_restarts = int(bool(reply.get("restart")))
+        failures = [examine_worker(self._pod, end, ended_peers) for end in ends]
+        event = RanksFailed(failures, ended_peers.pods > 0, self._read_step())
+        verdict: Verdict = self._launcher.request(event)
+        self._pod_rendezvous.knows_cause = verdict.knows_cause
+        self._remaining_restarts = int(verdict.restart)
 
     # -- restart and end
 
@@ -224,8 +231,7 @@ class PodAgent(LocalElasticAgent):
                 return
             self._pod_rendezvous.knows_cause = False
             step = self._read_step()
-        reply = self._launcher.request({"restart": self._pod_rendezvous.is_cause_known, "step": step})
-        self._delay = float(reply.get("delay", 0.0))
+        self._delay = self._launcher.request(Restarting(self._pod_rendezvous.is_cause_known, step))
         self._restarts += 1
         super()._restart_workers(worker_group)
 
@@ -253,7 +259,7 @@ class PodAgent(LocalElasticAgent):
         self._ranks.stop(number, self._pod.grace if may_save else _SECONDS_TO_STOP, saves=may_save)
 
     def _exit_barrier(self) -> None:
-        self._launcher.report({"finished": True})
+        self._launcher.report(RanksFinished())
         rank_0_is_enough = self._pod.success_policy == "RankZero" and self._pod.node == 0
         patience = _SECONDS_FOR_PEERS_OF_RANK_0 if rank_0_is_enough else _SECONDS_FOR_PEERS
         if not self._round_state.wait_for_ended_pods(patience) and rank_0_is_enough:
@@ -282,33 +288,23 @@ def read_process_failure(rank: int, failure: Any, failed_at: dict[int, float]) -
     )
 
 
-def parse_arguments(words: Sequence[str]) -> Any:
-    """Parse torchrun's command line. Raises: ArgumentError, after a message."""
-    try:
-        return torchrun.get_args_parser().parse_args(list(words))
-    except SystemExit:
-        raise ArgumentError from None
+def run_torchrun(request: AgentRequest, launcher: LauncherChannel, forker: RankForker | None) -> AgentEnd:
+    """Run an agent to its end. Failures were reported when they happened.
 
-
-def run_torchrun(
-    pod: Pod, arguments: Any, launcher: LauncherChannel, forker: RankForker | None, restarts: int
-) -> AgentEvent:
-    """Run an agent to its end. Returns the result for the launcher; failures were reported when they happened.
-
-    ``arguments``: of torchrun, parsed; ``restarts``: of the workers so far. Raises: PreflightError, and the errors of
-    the rendezvous.
+    Raises: ArgumentError, PreflightError, and the errors of the rendezvous.
     """
-    config, entrypoint, args = torchrun.config_from_args(arguments)
-    size = GroupSize(pod.nodes, config.min_nodes, config.max_nodes)
-    address = config.local_addr or socket.getfqdn()
-    rendezvous = PodRendezvous(pod, config.run_id, address, size, config.rdzv_backend)
-    is_static = config.rdzv_backend == STATIC
+    pod = request.pod
+    config = _configure(pod)
+    rendezvous = PodRendezvous(pod)
+    is_static = pod.rendezvous_backend == STATIC
     fields = _select(config, [field.name for field in dataclasses.fields(WorkerSpec)])
     fields.update(
-        local_world_size=config.nproc_per_node,
-        entrypoint=str(entrypoint),
-        args=tuple(args),
+        local_world_size=pod.nproc_per_node,
+        entrypoint=request.command[0],
+        args=tuple(request.command[1:]),
+        max_restarts=request.restarts_left,
         rdzv_handler=rendezvous,
+        local_addr=pod.address,
         master_addr=pod.master if is_static else None,
         master_port=pod.port if is_static else None,
     )
@@ -318,22 +314,38 @@ def run_torchrun(
     if forker is not None and obstacle:
         log(f"ranks start in fresh interpreters, and each imports PyTorch: {obstacle}")
     elif forker is not None:
-        command = [str(entrypoint), *args]
-        options["logs_specs"] = ForkingLogs(options["logs_specs"], forker, command, spec.role)
-    agent = PodAgent(pod, rendezvous, launcher, restarts, spec, **options)
+        options["logs_specs"] = ForkingLogs(options["logs_specs"], forker, request.command, spec.role)
+    agent = PodAgent(pod, rendezvous, launcher, request.restarts, spec, **options)
 
     try:
         result = agent.run()
-    except SignalException as error:
+    except SignalException:
         rendezvous.leave()
-        return {"result": "signal", "signal": int(error.sigval)}
+        return AgentEnd("signal")
     except TrainingOver:
-        return {"result": "ok"}
+        return AgentEnd("ok")
     except Exception:
         rendezvous.shutdown()
         raise
     rendezvous.shutdown()
-    return {"result": "ok" if result.state == WorkerState.SUCCEEDED else "failed"}
+    return AgentEnd("ok" if result.state == WorkerState.SUCCEEDED else "failed")
+
+
+def _configure(pod: Pod) -> Any:
+    """Return torchrun's configuration: its defaults, and the options that the user has set. Raises: ArgumentError."""
+    arguments = torchrun.get_args_parser().parse_args(["script"])
+    arguments.nproc_per_node = str(pod.nproc_per_node)
+    arguments.log_dir = os.path.join(pod.runtime, "torchrun")
+    for name, value in vars(pod.torchrun).items():
+        if value is None:
+            continue
+        if not hasattr(arguments, name):
+            raise ArgumentError(f"PyTorch {torch.__version__} has no --{name.replace('_', '-')}")
+        setattr(arguments, name, value)
+    try:
+        return torchrun.config_from_args(arguments)[0]
+    except ValueError as error:
+        raise ArgumentError(str(error)) from None
 
 
 def _find_obstacle(config: Any) -> str:

@@ -1,23 +1,118 @@
-"""The channel between the launcher and torchrun's agent, and the agent's end of it."""
+"""The messages between the launcher and torchrun's agent, and the agent's end of their channel.
 
-import json
+A class whose docstring names a reply is a request: the agent waits for the reply.
+"""
+
 import socket
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-RELEASE = {"release": True}  # the launcher sends it when the master is reachable and the checkpoints are ready
-
-AgentEvent = Mapping[str, Any]
-"""A JSON object that an agent reports; ``Supervisor`` handles each of its keys."""
+from ..base.pod import Pod
+from ..contract.failure_record import Failure
+from ..network.preflight import PreflightReport
+from .frames import decode, encode, read_frame
 
 
 class AgentRequest(NamedTuple):
-    """A request to the fork server for an agent. ``pod``: encoded; ``restarts``: of the workers so far."""
+    """A request to the fork server for an agent. ``command``: of a rank; ``restarts``: of the workers so far.
 
-    pod: str
-    flags: list[str]
-    entry: list[str]
+    ``restarts_left``: how many more the pod's own failures may cause.
+    """
+
+    pod: Pod
+    command: list[str]
     restarts: int
+    restarts_left: int
+
+
+class Started(NamedTuple):
+    """The agent runs. ``server``: the process that forks its ranks, or the agent itself."""
+
+    pid: int
+    server: int
+
+
+class StoreStarted(NamedTuple):
+    """The agent has forked the rendezvous store."""
+
+    pid: int
+
+
+class PhaseEntered(NamedTuple):
+    """The agent has entered one of LAUNCHER_PHASES."""
+
+    phase: str
+
+
+class PreflightDone(NamedTuple):
+    """The result of the preflight."""
+
+    report: PreflightReport
+
+
+class JobStalled(NamedTuple):
+    """The sum of the pods' stall reports, as pod 0 publishes it."""
+
+    stall: Sequence[Any]
+
+
+class GroupWaits(NamedTuple):
+    """The wait of the job's ranks for their process group, as pod 0 publishes it; None: none waits."""
+
+    wait: Mapping[str, Any] | None
+
+
+class RanksFinished(NamedTuple):
+    """All ranks of this pod have exited with 0, and the agent waits for those of other pods."""
+
+
+class SnapshotNeeded(NamedTuple):
+    """A round begins with a snapshot; None: first upload the folder, in other pods than pod 0 the shards.
+
+    The reply is the snapshot's name.
+    """
+
+    known: str | None
+
+
+class RoundJoined(NamedTuple):
+    """The pod has joined a round. The reply is whether its ranks may start."""
+
+    restarts: int
+    explained: bool
+
+
+class PeersLost(NamedTuple):
+    """Peers report that they lost a rank. The reply, None, follows once a hang of this pod's ranks is recorded."""
+
+
+class RanksFailed(NamedTuple):
+    """Ranks have failed. ``has_ended_peers``: whether all ranks of another pod have exited with 0.
+
+    ``step``: of the run, as pod 0 has shared it. The reply is a Verdict.
+    """
+
+    failures: Sequence[Failure]
+    has_ended_peers: bool
+    step: float | None
+
+
+class Verdict(NamedTuple):
+    """Whether the ranks restart in this pod, and whether this pod knows why they failed."""
+
+    restart: bool
+    knows_cause: bool
+
+
+class Restarting(NamedTuple):
+    """The ranks restart. ``has_cause``: whether a pod knows why. The reply is the delay in seconds."""
+
+    has_cause: bool
+    step: float | None
+
+
+class Release(NamedTuple):
+    """From the launcher: the master is reachable and the checkpoints are ready."""
 
 
 class LauncherChannel:
@@ -25,22 +120,19 @@ class LauncherChannel:
 
     def __init__(self, channel: socket.socket) -> None:
         self._channel = channel
-        self._replies = channel.makefile("r", encoding="utf-8")
 
-    def report(self, event: AgentEvent) -> None:
+    def report(self, event: object) -> None:
         """Send an event that needs no reply."""
-        self._channel.sendall(json.dumps(event).encode() + b"\n")
+        self._channel.sendall(encode(event))
 
-    def request(self, event: AgentEvent) -> Mapping[str, Any]:
-        """Send an event and return the launcher's reply, however late; empty if the launcher has ended."""
+    def request(self, event: object) -> Any:
+        """Send an event and return the launcher's reply, however late. Raises: EOFError if the launcher has ended."""
         self.report(event)
-        return self._read_reply()
+        return decode(read_frame(self._channel))
 
     def wait_for_release(self) -> bool:
         """Wait for the launcher. Returns False if it has closed the channel instead."""
-        return self._read_reply() == RELEASE
-
-    def _read_reply(self) -> Mapping[str, Any]:
-        line = self._replies.readline()
-        reply: Mapping[str, Any] = json.loads(line) if line.endswith("\n") else {}
-        return reply
+        try:
+            return isinstance(decode(read_frame(self._channel)), Release)
+        except EOFError:
+            return False

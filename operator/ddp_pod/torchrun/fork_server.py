@@ -12,24 +12,20 @@ with it.
 import atexit
 import gc
 import importlib
-import json
 import os
 import re
 import socket
-import struct
 import sys
 import time
-import traceback
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from importlib.machinery import PathFinder
 from typing import Any, NamedTuple, NoReturn, Optional
 
 from ..base.files import BOOTSTRAP, log
-from ..contract.names import ENV_AGENT_PID
 from ..contract.processes import adopt_orphans, set_parent_death_signal
+from .frames import decode, encode, read_frame
 
-_LENGTH = struct.Struct("!I")
 # Variables that PyTorch or one of its libraries reads only once, at its import.
 _SETS_EARLY = re.compile(
     r"""(?: environ \s* (?: \[ | \.setdefault\( | \.update\(\s*\{ ) | putenv\( ) \s*
@@ -47,10 +43,25 @@ class RankRequest(NamedTuple):
 
 
 class _Received(NamedTuple):
-    """A request as JSON, and the file descriptors that came with it."""
+    """An encoded request, and the file descriptors that came with it. The forked process decodes it."""
 
-    request: Mapping[str, Any]
+    request: bytes
     descriptors: list[int]
+
+
+class AgentFork(NamedTuple):
+    """A process that is to become torchrun's agent.
+
+    ``request``: an encoded AgentRequest; ``descriptors``: of its channel, and of the guard of the store that it hosts;
+    ``problem``: why PyTorch could not be imported; ``server``: the process that forks its ranks; ``forker``: how it
+    requests them, None if this process is the server itself.
+    """
+
+    request: bytes
+    descriptors: list[int]
+    problem: Exception | None
+    server: int
+    forker: Optional["RankForker"]
 
 
 def start_fork_server(worker: Sequence[str]) -> tuple[int, socket.socket]:
@@ -66,14 +77,13 @@ def start_fork_server(worker: Sequence[str]) -> tuple[int, socket.socket]:
     return pid, requests
 
 
-def request_fork(requests: socket.socket, request: Mapping[str, object], descriptors: Sequence[int]) -> None:
+def request_fork(requests: socket.socket, request: object, descriptors: Sequence[int]) -> None:
     """Send a server a request. Raises: OSError when the server has ended."""
-    data = json.dumps(request).encode()
-    socket.send_fds(requests, [_LENGTH.pack(len(data))], descriptors)
-    requests.sendall(data)
+    socket.send_fds(requests, [b"\0"], descriptors)
+    requests.sendall(encode(request))
 
 
-def serve(argv: Sequence[str]) -> list[str]:
+def serve(argv: Sequence[str], run_agent: Callable[[AgentFork], NoReturn]) -> list[str]:
     """Import PyTorch and fork agents. ``argv``: a socket's descriptor, the launcher's pid, arguments of a rank's shim.
 
     Returns only in a forked rank, with the arguments of its shim.
@@ -86,7 +96,7 @@ def serve(argv: Sequence[str]) -> list[str]:
     problem = _import_torch(with_optimizer=forks_ranks)
     if not forks_ranks:
         received = _receive(requests)
-        _run_agent(received, problem, server=os.getpid(), forker=None)
+        run_agent(AgentFork(*received, problem, os.getpid(), None))
 
     obstacle = find_obstacle_in_server(_count_lasting_threads())
     received = _fork_on_request(requests, launcher)
@@ -98,9 +108,9 @@ def serve(argv: Sequence[str]) -> list[str]:
         ranks.close()
         _close_all(received.descriptors)
         received = _fork_on_request(theirs, agent)
-        return _become_rank(RankRequest(**received.request), received.descriptors, obstacle)
+        return _become_rank(decode(received.request), received.descriptors, obstacle)
     theirs.close()
-    _run_agent(received, problem, server, RankForker(ranks))
+    run_agent(AgentFork(*received, problem, server, RankForker(ranks)))
 
 
 def _import_torch(*, with_optimizer: bool) -> Exception | None:
@@ -126,33 +136,14 @@ def _load_optimizer(torch: Any) -> None:
         log(f"each rank imports PyTorch's optimizers itself: {type(error).__name__}: {error}")
 
 
-def _run_agent(received: _Received, problem: Exception | None, server: int, forker: Optional["RankForker"]) -> NoReturn:
-    """Run torchrun's agent in this process. ``server``: that forks its ranks, or this process if ``forker`` is None."""
-    code = 1
-    try:
-        os.environ[ENV_AGENT_PID] = str(os.getpid())
-        launch = importlib.import_module(".launch", __package__)
-        channel_descriptor, *guards = received.descriptors
-        channel = socket.socket(fileno=channel_descriptor)
-        channel.sendall(json.dumps({"pid": os.getpid(), "server": server}).encode() + b"\n")
-        code = launch.run_agent(received.request, channel, guards, problem, forker)
-    except BaseException as error:
-        log("".join(traceback.format_exception(type(error), error, error.__traceback__)))
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(code)
-
-
 def _receive(requests: socket.socket) -> _Received:
     """Return the next request; exit when the requester has closed its end."""
-    head, descriptors, _, _ = socket.recv_fds(requests, _LENGTH.size, 3)
-    if not head:
+    mark, descriptors, _, _ = socket.recv_fds(requests, 1, 3)
+    if not mark:
         os._exit(0)
     for descriptor in descriptors:
         os.set_inheritable(descriptor, False)
-    (length,) = _LENGTH.unpack(head)
-    return _Received(json.loads(requests.recv(length, socket.MSG_WAITALL)), descriptors)
+    return _Received(read_frame(requests), descriptors)
 
 
 def _fork_on_request(requests: socket.socket, parent: int) -> _Received:
@@ -209,7 +200,7 @@ class RankForker:
         request = RankRequest(list(command), environment)
         adopt_orphans()
         try:
-            request_fork(self._requests, request._asdict(), [*files, pid_end])
+            request_fork(self._requests, request, [*files, pid_end])
         except OSError:
             pass  # the server has ended: the pipe stays empty
         finally:

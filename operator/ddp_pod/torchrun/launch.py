@@ -4,56 +4,67 @@ import ctypes
 import importlib
 import os
 import socket
-from collections.abc import Mapping, Sequence
+import sys
+import traceback
+from collections.abc import Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NoReturn
 
-from ..base.pod import Pod, decode_pod
-from ..contract.records import to_json
-from ..failures.agent_failure import examine_agent_error
-from .channel import AgentRequest, LauncherChannel
-from .fork_server import RankForker
+from ..base.files import log
+from ..contract.names import ENV_AGENT_PID
+from ..failures.agent_failure import AgentEnd, examine_agent_error
+from .channel import AgentRequest, LauncherChannel, Started, StoreStarted
+from .fork_server import AgentFork
+from .frames import decode
 
 _CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 
 
-def run_agent(
-    raw: Mapping[str, Any],
-    channel: socket.socket,
-    guards: Sequence[int],
-    problem: Exception | None,
-    forker: RankForker | None,
-) -> int:
-    """Run torchrun in this process and report to the launcher over ``channel``. Returns the exit code.
-
-    ``raw``: an AgentRequest; ``guards``: of the store that this agent hosts; ``problem``: why torch could not be
-    imported.
-    """
-    request = AgentRequest(**raw)
-    pod = decode_pod(request.pod)
-    launcher = LauncherChannel(channel)
+def run_agent(fork: AgentFork) -> NoReturn:
+    """Become torchrun's agent."""
+    code = 1
     try:
-        if problem is not None:
-            raise problem
-        _host_store(pod, channel, launcher, guards)
+        os.environ[ENV_AGENT_PID] = str(os.getpid())
+        code = _run_agent(fork)
+    except BaseException as error:
+        log("".join(traceback.format_exception(type(error), error, error.__traceback__)))
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _run_agent(fork: AgentFork) -> int:
+    """Run torchrun in this process and report to the launcher. Returns the exit code."""
+    request: AgentRequest = decode(fork.request)
+    channel = socket.socket(fileno=fork.descriptors[0])
+    launcher = LauncherChannel(channel)
+    launcher.report(Started(os.getpid(), fork.server))
+    try:
+        if fork.problem is not None:
+            raise fork.problem
+        _host_store(request, channel, launcher, fork.descriptors[1:])
         agent: Any = importlib.import_module(".agent", __package__)
         if not launcher.wait_for_release():
             return 1
-        arguments = agent.parse_arguments([*request.flags, "--no-python", *request.entry])
-        result = agent.run_torchrun(pod, arguments, launcher, forker, request.restarts)
+        end: AgentEnd = agent.run_torchrun(request, launcher, fork.forker)
     except Exception as error:
-        result = {"result": "error", "failure": to_json(examine_agent_error(pod, error))}
-    launcher.report(result)
-    return 0 if result["result"] == "ok" else 1
+        end = AgentEnd("error", examine_agent_error(request.pod, error))
+    launcher.report(end)
+    return 0 if end.result == "ok" else 1
 
 
-def _host_store(pod: Pod, channel: socket.socket, launcher: LauncherChannel, guards: Sequence[int]) -> None:
+def _host_store(
+    request: AgentRequest, channel: socket.socket, launcher: LauncherChannel, guards: Sequence[int]
+) -> None:
+    """Prepare PyTorch's log, and host the rendezvous store if there is a guard of it."""
     torch: Any = importlib.import_module("torch")
     # A store that ends before its clients logs C++ stacks, even in a successful run.
     log_errors_only(torch)
     for guard in guards:
         store: Any = importlib.import_module(".store", __package__)
-        launcher.report({"store": store.fork_store(pod.store_address, pod.port, guard, channel)})
+        pod = request.pod
+        launcher.report(StoreStarted(store.fork_store(pod.store_address, pod.port, guard, channel)))
         os.close(guard)
 
 

@@ -65,19 +65,16 @@ class PodRendezvous(api.RendezvousHandler):
     """One pod's part in all rounds of a run. ``current``: the round that it has joined last.
 
     ``restarts``: of the ranks, and ``knows_cause``: whether this pod knows why they restart, both to set before the
-    next round. ``is_cause_known``: the same of any pod, as ``num_nodes_waiting`` has read it. ``backend``: torchrun's
-    name of it. With ``static`` the ranks use the store of the pods, at the job's port. A job with one pod needs no
-    network. Raises: RendezvousConnectionError.
+    next round. ``is_cause_known``: the same of any pod, as ``num_nodes_waiting`` has read it. With the backend
+    ``static`` the ranks use the store of the pods, at the job's port. A job with one pod needs no network.
+    Raises: RendezvousConnectionError.
     """
 
-    def __init__(self, pod: Pod, run: str, address: str, size: GroupSize, backend: str = "c10d") -> None:
+    def __init__(self, pod: Pod) -> None:
         self._pod = pod
-        self._run = run
-        self._address = address
-        self._size = size
-        self._backend = backend
+        self._size = GroupSize(pod.nodes, pod.min_nodes or pod.nodes, pod.max_nodes or pod.nodes)
         self._store = _connect(pod)
-        self._shared = SignedStore(self._store, pod.secret, run)
+        self._shared = SignedStore(self._store, pod.secret, pod.run_id)
         self._rank_store: Any = None
         self._pause = min(_LONGEST_PAUSE, pod.nodes * _PAUSE_PER_POD)
         self._read_at = 0.0
@@ -96,11 +93,11 @@ class PodRendezvous(api.RendezvousHandler):
 
     def get_backend(self) -> str:
         """Return torchrun's name of the backend."""
-        return self._backend
+        return self._pod.rendezvous_backend
 
     def get_run_id(self) -> str:
         """Return the run's id."""
-        return self._run
+        return self._pod.run_id
 
     @property
     def use_agent_store(self) -> bool:
@@ -108,7 +105,8 @@ class PodRendezvous(api.RendezvousHandler):
 
         A program of one rank may start ranks with a store of their own, to which they would not connect.
         """
-        return self._backend == STATIC or (self._pod.local and self._pod.nodes * self._pod.nproc_per_node > 1)
+        has_peers = self._pod.nodes * self._pod.nproc_per_node > 1
+        return self._pod.rendezvous_backend == STATIC or (self._pod.local and has_peers)
 
     # -- joining
 
@@ -123,7 +121,7 @@ class PodRendezvous(api.RendezvousHandler):
             raise api.RendezvousConnectionError(f"lost the store: {error}") from error
         self._next = self.current.number + 1
         self.is_cause_known = False
-        store = PrefixStore(f"{self._run}/{self.current.number}/torch", self._store)
+        store = PrefixStore(f"{self._pod.run_id}/{self.current.number}/torch", self._store)
         rank = self.current.members.index(self._pod.node)
         size = len(self.current.members)
         bootstrap = api.RendezvousStoreInfo(self.current.address, self.current.port)
@@ -182,7 +180,7 @@ class PodRendezvous(api.RendezvousHandler):
             return None
         counts = {registrations[pod] or 0 for pod in members}
         explained = len(counts) > 1 or members != list(previous) or self._read_cause()
-        address = [self._address, self._prepare_rank_store()]
+        address = [self._pod.address, self._prepare_rank_store()]
         self._shared.write(f"{self._next}/members", [members, max(counts), *address, explained])
         return self._read_round(self._next)
 
@@ -192,12 +190,12 @@ class PodRendezvous(api.RendezvousHandler):
 
     def _prepare_rank_store(self) -> int:
         """Return the port of a new store: restarted ranks would read the addresses of their peers from the old one."""
-        if self._backend == STATIC:
+        if self._pod.rendezvous_backend == STATIC:
             return self._pod.port
         if self.use_agent_store:
-            self._rank_store = host_store(self._address, 0)
+            self._rank_store = host_store(self._pod.address, 0)
             return int(self._rank_store.port)
-        with socket.create_server((self._address if self._pod.local else "", 0)) as server:
+        with socket.create_server((self._pod.address if self._pod.local else "", 0)) as server:
             return int(server.getsockname()[1])
 
     def _read_round(self, number: int) -> Round | None:
@@ -206,7 +204,7 @@ class PodRendezvous(api.RendezvousHandler):
 
     def share(self) -> SignedStore:
         """Return the values that the pods share in the current round."""
-        return SignedStore(self._store, self._pod.secret, f"{self._run}/{self.current.number}/shared")
+        return SignedStore(self._store, self._pod.secret, f"{self._pod.run_id}/{self.current.number}/shared")
 
     # -- changes of the group
 

@@ -13,7 +13,7 @@ from ..base.files import BOOTSTRAP, log
 from ..base.pod import Pod
 from ..contract.credentials import hide_credentials
 from ..contract.names import ENV_ATTEMPT, ENV_CHECKPOINT_DIR, ENV_RUN_ID
-from ..contract.plan import encode_config
+from ..contract.plan import encode_plan
 from ..contract.processes import kill
 from ..contract.progress import Uploads
 
@@ -23,7 +23,7 @@ _SECONDS_BEFORE_RESTART = 1.0
 
 
 class MirrorConfig(NamedTuple):
-    """The configuration of the mirror process. ``pod``: from ``encode_config``; ``folder``: of the checkpoints."""
+    """The configuration of the mirror process. ``pod``: from ``encode_plan``; ``folder``: of the checkpoints."""
 
     pod: str
     folder: str
@@ -202,7 +202,7 @@ class CheckpointMirror:
         ours, theirs = socket.socketpair()
         os.set_inheritable(theirs.fileno(), True)
         config = MirrorConfig(
-            pod=encode_config(self._pod),
+            pod=encode_plan(self._pod),
             folder=os.environ.get(ENV_CHECKPOINT_DIR) or os.getcwd(),
             attempt=int(os.environ.get(ENV_ATTEMPT) or 1),
             run_id=os.environ.get(ENV_RUN_ID) or "run",

@@ -568,7 +568,7 @@ AGENT_ERRORS = [
         "transport: not known",
         "docs/scaling.md",
     ),
-    (ArgumentError(), FATAL, "torchrun refused its arguments", "torchrun's own message"),
+    (ArgumentError("--x"), FATAL, "torchrun refused its options: --x", "correct the flags"),
     (ModuleNotFoundError("No module named 'torch'"), FATAL, "cannot run torchrun", "has PyTorch"),
     (OSError("EADDRINUSE"), UNKNOWN, "torchrun failed: OSError: EADDRINUSE", "no fixed port"),
     (ValueError("bad"), UNKNOWN, "torchrun failed: ValueError: bad", ""),

@@ -14,16 +14,27 @@ import pytest
 
 from ddp_operator.manifests.pod import _workers_grace
 from ddp_pod.base.files import write_json
-from ddp_pod.base.pod import Pod, add_pod_flags, read_pod
+from ddp_pod.base.pod import Pod, read_pod
 from ddp_pod.contract.command_line import PythonLine, split_python_line
 from ddp_pod.contract.failure_record import Failure
-from ddp_pod.contract.plan import PreflightConfig, WatchdogConfig, decode_config, encode_config, loopback_address
+from ddp_pod.contract.plan import (
+    VERSION,
+    CheckpointStoreConfig,
+    PreflightConfig,
+    TorchrunOptions,
+    WatchdogConfig,
+    decode_plan,
+    encode_plan,
+    loopback_address,
+)
 from ddp_pod.failures.rules import WorkerEnd
 from ddp_pod.failures.worker_failure import examine_worker
 from ddp_pod.progress.rank_reader import fetch_page
 from ddp_pod.supervise.agent_process import AgentProcess
 from ddp_pod.supervise.main import main
 from ddp_pod.supervise.supervisor import Supervisor
+from ddp_pod.torchrun.channel import PhaseEntered, Started
+from ddp_pod.torchrun.frames import decode, encode, read_frame
 from tests.support.builders import job
 from tests.support.launcher_config import CONFIG, encoded_config, launcher_pod
 
@@ -52,7 +63,7 @@ def test_python_command_line_is_split_as_in_cpython(words: list[str], expected: 
 
 
 def pod_of(nodes: int = 2, elastic: bool = False, **env: str) -> Pod:
-    config = encoded_config(nodes=nodes, elastic=elastic)
+    config = encoded_config(nodes=nodes, elastic=elastic, pod_host="job-1-{}.job")
     address = {"MASTER_ADDR": "job-1-0.job", "MASTER_PORT": "29400", "DDP_RENDEZVOUS_SECRET": "secret"}
     return read_pod({**address, **config, **env}, "/runtime")
 
@@ -65,17 +76,21 @@ def test_empty_secret_is_refused_with_peers_only(size: Any, secret: str) -> None
     assert pod_of(nodes=1, DDP_RENDEZVOUS_SECRET=secret).secret == ""
 
 
-def test_pod_adds_its_own_flags() -> None:
-    master = pod_of()
-    worker = pod_of(JOB_COMPLETION_INDEX="1")
-    c10d = ["--rdzv-backend=c10d", "--local-addr=job-1-1.job"]
-    default = ["--monitor-interval=0.1"]
-    assert add_pod_flags(c10d, master) == [*default, *c10d, "--rdzv-endpoint=localhost:29400"]
-    assert add_pod_flags(c10d, worker) == [*default, *c10d, "--rdzv-endpoint=job-1-0.job:29400"]
-    lone = add_pod_flags(c10d, pod_of(nodes=1))
-    assert lone[-2:] == ["--rdzv-endpoint=127.0.0.1:0", "--local-addr=127.0.0.1"]
-    here = add_pod_flags(c10d, pod_of(JOB_COMPLETION_INDEX="1", MASTER_ADDR="127.0.0.1"))
-    assert here[-1] == "--local-addr=127.0.100.101"
+@pytest.mark.parametrize(
+    ("nodes", "env", "address", "store_host"),
+    [
+        (2, {}, "job-1-0.job", "localhost"),
+        (2, {"DDP_POD_IP": "10.0.0.1"}, "job-1-0.job", "10.0.0.1"),
+        (2, {"JOB_COMPLETION_INDEX": "1"}, "job-1-1.job", "job-1-0.job"),
+        (2, {"JOB_COMPLETION_INDEX": "1", "MASTER_ADDR": "127.0.0.1"}, "127.0.100.101", "127.0.0.1"),
+        (1, {}, "127.0.0.1", "localhost"),
+    ],
+)
+def test_pod_knows_its_address_and_the_one_of_the_store(
+    nodes: int, env: dict[str, str], address: str, store_host: str
+) -> None:
+    pod = pod_of(nodes, **env)
+    assert (pod.address, pod.store_host) == (address, store_host)
 
 
 def test_loopback_addresses_sort_by_pod_index() -> None:
@@ -86,32 +101,67 @@ def test_loopback_addresses_sort_by_pod_index() -> None:
         socket.inet_aton(address)
 
 
-def test_configuration_survives_json() -> None:
-    watchdog = WatchdogConfig(900, 300.5, 1800, "Restart")
-    preflight = PreflightConfig(True, ("dns", "tcp"), 1e6)
-    config = dataclasses.replace(
-        CONFIG, elastic=True, watchdog=watchdog, preflight=preflight, log_patterns=("a", "b$"), epochs=3
+def test_plan_survives_json_and_omits_defaults() -> None:
+    plan = dataclasses.replace(
+        CONFIG,
+        elastic=True,
+        watchdog=WatchdogConfig(900, 300.5, 1800, "Restart"),
+        preflight=PreflightConfig(True, ("dns", "tcp"), 1e6),
+        checkpoint=CheckpointStoreConfig("s3://b/p", 3),
+        log_patterns=("a", "b$"),
+        epochs=3,
+        torchrun=TorchrunOptions(tee="3", virtual_local_rank=True, duplicate_stdout_filters=("a", "b")),
     )
-    assert decode_config(encode_config(config)) == config
-    assert json.loads(encode_config(config))["watchdog"]["startSeconds"] == 900
+    assert decode_plan(encode_plan(plan)) == plan
+    raw = json.loads(encode_plan(plan))
+    assert raw["watchdog"]["startSeconds"] == 900
+    assert "code" not in raw
+
+
+FORMER = (
+    '{"nodes":2,"spares":1,"nprocPerNode":4,"elastic":ELASTIC,"inPlaceRestarts":3,"restartsWithoutProgress":1,'
+    '"joinTimeoutSeconds":600,"nonRetryableExitCodes":[2,126,127],"successPolicy":"AllNodes","watchdog":'
+    '{"startSeconds":900,"stallSeconds":600,"checkpointSeconds":1800,"action":"Restart"},"preflight":null,'
+    '"checkpoint":null,"logPatterns":[],"autoInstrument":true,"epochs":null,"warmStart":true,"code":null}'
+)
+"""The plan in a Job of the former release, which has torchrun's flags beside it."""
+
+
+@pytest.mark.parametrize("elastic", ["true", "false"])
+def test_plan_of_former_release_is_read_by_operator_and_refused_by_launcher(elastic: str) -> None:
+    text = FORMER.replace("ELASTIC", elastic)
+    plan = decode_plan(text)
+    assert (plan.version, plan.nodes, plan.nproc_per_node, plan.elastic) == (0, 2, 4, elastic == "true")
+    assert plan.awaits_peers
+    with pytest.raises(ValueError, match=r"^DDP_LAUNCHER_CONFIG has version 0, .* mount the launcher"):
+        pod_of(DDP_LAUNCHER_CONFIG=text)
+
+
+def test_unknown_fields_of_later_release_are_ignored() -> None:
+    raw = json.loads(encode_plan(CONFIG)) | {"version": VERSION + 1, "anything": {"new": 1}}
+    assert decode_plan(json.dumps(raw)) == dataclasses.replace(CONFIG, version=VERSION + 1)
 
 
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
         (None, "is not set; the operator and `ddp run` set it"),
-        ("{", "cannot be read: JSONDecodeError: Expecting property name"),
-        ("[]", "cannot be read: TypeError: "),
-        ("{}", "cannot be read: KeyError: 'nodes'"),
-        (lambda raw: raw | {"watchdog": {"startSeconds": 1}}, "cannot be read: KeyError: 'stallSeconds'"),
-        (lambda raw: raw | {"watchdog": "mode=Fail"}, "cannot be read: TypeError: "),
+        ("{", "cannot be read: Expecting property name"),
+        ("[]", "cannot be read: "),
+        ("[" * 100_000, "cannot be read: "),
+        ("{}", "cannot be read: nodes is missing"),
+        (lambda raw: raw | {"watchdog": {"startSeconds": 1}}, "cannot be read: stallSeconds is missing"),
+        (lambda raw: raw | {"watchdog": "mode=Fail"}, "cannot be read: watchdog is no object"),
+        (lambda raw: raw | {"nodes": "2"}, "cannot be read: nodes is no int"),
+        (lambda raw: raw | {"nodes": True}, "cannot be read: nodes is no int"),
+        (lambda raw: raw | {"logPatterns": "a"}, "cannot be read: logPatterns is no list"),
     ],
 )
-def test_invalid_configuration_names_field(text: Any, problem: str) -> None:
+def test_invalid_plan_names_field(text: Any, problem: str) -> None:
     if callable(text):
-        text = json.dumps(text(json.loads(encode_config(CONFIG))))
+        text = json.dumps(text(json.loads(encode_plan(CONFIG))))
     with pytest.raises(ValueError, match=f"^DDP_LAUNCHER_CONFIG {problem}"):
-        decode_config(text)
+        decode_plan(text)
 
 
 def test_missing_configuration_ends_pod_with_message(
@@ -171,7 +221,7 @@ def test_failure_before_stop_signal_counts_before_agent_reports_running(
     (tmp_path / "errors").mkdir()
     error = {"rank": 1, "localRank": 1, "exitCode": 1, "type": "ValueError", "message": "the cause"}
     write_json(str(tmp_path / "errors" / "1.json"), error)
-    pod = Supervisor(launcher_pod(tmp_path, in_place_restarts=restarts), [], [], [], warm=False)
+    pod = Supervisor(launcher_pod(tmp_path, in_place_restarts=restarts), [], [], warm=False)
     pod._restarts.count = pod._restarts._spent = restarts
     pod._enter("Rendezvous")
     pod._agent.pid = 2**22 + 1  # no process
@@ -185,7 +235,7 @@ def test_pod_finishes_its_own_work_before_the_kubelet_kills_it(
 ) -> None:
     parsed = job(checkpoint={"path": "/data", "graceSeconds": 600})
     workers_grace = _workers_grace(parsed, {"terminationGracePeriodSeconds": total})
-    pod = Supervisor(launcher_pod(tmp_path, grace=float(workers_grace)), [], [], [], warm=False)
+    pod = Supervisor(launcher_pod(tmp_path, grace=float(workers_grace)), [], [], warm=False)
     now = 100.0
     monkeypatch.setattr("ddp_pod.supervise.supervisor.time.monotonic", lambda: now)
     pod._receive_signal(signal.SIGTERM, None)
@@ -202,10 +252,10 @@ def test_taken_port_is_replaced_if_port_file_exists(
     with socket.create_server(("", 0)) as taken:
         taken_port = taken.getsockname()[1]
         pod = launcher_pod(tmp_path, metrics_port=taken_port)
-        Supervisor(pod, [], [], [], warm=False)._serve_metrics()
+        Supervisor(pod, [], [], warm=False)._serve_metrics()
         assert f"no metrics: cannot listen on port {taken_port}" in capsys.readouterr().err
         monkeypatch.setenv("DDP_PORT_FILE", str(tmp_path / "port"))
-        Supervisor(pod, [], [], [], warm=False)._serve_metrics()
+        Supervisor(pod, [], [], warm=False)._serve_metrics()
     port = json.loads((tmp_path / "port").read_text())
     assert f"metrics are on port {port}: cannot listen on {taken_port}" in capsys.readouterr().err
     assert "ddp_launcher_phase" in fetch_page(port)
@@ -219,9 +269,10 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Age
     monkeypatch.setattr("ddp_pod.supervise.agent_process.start_fork_server", lambda worker: (4321, requests))
     monkeypatch.setattr("ddp_pod.supervise.agent_process.kill", lambda pid, number: killed.append(pid))
     process = AgentProcess(launcher_pod(tmp_path), ["python", "worker", "script", "0", "train.py"], warm=True)
-    process.start(["--nnodes=1"], None, 0)
-    _, (descriptor,), _, _ = socket.recv_fds(theirs, 4, 1)
-    assert json.loads(theirs.recv(1 << 16))["flags"] == ["--nnodes=1"]
+    process.start(None, restarts=2, restarts_left=1)
+    _, (descriptor,), _, _ = socket.recv_fds(theirs, 1, 1)
+    request = decode(read_frame(theirs))
+    assert (request.restarts, request.restarts_left, request.pod.runtime) == (2, 1, str(tmp_path))
     with socket.socket(fileno=descriptor) as channel, theirs:
         yield process, channel, killed
     requests.close()
@@ -230,8 +281,11 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Age
 def test_agent_has_pid_of_its_server_until_it_reports(agent: Any) -> None:
     process, channel, killed = agent
     process.kill(signal.SIGTERM)
-    channel.sendall(b'{"pid": 77, "server": 78}\n{"phase": "Rendezvous"}\n')
-    assert [event.get("phase") for event in process.receive()] == [None, "Rendezvous"]
+    events = encode(Started(77, 78)) + encode(PhaseEntered("Rendezvous"))
+    channel.sendall(events[:-3])
+    assert process.receive() == [Started(77, 78)]
+    channel.sendall(events[-3:])
+    assert process.receive() == [PhaseEntered("Rendezvous")], "which arrived in two parts"
     assert killed == [4321, 77], "it was forked before its server ended"
     process.note_end(4321, 0)
     assert (process.status, process.server) == (None, 0)  # the next agent needs another server
@@ -254,7 +308,7 @@ def test_agent_that_was_never_forked_ends_with_its_server(agent: Any) -> None:
 def test_stop_signal_reaches_workers_on_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    pod = Supervisor(launcher_pod(tmp_path / "full"), [], [], [], warm=False)
+    pod = Supervisor(launcher_pod(tmp_path / "full"), [], [], warm=False)
     sent: list[int] = []
     monkeypatch.setattr(pod._agent, "kill", sent.append)
     pod._on_signal(signal.SIGTERM)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ddp_pod.contract.plan import CheckpointStoreConfig, encode_config
+from ddp_pod.contract.plan import CheckpointStoreConfig, encode_plan
 from ddp_pod.transfer import snapshots
 from ddp_pod.transfer.checkpoints import (
     NEWEST,
@@ -40,7 +40,7 @@ class MirrorRun:
         (root / "metrics").mkdir(exist_ok=True)
         store = CheckpointStoreConfig(f"file://{root}/store", 2)
         pod = launcher_pod(root, node=node, nodes=nodes, checkpoint=store)
-        config = MirrorConfig(encode_config(pod), str(self.folder), attempt, f"job-{attempt}")
+        config = MirrorConfig(encode_plan(pod), str(self.folder), attempt, f"job-{attempt}")
         self.events: list[MirrorEvent] = []
         self.mirror = Mirror(config, self.events.append)
         self.request(claim=node == 0, fetch=NEWEST)

@@ -19,7 +19,6 @@ from ddp_pod.base.pod import Pod
 from ddp_pod.contract.plan import PreflightConfig
 from ddp_pod.network.preflight import (
     PreflightReport,
-    decode_preflight,
     describe_preflight,
     find_fatal,
     find_partners,
@@ -257,7 +256,6 @@ def test_measurements_reach_status() -> None:
         direct=False,
         pair=PairRate(3, 12, 1.2e9),
     )
-    assert decode_preflight(json.loads(json.dumps(report))) == report, "as the agent sends it to the launcher"
     assert build_preflight(summarize_preflight(report)) == PreflightStatus(
         failed=("tcp", "transport"),
         dns_milliseconds="1.5",

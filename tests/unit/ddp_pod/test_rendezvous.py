@@ -15,7 +15,6 @@ from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import api
 
 from ddp_pod.torchrun import rendezvous
-from ddp_pod.torchrun.membership import GroupSize
 from ddp_pod.torchrun.rendezvous import STATIC, PodRendezvous, TrainingOver
 from ddp_pod.torchrun.store import host_store
 from tests.support.launcher_config import launcher_pod
@@ -30,18 +29,19 @@ class Job:
     def __init__(self, folder: Path, nodes: int, **options: Any) -> None:
         self.store = host_store("127.0.0.1", 0)
         self.folder = folder
-        self.options = {"nodes": nodes, "port": self.store.port, "secret": "secret", **options}
+        self.options = {"nodes": nodes, "port": self.store.port, "secret": "secret", "run_id": RUN, **options}
         elastic = options.get("elastic", False)
-        self.size = GroupSize(nodes, 1 if elastic else nodes, 4 if elastic else nodes)
+        if elastic:
+            self.options |= {"min_nodes": 1, "max_nodes": 4}
         self.threads = ThreadPoolExecutor(16)
         pods = 4 if elastic else nodes + options.get("spares", 0)
         self.started: list[PodRendezvous] = []
         self.pods = [self.start(index) for index in range(pods)]
 
-    def start(self, index: int, backend: str = "c10d", **options: Any) -> PodRendezvous:
+    def start(self, index: int, **options: Any) -> PodRendezvous:
         """Start the agent of a pod, or one that takes its place."""
         pod = launcher_pod(self.folder, node=index, **{**self.options, **options})
-        self.started.append(PodRendezvous(pod, RUN, f"127.0.0.{index + 1}", self.size, backend))
+        self.started.append(PodRendezvous(pod))
         return self.started[-1]
 
     def close(self) -> None:
@@ -178,7 +178,7 @@ def test_pod_that_took_anothers_place_learns_the_restarts_of_its_peers(fixed: Jo
 
 def test_static_rendezvous_uses_the_store_of_the_pods(fixed: Job) -> None:
     for index in range(3):
-        fixed.pods[index] = fixed.start(index, backend=STATIC)
+        fixed.pods[index] = fixed.start(index, rendezvous_backend=STATIC)
     infos = [joined.result(SOON) for joined in fixed.join(0, 1, 2)]
     assert [(info.rank, info.bootstrap_store_info.master_port) for info in infos] == [
         (rank, fixed.store.port) for rank in range(3)
@@ -221,7 +221,7 @@ def test_lost_store_is_reported_after_the_ranks_had_time_to_end(fixed: Job, monk
 
 
 def test_single_pod_needs_no_store(tmp_path: Path) -> None:
-    pod = PodRendezvous(launcher_pod(tmp_path, nodes=1), RUN, "127.0.0.1", GroupSize(1, 1, 1))
+    pod = PodRendezvous(launcher_pod(tmp_path, nodes=1, run_id=RUN))
     infos = [pod.next_rendezvous() for _ in range(2)]
     assert [(info.rank, info.world_size) for info in infos] == [(0, 1), (0, 1)]
     assert pod.current.number == 1

@@ -17,7 +17,7 @@ from ddp_operator.decide.decide import decide
 from ddp_operator.decide.diagnosis import list_restart_failures
 from ddp_operator.decide.state import AT_ONCE, Decision, ResizeJob
 from ddp_operator.manifests.children import build_children
-from ddp_pod.contract.plan import decode_config
+from ddp_pod.contract.plan import decode_plan
 from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, page
 from tests.support.decisions import present, read_state, run_pass
 from tests.support.fake_cluster import ReconcilerHarness
@@ -186,13 +186,12 @@ class TestLateComers:
         assert self.over(*pods, seconds=900).status.phase == "Restarting"
 
 
-def test_torchrun_gets_bounds_and_pods_get_size() -> None:
+def test_plan_has_bounds_and_size() -> None:
     *_, child = build_children(job(nodes=3, elastic=ELASTIC), attempt=1, nodes=3)
     [trainer] = child["spec"]["template"]["spec"]["containers"]
-    assert "--nnodes=2:4" in trainer["args"]
     env = {item["name"]: item.get("value") for item in trainer["env"]}
-    config = decode_config(env["DDP_LAUNCHER_CONFIG"])
-    assert (config.nodes, config.elastic) == (3, True)
+    plan = decode_plan(env["DDP_LAUNCHER_CONFIG"])
+    assert (plan.nodes, plan.elastic, plan.min_nodes, plan.max_nodes) == (3, True, 2, 4)
     assert (child["spec"]["completions"], child["spec"]["parallelism"]) == (3, 3)
 
 

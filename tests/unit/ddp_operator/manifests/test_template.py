@@ -9,7 +9,7 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.manifests import template as template_checks
 from ddp_operator.manifests.children import build_children
 from ddp_operator.manifests.template import resolve_template
-from ddp_pod.contract.plan import decode_config
+from ddp_pod.contract.plan import decode_plan
 from tests.support.builders import job, template, trainer
 
 GPUS = {"limits": {"nvidia.com/gpu": "4"}}
@@ -69,7 +69,7 @@ class TestLogPatterns:
         pattern = r"step (?P<step>\d+)$(?P<loss>)"
         *_, child = build_children(job(metrics={"logPatterns": [pattern]}), attempt=1, nodes=1)
         env = {item["name"]: item.get("value") for item in child["spec"]["template"]["spec"]["containers"][0]["env"]}
-        assert decode_config(expand(env["DDP_LAUNCHER_CONFIG"], {"P": "no"})).log_patterns == (pattern,)
+        assert decode_plan(expand(env["DDP_LAUNCHER_CONFIG"], {"P": "no"})).log_patterns == (pattern,)
 
 
 class TestTrainer:

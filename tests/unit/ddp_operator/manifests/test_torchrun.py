@@ -1,30 +1,11 @@
-"""The accepted forms of a training command, and the resulting argv and environment."""
+"""The accepted forms of a training command, and the flags of torchrun in it."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from ddp_operator.manifests.torchrun import (
-    InvalidCommand,
-    TorchrunPlan,
-    UserCommand,
-    build_env,
-    build_torchrun_args,
-    split_user_command,
-)
-
-PLAN = TorchrunPlan(
-    nodes=2,
-    nproc_per_node=4,
-    backend="c10d",
-    master_addr="digits-1-0.digits",
-    master_port=29400,
-    local_addr="digits-1-$(JOB_COMPLETION_INDEX).digits",
-    run_id="uid-1",
-)
-SCRIPT = UserCommand("python3", ("train.py",))
+from ddp_operator.manifests.torchrun import InvalidCommand, UserCommand, split_user_command
+from ddp_pod.contract.plan import TorchrunOptions
 
 
 @pytest.mark.parametrize(
@@ -50,16 +31,16 @@ SCRIPT = UserCommand("python3", ("train.py",))
             UserCommand(
                 "python3",
                 ("train.py", "--tee"),
-                torchrun_flags=("--log-dir=/logs", "--tee=3", "--redirects=0:1", "--virtual-local-rank"),
+                options=TorchrunOptions(log_dir="/logs", tee="3", redirects="0:1", virtual_local_rank=True),
             ),
         ),
         (
             ["torchrun", "--monitor=0.5", "-t3", "train.py"],
-            UserCommand("python3", ("train.py",), torchrun_flags=("--monitor-interval=0.5", "--tee=3")),
+            UserCommand("python3", ("train.py",), options=TorchrunOptions(monitor_interval=0.5, tee="3")),
         ),
         (
-            ["python", "-O", "-m", "torch.distributed.run", "--role=x", "train.py"],
-            UserCommand("python", ("-O", "train.py"), torchrun_flags=("--role=x",)),
+            ["python", "-O", "-m", "torch.distributed.run", "--role=x", "--role=y", "train.py"],
+            UserCommand("python", ("-O", "train.py"), options=TorchrunOptions(role="y")),
         ),
         (
             ["python", "-m", "torch.distributed.launch", "train.py", "x"],
@@ -139,6 +120,8 @@ def test_all_of_operators_flags_are_named_at_once() -> None:
         (["torchrun", "--tee"], "--tee: requires argument"),
         (["torchrun", "-t"], "--tee: requires argument"),
         (["torchrun", "--virtual-local-rank=1", "x.py"], "--virtual-local-rank: must not have an argument"),
+        (["torchrun", "--monitor-interval=soon", "x.py"], "--monitor-interval: 'soon' is no number"),
+        (["torchrun", "--monitor-interval=0", "x.py"], "--monitor-interval: '0' is no number"),
     ],
 )
 def test_unrunnable_command_is_refused(line: list[str], complaint: str) -> None:
@@ -146,41 +129,10 @@ def test_unrunnable_command_is_refused(line: list[str], complaint: str) -> None:
         split_user_command(line, [])
 
 
-def test_whole_argv_of_pod() -> None:
-    assert build_torchrun_args(PLAN, SCRIPT) == [
-        "--nnodes=2",
-        "--nproc-per-node=4",
-        "--rdzv-backend=c10d",
-        "--rdzv-id=uid-1",
-        "--local-addr=digits-1-$(JOB_COMPLETION_INDEX).digits",
-    ]
-
-
-def test_argv_of_lone_pod_and_elastic_job() -> None:
-    lone = build_torchrun_args(replace(PLAN, nodes=1), SCRIPT)
-    assert lone[0] == "--nnodes=1"
-    elastic = build_torchrun_args(replace(PLAN, nodes=1, max_nodes=4), SCRIPT)
-    assert elastic[0] == "--nnodes=1:4"
-
-
-def test_torchrun_flags_of_user_follow_those_of_operator() -> None:
-    user = split_user_command(["torchrun", "--tee=3", "train.py"], [])
-    assert build_torchrun_args(PLAN, user)[-2:] == [f"--local-addr={PLAN.local_addr}", "--tee=3"]
-    assert build_torchrun_args(PLAN, split_user_command(["sh", "x"], []))[-1] == "--no-python"
-
-
-def test_env_of_rendezvous() -> None:
-    assert build_env(PLAN) == {"MASTER_ADDR": "digits-1-0.digits", "MASTER_PORT": "29400"}
-
-
-def test_torchruns_own_parser_understands_every_flag_we_pass() -> None:
+def test_torchrun_itself_has_each_option() -> None:
     run = pytest.importorskip("torch.distributed.run")
-    line = ["torchrun", "--monitor-interval=1", "--start-method=spawn", "--event-log-handler=null", "--role=x"]
-    line += ["--log-dir=/l", "-r3", "-t", "3", "--local-ranks-filter=0", "--duplicate-stdout-filters=a", "train.py"]
-    user = split_user_command(line, [])
-    parsed = run.parse_args([*build_torchrun_args(PLAN, user), *user.argv])
-    assert (parsed.nnodes, parsed.nproc_per_node, parsed.rdzv_id) == ("2", "4", "uid-1")
-    assert (parsed.redirects, parsed.tee, parsed.role) == ("3", "3", "x")
+    known = vars(run.get_args_parser().parse_args(["train.py"]))
+    assert set(vars(TorchrunOptions())) <= set(known)
 
 
 def refusal(line: list[str]) -> str:
