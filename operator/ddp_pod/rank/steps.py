@@ -44,7 +44,7 @@ class StepCounter(ImportHook):
     """
 
     # What every step needs. The script's work has displaced it from the cache, so it is little and close together.
-    __slots__ = ("_alarm", "_followed", "_slot", "_steps")
+    __slots__ = ("_alarm", "_followed", "_is_capturing", "_slot", "_steps")
 
     def __init__(self, slot: Any, claim: Callable[[], Any | None] | None = None) -> None:
         super().__init__(_MODULE)
@@ -53,6 +53,7 @@ class StepCounter(ImportHook):
         self._followed: Callable[[], Any] = _no_optimizer  # a weak reference
         self._steps = 0.0
         self._alarm = 0.0  # time from which a step does more than count
+        self._is_capturing: Callable[[], bool] | None = None  # None without CUDA
 
         self._peers: dict[int, float] = {}  # steps of the followed optimizer at the last one of each other, by id
         self._is_on_gpu = False  # there the host's time includes waits for the device and so for other ranks
@@ -66,7 +67,6 @@ class StepCounter(ImportHook):
         self._next_look = 0.0
         self._next_batch = 0.0
         self._is_nested = False  # whether the followed optimizer's step may call another step of it
-        self._is_capturing: Callable[[], bool] | None = None  # None without CUDA
         self._torch: Any = None
         self._hook: Any = None
         self._losses: LossReader | None = None
@@ -101,7 +101,9 @@ class StepCounter(ImportHook):
         def count_step(optimizer: Any, args: Any, kwargs: Any) -> None:
             try:
                 now = _now()
-                if now < self._alarm and self._followed() is optimizer:
+                capturing = self._is_capturing
+                is_usual = now < self._alarm and self._followed() is optimizer
+                if is_usual and (capturing is None or not capturing()):
                     steps = self._steps + 1.0
                     self._steps = steps
                     slot = self._slot
@@ -137,7 +139,7 @@ class StepCounter(ImportHook):
         is_sampled = self._sample(now)
         if now >= self._next_look:
             self._look(optimizer, now)
-        is_checked = is_sampled or self._batch is not None or self._is_nested or self._is_capturing is not None
+        is_checked = is_sampled or self._batch is not None or self._is_nested
         self._alarm = 0.0 if is_checked else self._next_sample
 
     def _sample(self, now: float) -> bool:

@@ -338,6 +338,21 @@ def test_rank_with_a_gpu_measures_no_own_work_and_counts_no_captured_step(
     assert counters.is_recorded is is_capturing
 
 
+def test_capture_between_two_observed_iterations_is_noticed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    capturing = [False]
+    monkeypatch.setattr(steps, "_SAMPLE_SECONDS", 1e9)
+    monkeypatch.setattr(steps, "_BATCH_SECONDS", 1e9)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing[0])
+    model = build_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with counting(tmp_path) as read:
+        train(model, optimizer, 5)
+        capturing[0] = True
+        train(model, optimizer, 2)
+        assert (read().steps, read().is_recorded) == (5, True)
+
+
 def test_seldom_observed_iterations_count_as_all_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = [100.0]
     monkeypatch.setattr(steps, "_now", lambda: now[0])
