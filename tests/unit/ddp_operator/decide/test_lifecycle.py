@@ -21,7 +21,6 @@ from tests.support.decisions import present, run_pass
 from tests.support.fake_cluster import ReconcilerHarness
 
 STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW, attempt_time=NOW)
-JOB = child_job()
 TRAINING = page(step=7, total_steps=10, checkpoint_step=5, phase="Running")
 
 
@@ -104,28 +103,6 @@ class TestActiveDeadline:
         assert running.status.phase == "Running"
         ended = run(child_pod(0), child_pod(1), jobs=admitted, status=self.HOUR, activeDeadlineSeconds=50, seconds=50)
         assert condition(ended, "Failed")[1] == "DeadlineExceeded"
-
-
-class TestInitContainer:
-    async def test_failure_is_counted_and_delayed(self) -> None:
-        harness = await ReconcilerHarness(recovery={"maxRestarts": 3}).settle()
-        init = {"name": "fetch", "state": {"terminated": {"exitCode": 1, "message": "no route to data"}}}
-        for attempt, delay in ((1, 10), (2, 20), (3, 40)):
-            pod = harness.pods(attempt)[1]
-            harness.cluster.store.change(pod, status={"phase": "Failed", "initContainerStatuses": [init]})
-            await harness.settle()
-            assert harness.status.attempt == attempt + 1
-            assert f"restart {attempt} of 3 in {delay} s: " in harness.condition("Restarting").message
-            harness.clock.advance(delay - 1)
-            await harness.settle()
-            assert harness.pods(attempt + 1) == []
-            harness.clock.advance(1)
-            await harness.settle()
-        pod = harness.pods(4)[0]
-        harness.cluster.store.change(pod, status={"phase": "Failed", "initContainerStatuses": [init]})
-        await harness.settle()
-        assert harness.state("Failed") == ("True", "RestartBudgetExhausted")
-        assert present(harness.status.last_failure).container == "fetch"
 
 
 def succeeded(index: int, **known: Any) -> Any:
@@ -314,19 +291,3 @@ class TestSuspendedJob:
         assert harness.condition("Suspended").message.endswith(
             "to resume; the last step was 7, and the script reports no checkpoints"
         )
-
-
-class TestEndOfJob:
-    @pytest.mark.parametrize(
-        ("policy", "jobs", "logs"), [("Running", ["train-1"], 1), ("All", [], 0), ("None", ["train-1"], 1)]
-    )
-    async def test_pods_of_job_that_ran_too_long(self, policy: str, jobs: list[str], logs: int) -> None:
-        harness = await ReconcilerHarness(activeDeadlineSeconds=60, cleanPodPolicy=policy).train(TRAINING)
-        harness.end_pod(1)
-        await harness.settle()
-        harness.clock.advance(60)
-        await harness.settle()
-        assert harness.status.phase == "Failed"
-        assert harness.jobs() == jobs
-        assert len(harness.pods(1)) == (1 if policy == "None" else 0)
-        assert len([p for p in harness.pods(1, living=False) if p["status"]["phase"] == "Succeeded"]) == logs

@@ -5,13 +5,10 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
-import pytest
-
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import Status
 from ddp_operator.decide.losses import (
     MAX_NODES,
-    add_failed_nodes,
     compute_next_check,
     describe_lost_contact,
     find_lost_pods,
@@ -72,17 +69,3 @@ def test_next_check_is_at_first_due_pod() -> None:
     assert second - first == 30
     assert look(30, 0) == first
     assert compute_next_check(State(*see(child_pod(0)), NOW)) is None
-
-
-@pytest.mark.parametrize(
-    ("failed", "nodes", "kept"),
-    [
-        ((), ["a", "b"], ("a", "b")),
-        (("a", "b"), ["a"], ("b", "a")),
-        (("a",), [""], ("a",)),
-    ],
-)
-def test_failed_nodes_are_remembered_latest_last(
-    failed: tuple[str, ...], nodes: list[str], kept: tuple[str, ...]
-) -> None:
-    assert add_failed_nodes(failed, iter(nodes)) == kept

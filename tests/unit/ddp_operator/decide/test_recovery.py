@@ -403,18 +403,6 @@ class TestLostNode:
         names = tuple(f"n{i}" for i in range(10))
         assert losses.add_failed_nodes(names, iter(["n3", "new", ""])) == ("n1", "n2", *names[4:], "n3", "new")
 
-    @pytest.mark.parametrize(
-        ("raw", "ready"),
-        [
-            ({"status": {"conditions": [{"type": "Ready", "status": "True"}]}}, True),
-            ({"status": {"conditions": [{"type": "Ready", "status": "Unknown", "message": "m"}]}}, False),
-            ({"status": {}}, False),
-            (None, False),
-        ],
-    )
-    def test_node_without_ready_condition_is_not_ready(self, raw: Any, ready: bool) -> None:
-        assert view_node(raw).ready is ready
-
 
 class TestAvoidedNodes:
     WORDS = "0/2 nodes are available: 1 node(s) didn't match Pod's node affinity/selector, 1 Insufficient cpu."

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from ddp_operator.api import constants
 from ddp_operator.api.kubeobjects import format_time
-from ddp_operator.api.status import CheckpointStatus, LastRestart, Progress, Status, Straggler
+from ddp_operator.api.status import CheckpointStatus, Progress, Status, Straggler
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.decide import decide
 from ddp_operator.decide.report import compute_goodput, drop_eta
@@ -233,23 +233,6 @@ class TestGoodput:
 
 
 class TestCostOfARestart:
-    def test_is_steps_after_checkpoint_and_seconds_to_next_step(self) -> None:
-        words = last_words("CUDAError", progress={"step": 57.0, "checkpointStep": 50.0})
-        failed = child_pod(1, "Failed", code=82, message=words)
-        begun = run(page(phase="Running", step=55), pods=(child_pod(0), failed), seconds=3).status
-        restart = LastRestart(attempt=2, level="NewPods", cause="CUDAError", time=NOW, step=57, steps_lost=7)
-        assert begun.last_restart == restart
-        typed = job(status=begun, nodes=2)
-        for text, known in (
-            (page(phase="Running", step=50, steps=0), None),
-            (page(phase="Running", step=51, steps=1), 20),
-            (page(phase="Running", step=51), 20),
-        ):
-            pods = [child_pod(n, attempt=2) for n in (0, 1)]
-            seen = observe(typed, [child_job(2)], pods, decode(text))
-            status = decide(typed, seen, NOW + timedelta(seconds=20)).status
-            assert present(status.last_restart).recovery_seconds == known
-
     @pytest.mark.parametrize(
         ("checkpoint", "first", "made", "estimate", "lost"),
         [

@@ -317,21 +317,6 @@ class TestPublishedProgress:
         assert harness.version == version
         assert harness.state("Rendezvoused") == ("False", "WaitingForWorkers")
 
-    async def test_unresponsive_page_is_reported_after_delay(self) -> None:
-        harness = await ReconcilerHarness().settle()
-        harness.run_pods()
-        harness.cluster.page = None
-        for _ in range(200):
-            harness.clock.advance(1)
-            await harness.reconcile()
-        assert harness.state("Rendezvoused") == ("Unknown", "NoMetricsPage")
-        before = harness.cluster.calls.count("report")
-        for _ in range(30):
-            harness.clock.advance(1)
-            await harness.reconcile()
-        assert harness.cluster.calls.count("report") - before <= 3
-        assert harness.requeue == 10.0
-
     async def test_pods_of_the_former_release_train_on_without_a_report(self) -> None:
         """Their launcher has a metrics page only, and writes other names and a text for the last failure."""
         harness = await ReconcilerHarness(nodes=2).train(page(step=7, total_steps=10, phase="Running"))
@@ -357,24 +342,6 @@ class TestPublishedProgress:
         await harness.settle()
         failure = present(harness.status.last_failure)
         assert (failure.category, failure.rank, failure.message, harness.status.attempt) == ("OOM", 1, "m", 2)
-
-    async def test_steps_of_log_are_no_progress_of_restarting_workers(self) -> None:
-        """A pod that cannot reach its peer after a restart in the same pods waits for it up to joinTimeoutSeconds."""
-        harness = await ReconcilerHarness().train(page(step=7, phase="Running"))
-        assert harness.state("Progressing") == ("True", "Training")
-        harness.cluster.page = page(step=7, phase="Rendezvous", restarts=1)
-        harness.clock.advance(11)
-        await harness.settle()
-        assert harness.state("Rendezvoused") == ("False", "WaitingForWorkers")
-        words = "2/2 pods running; workers are restarting in the same pods, restart 1 (pod 0: Rendezvous)"
-        assert harness.condition("Rendezvoused").message == words
-        assert harness.state("Progressing") == ("False", "NoStepYet")
-        assert harness.condition("Progressing").message.endswith("since restart 1 in the same pods")
-        assert present(harness.status.progress).step == 7
-        harness.cluster.page = page(step=8, phase="Running")
-        harness.clock.advance(11)
-        await harness.settle()
-        assert harness.state("Progressing") == ("True", "Training")
 
     async def test_unreadable_page_changes_nothing(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)

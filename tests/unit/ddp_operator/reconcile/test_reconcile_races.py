@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.cluster import AlreadyExists, ClusterError, Event, Key, ServerError
+from ddp_operator.api.cluster import ClusterError, Event, Key
 from tests.support.builders import page
 from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness
@@ -55,46 +55,6 @@ async def test_ttl_removed_during_pass_deletes_nothing(monkeypatch: pytest.Monke
     await harness.settle()
     assert harness.raw is not None
     assert harness.jobs() == ["train-1"]
-
-
-async def test_own_child_that_is_being_deleted_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    harness = await ReconcilerHarness().settle()
-    [ours] = harness.cluster.store.list("Service")
-    harness.cluster.store.delete(ours)
-    leaving = {**ours, "metadata": {**ours["metadata"], "deletionTimestamp": "2026-11-20T12:00:00Z"}}
-
-    async def find_taken(manifest: Any, *, dry_run: bool = False) -> None:
-        raise AlreadyExists(leaving)
-
-    monkeypatch.setattr(harness.cluster, "create", find_taken)
-    # No event reports the end of a Service, so the pass itself requests another one.
-    requeue = present(await harness.reconcile())
-    assert 0 < requeue <= 1
-    monkeypatch.undo()
-    await harness.settle()
-    assert harness.children()["Service"] == ["train"]
-
-
-async def test_two_single_errors_of_api_server_long_apart_are_not_reported(monkeypatch: pytest.MonkeyPatch) -> None:
-    harness = await ReconcilerHarness().train(TRAINING)
-    create = harness.cluster.create
-    failures = [1]
-
-    async def fail_once(manifest: Any, *, dry_run: bool = False) -> None:
-        if manifest["kind"] == "Service" and failures:
-            failures.pop()
-            raise ServerError("Service train: etcdserver: request timed out")
-        await create(manifest, dry_run=dry_run)
-
-    monkeypatch.setattr(harness.cluster, "create", fail_once)
-    for _ in range(2):
-        [service] = harness.cluster.store.list("Service")
-        harness.cluster.store.delete(service)
-        await harness.settle()
-        assert harness.children()["Service"] == ["train"]
-        failures.append(1)
-        harness.clock.advance(3600)
-    assert "ServerError" not in harness.events
 
 
 async def test_memory_of_finished_job_is_dropped() -> None:
