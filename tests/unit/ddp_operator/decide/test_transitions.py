@@ -1,17 +1,52 @@
-"""The changes of a status that may be written later."""
+"""From one status to the next: minor changes, Events, rows of the history, GPU-seconds."""
 
 from __future__ import annotations
 
+import csv
+from datetime import timedelta
+from itertools import pairwise
 from typing import Any
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
 
+from ddp_cli.local.folder import COLUMNS as OF_A_RUN
+from ddp_operator.api.cluster import Event
 from ddp_operator.api.kubeobjects import format_time
-from ddp_operator.api.status import CheckpointStatus, Condition, LastFailure, Nodes, Progress, Status
+from ddp_operator.api.status import (
+    ENDED_PHASES,
+    CheckpointStatus,
+    Condition,
+    LastFailure,
+    LostUsage,
+    Nodes,
+    Profile,
+    Progress,
+    Restarts,
+    Status,
+    Usage,
+)
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.transitions import is_minor_change
-from tests.support.builders import NOW
+from ddp_operator.decide.decide import decide
+from ddp_operator.decide.stalls import is_stalled, stalled_since
+from ddp_operator.decide.state import Stall, SuspendResource
+from ddp_operator.decide.transitions import (
+    COLUMNS,
+    MAX_ROWS,
+    PRODUCTIVE,
+    WAITING,
+    Used,
+    extend_history,
+    find_transitions,
+    is_minor_change,
+    list_purposes,
+    list_transition_events,
+)
+from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, page, template, trainer
+from tests.support.decisions import present
 
 
 def scheduled(message: str = "none placed", reason: str = c.WAITING_FOR_PODS, status: Any = "False") -> Condition:
@@ -62,3 +97,301 @@ def test_measurements_are_minor_unless_column_shows_them() -> None:
 )
 def test_change_of_phase_or_reason_is_not_minor(change: dict[str, Any]) -> None:
     assert not is_minor_change(BEFORE, msgspec.structs.replace(BEFORE, **change))
+
+
+def condition(kind: str, status: Any, reason: str = "R", message: str = "words") -> Condition:
+    return Condition(type=kind, status=status, reason=reason, message=message, last_transition_time=NOW)
+
+
+def events(old: Any, new: Any) -> list[tuple[str, str, str]]:
+    before, after = (Status(conditions=(result,)) if result else Status() for result in (old, new))
+    return [(event.type, event.reason, event.message) for event in list_transition_events(before, after)]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "text"),
+    [
+        (None, condition("Accepted", "True"), []),
+        (None, condition("Accepted", "False", "InvalidSpec"), [("Warning", "InvalidSpec", "words")]),
+        (condition("Accepted", "False", "InvalidSpec"), condition("Accepted", "False", "InvalidSpec"), []),
+        (
+            condition("Accepted", "False", "InvalidSpec", "other"),
+            condition("Accepted", "False", "InvalidSpec"),
+            [("Warning", "InvalidSpec", "words")],
+        ),
+        (None, condition("Scheduled", "False", "WaitingForPods"), []),
+        (None, condition("Scheduled", "True"), [("Normal", "Scheduled", "words")]),
+        (condition("Scheduled", "True"), condition("Scheduled", "True", message="2 of 2"), []),
+        (condition("Scheduled", "True"), condition("Scheduled", "True", "SidecarRestarted"), []),
+        (None, condition("Scheduled", "False", "Unschedulable"), [("Warning", "Unschedulable", "words")]),
+        (
+            condition("Scheduled", "False", "Unschedulable", "0/2 nodes"),
+            condition("Scheduled", "False", "Unschedulable", "0/3 nodes"),
+            [],
+        ),
+        (None, condition("Rendezvoused", "True"), [("Normal", "Rendezvoused", "words")]),
+        (None, condition("Rendezvoused", "Unknown"), []),
+        (None, condition("Suspended", "False", "NotSuspended"), []),
+        (
+            condition("Suspended", "True"),
+            condition("Suspended", "False", "NotSuspended"),
+            [("Normal", "Resumed", "spec.suspend is false")],
+        ),
+        (condition("Suspended", "False"), condition("Suspended", "True"), [("Normal", "Suspended", "words")]),
+        (condition("Failed", "False"), condition("Failed", "True", "OOM"), [("Warning", "Failed", "words")]),
+        (condition("Succeeded", "False"), condition("Succeeded", "True"), [("Normal", "Succeeded", "words")]),
+        (condition("Succeeded", "False"), condition("Succeeded", "False", "Finished"), []),
+    ],
+)  # fmt: skip
+def test_transition_emits_its_event(old: Any, new: Any, text: Any) -> None:
+    assert events(old, new) == text
+
+
+def test_first_attempt_emits_no_event() -> None:
+    assert list_transition_events(Status(), Status(attempt=1, attempt_nodes=4, job_name="a-1")) == ()
+
+
+def test_next_attempt_emits_its_failure_first() -> None:
+    restart = condition("Restarting", "True", "GroupRestart", "restart 1 of 3: x")
+    old = Status(attempt=1)
+    new = Status(
+        attempt=2, conditions=(restart,), last_failure=LastFailure(attempt=1, category="OOM", message="m" * 5000)
+    )
+    failure, begun = list_transition_events(old, new)
+    assert (failure.reason, failure.message) == ("FailureOOM", f"attempt 1: OOM: {'m' * 298} …")
+    assert begun == Event("Normal", "GroupRestart", "restart 1 of 3: x")
+
+
+def test_repeated_pass_emits_nothing() -> None:
+    status = Status(attempt=2, conditions=(condition("Accepted", "False"), condition("Scheduled", "True")))
+    assert list_transition_events(status, status) == ()
+
+
+def at(step: int | None, status: Status | None = None, **fields: object) -> Status:
+    progress = None if step is None else Progress(step=step, loss=f"{1 / (step + 1):.4g}")
+    return replace(status or Status(phase="Running"), progress=progress, **fields)
+
+
+def rows_of(status: Status) -> list[dict[str, str]]:
+    return list(csv.DictReader([present(status.history).columns, *present(status.history).rows]))
+
+
+def train(gaps: list[float]) -> tuple[Status, list[float]]:
+    status = Status(phase="Running")
+    seconds = 0.0
+    times = []
+    for step, gap in enumerate(gaps):
+        seconds += gap
+        status = extend_history(at(step, status), NOW + timedelta(seconds=seconds))
+    times = [float(row["time"]) for row in rows_of(status)]
+    return status, times
+
+
+def test_row_has_columns_of_report() -> None:
+    progress = Progress(
+        step=7, epoch=1, loss="0.5", samples_per_second="100", steps_per_second="2", learning_rate="0.1",
+        val_accuracy="0.9", val_loss="0.4",
+    )  # fmt: skip
+    status = Status(phase="Running", progress=progress, restarts=Restarts(all=2), checkpoint=CheckpointStatus(step=5))
+    assert rows_of(extend_history(status, NOW)) == [{
+        "time": str(int(NOW.timestamp())), "restarts": "2", "epoch": "1", "step": "7", "loss": "0.5",
+        "samples_per_second": "100", "steps_per_second": "2", "learning_rate": "0.1", "validation_accuracy": "0.9",
+        "validation_loss": "0.4", "checkpoint_step": "5",
+    }]  # fmt: skip
+
+
+def test_column_names_equal_those_of_metrics_file() -> None:
+    assert set(COLUMNS) - {"restarts"} <= set(OF_A_RUN)
+
+
+def test_no_row_without_steps_or_changed_values() -> None:
+    assert extend_history(at(None), NOW).history is None
+    status = extend_history(at(1), NOW)
+    assert extend_history(status, NOW + timedelta(hours=1)) is status
+
+
+def test_long_job_has_few_even_rows() -> None:
+    status, times = train([10.0] * 10_000)
+    assert MAX_ROWS / 2 <= len(times) <= MAX_ROWS
+    assert rows_of(status)[0]["step"] == "0"
+    assert times[-1] - NOW.timestamp() > 95_000
+    gaps = [after - before for before, after in pairwise(times)]
+    assert max(gaps[:-1]) < 2 * min(gaps)
+
+
+def test_pause_does_not_reduce_later_rows() -> None:
+    _, times = train([10.0] * 20 + [36_000.0] + [10.0] * 20)
+    assert len(times) == 41
+
+
+def test_end_of_job_adds_row_immediately() -> None:
+    status, _ = train([10.0] * 200)
+    ended = extend_history(at(200, status, phase="Succeeded"), NOW + timedelta(seconds=2_001))
+    assert rows_of(ended)[-1]["step"] == "200"
+
+
+@given(st.lists(st.floats(0, 1e5), min_size=1, max_size=300))
+def test_rows_are_bounded_and_ordered_by_time(gaps: list[float]) -> None:
+    status, times = train(gaps)
+    assert len(times) <= MAX_ROWS
+    assert times == sorted(times)
+    assert rows_of(status)[0]["step"] == "0"
+
+
+GPUS = template(trainer(resources={"limits": {"nvidia.com/gpu": 4}}))
+
+
+class JobTimeline:
+    """A job of two pods with four GPUs each, pass by pass."""
+
+    def __init__(self, **spec: Any) -> None:
+        self.status = Status()
+        self.spec = {"template": GPUS, **spec}
+        self.at = NOW
+
+    def later(self, seconds: float, *pods: Any, text: str = "", jobs: Any = None) -> dict[str, int]:
+        """Run passes this many seconds after the last, until one changes nothing. Return the use of the GPUs."""
+        self.at += timedelta(seconds=seconds)
+        self.actions: list[Any] = []
+        for _ in range(5):
+            before = self.status
+            typed = job(status=before, nodes=2, **self.spec)
+            attempts = [child_job(n) for n in range(1, before.attempt + 1)] if jobs is None else jobs
+            result = decode(text) if text else None
+            stall = Stall(stalled_since(result, self.at)) if result is not None and is_stalled(typed, result) else None
+            seen = observe(typed, attempts, pods, result, stall=stall)
+            decision = decide(typed, seen, self.at)
+            self.status = decision.status
+            self.requeue = decision.requeue_after
+            self.actions += decision.actions
+            if self.status == before:
+                break
+            text = text if self.status.attempt == before.attempt else ""
+        return list_purposes(self.status.usage)
+
+
+def pods(phase: str = "Running", *, attempt: int = 1, **changes: Any) -> list[Any]:
+    return [child_pod(index, phase, attempt=attempt, **changes) for index in range(2)]
+
+
+def training(step: int, made: int, **values: Any) -> str:
+    return page(phase="Running", step=step, steps=made, **values)
+
+
+def test_usage_of_whole_job_sums_up() -> None:
+    life = JobTimeline()
+    assert life.later(0) == {}
+    assert life.later(100, *pods("Pending")) == {}, "no node, no GPU"
+    assert life.later(10, *pods("Pending", node="a")) == {PRODUCTIVE: 0, WAITING: 0}
+    assert life.later(20, *pods()) == {PRODUCTIVE: 0, WAITING: 160}
+    first = life.later(5, *pods(), text=training(1, 1))
+    assert first == {PRODUCTIVE: 0, WAITING: 200}
+    assert life.later(50, *pods(), text=training(101, 101)) == {PRODUCTIVE: 400, WAITING: 200}
+    words = last_words("CUDAError", progress={"step": 121.0})
+    crashed = [child_pod(0), child_pod(1, "Failed", code=82, message=words)]
+    assert life.later(10, *crashed, text=training(121, 121)) == {PRODUCTIVE: 480, WAITING: 200}
+    assert life.status.attempt == 2
+    assert life.later(30, *pods(attempt=2)) == {PRODUCTIVE: 480, WAITING: 200, "CUDAError": 120}
+    again = life.later(10, *pods(attempt=2), text=training(122, 1))
+    assert again == {PRODUCTIVE: 480, WAITING: 200, "CUDAError": 200}
+    done = life.later(10, *pods("Succeeded", attempt=2), jobs=[child_job(2, conditions={"Complete": ""})])
+    assert done == {PRODUCTIVE: 560, WAITING: 200, "CUDAError": 200}
+    usage = present(life.status.usage)
+    assert life.status.phase in ENDED_PHASES
+    assert (usage.gpus, usage.gpu_seconds) == (0, sum(done.values()))
+    assert life.later(1000, *pods("Succeeded", attempt=2)) == done
+
+
+def test_steps_that_are_repeated_are_lost() -> None:
+    life = JobTimeline()
+    life.later(0)
+    life.later(0, *pods())
+    life.later(0, *pods(), text=training(1, 1))
+    two_a_second = {"step_seconds": 50.5}
+    assert life.later(50, *pods(), text=training(101, 101, **two_a_second))[PRODUCTIVE] == 400
+    words = last_words("CUDAError", progress={"step": 101.0})
+    life.later(0, *pods("Failed", code=82, message=words))
+    assert life.later(0, *pods(attempt=2))[PRODUCTIVE] == 400
+    after = life.later(10, *pods(attempt=2), text=training(62, 1))
+    # 40 steps at two a second on eight GPUs, beside the ten seconds without a step.
+    assert after == {PRODUCTIVE: 400 - 160, WAITING: 0, "CUDAError": 80 + 160}
+
+
+@pytest.mark.parametrize("resources", [{}, {"limits": {"cpu": "4"}}])
+def test_job_without_gpus_has_no_usage(resources: Any) -> None:
+    life = JobTimeline(template=template(trainer(resources=resources)))
+    life.later(0)
+    assert life.later(10, *pods()) == {}
+    assert life.status.usage is None
+
+
+def test_usage_alone_causes_no_write() -> None:
+    life = JobTimeline()
+    life.later(0)
+    life.later(0, *pods())
+    before = life.status
+    life.later(3600, *pods())
+    assert life.status == before
+    assert life.later(0, *pods(), text=training(1, 1))[WAITING] == 8 * 3600
+
+
+def test_usage_change_is_minor_and_counted_once() -> None:
+    old = Status(phase="Running", usage=Usage(since=NOW, gpus=8, gpu_seconds=10, waiting=10))
+    assert old.usage is not None
+    lost = (LostUsage(cause="OOM", gpu_seconds=5),)
+    new = replace(old, usage=replace(old.usage, gpu_seconds=35, productive=20, lost=lost))
+    assert is_minor_change(old, new)
+    assert find_transitions(old, new, NOW) == (Used(PRODUCTIVE, 20), Used("OOM", 5))
+    assert find_transitions(new, new, NOW) == ()
+    of_profile = replace(new, profile=Profile(kind="ClusterDDPTrainingProfile", name="h100", digest="d", job={}))
+    assert find_transitions(old, of_profile, NOW)[0] == Used(PRODUCTIVE, 20, "h100")
+
+
+class TestIdle:
+    @staticmethod
+    def idle(life: JobTimeline) -> tuple[str, str]:
+        result = present(life.status.condition(c.IDLE))
+        return result.status, result.message
+
+    def test_idle_job_is_suspended_after_its_condition_is_written(self) -> None:
+        life = JobTimeline(idle={"minutes": 10, "action": "Suspend"})
+        life.later(0)
+        life.later(0, *pods())
+        life.later(5, *pods(), text=training(1, 1))
+        life.later(3600, *pods(), text=training(9, 9))
+        assert self.idle(life) == ("False", "")
+        stalled = training(9, 9, heartbeat_age=200)
+        life.later(200, *pods(), text=stalled)
+        assert life.requeue is not None
+        assert SuspendResource() not in life.actions
+        life.later(599, *pods(), text=stalled)
+        assert self.idle(life)[0] == "False"
+        life.later(1, *pods(), text=stalled)
+        since = "2026-11-20T13:03:25Z"
+        statement = f"8 GPUs are held and no step was made since {since}"
+        statement += "; the job is suspended: `ddp resume train` resumes it"
+        assert self.idle(life) == ("True", statement)
+        assert life.actions.count(SuspendResource()) == 1
+        life.spec["suspend"] = True
+        life.later(1, *pods(deleting=True))
+        life.later(60)
+        assert self.idle(life) == ("True", statement), "why it is suspended stays"
+        life.spec["suspend"] = False
+        life.later(5)
+        assert self.idle(life) == ("False", "")
+
+    def test_pods_waiting_for_peer_are_idle(self) -> None:
+        life = JobTimeline(idle={"minutes": 1, "action": "Suspend"})
+        life.later(0)
+        life.later(0, child_pod(0), child_pod(1, "Pending"))
+        life.later(61, child_pod(0), child_pod(1, "Pending"))
+        assert SuspendResource() in life.actions
+
+    @pytest.mark.parametrize("action", ["Suspend", "Report"])
+    def test_running_job_without_steps_is_not_suspended(self, action: str) -> None:
+        life = JobTimeline(idle={"minutes": 1, "action": action})
+        life.later(0)
+        life.later(0, *pods(), text=page(phase="Running"))
+        life.later(61, *pods(), text=page(phase="Running"))
+        assert self.idle(life)[1].endswith("; its script has reported no step yet")
+        assert SuspendResource() not in life.actions
