@@ -99,7 +99,8 @@ def _continue_steps(progress: RankProgress, counters: RankCounters) -> None:
 def note_lost_loss(progress: RankProgress) -> None:
     """Record since which step the loss is not finite, at the latest since the last one: JSON has no such number."""
     if progress.loss is not None and not math.isfinite(progress.loss) and progress.lost_loss_step is None:
-        progress.lost_loss_step = progress.known_step or 0.0
+        step = progress.known_step or 0.0
+        progress.lost_loss_step = step if math.isfinite(step) else 0.0
 
 
 def find_missing_steps(progress: RankProgress) -> float:

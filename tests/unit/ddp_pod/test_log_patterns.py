@@ -6,7 +6,7 @@ import os
 import re
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -76,39 +76,50 @@ def test_groups_become_progress_of_status() -> None:
     assert status.last_step_time == datetime(2023, 11, 14, 22, 13, 20, tzinfo=UTC)
 
 
-def test_partial_coloured_and_progress_bar_lines_are_read() -> None:
-    seen = progress(r"^step (?P<step>\d+) loss (?P<loss>\S+)$")
-    assert not seen.feed(b"step 1", NOW)
-    assert seen.feed(b"7 loss \x1b[32m0.5\x1b[0m\n", NOW)
-    assert values(seen)["step"] == 17
-    assert seen.feed(b"\rstep 18 loss 0.4\rstep 19 loss 0.3\r", NOW)
-    assert values(seen) | {"last_step_time": 0} == {
-        "step": 19, "loss": 0.3, "steps": 3, "last_step_time": 0, "step_interval": 1, "total_margin": 1,
-    }  # fmt: skip
+STEP = r"step (?P<step>\d+)"
+WITH_LOSS = r"^step (?P<step>\S+) loss (?P<loss>\S+)$"
+OF_TOTAL = r"step (?P<step>\d+)/(?P<totalSteps>\d+)"
+EPOCH_LINE = r"epoch (?P<epoch>\d+)(?:/(?P<epochs>\d+))? step (?P<step>\d+)/(?P<totalSteps>\d+)"
+BEGINS = (OF_TOTAL, r"epoch (?P<epoch>\d+) begins", r"(?P<totalSteps>\d+) each")
+TWO_EPOCHS = [b"epoch 1 begins\n", b"step 9/10\n", b"epoch 2 begins\n", b"step 1/10\n"]
+RESTART = None
 
 
-def test_steps_restarting_each_epoch_are_accumulated() -> None:
-    seen = progress(r"batch (?P<step>\d+)")
-    for batch in (10, 20, 5, 10, 10):
-        seen.feed(f"batch {batch}\n".encode(), NOW)
-    assert values(seen)["steps"] == 1 + 10 + 1 + 5
-
-
-def test_text_is_ignored_and_nan_is_valid_loss() -> None:
-    seen = progress(r"step (?P<step>\S+) loss (?P<loss>\S+)")
-    assert not seen.feed(b"step one loss ?\n", NOW)
-    assert seen.feed(b"step inf loss nan\n", NOW)
-    assert "steps" not in values(seen)
-    status = build_progress(seen.build(0))
-    assert status is not None
-    assert status.loss == "nan"
-
-
-def test_head_of_endless_line_is_searched() -> None:
-    seen = progress(r"^step (?P<step>\d+)")
-    assert not seen.feed(b"step 3 " + b"x" * 70_000, NOW)
-    assert seen.feed(b"x" * 70_000 + b"\n", NOW)
-    assert values(seen)["step"] == 3
+@pytest.mark.parametrize(
+    ("patterns", "chunks", "expected"),
+    [
+        ([WITH_LOSS], [b"step 1", b"7 loss \x1b[32m0.5\x1b[0m\n"], {"step": 17, "loss": 0.5}),
+        ([STEP], [b"step 17\n", b"\rstep 18\rstep 19\r"], {"step": 19, "steps": 3, "step_interval": 1}),
+        ([STEP], [b"step 10\nstep 20\nstep 5\n", b"step 10\nstep 10\n"], {"steps": 1 + 10 + 1 + 5}),  # each epoch anew
+        ([WITH_LOSS], [b"step one loss ?\n"], {"step": None, "loss": None}),
+        ([WITH_LOSS], [b"step inf loss nan\n"], {"steps": None, "lost_loss_step": 0.0}),
+        ([r"^step (?P<step>\d+)"], [b"step 3 " + b"x" * 70_000, b"x" * 70_000 + b"\n"], {"step": 3}),
+        ([r"step (?P<step>\d+)$"], [*[b"\xff\x00x" * 20_000] * 64, b"\nstep 3\n"], {"step": 3}),
+        ([r"seen (?P<samples>\d+)"], [b"seen 10\nseen 25\nseen 25\nseen 5\nseen 8\n"], {"samples": 33}),
+        (BEGINS, TWO_EPOCHS, {"step": 11}),
+        (BEGINS, [*TWO_EPOCHS, RESTART, b"10 each\n"], {"step": None}),
+        (BEGINS, [*TWO_EPOCHS, RESTART, b"step 3/10\n"], {"step": None}),  # its epoch is not logged yet
+        (BEGINS, [*TWO_EPOCHS, RESTART, b"epoch 2 begins\nstep 4/10\n"], {"step": 14}),
+        (BEGINS, [b"epoch 1 begins\nstep 9/10\nstep 2/10\nstep 1/10\n"], {"step": 1, "total_steps": None}),
+        ([EPOCH_LINE], [b"epoch 5 step 3/60\n"], {"step": None, "total_steps": None}),  # it started in a later epoch
+        ([EPOCH_LINE], [b"epoch 5 step 3/60\nepoch 6 step 1/60\n"], {"step": 301, "total_steps": None}),
+        ([EPOCH_LINE], [b"epoch 0 step 3/60\n", RESTART, b"epoch 1 step 4/60\n"], {"step": None}),
+        ([EPOCH_LINE], [b"epoch 1 step 60/120\n"], {"step": 60, "total_steps": None}),
+        ([EPOCH_LINE], [b"epoch 1 step 60/120\nepoch 2 step 61/120\n"], {"step": 61, "total_steps": 120}),  # of the run
+    ],
+)  # fmt: skip
+def test_lines_become_progress(
+    patterns: Sequence[str], chunks: Sequence[bytes | None], expected: dict[str, float | None]
+) -> None:
+    seen = progress(*patterns)
+    for chunk in chunks:
+        if chunk is RESTART:
+            seen = seen.restarted()
+        else:
+            seen.feed(chunk, NOW)
+    found = seen.build(0, 8)
+    assert {name: getattr(found, name) for name in expected} == expected
+    assert found.world_size == 8
 
 
 @pytest.mark.parametrize(
@@ -140,33 +151,6 @@ def test_steps_of_epoch_become_steps_of_run(
     again = seen.restarted()
     again.feed(f"epoch {first + 2}{epochs}: 7/60\n".encode(), NOW)
     assert (values(again)["step"], values(again)["steps"]) == (127, 1)
-
-
-def test_restarted_process_has_no_step_before_its_epoch_is_logged() -> None:
-    seen = progress(
-        r"step (?P<step>\d+)/(?P<totalSteps>\d+)", r"epoch (?P<epoch>\d+) begins", r"(?P<totalSteps>\d+) each"
-    )
-    for line in (b"epoch 1 begins\n", b"step 9/10\n", b"epoch 2 begins\n", b"step 1/10\n"):
-        seen.feed(line, NOW)
-    assert values(seen)["step"] == 11
-    again = seen.restarted()
-    again.feed(b"10 each\n", NOW)  # without a step the reader must not fail
-    assert "step" not in values(again)
-    again.feed(b"step 3/10\n", NOW)
-    assert "step" not in values(again)
-    again.feed(b"epoch 2 begins\nstep 4/10\n", NOW)
-    assert values(again)["step"] == 14
-
-
-def test_step_decreasing_within_epoch_is_not_accumulated() -> None:
-    seen = progress(r"(?:epoch (?P<epoch>\d+) )?step (?P<step>\d+)/(?P<totalSteps>\d+)")
-    for line in (b"epoch 1 step 9/10\n", b"epoch 1 step 2/10\n", b"step 1/10\n"):
-        seen.feed(line, NOW)
-    assert values(seen)["step"] == 1
-    assert "total_steps" not in values(seen)
-
-
-EPOCH_LINE = r"epoch (?P<epoch>\d+)(?:/(?P<epochs>\d+))? step (?P<step>\d+)/(?P<totalSteps>\d+)"
 
 
 def shown(seen: LogProgress, line: str) -> tuple[int | None, int | None, str | None]:
@@ -205,50 +189,6 @@ def test_first_line_with_known_epochs_decides_whether_step_is_of_run(
     line: str, expected: tuple[int | None, int | None, str | None]
 ) -> None:
     assert shown(progress(EPOCH_LINE), line) == expected
-
-
-def test_process_starting_in_later_epoch_of_unknown_number_has_no_step() -> None:
-    seen = progress(EPOCH_LINE)
-    seen.feed(b"epoch 5 step 3/60\n", NOW)
-    assert not {"step", "total_steps"} & values(seen).keys()
-    assert shown(seen, "epoch 6 step 1/60") == (301, None, None)
-
-
-def test_restarted_process_in_later_epoch_has_no_step_while_scope_is_unknown() -> None:
-    seen = progress(EPOCH_LINE)
-    assert shown(seen, "epoch 0 step 3/60") == (3, None, None)
-    again = seen.restarted()
-    again.feed(b"epoch 1 step 4/60\n", NOW)
-    assert "step" not in values(again)
-
-
-def test_samples_restarting_are_accumulated() -> None:
-    seen = progress(r"seen (?P<samples>\d+)")
-    sums = []
-    for count in (10, 25, 25, 5, 8):
-        seen.feed(f"seen {count}\n".encode(), NOW)
-        sums.append(values(seen)["samples"])
-    assert sums == [10, 25, 25, 30, 33]
-
-
-def test_step_continuing_over_epochs_is_of_run() -> None:
-    seen = progress(EPOCH_LINE)
-    assert shown(seen, "epoch 1 step 60/120") == (60, None, None)
-    assert shown(seen, "epoch 2 step 61/120") == (61, 120, "50.8%")
-
-
-def test_page_has_world_size() -> None:
-    seen = progress(r"step (?P<step>\d+)")
-    seen.feed(b"step 3\n", NOW)
-    assert seen.build(1, 8).world_size == 8
-
-
-def test_endless_lines_and_binary_output_are_bounded() -> None:
-    seen = progress(r"step (?P<step>\d+)$")
-    for _ in range(64):
-        assert not seen.feed(b"\xff\x00x" * 20_000, NOW)
-    assert len(seen._lines._rest) <= 4096
-    assert seen.feed(b"\nstep 3\n", NOW)
 
 
 @pytest.fixture
