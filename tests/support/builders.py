@@ -20,7 +20,6 @@ from ddp_operator.decide.report import Page, decode_report
 from ddp_operator.decide.state import Observation, view_children
 from ddp_pod.contract.progress import RankProgress
 from ddp_pod.contract.records import to_json
-from ddp_pod.progress.rank_progress import note_lost_loss
 from tests.support.launcher_config import encoded_config
 
 Json = dict[str, Any]
@@ -255,7 +254,7 @@ def rank_json(rank: int = 0, **numbers: float) -> Json:
     """Return the progress of a rank as JSON."""
     progress = RankProgress(rank)
     progress.update({name: float(number) for name, number in numbers.items()})
-    note_lost_loss(progress)
+    progress.note_lost_loss()
     return to_json(progress)
 
 

@@ -1,5 +1,6 @@
 """The progress of one rank, as its counters, its script's own page, its posts or its log show it, and of uploads."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Final
@@ -82,10 +83,24 @@ class RankProgress:
         for name, value in values.items():
             setattr(self, name, value)
 
+    def note_lost_loss(self) -> None:
+        """Record since which step the loss is not finite, at the latest since the last one: JSON has no such number."""
+        if self.loss is not None and not math.isfinite(self.loss) and self.lost_loss_step is None:
+            step = self.known_step or 0.0
+            self.lost_loss_step = step if math.isfinite(step) else 0.0
+
     @property
     def known_step(self) -> float | None:
         """The step of the run; if it is unknown, the steps of the process."""
         return self.steps if self.step is None else self.step
+
+    @property
+    def run_step(self) -> float | None:
+        """The step of the run; if it is unknown, the number of steps that the script itself reports.
+
+        The steps that the launcher counts are none of the run: the process may have resumed from a checkpoint.
+        """
+        return self.step if self.is_counted else self.known_step
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,6 @@ from ..contract.progress import RankProgress
 from ..rank.counters import RankCounters
 from .line_steps import LineSteps, StepPosition, find_metrics
 from .log_patterns import LogLines
-from .rank_progress import note_lost_loss
 
 _LINES_PER_SECOND = 500  # searched; a faster writer's other lines are skipped
 ReadCounters = Callable[[], RankCounters | None]
@@ -92,5 +91,5 @@ class LineProgress:
             progress.share = position.step / position.total if position.total else None
             progress.epoch = position.epoch
             progress.epochs = position.epochs
-        note_lost_loss(progress)
+        progress.note_lost_loss()
         return progress

@@ -11,7 +11,6 @@ from ..contract.log_patterns import LOG_GROUPS
 from ..contract.progress import RankProgress
 from ..rank.counters import RankCounters
 from .line_steps import NumberSeries
-from .rank_progress import note_lost_loss
 
 _LINE_LIMIT = 4096
 _LINES_PER_CHUNK = 200  # the last ones of each chunk are searched, so that a fast writer is not slowed down
@@ -105,7 +104,7 @@ class LogProgress:
             progress.steps = self._steps
             progress.step_interval = self._interval
             progress.total_margin = self._interval
-        note_lost_loss(progress)
+        progress.note_lost_loss()
         return progress
 
     def _convert_to_run(self) -> dict[str, float]:

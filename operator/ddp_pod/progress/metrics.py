@@ -12,7 +12,7 @@ from ..contract.progress import RankProgress
 from ..contract.records import to_json
 from ..contract.report import PodReport
 from .prometheus import format_page
-from .rank_reader import RankReader
+from .ranks import RankReader
 
 BuildReport = Callable[[Sequence[RankProgress]], PodReport]
 """Returns the report of a pod with the progress of its ranks."""

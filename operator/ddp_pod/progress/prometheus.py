@@ -33,7 +33,6 @@ from ..contract.names import (
 )
 from ..contract.progress import FIELDS, SERIES, RankProgress
 from ..contract.report import PodReport, PreflightResult
-from .rank_progress import note_lost_loss
 
 _SAMPLE: Final = re.compile(r"([a-zA-Z_:][a-zA-Z0-9_:]*)(\{[^\n]*\})?[ \t]+(\S+)([ \t]+-?\d+)?[ \t]*")
 _RANK: Final = re.compile(r'\{rank="(\d{1,9})",?\}')
@@ -76,7 +75,7 @@ def read_script_page(page: str) -> RankProgress:
         values[name] = value
     progress = RankProgress(rank)
     progress.update(values)
-    note_lost_loss(progress)
+    progress.note_lost_loss()
     return progress
 
 

@@ -20,7 +20,7 @@ from ..contract.processes import SLEEPING_STATES, STOPPED_STATES, count_cpu_seco
 from ..contract.progress import RankProgress
 from ..contract.report import Stall
 from ..failures.worker_failure import examine_error
-from ..progress.rank_reader import PAGE_TIMEOUT, RankReader, find_run_step
+from ..progress.ranks import PAGE_TIMEOUT, RankReader
 from .collectives import CollectivesRequest, RankCollectives
 from .stacks import Stack, collect_stacks
 from .stall import (
@@ -146,7 +146,7 @@ class StallMonitor:
             time.sleep(self._interval)
             ranks = {rank: page.progress for rank, page in self._reader.collect().items()}
             if self._pod.node == 0 and self._pod.is_multi_node:
-                steps = [step for step in map(find_run_step, ranks.values()) if step is not None]
+                steps = [progress.run_step for progress in ranks.values() if progress.run_step is not None]
                 try_write_json(self._path(RUN_STEP_FILE), {"step": max(steps)} if steps else {})
             now = self._clock.tick(time.monotonic())
             if plan is not None and self._watchdog is not None and not self._is_stopping():
