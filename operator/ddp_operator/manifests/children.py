@@ -161,8 +161,13 @@ def build_launcher_config_map(job: DDPTrainingJob, launcher: Launcher) -> dict[s
         "metadata": metadata,
         "immutable": True,
         "data": {constants.LAUNCHER_FILE: launcher.bootstrap},
-        "binaryData": {constants.LAUNCHER_ARCHIVE: base64.b64encode(launcher.archive).decode()},
+        "binaryData": {constants.LAUNCHER_ARCHIVE: _encode(launcher.archive)},
     }
+
+
+@cache
+def _encode(archive: bytes) -> str:
+    return base64.b64encode(archive).decode()
 
 
 def build_job(

@@ -104,11 +104,11 @@ class Memory:
 
         Raises: InvalidManifest.
         """
-        refuse_oversize(resource.get("spec"))
         if profile is None:
             self.locked = ()
             return parse_resource(resource)
 
+        refuse_oversize(resource.get("spec"))
         spec, errors = complete_spec(resource["spec"], profile)
         metadata = resource["metadata"]
         resource = {**resource, "spec": spec}
