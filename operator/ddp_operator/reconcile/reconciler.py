@@ -5,11 +5,11 @@ only the ``Cluster`` protocol, so the same code runs jobs on an API server and o
 """
 
 import logging
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 
 import msgspec
 from msgspec.structs import replace
@@ -41,7 +41,6 @@ from ddp_operator.decide.transitions import (
     list_transition_events,
 )
 from ddp_operator.reconcile.executor import Executor
-from ddp_operator.reconcile.node_reports import NodeReports
 from ddp_operator.reconcile.observer import Memory, Observer, seconds_since
 from ddp_operator.reconcile.prerequisites import find_claimed_gpus, find_profile, refuse_changes, refuse_invalid
 from ddp_operator.reconcile.time_limit import run_limited
@@ -58,6 +57,10 @@ _AFTER_REFUSED_STATUS = 60.0
 _EARLY = 0.9
 # Seconds until a spec that this version cannot read is read again; a fix changes the CRDs.
 _AFTER_UNREADABLE = 300.0
+REPORT_PERIOD = timedelta(days=1)
+MAX_REPORTED_NODES = 1024
+# Remembered namespaces of one node.
+MAX_NAMESPACES = 8
 # Seconds until a profile or a claim that does not exist, or is invalid, is read again.
 _AFTER_MISSING_OBJECT = 10.0
 
@@ -323,3 +326,39 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         self._memory.pop(key, None)
         self._observer.forget(key)
+
+
+class NodeReports:
+    """The namespaces whose jobs reported a node as the cause of a failure within a day.
+
+    Users control these reports, so they are bounded. A restart of the operator may lose them.
+    """
+
+    def __init__(self) -> None:
+        self._namespaces: OrderedDict[str, dict[str, datetime]] = OrderedDict()
+        """Time of the last report by node and namespace; the most recently reported node is last."""
+
+    def __len__(self) -> int:
+        """Return the number of remembered nodes."""
+        return len(self._namespaces)
+
+    def add(self, node: str, namespace: str, now: datetime) -> bool:
+        """Add a report. Returns whether its namespace is the second one that reported this node."""
+        self._drop_expired(now)
+        reports = self._namespaces.pop(node, {})
+        recent = {name: time for name, time in reports.items() if abs(now - time) < REPORT_PERIOD}
+        is_second = len(recent) == 1 and namespace not in recent
+        if namespace in recent or len(recent) < MAX_NAMESPACES:
+            recent[namespace] = now
+        self._namespaces[node] = recent
+        while len(self._namespaces) > MAX_REPORTED_NODES:
+            self._namespaces.popitem(last=False)
+        return is_second
+
+    def _drop_expired(self, now: datetime) -> None:
+        """Drop nodes without a report within a day. A clock that was set back expires reports too."""
+        while self._namespaces:
+            node, namespaces = next(iter(self._namespaces.items()))
+            if any(abs(now - time) < REPORT_PERIOD for time in namespaces.values()):
+                return
+            del self._namespaces[node]

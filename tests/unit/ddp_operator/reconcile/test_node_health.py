@@ -12,7 +12,7 @@ from ddp_operator.decide.losses import LOOK_SECONDS, MOST_NODES, find_trouble
 from ddp_operator.decide.transitions import NodeFailed
 from ddp_operator.decide.views import view_pod
 from ddp_operator.kube.events import build_event
-from ddp_operator.reconcile.node_reports import MAX_NAMESPACES, MAX_NODES, PERIOD, NodeReports
+from ddp_operator.reconcile.reconciler import MAX_NAMESPACES, MAX_REPORTED_NODES, REPORT_PERIOD, NodeReports
 from tests.support.builders import NOW, job, resource, template, trainer
 from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness
@@ -165,15 +165,15 @@ async def test_node_is_reported_once_by_jobs_with_gpus_of_two_namespaces(
 
 def test_node_reports_are_bounded_and_forgotten_after_day() -> None:
     reports = NodeReports()
-    for number in range(3 * MAX_NODES):
+    for number in range(3 * MAX_REPORTED_NODES):
         assert not reports.add(f"n{number}", "x", NOW)
-    assert len(reports) == MAX_NODES
+    assert len(reports) == MAX_REPORTED_NODES
     assert not reports.add("n0", "y", NOW), "it was forgotten for newer ones"
-    assert reports.add(f"n{3 * MAX_NODES - 1}", "y", NOW)
-    assert not reports.add("n0", "x", NOW + PERIOD)
+    assert reports.add(f"n{3 * MAX_REPORTED_NODES - 1}", "y", NOW)
+    assert not reports.add("n0", "x", NOW + REPORT_PERIOD)
     assert len(reports) == 1
     for number in range(99):
-        reports.add("n0", f"ns{number}", NOW + PERIOD)
+        reports.add("n0", f"ns{number}", NOW + REPORT_PERIOD)
     assert len(reports._namespaces["n0"]) == MAX_NAMESPACES
 
 
