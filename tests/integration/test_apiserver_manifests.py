@@ -7,17 +7,18 @@ from collections.abc import Iterator
 from typing import Any, get_args, get_type_hints
 
 import pytest
+import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
 from ddp_operator.api.constants import KIND
-from ddp_operator.api.parse import parse_resource
+from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.api.parse import parse_manifest, parse_resource
 from ddp_operator.api.spec import Network
 from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.resources import path
 from ddp_operator.manifests.children import build_children
 from tests.property.conftest import tell_what_was_tried  # noqa: F401 - a fixture, and the profile of hypothesis
-from tests.property.test_manifests import taken
 from tests.support.builders import job, resource, template, trainer
 from tests.support.control_plane import ControlPlane
 from tests.support.fuzzing import examples, tally
@@ -27,6 +28,14 @@ from tests.support.strategies import FULL, json, mutated
 pytestmark = pytest.mark.apiserver
 FABRICS = [arg for arg in get_args(get_type_hints(Network)["profile"]) if arg != "auto"]
 NAMES = st.text(st.sampled_from("ab-.9A_é "), max_size=55) | st.sampled_from(["a" * 50, "a" * 51, "digits-1"])
+
+
+def taken(raw: Any) -> bool:
+    try:
+        parse_manifest(yaml.safe_dump(raw, allow_unicode=True))
+    except InvalidManifest:
+        return False
+    return True
 
 
 @pytest.fixture(scope="module")

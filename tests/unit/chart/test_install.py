@@ -22,7 +22,6 @@ from tests.support.chart import CHART, CI_FILES, is_test, of_kind, read_values, 
 from tests.support.control_plane import ControlPlane
 from tests.support.running_operator import RunningOperator
 
-from .test_kustomize import INSTALLABLE, build
 from .test_rendering import submitted
 
 pytestmark = pytest.mark.apiserver
@@ -205,38 +204,6 @@ def test_server_accepts_every_object(plane: ControlPlane, name: str) -> None:
         stdin=yaml.safe_dump_all(expected),
     )  # fmt: skip
     assert len(message.stdout.splitlines()) == len(expected)
-    assert "Warning" not in message.stderr
-
-
-@pytest.fixture(scope="module")
-def monitoring(plane: ControlPlane) -> None:
-    """The Prometheus operator's kinds, as far as the server has them."""
-    for kind in ("ServiceMonitor", "PodMonitor", "PrometheusRule"):
-        plural = f"{kind.lower()}s"
-        schema = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
-        manifest = {
-            "apiVersion": "apiextensions.k8s.io/v1", "kind": "CustomResourceDefinition",
-            "metadata": {"name": f"{plural}.monitoring.coreos.com"},
-            "spec": {
-                "group": "monitoring.coreos.com", "scope": "Namespaced",
-                "names": {"kind": kind, "plural": plural, "singular": kind.lower()},
-                "versions": [
-                    {"name": "v1", "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
-                ],
-            },
-        }  # fmt: skip
-        plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(manifest))
-        plane.kubectl("wait", "--for=condition=Established", f"crd/{plural}.monitoring.coreos.com")
-
-
-@pytest.mark.parametrize("folder", INSTALLABLE)
-def test_server_accepts_every_overlay(plane: ControlPlane, monitoring: None, folder: str) -> None:
-    """Apply it as its own comment describes, but as a dry run, in a namespace that refuses unrestricted pods."""
-    plane.kubectl("create", "namespace", NAMESPACE, check=False)
-    message = plane.kubectl(
-        "apply", "--server-side", "--force-conflicts", "--dry-run=server", "-k", str(ROOT / "deploy" / folder)
-    )
-    assert len(message.stdout.splitlines()) == len(build(folder))
     assert "Warning" not in message.stderr
 
 
