@@ -48,6 +48,9 @@ _FIRST_DELAY = timedelta(seconds=10)
 _LONGEST_DELAY = timedelta(minutes=6)
 PROMPT_DISRUPTIONS = 2
 """Disruptions soon after a restart, and without a step, after which the next attempt starts without a delay."""
+_NOT_FINITE = ("nan", "inf", "-inf")
+# A restart, a resize and an avoided node may follow each other before the next Job is created.
+_MOST_WITHOUT_JOB: Final = 3
 
 
 def start(state: State) -> State:
@@ -424,9 +427,6 @@ def _end(state: State, status: Status, phase: Phase, facts: list[Fact]) -> Decis
     return Decision(set_conditions(ended, facts, state.now, state.job.generation), requeue_after=AT_ONCE)
 
 
-_NOT_FINITE = ("nan", "inf", "-inf")
-
-
 def describe_completion(status: Status, pods: Pods, *, sees_steps: bool) -> Fact:
     """Return TrainingComplete of a job whose ranks have exited with 0.
 
@@ -474,10 +474,6 @@ def _describe_lost_loss(progress: Progress, reports: Sequence[Termination]) -> s
     since = f" since step {min(steps):.0f}" if steps else ""
     last = f"; the last step was {progress.step}" if progress.step else ""
     return f"the loss is {progress.loss}{since}{last}"
-
-
-# A restart, a resize and an avoided node may follow each other before the next Job is created.
-_MOST_WITHOUT_JOB: Final = 3
 
 
 def contradicts(state: State, newest: JobView) -> bool:

@@ -38,6 +38,24 @@ from ddp_operator.decide.views import Pods
 from ddp_pod.contract.group_facts import ALONE, SEPARATE, TOGETHER, UNKNOWN, WAITING, GroupFacts
 from ddp_pod.contract.progress import Uploads
 
+_WITHOUT_STEPS = (c.STALLED, c.PEER_UNREACHABLE, c.NO_STEP_YET)
+# A launcher serves its page within a second of its start; a longer silence has another cause.
+_PAGE_PATIENCE = timedelta(seconds=30)
+_UNREADABLE_PAGE = "the operator cannot read the report of pod 0"
+_FOREIGN_PAGE = (
+    "pod 0 serves no report: its launcher is of an older release (docs/releases.md), or another program uses its "
+    "metrics port"
+)
+_STILL_HANDLED = "failures and lost pods are still handled, and restarts are counted when the pods end"
+_PAGE_REASONS = (c.ALL_RANKS_JOINED, c.WAITING_FOR_WORKERS, c.PEER_UNREACHABLE, c.NO_METRICS_PAGE)
+_GROUP_CONDITIONS: Final[Mapping[str, tuple[ConditionStatus, str]]] = {
+    TOGETHER: ("True", c.PROCESS_GROUP_OF_ALL_RANKS),
+    ALONE: ("False", c.NO_PROCESS_GROUP),
+    SEPARATE: ("False", c.SEPARATE_GROUPS),
+    WAITING: ("False", c.WAITING_FOR_GROUP),
+    UNKNOWN: ("Unknown", c.GROUP_UNKNOWN),
+}
+
 
 def describe(state: State, status: Status, restart: Fact | None = None) -> Status:
     """Return ``status``, which records the decision, with everything that is observed of its attempt.
@@ -127,9 +145,6 @@ def _name_nodes(measured: PreflightStatus | None, known: PreflightStatus | None,
         complete = len(nodes) == len(pair.pods) and all(nodes)
         named = replace(pair, nodes=nodes if complete else ())
     return replace(measured, slowest_pair=named)
-
-
-_WITHOUT_STEPS = (c.STALLED, c.PEER_UNREACHABLE, c.NO_STEP_YET)
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,26 +325,6 @@ def _describe_uploads(attempt: ObservedAttempt, status: Status) -> Fact | None:
     if uploads.time is not None:
         return Fact(c.UPLOADED, "True", c.SNAPSHOT_UPLOADED, f"checkpoints are uploaded to {checkpoint.url}; {newest}")
     return None
-
-
-# A launcher serves its page within a second of its start; a longer silence has another cause.
-_PAGE_PATIENCE = timedelta(seconds=30)
-_UNREADABLE_PAGE = "the operator cannot read the report of pod 0"
-_FOREIGN_PAGE = (
-    "pod 0 serves no report: its launcher is of an older release (docs/releases.md), or another program uses its "
-    "metrics port"
-)
-_STILL_HANDLED = "failures and lost pods are still handled, and restarts are counted when the pods end"
-_PAGE_REASONS = (c.ALL_RANKS_JOINED, c.WAITING_FOR_WORKERS, c.PEER_UNREACHABLE, c.NO_METRICS_PAGE)
-
-
-_GROUP_CONDITIONS: Final[Mapping[str, tuple[ConditionStatus, str]]] = {
-    TOGETHER: ("True", c.PROCESS_GROUP_OF_ALL_RANKS),
-    ALONE: ("False", c.NO_PROCESS_GROUP),
-    SEPARATE: ("False", c.SEPARATE_GROUPS),
-    WAITING: ("False", c.WAITING_FOR_GROUP),
-    UNKNOWN: ("Unknown", c.GROUP_UNKNOWN),
-}
 
 
 def describe_rendezvous(

@@ -45,6 +45,10 @@ MOST_FAILURES = 128
 """Pods whose pages are read for the failure before a restart in the same pods."""
 
 PodEnd = tuple[PodView, Termination]
+_MAX_INSPECTED: Final = 3
+_CONTAINER: Final = re.compile(r"spec\.(?:initC|c)ontainers\{(.+)\}")
+# The kubelet kills no container for a readiness probe.
+_FAILED_PROBE: Final = re.compile(r"(Liveness|Startup) probe failed: (.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,12 +418,6 @@ def _is_of_incident(end: Termination, first: datetime | None) -> bool:
 def _order(pod_end: PodEnd) -> tuple[tuple[bool, bool, float], int, str]:
     pod, end = pod_end
     return order_causes(end), pod.index, pod.name
-
-
-_MAX_INSPECTED: Final = 3
-_CONTAINER: Final = re.compile(r"spec\.(?:initC|c)ontainers\{(.+)\}")
-# The kubelet kills no container for a readiness probe.
-_FAILED_PROBE: Final = re.compile(r"(Liveness|Startup) probe failed: (.*)", re.DOTALL)
 
 
 def list_killed_pods(pods: Pods) -> list[PodView]:

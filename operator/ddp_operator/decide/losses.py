@@ -34,6 +34,13 @@ _REASONS = ("DeletionByTaintManager", "DeletionByPodGC", REASON)
 MAX_NODES = 10
 # Seconds between two reads of a node.
 _RECHECK = 10.0
+_SOON_LOST = timedelta(seconds=60)
+_LATELY = timedelta(minutes=10)
+_CLOCK_TOLERANCE = timedelta(seconds=10)
+LOOK_SECONDS = 30.0
+"""Seconds between two readings of the nodes."""
+MOST_NODES = 32
+"""Nodes read in one pass; of a larger job the next ones are read in the next pass."""
 
 
 class LostContact(NamedTuple):
@@ -185,11 +192,6 @@ def _find_loss(state: State, pod: PodView) -> str:
     return "the pod did not terminate within its grace period"
 
 
-_SOON_LOST = timedelta(seconds=60)
-_LATELY = timedelta(minutes=10)
-_CLOCK_TOLERANCE = timedelta(seconds=10)
-
-
 def is_replaced(state: State, pod: PodView) -> bool:
     """Return whether a lost pod is replaced in its Job; otherwise the attempt is over.
 
@@ -339,12 +341,6 @@ def _needs_replacement(pod: PodView | None, now: datetime) -> bool:
     if pod.alive or pod.phase == "Succeeded":
         return False
     return pod.disrupted or pod.deleting or now - pod.created >= _SOON_LOST
-
-
-LOOK_SECONDS = 30.0
-"""Seconds between two readings of the nodes."""
-MOST_NODES = 32
-"""Nodes read in one pass; of a larger job the next ones are read in the next pass."""
 
 
 def list_nodes_in_use(job: DDPTrainingJob, children: Children) -> tuple[str, ...]:

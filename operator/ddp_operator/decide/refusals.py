@@ -19,6 +19,17 @@ from ddp_operator.decide.conditions import Fact, is_finished, set_conditions, su
 from ddp_operator.decide.state import Children, Refusal
 from ddp_operator.decide.views import PodView
 
+_VERSION_REMEDY = (
+    f"the CRD {constants.CRD_NAME} in the cluster does not match this operator (version {__version__}): upgrade the "
+    "operator, or apply the CRD of its version"
+)
+_UNATTENDED = "the job's pods keep running, but failures, suspension and resizing are not handled"
+_MAX_TEXT: Final = 256
+_REMEDY: Final = (
+    "Apply the CRDs of this operator's version (deploy/crds); if the object is too large, shorten spec.template and "
+    "its annotations"
+)
+
 
 def explain_launcher_conflict(manifest: Mapping[str, Any], existing: Mapping[str, Any]) -> Refusal | None:
     """Return a refusal if another object has the name of the shared launcher."""
@@ -122,13 +133,6 @@ def _is_tracked(pod: PodView) -> bool:
     return constants.JOB_TRACKING_FINALIZER in (pod.raw["metadata"].get("finalizers") or ())
 
 
-_VERSION_REMEDY = (
-    f"the CRD {constants.CRD_NAME} in the cluster does not match this operator (version {__version__}): upgrade the "
-    "operator, or apply the CRD of its version"
-)
-_UNATTENDED = "the job's pods keep running, but failures, suspension and resizing are not handled"
-
-
 def report_unreadable(resource: Mapping[str, Any], error: InvalidManifest, now: datetime) -> tuple[Status, Status]:
     """Return the stored status and one with Accepted=False; a job that has ended keeps its status."""
     unattended = f"; until then {_UNATTENDED}" if parse_status(resource).attempt else ""
@@ -153,13 +157,6 @@ def report_refused(resource: Mapping[str, Any], refusal: Refusal, now: datetime)
         new = replace(old, phase="Pending" if waits else "Rejected")
     fact = Fact(c.ACCEPTED, "False", refusal.reason, refusal.message)
     return old, summarize(set_conditions(new, [fact], now, generation))
-
-
-_MAX_TEXT: Final = 256
-_REMEDY: Final = (
-    "Apply the CRDs of this operator's version (deploy/crds); if the object is too large, shorten spec.template and "
-    "its annotations"
-)
 
 
 def shorten_status(status: Status) -> Status:

@@ -46,6 +46,19 @@ _NO_FREE_PORT = "have free ports"
 _VOLUME_WORDS = re.compile(r"volume", re.IGNORECASE)
 # The message of the scheduler of Kubernetes 1.36 on a pod whose gang cannot be scheduled.
 _GANG_WAITS = "pod group is unschedulable, waiting for "
+_VOLUME: Final = re.compile(r'for volume "([^"]+)"|unmounted volumes=\[([^\]\s]+)')
+# The label of each volume source, and its member with the object's name.
+_SOURCES: Final = {
+    "configMap": ("ConfigMap", "name"),
+    "secret": ("Secret", "secretName"),
+    "persistentVolumeClaim": ("claim", "claimName"),
+    "nfs": ("NFS server", "server"),
+    "hostPath": ("hostPath", "path"),
+    "csi": ("CSI driver", "driver"),
+    "image": ("image", "reference"),
+}
+_UNBOUND: Final = ("FailedBinding", "ExternalProvisioning")
+"""Reasons of Events about a claim that are no warnings, and yet explain why it is not bound."""
 
 
 class _WaitingPod(NamedTuple):
@@ -330,21 +343,6 @@ def _is_silent(pod: PodView) -> bool:
     if not pod.alive or pod.phase != "Pending" or pod.waiting_reason or pod.init_container is not None:
         return False
     return pod.scheduled or pod.ignored_since is not None
-
-
-_VOLUME: Final = re.compile(r'for volume "([^"]+)"|unmounted volumes=\[([^\]\s]+)')
-# The label of each volume source, and its member with the object's name.
-_SOURCES: Final = {
-    "configMap": ("ConfigMap", "name"),
-    "secret": ("Secret", "secretName"),
-    "persistentVolumeClaim": ("claim", "claimName"),
-    "nfs": ("NFS server", "server"),
-    "hostPath": ("hostPath", "path"),
-    "csi": ("CSI driver", "driver"),
-    "image": ("image", "reference"),
-}
-_UNBOUND: Final = ("FailedBinding", "ExternalProvisioning")
-"""Reasons of Events about a claim that are no warnings, and yet explain why it is not bound."""
 
 
 def name_volume(problem: Problem, pod: Mapping[str, Any]) -> Problem:

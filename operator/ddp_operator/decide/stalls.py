@@ -35,6 +35,12 @@ _MAX_PLACES = 4
 _IO = constants.STALLED_STATES.index("IO")
 _BUSY = constants.STALLED_STATES.index("Busy")
 _SLOW_REMEDY = "if this is slow by design, raise spec.watchdog.stallSeconds or call exporter.heartbeat()"
+READ_INTERVAL: Final = 10.0
+"""Seconds between two reads of the pages of pod 0's peers."""
+_PATIENCE: Final = timedelta(seconds=5)
+_LATE_HEARTBEAT: Final = 15.0
+_MASTER: Final = "cannot reach pod 0 "
+_ADDRESS: Final = re.compile(r"[0-9a-fA-F]*[.:][0-9a-fA-F.:]+")
 
 
 def sample_pods(pods: Sequence[PodView], most: int = MAX_PODS) -> tuple[PodView, ...]:
@@ -167,14 +173,6 @@ def _describe_lagging_ranks(ranks: Ranks) -> str:
     if not lagging:
         return f"all {len(ranks)} ranks with a readable report are at step {farthest:.0f}"
     return f"ranks {list_indexes(lagging)} are behind step {farthest:.0f}"
-
-
-READ_INTERVAL: Final = 10.0
-"""Seconds between two reads of the pages of pod 0's peers."""
-_PATIENCE: Final = timedelta(seconds=5)
-_LATE_HEARTBEAT: Final = 15.0
-_MASTER: Final = "cannot reach pod 0 "
-_ADDRESS: Final = re.compile(r"[0-9a-fA-F]*[.:][0-9a-fA-F.:]+")
 
 
 def needs_peer_reports(status: Status, page: Page | None, page_lost_since: datetime | None, now: datetime) -> bool:

@@ -18,6 +18,8 @@ from ddp_operator.decide.views import JobView, NodeView, Pods, PodView, view_job
 from ddp_pod.contract.progress import RankProgress
 from ddp_pod.contract.report import StalledRank
 
+AT_ONCE: Final = 0.0
+
 
 @dataclass(frozen=True, slots=True)
 class EnsureChildren:
@@ -133,9 +135,6 @@ class Decision:
     actions: tuple[Action, ...] = ()
     requeue_after: float | None = None
     needs_fresh_read: bool = False
-
-
-AT_ONCE: Final = 0.0
 
 
 @dataclass(frozen=True)

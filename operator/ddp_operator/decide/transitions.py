@@ -34,6 +34,25 @@ STAGES: Final = ("rendezvous", "first_step")
 _MAX_MESSAGE: Final = 1000
 
 _WARNINGS: Final = frozenset((*c.BLOCKING, c.UNREACHABLE)) - {c.QUOTA_PENDING}
+_EVENT_TYPES: Final = (
+    *(c.SUSPENDED, c.INPUTS_READY, c.SCHEDULED, c.RENDEZVOUSED, c.IDLE, c.NODES_HEALTHY, c.UPLOADED),
+    *(c.DISTRIBUTED, c.TRAINING_COMPLETE, c.SUCCEEDED, c.FAILED),
+)
+"""Conditions whose transitions are Events, in the order in which they happen."""
+_SILENCE_EVENTS: Final[Mapping[str, Literal["Normal", "Warning"]]] = {
+    c.NODE_NOT_READY: "Warning",
+    c.PEER_UNREACHABLE: "Warning",
+    c.WAITING_FOR_PEERS: "Normal",
+}
+"""Reasons of Progressing of which each new one is an Event."""
+PRODUCTIVE: Final = "Productive"
+WAITING: Final = "Waiting"
+MAX_ROWS: Final = 60
+COLUMNS: Final = (
+    *("time", "restarts", "epoch", "step", "loss", "samples_per_second", "steps_per_second", "learning_rate"),
+    *("validation_accuracy", "validation_loss", "checkpoint_step"),
+)
+_SOON: Final = 0.9  # of the usual gap: passes are a little early and late
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,19 +213,6 @@ def _list_condition_states(status: Status) -> list[tuple[str, str, str, int, str
     ]
 
 
-_EVENT_TYPES: Final = (
-    *(c.SUSPENDED, c.INPUTS_READY, c.SCHEDULED, c.RENDEZVOUSED, c.IDLE, c.NODES_HEALTHY, c.UPLOADED),
-    *(c.DISTRIBUTED, c.TRAINING_COMPLETE, c.SUCCEEDED, c.FAILED),
-)
-"""Conditions whose transitions are Events, in the order in which they happen."""
-_SILENCE_EVENTS: Final[Mapping[str, Literal["Normal", "Warning"]]] = {
-    c.NODE_NOT_READY: "Warning",
-    c.PEER_UNREACHABLE: "Warning",
-    c.WAITING_FOR_PEERS: "Normal",
-}
-"""Reasons of Progressing of which each new one is an Event."""
-
-
 def list_transition_events(old: Status, new: Status, max_restarts: int | None = None) -> tuple[Event, ...]:
     """Return the Events for the change from one status to the next, in chronological order.
 
@@ -323,10 +329,6 @@ def _build_health_event(before: Condition | None, condition: Condition) -> Event
     return None
 
 
-PRODUCTIVE: Final = "Productive"
-WAITING: Final = "Waiting"
-
-
 def account(state: State, status: Status) -> Status:
     """Return ``status``, which is about to be written, with the GPU-seconds since the last write."""
     if status == state.status:
@@ -405,14 +407,6 @@ def list_purposes(usage: Usage | None) -> dict[str, int]:
         return {}
     lost = {item.cause: item.gpu_seconds for item in usage.lost}
     return {PRODUCTIVE: usage.productive, WAITING: usage.waiting, **lost}
-
-
-MAX_ROWS: Final = 60
-COLUMNS: Final = (
-    *("time", "restarts", "epoch", "step", "loss", "samples_per_second", "steps_per_second", "learning_rate"),
-    *("validation_accuracy", "validation_loss", "checkpoint_step"),
-)
-_SOON: Final = 0.9  # of the usual gap: passes are a little early and late
 
 
 def extend_history(status: Status, now: datetime) -> Status:
