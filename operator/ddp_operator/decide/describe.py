@@ -218,12 +218,11 @@ def _describe_acceptance(attempt: ObservedAttempt, refusal: Refusal | None) -> F
 
 
 def _describe_rendezvous(attempt: ObservedAttempt, lost_contact: LostContact | None) -> Fact:
-    state = attempt.state
     if attempt.trains_with_fewer:
         message = f"{attempt.pods.running}/{attempt.size.nodes} pods are training; the rest join when they run"
         return Fact(c.RENDEZVOUSED, "True", c.ENOUGH_RANKS_JOINED, message)
 
-    rendezvous = describe_rendezvous(attempt.pods, attempt.size, state.observation, attempt.rendezvoused, state.now)
+    rendezvous = describe_rendezvous(attempt)
     if lost_contact is not None and rendezvous.reason == c.WAITING_FOR_WORKERS:
         return Fact(c.RENDEZVOUSED, "False", c.NODE_NOT_READY, lost_contact.message)
     return describe_waiting(attempt, rendezvous)
@@ -327,28 +326,32 @@ def _describe_uploads(attempt: ObservedAttempt, status: Status) -> Fact | None:
     return None
 
 
-def describe_rendezvous(
-    pods: Pods, size: JobSize, observation: Observation, before: Condition | None, now: datetime
-) -> Fact:
-    """Return Rendezvoused. ``before``: the condition of the pass before, if it was of this attempt.
+def describe_rendezvous(attempt: ObservedAttempt) -> Fact:
+    """Return Rendezvoused.
 
     The launcher on pod 0 reports when torchrun has started the workers; a page with a step proves it too.
     """
+    pods = attempt.pods
+    size = attempt.size
     waiting = _describe_missing_pods(pods, size)
     if waiting is not None:
         return waiting
 
+    observation = attempt.state.observation
     page = observation.page
+    before = attempt.rendezvoused
+    joined = f"{size.nodes}/{size.nodes} pods joined the rendezvous"
     if pods.has_finished_training:
-        return Fact(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED, f"{size.nodes}/{size.nodes} pods joined the rendezvous")
+        return Fact(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED, joined)
     if page is None:
         if before is not None and _keeps_without_page(observation, before):
             return Fact(c.RENDEZVOUSED, before.status, before.reason, before.message)
     elif page.training or page.phase in ("Running", "Stopping", "Done"):
-        return Fact(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED, f"{size.nodes}/{size.nodes} pods joined the rendezvous")
+        return Fact(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED, joined)
     elif not page.phase and before is not None and before.status == "True":
         return Fact(c.RENDEZVOUSED, "True", before.reason, before.message)
 
+    now = attempt.state.now
     all_started = all(pod.started and now - pod.started > _PAGE_PATIENCE for pod in pods.newest.values())
     has_own_page = page is not None and not page.is_empty
     if all_started and observation.page_requested and not has_own_page:

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.job import JobSize
 from ddp_operator.api.status import Condition, LastFailure, LastRestart, Phase, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide import describe
+from ddp_operator.decide.attempt import observe_attempt
 from ddp_operator.decide.conditions import set_conditions, summarize
 from ddp_operator.decide.scheduling import describe_scheduling
-from ddp_operator.decide.state import Observation
+from ddp_operator.decide.state import State
 from ddp_operator.decide.views import Pods, view_pod
 from ddp_pod.contract.group_facts import ALONE, GroupFacts
 from ddp_pod.contract.records import to_json
@@ -112,9 +112,11 @@ class TestRendezvoused:
         nodes: int = 1,
         seconds: float = 0,
     ) -> tuple[str, str, str]:
-        observation = Observation(page=None if text is None else decode(text), page_requested=requested)
-        now = NOW + timedelta(seconds=seconds)
-        fact = describe.describe_rendezvous(pods(*raw), JobSize(nodes), observation, before, now)
+        status = Status(attempt=1, attempt_nodes=nodes, conditions=(before,) if before else ())
+        typed = job(status=status, nodes=nodes)
+        seen = observe(typed, [child_job()], raw, None if text is None else decode(text), page_requested=requested)
+        state = State(typed, seen, NOW + timedelta(seconds=seconds))
+        fact = describe.describe_rendezvous(observe_attempt(state, status, None))
         return fact.status, fact.reason, fact.message
 
     def test_message_names_at_most_ten_pods(self) -> None:
