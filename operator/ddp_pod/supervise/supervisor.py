@@ -68,7 +68,7 @@ from ..transfer.memory import find_memory_folder, remove_memory, save_copies, su
 from ..transfer.shards import has_shards, wait_for_shards
 from ..watchdog.groups import GroupMonitor
 from ..watchdog.monitor import StallMonitor
-from ..watchdog.stall import decode_job_stall
+from ..watchdog.stall import JobStall
 from .agent_process import AgentProcess
 
 _ENV_LOG_PREFIX = "DDP_LOG_PREFIX"  # set by the user: 0 writes lines without the rank as prefix
@@ -377,7 +377,7 @@ class Supervisor:
             case StoreStarted(pid):
                 self._store = pid
             case JobStalled(stall):
-                self._stalls.job_stall = decode_job_stall(stall)
+                self._stalls.job_stall = read_record(JobStall, stall)
             case GroupWaits(wait):
                 self._groups.job_wait = None if wait is None else read_record(GroupFacts, wait)
             case RanksFinished():

@@ -9,9 +9,9 @@ from typing import Any
 from ..base.files import read_json
 from ..base.pod import Pod
 from ..contract.names import GROUP_WAIT_FILE, RUN_STEP_FILE, STALL_REPORT_FILE
-from ..contract.records import to_json
+from ..contract.records import read_record, to_json
 from ..watchdog.group_waits import Joiner, decode_joiners, explain_wait
-from ..watchdog.stall import combine_reports
+from ..watchdog.stall import StallReport, combine_reports
 from .store import SignedStore, query_store
 
 _SHORTEST_PAUSE = 0.5  # seconds between two exchanges
@@ -67,10 +67,10 @@ class RoundState:
 
     def _publish(self, *, waits: bool) -> None:
         stalled = sorted(set(self._store.read_log("stalled")))
-        reports = [self._store.read(f"stall/{pod}") or {} for pod in stalled]
+        reports = [read_record(StallReport, self._store.read(f"stall/{pod}")) for pod in stalled]
         job = {
             "step": read_json(os.path.join(self._pod.runtime, RUN_STEP_FILE)).get("step"),
-            "stall": combine_reports(reports, self._pods) if stalled else None,
+            "stall": to_json(combine_reports(reports, self._pods)) if stalled else None,
             "wait": self._explain_wait() if waits else None,
         }
         if job != self._published:

@@ -18,6 +18,7 @@ from ..contract.names import RUN_STEP_FILE, STALL_REPORT_FILE, STALLED_STATES
 from ..contract.plan import WatchdogConfig
 from ..contract.processes import SLEEPING_STATES, STOPPED_STATES, count_cpu_seconds, find_family, kill, process_state
 from ..contract.progress import RankProgress
+from ..contract.records import to_json
 from ..contract.report import Stall
 from ..failures.worker_failure import examine_error
 from ..progress.ranks import PAGE_TIMEOUT, RankReader
@@ -25,7 +26,6 @@ from .collectives import CollectivesRequest, RankCollectives
 from .stacks import Stack, collect_stacks
 from .stall import (
     ACTIVITY_LIMIT,
-    NO_REPORT,
     HeartbeatWatchdog,
     Idleness,
     JobStall,
@@ -321,8 +321,8 @@ class StallMonitor:
             current.examine_at = min(stall.since + seconds, now + pause)
             log(f"it may be in I/O: the limit is {seconds:g} s (spec.watchdog.checkpointSeconds)")
         self._open = current
-        report = self._report(stall) if self._steps_known else NO_REPORT
-        try_write_json(self._path(STALL_REPORT_FILE), report.encode())
+        report = self._report(stall) if self._steps_known else StallReport()
+        try_write_json(self._path(STALL_REPORT_FILE), to_json(report))
         return current
 
     def _log_waiting_peers(self, current: _OpenStall) -> None:
@@ -384,7 +384,7 @@ class StallMonitor:
             collectives = reports.get(worker.local_rank, RankCollectives())
             activity = describe_activity(stall, worker, stack, collectives, process_state(worker.pid))
             if activity.state == "Behind" and stack is not None and self._is_in_io(stall, worker, stack):
-                activity = activity._replace(state="IO")
+                activity = dataclasses.replace(activity, state="IO")
             stalled.append(StalledWorker(worker, activity, stack.text if stack else "", collectives))
         return stalled
 

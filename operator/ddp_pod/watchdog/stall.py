@@ -2,11 +2,13 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from ..contract.names import STALLED_STATES
 from ..contract.plan import WatchdogConfig
 from ..contract.progress import RankProgress
+from ..contract.records import choice, items, text
 from ..contract.report import Stall, StalledRank
 from .collectives import COLLECTIVE_LIMIT
 
@@ -38,16 +40,17 @@ class RankStall(NamedTuple):
         return self.certain, self.known, self.idle
 
 
-class RankActivity(NamedTuple):
+@dataclass(frozen=True)
+class RankActivity:
     """The activity of a rank of a stalled pod. ``state``: one of STALLED_STATES; ``what``: its description.
 
     A rank in the state ``IO`` sleeps, or waits for a socket, a file, a process or another thread.
     """
 
-    rank: int
-    local_rank: int
-    state: str
-    what: str
+    rank: int = 0
+    local_rank: int = 0
+    state: str = choice(STALLED_STATES)
+    what: str = text(ACTIVITY_LIMIT)
 
     @property
     def behind(self) -> bool:
@@ -60,52 +63,43 @@ class RankActivity(NamedTuple):
         return self.behind and self.state != "IO"
 
 
-class RankWait(NamedTuple):
+@dataclass(frozen=True)
+class RankWait:
     """A rank, and the collective in which it waits: its operation, number, group and shape as text."""
 
-    rank: int
-    collective: str
+    rank: int = 0
+    collective: str = text(COLLECTIVE_LIMIT)
 
 
-class StallReport(NamedTuple):
-    """The report of one pod to its peers.
+@dataclass(frozen=True)
+class StallReport:
+    """The report of one pod to its peers; empty for a stall without evidence, or one that is over.
 
     ``known``: steps were made and have stopped. ``stuck``: no rank of the pod computes or is in I/O. ``idle``: no rank
     uses the CPU. ``cause``: a rank of the pod for which its peers wait. ``wait``: of the pod's first rank that waits in
     a collective.
     """
 
-    known: bool
-    stuck: bool
-    idle: bool
-    cause: RankActivity | None
+    known: bool = False
+    stuck: bool = False
+    idle: bool = False
+    cause: RankActivity | None = None
     wait: RankWait | None = None
 
-    def encode(self) -> dict[str, object]:
-        """Return the report as a JSON object."""
-        return {
-            **self._asdict(),
-            "cause": None if self.cause is None else self.cause._asdict(),
-            "wait": None if self.wait is None else self.wait._asdict(),
-        }
 
-
-NO_REPORT = StallReport(known=False, stuck=False, idle=False, cause=None)
-"""The report on a stall without evidence."""
-
-
-class JobStall(NamedTuple):
+@dataclass(frozen=True)
+class JobStall:
     """The reports of all pods: how many know steps, are stuck and are idle, of how many, and one root cause.
 
     ``waits``: one rank for each different collective, at most MOST_WAITS.
     """
 
-    known: int
-    stuck: int
-    idle: int
-    pods: int
-    cause: RankActivity | None
-    waits: tuple[RankWait, ...] = ()
+    known: int = 0
+    stuck: int = 0
+    idle: int = 0
+    pods: int = 0
+    cause: RankActivity | None = None
+    waits: tuple[RankWait, ...] = items(MOST_WAITS)
 
     @property
     def is_stuck(self) -> bool:
@@ -113,43 +107,21 @@ class JobStall(NamedTuple):
         return self.known > 0 and self.stuck >= self.pods
 
 
-def decode_job_stall(raw: Sequence[Any]) -> JobStall:
-    """Read a JobStall that was encoded as a JSON array."""
-    known, stuck, idle, pods, cause, waits = raw
-    activity = None if cause is None else RankActivity(*cause)
-    return JobStall(known, stuck, idle, pods, activity, tuple(RankWait(*wait) for wait in waits))
-
-
-def combine_reports(reports: Sequence[Mapping[str, Any]], pods: int) -> JobStall:
-    """Return the reports of a job with ``pods`` pods as one. ``reports``: encoded, empty for a stall that is over."""
-    causes = [decode_activity(report.get("cause")) for report in reports]
+def combine_reports(reports: Sequence[StallReport], pods: int) -> JobStall:
+    """Return the reports of a job with ``pods`` pods as one."""
+    causes = [report.cause for report in reports if report.cause is not None and report.cause.state]
     waits: dict[str, RankWait] = {}
     for report in reports:
-        wait = decode_wait(report.get("wait"))
-        if wait is not None:
-            waits.setdefault(wait.collective, wait)
+        if report.wait is not None and report.wait.collective:
+            waits.setdefault(report.wait.collective, report.wait)
     return JobStall(
-        known=sum(bool(report.get("known")) for report in reports),
-        stuck=sum(bool(report.get("stuck")) for report in reports),
-        idle=sum(bool(report.get("idle")) for report in reports),
+        known=sum(report.known for report in reports),
+        stuck=sum(report.stuck for report in reports),
+        idle=sum(report.idle for report in reports),
         pods=pods,
-        cause=next(iter(sorted(filter(None, causes), key=lambda cause: not cause.hangs)), None),
+        cause=min(causes, key=lambda cause: not cause.hangs, default=None),
         waits=tuple(waits.values())[:MOST_WAITS],
     )
-
-
-def decode_activity(raw: Any) -> RankActivity | None:
-    """Read an activity that a peer pod has shared; None if it is invalid."""
-    if not isinstance(raw, dict) or set(raw) != set(RankActivity._fields) or raw["state"] not in STALLED_STATES:
-        return None
-    return RankActivity(**raw)
-
-
-def decode_wait(raw: Any) -> RankWait | None:
-    """Read a wait that a peer pod has shared; None if it is invalid."""
-    if not isinstance(raw, dict) or set(raw) != set(RankWait._fields):
-        return None
-    return RankWait(raw["rank"], str(raw["collective"])[:COLLECTIVE_LIMIT]) if isinstance(raw["rank"], int) else None
 
 
 def describe_waits(waits: Sequence[RankWait]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 from ddp_pod.base.files import write_json
 from ddp_pod.contract.group_facts import GroupFacts
 from ddp_pod.contract.names import GROUP_WAIT_FILE, RUN_STEP_FILE, STALL_REPORT_FILE
-from ddp_pod.contract.records import read_record
+from ddp_pod.contract.records import read_record, to_json
 from ddp_pod.rank.groups import JOINING
 from ddp_pod.torchrun.round_state import RoundState
 from ddp_pod.torchrun.store import SignedStore
@@ -23,7 +24,6 @@ from ddp_pod.watchdog.stall import (
     RankStall,
     RankWait,
     StallReport,
-    decode_job_stall,
     report_stall,
 )
 from tests.support.launcher_config import launcher_pod
@@ -62,7 +62,7 @@ class RoundPods:
 
     def report(self, index: int, report: StallReport) -> None:
         """Write the stall report of a pod's launcher."""
-        write_json(str(self.folders[index] / STALL_REPORT_FILE), report.encode())
+        write_json(str(self.folders[index] / STALL_REPORT_FILE), to_json(report))
 
     def withdraw(self, index: int) -> None:
         """Delete the stall report of a pod's launcher."""
@@ -75,7 +75,7 @@ class RoundPods:
     def exchange(self, index: int, now: float) -> JobStall | None:
         """Return the stall of the job as one pod receives it."""
         stall = self.states[index].exchange(now).get("stall")
-        return None if stall is None else decode_job_stall(stall)
+        return None if stall is None else read_record(JobStall, stall)
 
 
 @pytest.fixture
@@ -128,7 +128,7 @@ class TestStall:
         reduces = RankWait(0, "all_reduce 7 of the default group")
         broadcasts = RankWait(1, "broadcast 3 of group 1")
         pods.report(0, report_stall(SILENT, [WAITS], [reduces]))
-        pods.report(1, report_stall(SILENT, [WAITS], [reduces._replace(rank=1)]))
+        pods.report(1, report_stall(SILENT, [WAITS], [dataclasses.replace(reduces, rank=1)]))
         pods.exchange(1, 1)
         shared = pods.exchange(0, 1)
         assert shared is not None

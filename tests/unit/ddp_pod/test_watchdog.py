@@ -7,7 +7,6 @@ import json
 import os
 import signal
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,6 +17,7 @@ from ddp_pod.contract.failure_table import Outcome
 from ddp_pod.contract.plan import WatchdogConfig
 from ddp_pod.contract.processes import catches, count_cpu_seconds, count_oom_kills, find_family, process_state
 from ddp_pod.contract.progress import RankProgress
+from ddp_pod.contract.records import read_record, to_json
 from ddp_pod.contract.report import Stall
 from ddp_pod.failures.rules import WorkerEnd
 from ddp_pod.failures.worker_failure import examine_worker
@@ -33,11 +33,10 @@ from ddp_pod.watchdog.stall import (
     RankActivity,
     RankStall,
     RankWait,
+    StallReport,
     StepMark,
     StepPulse,
     combine_reports,
-    decode_activity,
-    decode_job_stall,
     describe_stall,
     report_stall,
     should_kill_workers,
@@ -160,7 +159,7 @@ def test_silence_is_longer_than_the_budget_and_any_pause_before(
 SLEEPS = RankActivity(1, 0, "Behind", "rank 1 is in train_step (train.py:50)")
 WAITS = RankActivity(0, 0, "Waiting", "rank 0 waits for other ranks in train_step (train.py:52)")
 COMPUTES = RankActivity(0, 0, "Busy", "rank 0 is in validate (train.py:80)")
-RECEIVES = SLEEPS._replace(state="IO")
+RECEIVES = dataclasses.replace(SLEEPS, state="IO")
 SILENT = RankStall(0.0, "no step for 30 s, longer than any pause before", False, True, frozenset({0}))
 SPINS = SILENT._replace(idle=frozenset())
 IDLE = RankStall(0.0, "the workers have used no CPU for 30 s", False, False, frozenset({0}))
@@ -196,25 +195,21 @@ Pod1 = tuple[RankStall, RankActivity]
 )
 def test_pod_with_the_root_cause_kills_its_workers(own: Pod1, peer: Pod1 | None, pods: int, kills: bool) -> None:
     reports = [report_stall(stall, [activity]) for stall, activity in (own, *filter(None, [peer]))]
-    job_stall = combine_reports([report.encode() for report in reports], pods)
+    job_stall = combine_reports(reports, pods)
     assert should_kill_workers(reports[0], job_stall, certain=own[0].certain) is kills
     assert should_kill_workers(reports[0], None, certain=own[0].certain) is (own == (HUNG, SLEEPS))
 
 
-@pytest.mark.parametrize("cause", [None, SLEEPS])
-def test_job_stall_survives_json(cause: RankActivity | None) -> None:
-    job_stall = JobStall(1, 2, 0, 2, cause, (RankWait(0, "all_reduce 7 of the default group"),))
-    assert decode_job_stall(json.loads(json.dumps(job_stall))) == job_stall
-
-
-@pytest.mark.parametrize("cause", [1, "text", {"what": "x"}, {**SLEEPS._asdict(), "state": "Odd"}])
-def test_invalid_activity_of_a_peer_is_ignored(cause: Any) -> None:
-    assert decode_activity(cause) is None
-    assert decode_activity(SLEEPS._asdict()) == SLEEPS
+def test_reports_of_peers_are_read_within_limits() -> None:
+    job_stall = JobStall(1, 2, 0, 2, SLEEPS, (RankWait(0, "all_reduce 7 of the default group"),))
+    assert read_record(JobStall, json.loads(json.dumps(to_json(job_stall)))) == job_stall
+    for cause in (1, "text", {"what": "x"}, {**to_json(SLEEPS), "state": "Odd"}):
+        hostile = read_record(StallReport, {"known": True, "cause": cause, "wait": {"collective": 3}})
+        assert combine_reports([hostile], 2) == JobStall(known=1, pods=2)
 
 
 def test_stall_shows_eight_ranks_and_those_for_which_peers_wait_first() -> None:
-    ranks = [*(WAITS._replace(rank=rank) for rank in range(9)), SLEEPS._replace(rank=9)]
+    ranks = [*(dataclasses.replace(WAITS, rank=rank) for rank in range(9)), dataclasses.replace(SLEEPS, rank=9)]
     shown = describe_stall(SILENT, ranks, 31.0)
     assert shown.seconds == 31
     assert [rank.rank for rank in shown.ranks] == [9, *range(7)]
