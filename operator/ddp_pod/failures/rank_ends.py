@@ -11,7 +11,7 @@ from ..base.pod import Pod, WorkerRecord, list_workers
 from ..contract.failure_record import MOST_RANK_ENDS, RANK_END_TEXT, RankEnd
 from ..contract.processes import process_state
 from ..progress.output import read_end
-from ..progress.ranks import RankReader, find_missing_steps
+from ..progress.rank_progress import RankReader, find_missing_steps
 from ..rank.tracebacks import RANK_PREFIX
 from .rules import WorkerEnd, classify
 

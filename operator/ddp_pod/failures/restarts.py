@@ -9,7 +9,7 @@ from ..base.pod import Pod
 from ..contract.failure_record import EVIDENCE_STOPPED, EVIDENCE_TIMEOUT, Failure
 from ..contract.failure_table import CUDA, OOM, SIGNIFICANT_SECONDS
 from ..contract.names import EXIT_PREEMPTED, EXIT_USER_ERROR
-from ..progress.ranks import RankReader
+from ..progress.rank_progress import RankReader
 from .worker_failure import add_last_lines, find_root_cause, is_unexplained_crash, read_recorded_failures
 
 UNCOUNTED_RESTARTS: Final = 100

@@ -14,7 +14,7 @@ from ..contract.failure_text import format_failure
 from ..contract.group_facts import GroupFacts
 from ..contract.names import ENV_TERMINATION_LOG, EXIT_OK, EXIT_PREEMPTED, EXIT_RETRYABLE, EXIT_USER_ERROR
 from ..contract.progress import Uploads
-from ..progress.ranks import RankReader, complete_progress
+from ..progress.rank_progress import RankReader, complete_progress
 from .agent_failure import MASTER_NOT_FOUND, RENDEZVOUS_CLOSED, STORE_PROBLEMS, AgentEnd, examine_agent_exit
 from .rank_ends import RemainingProcess, examine_rank_ends
 from .restarts import InPlaceRestarts

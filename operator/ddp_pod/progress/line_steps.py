@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from .ranks import STEP_SHARE, STEP_SLACK
+from .rank_progress import STEP_SHARE, STEP_SLACK
 
 _NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
 # An integer that may be a count, and the total beside it. Times, versions, percentages and decimals are none.

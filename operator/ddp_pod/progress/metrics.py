@@ -12,7 +12,7 @@ from ..contract.progress import RankProgress
 from ..contract.records import to_json
 from ..contract.report import PodReport
 from .prometheus import format_page
-from .ranks import RankReader
+from .rank_progress import RankReader
 
 BuildReport = Callable[[Sequence[RankProgress]], PodReport]
 """Returns the report of a pod with the progress of its ranks."""

@@ -44,7 +44,7 @@ from ..network.preflight import PreflightReport, describe_preflight, summarize_p
 from ..network.unreachable import UnreachablePeers, count_connections, wait_for_master
 from ..progress.metrics import MetricsEndpoint
 from ..progress.output import OutputReader
-from ..progress.ranks import RankReader, create_counters
+from ..progress.rank_progress import RankReader, create_counters
 from ..progress.step_hints import read_step_hint
 from ..progress.trainer_status import TrainerStatus
 from ..rank.tracking import list_tracked_runs

@@ -39,7 +39,7 @@ from ..contract.progress import RankProgress
 from ..contract.report import PodReport
 from ..failures.termination import finish
 from ..progress.metrics import MetricsEndpoint
-from ..progress.ranks import RankReader
+from ..progress.rank_progress import RankReader
 from .sources import FetchError, File, InputSource, InputState, explain, hide_query, open_source
 
 _PARALLEL = 8

@@ -23,7 +23,7 @@ from ..base.pod import decode_pod
 from ..contract.credentials import hide_credentials
 from ..contract.processes import set_parent_death_signal
 from ..failures.agent_failure import SUPERSEDED, UNUSABLE
-from ..progress.ranks import RankReader
+from ..progress.rank_progress import RankReader
 from .checkpoints import MirrorConfig, MirrorEvent, MirrorRequest, MirrorState
 from .shards import (
     find_missing_shards,

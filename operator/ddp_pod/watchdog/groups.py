@@ -17,7 +17,7 @@ from ..contract.names import GROUP_WAIT_FILE
 from ..contract.processes import process_state
 from ..failures.kinds import FATAL
 from ..progress.output import read_last_lines
-from ..progress.ranks import RankReader
+from ..progress.rank_progress import RankReader
 from ..rank.groups import MEMBER, SLOTS, STEPPING, GroupRecord
 from .group_waits import MOST_JOINERS, Joiner, explain_wait
 from .stacks import collect_stacks

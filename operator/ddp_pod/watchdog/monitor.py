@@ -21,7 +21,7 @@ from ..contract.progress import RankProgress
 from ..contract.records import to_json
 from ..contract.report import Stall
 from ..failures.worker_failure import examine_error
-from ..progress.ranks import PAGE_TIMEOUT, RankReader
+from ..progress.rank_progress import PAGE_TIMEOUT, RankReader
 from .collectives import CollectivesRequest, RankCollectives
 from .stacks import Stack, collect_stacks
 from .stall import (

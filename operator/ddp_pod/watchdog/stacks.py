@@ -11,7 +11,7 @@ from ..base.files import is_own_file, log
 from ..base.pod import Pod, WorkerRecord
 from ..contract.names import STACK_LIMIT
 from ..contract.processes import STACK_SIGNAL, STOPPED_STATES, catches, kill, process_state
-from ..progress.ranks import RankReader
+from ..progress.rank_progress import RankReader
 from ..rank.tracebacks import LIBRARY
 
 _FRAME = re.compile(r'  File "([^"]*)", line (\d+) in (.*)')

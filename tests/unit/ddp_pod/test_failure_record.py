@@ -23,7 +23,7 @@ from ddp_pod.failures.restarts import InPlaceRestarts
 from ddp_pod.failures.rules import WorkerEnd
 from ddp_pod.failures.termination import conclude
 from ddp_pod.failures.worker_failure import examine_worker
-from ddp_pod.progress.ranks import RankReader
+from ddp_pod.progress.rank_progress import RankReader
 from ddp_pod.rank.tracebacks import record_exception
 from tests.support.builders import child_job, child_pod, job, observe
 from tests.support.launcher_config import launcher_pod

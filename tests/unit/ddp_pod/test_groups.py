@@ -27,7 +27,7 @@ from ddp_pod.contract.group_facts import (
     GroupFacts,
 )
 from ddp_pod.contract.records import read_record, to_json
-from ddp_pod.progress.ranks import RankReader
+from ddp_pod.progress.rank_progress import RankReader
 from ddp_pod.rank import groups as rank_groups
 from ddp_pod.rank.groups import (
     CONNECTING,

@@ -29,7 +29,7 @@ from ddp_pod.contract.plan import (
 )
 from ddp_pod.failures.rules import WorkerEnd
 from ddp_pod.failures.worker_failure import examine_worker
-from ddp_pod.progress.ranks import fetch_page
+from ddp_pod.progress.rank_progress import fetch_page
 from ddp_pod.supervise.agent_process import AgentProcess
 from ddp_pod.supervise.main import main
 from ddp_pod.supervise.supervisor import Supervisor

@@ -23,7 +23,7 @@ from ddp_pod.failures.rank_ends import (
     find_printed_traceback,
     find_remaining_processes,
 )
-from ddp_pod.progress.ranks import RankReader
+from ddp_pod.progress.rank_progress import RankReader
 from ddp_pod.rank import counters as slots
 from ddp_pod.rank.counters import CounterMemory, open_slot
 from tests.support.launcher_config import launcher_pod

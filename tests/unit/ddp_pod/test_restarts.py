@@ -13,7 +13,7 @@ from ddp_pod.contract.failure_record import EVIDENCE_STOPPED, EVIDENCE_TIMEOUT, 
 from ddp_pod.contract.failure_table import CUDA, OOM
 from ddp_pod.failures.restarts import LONGEST_DELAY, PROMPT_RESTARTS, UNCOUNTED_RESTARTS, InPlaceRestarts, Recurrence
 from ddp_pod.failures.worker_failure import find_root_cause
-from ddp_pod.progress.ranks import RankReader
+from ddp_pod.progress.rank_progress import RankReader
 from tests.support.launcher_config import launcher_pod
 
 

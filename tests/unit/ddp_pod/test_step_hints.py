@@ -110,7 +110,7 @@ def test_hint_is_in_the_report_until_a_rank_shows_progress(tmp_path: Path, clock
     pod = launcher_pod(tmp_path)
     hint = build_late(StepHint(pod, 0), clock, SHELL, None)
     (tmp_path / "metrics").mkdir()
-    supervisor = Supervisor(pod, [], [], [], warm=False)
+    supervisor = Supervisor(pod, [], [], warm=False)
     assert supervisor._build_report([]).step_hint == hint
     write_json(str(tmp_path / "metrics" / "0.log"), {"step": 1})
     assert not supervisor._build_report([]).step_hint

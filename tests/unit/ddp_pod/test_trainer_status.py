@@ -16,7 +16,7 @@ from ddp_pod.base.files import read_json, write_json
 from ddp_pod.contract.names import TRAINER_STATUS_FILE
 from ddp_pod.contract.report import PodReport
 from ddp_pod.progress.metrics import MetricsEndpoint
-from ddp_pod.progress.ranks import RankReader
+from ddp_pod.progress.rank_progress import RankReader
 from ddp_pod.progress.trainer_status import TrainerStatus
 from ddp_pod.rank.worker import _set_status_variables
 from tests.support import ROOT

@@ -21,7 +21,7 @@ from ddp_pod.contract.records import read_record, to_json
 from ddp_pod.contract.report import Stall
 from ddp_pod.failures.rules import WorkerEnd
 from ddp_pod.failures.worker_failure import examine_worker
-from ddp_pod.progress.ranks import PAGE_TIMEOUT, RankReader
+from ddp_pod.progress.rank_progress import PAGE_TIMEOUT, RankReader
 from ddp_pod.rank import worker
 from ddp_pod.watchdog import monitor
 from ddp_pod.watchdog.collectives import Collective, GroupState, RankCollectives
