@@ -180,8 +180,7 @@ class PodAgent(LocalElasticAgent):
     def _lacks_cause(self, exit_codes: Mapping[int, int]) -> bool:
         """Return whether ranks of this pod still run while the others have failed because they lost a peer."""
         is_over = len(exit_codes) == len(self._ranks.pids) or 0 in exit_codes.values()
-        ends = [WorkerEnd(code, local_rank=rank) for rank, code in exit_codes.items()]
-        return not is_over and all(examine_worker(self._pod, end).secondary for end in ends)
+        return not is_over and self._are_secondary(exit_codes)
 
     def _awaits_cause(self) -> bool:
         """Return whether a running rank of this pod may be the cause of lost peers, and end soon."""
@@ -236,10 +235,21 @@ class PodAgent(LocalElasticAgent):
         super()._restart_workers(worker_group)
 
     def _has_own_failure(self) -> bool:
-        """Return whether a rank of this pod has failed or hangs, which is reported before other pods' request."""
+        """Return whether a rank of this pod has failed or hangs, which is reported before other pods' request.
+
+        A rank that has only lost a peer is not waited for once a pod knows why: its end may take longer than a restart.
+        """
         self._peers_wait = True
         self._list_ending_ranks()
-        return any(self._ranks.poll().values()) or bool(self._recorded)
+        if any(self._ranks.poll().values()):
+            return True
+        has_only_lost_peers = self._are_secondary(dict.fromkeys(self._recorded, 1))
+        return bool(self._recorded) and not (self._pod_rendezvous.is_cause_known and has_only_lost_peers)
+
+    def _are_secondary(self, exit_codes: Mapping[int, int]) -> bool:
+        """Return whether ranks with these exit codes have failed because they lost a peer."""
+        ends = [WorkerEnd(code, local_rank=rank) for rank, code in exit_codes.items()]
+        return all(examine_worker(self._pod, end).secondary for end in ends)
 
     def _read_step(self) -> float | None:
         """Return the run's step, which pod 0 knows itself."""
