@@ -28,8 +28,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from ddp_operator.api.constants import API_VERSION, EXIT_RETRYABLE, KIND, LABEL_JOB_NAME, PLURAL
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.kube.resources import path
-from ddp_operator.manifests.children import build_children
-from ddp_operator.manifests.job_pod import build_pod
+from ddp_operator.manifests.children import build_children, build_pod
 from tests.support import ROOT
 from tests.support.builders import job_manifest
 from tests.support.control_plane import ControlPlane, free_ports

@@ -20,8 +20,7 @@ from ddp_operator.api.cluster import AlreadyExists, Refused
 from ddp_operator.api.constants import KIND
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.kube.cluster import KubeCluster
-from ddp_operator.manifests.children import build_children
-from ddp_operator.manifests.job_pod import build_pod
+from ddp_operator.manifests.children import build_children, build_pod
 from tests.support import ROOT
 from tests.support.builders import job_manifest
 from tests.support.control_plane import ControlPlane, free_ports

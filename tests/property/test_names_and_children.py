@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.cel import check_rules
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.manifests.children import build_children
-from ddp_operator.manifests.job_pod import build_pod
+from ddp_operator.manifests.children import build_children, build_pod
 from ddp_operator.manifests.template import resolve_template
 from tests.support.builders import job, resource, template
 from tests.support.strategies import FULL, RICH, json, mutated, pod_json

@@ -29,7 +29,7 @@ from ddp_operator.api.cluster import (
 )
 from ddp_operator.api.kubeobjects import find_trainer, utc_now
 from ddp_operator.kube.scrape import fetch_report
-from ddp_operator.manifests.job_pod import build_pod
+from ddp_operator.manifests.children import build_pod
 
 # The alphabet of Kubernetes for generated names: no vowels and no similar characters.
 _ALPHABET: Final = "bcdfghjklmnpqrstvwxz2456789"

@@ -15,7 +15,7 @@ from ddp_operator.api import constants
 from ddp_operator.api.child_names import is_reserved_variable
 from ddp_operator.api.cluster import Object
 from ddp_operator.api.kubeobjects import find_trainer, format_time
-from ddp_operator.manifests.job_pod import LABEL_JOB_NAME
+from ddp_operator.manifests.children import LABEL_JOB_NAME
 from ddp_operator.manifests.torchrun import is_interpreter
 from ddp_pod.contract.plan import loopback_address
 

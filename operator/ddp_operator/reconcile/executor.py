@@ -42,8 +42,7 @@ from ddp_operator.decide.state import (
     SuspendResource,
 )
 from ddp_operator.decide.views import JobView
-from ddp_operator.manifests.children import build_children
-from ddp_operator.manifests.job_pod import build_pod
+from ddp_operator.manifests.children import build_children, build_pod
 from ddp_operator.reconcile.observer import Memory, seconds_since
 from ddp_operator.reconcile.prerequisites import refuse_failing_server, refuse_invalid, refuse_write
 from ddp_operator.reconcile.time_limit import run_limited

@@ -1,13 +1,15 @@
-"""The launcher's log, and the JSON files through which the processes of a pod exchange records."""
+"""The launcher's log, its archive, and the JSON files through which the processes of a pod exchange records."""
 
 import json
 import os
 import sys
+import zipfile
 from typing import Any
 
 ARCHIVE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # launcher.zip in a pod
 BOOTSTRAP = os.path.join(os.path.dirname(ARCHIVE), "launcher.py")  # the name of bootstrap.py in a pod
 _FILE_LIMIT = 1 << 20  # bytes
+_DELIVERED = "ddp_trainer/"  # what ``ddp_trainer.memory`` and ``.exporter`` need, in images without the trainer
 
 
 def log(text: str) -> None:
@@ -45,3 +47,14 @@ def read_json(path: str, limit: int = _FILE_LIMIT) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return value if isinstance(value, dict) else {}
+
+
+def add_delivered_packages(runtime: str) -> None:
+    """Extract the delivered package, and let all later Python processes find it. Raises: OSError.
+
+    Its parent folder has no ``__init__.py``, so a complete ``ddp_trainer`` of the image takes precedence.
+    """
+    folder = os.path.join(runtime, "python")
+    with zipfile.ZipFile(ARCHIVE) as archive:
+        archive.extractall(folder, [name for name in archive.namelist() if name.startswith(_DELIVERED)])
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), folder)))

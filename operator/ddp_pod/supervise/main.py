@@ -8,8 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from ..base.delivered import add_delivered_packages
-from ..base.files import BOOTSTRAP, log
+from ..base.files import BOOTSTRAP, add_delivered_packages, log
 from ..base.pod import (
     Pod,
     PodSetupError,

@@ -9,9 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ..base.clock import AwakeClock
 from ..base.files import log, try_write_json
-from ..base.pod import Pod, WorkerRecord, list_workers
+from ..base.pod import AwakeClock, Pod, WorkerRecord, list_workers
 from ..contract.failure_record import Failure
 from ..contract.failure_table import HANG
 from ..contract.names import RUN_STEP_FILE, STALL_REPORT_FILE, STALLED_STATES

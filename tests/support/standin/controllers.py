@@ -12,7 +12,7 @@ from datetime import datetime
 
 from ddp_cli.local.job_controller import JobDecision, decide_job
 from ddp_operator.api.constants import JOB_TRACKING_FINALIZER
-from ddp_operator.manifests.job_pod import build_pod
+from ddp_operator.manifests.children import build_pod
 
 from .actors import FINISHED, killed
 from .errors import ApiFailure

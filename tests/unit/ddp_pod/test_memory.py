@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from ddp_operator.manifests.children import load_launcher
-from ddp_pod.base import delivered
+from ddp_pod.base import files
 from ddp_pod.transfer import memory
 from ddp_pod.transfer.memory import (
     find_memory_folder,
@@ -184,9 +184,9 @@ def test_delivered_exporter_needs_only_the_standard_library(tmp_path: Path) -> N
     lay_out = f"""
 import os, sys
 sys.path.insert(0, {str(ROOT / "operator")!r})
-from ddp_pod.base import delivered
-delivered.ARCHIVE = {str(launcher)!r}
-delivered.add_delivered_packages({str(tmp_path)!r})
+from ddp_pod.base import files
+files.ARCHIVE = {str(launcher)!r}
+files.add_delivered_packages({str(tmp_path)!r})
 """
     subprocess.run([sys.executable, "-c", lay_out], check=True)
     script = """
@@ -209,12 +209,12 @@ def test_delivered_package_is_found_by_later_processes(tmp_path: Path, monkeypat
         archive.writestr("ddp_trainer/memory/__init__.py", "from .copies import VALUE\n")
         archive.writestr("ddp_trainer/memory/copies.py", "VALUE = 3\n")
         archive.writestr("supervise/main.py", "")
-    monkeypatch.setattr(delivered, "ARCHIVE", str(launcher))
+    monkeypatch.setattr(files, "ARCHIVE", str(launcher))
     monkeypatch.setenv("PYTHONPATH", "/users/own")
-    delivered.add_delivered_packages(str(tmp_path / "runtime"))
+    files.add_delivered_packages(str(tmp_path / "runtime"))
     root = tmp_path / "runtime" / "python"
     assert sorted(str(path.relative_to(root)) for path in root.rglob("*.py")) == [
         "ddp_trainer/memory/__init__.py",
         "ddp_trainer/memory/copies.py",
     ]
-    assert delivered.os.environ["PYTHONPATH"] == f"/users/own:{root}"
+    assert files.os.environ["PYTHONPATH"] == f"/users/own:{root}"

@@ -10,9 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from ddp_pod.base.clock import AwakeClock
 from ddp_pod.base.files import write_json
-from ddp_pod.base.pod import WorkerRecord
+from ddp_pod.base.pod import AwakeClock, WorkerRecord
 from ddp_pod.contract.failure_table import Outcome
 from ddp_pod.contract.plan import WatchdogConfig
 from ddp_pod.contract.processes import catches, count_cpu_seconds, count_oom_kills, find_family, process_state

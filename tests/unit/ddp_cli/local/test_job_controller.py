@@ -13,7 +13,7 @@ from ddp_cli.local.job_controller import (
     has_condition,
     parse_indexes,
 )
-from ddp_operator.manifests.job_pod import build_pod
+from ddp_operator.manifests.children import build_pod
 
 NOW = datetime(2026, 11, 20, 12, 0, 0, tzinfo=UTC)
 STAMP = "2026-11-20T12:00:00Z"

@@ -15,8 +15,7 @@ from ddp_operator.api import child_names, constants
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.status import Status
 from ddp_operator.kube.client import SEND_BUFFER
-from ddp_operator.manifests.children import build_children, load_launcher
-from ddp_operator.manifests.job_pod import build_pod
+from ddp_operator.manifests.children import build_children, build_pod, load_launcher
 from ddp_pod import bootstrap
 from tests.support import ROOT
 from tests.support.builders import UID, job, template, trainer
@@ -63,10 +62,6 @@ class TestFailedNodes:
 
 
 class TestAll:
-    def test_children_are_ordered_by_need_of_pods(self) -> None:
-        made = build_children(job(), attempt=1, nodes=1)
-        assert [child["kind"] for child in made] == ["Secret", "Service", "ConfigMap", "Job"]
-
     def test_children_have_owner_references(self) -> None:
         secret, service, launcher, made = build_children(job(), attempt=1, nodes=1)
         for child in (secret, service, made):
@@ -94,10 +89,6 @@ class TestAll:
 
 
 class TestService:
-    def test_service_publishes_pods_before_ready(self) -> None:
-        spec = children()["Service"]["spec"]
-        assert (spec["clusterIP"], spec["publishNotReadyAddresses"]) == ("None", True)
-
     def test_selects_pods_of_every_attempt(self) -> None:
         selector = children()["Service"]["spec"]["selector"].items()
         for attempt in (1, 7):
@@ -146,17 +137,6 @@ class TestLauncherConfigMap:
 
 
 class TestChildJob:
-    def test_is_indexed_with_as_many_pods_as_nodes(self) -> None:
-        spec = children(nodes=5)["Job"]["spec"]
-        assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 5, 5)
-        assert spec["podReplacementPolicy"] == "Failed"
-
-    def test_never_counts_on_its_own(self) -> None:
-        spec = children()["Job"]["spec"]
-        assert spec["backoffLimit"] == 2**31 - 1
-        assert "ttlSecondsAfterFinished" not in spec
-        assert "activeDeadlineSeconds" not in spec
-
     @pytest.mark.parametrize("name", ["trainer", "main"])
     def test_job_fails_on_exit_codes_that_no_new_pod_can_fix(self, name: str) -> None:
         ignore, fail = children(template=template(trainer(name=name)))["Job"]["spec"]["podFailurePolicy"]["rules"]
@@ -235,21 +215,8 @@ class TestChildJob:
         pod = build_pod(made["Job"] | {"metadata": made["Job"]["metadata"] | {"uid": "u"}}, 0, suffix="abcde")
         assert env["MASTER_ADDR"] == f"{pod['spec']['hostname']}.{pod['spec']['subdomain']}" == "train-3-0.train"
 
-    def test_run_id_is_unique_per_attempt(self) -> None:
-        ids = {
-            child["spec"]["template"]["spec"]["containers"][0]["env"][2]["value"]
-            for child in (children(1)["Job"], children(2)["Job"])
-        }
-        assert ids == {f"{UID}-1", f"{UID}-2"}
-
 
 class TestPodOfAttempt:
-    def test_has_no_token_and_no_privileges_by_default(self) -> None:
-        pod = pod_of()
-        assert pod["automountServiceAccountToken"] is False
-        assert pod["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
-        assert pod["containers"][0]["securityContext"] == {"allowPrivilegeEscalation": False}
-
     def test_restricted_profile_adds_rest(self) -> None:
         pod = pod_of(securityProfile="Restricted")
         assert pod["securityContext"]["runAsNonRoot"] is True
@@ -396,11 +363,6 @@ class TestPodOfAttempt:
             [variable] = [item for item in pod_of(attempt=attempt)["containers"][0]["env"] if "SECRET" in item["name"]]
             reference = {"name": secrets[0]["metadata"]["name"], "key": "secret"}
             assert variable == {"name": "DDP_RENDEZVOUS_SECRET", "valueFrom": {"secretKeyRef": reference}}
-
-    def test_variables_of_user_may_reference_operator_variables(self) -> None:
-        made = template(trainer(env=[{"name": "URL", "value": "tcp://$(MASTER_ADDR)"}]))
-        order = [item["name"] for item in pod_of(template=made)["containers"][0]["env"]]
-        assert order.index("MASTER_ADDR") < order.index("URL")
 
 
 class TestChildNames:
