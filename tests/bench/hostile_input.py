@@ -2,9 +2,7 @@
 
 Every check of a spec runs at the limits of size (``tests/support/limit_specs.py``); the slowest are printed.
 
-Each row is a process. "before" repeats the code of an earlier version for a ratio within one run: labelled Jobs cached
-whole, patterns compiled in the loop. The idle operator runs against the
-stand-in API server. Asserts nothing.
+Each row is a process. The idle operator runs against the stand-in API server. Asserts nothing.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import argparse
 import asyncio
 import json
 import os
-import re
 import subprocess
 import sys
 import tempfile
@@ -46,7 +43,7 @@ from ddp_operator.manifests.template import check_log_patterns
 from ddp_operator.reconcile.observer import Observer
 from ddp_operator.reconcile.page_budget import PageBudget
 from ddp_pod.contract.report import REPORT_LIMIT
-from tests.bench.figures import ratio, table
+from tests.bench.figures import table
 from tests.support.builders import child_job, child_pod, job, resource, template, trainer
 from tests.support.control_plane import free_ports
 from tests.support.limit_specs import list_specs
@@ -176,28 +173,9 @@ async def list_foreign_jobs(port: int) -> None:
     print(f"Jobs kept: {len(store)}", file=sys.stderr)
 
 
-async def list_foreign_jobs_before(port: int) -> None:
-    """Keep the whole Jobs, 250 in a page."""
-    client = build_client(port)
-    kept: dict[str, bytes] = {}
-    more = ""
-    while len(kept) < JOBS:
-        params = {"limit": "250", "continue": more or "0"}
-        page = await client.request("GET", "/apis/batch/v1/jobs", params=params, kind="jobs", max_bytes=2**30)
-        kept |= {item["metadata"]["uid"]: msgspec.json.encode(item) for item in page["items"]}
-        more = page["metadata"].get("continue", "")
-    await client.close()
-
-
 async def check_patterns(port: int) -> None:
     """Check a job's patterns as the operator does before it creates the Job."""
     assert not list(check_log_patterns(PATTERNS))
-
-
-async def check_patterns_before(port: int) -> None:
-    """Compile them."""
-    for pattern in PATTERNS:
-        re.compile(pattern)
 
 
 async def check_specs(port: int) -> None:
@@ -252,9 +230,7 @@ SPECS = "every check at its limit"
 ATTACKS: dict[str, Callable[[int], Awaitable[None]]] = {
     f"{PODS} hostile reports": read_pages,
     f"{JOBS} foreign Jobs": list_foreign_jobs,
-    f"{JOBS} foreign Jobs, before": list_foreign_jobs_before,
     "8 hostile patterns": check_patterns,
-    "8 hostile patterns, before": check_patterns_before,
     SPECS: check_specs,
     "3 oversize specs": refuse_oversize_specs,
     "a nested event": decode_nested_events,
@@ -326,9 +302,6 @@ def main(argv: Sequence[str] | None = None) -> None:
                 pauses[name].append(pause)
                 memory[name].append(mebibytes)
     print(table("longest pause of the event loop", pauses, digits=3))
-    for name in ROWS:
-        if f"{name}, before" in ROWS:
-            print(ratio(f"{name} / before", pauses[name], pauses[f"{name}, before"]))
     print(table("most resident memory", memory, "MiB", 1))
     with StandIn() as api, tempfile.TemporaryDirectory() as folder:
         print("\nmemory of the operator", *measure_jobs(api, Path(folder)), sep="\n")
