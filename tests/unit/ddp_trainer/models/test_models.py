@@ -149,3 +149,8 @@ def test_state_moves_between_synchronised_and_plain_batch_norm() -> None:
     assert all(torch.equal(sync.state_dict()[name], value) for name, value in plain.state_dict().items())
     with pytest.raises(ValueError, match=r"batch norm expects a shape of \(N, C, ...\)"):
         sync(torch.zeros(3))
+
+
+def test_function_of_user_must_build_module() -> None:
+    with pytest.raises(UserError, match=r"model\.name: builtins:slice returned slice; return a torch\.nn\.Module"):
+        build_model(ModelConfig(name="builtins:slice"), 3, 10)

@@ -9,8 +9,8 @@ import torch
 from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.world import World
 from ddp_trainer.exporter import Exporter
-from ddp_trainer.observability.meters import AsyncScalars, Timeline
-from ddp_trainer.observability.reporter import Reporter
+from ddp_trainer.observability.meters import AsyncScalars, Stopwatch, Timeline
+from ddp_trainer.observability.reporter import Reporter, format_duration
 from ddp_trainer.plan import Plan, Position
 from tests.support.fake_gpu import FakeGpu
 
@@ -134,3 +134,30 @@ def test_rank_counts_its_own_tokens_and_line_has_those_of_all_ranks(
     exporter.close()
     assert exporter._values["ddp_tokens_total"] == 3 * 128
     assert rates[0]["train/tokens_per_second"] == pytest.approx(128 * rates[0]["train/samples_per_second"])
+
+
+@pytest.mark.parametrize(("seconds", "text"), [(0.4, "0:00"), (59.6, "1:00"), (123, "2:03"), (3723.2, "1:02:03")])
+def test_durations_are_formatted(seconds: float, text: str) -> None:
+    assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_laps_exclude_pauses_and_are_read_later(device: str, gpu: FakeGpu) -> None:
+    timeline = Timeline(torch.device(device))
+    watch = Stopwatch(torch.device(device))
+    laps = []
+    for paused in (0.0, 5.0):
+        gpu.work(1.0, host=1.0)
+        before = timeline.now()
+        gpu.work(paused, host=paused)
+        watch.pause(before, timeline.now())
+        laps.append(watch.lap())
+    # The host runs ahead of a GPU by a second of work, which the first lap includes.
+    assert [lap() for lap in laps] == pytest.approx([1.0, 1.0] if device == "cpu" else [2.0, 1.0])
+
+
+def test_scalars_of_any_shape_and_type_are_copied() -> None:
+    scalars = AsyncScalars([torch.tensor([[2]]), torch.tensor(0.5, dtype=torch.float64), torch.tensor(True)])
+    assert scalars.ready()
+    assert scalars.read() == [2.0, 0.5, 1.0]
+    assert AsyncScalars([]).read() == []
