@@ -73,6 +73,12 @@ def children(plane: ControlPlane, namespace: str) -> list[str]:
     return [item["metadata"]["uid"] for item in result["items"]]
 
 
+def launchers(plane: ControlPlane) -> list[Any]:
+    """Return the launchers of the namespace ``default``."""
+    items: list[Any] = get(plane, "configmaps", "-n", "default", "-l", "ddp-operator.dev/job-name=")["items"]
+    return items
+
+
 def test_chart_installs_upgrades_and_uninstalls(plane: ControlPlane) -> None:
     with helm(plane) as client:
         client.install(CHART, "ddp-operator", {}, create_namespace=True, timeout=300)
@@ -105,12 +111,17 @@ def test_chart_installs_upgrades_and_uninstalls(plane: ControlPlane) -> None:
     kept = get(plane, "ddp", "-n", "default")["items"]
     assert [item["metadata"]["name"] for item in kept] == ["digits"]
     assert children(plane, "default") == [uid]
+    assert len(launchers(plane)) == 1, "the Job controller may still replace pods"
+    plane.kubectl("delete", "crd", "ddptrainingjobs.ddp-operator.dev")
+    if plane.has_controllers:
+        until(lambda: not launchers(plane), "Kubernetes deletes the launcher with the definition")
 
 
 def test_release_for_some_namespaces_serves_these_and_no_other(plane: ControlPlane) -> None:
     """Needs the custom resource, which the previous release has left."""
     if plane.kubectl("get", "crd", "ddptrainingjobs.ddp-operator.dev", check=False).returncode:
         plane.kubectl("apply", "--server-side", "-f", str(ROOT / "deploy/crds/ddptrainingjobs.yaml"))
+        plane.kubectl("wait", "--for=condition=Established", "crd/ddptrainingjobs.ddp-operator.dev")
     for name in ("team-a", "team-b", "team-c"):
         plane.kubectl("create", "namespace", name)
     with helm(plane, "team-a") as client:
