@@ -75,6 +75,21 @@ for sharded in (True, False):
     again.close()
 module._SECONDS_FOR_PEERS = seconds
 """
+NO_CONNECTION = """
+seconds, module._SECONDS_FOR_PEERS = module._SECONDS_FOR_PEERS, 1.0
+ring = checkpoint.Ring
+
+def refuse(*_):
+    raise RuntimeError("refused")
+
+checkpoint.Ring = refuse if rank else ring
+run = Run(True)
+run.memory.restore()
+run.train(2)
+run.close()
+module._SECONDS_FOR_PEERS, checkpoint.Ring = seconds, ring
+assert Run(True).memory.restore() is None
+"""
 
 
 @pytest.mark.parametrize(
@@ -84,8 +99,9 @@ module._SECONDS_FOR_PEERS = seconds
         (LOST_POD, 1, ""),
         (NO_ROOM_IN_ONE_POD, 1, "the copies need 1 MiB of memory"),
         (ONE_RANK_SAVES, 0, "save() is not called by all ranks: pods whose ranks do not call it keep no copies"),
+        (NO_CONNECTION, 0, "no more copies: the neighbouring pod does not respond: "),
     ],
-    ids=["sends to the lost pod", "is the lost pod", "no room in one pod", "one rank saves"],
+    ids=["sends to the lost pod", "is the lost pod", "no room in one pod", "one rank saves", "no connection"],
 )
 def test_pods_agree_on_copies(
     script: str,
