@@ -1,6 +1,6 @@
 """The trainer's half of the pod contract: environment variables, exit codes, ports and metric names.
 
-``ddp_operator.api.constants`` defines the same names. The trainer must not import the operator, so this module repeats
+``ddp_pod.contract.names`` defines the same names. The trainer must not import the operator, so this module repeats
 them, and ``tests/contract`` checks that they are equal. ``docs/pod-contract.md`` explains them.
 """
 
