@@ -41,7 +41,7 @@ async def test_gang_without_role_reports_server_message(server: StandIn, actors:
 
 
 @pytest.mark.parametrize("enabled", [True, False])
-async def test_job_needs_at_most_five_creations(
+async def test_job_needs_at_most_four_creations(
     server: StandIn, actors: ClusterActors, start: Start, enabled: bool
 ) -> None:
     start()
@@ -50,7 +50,7 @@ async def test_job_needs_at_most_five_creations(
         await actors.run_pod("digits-1", index)
     await actors.phase("digits", "Running")
     own = ("services", "configmaps", "jobs", "networkpolicies")
-    assert len([write for write in server.writes_of(*own) if write[0] == "create"]) == 4 + enabled
+    assert len([write for write in server.writes_of(*own) if write[0] == "create"]) == 3 + enabled
 
 
 async def test_pods_of_large_job_share_status_writes(

@@ -36,7 +36,7 @@ from ddp_operator.kube.cache import ObjectCache, build_snapshot
 from ddp_operator.kube.children import CHILD_KINDS, METADATA_KINDS, key_of, trim_object
 from ddp_operator.kube.client import CHUNK, INVALID, ApiClient, ObjectNotFound, ResponseError, call, pages
 from ddp_operator.kube.events import EventReader, EventWriter
-from ddp_operator.kube.resources import kind_of, list_versions, path, plural, type_of
+from ddp_operator.kube.resources import kind_of, list_versions, type_of
 from ddp_operator.kube.scrape import Scraper
 from ddp_operator.reconcile.workqueue import lend_worker
 
@@ -133,39 +133,36 @@ class KubeCluster:
         params = _WRITE | ({"dryRun": "All"} if dry_run else {})
         # Otherwise the response to a ConfigMap would contain the launcher.
         brief = dry_run or kind in (*METADATA_KINDS, "Secret")
+        accept = ONE_METADATA_ONLY if brief else "application/json"
         try:
-            created: Object = await self._client.request(
-                "POST",
-                path(kind, meta["namespace"]),
-                params=params,
-                body=manifest,
-                accept=ONE_METADATA_ONLY if brief else "application/json",
-                kind=plural(kind),
+            created: Object = await call(
+                self._client, "POST", kind, meta["namespace"], params=params, body=manifest, accept=accept
             )
-        except ResponseError as exc:
-            if exc.status == 409 and exc.reason == "AlreadyExists":
+        except ClusterError as exc:
+            answer = exc.__cause__
+            if not isinstance(answer, ResponseError):
+                raise
+            is_group = manifest["kind"] == POD_GROUP
+            if answer.status == 409 and answer.reason == "AlreadyExists":
                 if kind == "Secret":  # the operator may create Secrets, but not read them
                     raise AlreadyExists from None
                 existing = await self._refresh(kind, meta["namespace"], meta["name"])
                 if existing is None:
                     raise ClusterError(f"{exc}, and was deleted meanwhile") from exc
                 raise AlreadyExists(existing) from None
-            if exc.status == 403 or DENIED.search(exc.message):
-                lacks_role = manifest["kind"] == POD_GROUP and "cannot create resource" in exc.message
-                remedy = "; add the gang scheduler to rbac.gangSchedulers of the chart" if lacks_role else ""
-                raise Refused(f"{exc.message}{remedy}", reason="Forbidden") from exc
-            if exc.status in INVALID:
-                unknown = UNKNOWN_GANG.search(exc.message)
-                message = explain_missing_pod_group(SCHEDULING_GROUP) if unknown else exc.message
-                raise Refused(message, reason="Invalid") from exc
-            if exc.status == 404 and manifest["kind"] == POD_GROUP:
-                raise ObjectNotFound(str(exc)) from exc
-            raise ClusterError(str(exc)) from exc  # 404: the namespace is being deleted, with the resource
-        except ClusterError as exc:
-            answer = exc.__cause__
-            if isinstance(answer, ResponseError) and answer.status >= 500:
+            if answer.status >= 500:
                 raise ServerError(f"{manifest['kind']} {meta['name']}: {answer.message}") from exc
-            raise
+            if answer.status == 403 or DENIED.search(answer.message):
+                lacks_role = is_group and "cannot create resource" in answer.message
+                remedy = "; add the gang scheduler to rbac.gangSchedulers of the chart" if lacks_role else ""
+                raise Refused(f"{answer.message}{remedy}", reason="Forbidden") from exc
+            if answer.status in INVALID:
+                unknown = UNKNOWN_GANG.search(answer.message)
+                message = explain_missing_pod_group(SCHEDULING_GROUP) if unknown else answer.message
+                raise Refused(message, reason="Invalid") from exc
+            if answer.status == 404 and is_group:
+                raise
+            raise ClusterError(str(exc)) from exc  # 404: the namespace is being deleted, with the resource
         if not dry_run:
             self._remember(kind, created)
         return created
@@ -338,19 +335,15 @@ class KubeCluster:
             "status": status,
         }
         try:
-            resource = await self._client.request(
-                "PUT", path(KIND, key.namespace, key.name, "status"), params=_WRITE, body=body, kind=plural(KIND)
+            resource = await call(
+                self._client, "PUT", KIND, key.namespace, key.name, "status", params=_WRITE, body=body
             )
-        except ResponseError as exc:
-            if exc.status in INVALID:
-                raise Refused(exc.message, reason="Invalid") from exc
-            if exc.status == 404:
-                self._forget(KIND, key.namespace, key.name)
-                raise VersionConflict(f"{key} was deleted") from exc
-            raise (VersionConflict if exc.status == 409 else ClusterError)(str(exc)) from exc
+        except ObjectNotFound as exc:
+            self._forget(KIND, key.namespace, key.name)
+            raise VersionConflict(f"{key} was deleted") from exc
         except ClusterError as exc:
             answer = exc.__cause__
-            if isinstance(answer, ResponseError) and TOO_LARGE.search(answer.message):
+            if isinstance(answer, ResponseError) and (answer.status in INVALID or TOO_LARGE.search(answer.message)):
                 raise Refused(answer.message, reason="Invalid") from exc
             raise
         self._remember(KIND, resource)
