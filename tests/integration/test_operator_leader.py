@@ -85,7 +85,7 @@ async def all_run(server: StandIn, actors: ClusterActors) -> None:
         done = await actors.phase(f"job{number}", "Running")
         assert done["status"]["attempt"] == 1
         assert done["status"]["restarts"]["total"] == 0
-    for kind, count in (("Service", JOBS), ("ConfigMap", 2), ("Job", JOBS)):
+    for kind, count in (("Service", JOBS), ("ConfigMap", 1), ("Job", JOBS)):
         await actors.until(lambda kind=kind, count=count: len(server.list(kind)) == count, f"{count} of {kind}")
         made = [write for write in server.writes if write[0] == "create" and write[1] == f"{kind.lower()}s"]
         assert len(made) == count
