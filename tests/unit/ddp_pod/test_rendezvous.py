@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import pickle
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.elastic.rendezvous import api
 
 from ddp_pod.torchrun import rendezvous
@@ -312,20 +309,6 @@ class TestSpares:
 
 class TestAttack:
     """A client that reaches the store's port without the attempt's secret."""
-
-    def test_pickle_under_the_keys_of_the_rendezvous_is_not_executed(self, fixed: Job, tmp_path: Path) -> None:
-        class Attack:
-            def __reduce__(self) -> Any:
-                return os.mkdir, (str(tmp_path / "executed"),)
-
-        outside = TCPStore("127.0.0.1", fixed.store.port, wait_for_workers=False)
-        value = pickle.dumps(Attack())
-        for key in (f"torch.rendezvous.{RUN}", *(f"{RUN}/{key}" for key in ("0/pods", "0/members", "closed"))):
-            outside.set(key, value)
-        assert fixed.meet(0, 1, 2) == [(0, 3), (1, 3), (2, 3)]
-        outside.set(f"{RUN}/1/restart", value)
-        assert not fixed.waits(0)
-        assert not (tmp_path / "executed").exists()
 
     @pytest.mark.parametrize("secret", ["", "another one"])
     def test_pod_without_the_secret_is_no_member(self, fixed: Job, secret: str) -> None:
