@@ -6,6 +6,7 @@ import pytest
 
 from ddp_operator.api import constants
 from ddp_operator.api.claims import CLAIM_KIND, CLAIM_TEMPLATE_KIND
+from ddp_pod.contract.plan import decode_plan
 from tests.support.builders import Json, claiming, gpu_claim, profile, resource, template
 from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness
@@ -34,8 +35,8 @@ def processes(harness: ReconcilerHarness) -> int:
     """Return the number of processes that the pods of the newest Job start."""
     *_, job = harness.cluster.store.list("Job")
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    (number,) = (arg.partition("=")[2] for arg in container["args"] if arg.startswith("--nproc-per-node="))
-    return int(number)
+    (text,) = (item["value"] for item in container["env"] if item["name"] == constants.ENV_LAUNCHER_CONFIG)
+    return decode_plan(text).nproc_per_node
 
 
 def claimed(harness: ReconcilerHarness) -> int | None:
