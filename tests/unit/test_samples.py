@@ -13,7 +13,8 @@ import yaml
 from ddp_cli.client.validation import check_manifest
 from ddp_cli.commands import main
 from ddp_operator import __version__
-from ddp_operator.api.constants import KIND
+from ddp_operator.api.constants import ENV_LAUNCHER_CONFIG, KIND
+from ddp_pod.contract.plan import decode_plan
 from ddp_trainer.config.presets import PRESETS
 from tests.support.ddp_run import DdpRun
 
@@ -99,7 +100,8 @@ def test_sample_has_stated_number_of_pods_and_workers(name: str, pods: int, work
     job = rendered_job(name)
     assert (job["spec"]["completions"], job["spec"]["parallelism"]) == (pods, pods)
     container = job["spec"]["template"]["spec"]["containers"][0]
-    assert f"--nproc-per-node={workers}" in " ".join([*container["command"], *container.get("args", [])])
+    (plan,) = (item["value"] for item in container["env"] if item["name"] == ENV_LAUNCHER_CONFIG)
+    assert decode_plan(plan).nproc_per_node == workers
 
 
 def test_queue_of_kueue_is_on_job() -> None:

@@ -129,7 +129,7 @@ def test_render_counts_claimed_gpus_from_file(capsys: pytest.CaptureFixture[str]
     file = Path(write(**CLAIMS, procPerNode="gpu"))
     file.write_text(f"{file.read_text()}---\n{yaml.safe_dump(gpu_claim(FOUR))}")
     assert main(["render", str(file)]) == 0
-    assert "--nproc-per-node=4" in capsys.readouterr().out
+    assert '"nprocPerNode":4,' in capsys.readouterr().out
 
 
 def test_render_shows_sizes_instead_of_the_launcher(capsys: pytest.CaptureFixture[str]) -> None:
