@@ -185,16 +185,3 @@ async def test_gpus_of_limits_and_claims_add_up() -> None:
     harness = await harness_of(FOUR, template=made).train()
     assert processes(harness) == 6
     assert present(harness.status.usage).gpus == 12
-
-
-async def test_claims_of_ended_job_are_not_read() -> None:
-    harness = await harness_of(FOUR).train()
-    for index in (0, 1):
-        harness.end_pod(index)
-    await harness.settle()
-    calls = len(harness.cluster.calls)
-    change_claim(harness)
-    harness.restart_operator()
-    await harness.settle()
-    assert (harness.status.phase, claimed(harness)) == ("Succeeded", 4)
-    assert not [call for call in harness.cluster.calls[calls:] if call.startswith("get ")]

@@ -70,14 +70,6 @@ class TestTaken:
         assert pod_spec(harness)["containers"][0]["image"] == "example.com/train:1"
         assert f"get {constants.CLUSTER_PROFILE_KIND}" not in harness.cluster.calls[calls:]
 
-    async def test_job_continues_after_profile_deletion(self) -> None:
-        harness = await harness_of().train()
-        result = present(harness.cluster.store.get(constants.CLUSTER_PROFILE_KIND, "default", "gpu"))
-        harness.cluster.store.delete(result)
-        harness.restart_operator()
-        await harness.settle()
-        assert harness.status.phase == "Running"
-
     async def test_profile_copy_is_kept_if_start_was_lost(self) -> None:
         harness = harness_of()
         await harness.settle()

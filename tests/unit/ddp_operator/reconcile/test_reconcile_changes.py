@@ -15,7 +15,6 @@ TRAINING = page(step=7, total_steps=10, loss=0.5, phase="Running")
 ERROR = last_words(
     "CUDAError", rank=1, podIndex=1, message="RuntimeError: boom", traceback="line 1\nline 2", remedy="do x"
 )
-PEER_LOST = last_words("NCCL", secondary=True, message="connection closed by peer")
 
 
 async def reconcile_with_late_news_of_pods(
@@ -89,19 +88,6 @@ class TestFailedPods:
             await harness.settle()
             assert harness.jobs() == [f"train-{attempt - 1}", f"train-{attempt}"]
             await harness.train(TRAINING)
-
-    async def test_secondary_failure_waits_for_root_cause(self) -> None:
-        harness = await ReconcilerHarness(nodes=3).train(TRAINING)
-        harness.tell_end(0, constants.EXIT_PEER_LOST, PEER_LOST)
-        harness.clock.advance(1)
-        await harness.settle()
-        assert (harness.status.attempt, harness.status.last_failure) == (1, None)
-        assert harness.state("Progressing") == ("False", "WaitingForPeers")
-        assert harness.requeue is not None
-        harness.tell_end(2, constants.EXIT_RETRYABLE, last_words("CUDAError", rank=2, podIndex=2))
-        await harness.settle()
-        failure = present(harness.status.last_failure)
-        assert (failure.pod_index, failure.category, harness.status.attempt) == (2, "CUDAError", 2)
 
     async def test_user_error_ends_job_at_once(self) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
