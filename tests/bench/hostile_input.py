@@ -40,8 +40,8 @@ from ddp_operator.manager.operator import Operator
 from ddp_operator.manager.settings import Settings
 from ddp_operator.manifests.children import build_children, load_launcher
 from ddp_operator.manifests.template import check_log_patterns
+from ddp_operator.reconcile.limits import PageBudget
 from ddp_operator.reconcile.observer import Observer
-from ddp_operator.reconcile.page_budget import PageBudget
 from ddp_pod.contract.report import REPORT_LIMIT
 from tests.bench.figures import table
 from tests.support.builders import child_job, child_pod, job, resource, template, trainer

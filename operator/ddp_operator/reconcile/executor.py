@@ -43,9 +43,9 @@ from ddp_operator.decide.state import (
 )
 from ddp_operator.decide.views import JobView
 from ddp_operator.manifests.children import build_children, build_pod
+from ddp_operator.reconcile.limits import run_limited
 from ddp_operator.reconcile.observer import Memory, seconds_since
 from ddp_operator.reconcile.prerequisites import refuse_failing_server, refuse_invalid, refuse_write
-from ddp_operator.reconcile.time_limit import run_limited
 
 SERVER_PATIENCE = 10.0
 """Seconds for which an error of the API server is retried before the status reports it."""

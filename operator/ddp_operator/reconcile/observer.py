@@ -38,7 +38,7 @@ from ddp_operator.decide.state import Children, Observation, Problem, Stall, Unr
 from ddp_operator.decide.views import NodeView, PodView, view_node, view_pod
 from ddp_operator.manifests.children import build_children, load_launcher
 from ddp_operator.manifests.locked_pods import keep_locked_pods
-from ddp_operator.reconcile.page_budget import MAX_SECONDS_AT_ONCE, PAGES_AT_ONCE, PageBudget
+from ddp_operator.reconcile.limits import MAX_SECONDS_AT_ONCE, PAGES_AT_ONCE, PageBudget
 
 # Seconds that watch events of new children may be late before the operator searches children without labels.
 _WATCH_DELAY = 2.0

@@ -41,9 +41,9 @@ from ddp_operator.decide.transitions import (
     list_transition_events,
 )
 from ddp_operator.reconcile.executor import Executor
+from ddp_operator.reconcile.limits import run_limited
 from ddp_operator.reconcile.observer import Memory, Observer, seconds_since
 from ddp_operator.reconcile.prerequisites import find_claimed_gpus, find_profile, refuse_changes, refuse_invalid
-from ddp_operator.reconcile.time_limit import run_limited
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.size import MAX_BYTES
-from ddp_operator.reconcile import executor, observer, time_limit
-from ddp_operator.reconcile.time_limit import StepTooLong, run_limited
+from ddp_operator.reconcile import executor, limits, observer
+from ddp_operator.reconcile.limits import StepTooLong, run_limited
 from tests.support.builders import page, profile, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
 
@@ -55,7 +55,7 @@ async def test_running_job_keeps_pods_while_its_spec_is_oversize() -> None:
 
 @pytest.mark.parametrize("step", [search_without_end, loop_without_end])
 def test_step_without_end_is_interrupted(monkeypatch: pytest.MonkeyPatch, step: Any) -> None:
-    monkeypatch.setattr(time_limit, "MAX_SECONDS", 0.2)
+    monkeypatch.setattr(limits, "STEP_SECONDS", 0.2)
     with pytest.raises(StepTooLong, match="CPU time"):
         run_limited(step)
     assert run_limited(max, 1, 2) == 2
@@ -68,7 +68,7 @@ async def test_check_without_end_refuses_only_its_job(monkeypatch: pytest.Monkey
 
     harness = ReconcilerHarness()
     with monkeypatch.context() as patch:
-        patch.setattr(time_limit, "MAX_SECONDS", 0.2)
+        patch.setattr(limits, "STEP_SECONDS", 0.2)
         patch.setattr(module, name, check)
         await harness.settle()
         assert harness.state("Accepted") == ("False", "InvalidSpec")
@@ -83,7 +83,7 @@ def test_step_that_catches_interruption_is_interrupted_again(monkeypatch: pytest
             loop_without_end()
         loop_without_end()
 
-    monkeypatch.setattr(time_limit, "MAX_SECONDS", 0.1)
+    monkeypatch.setattr(limits, "STEP_SECONDS", 0.1)
     with pytest.raises(StepTooLong):
         run_limited(catch_once)
 

@@ -16,8 +16,8 @@ from ddp_operator.decide import conditions as c
 from ddp_operator.decide.scheduling import describe_scheduling
 from ddp_operator.decide.state import UnreachableReport
 from ddp_operator.manifests.children import load_launcher
+from ddp_operator.reconcile.limits import MAX_BYTES, PageBudget
 from ddp_operator.reconcile.observer import Memory, Observer
-from ddp_operator.reconcile.page_budget import MAX_BYTES, PageBudget
 from tests.support.builders import (
     NOW,
     UID,

@@ -1,0 +1,84 @@
+"""Limits on what tenants' input may cost: CPU time of a step that checks it, and reports of pods per minute.
+
+The steps run in the event loop, which also renews the Lease and serves /healthz. Size limits and linear checks keep
+them short. The limit of a step holds even if a check has a fault (ADR 0044).
+
+A user controls the content of the reports, and through the restart counter when the operator reads them. The report of
+pod 0 has its own interval and does not count.
+"""
+
+import signal
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, ParamSpec, TypeVar
+
+from ddp_operator.api.errors import FieldError
+from ddp_operator.api.size import OversizeSpec
+
+STEP_SECONDS: Final = 2.0
+"""CPU seconds of one step. The largest specs need about a tenth."""
+_REPEAT_SECONDS: Final = 0.5
+"""CPU seconds until a further interruption: a step may catch the first one."""
+
+PERIOD: Final = 60.0
+MAX_BYTES: Final = 16 << 20
+"""Bytes per period."""
+MAX_SECONDS: Final = 15.0
+"""Seconds per period. The worker is not available to other jobs during that time."""
+MAX_SECONDS_AT_ONCE: Final = 5.0
+PAGES_AT_ONCE: Final = 16
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class StepTooLong(OversizeSpec):
+    """A step used more CPU time than allowed."""
+
+
+def run_limited(step: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+    """Return the result of a step. Raises: StepTooLong.
+
+    A signal interrupts Python code and regular expressions. Only the main thread gets signals: in other threads, which
+    tests use, the step has no limit.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        return step(*args, **kwargs)
+    signal.signal(signal.SIGPROF, _interrupt)
+    signal.setitimer(signal.ITIMER_PROF, STEP_SECONDS, _REPEAT_SECONDS)
+    try:
+        try:
+            return step(*args, **kwargs)
+        finally:
+            signal.setitimer(signal.ITIMER_PROF, 0)
+    except StepTooLong:
+        signal.setitimer(signal.ITIMER_PROF, 0)  # the interruption may precede the call above
+        raise
+
+
+def _interrupt(*_: Any) -> None:
+    message = f"a check took more than {STEP_SECONDS:g} s of CPU time; shorten spec.template, and report its YAML"
+    raise StepTooLong([FieldError("spec", message)])
+
+
+@dataclass(slots=True)
+class PageBudget:
+    """The remaining bytes and seconds of the current period."""
+
+    since: datetime | None = None
+    bytes_left: int = MAX_BYTES
+    seconds_left: float = MAX_SECONDS
+
+    def renew(self, now: datetime) -> None:
+        """Start a new period if the current one is over. A clock that was set back ends it too."""
+        if self.since is None or abs((now - self.since).total_seconds()) >= PERIOD:
+            self.since = now
+            self.bytes_left = MAX_BYTES
+            self.seconds_left = MAX_SECONDS
+
+    @property
+    def spent(self) -> bool:
+        """Whether the budget of this period is used up."""
+        return self.bytes_left <= 0 or self.seconds_left <= 0
