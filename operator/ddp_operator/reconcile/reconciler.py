@@ -253,10 +253,10 @@ class Reconciler:
         if seconds_since(memory.status_refused, now) < _AFTER_REFUSED_STATUS * _EARLY:
             raise StatusRefused
 
+        memory.status_written = now
         if not memory.status_shortened:
             new = extend_history(new, now)
         await self._patch_status(current, old, new)
-        memory.status_written = now
         await self._publish_transitions(current, old, new, now, max_restarts)
         return None
 

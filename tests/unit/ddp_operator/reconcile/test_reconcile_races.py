@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.cluster import ClusterError, Event, Key, VersionConflict
+from ddp_operator.api.cluster import ClusterError, Event, Key
 from tests.support.builders import page
 from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness
@@ -24,23 +24,6 @@ async def test_edit_during_pass_schedules_pass_soon() -> None:
     harness.cluster.read_report = read_report  # type: ignore[method-assign]
     requeue = present(await harness.reconcile())
     assert 0 < requeue <= 1
-
-
-async def test_status_that_was_not_written_is_not_postponed(monkeypatch: pytest.MonkeyPatch) -> None:
-    harness = await ReconcilerHarness().train(TRAINING)
-    harness.clock.advance(100)
-    harness.cluster.page = page(step=8, total_steps=10, loss=0.4, phase="Running")
-
-    async def refuse(*_: Any, **__: Any) -> None:
-        raise VersionConflict("changed")
-
-    monkeypatch.setattr(harness.cluster, "patch_status", refuse)
-    await harness.reconcile()
-    monkeypatch.undo()
-    harness.clock.advance(11)  # the report is read again
-    await harness.reconcile()
-    assert harness.status.progress is not None
-    assert harness.status.progress.step == 8
 
 
 async def test_failed_event_post_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
