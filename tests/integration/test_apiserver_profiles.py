@@ -15,7 +15,6 @@ import yaml
 from ddp_operator.api.constants import CLUSTER_PROFILE_KIND, EXIT_RETRYABLE, KIND, PROFILE_KIND
 from ddp_operator.api.merge import ALTERNATIVES, MERGE_KEYS, merge
 from ddp_operator.kube.client import ResponseError
-from ddp_operator.kube.cluster import STRATEGIC
 from ddp_operator.kube.resources import path
 from tests.support import ROOT
 from tests.support.builders import Json, profile, resource, template, trainer
@@ -145,7 +144,7 @@ async def test_template_merge_equals_api_server_merge(actors: ClusterActors, cas
         "PATCH",
         f"/api/v1/namespaces/{actors.namespace}/podtemplates/base",
         body={"template": with_retained_keys(copy.deepcopy(PATCHES[case]))},
-        content_type=STRATEGIC,
+        content_type="application/strategic-merge-patch+json",
         kind="podtemplates",
     )
     merged = merge(stored["template"], PATCHES[case])

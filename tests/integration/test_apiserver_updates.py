@@ -19,16 +19,16 @@ from ddp_operator.api.crd import build_crd
 from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.resources import path
 from tests.property.conftest import tell_what_was_tried  # noqa: F401 - a fixture, and the profile of hypothesis
-from tests.property.test_manifests import SCHEMA, default, prune, taken
 from tests.support.builders import resource, template, trainer
 from tests.support.control_plane import ControlPlane
 from tests.support.fuzzing import examples, tally
 from tests.support.standin import ClusterActors
 from tests.support.strategies import FULL, RICH, mutated
 
-from .test_apiserver_manifests import as_kubectl_sends
+from .test_apiserver_manifests import as_kubectl_sends, taken
 
 pytestmark = pytest.mark.apiserver
+SCHEMA = build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 LEAST = resource("least")
 MOST = resource(
     "most",
@@ -169,6 +169,27 @@ async def refusal(actors: ClusterActors, name: str, raw: Any) -> str:
             raise
         return str(error) or "refused"
     return ""
+
+
+def prune(value: Any, schema: dict[str, Any], keep: tuple[str, ...] = ()) -> None:
+    """Remove nulls, as an API server does."""
+    if isinstance(value, dict) and "properties" in schema:
+        for name in schema["properties"]:
+            if value.get(name, "") is None and name not in keep:
+                del value[name]
+        for name, child in schema["properties"].items():
+            if name in value:
+                prune(value[name], child)
+
+
+def default(value: Any, schema: dict[str, Any]) -> None:
+    """Fill in the defaults of the schema."""
+    if isinstance(value, dict):
+        for name, child in schema.get("properties", {}).items():
+            if name not in value and "default" in child:
+                value[name] = copy.deepcopy(child["default"])
+            if name in value:
+                default(value[name], child)
 
 
 def taken_for(old: dict[str, Any], raw: dict[str, Any]) -> bool:

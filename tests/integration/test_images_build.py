@@ -26,8 +26,8 @@ from typing import Any
 import pytest
 
 from ddp_operator import __version__
+from tests.repository.test_dockerfiles import requirements
 from tests.support import ROOT
-from tests.unit.test_dockerfiles import requirements
 
 
 def load(path: str) -> ModuleType:
