@@ -9,8 +9,9 @@ import pytest
 import yaml
 
 from ddp_operator.api.claims import CLAIM_KIND, CLAIM_TEMPLATE_KIND, count_claimed, find_claims
-from ddp_operator.api.constants import EXIT_RETRYABLE
+from ddp_operator.api.constants import ENV_LAUNCHER_CONFIG, EXIT_RETRYABLE
 from ddp_operator.kube.resources import path
+from ddp_pod.contract.plan import decode_plan
 from tests.support.builders import Json, claiming, gpu_claim, job, resource
 from tests.support.control_plane import ControlPlane, free_ports
 from tests.support.operator_process import OperatorProcess
@@ -51,9 +52,10 @@ def reason_of(resource: Json) -> str:
     return str((resource.get("status") or {}).get("reason"))
 
 
-def processes(job: Json) -> str:
+def processes(job: Json) -> int:
     (container,) = job["spec"]["template"]["spec"]["containers"]
-    return next(str(arg) for arg in container["args"] if arg.startswith("--nproc-per-node="))
+    plan = next(item["value"] for item in container["env"] if item["name"] == ENV_LAUNCHER_CONFIG)
+    return decode_plan(plan).nproc_per_node
 
 
 @pytest.mark.parametrize("kind", [CLAIM_KIND, CLAIM_TEMPLATE_KIND])
@@ -67,14 +69,14 @@ async def test_job_waits_for_claims_and_keeps_counted_gpus(
     assert waits["status"]["phase"] == "Pending"
     apply(plane, gpu_claim(four(), kind=kind, namespace=actors.namespace))
     first = await actors.child_job("j-1")
-    assert processes(first) == "--nproc-per-node=4"
+    assert processes(first) == 4
     assert first["spec"]["template"]["spec"]["resourceClaims"][0]["name"] == "gpus"
     await actors.run_pod("j-1", 0)
     running = await actors.phase("j", "Running")
     assert running["status"]["claims"]["gpus"] == 4
     plane.kubectl("-n", actors.namespace, "delete", kind.lower(), "h100", "--wait=false")
     await actors.finish_pod("j-1", 0, exit_code=EXIT_RETRYABLE)
-    assert processes(await actors.child_job("j-2")) == "--nproc-per-node=4"
+    assert processes(await actors.child_job("j-2")) == 4
 
 
 async def test_uncountable_claims_are_reported_with_field_to_set(

@@ -22,6 +22,9 @@ from tests.support.control_plane import ControlPlane, free_ports
 from tests.support.operator_process import OperatorProcess
 from tests.support.standin import ClusterActors
 
+from .test_apiserver_operator import actors
+
+__all__ = ["actors"]  # a fixture
 pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(300)]
 POLICY = ROOT / "deploy" / "profiles" / "required.yaml"
 
