@@ -116,7 +116,7 @@ async def test_all_pods_of_attempt_are_placed_or_none(users: ClusterActors) -> N
     await start(users, "small", 2)
 
     await until_placed(users, "small", 2)
-    # For an elastic job, status/decide.py starts a new attempt instead.
+    # For an elastic job, decide/decide.py starts a new attempt instead.
     cluster = KubeCluster(users.client)
     with pytest.raises(Refused, match="cannot change parallelism for a Job referencing gang-scheduled PodGroup"):
         await cluster.patch_job("default", "small-1", {"spec": {"completions": 1, "parallelism": 1}})

@@ -1,6 +1,6 @@
 """Mutate the modules of the table, and print how many of the mutations their tests have detected.
 
-    python -m tests.mutation [--sample 200] [--seed 0] [--only status/decide] [--jobs 2]
+    python -m tests.mutation [--sample 200] [--seed 0] [--only decide/decide] [--jobs 2]
 
 Exits with 1 if fewer than nine of ten are detected, or a test fails without any mutation. Each mutation runs in a
 separate process; the checkout is never written.

@@ -130,7 +130,7 @@ class TestWheel:
         assert {f"{package}/py.typed" for package in built["packages"]} <= set(files)
 
     def test_trainer_needs_its_extra_alone(self, files: list[str]) -> None:
-        extra = {"numpy", "PIL", "prometheus_client", "sklearn", "torch", "torchvision", "yaml"}
+        extra = {"numpy", "PIL", "sklearn", "torch", "torchvision", "yaml"}
         formats = {"safetensors"}  # a developer may have such files
         imported = set()
         for _, tree in python_files([name for name in files if name.startswith("trainer/")]):

@@ -10,6 +10,7 @@ import types
 from typing import Any, Final, get_args, get_origin
 
 from .names import ENV_LAUNCHER_CONFIG
+from .records import json_name
 
 VERSION: Final = 1
 """Of a PodPlan. Plans of the first releases have none, which reads as 0, and torchrun's flags beside them."""
@@ -151,7 +152,7 @@ def to_json(value: Any) -> Any:
     if not dataclasses.is_dataclass(value):
         return value
     fields = {field: getattr(value, field.name) for field in dataclasses.fields(value)}
-    return {_key(field): to_json(item) for field, item in fields.items() if item != field.default}
+    return {json_name(field.name): to_json(item) for field, item in fields.items() if item != field.default}
 
 
 def from_json(kind: Any, raw: Any) -> Any:
@@ -175,7 +176,7 @@ def _read_record(kind: Any, raw: Any) -> Any:
         raise TypeError("is no object")
     values = {}
     for field in dataclasses.fields(kind):
-        key = _key(field)
+        key = json_name(field.name)
         if key not in raw:
             if field.default is dataclasses.MISSING:
                 raise ValueError(f"{key} is missing")
@@ -185,11 +186,6 @@ def _read_record(kind: Any, raw: Any) -> Any:
         except TypeError as error:
             raise ValueError(f"{key} {error}") from None
     return kind(**values)
-
-
-def _key(field: Any) -> str:
-    first, *rest = str(field.name).split("_")
-    return first + "".join(part.capitalize() for part in rest)
 
 
 def loopback_address(index: int) -> str:

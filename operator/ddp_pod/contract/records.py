@@ -50,6 +50,12 @@ def number(most: float = _NUMBER_LIMIT, *, default: float | None = None) -> Any:
     return field(default=default, metadata={"most": most, "least": 0})
 
 
+def json_name(name: str) -> str:
+    """Return the name in JSON of a record's field: ``pod_index`` is ``podIndex``."""
+    first, *rest = name.split("_")
+    return first + "".join(part.capitalize() for part in rest)
+
+
 def to_json(record: Any) -> dict[str, Any]:
     """Return the JSON object of a record, without members that are unknown, empty or not finite."""
     members = {
@@ -127,8 +133,6 @@ def _list_members(kind: Any) -> Sequence[_Member]:
         hint = hints[item.name]
         if typing.get_origin(hint) in (typing.Union, types.UnionType):
             hint = next(option for option in typing.get_args(hint) if option is not types.NoneType)
-        first, *rest = item.name.split("_")
-        key = first + "".join(part.capitalize() for part in rest)
-        members.append(_Member(item.name, key, hint, item.metadata))
+        members.append(_Member(item.name, json_name(item.name), hint, item.metadata))
         assert item.default is not MISSING or item.default_factory is not MISSING, f"{kind.__name__}.{item.name}"
     return members
