@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from .support import ROOT
+from .support import ROOT, fuzzing
 from .support.processes import ProcessGuard
 from .support.tiers import TIERS, TierReport
 
@@ -44,6 +44,7 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its worker processes would count as leaked
     os.environ["KUBECONFIG"] = "no-cluster-but-a-tests-own"  # read when the client is imported
+    fuzzing.load_profile()
     gc.disable()  # until all is imported, and kept
     for tier in TIERS:
         if tier.marker is not None:

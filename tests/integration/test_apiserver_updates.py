@@ -18,7 +18,7 @@ from ddp_operator.api.constants import KIND, PLURAL
 from ddp_operator.api.crd import build_crd
 from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.resources import path
-from tests.property.conftest import tell_what_was_tried  # noqa: F401 - a fixture, and the profile of hypothesis
+from tests.property.conftest import tell_what_was_tried  # noqa: F401 - a fixture
 from tests.support.builders import resource, template, trainer
 from tests.support.control_plane import ControlPlane
 from tests.support.fuzzing import examples, tally

@@ -1,25 +1,10 @@
-"""Profiles of hypothesis, by HYPOTHESIS_PROFILE: few fixed examples (quick), few new ones (explore), or
-many new ones (thorough, as in `make fuzz`). The report of tiers has the number of examples.
-"""
+"""What generated inputs add to the report of tiers, and to a thorough run."""
 
-import os
 from collections.abc import Iterator
 
 import pytest
-from hypothesis import HealthCheck, settings
 
-from tests.support.fuzzing import FACTOR, TALLIES, THOROUGH
-
-COMMON = {
-    "deadline": None,  # other work on the machine makes single examples slow
-    "suppress_health_check": [HealthCheck.too_slow, HealthCheck.data_too_large],
-    "max_examples": int(os.environ.get("HYPOTHESIS_EXAMPLES", "60")),
-    "database": None,
-}
-settings.register_profile("same", derandomize=True, **COMMON)
-settings.register_profile("explore", **COMMON)
-settings.register_profile("thorough", **COMMON | {"max_examples": COMMON["max_examples"] * FACTOR, "print_blob": True})
-settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
+from tests.support.fuzzing import TALLIES, THOROUGH
 
 
 @pytest.fixture(autouse=True)

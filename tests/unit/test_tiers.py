@@ -20,7 +20,7 @@ def run_pytest(folder: Path, *arguments: str, **env: str) -> tuple[int, str]:
         '[tool.pytest.ini_options]\naddopts = "--import-mode=importlib --strict-markers"\ntestpaths = ["tests"]\n'
     )
     (folder / "tests" / "support").mkdir()
-    modules = ("__init__.py", "core.py", "kubernetes_binaries.py", "processes.py", "tiers.py")
+    modules = ("__init__.py", "core.py", "fuzzing.py", "kubernetes_binaries.py", "processes.py", "tiers.py")
     for name in ("conftest.py", "__init__.py", *(f"support/{module}" for module in modules)):
         (folder / "tests" / name).write_text((ROOT / "tests" / name).read_text())
     clean = {key: value for key, value in os.environ.items() if key not in {"KUBEBUILDER_ASSETS", "PYTEST_ADDOPTS"}}
