@@ -1,0 +1,102 @@
+"""Digests of tensors: equal for equal bits, on every device, without copying the tensor from it.
+
+A digest is the sum of the elements, as integers, times odd weights that depend on the position, modulo 2**64. A change
+of one bit changes an element by a power of two below 2**64, and so changes the sum: an odd weight has an inverse.
+"""
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+_CHUNK = 1 << 20  # elements whose weights are kept
+_MULTIPLIER = 0x9E3779B97F4A7C15 - (1 << 64)  # 2**64 divided by the golden ratio, as a signed number
+_OFFSET = 0x632BE59BD9B4E019  # odd
+_MASK = (1 << 64) - 1
+_MOST_VALUES = 1024  # of a batch
+
+_weights: dict[Any, Any] = {}  # by device
+
+
+def digest(torch: Any, tensor: Any) -> int:
+    """Return the digest of a tensor's bits, shape and type, 64 bits. On a GPU it waits for the device.
+
+    Raises: RuntimeError and others for a tensor without a plain storage, such as a sparse one.
+    """
+    start = hash_text(f"{tensor.dtype}{tuple(tensor.shape)}")
+    return (start + int(digest_on_device(torch, tensor))) & _MASK
+
+
+def digest_on_device(torch: Any, tensor: Any) -> Any:
+    """Return the digest of a tensor's bits as a tensor of one int64 on its device, without waiting for it."""
+    with torch.no_grad():
+        numbers = _view_integers(torch, local_part(tensor).detach().reshape(-1))
+        total = torch.zeros((), dtype=torch.int64, device=numbers.device)
+        for number, chunk in enumerate(numbers.split(_CHUNK)):
+            weights = _list_weights(torch, chunk.device)[: chunk.numel()]
+            # Each chunk has weights of its own: an odd factor keeps them odd.
+            total += (chunk.to(torch.int64) * weights).sum() * (2 * number + 1)
+        return total
+
+
+def _view_integers(torch: Any, flat: Any) -> Any:
+    """Return the elements of a flat tensor as integers of the same size."""
+    if flat.is_complex():
+        flat = torch.view_as_real(flat).reshape(-1)
+    kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+    return flat.contiguous().view(kinds[flat.element_size()])
+
+
+def _list_weights(torch: Any, device: Any) -> Any:
+    weights = _weights.get(device)
+    if weights is None:
+        positions = torch.arange(_CHUNK, dtype=torch.int64, device=device)
+        weights = (positions * _MULTIPLIER + _OFFSET).bitwise_or(1)
+        _weights[device] = weights
+    return weights
+
+
+def local_part(tensor: Any) -> Any:
+    """Return a DTensor's part on this rank; any other tensor as it is."""
+    to_local = getattr(tensor, "to_local", None)
+    return tensor if to_local is None else to_local()
+
+
+def combine(numbers: Iterable[int]) -> int:
+    """Return one digest of several, in order."""
+    total = 0
+    for number in numbers:
+        total = (total * 0x100000001B3 + number + 1) & _MASK
+    return total
+
+
+def hash_text(text: str) -> int:
+    """Return a digest of a text that is the same in every process (FNV-1a, 64 bits)."""
+    total = 0xCBF29CE484222325
+    for byte in text.encode():
+        total = ((total ^ byte) * 0x100000001B3) & _MASK
+    return total
+
+
+def find_tensors(torch: Any, value: Any) -> Iterator[Any]:
+    """Yield the tensors in a module's arguments: in lists, dicts, and objects of batches that other libraries make."""
+    waiting = [value]
+    seen: set[int] = set()
+    while waiting and len(seen) < _MOST_VALUES:
+        value = waiting.pop()
+        if value is None or isinstance(value, (str, bytes, int, float, torch.nn.Module)) or id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor):
+            yield value
+        else:
+            waiting += reversed(_list_items(value))
+
+
+def _list_items(value: Any) -> list[Any]:
+    if isinstance(value, dict):
+        return [item for _, item in sorted(value.items(), key=lambda entry: str(entry[0]))][:_MOST_VALUES]
+    if isinstance(value, (list, tuple)):
+        return list(value)[:_MOST_VALUES]
+    values: Callable[[], Iterable[Any]] | None = getattr(value, "values", None)
+    if hasattr(value, "keys") and callable(values):  # a mapping, such as the batches of transformers
+        return list(values())[:_MOST_VALUES]
+    return list(getattr(value, "__dict__", {}).values())[:_MOST_VALUES]
