@@ -29,13 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_script(parser, "a job's YAML (- reads standard input) or a training script (train.py)")
     add_job_options(parser, parser)
-    parser.add_argument("--cpu", action="store_true", help="use no GPUs; one worker per pod unless --procs is set")
-    parser.add_argument(
-        "--python",
-        metavar="FILE",
-        help="the Python that runs the pods; default: that of the active environment (VIRTUAL_ENV, CONDA_PREFIX), else "
-        "that of ddp",
-    )
+    add_machine_arguments(parser)
     add_profiles_argument(parser)
     parser.add_argument(
         "--max-restarts",
@@ -72,12 +66,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = "Arguments after -- are passed to the training script, after those of the YAML."
 
 
+def add_machine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare what of this machine runs the pods."""
+    parser.add_argument("--cpu", action="store_true", help="use no GPUs; one worker per pod unless --procs is set")
+    parser.add_argument(
+        "--python",
+        metavar="FILE",
+        help="the Python that runs the pods; default: that of the active environment (VIRTUAL_ENV, CONDA_PREFIX), else "
+        "that of ddp",
+    )
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Check the file, run it, and return 0 only if the job succeeded. Raises: CommandError and InvalidManifest."""
     from ddp_cli.local.adapt import Unsuitable
 
     if arguments.python is not None:
-        _select_python(arguments.python)
+        select_python(arguments.python)
     try:
         plan = _prepare(_read_manifest(arguments), arguments)
     except Unsuitable as error:
@@ -95,7 +100,7 @@ def run(arguments: argparse.Namespace) -> int:
     return {"Succeeded": ExitCode.OK, "Rejected": ExitCode.BAD_INPUT}.get(outcome.phase, ExitCode.FAILED)
 
 
-def _select_python(path: str) -> None:
+def select_python(path: str) -> None:
     """Have this process, and those that it starts, run the pods with a Python. Raises: CommandError."""
     from ddp_cli.local.machine import ENV_PYTHON
 

@@ -45,6 +45,7 @@ MOST: Final = 1 << 30
 """Maximum size of all packed files in bytes."""
 _GUARD: Final = Rules([*_NEVER, *_SECRET])  # checked first, because few names match
 _NEVER_RULES: Final = Rules(_NEVER)
+_RUN_FILES: Final = frozenset(("job.yaml", "objects.yaml", "command.txt"))
 
 
 class CannotPack(ValueError):
@@ -53,19 +54,24 @@ class CannotPack(ValueError):
 
 @dataclass(slots=True)
 class Selection:
-    """The files of a folder to pack, by ``walk``; ``left_out``: possible secrets that ``include`` does not name."""
+    """The files of a folder to pack, by ``walk``; ``left_out``: possible secrets that ``include`` does not name.
+
+    ``on_machine``: to copy on this machine: also secrets, files that only git ignores, and folders.
+    """
 
     folder: Path
     include: Sequence[str] = ()
     """Files and folders that are packed regardless of all rules, as paths below the folder."""
     left_out: list[str] = field(default_factory=list)
+    on_machine: bool = False
 
     def walk(self) -> Iterator[tuple[str, str]]:
         """Yield each file and symbolic link as its path below the folder and its real path, in a fixed order.
 
         Raises: CannotPack.
         """
-        selected = self._walk(str(self.folder), "", *_read_outer_rules(self.folder))
+        outer = ([], "") if self.on_machine else _read_outer_rules(self.folder)
+        selected = self._walk(str(self.folder), "", *outer)
         if not self.include:
             yield from selected
             return
@@ -87,23 +93,27 @@ class Selection:
             problem = f"{error.strerror}; make it readable, or name it in .ddpignore"
             raise CannotPack(f"{path or folder}: {problem}") from None
         names = {entry.name for entry in entries}
-        if path and "pyvenv.cfg" in names:
-            return  # a virtual environment of any name
-        if not names.isdisjoint(IGNORE_FILES):
-            rules = [(len(prefix) + len(path), _read_rules(Path(folder))), *rules]
+        if path and ("pyvenv.cfg" in names or names >= _RUN_FILES):
+            return  # a virtual environment of any name, or the folder of a run
+        ignore_files = IGNORE_FILES[1:] if self.on_machine else IGNORE_FILES
+        guard = _NEVER_RULES if self.on_machine else _GUARD
+        if not names.isdisjoint(ignore_files):
+            rules = [(len(prefix) + len(path), _read_rules(Path(folder), ignore_files)), *rules]
         for entry in entries:
             name = entry.name
             entry_path = path + name
             is_folder = entry.is_dir(follow_symlinks=False)
-            if _GUARD.decide(entry_path.lower(), name.lower(), is_folder=is_folder):
+            if guard.decide(entry_path.lower(), name.lower(), is_folder=is_folder):
                 if not _NEVER_RULES.decide(entry_path.lower(), name.lower(), is_folder=is_folder):
                     self.left_out.append(f"{entry_path}/" if is_folder else entry_path)
                 continue
             if _is_ignored(rules, prefix + entry_path, name, is_folder=is_folder):
                 continue
             if is_folder:
+                if self.on_machine:
+                    yield f"{entry_path}/", entry.path  # it may be empty, and the script may write to it
                 yield from self._walk(entry.path, f"{entry_path}/", rules, prefix)
-            elif _SECRET_START.match(_read_start(entry.path, 4096)):
+            elif not self.on_machine and _SECRET_START.match(_read_start(entry.path, 4096)):
                 self.left_out.append(entry_path)
             elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
                 yield entry_path, entry.path

@@ -1,0 +1,255 @@
+"""The runs of `ddp check`: each is a `ddp run` in a fresh copy of the user's folder."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Final, Self
+
+from ddp_cli.check.copying import copy_folder
+from ddp_cli.check.watch import Watch
+from ddp_pod.contract.check_record import ENV_CHECK, MARK_FILE, MOST_STEPS, ORDER_FILE, Kill, Order, SaveRecord
+from ddp_pod.contract.processes import load_libc, set_parent_death_signal
+from ddp_pod.contract.records import to_json
+
+_BATCHES: Final = (6, 24, 96)
+"""Batches of an epoch; more are tried if no step is made with less."""
+_LEAST_COMPARED: Final = 2
+"""Steps that the last process of the resumed run has in common with the reference, at least."""
+_MAX_RESTARTS: Final = 8
+_POLL_SECONDS: Final = 0.05
+_RUN_SECONDS: Final = 600.0
+_END_SECONDS: Final = 45.0  # after SIGTERM; more than a pod's default grace period
+_KILL_SECONDS: Final = 15.0
+# Compiled modules have no hooks; a tracker would show each run as an experiment.
+_ENVIRONMENT: Final = {"TORCH_COMPILE_DISABLE": "1", "WANDB_MODE": "disabled"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to check. ``options``: of `ddp run`, with the script; ``arguments``: of the script."""
+
+    folder: Path
+    options: Sequence[str]
+    arguments: Sequence[str]
+    steps: int
+    seed: int
+    keep: bool = False
+
+
+@dataclass(frozen=True)
+class CheckedRun:
+    """A finished run.
+
+    ``code``: exit code of `ddp run`, whose output is ``output``; ``problem``: why it was ended early; ``signalled``:
+    Unix time of SIGTERM; ``steps``: that all ranks completed; ``ranks``: those that completed a step.
+    """
+
+    name: str
+    order: Order
+    records: Path
+    code: int
+    seconds: float
+    output: str
+    steps: int
+    ranks: int
+    saves: Sequence[SaveRecord]
+    problem: str = ""
+    signalled: float | None = None
+
+    @property
+    def succeeded(self) -> bool:
+        """Whether it ended as ordered."""
+        return not self.problem and (not self.code or self.signalled is not None)
+
+
+class Runs:
+    """The runs of a check, and the temporary folder that has their copies and records until the end."""
+
+    def __init__(self, request: Request, show: Callable[[str, str], None]) -> None:
+        """``show`` receives the name of a run and its progress."""
+        self._request = request
+        self._show = show
+        self._random = random.Random(request.seed)
+        self.scratch = Path(tempfile.mkdtemp(prefix="ddp-check-")).resolve()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if not self._request.keep:
+            shutil.rmtree(self.scratch, ignore_errors=True)
+
+    def run_all(self) -> list[CheckedRun]:
+        """Run the reference, and if it succeeds the repeat and the resumed run. Raises: ClientError."""
+        reference = self._run_reference()
+        runs = [reference]
+        if not reference.succeeded or not reference.steps:
+            return runs
+
+        batches = reference.order.batches
+        mark = choose_mark(reference.saves, reference.steps, self._random)
+        runs.append(self._run("repeat", steps=MOST_STEPS, batches=batches, mark=mark))
+        kills = choose_kills(reference.saves, reference.steps, reference.ranks, self._random)
+        if kills:
+            runs.append(self._run("resumed", steps=reference.steps, batches=batches, kills=kills))
+        return runs
+
+    def _run_reference(self) -> CheckedRun:
+        """Run the reference, with longer epochs if one is shorter than an accumulation of gradients."""
+        for batches in _BATCHES:
+            name = "reference" if batches == _BATCHES[0] else f"reference-{batches}"
+            run = self._run(name, steps=self._request.steps, batches=batches)
+            if run.steps or (run.code and not run.problem):
+                break
+        return run
+
+    def _run(self, name: str, *, steps: int, batches: int, mark: int = 0, kills: tuple[Kill, ...] = ()) -> CheckedRun:
+        home = self.scratch / name
+        copy = home / (self._request.folder.resolve().name or "copy")
+        copy_folder(self._request.folder, copy)
+        order = Order(folder=str(copy), steps=steps, batches=batches, mark=mark, kills=kills)
+        records = home / "records"
+        records.mkdir()
+        (records / ORDER_FILE).write_text(json.dumps(to_json(order)), encoding="utf-8")
+
+        began = time.time()
+        process = self._start(home, copy, records)
+        watch = Watch(records)
+        try:
+            problem, signalled = self._follow(name, process, watch, order, records)
+        finally:
+            _end(process)
+            remove_saves(watch.saves, copy, began)
+        if not self._request.keep:
+            shutil.rmtree(copy, ignore_errors=True)
+        run = CheckedRun(
+            name=name,
+            order=order,
+            records=records,
+            code=process.returncode,
+            seconds=time.time() - began,
+            output=(home / "output.txt").read_text(encoding="utf-8", errors="replace"),
+            steps=watch.steps,
+            ranks=watch.ranks,
+            saves=watch.saves,
+            problem=problem,
+            signalled=signalled,
+        )
+        self._show(name, f"{run.steps} steps in {run.seconds:.0f} s\n")
+        return run
+
+    def _start(self, home: Path, copy: Path, records: Path) -> subprocess.Popen[bytes]:
+        """Start `ddp run` in the copy. It ends with this process."""
+        options = ["--quiet", "--plain", "--runs-dir", str(home / "runs"), "--max-restarts", str(_MAX_RESTARTS)]
+        command = [sys.executable, "-P", "-m", "ddp_cli", "run", *options, *self._request.options]
+        environment = {**_ENVIRONMENT, **os.environ, ENV_CHECK: str(records)}
+        load_libc()  # before the fork, for the child
+        with (home / "output.txt").open("wb") as output:
+            return subprocess.Popen(
+                [*command, "--", *self._request.arguments],
+                cwd=copy,
+                env=_move_python_path(environment, self._request.folder.resolve(), copy),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+                preexec_fn=partial(set_parent_death_signal, os.getpid()),  # noqa: PLW1509 (from the main thread)
+            )
+
+    def _follow(
+        self, name: str, process: subprocess.Popen[bytes], watch: Watch, order: Order, records: Path
+    ) -> tuple[str, float | None]:
+        """Wait for the end of a run; return why it has to be ended, and the time of the signal that was ordered."""
+        until = time.monotonic() + _RUN_SECONDS
+        signalled: float | None = None
+        total = order.mark or order.steps
+        while process.poll() is None:
+            watch.read()
+            self._show(name, f"{min(watch.steps, total)}/{total} steps")
+            if order.mark and (records / MARK_FILE).exists():
+                signalled = time.time()
+                process.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_END_SECONDS)
+                break
+            problem = watch.find_stall()
+            if not problem and time.monotonic() > until:
+                problem = f"{watch.steps} of {total} steps after {_RUN_SECONDS:.0f} s; use --steps, or less data"
+            if problem:
+                return problem, None
+            time.sleep(_POLL_SECONDS)
+        watch.read()
+        return "", signalled
+
+
+def choose_mark(saves: Sequence[SaveRecord], steps: int, chooser: random.Random) -> int:
+    """Return the step after which the run gets SIGTERM: in the second half, without a save of its own if possible."""
+    candidates = list(range(max(1, steps // 2), max(2, steps - 1)))
+    regular = {save.step for save in saves}
+    return chooser.choice([step for step in candidates if step not in regular] or candidates)
+
+
+def choose_kills(saves: Sequence[SaveRecord], steps: int, ranks: int, chooser: random.Random) -> tuple[Kill, ...]:
+    """Return the kills of a rank, then of all ranks, after the first save; none without a save in time."""
+    saved = sorted(save.step for save in saves if save.step > 0)
+    last = steps - _LEAST_COMPARED
+    if not saved or saved[0] > last:
+        return ()
+    first = chooser.randint(saved[0] + 1, max(saved[0] + 1, last - 1))
+    resumed = max(step for step in saved if step <= first)
+    second = chooser.randint(1, max(1, last - resumed))
+    return Kill(step=first, rank=chooser.randrange(ranks)), Kill(step=second)
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a run that still runs. A second signal has `ddp run` kill its pods at once."""
+    for _ in range(2):
+        if process.poll() is None:
+            process.terminate()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_KILL_SECONDS / 3)
+    if process.poll() is None:
+        process.kill()
+        process.wait()
+
+
+def _move_python_path(environment: Mapping[str, str], folder: Path, copy: Path) -> dict[str, str]:
+    """Return the environment whose PYTHONPATH names the copy instead of the folder."""
+    entries = environment.get("PYTHONPATH", "").split(os.pathsep)
+    moved = [
+        str(copy / Path(entry).relative_to(folder)) if Path(entry).is_relative_to(folder) else entry
+        for entry in entries
+    ]
+    return {**environment, "PYTHONPATH": os.pathsep.join(moved)} if any(entries) else dict(environment)
+
+
+def remove_saves(saves: Sequence[SaveRecord], copy: Path, began: float) -> None:
+    """Remove the files that a run has saved outside of its copy, so that the next run does not resume from them."""
+    for save in saves:
+        path = copy / save.path
+        if path.is_relative_to(copy) or ".." in path.parts:
+            continue
+        if not path.is_dir() or path.is_symlink():
+            _remove_file(path, began)
+            continue
+        for file in (*path.glob("*.distcp"), path / ".metadata"):  # of torch.distributed.checkpoint
+            _remove_file(file, began)
+        with suppress(OSError):
+            path.rmdir()
+
+
+def _remove_file(path: Path, began: float) -> None:
+    """Remove a file that has changed since the run began."""
+    with suppress(OSError):
+        if path.lstat().st_ctime >= began:
+            path.unlink()

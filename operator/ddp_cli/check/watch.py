@@ -1,0 +1,91 @@
+"""Follow the records of a run while its ranks write them."""
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Final
+
+from ddp_pod.contract.check_record import LOADER, SAVE, STEP, SaveRecord
+from ddp_pod.contract.records import read_record
+
+_MOST_FILES: Final = 1024  # of processes
+_MOST_SAVES: Final = 10_000
+_QUIET_SECONDS: Final = 30.0
+_FIRST_STEP_SECONDS: Final = 90.0
+_EPOCHS_WITHOUT_STEP: Final = 12
+
+
+class Watch:
+    """The steps and saves that the processes of a run have recorded so far."""
+
+    def __init__(self, records: Path, clock: Callable[[], float] = time.monotonic) -> None:
+        self._records = records
+        self._clock = clock
+        self._offsets: dict[Path, int] = {}
+        self._steps: Counter[str] = Counter()
+        self._grown = clock()
+        self._longest = 0.0
+        self._epochs: Counter[str] = Counter()
+        self.saves: list[SaveRecord] = []
+
+    @property
+    def ranks(self) -> int:
+        """Ranks that have completed a step."""
+        return len({process.partition(".")[0] for process in self._steps})
+
+    @property
+    def epochs(self) -> int:
+        """Iterations of DataLoaders in the process that began the most."""
+        return max(self._epochs.values(), default=0)
+
+    @property
+    def steps(self) -> int:
+        """Steps that all ranks have completed: of the process of each rank that completed the most."""
+        ranks: dict[str, int] = {}
+        for process, steps in self._steps.items():
+            rank = process.partition(".")[0]
+            ranks[rank] = max(ranks.get(rank, 0), steps)
+        return min(ranks.values(), default=0)
+
+    def read(self) -> None:
+        """Read what the processes have written since the last call."""
+        for path in sorted(self._records.glob("*.jsonl"))[:_MOST_FILES]:
+            with suppress(OSError), path.open("rb") as file:
+                file.seek(self._offsets.get(path, 0))
+                text = file.read()
+                end = text.rfind(b"\n") + 1
+                self._offsets[path] = self._offsets.get(path, 0) + end
+                for line in text[:end].splitlines():
+                    self._note(path.name, line)
+
+    def _note(self, name: str, line: bytes) -> None:
+        now = self._clock()
+        self._longest = max(self._longest, now - self._grown)
+        self._grown = now
+        try:
+            record = json.loads(line)
+            event = record["event"]
+        except (ValueError, TypeError, KeyError):
+            return
+        if event == STEP:
+            self._steps[name] += 1
+        elif event == LOADER:
+            self._epochs[name] += 1
+        elif event == SAVE and len(self.saves) < _MOST_SAVES:
+            self.saves.append(read_record(SaveRecord, record))
+
+    def find_stall(self) -> str:
+        """Return why the run makes no progress; empty if it may."""
+        quiet = self._clock() - self._grown
+        if self.steps:
+            limit = max(_QUIET_SECONDS, 2 * self._longest)
+        else:
+            limit = _FIRST_STEP_SECONDS
+        if quiet > limit:
+            return f"no rank recorded anything for {quiet:.0f} s, after {self.steps} steps"
+        if not self.steps and self.epochs > _EPOCHS_WITHOUT_STEP:
+            return f"no optimizer step in {self.epochs} iterations of DataLoaders"
+        return ""

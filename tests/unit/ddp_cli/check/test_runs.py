@@ -1,0 +1,145 @@
+"""The orders, the progress and the ends of the runs of `ddp check`, without a run."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from pathlib import Path
+
+import pytest
+
+from ddp_cli.check.runs import choose_kills, choose_mark, remove_saves
+from ddp_cli.check.watch import Watch
+from ddp_pod.contract.check_record import LoaderRecord, SaveRecord, StartRecord, StepRecord
+from ddp_pod.contract.records import to_json
+
+SEEDS = range(200)
+
+
+def saves(*steps: int) -> list[SaveRecord]:
+    return [SaveRecord(path="last.pt", step=step) for step in steps]
+
+
+@pytest.mark.parametrize(
+    ("saved", "steps"),
+    [((6, 12, 18), 20), (tuple(range(1, 21)), 20), ((18,), 20), ((6, 12), 12), ((0, 10), 20), ((1,), 6)],
+)
+def test_kills_follow_first_save_and_leave_steps_to_compare(saved: tuple[int, ...], steps: int) -> None:
+    kills = [choose_kills(saves(*saved), steps, 2, random.Random(seed)) for seed in SEEDS]
+    assert {kill.rank for kill, _ in kills} == {0, 1}
+    for first, second in kills:
+        assert min(step for step in saved if step) < first.step < steps
+        assert second.rank is None
+        resumed = max(step for step in saved if step <= first.step)
+        assert second.step >= 1
+        assert max(step for step in saved if step < resumed + second.step or step == resumed) <= steps - 2
+
+
+@pytest.mark.parametrize(("saved", "steps"), [((), 20), ((0,), 20), ((19,), 20), ((20,), 20), ((12,), 12)])
+def test_no_kill_without_a_save_in_time(saved: tuple[int, ...], steps: int) -> None:
+    assert choose_kills(saves(*saved), steps, 2, random.Random(0)) == ()
+
+
+@pytest.mark.parametrize(
+    ("saved", "steps", "marks"), [((), 20, range(10, 19)), ((12,), 14, range(7, 13)), ((), 1, [1])]
+)
+def test_mark_is_in_second_half_without_a_regular_save(saved: tuple[int, ...], steps: int, marks: range) -> None:
+    chosen = {choose_mark(saves(*saved), steps, random.Random(seed)) for seed in SEEDS}
+    assert chosen == set(marks) - set(saved)
+    assert choose_mark(saves(*range(steps)), steps, random.Random(0)) in marks
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def write(folder: Path, name: str, *records: object) -> None:
+    with (folder / name).open("a") as file:
+        file.writelines(json.dumps(to_json(record)) + "\n" for record in records)
+
+
+def test_watch_counts_complete_lines_of_all_ranks(tmp_path: Path) -> None:
+    watch = Watch(tmp_path)
+    write(tmp_path, "0.0.jsonl", StartRecord(), StepRecord(step=1), SaveRecord(path="a.pt", step=1), StepRecord(step=2))
+    write(tmp_path, "1.0.jsonl", StartRecord(), StepRecord(step=1))
+    with (tmp_path / "1.0.jsonl").open("a") as file:
+        file.write('no JSON\n{"event": "st')
+    watch.read()
+    watch.read()
+    assert (watch.steps, watch.ranks) == (1, 2)
+    assert watch.saves == [SaveRecord(path="a.pt", step=1)]
+
+    with (tmp_path / "1.0.jsonl").open("a") as file:
+        file.write('ep", "step": 2}\n')
+    watch.read()
+    assert watch.steps == 2
+
+
+@pytest.mark.parametrize(
+    ("waits", "quiet", "stalled"),
+    [
+        ([], 89, False),
+        ([], 91, True),
+        ([1, 1], 29, False),
+        ([1, 1], 31, True),
+        ([1, 40], 79, False),
+        ([1, 40], 81, True),
+    ],
+)
+def test_run_is_stalled_after_seconds_without_a_record(
+    tmp_path: Path, waits: list[int], quiet: int, stalled: bool
+) -> None:
+    clock = Clock()
+    watch = Watch(tmp_path, clock)
+    for wait in waits:
+        clock.now += wait
+        write(tmp_path, "0.0.jsonl", StepRecord())
+        watch.read()
+    clock.now += quiet
+    assert bool(watch.find_stall()) is stalled
+
+
+def test_run_without_steps_in_many_epochs_is_stalled(tmp_path: Path) -> None:
+    watch = Watch(tmp_path)
+    write(tmp_path, "0.0.jsonl", *[LoaderRecord()] * 13)
+    watch.read()
+    assert "13 iterations" in watch.find_stall()
+    write(tmp_path, "0.0.jsonl", StepRecord())
+    watch.read()
+    assert not watch.find_stall()
+
+
+def test_saves_outside_of_the_copy_are_removed_only_if_the_run_made_them(tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    names = (
+        "copy/last.pt",
+        "out/new.pt",
+        "out/old.pt",
+        "sharded/a.distcp",
+        "sharded/.metadata",
+        "mixed/a.distcp",
+        "mixed/b",
+    )
+    for name in names:
+        path = tmp_path / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(name)
+    began = (tmp_path / "out/old.pt").stat().st_ctime + 0.001
+    later = [path for path in names if path != "out/old.pt"]
+    for name in later:
+        os.utime(tmp_path / name)
+        while (tmp_path / name).stat().st_ctime <= began:
+            os.utime(tmp_path / name)
+    paths = [
+        copy / "last.pt",
+        *(tmp_path / name for name in ("out/new.pt", "out/old.pt", "sharded", "mixed", "absent")),
+    ]
+    remove_saves([SaveRecord(path=str(path)) for path in paths], copy, began)
+    left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
+    assert left == {"copy/last.pt", "out/old.pt", "mixed/b"}
+    assert not (tmp_path / "sharded").exists()
