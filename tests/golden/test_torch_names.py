@@ -32,6 +32,10 @@ PRIVATE = {
     # A rank without them records no process group, which then stays unknown.
     "torch.distributed.distributed_c10d._new_process_group_helper",
     "torch.distributed.distributed_c10d._update_default_pg",
+    # Of `ddp check` only: the record of a rank ends without them.
+    "torch.utils.data.dataloader._BaseDataLoaderIter",
+    "torch.utils.data.dataloader._BaseDataLoaderIter.__next__",
+    "torch.utils.data.dataloader._BaseDataLoaderIter._next_index",
 }
 
 
@@ -41,6 +45,7 @@ class TorchNames(ast.NodeVisitor):
     def __init__(self) -> None:
         self.names: set[str] = set()
         self._roots = {"torch": "torch"}
+        self._modules: dict[str, str] = {}  # constants with the name of a module
 
     def resolve(self, node: ast.AST) -> str | None:
         """Return the full name of an expression that is a name of torch; None for any other."""
@@ -78,6 +83,8 @@ class TorchNames(ast.NodeVisitor):
     def _bind(self, targets: list[ast.expr], value: ast.AST) -> None:
         full_name = self.resolve(value)
         for target in targets:
+            if isinstance(target, ast.Name) and isinstance(value, ast.Constant):
+                self._modules[target.id] = str(value.value)
             if full_name is not None and isinstance(target, ast.Name):
                 self._roots[target.id] = full_name
 
@@ -97,12 +104,22 @@ class TorchNames(ast.NodeVisitor):
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         bases = [self.resolve(base) for base in node.bases]
         if "ImportHook" in [getattr(base, "id", "") for base in node.bases]:
-            self._roots["module"] = "torch.distributed.distributed_c10d"
+            self._roots["module"] = self._find_hooked_module(node)
             self.names |= set(_list_wrapped(node))
         for base in bases:
             if base is not None:
                 self.names |= {f"{base}.{name}" for name in _list_inherited(node, base)}
         self.generic_visit(node)
+
+    def _find_hooked_module(self, node: ast.ClassDef) -> str:
+        """Return the module that an import hook waits for: the argument of its base class."""
+        for call in (item for item in ast.walk(node) if isinstance(item, ast.Call)):
+            match call:
+                case ast.Call(func=ast.Attribute(value=ast.Call(), attr="__init__"), args=[ast.Name(id=name)]):
+                    return self._modules[name]
+                case ast.Call(func=ast.Attribute(value=ast.Call(), attr="__init__"), args=[ast.Constant(value=name)]):
+                    return str(name)
+        raise AssertionError(f"{node.name} names no module")
 
 
 def _list_inherited(node: ast.ClassDef, base: str) -> Iterator[str]:
@@ -161,7 +178,7 @@ def test_launcher_uses_the_listed_names_of_torch(golden: Callable[[str, str], No
     names = set().union(*(collect(path.read_text(encoding="utf-8")) for path in LAUNCHER.rglob("*.py")))
     golden("torch-names.txt", "".join(f"{name}\n" for name in sorted(names)))
     assert {name for name in names if is_private(name)} == PRIVATE
-    assert len(PRIVATE) <= 12
+    assert len(PRIVATE) <= 15
 
 
 @pytest.mark.parametrize(

@@ -66,22 +66,24 @@ class StartRecord:
 class ModelRecord:
     """A module that the script calls in training, before its first call.
 
-    ``wrapper``: DistributedDataParallel, FullyShardedDataParallel or FSDPModule; empty: none; ``place``: the line of
-    the call, as train.py:12, like all places; ``names``, ``digests``: of its parameters, in order; sharded ones, of
-    which a rank has a part, have an empty digest; ``trainable``: of the same parameters, 1 if it requires gradients.
+    ``kind``: its class; ``wrapper``: the class around all of its trainable parameters that shares their gradients,
+    such as DistributedDataParallel; empty: there is none; ``place``: the line of the call, as train.py:12, like all
+    places; ``names``, ``digests``: of its parameters on this rank, in order; ``trainable``, ``sharded``: of the same
+    parameters, 1 if it requires gradients, and if a rank has only a part of it; ``buffer_names``: of its buffers, in
+    order; ``mesh``: names of the dimensions of its parameters' device mesh.
     """
 
     event: str = MODEL
     time: float = 0.0
-    model: int = 0
     kind: str = text(80)
     wrapper: str = text(80)
     place: str = text(200)
     names: tuple[str, ...] = items(MOST_TENSORS)
     digests: tuple[str, ...] = items(MOST_TENSORS)
     trainable: tuple[int, ...] = items(MOST_TENSORS)
+    sharded: tuple[int, ...] = items(MOST_TENSORS)
+    buffer_names: tuple[str, ...] = items(MOST_TENSORS)
     mesh: tuple[str, ...] = items(8)
-    """Names of the dimensions of its parameters' device mesh."""
 
 
 @dataclass(frozen=True)
@@ -112,8 +114,8 @@ class StepRecord:
     of the step and of the last backward; ``loss``: the exact values of the roots of the backwards; ``rates``: learning
     rates of the optimizer's groups; ``batch``: digest of the tensors that the outermost modules were called with;
     ``indices``: digest of the samples' indices, from DataLoaders; ``loaders``: those that delivered a batch;
-    ``before``: digest of all parameters at the first call of a module; ``after``: the same after the step; ``digests``:
-    of each parameter of the models, after the step; ``buffers``: of each buffer, at the first call of a module;
+    ``digests``: of each parameter of all models so far, after the step; ``buffers``: of each of their buffers, at the
+    first call in the iteration;
     ``without_gradient``: parameters that require a gradient and have none; ``not_finite``: loss, or the name of a
     parameter whose gradient is not finite; ``skipped``: steps that a GradScaler has skipped so far.
     """
@@ -129,8 +131,6 @@ class StepRecord:
     rates: tuple[float, ...] = items(64)
     batch: str = text(40)
     indices: str = text(40)
-    before: str = text(40)
-    after: str = text(40)
     digests: tuple[str, ...] = items(MOST_TENSORS)
     buffers: tuple[str, ...] = items(MOST_TENSORS)
     loaders: tuple[int, ...] = items(16)

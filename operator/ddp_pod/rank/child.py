@@ -8,7 +8,7 @@ PYTHONPATH (``python -E``, ``-I``) stay invisible.
 import os
 from typing import Any
 
-from ..base.files import BOOTSTRAP
+from ..base.files import BOOTSTRAP, read_json
 from . import counters
 from .groups import GroupRecorder
 from .hooks import ImportHook
@@ -71,6 +71,7 @@ class ChildHook(ImportHook):
             pass
 
     def _count(self, module: Any) -> None:
+        from .recorder import create_recorder
         from .steps import StepCounter
 
         def claim() -> Any | None:
@@ -78,4 +79,5 @@ class ChildHook(ImportHook):
             return counters.claim_slot(self._runtime, self._local_rank)
 
         counters.announce(self._runtime, self._local_rank)
-        StepCounter(counters.create_private_slot(), claim).watch(module)
+        rank = read_json(os.path.join(self._runtime, "workers", f"{self._local_rank}.json")).get("rank", 0)
+        StepCounter(counters.create_private_slot(), claim, create_recorder(rank)).watch(module)

@@ -12,16 +12,15 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ..base.files import is_own_file, write_json
+from ..base.files import write_json
 from .hooks import ImportHook
-from .tracebacks import LIBRARY
+from .tracebacks import ScriptCall, find_call, read_source
 
 _MODULE = "torch.distributed.distributed_c10d"
 # With these a program may communicate without a process group of PyTorch.
 _LIBRARIES = ("jax", "mpi4py", "horovod", "ray", "torchft")
 SLOTS = 64  # records of a rank: a later process may replace the record of an earlier one
 _TEXT_LIMIT = 120
-_SOURCE_LIMIT = 1 << 20
 _SETS_ADDRESS = re.compile(r"MASTER_(?:ADDR|PORT)\b['\"]?\s*(?:\]\s*=(?!=)|=(?!=)|:)")
 _LOCAL_RANK_OPTION = re.compile(r"""add_argument\([^)\n]{0,200}?["'](--local[_-]rank)["']""")
 
@@ -134,7 +133,7 @@ class GroupRecorder(ImportHook):
     def _note_call(self, url: str, rank: str = "", size: str = "") -> None:
         """Record that the process connects to a store. ``rank``, ``size``: negative if the environment has them."""
         address = read_address()
-        call = _find_call()
+        call = find_call()
         from_environment = url.startswith("env:")
         store = address if from_environment else url.partition("?")[0].replace("tcp://", "")
         self._note(
@@ -143,14 +142,14 @@ class GroupRecorder(ImportHook):
             rank=int(rank if rank.isdecimal() else os.environ["RANK"]),
             store=store[:_TEXT_LIMIT],
             place=call.place,
-            assigned=call.find_assignment() if from_environment and address != self._address else "",
+            assigned=_find_assignment(call) if from_environment and address != self._address else "",
             from_environment=from_environment,
         )
 
     def _note_store(self, size: int, rank: int, ranks: Any, backend: Any, store: Any) -> None:
         """Record that the process joins with a store that the script has passed. ``ranks``: of a subgroup."""
         if not ranks and size > 0 and self._read().phase != JOINING:
-            self._note(JOINING, size=size, rank=rank, store=_name_store(store), place=_find_call().place)
+            self._note(JOINING, size=size, rank=rank, store=_name_store(store), place=find_call().place)
 
     def _note_group(self, group: Any) -> None:
         """Record a new default group, or that it was destroyed. Raises: AttributeError, TypeError, ValueError."""
@@ -196,35 +195,11 @@ class GroupRecorder(ImportHook):
         return next((name for name in _LIBRARIES if name in sys.modules), "")
 
 
-class _Call(NamedTuple):
-    """The line of the script that calls a function of PyTorch."""
-
-    path: str
-    line: int
-
-    @property
-    def place(self) -> str:
-        return f"{os.path.basename(self.path)}:{self.line}"[:_TEXT_LIMIT]
-
-    def find_assignment(self) -> str:
-        """Return the last line before the call that sets the store's address; empty without one in the same file."""
-        lines = _read_source(self.path).splitlines()[: self.line]
-        numbers = [number for number, text in enumerate(lines, 1) if _SETS_ADDRESS.search(text)]
-        return self._replace(line=numbers[-1]).place if numbers else ""
-
-
-def _find_call() -> _Call:
-    """Return the innermost line of the program that is not in a library."""
-    frame: Any = sys._getframe(1)
-    call = _Call("", 0)
-    while frame is not None:
-        path = frame.f_code.co_filename
-        if not is_own_file(path):
-            call = _Call(path, frame.f_lineno)
-            if not LIBRARY.search(path):
-                break
-        frame = frame.f_back
-    return call
+def _find_assignment(call: ScriptCall) -> str:
+    """Return the last line before the call that sets the store's address; empty without one in the same file."""
+    lines = read_source(call.path).splitlines()[: call.line]
+    numbers = [number for number, text in enumerate(lines, 1) if _SETS_ADDRESS.search(text)]
+    return call._replace(line=numbers[-1]).place if numbers else ""
 
 
 def read_address() -> str:
@@ -242,13 +217,5 @@ def _find_unused_option() -> str:
     """Return the option of torch.distributed.launch that the script knows and was not started with; empty: none."""
     if any(word.startswith("--local") for word in sys.argv):
         return ""
-    match = _LOCAL_RANK_OPTION.search(_read_source(getattr(sys.modules["__main__"], "__file__", "") or ""))
+    match = _LOCAL_RANK_OPTION.search(read_source(getattr(sys.modules["__main__"], "__file__", "") or ""))
     return match[1] if match else ""
-
-
-def _read_source(path: str) -> str:
-    try:
-        with open(path, encoding="utf-8", errors="replace") as file:
-            return file.read(_SOURCE_LIMIT)
-    except (OSError, ValueError):
-        return ""

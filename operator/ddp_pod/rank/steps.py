@@ -17,6 +17,7 @@ from . import counters
 from .batches import BatchMeter
 from .hooks import EpochHook, ImportHook, read_lightning_plan
 from .losses import LossReader
+from .recorder import Recorder
 
 _MODULE = "torch.optim.optimizer"
 _SAMPLE_SECONDS = 0.1  # between two measured iterations, so that the last loss of a short run is no old one
@@ -41,15 +42,19 @@ class StepCounter(ImportHook):
     the count.
 
     ``claim``: returns another slot at the first step, or None if this process is not to count. None: the slot is final.
+    ``recorder``: told of every iteration; None: nobody is.
     """
 
     # What every step needs. The script's work has displaced it from the cache, so it is little and close together.
     __slots__ = ("_alarm", "_followed", "_is_capturing", "_slot", "_steps")
 
-    def __init__(self, slot: Any, claim: Callable[[], Any | None] | None = None) -> None:
+    def __init__(
+        self, slot: Any, claim: Callable[[], Any | None] | None = None, recorder: Recorder | None = None
+    ) -> None:
         super().__init__(_MODULE)
         self._slot = slot
         self._claim = claim
+        self._recorder = recorder
         self._followed: Callable[[], Any] = _no_optimizer  # a weak reference
         self._steps = 0.0
         self._alarm = 0.0  # time from which a step does more than count
@@ -77,6 +82,8 @@ class StepCounter(ImportHook):
         os.register_at_fork(after_in_child=self.stop)
         try:
             self._torch = sys.modules["torch"]
+            if self._recorder is not None:
+                self._recorder.watch(module)
             self._hook = module.register_optimizer_step_post_hook(self._build_hook())
             self._losses = LossReader(self._torch, self._slot, self._on_backward)
             EpochHook(lambda: self._slot).start()
@@ -88,7 +95,7 @@ class StepCounter(ImportHook):
     def stop(self) -> None:
         """Stop counting: after an error, and in a child of the rank, which shares the slot."""
         self._slot = [0.0] * len(self._slot)
-        for part in (self._losses, self._batch):
+        for part in (self._losses, self._batch, self._recorder):
             if part is not None:
                 part.stop()
         if self._hook is not None:
@@ -139,7 +146,9 @@ class StepCounter(ImportHook):
         is_sampled = self._sample(now)
         if now >= self._next_look:
             self._look(optimizer, now)
-        is_checked = is_sampled or self._batch is not None or self._is_nested
+        if self._recorder is not None:
+            self._recorder.end_step(optimizer)
+        is_checked = is_sampled or self._batch is not None or self._is_nested or self._recorder is not None
         self._alarm = 0.0 if is_checked else self._next_sample
 
     def _sample(self, now: float) -> bool:

@@ -36,6 +36,8 @@ _RECORDED_LIMIT = 16384  # characters of a traceback in an error file
 _CHAIN_LIMIT = 16  # exceptions
 _CHAIN_PART = 1024  # characters kept of a message's beginning and end in the chain
 _LINE_LIMIT = 200
+_PLACE_LIMIT = 120
+_SOURCE_LIMIT = 1 << 20
 _SERIALIZATION = os.path.join("torch", "serialization.py")
 # OSErrors whose number is not the system's.
 _OWN_NUMBERS = ("ssl.SSLError", "socket.gaierror", "socket.herror")
@@ -71,6 +73,41 @@ class ExceptionFacts(NamedTuple):
         """Whether the script itself chose the message: by raise, assert or exit, or as the key of a lookup."""
         is_own = self.place and not LIBRARY.search(self.place) and not _NATIVE_PLACE.search(self.message)
         return bool(is_own) and bool(_RAISES.search(self.line) or self.is_a("LookupError"))
+
+
+class ScriptCall(NamedTuple):
+    """The line of the script that calls a function of a library."""
+
+    path: str
+    line: int
+
+    @property
+    def place(self) -> str:
+        """The line as people write it: ``train.py:12``."""
+        return f"{os.path.basename(self.path)}:{self.line}"[:_PLACE_LIMIT]
+
+
+def find_call() -> ScriptCall:
+    """Return the innermost line of the program that is not in a library."""
+    frame: Any = sys._getframe(1)
+    call = ScriptCall("", 0)
+    while frame is not None:
+        path = frame.f_code.co_filename
+        if not is_own_file(path):
+            call = ScriptCall(path, frame.f_lineno)
+            if not LIBRARY.search(path):
+                break
+        frame = frame.f_back
+    return call
+
+
+def read_source(path: str) -> str:
+    """Return the text of a source file; empty if it cannot be read."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            return file.read(_SOURCE_LIMIT)
+    except (OSError, ValueError):
+        return ""
 
 
 class _Block(NamedTuple):

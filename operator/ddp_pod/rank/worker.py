@@ -87,13 +87,14 @@ def _open_slot(runtime: str, about: dict[str, Any]) -> Any:
 
 def _count_steps(slot: Any, groups: GroupRecorder) -> None:
     """Count this rank's optimizer steps. The import takes milliseconds, which a job without counters does not need."""
+    from .recorder import create_recorder
     from .steps import StepCounter
 
     def claim() -> Any:
         groups.note_step()
         return counters.take_slot(slot)
 
-    StepCounter(slot, claim).start()
+    StepCounter(slot, claim, create_recorder(int(slot[counters.RANK]))).start()
 
 
 def _observe_children(runtime: str, local_rank: int) -> None:

@@ -1,0 +1,166 @@
+"""Record the DataLoaders of a script, and end their iterations early."""
+
+import functools
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from ..contract.check_record import LoaderRecord
+from . import fingerprint
+from .hooks import ImportHook
+from .tracebacks import find_call
+
+if TYPE_CHECKING:
+    from .recorder import Recorder
+
+_MODULE = "torch.utils.data.dataloader"
+
+
+class Batches(NamedTuple):
+    """What the DataLoaders have delivered for one iteration: the digests of indices, and the numbers of the loaders."""
+
+    indices: list[int]
+    loaders: list[int]
+
+
+class _Loader:
+    """A DataLoader of the script. ``number``: in the order in which they were built."""
+
+    def __init__(self, number: int, built: str) -> None:
+        self.number = number
+        self.built = built
+        self.iterations = 0
+
+
+class _Iteration:
+    """One iteration of a DataLoader. ``indices``: digests of the batches that were requested and not delivered."""
+
+    def __init__(self, loader: _Loader) -> None:
+        self.loader = loader
+        self.delivered = 0
+        self.indices: deque[int] = deque()
+
+
+class DataHook(ImportHook):
+    """Hooks PyTorch's DataLoader once it is imported."""
+
+    def __init__(self, recorder: "Recorder") -> None:
+        super().__init__(_MODULE)
+        self._recorder = recorder
+        self._loaders: weakref.WeakKeyDictionary[Any, _Loader] = weakref.WeakKeyDictionary()
+        self._iterations: weakref.WeakKeyDictionary[Any, _Iteration] = weakref.WeakKeyDictionary()
+        self._count = 0
+        self._batches = Batches([], [])
+
+    def take(self) -> Batches:
+        """Return what was delivered since the last call."""
+        batches = self._batches
+        self._batches = Batches([], [])
+        return batches
+
+    def watch(self, module: Any) -> None:
+        """Hook the loader and its iterator."""
+        loader = module.DataLoader
+        iterator = module._BaseDataLoaderIter
+        loader.__init__ = self._wrap_build(loader.__init__)
+        loader.__iter__ = self._wrap_iteration(loader.__iter__)
+        loader.__len__ = self._wrap_length(loader.__len__)
+        iterator._next_index = self._wrap_request(iterator._next_index)
+        iterator.__next__ = self._wrap_delivery(iterator.__next__)
+
+    def _wrap_build(self, original: Callable[..., None]) -> Callable[..., None]:
+        @functools.wraps(original)
+        def build(loader: Any, *arguments: Any, **options: Any) -> None:
+            original(loader, *arguments, **options)
+            if self._recorder.is_active and loader not in self._loaders:
+                self._loaders[loader] = _Loader(self._count, find_call().place)
+                self._count += 1
+
+        return build
+
+    def _wrap_iteration(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(original)
+        def iterate(loader: Any) -> Any:
+            found = self._loaders.get(loader)
+            if found is not None and self._recorder.is_active:
+                self._note_iteration(loader, found)
+            iterator = original(loader)
+            if found is not None and hasattr(iterator, "_next_index"):
+                self._begin(iterator, found)
+            return iterator
+
+        return iterate
+
+    def _begin(self, iterator: Any, loader: _Loader) -> None:
+        """Count from 0 again. Workers that prefetch have requested batches before: the iterator exists already."""
+        iteration = _Iteration(loader)
+        former = self._iterations.get(iterator)
+        if former is not None and former.delivered == 0:
+            iteration.indices = former.indices
+        self._iterations[iterator] = iteration
+
+    def _note_iteration(self, loader: Any, found: _Loader) -> None:
+        found.iterations += 1
+        samplers = (loader.sampler, getattr(loader.batch_sampler, "sampler", None))
+        distributed = next((sampler for sampler in samplers if hasattr(sampler, "set_epoch")), None)
+        self._recorder.write(
+            LoaderRecord(
+                time=time.time(),
+                loader=found.number,
+                iteration=found.iterations,
+                built=found.built,
+                place=find_call().place,
+                batches=self._find_length(loader),
+                sampler=type(samplers[0] if distributed is None else distributed).__name__,
+                shuffles=None if distributed is None else bool(getattr(distributed, "shuffle", False)),
+                epoch=None if distributed is None else int(getattr(distributed, "epoch", 0)),
+            )
+        )
+
+    def _find_length(self, loader: Any) -> int | None:
+        try:
+            return int(type(loader).__len__.__wrapped__(loader))
+        except (AttributeError, TypeError, NotImplementedError):
+            return None  # an IterableDataset without a length
+
+    def _wrap_length(self, original: Callable[[Any], int]) -> Callable[[Any], int]:
+        @functools.wraps(original)
+        def measure(loader: Any) -> int:
+            length = original(loader)
+            most = self._recorder.order.batches
+            return min(length, most) if most and loader in self._loaders else length
+
+        return measure
+
+    def _wrap_request(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(original)
+        def request(iterator: Any) -> Any:
+            index = original(iterator)
+            iteration = self._iterations.get(iterator)
+            if iteration is None:  # a worker prefetches before the iterator is known
+                iteration = _Iteration(_Loader(-1, ""))
+                self._iterations[iterator] = iteration
+            iteration.indices.append(fingerprint.hash_text(str(index)))
+            return index
+
+        return request
+
+    def _wrap_delivery(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        @functools.wraps(original)
+        def deliver(iterator: Any) -> Any:
+            iteration = self._iterations.get(iterator)
+            if iteration is None or not self._recorder.is_active:
+                return original(iterator)
+            most = self._recorder.order.batches
+            if most and iteration.delivered >= most:
+                raise StopIteration
+            batch = original(iterator)
+            iteration.delivered += 1
+            if iteration.indices:
+                self._batches.indices.append(iteration.indices.popleft())
+            self._batches.loaders.append(iteration.loader.number)
+            return batch
+
+        return deliver

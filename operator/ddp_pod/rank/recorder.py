@@ -1,0 +1,399 @@
+"""Record what a rank does at every step, for `ddp check`: contract/check_record.py describes order and records.
+
+Only a run of `ddp check` has a recorder. It may cost time, but must not change what the script computes: it draws no
+random numbers and keeps no graph. Errors of its own end the recording, not the script.
+"""
+
+import functools
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
+
+from ..base.files import read_json
+from ..contract.check_record import (
+    ENV_CHECK,
+    MARK_FILE,
+    MOST_RECORDS,
+    ORDER_FILE,
+    EndRecord,
+    ModelRecord,
+    Order,
+    StartRecord,
+    StepRecord,
+)
+from ..contract.records import read_record, to_json
+from . import fingerprint
+from .recorded_data import DataHook
+from .recorded_saves import SaveHook
+from .tracebacks import find_call
+
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
+_MOST_ELEMENTS = 1 << 24  # of a tensor in a batch
+_MOST_NUMBERS = 999  # processes of a rank
+_LIMIT_SECONDS = 10.0  # for which a rank waits at the last step until its peers have reached it
+_MARK_SECONDS = 0.2  # a step's pause after the mark, so that a signal reaches a fast script
+_MARK_STEPS = 50  # which have the pause
+
+
+def create_recorder(rank: int) -> "Recorder | None":
+    """Return the recorder of a process of this rank; None unless `ddp check` wants one."""
+    folder = os.environ.get(ENV_CHECK)
+    return Recorder(folder, rank) if folder else None
+
+
+def _guard(method: Callable[..., None]) -> Callable[..., None]:
+    """Let an error of the recorder end the recording."""
+
+    @functools.wraps(method)
+    def guarded(self: "Recorder", *arguments: Any) -> None:
+        if not self.is_active:
+            return
+        try:
+            method(self, *arguments)
+        except Exception as error:
+            self.is_active = False
+            sys.stderr.write(f"ddp check: the record of rank {self.rank} ends here: {error!r}\n")
+
+    return guarded
+
+
+class Recorder:
+    """Writes the records of one process, from its first training step on."""
+
+    def __init__(self, folder: str, rank: int) -> None:
+        self.rank = rank
+        self.is_active = True
+        self.steps = 0
+        self.order = read_record(Order, read_json(os.path.join(folder, ORDER_FILE)))
+        self._folder = folder
+        self._number = 0
+        self._file: TextIO | None = None
+        self._waiting: list[dict[str, Any]] = []  # records before the file is open
+        self._lines = 0
+        self._torch: Any = None
+        self._has_hooks = False
+        self._built: dict[int, str] = {}  # by the optimizer's id
+        self._models: list[Any] = []
+        self._members: set[int] = set()  # ids of the modules in the models
+        self._depth = 0  # of the calls of modules
+        self._buffer_owner: Any = None  # at whose next call the buffers of the iteration are read
+        self._with_gradient: set[str] = set()
+        self._data = DataHook(self)
+        self._saves = SaveHook(self, folder)
+        self._reset()
+
+    def _reset(self) -> None:
+        """Begin an iteration."""
+        self._batch: list[int] = []
+        self._loss: list[str] = []
+        self._backward = ""
+        self._rates: list[float] = []
+        self._not_finite = ""
+        self._buffers: list[str] | None = None
+
+    # -- hooks
+
+    def watch(self, module: Any) -> None:
+        """Hook the optimizers. ``module``: torch.optim.optimizer, loaded; the other modules may not be yet."""
+        self._torch = sys.modules["torch"]
+        os.register_at_fork(after_in_child=self.stop)
+        module.register_optimizer_step_post_hook(self._note_optimizer_step)
+        build = module.Optimizer.__init__
+        recorder = self
+
+        @functools.wraps(build)
+        def build_and_hook(optimizer: Any, *arguments: Any, **options: Any) -> None:
+            build(optimizer, *arguments, **options)
+            recorder._note_optimizer(optimizer)
+
+        module.Optimizer.__init__ = build_and_hook
+        self._data.start()
+
+    def stop(self) -> None:
+        """Stop recording: in a child, and in a process that does not train."""
+        self.is_active = False
+        self._file = None
+
+    @_guard
+    def _note_optimizer(self, optimizer: Any) -> None:
+        """Record where the script has built an optimizer. PyTorch is loaded now: hook the rest of it."""
+        self._built[id(optimizer)] = find_call().place
+        if self._has_hooks:
+            return
+        self._has_hooks = True
+        self._hook_modules()
+        self._hook_backward()
+        self._hook_scaler()
+        self._saves.start(self._torch)
+
+    def _hook_modules(self) -> None:
+        original = self._torch.nn.Module.__call__
+        recorder = self
+
+        @functools.wraps(original)
+        def call(module: Any, *arguments: Any, **options: Any) -> Any:
+            recorder._depth += 1
+            try:
+                if recorder._depth == 1:
+                    recorder._note_call(module, arguments, options)
+                elif module is recorder._buffer_owner:
+                    recorder._note_buffers()
+                return original(module, *arguments, **options)
+            finally:
+                recorder._depth -= 1
+
+        self._torch.nn.Module.__call__ = call
+
+    def _hook_backward(self) -> None:
+        original = self._torch.autograd.backward
+        recorder = self
+
+        @functools.wraps(original)
+        def backward(tensors: Any, *arguments: Any, **options: Any) -> Any:
+            recorder._note_loss(tensors)
+            return original(tensors, *arguments, **options)
+
+        self._torch.autograd.backward = backward
+
+    def _hook_scaler(self) -> None:
+        """Count the steps that a GradScaler skips: it then calls no optimizer."""
+        scaler = self._torch.amp.GradScaler
+        original = scaler.step
+        recorder = self
+        self._skipped = 0
+        self._optimizer_steps = 0
+
+        @functools.wraps(original)
+        def step(scaler: Any, *arguments: Any, **options: Any) -> Any:
+            before = recorder._optimizer_steps
+            result = original(scaler, *arguments, **options)
+            recorder._skipped += recorder._optimizer_steps == before
+            return result
+
+        scaler.step = step
+
+    # -- during an iteration
+
+    @_guard
+    def _note_call(self, module: Any, arguments: Any, options: Any) -> None:
+        """Record the input of an outermost module in training."""
+        if not (
+            module.training and self._torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
+        ):
+            return
+        if id(module) not in self._members:
+            self._add_model(module)
+        for tensor in fingerprint.find_tensors(self._torch, (arguments, options)):
+            part = fingerprint.local_part(tensor).reshape(-1)[:_MOST_ELEMENTS]
+            self._batch.append(fingerprint.digest(self._torch, part))
+        if self._buffers is None:
+            # DistributedDataParallel makes the buffers equal in its call, before it calls its module.
+            self._buffer_owner = module.module if _find_wrapper(module) == _WRAPPERS[0] else None
+            if self._buffer_owner is None:
+                self._note_buffers()
+
+    @_guard
+    def _note_buffers(self) -> None:
+        self._buffer_owner = None
+        self._buffers = [self._digest(buffer) for model in self._models for _, buffer in _list_buffers(model)]
+
+    @_guard
+    def _note_loss(self, tensors: Any) -> None:
+        self._backward = find_call().place
+        for root in [tensors] if isinstance(tensors, self._torch.Tensor) else list(tensors):
+            value = float(root.detach().sum())
+            self._loss.append(value.hex())
+            if value != value or value in (float("inf"), float("-inf")):
+                self._not_finite = self._not_finite or f"the loss is {value}"
+
+    @_guard
+    def _note_optimizer_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
+        """Record gradients and learning rates, which the script may change after the step."""
+        self._optimizer_steps += 1
+        self._rates += [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+        for name, parameter in self._list_parameters():
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            self._with_gradient.add(name)
+            part = fingerprint.local_part(gradient)
+            if not self._not_finite and not bool(part.isfinite().all()):
+                self._not_finite = f"the gradient of {name} is not finite"
+
+    @_guard
+    def end_step(self, optimizer: Any) -> None:
+        """Write the record of an iteration, then do what the order has for this step."""
+        self.steps += 1
+        if self._file is None:
+            self._open()
+        batches = self._data.take()
+        trainable = [name for name, parameter in self._list_parameters() if parameter.requires_grad]
+        self.write(
+            StepRecord(
+                time=time.time(),
+                step=self.steps,
+                optimizer=type(optimizer).__name__,
+                built=self._built.get(id(optimizer), ""),
+                place=find_call().place,
+                backward=self._backward,
+                loss=tuple(self._loss[:64]),
+                rates=tuple(self._rates[:64]),
+                batch=_write_digest(fingerprint.combine(self._batch)) if self._batch else "",
+                indices=_write_digest(fingerprint.combine(batches.indices)) if batches.indices else "",
+                digests=tuple(self._digest(parameter) for _, parameter in self._list_parameters()),
+                buffers=tuple(self._buffers or ()),
+                loaders=tuple(batches.loaders),
+                without_gradient=tuple(name for name in trainable if name not in self._with_gradient)[:64],
+                not_finite=self._not_finite,
+                skipped=self._skipped,
+            )
+        )
+        self._reset()
+        self._obey()
+
+    # -- models
+
+    def _add_model(self, module: Any) -> None:
+        self._models.append(module)
+        self._members.update(map(id, module.modules()))
+        parameters = list(_list_parameters(module))
+        self.write(
+            ModelRecord(
+                time=time.time(),
+                kind=type(getattr(module, "module", module)).__name__,
+                wrapper=_find_sharing(module),
+                place=find_call().place,
+                names=tuple(name for name, _ in parameters),
+                digests=tuple(self._digest(parameter) for _, parameter in parameters),
+                trainable=tuple(int(parameter.requires_grad) for _, parameter in parameters),
+                sharded=tuple(int(_is_sharded(module, parameter)) for _, parameter in parameters),
+                buffer_names=tuple(name for name, _ in _list_buffers(module)),
+                mesh=_list_mesh_names(parameters),
+            )
+        )
+
+    def _list_parameters(self) -> Iterator[tuple[str, Any]]:
+        for model in self._models:
+            yield from _list_parameters(model)
+
+    def _digest(self, tensor: Any) -> str:
+        return _write_digest(fingerprint.digest(self._torch, tensor))
+
+    # -- the file
+
+    @_guard
+    def write(self, record: Any) -> None:
+        """Write a record: once the process has made a step."""
+        raw = to_json(record)
+        if self._file is None:
+            self._waiting.append(raw)
+            del self._waiting[:-MOST_RECORDS]
+            return
+        self._lines += 1
+        if self._lines <= MOST_RECORDS:
+            self._file.write(json.dumps(raw) + "\n")
+            self._file.flush()
+
+    def _open(self) -> None:
+        """Open the file of this process. Raises: OSError."""
+        for number in range(_MOST_NUMBERS):
+            try:
+                self._file = open(self._path(f"{number}.jsonl"), "x", encoding="utf-8")  # noqa: SIM115 # for the process's life
+            except FileExistsError:
+                continue
+            self._number = number
+            break
+        waiting = self._waiting
+        self._waiting = []
+        world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        self.write(StartRecord(time=time.time(), pid=os.getpid(), rank=self.rank, world_size=world_size))
+        assert self._file is not None
+        self._file.writelines(json.dumps(raw) + "\n" for raw in waiting)
+
+    def _path(self, suffix: str) -> str:
+        return os.path.join(self._folder, f"{self.rank}.{suffix}")
+
+    # -- the order
+
+    def _obey(self) -> None:
+        order = self.order
+        if self._number < len(order.kills):
+            kill = order.kills[self._number]
+            if kill.step == self.steps and kill.rank in (None, self.rank):
+                os.kill(os.getpid(), signal.SIGKILL)
+        if order.mark and self._number == 0 and self.steps >= order.mark:
+            self._pause_at_mark(self.steps - order.mark)
+        elif order.steps and self.steps >= order.steps:
+            self._end()
+
+    def _pause_at_mark(self, since: int) -> None:
+        if self.rank == 0 and since == 0:
+            open(os.path.join(self._folder, MARK_FILE), "w").close()
+        if since > _MARK_STEPS:
+            self._end()
+        time.sleep(_MARK_SECONDS)
+
+    def _end(self) -> None:
+        """End the process once all ranks have reached the last step, so that none loses a peer before."""
+        self.write(EndRecord(time=time.time(), step=self.steps, reason="limit"))
+        open(self._path(f"{self._number}.limit"), "w").close()
+        world_size = int(os.environ.get("WORLD_SIZE", "1"))
+        deadline = time.monotonic() + _LIMIT_SECONDS
+        while time.monotonic() < deadline and self._count_at_limit() < world_size:
+            time.sleep(0.02)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(0)
+
+    def _count_at_limit(self) -> int:
+        return sum(name.endswith(f".{self._number}.limit") for name in os.listdir(self._folder))
+
+
+def _write_digest(number: int) -> str:
+    return f"{number:016x}"
+
+
+def _list_parameters(module: Any) -> Iterator[tuple[str, Any]]:
+    for name, parameter in module.named_parameters():
+        yield name.replace("module.", ""), parameter
+
+
+def _list_buffers(module: Any) -> Iterator[tuple[str, Any]]:
+    for name, buffer in module.named_buffers():
+        yield name.replace("module.", ""), buffer
+
+
+def _find_wrapper(module: Any) -> str:
+    """Return the class of a module that shares gradients; empty: it does not."""
+    names = [base.__name__ for base in type(module).__mro__]
+    return next((name for name in _WRAPPERS if name in names), "")
+
+
+def _find_sharing(module: Any) -> str:
+    """Return the wrapper of all trainable parameters; empty if some have none."""
+    found = ""
+    covered: set[int] = set()
+    for part in module.modules():
+        wrapper = _find_wrapper(part)
+        if wrapper:
+            found = found or wrapper
+            covered.update(id(parameter) for parameter in part.parameters())
+    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
+    return found if all(id(parameter) in covered for parameter in trainable) else ""
+
+
+def _is_sharded(module: Any, parameter: Any) -> bool:
+    placements = getattr(parameter, "placements", ())
+    return any(placement.is_shard() for placement in placements) or _find_wrapper(module) == _WRAPPERS[1]
+
+
+def _list_mesh_names(parameters: list[tuple[str, Any]]) -> tuple[str, ...]:
+    for _, parameter in parameters:
+        mesh = getattr(parameter, "device_mesh", None)
+        if mesh is not None:
+            return tuple(mesh.mesh_dim_names or ())
+    return ()
