@@ -66,16 +66,18 @@ class StartRecord:
 class ModelRecord:
     """A module that the script calls in training, before its first call.
 
-    ``kind``: its class; ``wrapper``: the class around all of its trainable parameters that shares their gradients,
-    such as DistributedDataParallel; empty: there is none; ``place``: the line of the call, as train.py:12, like all
-    places; ``names``, ``digests``: of its parameters on this rank, in order; ``trainable``, ``sharded``: of the same
-    parameters, 1 if it requires gradients, and if a rank has only a part of it; ``buffer_names``: of its buffers, in
-    order; ``mesh``: names of the dimensions of its parameters' device mesh.
+    ``kind``: its class; ``built``: the line that built it; ``wrapper``: the class around all of its trainable
+    parameters that shares their gradients, such as DistributedDataParallel; empty: there is none; ``place``: the line
+    of the call, as train.py:12, like all places; ``names``, ``digests``: of its parameters on this rank, in order;
+    ``trainable``, ``sharded``: of the same parameters, 1 if it requires gradients, and if a rank has only a part of it;
+    ``buffer_names``: of its buffers, in order; ``places``: the line that built the module of each parameter; ``mesh``:
+    names of the dimensions of its parameters' device mesh.
     """
 
     event: str = MODEL
     time: float = 0.0
     kind: str = text(80)
+    built: str = text(200)
     wrapper: str = text(80)
     place: str = text(200)
     names: tuple[str, ...] = items(MOST_TENSORS)
@@ -83,6 +85,7 @@ class ModelRecord:
     trainable: tuple[int, ...] = items(MOST_TENSORS)
     sharded: tuple[int, ...] = items(MOST_TENSORS)
     buffer_names: tuple[str, ...] = items(MOST_TENSORS)
+    places: tuple[str, ...] = items(MOST_TENSORS)
     mesh: tuple[str, ...] = items(8)
 
 
@@ -91,7 +94,8 @@ class LoaderRecord:
     """The beginning of an iteration of a DataLoader.
 
     ``built``, ``place``: the lines that built it and that iterate it; ``batches``: its length; None: it has none;
-    ``sampler``: the class of its sampler; ``shuffles``, ``epoch``: of a DistributedSampler; None: it is none.
+    ``sampler``, ``sampler_built``: the class of its sampler, and the line that built it; ``shuffles``, ``epoch``: of a
+    DistributedSampler; None: it is none.
     """
 
     event: str = LOADER
@@ -102,6 +106,7 @@ class LoaderRecord:
     place: str = text(200)
     batches: int | None = number()
     sampler: str = text(80)
+    sampler_built: str = text(200)
     shuffles: bool | None = None
     epoch: int | None = None
 
@@ -114,10 +119,11 @@ class StepRecord:
     of the step and of the last backward; ``loss``: the exact values of the roots of the backwards; ``rates``: learning
     rates of the optimizer's groups; ``batch``: digest of the tensors that the outermost modules were called with;
     ``indices``: digest of the samples' indices, from DataLoaders; ``loaders``: those that delivered a batch;
-    ``digests``: of each parameter of all models so far, after the step; ``buffers``: of each of their buffers, at the
-    first call in the iteration;
-    ``without_gradient``: parameters that require a gradient and have none; ``not_finite``: loss, or the name of a
-    parameter whose gradient is not finite; ``skipped``: steps that a GradScaler has skipped so far.
+    ``digests``, ``gradients``: of each parameter of all models so far, after the step; ``buffers``: of each of their
+    buffers, at the first call in the iteration; ``without_gradient``: parameters that require a gradient and have none;
+    ``not_finite``: loss, or the name of a parameter whose gradient is not finite; ``skipped``: steps that a GradScaler
+    has skipped so far; ``group_size``, ``group_rank``: of the default process group; 0: none; ``joins``: whether the
+    script handles uneven data with Join.
     """
 
     event: str = STEP
@@ -132,11 +138,15 @@ class StepRecord:
     batch: str = text(40)
     indices: str = text(40)
     digests: tuple[str, ...] = items(MOST_TENSORS)
+    gradients: tuple[str, ...] = items(MOST_TENSORS)
     buffers: tuple[str, ...] = items(MOST_TENSORS)
     loaders: tuple[int, ...] = items(16)
     without_gradient: tuple[str, ...] = items(64)
     not_finite: str = text(200)
     skipped: int = number(default=0)
+    group_size: int = number(default=0)
+    group_rank: int = number(default=0)
+    joins: bool = False
 
 
 @dataclass(frozen=True)

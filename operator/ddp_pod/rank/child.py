@@ -79,5 +79,5 @@ class ChildHook(ImportHook):
             return counters.claim_slot(self._runtime, self._local_rank)
 
         counters.announce(self._runtime, self._local_rank)
-        rank = read_json(os.path.join(self._runtime, "workers", f"{self._local_rank}.json")).get("rank", 0)
-        StepCounter(counters.create_private_slot(), claim, create_recorder(rank)).watch(module)
+        worker = read_json(os.path.join(self._runtime, "workers", f"{self._local_rank}.json"))
+        StepCounter(counters.create_private_slot(), claim, create_recorder(worker)).watch(module)

@@ -43,6 +43,29 @@ class _Iteration:
         self.indices: deque[int] = deque()
 
 
+class _SamplerHook(ImportHook):
+    """Notes where the script builds each DistributedSampler."""
+
+    def __init__(self) -> None:
+        super().__init__("torch.utils.data.distributed")
+        self._places: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
+
+    def watch(self, module: Any) -> None:
+        """Wrap the constructor."""
+        original = module.DistributedSampler.__init__
+
+        @functools.wraps(original)
+        def build(sampler: Any, *arguments: Any, **options: Any) -> None:
+            original(sampler, *arguments, **options)
+            self._places[sampler] = find_call().place
+
+        module.DistributedSampler.__init__ = build
+
+    def find_place(self, sampler: Any) -> str:
+        """Return the line that built a sampler; empty if it is unknown."""
+        return "" if sampler is None else self._places.get(sampler, "")
+
+
 class DataHook(ImportHook):
     """Hooks PyTorch's DataLoader once it is imported."""
 
@@ -51,8 +74,14 @@ class DataHook(ImportHook):
         self._recorder = recorder
         self._loaders: weakref.WeakKeyDictionary[Any, _Loader] = weakref.WeakKeyDictionary()
         self._iterations: weakref.WeakKeyDictionary[Any, _Iteration] = weakref.WeakKeyDictionary()
+        self._samplers = _SamplerHook()
         self._count = 0
         self._batches = Batches([], [])
+
+    def start(self) -> None:
+        """Watch for the imports."""
+        self._samplers.start()
+        super().start()
 
     def take(self) -> Batches:
         """Return what was delivered since the last call."""
@@ -114,6 +143,7 @@ class DataHook(ImportHook):
                 place=find_call().place,
                 batches=self._find_length(loader),
                 sampler=type(samplers[0] if distributed is None else distributed).__name__,
+                sampler_built=self._samplers.find_place(distributed),
                 shuffles=None if distributed is None else bool(getattr(distributed, "shuffle", False)),
                 epoch=None if distributed is None else int(getattr(distributed, "epoch", 0)),
             )

@@ -10,7 +10,8 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterator
+import weakref
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TextIO
 
 from ..base.files import read_json
@@ -39,10 +40,10 @@ _MARK_SECONDS = 0.2  # a step's pause after the mark, so that a signal reaches a
 _MARK_STEPS = 50  # which have the pause
 
 
-def create_recorder(rank: int) -> "Recorder | None":
-    """Return the recorder of a process of this rank; None unless `ddp check` wants one."""
+def create_recorder(worker: Mapping[str, Any]) -> "Recorder | None":
+    """Return the recorder of a process; None unless `ddp check` wants one. ``worker``: the record of its rank."""
     folder = os.environ.get(ENV_CHECK)
-    return Recorder(folder, rank) if folder else None
+    return Recorder(folder, worker["rank"], worker["worldSize"]) if folder else None
 
 
 def _guard(method: Callable[..., None]) -> Callable[..., None]:
@@ -64,8 +65,9 @@ def _guard(method: Callable[..., None]) -> Callable[..., None]:
 class Recorder:
     """Writes the records of one process, from its first training step on."""
 
-    def __init__(self, folder: str, rank: int) -> None:
+    def __init__(self, folder: str, rank: int, world_size: int) -> None:
         self.rank = rank
+        self._world_size = world_size
         self.is_active = True
         self.steps = 0
         self.order = read_record(Order, read_json(os.path.join(folder, ORDER_FILE)))
@@ -82,6 +84,8 @@ class Recorder:
         self._depth = 0  # of the calls of modules
         self._buffer_owner: Any = None  # at whose next call the buffers of the iteration are read
         self._with_gradient: set[str] = set()
+        self._joins = False
+        self._places: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # that built the modules
         self._data = DataHook(self)
         self._saves = SaveHook(self, folder)
         self._reset()
@@ -92,6 +96,7 @@ class Recorder:
         self._loss: list[str] = []
         self._backward = ""
         self._rates: list[float] = []
+        self._gradients: dict[str, str] = {}  # digests by name
         self._not_finite = ""
         self._buffers: list[str] | None = None
 
@@ -111,6 +116,7 @@ class Recorder:
             recorder._note_optimizer(optimizer)
 
         module.Optimizer.__init__ = build_and_hook
+        self._hook_module_places()
         self._data.start()
 
     def stop(self) -> None:
@@ -128,7 +134,32 @@ class Recorder:
         self._hook_modules()
         self._hook_backward()
         self._hook_scaler()
+        self._hook_join()
         self._saves.start(self._torch)
+
+    def _hook_module_places(self) -> None:
+        kind = sys.modules["torch.nn.modules.module"].Module
+        build = kind.__init__
+        places = self._places
+
+        @functools.wraps(build)
+        def build_and_note(module: Any, *arguments: Any, **options: Any) -> None:
+            build(module, *arguments, **options)
+            places[module] = _find_build(module)
+
+        kind.__init__ = build_and_note
+
+    def _hook_join(self) -> None:
+        kind = sys.modules["torch.distributed.algorithms.join"].Join
+        enter = kind.__enter__
+        recorder = self
+
+        @functools.wraps(enter)
+        def enter_and_note(join: Any) -> Any:
+            recorder._joins = True
+            return enter(join)
+
+        kind.__enter__ = enter_and_note
 
     def _hook_modules(self) -> None:
         original = self._torch.nn.Module.__call__
@@ -171,7 +202,9 @@ class Recorder:
         def step(scaler: Any, *arguments: Any, **options: Any) -> Any:
             before = recorder._optimizer_steps
             result = original(scaler, *arguments, **options)
-            recorder._skipped += recorder._optimizer_steps == before
+            if recorder._optimizer_steps == before:
+                recorder._skipped += 1
+                recorder._not_finite = ""  # as intended: the scaler found its factor too large
             return result
 
         scaler.step = step
@@ -220,6 +253,7 @@ class Recorder:
             if gradient is None:
                 continue
             self._with_gradient.add(name)
+            self._gradients[name] = self._digest(gradient)
             part = fingerprint.local_part(gradient)
             if not self._not_finite and not bool(part.isfinite().all()):
                 self._not_finite = f"the gradient of {name} is not finite"
@@ -231,7 +265,9 @@ class Recorder:
         if self._file is None:
             self._open()
         batches = self._data.take()
-        trainable = [name for name, parameter in self._list_parameters() if parameter.requires_grad]
+        parameters = list(self._list_parameters())
+        trainable = [name for name, parameter in parameters if parameter.requires_grad]
+        group_size, group_rank = self._find_group()
         self.write(
             StepRecord(
                 time=time.time(),
@@ -244,16 +280,27 @@ class Recorder:
                 rates=tuple(self._rates[:64]),
                 batch=_write_digest(fingerprint.combine(self._batch)) if self._batch else "",
                 indices=_write_digest(fingerprint.combine(batches.indices)) if batches.indices else "",
-                digests=tuple(self._digest(parameter) for _, parameter in self._list_parameters()),
+                digests=tuple(self._digest(parameter) for _, parameter in parameters),
+                gradients=tuple(self._gradients.get(name, "") for name, _ in parameters),
                 buffers=tuple(self._buffers or ()),
                 loaders=tuple(batches.loaders),
                 without_gradient=tuple(name for name in trainable if name not in self._with_gradient)[:64],
                 not_finite=self._not_finite,
                 skipped=self._skipped,
+                group_size=group_size,
+                group_rank=group_rank,
+                joins=self._joins,
             )
         )
         self._reset()
         self._obey()
+
+    def _find_group(self) -> tuple[int, int]:
+        """Return size and rank of the default process group; 0 without one."""
+        distributed = self._torch.distributed
+        if not (distributed.is_available() and distributed.is_initialized()):
+            return 0, 0
+        return distributed.get_world_size(), distributed.get_rank()
 
     # -- models
 
@@ -265,6 +312,7 @@ class Recorder:
             ModelRecord(
                 time=time.time(),
                 kind=type(getattr(module, "module", module)).__name__,
+                built=self._places.get(module, ""),
                 wrapper=_find_sharing(module),
                 place=find_call().place,
                 names=tuple(name for name, _ in parameters),
@@ -272,9 +320,16 @@ class Recorder:
                 trainable=tuple(int(parameter.requires_grad) for _, parameter in parameters),
                 sharded=tuple(int(_is_sharded(module, parameter)) for _, parameter in parameters),
                 buffer_names=tuple(name for name, _ in _list_buffers(module)),
+                places=tuple(self._find_places(module)),
                 mesh=_list_mesh_names(parameters),
             )
         )
+
+    def _find_places(self, module: Any) -> Iterator[str]:
+        """Yield the line that built the module of each parameter."""
+        owners = dict(module.named_modules())
+        for name, _ in module.named_parameters():
+            yield self._places.get(owners[name.rpartition(".")[0]], "")
 
     def _list_parameters(self) -> Iterator[tuple[str, Any]]:
         for model in self._models:
@@ -309,8 +364,7 @@ class Recorder:
             break
         waiting = self._waiting
         self._waiting = []
-        world_size = int(os.environ.get("WORLD_SIZE", "1"))
-        self.write(StartRecord(time=time.time(), pid=os.getpid(), rank=self.rank, world_size=world_size))
+        self.write(StartRecord(time=time.time(), pid=os.getpid(), rank=self.rank, world_size=self._world_size))
         assert self._file is not None
         self._file.writelines(json.dumps(raw) + "\n" for raw in waiting)
 
@@ -341,9 +395,8 @@ class Recorder:
         """End the process once all ranks have reached the last step, so that none loses a peer before."""
         self.write(EndRecord(time=time.time(), step=self.steps, reason="limit"))
         open(self._path(f"{self._number}.limit"), "w").close()
-        world_size = int(os.environ.get("WORLD_SIZE", "1"))
         deadline = time.monotonic() + _LIMIT_SECONDS
-        while time.monotonic() < deadline and self._count_at_limit() < world_size:
+        while time.monotonic() < deadline and self._count_at_limit() < self._world_size:
             time.sleep(0.02)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
@@ -365,6 +418,19 @@ def _list_parameters(module: Any) -> Iterator[tuple[str, Any]]:
 def _list_buffers(module: Any) -> Iterator[tuple[str, Any]]:
     for name, buffer in module.named_buffers():
         yield name.replace("module.", ""), buffer
+
+
+def _find_build(module: Any) -> str:
+    """Return the line that builds a module: not one of its own constructors."""
+    frame: Any = sys._getframe(2)
+    while frame.f_back is not None and frame.f_code.co_name == "__init__" and _is_argument(frame, module):
+        frame = frame.f_back
+    return find_call(frame).place
+
+
+def _is_argument(frame: Any, module: Any) -> bool:
+    names = frame.f_code.co_varnames
+    return bool(names) and frame.f_locals.get(names[0]) is module
 
 
 def _find_wrapper(module: Any) -> str:

@@ -87,9 +87,9 @@ class ScriptCall(NamedTuple):
         return f"{os.path.basename(self.path)}:{self.line}"[:_PLACE_LIMIT]
 
 
-def find_call() -> ScriptCall:
-    """Return the innermost line of the program that is not in a library."""
-    frame: Any = sys._getframe(1)
+def find_call(frame: Any = None) -> ScriptCall:
+    """Return the innermost line of the program that is not in a library. ``frame``: the first one; None: the caller."""
+    frame = frame or sys._getframe(1)
     call = ScriptCall("", 0)
     while frame is not None:
         path = frame.f_code.co_filename

@@ -69,7 +69,7 @@ def main(argv: Sequence[str]) -> NoReturn:
     groups = GroupRecorder(runtime, int(local_rank), files.collectives)
     groups.start()
     if slot is not None:
-        _count_steps(slot, groups)
+        _count_steps(slot, groups, about)
     _run_and_record(kind, target, args, files, about, groups)
 
 
@@ -85,7 +85,7 @@ def _open_slot(runtime: str, about: dict[str, Any]) -> Any:
     return slot
 
 
-def _count_steps(slot: Any, groups: GroupRecorder) -> None:
+def _count_steps(slot: Any, groups: GroupRecorder, about: dict[str, Any]) -> None:
     """Count this rank's optimizer steps. The import takes milliseconds, which a job without counters does not need."""
     from .recorder import create_recorder
     from .steps import StepCounter
@@ -94,7 +94,7 @@ def _count_steps(slot: Any, groups: GroupRecorder) -> None:
         groups.note_step()
         return counters.take_slot(slot)
 
-    StepCounter(slot, claim, create_recorder(int(slot[counters.RANK]))).start()
+    StepCounter(slot, claim, create_recorder(about)).start()
 
 
 def _observe_children(runtime: str, local_rank: int) -> None:
