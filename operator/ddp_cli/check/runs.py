@@ -21,11 +21,12 @@ from ddp_pod.contract.check_record import ENV_CHECK, MARK_FILE, MOST_STEPS, ORDE
 from ddp_pod.contract.processes import load_libc, set_parent_death_signal
 from ddp_pod.contract.records import to_json
 
-_BATCHES: Final = (6, 24, 96)
-"""Batches of an epoch; more are tried if no step is made with less."""
+_BATCHES: Final = (6, 48)
+"""Batches of an epoch; the second number, if the first is less than one accumulation of gradients."""
 _LEAST_COMPARED: Final = 2
 """Steps that the last process of the resumed run has in common with the reference, at least."""
-_MAX_RESTARTS: Final = 8
+_MAX_RESTARTS: Final = 8  # of the resumed run
+RECORDS: Final = "records"
 _POLL_SECONDS: Final = 0.05
 _RUN_SECONDS: Final = 600.0
 _END_SECONDS: Final = 45.0  # after SIGTERM; more than a pod's default grace period
@@ -36,7 +37,10 @@ _ENVIRONMENT: Final = {"TORCH_COMPILE_DISABLE": "1", "WANDB_MODE": "disabled"}
 
 @dataclass(frozen=True)
 class Request:
-    """What to check. ``options``: of `ddp run`, with the script; ``arguments``: of the script."""
+    """What to check.
+
+    ``options``: of `ddp run`, with the script; ``text``: its standard input; ``arguments``: of the script.
+    """
 
     folder: Path
     options: Sequence[str]
@@ -44,6 +48,7 @@ class Request:
     steps: int
     seed: int
     keep: bool = False
+    text: str = ""
 
 
 @dataclass(frozen=True)
@@ -51,7 +56,8 @@ class CheckedRun:
     """A finished run.
 
     ``code``: exit code of `ddp run`, whose output is ``output``; ``problem``: why it was ended early; ``signalled``:
-    Unix time of SIGTERM; ``steps``: that all ranks completed; ``ranks``: those that completed a step.
+    Unix time of SIGTERM; ``stop_seconds``: from then to the end; ``steps``: that all ranks completed; ``ranks``: those
+    that completed a step.
     """
 
     name: str
@@ -65,6 +71,7 @@ class CheckedRun:
     saves: Sequence[SaveRecord]
     problem: str = ""
     signalled: float | None = None
+    stop_seconds: float = 0.0
 
     @property
     def succeeded(self) -> bool:
@@ -101,11 +108,13 @@ class Runs:
         runs.append(self._run("repeat", steps=MOST_STEPS, batches=batches, mark=mark))
         kills = choose_kills(reference.saves, reference.steps, reference.ranks, self._random)
         if kills:
-            runs.append(self._run("resumed", steps=reference.steps, batches=batches, kills=kills))
+            first_save = min(save.step for save in reference.saves if save.step)
+            steps = max(reference.steps - first_save, *(kill.step + 1 for kill in kills))
+            runs.append(self._run("resumed", steps=steps, batches=batches, kills=kills))
         return runs
 
     def _run_reference(self) -> CheckedRun:
-        """Run the reference, with longer epochs if one is shorter than an accumulation of gradients."""
+        """Run the reference, again with longer epochs if it makes no step."""
         for batches in _BATCHES:
             name = "reference" if batches == _BATCHES[0] else f"reference-{batches}"
             run = self._run(name, steps=self._request.steps, batches=batches)
@@ -118,17 +127,18 @@ class Runs:
         copy = home / (self._request.folder.resolve().name or "copy")
         copy_folder(self._request.folder, copy)
         order = Order(folder=str(copy), steps=steps, batches=batches, mark=mark, kills=kills)
-        records = home / "records"
+        records = home / RECORDS
         records.mkdir()
         (records / ORDER_FILE).write_text(json.dumps(to_json(order)), encoding="utf-8")
 
         began = time.time()
-        process = self._start(home, copy, records)
+        process = self._start(home, copy, order)
         watch = Watch(records)
         try:
             problem, signalled = self._follow(name, process, watch, order, records)
         finally:
             _end(process)
+            ended = time.time()
             remove_saves(watch.saves, copy, began)
         if not self._request.keep:
             shutil.rmtree(copy, ignore_errors=True)
@@ -144,22 +154,25 @@ class Runs:
             saves=watch.saves,
             problem=problem,
             signalled=signalled,
+            stop_seconds=ended - (signalled or ended),
         )
         self._show(name, f"{run.steps} steps in {run.seconds:.0f} s\n")
         return run
 
-    def _start(self, home: Path, copy: Path, records: Path) -> subprocess.Popen[bytes]:
+    def _start(self, home: Path, copy: Path, order: Order) -> subprocess.Popen[bytes]:
         """Start `ddp run` in the copy. It ends with this process."""
-        options = ["--quiet", "--plain", "--runs-dir", str(home / "runs"), "--max-restarts", str(_MAX_RESTARTS)]
+        restarts = _MAX_RESTARTS if order.kills else 0
+        options = ["--quiet", "--plain", "--runs-dir", str(home / "runs"), "--max-restarts", str(restarts)]
         command = [sys.executable, "-P", "-m", "ddp_cli", "run", *options, *self._request.options]
-        environment = {**_ENVIRONMENT, **os.environ, ENV_CHECK: str(records)}
+        environment = {**_ENVIRONMENT, **os.environ, ENV_CHECK: str(home / RECORDS)}
         load_libc()  # before the fork, for the child
-        with (home / "output.txt").open("wb") as output:
+        (home / "input.txt").write_text(self._request.text, encoding="utf-8")
+        with (home / "input.txt").open("rb") as text, (home / "output.txt").open("wb") as output:
             return subprocess.Popen(
                 [*command, "--", *self._request.arguments],
                 cwd=copy,
                 env=_move_python_path(environment, self._request.folder.resolve(), copy),
-                stdin=subprocess.DEVNULL,
+                stdin=text,
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,

@@ -8,14 +8,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from ddp_pod.contract.check_record import LOADER, SAVE, STEP, SaveRecord
+from ddp_pod.contract.check_record import SAVE, STEP, SaveRecord
 from ddp_pod.contract.records import read_record
 
 _MOST_FILES: Final = 1024  # of processes
 _MOST_SAVES: Final = 10_000
 _QUIET_SECONDS: Final = 30.0
 _FIRST_STEP_SECONDS: Final = 90.0
-_EPOCHS_WITHOUT_STEP: Final = 12
 
 
 class Watch:
@@ -28,18 +27,12 @@ class Watch:
         self._steps: Counter[str] = Counter()
         self._grown = clock()
         self._longest = 0.0
-        self._epochs: Counter[str] = Counter()
         self.saves: list[SaveRecord] = []
 
     @property
     def ranks(self) -> int:
         """Ranks that have completed a step."""
         return len({process.partition(".")[0] for process in self._steps})
-
-    @property
-    def epochs(self) -> int:
-        """Iterations of DataLoaders in the process that began the most."""
-        return max(self._epochs.values(), default=0)
 
     @property
     def steps(self) -> int:
@@ -72,8 +65,6 @@ class Watch:
             return
         if event == STEP:
             self._steps[name] += 1
-        elif event == LOADER:
-            self._epochs[name] += 1
         elif event == SAVE and len(self.saves) < _MOST_SAVES:
             self.saves.append(read_record(SaveRecord, record))
 
@@ -86,6 +77,4 @@ class Watch:
             limit = _FIRST_STEP_SECONDS
         if quiet > limit:
             return f"no rank recorded anything for {quiet:.0f} s, after {self.steps} steps"
-        if not self.steps and self.epochs > _EPOCHS_WITHOUT_STEP:
-            return f"no optimizer step in {self.epochs} iterations of DataLoaders"
         return ""

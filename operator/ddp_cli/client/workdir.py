@@ -76,7 +76,7 @@ def default_folder(script: str | None) -> Path:
 def check_folder(folder: Path) -> Path:
     """Return a folder chosen by default, unless it is the home or the root folder. Raises: ClientError."""
     if folder in (Path(os.path.expanduser("~")), Path(folder.anchor)):
-        raise ClientError(f"{folder} is not packed by default; name the folder to pack with --workdir")
+        raise ClientError(f"{folder} is not chosen by default; name the folder of the script with --workdir")
     return folder
 
 

@@ -94,7 +94,7 @@ def test_invalid_programs_are_refused_before_anything_is_created(
         Client().train("my_training.py", workdir=tmp_path / "other")
     monkeypatch.setenv("HOME", str(tmp_path))
     for program in (fit, "my_training.py"):
-        with pytest.raises(ClientError, match="is not packed by default"):
+        with pytest.raises(ClientError, match="is not chosen by default"):
             Client().train(program, args={"lr": 1} if program is fit else [])
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
     with pytest.raises(ClientError, match="__main__"):
