@@ -1,0 +1,1 @@
+"""`ddp check` on whole scripts: faults planted alone, and scripts without a fault."""

@@ -1,0 +1,348 @@
+"""Scripts with one fault each, of the kinds that people write, and what `ddp check` must report.
+
+A fault is a few changed lines of a script without faults, or a script of its own. `# fault` marks the line to report.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final, NamedTuple
+
+SCRIPTS: Final = Path(__file__).with_name("scripts")
+MARK: Final = "# fault"
+
+GROUP: Final = "one group"
+GRADIENTS: Final = "gradients are shared"
+DATA: Final = "different data"
+ORDER: Final = "another order each epoch"
+STEPS: Final = "equal numbers of steps"
+WRITER: Final = "one writer"
+WEIGHTS: Final = "same initial weights"
+FINITE: Final = "finite"
+RESUME: Final = "resumes exactly"
+STOP: Final = "stops in time"
+
+
+class Fault(NamedTuple):
+    """A fault in ``script``. ``edits``: changed text; ``check``: the one that fails; ``also``: what must follow."""
+
+    check: str
+    script: str
+    edits: tuple[tuple[str, str], ...] = ()
+    also: tuple[str, ...] = ()
+
+    def write(self) -> str:
+        """Return the text of the faulty script."""
+        text = (SCRIPTS / self.script).read_text()
+        for old, new in self.edits:
+            assert text.count(old) == 1, f"{self.script} has {text.count(old)} times {old!r}"
+            text = text.replace(old, new)
+        assert text.count(MARK) == 1, f"{self.script}: mark one line with {MARK}"
+        return text
+
+    def find_line(self) -> int:
+        """Return the number of the marked line."""
+        return next(number for number, line in enumerate(self.write().splitlines(), 1) if MARK in line)
+
+
+_INIT: Final = 'dist.init_process_group("gloo")\n'
+_SAMPLER: Final = "sampler = DistributedSampler(data, drop_last=True)\n"
+_SET_EPOCH: Final = "    sampler.set_epoch(epoch)\n"
+_LOOP: Final = "    for batch, (images, labels) in enumerate(loader):\n"
+_FORWARD: Final = "        loss = cross_entropy(model(images), labels)\n"
+_WRAP: Final = "model = DistributedDataParallel(network)\n"
+_FIRST_STATE: Final = '        state = {"model": network.state_dict(), "optimizer": optimizer.state_dict()}\n'
+_STATE: Final = (
+    "        state.update(scheduler=scheduler.state_dict(), random=random_states, epoch=epoch, batch=batch + 1)\n"
+)
+_SAVE: Final = '        torch.save(state, PATH + ".new")\n'
+_REPLACE: Final = '        os.replace(PATH + ".new", PATH)\n'
+_MARKED_SAVE: Final = (_SAVE, f'        torch.save(state, PATH + ".new")  {MARK}\n')
+_SIGNAL: Final = "signal.signal(signal.SIGTERM, lambda *_: stop.fill_(1))\n"
+_SAVE_OR_STOP: Final = "        if stop or (batch + 1) % SAVE_EVERY == 0:\n"
+
+
+def _mark(line: str) -> str:
+    return f"{line.rstrip()}  {MARK}\n"
+
+
+FAULTS: Final = MappingProxyType(
+    {
+        "no group": Fault(
+            GROUP,
+            "mlp.py",
+            (
+                (_INIT, ""),
+                ("rank = dist.get_rank()", 'rank = int(os.environ["RANK"])'),
+                ("world_size = dist.get_world_size()", 'world_size = int(os.environ["WORLD_SIZE"])'),
+                (_SAMPLER, _SAMPLER.replace("data,", "data, num_replicas=world_size, rank=rank,")),
+                (_WRAP, "model = network\n"),
+                ("    dist.all_gather_object(random_states, torch.get_rng_state())\n", ""),
+                ("random=random_states,", "random=[torch.get_rng_state()] * world_size,"),
+                ("        optimizer.step()\n", _mark("        optimizer.step()")),
+                ("        dist.all_reduce(stop)\n", ""),
+                ("            dist.destroy_process_group()\n", ""),
+                ('"trained.pt")\ndist.destroy_process_group()\n', '"trained.pt")\n'),
+            ),
+        ),
+        "group of one": Fault(
+            GROUP,
+            "mlp.py",
+            ((_INIT, _mark('dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())')),),
+        ),
+        "nested launcher": Fault(GROUP, "nested.py"),
+        "spawned ranks": Fault(GROUP, "spawned.py"),
+        "not wrapped": Fault(GRADIENTS, "mlp.py", ((_WRAP, _mark("model = network")),)),
+        "part of the gradients": Fault(
+            GRADIENTS,
+            "manual.py",
+            (
+                (
+                    "        for parameter in model.parameters():\n            dist.all_reduce",
+                    f"        for parameter in model[2].parameters():  {MARK}\n            dist.all_reduce",
+                ),
+            ),
+        ),
+        "layer that is never called": Fault(
+            GRADIENTS,
+            "mlp.py",
+            (
+                (
+                    _WRAP,
+                    f"network[3].head = nn.Linear(32, 2)  {MARK}\n"
+                    "model = DistributedDataParallel(network, find_unused_parameters=True)\n",
+                ),
+            ),
+        ),
+        "layer replaced after wrapping": Fault(
+            GRADIENTS,
+            "mlp.py",
+            (
+                (
+                    _WRAP,
+                    "model = DistributedDataParallel(network, find_unused_parameters=True)\n"
+                    f"network[3] = nn.Linear(32, 10)  {MARK}\n",
+                ),
+            ),
+        ),
+        "no sampler": Fault(
+            DATA,
+            "mlp.py",
+            (
+                ("sampler=sampler,", "shuffle=True, drop_last=True,"),
+                (_SET_EPOCH, "    loader.generator.manual_seed(epoch)\n"),
+                (_LOOP, _mark(_LOOP)),
+            ),
+        ),
+        "sampler with rank 0": Fault(
+            DATA, "mlp.py", ((_SAMPLER, _mark(_SAMPLER.replace("data,", "data, num_replicas=world_size, rank=0,"))),)
+        ),
+        "sampler with the local rank": Fault(
+            DATA,
+            "mlp.py",
+            (
+                (
+                    _SAMPLER,
+                    _mark(
+                        'sampler = DistributedSampler(data, world_size, int(os.environ["LOCAL_RANK"]), drop_last=True)'
+                    ),
+                ),
+            ),
+        ),
+        "sampler for one replica": Fault(
+            DATA, "mlp.py", ((_SAMPLER, _mark(_SAMPLER.replace("data,", "data, num_replicas=1, rank=0,"))),)
+        ),
+        "same first batch": Fault(
+            DATA,
+            "mlp.py",
+            ((_FORWARD, f"        if batch == 0:\n            images, labels = data[:32]  {MARK}\n" + _FORWARD),),
+        ),
+        "no set_epoch": Fault(ORDER, "mlp.py", ((_SET_EPOCH, ""), (_LOOP, _mark(_LOOP)))),
+        "set_epoch with a constant": Fault(ORDER, "mlp.py", ((_SET_EPOCH, _mark("    sampler.set_epoch(0)")),)),
+        "uneven parts that hang": Fault(
+            STEPS,
+            "mlp.py",
+            (
+                (_SAMPLER, "part = torch.utils.data.Subset(data, range(160) if rank == 0 else range(160, 352))\n"),
+                (
+                    "loader = DataLoader(data, batch_size=32, sampler=sampler, generator=torch.Generator())",
+                    "loader = DataLoader(part, batch_size=32)",
+                ),
+                (_SET_EPOCH, ""),
+                (_LOOP, _mark(_LOOP)),
+            ),
+        ),
+        "uneven parts": Fault(
+            STEPS,
+            "manual.py",
+            (
+                (
+                    _SAMPLER,
+                    "part = torch.utils.data.Subset(data, range(160) if dist.get_rank() == 0 else range(160, 352))\n",
+                ),
+                (
+                    "loader = DataLoader(data, batch_size=32, sampler=sampler)",
+                    "loader = DataLoader(part, batch_size=32)",
+                ),
+                (_SET_EPOCH, ""),
+                (_LOOP, _mark(_LOOP)),
+            ),
+            also=(RESUME,),
+        ),
+        "every rank saves": Fault(
+            WRITER,
+            "mlp.py",
+            (
+                ("    if rank == 0:\n        state =", "    if True:\n        state ="),
+                (_SAVE + _REPLACE, _mark("        torch.save(state, PATH)")),
+            ),
+        ),
+        "a rank of each node saves": Fault(
+            WRITER,
+            "mlp.py",
+            (
+                (
+                    "    if rank == 0:\n        state =",
+                    '    if int(os.environ["LOCAL_RANK"]) == 0:\n        state =',
+                ),
+                (_SAVE + _REPLACE, _mark("        torch.save(state, PATH)")),
+            ),
+        ),
+        "different weights": Fault(
+            WEIGHTS,
+            "manual.py",
+            (
+                ("    dist.broadcast(parameter.data, src=0)\n", "    parameter.grad = None\n"),
+                ("nn.Linear(32, 10))\n", _mark("nn.Linear(32, 10))")),
+            ),
+        ),
+        "own statistics of BatchNorm": Fault(
+            WEIGHTS,
+            "cnn.py",
+            ((_WRAP, _mark("model = DistributedDataParallel(network, broadcast_buffers=False)")),),
+        ),
+        "frozen layer with own weights": Fault(
+            WEIGHTS,
+            "cnn.py",
+            (
+                ("frozen.requires_grad_(False)", _mark("frozen.requires_grad_(False)").rstrip()),
+                (
+                    _WRAP,
+                    _WRAP + "torch.manual_seed(1 + dist.get_rank())\nnn.init.normal_(frozen.weight)\n",
+                ),
+            ),
+        ),
+        "frozen layer that drifts": Fault(
+            WEIGHTS,
+            "cnn.py",
+            (
+                ("frozen.requires_grad_(False)", _mark("frozen.requires_grad_(False)").rstrip()),
+                (_FORWARD, _FORWARD + "        frozen.bias.lerp_(images.mean(), 0.1)\n"),
+            ),
+        ),
+        "logarithm of 0": Fault(
+            FINITE,
+            "mlp.py",
+            (
+                ("lr=0.1", "lr=100.0"),
+                (
+                    _FORWARD,
+                    _mark("        loss = nn.functional.nll_loss(model(images).softmax(1).log(), labels)"),
+                ),
+            ),
+        ),
+        "learning rate too high": Fault(
+            FINITE,
+            "mlp.py",
+            (
+                ("lr=0.1", "lr=1e30"),
+                ("        loss.backward()\n", _mark("        loss.backward()")),
+            ),
+        ),
+        "root of 0": Fault(
+            FINITE,
+            "mlp.py",
+            (
+                (_WRAP, "nn.init.zeros_(network[3].bias)\n" + _WRAP),
+                (
+                    _FORWARD,
+                    _mark(_FORWARD.rstrip() + " + 0.01 * network[3].bias.square().sum().sqrt()"),
+                ),
+            ),
+        ),
+        "scheduler not saved": Fault(
+            RESUME,
+            "mlp.py",
+            (
+                ("scheduler=scheduler.state_dict(), ", ""),
+                ('    scheduler.load_state_dict(state["scheduler"])\n', ""),
+                _MARKED_SAVE,
+            ),
+        ),
+        "optimizer not saved": Fault(
+            RESUME,
+            "mlp.py",
+            (
+                (', "optimizer": optimizer.state_dict()', ""),
+                ('    optimizer.load_state_dict(state["optimizer"])\n', ""),
+                _MARKED_SAVE,
+            ),
+        ),
+        "random state not saved": Fault(
+            RESUME,
+            "mlp.py",
+            (
+                ("random=random_states, ", ""),
+                ('    torch.set_rng_state(state["random"][rank])\n', ""),
+                _MARKED_SAVE,
+            ),
+        ),
+        "random state of rank 0": Fault(
+            RESUME, "mlp.py", (('state["random"][rank]', 'state["random"][0]'), _MARKED_SAVE)
+        ),
+        "epoch not saved": Fault(
+            RESUME, "mlp.py", (("epoch=epoch, ", ""), ('    first_epoch = state["epoch"]\n', ""), _MARKED_SAVE)
+        ),
+        "position not saved": Fault(
+            RESUME,
+            "mlp.py",
+            ((", batch=batch + 1", ""), ('    first_batch = state["batch"]\n', ""), _MARKED_SAVE),
+        ),
+        "last step repeated": Fault(RESUME, "mlp.py", (("batch=batch + 1", "batch=batch"), _MARKED_SAVE)),
+        "never loaded": Fault(RESUME, "mlp.py", (("if os.path.exists(PATH):", "if False:"), _MARKED_SAVE)),
+        "no checkpoint": Fault(
+            RESUME,
+            "mlp.py",
+            (
+                (_FIRST_STATE + _STATE + _SAVE + _REPLACE, '        print(f"epoch {epoch}, batch {batch}")\n'),
+                ("        optimizer.step()\n", _mark("        optimizer.step()")),
+            ),
+        ),
+        "SIGTERM ignored": Fault(
+            STOP,
+            "mlp.py",
+            (
+                (_SIGNAL, "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"),
+                ("EPOCHS = 6", "EPOCHS = 1000"),
+                (_SAVE_OR_STOP, _mark("        if (batch + 1) % SAVE_EVERY == 0:")),
+            ),
+        ),
+        "SIGTERM without a save": Fault(
+            STOP, "mlp.py", ((_SAVE_OR_STOP, _mark("        if (batch + 1) % SAVE_EVERY == 0:")),)
+        ),
+        "SIGTERM not handled": Fault(
+            STOP, "mlp.py", ((_SIGNAL, ""), (_SAVE_OR_STOP, _mark("        if (batch + 1) % SAVE_EVERY == 0:")))
+        ),
+        "nothing seeded": Fault(
+            RESUME,
+            "mlp.py",
+            (
+                ("torch.manual_seed(0)\n", ""),
+                ("torch.manual_seed(1 + rank)\n", ""),
+                ("network = nn.Sequential", "import random\n\nnetwork = nn.Sequential"),
+                (_FORWARD, f"        images = images * random.uniform(0.9, 1.1)  {MARK}\n" + _FORWARD),
+            ),
+        ),
+    }
+)

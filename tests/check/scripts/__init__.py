@@ -1,0 +1,1 @@
+"""Training scripts, each as a user would have it in its folder."""
