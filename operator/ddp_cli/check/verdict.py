@@ -1,11 +1,13 @@
 """What `ddp check` reports about one check."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
 
 PASSED: Final = "passed"
 FAILED: Final = "failed"
 NOT_APPLICABLE: Final = "not applicable"
+_SHOWN: Final = 3  # names in a message
 
 
 @dataclass(frozen=True)
@@ -17,3 +19,25 @@ class Verdict:
     reason: str = ""
     place: str = ""
     remedy: str = ""
+
+
+def passed(reason: str = "") -> Verdict:
+    """Return the verdict of a check that found nothing wrong."""
+    return Verdict("", PASSED, reason)
+
+
+def failed(reason: str, place: str, remedy: str) -> Verdict:
+    """Return the verdict of a check that found a fault."""
+    return Verdict("", FAILED, reason, place, remedy)
+
+
+def not_applicable(reason: str) -> Verdict:
+    """Return the verdict of a check without anything to observe."""
+    return Verdict("", NOT_APPLICABLE, reason)
+
+
+def list_names(names: Iterable[str]) -> str:
+    """Return the first names, and how many more there are."""
+    unique = list(dict.fromkeys(names))
+    more = len(unique) - _SHOWN
+    return ", ".join(unique[:_SHOWN]) + (f" and {more} more" if more > 0 else "")

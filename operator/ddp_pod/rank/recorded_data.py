@@ -26,11 +26,17 @@ class Batches(NamedTuple):
 
 
 class _Loader:
-    """A DataLoader of the script. ``number``: in the order in which they were built."""
+    """A DataLoader of the script.
 
-    def __init__(self, number: int, built: str) -> None:
+    ``number``: in the order in which they were built; ``length``: its batches; None: it has no length; ``family``: what
+    it has in common with loaders of the same data.
+    """
+
+    def __init__(self, number: int, built: str, length: int | None = None, family: Any = None) -> None:
         self.number = number
         self.built = built
+        self.length = length
+        self.family = family
         self.iterations = 0
 
 
@@ -75,6 +81,7 @@ class DataHook(ImportHook):
         self._loaders: weakref.WeakKeyDictionary[Any, _Loader] = weakref.WeakKeyDictionary()
         self._iterations: weakref.WeakKeyDictionary[Any, _Iteration] = weakref.WeakKeyDictionary()
         self._samplers = _SamplerHook()
+        self._longest: dict[Any, int] = {}  # batches of a family's longest loader
         self._count = 0
         self._batches = Batches([], [])
 
@@ -104,7 +111,10 @@ class DataHook(ImportHook):
         def build(loader: Any, *arguments: Any, **options: Any) -> None:
             original(loader, *arguments, **options)
             if self._recorder.is_active and loader not in self._loaders:
-                self._loaders[loader] = _Loader(self._count, find_call().place)
+                length = self._find_length(loader)
+                family = (id(loader.dataset), loader.batch_size)
+                self._loaders[loader] = _Loader(self._count, find_call().place, length, family)
+                self._longest[family] = max(self._longest.get(family, 0), length or 0)
                 self._count += 1
 
         return build
@@ -141,13 +151,24 @@ class DataHook(ImportHook):
                 iteration=found.iterations,
                 built=found.built,
                 place=find_call().place,
-                batches=self._find_length(loader),
+                batches=found.length,
                 sampler=type(samplers[0] if distributed is None else distributed).__name__,
                 sampler_built=self._samplers.find_place(distributed),
                 shuffles=None if distributed is None else bool(getattr(distributed, "shuffle", False)),
                 epoch=None if distributed is None else int(getattr(distributed, "epoch", 0)),
             )
         )
+
+    def _find_limit(self, loader: _Loader) -> int | None:
+        """Return after how many batches an iteration ends; None: it is not cut.
+
+        A loader that skips the first batches of an epoch, as after a resume, ends with the same batch as the whole one.
+        """
+        most = self._recorder.order.batches
+        if not most or not self._recorder.is_active:
+            return None
+        skipped = self._longest.get(loader.family, 0) - (loader.length or 0) if loader.length else 0
+        return max(0, most - skipped)
 
     def _find_length(self, loader: Any) -> int | None:
         try:
@@ -159,8 +180,9 @@ class DataHook(ImportHook):
         @functools.wraps(original)
         def measure(loader: Any) -> int:
             length = original(loader)
-            most = self._recorder.order.batches
-            return min(length, most) if most and loader in self._loaders else length
+            found = self._loaders.get(loader)
+            most = None if found is None else self._find_limit(found)
+            return length if most is None else min(length, most)
 
         return measure
 
@@ -183,8 +205,8 @@ class DataHook(ImportHook):
             iteration = self._iterations.get(iterator)
             if iteration is None or not self._recorder.is_active:
                 return original(iterator)
-            most = self._recorder.order.batches
-            if most and iteration.delivered >= most:
+            most = self._find_limit(iteration.loader)
+            if most is not None and iteration.delivered >= most:
                 raise StopIteration
             batch = original(iterator)
             iteration.delivered += 1

@@ -4,6 +4,7 @@ Only a run of `ddp check` has a recorder. It may cost time, but must not change 
 random numbers and keeps no graph. Errors of its own end the recording, not the script.
 """
 
+import atexit
 import functools
 import json
 import os
@@ -364,6 +365,7 @@ class Recorder:
             break
         waiting = self._waiting
         self._waiting = []
+        atexit.register(lambda: self.write(EndRecord(time=time.time(), step=self.steps, reason="script")))
         self.write(StartRecord(time=time.time(), pid=os.getpid(), rank=self.rank, world_size=self._world_size))
         assert self._file is not None
         self._file.writelines(json.dumps(raw) + "\n" for raw in waiting)

@@ -1,0 +1,32 @@
+"""Judge the runs of a check."""
+
+from collections.abc import Sequence
+
+from ddp_cli.check.recordings import Recording, read_recording
+from ddp_cli.check.resume import judge_resume, judge_stop
+from ddp_cli.check.runs import CheckedRun
+from ddp_cli.check.training import judge_training
+from ddp_cli.check.verdict import Verdict
+
+
+def judge(runs: Sequence[CheckedRun]) -> list[Verdict]:
+    """Return the verdicts of all checks. ``runs``: the reference, whose ranks have made steps, and those after it."""
+    recordings = {run.name.partition("-")[0]: read_recording(run.records) for run in runs}
+    reference = recordings["reference"]
+    repeat = recordings.get("repeat")
+    world_size = max(process.start.world_size for process in reference.firsts)
+    verdicts = judge_training(reference, world_size)
+    verdicts.append(_name("resumes exactly", judge_resume(reference, repeat, recordings.get("resumed"))))
+    verdicts.append(_name("stops in time", _judge_stop(runs, repeat)))
+    return verdicts
+
+
+def _judge_stop(runs: Sequence[CheckedRun], repeat: Recording | None) -> Verdict:
+    run = next((run for run in runs if run.name == "repeat"), None)
+    if run is None or repeat is None:
+        return judge_stop(Recording({}), None, 0.0)
+    return judge_stop(repeat, run.signalled, run.stop_seconds)
+
+
+def _name(check: str, verdict: Verdict) -> Verdict:
+    return Verdict(check, verdict.state, verdict.reason, verdict.place, verdict.remedy)

@@ -1,0 +1,241 @@
+"""Judge whether an interrupted script continues as if nothing had happened, and ends in time. Pure."""
+
+from collections.abc import Sequence
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from ddp_cli.check.recordings import Digests, Process, Recording
+from ddp_cli.check.verdict import FAILED, Verdict, failed, list_names, not_applicable, passed
+from ddp_pod.contract.check_record import SaveRecord, StepRecord
+
+GRACE_SECONDS: Final = 30.0
+"""A pod's time to end after SIGTERM, by default."""
+_RATES: Final = "the learning rate"
+_ORDER: Final = "the order of the data"
+_BATCH: Final = "the batch"
+_BUFFERS: Final = "the buffers"
+_LOSS: Final = "the loss"
+_WEIGHTS: Final = "the weights after the step"
+_FACTS: Final = (_RATES, _ORDER, _BATCH, _BUFFERS, _LOSS, _WEIGHTS)
+_SEEDS: Final = {
+    _RATES: "compute the learning rate from the step alone",
+    _ORDER: "give the sampler a seed or a seeded generator",
+    _BATCH: "seed the augmentation (torch.manual_seed, random.seed, numpy.random.seed, worker_init_fn)",
+    _BUFFERS: "call torch.manual_seed() before the model is built",
+    _LOSS: "call torch.manual_seed() at the start (dropout)",
+    _WEIGHTS: "call torch.use_deterministic_algorithms(True)",
+}
+_EPOCHS_TO_SAVE: Final = 2  # after which a script that saves each epoch has saved
+
+
+class _Randomness(NamedTuple):
+    """How two uninterrupted runs differ. ``comparable``: the facts that are equal in both."""
+
+    comparable: Sequence[str] = _FACTS
+    text: str = ""
+
+
+class _Resume(NamedTuple):
+    """A process that continued a run: after which step of it. ``killed``: the step after which the former ended."""
+
+    process: Process
+    killed: int
+    position: int
+
+
+def judge_resume(reference: Recording, repeat: Recording | None, resumed: Recording | None) -> Verdict:
+    """Return whether the script resumes exactly. ``resumed``: of a run whose ranks were killed; None: no such run."""
+    first = reference.firsts[0]
+    save = next((save for save in reference.saves if save.step), None)
+    if save is None:
+        return _judge_without_save(first)
+    if resumed is None or not resumed.firsts:
+        return not_applicable("the first checkpoint is too late to kill a rank after it; use --steps")
+    randomness = _find_randomness(reference, repeat)
+    verdict = passed()
+    for rank in sorted(resumed.ranks):
+        verdict = _judge_rank(reference.ranks.get(rank, []), resumed.ranks[rank], save, randomness.comparable)
+        if verdict.state == FAILED:
+            break
+    reason = f"{verdict.reason}; {randomness.text}" if randomness.text else verdict.reason
+    return Verdict("", verdict.state, reason, verdict.place, verdict.remedy)
+
+
+def _judge_without_save(first: Process) -> Verdict:
+    epochs = max((record.iteration for _, record in first.loaders), default=0)
+    if not first.ended_itself and epochs <= _EPOCHS_TO_SAVE:
+        reason = (
+            f"no checkpoint in {len(first.steps)} steps; pass arguments with which the script saves sooner, or --steps"
+        )
+        return not_applicable(reason)
+    return failed(
+        f"no checkpoint in {len(first.steps)} steps: a restarted job begins anew",
+        first.steps[-1].place,
+        "save model, optimizer, scheduler and epoch after each epoch, and load them at the start (docs/checkpoints.md)",
+    )
+
+
+def _find_randomness(reference: Recording, repeat: Recording | None) -> _Randomness:
+    """Compare two uninterrupted runs."""
+    if repeat is None:
+        return _Randomness()
+    for before, after in zip(reference.firsts, repeat.firsts, strict=False):
+        if before.initial != after.initial:
+            text = "the initial weights of two runs differ: call torch.manual_seed() before the model is built"
+            return _Randomness((_RATES, _ORDER, _BATCH), text)
+        difference = _find_difference(before, before.steps, after, after.steps, _FACTS)
+        if difference:
+            step, fact = difference
+            text = f"two uninterrupted runs differ from step {step.step} on ({fact}): {_SEEDS[fact]}"
+            return _Randomness(_FACTS[: _FACTS.index(fact)], text)
+    return _Randomness()
+
+
+def _find_difference(
+    before: Process, expected: Sequence[StepRecord], after: Process, steps: Sequence[StepRecord], facts: Sequence[str]
+) -> tuple[StepRecord, str] | None:
+    """Return the first step that differs from the expected one, and its first fact that does."""
+    for wanted, step in zip(expected, steps, strict=False):
+        for fact in facts:
+            if _read_fact(before, wanted, fact) != _read_fact(after, step, fact):
+                return step, fact
+    return None
+
+
+def _read_fact(process: Process, step: StepRecord, fact: str) -> object:
+    if fact == _RATES:
+        return step.rates
+    if fact == _ORDER:
+        return step.indices
+    if fact == _BATCH:
+        return step.batch
+    if fact == _BUFFERS:
+        return step.buffers
+    if fact == _LOSS:
+        return step.loss
+    return process.digests(step)
+
+
+def _judge_rank(
+    reference: Sequence[Process], processes: Sequence[Process], save: SaveRecord, comparable: Sequence[str]
+) -> Verdict:
+    """Compare what the processes of a killed rank did with the uninterrupted run."""
+    whole = reference[0]
+    history = list(processes[0].steps)  # by position in the run
+    texts = []
+    for killed, process in pairwise(processes):
+        if not process.steps:
+            reason = f"the script made no step after the kill at step {len(history)}"
+            return failed(reason, save.place, "load the checkpoint at the start as it was saved here")
+        position = _find_position(processes[0], history, process)
+        if isinstance(position, Verdict):
+            return failed(position.reason, save.place, position.remedy)
+        resume = _Resume(process, killed.steps[-1].step, position)
+        verdict = _judge_steps(whole, resume, save, comparable)
+        if verdict is not None:
+            return verdict
+        history = history[:position] + process.steps
+        texts.append(str(position))
+    if not texts:
+        return not_applicable("no rank was killed")
+    last = processes[-1]
+    total = len(whole.steps)
+    if whole.ended_itself and last.ended_itself and len(history) != total:
+        reason = f"the resumed run made {len(history)} steps, the uninterrupted one {total}"
+        return failed(reason, save.place, "save the number of completed steps or epochs, and begin there")
+    exactness = "bit-equal" if _WEIGHTS in comparable else "equal batches and learning rates"
+    return passed(f"continued after step {' and '.join(texts)}, {exactness} until step {len(history)}")
+
+
+def _find_position(first: Process, history: Sequence[StepRecord], process: Process) -> int | Verdict:
+    """Return the step of the run whose weights a process has loaded, or a verdict why there is none."""
+    loaded = process.initial
+    positions = [index for index, step in enumerate(history, 1) if _has(first.digests(step), loaded)]
+    if positions:
+        # Weights that do not change are those of several steps: prefer the one that the data continues.
+        batch = process.steps[0].batch
+        continued = [index for index in positions if index < len(history) and history[index].batch == batch]
+        return (continued or positions)[-1]
+    if _has(first.initial, loaded):
+        return failed(
+            "a restarted run begins anew at step 1: it loads no checkpoint",
+            "",
+            "load the newest checkpoint at the start as it was saved here (docs/checkpoints.md)",
+        )
+    known = first.digests(history[-1])
+    different = [parameter.name for parameter, digest in loaded.items() if known.get(parameter) != digest]
+    reason = f"a restarted run has weights of no step before ({list_names(different)})"
+    return failed(reason, "", "save all parameters right after a step, in full precision, and load them all")
+
+
+def _has(weights: Digests, loaded: Digests) -> bool:
+    return all(weights.get(parameter, digest) == digest for parameter, digest in loaded.items())
+
+
+def _judge_steps(whole: Process, resume: _Resume, save: SaveRecord, comparable: Sequence[str]) -> Verdict | None:
+    """Compare the steps after a restart with those of the uninterrupted run; None: all are equal."""
+    expected = whole.steps[resume.position :]
+    difference = _find_difference(whole, expected, resume.process, resume.process.steps, comparable)
+    if difference is None:
+        return None
+    step, fact = difference
+    number = resume.position + step.step
+    reason = f"killed after step {resume.killed}, resumed after step {resume.position}: {fact} differs at step {number}"
+    cause, remedy = _explain(whole, resume, step, fact)
+    return failed(f"{reason}: {cause}", save.place, remedy)
+
+
+def _explain(whole: Process, resume: _Resume, step: StepRecord, fact: str) -> tuple[str, str]:
+    """Return the cause of a difference, and what to save."""
+    if fact == _RATES:
+        return "the scheduler is not saved", "save scheduler.state_dict(), and load it"
+    if fact in (_ORDER, _BATCH):
+        return _explain_data(whole, resume, step, fact)
+    if fact == _BUFFERS:
+        return "buffers are not saved", "save model.state_dict(), which has them, not the parameters alone"
+    if fact == _LOSS:  # weights and batch are equal
+        remedy = "save torch.get_rng_state() of each rank, and load it"
+        return "the random state is not saved (dropout)", remedy
+    return "the optimizer's state is not saved", "save optimizer.state_dict(), and load it"
+
+
+def _explain_data(whole: Process, resume: _Resume, step: StepRecord, fact: str) -> tuple[str, str]:
+    if fact == _BATCH and step.indices:
+        remedy = "save the random states of each rank (torch, random, numpy), and load them"
+        return "the samples are the same, their random augmentation is not", remedy
+    used = step.indices or step.batch
+    known = [record.step for record in whole.steps if used in (record.indices, record.batch)]
+    if known and known[0] == 1:
+        return "the data begins anew with step 1", "save the epoch, begin there, and call sampler.set_epoch(epoch)"
+    begins = [begin for begin, _ in whole.loaders if begin < resume.position + step.step]
+    if known and known[0] - 1 in begins:
+        remedy = "save the position in the epoch, and skip the batches before it; or save at the end of an epoch"
+        return f"the epoch begins anew with step {known[0]}", remedy
+    return "the data continues in another order", "save the epoch and the state of the sampler's generator"
+
+
+def judge_stop(recording: Recording, signalled: float | None, seconds: float, grace: float = GRACE_SECONDS) -> Verdict:
+    """Return whether the script saves and ends after SIGTERM.
+
+    ``signalled``: Unix time of the signal; None: the script ended before; ``seconds``: from the signal to the end.
+    """
+    if signalled is None or not recording.firsts:
+        return not_applicable("the script ended before it could be stopped")
+    first = recording.firsts[0]
+    if seconds >= grace:
+        reason = f"still running {grace:.0f} s after SIGTERM, and killed"
+        return failed(reason, first.steps[-1].place, "end the loop when SIGTERM arrives; do not ignore it")
+    saves = recording.saves
+    if not saves:
+        return not_applicable("no checkpoint was written; the script ended in time")
+    last = first.steps[-1].step
+    saved = max(save.step for save in saves)
+    if any(save.time >= signalled for save in saves):
+        return passed(f"saved after step {saved}, ended after {seconds:.1f} s")
+    if saved == last:
+        return passed(f"ended after {seconds:.1f} s; step {saved} was saved before")
+    return failed(
+        f"ended without saving: the steps after step {saved} are lost at each eviction",
+        saves[-1].place,
+        "handle SIGTERM: set a flag in the handler, then save and end after the step (docs/checkpoints.md)",
+    )
