@@ -24,6 +24,7 @@ from ddp_operator._version import __version__
 # Name, module, one line for the list of commands. A module has add_arguments(parser) and run(arguments) -> exit code.
 COMMANDS: Final = (
     ("run", "ddp_cli.commands.run", "run a job's YAML, or a training script, on this machine"),
+    ("check", "ddp_cli.commands.check", "check whether a script trains as one job and resumes exactly"),
     ("init", "ddp_cli.commands.init", "write the YAML that would run a training script in a cluster"),
     ("render", "ddp_cli.commands.render", "check a job's YAML and print what the operator would create"),
     ("report", "ddp_cli.commands.report", "write an HTML report with the charts of a run"),
@@ -47,7 +48,7 @@ COMMANDS: Final = (
 
 QUERY: Final = "__complete"
 """`ddp __complete WORD...` prints the candidates for the last word, one per line: shells query it."""
-_WITH_SCRIPT: Final = ("run", "init", "submit")
+_WITH_SCRIPT: Final = ("run", "check", "init", "submit")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
