@@ -54,7 +54,9 @@ def judge_resume(reference: Recording, repeat: Recording | None, resumed: Record
     randomness = _find_randomness(reference, repeat)
     verdict = passed()
     for rank in sorted(resumed.ranks):
-        verdict = _judge_rank(reference.ranks.get(rank, []), resumed.ranks[rank], save, randomness.comparable)
+        # One rank saves, and its buffers are what all ranks load.
+        facts = [fact for fact in randomness.comparable if fact != _BUFFERS or rank == 0]
+        verdict = _judge_rank(reference.ranks.get(rank, []), resumed.ranks[rank], save, facts)
         if verdict.state == FAILED:
             break
     reason = f"{verdict.reason}; {randomness.text}" if randomness.text else verdict.reason

@@ -337,7 +337,14 @@ def _check_weights(ranks: Sequence[Process], world_size: int) -> Verdict:
 
 
 def _find_different_buffers(ranks: Sequence[Process]) -> tuple[int, str] | None:
+    """Return a step right after a save at which buffers differ, and a buffer.
+
+    In an epoch each rank may have its own: training does not read the statistics of BatchNorm.
+    """
+    saved = {save.step for process in ranks for save in process.saves}
     for steps in _zip_steps(ranks):
+        if steps[0].step - 1 not in saved:
+            continue
         for index, name in enumerate(ranks[0].buffers):
             values = [step.buffers[index] for step in steps if index < len(step.buffers)]
             if len(values) == len(ranks) and len(set(values)) > 1:

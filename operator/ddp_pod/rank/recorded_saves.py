@@ -54,7 +54,9 @@ class SaveHook:
             return
         first, second = arguments[:2]
         if event == "os.rename":
-            if isinstance(first, str) and isinstance(second, str) and os.path.realpath(first) in self._paths:
+            if not (isinstance(first, str) and isinstance(second, str)):
+                return
+            if second.endswith(_SUFFIXES) or os.path.realpath(first) in self._paths:
                 self._note(second)
         elif (
             isinstance(first, str)
