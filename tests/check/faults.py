@@ -48,9 +48,11 @@ class Fault(NamedTuple):
 
 _INIT: Final = 'dist.init_process_group("gloo")\n'
 _SAMPLER: Final = "sampler = DistributedSampler(data, drop_last=True)\n"
+_LOADER: Final = "loader = DataLoader(data, batch_size=32, sampler=sampler, generator=torch.Generator())\n"
 _SET_EPOCH: Final = "    sampler.set_epoch(epoch)\n"
 _LOOP: Final = "    for batch, (images, labels) in enumerate(loader):\n"
 _FORWARD: Final = "        loss = cross_entropy(model(images), labels)\n"
+_AVERAGE: Final = "        for parameter in model.parameters():\n            dist.all_reduce"
 _WRAP: Final = "model = DistributedDataParallel(network)\n"
 _FIRST_STATE: Final = '        state = {"model": network.state_dict(), "optimizer": optimizer.state_dict()}\n'
 _STATE: Final = (
@@ -98,10 +100,8 @@ FAULTS: Final = MappingProxyType(
             GRADIENTS,
             "manual.py",
             (
-                (
-                    "        for parameter in model.parameters():\n            dist.all_reduce",
-                    f"        for parameter in model[2].parameters():  {MARK}\n            dist.all_reduce",
-                ),
+                ("nn.Linear(32, 10))\n", _mark("nn.Linear(32, 10))")),
+                (_AVERAGE, _AVERAGE.replace("model.parameters()", "model[2].parameters()")),
             ),
         ),
         "layer that is never called": Fault(
@@ -130,9 +130,8 @@ FAULTS: Final = MappingProxyType(
             DATA,
             "mlp.py",
             (
-                ("sampler=sampler,", "shuffle=True, drop_last=True,"),
+                (_LOADER, _mark(_LOADER.replace("sampler=sampler,", "shuffle=True, drop_last=True,"))),
                 (_SET_EPOCH, "    loader.generator.manual_seed(epoch)\n"),
-                (_LOOP, _mark(_LOOP)),
             ),
         ),
         "sampler with rank 0": Fault(
@@ -165,30 +164,22 @@ FAULTS: Final = MappingProxyType(
             "mlp.py",
             (
                 (_SAMPLER, "part = torch.utils.data.Subset(data, range(160) if rank == 0 else range(160, 352))\n"),
-                (
-                    "loader = DataLoader(data, batch_size=32, sampler=sampler, generator=torch.Generator())",
-                    "loader = DataLoader(part, batch_size=32)",
-                ),
+                (_LOADER, _mark("loader = DataLoader(part, batch_size=32)")),
                 (_SET_EPOCH, ""),
-                (_LOOP, _mark(_LOOP)),
             ),
         ),
         "uneven parts": Fault(
             STEPS,
             "manual.py",
             (
+                ("load_digits()\n", "load_digits(352 if dist.get_rank() else 320)\n"),
+                (_SAMPLER, "part = torch.utils.data.Subset(data, range(160, len(data)))\n"),
                 (
-                    _SAMPLER,
-                    "part = torch.utils.data.Subset(data, range(160) if dist.get_rank() == 0 else range(160, 352))\n",
-                ),
-                (
-                    "loader = DataLoader(data, batch_size=32, sampler=sampler)",
-                    "loader = DataLoader(part, batch_size=32)",
+                    "loader = DataLoader(data, batch_size=32, sampler=sampler)\n",
+                    _mark("loader = DataLoader(part, batch_size=32)"),
                 ),
                 (_SET_EPOCH, ""),
-                (_LOOP, _mark(_LOOP)),
             ),
-            also=(RESUME,),
         ),
         "every rank saves": Fault(
             WRITER,
@@ -325,15 +316,13 @@ FAULTS: Final = MappingProxyType(
             (
                 (_SIGNAL, "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"),
                 ("EPOCHS = 6", "EPOCHS = 1000"),
-                (_SAVE_OR_STOP, _mark("        if (batch + 1) % SAVE_EVERY == 0:")),
+                ("        optimizer.step()\n", _mark("        optimizer.step()")),
             ),
         ),
         "SIGTERM without a save": Fault(
-            STOP, "mlp.py", ((_SAVE_OR_STOP, _mark("        if (batch + 1) % SAVE_EVERY == 0:")),)
+            STOP, "mlp.py", ((_SAVE_OR_STOP, "        if (batch + 1) % SAVE_EVERY == 0:\n"), _MARKED_SAVE)
         ),
-        "SIGTERM not handled": Fault(
-            STOP, "mlp.py", ((_SIGNAL, ""), (_SAVE_OR_STOP, _mark("        if (batch + 1) % SAVE_EVERY == 0:")))
-        ),
+        "SIGTERM not handled": Fault(STOP, "mlp.py", ((_SIGNAL, ""), _MARKED_SAVE)),
         "nothing seeded": Fault(
             RESUME,
             "mlp.py",
