@@ -1,12 +1,29 @@
 """Judge the runs of a check."""
 
 from collections.abc import Sequence
+from typing import Final
 
 from ddp_cli.check.recordings import Recording, read_recording
 from ddp_cli.check.resume import judge_resume, judge_stop
 from ddp_cli.check.runs import CheckedRun
 from ddp_cli.check.training import judge_training
-from ddp_cli.check.verdict import Verdict
+from ddp_cli.check.verdict import FAILED, NOT_APPLICABLE, Verdict
+
+# In the order of cause and effect; the last cause of a check is named.
+_CONSEQUENCES: Final = {
+    "same initial weights": ("gradients are shared", "resumes exactly"),
+    "gradients are shared": ("same initial weights", "resumes exactly"),
+    "equal numbers of steps": ("gradients are shared", "same initial weights", "resumes exactly", "stops in time"),
+    "one group": (
+        "gradients are shared",
+        "different data",
+        "equal numbers of steps",
+        "one writer",
+        "same initial weights",
+        "resumes exactly",
+        "stops in time",
+    ),
+}
 
 
 def judge(runs: Sequence[CheckedRun]) -> list[Verdict]:
@@ -18,7 +35,21 @@ def judge(runs: Sequence[CheckedRun]) -> list[Verdict]:
     verdicts = judge_training(reference, world_size)
     verdicts.append(_name("resumes exactly", judge_resume(reference, repeat, recordings.get("resumed"))))
     verdicts.append(_name("stops in time", _judge_stop(runs, repeat)))
-    return verdicts
+    return omit_consequences(verdicts)
+
+
+def omit_consequences(verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """Report causes alone: a check is not applicable if a failed one makes it fail too."""
+    states = {verdict.check: verdict.state for verdict in verdicts}
+    causes = {
+        check: cause for cause, checks in _CONSEQUENCES.items() if states.get(cause) == FAILED for check in checks
+    }
+    return [
+        Verdict(verdict.check, NOT_APPLICABLE, f"repair `{causes[verdict.check]}` first")
+        if verdict.state == FAILED and verdict.check in causes
+        else verdict
+        for verdict in verdicts
+    ]
 
 
 def _judge_stop(runs: Sequence[CheckedRun], repeat: Recording | None) -> Verdict:

@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from ddp_cli.check.recordings import Digests, Process, Recording
 from ddp_cli.check.verdict import FAILED, Verdict, failed, list_names, not_applicable, passed
-from ddp_pod.contract.check_record import SaveRecord, StepRecord
+from ddp_pod.contract.check_record import LIMIT, SaveRecord, StepRecord
 
 GRACE_SECONDS: Final = 30.0
 """A pod's time to end after SIGTERM, by default."""
@@ -224,8 +224,9 @@ def judge_stop(recording: Recording, signalled: float | None, seconds: float, gr
     if signalled is None or not recording.firsts:
         return not_applicable("the script ended before it could be stopped")
     first = recording.firsts[0]
-    if seconds >= grace:
-        reason = f"still running {grace:.0f} s after SIGTERM, and killed"
+    more = sum(step.time >= signalled for step in first.steps)
+    if seconds >= grace or (first.end is not None and first.end.reason == LIMIT):
+        reason = f"still training {more} steps and {seconds:.0f} s after SIGTERM"
         return failed(reason, first.steps[-1].place, "end the loop when SIGTERM arrives; do not ignore it")
     saves = recording.saves
     if not saves:

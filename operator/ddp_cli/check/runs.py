@@ -206,10 +206,10 @@ class Runs:
 
 
 def choose_mark(saves: Sequence[SaveRecord], steps: int, chooser: random.Random) -> int:
-    """Return the step after which the run gets SIGTERM: in the second half, without a save of its own if possible."""
+    """Return the step after which the run gets SIGTERM: in the second half, with no regular save soon after."""
     candidates = list(range(max(1, steps // 2), max(2, steps - 1)))
     regular = {save.step for save in saves}
-    return chooser.choice([step for step in candidates if step not in regular] or candidates)
+    return chooser.choice([step for step in candidates if not regular & {step, step + 1}] or candidates)
 
 
 def choose_kills(saves: Sequence[SaveRecord], steps: int, ranks: int, chooser: random.Random) -> tuple[Kill, ...]:

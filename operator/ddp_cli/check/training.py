@@ -59,14 +59,15 @@ def _check_group(ranks: Sequence[Process], world_size: int) -> Verdict:
             reason = f"the process group of rank {process.rank} has {step.group_size} of {world_size} ranks"
             return failed(
                 reason,
-                step.place,
+                step.group_built or step.place,
                 "start no launcher inside the script, and set no MASTER_ADDR, RANK or "
                 "WORLD_SIZE: ddp starts the ranks and sets them",
             )
         other = members.setdefault(step.group_rank, process.rank)
         if other != process.rank:
             reason = f"ranks {other} and {process.rank} are both rank {step.group_rank} of a process group"
-            return failed(reason, step.place, "start no launcher inside the script: ddp starts the ranks")
+            place = step.group_built or step.place
+            return failed(reason, place, "start no launcher inside the script: ddp starts the ranks")
     if len(ranks) < world_size:
         missing = sorted(set(range(world_size)) - {process.rank for process in ranks})
         reason = f"rank {missing[0]} made no optimizer step, and rank {ranks[0].rank} did"
@@ -175,19 +176,21 @@ def _check_data(ranks: Sequence[Process], world_size: int) -> Verdict:
         return not_applicable(f"ranks of the mesh dimension {shared[0]} may read the same data")
 
     same = []
+    are_samples_same = True
     seen = 0
     for steps in _zip_steps(ranks):
         batches = [step.batch for step in steps]
         seen += all(batches)
         if all(batches) and len(set(batches)) < len(batches):
             same.append(steps[0].step)
+            are_samples_same &= len({step.indices for step in steps}) < len(steps)
     if not seen:
         return not_applicable("no tensor was passed to a model")
     if not same:
         return passed(f"the batches of {len(ranks)} ranks differ in each of {seen} steps")
     loader = _find_training_loader(first)
     place = first.models[0].place
-    if loader is not None:
+    if loader is not None and are_samples_same:
         place = loader.sampler_built or loader.built
     when = "at every step" if len(same) == seen else f"at step {', '.join(map(str, same[:_SHOWN]))} of {seen}"
     return failed(
@@ -360,8 +363,9 @@ def _check_finite(ranks: Sequence[Process], world_size: int) -> Verdict:
     for process in ranks:
         for step in process.steps:
             if step.not_finite:
-                place = step.backward if step.not_finite.startswith("the loss") else step.place
                 reason = f"{step.not_finite} at step {step.step} of rank {process.rank}"
-                return failed(reason, place, "lower the learning rate, clip gradients, or skip such a batch")
+                return failed(
+                    reason, step.backward or step.place, "lower the learning rate, clip gradients, or skip such a batch"
+                )
     suffix = f"; a GradScaler skipped {skipped} steps" if skipped else ""
     return passed(f"losses and gradients of {len(ranks[0].steps)} steps{suffix}")

@@ -25,6 +25,8 @@ STEP: Final = "step"
 SAVE: Final = "save"
 END: Final = "end"
 
+LIMIT: Final = "limit"  # reason of an end: the order has no more steps
+
 
 @dataclass(frozen=True)
 class Kill:
@@ -122,8 +124,8 @@ class StepRecord:
     ``digests``, ``gradients``: of each parameter of all models so far, after the step; ``buffers``: of each of their
     buffers, at the first call in the iteration; ``without_gradient``: parameters that require a gradient and have none;
     ``not_finite``: loss, or the name of a parameter whose gradient is not finite; ``skipped``: steps that a GradScaler
-    has skipped so far; ``group_size``, ``group_rank``: of the default process group; 0: none; ``joins``: whether the
-    script handles uneven data with Join.
+    has skipped so far; ``group_size``, ``group_rank``: of the default process group; 0: none; ``group_built``: the line
+    that created it; ``joins``: whether the script handles uneven data with Join.
     """
 
     event: str = STEP
@@ -146,6 +148,7 @@ class StepRecord:
     skipped: int = number(default=0)
     group_size: int = number(default=0)
     group_rank: int = number(default=0)
+    group_built: str = text(200)
     joins: bool = False
 
 

@@ -80,4 +80,4 @@ class ChildHook(ImportHook):
 
         counters.announce(self._runtime, self._local_rank)
         worker = read_json(os.path.join(self._runtime, "workers", f"{self._local_rank}.json"))
-        StepCounter(counters.create_private_slot(), claim, create_recorder(worker)).watch(module)
+        StepCounter(counters.create_private_slot(), claim, create_recorder(worker, self._groups)).watch(module)

@@ -92,6 +92,11 @@ class GroupRecorder(ImportHook):
             else:
                 setattr(module, name, wrap(function))
 
+    @property
+    def place(self) -> str:
+        """The line that created the default process group; empty: none did."""
+        return self._read().place
+
     def note_step(self) -> None:
         """Record the first optimizer step, if no group precedes it."""
         if not self._read().largest:

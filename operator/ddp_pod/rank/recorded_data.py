@@ -19,7 +19,7 @@ _MODULE = "torch.utils.data.dataloader"
 
 
 class Batches(NamedTuple):
-    """What the DataLoaders have delivered for one iteration: the digests of indices, and the numbers of the loaders."""
+    """What the DataLoaders have delivered for one step: the digests of indices, and the numbers of the loaders."""
 
     indices: list[int]
     loaders: list[int]
@@ -84,14 +84,24 @@ class DataHook(ImportHook):
         self._longest: dict[Any, int] = {}  # batches of a family's longest loader
         self._count = 0
         self._batches = Batches([], [])
+        self._unused: dict[int, int | None] = {}  # by loader: the last batch's indices
 
     def start(self) -> None:
         """Watch for the imports."""
         self._samplers.start()
         super().start()
 
+    def use(self) -> None:
+        """Note that a model is called: of each loader, with the last batch. Those before are skipped after a resume."""
+        for loader, indices in self._unused.items():
+            self._batches.loaders.append(loader)
+            if indices is not None:
+                self._batches.indices.append(indices)
+        self._unused.clear()
+
     def take(self) -> Batches:
-        """Return what was delivered since the last call."""
+        """Return what the models were called with since the last call."""
+        self.use()
         batches = self._batches
         self._batches = Batches([], [])
         return batches
@@ -210,9 +220,7 @@ class DataHook(ImportHook):
                 raise StopIteration
             batch = original(iterator)
             iteration.delivered += 1
-            if iteration.indices:
-                self._batches.indices.append(iteration.indices.popleft())
-            self._batches.loaders.append(iteration.loader.number)
+            self._unused[iteration.loader.number] = iteration.indices.popleft() if iteration.indices else None
             return batch
 
         return deliver

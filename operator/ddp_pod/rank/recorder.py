@@ -18,6 +18,7 @@ from typing import Any, TextIO
 from ..base.files import read_json
 from ..contract.check_record import (
     ENV_CHECK,
+    LIMIT,
     MARK_FILE,
     MOST_RECORDS,
     ORDER_FILE,
@@ -29,6 +30,7 @@ from ..contract.check_record import (
 )
 from ..contract.records import read_record, to_json
 from . import fingerprint
+from .groups import GroupRecorder
 from .recorded_data import DataHook
 from .recorded_saves import SaveHook
 from .tracebacks import find_call
@@ -41,10 +43,10 @@ _MARK_SECONDS = 0.2  # a step's pause after the mark, so that a signal reaches a
 _MARK_STEPS = 50  # which have the pause
 
 
-def create_recorder(worker: Mapping[str, Any]) -> "Recorder | None":
+def create_recorder(worker: Mapping[str, Any], groups: GroupRecorder) -> "Recorder | None":
     """Return the recorder of a process; None unless `ddp check` wants one. ``worker``: the record of its rank."""
     folder = os.environ.get(ENV_CHECK)
-    return Recorder(folder, worker["rank"], worker["worldSize"]) if folder else None
+    return Recorder(folder, worker["rank"], worker["worldSize"], groups) if folder else None
 
 
 def _guard(method: Callable[..., None]) -> Callable[..., None]:
@@ -66,9 +68,10 @@ def _guard(method: Callable[..., None]) -> Callable[..., None]:
 class Recorder:
     """Writes the records of one process, from its first training step on."""
 
-    def __init__(self, folder: str, rank: int, world_size: int) -> None:
+    def __init__(self, folder: str, rank: int, world_size: int, groups: GroupRecorder) -> None:
         self.rank = rank
         self._world_size = world_size
+        self._groups = groups
         self.is_active = True
         self.steps = 0
         self.order = read_record(Order, read_json(os.path.join(folder, ORDER_FILE)))
@@ -219,6 +222,7 @@ class Recorder:
             module.training and self._torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
         ):
             return
+        self._data.use()
         if id(module) not in self._members:
             self._add_model(module)
         for tensor in fingerprint.find_tensors(self._torch, (arguments, options)):
@@ -290,6 +294,7 @@ class Recorder:
                 skipped=self._skipped,
                 group_size=group_size,
                 group_rank=group_rank,
+                group_built=self._groups.place,
                 joins=self._joins,
             )
         )
@@ -395,7 +400,7 @@ class Recorder:
 
     def _end(self) -> None:
         """End the process once all ranks have reached the last step, so that none loses a peer before."""
-        self.write(EndRecord(time=time.time(), step=self.steps, reason="limit"))
+        self.write(EndRecord(time=time.time(), step=self.steps, reason=LIMIT))
         open(self._path(f"{self._number}.limit"), "w").close()
         deadline = time.monotonic() + _LIMIT_SECONDS
         while time.monotonic() < deadline and self._count_at_limit() < self._world_size:

@@ -94,7 +94,7 @@ def _count_steps(slot: Any, groups: GroupRecorder, about: dict[str, Any]) -> Non
         groups.note_step()
         return counters.take_slot(slot)
 
-    StepCounter(slot, claim, create_recorder(about)).start()
+    StepCounter(slot, claim, create_recorder(about, groups)).start()
 
 
 def _observe_children(runtime: str, local_rank: int) -> None:

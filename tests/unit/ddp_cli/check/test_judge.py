@@ -8,11 +8,13 @@ from typing import Any
 
 import pytest
 
+from ddp_cli.check.judge import omit_consequences
 from ddp_cli.check.recordings import Process, Recording, read_recording
 from ddp_cli.check.resume import judge_resume, judge_stop
 from ddp_cli.check.training import judge_training
-from ddp_cli.check.verdict import FAILED, NOT_APPLICABLE, PASSED
+from ddp_cli.check.verdict import FAILED, NOT_APPLICABLE, PASSED, Verdict
 from ddp_pod.contract.check_record import (
+    LIMIT,
     EndRecord,
     LoaderRecord,
     ModelRecord,
@@ -123,7 +125,7 @@ def never_use_a_head(ranks: list[Process]) -> None:
 
 def share_batches(ranks: list[Process]) -> None:
     for process in ranks:
-        change_steps(process, batch=lambda step, rank: f"b{step}")
+        change_steps(process, batch=lambda step, rank: f"b{step}", indices=lambda step, rank: f"i{step}")
 
 
 def share_first_batches(ranks: list[Process]) -> None:
@@ -159,7 +161,7 @@ FAULTS: list[tuple[str, Change, str, str]] = [
     ),
     ("unused head", never_use_a_head, "gradients are shared", "net.py:2"),
     ("same batches", share_batches, "different data", "train.py:11"),
-    ("same first batches", share_first_batches, "different data", "train.py:11"),
+    ("same first batches", share_first_batches, "different data", "train.py:20"),
     (
         "no set_epoch",
         never_set_epoch,
@@ -327,6 +329,30 @@ def test_stop_that_loses_steps_fails() -> None:
 
     assert (verdict.state, verdict.place) == (FAILED, "train.py:25")
     assert "step 8" in verdict.reason
+
+
+def test_stop_that_the_script_ignores_fails() -> None:
+    recording = build_reference()
+    for processes in recording.ranks.values():
+        processes[0].end = EndRecord(reason=LIMIT)
+
+    assert judge_stop(recording, 11.5, 8.0).state == FAILED
+
+
+def test_consequence_of_a_failed_check_is_not_reported() -> None:
+    verdicts = [
+        Verdict(check, state)
+        for check, state in (
+            ("one group", FAILED),
+            ("different data", FAILED),
+            ("another order each epoch", FAILED),
+            ("stops in time", PASSED),
+        )
+    ]
+
+    states = [verdict.state for verdict in omit_consequences(verdicts)]
+
+    assert states == [FAILED, NOT_APPLICABLE, FAILED, PASSED]
 
 
 # -- files
