@@ -24,7 +24,6 @@ MODULES = (
     "trainer/ddp_trainer/checkpoint/*.py",
     "trainer/ddp_trainer/exporter.py",
     "trainer/ddp_trainer/data/sampling.py",
-    "trainer/ddp_trainer/models/initial_weights.py",
 )  # fmt: skip
 """Modules that decide, and modules that read and write: nine of ten mutations must be detected."""
 TESTS = {
@@ -36,10 +35,7 @@ TESTS = {
         "contract/test_cluster_contract.py",
     ),
     "trainer": (
-        *(
-            f"unit/ddp_trainer/{name}"
-            for name in ("checkpoint", "data/test_loader.py", "models/test_initial_weights.py", "observability")
-        ),
+        *(f"unit/ddp_trainer/{name}" for name in ("checkpoint", "data/test_loader.py", "observability")),
         *(f"unit/ddp_trainer/test_{name}.py" for name in ("engine", "exporter", "resume")),
         "property/test_checkpoint_files.py",
     ),
