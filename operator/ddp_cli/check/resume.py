@@ -146,7 +146,7 @@ def _judge_rank(
         reason = f"the resumed run made {len(history)} steps, the uninterrupted one {total}"
         return failed(reason, save.place, "save the number of completed steps or epochs, and begin there")
     exactness = "bit-equal" if _WEIGHTS in comparable else "equal batches and learning rates"
-    return passed(f"continued after step {' and '.join(texts)}, {exactness} until step {len(history)}")
+    return passed(f"continued after step {' and '.join(texts)}, {exactness} until step {min(len(history), total)}")
 
 
 def _find_position(first: Process, history: Sequence[StepRecord], process: Process) -> int | Verdict:

@@ -28,15 +28,15 @@ class Batches(NamedTuple):
 class _Loader:
     """A DataLoader of the script.
 
-    ``number``: in the order in which they were built; ``length``: its batches; None: it has no length; ``family``: what
-    it has in common with loaders of the same data.
+    ``number``: in the order in which they were built; ``length``: its batches; None: it has no length; ``skipped``:
+    batches at the beginning of an epoch that it leaves out, as accelerate does after a resume.
     """
 
-    def __init__(self, number: int, built: str, length: int | None = None, family: Any = None) -> None:
+    def __init__(self, number: int, built: str, length: int | None = None, skipped: int = 0) -> None:
         self.number = number
         self.built = built
         self.length = length
-        self.family = family
+        self.skipped = skipped
         self.iterations = 0
 
 
@@ -81,7 +81,6 @@ class DataHook(ImportHook):
         self._loaders: weakref.WeakKeyDictionary[Any, _Loader] = weakref.WeakKeyDictionary()
         self._iterations: weakref.WeakKeyDictionary[Any, _Iteration] = weakref.WeakKeyDictionary()
         self._samplers = _SamplerHook()
-        self._longest: dict[Any, int] = {}  # batches of a family's longest loader
         self._count = 0
         self._batches = Batches([], [])
         self._unused: dict[int, int | None] = {}  # by loader: the last batch's indices
@@ -121,10 +120,8 @@ class DataHook(ImportHook):
         def build(loader: Any, *arguments: Any, **options: Any) -> None:
             original(loader, *arguments, **options)
             if self._recorder.is_active and loader not in self._loaders:
-                length = self._find_length(loader)
-                family = (id(loader.dataset), loader.batch_size)
-                self._loaders[loader] = _Loader(self._count, find_call().place, length, family)
-                self._longest[family] = max(self._longest.get(family, 0), length or 0)
+                skipped = int(getattr(loader.batch_sampler, "skip_batches", 0))
+                self._loaders[loader] = _Loader(self._count, find_call().place, self._find_length(loader), skipped)
                 self._count += 1
 
         return build
@@ -170,15 +167,11 @@ class DataHook(ImportHook):
         )
 
     def _find_limit(self, loader: _Loader) -> int | None:
-        """Return after how many batches an iteration ends; None: it is not cut.
-
-        A loader that skips the first batches of an epoch, as after a resume, ends with the same batch as the whole one.
-        """
+        """Return after how many batches an iteration ends; None: it is not cut."""
         most = self._recorder.order.batches
         if not most or not self._recorder.is_active:
             return None
-        skipped = self._longest.get(loader.family, 0) - (loader.length or 0) if loader.length else 0
-        return max(0, most - skipped)
+        return max(0, most - loader.skipped)
 
     def _find_length(self, loader: Any) -> int | None:
         try:
