@@ -25,12 +25,11 @@ STOP: Final = "stops in time"
 
 
 class Fault(NamedTuple):
-    """A fault in ``script``. ``edits``: changed text; ``check``: the one that fails; ``also``: what must follow."""
+    """A fault of a script. ``check``: the one that fails; ``edits``: texts to replace, each with the new one."""
 
     check: str
     script: str
     edits: tuple[tuple[str, str], ...] = ()
-    also: tuple[str, ...] = ()
 
     def write(self) -> str:
         """Return the text of the faulty script."""
@@ -38,12 +37,13 @@ class Fault(NamedTuple):
         for old, new in self.edits:
             assert text.count(old) == 1, f"{self.script} has {text.count(old)} times {old!r}"
             text = text.replace(old, new)
-        assert text.count(MARK) == 1, f"{self.script}: mark one line with {MARK}"
         return text
 
     def find_line(self) -> int:
         """Return the number of the marked line."""
-        return next(number for number, line in enumerate(self.write().splitlines(), 1) if MARK in line)
+        numbers = [number for number, line in enumerate(self.write().splitlines(), 1) if MARK in line]
+        assert len(numbers) == 1, f"{self.script}: mark one line with {MARK}"
+        return numbers[0]
 
 
 _INIT: Final = 'dist.init_process_group("gloo")\n'
@@ -63,6 +63,13 @@ _REPLACE: Final = '        os.replace(PATH + ".new", PATH)\n'
 _MARKED_SAVE: Final = (_SAVE, f'        torch.save(state, PATH + ".new")  {MARK}\n')
 _SIGNAL: Final = "signal.signal(signal.SIGTERM, lambda *_: stop.fill_(1))\n"
 _SAVE_OR_STOP: Final = "        if stop or (batch + 1) % SAVE_EVERY == 0:\n"
+
+
+_NESTED: Final = """
+if "NESTED" not in os.environ:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
+    sys.exit(subprocess.run(command, env={**os.environ, "NESTED": "1"}, check=False).returncode)
+"""
 
 
 def _mark(line: str) -> str:
@@ -93,7 +100,14 @@ FAULTS: Final = MappingProxyType(
             "mlp.py",
             ((_INIT, _mark('dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())')),),
         ),
-        "nested launcher": Fault(GROUP, "nested.py"),
+        "nested launcher": Fault(
+            GROUP,
+            "mlp.py",
+            (
+                ("import signal\n", "import signal\nimport subprocess\n"),
+                (_INIT, _NESTED + _mark(_INIT)),
+            ),
+        ),
         "spawned ranks": Fault(GROUP, "spawned.py"),
         "not wrapped": Fault(GRADIENTS, "mlp.py", ((_WRAP, _mark("model = network")),)),
         "part of the gradients": Fault(
@@ -323,15 +337,5 @@ FAULTS: Final = MappingProxyType(
             STOP, "mlp.py", ((_SAVE_OR_STOP, "        if (batch + 1) % SAVE_EVERY == 0:\n"), _MARKED_SAVE)
         ),
         "SIGTERM not handled": Fault(STOP, "mlp.py", ((_SIGNAL, ""), _MARKED_SAVE)),
-        "nothing seeded": Fault(
-            RESUME,
-            "mlp.py",
-            (
-                ("torch.manual_seed(0)\n", ""),
-                ("torch.manual_seed(1 + rank)\n", ""),
-                ("network = nn.Sequential", "import random\n\nnetwork = nn.Sequential"),
-                (_FORWARD, f"        images = images * random.uniform(0.9, 1.1)  {MARK}\n" + _FORWARD),
-            ),
-        ),
     }
 )

@@ -2,7 +2,7 @@
 
 ``DDP_TEST_LIBRARIES_PYTHON`` names the interpreter of an environment with lightning, transformers and accelerate beside
 the operator's dependencies, by default this one. ``DDP_TEST_OTHER_PROJECTS`` names a folder with checkouts of
-pytorch/examples (``examples``) and karpathy/nanoGPT (``nanoGPT``). Their scripts require CUDA: ``libraries/on_cpu.py``
+pytorch/examples (``examples``) and karpathy/nanoGPT (``nanoGPT``). Their scripts require CUDA: ``scripts/on_cpu.py``
 runs the unchanged files.
 """
 
@@ -18,6 +18,7 @@ from pathlib import Path
 import numpy
 import pytest
 
+from tests.check.faults import SCRIPTS
 from tests.check.running import list_failures, run_check
 from tests.support import ROOT
 
@@ -25,7 +26,6 @@ pytestmark = pytest.mark.process
 
 PYTHON = os.environ.get("DDP_TEST_LIBRARIES_PYTHON", sys.executable)
 PATHS = os.pathsep.join(str(ROOT / name) for name in ("operator", "trainer"))
-SCRIPTS = Path(__file__).with_name("libraries")
 NANO_GPT = (
     "--device=cpu --backend=gloo --compile=False --dtype=float32 --dataset=letters --n_layer=1 --n_head=2 --n_embd=32 "
     "--block_size=32 --batch_size=4 --gradient_accumulation_steps=4 --max_iters=60 --lr_decay_iters=60 "
@@ -39,7 +39,7 @@ def test_right_script_of_library_has_no_failed_check(library: str, tmp_path: Pat
     ran = subprocess.run([PYTHON, "-c", code], env=os.environ | {"PYTHONPATH": PATHS}, capture_output=True, check=False)
     if ran.returncode != 0:
         pytest.skip(f"{PYTHON} has no {library} beside ddp's packages; set DDP_TEST_LIBRARIES_PYTHON to one that has")
-    for name in ("shared.py", f"with_{library}.py"):
+    for name in ("common.py", f"with_{library}.py"):
         shutil.copy(SCRIPTS / name, tmp_path)
 
     verdicts = run_check(tmp_path, f"with_{library}.py", python=PYTHON, paths=PATHS)

@@ -20,14 +20,26 @@ def load_digits(samples=640):
     return TensorDataset(classes[labels] + torch.randn(samples, 64, generator=generator), labels)
 
 
+class StopSignal:
+    """SIGTERM reaches the ranks at different times, so they agree on it after each step."""
+
+    def __init__(self):
+        self.arrived = torch.zeros(1)
+        signal.signal(signal.SIGTERM, lambda *_: self.arrived.fill_(1))
+
+    def reached_a_rank(self):
+        """Return whether any rank has received SIGTERM. Every rank has to call it."""
+        dist.all_reduce(self.arrived)
+        return bool(self.arrived)
+
+
 class Checkpoints:
     """Saves the parts every few batches and after SIGTERM, which ends the script."""
 
     def __init__(self, *, draws_numbers=False, **parts):
         self.draws_numbers = draws_numbers
         self.parts = parts
-        self.stop = torch.zeros(1)
-        signal.signal(signal.SIGTERM, lambda *_: self.stop.fill_(1))
+        self.stop = StopSignal()
 
     def load(self):
         """Load the last checkpoint; return the epoch and the batch to continue with."""
@@ -48,8 +60,7 @@ class Checkpoints:
 
     def end_if_stopped(self, epoch, batch):
         """Save and end if a rank got SIGTERM."""
-        dist.all_reduce(self.stop)
-        if self.stop:
+        if self.stop.reached_a_rank():
             self.save(epoch, batch)
             dist.destroy_process_group()
             sys.exit(143)

@@ -3,7 +3,7 @@
 import os
 
 import torch
-from shared import StopSignal, load_digits
+from common import StopSignal, load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed

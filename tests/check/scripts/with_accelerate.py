@@ -5,7 +5,7 @@ from pathlib import Path
 import torch
 from accelerate import Accelerator
 from accelerate.utils import set_seed
-from shared import StopSignal, load_digits
+from common import StopSignal, load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader

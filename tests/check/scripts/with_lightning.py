@@ -5,8 +5,8 @@ from pathlib import Path
 
 import lightning
 import torch
+from common import StopSignal, load_digits
 from lightning.pytorch.callbacks import Callback, ModelCheckpoint
-from shared import StopSignal, load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
