@@ -13,6 +13,8 @@ from ddp_cli.check.verdict import FAILED, NOT_APPLICABLE, Verdict
 _CONSEQUENCES: Final = {
     "same initial weights": ("gradients are shared", "resumes exactly"),
     "gradients are shared": ("same initial weights", "resumes exactly"),
+    "one writer": ("resumes exactly",),  # which may find a half-written checkpoint
+    "finite": ("resumes exactly",),  # weights that are not finite do not show the step
     "equal numbers of steps": ("gradients are shared", "same initial weights", "resumes exactly", "stops in time"),
     "one group": (
         "gradients are shared",

@@ -190,7 +190,7 @@ def _judge_steps(whole: Process, resume: _Resume, save: SaveRecord, comparable: 
 def _explain(whole: Process, resume: _Resume, step: StepRecord, fact: str) -> tuple[str, str]:
     """Return the cause of a difference, and what to save."""
     if fact == _RATES:
-        return "the scheduler is not saved", "save scheduler.state_dict(), and load it"
+        return "the scheduler is not saved", "save scheduler.state_dict() and optimizer.state_dict(), and load both"
     if fact in (_ORDER, _BATCH):
         return _explain_data(whole, resume, step, fact)
     if fact == _BUFFERS:

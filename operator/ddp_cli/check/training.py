@@ -9,7 +9,7 @@ from itertools import groupby, pairwise
 from typing import Final
 
 from ddp_cli.check.recordings import Parameter, Process, Recording
-from ddp_cli.check.verdict import Verdict, failed, list_names, not_applicable, passed
+from ddp_cli.check.verdict import FAILED, Verdict, failed, list_names, not_applicable, passed
 from ddp_pod.contract.check_record import LoaderRecord, StepRecord
 
 _GROUP_STEPS: Final = 3  # before the last of which the process group must exist
@@ -34,6 +34,8 @@ def judge_training(recording: Recording, world_size: int) -> list[Verdict]:
     verdicts = []
     for name, check in checks:
         verdict = check(ranks, world_size)
+        if check is _check_group and verdict.state != FAILED:
+            verdict = _find_launcher(recording) or verdict
         verdicts.append(Verdict(name, verdict.state, verdict.reason, verdict.place, verdict.remedy))
     return verdicts
 
@@ -73,6 +75,20 @@ def _check_group(ranks: Sequence[Process], world_size: int) -> Verdict:
         reason = f"rank {missing[0]} made no optimizer step, and rank {ranks[0].rank} did"
         return failed(reason, ranks[0].steps[0].place, "let every rank run the training loop")
     return passed(f"a process group spans all {world_size} ranks")
+
+
+def _find_launcher(recording: Recording) -> Verdict | None:
+    """Return a failure if processes of a rank train at the same time: one group of them may have the right size."""
+    for processes in recording.ranks.values():
+        trained = [process for process in processes if process.steps]
+        for process in trained[1:]:
+            if process.start.time < trained[0].steps[-1].time:
+                step = process.steps[0]
+                reason = f"rank {process.rank} has started {len(trained)} processes that train at the same time"
+                return failed(
+                    reason, step.group_built or step.place, "start no launcher inside the script: ddp starts the ranks"
+                )
+    return None
 
 
 # -- gradients are shared

@@ -339,6 +339,18 @@ def test_stop_that_the_script_ignores_fails() -> None:
     assert judge_stop(recording, 11.5, 8.0).state == FAILED
 
 
+@pytest.mark.parametrize(("begin", "state"), [(5.5, FAILED), (12.5, PASSED)], ids=["at the same time", "in turn"])
+def test_processes_of_a_rank_that_train_at_the_same_time_fail(begin: float, state: str) -> None:
+    recording = build_reference()
+    later = build_process(1, number=1)
+    later.start = dataclasses.replace(later.start, time=begin)
+    recording.ranks[1].append(later)
+
+    verdict = judge_training(recording, 2)[0]
+
+    assert (verdict.check, verdict.state) == ("one group", state)
+
+
 def test_consequence_of_a_failed_check_is_not_reported() -> None:
     verdicts = [
         Verdict(check, state)
