@@ -40,7 +40,7 @@ def describe_run(name: str, status: Status, folder: RunFolder, *, seconds: float
     for doubt in doubts:
         lines.append(f"  warning:    {doubt.reason}: {doubt.message}")
         lines.append(f"  hint:       {omit_cluster_advice(REMEDIES[doubt.reason]).format(name=name)}")
-    distributed = status.condition(c.DISTRIBUTED)
+    distributed = status.condition(c.TRAINS_AS_ONE)
     if status.phase == "Succeeded" and distributed is not None and distributed.status == "Unknown":
         lines.append(f"  note:       {distributed.message}")
     if status.phase != "Succeeded":

@@ -372,7 +372,7 @@ class Run:
         waits_for = "" if self._is_over() else describe_wait(status, page, processes, spoken=spoken)
         if waits_for:
             progress = drop_pace(progress)
-        elif not self._is_over() and status.is_false(c.DISTRIBUTED):
+        elif not self._is_over() and status.is_false(c.TRAINS_AS_ONE):
             waits_for = "its ranks do not train together"
         phase = c.INTERRUPTED if self._was_interrupted() else status.phase or "Pending"
         reason = status.reason if status.phase == "Succeeded" else waits_for

@@ -125,12 +125,12 @@ def describe_wait(status: Status, page: Page, processes: int, *, spoken: bool) -
         ("Restarting", "True"),
         ("Scheduled", "False"),
         ("Rendezvoused", "False"),
-        ("Distributed", "False"),
+        ("TrainsAsOne", "False"),
         ("Progressing", "False"),
     ):
         condition = status.condition(kind)
         if condition is not None and condition.status == waiting_status and condition.message:
-            if kind == c.DISTRIBUTED and condition.reason != c.WAITING_FOR_GROUP:
+            if kind == c.TRAINS_AS_ONE and condition.reason != c.WAITING_FOR_GROUP:
                 continue  # they train, but not together
             if condition.reason == c.NO_STEP_YET:
                 continue  # for the same reason as Rendezvoused, whose status may be older

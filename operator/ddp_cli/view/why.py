@@ -398,7 +398,7 @@ def _describe_waiting(case: _Case, condition: Condition) -> str:
         "InputsReady": f"has waited{lasting} for its inputs, before it requests GPUs ({condition.reason})",
         "Scheduled": f"has waited{lasting} for its pods to be scheduled and started ({condition.reason})",
         "Rendezvoused": f"has waited{lasting} for its ranks to join the rendezvous ({condition.reason})",
-        "Distributed": f"is running but not as one job{lasting}{_describe_position(case.status)} ({condition.reason})",
+        "TrainsAsOne": f"is running but not as one job{lasting}{_describe_position(case.status)} ({condition.reason})",
         "Progressing": f"is running without a step{lasting}{_describe_position(case.status)} ({condition.reason})",
     }
     return f"{case.name} {states[condition.type]}"
@@ -524,7 +524,7 @@ def _advise_on_sidecar(case: _Case) -> str:
 
 
 def _describe_unknown_groups(status: Status) -> str:
-    distributed = status.condition("Distributed")
+    distributed = status.condition("TrainsAsOne")
     if distributed is None or distributed.status != "Unknown":
         return ""
     return f" But {sentence(distributed.message)}"

@@ -643,7 +643,7 @@ class Spec(SpecFields, frozen=True, kw_only=True):
         Literal["Warn", "Fail", "Ignore"] | None,
         Meta(
             description="Action if ranks make steps although no process group spans all of them. Warn: set the "
-            "condition Distributed to False. Fail: fail the job. Ignore: none, and launchers inside "
+            "condition TrainsAsOne to False. Fail: fail the job. Ignore: none, and launchers inside "
             "the command (bash -c 'torchrun …') are accepted. Unset: Warn."
         ),
     ] = None

@@ -19,13 +19,13 @@ RENDEZVOUSED: Final = "Rendezvoused"
 PROGRESSING: Final = "Progressing"
 RESTARTING: Final = "Restarting"
 UPLOADED: Final = "CheckpointsUploaded"
-DISTRIBUTED: Final = "Distributed"
+TRAINS_AS_ONE: Final = "TrainsAsOne"
 TRAINING_COMPLETE: Final = "TrainingComplete"
 IDLE: Final = "Idle"
 NODES_HEALTHY: Final = "NodesHealthy"
 SUCCEEDED: Final = "Succeeded"
 FAILED: Final = "Failed"
-_FINAL_TYPES: Final = (DISTRIBUTED, TRAINING_COMPLETE, SUCCEEDED, FAILED)
+_FINAL_TYPES: Final = (TRAINS_AS_ONE, TRAINING_COMPLETE, SUCCEEDED, FAILED)
 _RUNNING_TYPES: Final = (ACCEPTED, SUSPENDED, INPUTS_READY, SCHEDULED, RENDEZVOUSED, PROGRESSING, RESTARTING)
 TYPES: Final = (*_RUNNING_TYPES, IDLE, NODES_HEALTHY, UPLOADED, *_FINAL_TYPES)
 
@@ -128,11 +128,13 @@ NOT_RESTARTING: Final = "NotRestarting"
 # CheckpointsUploaded: only of a job with checkpoint.url
 SNAPSHOT_UPLOADED: Final = "SnapshotUploaded"
 UPLOAD_FAILING: Final = "UploadFailing"
-# Distributed: only of a job with several ranks
+# TrainsAsOne: only of a job with several ranks
 PROCESS_GROUP_OF_ALL_RANKS: Final = "ProcessGroupOfAllRanks"
 NO_PROCESS_GROUP: Final = "NoProcessGroup"  # of Failed too, as the next
 SEPARATE_GROUPS: Final = "SeparateGroups"
 WAITING_FOR_GROUP: Final = "WaitingForGroup"
+REPLICAS_DIFFER: Final = "ReplicasDiffer"
+SAME_BATCHES: Final = "SameBatches"
 GROUP_UNKNOWN: Final = "GroupUnknown"
 # TrainingComplete: only of a job that has succeeded
 ALL_STEPS_MADE: Final = "AllStepsMade"
@@ -147,6 +149,8 @@ DOUBTS: Final = (
     PROCESSES_LEFT,
     NO_PROCESS_GROUP,
     SEPARATE_GROUPS,
+    REPLICAS_DIFFER,
+    SAME_BATCHES,
     ENDED_SHORT,
     NO_STEP,
     LOSS_NOT_FINITE,
@@ -180,7 +184,7 @@ _OBSTACLES: Final = (
     (RESTARTING, "True"),
     (SCHEDULED, "False"),
     (RENDEZVOUSED, "False"),
-    (DISTRIBUTED, "False"),
+    (TRAINS_AS_ONE, "False"),
     (PROGRESSING, "False"),
     (RENDEZVOUSED, "Unknown"),
     (PROGRESSING, "Unknown"),

@@ -203,7 +203,7 @@ def _check_process_groups(state: State) -> Decision | None:
     groups = page.groups if page is not None else None
     if state.spec.process_group_policy != "Fail" or groups is None or groups.state not in (ALONE, SEPARATE):
         return None
-    fact = describe_groups(groups)
+    fact = describe_groups(groups, state.pods)
     return fail(state, None, fact.reason, fact.message)
 
 

@@ -35,7 +35,16 @@ from ddp_operator.decide.scheduling import describe_scheduling
 from ddp_operator.decide.stalls import describe_cut_off_training, describe_idle, describe_stall, describe_waiting
 from ddp_operator.decide.state import Observation, Refusal, State
 from ddp_operator.decide.views import Pods
-from ddp_pod.contract.group_facts import ALONE, SEPARATE, TOGETHER, UNKNOWN, WAITING, GroupFacts
+from ddp_pod.contract.group_facts import (
+    ALONE,
+    DIFFERENT,
+    SAME_DATA,
+    SEPARATE,
+    TOGETHER,
+    UNKNOWN,
+    WAITING,
+    GroupFacts,
+)
 from ddp_pod.contract.progress import Uploads
 
 _WITHOUT_STEPS = (c.STALLED, c.PEER_UNREACHABLE, c.NO_STEP_YET)
@@ -53,6 +62,8 @@ _GROUP_CONDITIONS: Final[Mapping[str, tuple[ConditionStatus, str]]] = {
     ALONE: ("False", c.NO_PROCESS_GROUP),
     SEPARATE: ("False", c.SEPARATE_GROUPS),
     WAITING: ("False", c.WAITING_FOR_GROUP),
+    DIFFERENT: ("False", c.REPLICAS_DIFFER),
+    SAME_DATA: ("False", c.SAME_BATCHES),
     UNKNOWN: ("Unknown", c.GROUP_UNKNOWN),
 }
 
@@ -277,16 +288,18 @@ def _describe_progressing(attempt: ObservedAttempt, rendezvous: Fact) -> Fact:
 
 
 def _describe_groups(attempt: ObservedAttempt) -> Fact | None:
-    """Return Distributed by pod 0's page; None: it does not change."""
+    """Return TrainsAsOne by pod 0's page; None: it does not change."""
     state = attempt.state
     page = state.observation.page
     if page is None or page.is_empty or state.spec.process_group_policy == "Ignore":
         return None
     if page.groups is not None:
-        return describe_groups(page.groups)
-    if not state.status.is_false(c.DISTRIBUTED):
+        return describe_groups(page.groups, attempt.pods)
+    if not state.status.is_false(c.TRAINS_AS_ONE):
         return None
-    return Fact(c.DISTRIBUTED, "Unknown", c.GROUP_UNKNOWN, "the ranks have shown no process group since their restart")
+    return Fact(
+        c.TRAINS_AS_ONE, "Unknown", c.GROUP_UNKNOWN, "the ranks have shown no process group since their restart"
+    )
 
 
 def _describe_absent_step(page: Page | None) -> str:
@@ -416,21 +429,23 @@ def describe_finished_training(pods: Pods) -> Fact:
     return Fact(c.PROGRESSING, "False", c.FINISHED, message)
 
 
-def describe_groups(facts: GroupFacts) -> Fact:
-    """Return Distributed by the process groups that a pod has observed."""
+def describe_groups(facts: GroupFacts, pods: Pods) -> Fact:
+    """Return TrainsAsOne by what a pod has observed."""
     status, reason = _GROUP_CONDITIONS[facts.state]
+    pod = pods.newest.get(facts.pod) if facts.state == DIFFERENT and facts.pod is not None else None
+    node = f"; it is on node {pod.node_name}" if pod is not None and pod.node_name else ""
     remedy = f"; {facts.remedy}" if facts.remedy else ""
-    return Fact(c.DISTRIBUTED, status, reason, facts.message + remedy)
+    return Fact(c.TRAINS_AS_ONE, status, reason, facts.message + node + remedy)
 
 
 def describe_distribution(pods: Pods) -> Fact | None:
-    """Return Distributed of pods that have succeeded; None: no pod reports its process groups."""
+    """Return TrainsAsOne of pods that have succeeded; None: no pod reports its process groups."""
     ends = {index: pod.termination for index, pod in pods.newest.items() if pod.phase == "Succeeded"}
     known = {index: end.groups for index, end in ends.items() if end is not None and end.groups is not None}
-    for state in (SEPARATE, ALONE, TOGETHER):
+    for state in (SEPARATE, ALONE, DIFFERENT, SAME_DATA, TOGETHER):
         indexes = [index for index, facts in known.items() if facts.state == state]
         if indexes:
-            fact = describe_groups(known[indexes[0]])
+            fact = describe_groups(known[indexes[0]], pods)
             more = f" (the same in pods {list_indexes(indexes)})" if len(indexes) > 1 else ""
             return fact if fact.status == "True" else replace_fields(fact, message=fact.message + more)
-    return describe_groups(next(iter(known.values()))) if known else None
+    return describe_groups(next(iter(known.values())), pods) if known else None

@@ -36,7 +36,7 @@ _MAX_MESSAGE: Final = 1000
 _WARNINGS: Final = frozenset((*c.BLOCKING, c.UNREACHABLE)) - {c.QUOTA_PENDING}
 _EVENT_TYPES: Final = (
     *(c.SUSPENDED, c.INPUTS_READY, c.SCHEDULED, c.RENDEZVOUSED, c.IDLE, c.NODES_HEALTHY, c.UPLOADED),
-    *(c.DISTRIBUTED, c.TRAINING_COMPLETE, c.SUCCEEDED, c.FAILED),
+    *(c.TRAINS_AS_ONE, c.TRAINING_COMPLETE, c.SUCCEEDED, c.FAILED),
 )
 """Conditions whose transitions are Events, in the order in which they happen."""
 _SILENCE_EVENTS: Final[Mapping[str, Literal["Normal", "Warning"]]] = {
@@ -307,7 +307,7 @@ def _is_same_state(before: Condition, condition: Condition) -> bool:
 
 def _build_condition_event(before: Condition | None, condition: Condition) -> Event | None:
     """Return the Event of a changed condition; None: the change has no Event."""
-    if condition.type in (c.DISTRIBUTED, c.TRAINING_COMPLETE, c.NODES_HEALTHY, c.UPLOADED):
+    if condition.type in (c.TRAINS_AS_ONE, c.TRAINING_COMPLETE, c.NODES_HEALTHY, c.UPLOADED):
         return _build_health_event(before, condition)
     if condition.status == "True":
         severity: Literal["Normal", "Warning"] = "Warning" if condition.type in (c.FAILED, c.IDLE) else "Normal"

@@ -205,7 +205,7 @@ class OperatorMetrics:
         self.finished = counter("ddp_operator_finished_jobs_total", "Finished jobs by result.", ["result"])
         self.doubts = counter(
             "ddp_operator_doubtful_successes_total",
-            "Jobs that succeeded but may not have trained as intended, by reason of their conditions Distributed and "
+            "Jobs that succeeded but may not have trained as intended, by reason of their conditions TrainsAsOne and "
             "TrainingComplete.",
             ["reason"],
         )

@@ -1,6 +1,7 @@
-"""Whether the ranks of a job form one process group, as the launcher of one pod has observed it.
+"""Whether the ranks of a job train as one: in one process group, with equal replicas, on different data.
 
-The record is in the pod's report while the ranks run, and in its termination message.
+As the launcher of one pod has observed it. The record is in the pod's report while the ranks run, and in its
+termination message.
 """
 
 from dataclasses import dataclass
@@ -12,8 +13,10 @@ TOGETHER: Final = "Together"  # a process group spans all ranks
 ALONE: Final = "Alone"  # ranks make steps without a process group
 SEPARATE: Final = "Separate"  # processes have groups, none of which spans all ranks
 WAITING: Final = "Waiting"  # ranks wait in init_process_group
+DIFFERENT: Final = "Different"  # a group spans all ranks, but their parameters differ
+SAME_DATA: Final = "SameData"  # a group spans all ranks, but they train on the same batches
 UNKNOWN: Final = "Unknown"
-GROUP_STATES: Final = (TOGETHER, ALONE, SEPARATE, WAITING, UNKNOWN)
+GROUP_STATES: Final = (TOGETHER, ALONE, SEPARATE, WAITING, DIFFERENT, SAME_DATA, UNKNOWN)
 TEXT_LIMIT: Final = 400  # characters of each text
 
 
@@ -21,8 +24,8 @@ TEXT_LIMIT: Final = 400  # characters of each text
 class GroupFacts:
     """The process groups of a pod's ranks, and of the processes that they have started.
 
-    ``rank`` and ``pod``: the cause of a wait, if it is one rank; ``since``: Unix time of the first wait;
-    ``is_mistake``: whether the script causes the wait, so that a repetition would end in the same way.
+    ``rank`` and ``pod``: the cause of a wait or the replica that differs, if it is one rank; ``since``: Unix time of
+    the first wait; ``is_mistake``: whether the script is the cause, so that a repetition would end in the same way.
     """
 
     state: str = choice(GROUP_STATES, UNKNOWN)

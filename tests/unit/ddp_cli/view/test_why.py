@@ -151,7 +151,7 @@ NOT_STARTING = (
         ([condition(c.PROGRESSING, "False", c.STALLED, "rank 1 waits")],
          {"phase": "Running", "progress": {"step": 20, "lastStepTime": format_time(NOW - timedelta(minutes=10))}},
          "is running without a step for 10m00s after step 20", ""),
-        ([condition("Distributed", "False", "NoProcessGroup", "no group spanned all")], {"phase": "Succeeded"},
+        ([condition("TrainsAsOne", "False", "NoProcessGroup", "no group spanned all")], {"phase": "Succeeded"},
          "no group spanned all", "spec.processGroupPolicy: Ignore"),
         ([condition("Failed", "True", "DeadlineExceeded", "active for too long")],
          {"phase": "Failed", "attempt": 2, "lastFailure": FAILURE | {"conclusion": ""}},

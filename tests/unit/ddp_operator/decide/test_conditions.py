@@ -163,7 +163,7 @@ def no(kind: str, why: str) -> c.Fact:
         (reason("Rejected", no(c.ACCEPTED, c.INVALID_SPEC), no(c.SCHEDULED, c.IMAGE_PULL)), "InvalidSpec"),
         (reason("Suspended", c.Fact(c.SUSPENDED, "True", c.SUSPENDED_BY_SPEC)), ""),
         (reason("Suspended", no(c.SUSPENDED, c.STOPPING)), "Stopping"),
-        (reason("Succeeded", no(c.DISTRIBUTED, c.NO_PROCESS_GROUP)), "NoProcessGroup"),
+        (reason("Succeeded", no(c.TRAINS_AS_ONE, c.NO_PROCESS_GROUP)), "NoProcessGroup"),
         (reason("Succeeded", last_failure=OOM), ""),
     ],
 )

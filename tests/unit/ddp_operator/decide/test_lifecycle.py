@@ -14,7 +14,16 @@ from ddp_operator.api.status import Status
 from ddp_operator.decide.state import Decision
 from ddp_operator.decide.transitions import Doubted, find_transitions, list_transition_events
 from ddp_operator.manifests.children import build_children
-from ddp_pod.contract.group_facts import ALONE, SEPARATE, TOGETHER, UNKNOWN, WAITING, GroupFacts
+from ddp_pod.contract.group_facts import (
+    ALONE,
+    DIFFERENT,
+    SAME_DATA,
+    SEPARATE,
+    TOGETHER,
+    UNKNOWN,
+    WAITING,
+    GroupFacts,
+)
 from ddp_pod.contract.records import to_json
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, page
 from tests.support.decisions import present, run_pass
@@ -131,6 +140,8 @@ class TestProcessGroup:
             ((groups(ALONE), groups(SEPARATE)), ("False", "SeparateGroups")),
             ((groups(TOGETHER), groups(ALONE)), ("False", "NoProcessGroup")),
             ((groups(ALONE), {}), ("False", "NoProcessGroup")),
+            ((groups(DIFFERENT), groups(TOGETHER)), ("False", "ReplicasDiffer")),
+            ((groups(TOGETHER), groups(SAME_DATA)), ("False", "SameBatches")),
             ((groups(TOGETHER), {}), ("True", "ProcessGroupOfAllRanks")),
             ((groups(UNKNOWN), groups(UNKNOWN)), ("Unknown", "GroupUnknown")),
             (({}, {}), None),
@@ -140,7 +151,7 @@ class TestProcessGroup:
     def test_group_at_the_end_is_condition(self, ends: Any, result: tuple[str, str] | None) -> None:
         decision = run(*(succeeded(index, **known) for index, known in enumerate(ends)), jobs=[self.COMPLETE])
         assert decision.status.phase == "Succeeded"
-        distributed = decision.status.condition("Distributed")
+        distributed = decision.status.condition("TrainsAsOne")
         assert ((distributed.status, distributed.reason) if distributed else None) == result
         events = [event.reason for event in list_transition_events(STARTED, decision.status)]
         assert (result is not None and result[1] in events) is (distributed is not None and result[0] == "False")
@@ -152,21 +163,24 @@ class TestProcessGroup:
             (groups(ALONE), "False", "NoProcessGroup"),
             (groups(SEPARATE), "False", "SeparateGroups"),
             (groups(WAITING, remedy="use RANK"), "False", "WaitingForGroup"),
+            (groups(DIFFERENT, pod=1), "False", "ReplicasDiffer"),
+            (groups(SAME_DATA), "False", "SameBatches"),
             (groups(UNKNOWN), "Unknown", ""),
         ],
     )
     def test_group_is_condition_while_it_trains(self, facts: Any, result: str, reason: str) -> None:
         status = run(child_pod(0), child_pod(1), text=with_groups(facts)).status
-        distributed = present(status.condition("Distributed"))
+        distributed = present(status.condition("TrainsAsOne"))
         assert distributed.status == result
         assert distributed.message.startswith("how the ranks train")
         assert ("use RANK" in distributed.message) is (reason == "WaitingForGroup")
+        assert ("node-a" in distributed.message) is (reason == "ReplicasDiffer")
         assert (status.phase, status.reason) == ("Running", reason)
 
     def test_group_of_former_ranks_is_forgotten_with_their_restart(self) -> None:
         before = run(child_pod(0), child_pod(1), text=with_groups(groups(ALONE))).status
         after = run(child_pod(0), child_pod(1), text=page(phase="Rendezvous"), status=before).status
-        distributed = present(after.condition("Distributed"))
+        distributed = present(after.condition("TrainsAsOne"))
         assert (distributed.status, distributed.reason) == ("Unknown", "GroupUnknown")
 
     @pytest.mark.parametrize("state", [ALONE, SEPARATE, WAITING, TOGETHER, UNKNOWN])
@@ -183,7 +197,7 @@ class TestProcessGroup:
         assert (status, reason) == ("True", "NoProcessGroup")
         assert message == "how the ranks train (the same in pods 0, 1)"
         ignored = run(*pods, jobs=[self.COMPLETE], processGroupPolicy="Ignore")
-        assert (ignored.status.phase, ignored.status.condition("Distributed")) == ("Succeeded", None)
+        assert (ignored.status.phase, ignored.status.condition("TrainsAsOne")) == ("Succeeded", None)
 
 
 class TestCompletion:
