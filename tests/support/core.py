@@ -37,6 +37,7 @@ CORE: Final[Mapping[str, str]] = MappingProxyType(
         "exact gradients": "test_trainer_collectives.py::test_two_ranks_batch_norm_is_that_of_whole_batch",
         "exact resume": "test_trainer_exactness.py::test_killed_run_resumes_to_bitwise_same_state",
         "systems of the documents": "test_trainer_systems.py::test_documents_system_trains_on_two_ranks",
+        "check of a script": "test_check.py::test_fault_is_reported_with_its_line",
         "mistake of a user": "test_trainer_endings.py::test_user_error_on_one_rank_ends_all_and_names_rank",
     }
 )
