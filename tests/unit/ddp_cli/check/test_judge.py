@@ -285,6 +285,32 @@ def test_inexact_resume_names_the_cause_and_the_save(resumed: Recording, cause: 
     assert verdict.remedy
 
 
+def add_generator(recording: Recording, begin: int = 9) -> Recording:
+    """Let a second optimizer step after the one that ends an iteration: its first step belongs to the next one."""
+    for processes in recording.ranks.values():
+        for process in processes:
+            first = begin if process.number else 1
+            weights = f"g{first - 1}"
+            process.models.append(dataclasses.replace(process.models[0], names=("weight",), digests=(weights,)))
+            process.steps = [
+                dataclasses.replace(
+                    step,
+                    digests=(*step.digests, f"g{first + step.step - 2}"),
+                    loss=step.loss if step.step == 1 else ("generator", *step.loss),
+                    batch=step.batch if step.step == 1 else f"{step.batch} and noise",
+                )
+                for step in process.steps
+            ]
+    return recording
+
+
+def test_exact_resume_of_a_script_with_two_optimizers_passes() -> None:
+    reference = add_generator(build_reference())
+
+    assert judge_resume(reference, reference, add_generator(build_resumed())).state == PASSED
+    assert judge_resume(reference, reference, add_generator(change_resumed(loss=lambda *_: ("x",)))).state == FAILED
+
+
 def test_randomness_is_named_and_the_rest_is_compared() -> None:
     repeat = build_reference()
     for processes in repeat.ranks.values():
