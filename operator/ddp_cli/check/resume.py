@@ -1,6 +1,6 @@
 """Judge whether an interrupted script continues as if nothing had happened, and ends in time. Pure."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -53,10 +53,10 @@ def judge_resume(reference: Recording, repeat: Recording | None, resumed: Record
         return not_applicable("the first checkpoint is too late to kill a rank after it; use --steps")
     randomness = _find_randomness(reference, repeat)
     verdict = passed()
-    for rank in sorted(resumed.ranks):
+    for rank in sorted(resumed.ranks.keys() & reference.ranks.keys()):
         # One rank saves, and its buffers are what all ranks load.
         facts = [fact for fact in randomness.comparable if fact != _BUFFERS or rank == 0]
-        verdict = _judge_rank(reference.ranks.get(rank, []), resumed.ranks[rank], save, facts)
+        verdict = _judge_rank(reference, resumed.ranks[rank], save, facts)
         if verdict.state == FAILED:
             break
     reason = f"{verdict.reason}; {randomness.text}" if randomness.text else verdict.reason
@@ -81,16 +81,18 @@ def _find_randomness(reference: Recording, repeat: Recording | None) -> _Randomn
     """Compare two uninterrupted runs."""
     if repeat is None:
         return _Randomness()
+    comparable: Sequence[str] = _FACTS
+    texts = []
     for before, after in zip(reference.firsts, repeat.firsts, strict=False):
         if before.initial != after.initial:
-            text = "the initial weights of two runs differ: call torch.manual_seed() before the model is built"
-            return _Randomness((_RATES, _ORDER, _BATCH), text)
-        difference = _find_difference(before, before.steps, after, after.steps, _FACTS)
+            texts.append("the initial weights of two runs differ: call torch.manual_seed() before the model is built")
+            comparable = [fact for fact in comparable if fact in (_RATES, _ORDER, _BATCH)]
+        difference = _find_difference(before, before.steps, after, after.steps, comparable)
         if difference:
             step, fact = difference
-            text = f"two uninterrupted runs differ from step {step.step} on ({fact}): {_SEEDS[fact]}"
-            return _Randomness(_FACTS[: _FACTS.index(fact)], text)
-    return _Randomness()
+            texts.append(f"two uninterrupted runs differ from step {step.step} on ({fact}): {_SEEDS[fact]}")
+            comparable = comparable[: comparable.index(fact)]
+    return _Randomness(comparable, "; ".join(dict.fromkeys(texts)))
 
 
 def _find_difference(
@@ -127,17 +129,18 @@ def _read_fact(process: Process, step: StepRecord, fact: str) -> object:
 
 
 def _judge_rank(
-    reference: Sequence[Process], processes: Sequence[Process], save: SaveRecord, comparable: Sequence[str]
+    reference: Recording, processes: Sequence[Process], save: SaveRecord, comparable: Sequence[str]
 ) -> Verdict:
     """Compare what the processes of a killed rank did with the uninterrupted run."""
-    whole = reference[0]
+    whole = reference.ranks[processes[0].rank][0]
+    saved = {save.step for save in reference.saves}
     history = list(processes[0].steps)  # by position in the run
     texts = []
     for killed, process in pairwise(processes):
         if not process.steps:
             reason = f"the script made no step after the kill at step {len(history)}"
             return failed(reason, save.place, "load the checkpoint at the start as it was saved here")
-        position = _find_position(processes[0], history, process)
+        position = _find_position(processes[0], history, process, saved)
         if isinstance(position, Verdict):
             return failed(position.reason, save.place, position.remedy)
         resume = _Resume(process, killed.steps[-1].step, position)
@@ -157,17 +160,22 @@ def _judge_rank(
     return passed(f"continued after step {' and '.join(texts)}, {exactness} until step {min(len(history), total)}")
 
 
-def _find_position(first: Process, history: Sequence[StepRecord], process: Process) -> int | Verdict:
-    """Return the step of the run whose weights a process has loaded, or a verdict why there is none."""
+def _find_position(
+    first: Process, history: Sequence[StepRecord], process: Process, saved: Collection[int]
+) -> int | Verdict:
+    """Return the step of the run whose weights a process has loaded, or a verdict why there is none.
+
+    ``saved``: the steps after which an uninterrupted run saves.
+    """
     loaded = process.initial
     weights = [first.digests(step) for step in history]
     positions = [index for index, after in enumerate(weights, 1) if _has(after, loaded)]
     positions = positions or [index for index, pair in enumerate(pairwise(weights), 1) if _has_between(*pair, loaded)]
     if positions:
-        # Weights that do not change are those of several steps: prefer the one that the data continues.
+        # Weights that do not change are of several steps: prefer the one that the data continues, then a saved one.
         batch = process.steps[0].batch
         continued = [index for index in positions if index < len(history) and history[index].batch == batch]
-        return (continued or positions)[-1]
+        return (continued or [index for index in positions if index in saved] or positions)[-1]
     if _has(first.initial, loaded):
         return failed(
             "a restarted run begins anew at step 1: it loads no checkpoint",

@@ -311,6 +311,20 @@ def test_exact_resume_of_a_script_with_two_optimizers_passes() -> None:
     assert judge_resume(reference, reference, add_generator(change_resumed(loss=lambda *_: ("x",)))).state == FAILED
 
 
+def test_weights_that_never_change_are_those_of_the_last_save() -> None:
+    reference = build_reference()
+    resumed = build_resumed(5, weights="w")
+    for processes in [*reference.ranks.values(), *resumed.ranks.values()]:
+        for process in processes:
+            change_steps(process, digests=("w", "f"))
+        change_steps(processes[-1], batch=lambda step, rank: "x")
+
+    verdict = judge_resume(reference, reference, resumed)
+
+    assert verdict.state == FAILED
+    assert "resumed after step 8" in verdict.reason
+
+
 def test_randomness_is_named_and_the_rest_is_compared() -> None:
     repeat = build_reference()
     for processes in repeat.ranks.values():
