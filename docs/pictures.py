@@ -2,7 +2,8 @@
 
 ``python -m docs.pictures watch`` prints the SVG of docs/images/watch.txt, which `kubectl get ddp -w` printed in a real
 cluster; ``make verify`` compares it.
-``python -m docs.pictures screens`` takes pictures of a terminal in which `ddp run` runs the tutorial's script.
+``python -m docs.pictures screens`` takes pictures of a terminal in which `ddp` runs or checks the tutorial's script;
+``screens check`` takes one of them.
 ``python -m docs.pictures runs FOLDER`` makes runs there and takes pictures of their reports with a headless Chromium
 (`make pictures`); ``reports FOLDER`` takes them of the same runs again.
 """
@@ -47,10 +48,16 @@ SHOTS = {
 }
 """Picture, its run and its size in pixels."""
 SCREENS = {
-    "run": ("epoch 20/60", "--nodes", "2", "--", "--epochs", "60"),
-    "run-failed": ("in a browser", "--procs", "2"),
+    "run": ("epoch 20/60", "run", "train.py", "--nodes", "2", "--", "--epochs", "60"),
+    "run-failed": ("in a browser", "run", "train.py", "--procs", "2"),
+    "check": ("--seed 1", "check", "train.py", "--seed", "1"),
 }
-"""Picture of the terminal, the words that it is to show, and what `ddp run train.py` is told."""
+"""Picture of the terminal, the words that it is to show, and the arguments of `ddp`."""
+MISTAKES = {
+    "run-failed": ("optimizer.zero_grad", "optimiser.zero_grad"),
+    "check": ("    sampler.set_epoch(epoch)\n", ""),
+}
+"""Text of the tutorial's script that a picture's script has otherwise."""
 # Rich's own, but without its fonts from elsewhere: a reader's browser has one.
 FORMAT = """<svg class="rich-terminal" viewBox="0 0 {width} {height}" xmlns="http://www.w3.org/2000/svg">
 <style>
@@ -86,25 +93,26 @@ def draw_watch() -> str:
     return "\n".join(line.rstrip() for line in svg.splitlines()) + "\n"
 
 
-def draw_screens() -> None:
-    """Take the pictures of the terminal."""
+def draw_screens(*names: str) -> None:
+    """Take the pictures of the terminal: all, or those named."""
     from rich.console import Console
     from rich.terminal_theme import MONOKAI
     from rich.text import Text
 
     script = add_exporter((DOCS / "tutorial.md").read_text(encoding="utf-8").split("```python\n")[1].split("```")[0])
     for picture, (until, *words) in SCREENS.items():
+        if names and picture not in names:
+            continue
         with tempfile.TemporaryDirectory(prefix="train-") as work:
-            mistake = "optimiser" if picture == "run-failed" else "optimizer"
-            Path(work, "train.py").write_text(script.replace("optimizer.zero_grad", f"{mistake}.zero_grad"))
-            shown = film([sys.executable, "-m", "ddp_cli", "run", "train.py", *words], work, until)
+            Path(work, "train.py").write_text(script.replace(*MISTAKES.get(picture, ("", ""))))
+            shown = film([sys.executable, "-m", "ddp_cli", *words], work, until)
         # The line at the bottom is erased and drawn again: its last state counts.
         shown = re.sub(r"[^\n]*(\n(\x1b\[\?25h)?\r?\x1b\[1A)?\x1b\[2K|\x1b\[\?25[hl]", "", shown).replace(
             f"{work}/", ""
         )
         console = Console(record=True, width=WIDTH, file=io.StringIO(), force_terminal=True, color_system="truecolor")
-        console.print(Text.from_ansi(f"$ {shlex.join(['ddp', 'run', 'train.py', *words])}\n{shown}"))
-        svg = console.export_svg(title="ddp run", code_format=FORMAT, theme=MONOKAI)
+        console.print(Text.from_ansi(f"$ {shlex.join(['ddp', *words])}\n{shown}"))
+        svg = console.export_svg(title=f"ddp {words[0]}", code_format=FORMAT, theme=MONOKAI)
         (DOCS / "images" / f"{picture}.svg").write_text("\n".join(map(str.rstrip, svg.splitlines())) + "\n")
 
 
@@ -177,7 +185,7 @@ def main(argv: list[str]) -> None:
     if argv[0] == "watch":
         sys.stdout.write(draw_watch())
     elif argv[0] == "screens":
-        draw_screens()
+        draw_screens(*argv[1:])
     else:
         folder = Path(argv[1]).resolve()
         if argv[0] == "runs":
