@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_planted_fault_is_reported_with_its_line_and_nothing_else(name: str, folder: Path) -> None:
+def test_fault_is_reported_alone(name: str, folder: Path) -> None:
     fault = FAULTS[name]
     (folder / fault.script).write_text(fault.write())
     verdicts = run_check(folder, fault.script)
@@ -54,4 +54,4 @@ def test_right_script_has_no_failed_check(script: str, folder: Path) -> None:
     verdicts = run_check(folder, f"{script}.py")
 
     assert not list_failures(verdicts)
-    assert verdicts["resumes exactly"]["state"] == "passed"
+    assert verdicts["resumes exactly"]["state"] == ("not applicable" if script == "uneven" else "passed")

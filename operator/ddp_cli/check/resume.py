@@ -5,6 +5,7 @@ from itertools import pairwise
 from typing import Final, NamedTuple
 
 from ddp_cli.check.recordings import Digests, Process, Recording
+from ddp_cli.check.training import use_join
 from ddp_cli.check.verdict import FAILED, Verdict, failed, list_names, not_applicable, passed
 from ddp_pod.contract.check_record import LIMIT, SaveRecord, StepRecord
 
@@ -51,6 +52,8 @@ def judge_resume(reference: Recording, repeat: Recording | None, resumed: Record
         return _judge_without_save(first)
     if resumed is None or not resumed.firsts:
         return not_applicable("the first checkpoint is too late to kill a rank after it; use --steps")
+    if use_join(reference.firsts):
+        return not_applicable("the script handles uneven data with Join, which changes weights between steps")
     randomness = _find_randomness(reference, repeat)
     verdict = passed()
     for rank in sorted(resumed.ranks.keys() & reference.ranks.keys()):
@@ -203,7 +206,7 @@ def _has_between(before: Digests, after: Digests, loaded: Digests) -> bool:
 
 def _judge_steps(whole: Process, resume: _Resume, save: SaveRecord, comparable: Sequence[str]) -> Verdict | None:
     """Compare the steps after a restart with those of the uninterrupted run; None: all are equal."""
-    expected = whole.steps[resume.position :]
+    expected = whole.steps[resume.position : _find_aligned_end(whole, resume.position)]
     difference = _find_difference(whole, expected, resume.process, resume.process.steps, comparable)
     if difference is None:
         return None
@@ -212,6 +215,17 @@ def _judge_steps(whole: Process, resume: _Resume, save: SaveRecord, comparable: 
     reason = f"killed after step {resume.killed}, resumed after step {resume.position}: {fact} differs at step {number}"
     cause, remedy = _explain(whole, resume, step, fact)
     return failed(f"{reason}: {cause}", save.place, remedy)
+
+
+def _find_aligned_end(whole: Process, position: int) -> int:
+    """Return up to which step a run compares that resumed here.
+
+    A check cuts epochs. Of a DataLoader without a length it does not know how many batches the script has skipped.
+    """
+    begins = [begin for begin, record in whole.loaders if record.batches is None]
+    if not begins or position in begins:
+        return len(whole.steps)
+    return min((begin for begin in begins if begin > position), default=len(whole.steps))
 
 
 def _explain(whole: Process, resume: _Resume, step: StepRecord, fact: str) -> tuple[str, str]:

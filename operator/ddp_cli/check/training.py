@@ -45,6 +45,11 @@ def _zip_steps(ranks: Sequence[Process]) -> Iterator[tuple[StepRecord, ...]]:
     yield from zip(*(process.steps for process in ranks), strict=False)
 
 
+def use_join(ranks: Sequence[Process]) -> bool:
+    """Return whether the script handles uneven data with Join: steps with one number do not belong together."""
+    return any(step.joins for process in ranks for step in process.steps)
+
+
 # -- one group
 
 
@@ -97,6 +102,8 @@ def _find_launcher(recording: Recording) -> Verdict | None:
 def _check_gradients(ranks: Sequence[Process], world_size: int) -> Verdict:
     if len(ranks) < 2:
         return not_applicable("fewer than two ranks train")
+    if use_join(ranks):
+        return not_applicable("the script handles uneven data with Join: ranks make different numbers of steps")
     first = ranks[0]
     compared = _list_compared(ranks, is_trainable=True)
     split = _find_unshared_gradients(ranks, compared)
@@ -270,7 +277,7 @@ def _group_iterations(process: Process) -> Iterator[list[tuple[LoaderRecord, int
 def _check_steps(ranks: Sequence[Process], world_size: int) -> Verdict:
     if world_size < 2:
         return not_applicable("the job has one rank; use --nodes 2")
-    if any(step.joins for process in ranks for step in process.steps):
+    if use_join(ranks):
         return not_applicable("the script handles uneven data with Join")
     uneven = _find_uneven_loader(ranks)
     if uneven:
@@ -345,7 +352,7 @@ def _check_weights(ranks: Sequence[Process], world_size: int) -> Verdict:
         step, names = drift
         reason = f"the frozen {list_names(item.name for item in names)} differs between ranks after step {step}"
         return failed(reason, first.facts[names[0]].place, "change it by values that all ranks share")
-    buffers = _find_different_buffers(ranks)
+    buffers = None if use_join(ranks) else _find_different_buffers(ranks)
     if buffers:
         reason = f"the buffer {buffers[1]} differs between ranks at step {buffers[0]}"
         remedy = "leave broadcast_buffers of DistributedDataParallel on, or use SyncBatchNorm"

@@ -74,10 +74,14 @@ class ChildHook(ImportHook):
         from .recorder import create_recorder
         from .steps import StepCounter
 
-        def claim() -> Any | None:
-            self._groups.note_step()
-            return counters.claim_slot(self._runtime, self._local_rank)
-
         counters.announce(self._runtime, self._local_rank)
         worker = read_json(os.path.join(self._runtime, "workers", f"{self._local_rank}.json"))
-        StepCounter(counters.create_private_slot(), claim, create_recorder(worker, self._groups)).watch(module)
+        recorder = create_recorder(worker, self._groups)
+        private = counters.create_private_slot()
+
+        def claim() -> Any | None:
+            self._groups.note_step()
+            # A check records every process that trains, not only the first one of a rank.
+            return private if recorder else counters.claim_slot(self._runtime, self._local_rank)
+
+        StepCounter(private, claim, recorder).watch(module)

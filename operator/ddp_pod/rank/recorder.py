@@ -163,7 +163,16 @@ class Recorder:
             recorder._joins = True
             return enter(join)
 
+        leave = kind.__exit__
+
+        @functools.wraps(leave)
+        def leave_and_end(join: Any, *error: Any) -> Any:
+            result = leave(join, *error)
+            recorder._end_together()
+            return result
+
         kind.__enter__ = enter_and_note
+        kind.__exit__ = leave_and_end
 
     def _hook_modules(self) -> None:
         original = self._torch.nn.Module.__call__
@@ -266,6 +275,9 @@ class Recorder:
     @_guard
     def end_step(self, optimizer: Any) -> None:
         """Write the record of an iteration, then do what the order has for this step."""
+        if not (self._loss or self._batch or any(self._rates)):
+            self._reset()
+            return  # torch.distributed.checkpoint creates an optimizer's state by a step without a rate
         self.steps += 1
         if self._file is None:
             self._open()
@@ -389,6 +401,15 @@ class Recorder:
         if order.mark and self._number == 0 and self.steps >= order.mark:
             self._pause_at_mark(self.steps - order.mark)
         elif order.steps and self.steps >= order.steps:
+            if self._joins:
+                self._note_limit()
+            else:
+                self._end()
+
+    @_guard
+    def _end_together(self) -> None:
+        """End where the ranks leave a Join: they make different numbers of steps, and one has made the last one."""
+        if self._count_at_limit():
             self._end()
 
     def _pause_at_mark(self, since: int) -> None:
@@ -401,13 +422,16 @@ class Recorder:
     def _end(self) -> None:
         """End the process once all ranks have reached the last step, so that none loses a peer before."""
         self.write(EndRecord(time=time.time(), step=self.steps, reason=LIMIT))
-        open(self._path(f"{self._number}.limit"), "w").close()
+        self._note_limit()
         deadline = time.monotonic() + _LIMIT_SECONDS
         while time.monotonic() < deadline and self._count_at_limit() < self._world_size:
             time.sleep(0.02)
         for stream in (sys.stdout, sys.stderr):
             stream.flush()
         os._exit(0)
+
+    def _note_limit(self) -> None:
+        open(self._path(f"{self._number}.limit"), "w").close()
 
     def _count_at_limit(self) -> int:
         return sum(name.endswith(f".{self._number}.limit") for name in os.listdir(self._folder))

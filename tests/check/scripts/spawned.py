@@ -1,4 +1,4 @@
-"""Spawn the ranks, with an address and numbers of their own."""
+"""Spawn the ranks, with a store and numbers of their own."""
 
 import os
 
@@ -13,9 +13,8 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 
 def train(rank, world_size):
-    os.environ["MASTER_ADDR"] = "127.0.0.1"
-    os.environ["MASTER_PORT"] = str(23456 + int(os.environ["RANK"]))
-    dist.init_process_group("gloo", rank=rank, world_size=world_size)  # fault
+    group = f"file://{os.getcwd()}/group-{os.environ['RANK']}"
+    dist.init_process_group("gloo", init_method=group, rank=rank, world_size=world_size)  # fault
     torch.manual_seed(0)
     data = load_digits()
     sampler = DistributedSampler(data, drop_last=True)

@@ -325,6 +325,33 @@ def test_weights_that_never_change_are_those_of_the_last_save() -> None:
     assert "resumed after step 8" in verdict.reason
 
 
+def test_steps_after_the_epoch_of_a_stream_are_not_compared() -> None:
+    reference = build_reference()
+    for processes in reference.ranks.values():
+        processes[0].loaders = [(begin + 2, replace_batches(loader)) for begin, loader in processes[0].loaders]
+    later = change_resumed(batch=lambda step, rank: f"b{step}.{rank}" if step < 11 else "of the next epoch")
+    earlier = change_resumed(batch=lambda step, rank: f"b{step}.{rank}" if step < 10 else "unknown")
+
+    assert judge_resume(reference, reference, later).state == PASSED
+    assert judge_resume(reference, reference, earlier).state == FAILED
+
+
+def replace_batches(loader: LoaderRecord) -> LoaderRecord:
+    """Return the record of a loader without a length."""
+    return dataclasses.replace(loader, batches=None)
+
+
+def test_steps_of_ranks_are_not_compared_if_the_script_uses_join() -> None:
+    reference = build_reference()
+    for rank, processes in reference.ranks.items():
+        change_steps(processes[0], joins=True, gradients=(f"own {rank}", ""), buffers=(f"own {rank}",))
+
+    verdicts = judge_training(reference, 2)
+
+    assert not [verdict for verdict in verdicts if verdict.state == FAILED]
+    assert judge_resume(reference, reference, build_resumed()).state == NOT_APPLICABLE
+
+
 def test_randomness_is_named_and_the_rest_is_compared() -> None:
     repeat = build_reference()
     for processes in repeat.ranks.values():
