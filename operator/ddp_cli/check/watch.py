@@ -14,7 +14,7 @@ from ddp_pod.contract.records import read_record
 _MOST_FILES: Final = 1024  # of processes
 _MOST_SAVES: Final = 10_000
 _QUIET_SECONDS: Final = 30.0
-_FIRST_STEP_SECONDS: Final = 90.0
+_FIRST_STEP_SECONDS: Final = 180.0
 
 
 class Watch:

@@ -85,8 +85,8 @@ def test_watch_counts_complete_lines_of_all_ranks(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("waits", "quiet", "stalled"),
     [
-        ([], 89, False),
-        ([], 91, True),
+        ([], 179, False),
+        ([], 181, True),
         ([1, 1], 29, False),
         ([1, 1], 31, True),
         ([1, 40], 79, False),
