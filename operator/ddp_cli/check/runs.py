@@ -171,7 +171,7 @@ class Runs:
             return subprocess.Popen(
                 [*command, "--", *self._request.arguments],
                 cwd=copy,
-                env=_move_python_path(environment, self._request.folder.resolve(), copy),
+                env=move_python_path(environment, self._request.folder.resolve(), copy),
                 stdin=text,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -236,14 +236,14 @@ def _end(process: subprocess.Popen[bytes]) -> None:
         process.wait()
 
 
-def _move_python_path(environment: Mapping[str, str], folder: Path, copy: Path) -> dict[str, str]:
+def move_python_path(environment: Mapping[str, str], folder: Path, copy: Path) -> dict[str, str]:
     """Return the environment whose PYTHONPATH names the copy instead of the folder."""
     entries = environment.get("PYTHONPATH", "").split(os.pathsep)
-    moved = [
-        str(copy / Path(entry).relative_to(folder)) if Path(entry).is_relative_to(folder) else entry
-        for entry in entries
-    ]
-    return {**environment, "PYTHONPATH": os.pathsep.join(moved)} if any(entries) else dict(environment)
+    for index, entry in enumerate(entries):
+        if Path(entry).is_relative_to(folder):
+            moved = copy / Path(entry).relative_to(folder)
+            entries[index] = str(moved) if moved.exists() else entry  # a virtual environment is not copied
+    return {**environment, "PYTHONPATH": os.pathsep.join(entries)} if any(entries) else dict(environment)
 
 
 def remove_saves(saves: Sequence[SaveRecord], copy: Path, began: float) -> None:

@@ -76,5 +76,5 @@ class Watch:
         else:
             limit = _FIRST_STEP_SECONDS
         if quiet > limit:
-            return f"no rank recorded anything for {quiet:.0f} s, after {self.steps} steps"
+            return f"no rank recorded anything for {quiet:.0f} s, after {self.steps} steps; --keep keeps its logs"
         return ""

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_cli.check.runs import choose_kills, choose_mark, remove_saves
+from ddp_cli.check.runs import choose_kills, choose_mark, move_python_path, remove_saves
 from ddp_cli.check.watch import Watch
 from ddp_pod.contract.check_record import SaveRecord, StartRecord, StepRecord
 from ddp_pod.contract.records import to_json
@@ -135,3 +135,12 @@ def test_saves_outside_of_the_copy_are_removed_only_if_the_run_made_them(tmp_pat
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert left == {"copy/last.pt", "out/old.pt", "mixed/b"}
     assert not (tmp_path / "sharded").exists()
+
+
+def test_python_path_in_the_folder_names_the_copy_if_it_has_the_entry(tmp_path: Path) -> None:
+    folder = tmp_path / "project"
+    (tmp_path / "copy/src").mkdir(parents=True)
+    before = {"PYTHONPATH": f"{folder}/src:/elsewhere:{folder}/.venv/lib", "A": "1"}
+    after = move_python_path(before, folder, tmp_path / "copy")
+    assert after == {"PYTHONPATH": f"{tmp_path}/copy/src:/elsewhere:{folder}/.venv/lib", "A": "1"}
+    assert move_python_path({"A": "1"}, folder, tmp_path) == {"A": "1"}
