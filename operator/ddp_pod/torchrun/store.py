@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+import torch
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ..contract.failure_record import KnownFailure
@@ -113,6 +114,8 @@ def host_store(address: str, port: int, **options: Any) -> Any:
         (address, port), family=socket.AF_INET6 if ":" in address else socket.AF_INET, backlog=_BACKLOG
     )
     port = listener.getsockname()[1]
+    if torch.__version__ < "2.8":  # before, the backend on libuv cannot take a listening socket
+        options["use_libuv"] = False
     descriptor = listener.detach()  # the store closes it
     return TCPStore(address, port, None, True, wait_for_workers=False, master_listen_fd=descriptor, **options)
 

@@ -11,7 +11,9 @@ import threading
 from typing import Any
 
 import pytest
+import torch
 from torch.distributed import HashStore, TCPStore  # type: ignore[attr-defined]
+from torch.torch_version import TorchVersion
 
 from ddp_pod.torchrun import store as stores
 from ddp_pod.torchrun.store import PortTakenError, SignedStore, fork_store, host_store, query_store
@@ -93,6 +95,13 @@ class TestHostStore:
         client = TCPStore("127.0.0.1", store.port, wait_for_workers=False)
         client.set("key", "value")
         assert store.get("key") == b"value"
+
+    @pytest.mark.parametrize(("version", "expected"), [("2.6.0+cu124", False), ("2.7.1", False), ("2.8.0", True)])
+    def test_backend_can_take_listening_socket_in_every_version(
+        self, monkeypatch: pytest.MonkeyPatch, version: str, expected: bool
+    ) -> None:
+        monkeypatch.setattr(torch, "__version__", TorchVersion(version))
+        assert host_store("127.0.0.1", 0).libuvBackend == expected
 
     def test_store_without_an_address_listens_everywhere(self) -> None:
         store = host_store("", 0)
