@@ -7,7 +7,7 @@ from ddp_cli.check.recordings import Recording, read_recording
 from ddp_cli.check.resume import judge_resume, judge_stop
 from ddp_cli.check.runs import CheckedRun
 from ddp_cli.check.training import judge_training
-from ddp_cli.check.verdict import FAILED, NOT_APPLICABLE, Verdict
+from ddp_cli.check.verdict import FAILED, NOT_APPLICABLE, Verdict, not_applicable
 
 # In the order of cause and effect; the last cause of a check is named.
 _CONSEQUENCES: Final = {
@@ -35,8 +35,12 @@ def judge(runs: Sequence[CheckedRun]) -> list[Verdict]:
     repeat = recordings.get("repeat")
     world_size = max(process.start.world_size for process in reference.firsts)
     verdicts = judge_training(reference, world_size)
-    verdicts.append(_name("resumes exactly", judge_resume(reference, repeat, recordings.get("resumed"))))
-    verdicts.append(_name("stops in time", _judge_stop(runs, repeat)))
+    if runs[0].succeeded:
+        later = (judge_resume(reference, repeat, recordings.get("resumed")), _judge_stop(runs, repeat))
+    else:
+        later = (not_applicable("the reference has failed; repair its cause first"),) * 2
+    verdicts.append(_name("resumes exactly", later[0]))
+    verdicts.append(_name("stops in time", later[1]))
     return omit_consequences(verdicts)
 
 

@@ -9,9 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from ddp_cli.check.runs import choose_kills, choose_mark, move_python_path, remove_saves
+from ddp_cli.check.judge import judge
+from ddp_cli.check.runs import CheckedRun, choose_kills, choose_mark, move_python_path, remove_saves
+from ddp_cli.check.verdict import FAILED, NOT_APPLICABLE
 from ddp_cli.check.watch import Watch
-from ddp_pod.contract.check_record import SaveRecord, StartRecord, StepRecord
+from ddp_pod.contract.check_record import LoaderRecord, Order, SaveRecord, StartRecord, StepRecord
 from ddp_pod.contract.records import to_json
 
 SEEDS = range(200)
@@ -144,3 +146,16 @@ def test_python_path_in_the_folder_names_the_copy_if_it_has_the_entry(tmp_path: 
     after = move_python_path(before, folder, tmp_path / "copy")
     assert after == {"PYTHONPATH": f"{tmp_path}/copy/src:/elsewhere:{folder}/.venv/lib", "A": "1"}
     assert move_python_path({"A": "1"}, folder, tmp_path) == {"A": "1"}
+
+
+@pytest.mark.parametrize(("code", "state"), [(0, FAILED), (1, NOT_APPLICABLE)])
+def test_end_and_resume_of_failed_reference_are_not_judged(tmp_path: Path, code: int, state: str) -> None:
+    for rank in range(2):
+        loaders = [LoaderRecord(iteration=iteration) for iteration in range(1, 5)]
+        step = StepRecord(step=1, group_size=2, group_rank=rank)
+        write(tmp_path, f"{rank}.0.jsonl", StartRecord(rank=rank, world_size=2), *loaders, step)
+    run = CheckedRun("reference", Order(), tmp_path, code, 1.0, "", 1, 2, ())
+    verdicts = {verdict.check: verdict for verdict in judge([run])}
+    assert len(verdicts) == 10
+    assert verdicts["resumes exactly"].state == state
+    assert verdicts["stops in time"].state == NOT_APPLICABLE
