@@ -1,5 +1,7 @@
 """The cost of step counting for a rank: alternating blocks of steps with and without the hooks, on one and two ranks.
 
+Then that of the samples of replicas, likewise.
+
 Asserts nothing. ``make bench`` runs it.
 """
 
@@ -15,12 +17,14 @@ import torch
 import torch.multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_pod.rank.counters import CounterMemory, open_slot
+from ddp_pod.rank.counters import RANK, WORLD_SIZE, CounterMemory, open_slot
 from ddp_pod.rank.steps import StepCounter
 from tests.bench.figures import table
 
 STEPS = 400
 ROUNDS = 60
+SAMPLED_STEPS = 400
+SAMPLED_ROUNDS = 12
 
 
 def train(rank: int, ranks: int, port: int, runtime: str) -> None:
@@ -72,22 +76,53 @@ def measure(step: Callable[[], None], runtime: str, rank: int, rounds: int = ROU
     return without[1:], with_hooks[1:]
 
 
-def time_block(step: Callable[[], None]) -> float:
+def time_block(step: Callable[[], None], steps: int = STEPS) -> float:
     """Return the mean CPU seconds of the training thread in a step, because the machine may be busy."""
     start = time.thread_time()
-    for _ in range(STEPS):
+    for _ in range(steps):
         step()
-    return (time.thread_time() - start) / STEPS
+    return (time.thread_time() - start) / steps
+
+
+def train_sampled(rank: int, ranks: int, port: int, runtime: str) -> None:
+    """Measure the samples of replicas in one of two ranks; rank 0 prints."""
+    torch.set_num_threads(1)
+    store = torch.distributed.TCPStore("127.0.0.1", port, ranks, is_master=rank == 0)
+    torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=ranks)
+    layers = [torch.nn.Linear(512, 512) for _ in range(6)]
+    step = build_step(DistributedDataParallel(torch.nn.Sequential(torch.nn.Linear(16, 512), *layers)))
+    slot = open_slot(runtime, rank)
+    slot[RANK] = rank
+    slot[WORLD_SIZE] = ranks
+    counter = StepCounter(slot)
+    counter.watch(sys.modules["torch.optim.optimizer"])
+    time_block(step, 1100)  # the first samples follow each other more closely
+    without: list[float] = []
+    with_samples: list[float] = []
+    for _ in range(SAMPLED_ROUNDS):
+        for steps in (without, with_samples):
+            counter._sample_step = float("inf") if steps is without else 0.0
+            steps.append(time_block(step, SAMPLED_STEPS))
+    if rank == 0:
+        rows = {
+            "step without samples": [1e6 * seconds for seconds in without],
+            "step with samples": [1e6 * seconds for seconds in with_samples],
+            "difference of neighbours": [1e6 * (on - off) for on, off in zip(with_samples, without, strict=True)],
+        }
+        print(table("2 ranks, samples", rows, "us", 1))
+        sampler = counter._sampler
+        if sampler is not None:
+            print(f"a sample: {1e6 * sampler._cost:.0f} us; two of {sampler._interval} steps", flush=True)
 
 
 def main() -> None:
     """Run the benchmark."""
-    for ranks in (1, 2):
+    for measured, ranks in ((train, 1), (train, 2), (train_sampled, 2)):
         with tempfile.TemporaryDirectory() as folder, socket.create_server(("127.0.0.1", 0)) as server:
             port = server.getsockname()[1]
             server.close()
             memory = CounterMemory(folder, ranks)
-            torch.multiprocessing.spawn(train, (ranks, port, folder), nprocs=ranks)
+            torch.multiprocessing.spawn(measured, (ranks, port, folder), nprocs=ranks)
             del memory
 
 

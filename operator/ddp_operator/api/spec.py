@@ -465,8 +465,8 @@ class Metrics(SpecFields, frozen=True, kw_only=True):
     auto_instrument: Annotated[
         bool,
         Meta(
-            description="Count the optimizer steps of each Python rank, and read loss, learning rate and batch "
-            "size, without a change of the script (docs/your-script.md)."
+            description="Count the optimizer steps of each Python rank, read loss, learning rate and batch size, and "
+            "compare parameters and batches of the ranks, without a change of the script (docs/your-script.md)."
         ),
     ] = True
     epochs: Annotated[

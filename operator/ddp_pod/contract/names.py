@@ -35,6 +35,7 @@ ENV_AGENT_PID: Final = "DDP_AGENT_PID"  # removed by the shim
 # Files of the runtime directory.
 STOPPING_FILE: Final = "stopping"  # exists after the pod has received a stop signal
 STALL_REPORT_FILE: Final = "stall.json"  # the watchdog's report, which the agent shares with peer pods
+REPLICAS_FILE: Final = "replicas.json"  # samples of this pod's ranks, shared with peer pods
 GROUP_WAIT_FILE: Final = "group-wait.json"  # this pod's ranks in a wait for the process group, shared with peer pods
 RUN_STEP_FILE: Final = "step.json"  # the run's step in pod 0, which its agent shares with peer pods
 TRAINER_STATUS_FILE: Final = "trainer-status.json"  # where a rank posts progress: {"port": …, "token": path of a file}

@@ -15,6 +15,7 @@ from ..contract.names import PAGES, STACK_LIMIT
 from ..contract.progress import RankProgress
 from ..contract.records import read_record
 from ..rank.counters import CounterMemory, RankCounters
+from ..rank.samples import ReplicaSample
 from .prometheus import read_script_page
 
 STEP_SLACK = 2.0
@@ -113,6 +114,14 @@ class RankReader:
         """Return the steps of a local rank's last process; None if they are not counted."""
         counters = self.read_counters(rank)
         return counters.steps if counters is not None and counters.is_counted else None
+
+    def read_samples(self, rank: int, pid: int) -> list[ReplicaSample]:
+        """Return the samples of a local rank's process; empty if another process is its last one."""
+        if self._counters is None:
+            return []
+        samples = self._counters.read_samples(rank)
+        counters = self._counters.read(rank)
+        return samples if counters is not None and counters.pid == pid else []
 
     def _refresh(self, rank: int) -> None:
         page = self._read(rank)

@@ -24,7 +24,7 @@ class BatchMeter:
         self._is_pending = False  # whether a call of the outermost module has shown no tensor yet
         self._is_ambiguous = False
         self._hook: Any = None
-        if not _has_compiled():
+        if not has_compiled():
             register = sys.modules["torch.nn.modules.module"].register_module_forward_pre_hook
             self._hook = register(self._build_hook())
 
@@ -56,7 +56,7 @@ class BatchMeter:
         if key == self._outermost:
             self._is_pending = True
         elif key not in self._members:
-            if not _has_trainable_parameter(module):
+            if not has_trainable_parameter(module):
                 return  # a loss function
             if self._outermost is not None:
                 self._is_ambiguous = True
@@ -78,11 +78,12 @@ class BatchMeter:
         return 0
 
 
-def _has_trainable_parameter(module: Any) -> bool:
+def has_trainable_parameter(module: Any) -> bool:
+    """Return whether a module has a parameter that requires gradients."""
     return any(parameter.requires_grad for parameter in module.parameters())
 
 
-def _has_compiled() -> bool:
+def has_compiled() -> bool:
     """Return whether torch.compile has compiled a frame in this process."""
     utilities = sys.modules.get("torch._dynamo.utils")
     return bool(getattr(utilities, "counters", {}).get("frames"))

@@ -14,8 +14,10 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ..contract.names import COUNTERS_FILE
+from .samples import SAMPLE_NUMBERS, ReplicaSample, read_samples
 
-_SLOT_NUMBERS = 32  # so that two ranks share no line of the cache
+_COUNTS = 32
+_SLOT_NUMBERS = _COUNTS + SAMPLE_NUMBERS  # whole lines of the cache, so that two ranks share none
 _NUMBER_BYTES = 8
 _SLOT_BYTES = _SLOT_NUMBERS * _NUMBER_BYTES
 _MOST = 2.0**53  # the largest count that a number of eight bytes holds exactly
@@ -105,7 +107,14 @@ class CounterMemory:
         if not 0 <= local_rank < self._nproc:
             return None
         start = local_rank * _SLOT_NUMBERS
-        return _parse_slot(self._memory[start : start + _SLOT_NUMBERS].tolist())
+        return _parse_slot(self._memory[start : start + _COUNTS].tolist())
+
+    def read_samples(self, local_rank: int) -> list[ReplicaSample]:
+        """Return the samples of a local rank's last process."""
+        if not 0 <= local_rank < self._nproc:
+            return []
+        start = local_rank * _SLOT_NUMBERS
+        return read_samples(self._memory[start : start + _SLOT_NUMBERS])
 
     def read_all(self) -> dict[int, RankCounters]:
         """Return the counters of all local ranks that have any."""

@@ -18,6 +18,7 @@ from .batches import BatchMeter
 from .hooks import EpochHook, ImportHook, read_lightning_plan
 from .losses import LossReader
 from .recorder import Recorder
+from .replicas import ReplicaSampler
 
 _MODULE = "torch.optim.optimizer"
 _SAMPLE_SECONDS = 0.1  # between two measured iterations, so that the last loss of a short run is no old one
@@ -46,7 +47,7 @@ class StepCounter(ImportHook):
     """
 
     # What every step needs. The script's work has displaced it from the cache, so it is little and close together.
-    __slots__ = ("_alarm", "_followed", "_is_capturing", "_slot", "_steps")
+    __slots__ = ("_alarm", "_followed", "_is_capturing", "_sample_step", "_slot", "_steps")
 
     def __init__(
         self, slot: Any, claim: Callable[[], Any | None] | None = None, recorder: Recorder | None = None
@@ -58,6 +59,7 @@ class StepCounter(ImportHook):
         self._followed: Callable[[], Any] = _no_optimizer  # a weak reference
         self._steps = 0.0
         self._alarm = 0.0  # time from which a step does more than count
+        self._sample_step = math.inf  # after which the replicas are sampled
         self._is_capturing: Callable[[], bool] | None = None  # None without CUDA
 
         self._peers: dict[int, float] = {}  # steps of the followed optimizer at the last one of each other, by id
@@ -76,6 +78,7 @@ class StepCounter(ImportHook):
         self._hook: Any = None
         self._losses: LossReader | None = None
         self._batch: BatchMeter | None = None  # of the current iteration, if it is measured
+        self._sampler: ReplicaSampler | None = None
 
     def watch(self, module: Any) -> None:
         """Register the hooks. ``module``: torch.optim.optimizer, loaded."""
@@ -87,6 +90,9 @@ class StepCounter(ImportHook):
             self._hook = module.register_optimizer_step_post_hook(self._build_hook())
             self._losses = LossReader(self._torch, self._slot, self._on_backward)
             EpochHook(lambda: self._slot).start()
+            if self._recorder is None:
+                self._sampler = ReplicaSampler(self._torch, lambda: self._slot)
+                self._sample_step = self._sampler.next_step
         except Exception:  # another version of PyTorch: the script runs without counters
             self.stop()
             return
@@ -95,7 +101,7 @@ class StepCounter(ImportHook):
     def stop(self) -> None:
         """Stop counting: after an error, and in a child of the rank, which shares the slot."""
         self._slot = [0.0] * len(self._slot)
-        for part in (self._losses, self._batch, self._recorder):
+        for part in (self._losses, self._batch, self._recorder, self._sampler):
             if part is not None:
                 part.stop()
         if self._hook is not None:
@@ -116,6 +122,8 @@ class StepCounter(ImportHook):
                     slot = self._slot
                     slot[_STEPS] = steps
                     slot[_LAST_STEP_TIME] = now
+                    if steps >= self._sample_step:
+                        self._sample_replicas()
                 else:
                     self._examine(optimizer, now)
             except Exception:  # a bug here must never reach the script
@@ -143,6 +151,8 @@ class StepCounter(ImportHook):
         if self._batch is not None:
             self._note_batch(float(self._batch.finish()))
             self._batch = None
+        if self._steps >= self._sample_step:
+            self._sample_replicas()
         is_sampled = self._sample(now)
         if now >= self._next_look:
             self._look(optimizer, now)
@@ -150,6 +160,11 @@ class StepCounter(ImportHook):
             self._recorder.end_step(optimizer)
         is_checked = is_sampled or self._batch is not None or self._is_nested or self._recorder is not None
         self._alarm = 0.0 if is_checked else self._next_sample
+
+    def _sample_replicas(self) -> None:
+        if self._sampler is not None:
+            self._sampler.begin(int(self._steps))
+            self._sample_step = self._sampler.next_step
 
     def _sample(self, now: float) -> bool:
         """End the measurement of an iteration. Returns whether the next one is measured."""

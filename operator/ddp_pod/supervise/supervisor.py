@@ -49,7 +49,7 @@ from ..progress.step_hints import read_step_hint
 from ..progress.trainer_status import TrainerStatus
 from ..rank.tracking import list_tracked_runs
 from ..torchrun.channel import (
-    GroupWaits,
+    GroupFindings,
     JobStalled,
     PeersLost,
     PhaseEntered,
@@ -205,6 +205,7 @@ class Supervisor:
         failure = self._end.failure or examine_agent_exit(self.pod, self._agent.status or 0)
         self._restarts.reason = failure.message
         self._restarts.forget()
+        self._groups.forget()
         if not under_way:
             self._publish_failure(failure)
         log(f"restarting torchrun's agent, restart {self._restarts.count}: {failure.message}")
@@ -378,8 +379,8 @@ class Supervisor:
                 self._store = pid
             case JobStalled(stall):
                 self._stalls.job_stall = read_record(JobStall, stall)
-            case GroupWaits(wait):
-                self._groups.job_wait = None if wait is None else read_record(GroupFacts, wait)
+            case GroupFindings(facts):
+                self._groups.note_job(None if facts is None else read_record(GroupFacts, facts))
             case RanksFinished():
                 self._has_finished = True
             case AgentEnd():

@@ -28,7 +28,7 @@ from ..network.preflight import PreflightError, find_fatal, run_preflight
 from ..transfer.memory import wait_for_copies
 from .channel import (
     AgentRequest,
-    GroupWaits,
+    GroupFindings,
     JobStalled,
     LauncherChannel,
     PeersLost,
@@ -79,7 +79,7 @@ class PodAgent(LocalElasticAgent):
         self._cause_deadline: float | None = None  # while a rank of this pod may be the cause of lost peers
         self._peers_wait = False  # whether other pods have requested a restart of the present ranks
         self._delay = 0.0  # seconds before the next round
-        self._wait: Any = None  # of the job's ranks for their process group, as reported last
+        self._groups: Any = None  # why the job's ranks do not train as one, as reported last
         handle_stop_signals()
 
     # -- start
@@ -93,7 +93,7 @@ class PodAgent(LocalElasticAgent):
                 rendezvous.request_restart(knows_cause=rendezvous.knows_cause)
             time.sleep(self._delay)
         super()._rendezvous(worker_group)
-        self._wait = None
+        self._groups = None
         self._round_state = RoundState(self._pod, rendezvous.share(), len(rendezvous.current.members))
         self._restarts = rendezvous.current.restarts
         if not self._launcher.request(RoundJoined(self._restarts, rendezvous.current.explained)):
@@ -192,12 +192,12 @@ class PodAgent(LocalElasticAgent):
         return time.monotonic() < self._cause_deadline
 
     def _report_job(self, job: Mapping[str, Any]) -> None:
-        """Report to the launcher what keeps ranks of the job from training."""
+        """Report to the launcher what keeps ranks of the job from training, or from training as one."""
         if job.get("stall") is not None:
             self._launcher.report(JobStalled(job["stall"]))
-        if job and job.get("wait") != self._wait:
-            self._wait = job.get("wait")
-            self._launcher.report(GroupWaits(self._wait))
+        if job and job.get("groups") != self._groups:
+            self._groups = job.get("groups")
+            self._launcher.report(GroupFindings(self._groups))
 
     def _collect_result(self, worker_group: WorkerGroup) -> RunResult:
         """Return the state of the ranks. torchrun itself reaps those that it has started."""

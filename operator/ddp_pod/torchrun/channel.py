@@ -56,10 +56,10 @@ class JobStalled(NamedTuple):
     stall: Sequence[Any]
 
 
-class GroupWaits(NamedTuple):
-    """The wait of the job's ranks for their process group, as pod 0 publishes it; None: none waits."""
+class GroupFindings(NamedTuple):
+    """Why the job's ranks do not train as one, as pod 0 publishes it: they wait, or their samples show it; or None."""
 
-    wait: Mapping[str, Any] | None
+    facts: Mapping[str, Any] | None
 
 
 class RanksFinished(NamedTuple):

@@ -8,14 +8,17 @@ from typing import Any
 
 from ..base.files import read_json
 from ..base.pod import Pod
-from ..contract.names import GROUP_WAIT_FILE, RUN_STEP_FILE, STALL_REPORT_FILE
+from ..contract.names import GROUP_WAIT_FILE, REPLICAS_FILE, RUN_STEP_FILE, STALL_REPORT_FILE
 from ..contract.records import read_record, to_json
 from ..watchdog.group_waits import Joiner, decode_joiners, explain_wait
+from ..watchdog.replicas import RankSample, ReplicaComparison, decode_samples
 from ..watchdog.stall import StallReport, combine_reports
 from .store import SignedStore, query_store
 
 _SHORTEST_PAUSE = 0.5  # seconds between two exchanges
 _LONGEST_PAUSE = 5.0
+_SECONDS_TO_COMPARE = 5.0  # between two comparisons of the ranks' samples, at least
+_MOST_COMPARED = 64  # pods, in one comparison
 _MOST_CHANGES = 32  # of a pod's ranks that wait, in one round: each is kept in the store
 
 
@@ -35,9 +38,14 @@ class RoundState:
         self._joiners: Any = []
         self._shared_joiners = 0
         self._published: Mapping[str, Any] = {}
+        self._compared_at = -math.inf
+        self._shares_samples = False
+        self._first_compared = 0
+        self._comparison = ReplicaComparison(pods * pod.nproc_per_node)
+        self._difference: dict[str, Any] | None = None  # of the replicas
 
     def exchange(self, now: float) -> Mapping[str, Any]:
-        """Share this pod's part, and return the state of the job: ``stall`` and ``wait``, as pod 0 publishes them.
+        """Share this pod's part, and return the state of the job: ``stall`` and ``groups``, as pod 0 publishes them.
 
         Empty: the store does not respond, this pod takes no part, or the last exchange was just before ``now``.
         """
@@ -46,11 +54,19 @@ class RoundState:
         self._exchanged_at = now
         report = read_json(os.path.join(self._pod.runtime, STALL_REPORT_FILE))
         wait = read_json(os.path.join(self._pod.runtime, GROUP_WAIT_FILE))
-        if not (report or wait or self._has_stalled or self._pod.node == 0):
+        samples = self._read_samples(now)
+        if not (report or wait or samples or self._has_stalled or self._pod.node == 0):
             return {}
-        return query_store(lambda: self._exchange(report, wait)) or {}
+        return query_store(lambda: self._exchange(report, wait, samples)) or {}
 
-    def _exchange(self, report: Mapping[str, Any], wait: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _read_samples(self, now: float) -> Any:
+        """Return the samples of this pod's ranks; empty as long as the next comparison is not due."""
+        if now - self._compared_at < max(_SECONDS_TO_COMPARE, self._pods / 10):
+            return []
+        self._compared_at = now
+        return read_json(os.path.join(self._pod.runtime, REPLICAS_FILE)).get("samples") or []
+
+    def _exchange(self, report: Mapping[str, Any], wait: Mapping[str, Any], samples: Any) -> Mapping[str, Any]:
         if report and not self._has_stalled:
             self._store.append("stalled", self._pod.node)
             self._has_stalled = True
@@ -61,9 +77,27 @@ class RoundState:
             self._store.append("joiners", [self._pod.node, joiners])
             self._joiners = joiners
             self._shared_joiners += 1
+        if samples and not self._shares_samples:
+            self._store.append("sampled", self._pod.node)
+            self._shares_samples = True
+        if samples and self._pod.node != 0:
+            self._store.write(f"samples/{self._pod.node}", samples)
         if self._pod.node == 0:
+            if samples:
+                self._compare(decode_samples(0, samples))
             self._publish(waits=bool(wait))
         return self._read_job()
+
+    def _compare(self, samples: list[RankSample]) -> None:
+        """Compare the ranks of this pod with those of other pods, in a large job with some of them in turn."""
+        peers = sorted({pod for pod in self._store.read_log("sampled") if pod != 0})
+        first = self._first_compared
+        compared = (peers[first:] + peers[:first])[:_MOST_COMPARED]
+        self._first_compared = (first + _MOST_COMPARED) % len(peers) if len(peers) > _MOST_COMPARED else 0
+        for pod in compared:
+            samples += decode_samples(pod, self._store.read(f"samples/{pod}"))
+        facts = self._comparison.update(samples)
+        self._difference = None if facts is None else to_json(facts)
 
     def _publish(self, *, waits: bool) -> None:
         stalled = sorted(set(self._store.read_log("stalled")))
@@ -71,7 +105,7 @@ class RoundState:
         job = {
             "step": read_json(os.path.join(self._pod.runtime, RUN_STEP_FILE)).get("step"),
             "stall": to_json(combine_reports(reports, self._pods)) if stalled else None,
-            "wait": self._explain_wait() if waits else None,
+            "groups": self._explain_wait() if waits else self._difference,
         }
         if job != self._published:
             self._store.write("job", job)

@@ -1,4 +1,4 @@
-"""Whether this job's ranks form one process group: combine the records of all processes of this pod's ranks."""
+"""Whether this job's ranks train as one: combine the records and samples of all processes of this pod's ranks."""
 
 import dataclasses
 import os
@@ -12,14 +12,15 @@ from ..base.files import log, read_json, try_write_json
 from ..base.pod import Pod, WorkerRecord, list_workers
 from ..contract.failure_record import EVIDENCE_ERROR, EVIDENCE_EXIT_CODE, Failure
 from ..contract.failure_table import NCCL, NETWORK
-from ..contract.group_facts import ALONE, SEPARATE, TOGETHER, UNKNOWN, WAITING, GroupFacts
-from ..contract.names import GROUP_WAIT_FILE
+from ..contract.group_facts import ALONE, DIFFERENT, SAME_DATA, SEPARATE, TOGETHER, UNKNOWN, WAITING, GroupFacts
+from ..contract.names import GROUP_WAIT_FILE, REPLICAS_FILE
 from ..contract.processes import process_state
 from ..failures.kinds import FATAL
 from ..progress.output import read_last_lines
 from ..progress.rank_progress import RankReader
 from ..rank.groups import MEMBER, SLOTS, STEPPING, GroupRecord
 from .group_waits import MOST_JOINERS, Joiner, explain_wait
+from .replicas import ReplicaComparison, decode_samples, encode_samples
 from .stacks import collect_stacks
 
 _INTERVAL = 1.0  # seconds between two checks
@@ -155,7 +156,7 @@ def _explain_unknown(ranks: Sequence[RankGroups], world: int, library: str) -> s
 
 
 class GroupMonitor:
-    """Observes the process groups. ``job_wait``: of the job's ranks, by pod 0, set by the supervisor."""
+    """Observes process groups and replicas. ``job_wait``: of the job's ranks, as pod 0 has published it."""
 
     def __init__(self, pod: Pod, reader: RankReader) -> None:
         self._pod = pod
@@ -165,6 +166,10 @@ class GroupMonitor:
         self._places: dict[int, str] = {}  # of local ranks that have not called init_process_group
         self._located_at = 0.0
         self._logged = ""
+        self._samples_path = os.path.join(pod.runtime, REPLICAS_FILE)
+        self._restarted_at = 0.0  # Unix time
+        self._comparison = ReplicaComparison(pod.nproc_per_node)
+        self._difference: GroupFacts | None = None  # of the replicas
         self.job_wait: GroupFacts | None = None
         self.facts: GroupFacts | None = None
 
@@ -185,22 +190,54 @@ class GroupMonitor:
         else:
             self._share(None)
             self.job_wait = None
+            facts = self._compare_replicas(ranks) or facts
         wait = self.job_wait
         if wait is not None and now - wait.since >= _SECONDS_TO_REPORT:
             facts = wait
         self.facts = facts
         if facts is not None and facts.state != TOGETHER and facts.message != self._logged:
             self._logged = facts.message
-            log(f"process group: {facts.message}" + (f"; {facts.remedy}" if facts.remedy else ""))
+            subject = "replicas" if facts.state in (DIFFERENT, SAME_DATA) else "process group"
+            log(f"{subject}: {facts.message}" + (f"; {facts.remedy}" if facts.remedy else ""))
 
     def finish(self) -> GroupFacts | None:
         """Return the facts of ranks that have ended."""
-        return judge_groups(read_groups(self._pod, self._reader.count_steps), time.time(), has_ended=True)
+        ranks = read_groups(self._pod, self._reader.count_steps)
+        facts = judge_groups(ranks, time.time(), has_ended=True)
+        if facts is None or facts.state != TOGETHER:
+            return facts
+        return self._compare_replicas(ranks) or facts
 
     def forget(self) -> None:
-        """Forget the waits of ranks that restart."""
+        """Forget the waits and the replicas of ranks that restart."""
+        self._restarted_at = time.time()
+        self._comparison = ReplicaComparison(self._pod.nproc_per_node)
+        self._difference = None
         self.job_wait = None
         self.facts = None
+        with suppress(OSError):
+            os.unlink(self._samples_path)
+
+    def note_job(self, facts: GroupFacts | None) -> None:
+        """Note why the job's ranks do not train as one, as pod 0 has published it."""
+        is_different = facts is not None and facts.state in (DIFFERENT, SAME_DATA)
+        self._difference = facts if is_different else None
+        self.job_wait = None if is_different else facts
+
+    def _compare_replicas(self, ranks: Sequence[RankGroups]) -> GroupFacts | None:
+        """Compare this pod's ranks, or let the agent share their samples. Returns how the job's replicas differ."""
+        restarted_at = self._restarted_at
+        workers = [rank.worker for rank in ranks if rank.worker.started > restarted_at]
+        read = {worker.rank: self._reader.read_samples(worker.local_rank, worker.pid) for worker in workers}
+        samples = encode_samples(read)
+        if not self._pod.is_multi_node:
+            return self._comparison.update(decode_samples(0, samples))
+        if samples:
+            try_write_json(self._samples_path, {"samples": samples})
+        if restarted_at != self._restarted_at:
+            with suppress(OSError):
+                os.unlink(self._samples_path)
+        return self._difference
 
     def explain(self, failure: Failure) -> Failure:
         """Return the failure of a rank that gave up a wait which the script causes as the mistake of the script."""

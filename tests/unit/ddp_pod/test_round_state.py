@@ -170,16 +170,16 @@ class TestWait:
         self.share(pods, 0, waits)
         self.share(pods, 1)
         pods.states[1].exchange(1)
-        assert pods.states[0].exchange(1)["wait"]["isMistake"] is False
-        assert pods.states[1].exchange(2)["wait"] is not None, "so it looks where its own rank is"
+        assert pods.states[0].exchange(1)["groups"]["isMistake"] is False
+        assert pods.states[1].exchange(2)["groups"] is not None, "so it looks where its own rank is"
         self.share(pods, 1, Joiner(1, 1, place="load (data.py:3)", job_store="job:1"))
         pods.states[1].exchange(3)
-        wait = read_record(GroupFacts, pods.states[0].exchange(3)["wait"])
+        wait = read_record(GroupFacts, pods.states[0].exchange(3)["groups"])
         assert wait is not None
         assert (wait.rank, wait.pod, wait.is_mistake, wait.world_size) == (1, 1, True, 2)
         assert "data.py:3" in wait.message
         self.share(pods, 0)
-        assert pods.states[0].exchange(4)["wait"] is None
+        assert pods.states[0].exchange(4)["groups"] is None
 
     @pytest.mark.parametrize("joiners", [{"rank": 0}, [3], [[0]], [[0, 0, "Joining"]], None])
     def test_invalid_part_of_a_peer_is_ignored(self, tmp_path: Path, joiners: Any) -> None:
@@ -187,7 +187,7 @@ class TestWait:
         store.append("joiners", [1, joiners])
         pods = RoundPods(tmp_path, store)
         self.share(pods, 0)
-        assert pods.states[0].exchange(1)["wait"] is None
+        assert pods.states[0].exchange(1)["groups"] is None
 
 
 class TestSnapshot:

@@ -1,0 +1,59 @@
+"""The memory of a rank's samples: digests of its parameters and batches after some of its steps.
+
+A sample has a place by the largest power of two that divides its step: it stays the longer, the rarer such steps are.
+So launchers that read the memory at different times find samples of equal steps.
+"""
+
+from typing import Any, NamedTuple
+
+_LEVELS = 24  # powers of two
+_FIELDS = 8
+SAMPLE_NUMBERS = 2 * _LEVELS * _FIELDS
+MOST_SAMPLES = 2 * _LEVELS
+
+
+class ReplicaSample(NamedTuple):
+    """What a rank began an iteration with, after ``step`` steps of its process.
+
+    ``part``: of the parameters; ``digest``: of this part; ``key``: equal for ranks whose parameters are to be equal;
+    ``batch``: a digest of the inputs; ``data``: equal for ranks whose batches are to differ; 0: unknown, of all four;
+    ``shares``: whether a wrapper shares the gradients.
+    """
+
+    step: int
+    part: int
+    digest: int
+    key: int
+    batch: int
+    data: int
+    shares: int
+
+
+def write_sample(slot: Any, sample: ReplicaSample) -> None:
+    """Write a sample in the last numbers of a rank's slot."""
+    start = len(slot) - SAMPLE_NUMBERS + _find_place(sample.step)
+    entry = slot[start : start + _FIELDS].cast("B").cast("q")
+    entry[0] = 0  # a reader ignores it meanwhile
+    for index, number in enumerate(sample[1:], 1):
+        entry[index] = number
+    entry[0] = sample.step + 1
+
+
+def read_samples(slot: Any) -> list[ReplicaSample]:
+    """Return the samples in a slot. Two equal readings show that none was written meanwhile."""
+    memory = slot[len(slot) - SAMPLE_NUMBERS :].cast("B").cast("q")
+    first = memory.tolist()
+    second = memory.tolist()
+    samples = []
+    for start in range(0, SAMPLE_NUMBERS, _FIELDS):
+        step, *values = second[start : start + len(ReplicaSample._fields)]
+        if step > 0 and first[start : start + _FIELDS] == second[start : start + _FIELDS]:
+            samples.append(ReplicaSample(step - 1, *values))
+    return samples
+
+
+def _find_place(step: int) -> int:
+    """Return the place of a step's sample. Two steps in a row, the first of which is even, have one level."""
+    pair = step // 2
+    level = _LEVELS - 1 if pair == 0 else min((pair & -pair).bit_length(), _LEVELS - 2)
+    return (2 * level + step % 2) * _FIELDS
