@@ -13,7 +13,8 @@ Environment variables describe the cluster:
 - ``DDP_E2E_S3_IMAGE``: an image with PyTorch and s3fs, for checkpoints in an object store on this machine.
 - ``DDP_E2E_POD``: a YAML file merged into every pod's spec and its trainer container (a node selector, a mount).
 - ``DDP_E2E_CHECKPOINTS``: a volume that all nodes share, as in a pod's ``volumes`` without its name, such as
-  ``{hostPath: {path: /shared}}``; without it the tests that resume from a checkpoint are skipped.
+  ``{hostPath: {path: /shared}}``; without it the tests that resume from a checkpoint are skipped. Its folder must exist
+  on the nodes, with mode 777.
 - ``DDP_E2E_NODE_STOP``, ``DDP_E2E_NODE_START``: commands that switch a node off and on; its name is added to them
   (``docker stop``). Without them no node is lost.
 - ``DDP_E2E_FREEZE``, ``DDP_E2E_THAW``: commands that stop a part of the control plane (SIGSTOP) and resume it; its
