@@ -115,5 +115,5 @@ def _cells(row: DrillRow) -> tuple[str, ...]:
 def check_blamed(status: Mapping[str, Any], pod: int) -> None:
     """Check that the last failure is attributed to this pod."""
     failure = status.get("lastFailure") or {}
-    if failure.get("node") != pod:
+    if failure.get("podIndex") != pod:
         raise Perished(f"status does not blame pod {pod}: {failure}")
