@@ -57,6 +57,8 @@ def write_project(folder: Path, name: str) -> None:
         (folder / path).parent.mkdir(exist_ok=True)
         (folder / path).write_text(text)
     job = yaml.safe_load(manifest(["python", "train.py"], nodes=2, recovery={"maxRestarts": 3}, metrics=METRICS))
+    # Without a request, a busy node gives the pods hardly any CPU.
+    job["spec"]["template"]["spec"]["containers"][0]["resources"] = {"requests": {"cpu": "100m"}}
     (folder / "job.yaml").write_text(yaml.safe_dump(adapt(job, name)))
 
 
