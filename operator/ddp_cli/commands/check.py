@@ -14,12 +14,13 @@ from typing import Final
 
 from ddp_cli.check.judge import judge
 from ddp_cli.check.runs import CheckedRun, Request, Runs
-from ddp_cli.check.verdict import FAILED, PASSED, Verdict
+from ddp_cli.check.verdict import FAILED, NOT_APPLICABLE, PASSED, Verdict
 from ddp_cli.client.workdir import Workdir, default_folder
 from ddp_cli.commands.init import add_job_options, add_script, find_script, read_job_options
 from ddp_cli.commands.io import CommandError, ExitCode, integer, print_note, read_file
 from ddp_cli.commands.run import add_machine_arguments, select_python
 from ddp_cli.local.machine import find_gpus
+from ddp_cli.local.screen import count
 from ddp_cli.view.display import can_redraw
 from ddp_cli.view.terminal import build_console, print_text
 from ddp_pod.contract.check_record import MOST_STEPS
@@ -198,8 +199,8 @@ def describe_remedy(verdict: Verdict) -> str:
 def summarize(verdicts: Sequence[Verdict], runs: Sequence[CheckedRun], seed: int) -> str:
     """Return the last line: the numbers of checks by state, the time and the seed."""
     counts = Counter(verdict.state for verdict in verdicts)
-    states = ", ".join(f"{count} {state}" for state, count in counts.items())
-    return f"{states}; {len(runs)} runs in {sum(run.seconds for run in runs):.0f} s; repeat with --seed {seed}"
+    states = ", ".join(f"{counts[state]} {state}" for state in (PASSED, FAILED, NOT_APPLICABLE) if counts[state])
+    return f"{states}; {count(len(runs), 'run')} in {sum(run.seconds for run in runs):.0f} s; repeat with --seed {seed}"
 
 
 def build_document(verdicts: Sequence[Verdict], runs: Sequence[CheckedRun], seed: int) -> dict[str, object]:
