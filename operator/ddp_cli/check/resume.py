@@ -249,7 +249,10 @@ def _explain_data(whole: Process, resume: _Resume, step: StepRecord, fact: str) 
     used = step.indices or step.batch
     known = [record.step for record in whole.steps if used in (record.indices, record.batch)]
     if known and known[0] == 1:
-        return "the data begins anew with step 1", "save the epoch, begin there, and call sampler.set_epoch(epoch)"
+        remedy = (
+            "save the epoch, begin there, and call sampler.set_epoch(epoch); skip the batches before the checkpoint"
+        )
+        return "the data begins anew with step 1", remedy
     begins = [begin for begin, _ in whole.loaders if begin < resume.position + step.step]
     if known and known[0] - 1 in begins:
         remedy = "save the position in the epoch, and skip the batches before it; or save at the end of an epoch"

@@ -72,6 +72,9 @@ class _SamplerHook(ImportHook):
         return "" if sampler is None else self._places.get(sampler, "")
 
 
+_UNKNOWN = _Loader(-1, "")  # until the loader's iteration begins
+
+
 class DataHook(ImportHook):
     """Hooks PyTorch's DataLoader once it is imported."""
 
@@ -98,6 +101,10 @@ class DataHook(ImportHook):
                 self._batches.indices.append(indices)
         self._unused.clear()
 
+    def discard(self) -> None:
+        """Note that a model is evaluated: with the batches since the last call of a model."""
+        self._unused.clear()
+
     def take(self) -> Batches:
         """Return what the models were called with since the last call."""
         self.use()
@@ -112,6 +119,7 @@ class DataHook(ImportHook):
         loader.__init__ = self._wrap_build(loader.__init__)
         loader.__iter__ = self._wrap_iteration(loader.__iter__)
         loader.__len__ = self._wrap_length(loader.__len__)
+        iterator._reset = self._wrap_reset(iterator._reset)
         iterator._next_index = self._wrap_request(iterator._next_index)
         iterator.__next__ = self._wrap_delivery(iterator.__next__)
 
@@ -140,12 +148,20 @@ class DataHook(ImportHook):
         return iterate
 
     def _begin(self, iterator: Any, loader: _Loader) -> None:
-        """Count from 0 again. Workers that prefetch have requested batches before: the iterator exists already."""
+        """Count from 0 again. Workers have requested batches before: their iterator was reset."""
         iteration = _Iteration(loader)
         former = self._iterations.get(iterator)
-        if former is not None and former.delivered == 0:
+        if former is not None and former.loader is _UNKNOWN:
             iteration.indices = former.indices
         self._iterations[iterator] = iteration
+
+    def _wrap_reset(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        @functools.wraps(original)
+        def reset(iterator: Any, *arguments: Any, **options: Any) -> Any:
+            self._iterations[iterator] = _Iteration(_UNKNOWN)  # forgets what former workers have prefetched
+            return original(iterator, *arguments, **options)
+
+        return reset
 
     def _note_iteration(self, loader: Any, found: _Loader) -> None:
         found.iterations += 1
@@ -193,11 +209,10 @@ class DataHook(ImportHook):
         @functools.wraps(original)
         def request(iterator: Any) -> Any:
             index = original(iterator)
+            text = str(index)
             iteration = self._iterations.get(iterator)
-            if iteration is None:  # a worker prefetches before the iterator is known
-                iteration = _Iteration(_Loader(-1, ""))
-                self._iterations[iterator] = iteration
-            iteration.indices.append(fingerprint.hash_text(str(index)))
+            if iteration is not None and "None" not in text:  # an IterableDataset has no indices
+                iteration.indices.append(fingerprint.hash_text(text))
             return index
 
         return request

@@ -227,6 +227,8 @@ class Recorder:
     @_guard
     def _note_call(self, module: Any, arguments: Any, options: Any) -> None:
         """Record the input of an outermost module in training."""
+        if id(module) in self._members and not module.training:
+            self._data.discard()
         if not (
             module.training and self._torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
         ):

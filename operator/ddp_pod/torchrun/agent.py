@@ -26,6 +26,7 @@ from ..failures.rules import WorkerEnd
 from ..failures.worker_failure import EndedPeers, examine_worker, list_error_files, remove_error_files
 from ..network.preflight import PreflightError, find_fatal, run_preflight
 from ..transfer.memory import wait_for_copies
+from ..watchdog.groups import list_trainers
 from .channel import (
     AgentRequest,
     GroupFindings,
@@ -266,7 +267,8 @@ class PodAgent(LocalElasticAgent):
         wait_for_copies(self._pod.node, os.environ)
         self._ranks.kill(ending)
         may_save = self._pod.elastic or os.path.exists(os.path.join(self._pod.runtime, STOPPING_FILE))
-        self._ranks.stop(number, self._pod.grace if may_save else _SECONDS_TO_STOP, saves=may_save)
+        grace = self._pod.grace if may_save else _SECONDS_TO_STOP
+        self._ranks.stop(number, grace, saves=may_save, trainers=list_trainers(self._pod))
 
     def _exit_barrier(self) -> None:
         self._launcher.report(RanksFinished())

@@ -4,7 +4,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
 
@@ -14,7 +14,7 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 from torch.distributed.elastic.utils import macros  # type: ignore[attr-defined]
 
-from ..contract.processes import STOP_SIGNALS, STOPPED_STATES, kill, kill_group, process_state
+from ..contract.processes import STOP_SIGNALS, STOPPED_STATES, catches, kill, kill_group, process_state
 from .fork_server import RankForker
 
 _POLL_SECONDS = 0.02
@@ -58,16 +58,26 @@ class RankProcesses:
         for local_rank in local_ranks:
             kill_group(self.pids[local_rank], signal.SIGKILL)
 
-    def stop(self, number: int, grace: float, *, saves: bool) -> None:
+    def stop(
+        self, number: int, grace: float, *, saves: bool, trainers: Mapping[int, Collection[int]] | None = None
+    ) -> None:
         """Send a signal to the running ranks, wait up to ``grace`` seconds for their end, and kill the remaining ones.
 
         A stopped rank does not react to a signal. It is resumed if it ``saves`` a checkpoint, and is killed otherwise.
+        ``trainers``: the processes of a rank that train. If the rank handles the signal, only they get it: workers of a
+        DataLoader would end, and with them the rank, before it can save.
         """
+        trainers = trainers or {}
         for local_rank in self.list_running():
             pid = self.pids[local_rank]
             if process_state(pid) in STOPPED_STATES:
                 kill(pid, signal.SIGCONT if saves else signal.SIGKILL)
-            kill_group(pid, number)
+            members = [member for member in trainers.get(local_rank, ()) if _is_in_group(member, pid)]
+            if members and catches(pid, number):
+                for member in members:
+                    kill(member, number)
+            else:
+                kill_group(pid, number)
         self._wait(grace)
         self.kill(self.list_running())
         self._wait(_SECONDS_TO_DIE)
@@ -76,6 +86,14 @@ class RankProcesses:
         deadline = time.monotonic() + seconds
         while self.list_running() and time.monotonic() < deadline:
             time.sleep(_POLL_SECONDS)
+
+
+def _is_in_group(pid: int, leader: int) -> bool:
+    """Return whether a process still belongs to a rank: its number may have been used again."""
+    try:
+        return os.getpgid(pid) == leader
+    except OSError:
+        return False
 
 
 def _read_exit_code(pid: int) -> int | None:

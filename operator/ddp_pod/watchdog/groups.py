@@ -74,6 +74,15 @@ def read_groups(pod: Pod, count_steps: Callable[[int], int | None] = lambda rank
     return groups
 
 
+def list_trainers(pod: Pod) -> dict[int, set[int]]:
+    """Return the processes of each Python rank that train: its own, and those in a process group."""
+    return {
+        rank.worker.local_rank: {rank.worker.pid, *(record.pid for record in rank.records if record.phase == MEMBER)}
+        for rank in read_groups(pod)
+        if rank.worker.kind != "program"
+    }
+
+
 def parse_record(raw: Mapping[str, object]) -> GroupRecord | None:
     """Return the record of a process; None if it is invalid."""
     values: dict[str, Any] = {}

@@ -79,6 +79,30 @@ def test_stopped_rank_continues_to_save_or_is_killed(
     assert ranks.exit_codes == {0: code}
 
 
+HELPED = """
+import os, signal, subprocess, time
+helper = subprocess.Popen(["sleep", "20"], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+def save(*_):
+    time.sleep(0.5)  # for the signal to the helper
+    os._exit(85 if helper.poll() is None else 1)
+signal.signal(signal.SIGTERM, save)
+print(flush=True)
+while True:
+    signal.pause()
+"""
+"""A rank with a helper, as a worker of a DataLoader: it can save as long as the helper lives."""
+
+
+@pytest.mark.parametrize(("knows_trainers", "code"), [(True, 85), (False, 1)])
+def test_helper_of_a_rank_that_handles_the_signal_does_not_get_it(
+    started: list[subprocess.Popen[bytes]], knows_trainers: bool, code: int
+) -> None:
+    ranks = start(started, HELPED)
+    trainers = {0: [started[0].pid, os.getpid()]} if knows_trainers else None
+    ranks.stop(signal.SIGTERM, 60.0, saves=True, trainers=trainers)
+    assert ranks.exit_codes == {0: code}
+
+
 def test_signal_is_held_until_ranks_are_known() -> None:
     known: list[str] = []
 
