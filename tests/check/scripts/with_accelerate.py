@@ -4,7 +4,7 @@ from pathlib import Path
 
 import torch
 from accelerate import Accelerator
-from accelerate.utils import set_seed
+from accelerate.utils import DataLoaderConfiguration, set_seed
 from common import StopSignal, load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -12,7 +12,8 @@ from torch.utils.data import DataLoader
 
 LATEST = Path("latest.txt")
 
-accelerator = Accelerator(cpu=True)
+# Without it the order of a resumed run begins anew.
+accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
 stop = StopSignal()
 set_seed(0)
 model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
