@@ -69,8 +69,8 @@ def test_script_of_tutorial_series_is_reported_for_its_checkpoints_only(tmp_path
 
     verdicts = run_check(tmp_path, "on_cpu.py", "--", "multigpu_torchrun.py", "5", "1")
 
-    # Each node's first rank saves; weights and data have no seed; it repeats the saved epoch and ignores SIGTERM.
-    assert set(list_failures(verdicts)) == {"one writer", "resumes exactly", "stops in time"}
+    # Each node's first rank saves, so the check of resumes waits for its repair; SIGTERM is not handled.
+    assert set(list_failures(verdicts)) == {"one writer", "stops in time"}
 
 
 def copy_project(project: str, folder: str, names: list[str], target: Path) -> None:

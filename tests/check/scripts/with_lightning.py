@@ -32,8 +32,8 @@ class Classifier(lightning.LightningModule):
 class StopAfterEpoch(Callback):
     """End after the epoch in which SIGTERM arrives; its checkpoint is saved before."""
 
-    def setup(self, *_: object, **__: object) -> None:
-        """Handle the signal."""
+    def on_train_start(self, *_: object) -> None:
+        """Handle the signal instead of Lightning, whose own handler ends without a checkpoint."""
         self.stop = StopSignal()
 
     def on_train_epoch_end(self, trainer: lightning.Trainer, _: object) -> None:
