@@ -135,7 +135,7 @@ def kill_run(scene: Scene) -> DrillOutcome:
     first.process.wait()
     scene.check_nothing_left(temporary=False)
     assert first.run_folder is not None
-    for name in ("status.yaml.tmp", "metrics/attempt-1-pod-0.prom.tmp"):
+    for name in ("status.yaml.tmp", "reports/attempt-1-pod-0.json.tmp"):
         (first.run_folder / name).write_text("half a sta")  # as if the kill interrupted the write
     page = first.report()
     if (
