@@ -243,6 +243,14 @@ class Recovery(SpecFields, frozen=True, kw_only=True):
             "scheduled without them."
         ),
     ] = True
+    replica_mismatch: Annotated[
+        Literal["Report", "Restart"] | None,
+        Meta(
+            description="Action if parameters of ranks differ that were equal. Report: set the condition TrainsAsOne "
+            "to False. Restart: also restart the job from its checkpoint, counted, and avoid the node of a single "
+            "rank that differs from the others. Unset: Report."
+        ),
+    ] = None
     node_health: Annotated[
         NodeHealth | None,
         Meta(description="Unset: the operator reads a node only while a pod on it does not terminate."),

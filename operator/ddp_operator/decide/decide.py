@@ -45,7 +45,7 @@ from ddp_operator.decide.converge import (
     find_late_joiner_deadline,
 )
 from ddp_operator.decide.describe import describe_groups
-from ddp_operator.decide.diagnosis import Diagnosis, build_image_failure, diagnose, is_inferred
+from ddp_operator.decide.diagnosis import Diagnosis, build_image_failure, build_replica_failure, diagnose, is_inferred
 from ddp_operator.decide.inputs import fetch_inputs
 from ddp_operator.decide.kueue import is_resize_waiting, was_suspending
 from ddp_operator.decide.losses import find_lost_pods, is_replacing, list_nodes_to_leave
@@ -53,7 +53,7 @@ from ddp_operator.decide.report import drop_eta
 from ddp_operator.decide.state import AT_ONCE, Decision, Observation, Refusal, State
 from ddp_operator.decide.transitions import account
 from ddp_operator.decide.views import JobView, PodView
-from ddp_pod.contract.group_facts import ALONE, SEPARATE
+from ddp_pod.contract.group_facts import ALONE, DIFFERENT, SEPARATE
 
 # Interval while the decision waits for a pod that does not report: a change of its node sends no event.
 _RECHECK_NODE = 5.0
@@ -207,6 +207,23 @@ def _check_process_groups(state: State) -> Decision | None:
     return fail(state, None, fact.reason, fact.message)
 
 
+def _check_replicas(state: State) -> Decision | None:
+    """Restart a job whose replicas differ, if recovery.replicaMismatch requires it and they were equal before."""
+    page = state.observation.page
+    groups = page.groups if page is not None else None
+    is_wanted = state.spec.recovery.replica_mismatch == "Restart" and not state.spec.suspend
+    if not is_wanted or groups is None or groups.state != DIFFERENT or groups.is_mistake:
+        return None
+    cause = build_replica_failure(state, groups)
+    if cause is None:
+        return None
+    restarts = count_failure(state, cause)
+    limit = find_limit(state.job, cause, restarts)
+    if limit is not None:
+        return fail(state, cause, limit.reason, limit.conclusion)
+    return restart(state, cause, restarts)
+
+
 def _check_active_deadline(state: State) -> Decision | None:
     """Fail a job that has run for longer than spec.activeDeadlineSeconds."""
     deadline = compute_active_deadline(state.job, state.attempt_job, state.now)
@@ -261,6 +278,7 @@ _STEPS: Final[tuple[Callable[[State], Decision | None], ...]] = (
     _record_lost_nodes,
     _judge_failure,
     _check_process_groups,
+    _check_replicas,
     _check_active_deadline,
     _check_pending_deadline,
     _resize,

@@ -31,11 +31,13 @@ from ddp_pod.contract.failure_table import (
     OOM,
     POD_DELETED,
     PREEMPTED,
+    REPLICAS,
     UNKNOWN,
     USER_ERROR,
     Category,
 )
 from ddp_pod.contract.failure_text import EARLY_EXIT_REMEDY, HIDDEN_FAILURE_REMEDY, describe_rank_end
+from ddp_pod.contract.group_facts import GroupFacts
 
 # A pod killed earlier than this before the first secondary failure was replaced in between, so it is not the cause.
 _SAME_INCIDENT = timedelta(seconds=120)
@@ -239,6 +241,15 @@ def build_unseen_loss(attempt: int, successor: PodView) -> LastFailure:
 def build_node_failure(attempt: int, pod: PodView, message: str, now: datetime) -> LastFailure:
     """Return the failure of a pod whose node is lost."""
     return _build_failure(attempt, pod, NODE_LOST, f"the pod was lost with its node: {message}", now)
+
+
+def build_replica_failure(state: State, facts: GroupFacts) -> LastFailure | None:
+    """Return the failure of an attempt whose replicas differ, in the pod of the rank that does; None: it is gone."""
+    pod = state.pods.newest.get(facts.pod or 0)
+    if pod is None:
+        return None
+    failure = _build_failure(state.status.attempt, pod, REPLICAS, facts.message[:_MAX_MESSAGE], state.now)
+    return replace(failure, rank=facts.rank, node_name=pod.node_name if facts.rank is not None else "")
 
 
 def build_image_failure(attempt: int, pods: Pods, now: datetime) -> LastFailure | None:

@@ -74,11 +74,17 @@ NODE_LOST: Final = Category(
 IMAGE_PULL: Final = Category(
     "ImagePull", "the image was not pulled", "check the image's name and tag, and imagePullSecrets"
 )
+REPLICAS: Final = Category(
+    "ReplicasDiffer",
+    "parameters of ranks differ that were equal (recovery.replicaMismatch: Restart)",
+    "check the GPU and the memory of the rank's node; let the script change parameters by the optimizer alone",
+)
 UNKNOWN: Final = Category("Unknown", "an exit without a known reason", "", own=True, vague=True)
 CATEGORIES: Final = {
     category.name: category
     for category in (
-        USER_ERROR, OOM, CUDA, NCCL, NETWORK, HANG, KILLED, PREEMPTED, POD_DELETED, NODE_LOST, IMAGE_PULL, UNKNOWN,
+        USER_ERROR, OOM, CUDA, NCCL, NETWORK, HANG, KILLED, PREEMPTED, POD_DELETED, NODE_LOST, IMAGE_PULL, REPLICAS,
+        UNKNOWN,
     )
 }  # fmt: skip
 

@@ -11,8 +11,8 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from ddp_pod.base.files import write_json
-from ddp_pod.contract.group_facts import GroupFacts
-from ddp_pod.contract.names import GROUP_WAIT_FILE, RUN_STEP_FILE, STALL_REPORT_FILE
+from ddp_pod.contract.group_facts import DIFFERENT, GroupFacts
+from ddp_pod.contract.names import GROUP_WAIT_FILE, REPLICAS_FILE, RUN_STEP_FILE, STALL_REPORT_FILE
 from ddp_pod.contract.records import read_record, to_json
 from ddp_pod.rank.groups import JOINING
 from ddp_pod.torchrun.round_state import RoundState
@@ -157,6 +157,29 @@ class TestStall:
         pods = RoundPods(tmp_path, LOST)
         pods.report(0, report_stall(SILENT, [WAITS]))
         assert pods.exchange(0, 1) is None
+
+
+class TestReplicas:
+    """Samples of the ranks of two pods."""
+
+    def share(self, pods: RoundPods, index: int, **digests: int) -> None:
+        """Write two samples of each rank of a pod."""
+        rows = [[int(rank[1:]), step, 0, digest, 7, 0, 0, 1] for rank, digest in digests.items() for step in (2, 3)]
+        write_json(str(pods.folders[index] / REPLICAS_FILE), {"samples": rows})
+
+    def test_pod_0_names_the_rank_that_differs_in_another_pod(self, pods: RoundPods) -> None:
+        self.share(pods, 0, r0=5, r1=5)
+        assert pods.states[0].exchange(1)["groups"] is None
+        self.share(pods, 1, r2=5, r3=6)
+        pods.states[1].exchange(2)
+        assert pods.states[0].exchange(3)["groups"] is None, "the next comparison is not due"
+        facts = read_record(GroupFacts, pods.states[0].exchange(9)["groups"])
+        assert (facts.state, facts.rank, facts.pod) == (DIFFERENT, 3, 1)
+
+    @pytest.mark.parametrize("samples", [5, [[1, 2]], [["a"] * 8]])
+    def test_invalid_samples_are_ignored(self, pods: RoundPods, samples: Any) -> None:
+        write_json(str(pods.folders[0] / REPLICAS_FILE), {"samples": samples})
+        assert pods.states[0].exchange(1)["groups"] is None
 
 
 class TestWait:

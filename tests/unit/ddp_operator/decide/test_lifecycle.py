@@ -189,6 +189,31 @@ class TestProcessGroup:
         status = run(child_pod(0), child_pod(1), text=text, processGroupPolicy="Fail").status
         assert (status.phase == "Failed") is (state in (ALONE, SEPARATE))
 
+    @pytest.mark.parametrize(
+        ("facts", "recovery", "result"),
+        [
+            (groups(DIFFERENT, rank=1, pod=1), {}, (1, ())),
+            (groups(DIFFERENT, rank=1, pod=1), {"replicaMismatch": "Report"}, (1, ())),
+            (groups(DIFFERENT, rank=1, pod=1), {"replicaMismatch": "Restart"}, (2, ("node-a",))),
+            (groups(DIFFERENT), {"replicaMismatch": "Restart"}, (2, ())),
+            (groups(DIFFERENT, is_mistake=True), {"replicaMismatch": "Restart"}, (1, ())),
+            (groups(SAME_DATA), {"replicaMismatch": "Restart"}, (1, ())),
+            (groups(DIFFERENT, rank=1, pod=7), {"replicaMismatch": "Restart"}, (1, ())),
+        ],
+    )
+    def test_replicas_that_differ_restart_without_the_node_of_the_rank(
+        self, facts: Any, recovery: dict[str, Any], result: tuple[int, tuple[str, ...]]
+    ) -> None:
+        status = run(child_pod(0), child_pod(1), text=with_groups(facts), recovery=recovery).status
+        assert (status.attempt, status.failed_nodes) == result
+        assert status.restarts.counted == status.attempt - 1
+
+    def test_replicas_that_differ_fail_a_job_without_restarts(self) -> None:
+        recovery = {"replicaMismatch": "Restart", "maxRestarts": 0}
+        text = with_groups(groups(DIFFERENT, rank=1, pod=1))
+        decision = run(child_pod(0), child_pod(1), text=text, recovery=recovery)
+        assert condition(decision, "Failed")[1] == "RestartBudgetExhausted"
+
     def test_process_group_policy_fails_or_ignores_at_the_end(self) -> None:
         pods = succeeded(0, **groups(ALONE)), succeeded(1, **groups(ALONE))
         failed = run(*pods, jobs=[self.COMPLETE], processGroupPolicy="Fail")
