@@ -77,6 +77,13 @@ class ReplicaSampler:
 
     def begin(self, step: int) -> None:
         """Take a sample of the next iteration if ``step``, the last one that was made, is due."""
+        try:
+            if self.next_step < math.inf:
+                self._begin(step)
+        except Exception:  # the steps are still counted
+            self.stop()
+
+    def _begin(self, step: int) -> None:
         self.end()
         self._publish()
         if step == self.next_step and not has_compiled() and len(self._pending) < _MOST_PENDING:
@@ -112,13 +119,19 @@ class ReplicaSampler:
     def _build_hook(self) -> Any:
         def observe_call(module: Any, inputs: Any) -> None:
             try:
-                if module.training and self._torch.is_grad_enabled():
+                if self._is_capturing():
+                    self.end()  # a copy to the host would end the capture of a CUDA graph, and a replay repeat it
+                elif module.training and self._torch.is_grad_enabled():
                     self._observe(module, inputs)
             except Exception:  # a bug here must never reach the script
                 self.stop()
 
         vars(observe_call)["_torchdynamo_disable"] = True  # torch.compile calls it instead of tracing it
         return observe_call
+
+    def _is_capturing(self) -> bool:
+        cuda = self._torch.cuda
+        return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
 
     def _observe(self, module: Any, inputs: Any) -> None:
         if self._calls == 0 and not has_trainable_parameter(module):
@@ -171,7 +184,8 @@ class ReplicaSampler:
             self._write(pending.sample, *pending.digests.tolist())
 
     def _write(self, sample: ReplicaSample, digest: int, batch: int) -> None:
-        write_sample(self._find_slot(), sample._replace(digest=digest, batch=batch))
+        # 0 is unknown, and the digest of zeros.
+        write_sample(self._find_slot(), sample._replace(digest=digest or 1, batch=batch))
 
     def _digest_part(self, pieces: list[_Piece]) -> Any:
         total = None
@@ -253,7 +267,9 @@ def _find_scope(distributed: Any, module: Any, parameters: list[Any]) -> _Scope:
         ranks = str(sorted({int(rank) for mesh in meshes for rank in mesh.mesh.flatten().tolist()}))
         return _Scope(ranks, ranks if is_data else "", shares="FSDPModule" in own)
     with_subgroups = len(distributed.distributed_c10d._world.pg_map) > 1 or "DistributedDataParallel" in kinds
-    return _Scope("", "", shares=False) if with_subgroups else _Scope("all", "all", shares=False)
+    is_pipeline = "torch.distributed.pipelining" in sys.modules  # its stages may be of one kind
+    group = "" if with_subgroups or is_pipeline else "all"
+    return _Scope(group, group, shares=False)
 
 
 def _count_shards(parameter: Any) -> int:

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from ddp_pod.contract.group_facts import DIFFERENT, SAME_DATA, GroupFacts
-from ddp_pod.rank import counters
+from ddp_pod.rank import counters, replicas
 from ddp_pod.rank.counters import CounterMemory, create_private_slot, open_slot
 from ddp_pod.rank.replicas import find_next_step, find_part
 from ddp_pod.rank.samples import ReplicaSample, read_samples, write_sample
@@ -153,13 +153,11 @@ def group() -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("world_size", [2, 3])
-def test_rank_samples_when_the_group_spans_all_ranks(
-    group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world_size: int
-) -> None:
+def train_four_steps(monkeypatch: pytest.MonkeyPatch, folder: Path, world_size: int = 2) -> dict[int, ReplicaSample]:
+    """Return the samples of a rank that makes four steps, by step. ``world_size``: as its launcher has set it."""
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
-    memory = CounterMemory(str(tmp_path), 1)
-    slot = open_slot(str(tmp_path), 0)
+    memory = CounterMemory(str(folder), 1)
+    slot = open_slot(str(folder), 0)
     slot[counters.WORLD_SIZE] = world_size
     slot[counters.PID] = os.getpid()
     backward = torch.Tensor.backward
@@ -167,20 +165,61 @@ def test_rank_samples_when_the_group_spans_all_ranks(
     counter.watch(sys.modules["torch.optim.optimizer"])
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    state = torch.get_rng_state()
     try:
         for number in range(4):
             model(torch.full((2, 4), float(number))).sum().backward()
             optimizer.step()
+        counts = memory.read(0)
     finally:
         counter.stop()
         torch.Tensor.backward = backward  # type: ignore[method-assign]
-    samples = {sample.step: sample for sample in memory.read_samples(0)}
+    assert counts is not None
+    assert counts.steps == 4
+    return {sample.step: sample for sample in memory.read_samples(0)}
+
+
+@pytest.mark.parametrize("world_size", [2, 3])
+def test_rank_samples_when_the_group_spans_all_ranks(
+    group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, world_size: int
+) -> None:
+    state = torch.get_rng_state()
+    nn.Linear(4, 2)
+    expected = torch.get_rng_state()
+    torch.set_rng_state(state)
+    samples = train_four_steps(monkeypatch, tmp_path, world_size)
     assert sorted(samples) == ([1, 2, 3] if world_size == 2 else [])
     assert len({sample.digest for sample in samples.values()}) == len(samples)
     assert len({sample.batch for sample in samples.values()}) == len(samples)
     assert all(sample.key and sample.data and not sample.shares for sample in samples.values())
-    assert torch.equal(state, torch.get_rng_state())
+    assert torch.equal(expected, torch.get_rng_state())
+
+
+def test_nothing_is_sampled_while_a_cuda_graph_is_captured(
+    group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replicas.ReplicaSampler, "_is_capturing", lambda sampler: sampler._step == 2)
+    assert sorted(train_four_steps(monkeypatch, tmp_path)) == [1, 3]
+
+
+def test_stages_of_a_pipeline_are_no_replicas(group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.distributed.pipelining", torch)
+    samples = train_four_steps(monkeypatch, tmp_path)
+    assert {(sample.key, sample.data) for sample in samples.values()} == {(0, 0)}
+
+
+@pytest.mark.parametrize("method", ["_publish", "_observe"])
+def test_sampler_that_fails_stops_and_steps_are_still_counted(
+    group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    calls = []
+
+    def fail(*args: Any) -> None:
+        calls.append(args)
+        raise RuntimeError("another version of PyTorch")
+
+    monkeypatch.setattr(replicas.ReplicaSampler, method, fail)
+    assert train_four_steps(monkeypatch, tmp_path) == {}
+    assert len(calls) == 1
 
 
 @pytest.mark.process
