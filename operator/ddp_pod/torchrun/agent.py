@@ -95,6 +95,8 @@ class PodAgent(LocalElasticAgent):
             time.sleep(self._delay)
         super()._rendezvous(worker_group)
         self._groups = None
+        if self._round_state is not None:
+            self._round_state.forget()
         self._round_state = RoundState(self._pod, rendezvous.share(), len(rendezvous.current.members))
         self._restarts = rendezvous.current.restarts
         if not self._launcher.request(RoundJoined(self._restarts, rendezvous.current.explained)):

@@ -99,6 +99,11 @@ class RoundState:
         facts = self._comparison.update(samples)
         self._difference = None if facts is None else to_json(facts)
 
+    def forget(self) -> None:
+        """Delete this pod's samples: the store keeps the values of all rounds."""
+        if self._shares_samples and self._pod.node != 0:
+            query_store(lambda: self._store.delete(f"samples/{self._pod.node}"))
+
     def _publish(self, *, waits: bool) -> None:
         stalled = sorted(set(self._store.read_log("stalled")))
         reports = [read_record(StallReport, self._store.read(f"stall/{pod}")) for pod in stalled]

@@ -65,6 +65,10 @@ class SignedStore:
         """Set a value."""
         self._store.set(self._name(key), self._sign(key, value))
 
+    def delete(self, key: str) -> None:
+        """Delete a value."""
+        self._store.delete_key(self._name(key))
+
     def append(self, key: str, value: Any) -> None:
         """Append a value to a log."""
         self._store.append(self._name(key), f"\n{self._sign(key, value)}\n")

@@ -176,6 +176,16 @@ class TestReplicas:
         facts = read_record(GroupFacts, pods.states[0].exchange(9)["groups"])
         assert (facts.state, facts.rank, facts.pod) == (DIFFERENT, 3, 1)
 
+    def test_samples_are_deleted_after_their_round(self, tmp_path: Path) -> None:
+        store = round_store()
+        pods = RoundPods(tmp_path, store)
+        self.share(pods, 1, r2=5)
+        pods.states[1].exchange(1)
+        assert store.read("samples/1")
+        for state in pods.states:
+            state.forget()
+        assert store.read("samples/1") is None
+
     @pytest.mark.parametrize("samples", [5, [[1, 2]], [["a"] * 8]])
     def test_invalid_samples_are_ignored(self, pods: RoundPods, samples: Any) -> None:
         write_json(str(pods.folders[0] / REPLICAS_FILE), {"samples": samples})
