@@ -373,7 +373,7 @@ class Run:
         if waits_for:
             progress = drop_pace(progress)
         elif not self._is_over() and status.is_false(c.TRAINS_AS_ONE):
-            waits_for = "its ranks do not train together"
+            waits_for = "its ranks do not train as one"
         phase = c.INTERRUPTED if self._was_interrupted() else status.phase or "Pending"
         reason = status.reason if status.phase == "Succeeded" else waits_for
         return View(phase, status.attempt, reason, progress)
