@@ -259,9 +259,14 @@ class PodAgent(LocalElasticAgent):
         step: float | None = self._round_state.read_step() if self._pod.node != 0 else None
         return step
 
-    def _shutdown(self, death_sig: Any = signal.SIGTERM, timeout: float = _SECONDS_TO_STOP) -> None:
+    def _shutdown(
+        self, death_sig: Any = signal.SIGTERM, timeout: float = _SECONDS_TO_STOP, is_restart: bool = False
+    ) -> None:
+        """Stop the ranks. PyTorch 2.6 has the option ``is_restart``, later versions ``timeout``."""
         self._stop_ranks(death_sig)
-        super()._shutdown(death_sig)
+        # PyTorch 2.6 would end the run for all pods, also where only this one stops; run_torchrun ends it.
+        has_option = "is_restart" in inspect.signature(super()._shutdown).parameters
+        super()._shutdown(death_sig, **({"is_restart": True} if has_option else {}))
         self._ranks.close()
 
     def _stop_ranks(self, number: int, ending: Sequence[int] = ()) -> None:
