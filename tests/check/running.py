@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-SECONDS = 300  # for a whole check on a busy machine
+SECONDS = 500  # for a whole check on a busy machine
 _CODE = "import sys; from ddp_cli.commands import main; sys.exit(main())"
 
 
