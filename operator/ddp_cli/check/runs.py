@@ -17,7 +17,8 @@ from typing import Final, Self
 
 from ddp_cli.check.copying import copy_folder
 from ddp_cli.check.watch import Watch
-from ddp_pod.contract.check_record import ENV_CHECK, MARK_FILE, MOST_STEPS, ORDER_FILE, Kill, Order, SaveRecord
+from ddp_pod.contract.check_record import MARK_FILE, MOST_STEPS, ORDER_FILE, Kill, Order, SaveRecord
+from ddp_pod.contract.names import CHECK_VARIABLE
 from ddp_pod.contract.processes import load_libc, set_parent_death_signal
 from ddp_pod.contract.records import to_json
 
@@ -164,7 +165,7 @@ class Runs:
         restarts = _MAX_RESTARTS if order.kills else 0
         options = ["--quiet", "--plain", "--runs-dir", str(home / "runs"), "--max-restarts", str(restarts)]
         command = [sys.executable, "-P", "-m", "ddp_cli", "run", *options, *self._request.options]
-        environment = {**_ENVIRONMENT, **os.environ, ENV_CHECK: str(home / RECORDS)}
+        environment = {**_ENVIRONMENT, **os.environ, CHECK_VARIABLE: str(home / RECORDS)}
         load_libc()  # before the fork, for the child
         (home / "input.txt").write_text(self._request.text, encoding="utf-8")
         with (home / "input.txt").open("rb") as text, (home / "output.txt").open("wb") as output:

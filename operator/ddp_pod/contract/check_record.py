@@ -1,7 +1,7 @@
 """What `ddp check` asks of the ranks of a run, and what each of their processes records.
 
-The folder in ENV_CHECK has the order, ``order.json``, and one file for each process: ``<rank>.<number>.jsonl``, a JSON
-object in each line. ``number`` counts the processes of the rank from 0. Nothing is recorded without that folder.
+The folder in CHECK_VARIABLE has the order, ``order.json``, and one file for each process: ``<rank>.<number>.jsonl``, a
+JSON object in each line. ``number`` counts the processes of the rank from 0. Nothing is recorded without that folder.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,6 @@ from typing import Final
 
 from .records import items, number, text
 
-ENV_CHECK: Final = "DDP_CHECK"
 ORDER_FILE: Final = "order.json"
 MARK_FILE: Final = "marked"  # rank 0 creates it after the step ``Order.mark``
 MOST_STEPS: Final = 2000  # of a run

@@ -32,6 +32,9 @@ ENV_MEMORY_DIR: Final = "DDP_MEMORY_DIR"  # folder in shared memory for ddp_trai
 ENV_MEMORY_INTERVAL: Final = "DDP_MEMORY_INTERVAL"  # steps between two copies
 ENV_AGENT_PID: Final = "DDP_AGENT_PID"  # removed by the shim
 
+# Folder of a run's records, see check_record. `ddp check` sets it in its own environment, so templates may set it too.
+CHECK_VARIABLE: Final = "DDP_CHECK"
+
 # Files of the runtime directory.
 STOPPING_FILE: Final = "stopping"  # exists after the pod has received a stop signal
 STALL_REPORT_FILE: Final = "stall.json"  # the watchdog's report, which the agent shares with peer pods

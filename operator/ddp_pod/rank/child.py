@@ -71,8 +71,7 @@ class ChildHook(ImportHook):
             pass
 
     def _count(self, module: Any) -> None:
-        from .recorder import create_recorder
-        from .steps import StepCounter
+        from .steps import StepCounter, create_recorder
 
         counters.announce(self._runtime, self._local_rank)
         worker = read_json(os.path.join(self._runtime, "workers", f"{self._local_rank}.json"))

@@ -12,12 +12,11 @@ import signal
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 from ..base.files import read_json
 from ..contract.check_record import (
-    ENV_CHECK,
     LIMIT,
     MARK_FILE,
     MOST_RECORDS,
@@ -41,12 +40,6 @@ _MOST_NUMBERS = 999  # processes of a rank
 _LIMIT_SECONDS = 10.0  # for which a rank waits at the last step until its peers have reached it
 _MARK_SECONDS = 0.2  # a step's pause after the mark, so that a signal reaches a fast script
 _MARK_STEPS = 50  # which have the pause
-
-
-def create_recorder(worker: Mapping[str, Any], groups: GroupRecorder) -> "Recorder | None":
-    """Return the recorder of a process; None unless `ddp check` wants one. ``worker``: the record of its rank."""
-    folder = os.environ.get(ENV_CHECK)
-    return Recorder(folder, worker["rank"], worker["worldSize"], groups) if folder else None
 
 
 def _guard(method: Callable[..., None]) -> Callable[..., None]:

@@ -9,16 +9,20 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from ..contract.names import CHECK_VARIABLE
 from . import counters
 from .batches import BatchMeter
 from .hooks import EpochHook, ImportHook, read_lightning_plan
 from .losses import LossReader
-from .recorder import Recorder
 from .replicas import ReplicaSampler
+
+if TYPE_CHECKING:
+    from .groups import GroupRecorder
+    from .recorder import Recorder
 
 _MODULE = "torch.optim.optimizer"
 _SAMPLE_SECONDS = 0.1  # between two measured iterations, so that the last loss of a short run is no old one
@@ -50,7 +54,7 @@ class StepCounter(ImportHook):
     __slots__ = ("_alarm", "_followed", "_is_capturing", "_sample_step", "_slot", "_steps")
 
     def __init__(
-        self, slot: Any, claim: Callable[[], Any | None] | None = None, recorder: Recorder | None = None
+        self, slot: Any, claim: Callable[[], Any | None] | None = None, recorder: "Recorder | None" = None
     ) -> None:
         super().__init__(_MODULE)
         self._slot = slot
@@ -274,6 +278,19 @@ class StepCounter(ImportHook):
         slot[counters.SAMPLES] += (steps - 1.0) * (former or batch) + batch
         slot[counters.STEPS_WITH_SAMPLES] = self._steps
         slot[counters.BATCH] = batch
+
+
+def create_recorder(worker: Mapping[str, Any], groups: "GroupRecorder") -> "Recorder | None":
+    """Return the recorder of a process; None unless `ddp check` wants one. ``worker``: the record of its rank.
+
+    Its import takes milliseconds, which a rank outside of a check does not need.
+    """
+    folder = os.environ.get(CHECK_VARIABLE)
+    if not folder:
+        return None
+    from .recorder import Recorder
+
+    return Recorder(folder, worker["rank"], worker["worldSize"], groups)
 
 
 def _no_optimizer() -> None:

@@ -87,8 +87,7 @@ def _open_slot(runtime: str, about: dict[str, Any]) -> Any:
 
 def _count_steps(slot: Any, groups: GroupRecorder, about: dict[str, Any]) -> None:
     """Count this rank's optimizer steps. The import takes milliseconds, which a job without counters does not need."""
-    from .recorder import create_recorder
-    from .steps import StepCounter
+    from .steps import StepCounter, create_recorder
 
     def claim() -> Any:
         groups.note_step()
