@@ -1,6 +1,7 @@
 """Judge the runs of a check."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from ddp_cli.check.recordings import Recording, read_recording
@@ -39,8 +40,8 @@ def judge(runs: Sequence[CheckedRun]) -> list[Verdict]:
         later = (judge_resume(reference, repeat, recordings.get("resumed")), _judge_stop(runs, repeat))
     else:
         later = (not_applicable("the reference has failed; repair its cause first"),) * 2
-    verdicts.append(_name("resumes exactly", later[0]))
-    verdicts.append(_name("stops in time", later[1]))
+    verdicts.append(replace(later[0], check="resumes exactly"))
+    verdicts.append(replace(later[1], check="stops in time"))
     return omit_consequences(verdicts)
 
 
@@ -63,7 +64,3 @@ def _judge_stop(runs: Sequence[CheckedRun], repeat: Recording | None) -> Verdict
     if run is None or repeat is None:
         return judge_stop(Recording({}), None, 0.0)
     return judge_stop(repeat, run.signalled, run.stop_seconds)
-
-
-def _name(check: str, verdict: Verdict) -> Verdict:
-    return Verdict(check, verdict.state, verdict.reason, verdict.place, verdict.remedy)

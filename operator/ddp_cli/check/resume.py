@@ -1,6 +1,7 @@
 """Judge whether an interrupted script continues as if nothing had happened, and ends in time. Pure."""
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from typing import Final, NamedTuple
 
@@ -63,7 +64,7 @@ def judge_resume(reference: Recording, repeat: Recording | None, resumed: Record
         if verdict.state == FAILED:
             break
     reason = f"{verdict.reason}; {randomness.text}" if randomness.text else verdict.reason
-    return Verdict("", verdict.state, reason, verdict.place, verdict.remedy)
+    return replace(verdict, reason=reason)
 
 
 def _judge_without_save(first: Process) -> Verdict:

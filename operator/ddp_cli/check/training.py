@@ -5,6 +5,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from itertools import groupby, pairwise
 from typing import Final
 
@@ -14,6 +15,7 @@ from ddp_pod.contract.check_record import LoaderRecord, StepRecord
 
 _GROUP_STEPS: Final = 3  # before the last of which the process group must exist
 _SHOWN: Final = 3  # steps in a message
+_NO_LAUNCHER: Final = "start no launcher inside the script: ddp starts the ranks"
 _SHARED_DATA: Final = ("tp", "cp", "sp", "pp", "tensor", "context", "sequence", "pipe")
 """Parts of a mesh dimension's name whose ranks may read the same data."""
 
@@ -36,7 +38,7 @@ def judge_training(recording: Recording, world_size: int) -> list[Verdict]:
         verdict = check(ranks, world_size)
         if check is _check_group and verdict.state != FAILED:
             verdict = _find_launcher(recording) or verdict
-        verdicts.append(Verdict(name, verdict.state, verdict.reason, verdict.place, verdict.remedy))
+        verdicts.append(replace(verdict, check=name))
     return verdicts
 
 
@@ -74,7 +76,7 @@ def _check_group(ranks: Sequence[Process], world_size: int) -> Verdict:
         if other != process.rank:
             reason = f"ranks {other} and {process.rank} are both rank {step.group_rank} of a process group"
             place = step.group_built or step.place
-            return failed(reason, place, "start no launcher inside the script: ddp starts the ranks")
+            return failed(reason, place, _NO_LAUNCHER)
     if len(ranks) < world_size:
         missing = sorted(set(range(world_size)) - {process.rank for process in ranks})
         reason = f"rank {missing[0]} made no optimizer step, and rank {ranks[0].rank} did"
@@ -90,9 +92,7 @@ def _find_launcher(recording: Recording) -> Verdict | None:
             if process.start.time < trained[0].steps[-1].time:
                 step = process.steps[0]
                 reason = f"rank {process.rank} has started {len(trained)} processes that train at the same time"
-                return failed(
-                    reason, step.group_built or step.place, "start no launcher inside the script: ddp starts the ranks"
-                )
+                return failed(reason, step.group_built or step.place, _NO_LAUNCHER)
     return None
 
 

@@ -4,6 +4,7 @@ A digest is the sum of the elements, as integers, times odd weights that depend 
 of one bit changes an element by a power of two below 2**64, and so changes the sum: an odd weight has an inverse.
 """
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -69,11 +70,8 @@ def combine(numbers: Iterable[int]) -> int:
 
 
 def hash_text(text: str) -> int:
-    """Return a digest of a text that is the same in every process (FNV-1a, 64 bits)."""
-    total = 0xCBF29CE484222325
-    for byte in text.encode():
-        total = ((total ^ byte) * 0x100000001B3) & _MASK
-    return total
+    """Return a digest of a text that is the same in every process: a signed number of 64 bits."""
+    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
 
 
 def find_tensors(torch: Any, value: Any) -> Iterator[Any]:

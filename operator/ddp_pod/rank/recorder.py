@@ -29,6 +29,7 @@ from ..contract.check_record import (
 )
 from ..contract.records import read_record, to_json
 from . import fingerprint
+from .batches import has_trainable_parameter
 from .groups import GroupRecorder
 from .recorded_data import DataHook
 from .recorded_saves import SaveHook
@@ -81,6 +82,8 @@ class Recorder:
         self._depth = 0  # of the calls of modules
         self._buffer_owner: Any = None  # at whose next call the buffers of the iteration are read
         self._with_gradient: set[str] = set()
+        self._skipped = 0  # steps, by a GradScaler
+        self._optimizer_steps = 0
         self._joins = False
         self._places: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # that built the modules
         self._data = DataHook(self)
@@ -201,8 +204,6 @@ class Recorder:
         scaler = self._torch.amp.GradScaler
         original = scaler.step
         recorder = self
-        self._skipped = 0
-        self._optimizer_steps = 0
 
         @functools.wraps(original)
         def step(scaler: Any, *arguments: Any, **options: Any) -> Any:
@@ -222,9 +223,7 @@ class Recorder:
         """Record the input of an outermost module in training."""
         if id(module) in self._members and not module.training:
             self._data.discard()
-        if not (
-            module.training and self._torch.is_grad_enabled() and any(p.requires_grad for p in module.parameters())
-        ):
+        if not (module.training and self._torch.is_grad_enabled() and has_trainable_parameter(module)):
             return
         self._data.use()
         if id(module) not in self._members:

@@ -4,7 +4,6 @@ A sample is taken when the outermost module is called first after a step: optimi
 parameters in each rank have shared them by then. The step alone decides which part of the parameters it covers.
 """
 
-import hashlib
 import math
 import sys
 import time
@@ -14,7 +13,7 @@ from typing import Any, NamedTuple
 
 from . import counters
 from .batches import has_compiled, has_trainable_parameter
-from .fingerprint import digest_on_device, find_tensors, local_part
+from .fingerprint import digest_on_device, find_tensors, hash_text, local_part
 from .samples import ReplicaSample, write_sample
 
 _SHARE = 0.003  # of the time of steps, at most, for samples
@@ -235,8 +234,8 @@ class ReplicaSampler:
         return _Layout(
             weakref.ref(module),
             list(_divide(parameters)),
-            _hash("\n".join([scope.replicas, *names])) if scope.replicas else 0,
-            _hash(scope.data) if scope.data else 0,
+            hash_text("\n".join([scope.replicas, *names])) or 1 if scope.replicas else 0,
+            hash_text(scope.data) or 1 if scope.data else 0,
             int(scope.shares),
         )
 
@@ -319,7 +318,3 @@ def find_part(step: int, parts: int) -> int:
     number = (step // 2 * _MIX) & _MASK
     number = ((number ^ (number >> 32)) * _MIX) & _MASK
     return ((number >> 32) * parts) >> 32
-
-
-def _hash(text: str) -> int:
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True) or 1
