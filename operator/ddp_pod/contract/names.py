@@ -109,8 +109,10 @@ METRIC_GLOBAL_RATE: Final = "ddp_global_samples_per_second"
 METRIC_DATA_SECONDS: Final = "ddp_data_wait_seconds_total"
 METRIC_COMPUTE_SECONDS: Final = "ddp_compute_seconds_total"
 INPUTS_FOLDER: Final = "ddp-inputs"  # in a claim or a node cache: has a folder for each input
-LAUNCHER_PHASES: Final = ("Starting", "WaitingForMaster", "Rendezvous", "Running", "Stopping", "Done")
-"""Values of the label ``phase`` of METRIC_LAUNCHER_PHASE, in the order in which a pod passes them."""
+LAUNCHER_PHASES: Final = ("Starting", "WaitingForMaster", "Rendezvous", "Running", "Stopping", "Done", "Held")
+"""Values of the label ``phase`` of METRIC_LAUNCHER_PHASE, in the order in which a pod passes them.
+
+Held: between two runs of `ddp dev`."""
 STALLED_STATES: Final = ("Stopped", "Behind", "IO", "Busy", "Waiting")
 """Values of the label ``state`` of METRIC_STALLED_RANK; ranks for which their peers wait come first."""
 PREFLIGHT_CHECKS: Final = ("dns", "tcp", "allreduce", "transport", "pairs")

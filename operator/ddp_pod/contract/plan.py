@@ -54,6 +54,14 @@ class CodeConfig:
 
 
 @dataclasses.dataclass(frozen=True)
+class DevConfig:
+    """spec.dev: the pod is held between runs. ``runs``: the number of runs of former attempts, whose code is lost."""
+
+    hold_seconds: float
+    runs: int = 0
+
+
+@dataclasses.dataclass(frozen=True)
 class CheckpointStoreConfig:
     """spec.checkpoint with a URL. ``keep``: how many snapshots of the folder are kept there."""
 
@@ -118,6 +126,7 @@ class PodPlan:
     epochs: int | None = None
     warm_start: bool
     code: CodeConfig | None = None
+    dev: DevConfig | None = None
 
     @property
     def regroups(self) -> bool:

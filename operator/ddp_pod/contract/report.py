@@ -15,6 +15,8 @@ from .records import choice, items, number, text
 REPORT_VERSION: Final = 2
 REPORT_LIMIT: Final = 1 << 17
 """Bytes of a report."""
+RUN_RESULTS: Final = ("Succeeded", "Failed", "Stopped")
+"""How a run of `ddp dev` can end; Stopped: the user ended it."""
 _NOT_JOINED: Final = ("Starting", "WaitingForMaster", "Rendezvous")
 
 
@@ -83,6 +85,25 @@ class TrackedRun:
 
 
 @dataclass(frozen=True)
+class DevRun:
+    """The newest run of a job of `ddp dev`. Times are Unix seconds."""
+
+    run: int = number(default=0)
+    """Its number. 0: no run yet, because the code of the former attempt is lost."""
+    digest: str = text(64)
+    """Of the archive's tar; empty: the image's own code."""
+    started: float | None = number(4e9)
+    ended: float | None = number(4e9)
+    """None while it runs."""
+    result: str = choice(RUN_RESULTS)
+    """Empty while it runs."""
+    failure: Failure | None = None
+    """The root cause among the pods."""
+    release_at: float | None = number(4e9)
+    """When the pods end unless another run starts."""
+
+
+@dataclass(frozen=True)
 class PodReport:
     """What one pod reports while it runs."""
 
@@ -107,6 +128,8 @@ class PodReport:
     groups: GroupFacts | None = None
     last_failure: Failure | None = None
     """The failure before the last restart of the workers."""
+    dev: DevRun | None = None
+    """Only of pod 0 of a job with spec.dev."""
 
     @property
     def joining(self) -> bool:

@@ -1,0 +1,56 @@
+"""What `ddp rerun` and the process that holds a pod of `ddp dev` exchange: an order, then events, a JSON object a line.
+
+The command starts ``launcher.py order`` in the container of pod 0, by pods/exec or as a process, and writes the order
+and the archive to its input. The program passes both on to the holder, and prints its events.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from .failure_record import Failure
+from .records import choice, items, number, text
+from .report import RUN_RESULTS
+
+MOST_CODE_BYTES: Final = 64 << 20
+"""Of an archive, compressed."""
+ORDER_LIMIT: Final = 1 << 17
+"""Bytes of an order without its archive."""
+ORDERS: Final = ("run", "stop", "release", "follow")
+EVENTS: Final = ("received", "sent", "stopped", "started", "ended", "released", "refused")
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the pods are to do.
+
+    run: end the present run and start another; stop: end the present run; release: end the pods as the last run ended;
+    follow: only report events. ``run``: the least number of the new run; ``arguments``: of the script, if
+    ``replaces_arguments`` in place of the last run's; ``digest``: of the archive's tar, empty for the same code again;
+    ``size``: bytes of the archive, which follows the line.
+    """
+
+    kind: str = choice(ORDERS)
+    run: int = number(default=0)
+    replaces_arguments: bool = False
+    arguments: tuple[str, ...] = items(1024)
+    digest: str = text(64)
+    size: int = number(MOST_CODE_BYTES, default=0)
+
+
+@dataclass(frozen=True)
+class Event:
+    """What has happened to an order. After ended, released and refused no event follows.
+
+    received: pod 0 has the archive; sent: all ``pods`` have it; stopped: the former run has ended everywhere; started:
+    the ranks of ``run`` start; ended: with ``result``, and ``failure`` as root cause; refused: nothing has changed,
+    ``message`` and ``remedy`` say why. ``seconds``: since the order arrived.
+    """
+
+    kind: str = choice(EVENTS)
+    run: int = number(default=0)
+    pods: int = number(default=0)
+    seconds: float = number(default=0.0)
+    result: str = choice(RUN_RESULTS)
+    failure: Failure | None = None
+    message: str = text(2048)
+    remedy: str = text(2048)
