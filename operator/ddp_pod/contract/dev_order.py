@@ -4,11 +4,13 @@ The command starts ``launcher.py order`` in the container of pod 0, by pods/exec
 and the archive to its input. The program passes both on to the holder, and prints its events.
 """
 
+import json
 from dataclasses import dataclass
 from typing import Final
 
+from . import plan, records
 from .failure_record import Failure
-from .records import choice, items, number, text
+from .records import choice, number, text
 from .report import RUN_RESULTS
 
 MOST_CODE_BYTES: Final = 64 << 20
@@ -29,12 +31,12 @@ class Order:
     ``size``: bytes of the archive, which follows the line.
     """
 
-    kind: str = choice(ORDERS)
-    run: int = number(default=0)
+    kind: str
+    run: int = 0
     replaces_arguments: bool = False
-    arguments: tuple[str, ...] = items(1024)
-    digest: str = text(64)
-    size: int = number(MOST_CODE_BYTES, default=0)
+    arguments: tuple[str, ...] = ()
+    digest: str = ""
+    size: int = 0
 
 
 @dataclass(frozen=True)
@@ -54,3 +56,29 @@ class Event:
     failure: Failure | None = None
     message: str = text(2048)
     remedy: str = text(2048)
+
+
+def encode_order(order: Order) -> bytes:
+    """Return the order's line. Raises: ValueError, if it is too long."""
+    line = json.dumps(plan.to_json(order)).encode() + b"\n"
+    if len(line) > ORDER_LIMIT:
+        raise ValueError(f"the arguments have more than {ORDER_LIMIT >> 10} KiB; put them in a file of the folder")
+    return line
+
+
+def decode_order(line: bytes) -> Order:
+    """Read an order. Raises: ValueError."""
+    order: Order = plan.from_json(Order, json.loads(line))
+    if order.kind not in ORDERS or not 0 <= order.size <= MOST_CODE_BYTES:
+        raise ValueError(f"no order, or an archive of more than {MOST_CODE_BYTES >> 20} MiB")
+    return order
+
+
+def encode_event(event: Event) -> bytes:
+    """Return the event's line."""
+    return json.dumps(records.to_json(event), allow_nan=False).encode() + b"\n"
+
+
+def decode_event(line: bytes) -> Event:
+    """Read an event; its kind is empty if the line has none. Raises: ValueError, if the line is no JSON."""
+    return records.read_record(Event, json.loads(line))
