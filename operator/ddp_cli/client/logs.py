@@ -31,13 +31,14 @@ TAIL_BYTES: Final = 8 << 20
 
 @dataclass(frozen=True, slots=True)
 class LogPod:
-    """A pod whose log can be read."""
+    """A pod whose log can be read. ``launcher``: the words that start its launcher; none for a run on this machine."""
 
     name: str
     container: str
     attempt: int
     node: int
     nproc: int
+    launcher: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,6 +249,13 @@ class Follower:
             self._lines.put(error)
 
 
+def list_running_pods(api: Api, name: str) -> list[LogPod]:
+    """Return the pods of a job that run and are not being deleted, by attempt and index. Raises: ClientError."""
+    alive = [pod for pod in list_pods(api, name) if "deletionTimestamp" not in pod["metadata"]]
+    pods = [log_pod(pod) for pod in alive if (pod.get("status") or {}).get("phase") == "Running"]
+    return sorted(pods, key=lambda pod: (pod.attempt, pod.node))
+
+
 def log_pod(pod: Mapping[str, Any]) -> LogPod:
     """Return what identifies a pod's log."""
     metadata = pod["metadata"]
@@ -263,6 +271,7 @@ def log_pod(pod: Mapping[str, Any]) -> LogPod:
         attempt=_number((metadata.get("labels") or {}).get(constants.LABEL_ATTEMPT), 1),
         node=_number((metadata.get("annotations") or {}).get(constants.ANNOTATION_COMPLETION_INDEX), 0),
         nproc=nproc,
+        launcher=tuple(trainer.get("command") or ())[:-1],  # the last word is the subcommand
     )
 
 

@@ -35,6 +35,7 @@ COMMANDS: Final = (
     ("usage", "ddp_cli.commands.usage", "sum up the GPU time of jobs: productive, waiting and lost"),
     ("watch", "ddp_cli.commands.watch", "watch the progress of one job or of all jobs"),
     ("logs", "ddp_cli.commands.logs", "print the logs of all ranks of a job in one stream"),
+    ("exec", "ddp_cli.commands.execute", "run a command, or a shell, with the environment of a rank of a job"),
     ("why", "ddp_cli.commands.why", "explain what a job waits for or why it failed, and what to do"),
     ("scale", "ddp_cli.commands.change", "change the number of nodes of a job"),
     ("suspend", "ddp_cli.commands.change", "stop a job's pods after a checkpoint; ddp resume continues it"),
@@ -130,6 +131,8 @@ def _advise_on_unknown(command: str, unknown: Sequence[str]) -> str:
     similar = get_close_matches(name.strip("-"), own, 1, cutoff=0.75) if name.startswith("--") else []
     if similar:
         return f"; did you mean {own[similar[0]]}?"
+    if command == "exec":
+        return f"; put the command after --: -- {shlex.join(unknown)}"
     if command not in _WITH_SCRIPT:
         return ""
     if not name.startswith("-"):

@@ -7,20 +7,18 @@ import argparse
 import itertools
 import json
 import queue
-import re
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from importlib import resources
-from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ddp_cli.client.api import Api, get_job, list_pods, open_exec
+from ddp_cli.client.api import Api, get_job, open_exec
 from ddp_cli.client.cluster import ClusterBackend
 from ddp_cli.client.errors import ClientError
-from ddp_cli.client.logs import LogPod, log_pod
+from ddp_cli.client.logs import LogPod, list_running_pods
 from ddp_cli.client.runs import read_job
 from ddp_cli.commands import probe
 from ddp_cli.commands.arguments import add_cluster_arguments, add_local_arguments, add_output_argument, open_job
@@ -235,7 +233,7 @@ class PodTarget:
 
     def kill(self, rank: int) -> str:
         """Kill a rank's process, in the first pod that has it."""
-        pods = self._list_running_pods()
+        pods = list_running_pods(self._api, self._name)
         for pod in sorted(pods, key=lambda pod: pod.node != rank // pod.nproc):
             for line in execute_in_pod(self._api, pod, build_probe_command("kill", str(rank))):
                 pid = json.loads(line).get("killed")
@@ -259,7 +257,7 @@ class PodTarget:
     def _watch(self, samples: queue.Queue[Sample | ClientError | RunEnded]) -> None:
         try:
             while True:
-                for pod in [pod for pod in self._list_running_pods() if pod.node == 0][-1:]:
+                for pod in [pod for pod in list_running_pods(self._api, self._name) if pod.node == 0][-1:]:
                     metrics = get_job(self._api, self._name)["spec"].get("metrics") or {}
                     port = metrics.get("port", constants.DEFAULT_METRICS_PORT)
                     command = build_probe_command("watch", str(port), str(_POLL_SECONDS))
@@ -276,11 +274,6 @@ class PodTarget:
         phase = (get_job(self._api, self._name).get("status") or {}).get("phase")
         if phase in ENDED_PHASES:
             raise RunEnded(phase)
-
-    def _list_running_pods(self) -> list[LogPod]:
-        alive = [pod for pod in list_pods(self._api, self._name) if "deletionTimestamp" not in pod["metadata"]]
-        pods = [log_pod(pod) for pod in alive if (pod.get("status") or {}).get("phase") == "Running"]
-        return sorted(pods, key=lambda pod: (pod.attempt, pod.node))
 
 
 def execute_in_pod(api: Api, pod: LogPod, command: list[str]) -> Iterator[str]:
@@ -358,9 +351,7 @@ class RunTarget:
 
     def _find_metrics_port(self) -> int | None:
         """Return the metrics port of the newest pod 0; None before it listens."""
-        files = self._folder.path.glob("pods/*/metrics-port")
-        candidates = [file for file in files if re.search(r"-0-[a-z0-9]+$", file.parent.name)]
+        file = self._folder.find_pod_file(0, "metrics-port")
         with suppress(OSError, ValueError):
-            newest = max(candidates, key=lambda file: file.stat().st_mtime_ns, default=Path())
-            return int(newest.read_text(encoding="utf-8"))
+            return int(file.read_text(encoding="utf-8")) if file is not None else None
         return None

@@ -53,6 +53,8 @@ COLUMNS: Final = {
 ENV_RUN_FOLDER: Final = "DDP_RUN_FOLDER_FD"
 """Variable with the file descriptor to which `ddp run` writes the path of its folder, for its parent process."""
 _MOST_CHARACTERS: Final = 64 << 20
+PID_FILE: Final = "pid"
+"""Of a pod's first process, in the pod's folder."""
 DELETED: Final = "deleted"
 """A key of changes.json beside fields of the spec: stop the run and remove its folder."""
 _WRITER: Final = """\
@@ -257,6 +259,14 @@ class RunFolder:
         with self._tolerantly(self.errors), self.errors.open("a", encoding="utf-8") as stream:
             stream.write(f"{_local_time(moment)} {where}\n")
             stream.write("".join(traceback.format_exception(error)) + "\n")
+
+    def find_pod_file(self, node: int, name: str) -> Path | None:
+        """Return the newest file of this name of the pods with an index; None if there is none."""
+        pods = re.compile(rf".*-{node}-[a-z0-9]+")
+        files = [file for file in self.path.glob(f"pods/*/{name}") if pods.fullmatch(file.parent.name)]
+        with suppress(OSError):
+            return max(files, key=lambda file: file.stat().st_mtime_ns, default=None)
+        return None
 
     def read_step_hint(self, attempt: int) -> str:
         """Return why no step of an attempt is visible, by the last report of its pod 0; empty if steps are."""

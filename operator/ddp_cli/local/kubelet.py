@@ -10,7 +10,7 @@ from typing import Final
 
 from ddp_cli.local import pods, processes
 from ddp_cli.local.container import MissingReference
-from ddp_cli.local.folder import RUNTIME_LEFTOVERS, is_out_of_space, remove_temporary_files
+from ddp_cli.local.folder import PID_FILE, RUNTIME_LEFTOVERS, is_out_of_space, remove_temporary_files
 from ddp_cli.local.job_controller import completion_index
 from ddp_cli.local.machine import GpuPool
 from ddp_cli.local.shared_memory import SharedMemory
@@ -86,6 +86,7 @@ class Kubelet:
             process = processes.start(
                 plan.command, plan.environment, plan.folder, log=log, mark=uid, lifeline=self._lifeline
             )
+            (folder / PID_FILE).write_text(str(process.pid), encoding="ascii")
         except (MissingReference, OSError, ValueError) as error:
             self._give_back_gpus(pod)
             message = _explain(error, place.folder)

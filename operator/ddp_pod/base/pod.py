@@ -199,17 +199,18 @@ class WorkerRecord(NamedTuple):
 
 def read_worker(pod: Pod, local_rank: int) -> WorkerRecord | None:
     """Return the record of a worker; None before its shim has written it."""
-    return _read_worker(os.path.join(pod.runtime, "workers", f"{local_rank}.json"))
+    return read_worker_file(os.path.join(pod.runtime, "workers", f"{local_rank}.json"))
 
 
 def list_workers(pod: Pod) -> list[WorkerRecord]:
     """Return the records of this pod's workers."""
     folder = os.path.join(pod.runtime, "workers")
-    records = [_read_worker(os.path.join(folder, name)) for name in os.listdir(folder) if name.endswith(".json")]
+    records = [read_worker_file(os.path.join(folder, name)) for name in os.listdir(folder) if name.endswith(".json")]
     return [record for record in records if record is not None]
 
 
-def _read_worker(path: str) -> WorkerRecord | None:
+def read_worker_file(path: str) -> WorkerRecord | None:
+    """Return the record in a file; None if it has none."""
     raw = read_json(path)
     if not all(isinstance(raw.get(key), int) for key in ("pid", "rank", "localRank", "restart")):
         return None
