@@ -5,6 +5,7 @@ and the archive to its input. The program passes both on to the holder, and prin
 """
 
 import json
+import re
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,6 +19,11 @@ MOST_CODE_BYTES: Final = 64 << 20
 ORDER_LIMIT: Final = 1 << 17
 """Bytes of an order without its archive."""
 ORDERS: Final = ("run", "stop", "release", "follow")
+RUN_STARTS: Final = "run {} starts"
+"""In the log of each pod, before the output of a run. Commands show what follows."""
+RUN_ENDED: Final = "run {} has ended"
+"""After the output of a run."""
+RUN_LINE: Final = re.compile(r"\[launcher\] run (\d{1,9}) (starts|has ended)")
 EVENTS: Final = ("received", "sent", "stopped", "started", "ended", "released", "refused")
 
 
