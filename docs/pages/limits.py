@@ -100,6 +100,9 @@ LIMITS: Final = (
         f"{SILENT_POD_SECONDS} ({SILENT_START_SECONDS} for a pod that has not run yet)",
         "the failure counts as reported",
     ),
+    Limit(
+        "seconds that `ddp dev` holds pods without a run", "1800", "end as the last run ended", "spec.dev.holdSeconds"
+    ),
     Limit("minutes that pods may hold GPUs without a step", "no limit", "condition Idle, or suspension", "spec.idle"),
     Limit("seconds that the job may be active", "no limit", "DeadlineExceeded", "spec.activeDeadlineSeconds"),
     Limit(

@@ -81,6 +81,7 @@ ONCE_RUN = (
     "template",
     "code",
     "tracking",
+    "dev",
 )
 """Immutable after the first pod has run; until then an edit replaces the attempt's Job."""
 _DEADLINES = ("activeDeadlineSeconds", "pendingDeadlineSeconds")
@@ -256,6 +257,7 @@ RULES: tuple[CelRule, ...] = (
         for name in ("startSeconds", "stallSeconds", "checkpointSeconds")
     ),
     _between("spec.idle.minutes", 1, _YEAR // 60, "remove idle to allow idle GPUs"),
+    _between("spec.dev.holdSeconds", 60, 24 * 3600, "`ddp release` ends the job earlier"),
     _between("spec.preflight.minMegabytesPerSecond", 0, 10**7, "leave it out to accept any bandwidth"),
     _requires(
         "preflight.minMegabytesPerSecond",

@@ -354,6 +354,18 @@ class Idle(SpecFields, frozen=True, kw_only=True):
     ] = None
 
 
+class Dev(SpecFields, frozen=True, kw_only=True):
+    """The pods stay when their ranks end, so that `ddp rerun` starts the ranks with changed code (docs/dev.md)."""
+
+    hold_seconds: Annotated[
+        int,
+        Meta(
+            description="Seconds for which the pods are held without a run, 60 to 86400. Then the job ends as its last "
+            "run ended."
+        ),
+    ] = 1800
+
+
 class CheckpointMemory(SpecFields, frozen=True, kw_only=True):
     """Copies of the training state in the pods' shared memory, for scripts that use ``MemoryCheckpoint``."""
 
@@ -615,6 +627,7 @@ class Spec(SpecFields, frozen=True, kw_only=True):
         Idle | None,
         Meta(description="Limit of the time for which pods may hold GPUs without a step. Unset: no limit."),
     ] = None
+    dev: Dev | None = None
     preflight: Preflight = field(default_factory=Preflight)
     network: Annotated[Network | None, Meta(description="Unset: NCCL selects the network (profile auto).")] = None
     checkpoint: Checkpoint | None = None

@@ -9,10 +9,11 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct, field
 
-Phase = Literal["Pending", "Rejected", "Suspended", "Running", "Restarting", "Succeeded", "Failed"]
+Phase = Literal["Pending", "Rejected", "Suspended", "Running", "Held", "Restarting", "Succeeded", "Failed"]
 ENDED_PHASES: Final = ("Succeeded", "Failed", "Rejected")
 """Phases that a job does not leave without an edit."""
 ConditionStatus = Literal["True", "False", "Unknown"]
+RunResult = Literal["Succeeded", "Failed", "Stopped", "Lost"]
 RecoveryLevel = Literal["SamePods", "ReplacedPod", "NewPods"]
 Time = Annotated[datetime, Meta(tz=True)]
 
@@ -248,6 +249,54 @@ class LastFailure(StatusFields, frozen=True, kw_only=True):
     step: Annotated[int | None, Meta(description="Step that the failed rank had reached.")] = None
 
 
+class EndedRun(StatusFields, frozen=True, kw_only=True):
+    """A former run of a job of `ddp dev`."""
+
+    run: Annotated[int, Meta(description="Its number.")]
+    digest: Annotated[str, Meta(description="SHA-256 of its archive's tar. Unset: the job's own code.")] = ""
+    result: Annotated[
+        RunResult | None,
+        Meta(description="Stopped: a user ended it. Lost: its pods were lost. Unset: the pods have not reported it."),
+    ] = None
+    start_time: Time | None = None
+    completion_time: Time | None = None
+    restarts: Annotated[int, Meta(description="Restarts of its workers in the same pods.")] = 0
+    progress: Progress | None = None
+    failure: LastFailure | None = None
+    history: Annotated[History | None, Meta(description="As status.history, at most 30 rows.")] = None
+
+
+class DevStatus(StatusFields, frozen=True, kw_only=True):
+    """The runs of a job with spec.dev. Progress, history, restarts in the same pods and lastFailure of the status are
+    those of the run."""
+
+    run: Annotated[int, Meta(description="Number of the run in the pods. 0: none, because its code was lost.")] = 0
+    digest: Annotated[str, Meta(description="SHA-256 of its archive's tar. Unset: the job's own code.")] = ""
+    result: Annotated[RunResult | None, Meta(description="How the run ended. Unset: it has not.")] = None
+    start_time: Time | None = None
+    held_since: Annotated[Time | None, Meta(description="Since when no rank runs. Unset: the run has not ended.")] = (
+        None
+    )
+    release_time: Annotated[
+        Time | None, Meta(description="When the pods end unless another run starts. Unset: a run has not ended.")
+    ] = None
+    runs: Annotated[
+        tuple[EndedRun, ...],
+        Meta(description="Former runs, the latest first: at most 10, and 64 KiB in total."),
+    ] = ()
+
+    @property
+    def last_number(self) -> int:
+        """The highest number of a run. After all pods were lost, their run may have a lower one."""
+        return max((self.run, *(former.run for former in self.runs)))
+
+    @property
+    def lost_runs(self) -> int:
+        """The number of runs whose code new pods do not have; 0: run 1 has not ended, and starts again."""
+        is_first = self.last_number <= 1 and self.result is None
+        return 0 if is_first else self.last_number
+
+
 class LostUsage(StatusFields, frozen=True, kw_only=True):
     """GPU-seconds lost to interruptions of one cause."""
 
@@ -358,6 +407,7 @@ class Status(StatusFields, frozen=True, kw_only=True):
     usage: Annotated[Usage | None, Meta(description="Use of the job's GPUs. Unset: the job has held no GPU yet.")] = (
         None
     )
+    dev: DevStatus | None = None
     stragglers: Annotated[
         tuple[Straggler, ...],
         Meta(description="Stragglers of the last minute, the slowest first, at most 8; of up to 16 compared pods."),

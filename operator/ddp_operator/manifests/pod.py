@@ -22,7 +22,15 @@ from ddp_operator.manifests.fabric import plan_preflight
 from ddp_operator.manifests.inputs import build_cache_check, build_fetch_pod, list_mounts, list_volumes
 from ddp_operator.manifests.scheduling import add_scheduling
 from ddp_operator.manifests.template import ResolvedTemplate
-from ddp_pod.contract.plan import VERSION, CheckpointStoreConfig, CodeConfig, PodPlan, WatchdogConfig, encode_plan
+from ddp_pod.contract.plan import (
+    VERSION,
+    CheckpointStoreConfig,
+    CodeConfig,
+    DevConfig,
+    PodPlan,
+    WatchdogConfig,
+    encode_plan,
+)
 
 _DEFAULT_GRACE_SECONDS = 30
 _DEFAULT_SNAPSHOTS = 3
@@ -204,7 +212,14 @@ def build_plan(job: DDPTrainingJob, template: ResolvedTemplate, *, attempt: int,
         )
         if spec.code
         else None,
+        dev=_plan_dev(job),
     )
+
+
+def _plan_dev(job: DDPTrainingJob) -> DevConfig | None:
+    if job.spec.dev is None:
+        return None
+    return DevConfig(job.spec.dev.hold_seconds, job.status.dev.lost_runs if job.status.dev else 0)
 
 
 def _build_environment(

@@ -98,6 +98,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "spec.recovery.nodeHealth.taints": (["x" * 317], ["*x" * 9]),
     "spec.managedBy": ("", "multikueue", "/x", "kueue.x-k8s.io/", f"a.b/{'c' * 60}"),
     "spec.idle.minutes": (0, -1, 10**9),
+    "spec.dev.holdSeconds": (59, 86_401, 0),
     "spec.pendingDeadlineSeconds": (0, -1, 10**15),
     "spec.ttlSecondsAfterFinished": (-1, 10**15),
 }
@@ -146,6 +147,7 @@ GOOD: dict[str, tuple[Any, ...]] = {
     "spec.activeDeadlineSeconds": (1, YEAR),
     "spec.recovery.nodeHealth": ({"conditions": ["Xid*"], "action": "Migrate"}, {"taints": ["nvsentinel.dev/*"]}),
     "spec.idle": ({"minutes": 1}, {"minutes": 30, "action": "Suspend"}),
+    "spec.dev": ({}, {"holdSeconds": 60}, {"holdSeconds": 86_400}),
     "spec.pendingDeadlineSeconds": (1, YEAR),
     "spec.ttlSecondsAfterFinished": (0, YEAR),
 }
@@ -256,6 +258,7 @@ FIXED = {
     "spec.checkpoint.path": "/elsewhere",
     "spec.code": CODE,
     "spec.tracking": {"wandb": {}},
+    "spec.dev": {"holdSeconds": 60},
     "spec.inputs": [{"url": "https://host/file", "mountPath": "/data", "claimName": "data"}],
     "spec.template.spec.containers": [trainer(image="other")],
 }
