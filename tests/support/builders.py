@@ -241,7 +241,18 @@ def join(*reports: str) -> str:
     return json.dumps(joined)
 
 
-REPORT_MEMBERS = {"restartStep", "preflight", "uploads", "runs", "inputs", "unreachable", "stepHint", "groups", "ranks"}
+REPORT_MEMBERS = {
+    "dev",
+    "restartStep",
+    "preflight",
+    "uploads",
+    "runs",
+    "inputs",
+    "unreachable",
+    "stepHint",
+    "groups",
+    "ranks",
+}
 STALL_MEMBERS = {"heartbeat_age": "heartbeatAge", "stalled": "seconds", "stalled_ranks": "ranks"}
 
 

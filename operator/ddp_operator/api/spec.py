@@ -355,7 +355,8 @@ class Idle(SpecFields, frozen=True, kw_only=True):
 
 
 class Dev(SpecFields, frozen=True, kw_only=True):
-    """The pods stay when their ranks end, so that `ddp rerun` starts the ranks with changed code (docs/dev.md)."""
+    """The pods stay when their ranks end, so that `ddp rerun` starts the ranks with changed code (docs/dev.md).
+    processGroupPolicy and recovery.replicaMismatch only report."""
 
     hold_seconds: Annotated[
         int,

@@ -254,10 +254,7 @@ class EndedRun(StatusFields, frozen=True, kw_only=True):
 
     run: Annotated[int, Meta(description="Its number.")]
     digest: Annotated[str, Meta(description="SHA-256 of its archive's tar. Unset: the job's own code.")] = ""
-    result: Annotated[
-        RunResult | None,
-        Meta(description="Stopped: a user ended it. Lost: its pods were lost. Unset: the pods have not reported it."),
-    ] = None
+    result: Annotated[RunResult, Meta(description="Stopped: a user ended it. Lost: its pods were lost.")]
     start_time: Time | None = None
     completion_time: Time | None = None
     restarts: Annotated[int, Meta(description="Restarts of its workers in the same pods.")] = 0
@@ -300,7 +297,7 @@ class DevStatus(StatusFields, frozen=True, kw_only=True):
 class LostUsage(StatusFields, frozen=True, kw_only=True):
     """GPU-seconds lost to interruptions of one cause."""
 
-    cause: Annotated[str, Meta(description="Category of the failure, or Resized, or Stalled.")]
+    cause: Annotated[str, Meta(description="Category of the failure, or Resized, Stalled or Held.")]
     gpu_seconds: int
 
 

@@ -58,6 +58,16 @@ class ObservedAttempt:
     """The recorded status with the progress and the checkpoint that pods report now."""
 
     @property
+    def is_held(self) -> bool:
+        """Whether all pods run, and no rank of `ddp dev` in them. Without a page they remain held."""
+        if self.restart is not None or not self.all_run or self.state.spec.suspend or self.pods.has_finished_training:
+            return False
+        page = self.state.observation.page
+        if page is not None and page.dev is not None:
+            return page.is_held
+        return self.recorded.dev is not None and self.recorded.dev.held_since is not None
+
+    @property
     def is_requeued(self) -> bool:
         """Whether the queue took the pods back, so that none of them is replaced."""
         before = self.state.status.condition(c.RESTARTING)
@@ -129,7 +139,7 @@ def _trains_with_fewer(state: State, pods: Pods, size: JobSize, rendezvoused: Co
     page = state.observation.page
     if page is None or page.is_empty:
         return rendezvoused is not None and rendezvoused.reason == c.ENOUGH_RANKS_JOINED
-    return page.phase == "Running"
+    return page.phase in ("Running", "Held")
 
 
 def _read_progress(state: State, status: Status, pods: Pods, *, was_joined: bool) -> Status:

@@ -19,6 +19,7 @@ from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempt import count_failure, count_new_restarts, find_limit, note_steps
 from ddp_operator.decide.conditions import Fact, set_conditions
 from ddp_operator.decide.describe import describe, describe_distribution
+from ddp_operator.decide.dev import begin_run, forget_failures, release_pods
 from ddp_operator.decide.diagnosis import (
     build_node_failure,
     build_unseen_loss,
@@ -134,6 +135,16 @@ def note_unseen_replacement(state: State) -> Decision | None:
     restart = _build_last_restart(status, state.now, loss, c.POD_REPLACEMENT, level="ReplacedPod")
     noted = replace(status, restarts=restarts, last_restart=restart, last_failure=loss)
     return Decision(describe(state, noted), requeue_after=AT_ONCE)
+
+
+def note_new_run(state: State) -> Decision | None:
+    """Record the end of a run of `ddp dev` and the start of another one; None: the pods have the same run."""
+    former = state.status.dev
+    page = state.observation.page
+    if former is None or page is None or page.dev is None or page.dev.run == former.run:
+        return None
+    begun = begin_run(state.status, page.dev.run, state.now)
+    return Decision(describe(state, begun), requeue_after=AT_ONCE)
 
 
 def note_restart_in_place(state: State) -> Decision | None:
@@ -384,6 +395,9 @@ def _build_next_attempt(state: State, restarts: Restarts, reason: str, failure: 
     """Return the status of the next attempt, with the final values of the current one."""
     final = record_final_progress(state.status, state.pods, state.now, state.observation.page)
     status = record_failed_step(final, failure)
+    if status.dev is not None and status.dev.lost_runs:
+        status = begin_run(status, 0, state.now)
+        restarts = forget_failures(restarts)
     return replace(
         status,
         attempt=status.attempt + 1,
@@ -423,6 +437,7 @@ def _end(state: State, status: Status, phase: Phase, facts: list[Fact]) -> Decis
         status,
         phase=phase,
         completion_time=truncate(state.now),
+        dev=release_pods(status.dev),
         nodes=state.pods.counts(status.attempt_nodes),
         progress=drop_eta(status.progress),
     )

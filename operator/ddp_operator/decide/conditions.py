@@ -115,6 +115,7 @@ STALLED: Final = "Stalled"
 NO_STEP_YET: Final = "NoStepYet"
 NOT_RUNNING: Final = "NotRunning"
 WAITING_FOR_PEERS: Final = "WaitingForPeers"
+HELD: Final = "Held"  # of `ddp dev`; the phase too
 NODE_NOT_READY: Final = "NodeNotReady"  # of Rendezvoused too
 # Restarting
 GROUP_RESTART: Final = "GroupRestart"
@@ -285,6 +286,9 @@ def find_reason(status: Status) -> str:
         return next((doubt.reason for doubt in find_doubts(status)), "")
     if failed is not None and failed.status == "True":
         return failure.category if failure is not None and failure.conclusion else failed.reason
+
+    if status.phase == HELD and status.dev is not None:
+        return failure.category if status.dev.result == "Failed" and failure is not None else status.dev.result or HELD
 
     obstacle = find_obstacle(status)
     if obstacle is not None and obstacle.type == RESTARTING:

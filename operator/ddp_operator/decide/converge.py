@@ -139,7 +139,7 @@ def _describe_progress(state: State, progress_interval: float, plan: _PassPlan) 
     if is_resuming(state.job):
         status = replace(status, start_time=truncate(state.now), attempt_time=truncate(state.now))
     described = describe(state, status)
-    if described.phase == "Running" or (described.phase == "Restarting" and state.pods):
+    if described.phase in ("Running", "Held") or (described.phase == "Restarting" and state.pods):
         plan.waits.append(compute_scrape_interval(described, state.now, progress_interval))
     return described
 
@@ -186,11 +186,19 @@ def compute_scrape_interval(status: Status, now: datetime, progress_interval: fl
     if status.attempt == 0:  # the page of the pod that fetches the inputs
         return progress_interval
     joined = status.condition(c.RENDEZVOUSED)
-    if joined is None or joined.status == "False":
+    if joined is None or joined.status == "False" or _may_change_run(status, now):
         return min(SOON, progress_interval)
     since = joined.last_transition_time
     waiting = not status.is_true(c.PROGRESSING) and since is not None and now - since < _FIRST_STEP
     return min(SOON, progress_interval) if waiting else progress_interval
+
+
+def _may_change_run(status: Status, now: datetime) -> bool:
+    """Return whether a run of `ddp dev` has started or ended lately: the next one may be as short as that."""
+    dev = status.dev
+    if dev is None:
+        return False
+    return dev.held_since is not None or (dev.start_time is not None and now - dev.start_time < _FIRST_STEP)
 
 
 def can_resize(state: State, attempt_job: JobView) -> bool:

@@ -19,6 +19,7 @@ from ddp_operator.decide.attempts import (
     contradicts,
     fail,
     leave_nodes,
+    note_new_run,
     note_restart_in_place,
     note_unseen_replacement,
     readmit_nodes,
@@ -201,7 +202,8 @@ def _check_process_groups(state: State) -> Decision | None:
     """Fail a job whose ranks do not train together, if spec.processGroupPolicy requires it."""
     page = state.observation.page
     groups = page.groups if page is not None else None
-    if state.spec.process_group_policy != "Fail" or groups is None or groups.state not in (ALONE, SEPARATE):
+    is_wanted = state.spec.process_group_policy == "Fail" and state.spec.dev is None
+    if not is_wanted or groups is None or groups.state not in (ALONE, SEPARATE):
         return None
     fact = describe_groups(groups, state.pods)
     return fail(state, None, fact.reason, fact.message)
@@ -211,7 +213,7 @@ def _check_replicas(state: State) -> Decision | None:
     """Restart a job whose replicas differ, if recovery.replicaMismatch requires it and they were equal before."""
     page = state.observation.page
     groups = page.groups if page is not None else None
-    is_wanted = state.spec.recovery.replica_mismatch == "Restart" and not state.spec.suspend
+    is_wanted = state.spec.recovery.replica_mismatch == "Restart" and not state.spec.suspend and state.spec.dev is None
     if not is_wanted or groups is None or groups.state != DIFFERENT or groups.is_mistake:
         return None
     cause = build_replica_failure(state, groups)
@@ -273,6 +275,7 @@ def _readmit_failed_nodes(state: State) -> Decision | None:
 
 _STEPS: Final[tuple[Callable[[State], Decision | None], ...]] = (
     _complete,
+    note_new_run,
     note_unseen_replacement,
     note_restart_in_place,
     _record_lost_nodes,

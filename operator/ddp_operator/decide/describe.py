@@ -29,6 +29,7 @@ from ddp_operator.decide.attempt import (
     observe_attempt,
 )
 from ddp_operator.decide.conditions import Fact, list_indexes, set_conditions
+from ddp_operator.decide.dev import describe_hold, describe_lost_code, record_failure, record_run, release_pods
 from ddp_operator.decide.losses import LostContact, describe_lost_contact, describe_nodes, describe_replacement
 from ddp_operator.decide.report import Page, build_preflight, compute_goodput, drop_eta, drop_pace
 from ddp_operator.decide.scheduling import describe_scheduling
@@ -47,7 +48,7 @@ from ddp_pod.contract.group_facts import (
 )
 from ddp_pod.contract.progress import Uploads
 
-_WITHOUT_STEPS = (c.STALLED, c.PEER_UNREACHABLE, c.NO_STEP_YET)
+_WITHOUT_STEPS = (c.HELD, c.STALLED, c.PEER_UNREACHABLE, c.NO_STEP_YET)
 # A launcher serves its page within a second of its start; a longer silence has another cause.
 _PAGE_PATIENCE = timedelta(seconds=30)
 _UNREADABLE_PAGE = "the operator cannot read the report of pod 0"
@@ -77,6 +78,7 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
 
     accounting = account_restarts(attempt)
     status = replace(record_observation(attempt), **accounting._asdict())
+    status = record_failure(status, state.observation.page, attempt.pods)
     conditions = describe_conditions(attempt, status)
     phase = compute_phase(attempt, conditions.restarting)
 
@@ -97,6 +99,8 @@ def record_observation(attempt: ObservedAttempt) -> Status:
         status = replace(status, code=_describe_code(state.spec.code) if state.spec.code else None)
     if state.observation.page is not None:
         status = _record_page(state, status, state.observation.page, attempt.pods)
+    if not attempt.is_held:
+        status = replace(status, dev=release_pods(status.dev))
     if state.spec.tracking is not None and status.tracking is None:
         status = replace(status, tracking=TrackingStatus(run_id=state.job.tracking_run))
     if state.observation.stragglers is not None:
@@ -114,6 +118,8 @@ def compute_phase(attempt: ObservedAttempt, restarting: Fact) -> Phase:
         return before if before in ("Running", "Restarting") else "Pending"
     if restarting.status == "True":
         return "Restarting"
+    if attempt.is_held:
+        return "Held"
     return "Running" if attempt.all_run else "Pending"
 
 
@@ -128,8 +134,10 @@ def _describe_code(code: Code) -> CodeStatus:
 
 def _record_page(state: State, status: Status, page: Page, pods: Pods) -> Status:
     """Return the status with the measurements in the report of pod 0."""
-    created = parse_time(state.job.created)
-    wall_seconds = (state.now - created).total_seconds() if created else 0.0
+    status = record_run(status, page, state.now)
+    began = status.dev.start_time if status.dev is not None else parse_time(state.job.created)
+    ended = (status.dev.held_since if status.dev is not None else None) or state.now
+    wall_seconds = (ended - began).total_seconds() if began else 0.0
     known_starts = [step for step in (status.start_step, page.began_at) if step is not None]
     start_step = min(known_starts, default=None)
     tracking = status.tracking
@@ -177,7 +185,7 @@ def describe_conditions(attempt: ObservedAttempt, status: Status) -> AttemptCond
 
     rendezvous = _describe_rendezvous(attempt, lost_contact)
     restarting = _describe_restarting(attempt, rendezvous, status)
-    progressing = _describe_progressing(attempt, rendezvous)
+    progressing = _describe_progressing(attempt, rendezvous, status)
     facts = (
         _describe_acceptance(attempt, state.refusal),
         describe_suspension(state.job, status, attempt.alive),
@@ -230,7 +238,8 @@ def _describe_acceptance(attempt: ObservedAttempt, refusal: Refusal | None) -> F
 
 def _describe_rendezvous(attempt: ObservedAttempt, lost_contact: LostContact | None) -> Fact:
     if attempt.trains_with_fewer:
-        message = f"{attempt.pods.running}/{attempt.size.nodes} pods are training; the rest join when they run"
+        state = "held" if attempt.is_held else "training"
+        message = f"{attempt.pods.running}/{attempt.size.nodes} pods are {state}; the rest join when they run"
         return Fact(c.RENDEZVOUSED, "True", c.ENOUGH_RANKS_JOINED, message)
 
     rendezvous = describe_rendezvous(attempt)
@@ -255,13 +264,17 @@ def _describe_restarting(attempt: ObservedAttempt, rendezvous: Fact, status: Sta
     return Fact(c.RESTARTING, "False", c.NOT_RESTARTING)
 
 
-def _describe_progressing(attempt: ObservedAttempt, rendezvous: Fact) -> Fact:
+def _describe_progressing(attempt: ObservedAttempt, rendezvous: Fact, status: Status) -> Fact:
     state = attempt.state
     if not attempt.all_run:
         return Fact(c.PROGRESSING, "False", c.NOT_RUNNING, "not all pods are running")
 
     if attempt.pods.has_finished_training:
         return describe_finished_training(attempt.pods)
+    if attempt.is_held:
+        name = state.job.name
+        todo = f"`ddp rerun {name}` runs changed code in them, `ddp release {name}` ends the job"
+        return Fact(c.PROGRESSING, "False", c.HELD, f"{describe_hold(status)}; {todo}")
     stall = describe_stall(state.job, state.observation)
     cut_off = describe_cut_off_training(attempt, stall) or stall
     if cut_off is not None:
@@ -277,7 +290,9 @@ def _describe_progressing(attempt: ObservedAttempt, rendezvous: Fact) -> Fact:
     joining = page is not None and page.joining
     keeps_training = attempt.was_joined and not joining and before is not None and before.status == "True"
     if stepping or keeps_training:
-        return Fact(c.PROGRESSING, "True", c.TRAINING, "training is making progress")
+        lost_code = describe_lost_code(status.dev)
+        message = "training is making progress" + (f"; {lost_code}" if lost_code else "")
+        return Fact(c.PROGRESSING, "True", c.TRAINING, message)
 
     return Fact(
         c.PROGRESSING,
@@ -291,7 +306,7 @@ def _describe_groups(attempt: ObservedAttempt) -> Fact | None:
     """Return TrainsAsOne by pod 0's page; None: it does not change."""
     state = attempt.state
     page = state.observation.page
-    if page is None or page.is_empty or state.spec.process_group_policy == "Ignore":
+    if page is None or page.is_empty or attempt.is_held or state.spec.process_group_policy == "Ignore":
         return None
     if page.groups is not None:
         return describe_groups(page.groups, attempt.pods)
@@ -359,7 +374,7 @@ def describe_rendezvous(attempt: ObservedAttempt) -> Fact:
     if page is None:
         if before is not None and _keeps_without_page(observation, before):
             return Fact(c.RENDEZVOUSED, before.status, before.reason, before.message)
-    elif page.training or page.phase in ("Running", "Stopping", "Done"):
+    elif page.training or page.phase in ("Running", "Stopping", "Done", "Held"):
         return Fact(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED, joined)
     elif not page.phase and before is not None and before.status == "True":
         return Fact(c.RENDEZVOUSED, "True", before.reason, before.message)

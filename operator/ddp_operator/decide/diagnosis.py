@@ -76,14 +76,21 @@ class Diagnosis:
 
 def diagnose(state: State) -> Diagnosis | None:
     """Return the diagnosis of the current attempt; None: it has not failed."""
-    attempt = state.status.attempt
     job = state.attempt_job
-    pods = state.pods
-    ended = _list_failed_ends(pods)
+    ended = _list_failed_ends(state.pods)
     fatal = [(pod, end) for pod, end in ended if _ends_attempt(pod, end)]
     if not fatal and not (job is not None and job.failed):
         return _diagnose_loss(state)
+    if state.spec.dev is not None and any(end.permanent for _, end in fatal):
+        return _diagnose_release(state, fatal)
+    return _diagnose_failure(state, ended, fatal)
 
+
+def _diagnose_failure(state: State, ended: list[PodEnd], fatal: list[PodEnd]) -> Diagnosis:
+    """Return the diagnosis of an attempt whose Job, or whose pods have failed."""
+    attempt = state.status.attempt
+    pods = state.pods
+    job = state.attempt_job
     first = _find_first_time(job, fatal)
     roots = [(pod, end) for pod, end in fatal if not end.secondary]
     if all(end.remedy == EARLY_EXIT_REMEDY for _, end in roots):
@@ -109,6 +116,17 @@ def diagnose(state: State) -> Diagnosis | None:
     if awaited is not None:
         return Diagnosis(awaited, permanent=any(end.permanent for _, end in fatal))
     return _diagnose_secondary(state, ended, fatal, first)
+
+
+def _diagnose_release(state: State, fatal: Sequence[PodEnd]) -> Diagnosis:
+    """Return the failure of the last run of `ddp dev`, after which the pods were released."""
+    dev = state.status.dev
+    known = state.status.last_failure
+    if dev is not None and dev.result == "Failed" and known is not None:
+        return Diagnosis(known, permanent=True)
+    pod, end = min(fatal, key=_order)
+    failure = build_last_failure(state.status.attempt, _find_named_pod(state.pods, pod, end), end)
+    return Diagnosis(failure, permanent=True)
 
 
 def _find_hidden_failure(attempt: int, pods: Iterable[PodView], fatal: Sequence[PodEnd]) -> LastFailure | None:

@@ -204,7 +204,7 @@ def is_replaced(state: State, pod: PodView) -> bool:
     if state.spec.recovery.count_disruptions or _was_replaced_before(state, pod):
         return False
     taken = pod.disrupted or pod.deleting
-    has_place = bool(state.job.spares) or not is_lost_with_node(pod)
+    has_place = bool(state.job.spares) or state.spec.dev is not None or not is_lost_with_node(pod)
     return taken and has_place and _can_peers_wait(state)
 
 
@@ -303,7 +303,13 @@ def _trains_without_lost_pods(state: State) -> bool:
 
 def _can_peers_wait(state: State) -> bool:
     """Return whether the other pods wait: they have joined, none has ended, and their launchers restart the workers."""
-    if state.attempt_job is None or not _awaits_peers(state.attempt_job) or not _has_joined(state):
+    if state.attempt_job is None:
+        return False
+    if state.spec.dev is not None:  # the peers have the code of the present run, and are held
+        can_wait = any(pod.running and not pod.deleting and not pod.disrupted for pod in state.pods)
+    else:
+        can_wait = _awaits_peers(state.attempt_job) and _has_joined(state)
+    if not can_wait:
         return False
     # A spare replaces the lost pod during the Job controller's back-off.
     is_blocked = _has_foreign_gang(state) and not state.job.spares

@@ -172,9 +172,14 @@ class Page(PodReport):
         return None if self.joining else self.restarts
 
     @property
+    def is_held(self) -> bool:
+        """Whether the pods of `ddp dev` run no rank. The values of the last run stay."""
+        return self.dev is not None and self.phase == "Held"
+
+    @property
     def training(self) -> bool:
         """True if running workers have reported a step. Values from a log stay after a restart."""
-        return (self.progress.known_step or 0.0) > 0 and not self.joining
+        return (self.progress.known_step or 0.0) > 0 and not self.joining and not self.is_held
 
     @property
     def began_at(self) -> int | None:
@@ -236,7 +241,7 @@ def build_progress(
         learning_rate=_number(progress.learning_rate),
         val_accuracy=_number(progress.val_accuracy) or before.val_accuracy,
         val_loss=_number(progress.val_loss) or before.val_loss,
-        last_step_time=_time(progress.last_step_time),
+        last_step_time=convert_time(progress.last_step_time),
     )
 
 
@@ -320,7 +325,8 @@ def _number(value: float | None) -> str | None:
     return f"{value:.4g}" if abs(value) < 1e4 else f"{min(max(value, -1e15), 1e15):.0f}"
 
 
-def _time(value: float | None) -> datetime | None:
+def convert_time(value: float | None) -> datetime | None:
+    """Return a time in Unix seconds as the status stores it; None: it is unknown, or no time."""
     if value is None or not math.isfinite(value) or not 0 < value < 4e9:
         return None
     return truncate(datetime.fromtimestamp(value, UTC))

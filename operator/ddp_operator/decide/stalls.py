@@ -97,7 +97,7 @@ def is_stalled(job: DDPTrainingJob, page: Page | None) -> bool:
     reports a stall. If the script has reported no step, the launcher only knows that it uses no CPU. If steps are
     read from its log, this counts only after the time until the first step.
     """
-    if page is None:
+    if page is None or page.is_held:
         return False
     watchdog = job.spec.watchdog
     stalled_seconds = page.stall.seconds or 0.0

@@ -40,6 +40,7 @@ _EVENT_TYPES: Final = (
 )
 """Conditions whose transitions are Events, in the order in which they happen."""
 _SILENCE_EVENTS: Final[Mapping[str, Literal["Normal", "Warning"]]] = {
+    c.HELD: "Normal",
     c.NODE_NOT_READY: "Warning",
     c.PEER_UNREACHABLE: "Warning",
     c.WAITING_FOR_PEERS: "Normal",
@@ -174,7 +175,7 @@ def _holds_gpus(status: Status) -> bool:
 
 def _list_stages(old: Status, new: Status, now: datetime) -> Iterator[Reached]:
     start = new.start_time
-    if start is None:
+    if start is None or new.dev is not None:  # each run of `ddp dev` reaches them
         return
     seconds = max(0.0, (now - start).total_seconds())
     # Pods join again after a restart; only the first time counts.
@@ -360,6 +361,8 @@ def _count_held_gpus(state: State) -> int:
 def find_purpose(status: Status) -> str:
     """Return the purpose for which a job of this status holds GPUs: productive, waiting, or the cause of a loss."""
     progressing = status.condition(c.PROGRESSING)
+    if status.phase == c.HELD:
+        return c.HELD
     if progressing is not None and progressing.reason == c.STALLED:
         return c.STALLED
     if status.phase == "Running" and status.is_true(c.PROGRESSING):
@@ -435,7 +438,7 @@ def extend_history(status: Status, now: datetime) -> Status:
         return status
 
     time = int(now.timestamp())
-    if _is_recent(rows, time) and status.phase not in ENDED_PHASES:
+    if _is_recent(rows, time) and status.phase not in (*ENDED_PHASES, c.HELD):
         return status
     rows = (*rows, f"{time},{text}")
     if len(rows) > MAX_ROWS:

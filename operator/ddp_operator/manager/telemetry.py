@@ -111,7 +111,7 @@ class _JobCounts:
         namespace = str(resource.metadata.get("namespace", ""))
         status = resource.status
         self.phases[namespace, status.phase if status.phase in PHASES else PENDING] += 1
-        if status.phase in ("Running", "Pending", "Restarting"):
+        if status.phase in ("Running", "Pending", "Restarting", "Held"):
             self._add_active(namespace, status)
 
     def _add_active(self, namespace: str, status: _Status) -> None:

@@ -10,7 +10,7 @@ from ddp_operator.manifests.template import resolve_template
 from ddp_pod.contract.plan import DevConfig
 from tests.support.builders import job
 
-THREE = (EndedRun(run=3), EndedRun(run=2))
+THREE = (EndedRun(run=3, result="Stopped"), EndedRun(run=2, result="Failed"))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,135 @@
+"""The runs of a job with spec.dev: the present one, as pod 0 reports it, and the former ones. Pure."""
+
+from datetime import datetime
+from typing import Final, cast
+
+import msgspec
+from msgspec.structs import replace
+
+from ddp_operator.api.kubeobjects import format_time, truncate
+from ddp_operator.api.status import DevStatus, EndedRun, History, Restarts, RunResult, Status
+from ddp_operator.decide.diagnosis import build_last_failure
+from ddp_operator.decide.failures import complete_end, describe_failure
+from ddp_operator.decide.report import Page, convert_time, drop_pace
+from ddp_operator.decide.views import Pods
+
+MOST_RUNS: Final = 10
+MOST_BYTES: Final = 64 << 10
+"""Of all former runs, as JSON."""
+_MOST_ROWS: Final = 30
+
+
+def record_run(status: Status, page: Page, now: datetime) -> Status:
+    """Return the status with the run that pod 0 reports."""
+    run = page.dev
+    if run is None:
+        return status
+    before = status.dev or DevStatus()
+    dev = DevStatus(
+        run=run.run,
+        digest=run.digest,
+        result=cast(RunResult, run.result) if run.result else None,
+        start_time=convert_time(run.started),
+        held_since=(convert_time(run.ended) or before.held_since or truncate(now)) if page.is_held else None,
+        release_time=convert_time(run.release_at) if page.is_held else None,
+        runs=before.runs,
+    )
+    return replace(status, dev=dev)
+
+
+def record_failure(status: Status, page: Page | None, pods: Pods) -> Status:
+    """Return the status with the failure of its run; a pod that was lost while it was held does not replace it."""
+    run = page.dev if page is not None else None
+    failure = run.failure if run is not None and run.result == "Failed" else None
+    pod = pods.newest.get(failure.pod_index or 0) or pods.newest.get(0) if failure is not None else None
+    if failure is None or pod is None:
+        return status
+    latest = build_last_failure(status.attempt, pod, complete_end(failure))
+    known = status.last_failure
+    # The pod may have been replaced since.
+    is_known = known is not None and replace(known, pod=latest.pod, node_name=latest.node_name) == latest
+    return status if is_known else replace(status, last_failure=latest)
+
+
+def begin_run(status: Status, number: int, now: datetime) -> Status:
+    """Return the status at the start of another run: all measurements of the former one move to ``dev.runs``.
+
+    A lower number than before: the code of the former run was lost with all pods; 0: they have no code.
+    """
+    former = status.dev or DevStatus()
+    result: RunResult = former.result or ("Stopped" if number > former.run else "Lost")
+    ended = EndedRun(
+        run=former.run,
+        digest=former.digest,
+        result=result,
+        start_time=former.start_time,
+        completion_time=former.held_since or truncate(now),
+        restarts=status.restarts.own_in_place,
+        progress=drop_pace(status.progress),
+        failure=status.last_failure if result == "Failed" else None,
+        history=_thin_out(status.history),
+    )
+    return replace(
+        status,
+        dev=DevStatus(run=number, runs=_limit_runs((ended, *former.runs) if former.run else former.runs)),
+        progress=None,
+        checkpoint=None,
+        preflight=None,
+        history=None,
+        start_step=None,
+        goodput=None,
+        stragglers=(),
+        restarts=forget_failures(status.restarts),
+        last_restart=None,
+        last_failure=None,
+    )
+
+
+def forget_failures(restarts: Restarts) -> Restarts:
+    """Return the restarts without those in the same pods, and without counted failures, which are those of a run."""
+    return Restarts(total=restarts.total, free=restarts.free, replaced=restarts.replaced)
+
+
+def _thin_out(history: History | None) -> History | None:
+    if history is None or len(history.rows) <= _MOST_ROWS:
+        return history
+    return replace(history, rows=(*history.rows[:-1:2], history.rows[-1])[-_MOST_ROWS:])
+
+
+def _limit_runs(runs: tuple[EndedRun, ...]) -> tuple[EndedRun, ...]:
+    runs = runs[:MOST_RUNS]
+    while len(msgspec.json.encode(runs)) > MOST_BYTES:
+        runs = runs[:-1]
+    return runs
+
+
+def release_pods(dev: DevStatus | None) -> DevStatus | None:
+    """Return the runs of a job whose pods are not held."""
+    return None if dev is None else replace(dev, held_since=None, release_time=None)
+
+
+def describe_run(status: Status) -> str:
+    """Return how the run in held pods ended."""
+    dev = status.dev or DevStatus()
+    lost = describe_lost_code(dev)
+    if dev.run == 0:
+        return lost or "no run has started"
+    text = f"run {dev.run} {dev.result.lower() if dev.result in ('Succeeded', 'Failed') else 'was stopped'}"
+    if dev.result == "Failed" and status.last_failure is not None:
+        text += f": {describe_failure(status.last_failure)}"
+    return f"{text}; {lost}" if lost else text
+
+
+def describe_lost_code(dev: DevStatus | None) -> str:
+    """Return that new pods do not have the code of the latest run; empty: they have."""
+    if dev is None or dev.run >= dev.last_number:
+        return ""
+    present = "run the job's own code" if dev.run else "have no code"
+    return f"the code of run {dev.last_number} was lost with its pods, and the new pods {present}: `ddp rerun` sends it"
+
+
+def describe_hold(status: Status) -> str:
+    """Return how the run in held pods ended, and until when they are held."""
+    release = status.dev.release_time if status.dev is not None else None
+    until = f" until {format_time(release)}" if release is not None else ""
+    return f"{describe_run(status)}; the pods are held{until}"

@@ -1,0 +1,277 @@
+"""Jobs of `ddp dev`: their runs in the status, held pods, their release and their loss."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import msgspec
+import pytest
+from msgspec.structs import replace
+
+from ddp_operator.api.status import DevStatus, EndedRun, History, LastFailure, Progress, Restarts, Status, Usage
+from ddp_operator.decide.conditions import find_reason
+from ddp_operator.decide.converge import compute_scrape_interval
+from ddp_operator.decide.dev import MOST_BYTES, MOST_RUNS, begin_run
+from ddp_operator.decide.state import Decision
+from ddp_operator.decide.transitions import find_purpose, list_transition_events
+from ddp_pod.contract.failure_table import CATEGORIES
+from tests.support.builders import NOW, Json, child_job, child_pod, last_words, page
+from tests.support.decisions import RUNNING, STARTED, present, read_condition, read_state, run_pass
+
+BEGAN = NOW.timestamp()
+OOM = {"category": "OOM", "podIndex": 1, "rank": 1, "message": "CUDA out of memory", "time": BEGAN + 1}
+TOGETHER = {"state": "Separate", "message": "two groups"}
+
+
+def report(run: int = 1, result: str = "", *, held: bool | None = None, **values: Any) -> str:
+    """Return the report of pod 0 during a run, or after its end with ``result``."""
+    held = bool(result) if held is None else held
+    dev: Json = {"run": run, "digest": f"{run}" * 64, "started": BEGAN, "result": result}
+    if held:
+        dev |= {"ended": BEGAN + 5, "releaseAt": BEGAN + 1805}
+    if result == "Failed":
+        dev["failure"] = values.pop("failure", OOM)
+    return page(phase="Held" if held else "Running", dev=dev, **{"step": 3, "steps": 3} | values)
+
+
+def follow(*reports: str, status: Status = STARTED, pods: Any = RUNNING, **spec: Any) -> Status:
+    """Return the status after passes that read these reports, each one twice."""
+    for text in (text for text in reports for _ in range(2)):
+        status = run_pass(*pods, status=status, text=text, seconds=10, dev={}, **spec).status
+    return status
+
+
+def read_dev(status: Status) -> DevStatus:
+    return present(status.dev)
+
+
+class TestHeld:
+    @pytest.mark.parametrize(
+        ("result", "reason", "facts"),
+        [
+            ("Succeeded", "Succeeded", ["run 1 succeeded"]),
+            ("Stopped", "Stopped", ["run 1 was stopped"]),
+            ("Failed", "OOM", ["run 1 failed: OOM", "rank 1", "CUDA out of memory"]),
+        ],
+    )
+    def test_job_states_end_of_run_and_release(self, result: str, reason: str, facts: list[str]) -> None:
+        status = follow(report(1), report(1, result))
+        progressing = present(status.condition("Progressing"))
+        assert (status.phase, status.reason, progressing.status, progressing.reason) == (
+            "Held",
+            reason,
+            "False",
+            "Held",
+        )
+        for fact in (*facts, "until 2026-11-20T12:30:05Z", "`ddp rerun train`", "`ddp release train`"):
+            assert fact in progressing.message
+        assert read_dev(status).held_since is not None
+        assert (status.is_true("Rendezvoused"), present(status.progress).step) == (True, 3)
+
+    @pytest.mark.parametrize(
+        ("text", "observed"),
+        [
+            ("", {}),
+            ("", {"page_requested": True, "page_lost_since": NOW}),
+            (report(1, "Succeeded", stalled=900.0, heartbeat_age=900.0, groups=TOGETHER), {}),
+        ],
+        ids=["no page is due", "page is lost", "stale stall and groups"],
+    )
+    def test_held_job_neither_stalls_nor_ends(self, text: str, observed: Any) -> None:
+        status = follow(report(1), report(1, "Succeeded"))
+        strict = {"processGroupPolicy": "Fail", "recovery": {"replicaMismatch": "Restart"}}
+        decision = run_pass(*RUNNING, status=status, text=text, observed=observed, seconds=900, dev={}, **strict)
+        assert (decision.status.phase, decision.status.attempt) == ("Held", 1)
+        assert decision.status.condition("TrainsAsOne") is None
+        assert read_dev(decision.status) == read_dev(status)
+
+    def test_deadline_ends_held_job(self) -> None:
+        status = follow(report(1), report(1, "Succeeded"))
+        decision = run_pass(*RUNNING, status=status, seconds=100, dev={}, activeDeadlineSeconds=50)
+        assert (decision.status.phase, read_dev(decision.status).held_since) == ("Failed", None)
+
+    def test_gpus_of_held_pods_are_lost_to_hold(self) -> None:
+        held = follow(report(1), report(1, "Succeeded"))
+        assert find_purpose(held) == "Held"
+        assert find_purpose(follow(report(1))) == "Productive"
+        used = replace(held, usage=Usage(gpus=2, since=NOW))
+        usage = present(run_pass(*RUNNING, status=used, text=report(2), seconds=30, dev={}).status.usage)
+        assert [(item.cause, item.gpu_seconds) for item in usage.lost] == [("Held", 60)]
+
+    def test_hold_is_one_event(self) -> None:
+        trained = follow(report(1))
+        held = follow(report(1, "Succeeded"), status=trained)
+        assert [event.reason for event in list_transition_events(trained, held)] == ["Held"]
+        assert list_transition_events(held, follow(report(1, "Succeeded"), status=held)) == ()
+
+    @pytest.mark.parametrize(("text", "interval"), [(report(1), 1.0), (report(1, "Failed"), 1.0)])
+    def test_report_is_read_each_second_while_next_run_may_start(self, text: str, interval: float) -> None:
+        assert compute_scrape_interval(follow(text), NOW, 10.0) == interval
+
+
+class TestNextRun:
+    def test_measurements_restart_and_former_run_is_kept(self) -> None:
+        before = follow(report(1, restarts=2, step=7), report(1, "Failed", restarts=2, step=7))
+        before = replace(before, history=History(columns="time", rows=("1", "2")))
+        status = follow(report(2, step=1, steps=1), status=before)
+        assert (status.phase, status.last_failure, status.history) == ("Running", None, None)
+        assert (present(status.progress).step, status.restarts.all, status.restarts.in_place) == (1, 0, 0)
+        [former] = read_dev(status).runs
+        assert (former.run, former.result, former.digest, former.restarts) == (1, "Failed", "1" * 64, 2)
+        assert (present(former.failure).category, present(former.progress).step) == ("OOM", 7)
+        assert present(former.history).rows == ("1", "2")
+        assert former.completion_time == read_dev(before).held_since
+
+    def test_restarts_of_next_run_are_counted_from_zero(self) -> None:
+        status = follow(report(1, restarts=2), report(2), report(2, restarts=1))
+        assert (status.restarts.in_place, status.restarts.all) == (1, 1)
+
+    @pytest.mark.parametrize(
+        ("reports", "results"),
+        [
+            ((report(1), report(2)), ["Stopped"]),
+            ((report(1), report(4)), ["Stopped"]),
+            ((report(1, "Succeeded"), report(2)), ["Succeeded"]),
+            ((report(1), report(3), report(1)), ["Lost", "Stopped"]),
+            ((report(3), report(0, held=True)), ["Lost"]),
+            ((report(3, "Succeeded"), report(0, held=True), report(4)), ["Succeeded"]),
+        ],
+    )
+    def test_result_of_former_runs(self, reports: tuple[str, ...], results: list[str]) -> None:
+        assert [former.result for former in read_dev(follow(*reports)).runs] == results
+
+    def test_former_runs_are_limited(self) -> None:
+        status = follow(*(report(run) for run in range(1, 14)))
+        assert [former.run for former in read_dev(status).runs] == list(range(12, 2, -1))
+        large = replace(
+            status,
+            last_failure=LastFailure(attempt=1, category="OOM", message="m" * 2048, traceback="é" * 8000),
+            history=History(columns="time", rows=tuple("9" * 100 for _ in range(60))),
+        )
+        for run in range(20, 40):
+            large = replace(begin_run(large, run, NOW), last_failure=large.last_failure, history=large.history)
+            large = replace(large, dev=replace(read_dev(large), result="Failed"))
+        kept = read_dev(large).runs
+        assert 1 < len(kept) < MOST_RUNS
+        assert len(msgspec.json.encode(kept)) <= MOST_BYTES
+        assert all(len(present(former.history).rows) <= 30 for former in kept)
+
+    @pytest.mark.parametrize(
+        "dev",
+        [
+            {"run": -1, "result": "Won", "started": 1e300, "digest": 5},
+            {"run": 2**40, "failure": {"category": "Nonsense"}},
+            {"run": 3, "result": "Failed", "failure": {"podIndex": 10**9, "traceback": "x" * 10**5}},
+            "dev",
+            [],
+        ],
+    )
+    def test_any_report_of_a_pod_gives_a_valid_status(self, dev: Any) -> None:
+        status = follow(report(2), page(phase="Held", dev=dev))
+        raw = json.loads(msgspec.json.encode(status))
+        assert msgspec.convert(raw, Status) == status
+        assert len(msgspec.json.encode(status)) < 16_384
+
+
+class TestRelease:
+    @pytest.mark.parametrize("category", sorted(CATEGORIES))
+    @pytest.mark.parametrize("is_known", [True, False])
+    def test_failed_run_fails_job_without_restart(self, category: str, is_known: bool) -> None:
+        failure = {"category": category, "podIndex": 1, "rank": 1, "message": "why", "time": BEGAN}
+        status = follow(report(1), report(1, "Failed", failure=failure)) if is_known else follow(report(1))
+        words = [last_words(category, podIndex=index, secondary=index == 0, rank=index) for index in (0, 1)]
+        ends = [child_pod(index, "Failed", code=81, message=words[index]) for index in (0, 1)]
+        decision = run_pass(*ends, status=status, seconds=900, dev={})
+        assert (decision.status.phase, decision.status.attempt, decision.status.reason) == ("Failed", 1, category)
+        assert present(decision.status.last_failure).rank == 1
+
+    def test_first_pod_that_ends_decides_if_run_is_known(self) -> None:
+        status = follow(report(1), report(1, "Failed"))
+        words = last_words("Network", secondary=True)
+        ended = child_pod(0, "Failed", code=81, message=words)
+        decision = run_pass(ended, child_pod(1), status=status, seconds=900, dev={})
+        assert (decision.status.phase, decision.status.reason) == ("Failed", "OOM")
+
+    def test_loss_of_pod_during_run_is_not_why_released_job_ends(self) -> None:
+        former = child_pod(1, "Failed", code=85, disrupted=True, suffix="lost")
+        words = last_words("Network", secondary=True)
+        ends = [child_pod(index, "Failed", code=81, message=words, suffix="new") for index in (0, 1)]
+        decision = run_pass(former, *ends, status=follow(report(1)), seconds=60, dev={})
+        assert (decision.status.phase, decision.status.restarts.total) == ("Failed", 0)
+
+    def test_success_of_last_run_succeeds(self) -> None:
+        ends = [child_pod(index, "Succeeded", message=last_words()) for index in (0, 1)]
+        jobs = [child_job(conditions={"Complete": ""})]
+        status = run_pass(*ends, jobs=jobs, status=follow(report(1), report(1, "Succeeded")), dev={}).status
+        assert (status.phase, read_dev(status).held_since) == ("Succeeded", None)
+
+
+class TestLostPods:
+    @pytest.mark.parametrize("lost", [0, 1])
+    @pytest.mark.parametrize("reason", [True, "DeletionByTaintManager"], ids=["evicted", "with its node"])
+    @pytest.mark.parametrize("reports", [(report(2),), (report(2), report(2, "Failed"))], ids=["running", "held"])
+    def test_one_is_replaced_in_its_job(self, lost: int, reason: Any, reports: tuple[str, ...]) -> None:
+        pods = [child_pod(1 - lost), child_pod(lost, "Failed", code=85, disrupted=reason)]
+        decision = run_pass(*pods, status=follow(*reports), seconds=20, dev={}, recovery={"maxRestarts": 0})
+        assert (decision.status.phase, decision.status.attempt) == ("Restarting", 1)
+        assert read_dev(decision.status).held_since is None
+        again = [child_pod(1 - lost), child_pod(lost, suffix="new")]
+        status = follow(*reports, status=decision.status, pods=again)
+        assert (status.phase, read_dev(status).run, read_dev(status).runs) == (
+            "Held" if len(reports) == 2 else "Running",
+            2,
+            (),
+        )
+
+    @pytest.mark.parametrize(
+        ("reports", "run", "runs"),
+        [
+            ((report(1),), 1, []),
+            ((report(1, "Failed"),), 0, [(1, "Failed", "OOM")]),
+            ((report(1), report(2, restarts=2)), 0, [(2, "Lost", ""), (1, "Stopped", "")]),
+        ],
+        ids=["first run starts again", "ended first run", "later run"],
+    )
+    def test_code_of_runs_is_lost_with_all(self, reports: tuple[str, ...], run: int, runs: list[Any]) -> None:
+        lost = [child_pod(index, disrupted=True) for index in (0, 1)]
+        status = run_pass(*lost, status=follow(*reports), seconds=20, dev={}).status
+        assert (status.attempt, status.restarts.total, read_dev(status).run) == (2, 1, run)
+        ended = read_dev(status).runs
+        assert [(item.run, item.result, item.failure.category if item.failure else "") for item in ended] == runs
+        assert status.restarts.counted <= status.restarts.total + status.restarts.in_place
+
+    def test_new_pods_without_code_are_held_and_job_explains_it(self) -> None:
+        status = Status(
+            attempt=2,
+            attempt_nodes=2,
+            job_name="train-2",
+            start_time=NOW,
+            restarts=Restarts(total=1, free=1),
+            dev=DevStatus(runs=(EndedRun(run=3, result="Lost"),)),
+        )
+        pods = [child_pod(index, attempt=2) for index in (0, 1)]
+        decision = run_pass(*pods, jobs=[child_job(2)], status=status, text=report(0, held=True), dev={})
+        assert (decision.status.phase, read_state(decision, "Restarting")) == ("Held", ("False", "NotRestarting"))
+        message = read_condition(decision, "Progressing").message
+        assert "the code of run 3 was lost" in message
+        assert "have no code" in message
+
+    def test_job_that_runs_its_own_code_again_states_it(self) -> None:
+        status = follow(report(1), report(2), report(1))
+        assert (status.phase, read_dev(status).run, read_dev(status).last_number) == ("Running", 1, 2)
+        assert "the code of run 2 was lost" in present(status.condition("Progressing")).message
+
+
+def test_reason_of_a_job_is_that_of_its_present_run() -> None:
+    status = follow(report(1, "Failed"), report(2, "Succeeded"))
+    assert find_reason(status) == "Succeeded"
+
+
+def test_decision_about_held_job_is_idempotent() -> None:
+    def decide_again(status: Status) -> Decision:
+        return run_pass(*RUNNING, status=status, text=report(1, "Failed"), seconds=40, dev={})
+
+    first = decide_again(follow(report(1), report(1, "Failed"))).status
+    assert decide_again(first).status == first
+    assert first.progress == replace(present(first.progress), eta=None) != Progress()
