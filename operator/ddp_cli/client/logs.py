@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,10 +21,13 @@ from ddp_operator.api.kubeobjects import find_trainer
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.manifests.template import resolve_template
+from ddp_pod.contract.dev_order import RUN_LINE
 from ddp_pod.contract.plan import decode_plan
 
 _POLL_SECONDS: Final = 1.0
 _FOLLOW_SECONDS: Final = 3600.0  # silence of a rank after which the stream is reopened
+_SECONDS_BEFORE_RUN: Final = 5
+"""Of the logs that are read before a new run, which opening them may take."""
 TAIL_BYTES: Final = 8 << 20
 """Of a log whose last lines are read, at most this much is read."""
 
@@ -43,11 +46,12 @@ class LogPod:
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One line of a log, with the kubelet's time (RFC 3339 in UTC)."""
+    """One line of a log, with the kubelet's time (RFC 3339 in UTC). ``run``: of `ddp dev`."""
 
     time: str
     prefix: str
     text: str
+    run: int = 0
 
     def __str__(self) -> str:
         return f"[{self.prefix}] {self.text}"
@@ -60,13 +64,14 @@ class Line:
 
 @dataclass(frozen=True)
 class PodLogs:
-    """The logs of a job in a cluster."""
+    """The logs of a job in a cluster. ``since``: read only lines of the last seconds, and future ones."""
 
     api: Api
     name: str
     node: int | None
     attempt: int | None
     tail: int | None
+    since: int | None = None
 
     def pods(self) -> list[LogPod]:
         """Return the pods whose container has started, by attempt and index."""
@@ -91,6 +96,8 @@ class PodLogs:
             query["tailLines"] = str(self.tail)
             if not follow:
                 query["limitBytes"] = str(TAIL_BYTES)
+        if self.since is not None:
+            query["sinceSeconds"] = str(self.since)
         path = api_path("v1", "pods", self.api.namespace, pod.name, "log")
         last = ""
         while True:
@@ -108,7 +115,7 @@ class PodLogs:
             if not follow or not self._is_running(pod):
                 return
             if last:
-                query.pop("tailLines", None)
+                query = {name: value for name, value in query.items() if name not in ("tailLines", "sinceSeconds")}
                 query["sinceTime"] = f"{last[:19]}Z"
 
     def _is_running(self, pod: LogPod) -> bool:
@@ -164,7 +171,32 @@ class RunLogs:
                 time.sleep(_POLL_SECONDS)
 
 
-Logs = PodLogs | RunLogs
+class DevLogs:
+    """The lines of a job's runs (`ddp dev`) with their numbers. ``open_runs``: of each pod whose run has not ended.
+
+    ``is_new``: read only the lines of runs that start from now on.
+    """
+
+    def __init__(self, source: PodLogs | RunLogs, *, is_new: bool) -> None:
+        is_limited = is_new and isinstance(source, PodLogs)
+        self._source = replace(source, since=_SECONDS_BEFORE_RUN) if is_limited else source  # type: ignore[type-var]
+        self.pods = self._source.pods
+        self.is_over = self._source.is_over
+        self.open_runs: dict[str, int] = {}
+
+    def lines(self, pod: LogPod, *, follow: bool) -> Iterator[Line]:
+        """Yield the lines of the runs in a pod, without those between two runs."""
+        for line in self._source.lines(pod, follow=follow):
+            mark = RUN_LINE.match(line.text)
+            if mark is None and pod.name in self.open_runs:
+                yield replace(line, run=self.open_runs[pod.name])
+            elif mark is not None and mark[2] == "starts":
+                self.open_runs[pod.name] = int(mark[1])
+            elif mark is not None:
+                self.open_runs.pop(pod.name, None)
+
+
+Logs = PodLogs | RunLogs | DevLogs
 
 
 def read_newest(source: Logs) -> Iterator[Line]:

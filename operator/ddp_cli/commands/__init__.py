@@ -31,6 +31,9 @@ COMMANDS: Final = (
     ("profile", "ddp_cli.commands.profile", "list the profiles of a cluster, or show what one sets and locks"),
     ("convert", "ddp_cli.commands.convert", "convert a Kubeflow PyTorchJob to a DDPTrainingJob"),
     ("submit", "ddp_cli.commands.submit", "check a job's YAML and create the job in a cluster"),
+    ("dev", "ddp_cli.commands.dev", "start a job whose pods stay, for runs with changed code within seconds"),
+    ("rerun", "ddp_cli.commands.dev", "bring the folder to the pods of ddp dev, and run it there"),
+    ("release", "ddp_cli.commands.dev", "end the pods of ddp dev"),
     ("list", "ddp_cli.commands.list_jobs", "list the jobs of a namespace"),
     ("usage", "ddp_cli.commands.usage", "sum up the GPU time of jobs: productive, waiting and lost"),
     ("watch", "ddp_cli.commands.watch", "watch the progress of one job or of all jobs"),
@@ -49,7 +52,7 @@ COMMANDS: Final = (
 
 QUERY: Final = "__complete"
 """`ddp __complete WORD...` prints the candidates for the last word, one per line: shells query it."""
-_WITH_SCRIPT: Final = ("run", "check", "init", "submit")
+_WITH_SCRIPT: Final = ("run", "check", "init", "submit", "dev")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -133,7 +136,7 @@ def _advise_on_unknown(command: str, unknown: Sequence[str]) -> str:
         return f"; did you mean {own[similar[0]]}?"
     if command == "exec":
         return f"; put the command after --: -- {shlex.join(unknown)}"
-    if command not in _WITH_SCRIPT:
+    if command not in (*_WITH_SCRIPT, "rerun"):
         return ""
     if not name.startswith("-"):
         return f"; name only the script (ddp {command} {name}), and put its arguments after --"

@@ -79,12 +79,17 @@ def add_machine_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Check the file, run it, and return 0 only if the job succeeded. Raises: CommandError and InvalidManifest."""
+    return run_manifest(read_manifest(arguments), arguments)
+
+
+def run_manifest(text: str, arguments: argparse.Namespace) -> int:
+    """Run a job's YAML. Returns 0 only if the job succeeded. Raises: CommandError and InvalidManifest."""
     from ddp_cli.local.adapt import Unsuitable
 
     if arguments.python is not None:
         select_python(arguments.python)
     try:
-        plan = _prepare(_read_manifest(arguments), arguments)
+        plan = _prepare(text, arguments)
     except Unsuitable as error:
         raise CommandError(f"refused\n{error}") from None
     from ddp_cli.local.runner import CannotStart, run_job
@@ -110,7 +115,7 @@ def select_python(path: str) -> None:
     os.environ[ENV_PYTHON] = os.path.abspath(program)
 
 
-def _read_manifest(arguments: argparse.Namespace) -> str:
+def read_manifest(arguments: argparse.Namespace) -> str:
     """Return the YAML that the arguments name, or one for their script. Raises: CommandError."""
     script = find_script(arguments.file, arguments.module)
     options = read_job_options(arguments)

@@ -31,6 +31,19 @@ from ddp_cli.view.terminal import print_text
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
+    add_submit_arguments(parser)
+    parser.add_argument("--dry-run", action="store_true", help="create nothing; the API server only checks the job")
+    parser.add_argument("-w", "--watch", action="store_true", help="watch the job until it ends")
+    add_output_argument(parser)
+    add_cluster_arguments(parser)
+    parser.epilog = (
+        "Other objects in the file (ConfigMaps, Secrets, claims) are applied first. With a script, the current folder "
+        "is packed, or the script's folder if that is elsewhere. Arguments after -- are passed to the script."
+    )
+
+
+def add_submit_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments of every command that creates a job in a cluster."""
     add_script(parser, "a job's YAML (- reads standard input) or a training script (train.py)")
     add_job_options(parser, parser)
     parser.add_argument("--name", help="name of the job, if FILE is a script; default: the name of the script")
@@ -43,23 +56,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--replace", action="store_true", help="delete the job of that name first, and wait for the end of its pods"
     )
-    parser.add_argument("--dry-run", action="store_true", help="create nothing; the API server only checks the job")
-    parser.add_argument("-w", "--watch", action="store_true", help="watch the job until it ends")
-    add_output_argument(parser)
-    add_cluster_arguments(parser)
-    parser.epilog = (
-        "Other objects in the file (ConfigMaps, Secrets, claims) are applied first. With a script, the current folder "
-        "is packed, or the script's folder if that is elsewhere. Arguments after -- are passed to the script."
-    )
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Create the objects. With ``--watch`` the exit code is the job's."""
     if arguments.watch and arguments.output == "json":
         raise CommandError("--watch prints text; leave out --output json, or use `ddp watch -o json`")
-    text, folder = _read_manifest(arguments)
+    text, folder = read_manifest(arguments)
     workdir = read_workdir(arguments, folder)
-    job = _create(text, workdir, arguments)
+    job = create_job(text, workdir, arguments)
     if arguments.output == "json":
         print_text(json.dumps(job.resource, indent=2))
         return ExitCode.OK
@@ -76,7 +81,7 @@ def run(arguments: argparse.Namespace) -> int:
     return watch_one(job)
 
 
-def _create(text: str, workdir: Workdir | None, arguments: argparse.Namespace) -> Job:
+def create_job(text: str, workdir: Workdir | None, arguments: argparse.Namespace) -> Job:
     """Create the job; with ``--replace`` after the deletion of the one that has its name. Raises: ClientError."""
     try:
         backend = open_client(arguments).backend
@@ -109,7 +114,7 @@ def _check_without_cluster(text: str, workdir: Workdir | None, absence: ApiError
     check_job(text, workdir, in_cluster=True, note=print_note, profiles=find_profile)
 
 
-def _read_manifest(arguments: argparse.Namespace) -> tuple[str, Path | None]:
+def read_manifest(arguments: argparse.Namespace) -> tuple[str, Path | None]:
     """Return the YAML that the arguments name, or one for their script and the folder to pack."""
     options = read_job_options(arguments)
     script = find_script(arguments.file, arguments.module)

@@ -76,9 +76,19 @@ class PackedCode:
         }
 
 
-def pack_code(folder: Path, include: Sequence[str] = (), *, pip: bool = False, claim: str | None = None) -> PackedCode:
-    """Pack a folder for a ConfigMap or a claim. ``pip``: install its requirements. Raises: CannotPack."""
-    archive = pack(folder, include, limit=CONFIG_MAP_LIMIT if claim is None else sys.maxsize)
+def pack_code(
+    folder: Path,
+    include: Sequence[str] = (),
+    *,
+    pip: bool = False,
+    claim: str | None = None,
+    limit: int = CONFIG_MAP_LIMIT,
+) -> PackedCode:
+    """Pack a folder for a ConfigMap or a claim. ``pip``: install its requirements. Raises: CannotPack.
+
+    ``limit``: bytes above which it is compressed harder, if there is no claim.
+    """
+    archive = pack(folder, include, limit=limit if claim is None else sys.maxsize)
     if pip and all(name != REQUIREMENTS for name, _ in archive.sizes):
         raise CannotPack(f"--pip: the packed files of {folder} have no {REQUIREMENTS}; add one")
     spec: dict[str, Any] = {"digest": archive.digest}

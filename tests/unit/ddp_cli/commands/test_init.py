@@ -120,7 +120,7 @@ def test_run_uses_script_and_this_machine(
     arguments = parser.parse_args(words.split())
     arguments.extra = ["--epochs", "2"]
     arguments.command_line = f"ddp run {words}"
-    plan: Any = cli_run._prepare(cli_run._read_manifest(arguments), arguments)
+    plan: Any = cli_run._prepare(cli_run.read_manifest(arguments), arguments)
     assert (plan.resource["spec"]["nodes"], plan.nproc) == (nodes, procs)
     (container,) = plan.resource["spec"]["template"]["spec"]["containers"]
     assert container["args"] == ["--epochs", "2"]

@@ -1,0 +1,50 @@
+"""`ddp dev` and `ddp rerun`: the YAML of the job, and the outcome of a run."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import yaml
+
+from ddp_cli.commands.dev import add_dev
+from ddp_cli.commands.dev_session import describe_outcome
+from ddp_pod.contract.dev_order import Event
+from ddp_pod.contract.failure_record import Failure
+from tests.support.builders import resource
+
+
+@pytest.mark.parametrize(
+    ("spec", "hold", "expected"),
+    [
+        ({}, None, {}),
+        ({}, 60, {"holdSeconds": 60}),
+        ({"dev": {"holdSeconds": 90}}, None, {"holdSeconds": 90}),
+        ({"dev": {"holdSeconds": 90}}, 60, {"holdSeconds": 60}),
+    ],
+)
+def test_job_gets_spec_dev_and_keeps_that_of_its_file(spec: dict[str, Any], hold: int | None, expected: Any) -> None:
+    secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": "s"}, "spec": {}}
+    job = resource(nodes=2, **spec)
+    written = list(yaml.safe_load_all(add_dev(yaml.safe_dump_all([secret, job]), hold)))
+    assert written == [secret, job | {"spec": {**job["spec"], "dev": expected}}]
+
+
+FAILURE = Failure(category="UserError", rank=3, pod_index=1, exit_code=1, message="KeyError: 'x'", remedy="fix it")
+
+
+@pytest.mark.parametrize(
+    ("event", "facts"),
+    [
+        (Event("ended", run=3, result="Succeeded"), ["mine: run 3 succeeded after 1m05s"]),
+        (Event("ended", run=3, result="Stopped"), ["run 3 was stopped"]),
+        (Event("ended", run=3, result="Failed"), ["run 3 failed after 1m05s"]),
+        (
+            Event("ended", run=3, result="Failed", failure=FAILURE),
+            ["run 3 failed", "UserError (rank 3, pod 1, exit code 1): KeyError: 'x'. Fix it."],
+        ),
+    ],
+)
+def test_outcome_has_result_cause_and_remedy(event: Event, facts: list[str]) -> None:
+    outcome = describe_outcome("mine", event, 65.0)
+    assert all(fact in outcome for fact in facts), outcome
