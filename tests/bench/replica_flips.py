@@ -21,7 +21,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ddp_pod.contract.group_facts import GroupFacts
+from ddp_pod.contract.group_facts import LOST_LOSS, GroupFacts
 from ddp_pod.rank import counters, replicas
 from ddp_pod.rank.counters import CounterMemory, create_private_slot, open_slot
 from ddp_pod.rank.steps import StepCounter
@@ -30,6 +30,7 @@ from ddp_pod.watchdog.replicas import RankSample, ReplicaComparison
 RANKS = 3
 _STEPS_WITHOUT_FLIP = 300
 _MOST_STEPS = 1500
+_STEPS_WITHOUT_LOSS = 64  # until the next samples show it
 
 
 class Order(NamedTuple):
@@ -58,18 +59,20 @@ class Replicas:
 
     def run(self, order: Order) -> GroupFacts | None:
         """Return what the comparison reports of a run."""
-        self.finite.value = 1
         with self._orders.get_lock():
             self._orders[:] = [order.number, -1 if order.victim is None else order.victim, order.seed]
         while list(self._begun) != [order.number] * RANKS:
             time.sleep(0.01)
+        self.finite.value = 1  # the former run may have lost its loss until now
         comparison = ReplicaComparison(RANKS)
         most = _STEPS_WITHOUT_FLIP if order.victim is None else _MOST_STEPS
         steps = 0
-        while steps < most and self.finite.value:
+        while steps < most:
             time.sleep(0.02)
             read = self._memory.read(0)
             steps = read.steps if read is not None else 0
+            if not self.finite.value:
+                most = min(most, steps + _STEPS_WITHOUT_LOSS)
             samples = [
                 RankSample(rank, rank, sample) for rank in range(RANKS) for sample in self._memory.read_samples(rank)
             ]
@@ -168,11 +171,11 @@ def main() -> None:
             if victim is None:
                 results["no flip: " + ("no alarm" if facts is None else "false alarm")] += 1
             elif facts is not None:
-                results["flip: " + ("rank named" if facts.rank == victim else f"other: {facts.message}")] += 1
+                named = f"rank named by its {'loss' if facts.state == LOST_LOSS else 'parameters'}"
+                results["flip: " + (named if facts.rank == victim else f"other: {facts.message}")] += 1
             else:
-                results[
-                    "flip: not found" if three.finite.value else "flip: the loss of all ranks became NaN first"
-                ] += 1
+                lost = "the losses of all ranks became NaN, none before the others"
+                results["flip: " + ("not found" if three.finite.value else lost)] += 1
     for result, count in sorted(results.items()):
         print(f"{count:4d}  {result}")
 

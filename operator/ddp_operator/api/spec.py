@@ -246,9 +246,9 @@ class Recovery(SpecFields, frozen=True, kw_only=True):
     replica_mismatch: Annotated[
         Literal["Report", "Restart"] | None,
         Meta(
-            description="Action if parameters of ranks differ that were equal. Report: set the condition TrainsAsOne "
-            "to False. Restart: also restart the job from its checkpoint, counted, and avoid the node of a single "
-            "rank that differs from the others. Unset: Report."
+            description="Action if parameters of ranks differ that were equal, or if the loss of a rank was not finite "
+            "before those of its peers. Report: set the condition TrainsAsOne to False. Restart: also restart the job "
+            "from its checkpoint, counted, and avoid the node of the rank, if it is one. Unset: Report."
         ),
     ] = None
     node_health: Annotated[

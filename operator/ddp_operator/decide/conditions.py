@@ -136,6 +136,7 @@ SEPARATE_GROUPS: Final = "SeparateGroups"
 WAITING_FOR_GROUP: Final = "WaitingForGroup"
 REPLICAS_DIFFER: Final = "ReplicasDiffer"
 SAME_BATCHES: Final = "SameBatches"
+RANK_LOSS_NOT_FINITE: Final = "RankLossNotFinite"
 GROUP_UNKNOWN: Final = "GroupUnknown"
 # TrainingComplete: only of a job that has succeeded
 ALL_STEPS_MADE: Final = "AllStepsMade"

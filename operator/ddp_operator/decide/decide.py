@@ -54,7 +54,7 @@ from ddp_operator.decide.report import drop_eta
 from ddp_operator.decide.state import AT_ONCE, Decision, Observation, Refusal, State
 from ddp_operator.decide.transitions import account
 from ddp_operator.decide.views import JobView, PodView
-from ddp_pod.contract.group_facts import ALONE, DIFFERENT, SEPARATE
+from ddp_pod.contract.group_facts import ALONE, DIFFERENT, LOST_LOSS, SEPARATE
 
 # Interval while the decision waits for a pod that does not report: a change of its node sends no event.
 _RECHECK_NODE = 5.0
@@ -210,15 +210,21 @@ def _check_process_groups(state: State) -> Decision | None:
 
 
 def _check_replicas(state: State) -> Decision | None:
-    """Restart a job whose replicas differ, if recovery.replicaMismatch requires it and they were equal before."""
+    """Restart a job whose replicas differ, if recovery.replicaMismatch requires it and they were equal before.
+
+    Also one whose ranks lost their loss because of one rank: once, as data that repeats this is no fault of a node.
+    """
     page = state.observation.page
     groups = page.groups if page is not None else None
     is_wanted = state.spec.recovery.replica_mismatch == "Restart" and not state.spec.suspend and state.spec.dev is None
-    if not is_wanted or groups is None or groups.state != DIFFERENT or groups.is_mistake:
+    if not is_wanted or groups is None or groups.state not in (DIFFERENT, LOST_LOSS) or groups.is_mistake:
         return None
     cause = build_replica_failure(state, groups)
     if cause is None:
         return None
+    last = state.status.last_failure
+    if cause.signature and last is not None and last.signature == cause.signature:
+        return fail(state, cause, c.REPEATED_FAILURE, f"not restarted: {cause.signature} occurred twice")
     restarts = count_failure(state, cause)
     limit = find_limit(state.job, cause, restarts)
     if limit is not None:

@@ -39,6 +39,7 @@ from ddp_operator.decide.views import Pods
 from ddp_pod.contract.group_facts import (
     ALONE,
     DIFFERENT,
+    LOST_LOSS,
     SAME_DATA,
     SEPARATE,
     TOGETHER,
@@ -65,6 +66,7 @@ _GROUP_CONDITIONS: Final[Mapping[str, tuple[ConditionStatus, str]]] = {
     WAITING: ("False", c.WAITING_FOR_GROUP),
     DIFFERENT: ("False", c.REPLICAS_DIFFER),
     SAME_DATA: ("False", c.SAME_BATCHES),
+    LOST_LOSS: ("False", c.RANK_LOSS_NOT_FINITE),
     UNKNOWN: ("Unknown", c.GROUP_UNKNOWN),
 }
 
@@ -447,7 +449,8 @@ def describe_finished_training(pods: Pods) -> Fact:
 def describe_groups(facts: GroupFacts, pods: Pods) -> Fact:
     """Return TrainsAsOne by what a pod has observed."""
     status, reason = _GROUP_CONDITIONS[facts.state]
-    pod = pods.newest.get(facts.pod) if facts.state == DIFFERENT and facts.pod is not None else None
+    has_node = facts.state in (DIFFERENT, LOST_LOSS) and facts.pod is not None
+    pod = pods.newest.get(facts.pod or 0) if has_node else None
     node = f"; it is on node {pod.node_name}" if pod is not None and pod.node_name else ""
     remedy = f"; {facts.remedy}" if facts.remedy else ""
     return Fact(c.TRAINS_AS_ONE, status, reason, facts.message + node + remedy)
@@ -457,7 +460,7 @@ def describe_distribution(pods: Pods) -> Fact | None:
     """Return TrainsAsOne of pods that have succeeded; None: no pod reports its process groups."""
     ends = {index: pod.termination for index, pod in pods.newest.items() if pod.phase == "Succeeded"}
     known = {index: end.groups for index, end in ends.items() if end is not None and end.groups is not None}
-    for state in (SEPARATE, ALONE, DIFFERENT, SAME_DATA, TOGETHER):
+    for state in (SEPARATE, ALONE, DIFFERENT, LOST_LOSS, SAME_DATA, TOGETHER):
         indexes = [index for index, facts in known.items() if facts.state == state]
         if indexes:
             fact = describe_groups(known[indexes[0]], pods)

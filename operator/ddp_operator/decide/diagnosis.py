@@ -37,7 +37,7 @@ from ddp_pod.contract.failure_table import (
     Category,
 )
 from ddp_pod.contract.failure_text import EARLY_EXIT_REMEDY, HIDDEN_FAILURE_REMEDY, describe_rank_end
-from ddp_pod.contract.group_facts import GroupFacts
+from ddp_pod.contract.group_facts import LOST_LOSS, GroupFacts
 
 # A pod killed earlier than this before the first secondary failure was replaced in between, so it is not the cause.
 _SAME_INCIDENT = timedelta(seconds=120)
@@ -267,7 +267,9 @@ def build_replica_failure(state: State, facts: GroupFacts) -> LastFailure | None
     if pod is None:
         return None
     failure = _build_failure(state.status.attempt, pod, REPLICAS, facts.message[:_MAX_MESSAGE], state.now)
-    return replace(failure, rank=facts.rank, node_name=pod.node_name if facts.rank is not None else "")
+    signature = f"{c.RANK_LOSS_NOT_FINITE} of rank {facts.rank}" if facts.state == LOST_LOSS else ""
+    node = pod.node_name if facts.rank is not None else ""
+    return replace(failure, rank=facts.rank, node_name=node, signature=signature)
 
 
 def build_image_failure(attempt: int, pods: Pods, now: datetime) -> LastFailure | None:

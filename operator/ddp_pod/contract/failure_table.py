@@ -76,8 +76,9 @@ IMAGE_PULL: Final = Category(
 )
 REPLICAS: Final = Category(
     "ReplicasDiffer",
-    "parameters of ranks differ that were equal (recovery.replicaMismatch: Restart)",
-    "check the GPU and the memory of the rank's node; let the script change parameters by the optimizer alone",
+    "parameters of ranks differ that were equal, or a rank lost its loss first (recovery.replicaMismatch: Restart)",
+    "check the GPU and the memory of the rank's node; let the script change parameters by the optimizer alone; if the "
+    "message names a loss, check the rank's batch too",
 )
 UNKNOWN: Final = Category("Unknown", "an exit without a known reason", "", own=True, vague=True)
 CATEGORIES: Final = {

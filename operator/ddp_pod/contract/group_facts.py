@@ -15,8 +15,10 @@ SEPARATE: Final = "Separate"  # processes have groups, none of which spans all r
 WAITING: Final = "Waiting"  # ranks wait in init_process_group
 DIFFERENT: Final = "Different"  # a group spans all ranks, but their parameters differ
 SAME_DATA: Final = "SameData"  # a group spans all ranks, but they train on the same batches
+LOST_LOSS: Final = "LostLoss"  # a group spans all ranks, but some lost their loss before the others
 UNKNOWN: Final = "Unknown"
-GROUP_STATES: Final = (TOGETHER, ALONE, SEPARATE, WAITING, DIFFERENT, SAME_DATA, UNKNOWN)
+GROUP_STATES: Final = (TOGETHER, ALONE, SEPARATE, WAITING, DIFFERENT, SAME_DATA, LOST_LOSS, UNKNOWN)
+OF_REPLICAS: Final = (DIFFERENT, SAME_DATA, LOST_LOSS)  # known from samples of all ranks
 TEXT_LIMIT: Final = 400  # characters of each text
 
 
@@ -24,8 +26,9 @@ TEXT_LIMIT: Final = 400  # characters of each text
 class GroupFacts:
     """The process groups of a pod's ranks, and of the processes that they have started.
 
-    ``rank`` and ``pod``: the cause of a wait or the replica that differs, if it is one rank; ``since``: Unix time of
-    the first wait; ``is_mistake``: whether the script is the cause, so that a repetition would end in the same way.
+    ``rank`` and ``pod``: the cause of a wait, the replica that differs or the first one to lose its loss, if it is one
+    rank; ``since``: Unix time of the first wait; ``is_mistake``: whether the script is the cause, so that a repetition
+    would end in the same way.
     """
 
     state: str = choice(GROUP_STATES, UNKNOWN)

@@ -1,5 +1,7 @@
 """Read the loss of a rank: the root of a ``backward()``, at most ten times a second, without waiting for a device.
 
+While replicas are sampled, the losses of all steps are kept too; see ``loss_history``.
+
 PyTorch has no hook that shows this root. So the public method ``torch.Tensor.backward`` is wrapped. A call of
 ``torch.autograd.backward`` is not observed.
 """
@@ -11,6 +13,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from . import counters
+from .loss_history import LossHistory
 
 _SECONDS = 0.05  # between two losses: half of the time between two observed iterations
 
@@ -27,15 +30,18 @@ class LossReader:
     """Keeps the last loss in a rank's slot. ``on_backward``: called before each backward of an observed iteration.
 
     The factor of a GradScaler, and the division by the number of accumulated batches, are undone.
+
+    ``history``: gets the losses of all iterations; None: they are not kept.
     """
 
-    __slots__ = ("__dict__", "_is_observing")  # the second is what every backward needs
+    __slots__ = ("__dict__", "_is_observing", "history")  # the last two are what every backward needs
 
     def __init__(self, torch: Any, slot: Any, on_backward: Callable[[], None]) -> None:
         self._torch = torch
         self._slot = slot
         self._on_backward = on_backward
         self._is_observing = True  # whether this iteration is observed
+        self.history: LossHistory | None = None
         self._next = 0.0
         self._backwards = 0  # of this iteration
         self._per_step = 1.0  # backwards of an iteration
@@ -51,6 +57,8 @@ class LossReader:
         def backward(self: Any, *args: Any, **kwargs: Any) -> Any:
             if reader._is_observing:
                 reader._observe(self)
+            if reader.history is not None:
+                reader._keep(reader.history, self)
             return original(self, *args, **kwargs)
 
         vars(backward)["_torchdynamo_disable"] = True  # torch.compile calls it instead of tracing it
@@ -59,6 +67,7 @@ class LossReader:
     def stop(self) -> None:
         """Stop reading losses."""
         self._is_observing = False
+        self.history = None
 
     def move_to(self, slot: Any) -> None:
         """Publish in another slot, with the loss that is known."""
@@ -86,6 +95,12 @@ class LossReader:
                 self._take(root)
         except Exception:  # a bug here must never reach the script
             self.stop()
+
+    def _keep(self, history: LossHistory, root: Any) -> None:
+        try:
+            history.add(self._slot[counters.STEPS] + 1.0, root)
+        except Exception:  # a bug here must never reach the script
+            self.history = None
 
     def _take(self, root: Any) -> None:
         """Read a loss on the CPU, or start to copy one from a GPU."""

@@ -14,6 +14,8 @@ from typing import Any, NamedTuple
 from . import counters
 from .batches import has_compiled, has_trainable_parameter
 from .fingerprint import digest_on_device, find_tensors, hash_text, local_part
+from .loss_history import LossHistory
+from .losses import LossReader
 from .samples import ReplicaSample, write_sample
 
 _SHARE = 0.003  # of the time of steps, at most, for samples
@@ -49,17 +51,21 @@ class _Pending(NamedTuple):
     sample: ReplicaSample
     event: Any
     digests: Any
+    loss_steps: list[int]
+    losses: Any
 
 
 class ReplicaSampler:
     """Takes samples of iterations. ``find_slot``: returns the rank's current slot.
 
-    ``next_step``: the step for which to call ``begin``.
+    ``reader``: keeps losses from the first sample on; ``next_step``: the step for which to call ``begin``.
     """
 
-    def __init__(self, torch: Any, find_slot: Callable[[], Any]) -> None:
+    def __init__(self, torch: Any, find_slot: Callable[[], Any], reader: LossReader) -> None:
         self._torch = torch
         self._find_slot = find_slot
+        self._reader = reader
+        self._history = LossHistory(torch)
         self.next_step = 1.0
         self._step = 0
         self._interval = 2
@@ -85,7 +91,9 @@ class ReplicaSampler:
     def _begin(self, step: int) -> None:
         self.end()
         self._publish()
-        if step == self.next_step and not has_compiled() and len(self._pending) < _MOST_PENDING:
+        if has_compiled():
+            self._reader.history = None
+        elif step == self.next_step and len(self._pending) < _MOST_PENDING:
             self._step = step
             self._hook = sys.modules["torch.nn.modules.module"].register_module_forward_pre_hook(self._build_hook())
         if step % 2 == 0:
@@ -103,6 +111,7 @@ class ReplicaSampler:
     def stop(self) -> None:
         """Take no more samples."""
         self.end()
+        self._reader.history = None
         self.next_step = math.inf
 
     def _set_interval(self, step: int) -> None:
@@ -159,32 +168,40 @@ class ReplicaSampler:
         self.end()
         start = time.perf_counter()
         sample = ReplicaSample(self._step, self._part, 0, layout.key, 0, layout.data, layout.shares)
-        if all(digest is None or digest.device.type == "cpu" for digest in digests):
-            self._write(sample, *(0 if digest is None else int(digest) for digest in digests))
+        loss_steps, losses = self._history.stack()
+        self._reader.history = self._history
+        if all(value is None or value.device.type == "cpu" for value in (*digests, losses)):
+            numbers = [0 if digest is None else int(digest) for digest in digests]
+            self._write(_Pending(sample, None, numbers, loss_steps, [] if losses is None else losses.tolist()))
         else:
-            self._start_copy(sample, digests)
+            self._start_copy(sample, digests, loss_steps, losses)
         spent = self._spent + time.perf_counter() - start
         self._cost = spent if self._cost == 0.0 else (self._cost + spent) / 2
 
-    def _start_copy(self, sample: ReplicaSample, digests: list[Any]) -> None:
+    def _start_copy(self, sample: ReplicaSample, digests: list[Any], loss_steps: list[int], losses: Any) -> None:
         cuda = self._torch.cuda
         numbers = self._torch.zeros(2, dtype=self._torch.int64, device="cpu", pin_memory=True)
         for index, digest in enumerate(digests):
             if digest is not None:
                 numbers[index : index + 1].copy_(digest.reshape(1), non_blocking=True)
+        values = self._torch.empty(len(loss_steps), device="cpu", pin_memory=True)
+        if losses is not None:
+            values.copy_(losses, non_blocking=True)
         event = cuda.Event()
         event.record(cuda.current_stream())
-        self._pending.append(_Pending(sample, event, numbers))
+        self._pending.append(_Pending(sample, event, numbers, loss_steps, values))
 
     def _publish(self) -> None:
         """Write samples whose copy has ended."""
         while self._pending and self._pending[0].event.query():
             pending = self._pending.pop(0)
-            self._write(pending.sample, *pending.digests.tolist())
+            self._write(pending._replace(digests=pending.digests.tolist(), losses=pending.losses.tolist()))
 
-    def _write(self, sample: ReplicaSample, digest: int, batch: int) -> None:
+    def _write(self, taken: _Pending) -> None:
+        digest, batch = taken.digests
+        lost = self._history.find_lost(taken.loss_steps, taken.losses)
         # 0 is unknown, and the digest of zeros.
-        write_sample(self._find_slot(), sample._replace(digest=digest or 1, batch=batch))
+        write_sample(self._find_slot(), taken.sample._replace(digest=digest or 1, batch=batch, lost=lost))
 
     def _digest_part(self, pieces: list[_Piece]) -> Any:
         total = None

@@ -17,7 +17,8 @@ class ReplicaSample(NamedTuple):
 
     ``part``: of the parameters; ``digest``: of this part; ``key``: equal for ranks whose parameters are to be equal;
     ``batch``: a digest of the inputs; ``data``: equal for ranks whose batches are to differ; 0: unknown, of all four;
-    ``shares``: whether a wrapper shares the gradients.
+    ``shares``: whether a wrapper shares the gradients; ``lost``: the step since which the loss is not finite, counting
+    absurd losses just before; negative if the last loss before it had grown; 0: it is finite, or the step is unknown.
     """
 
     step: int
@@ -27,6 +28,7 @@ class ReplicaSample(NamedTuple):
     batch: int
     data: int
     shares: int
+    lost: int = 0
 
 
 def write_sample(slot: Any, sample: ReplicaSample) -> None:

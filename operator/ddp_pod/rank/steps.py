@@ -95,7 +95,7 @@ class StepCounter(ImportHook):
             self._losses = LossReader(self._torch, self._slot, self._on_backward)
             EpochHook(lambda: self._slot).start()
             if self._recorder is None:
-                self._sampler = ReplicaSampler(self._torch, lambda: self._slot)
+                self._sampler = ReplicaSampler(self._torch, lambda: self._slot, self._losses)
                 self._sample_step = self._sampler.next_step
         except Exception:  # another version of PyTorch: the script runs without counters
             self.stop()

@@ -12,7 +12,7 @@ from ..base.files import log, read_json, try_write_json
 from ..base.pod import Pod, WorkerRecord, list_workers
 from ..contract.failure_record import EVIDENCE_ERROR, EVIDENCE_EXIT_CODE, Failure
 from ..contract.failure_table import NCCL, NETWORK
-from ..contract.group_facts import ALONE, DIFFERENT, SAME_DATA, SEPARATE, TOGETHER, UNKNOWN, WAITING, GroupFacts
+from ..contract.group_facts import ALONE, OF_REPLICAS, SEPARATE, TOGETHER, UNKNOWN, WAITING, GroupFacts
 from ..contract.names import GROUP_WAIT_FILE, REPLICAS_FILE
 from ..contract.processes import process_state
 from ..failures.kinds import FATAL
@@ -206,7 +206,7 @@ class GroupMonitor:
         self.facts = facts
         if facts is not None and facts.state != TOGETHER and facts.message != self._logged:
             self._logged = facts.message
-            subject = "replicas" if facts.state in (DIFFERENT, SAME_DATA) else "process group"
+            subject = "replicas" if facts.state in OF_REPLICAS else "process group"
             log(f"{subject}: {facts.message}" + (f"; {facts.remedy}" if facts.remedy else ""))
 
     def finish(self) -> GroupFacts | None:
@@ -229,7 +229,7 @@ class GroupMonitor:
 
     def note_job(self, facts: GroupFacts | None) -> None:
         """Note why the job's ranks do not train as one, as pod 0 has published it."""
-        is_different = facts is not None and facts.state in (DIFFERENT, SAME_DATA)
+        is_different = facts is not None and facts.state in OF_REPLICAS
         self._difference = facts if is_different else None
         self.job_wait = None if is_different else facts
 

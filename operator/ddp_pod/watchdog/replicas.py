@@ -7,7 +7,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..contract.group_facts import DIFFERENT, SAME_DATA, GroupFacts
+from ..contract.group_facts import DIFFERENT, LOST_LOSS, SAME_DATA, GroupFacts
 from ..rank.samples import MOST_SAMPLES, ReplicaSample
 
 _RANKS_OF_POD = 32  # whose samples are shared
@@ -16,6 +16,10 @@ _STEPS_WITH_SAME_BATCH = 3
 _MOST_LISTED = 4
 _MOST_NOTES = 4096  # of parts that were equal, and of differences
 _CHECK_DEVICE = "check the GPU and the memory of its node, and restart from a checkpoint before that step"
+_CHECK_BATCH = (
+    "check the samples of its batch at that step, and the GPU and the memory of its node; restart from a checkpoint "
+    "before that step"
+)
 _CHANGE_EQUALLY = "change parameters by the optimizer alone, with gradients that all ranks share"
 _BEGIN_EQUALLY = "wrap the model in DistributedDataParallel, or initialize it with the same seed in all ranks"
 _DIVIDE_DATA = "use a DistributedSampler with the default rank and num_replicas, or a seed that depends on RANK"
@@ -68,8 +72,11 @@ class ReplicaComparison:
         if self.facts is None or (self.facts.state == DIFFERENT and self.facts.rank is None):
             self._compare_parameters(samples)
             difference = self._find_confirmed()
+            pods = {sample.rank: sample.pod for sample in samples}
             if difference is not None:
-                self.facts = self._describe(difference, {sample.rank: sample.pod for sample in samples})
+                self.facts = self._describe(difference, pods)
+            if self.facts is None or self.facts.rank is None:
+                self.facts = self._compare_losses(samples, pods) or self.facts
         return self.facts or self._compare_batches(samples)
 
     def _compare_parameters(self, samples: Sequence[RankSample]) -> None:
@@ -104,13 +111,10 @@ class ReplicaComparison:
         return min(confirmed, key=lambda found: (not found.minority, found.step), default=None)
 
     def _describe(self, difference: _Difference, pods: Mapping[int, int]) -> GroupFacts:
-        minority = sorted(difference.minority)
-        rank = minority[0] if len(minority) == 1 else None
-        pod = pods.get(minority[0]) if minority and len({pods.get(number) for number in minority}) == 1 else None
-        place = f" (pod {pod})" if pod is not None else ""
+        rank, pod, place = _locate(difference.minority, pods)
         others = _list(difference.ranks - difference.minority)
-        if minority:
-            message = f"the parameters of {_list(minority)}{place} differ from those of {others}"
+        if difference.minority:
+            message = f"the parameters of {place} differ from those of {others}"
         else:
             message = f"the parameters of {others} differ"
         message += f" after step {difference.step} of these processes"
@@ -121,6 +125,28 @@ class ReplicaComparison:
             remedy = _CHECK_DEVICE if rank is not None else _CHANGE_EQUALLY
         is_mistake = not difference.began_equal
         return GroupFacts(DIFFERENT, self._world_size, message, remedy, rank, pod, is_mistake=is_mistake)
+
+    def _compare_losses(self, samples: Sequence[RankSample], pods: Mapping[int, int]) -> GroupFacts | None:
+        """Return which ranks' losses were lost before those of all their peers.
+
+        With shared gradients the peers follow one step later. Where losses grew before, training diverges in all ranks.
+        """
+        lost: dict[int, dict[int, int]] = defaultdict(dict)  # by data and rank
+        for entry in sorted(samples, key=lambda entry: entry.sample.step):
+            if entry.sample.data:
+                lost[entry.sample.data][entry.rank] = entry.sample.lost
+        for steps in lost.values():
+            step = min(steps.values())
+            first = frozenset(rank for rank in steps if steps[rank] == step)
+            if step <= 0 or 2 * len(first) > len(steps):
+                continue
+            rank, pod, place = _locate(first, pods)
+            message = (
+                f"the loss of {place} was not finite, or more than 1000 times as large as before, at step {step} of "
+            )
+            message += f"these processes; the loss of {_list(steps.keys() - first)} was lost after that step"
+            return GroupFacts(LOST_LOSS, self._world_size, message, _CHECK_BATCH, rank, pod)
+        return None
 
     def _compare_batches(self, samples: Sequence[RankSample]) -> GroupFacts | None:
         batches: dict[int, dict[int, dict[int, int]]] = defaultdict(lambda: defaultdict(dict))  # by data, step and rank
@@ -146,6 +172,15 @@ def _find_minority(ranks: Mapping[int, RankSample]) -> frozenset[int]:
     if 2 * count <= len(ranks):
         return frozenset()
     return frozenset(rank for rank, entry in ranks.items() if entry.sample.digest != digest)
+
+
+def _locate(ranks: Iterable[int], pods: Mapping[int, int]) -> tuple[int | None, int | None, str]:
+    """Return the rank and the pod, if it is one, and both as a text."""
+    numbers = sorted(ranks)
+    places = {pods.get(number) for number in numbers}
+    pod = places.pop() if len(places) == 1 else None
+    text = _list(numbers) + (f" (pod {pod})" if pod is not None else "")
+    return numbers[0] if len(numbers) == 1 else None, pod, text
 
 
 def _list(ranks: Iterable[int]) -> str:

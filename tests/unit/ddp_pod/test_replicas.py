@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import sys
 from collections.abc import Iterator
@@ -12,9 +13,10 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_pod.contract.group_facts import DIFFERENT, SAME_DATA, GroupFacts
+from ddp_pod.contract.group_facts import DIFFERENT, LOST_LOSS, SAME_DATA, GroupFacts
 from ddp_pod.rank import counters, replicas
 from ddp_pod.rank.counters import CounterMemory, create_private_slot, open_slot
+from ddp_pod.rank.loss_history import LossHistory, find_lost_step
 from ddp_pod.rank.replicas import find_next_step, find_part
 from ddp_pod.rank.samples import ReplicaSample, read_samples, write_sample
 from ddp_pod.rank.steps import StepCounter
@@ -90,6 +92,78 @@ class TestParameters:
         assert comparison.update(take_steps(3, 8, 9)) == first
 
 
+NAN = math.nan
+USUAL = [2.0, 1.5, 1.8]
+
+
+class TestLosses:
+    @pytest.mark.parametrize(
+        ("losses", "step"),
+        [
+            (USUAL, 0),
+            ([*USUAL, NAN, 1.7], 0),  # one step that a GradScaler skipped
+            ([*USUAL, 5e9], 0),  # absurd, but finite so far
+            ([*USUAL, NAN, math.inf, NAN], 13),
+            ([*USUAL, 5e9, NAN], 13),
+            ([*USUAL, -5e9, NAN], 13),
+            ([*USUAL, 19.0, NAN], 14),
+            ([*USUAL, 500.0, NAN], -14),  # training diverges
+            ([NAN, NAN], 10),
+            ([NAN] * 1024, 0),  # when it began is no longer known
+        ],
+    )
+    def test_lost_step_is_the_first_of_those_at_the_end(self, losses: list[float], step: int) -> None:
+        assert find_lost_step(range(10, 10 + len(losses)), losses) == step
+
+    @pytest.mark.parametrize(
+        ("lost", "ranks"),
+        [
+            ((8, 8, 7, 8), (2,)),
+            ((7, 8, 8, 7), (0, 3)),
+            ((8, 7, 7, 7), None),  # not a few before many
+            ((8, 8, 8, 8), None),
+            ((8, 8, 7, 0), None),
+            ((-8, 8, 7, 8), None),
+        ],
+    )
+    def test_rank_that_lost_its_loss_before_all_others_is_named(
+        self, lost: tuple[int, ...], ranks: tuple[int, ...] | None
+    ) -> None:
+        facts = compare(*take_steps(4, 4), *(take(rank, 8, lost=step) for rank, step in enumerate(lost)))
+        if ranks is None:
+            assert facts is None
+            return
+        assert facts is not None
+        assert (facts.state, facts.rank) == (LOST_LOSS, ranks[0] if len(ranks) == 1 else None)
+        assert f"loss of rank{'' if len(ranks) == 1 else 's'} {', '.join(map(str, ranks))} " in facts.message
+        assert "step 7" in facts.message
+
+    def test_losses_name_the_rank_that_parameters_do_not(self) -> None:
+        comparison = ReplicaComparison(2)
+        different = [take(0, 2), take(0, 3), take(1, 2, 6), take(1, 3, 6)]
+        facts = comparison.update(different)
+        assert facts is not None
+        assert facts.rank is None
+        facts = comparison.update([*different, take(0, 4, lost=4), take(1, 4, lost=3)])
+        assert facts is not None
+        assert (facts.state, facts.rank, facts.pod) == (LOST_LOSS, 1, 0)
+
+    def test_losses_of_ranks_that_may_share_data_are_not_compared(self) -> None:
+        assert compare(*(take(rank, 8, lost=8 - (rank == 2), data=0) for rank in range(4))) is None
+
+    def test_history_keeps_scalars_that_are_no_views(self) -> None:
+        history = LossHistory(torch)
+        weights = torch.ones(3, requires_grad=True)
+        for root in (weights * 2, (weights * 2)[0], (weights * math.nan).sum(), weights.sum()):
+            history.add(5.0, root)
+        steps, losses = history.stack()
+        assert steps == [5, 5]
+        assert not losses.requires_grad
+        assert history.find_lost(steps, losses.tolist()) == 0
+        assert history.find_lost(steps[:1], losses.tolist()[:1]) == 5
+        assert history.find_lost([9], [math.nan]) == 5, "the first one is remembered"
+
+
 class TestBatches:
     @pytest.mark.parametrize(
         ("samples", "is_same"),
@@ -136,7 +210,7 @@ class TestSamples:
         assert {find_part(step, 5) for step in range(0, 64 * 40, 64)} == set(range(5))
         assert all(find_part(step, 5) == find_part(step + 1, 5) for step in range(0, 64, 2))
 
-    @pytest.mark.parametrize("raw", [None, 5, [5], [[1, 2]], [[1, 2, 3, 4, 5, 6, 7, True]], [[0.5] * 8]])
+    @pytest.mark.parametrize("raw", [None, 5, [5], [[1, 2]], [[1, 2, 3, 4, 5, 6, 7, 8, True]], [[0.5] * 9]])
     def test_invalid_samples_are_omitted(self, raw: Any) -> None:
         assert decode_samples(1, raw) == []
 
@@ -153,8 +227,13 @@ def group() -> Iterator[None]:
     torch.distributed.destroy_process_group()
 
 
-def train_four_steps(monkeypatch: pytest.MonkeyPatch, folder: Path, world_size: int = 2) -> dict[int, ReplicaSample]:
-    """Return the samples of a rank that makes four steps, by step. ``world_size``: as its launcher has set it."""
+def train_four_steps(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, world_size: int = 2, bad_step: int = 0
+) -> dict[int, ReplicaSample]:
+    """Return the samples of a rank that makes four steps, by step.
+
+    ``world_size``: as its launcher has set it; ``bad_step``: whose batch has NaN.
+    """
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 2)
     memory = CounterMemory(str(folder), 1)
     slot = open_slot(str(folder), 0)
@@ -167,7 +246,7 @@ def train_four_steps(monkeypatch: pytest.MonkeyPatch, folder: Path, world_size: 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     try:
         for number in range(4):
-            model(torch.full((2, 4), float(number))).sum().backward()
+            model(torch.full((2, 4), math.nan if number + 1 == bad_step else float(number))).sum().backward()
             optimizer.step()
         counts = memory.read(0)
     finally:
@@ -192,6 +271,13 @@ def test_rank_samples_when_the_group_spans_all_ranks(
     assert len({sample.batch for sample in samples.values()}) == len(samples)
     assert all(sample.key and sample.data and not sample.shares for sample in samples.values())
     assert torch.equal(expected, torch.get_rng_state())
+
+
+def test_sample_has_the_step_since_which_the_loss_is_not_finite(
+    group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    samples = train_four_steps(monkeypatch, tmp_path, bad_step=3)
+    assert [samples[step].lost for step in (1, 2, 3)] == [0, 0, 3]
 
 
 def test_nothing_is_sampled_while_a_cuda_graph_is_captured(
@@ -229,3 +315,6 @@ def test_flipped_bit_names_its_rank() -> None:
         facts = three.run(Order(2, 1, 12))
         assert facts is not None
         assert (facts.state, facts.rank, facts.pod) == (DIFFERENT, 1, 1)
+        facts = three.run(Order(10, 1, 10))  # the loss of this flip is NaN
+        assert facts is not None
+        assert (facts.rank, facts.pod) == (1, 1)

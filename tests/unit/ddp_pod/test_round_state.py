@@ -164,7 +164,7 @@ class TestReplicas:
 
     def share(self, pods: RoundPods, index: int, **digests: int) -> None:
         """Write two samples of each rank of a pod."""
-        rows = [[int(rank[1:]), step, 0, digest, 7, 0, 0, 1] for rank, digest in digests.items() for step in (2, 3)]
+        rows = [[int(rank[1:]), step, 0, digest, 7, 0, 0, 1, 0] for rank, digest in digests.items() for step in (2, 3)]
         write_json(str(pods.folders[index] / REPLICAS_FILE), {"samples": rows})
 
     def test_pod_0_names_the_rank_that_differs_in_another_pod(self, pods: RoundPods) -> None:
@@ -186,7 +186,7 @@ class TestReplicas:
             state.forget()
         assert store.read("samples/1") is None
 
-    @pytest.mark.parametrize("samples", [5, [[1, 2]], [["a"] * 8]])
+    @pytest.mark.parametrize("samples", [5, [[1, 2]], [["a"] * 9]])
     def test_invalid_samples_are_ignored(self, pods: RoundPods, samples: Any) -> None:
         write_json(str(pods.folders[0] / REPLICAS_FILE), {"samples": samples})
         assert pods.states[0].exchange(1)["groups"] is None

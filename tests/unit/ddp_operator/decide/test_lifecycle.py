@@ -17,6 +17,7 @@ from ddp_operator.manifests.children import build_children
 from ddp_pod.contract.group_facts import (
     ALONE,
     DIFFERENT,
+    LOST_LOSS,
     SAME_DATA,
     SEPARATE,
     TOGETHER,
@@ -164,6 +165,7 @@ class TestProcessGroup:
             (groups(SEPARATE), "False", "SeparateGroups"),
             (groups(WAITING, remedy="use RANK"), "False", "WaitingForGroup"),
             (groups(DIFFERENT, pod=1), "False", "ReplicasDiffer"),
+            (groups(LOST_LOSS, pod=1), "False", "RankLossNotFinite"),
             (groups(SAME_DATA), "False", "SameBatches"),
             (groups(UNKNOWN), "Unknown", ""),
         ],
@@ -174,7 +176,7 @@ class TestProcessGroup:
         assert distributed.status == result
         assert distributed.message.startswith("how the ranks train")
         assert ("use RANK" in distributed.message) is (reason == "WaitingForGroup")
-        assert ("node-a" in distributed.message) is (reason == "ReplicasDiffer")
+        assert ("node-a" in distributed.message) is (reason in ("ReplicasDiffer", "RankLossNotFinite"))
         assert (status.phase, status.reason) == ("Running", reason)
 
     def test_group_of_former_ranks_is_forgotten_with_their_restart(self) -> None:
@@ -196,6 +198,8 @@ class TestProcessGroup:
             (groups(DIFFERENT, rank=1, pod=1), {"replicaMismatch": "Report"}, (1, ())),
             (groups(DIFFERENT, rank=1, pod=1), {"replicaMismatch": "Restart"}, (2, ("node-a",))),
             (groups(DIFFERENT), {"replicaMismatch": "Restart"}, (2, ())),
+            (groups(LOST_LOSS, rank=1, pod=1), {"replicaMismatch": "Restart"}, (2, ("node-a",))),
+            (groups(LOST_LOSS, rank=1, pod=1), {}, (1, ())),
             (groups(DIFFERENT, is_mistake=True), {"replicaMismatch": "Restart"}, (1, ())),
             (groups(SAME_DATA), {"replicaMismatch": "Restart"}, (1, ())),
             (groups(DIFFERENT, rank=1, pod=7), {"replicaMismatch": "Restart"}, (1, ())),
@@ -207,6 +211,18 @@ class TestProcessGroup:
         status = run(child_pod(0), child_pod(1), text=with_groups(facts), recovery=recovery).status
         assert (status.attempt, status.failed_nodes) == result
         assert status.restarts.counted == status.attempt - 1
+
+    @pytest.mark.parametrize(("rank", "result"), [(1, (1, "Failed")), (0, (2, "Restarting"))])
+    def test_rank_that_loses_its_loss_again_after_a_restart_fails_the_job(
+        self, rank: int, result: tuple[int, str]
+    ) -> None:
+        policy = {"replicaMismatch": "Restart"}
+        text = with_groups(groups(LOST_LOSS, rank=1, pod=1))
+        before = run(child_pod(0), child_pod(1), text=text, recovery=policy).status
+        restarted = replace(STARTED, last_failure=before.last_failure)
+        text = with_groups(groups(LOST_LOSS, rank=rank, pod=rank))
+        after = run(child_pod(0), child_pod(1), text=text, status=restarted, recovery=policy).status
+        assert (after.attempt, after.phase) == result
 
     def test_replicas_that_differ_fail_a_job_without_restarts(self) -> None:
         recovery = {"replicaMismatch": "Restart", "maxRestarts": 0}
