@@ -103,15 +103,17 @@ class ClusterBackend:
         why = explain_why(job, _find_events(self.api, job), utc_now(), option=self.api.option, lease=lease)
         return _add_init_log(self.api, name, why) if why.reason == INIT_CONTAINER_RUNNING else why
 
-    def report(self, name: str, prometheus: str | None = None) -> str:
+    def report(self, name: str, prometheus: str | None = None, run: int | None = None) -> str:
         """Return the page built from the job's status and Events, and a Prometheus. Raises: ClientError."""
         from ddp_cli.report.cluster import read_job
+        from ddp_cli.report.dev import select_run
         from ddp_cli.report.page import build_page
 
         job = get_job(self.api, name)
         now = utc_now()
         try:
-            return build_page(read_job(job, _find_events(self.api, job), now, prometheus), now)
+            recorded = read_job(job, _find_events(self.api, job), now, prometheus)
+            return build_page(recorded if run is None else select_run(recorded, run), now)
         except ValueError as error:
             raise ClientError(str(error)) from None
 

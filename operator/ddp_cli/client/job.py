@@ -113,13 +113,13 @@ class Job:
         """
         return Table(dict(row) for row in self.backend.metrics(self.name))
 
-    def report(self, prometheus: str | None = None) -> Report:
+    def report(self, prometheus: str | None = None, *, run: int | None = None) -> Report:
         """Return the HTML report, which a notebook shows inline.
 
         ``prometheus``: the URL of a Prometheus with the series of a job in a cluster; its status has 60 points only.
-        Raises: NotFound, ClientError.
+        ``run``: the number of one run of a job of `ddp dev`. Raises: NotFound, ClientError.
         """
-        return Report(self.backend.report(self.name, prometheus))
+        return Report(self.backend.report(self.name, prometheus, run))
 
     def logs(self, *, follow: bool = False, rank: int | None = None, tail: int | None = None) -> Iterator[str]:
         """Yield the lines of the log, each with the rank that wrote it, or the lines of one ``rank`` without it.

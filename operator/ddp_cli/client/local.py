@@ -137,12 +137,12 @@ class LocalBackend:
             return replace(why, what=summary, todo="")
         return replace(why, what=f"{folder.path}: {why.what}", todo=omit_cluster_advice(why.todo))
 
-    def report(self, name: str, prometheus: str | None = None) -> str:
+    def report(self, name: str, prometheus: str | None = None, run: int | None = None) -> str:
         """Return the page built from the run's folder. Raises: ClientError."""
         from ddp_cli.report import build_report
 
         try:
-            return build_report(self.folder(name).path)
+            return build_report(self.folder(name).path, run)
         except ValueError as error:
             raise ClientError(str(error)) from None
 

@@ -30,6 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="URL",
         help="read a job's metrics from this Prometheus (every 15 s) instead of its status (60 points)",
     )
+    parser.add_argument("--run", type=int, metavar="N", help="one run of a job with spec.dev; default: the newest run")
     add_local_arguments(parser, named=False)
     add_cluster_arguments(parser)
 
@@ -39,11 +40,13 @@ def run(arguments: argparse.Namespace) -> int:
     from ddp_cli.local.folder import make_runs_folder, replace_file
 
     job = open_job(arguments)
-    page = job.report(arguments.prometheus)
+    page = job.report(arguments.prometheus, run=arguments.run)
     if isinstance(job.backend, ClusterBackend):
         default = arguments.runs_dir / f"{job.name}-report.html"
     else:
         default = open_run(job.name, arguments.runs_dir).report
+    if arguments.run is not None:
+        default = default.with_stem(f"{default.stem}-{arguments.run}")
     target = arguments.output or default
     try:
         if arguments.output is None:

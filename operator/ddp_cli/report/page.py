@@ -28,7 +28,9 @@ _STYLE: Final = (resources.files(__package__) / "page.css").read_text(encoding="
 def build_page(run: RecordedRun, now: datetime) -> str:
     """Return the page of a run. Its Content-Security-Policy forbids external resources."""
     status = run.status
-    phase = "Interrupted" if run.interrupted else status.phase or "Unknown"
+    phase: str = "Interrupted" if run.interrupted else status.phase or "Unknown"
+    if phase == "Held" and status.dev is not None:
+        phase = status.dev.result or phase
     why = explain_why(run.resource, (), now)
     summary = f"{why.what} {omit_cluster_advice(why.todo)}" if run.command else str(why)
     if run.interrupted:

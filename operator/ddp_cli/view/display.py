@@ -40,7 +40,9 @@ class View:
     @property
     def shown_reason(self) -> list[str]:
         """The reason, if no progress is known, steps have stopped, or a success is doubtful; else empty."""
-        is_shown = self.reason and (self.phase in ("Running", "Succeeded") or not describe_progress(self.progress))
+        is_shown = self.reason and (
+            self.phase in ("Running", "Held", "Succeeded") or not describe_progress(self.progress)
+        )
         return [self.reason] if is_shown else []
 
     @property

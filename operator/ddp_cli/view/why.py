@@ -28,6 +28,7 @@ from ddp_operator.decide.conditions import (
     find_doubts,
     find_obstacle,
 )
+from ddp_operator.decide.dev import describe_run
 from ddp_operator.decide.diagnosis import find_kill
 from ddp_operator.decide.failures import describe_end, describe_failure, sentence
 from ddp_operator.decide.scheduling import EXPLAINING_EVENTS, SCHEDULER_EVENT, read_event_time
@@ -292,6 +293,26 @@ def _is_cause(failure: LastFailure, reason: str) -> bool:
     return bool(failure.conclusion) or failure.category == reason
 
 
+def _explain_held(case: _Case) -> Why | None:
+    dev = case.status.dev
+    if case.phase != "Held" or dev is None:
+        return None
+    what = f"{case.name} has no run in its pods: {describe_run(case.status)}"
+    if dev.run:
+        what = f"{_capitalize(describe_run(case.status))}"
+    hint = ""
+    if dev.result == "Failed" and case.status.last_failure is not None:
+        hint = _describe_hint(case.status.last_failure)
+    if dev.held_since is None:  # a former run
+        return Why(case.name, case.phase, case.status.reason, sentence(what), hint)
+    if dev.release_time is not None:
+        left = format_duration(max(0.0, (dev.release_time - case.now).total_seconds()))
+        what += f"; the pods of {case.name} are held for {left} more"
+    return Why(
+        case.name, case.phase, case.status.reason, sentence(what), f"{hint} {case.fill(REMEDIES['Held'])}".strip()
+    )
+
+
 def _explain_unseen(case: _Case) -> Why | None:
     if case.status.conditions:
         return None
@@ -354,6 +375,7 @@ _STEPS: Final[tuple[Callable[[_Case], Why | None], ...]] = (
     _explain_foreign_manager,
     _explain_success,
     _explain_failure,
+    _explain_held,
     _explain_unseen,
     _explain_obstacle,
     _explain_failing_upload,

@@ -52,6 +52,7 @@ FAILURE = {
     "remedy": "check the path of the data",
     "conclusion": "failed 4 times, recovery.maxRestarts is 3",
 }
+HELD_UNTIL = {"heldSince": format_time(NOW), "releaseTime": format_time(NOW + timedelta(minutes=29))}
 FAILED = condition("Failed", "True", "RestartBudgetExhausted", "failed 4 times, recovery.maxRestarts is 3; last: …")
 
 
@@ -520,3 +521,24 @@ def test_job_whose_pods_start_and_fail_again_waits_since_it_last_ran() -> None:
 )  # fmt: skip
 def test_clauses_for_clusters_are_omitted(remedy: str, local: str) -> None:
     assert omit_cluster_advice(remedy) == local
+
+
+@pytest.mark.parametrize(
+    ("dev", "facts", "absent"),
+    [
+        (
+            {"run": 3, "result": "Failed"},
+            ["Run 3 failed: UserError", "train.csv", "Check the path of the data."],
+            "lost",
+        ),
+        ({"run": 3, "result": "Succeeded"}, ["Run 3 succeeded"], "train.csv"),
+        ({"run": 3, "result": "Stopped"}, ["Run 3 was stopped"], "train.csv"),
+        ({"runs": [{"run": 4, "result": "Lost"}]}, ["the code of run 4 was lost", "have no code"], "train.csv"),
+    ],
+)
+def test_held_job_is_explained_by_its_run(dev: dict[str, Any], facts: list[str], absent: str) -> None:
+    held = condition("Progressing", "False", "Held", "the condition's own text")
+    answer = why(held, phase="Held", dev=dev | HELD_UNTIL, lastFailure=FAILURE)
+    for fact in (*facts, "held for 29m", "ddp rerun x", "ddp release x"):
+        assert fact in str(answer)
+    assert absent not in str(answer)

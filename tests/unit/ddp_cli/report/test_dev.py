@@ -1,0 +1,110 @@
+"""`ddp report --run N` on a job of `ddp dev`: a former run, the present one, and the runs that it names."""
+
+from __future__ import annotations
+
+import json
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_cli.commands import main
+from ddp_cli.report.cluster import read_job
+from ddp_cli.report.dev import select_run
+from ddp_cli.report.page import build_page
+from ddp_cli.report.run import RecordedRun
+from ddp_operator.api.kubeobjects import format_time
+from tests.support.builders import NOW, resource
+
+START = int(NOW.timestamp())
+
+
+def at(seconds: int) -> str:
+    return format_time(NOW + timedelta(seconds=seconds))
+
+
+def history(start: int, loss: float) -> dict[str, Any]:
+    rows = [f"{START + start + n},{10 * n},{loss}" for n in (1, 2)]
+    return {"columns": "time,step,loss", "rows": rows}
+
+
+FAILURE = {"attempt": 1, "rank": 1, "category": "OOM", "message": "CUDA out of memory", "remedy": "lower the batch"}
+RUNS = [
+    {
+        "run": 4, "result": "Failed", "startTime": at(200), "completionTime": at(210), "restarts": 2,
+        "failure": FAILURE, "progress": {"step": 20, "loss": "0.4"}, "history": history(200, 0.4),
+    },
+    {"run": 2, "result": "Stopped", "startTime": at(100), "completionTime": at(110)},
+]  # fmt: skip
+DEV = {"run": 5, "result": "Succeeded", "startTime": at(300), "heldSince": at(330), "releaseTime": at(2130)}
+JOB = resource("digits", namespace="ml") | {
+    "status": {
+        "phase": "Held", "attempt": 1, "attemptNodes": 2, "startTime": at(0), "history": history(300, 0.77),
+        "progress": {"step": 20, "loss": "0.77"}, "dev": DEV | {"runs": RUNS},
+        "conditions": [
+            {"type": "Progressing", "status": "False", "reason": "Held", "lastTransitionTime": at(330), "message": "m"}
+        ],
+    }
+}  # fmt: skip
+EVENTS = [
+    {
+        "reason": reason,
+        "message": message,
+        "type": "Normal",
+        "involvedObject": {"kind": "DDPTrainingJob", "name": "digits"},
+        "lastTimestamp": at(time),
+    }
+    for reason, message, time in (("FailureOOM", "during run 4", 205), ("Held", "after run 5", 330))
+]
+
+
+def select(number: int) -> RecordedRun:
+    return select_run(read_job(JOB, EVENTS, NOW + timedelta(seconds=400)), number)
+
+
+@pytest.mark.parametrize(
+    ("number", "points", "events", "facts", "absent"),
+    [
+        (4, [(1.0, 0.4), (2.0, 0.4)], ["during run 4"], [">Failed<", "CUDA out of memory", "lower the batch"], "0.77"),
+        (5, [(1.0, 0.77), (2.0, 0.77)], ["after run 5"], [">Succeeded<", "Run 5 succeeded"], "CUDA"),
+        (2, [], [], [">Stopped<", "Run 2 was stopped"], "CUDA"),
+    ],
+)
+def test_page_has_only_what_belongs_to_run(
+    number: int, points: list[Any], events: list[str], facts: list[str], absent: str
+) -> None:
+    run = select(number)
+    assert [point for part in run.series("loss") for point in part] == points
+    assert [event.message for event in run.events] == events
+    page = build_page(run, NOW + timedelta(seconds=400))
+    for fact in (*facts, f"digits, run {number}"):
+        assert fact in page
+    assert absent not in page
+
+
+@pytest.mark.parametrize("number", [0, 1, 3, 6, -1])
+def test_unknown_run_is_refused_with_known_ones(number: int) -> None:
+    with pytest.raises(ValueError, match=f"no report of run {number}; choose one of these with --run: 2, 4, 5$"):
+        select(number)
+
+
+def test_job_without_runs_is_refused() -> None:
+    plain = JOB | {"status": {"phase": "Succeeded"}}
+    with pytest.raises(ValueError, match="remove --run"):
+        select_run(read_job(plain, [], NOW), 1)
+
+
+def test_each_run_of_this_machine_has_its_own_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    folder = tmp_path / "ddp-runs" / "digits-20260101-120000"
+    folder.mkdir(parents=True)
+    (folder / "status.yaml").write_text(json.dumps(JOB))
+    assert main(["report", "digits", "--run", "4"]) == 0
+    path = Path(capsys.readouterr().out.strip())
+    assert path.name == "report-4.html"
+    assert "CUDA out of memory" in path.read_text(encoding="utf-8")
+    assert main(["report", "digits", "--run", "9"]) == 2
+    assert "2, 4, 5" in capsys.readouterr().err
