@@ -2,7 +2,7 @@
 
     launcher.py run -- <arguments of `python`, or a program with its arguments>
     launcher.py fetch               (in a pod without GPUs: fetch the job's inputs before the training pods start)
-    launcher.py exec LOCAL_RANK -- <command>   (for `ddp exec`: run it with the environment of a rank)
+_SUBCOMMANDS = ("run", "fetch", "order", "exec", "worker", "forkserver", "tracking", "mirror")
     launcher.py worker …            (internal: a rank in a new interpreter)
     launcher.py forkserver …        (internal: import PyTorch once for the agent and the ranks)
     launcher.py tracking …          (internal: find the job's run in MLflow)
@@ -36,7 +36,7 @@ import types
 
 PACKAGE = "ddp_launcher"
 _ARCHIVE = "launcher.zip"
-_SUBCOMMANDS = ("run", "fetch", "worker", "forkserver", "tracking", "mirror", "exec")
+_SUBCOMMANDS = ("run", "fetch", "order", "exec", "worker", "forkserver", "tracking", "mirror")
 
 
 def main() -> int:
@@ -53,6 +53,8 @@ def main() -> int:
         return int(_import("rank.tracking").main(argv))
     if subcommand == "fetch":
         return int(_import("transfer.fetch").main(_SIGNALS))
+    if subcommand == "order":
+        return int(_import("dev.orders").main())
     if subcommand == "mirror":
         return int(_import("transfer.mirror").main(argv))
     if subcommand == "exec":

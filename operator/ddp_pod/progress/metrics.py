@@ -106,12 +106,13 @@ class MetricsEndpoint:
             return self._receive(target, head, body), body
         path = target.split(b"?")[0] if method in (b"GET", b"HEAD") else b""
         if path in (b"/report", b"/metrics"):
-            return self._build_page(path)
+            return self.build_page(path)
         if path == b"/healthz":
             return "200 OK", b"ok\n"
         return "404 Not Found", _NOT_FOUND
 
-    def _build_page(self, path: bytes) -> tuple[str, bytes]:
+    def build_page(self, path: bytes) -> tuple[str, bytes]:
+        """Return status and body of the response to a request of a page."""
         # Building waits for the ranks, also after the connection was closed: limit how many do so.
         if not self._builders.acquire(blocking=False):
             return "503 Service Unavailable", b"too many requests\n"

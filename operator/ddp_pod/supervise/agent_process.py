@@ -13,6 +13,14 @@ from ..torchrun.channel import AgentRequest, Started
 from ..torchrun.fork_server import request_fork, start_fork_server
 from ..torchrun.frames import decode_all, encode
 
+ForkServer = tuple[int, socket.socket]
+"""The process id of a fork server, and the socket for requests to it."""
+
+
+def list_worker_arguments(entry: Sequence[str]) -> list[str]:
+    """Return the arguments of a rank's shim in the command of a rank."""
+    return list(entry[entry.index("worker") + 1 :])
+
 
 class AgentProcess:
     """The agent that runs now, or ran last, from the launcher's side.
@@ -21,16 +29,16 @@ class AgentProcess:
     ``server``, from which it is forked, until the agent has reported its own.
     """
 
-    def __init__(self, pod: Pod, entry: Sequence[str], *, warm: bool) -> None:
+    def __init__(self, pod: Pod, entry: Sequence[str], *, warm: bool, server: ForkServer | None = None) -> None:
         self._pod = pod
         self._entry = list(entry)
-        self._worker = self._entry[self._entry.index("worker") + 1 :] if warm else []
+        self._worker = list_worker_arguments(entry) if warm else []
         self.pid = 0
-        self.server = 0
+        self.server = server[0] if server else 0
+        self._requests = server[1] if server else None
         self.rank_server = 0
         self.status: int | None = None
         self.channel: socket.socket | None = None  # None once the agent has closed its end
-        self._requests: socket.socket | None = None
         self._unread = b""
         self._early_signal = 0  # that its server received instead
 

@@ -69,7 +69,7 @@ from ..transfer.shards import has_shards, wait_for_shards
 from ..watchdog.groups import GroupMonitor
 from ..watchdog.monitor import StallMonitor
 from ..watchdog.stall import JobStall
-from .agent_process import AgentProcess
+from .agent_process import AgentProcess, ForkServer
 
 _ENV_LOG_PREFIX = "DDP_LOG_PREFIX"  # set by the user: 0 writes lines without the rank as prefix
 _SECONDS_AFTER_GRACE = 30.0  # by which the pod's grace period is longer than the workers', or a quarter of the whole
@@ -88,9 +88,14 @@ class _MasterCheck(NamedTuple):
 
 
 class Supervisor:
-    """Holds a pod's processes together. ``signals``: those received so far, extended by its signal handlers."""
+    """Holds a pod's processes together. ``signals``: those received so far, extended by its signal handlers.
 
-    def __init__(self, pod: Pod, entry: list[str], signals: list[int], *, warm: bool) -> None:
+    ``server``: a fork server that runs already.
+    """
+
+    def __init__(
+        self, pod: Pod, entry: list[str], signals: list[int], *, warm: bool, server: ForkServer | None = None
+    ) -> None:
         self.pod = pod
         self._signals = signals
         self._phase = LAUNCHER_PHASES[0]
@@ -109,7 +114,7 @@ class Supervisor:
         self._stop_deadline: float | None = None  # for the workers
         self._finish_by: float | None = None  # before the kubelet kills the pod
         self._idle_since: float | None = None  # since when the stopping agent has had no worker
-        self._agent = AgentProcess(pod, entry, warm=warm)
+        self._agent = AgentProcess(pod, entry, warm=warm, server=server)
         self._store = 0
         self._store_guard: int | None = None
         uses_torchrun_logs = bool(pod.torchrun.list_output_flags())  # they override the reader's prefix
@@ -482,7 +487,8 @@ class Supervisor:
         With a port file any free port will do: on a shared machine another process may use the port of an ended pod.
         """
         port = self.pod.metrics_port
-        host = "127.0.0.1" if self.pod.local else ""
+        is_private = self.pod.local or self.pod.dev is not None  # the holder of a pod of `ddp dev` passes it on
+        host = "127.0.0.1" if is_private else ""
         try:
             return self.metrics.serve(port, host)
         except OSError as error:

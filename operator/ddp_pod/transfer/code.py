@@ -3,6 +3,7 @@
 import contextlib
 import gzip
 import hashlib
+import importlib.util
 import lzma
 import os
 import select
@@ -35,34 +36,60 @@ _RESUBMIT = "submit the job again with --workdir; if that reuses the same archiv
 _CHECK_DISK = "check the node's disk and the pod's limit for ephemeral-storage"
 
 
-def prepare_code(code: CodeConfig, signals: list[int]) -> None:
-    """Unpack the folder and install its packages. ``signals``: those received so far. Raises: PodSetupError."""
-    count = unpack(code)
+def prepare_code(code: CodeConfig, signals: list[int], former: str = "") -> bool:
+    """Unpack the folder and install its packages. Returns whether packages were installed. Raises: PodSetupError.
+
+    ``signals``: those received so far; ``former``: the archive that was unpacked there before.
+    """
+    count = unpack(code, former)
     log(f"unpacked code {code.digest[:12]}: {count} files in {code.folder}")
-    if code.requirements:
-        install_packages(code, signals)
+    return bool(code.requirements) and install_packages(code, signals)
 
 
-def unpack(code: CodeConfig) -> int:
+def check_archive(code: CodeConfig) -> None:
+    """Check the whole archive. Raises: PodSetupError."""
+    with _reporting_damage(code), _copy_archive(code) as copy:
+        _check_copy(copy, code)
+
+
+def unpack(code: CodeConfig, former: str = "") -> int:
     """Check the whole archive, then write its files. Returns their number. Raises: PodSetupError.
 
-    Others may write to the archive's volume meanwhile, so that both steps read one copy.
+    Others may write to the archive's volume meanwhile, so that both steps read one copy. Files of the archive
+    ``former`` that this one lacks are removed; those that a run has written stay.
     """
     with _reporting_damage(code), _copy_archive(code) as copy:
-        names = ArchiveNames()
-        digest = _read_archive(copy, names)
-        if digest != code.digest:
-            raise PodSetupError(
-                f"the code archive {code.archive} has digest {digest[:12]}…, but spec.code.digest is "
-                f"{code.digest[:12]}…: it is not the submitted archive",
-                _RESUBMIT,
-            )
-        names.check()  # after the digest: following the links of a crafted archive takes minutes
+        names = _check_copy(copy, code)
+        if former:
+            _remove_files(former, names, code.folder)
         count = 0
         for archive, member in _read_members(_Source(copy)):
             _write(archive, member, code.folder)
             count += 1
         return count
+
+
+def _check_copy(copy: IO[bytes], code: CodeConfig) -> "ArchiveNames":
+    """Return the names of an archive. Raises: PodSetupError, TarError."""
+    names = ArchiveNames()
+    digest = _read_archive(copy, names)
+    if digest != code.digest:
+        raise PodSetupError(
+            f"the code archive {code.archive} has digest {digest[:12]}…, but spec.code.digest is "
+            f"{code.digest[:12]}…: it is not the submitted archive",
+            _RESUBMIT,
+        )
+    names.check()  # after the digest: following the links of a crafted archive takes minutes
+    return names
+
+
+def _remove_files(former: str, names: "ArchiveNames", folder: str) -> None:
+    """Remove the files of a former archive, which was checked when it was unpacked. Raises: OSError."""
+    with open(former, "rb") as archive:
+        for _, member in _read_members(_Source(archive)):
+            path = os.path.join(folder, member.name)
+            if member.name not in names and os.path.lexists(path):
+                os.unlink(path)
 
 
 def _read_archive(copy: IO[bytes], names: "ArchiveNames") -> str:
@@ -153,6 +180,10 @@ class ArchiveNames:
         if member.issym():
             self._links[name] = member.linkname
 
+    def __contains__(self, name: str) -> bool:
+        """Return whether the archive has a member."""
+        return name in self._names
+
     def check(self) -> None:
         """Check that all links stay inside the folder. Raises: tarfile.TarError."""
         for name in self._links:
@@ -231,23 +262,47 @@ def _write(archive: tarfile.TarFile, member: tarfile.TarInfo, folder: str) -> No
         while data := source.read(_PIECE):
             file.write(data)
     os.chmod(target, member.mode & 0o755 | 0o644)
+    if target.endswith(".py"):
+        # Python compares the second and the size only: an edit within a second would run the former bytecode.
+        with contextlib.suppress(OSError):
+            os.unlink(importlib.util.cache_from_source(target))
 
 
-def install_packages(code: CodeConfig, signals: list[int]) -> None:
+def has_packages(code: CodeConfig, digest: str = "") -> bool:
+    """Return whether packages are installed: those of a requirements file with this digest, or any."""
+    try:
+        with open(_stamp(code), encoding="ascii") as file:
+            return not digest or file.read() == digest
+    except OSError:
+        return False
+
+
+def _stamp(code: CodeConfig) -> str:
+    """Return the path of the file that has the digest of the installed requirements."""
+    return os.path.join(code.packages, "installed")
+
+
+def install_packages(code: CodeConfig, signals: list[int]) -> bool:
     """Install the requirements file, and make all Python processes of this pod find the packages.
+
+    Returns whether they were not installed already.
 
     A virtual environment on top of the image's packages keeps those that satisfy the requirements (PyTorch),
     overrides others without changing them, and needs no write access to the image's folders. Raises: PodSetupError.
     """
     requirements = os.path.join(code.folder, code.requirements or "")
     environment = os.path.join(code.packages, "venv")
-    python = f"python{sys.version_info.major}.{sys.version_info.minor}"
-    packages = os.path.join(environment, "lib", python, "site-packages")
+    packages = _find_packages(environment)
     if not os.path.exists(requirements):
         raise PodSetupError(
             f"the submitted code has no {code.requirements}",
             "create it, or check whether .gitignore or .ddpignore excludes it, or submit without --pip",
         )
+    with open(requirements, "rb") as file:
+        digest = hashlib.sha256(file.read()).hexdigest()
+    if has_packages(code, digest):
+        use_packages(code)
+        return False
     log(f"pip install -r {code.requirements}, into {packages}")
     temporary = os.path.join(code.packages, "tmp")
     # If the image's Python is a virtual environment, the new one does not include its packages.
@@ -260,12 +315,29 @@ def install_packages(code: CodeConfig, signals: list[int]) -> None:
         os.makedirs(temporary, exist_ok=True)
         _run(create, env, code, signals)
         _run(install, env, code, signals)
+        with open(_stamp(code), "w", encoding="ascii") as file:
+            file.write(digest)
     except OSError as error:
         message = f"cannot install the packages of {code.requirements}: {error.strerror}"
         raise PodSetupError(message, _CHECK_DISK, EXIT_RETRYABLE) from error
+    use_packages(code)
+    return True
+
+
+def _find_packages(environment: str) -> str:
+    return os.path.join(environment, "lib", f"python{sys.version_info.major}.{sys.version_info.minor}", "site-packages")
+
+
+def use_packages(code: CodeConfig) -> None:
+    """Make all later Python processes find the installed packages, once."""
+    environment = os.path.join(code.packages, "venv")
+    packages = _find_packages(environment)
+    present = os.environ.get("PYTHONPATH", "")
+    if packages in present.split(os.pathsep):
+        return
     folders = [packages, *_read_path_files(packages)]
-    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*folders, os.environ.get("PYTHONPATH")]))
-    os.environ["PATH"] = os.pathsep.join(filter(None, [os.path.dirname(python), os.environ.get("PATH")]))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [*folders, present]))
+    os.environ["PATH"] = os.pathsep.join(filter(None, [os.path.join(environment, "bin"), os.environ.get("PATH")]))
 
 
 def _run(command: Sequence[str], env: dict[str, str], code: CodeConfig, signals: list[int]) -> None:

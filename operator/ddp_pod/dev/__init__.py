@@ -1,0 +1,1 @@
+"""The process that holds a pod of `ddp dev` between its runs."""
