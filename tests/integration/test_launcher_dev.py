@@ -78,7 +78,10 @@ class DevPods:
             assert program.stdout is not None
             program.stdin.write(encode_order(Order(kind, digest=digest, size=len(archive), **values)) + archive)
             program.stdin.flush()
-            yield from map(decode_event, program.stdout)
+            try:
+                yield from map(decode_event, program.stdout)
+            finally:
+                program.kill()
 
     def run(self, files: Mapping[str, str] | None = None, **values: Any) -> list[Event]:
         """Start another run, and return all events until its end."""

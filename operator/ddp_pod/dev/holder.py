@@ -305,7 +305,10 @@ class Leader(Holder):
             self._is_busy = False
         if order.kind == "release":
             self.end(0)
-        elif is_done:
+            return
+        if not self.runs.is_running and self._release_at is None:
+            self._hold()
+        if is_done:
             await self._follow(stream)
 
     async def _execute(self, order: Order, stream: OrderStream) -> bool:
@@ -331,6 +334,7 @@ class Leader(Holder):
             stream.send("refused", message=str(error), remedy=error.hint)
             return False
         plan = RunPlan(max(order.run, self.runs.plan.run + 1), command, digest)
+        self._is_stopped = self.runs.is_running
         await self._stop_all()
         stream.send("stopped", run=self.runs.plan.run)
         if self._releasing is not None:
@@ -418,7 +422,8 @@ class Leader(Holder):
                 failures = []
             self._failure = min(failures, key=order_causes) if failures and not self._is_stopped else None
             self._result = "Stopped" if self._is_stopped else "Failed" if failures else "Succeeded"
-            self._hold()
+            if not self._is_busy:
+                self._hold()
         for over in self._waiting:
             over.set()
         self._waiting.clear()

@@ -151,13 +151,17 @@ def _list_sockets(pid: int) -> set[int]:
     return inodes
 
 
-def count_connections(port: int) -> int:
-    """Return how many established TCP connections this machine has at a local port (Linux)."""
+def count_connections(port: int, address: str = "") -> int:
+    """Return how many established TCP connections this machine has at a local port (Linux).
+
+    ``address``: of this machine, IPv4; if empty, any.
+    """
+    own = socket.inet_aton(address)[::-1].hex().upper() if address else ""
     count = 0
     for path in _TABLES:
         with suppress(OSError), open(path, encoding="ascii") as file:
             rows = [line.split() for line in file][1:]
-            count += sum(row[3] == "01" and row[1].endswith(f":{port:04X}") for row in rows)
+            count += sum(row[3] == "01" and row[1].endswith(f"{own}:{port:04X}") for row in rows)
     return count
 
 

@@ -624,7 +624,8 @@ class Supervisor:
         """Keep the store until the other pods' agents have closed their connections, which would fail otherwise."""
         failed = self._agent.status != 0 and self._stop_deadline is None
         deadline = time.monotonic() + (_LINGER_SECONDS_AFTER_FAILURE if failed else _LINGER_SECONDS)
-        while self._store and time.monotonic() < deadline and count_connections(self.pod.port) > 1:
+        own = self.pod.address if self.pod.local else ""
+        while self._store and time.monotonic() < deadline and count_connections(self.pod.port, own) > 1:
             time.sleep(0.02)  # one connection is the store's own
 
     def _end_processes(self, keep: set[int]) -> None:
