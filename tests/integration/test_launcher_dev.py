@@ -57,7 +57,11 @@ class DevPods:
         self.pods: list[LauncherPods] = []
         for index in range(nodes):
             code = CodeConfig(
-                str(folder / "code.tar.gz"), digest, str(folder / f"code-{index}"), None, str(folder / f"packages-{index}")
+                str(folder / "code.tar.gz"),
+                digest,
+                str(folder / f"code-{index}"),
+                None,
+                str(folder / f"packages-{index}"),
             )
             config = {"dev": DevConfig(hold_seconds), "code": code}
             (folder / f"code-{index}").mkdir()
@@ -153,5 +157,3 @@ def test_order_replaces_a_run_that_is_under_way(job: DevPods) -> None:
     assert second[-1].result == "Succeeded"
     assert "run of three" in job.log(1)
     assert "two is done" not in job.log(0)
-
-
