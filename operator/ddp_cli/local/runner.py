@@ -26,6 +26,7 @@ from ddp_cli.local.recorder import Recorder
 from ddp_cli.local.screen import LogFile, Tail, count, describe_wait, find_logs, format_line
 from ddp_cli.local.store import workers_grace_of
 from ddp_cli.view.display import FaultTolerantStream, View, choose_display
+from ddp_cli.view.why import explain_why
 from ddp_operator.api.cluster import AlreadyExists, ClusterError, Event, Key, Object, name_claim
 from ddp_operator.api.kubeobjects import utc_now
 from ddp_operator.api.parse import parse_resource
@@ -350,10 +351,12 @@ class Run:
         resource = self._cluster.store.get(self._plan.resource["kind"], self._key.namespace, self._key.name)
         if resource is None or resource["metadata"]["resourceVersion"] == self._written:
             return
-        former = self._status.attempt
+        former = self._status
         self._status = msgspec.convert(resource.get("status") or {}, Status)
-        if self._status.attempt != former:
+        if self._status.attempt != former.attempt:
             self._recorder.page = Page()
+        if self._status.phase == c.HELD and (former.phase, former.dev) != (c.HELD, self._status.dev):
+            self._display.line(str(explain_why(resource, (), utc_now())))
         if self._folder.write_status(resource):
             self._written = resource["metadata"]["resourceVersion"]
         self._show()
