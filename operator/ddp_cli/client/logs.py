@@ -25,6 +25,7 @@ from ddp_pod.contract.dev_order import RUN_LINE
 from ddp_pod.contract.plan import decode_plan
 
 _POLL_SECONDS: Final = 1.0
+_FILE_SECONDS: Final = 0.2
 _FOLLOW_SECONDS: Final = 3600.0  # silence of a rank after which the stream is reopened
 _SECONDS_BEFORE_RUN: Final = 5
 """Of the logs that are read before a new run, which opening them may take."""
@@ -168,7 +169,7 @@ class RunLogs:
                 texts.clear()
             limit = None
             if not over:
-                time.sleep(_POLL_SECONDS)
+                time.sleep(_FILE_SECONDS)
 
 
 class DevLogs:

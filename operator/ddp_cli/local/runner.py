@@ -372,7 +372,9 @@ class Run:
             progress = build_progress(page.progress, status.progress, page.rates) or progress
         processes = self._plan.resource["spec"]["nodes"] * self._plan.nproc
         spoken = self._has_spoken or not self._follows
-        waits_for = "" if self._is_over() else describe_wait(status, page, processes, spoken=spoken)
+        waits_for = (
+            "" if self._is_over() or status.phase == c.HELD else describe_wait(status, page, processes, spoken=spoken)
+        )
         if waits_for:
             progress = drop_pace(progress)
         elif not self._is_over() and status.is_false(c.TRAINS_AS_ONE):

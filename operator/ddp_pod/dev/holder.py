@@ -104,6 +104,11 @@ class Holder:
         """Handle the end of a run in this pod."""
         run_in_background(self._server.report_end())
 
+    @property
+    def phase(self) -> str:
+        """The phase of this pod while no launcher reports one."""
+        return "Starting" if self.runs.is_running else "Held"
+
     def describe(self) -> DevRun | None:
         """Return the newest run for the pod's report; only pod 0 has it."""
         return None
@@ -157,7 +162,7 @@ class Holder:
                 return "200 OK", self._pass_on(port, path.decode())
         last = self.runs.end.end if self.runs.end is not None else PodEnd()
         ranks = (last.progress,) if last.progress is not None else ()
-        report = PodReport(phase="Held", ranks=ranks, restarts=last.restarts, dev=self.describe())
+        report = PodReport(phase=self.phase, ranks=ranks, restarts=last.restarts, dev=self.describe())
         if path == b"/report":
             return "200 OK", json.dumps(to_json(report), allow_nan=False).encode()
         return "200 OK", format_page(report, {}).encode("utf-8", "replace")
@@ -226,6 +231,13 @@ class Leader(Holder):
         elif self.first_plan.run == 0:
             log("the code of the last run was lost with the former pods; `ddp rerun` sends it again")
             self._hold()
+
+    @property
+    def phase(self) -> str:
+        """The phase of this pod while no launcher reports one."""
+        if self._release_at is not None:
+            return "Held"
+        return "Done" if self.runs.end is not None else "Starting"
 
     def describe(self) -> DevRun | None:
         """Return the newest run for the pod's report."""
