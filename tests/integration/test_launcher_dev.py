@@ -7,16 +7,22 @@ import hashlib
 import io
 import json
 import os
+import shutil
+import signal
+import socket
+import struct
 import subprocess
 import tarfile
-from collections.abc import Iterator, Mapping
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ddp_pod.contract.dev_order import Event, Order, decode_event, encode_order
-from ddp_pod.contract.plan import CodeConfig, DevConfig
+from ddp_pod.contract.plan import CodeConfig, DevConfig, loopback_address
 from tests.support.launcher_folder import delivered_launcher
 from tests.support.launcher_pods import LauncherPods
 from tests.support.pod_python import POD_PYTHON
@@ -49,29 +55,52 @@ def pack(files: Mapping[str, str]) -> tuple[bytes, str]:
 
 
 class DevPods:
-    """The pods of a job, each with its own folder for the code."""
+    """The pods of a job, each with its own folder for the code. Keywords are fields of LauncherPods."""
 
-    def __init__(self, folder: Path, nodes: int, *, hold_seconds: float = 600.0, files: Mapping[str, str]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        nodes: int,
+        *,
+        files: Mapping[str, str],
+        hold_seconds: float = 600.0,
+        runs: int = 0,
+        requirements: str | None = None,
+        **options: Any,
+    ) -> None:
         archive, digest = pack({"train.py": TRAIN, **files})
         (folder / "code.tar.gz").write_bytes(archive)
         self.pods: list[LauncherPods] = []
         for index in range(nodes):
-            code = CodeConfig(
-                str(folder / "code.tar.gz"),
-                digest,
-                str(folder / f"code-{index}"),
-                None,
-                str(folder / f"packages-{index}"),
-            )
-            config = {"dev": DevConfig(hold_seconds), "code": code}
-            (folder / f"code-{index}").mkdir()
-            self.pods.append(LauncherPods(folder / f"code-{index}", ["train.py"], nodes, config=config, warm=False))
-            self.pods[index].env = {"TMPDIR": str(self.pods[0].temporary), "MASTER_PORT": str(self.pods[0].port)}
+            own = folder / f"code-{index}"
+            own.mkdir()
+            packages = str(folder / f"packages-{index}")
+            code = CodeConfig(str(folder / "code.tar.gz"), digest, str(own), requirements, packages)
+            config = {**options.get("config", {}), "dev": DevConfig(hold_seconds, runs), "code": code}
+            self.pods.append(LauncherPods(own, ["train.py"], nodes, **{**options, "config": config}, warm=False))
+            self.pods[index].env = {
+                "TMPDIR": str(self.pods[0].temporary),
+                "MASTER_PORT": str(self.pods[0].port),
+                "DDP_GRACE_SECONDS": "5",
+            }
             self.pods[index].start(index)
 
     def order(self, kind: str, files: Mapping[str, str] | None = None, **values: Any) -> Iterator[Event]:
         """Send an order, and yield its events."""
         archive, digest = pack({"train.py": TRAIN, **files}) if files is not None else (b"", "")
+        with self.open_order(Order(kind, digest=digest, size=len(archive), **values)) as program:
+            assert program.stdin is not None
+            assert program.stdout is not None
+            program.stdin.write(archive)
+            program.stdin.flush()
+            try:
+                yield from map(decode_event, program.stdout)
+            finally:
+                program.kill()
+
+    @contextmanager
+    def open_order(self, order: Order) -> Iterator[subprocess.Popen[bytes]]:
+        """Start the program and send it the order, without the archive."""
         with subprocess.Popen(
             [POD_PYTHON, str(delivered_launcher()), "order"],
             env={**os.environ, "TMPDIR": str(self.pods[0].temporary)},
@@ -79,13 +108,9 @@ class DevPods:
             stdout=subprocess.PIPE,
         ) as program:
             assert program.stdin is not None
-            assert program.stdout is not None
-            program.stdin.write(encode_order(Order(kind, digest=digest, size=len(archive), **values)) + archive)
+            program.stdin.write(encode_order(order))
             program.stdin.flush()
-            try:
-                yield from map(decode_event, program.stdout)
-            finally:
-                program.kill()
+            yield program
 
     def run(self, files: Mapping[str, str] | None = None, **values: Any) -> list[Event]:
         """Start another run, and return all events until its end."""
@@ -108,52 +133,205 @@ class DevPods:
         for pod in self.pods:
             pod.stop()
 
+    def replace(self, index: int) -> None:
+        """Kill a pod and start its successor, as a Job does."""
+        pod = self.pods[index]
+        pod.signal(index, signal.SIGKILL)
+        pod.running[index].wait(60)
+        (pod.folder / f"port-{index}").unlink(missing_ok=True)
+        for former in pod.temporary.glob("ddp-*") if index == 0 else ():
+            if (former / "orders.sock").exists():
+                shutil.rmtree(former)
+        pod.start(index)
+
+    def log_since(self, index: int, text: str) -> str:
+        """Return what a pod has written after the last appearance of a text."""
+        return self.log(index).rpartition(text)[2]
+
 
 @pytest.fixture
-def job(tmp_path: Path) -> Iterator[DevPods]:
-    pods = DevPods(tmp_path, 2, files={"part.py": "NAME = 'one'\n" + RETURNS, "old.py": ""})
-    yield pods
-    pods.stop()
+def start(tmp_path: Path) -> Iterator[Callable[..., DevPods]]:
+    """Return a function that starts pods, whose first run ends at once."""
+    started: list[DevPods] = []
+
+    def create(nodes: int = 2, part: str = RETURNS, files: Mapping[str, str] = {}, **options: Any) -> DevPods:
+        started.append(DevPods(tmp_path, nodes, files={"part.py": named("one", part), **files}, **options))
+        return started[-1]
+
+    yield create
+    for pods in started:
+        pods.stop()
 
 
-def test_edited_code_runs_in_the_same_pods(job: DevPods, tmp_path: Path) -> None:
+def named(name: str, body: str = RETURNS) -> str:
+    """Return the module of a run with a name."""
+    return f"NAME = {name!r}\n{body}"
+
+
+def test_edited_code_runs_in_the_same_pods(start: Callable[..., DevPods], tmp_path: Path) -> None:
+    job = start(files={"old.py": ""})
     job.until_held()
     assert "run of one with [], world 2" in job.log(0) + job.log(1)
 
-    events = job.run({"part.py": "NAME = 'two'\n" + RETURNS}, replaces_arguments=True, arguments=("--lr", "1"))
-    print([(event.kind, event.seconds) for event in events])
+    events = job.run({"part.py": named("two")}, replaces_arguments=True, arguments=("--lr", "1"))
     assert [event.kind for event in events] == ["received", "sent", "stopped", "started", "ended"]
-    assert events[-1].result == "Succeeded"
-    assert events[-1].run == 2
+    assert (events[-1].run, events[-1].result) == (2, "Succeeded")
     for index in (0, 1):
         assert "run of two with ['--lr', '1'], world 2" in job.log(index)
-        assert not (tmp_path / f"code-{index}/old.py").exists()
+        assert not (tmp_path / f"code-{index}/old.py").exists(), "the new folder has no such file"
     dev = job.report()["dev"]
     assert (dev["run"], dev["result"]) == (2, "Succeeded")
 
-    failed = job.run({"part.py": "NAME = 'three'\ndef train(): raise KeyError('x')\n"})
-    assert failed[-1].result == "Failed"
-    assert failed[-1].failure is not None
-    assert "KeyError" in failed[-1].failure.message
-
-    again = job.run()
-    assert (again[-1].run, again[-1].result) == (4, "Failed"), "the same code again"
-    broken = job.run({"part.py": "NAME = "})
-    assert broken[-1].result == "Failed"
-    good = job.run({"part.py": "NAME = 'six'\n" + RETURNS})
-    assert good[-1].result == "Succeeded"
     released = list(job.order("release"))
     assert [event.kind for event in released] == ["stopped", "released"]
     assert [job.pods[index].wait(index).code for index in (0, 1)] == [0, 0]
 
 
-def test_order_replaces_a_run_that_is_under_way(job: DevPods) -> None:
+FAULTS = {
+    "exception": ("def train(): raise KeyError('x')\n", "KeyError"),
+    "import": ("import nothing_of_this_name\n", "ModuleNotFoundError"),
+    "syntax": ("def train(:\n", "SyntaxError"),
+    "exit code": ("import os\ndef train(): os._exit(7)\n", "7"),
+    "killed": ("import os, signal\ndef train(): os.kill(os.getpid(), signal.SIGKILL)\n", "SIGKILL"),
+    "one rank": (
+        "import os, torch.distributed as dist\ndef train():\n    assert os.environ['RANK'] != '1', 'only 1'\n"
+        "    dist.barrier()\n",
+        "only 1",
+    ),
+}
+
+
+def test_failed_runs_leave_pods_held_with_the_cause_and_good_runs_follow(start: Callable[..., DevPods]) -> None:
+    job = start()
     job.until_held()
-    waiting = job.order("run", {"part.py": "NAME = 'two'\n" + WAITS})
-    while next(waiting).kind != "started":
-        pass
-    job.pods[1].until_logged(1, "run of two")
-    second = job.run({"part.py": "NAME = 'three'\n" + RETURNS})
-    assert second[-1].result == "Succeeded"
-    assert "run of three" in job.log(1)
-    assert "two is done" not in job.log(0)
+    for name, (body, cause) in FAULTS.items():
+        failed = job.run({"part.py": named(name, body)})[-1]
+        assert failed.result == "Failed", name
+        assert failed.failure is not None
+        assert cause in failed.failure.message, name
+        good = job.run({"part.py": named(f"after {name}")})[-1]
+        assert (good.result, good.run) == ("Succeeded", failed.run + 1)
+        assert f"run of after {name} with [], world 2" in job.log(1)
+    again = job.run()[-1]
+    assert (again.result, again.run) == ("Succeeded", good.run + 1), "the same code once more"
+
+    for index in (0, 1):
+        pid = job.pods[index].running[index].pid
+        job.pods[index].until(lambda pid=pid: len(list_children(pid)) == 1, "only a launcher on standby remains")
+
+
+def list_children(pid: int) -> list[str]:
+    """Return the children of a process."""
+    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+
+
+def test_job_ends_as_its_last_run(start: Callable[..., DevPods]) -> None:
+    job = start(part="def train(): raise KeyError('x')\n")
+    job.until_held()
+    assert [event.kind for event in job.order("release")] == ["stopped", "released"]
+    ends = [job.pods[index].wait(index) for index in (0, 1)]
+    assert [end.code for end in ends] == [81, 81], "the operator does not restart a pod with this code"
+    assert "KeyError" in ends[0].message["message"]
+
+
+def test_order_replaces_the_present_run_or_stops_it(start: Callable[..., DevPods]) -> None:
+    job = start(part=WAITS)
+    job.pods[0].until_logged(0, "run of one")
+    second = job.run({"part.py": named("two")})[-1]
+    assert second.result == "Succeeded"
+    assert "one is done" not in job.log(0)
+
+    ignores = (
+        "import signal, time\ndef train():\n    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    time.sleep(600)\n"
+    )
+    third = job.order("run", {"part.py": named("three", ignores)}, run=30)
+    assert next(event for event in third if event.kind == "started").run == 30
+    job.pods[0].until_logged(0, "run of three")
+    refused = []
+
+    def send_second_order() -> None:
+        job.pods[0].until_logged(0, "SIGTERM: stopping")
+        refused.extend(job.run({"part.py": named("five")}))
+
+    sender = threading.Thread(target=send_second_order)
+    sender.start()
+    stopped = list(job.order("stop"))
+    sender.join()
+    assert [event.kind for event in stopped] == ["stopped", "ended"]
+    assert stopped[-1].result == "Stopped"
+    assert [event.kind for event in refused] == ["refused"]
+    assert "run of five" not in job.log(0)
+    assert job.report()["dev"]["result"] == "Stopped"
+
+
+def test_broken_transfer_changes_nothing(start: Callable[..., DevPods]) -> None:
+    job = start(part=WAITS)
+    job.pods[0].until_logged(0, "run of one")
+    archive, digest = pack({"train.py": TRAIN, "part.py": named("two")})
+    cases = {"cut short": (archive[:-40], digest, len(archive)), "another digest": (archive, "0" * 64, len(archive))}
+    for sent, announced, size in cases.values():
+        with job.open_order(Order("run", digest=announced, size=size)) as program:
+            output, _ = program.communicate(sent, timeout=60)
+        assert b"started" not in output
+    job.pods[0].until(lambda: "two" not in os.listdir(job.pods[0].folder), "nothing is unpacked")
+    good = list(job.order("stop"))
+    assert good[-1].run == 1, "the first run went on"
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_replaced_pod_gets_the_newest_code(start: Callable[..., DevPods], index: int) -> None:
+    job = start(max_restarts=3, config={"restarts_without_progress": 1})
+    job.until_held()
+    assert job.run({"part.py": named("two")})[-1].result == "Succeeded"
+    job.replace(index)
+    job.pods[0].until(lambda: job.report().get("dev", {}).get("run") == 2, "pod 0 knows the run")
+    job.pods[0].until(lambda: job.run()[-1].run == 3, "run again")
+    for pod in (0, 1):
+        assert "run of two with [], world 2" in job.log_since(pod, "run 3 starts")
+
+    waits = job.order("run", {"part.py": named("four", WAITS)})
+    assert next(event for event in waits if event.kind == "started").run == 4
+    job.pods[1].until_logged(1, "run of four")
+    job.replace(index)
+    job.pods[index].until(lambda: job.log(index).count("run of four with [], world 2") == 2, "the new pod takes part")
+    assert "run of one" not in job.log_since(index, "run 4 starts")
+    assert list(job.order("stop"))[-1].run == 4
+
+
+def test_new_attempt_waits_for_code_instead_of_running_the_old_one(start: Callable[..., DevPods]) -> None:
+    job = start(runs=5)
+    job.pods[0].until(lambda: job.report()["phase"] == "Held", "held")
+    assert "run of one" not in job.log(0)
+    end = job.run({"part.py": named("six")}, run=6)[-1]
+    assert (end.run, end.result) == (6, "Succeeded")
+
+
+def test_pods_end_by_themselves_when_nobody_uses_them(start: Callable[..., DevPods]) -> None:
+    job = start(hold_seconds=3.0)
+    assert [job.pods[index].wait(index).code for index in (0, 1)] == [0, 0]
+    assert "no run for spec.dev.holdSeconds" in job.log(0)
+
+
+def test_signals_end_a_held_pod_and_one_that_trains(start: Callable[..., DevPods]) -> None:
+    job = start()
+    job.until_held()
+    job.pods[1].signal(1, signal.SIGTERM)
+    end = job.pods[1].wait(1)
+    assert (end.code, end.message["category"]) == (85, "Preempted")
+
+
+def test_one_pod_with_several_ranks(start: Callable[..., DevPods]) -> None:
+    job = start(1, nproc=2)
+    job.until_held()
+    assert job.run({"part.py": named("two")})[-1].result == "Succeeded"
+    assert job.log(0).count("run of two with [], world 2") == 2
+
+
+def test_outsider_is_not_obeyed(start: Callable[..., DevPods]) -> None:
+    job = start()
+    job.until_held()
+    with socket.create_connection((loopback_address(1), job.pods[0].port)) as outsider:
+        outsider.sendall(bytes(16) + struct.pack("!II", 20, 0) + bytes(32) + b'{"kind": "release"}')
+        assert outsider.recv(16), "a random number"
+        assert outsider.recv(1) == b"", "and the end"
+    assert job.run({"part.py": named("two")})[-1].result == "Succeeded"

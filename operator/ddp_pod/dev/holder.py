@@ -207,7 +207,7 @@ class Leader(Holder):
         self._waiting: list[asyncio.Event] = []  # for the end of the run
         self._is_busy = False  # with an order
         self._adopting = asyncio.Lock()
-        self._has_begun = False
+        self._begun = asyncio.Event()
         self._is_stopped = False  # by an order, rather than by itself
         self._result = ""
         self._failure: Failure | None = None
@@ -225,7 +225,7 @@ class Leader(Holder):
             await asyncio.wait(seen, timeout=_SECONDS_FOR_PEERS)
         async with self._adopting:
             pass  # the run of a peer
-        self._has_begun = True
+        self._begun.set()
         if self.runs.plan.run == 0 and self.first_plan.run:
             await self.runs.start(self.first_plan)
         elif self.first_plan.run == 0:
@@ -262,7 +262,7 @@ class Leader(Holder):
         if state.plan.run > self.runs.plan.run and not self._is_busy:
             async with self._adopting:
                 await self._adopt(peer, state.plan, running=state.running)
-        elif self._has_begun and not self._is_busy:
+        elif self._begun.is_set() and not self._is_busy:
             await self._update(peer)
         self._conclude()
 
@@ -300,13 +300,14 @@ class Leader(Holder):
     # -- orders
 
     async def _carry_out(self, order: Order, stream: OrderStream) -> None:
+        await self._begun.wait()
         if order.kind == "follow":
             await self._follow(stream)
             return
-        if self._is_busy or not self._has_begun:
+        if self._is_busy:
             stream.send(
                 "refused",
-                message="the pods carry out another order, or have just started",
+                message="the pods carry out another order",
                 remedy="wait until it is done, and try again; nothing has changed",
             )
             return
