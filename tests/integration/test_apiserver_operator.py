@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import ExitStack, asynccontextmanager
 from pathlib import Path
@@ -18,7 +19,7 @@ from aiohttp import web
 from ddp_operator.api.cluster import owner_uids
 from ddp_operator.api.constants import CRD_NAME, KIND, LABEL_JOB_NAME
 from tests.support import ROOT
-from tests.support.builders import job_manifest, page
+from tests.support.builders import job_manifest, last_words, page
 from tests.support.control_plane import ControlPlane, free_ports
 from tests.support.operator_process import OperatorProcess
 from tests.support.standin import ClusterActors
@@ -179,11 +180,12 @@ async def _no_child_left(actors: ClusterActors) -> bool:
 
 
 @asynccontextmanager
-async def serve_report(text: str) -> AsyncIterator[int]:
-    """Serve a report as pod 0 does."""
+async def serve_report(*texts: str) -> AsyncIterator[int]:
+    """Serve the last of these reports as pod 0 does, after each former one once."""
+    remaining = list(texts)
 
     async def answer(_: web.Request) -> web.Response:
-        return web.Response(text=text)
+        return web.Response(text=remaining.pop(0) if len(remaining) > 1 else remaining[0])
 
     app = web.Application()
     app.router.add_get("/report", answer)
@@ -214,6 +216,33 @@ async def test_progress_is_shown_by_kubectl_get(
     head, row = table.strip().splitlines()
     assert head.split()[:8] == ["NAME", "PHASE", "REASON", "NODES", "PROGRESS", "ETA", "THROUGHPUT", "LOSS"]
     assert {"digits", "50.0%", "50s", "256", "0.25", "3"} <= set(row.split())
+
+
+async def test_held_job_is_shown_with_its_runs_and_fails_as_its_last_one_when_released(
+    plane: ControlPlane, namespace: str, actors: ClusterActors, start: StartProcess
+) -> None:
+    start()
+    began = time.time()
+    failure = {"category": "OOM", "podIndex": 1, "rank": 1, "message": "CUDA out of memory", "time": began + 2}
+    first = page(phase="Running", step=7, steps=7, dev={"run": 1, "started": began})
+    ended = {"run": 2, "digest": "2" * 64, "started": began + 1, "ended": began + 2, "releaseAt": began + 1802}
+    held = page(phase="Held", step=3, steps=3, dev={**ended, "result": "Failed", "failure": failure})
+    async with serve_report(first, held) as port:
+        await actors.create(job_manifest(metrics={"port": port}, dev={}))
+        for index in (0, 1):
+            await actors.run_pod("digits-1", index)
+        status = (await actors.phase("digits", "Held"))["status"]
+        table = plane.kubectl("get", "ddp", "-n", namespace).stdout
+    assert [(run["run"], run["result"], run["progress"]["step"]) for run in status["dev"]["runs"]] == [
+        (1, "Stopped", 7)
+    ]
+    assert (status["dev"]["run"], status["lastFailure"]["category"], status["reason"]) == (2, "OOM", "OOM")
+    assert {"Held", "OOM"} <= set(table.splitlines()[1].split())
+    for index in (0, 1):
+        await actors.finish_pod("digits-1", index, exit_code=81, message=json.dumps(last_words("NCCL", secondary=True)))
+    status = (await actors.phase("digits", "Failed"))["status"]
+    assert (status["attempt"], status["lastFailure"]["message"]) == (1, "CUDA out of memory")
+    assert "heldSince" not in status["dev"]
 
 
 async def test_killed_leader_is_replaced_and_creates_no_duplicates(
