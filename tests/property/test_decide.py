@@ -31,6 +31,20 @@ pages = st.none() | st.builds(
     st.sampled_from(["Starting", "Rendezvous", "Running", "Done"]),
     st.integers(0, 3),
 )
+held_pages = st.builds(
+    lambda step, restarts, run, result: decode(
+        page(
+            step=step,
+            phase="Held" if result else "Running",
+            restarts=restarts,
+            dev={"run": run, "result": result, "ended": NOW.timestamp(), "failure": {"category": "OOM"}},
+        )
+    ),
+    st.integers(0, 9),
+    st.integers(0, 3),
+    st.integers(0, 3),
+    st.sampled_from(["", "Failed", "Stopped"]),
+)
 refusals = st.none() | st.builds(
     Refusal, st.sampled_from(["InvalidSpec", "NameConflict", "Forbidden"]), st.just("words")
 )
@@ -85,7 +99,19 @@ def steps(draw: st.DrawFn) -> PassInput:
             "forceDeleteAfterSeconds": draw(st.sampled_from([0, 20, 120])),
         },
         "labels": draw(st.sampled_from([None, None, {"kueue.x-k8s.io/queue-name": "q"}])),
-        **draw(st.sampled_from([{}, {}, {"activeDeadlineSeconds": 40}, {"ttlSecondsAfterFinished": 30}])),
+        **draw(
+            st.sampled_from(
+                [
+                    {},
+                    {},
+                    {"activeDeadlineSeconds": 40},
+                    {"ttlSecondsAfterFinished": 30},
+                    {"dev": {}},
+                    {"dev": {}},
+                    {"dev": {}},
+                ]
+            )
+        ),
     }
     attempts = draw(st.sets(st.integers(1, 3), max_size=2))
     names = set()
@@ -98,7 +124,7 @@ def steps(draw: st.DrawFn) -> PassInput:
         spec,
         tuple(draw(strategies.jobs(attempt)) for attempt in sorted(attempts)),
         tuple(seen),
-        draw(pages),
+        draw(held_pages if "dev" in spec else pages),
         draw(st.booleans()),
         draw(refusals),
         draw(st.integers(-100, 100)),
@@ -149,7 +175,12 @@ def check_ledger(before: Status, decision: Decision, step: PassInput) -> None:
     assert after.attempt <= max(before.attempt + 1, 3)
     counted = after.restarts.counted
     explained = before.last_failure is not None and after.last_failure != before.last_failure
-    assert counted >= before.restarts.counted or (explained and set(before.failed_nodes) < set(after.failed_nodes))
+    is_new_run = before.dev is not None and before.dev != after.dev
+    assert (
+        is_new_run
+        or counted >= before.restarts.counted
+        or (explained and set(before.failed_nodes) < set(after.failed_nodes))
+    )
     assert 0 <= after.restarts.used <= counted
     assert len(after.failed_nodes) <= 10
     recovered = (

@@ -141,7 +141,7 @@ def note_new_run(state: State) -> Decision | None:
     """Record the end of a run of `ddp dev` and the start of another one; None: the pods have the same run."""
     former = state.status.dev
     page = state.observation.page
-    if former is None or page is None or page.dev is None or page.dev.run == former.run:
+    if former is None or page is None or page.dev is None or page.dev.run == former.run or state.attempt_job is None:
         return None
     begun = begin_run(state.status, page.dev.run, state.now)
     return Decision(describe(state, begun), requeue_after=AT_ONCE)

@@ -229,6 +229,8 @@ class Observer:
             memory.page_lost = memory.page_lost or now
             return True, None
         page = decode_report(report)
+        if job.spec.dev is None:
+            page = replace(page, dev=None)
         memory.page_lost = None
         process = pod_zero.uid, page.restarts
         return True, replace(page, rates=memory.meter.measure(process, page.progress, now.timestamp()))
