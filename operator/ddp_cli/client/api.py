@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -175,14 +176,24 @@ def connect(*, namespace: str | None = None, context: str | None = None, kubecon
 
 
 def open_exec(api: Api, pod: str, command: Sequence[str], **options: Any) -> Any:
-    """Return the socket of a command in a pod. Raises: kubernetes.client.ApiException."""
+    """Return the socket of a command in a pod. Raises: ApiError, which names the permission if that is missing."""
     from kubernetes import client
     from kubernetes.stream import stream
 
     # stream() replaces a method of its client while it runs, so it needs its own client.
     core = client.CoreV1Api(client.ApiClient(api.client.configuration))
     options |= {"command": list(command), "stdout": True, "tty": False, "_preload_content": False}
-    return stream(core.connect_get_namespaced_pod_exec, pod, api.namespace, **options)
+    try:
+        return stream(core.connect_get_namespaced_pod_exec, pod, api.namespace, **options)
+    except client.ApiException as error:
+        reason = str(error.reason)
+        handshake = re.match(r"Handshake status (\d+)", reason)  # of stream(), which has no status
+        status = int(handshake[1]) if handshake else error.status or None
+    if status in (401, 403):
+        raise ApiError(
+            f"the permission pods/exec in namespace {api.namespace} is missing; ask the cluster's administrator", status
+        )
+    raise ApiError(f"cannot run a command in pod {pod}: {reason.partition(' -+-+- ')[0]}; try again", status)
 
 
 def get_job(api: Api, name: str) -> Object:

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import Any, Final, NamedTuple
 
 from ddp_cli.client.api import Api, Object, api_path, open_exec
-from ddp_cli.client.errors import ApiError, ClientError
+from ddp_cli.client.errors import ClientError
 from ddp_cli.client.packing.packed import PackedCode
 from ddp_operator.api import constants
 from ddp_operator.manifests.inputs import build_small_resources
@@ -117,7 +117,6 @@ def _find_cause(states: Sequence[Object], conditions: Sequence[Object]) -> str:
 
 def _send(api: Api, pod: str, code: PackedCode) -> str:
     """Send the archive to a shell in the pod. Raises: ClientError."""
-    from kubernetes import client
     from websocket import WebSocketException
 
     path = f"{constants.CODE_MOUNT_PATH}/{code.spec['path']}"
@@ -128,12 +127,6 @@ def _send(api: Api, pod: str, code: PackedCode) -> str:
             transfer = _transfer(socket, code.archive.data)
         finally:
             socket.close()
-    except client.ApiException as error:
-        raise ApiError(
-            f"--code-claim needs the permission pods/exec in namespace {api.namespace} ({error.reason}); ask the "
-            "cluster's administrator",
-            error.status,
-        ) from None
     except (WebSocketException, OSError) as error:
         transfer = _Transfer(b"", "", str(error))
 

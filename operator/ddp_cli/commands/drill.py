@@ -17,7 +17,7 @@ from typing import Any, Final, NamedTuple
 
 from ddp_cli.client.api import Api, get_job, open_exec
 from ddp_cli.client.cluster import ClusterBackend
-from ddp_cli.client.errors import ClientError
+from ddp_cli.client.errors import ApiError, ClientError
 from ddp_cli.client.logs import LogPod, list_running_pods
 from ddp_cli.client.runs import read_job
 from ddp_cli.commands import probe
@@ -277,19 +277,14 @@ class PodTarget:
 
 
 def execute_in_pod(api: Api, pod: LogPod, command: list[str]) -> Iterator[str]:
-    """Yield the lines that a command prints in a pod, until it or the pod ends. Raises: CommandError."""
-    from kubernetes import client
+    """Yield the lines that a command prints in a pod, until it or the pod ends. Raises: ApiError."""
     from websocket import WebSocketException
 
     try:
         socket = open_exec(api, pod.name, command, container=pod.container, stdin=False, stderr=True)
-    except client.ApiException as error:
-        if error.status in (403, 401):
-            raise CommandError(
-                f"ddp drill needs the permission pods/exec in namespace {api.namespace} ({error.reason}); "
-                "ask the cluster's administrator",
-                ExitCode.CLUSTER,
-            ) from None
+    except ApiError as error:
+        if error.status in (401, 403):
+            raise
         return  # the pod was deleted or is not ready yet
     try:
         while socket.is_open() or socket.peek_stdout():

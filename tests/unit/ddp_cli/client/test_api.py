@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import pytest
+from kubernetes import client
 
-from ddp_cli.client.api import _is_about
+from ddp_cli.client.api import Api, _is_about, open_exec
+from ddp_cli.client.errors import ApiError
 
 
 @pytest.mark.parametrize(
@@ -22,3 +25,26 @@ from ddp_cli.client.api import _is_about
 )
 def test_events_of_other_jobs_are_excluded(thing: dict[str, Any], ours: bool) -> None:
     assert _is_about(thing, "x", "u") is ours
+
+
+@pytest.mark.parametrize(
+    ("error_status", "reason", "status", "fact"),
+    [
+        (0, "Handshake status 403 Forbidden -+-+- {} -+-+- {}", 403, "permission pods/exec in namespace ml"),
+        (401, "Unauthorized", 401, "permission pods/exec"),
+        (0, "Handshake status 500 Internal Server Error -+-+- {'a': 1} -+-+- x", 500, "pod-0: Handshake status 500"),
+        (0, "[Errno 111] Connection refused", None, "Connection refused"),
+    ],
+)
+def test_failed_exec_has_status_and_names_missing_permission(
+    error_status: int, reason: str, status: int | None, fact: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*words: object, **options: object) -> None:
+        raise client.ApiException(status=error_status, reason=reason)
+
+    monkeypatch.setattr("kubernetes.stream.stream", fail)
+    api = Api(client.ApiClient(client.Configuration(host="http://x")), "ml")
+    with pytest.raises(ApiError, match=re.escape(fact)) as raised:
+        open_exec(api, "pod-0", ["true"])
+    assert raised.value.status == status
+    assert "-+-+-" not in str(raised.value)
