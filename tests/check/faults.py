@@ -62,7 +62,6 @@ _SAVE: Final = '        torch.save(state, PATH + ".new")\n'
 _REPLACE: Final = '        os.replace(PATH + ".new", PATH)\n'
 _MARKED_SAVE: Final = (_SAVE, f'        torch.save(state, PATH + ".new")  {MARK}\n')
 _SIGNAL: Final = "signal.signal(signal.SIGTERM, lambda *_: stop.fill_(1))\n"
-_SAVE_OR_STOP: Final = "        if stop or (batch + 1) % SAVE_EVERY == 0:\n"
 
 
 _NESTED: Final = """
@@ -333,9 +332,5 @@ FAULTS: Final = MappingProxyType(
                 ("        optimizer.step()\n", _mark("        optimizer.step()")),
             ),
         ),
-        "SIGTERM without a save": Fault(
-            STOP, "mlp.py", ((_SAVE_OR_STOP, "        if (batch + 1) % SAVE_EVERY == 0:\n"), _MARKED_SAVE)
-        ),
-        "SIGTERM not handled": Fault(STOP, "mlp.py", ((_SIGNAL, ""), _MARKED_SAVE)),
     }
 )

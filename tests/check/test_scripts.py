@@ -49,6 +49,22 @@ def test_script_without_a_seed_passes_and_is_reported(folder: Path) -> None:
     assert "torch.manual_seed()" in verdicts["resumes exactly"]["reason"]
 
 
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [("signal.signal(signal.SIGTERM, lambda *_: stop.fill_(1))\n", ""), ("if stop or (batch", "if (batch")],
+    ids=["no handler", "no save in the end"],
+)
+def test_steps_that_an_eviction_repeats_are_reported(old: str, new: str, folder: Path) -> None:
+    text = (SCRIPTS / "mlp.py").read_text()
+    assert text.count(old) == 1
+    (folder / "mlp.py").write_text(text.replace(old, new))
+
+    verdicts = run_check(folder, "mlp.py")
+
+    assert not list_failures(verdicts)
+    assert "repeats the steps since the last checkpoint" in verdicts["stops in time"]["reason"]
+
+
 @pytest.mark.parametrize("script", RIGHT)
 def test_right_script_has_no_failed_check(script: str, folder: Path) -> None:
     verdicts = run_check(folder, f"{script}.py")

@@ -21,12 +21,12 @@ from tests.unit.test_docs import fenced
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 
-def start_check(folder: Path, *removed: str) -> subprocess.Popen[str]:
-    """Start the check of the tutorial's script, without some of its lines."""
+def start_check(folder: Path, *edits: tuple[str, str]) -> subprocess.Popen[str]:
+    """Start the check of the tutorial's script, with some texts replaced."""
     (script,) = fenced((ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8"), "python")
-    for line in removed:
-        assert line in script
-        script = script.replace(line, "")
+    for old, new in edits:
+        assert script.count(old) == 1
+        script = script.replace(old, new)
     (folder / "project").mkdir()
     (folder / "temporary").mkdir()
     (folder / "project" / "train.py").write_text(script)
@@ -73,13 +73,25 @@ def test_right_script_passes_every_check_that_applies(tmp_path: Path) -> None:
 
 
 def test_fault_is_reported_with_its_line(tmp_path: Path) -> None:
-    with start_check(tmp_path, "    sampler.set_epoch(epoch)\n") as process:
+    with start_check(tmp_path, ("    sampler.set_epoch(epoch)\n", "")) as process:
         result = finish(process)
     assert process.returncode == 1
     (failed,) = [verdict for verdict in result["checks"] if verdict["state"] == "failed"]
     assert failed["check"] == "another order each epoch"
     assert failed["place"].startswith("train.py:")
     assert "set_epoch" in failed["remedy"]
+    assert result["states"]["stops in time"] == "passed"
+
+
+def test_launchers_explain_ranks_that_wait_for_each_other(tmp_path: Path) -> None:
+    wrong = 'os.environ["MASTER_PORT"] = "29599"\ndist.init_process_group('
+    with start_check(tmp_path, ("dist.init_process_group(", wrong)) as process:
+        output, errors = process.communicate(timeout=500)
+    assert (process.returncode, output) == (1, "")
+    assert "is not the job's store" in errors
+    assert "train.py:" in errors
+    assert list_left(tmp_path) == ["project/train.py"]
+    assert not list_processes(tmp_path)
 
 
 def test_ctrl_c_ends_all_processes_and_removes_the_copies(tmp_path: Path) -> None:

@@ -39,7 +39,6 @@ CORE: Final[Mapping[str, str]] = MappingProxyType(
         "systems of the documents": "test_trainer_systems.py::test_documents_system_trains_on_two_ranks",
         "check of a script": "test_check.py::test_fault_is_reported_with_its_line",
         "check of a restart": "test_scripts.py::test_fault_is_reported_alone[scheduler not saved]",
-        "check of the end": "test_scripts.py::test_fault_is_reported_alone[SIGTERM without a save]",
         "mistake of a user": "test_trainer_endings.py::test_user_error_on_one_rank_ends_all_and_names_rank",
     }
 )

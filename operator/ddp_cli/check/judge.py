@@ -62,5 +62,7 @@ def omit_consequences(verdicts: Sequence[Verdict]) -> list[Verdict]:
 def _judge_stop(runs: Sequence[CheckedRun], repeat: Recording | None) -> Verdict:
     run = next((run for run in runs if run.name == "repeat"), None)
     if run is None or repeat is None:
-        return judge_stop(Recording({}), None, 0.0)
-    return judge_stop(repeat, run.signalled, run.stop_seconds)
+        return not_applicable("the script was not stopped")
+    if run.problem:
+        return not_applicable("the run was ended before the script could be stopped")
+    return judge_stop(repeat, run.signalled, run.stop_seconds, torn=run.torn)

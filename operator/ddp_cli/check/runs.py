@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tempfile
 import time
+import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -15,8 +16,15 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
+import msgspec
+
 from ddp_cli.check.copying import copy_folder
 from ddp_cli.check.watch import Watch
+from ddp_cli.client.errors import ClientError
+from ddp_cli.client.runs import open_run
+from ddp_operator.api.status import Condition, Status
+from ddp_operator.decide.conditions import PROGRESSING, TRAINS_AS_ONE, WAITING_FOR_GROUP, find_obstacle
+from ddp_operator.decide.stalls import SLOW_REMEDY
 from ddp_pod.contract.check_record import MARK_FILE, MOST_STEPS, ORDER_FILE, Kill, Order, SaveRecord
 from ddp_pod.contract.names import CHECK_VARIABLE
 from ddp_pod.contract.processes import load_libc, set_parent_death_signal
@@ -28,7 +36,9 @@ _LEAST_COMPARED: Final = 2
 """Steps that the last process of the resumed run has in common with the reference, at least."""
 _MAX_RESTARTS: Final = 8  # of the resumed run
 RECORDS: Final = "records"
+_OBSTACLES: Final = (TRAINS_AS_ONE, PROGRESSING)  # conditions
 _POLL_SECONDS: Final = 0.05
+_OBSTACLE_SECONDS: Final = 2.0  # between two readings of what the launchers have observed
 _RUN_SECONDS: Final = 600.0
 _END_SECONDS: Final = 45.0  # after SIGTERM; more than a pod's default grace period
 _KILL_SECONDS: Final = 15.0
@@ -40,7 +50,8 @@ _ENVIRONMENT: Final = {"TORCH_COMPILE_DISABLE": "1", "WANDB_MODE": "disabled"}
 class Request:
     """What to check.
 
-    ``options``: of `ddp run`, with the script; ``text``: its standard input; ``arguments``: of the script.
+    ``options``: of `ddp run`, with the script; ``text``: its standard input; ``arguments``: of the script;
+    ``timeout``: seconds for all runs.
     """
 
     folder: Path
@@ -48,6 +59,7 @@ class Request:
     arguments: Sequence[str]
     steps: int
     seed: int
+    timeout: float = 1800.0
     keep: bool = False
     text: str = ""
 
@@ -58,7 +70,7 @@ class CheckedRun:
 
     ``code``: exit code of `ddp run`, whose output is ``output``; ``problem``: why it was ended early; ``signalled``:
     Unix time of SIGTERM; ``stop_seconds``: from then to the end; ``steps``: that all ranks completed; ``ranks``: those
-    that completed a step.
+    that completed a step; ``torn``: a checkpoint that is not complete.
     """
 
     name: str
@@ -73,6 +85,7 @@ class CheckedRun:
     problem: str = ""
     signalled: float | None = None
     stop_seconds: float = 0.0
+    torn: str = ""
 
     @property
     def succeeded(self) -> bool:
@@ -88,6 +101,7 @@ class Runs:
         self._request = request
         self._show = show
         self._random = random.Random(request.seed)
+        self._deadline = time.monotonic() + request.timeout
         self.scratch = Path(tempfile.mkdtemp(prefix="ddp-check-")).resolve()
 
     def __enter__(self) -> Self:
@@ -119,7 +133,7 @@ class Runs:
         for batches in _BATCHES:
             name = "reference" if batches == _BATCHES[0] else f"reference-{batches}"
             run = self._run(name, steps=self._request.steps, batches=batches)
-            if run.steps or (run.code and not run.problem):
+            if run.steps or run.code or run.problem:
                 break
         return run
 
@@ -135,11 +149,13 @@ class Runs:
         began = time.time()
         process = self._start(home, copy, order)
         watch = Watch(records)
+        torn = ""
         try:
-            problem, signalled = self._follow(name, process, watch, order, records)
+            problem, signalled = self._follow(name, process, watch, order, home)
         finally:
             _end(process)
             ended = time.time()
+            torn = find_torn(watch.saves)
             remove_saves(watch.saves, copy, began)
         if not self._request.keep:
             shutil.rmtree(copy, ignore_errors=True)
@@ -156,6 +172,7 @@ class Runs:
             problem=problem,
             signalled=signalled,
             stop_seconds=ended - (signalled or ended),
+            torn=torn,
         )
         self._show(name, f"{run.steps} steps in {run.seconds:.0f} s\n")
         return run
@@ -181,29 +198,53 @@ class Runs:
             )
 
     def _follow(
-        self, name: str, process: subprocess.Popen[bytes], watch: Watch, order: Order, records: Path
+        self, name: str, process: subprocess.Popen[bytes], watch: Watch, order: Order, home: Path
     ) -> tuple[str, float | None]:
         """Wait for the end of a run; return why it has to be ended, and the time of the signal that was ordered."""
         until = time.monotonic() + _RUN_SECONDS
+        next_look = 0.0
+        obstacle: Condition | None = None
         signalled: float | None = None
         total = order.mark or order.steps
         while process.poll() is None:
             watch.read()
+            now = time.monotonic()
+            if now >= next_look:
+                obstacle = find_run_obstacle(home / "runs")
+                watch.waits = obstacle is not None and obstacle.reason == WAITING_FOR_GROUP
+                next_look = now + _OBSTACLE_SECONDS
             self._show(name, f"{min(watch.steps, total)}/{total} steps")
-            if order.mark and (records / MARK_FILE).exists():
+            if order.mark and (home / RECORDS / MARK_FILE).exists():
                 signalled = time.time()
                 process.terminate()
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_END_SECONDS)
                 break
             problem = watch.find_stall()
-            if not problem and time.monotonic() > until:
+            if now > self._deadline:
+                problem = f"{watch.steps} of {total} steps when the time of the check was over; use a longer --timeout"
+            elif now > until:
                 problem = f"{watch.steps} of {total} steps after {_RUN_SECONDS:.0f} s; use --steps, or less data"
             if problem:
-                return problem, None
+                known = (
+                    obstacle.message.removesuffix(f"; {SLOW_REMEDY}")
+                    if obstacle is not None
+                    else "--keep keeps its logs"
+                )
+                return f"{problem}; {known}", None
             time.sleep(_POLL_SECONDS)
         watch.read()
         return "", signalled
+
+
+def find_run_obstacle(runs: Path) -> Condition | None:
+    """Return what keeps the newest run from training, as its launchers have observed; None if nothing is known."""
+    try:
+        raw = open_run(None, runs).read_status().get("status") or {}
+        obstacle = find_obstacle(msgspec.convert(raw, Status))
+    except (ClientError, ValueError):
+        return None
+    return obstacle if obstacle is not None and obstacle.type in _OBSTACLES else None
 
 
 def choose_mark(saves: Sequence[SaveRecord], steps: int, chooser: random.Random) -> int:
@@ -245,6 +286,21 @@ def move_python_path(environment: Mapping[str, str], folder: Path, copy: Path) -
             moved = copy / Path(entry).relative_to(folder)
             entries[index] = str(moved) if moved.exists() else entry  # a virtual environment is not copied
     return {**environment, "PYTHONPATH": os.pathsep.join(entries)} if any(entries) else dict(environment)
+
+
+def find_torn(saves: Sequence[SaveRecord]) -> str:
+    """Return a checkpoint that is not complete; empty: there is none. A name that extends another one is temporary."""
+    files = sorted({Path(save.path) for save in saves if Path(save.path).is_file()})
+    torn = [file for file in files if _is_torn(file)]
+    whole = [file.name for file in files if file not in torn]
+    return next((file.name for file in torn if not any(name in file.name for name in whole)), "")
+
+
+def _is_torn(file: Path) -> bool:
+    with suppress(OSError), file.open("rb") as stream:
+        head = stream.read(4)
+        return not head or (head == b"PK\x03\x04" and not zipfile.is_zipfile(stream))
+    return False
 
 
 def remove_saves(saves: Sequence[SaveRecord], copy: Path, began: float) -> None:

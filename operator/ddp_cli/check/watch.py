@@ -13,12 +13,16 @@ from ddp_pod.contract.records import read_record
 
 _MOST_FILES: Final = 1024  # of processes
 _MOST_SAVES: Final = 10_000
-_QUIET_SECONDS: Final = 30.0
+_QUIET_SECONDS: Final = 45.0  # after which the launchers know which rank waits for which
 _FIRST_STEP_SECONDS: Final = 180.0
+_WAIT_SECONDS: Final = 60.0  # to the first step, if ranks wait for their process group
 
 
 class Watch:
-    """The steps and saves that the processes of a run have recorded so far."""
+    """The steps and saves that the processes of a run have recorded so far.
+
+    ``waits``: whether the launchers report that ranks wait for their process group.
+    """
 
     def __init__(self, records: Path, clock: Callable[[], float] = time.monotonic) -> None:
         self._records = records
@@ -28,6 +32,7 @@ class Watch:
         self._grown = clock()
         self._longest = 0.0
         self.saves: list[SaveRecord] = []
+        self.waits = False
 
     @property
     def ranks(self) -> int:
@@ -56,7 +61,8 @@ class Watch:
 
     def _note(self, name: str, line: bytes) -> None:
         now = self._clock()
-        self._longest = max(self._longest, now - self._grown)
+        if self._steps:
+            self._longest = max(self._longest, now - self._grown)
         self._grown = now
         try:
             record = json.loads(line)
@@ -74,7 +80,7 @@ class Watch:
         if self.steps:
             limit = max(_QUIET_SECONDS, 2 * self._longest)
         else:
-            limit = _FIRST_STEP_SECONDS
+            limit = _WAIT_SECONDS if self.waits else _FIRST_STEP_SECONDS
         if quiet > limit:
-            return f"no rank recorded anything for {quiet:.0f} s, after {self.steps} steps; --keep keeps its logs"
+            return f"no rank recorded anything for {quiet:.0f} s, after {self.steps} steps"
         return ""

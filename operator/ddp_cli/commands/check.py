@@ -8,9 +8,12 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import yaml
 
 from ddp_cli.check.judge import judge
 from ddp_cli.check.runs import CheckedRun, Request, Runs
@@ -19,6 +22,7 @@ from ddp_cli.client.workdir import Workdir, default_folder
 from ddp_cli.commands.init import add_job_options, add_script, find_script, read_job_options
 from ddp_cli.commands.io import CommandError, ExitCode, integer, print_note, read_file
 from ddp_cli.commands.run import add_machine_arguments, select_python
+from ddp_cli.local.adapt import count_cpus
 from ddp_cli.local.machine import find_gpus
 from ddp_cli.local.screen import count
 from ddp_cli.view.display import can_redraw
@@ -26,6 +30,9 @@ from ddp_cli.view.terminal import build_console, print_text
 from ddp_pod.contract.check_record import MOST_STEPS
 
 _STEPS: Final = 20
+_TIMEOUT: Final = 1800
+_LEAST_RANKS: Final = 4
+_RANKS_PER_CPU: Final = 2
 _LEAST_STEPS: Final = 6  # fewer leave nothing to compare after a resume
 _COLORS: Final = {PASSED: "green", FAILED: "red"}
 _OF_FOLDER: Final = ("run folder:", "files:", "report:", "next:", "log:")  # lines on files that are removed
@@ -55,6 +62,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--seed", type=integer(0), metavar="N", help="repeat a check: interrupt the runs at the steps of this seed"
+    )
+    parser.add_argument(
+        "--timeout",
+        type=integer(1),
+        default=_TIMEOUT,
+        metavar="SECONDS",
+        help=f"time for all runs; what they have shown until then is reported; default: {_TIMEOUT}",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--keep", action="store_true", help="keep copies, logs and records of the runs")
@@ -110,6 +124,7 @@ def build_request(arguments: argparse.Namespace) -> Request:
     else:
         text = read_file(arguments.file, "a job's YAML or of a script (.py, .sh)")
         words = ["-"]
+    limit_ranks(arguments, text)
     return Request(
         folder=folder,
         options=[*words, *list_options(arguments, is_script=script is not None)],
@@ -117,8 +132,26 @@ def build_request(arguments: argparse.Namespace) -> Request:
         text=text,
         steps=arguments.steps,
         seed=random.randrange(10**6) if arguments.seed is None else arguments.seed,
+        timeout=arguments.timeout,
         keep=arguments.keep,
     )
+
+
+def limit_ranks(arguments: argparse.Namespace, text: str) -> None:
+    """Refuse more ranks than this machine can run. ``text``: a job's YAML; empty for a script. Raises: CommandError."""
+    spec: dict[str, Any] = {}
+    with suppress(yaml.YAMLError):
+        documents = [document for document in yaml.safe_load_all(text) if isinstance(document, dict)]
+        spec = next((document["spec"] for document in documents if isinstance(document.get("spec"), dict)), {})
+    nodes = arguments.nodes or spec.get("nodes")
+    procs = arguments.procs or spec.get("procPerNode")
+    ranks = (nodes if isinstance(nodes, int) else 1) * (procs if isinstance(procs, int) else 1)
+    most = max(_LEAST_RANKS, _RANKS_PER_CPU * count_cpus())
+    if ranks > most:
+        raise CommandError(
+            f"--nodes and --procs: {ranks} ranks, but a check runs at most {most} on {count_cpus()} CPUs. Two show the "
+            "same mistakes: use --nodes 2 --procs 1"
+        )
 
 
 def list_options(arguments: argparse.Namespace, *, is_script: bool) -> list[str]:
@@ -142,7 +175,8 @@ def describe_problem(run: CheckedRun) -> str:
         return ""
     if run.problem:
         return f"{run.name}: ended early: {run.problem}"
-    lines = [line for line in run.output.strip().splitlines() if not line.strip().startswith(_OF_FOLDER)]
+    output = run.output.replace(f"{run.order.folder}/", "")
+    lines = [line for line in output.strip().splitlines() if not line.strip().startswith(_OF_FOLDER)]
     return "\n".join([f"{run.name}: `ddp run` ended with exit code {run.code}", *lines])
 
 

@@ -49,6 +49,7 @@ REFUSED: Final = {
     "spec.volumes[].projected": "mount its sources one by one",
     "spec.volumes[].image": "no image is pulled; use a hostPath",
 }
+_CHECK_STALL_SECONDS: Final = 10  # the ranks' stacks follow half a minute later
 NODE_CACHE: Final = "node-cache"
 """The claim that replaces a node's cache of inputs: this machine is the only node."""
 # Fields of the job that are ignored, each with its default; all others are honoured.
@@ -179,6 +180,12 @@ def use_own_credentials(resource: Object, others: Sequence[Object]) -> dict[str,
         if (part.get("secretRef") or {}).get("name") not in secrets:
             part.pop("secretRef", None)
     return adapted
+
+
+def shorten_watchdog(resource: dict[str, Any]) -> None:
+    """Have the launchers report a hang soon, without acting on it: `ddp check` ends the run, and shows the report."""
+    watchdog = resource["spec"].get("watchdog") or {}
+    resource["spec"]["watchdog"] = {**watchdog, "stallSeconds": _CHECK_STALL_SECONDS, "action": "Report"}
 
 
 def share_cpus(resource: Object, procs: int, cpus: int) -> dict[str, Any]:

@@ -34,7 +34,7 @@ _MAX_STRAGGLERS = 8
 _MAX_PLACES = 4
 _IO = constants.STALLED_STATES.index("IO")
 _BUSY = constants.STALLED_STATES.index("Busy")
-_SLOW_REMEDY = "if this is slow by design, raise spec.watchdog.stallSeconds or call exporter.heartbeat()"
+SLOW_REMEDY = "if this is slow by design, raise spec.watchdog.stallSeconds or call exporter.heartbeat()"
 READ_INTERVAL: Final = 10.0
 """Seconds between two reads of the pages of pod 0's peers."""
 _PATIENCE: Final = timedelta(seconds=5)
@@ -146,7 +146,7 @@ def _choose_places(places: Sequence[StalledRank]) -> list[str]:
     if first in (_IO, _BUSY):
         slow = [place.what for place in places if place.order == first][: _MAX_PLACES - 1]
         waiting = [place.what for place in places if place.order > _BUSY][:1]
-        return [*slow, *waiting, _SLOW_REMEDY]
+        return [*slow, *waiting, SLOW_REMEDY]
     return list(dict.fromkeys(place.what for place in places if place.order <= last))[:_MAX_PLACES]
 
 

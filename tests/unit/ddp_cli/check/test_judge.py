@@ -386,7 +386,7 @@ def test_stop(signalled: float | None, seconds: float, state: str) -> None:
     assert judge_stop(build_reference(), signalled, seconds).state == state
 
 
-def test_stop_that_loses_steps_fails() -> None:
+def test_stop_without_a_save_passes_and_reports_the_steps_to_repeat() -> None:
     recording = build_reference()
     for processes in recording.ranks.values():
         processes[0].steps = processes[0].steps[:11]
@@ -394,8 +394,18 @@ def test_stop_that_loses_steps_fails() -> None:
 
     verdict = judge_stop(recording, 11.5, 1.0)
 
+    assert verdict.state == PASSED
+    assert "here 3" in verdict.reason
+
+
+def test_stop_within_a_save_fails() -> None:
+    recording = build_reference()
+    path = recording.saves[-1].path
+
+    verdict = judge_stop(recording, 11.5, 2.0, torn=path)
+
     assert (verdict.state, verdict.place) == (FAILED, "train.py:25")
-    assert "step 8" in verdict.reason
+    assert path in verdict.reason
 
 
 def test_stop_that_the_script_ignores_fails() -> None:

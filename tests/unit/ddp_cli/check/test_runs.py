@@ -5,12 +5,22 @@ from __future__ import annotations
 import json
 import os
 import random
+import zipfile
 from pathlib import Path
 
 import pytest
+import yaml
 
 from ddp_cli.check.judge import judge
-from ddp_cli.check.runs import CheckedRun, choose_kills, choose_mark, move_python_path, remove_saves
+from ddp_cli.check.runs import (
+    CheckedRun,
+    choose_kills,
+    choose_mark,
+    find_run_obstacle,
+    find_torn,
+    move_python_path,
+    remove_saves,
+)
 from ddp_cli.check.verdict import FAILED, NOT_APPLICABLE
 from ddp_cli.check.watch import Watch
 from ddp_pod.contract.check_record import LoaderRecord, Order, SaveRecord, StartRecord, StepRecord
@@ -89,18 +99,22 @@ def test_watch_counts_complete_lines_of_all_ranks(tmp_path: Path) -> None:
     [
         ([], 179, False),
         ([], 181, True),
-        ([1, 1], 29, False),
-        ([1, 1], 31, True),
+        (None, 59, False),
+        (None, 61, True),
+        ([1, 1], 44, False),
+        ([1, 1], 46, True),
+        ([90, 1], 46, True),
         ([1, 40], 79, False),
         ([1, 40], 81, True),
     ],
 )
 def test_run_is_stalled_after_seconds_without_a_record(
-    tmp_path: Path, waits: list[int], quiet: int, stalled: bool
+    tmp_path: Path, waits: list[int] | None, quiet: int, stalled: bool
 ) -> None:
     clock = Clock()
     watch = Watch(tmp_path, clock)
-    for wait in waits:
+    watch.waits = waits is None  # for the process group
+    for wait in waits or ():
         clock.now += wait
         write(tmp_path, "0.0.jsonl", StepRecord())
         watch.read()
@@ -137,6 +151,61 @@ def test_saves_outside_of_the_copy_are_removed_only_if_the_run_made_them(tmp_pat
     left = {str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()}
     assert left == {"copy/last.pt", "out/old.pt", "mixed/b"}
     assert not (tmp_path / "sharded").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "torn"),
+    [
+        ({"last.pt": 1.0}, ""),
+        ({"last.pt": 0.5}, "last.pt"),
+        ({"last.pt": 0.0}, "last.pt"),
+        ({"last.pt": 1.0, "last.pt.new": 0.5}, ""),
+        ({"epoch_1.pt": 1.0, "epoch_2.pt": 0.5}, "epoch_2.pt"),
+    ],
+)
+def test_torn_checkpoint_is_found_unless_its_name_is_temporary(
+    tmp_path: Path, files: dict[str, float], torn: str
+) -> None:
+    for name, part in files.items():
+        path = tmp_path / name
+        with zipfile.ZipFile(path, "w") as archive:
+            archive.writestr("data", b"weights")
+        content = path.read_bytes()
+        path.write_bytes(content[: int(part * len(content))])
+    (tmp_path / "state.npz").write_bytes(b"no archive")
+    names = [*files, "state.npz", "removed.pt"]
+    assert find_torn([SaveRecord(path=str(tmp_path / name)) for name in names]) == torn
+
+
+@pytest.mark.parametrize(
+    ("conditions", "message"),
+    [
+        ([("TrainsAsOne", "False", "rank 0 waits")], "rank 0 waits"),
+        ([("TrainsAsOne", "True", ""), ("Progressing", "False", "rank 1 is in load")], "rank 1 is in load"),
+        ([("Scheduled", "False", "no port")], None),
+        ([], None),
+        (None, None),
+    ],
+)
+def test_obstacle_of_a_run_is_what_its_launchers_report(
+    tmp_path: Path, conditions: list[tuple[str, str, str]] | None, message: str | None
+) -> None:
+    if conditions is not None:
+        rows = [
+            {
+                "type": kind,
+                "status": status,
+                "reason": "R",
+                "message": text,
+                "lastTransitionTime": "2026-01-01T00:00:00Z",
+            }
+            for kind, status, text in conditions
+        ]
+        (tmp_path / "train-1").mkdir()
+        status = {"metadata": {"name": "train"}, "spec": {}, "status": {"phase": "Running", "conditions": rows}}
+        (tmp_path / "train-1" / "status.yaml").write_text(yaml.safe_dump(status))
+    obstacle = find_run_obstacle(tmp_path)
+    assert (obstacle.message if obstacle is not None else None) == message
 
 
 def test_python_path_in_the_folder_names_the_copy_if_it_has_the_entry(tmp_path: Path) -> None:

@@ -66,6 +66,30 @@ def test_options_of_ddp_run_are_passed_on_with_two_ranks_for_a_script(
     assert request.text == ("kind: DDPTrainingJob\n" if "-" in options else "")
 
 
+@pytest.mark.parametrize(
+    ("words", "ranks"),
+    [
+        (["train.py", "--nodes", "3"], None),
+        (["train.py", "--nodes", "3", "--procs", "2"], 6),
+        (["job.yaml"], 8),
+        (["job.yaml", "--nodes", "1"], None),
+    ],
+)
+def test_more_ranks_than_the_machine_can_run_are_refused(
+    requests: list[Request],
+    words: list[str],
+    ranks: int | None,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(check, "count_cpus", lambda: 2)
+    Path("job.yaml").write_text("kind: ConfigMap\n---\nkind: DDPTrainingJob\nspec: {nodes: 4, procPerNode: 2}\n")
+    assert main(["check", *words]) == (0 if ranks is None else 2)
+    errors = capsys.readouterr().err
+    assert (ranks is not None) is ("--nodes" in errors)
+    assert ranks is None or f"{ranks} ranks" in errors
+
+
 def test_ranks_of_script_train_on_cpus_with_one_gpu(
     requests: list[Request], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
