@@ -33,7 +33,7 @@ class Api:
         self.namespace = namespace
         self._home = home
         self._chosen = chosen  # the user named the namespace; it is not the context's
-        self._host = client.configuration.host.rstrip("/")
+        self.host = client.configuration.host.rstrip("/")
 
     @property
     def option(self) -> str:
@@ -60,7 +60,7 @@ class Api:
             return dict(json.loads(limit_nesting(response.data)))
         except ValueError:
             raise ApiError(
-                f"{self._host}{path}: the response is not JSON; check that the server is a Kubernetes API server"
+                f"{self.host}{path}: the response is not JSON; check that the server is a Kubernetes API server"
             ) from None
 
     def lines(
@@ -76,16 +76,21 @@ class Api:
         finally:
             response.close()
 
-    def _send(
-        self, method: str, path: str, query: Mapping[str, str] | None, body: Any, content_type: str, timeout: float
-    ) -> Any:
+    def build_headers(self) -> dict[str, str]:
+        """Return the headers of each call, with the login."""
         headers = {"Accept": "application/json", "User-Agent": "ddp"} | dict(self.client.default_headers)
         for scheme in self.client.configuration.auth_settings().values():
             if scheme.get("in") == "header" and scheme.get("value"):
                 headers[scheme["key"]] = scheme["value"]
+        return headers
+
+    def _send(
+        self, method: str, path: str, query: Mapping[str, str] | None, body: Any, content_type: str, timeout: float
+    ) -> Any:
+        headers = self.build_headers()
         if body is not None:
             headers["Content-Type"] = content_type
-        url = f"{self._host}{path}" + (f"?{urlencode(query)}" if query else "")
+        url = f"{self.host}{path}" + (f"?{urlencode(query)}" if query else "")
         try:
             response = self.client.rest_client.pool_manager.request(
                 method,
@@ -105,7 +110,7 @@ class Api:
     def _unreachable(self, error: Exception) -> ApiError:
         cause = str(error).rpartition(": ")[2].rpartition("] ")[2] or type(error).__name__  # without [Errno 111]
         return ApiError(
-            f"cannot connect to {self._host} ({cause}); check that the cluster is running and --context is right"
+            f"cannot connect to {self.host} ({cause}); check that the cluster is running and --context is right"
         )
 
 
@@ -175,19 +180,22 @@ def connect(*, namespace: str | None = None, context: str | None = None, kubecon
     return Api(client.ApiClient(configuration), namespace or home, home, chosen=bool(namespace))
 
 
-def open_exec(api: Api, pod: str, command: Sequence[str], **options: Any) -> Any:
+def open_exec(api: Api, pod: str, command: Sequence[str], *, binary: bool = False, **options: Any) -> Any:
     """Return the socket of a command in a pod. Raises: ApiError, which names the permission if that is missing."""
-    from kubernetes import client
-    from kubernetes.stream import stream
+    from kubernetes.client import ApiException
+    from kubernetes.stream import ws_client
 
-    # stream() replaces a method of its client while it runs, so it needs its own client.
-    core = client.CoreV1Api(client.ApiClient(api.client.configuration))
-    options |= {"command": list(command), "stdout": True, "tty": False, "_preload_content": False}
+    call: Any = ws_client.websocket_call  # importing client.CoreV1Api, which calls it, takes a second
+    options |= {"stdout": True, "tty": False}
+    query = [(name, str(value).lower() if isinstance(value, bool) else value) for name, value in options.items()]
+    query += [("command", word) for word in command]
+    url = f"{api.host}{api_path('v1', 'pods', api.namespace, pod, 'exec')}?{urlencode(query)}"
+    headers = api.build_headers()
     try:
-        return stream(core.connect_get_namespaced_pod_exec, pod, api.namespace, **options)
-    except client.ApiException as error:
+        return call(api.client.configuration, "GET", url, headers=headers, binary=binary, _preload_content=False)
+    except ApiException as error:
         reason = str(error.reason)
-        handshake = re.match(r"Handshake status (\d+)", reason)  # of stream(), which has no status
+        handshake = re.match(r"Handshake status (\d+)", reason)  # the error has no status
         status = int(handshake[1]) if handshake else error.status or None
     if status in (401, 403):
         raise ApiError(

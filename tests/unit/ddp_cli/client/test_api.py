@@ -42,7 +42,7 @@ def test_failed_exec_has_status_and_names_missing_permission(
     def fail(*words: object, **options: object) -> None:
         raise client.ApiException(status=error_status, reason=reason)
 
-    monkeypatch.setattr("kubernetes.stream.stream", fail)
+    monkeypatch.setattr("kubernetes.stream.ws_client.websocket_call", fail)
     api = Api(client.ApiClient(client.Configuration(host="http://x")), "ml")
     with pytest.raises(ApiError, match=re.escape(fact)) as raised:
         open_exec(api, "pod-0", ["true"])
