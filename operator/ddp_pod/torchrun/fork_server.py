@@ -14,6 +14,7 @@ import gc
 import importlib
 import os
 import re
+import select
 import socket
 import sys
 import time
@@ -33,6 +34,7 @@ _SETS_EARLY = re.compile(
         \s* (?: \] \s* =(?!=) | [,:] )""",
     re.VERBOSE,
 )
+_SECONDS_TO_ASK = 0.1  # in which a launcher that is not on standby has asked for its agent
 
 
 class RankRequest(NamedTuple):
@@ -94,6 +96,8 @@ def serve(argv: Sequence[str], run_agent: Callable[[AgentFork], NoReturn]) -> li
     set_parent_death_signal(launcher)
     requests = socket.socket(fileno=int(argv[0]))
     problem = _import_torch(with_optimizer=forks_ranks)
+    if problem is None and not select.select([requests], [], [], _SECONDS_TO_ASK)[0]:
+        importlib.import_module(".agent", __package__)  # on standby there is time for it; ranks then have it too
     if not forks_ranks:
         received = _receive(requests)
         run_agent(AgentFork(*received, problem, os.getpid(), None))
