@@ -17,7 +17,7 @@ from ..transfer.code import check_archive
 from .background import run_in_background
 from .processes import Launcher, RunEnd, end_processes, start_launcher
 
-_SECONDS_TO_STANDBY: Final = 10.0  # of a run, whose own start has precedence
+_SECONDS_TO_STANDBY: Final = 3.0  # of a run, whose own start has precedence
 
 
 @dataclasses.dataclass(frozen=True)
