@@ -14,7 +14,7 @@ def select_run(recorded: RecordedRun, number: int) -> RecordedRun:
     if dev is None:
         raise ValueError(f"{recorded.name} is no job of `ddp dev`, so it has one run; remove --run")
     if number == dev.run:
-        ended = dev.held_since or recorded.status.completion_time
+        ended = dev.completion_time or recorded.status.completion_time
         status = replace(recorded.status, start_time=dev.start_time, completion_time=ended)
     else:
         former = next((run for run in dev.runs if run.run == number), None)

@@ -271,11 +271,12 @@ class DevStatus(StatusFields, frozen=True, kw_only=True):
     digest: Annotated[str, Meta(description="SHA-256 of its archive's tar. Unset: the job's own code.")] = ""
     result: Annotated[RunResult | None, Meta(description="How the run ended. Unset: it has not.")] = None
     start_time: Time | None = None
-    held_since: Annotated[Time | None, Meta(description="Since when no rank runs. Unset: the run has not ended.")] = (
+    completion_time: Time | None = None
+    held_since: Annotated[Time | None, Meta(description="Since when no rank runs. Unset: the pods are not held.")] = (
         None
     )
     release_time: Annotated[
-        Time | None, Meta(description="When the pods end unless another run starts. Unset: a run has not ended.")
+        Time | None, Meta(description="When the pods end unless another run starts. Unset: the pods are not held.")
     ] = None
     runs: Annotated[
         tuple[EndedRun, ...],
@@ -290,7 +291,7 @@ class DevStatus(StatusFields, frozen=True, kw_only=True):
     @property
     def lost_runs(self) -> int:
         """The number of runs whose code new pods do not have; 0: run 1 has not ended, and starts again."""
-        is_first = self.last_number <= 1 and self.result is None
+        is_first = not self.runs and self.run <= 1 and self.result is None
         return 0 if is_first else self.last_number
 
 

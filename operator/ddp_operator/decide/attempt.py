@@ -17,7 +17,13 @@ from ddp_operator.api.kubeobjects import EPOCH, truncate
 from ddp_operator.api.status import Condition, LastFailure, LastRestart, Nodes, RecoveryLevel, Restarts, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import Fact, may_have_joined
-from ddp_operator.decide.diagnosis import Diagnosis, find_disruption, find_first_symptom, find_restart_cause
+from ddp_operator.decide.diagnosis import (
+    Diagnosis,
+    find_disruption,
+    find_first_symptom,
+    find_kill_of_pod,
+    find_restart_cause,
+)
 from ddp_operator.decide.kueue import waits_in_queue
 from ddp_operator.decide.losses import is_consequence
 from ddp_operator.decide.report import Page, apply_progress, count_in_place, record_final_progress
@@ -114,9 +120,14 @@ def observe_attempt(state: State, status: Status, restart: Fact | None) -> Obser
         rendezvoused=rendezvoused,
         was_joined=was_joined,
         waits_in_queue=waits_in_queue(job, observation.job(status.attempt)),
-        lost=find_disruption(status.attempt, pods.newest.values()),
+        lost=_find_lost_pod(state, status.attempt, pods),
         reported=_read_progress(state, status, pods, was_joined=was_joined),
     )
+
+
+def _find_lost_pod(state: State, attempt: int, pods: Pods) -> LastFailure | None:
+    newest = pods.newest.values()
+    return find_disruption(attempt, newest) or (find_kill_of_pod(attempt, newest) if state.spec.dev else None)
 
 
 def _has_all_pods(pods: Pods, size: JobSize, counts: Nodes) -> bool:

@@ -39,7 +39,7 @@ from ddp_operator.decide.report import drop_eta, record_failed_step, record_fina
 from ddp_operator.decide.state import AT_ONCE, Decision, State
 from ddp_operator.decide.views import JobView, Pods, PodView
 from ddp_pod.contract.failure_record import RankEnd
-from ddp_pod.contract.failure_table import NODE_LOST, REPLICAS, SIGNIFICANT_SECONDS
+from ddp_pod.contract.failure_table import NODE_LOST, POD_DELETED, PREEMPTED, REPLICAS, SIGNIFICANT_SECONDS
 from ddp_pod.contract.failure_text import describe_rank_end
 
 # A pod's clock may be wrong: a failure time older than this is replaced by the current time.
@@ -49,6 +49,8 @@ _FIRST_DELAY = timedelta(seconds=10)
 _LONGEST_DELAY = timedelta(minutes=6)
 PROMPT_DISRUPTIONS = 2
 """Disruptions soon after a restart, and without a step, after which the next attempt starts without a delay."""
+_TAKEN_AWAY: Final = (PREEMPTED.name, POD_DELETED.name, NODE_LOST.name)
+"""Categories of pods that their run has not ended."""
 _NOT_FINITE = ("nan", "inf", "-inf")
 # A restart, a resize and an avoided node may follow each other before the next Job is created.
 _MOST_WITHOUT_JOB: Final = 3
@@ -395,8 +397,9 @@ def _build_next_attempt(state: State, restarts: Restarts, reason: str, failure: 
     """Return the status of the next attempt, with the final values of the current one."""
     final = record_final_progress(state.status, state.pods, state.now, state.observation.page)
     status = record_failed_step(final, failure)
-    if status.dev is not None and status.dev.lost_runs:
-        status = begin_run(status, 0, state.now)
+    killed = failure if failure is not None and failure.category not in _TAKEN_AWAY else None
+    if status.dev is not None and (status.dev.lost_runs or killed):
+        status = begin_run(status, 0, state.now, killed)
         restarts = forget_failures(restarts)
     return replace(
         status,

@@ -138,7 +138,7 @@ def _record_page(state: State, status: Status, page: Page, pods: Pods) -> Status
     """Return the status with the measurements in the report of pod 0."""
     status = record_run(status, page, state.now)
     began = status.dev.start_time if status.dev is not None else parse_time(state.job.created)
-    ended = (status.dev.held_since if status.dev is not None else None) or state.now
+    ended = (status.dev.completion_time if status.dev is not None else None) or state.now
     wall_seconds = (ended - began).total_seconds() if began else 0.0
     known_starts = [step for step in (status.start_step, page.began_at) if step is not None]
     start_step = min(known_starts, default=None)

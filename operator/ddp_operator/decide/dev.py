@@ -1,22 +1,24 @@
 """The runs of a job with spec.dev: the present one, as pod 0 reports it, and the former ones. Pure."""
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Final, cast
 
 import msgspec
 from msgspec.structs import replace
 
-from ddp_operator.api.kubeobjects import format_time, truncate
-from ddp_operator.api.status import DevStatus, EndedRun, History, Restarts, RunResult, Status
+from ddp_operator.api.kubeobjects import EPOCH, format_time, truncate
+from ddp_operator.api.status import DevStatus, EndedRun, History, LastFailure, Restarts, RunResult, Status
 from ddp_operator.decide.diagnosis import build_last_failure
 from ddp_operator.decide.failures import complete_end, describe_failure
 from ddp_operator.decide.report import Page, convert_time, drop_pace
 from ddp_operator.decide.views import Pods
+from ddp_pod.contract.failure_table import CATEGORIES
 
 MOST_RUNS: Final = 10
 MOST_BYTES: Final = 64 << 10
 """Of all former runs, as JSON."""
 _MOST_ROWS: Final = 30
+_SAME_INCIDENT: Final = timedelta(minutes=2)
 
 
 def record_run(status: Status, page: Page, now: datetime) -> Status:
@@ -30,6 +32,7 @@ def record_run(status: Status, page: Page, now: datetime) -> Status:
         digest=run.digest,
         result=cast(RunResult, run.result) if run.result else None,
         start_time=convert_time(run.started),
+        completion_time=convert_time(run.ended) if run.result else None,
         held_since=(convert_time(run.ended) or before.held_since or truncate(now)) if page.is_held else None,
         release_time=convert_time(run.release_at) if page.is_held else None,
         runs=before.runs,
@@ -38,7 +41,10 @@ def record_run(status: Status, page: Page, now: datetime) -> Status:
 
 
 def record_failure(status: Status, page: Page | None, pods: Pods) -> Status:
-    """Return the status with the failure of its run; a pod that was lost while it was held does not replace it."""
+    """Return the status with the failure of its run.
+
+    A pod that is lost while it is held does not replace it, and it does not replace the loss of the pod that caused it.
+    """
     run = page.dev if page is not None else None
     failure = run.failure if run is not None and run.result == "Failed" else None
     pod = pods.newest.get(failure.pod_index or 0) or pods.newest.get(0) if failure is not None else None
@@ -46,24 +52,32 @@ def record_failure(status: Status, page: Page | None, pods: Pods) -> Status:
         return status
     latest = build_last_failure(status.attempt, pod, complete_end(failure))
     known = status.last_failure
-    # The pod may have been replaced since.
-    is_known = known is not None and replace(known, pod=latest.pod, node_name=latest.node_name) == latest
-    return status if is_known else replace(status, last_failure=latest)
+    if known is not None:
+        # The pod may have been replaced since.
+        is_known = replace(known, pod=latest.pod, node_name=latest.node_name) == latest
+        distance = abs((latest.time or EPOCH) - (known.time or EPOCH))
+        is_symptom = CATEGORIES[latest.category].symptom and not CATEGORIES[known.category].symptom
+        if is_known or (is_symptom and distance <= _SAME_INCIDENT):
+            return status
+    return replace(status, last_failure=latest)
 
 
-def begin_run(status: Status, number: int, now: datetime) -> Status:
+def begin_run(status: Status, number: int, now: datetime, failure: LastFailure | None = None) -> Status:
     """Return the status at the start of another run: all measurements of the former one move to ``dev.runs``.
 
-    A lower number than before: the code of the former run was lost with all pods; 0: they have no code.
+    A lower number than before: the code of the former run was lost with all pods; 0: they have no code. ``failure``:
+    the end of a pod that ended the former run.
     """
     former = status.dev or DevStatus()
-    result: RunResult = former.result or ("Stopped" if number > former.run else "Lost")
+    result: RunResult = former.result or ("Stopped" if number > former.run else "Failed" if failure else "Lost")
+    if former.result is None and failure is not None:
+        status = replace(status, last_failure=failure)
     ended = EndedRun(
         run=former.run,
         digest=former.digest,
         result=result,
         start_time=former.start_time,
-        completion_time=former.held_since or truncate(now),
+        completion_time=former.completion_time or truncate(now),
         restarts=status.restarts.own_in_place,
         progress=drop_pace(status.progress),
         failure=status.last_failure if result == "Failed" else None,
@@ -113,7 +127,8 @@ def describe_run(status: Status) -> str:
     dev = status.dev or DevStatus()
     lost = describe_lost_code(dev)
     if dev.run == 0:
-        return lost or "no run has started"
+        former = dev.runs[0].failure if dev.runs else None
+        return f"{lost}; run {dev.runs[0].run} failed: {describe_failure(former)}" if former else lost
     text = f"run {dev.run} {dev.result.lower() if dev.result in ('Succeeded', 'Failed') else 'was stopped'}"
     if dev.result == "Failed" and status.last_failure is not None:
         text += f": {describe_failure(status.last_failure)}"

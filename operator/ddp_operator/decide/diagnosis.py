@@ -78,7 +78,7 @@ def diagnose(state: State) -> Diagnosis | None:
     """Return the diagnosis of the current attempt; None: it has not failed."""
     job = state.attempt_job
     ended = _list_failed_ends(state.pods)
-    fatal = [(pod, end) for pod, end in ended if _ends_attempt(pod, end)]
+    fatal = [(pod, end) for pod, end in ended if _ends_attempt(pod, end, state)]
     if not fatal and not (job is not None and job.failed):
         return _diagnose_loss(state)
     if state.spec.dev is not None and any(end.permanent for _, end in fatal):
@@ -303,7 +303,8 @@ def _diagnose_loss(state: State) -> Diagnosis | None:
     if killed:
         # A script that exits with the code for preemption is counted; otherwise it would be restarted forever.
         pod, end = min(killed, key=_order)
-        return Diagnosis(build_last_failure(attempt, pod, end))
+        # The new pods of `ddp dev` start no run.
+        return Diagnosis(build_last_failure(attempt, pod, end), disruption=state.spec.dev is not None)
     return None
 
 
@@ -345,6 +346,12 @@ def find_disruption(attempt: int, pods: Iterable[PodView]) -> LastFailure | None
     """Return the loss of the pod that was deleted, evicted or preempted first; None: no pod was."""
     lost = [pod for pod in pods if pod.has_run and pod.phase != "Succeeded" and (pod.disrupted or pod.deleting)]
     return _build_loss(attempt, min(lost, key=_loss_order)) if lost else None
+
+
+def find_kill_of_pod(attempt: int, pods: Iterable[PodView]) -> LastFailure | None:
+    """Return the failure of the pod that was killed first, such as one of `ddp dev` for memory; None: no pod was."""
+    killed = [(pod, pod.termination) for pod in pods if pod.phase == "Failed" and pod.termination]
+    return build_last_failure(attempt, *min(killed, key=_order)) if killed else None
 
 
 def _build_loss(attempt: int, pod: PodView) -> LastFailure:
@@ -400,8 +407,8 @@ def _loss_order(pod: PodView) -> tuple[bool, datetime, int, str]:
     return (not pod.disrupted, pod.deleted_at or EPOCH, pod.index, pod.name)
 
 
-def _ends_attempt(pod: PodView, end: Termination) -> bool:
-    if end.category == OOM.name or end.ended_by_probe:
+def _ends_attempt(pod: PodView, end: Termination, state: State) -> bool:
+    if (end.category == OOM.name and state.spec.dev is None) or end.ended_by_probe:
         # The exit code is that of a lost pod, but a new pod would reach the same limit, or fail the same probe.
         return True
     return end.container_exit_code not in constants.REPLACED_EXIT_CODES and not pod.disrupted

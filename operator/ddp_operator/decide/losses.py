@@ -25,7 +25,7 @@ from ddp_operator.decide.failures import describe_restart
 from ddp_operator.decide.kueue import is_queued
 from ddp_operator.decide.state import Children, CreatePod, FailPod, State
 from ddp_operator.decide.views import JobView, NodeView, PodView
-from ddp_pod.contract.failure_table import CATEGORIES, PREEMPTED
+from ddp_pod.contract.failure_table import CATEGORIES, KILLED, OOM, PREEMPTED
 from ddp_pod.contract.plan import decode_plan
 
 REASON = "NodeLost"
@@ -203,9 +203,16 @@ def is_replaced(state: State, pod: PodView) -> bool:
         return True
     if state.spec.recovery.count_disruptions or _was_replaced_before(state, pod):
         return False
-    taken = pod.disrupted or pod.deleting
+    taken = pod.disrupted or pod.deleting or _is_killed_in_run(state, pod)
     has_place = bool(state.job.spares) or state.spec.dev is not None or not is_lost_with_node(pod)
     return taken and has_place and _can_peers_wait(state)
+
+
+def _is_killed_in_run(state: State, pod: PodView) -> bool:
+    """Return whether a pod of `ddp dev` is the first one that its run has killed: a run may do so again and again."""
+    last = state.status.last_failure
+    is_first = last is None or last.pod == pod.name or last.category not in (OOM.name, KILLED.name)
+    return state.spec.dev is not None and is_first
 
 
 def is_replacing(state: State) -> bool:

@@ -37,7 +37,14 @@ RUNS = [
     },
     {"run": 2, "result": "Stopped", "startTime": at(100), "completionTime": at(110)},
 ]  # fmt: skip
-DEV = {"run": 5, "result": "Succeeded", "startTime": at(300), "heldSince": at(330), "releaseTime": at(2130)}
+DEV = {
+    "run": 5,
+    "result": "Succeeded",
+    "startTime": at(300),
+    "completionTime": at(330),
+    "heldSince": at(330),
+    "releaseTime": at(2130),
+}
 JOB = resource("digits", namespace="ml") | {
     "status": {
         "phase": "Held", "attempt": 1, "attemptNodes": 2, "startTime": at(0), "history": history(300, 0.77),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from datetime import timedelta
 from typing import Any
 
 import msgspec
@@ -121,7 +122,7 @@ class TestNextRun:
         assert (former.run, former.result, former.digest, former.restarts) == (1, "Failed", "1" * 64, 2)
         assert (present(former.failure).category, present(former.progress).step) == ("OOM", 7)
         assert present(former.history).rows == ("1", "2")
-        assert former.completion_time == read_dev(before).held_since
+        assert former.completion_time == read_dev(before).completion_time == NOW + timedelta(seconds=5)
 
     def test_restarts_of_next_run_are_counted_from_zero(self) -> None:
         status = follow(report(1, restarts=2), report(2), report(2, restarts=1))
@@ -204,7 +205,8 @@ class TestRelease:
         ends = [child_pod(index, "Succeeded", message=last_words()) for index in (0, 1)]
         jobs = [child_job(conditions={"Complete": ""})]
         status = run_pass(*ends, jobs=jobs, status=follow(report(1), report(1, "Succeeded")), dev={}).status
-        assert (status.phase, read_dev(status).held_since) == ("Succeeded", None)
+        dev = read_dev(status)
+        assert (status.phase, dev.held_since, dev.completion_time) == ("Succeeded", None, NOW + timedelta(seconds=5))
 
 
 class TestLostPods:
@@ -240,6 +242,35 @@ class TestLostPods:
         ended = read_dev(status).runs
         assert [(item.run, item.result, item.failure.category if item.failure else "") for item in ended] == runs
         assert status.restarts.counted <= status.restarts.total + status.restarts.in_place
+
+    @pytest.mark.parametrize(("reason", "category"), [("OOMKilled", "OOM"), ("Error", "Killed")])
+    def test_killed_pod_is_replaced_and_explains_end_of_run(self, reason: str, category: str) -> None:
+        killed = child_pod(1, "Failed", code=137, reason=reason)
+        decision = run_pass(child_pod(0), killed, status=follow(report(2)), seconds=20, dev={})
+        assert (decision.status.phase, decision.status.attempt) == ("Restarting", 1)
+        symptom = {"category": "Network", "podIndex": 0, "message": "lost a peer", "time": BEGAN + 1}
+        again = [child_pod(0), child_pod(1, suffix="new")]
+        held = follow(report(2, "Failed", failure=symptom), status=decision.status, pods=again)
+        assert (held.phase, held.reason, present(held.last_failure).category) == ("Held", category, category)
+        twice = [child_pod(0), child_pod(1, "Failed", code=137, reason=reason, suffix="new")]
+        status = run_pass(*twice, status=held, seconds=30, dev={}).status
+        assert (status.attempt, read_dev(status).run) == (2, 0), "a run may kill its pods again and again"
+
+    @pytest.mark.parametrize("reports", [(report(1),), (report(1), report(2))], ids=["first run", "second run"])
+    def test_single_pod_that_is_killed_ends_its_run(self, reports: tuple[str, ...]) -> None:
+        options: Any = {"nodes": 1, "jobs": [child_job(nodes=1)], "recovery": {"maxRestarts": 0}}
+        before = follow(*reports, pods=[child_pod(0)], status=replace(STARTED, attempt_nodes=1), **options)
+        options["dev"] = {}
+        killed = child_pod(0, "Failed", code=137, reason="OOMKilled")
+        status = run_pass(killed, status=before, seconds=20, **options).status
+        dev = read_dev(status)
+        assert (status.attempt, status.restarts.counted, dev.run, dev.lost_runs) == (2, 0, 0, len(reports))
+        assert (dev.runs[0].result, present(dev.runs[0].failure).category) == ("Failed", "OOM")
+        options["jobs"] = [child_job(2, nodes=1)]
+        held = run_pass(child_pod(0, attempt=2), status=status, text=report(0, held=True), seconds=30, **options)
+        message = read_condition(held, "Progressing").message
+        assert f"run {len(reports)} failed: OOM" in message
+        assert "`ddp rerun train`" in message
 
     def test_new_pods_without_code_are_held_and_job_explains_it(self) -> None:
         status = Status(
