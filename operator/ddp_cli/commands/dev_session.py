@@ -83,7 +83,7 @@ class Session:
     def rerun(self, arguments: argparse.Namespace) -> int:
         """Start a run with the folder of the arguments, and show it. Returns the exit code. Raises: ClientError."""
         known = (self._job.resource.get("status") or {}).get("dev") or {}
-        number = int(known.get("run") or 0) + 1
+        number = 1 + max(int(run.get("run") or 0) for run in (known, *(known.get("runs") or ())))
         with self._showing(is_new=True):
             if arguments.watch:
                 return self._watch(arguments, number)

@@ -74,9 +74,18 @@ class Restarts(StatusFields, frozen=True, kw_only=True, omit_defaults=False):
         Meta(description="The part of inPlace that followed the loss of a pod, which replaced counts, or a resize."),
     ] = 0
     replaced: Annotated[int, Meta(description="Single pods that the Job replaced while training waited.")] = 0
-    all: Annotated[
-        int, Meta(description="All restarts: total, replaced and inPlace together, without inPlaceAfterLoss.")
+    before_run: Annotated[
+        int, Meta(description="The part of total and replaced that preceded the present run of `ddp dev`.")
     ] = 0
+    all: Annotated[
+        int,
+        Meta(description="All restarts: total, replaced and inPlace together, without inPlaceAfterLoss and beforeRun."),
+    ] = 0
+
+    @property
+    def sum(self) -> int:
+        """The number of all restarts of the job, or of the present run of `ddp dev`."""
+        return self.total + self.replaced + self.own_in_place - self.before_run
 
     @property
     def own_in_place(self) -> int:
@@ -257,7 +266,7 @@ class EndedRun(StatusFields, frozen=True, kw_only=True):
     result: Annotated[RunResult, Meta(description="Stopped: a user ended it. Lost: its pods were lost.")]
     start_time: Time | None = None
     completion_time: Time | None = None
-    restarts: Annotated[int, Meta(description="Restarts of its workers in the same pods.")] = 0
+    restarts: Annotated[int, Meta(description="Restarts of its workers, as status.restarts.all.")] = 0
     progress: Progress | None = None
     failure: LastFailure | None = None
     history: Annotated[History | None, Meta(description="As status.history, at most 30 rows.")] = None

@@ -19,7 +19,7 @@ from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempt import count_failure, count_new_restarts, find_limit, note_steps
 from ddp_operator.decide.conditions import Fact, set_conditions
 from ddp_operator.decide.describe import describe, describe_distribution
-from ddp_operator.decide.dev import begin_run, forget_failures, release_pods
+from ddp_operator.decide.dev import begin_run, forget_restarts, release_pods
 from ddp_operator.decide.diagnosis import (
     build_node_failure,
     build_unseen_loss,
@@ -400,7 +400,7 @@ def _build_next_attempt(state: State, restarts: Restarts, reason: str, failure: 
     killed = failure if failure is not None and failure.category not in _TAKEN_AWAY else None
     if status.dev is not None and (status.dev.lost_runs or killed):
         status = begin_run(status, 0, state.now, killed)
-        restarts = forget_failures(restarts)
+        restarts = forget_restarts(restarts)
     return replace(
         status,
         attempt=status.attempt + 1,

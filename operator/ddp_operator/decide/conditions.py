@@ -250,9 +250,8 @@ def set_conditions(status: Status, facts: Iterable[Fact], now: datetime, generat
 
 def summarize(status: Status) -> Status:
     """Return the status with the fields that sum up others: ``kubectl get`` prints them and cannot compute them."""
-    restarts = status.restarts
-    total = restarts.total + restarts.replaced + restarts.own_in_place
-    return replace(status, restarts=replace(restarts, all=total), reason=find_reason(status))
+    restarts = replace(status.restarts, all=status.restarts.sum)
+    return replace(status, restarts=restarts, reason=find_reason(status))
 
 
 def find_obstacle(status: Status) -> Condition | None:

@@ -78,7 +78,7 @@ def begin_run(status: Status, number: int, now: datetime, failure: LastFailure |
         result=result,
         start_time=former.start_time,
         completion_time=former.completion_time or truncate(now),
-        restarts=status.restarts.own_in_place,
+        restarts=status.restarts.sum,
         progress=drop_pace(status.progress),
         failure=status.last_failure if result == "Failed" else None,
         history=_thin_out(status.history),
@@ -93,15 +93,16 @@ def begin_run(status: Status, number: int, now: datetime, failure: LastFailure |
         start_step=None,
         goodput=None,
         stragglers=(),
-        restarts=forget_failures(status.restarts),
+        restarts=forget_restarts(status.restarts),
         last_restart=None,
         last_failure=None,
     )
 
 
-def forget_failures(restarts: Restarts) -> Restarts:
-    """Return the restarts without those in the same pods, and without counted failures, which are those of a run."""
-    return Restarts(total=restarts.total, free=restarts.free, replaced=restarts.replaced)
+def forget_restarts(restarts: Restarts) -> Restarts:
+    """Return the restarts at the start of a run, which has no failures and no restarts yet."""
+    before = restarts.total + restarts.replaced
+    return Restarts(total=restarts.total, free=restarts.free, replaced=restarts.replaced, before_run=before)
 
 
 def _thin_out(history: History | None) -> History | None:

@@ -346,7 +346,8 @@ class Leader(Holder):
         except PodSetupError as error:
             stream.send("refused", message=str(error), remedy=error.hint)
             return False
-        plan = RunPlan(max(order.run, self.runs.plan.run + 1), command, digest)
+        lost = self.pod.dev.runs if self.pod.dev is not None else 0
+        plan = RunPlan(max(order.run, self.runs.plan.run + 1, lost + 1), command, digest)
         self._is_stopped = self.runs.is_running
         await self._stop_all()
         stream.send("stopped", run=self.runs.plan.run)

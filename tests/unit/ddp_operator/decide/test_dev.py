@@ -125,8 +125,10 @@ class TestNextRun:
         assert former.completion_time == read_dev(before).completion_time == NOW + timedelta(seconds=5)
 
     def test_restarts_of_next_run_are_counted_from_zero(self) -> None:
-        status = follow(report(1, restarts=2), report(2), report(2, restarts=1))
-        assert (status.restarts.in_place, status.restarts.all) == (1, 1)
+        before = replace(STARTED, restarts=Restarts(replaced=3))
+        status = follow(report(1, restarts=2), report(2), report(2, restarts=1), status=before)
+        assert (status.restarts.in_place, status.restarts.replaced, status.restarts.all) == (1, 3, 1)
+        assert [run.restarts for run in read_dev(status).runs] == [5]
 
     @pytest.mark.parametrize(
         ("reports", "results"),
