@@ -26,6 +26,7 @@ from ddp_pod.contract.plan import CodeConfig, DevConfig, loopback_address
 from tests.support.launcher_folder import delivered_launcher
 from tests.support.launcher_pods import LauncherPods
 from tests.support.pod_python import POD_PYTHON
+from tests.support.wheels import make_wheel
 
 pytestmark = pytest.mark.process
 
@@ -335,3 +336,21 @@ def test_outsider_is_not_obeyed(start: Callable[..., DevPods]) -> None:
         assert outsider.recv(16), "a random number"
         assert outsider.recv(1) == b"", "and the end"
     assert job.run({"part.py": named("two")})[-1].result == "Succeeded"
+
+
+def test_packages_of_edited_requirements_are_installed(
+    start: Callable[..., DevPods], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    shows = "import ddp_tiny\nNAME = f'tiny {ddp_tiny.VERSION}'\n" + RETURNS
+    wheels = {}
+    for version in ("1.5", "2.0"):
+        wheels[version] = {"requirements.txt": f"{tmp_path}/ddp_tiny-{version}-py3-none-any.whl\n"}
+        make_wheel(tmp_path / f"ddp_tiny-{version}-py3-none-any.whl", "ddp_tiny", version)
+    job = start(1, files={"part.py": shows, **wheels["1.5"]}, requirements="requirements.txt")
+    job.until_held()
+    assert "run of tiny 1.5" in job.log(0)
+    assert job.run({"part.py": shows, **wheels["2.0"]})[-1].result == "Succeeded"
+    assert job.run({"part.py": shows + "\n", **wheels["2.0"]})[-1].result == "Succeeded"
+    assert job.log(0).count("run of tiny 2.0") == 2
+    assert job.log(0).count("pip install -r") == 2

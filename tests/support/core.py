@@ -39,6 +39,7 @@ CORE: Final[Mapping[str, str]] = MappingProxyType(
         "systems of the documents": "test_trainer_systems.py::test_documents_system_trains_on_two_ranks",
         "check of a script": "test_check.py::test_fault_is_reported_with_its_line",
         "check of a restart": "test_scripts.py::test_fault_is_reported_alone[scheduler not saved]",
+        "edited code in held pods": "test_launcher_dev.py::test_edited_code_runs_in_the_same_pods",
         "mistake of a user": "test_trainer_endings.py::test_user_error_on_one_rank_ends_all_and_names_rank",
     }
 )

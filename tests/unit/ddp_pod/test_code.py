@@ -8,6 +8,7 @@ import hashlib
 import io
 import lzma
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -27,7 +28,7 @@ from tests.unit.ddp_cli.client.packing.test_files import write
 
 def config(tmp_path: Path, data: bytes, digest: str, requirements: str | None = None) -> CodeConfig:
     (tmp_path / "code.tar.gz").write_bytes(data)
-    (tmp_path / "workspace").mkdir()
+    (tmp_path / "workspace").mkdir(exist_ok=True)
     archive, folder, packages = (str(tmp_path / name) for name in ("code.tar.gz", "workspace", "packages"))
     return CodeConfig(archive, digest, folder, requirements, packages)
 
@@ -240,6 +241,53 @@ def test_packages_are_installed_beside_packages_of_image(
     ).stdout  # fmt: skip
     assert seen.startswith(f"1.5 {code.packages}")
     assert os.environ["PATH"].startswith(f"{code.packages}/venv/bin:")
+
+
+def test_packages_are_installed_again_only_for_other_requirements(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    for name in ("PYTHONPATH", "PATH"):
+        monkeypatch.setenv(name, os.environ.get(name, ""))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    for version in ("1.5", "2.0"):
+        make_wheel(tmp_path / f"ddp_tiny-{version}-py3-none-any.whl", "ddp_tiny", version)
+    installed = []
+    for version in ("1.5", "1.5", "2.0"):
+        write(tmp_path / "source", {"requirements.txt": f"{tmp_path}/ddp_tiny-{version}-py3-none-any.whl\n"})
+        installed.append(prepare_code(packed(tmp_path, "requirements.txt"), []))
+        seen = subprocess.run(
+            [sys.executable, "-c", "import ddp_tiny; print(ddp_tiny.VERSION)"],
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
+        assert seen.strip() == version
+    assert installed == [True, False, True]
+    assert capfd.readouterr().err.count("pip install -r") == 2
+    assert os.environ["PATH"].count("packages/venv/bin") == 1
+
+
+def test_next_archive_replaces_files_of_the_former_and_keeps_those_of_a_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
+    write(tmp_path / "source", {"train.py": "import part\n", "part.py": "VALUE = 1\n", "old/gone.py": "\n"})
+    former = packed(tmp_path)
+    unpack(former)
+    folder = Path(former.folder)
+    show = [sys.executable, "-c", "import part; print(part.VALUE)"]
+    assert subprocess.run(show, cwd=folder, check=True, capture_output=True, text=True).stdout == "1\n"
+    (folder / "checkpoint.pt").write_text("of a run")
+    kept = shutil.copy(former.archive, tmp_path / "former.tar.gz")
+
+    shutil.rmtree(tmp_path / "source")
+    write(tmp_path / "source", {"train.py": "import part\n", "part.py": "VALUE = 2\n"})
+    stamp = (folder / "part.py").stat().st_mtime
+    unpack(packed(tmp_path), str(kept))
+    os.utime(folder / "part.py", (stamp, stamp))  # saved again within the resolution of bytecode's time stamps
+    assert subprocess.run(show, cwd=folder, check=True, capture_output=True, text=True).stdout == "2\n"
+    assert not (folder / "old/gone.py").exists()
+    assert (folder / "checkpoint.pt").read_text() == "of a run"
 
 
 @pytest.mark.nightly
