@@ -290,6 +290,19 @@ class TestLostPods:
         assert "the code of run 3 was lost" in message
         assert "have no code" in message
 
+    @pytest.mark.parametrize("labels", [None, {"kueue.x-k8s.io/queue-name": "q"}], ids=["suspended", "in a queue"])
+    def test_held_job_is_suspended_as_any_other(self, labels: Any) -> None:
+        held = follow(report(1), report(2, "Succeeded"))
+        options: Any = {"dev": {}, "labels": labels, "suspend": True}
+        stopping = [child_pod(index, deleting=True, grace=30) for index in (0, 1)]
+        status = run_pass(*stopping, status=held, seconds=20, **options).status
+        status = run_pass(status=status, jobs=[child_job(suspend=True)], seconds=40, **options).status
+        assert (status.phase, status.attempt, read_dev(status).held_since) == ("Suspended", 1, None)
+        again = [child_pod(index, suffix="again", age=0) for index in (0, 1)]
+        status = follow("", report(1), status=status, pods=again, labels=labels)
+        assert (status.phase, status.attempt, read_dev(status).run) == ("Running", 1, 1)
+        assert [run.result for run in read_dev(status).runs] == ["Succeeded", "Stopped"]
+
     def test_job_that_runs_its_own_code_again_states_it(self) -> None:
         status = follow(report(1), report(2), report(1))
         assert (status.phase, read_dev(status).run, read_dev(status).last_number) == ("Running", 1, 2)
