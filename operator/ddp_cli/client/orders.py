@@ -13,7 +13,7 @@ from ddp_cli.client.errors import ApiError, ClientError, Conflict
 from ddp_cli.client.job import Job
 from ddp_cli.client.local_pod import LocalPod, find_local_pod
 from ddp_cli.client.logs import LogPod, list_running_pods
-from ddp_operator.api.status import ENDED_PHASES
+from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_pod.contract.dev_order import Event, Order, decode_event, encode_order
 
 _PIECE: Final = 256 * 1024
@@ -28,9 +28,14 @@ class PodMissing(Conflict):
     """Pod 0 does not run."""
 
 
-def check_takes_orders(job: Job) -> None:
-    """Check that the job is one of `ddp dev` with pods. Raises: Conflict, ClientError."""
-    phase = job.phase
+class Refused(Conflict):
+    """The pods have refused an order."""
+
+
+def check_takes_orders(job: Job) -> Status:
+    """Return the status of a job of `ddp dev` that has not ended. Raises: Conflict for another job; ClientError."""
+    status = job.status
+    phase = status.phase or "Pending"
     name = job.backend.argument(job.name)
     if job.resource["spec"].get("dev") is None:
         problem = "is no job of `ddp dev`, so its pods end with their ranks; start it with `ddp dev`"
@@ -39,7 +44,7 @@ def check_takes_orders(job: Job) -> None:
     elif phase == "Suspended":
         problem = f"is suspended; resume it (ddp resume {name}), then try again"
     else:
-        return
+        return status
     raise Conflict(f"{job.name} {problem}")
 
 

@@ -19,11 +19,15 @@ from ddp_pod.contract.dev_order import MOST_CODE_BYTES
 _POLL_SECONDS: Final = 0.25
 
 
+class CannotPackAgain(ClientError):
+    """The folder cannot be brought to the pods."""
+
+
 def pack_again(job: Job, folder: Path, include: Sequence[str] = ()) -> PackedCode:
-    """Pack the folder of a job for a new run, by the rules of `ddp submit`. Raises: ClientError."""
+    """Pack the folder of a job for a new run, by the rules of `ddp submit`. Raises: CannotPackAgain."""
     parsed = parse_resource(job.resource)
     if parsed.spec.code is None:
-        raise ClientError(
+        raise CannotPackAgain(
             f"{job.name} has no spec.code, so its pods run the code of their image or of this machine's folder: run it "
             "again with --no-code, or start the job with `ddp dev --workdir DIR`"
         )
@@ -32,10 +36,10 @@ def pack_again(job: Job, folder: Path, include: Sequence[str] = ()) -> PackedCod
         template = resolve_template(parsed)
         packed.check_command(template.command, template.trainer.get("workingDir"))
     except CannotPack as error:
-        raise ClientError(str(error)) from None
+        raise CannotPackAgain(str(error)) from None
     size = len(packed.archive.data)
     if size > MOST_CODE_BYTES:
-        raise ClientError(
+        raise CannotPackAgain(
             f"{folder} is {format_size(size)} when packed, and a run receives at most {format_size(MOST_CODE_BYTES)}. "
             f"Largest files: {list_largest(packed.archive.sizes)}. Name unneeded files in .ddpignore"
         )

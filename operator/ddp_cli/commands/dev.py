@@ -8,7 +8,7 @@ import yaml
 
 from ddp_cli.client.errors import ClientError, Conflict, NameInUse
 from ddp_cli.client.job import Job
-from ddp_cli.client.orders import check_takes_orders, send_order
+from ddp_cli.client.orders import Refused, check_takes_orders, send_order
 from ddp_cli.client.workdir import default_folder
 from ddp_cli.commands import run as local_run
 from ddp_cli.commands import submit
@@ -83,12 +83,12 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.command == "dev":
         return _run_locally(arguments) if arguments.local else _start(arguments)
     job = open_job(arguments)
-    check_takes_orders(job)
+    dev = check_takes_orders(job).dev
     if arguments.command == "rerun":
-        return Session(job).rerun(arguments)
+        return Session(job, 1 + (dev.last_number if dev is not None else 0)).rerun(arguments)
     for event in send_order(job, Order("release")):
         if event.kind == "refused":
-            raise Conflict(f"{event.message}; {event.remedy}")
+            raise Refused(f"{event.message}; {event.remedy}")
     print_text(f"{job.name}: released", flush=True)
     if not arguments.no_wait:
         for _ in job.changes():

@@ -5,18 +5,17 @@ import queue
 import sys
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final, NamedTuple
 
-from ddp_cli.client.errors import ClientError, Conflict
+from ddp_cli.client.errors import ClientError
 from ddp_cli.client.follow import view_of
 from ddp_cli.client.job import Job
 from ddp_cli.client.logs import DevLogs, Follower, Line
-from ddp_cli.client.orders import send_order
+from ddp_cli.client.orders import Refused, send_order
 from ddp_cli.client.packing.archive import format_size
-from ddp_cli.client.rerun import pack_again, watch_files
+from ddp_cli.client.rerun import CannotPackAgain, pack_again, watch_files
 from ddp_cli.commands.io import ExitCode
 from ddp_cli.view.display import View, can_redraw, choose_display
 from ddp_operator.api.texts import format_duration
@@ -27,7 +26,6 @@ from ddp_pod.contract.failure_text import format_failure
 _SECONDS_FOR_LINES: Final = 2.0  # that the last lines of a run may take
 _SILENCE_SECONDS: Final = 0.1
 _PROGRESS_BYTES: Final = 8 << 20
-_MOST_EARLY_LINES: Final = 10_000
 _BUSY_SECONDS: Final = 0.5  # between two tries to stop a run that is just being started
 _TEXTS: Final = {
     "received": "pod 0 has the code",
@@ -49,18 +47,19 @@ class _Item(NamedTuple):
 
 
 class Session:
-    """A command that gives orders to a job and shows its runs."""
+    """A command that gives orders to a job and shows its runs from the number ``run`` on."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, job: Job, run: int = 1) -> None:
         self._job = job
         self._name = job.backend.argument(job.name)
+        self._run = run
         self._items: queue.Queue[_Item] = queue.Queue()
         self._display = choose_display(job.name, sys.stdout, quiet=False, plain=False)
+        self._logs = DevLogs(job.backend.logs(job.name, node=None, attempt=None, tail=None), is_new=run > 1)
         self._orders = 0
         self._began = time.monotonic()
         self._started = self._began
-        self._run: int | None = None  # the lowest whose lines are shown; None: not known yet
-        self._early: deque[Line] = deque(maxlen=_MOST_EARLY_LINES)
+        self._is_saved = False
         self._is_stopping = False
 
     def wait_for_pods(self) -> bool:
@@ -76,53 +75,48 @@ class Session:
 
     def follow(self) -> int:
         """Show the present run until it ends. Returns the exit code. Raises: ClientError."""
-        self._run = 1
-        with self._showing(is_new=False):
+        with self._showing():
             return self._conclude(self._carry_out(Order("follow")))
 
     def rerun(self, arguments: argparse.Namespace) -> int:
         """Start a run with the folder of the arguments, and show it. Returns the exit code. Raises: ClientError."""
-        known = (self._job.resource.get("status") or {}).get("dev") or {}
-        number = 1 + max(int(run.get("run") or 0) for run in (known, *(known.get("runs") or ())))
-        with self._showing(is_new=True):
+        with self._showing():
             if arguments.watch:
-                return self._watch(arguments, number)
-            return self._conclude(self._carry_out(*self._prepare(arguments, number)))
+                return self._watch(arguments)
+            return self._conclude(self._carry_out(*self._prepare(arguments)))
 
-    def _watch(self, arguments: argparse.Namespace, number: int) -> int:
+    def _watch(self, arguments: argparse.Namespace) -> int:
         """Start a run now, and another when a file is saved, until Ctrl-C."""
         self._feed(_Saved() for _ in watch_files(arguments.workdir, arguments.include))
         digest: str | None = None
         while not self._is_stopping:
-            event: Event | None = None
+            self._is_saved = False
             try:
-                order, data = self._prepare(arguments, number)
-            except ClientError as error:  # the next save may mend it
-                self._display.line(f"ddp rerun: {error}")
-            else:
+                order, data = self._prepare(arguments)
                 if arguments.no_code or order.digest != digest:
-                    digest = order.digest
                     event = self._carry_out(order, data)
-                    if event is None:
-                        continue
-                    self._conclude(event)
-            if not self._is_stopping:
+                    digest = order.digest
+                    if event is not None:
+                        self._conclude(event)
+            except (CannotPackAgain, Refused) as error:  # the next save may mend it
+                self._display.line(f"ddp rerun: {error}")
+            if not self._is_stopping and not self._is_saved:
                 self._display.line("waiting for a saved file; Ctrl-C ends it, and the pods are held")
-                while not isinstance(value := self._items.get().value, _Saved):
-                    self._print(value)
+                while not self._is_saved:
+                    self._show(self._items.get().value)
         return ExitCode.INTERRUPTED
 
-    def _prepare(self, arguments: argparse.Namespace, number: int) -> tuple[Order, bytes]:
+    def _prepare(self, arguments: argparse.Namespace) -> tuple[Order, bytes]:
         """Return the order for a run, and its archive. Raises: ClientError."""
         self._began = time.monotonic()
         words = tuple(arguments.extra)
         if arguments.no_code:
-            return Order("run", number, bool(words), words), b""
+            return Order("run", self._run, bool(words), words), b""
         packed = pack_again(self._job, arguments.workdir, arguments.include)
         self._display.line(packed.describe())
-        self._print("packed")
+        self._show("packed")
         archive = packed.archive
-        return Order("run", number, bool(words), words, archive.digest, len(archive.data)), archive.data
+        return Order("run", self._run, bool(words), words, archive.digest, len(archive.data)), archive.data
 
     def _carry_out(self, order: Order, data: bytes = b"") -> Event | None:
         """Send an order and show what happens. Returns its last event; None: a file was saved after the start.
@@ -138,86 +132,84 @@ class Session:
         self._started = time.monotonic()
         self._feed(send_order(self._job, order, data, on_progress=report), self._orders)
         is_confirmed = not data
-        has_started = order.kind == "follow"
-        is_saved = False
-        while not (has_started and is_saved):
+        has_started = False
+        while not (has_started and self._is_saved):
             try:
                 value, number = self._items.get()
             except KeyboardInterrupt:
                 self._interrupt(is_confirmed=is_confirmed)
                 continue
-            if isinstance(value, Event | ClientError) and number != self._orders:
+            if not isinstance(value, Event | ClientError):
+                self._show(value)
+            elif number != self._orders:
                 continue  # of an order that a later one has replaced
-            if isinstance(value, ClientError):
+            elif isinstance(value, ClientError):
                 raise value
-            if isinstance(value, _Saved):
-                is_saved = True
-            elif not isinstance(value, Event):
-                self._print(value)
-            elif value.kind in _TEXTS:
-                is_confirmed = True
-                has_started = has_started or value.kind == "started"
-                self._print(_TEXTS[value.kind].format(run=value.run, pods=value.pods))
-                if value.kind == "started":
-                    self._note_start(value.run)
-            elif value.kind:
+            elif value.kind not in _TEXTS:
                 return value
+            else:
+                self._show(_TEXTS[value.kind].format(run=value.run, pods=value.pods))
+                is_confirmed = True
+                if value.kind == "started":
+                    has_started = True
+                    self._run = value.run
+                    self._started = time.monotonic()
         return None
-
-    def _note_start(self, run: int) -> None:
-        """Show the lines of a run, of which the first may have arrived before the event."""
-        self._started = time.monotonic()
-        self._run = run
-        early = list(self._early)
-        self._early.clear()
-        for line in early:
-            self._print(line)
 
     def _interrupt(self, *, is_confirmed: bool) -> None:
         """Stop the run at the first Ctrl-C. Raises: KeyboardInterrupt at the second, or before the code has arrived."""
-        if not is_confirmed:
-            self._display.line("the pods did not get the whole folder, so nothing has changed")
-            raise KeyboardInterrupt
-        if self._is_stopping:
-            self._display.line(f"the run may continue: ddp why {self._name}")
+        if not is_confirmed or self._is_stopping:
+            end = (
+                f"the run may continue: ddp why {self._name}"
+                if is_confirmed
+                else "the pods did not get all of the code"
+            )
+            self._display.line(end)
             raise KeyboardInterrupt
         self._is_stopping = True
         self._display.line("stopping the run, and holding the pods; press Ctrl-C again to leave at once")
         self._feed(self._stop())
 
     def _stop(self) -> Iterator[str]:
-        while True:
-            last = list(send_order(self._job, Order("stop")))[-1]
-            if last.kind != "refused":
-                return
-            yield f"{last.message}; trying again"
+        while list(send_order(self._job, Order("stop")))[-1].kind == "refused":
+            yield "the run is just being started; trying again"
             time.sleep(_BUSY_SECONDS)
 
     def _conclude(self, event: Event | None) -> int:
-        """Show the end of a run. Returns the exit code. Raises: Conflict, if the order was refused."""
+        """Show the end of a run. Returns the exit code. Raises: Refused."""
         assert event is not None  # without --watch
         seconds = time.monotonic() - self._started
         if event.kind == "refused":
-            raise Conflict("; ".join(filter(None, (event.message, event.remedy))))
+            raise Refused("; ".join(filter(None, (event.message, event.remedy))))
         deadline = time.monotonic() + _SECONDS_FOR_LINES
-        while time.monotonic() < deadline:
-            try:
-                self._print(self._items.get(timeout=_SILENCE_SECONDS).value)
-            except queue.Empty:
-                if event.run not in self._logs.open_runs.values():
-                    break
+        has_lines = True
+        while time.monotonic() < deadline and (has_lines or event.run in self._logs.open_runs.values()):
+            has_lines = False
+            with suppress(queue.Empty):
+                self._show(self._items.get(timeout=_SILENCE_SECONDS).value)
+                has_lines = True
         self._display.line(describe_outcome(self._job.name, event, seconds))
         name = self._name
         self._display.line(f"the pods are held; next:  ddp rerun {name}   ddp exec {name}   ddp release {name}")
         return {"Succeeded": ExitCode.OK, "Stopped": ExitCode.INTERRUPTED}.get(event.result, ExitCode.FAILED)
 
+    def _show(self, value: object) -> None:
+        """Show what a thread reports, except events."""
+        match value:
+            case _Saved():
+                self._is_saved = True
+            case View():
+                self._display.update(value)
+            case Line() if value.run >= self._run:
+                self._display.line(str(value))
+            case str():
+                self._display.line(f"{time.monotonic() - self._began:6.2f} s  {value}")
+
     # -- the threads
 
     @contextmanager
-    def _showing(self, *, is_new: bool) -> Iterator[None]:
-        """Show the logs of the runs, and on a terminal the progress. ``is_new``: only of runs that start from now."""
-        source = self._job.backend.logs(self._job.name, node=None, attempt=None, tail=None)
-        self._logs = DevLogs(source, is_new=is_new)
+    def _showing(self) -> Iterator[None]:
+        """Read the logs, and on a terminal the progress."""
         self._feed(Follower(self._logs).lines())
         if can_redraw(sys.stdout):
             job = Job(self._job.backend, self._job.name, self._job.resource)
@@ -238,17 +230,6 @@ class Session:
                 self._items.put(_Item(error if order else str(error), order))
 
         threading.Thread(target=put, daemon=True).start()
-
-    def _print(self, value: object) -> None:
-        match value:
-            case View():
-                self._display.update(value)
-            case Line() if self._run is None:
-                self._early.append(value)
-            case Line() if self._run is not None and value.run >= self._run:
-                self._display.line(str(value))
-            case str():
-                self._display.line(f"{time.monotonic() - self._began:6.2f} s  {value}")
 
 
 def describe_outcome(name: str, event: Event, seconds: float) -> str:
