@@ -82,13 +82,13 @@ def send_order(
                 raise
             problem = str(error)
         if not is_accepted:
-            raise ClientError(
+            raise ApiError(
                 f"lost the connection to pod 0 of {job.name} before it confirmed the order ({problem}); "
                 f"`ddp why {job.backend.argument(job.name)}` shows the present run; try again"
             )
         failures += 1
         if failures == _TRIES:
-            raise ClientError(f"pod 0 of {job.name} cannot be reached ({problem}); its run may continue")
+            raise ApiError(f"pod 0 of {job.name} cannot be reached ({problem}); its run may continue")
         sleep(_RETRY_SECONDS)
         order = Order("follow")
         data = b""

@@ -89,17 +89,19 @@ def main() -> int:
         sys.stdout.buffer.write(encode_event(refusal))
         return 1
     line = sys.stdin.buffer.readline()
-    channel.sendall(line)
     size = decode_order(line).size
-    while size:
-        piece = sys.stdin.buffer.read(min(size, _PIECE))
-        if not piece:
-            return 1  # the sender has gone; the holder then changes nothing
-        channel.sendall(piece)
-        size -= len(piece)
-    while events := channel.recv(_PIECE):
-        sys.stdout.buffer.write(events)
-        sys.stdout.buffer.flush()
+    with suppress(OSError):  # the holder refuses an order without its archive
+        channel.sendall(line)
+        while size:
+            piece = sys.stdin.buffer.read(min(size, _PIECE))
+            if not piece:
+                return 1  # the sender has gone; the holder then changes nothing
+            channel.sendall(piece)
+            size -= len(piece)
+    with suppress(ConnectionResetError):
+        while events := channel.recv(_PIECE):
+            sys.stdout.buffer.write(events)
+            sys.stdout.buffer.flush()
     return 0
 
 
