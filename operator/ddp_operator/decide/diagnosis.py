@@ -27,6 +27,7 @@ from ddp_pod.contract.failure_record import order_causes
 from ddp_pod.contract.failure_table import (
     CATEGORIES,
     IMAGE_PULL,
+    KILLED,
     NODE_LOST,
     OOM,
     POD_DELETED,
@@ -126,6 +127,9 @@ def _diagnose_release(state: State, fatal: Sequence[PodEnd]) -> Diagnosis:
         return Diagnosis(known, permanent=True)
     pod, end = min(fatal, key=_order)
     failure = build_last_failure(state.status.attempt, _find_named_pod(state.pods, pod, end), end)
+    if end.rank is None and end.category in (PREEMPTED.name, KILLED.name):
+        message = "a user stopped the last run, and the pods were released"
+        failure = replace(failure, category=USER_ERROR.name, message=message, remedy="")
     return Diagnosis(failure, permanent=True)
 
 

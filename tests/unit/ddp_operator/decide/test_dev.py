@@ -203,6 +203,14 @@ class TestRelease:
         decision = run_pass(former, *ends, status=follow(report(1)), seconds=60, dev={})
         assert (decision.status.phase, decision.status.restarts.total) == ("Failed", 0)
 
+    @pytest.mark.parametrize("reports", [(report(1),), (report(1), report(1, "Stopped"))], ids=["running", "held"])
+    def test_stopped_run_fails_job_without_blame(self, reports: tuple[str, ...]) -> None:
+        words = last_words("Preempted", rank=None, localRank=None, exitCode=85)
+        ends = [child_pod(index, "Failed", code=81, message=words) for index in (0, 1)]
+        failure = present(run_pass(*ends, status=follow(*reports), seconds=60, dev={}).status.last_failure)
+        assert (failure.category, failure.remedy) == ("UserError", "")
+        assert "a user stopped the last run" in failure.message
+
     def test_success_of_last_run_succeeds(self) -> None:
         ends = [child_pod(index, "Succeeded", message=last_words()) for index in (0, 1)]
         jobs = [child_job(conditions={"Complete": ""})]
