@@ -7,6 +7,7 @@ import hashlib
 import io
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -72,7 +73,7 @@ class DevPods:
         archive, digest = pack({"train.py": TRAIN, **files})
         (folder / "code.tar.gz").write_bytes(archive)
         self.pods: list[LauncherPods] = []
-        for index in range(nodes):
+        for index in range(nodes + options.get("spares", 0)):
             own = folder / f"code-{index}"
             own.mkdir()
             packages = str(folder / f"packages-{index}")
@@ -220,6 +221,9 @@ def test_failed_runs_leave_pods_held_with_the_cause_and_good_runs_follow(start: 
         pid = job.pods[index].running[index].pid
         job.pods[index].until(lambda pid=pid: len(list_children(pid)) == 1, "only a launcher on standby remains")
 
+    kept = [path.name for path in job.pods[0].temporary.glob("ddp-*/*-*")]
+    assert len(kept) <= 6, "at most two archives and the folder of the launcher on standby, of each pod"
+
 
 def list_children(pid: int) -> list[str]:
     """Return the children of a process."""
@@ -354,3 +358,31 @@ def test_packages_of_edited_requirements_are_installed(
     assert job.run({"part.py": shows + "\n", **wheels["2.0"]})[-1].result == "Succeeded"
     assert job.log(0).count("run of tiny 2.0") == 2
     assert job.log(0).count("pip install -r") == 2
+
+
+def test_pod_0_lost_in_the_middle_of_a_transfer_leaves_the_former_run(start: Callable[..., DevPods]) -> None:
+    job = start()
+    job.until_held()
+    assert job.run({"part.py": named("two")})[-1].result == "Succeeded"
+    content = random.Random(1).randbytes(20 << 20).hex()
+    events = job.order("run", {"part.py": named("three"), "data.txt": content})
+    assert next(events).kind == "received"
+    job.replace(0)
+    assert "ended" not in [event.kind for event in events]
+    job.pods[0].until(lambda: job.report().get("dev", {}).get("run") == 2, "the new pod 0 takes the run of pod 1")
+    assert job.run()[-1].result == "Succeeded"
+    for index in (0, 1):
+        assert "run of two with [], world 2" in job.log_since(index, "run 3 starts")
+
+
+@pytest.mark.parametrize("options", [{"spares": 1}, {"elastic": (1, 2)}], ids=["spare", "elastic"])
+def test_job_with_pods_that_may_join_later(start: Callable[..., DevPods], options: dict[str, Any]) -> None:
+    job = start(max_restarts=3, config={"restarts_without_progress": 1}, **options)
+    job.until_held()
+    for number in (2, 3):
+        end = job.run({"part.py": named(f"r{number}")})[-1]
+        assert (end.run, end.result) == (number, "Succeeded")
+        worlds = [job.log(index).count(f"run of r{number} with [], world 2") for index in range(len(job.pods))]
+        assert sum(worlds) == 2
+    assert [event.kind for event in job.order("release")] == ["stopped", "released"]
+    assert [pod.wait(index).code for index, pod in enumerate(job.pods)] == [0] * len(job.pods)
