@@ -212,8 +212,8 @@ class OperatorMetrics:
         self.gpu_seconds = counter(
             "ddp_operator_gpu_seconds_total",
             "GPU-seconds by purpose (status.usage): Productive, Waiting (for the first step), or the cause of lost "
-            "time: a category of failure, Resized, Stalled. Repeated steps count as productive and as lost. profile: "
-            "the name of the jobs' profile, or empty.",
+            "time: a category of failure, Resized, Stalled, Held. Repeated steps count as productive and as lost. "
+            "profile: the name of the jobs' profile, or empty.",
             ["namespace", "profile", "purpose"],
         )
         self.node_failures = counter(
