@@ -13,7 +13,6 @@ from ..base.pod import Pod
 from ..contract.failure_record import PodEnd
 from ..contract.failure_table import EXIT_CODES
 from ..contract.names import (
-    ENV_METRICS_PORT,
     ENV_PORT_FILE,
     ENV_RENDEZVOUS_SECRET,
     ENV_RUN_FD,
@@ -99,7 +98,6 @@ async def start_launcher(pod: Pod, number: int, command: list[str]) -> Launcher:
         ENV_RUNTIME_DIR: folder,
         ENV_TERMINATION_LOG: _end_file(folder),
         ENV_PORT_FILE: _port_file(folder),
-        ENV_METRICS_PORT: "0",
         ENV_RENDEZVOUS_SECRET: pod.secret,
         ENV_RUN_ID: pod.run_id if number == 1 else f"{pod.run_id}.{number}",
         ENV_RUN_FD: str(start),

@@ -486,9 +486,9 @@ class Supervisor:
 
         With a port file any free port will do: on a shared machine another process may use the port of an ended pod.
         """
-        port = self.pod.metrics_port
-        is_private = self.pod.local or self.pod.dev is not None  # the holder of a pod of `ddp dev` passes it on
-        host = "127.0.0.1" if is_private else ""
+        is_held = self.pod.dev is not None  # then the pod's port is the holder's, which passes the page on
+        port = 0 if is_held else self.pod.metrics_port
+        host = "127.0.0.1" if is_held or self.pod.local else ""
         try:
             return self.metrics.serve(port, host)
         except OSError as error:
