@@ -82,6 +82,14 @@ class Look:
         return await self.observer.observe(Key("default", name), typed, snapshot, memory)
 
 
+@pytest.mark.parametrize(("spec", "run"), [({}, None), ({"dev": {}}, 3)])
+async def test_only_pods_of_job_with_spec_dev_report_runs(spec: dict[str, Any], run: int | None) -> None:
+    look = Look(Answers(pod0=page(phase="Held", dev={"run": 3})))
+    observed = (await look.at(child_pod(0), child_pod(1), seconds=60, spec=spec)).page
+    assert (observed.dev.run if observed.dev else None) == run
+    assert observed.is_held is (run is not None)
+
+
 class TestTurns:
     async def test_waiting_jobs_share_event_reads(self) -> None:
         look = Look()
