@@ -171,10 +171,14 @@ def _read_records(path: Path) -> Iterator[Any]:
             line = file.readline(_LINE_LIMIT)
             if not line:
                 return
-            try:
-                raw = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            kind = _KINDS.get(str(raw.get("event"))) if isinstance(raw, dict) else None
-            if kind is not None:
-                yield read_record(kind, raw)
+            yield parse_record(line)
+
+
+def parse_record(line: bytes) -> Any:
+    """Return the record in a line; None if it has none."""
+    try:
+        raw = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    kind = _KINDS.get(str(raw.get("event"))) if isinstance(raw, dict) else None
+    return None if kind is None else read_record(kind, raw)

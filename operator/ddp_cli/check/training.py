@@ -16,8 +16,6 @@ from ddp_pod.contract.check_record import LoaderRecord, StepRecord
 _GROUP_STEPS: Final = 3  # before the last of which the process group must exist
 _SHOWN: Final = 3  # steps in a message
 _NO_LAUNCHER: Final = "start no launcher inside the script: ddp starts the ranks"
-_SHARED_DATA: Final = ("tp", "cp", "sp", "pp", "tensor", "context", "sequence", "pipe")
-"""Parts of a mesh dimension's name whose ranks may read the same data."""
 
 
 def judge_training(recording: Recording, world_size: int) -> list[Verdict]:
@@ -193,8 +191,7 @@ def _check_data(ranks: Sequence[Process], world_size: int) -> Verdict:
     if len(ranks) < 2:
         return not_applicable("fewer than two ranks train")
     first = ranks[0]
-    mesh = [name for process in ranks for model in process.models for name in model.mesh]
-    shared = [name for name in mesh if any(part in name for part in _SHARED_DATA)]
+    shared = [model.shared for process in ranks for model in process.models if model.shared]
     if shared:
         return not_applicable(f"ranks of the mesh dimension {shared[0]} may read the same data")
 

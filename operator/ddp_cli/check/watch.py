@@ -1,6 +1,5 @@
 """Follow the records of a run while its ranks write them."""
 
-import json
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -8,8 +7,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
-from ddp_pod.contract.check_record import SAVE, STEP, SaveRecord
-from ddp_pod.contract.records import read_record
+from ddp_cli.check.recordings import parse_record
+from ddp_pod.contract.check_record import SaveRecord, StepRecord
 
 _MOST_FILES: Final = 1024  # of processes
 _MOST_SAVES: Final = 10_000
@@ -64,15 +63,11 @@ class Watch:
         if self._steps:
             self._longest = max(self._longest, now - self._grown)
         self._grown = now
-        try:
-            record = json.loads(line)
-            event = record["event"]
-        except (ValueError, TypeError, KeyError):
-            return
-        if event == STEP:
+        record = parse_record(line)
+        if isinstance(record, StepRecord):
             self._steps[name] += 1
-        elif event == SAVE and len(self.saves) < _MOST_SAVES:
-            self.saves.append(read_record(SaveRecord, record))
+        elif isinstance(record, SaveRecord) and len(self.saves) < _MOST_SAVES:
+            self.saves.append(record)
 
     def find_stall(self) -> str:
         """Return why the run makes no progress; empty if it may."""

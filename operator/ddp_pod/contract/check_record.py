@@ -19,7 +19,6 @@ MOST_TENSORS: Final = 4096  # of a model
 START: Final = "start"
 MODEL: Final = "model"
 LOADER: Final = "loader"
-SAMPLER: Final = "sampler"
 STEP: Final = "step"
 SAVE: Final = "save"
 END: Final = "end"
@@ -58,7 +57,6 @@ class StartRecord:
 
     event: str = START
     time: float = 0.0
-    pid: int = 0
     rank: int = 0
     world_size: int = 1
 
@@ -67,17 +65,16 @@ class StartRecord:
 class ModelRecord:
     """A module that the script calls in training, before its first call.
 
-    ``kind``: its class; ``built``: the line that built it; ``wrapper``: the class around all of its trainable
+    ``built``: the line that built it; ``wrapper``: the class around all of its trainable
     parameters that shares their gradients, such as DistributedDataParallel; empty: there is none; ``place``: the line
     of the call, as train.py:12, like all places; ``names``, ``digests``: of its parameters on this rank, in order;
     ``trainable``, ``sharded``: of the same parameters, 1 if it requires gradients, and if a rank has only a part of it;
-    ``buffer_names``: of its buffers, in order; ``places``: the line that built the module of each parameter; ``mesh``:
-    names of the dimensions of its parameters' device mesh.
+    ``buffer_names``: of its buffers, in order; ``places``: the line that built the module of each parameter;
+    ``shared``: the dimension of its parameters' device mesh whose ranks may read the same data; empty: there is none.
     """
 
     event: str = MODEL
     time: float = 0.0
-    kind: str = text(80)
     built: str = text(200)
     wrapper: str = text(80)
     place: str = text(200)
@@ -87,7 +84,7 @@ class ModelRecord:
     sharded: tuple[int, ...] = items(MOST_TENSORS)
     buffer_names: tuple[str, ...] = items(MOST_TENSORS)
     places: tuple[str, ...] = items(MOST_TENSORS)
-    mesh: tuple[str, ...] = items(8)
+    shared: str = text(80)
 
 
 @dataclass(frozen=True)
@@ -95,7 +92,7 @@ class LoaderRecord:
     """The beginning of an iteration of a DataLoader.
 
     ``built``, ``place``: the lines that built it and that iterate it; ``batches``: its length; None: it has none;
-    ``sampler``, ``sampler_built``: the class of its sampler, and the line that built it; ``shuffles``, ``epoch``: of a
+    ``sampler_built``: the line that built its DistributedSampler; ``shuffles``, ``epoch``: of a
     DistributedSampler; None: it is none.
     """
 
@@ -106,7 +103,6 @@ class LoaderRecord:
     built: str = text(200)
     place: str = text(200)
     batches: int | None = number()
-    sampler: str = text(80)
     sampler_built: str = text(200)
     shuffles: bool | None = None
     epoch: int | None = None
@@ -116,7 +112,7 @@ class LoaderRecord:
 class StepRecord:
     """A completed optimizer step, and what the iteration before it used.
 
-    ``step``: of the process, from 1; ``built``: the line that built the optimizer; ``place``, ``backward``: the lines
+    ``step``: of the process, from 1; ``place``, ``backward``: the lines
     of the step and of the last backward; ``loss``: the exact values of the roots of the backwards; ``rates``: learning
     rates of the optimizer's groups; ``batch``: digest of the tensors that the outermost modules were called with;
     ``indices``: digest of the samples' indices, from DataLoaders; ``loaders``: those that delivered a batch;
@@ -130,8 +126,6 @@ class StepRecord:
     event: str = STEP
     time: float = 0.0
     step: int = 0
-    optimizer: str = text(80)
-    built: str = text(200)
     place: str = text(200)
     backward: str = text(200)
     loss: tuple[str, ...] = items(64)
@@ -170,4 +164,3 @@ class EndRecord:
     time: float = 0.0
     step: int = 0
     reason: str = text(40)
-    message: str = text(300)

@@ -4,8 +4,13 @@ PyTorch's hook for all modules takes a microsecond for each module's call. So it
 seconds. A hook of the model itself would be copied and saved with it.
 """
 
+import re
 import sys
+from collections.abc import Iterable
 from typing import Any
+
+# Words in the name of a mesh's dimension that divides a model or a sample.
+_PARTS_OF_MODEL = ("tp", "cp", "sp", "ep", "pp", "tensor", "context", "sequence", "expert", "pipe", "pipeline")
 
 
 class BatchMeter:
@@ -81,6 +86,15 @@ class BatchMeter:
 def has_trainable_parameter(module: Any) -> bool:
     """Return whether a module has a parameter that requires gradients."""
     return any(parameter.requires_grad for parameter in module.parameters())
+
+
+def find_shared_dimension(parameters: Iterable[Any]) -> str:
+    """Return the dimension of the parameters' meshes whose ranks may read the same data; empty if there is none."""
+    for parameter in parameters:
+        for name in getattr(getattr(parameter, "device_mesh", None), "mesh_dim_names", None) or ():
+            if any(part in _PARTS_OF_MODEL for part in re.split(r"[^a-z]+", name)):
+                return str(name)
+    return ""
 
 
 def has_compiled() -> bool:

@@ -3,6 +3,7 @@
 Lines may not show these: they are read from Lightning, and from the sampler of the data.
 """
 
+import functools
 import math
 import re
 import sys
@@ -14,6 +15,25 @@ from . import counters
 _FRAMES = 64  # searched for Lightning's Trainer
 _LOOPS = re.compile(r"[/\\](?:lightning[/\\]pytorch|pytorch_lightning)[/\\]loops[/\\]")
 _MOST = 2**31
+
+
+def observe(
+    original: Callable[..., Any],
+    before: Callable[..., None] | None = None,
+    after: Callable[..., None] | None = None,
+) -> Callable[..., Any]:
+    """Return a function that calls ``before`` with its arguments, and ``after`` with the result and the arguments."""
+
+    @functools.wraps(original)
+    def observed(*arguments: Any, **options: Any) -> Any:
+        if before is not None:
+            before(*arguments, **options)
+        result = original(*arguments, **options)
+        if after is not None:
+            after(result, *arguments, **options)
+        return result
+
+    return observed
 
 
 class ImportHook:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..contract.check_record import LoaderRecord
 from . import fingerprint
-from .hooks import ImportHook
+from .hooks import ImportHook, observe
 from .tracebacks import find_call
 
 if TYPE_CHECKING:
@@ -58,14 +58,11 @@ class _SamplerHook(ImportHook):
 
     def watch(self, module: Any) -> None:
         """Wrap the constructor."""
-        original = module.DistributedSampler.__init__
+        kind = module.DistributedSampler
+        kind.__init__ = observe(kind.__init__, after=self._note_place)
 
-        @functools.wraps(original)
-        def build(sampler: Any, *arguments: Any, **options: Any) -> None:
-            original(sampler, *arguments, **options)
-            self._places[sampler] = find_call().place
-
-        module.DistributedSampler.__init__ = build
+    def _note_place(self, _: None, sampler: Any, *arguments: Any, **options: Any) -> None:
+        self._places[sampler] = find_call().place
 
     def find_place(self, sampler: Any) -> str:
         """Return the line that built a sampler; empty if it is unknown."""
@@ -116,23 +113,18 @@ class DataHook(ImportHook):
         """Hook the loader and its iterator."""
         loader = module.DataLoader
         iterator = module._BaseDataLoaderIter
-        loader.__init__ = self._wrap_build(loader.__init__)
+        loader.__init__ = observe(loader.__init__, after=self._note_loader)
         loader.__iter__ = self._wrap_iteration(loader.__iter__)
         loader.__len__ = self._wrap_length(loader.__len__)
-        iterator._reset = self._wrap_reset(iterator._reset)
-        iterator._next_index = self._wrap_request(iterator._next_index)
+        iterator._reset = observe(iterator._reset, before=self._forget)
+        iterator._next_index = observe(iterator._next_index, after=self._note_request)
         iterator.__next__ = self._wrap_delivery(iterator.__next__)
 
-    def _wrap_build(self, original: Callable[..., None]) -> Callable[..., None]:
-        @functools.wraps(original)
-        def build(loader: Any, *arguments: Any, **options: Any) -> None:
-            original(loader, *arguments, **options)
-            if self._recorder.is_active and loader not in self._loaders:
-                skipped = int(getattr(loader.batch_sampler, "skip_batches", 0))
-                self._loaders[loader] = _Loader(self._count, find_call().place, self._find_length(loader), skipped)
-                self._count += 1
-
-        return build
+    def _note_loader(self, _: None, loader: Any, *arguments: Any, **options: Any) -> None:
+        if self._recorder.is_active and loader not in self._loaders:
+            skipped = int(getattr(loader.batch_sampler, "skip_batches", 0))
+            self._loaders[loader] = _Loader(self._count, find_call().place, self._find_length(loader), skipped)
+            self._count += 1
 
     def _wrap_iteration(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         @functools.wraps(original)
@@ -155,13 +147,9 @@ class DataHook(ImportHook):
             iteration.indices = former.indices
         self._iterations[iterator] = iteration
 
-    def _wrap_reset(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        @functools.wraps(original)
-        def reset(iterator: Any, *arguments: Any, **options: Any) -> Any:
-            self._iterations[iterator] = _Iteration(_UNKNOWN)  # forgets what former workers have prefetched
-            return original(iterator, *arguments, **options)
-
-        return reset
+    def _forget(self, iterator: Any, *arguments: Any, **options: Any) -> None:
+        """Forget what the workers of a former iteration have prefetched."""
+        self._iterations[iterator] = _Iteration(_UNKNOWN)
 
     def _note_iteration(self, loader: Any, found: _Loader) -> None:
         found.iterations += 1
@@ -175,7 +163,6 @@ class DataHook(ImportHook):
                 built=found.built,
                 place=find_call().place,
                 batches=found.length,
-                sampler=type(samplers[0] if distributed is None else distributed).__name__,
                 sampler_built=self._samplers.find_place(distributed),
                 shuffles=None if distributed is None else bool(getattr(distributed, "shuffle", False)),
                 epoch=None if distributed is None else int(getattr(distributed, "epoch", 0)),
@@ -205,17 +192,11 @@ class DataHook(ImportHook):
 
         return measure
 
-    def _wrap_request(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        @functools.wraps(original)
-        def request(iterator: Any) -> Any:
-            index = original(iterator)
-            text = str(index)
-            iteration = self._iterations.get(iterator)
-            if iteration is not None and "None" not in text:  # an IterableDataset has no indices
-                iteration.indices.append(fingerprint.hash_text(text))
-            return index
-
-        return request
+    def _note_request(self, index: Any, iterator: Any) -> None:
+        text = str(index)
+        iteration = self._iterations.get(iterator)
+        if iteration is not None and "None" not in text:  # an IterableDataset has no indices
+            iteration.indices.append(fingerprint.hash_text(text))
 
     def _wrap_delivery(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         @functools.wraps(original)

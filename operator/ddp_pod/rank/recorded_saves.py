@@ -1,6 +1,5 @@
 """Record the checkpoints that a script writes, and keep it from overwriting files outside of the checked folder."""
 
-import functools
 import os
 import sys
 import time
@@ -8,7 +7,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..contract.check_record import ORDER_FILE, SaveRecord
-from .hooks import ImportHook
+from .hooks import ImportHook, observe
 from .tracebacks import find_call
 
 if TYPE_CHECKING:
@@ -37,16 +36,14 @@ class SaveHook:
     def _wrap(self, original: Callable[..., Any], place: int = 0) -> Callable[..., Any]:
         """Wrap a function that writes. ``place``: of the file or its path among its arguments."""
 
-        @functools.wraps(original)
-        def write(*arguments: Any, **options: Any) -> Any:
+        def note(*arguments: Any, **options: Any) -> None:
             target = arguments[place] if len(arguments) > place else None
             path = target if isinstance(target, (str, os.PathLike)) else getattr(target, "name", None)
             is_reading = len(arguments) > 1 and str(arguments[1]).startswith("r")
             if isinstance(path, (str, os.PathLike)) and not is_reading:
                 self._note(os.fspath(path))
-            return original(*arguments, **options)
 
-        return write
+        return observe(original, before=note)
 
     def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
         """Observe ``open`` and ``os.rename`` of this process."""

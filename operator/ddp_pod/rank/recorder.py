@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TextIO
 
 from ..base.files import read_json
@@ -29,8 +29,9 @@ from ..contract.check_record import (
 )
 from ..contract.records import read_record, to_json
 from . import fingerprint
-from .batches import has_trainable_parameter
+from .batches import find_shared_dimension, has_trainable_parameter
 from .groups import GroupRecorder
+from .hooks import observe
 from .recorded_data import DataHook
 from .recorded_saves import SaveHook
 from .tracebacks import find_call
@@ -47,11 +48,11 @@ def _guard(method: Callable[..., None]) -> Callable[..., None]:
     """Let an error of the recorder end the recording."""
 
     @functools.wraps(method)
-    def guarded(self: "Recorder", *arguments: Any) -> None:
+    def guarded(self: "Recorder", *arguments: Any, **options: Any) -> None:
         if not self.is_active:
             return
         try:
-            method(self, *arguments)
+            method(self, *arguments, **options)
         except Exception as error:
             self.is_active = False
             sys.stderr.write(f"ddp check: the record of rank {self.rank} ends here: {error!r}\n")
@@ -76,7 +77,6 @@ class Recorder:
         self._lines = 0
         self._torch: Any = None
         self._has_hooks = False
-        self._built: dict[int, str] = {}  # by the optimizer's id
         self._models: list[Any] = []
         self._members: set[int] = set()  # ids of the modules in the models
         self._depth = 0  # of the calls of modules
@@ -107,16 +107,11 @@ class Recorder:
         self._torch = sys.modules["torch"]
         os.register_at_fork(after_in_child=self.stop)
         module.register_optimizer_step_post_hook(self._note_optimizer_step)
-        build = module.Optimizer.__init__
-        recorder = self
-
-        @functools.wraps(build)
-        def build_and_hook(optimizer: Any, *arguments: Any, **options: Any) -> None:
-            build(optimizer, *arguments, **options)
-            recorder._note_optimizer(optimizer)
-
-        module.Optimizer.__init__ = build_and_hook
-        self._hook_module_places()
+        module.Optimizer.__init__ = observe(
+            module.Optimizer.__init__, after=lambda _, optimizer, *arguments, **options: self._note_optimizer(optimizer)
+        )
+        kind = sys.modules["torch.nn.modules.module"].Module
+        kind.__init__ = observe(kind.__init__, after=self._note_module)
         self._data.start()
 
     def stop(self) -> None:
@@ -126,49 +121,26 @@ class Recorder:
 
     @_guard
     def _note_optimizer(self, optimizer: Any) -> None:
-        """Record where the script has built an optimizer. PyTorch is loaded now: hook the rest of it."""
-        self._built[id(optimizer)] = find_call().place
+        """Hook the rest of PyTorch, which is loaded once the script builds an optimizer."""
         if self._has_hooks:
             return
         self._has_hooks = True
         self._hook_modules()
-        self._hook_backward()
+        self._torch.autograd.backward = observe(self._torch.autograd.backward, before=self._note_loss)
         self._hook_scaler()
         self._hook_join()
         self._saves.start(self._torch)
 
-    def _hook_module_places(self) -> None:
-        kind = sys.modules["torch.nn.modules.module"].Module
-        build = kind.__init__
-        places = self._places
-
-        @functools.wraps(build)
-        def build_and_note(module: Any, *arguments: Any, **options: Any) -> None:
-            build(module, *arguments, **options)
-            places[module] = _find_build(module)
-
-        kind.__init__ = build_and_note
+    def _note_module(self, _: None, module: Any, *arguments: Any, **options: Any) -> None:
+        self._places[module] = _find_build(module)
 
     def _hook_join(self) -> None:
         kind = sys.modules["torch.distributed.algorithms.join"].Join
-        enter = kind.__enter__
-        recorder = self
+        kind.__enter__ = observe(kind.__enter__, before=self._note_join)
+        kind.__exit__ = observe(kind.__exit__, after=lambda *_: self._end_together())
 
-        @functools.wraps(enter)
-        def enter_and_note(join: Any) -> Any:
-            recorder._joins = True
-            return enter(join)
-
-        leave = kind.__exit__
-
-        @functools.wraps(leave)
-        def leave_and_end(join: Any, *error: Any) -> Any:
-            result = leave(join, *error)
-            recorder._end_together()
-            return result
-
-        kind.__enter__ = enter_and_note
-        kind.__exit__ = leave_and_end
+    def _note_join(self, join: Any) -> None:
+        self._joins = True
 
     def _hook_modules(self) -> None:
         original = self._torch.nn.Module.__call__
@@ -187,17 +159,6 @@ class Recorder:
                 recorder._depth -= 1
 
         self._torch.nn.Module.__call__ = call
-
-    def _hook_backward(self) -> None:
-        original = self._torch.autograd.backward
-        recorder = self
-
-        @functools.wraps(original)
-        def backward(tensors: Any, *arguments: Any, **options: Any) -> Any:
-            recorder._note_loss(tensors)
-            return original(tensors, *arguments, **options)
-
-        self._torch.autograd.backward = backward
 
     def _hook_scaler(self) -> None:
         """Count the steps that a GradScaler skips: it then calls no optimizer."""
@@ -240,10 +201,10 @@ class Recorder:
     @_guard
     def _note_buffers(self) -> None:
         self._buffer_owner = None
-        self._buffers = [self._digest(buffer) for model in self._models for _, buffer in _list_buffers(model)]
+        self._buffers = [self._digest(buffer) for model in self._models for buffer in model.buffers()]
 
     @_guard
-    def _note_loss(self, tensors: Any) -> None:
+    def _note_loss(self, tensors: Any, *arguments: Any, **options: Any) -> None:
         self._backward = find_call().place
         for root in [tensors] if isinstance(tensors, self._torch.Tensor) else list(tensors):
             value = float(root.detach().sum())
@@ -283,8 +244,6 @@ class Recorder:
             StepRecord(
                 time=time.time(),
                 step=self.steps,
-                optimizer=type(optimizer).__name__,
-                built=self._built.get(id(optimizer), ""),
                 place=find_call().place,
                 backward=self._backward,
                 loss=tuple(self._loss[:64]),
@@ -319,11 +278,10 @@ class Recorder:
     def _add_model(self, module: Any) -> None:
         self._models.append(module)
         self._members.update(map(id, module.modules()))
-        parameters = list(_list_parameters(module))
+        parameters = list(_strip(module.named_parameters()))
         self.write(
             ModelRecord(
                 time=time.time(),
-                kind=type(getattr(module, "module", module)).__name__,
                 built=self._places.get(module, ""),
                 wrapper=_find_sharing(module),
                 place=find_call().place,
@@ -331,9 +289,9 @@ class Recorder:
                 digests=tuple(self._digest(parameter) for _, parameter in parameters),
                 trainable=tuple(int(parameter.requires_grad) for _, parameter in parameters),
                 sharded=tuple(int(_is_sharded(module, parameter)) for _, parameter in parameters),
-                buffer_names=tuple(name for name, _ in _list_buffers(module)),
+                buffer_names=tuple(name for name, _ in _strip(module.named_buffers())),
                 places=tuple(self._find_places(module)),
-                mesh=_list_mesh_names(parameters),
+                shared=find_shared_dimension(module.parameters()),
             )
         )
 
@@ -345,7 +303,7 @@ class Recorder:
 
     def _list_parameters(self) -> Iterator[tuple[str, Any]]:
         for model in self._models:
-            yield from _list_parameters(model)
+            yield from _strip(model.named_parameters())
 
     def _digest(self, tensor: Any) -> str:
         return _write_digest(fingerprint.digest(self._torch, tensor))
@@ -377,7 +335,7 @@ class Recorder:
         waiting = self._waiting
         self._waiting = []
         atexit.register(lambda: self.write(EndRecord(time=time.time(), step=self.steps, reason="script")))
-        self.write(StartRecord(time=time.time(), pid=os.getpid(), rank=self.rank, world_size=self._world_size))
+        self.write(StartRecord(time=time.time(), rank=self.rank, world_size=self._world_size))
         assert self._file is not None
         self._file.writelines(json.dumps(raw) + "\n" for raw in waiting)
 
@@ -435,19 +393,15 @@ def _write_digest(number: int) -> str:
     return f"{number:016x}"
 
 
-def _list_parameters(module: Any) -> Iterator[tuple[str, Any]]:
-    for name, parameter in module.named_parameters():
-        yield name.replace("module.", ""), parameter
-
-
-def _list_buffers(module: Any) -> Iterator[tuple[str, Any]]:
-    for name, buffer in module.named_buffers():
-        yield name.replace("module.", ""), buffer
+def _strip(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """Yield parameters or buffers under the names that they have without a wrapper."""
+    for name, tensor in named:
+        yield name.replace("module.", ""), tensor
 
 
 def _find_build(module: Any) -> str:
     """Return the line that builds a module: not one of its own constructors."""
-    frame: Any = sys._getframe(2)
+    frame: Any = sys._getframe(3)
     while frame.f_back is not None and frame.f_code.co_name == "__init__" and _is_argument(frame, module):
         frame = frame.f_back
     return find_call(frame).place
@@ -480,11 +434,3 @@ def _find_sharing(module: Any) -> str:
 def _is_sharded(module: Any, parameter: Any) -> bool:
     placements = getattr(parameter, "placements", ())
     return any(placement.is_shard() for placement in placements) or _find_wrapper(module) == _WRAPPERS[1]
-
-
-def _list_mesh_names(parameters: list[tuple[str, Any]]) -> tuple[str, ...]:
-    for _, parameter in parameters:
-        mesh = getattr(parameter, "device_mesh", None)
-        if mesh is not None:
-            return tuple(mesh.mesh_dim_names or ())
-    return ()

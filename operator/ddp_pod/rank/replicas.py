@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 from . import counters
-from .batches import has_compiled, has_trainable_parameter
+from .batches import find_shared_dimension, has_compiled, has_trainable_parameter
 from .fingerprint import digest_on_device, find_tensors, hash_text, local_part
 from .loss_history import LossHistory
 from .losses import LossReader
@@ -28,7 +28,6 @@ _MOST_CALLS = 64  # of modules, until one shows a tensor
 _MOST_PENDING = 4  # samples whose digests are copied from a GPU
 _MIX = 0x9E3779B97F4A7C15
 _MASK = (1 << 64) - 1
-_GROUPS_OF_MODEL_PARTS = ("tp", "cp", "sp", "ep", "pp")  # names of dimensions of a mesh
 
 
 class _Piece(NamedTuple):
@@ -277,8 +276,7 @@ def _find_scope(distributed: Any, module: Any, parameters: list[Any]) -> _Scope:
         return _Scope("", str(distributed.get_process_group_ranks(group)) if group is not None else "", shares=True)
     meshes = [parameter.device_mesh for parameter in parameters if hasattr(parameter, "device_mesh")]
     if meshes:
-        names = {name for mesh in meshes for name in mesh.mesh_dim_names or ()}
-        is_data = "FSDPModule" in own and not names.intersection(_GROUPS_OF_MODEL_PARTS)
+        is_data = "FSDPModule" in own and not find_shared_dimension(parameters)
         is_data = is_data and all(_count_shards(parameter) <= 1 for parameter in parameters)
         ranks = str(sorted({int(rank) for mesh in meshes for rank in mesh.mesh.flatten().tolist()}))
         return _Scope(ranks, ranks if is_data else "", shares="FSDPModule" in own)

@@ -34,7 +34,6 @@ def build_process(rank: int, *, steps: range = range(1, STEPS + 1), number: int 
     process = Process(rank, number, StartRecord(rank=rank, world_size=2))
     process.models = [
         ModelRecord(
-            kind="Net",
             built="train.py:10",
             wrapper="DistributedDataParallel",
             place="train.py:20",
@@ -55,7 +54,6 @@ def build_process(rank: int, *, steps: range = range(1, STEPS + 1), number: int 
                 built="train.py:12",
                 place="train.py:18",
                 batches=EPOCH,
-                sampler="DistributedSampler",
                 sampler_built="train.py:11",
                 shuffles=True,
                 epoch=epoch,
@@ -65,7 +63,6 @@ def build_process(rank: int, *, steps: range = range(1, STEPS + 1), number: int 
             StepRecord(
                 time=float(step),
                 step=index,
-                built="train.py:14",
                 place="train.py:22",
                 backward="train.py:21",
                 loss=(f"l{step}.{rank}",),
