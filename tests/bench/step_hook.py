@@ -99,9 +99,14 @@ def train_sampled(rank: int, ranks: int, port: int, runtime: str) -> None:
     time_block(step, 1100)  # the first samples follow each other more closely
     without: list[float] = []
     with_samples: list[float] = []
+    sampler = counter._sampler
+    losses = counter._losses
+    assert sampler is not None
+    assert losses is not None
     for _ in range(SAMPLED_ROUNDS):
         for steps in (without, with_samples):
             counter._sample_step = float("inf") if steps is without else 0.0
+            losses.history = None if steps is without else sampler._history
             steps.append(time_block(step, SAMPLED_STEPS))
     if rank == 0:
         rows = {
@@ -110,9 +115,7 @@ def train_sampled(rank: int, ranks: int, port: int, runtime: str) -> None:
             "difference of neighbours": [1e6 * (on - off) for on, off in zip(with_samples, without, strict=True)],
         }
         print(table("2 ranks, samples", rows, "us", 1))
-        sampler = counter._sampler
-        if sampler is not None:
-            print(f"a sample: {1e6 * sampler._cost:.0f} us; two of {sampler._interval} steps", flush=True)
+        print(f"a sample: {1e6 * sampler._cost:.0f} us; two of {sampler._interval} steps", flush=True)
 
 
 def main() -> None:

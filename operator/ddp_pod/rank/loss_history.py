@@ -50,7 +50,7 @@ class LossHistory:
 def find_lost_step(steps: Sequence[int], losses: Sequence[float]) -> int:
     """Return the step since which all losses are not finite or absurd, negative if the one before had grown.
 
-    0: the last loss is finite, or the first one that was lost is no longer known.
+    0: the last loss is finite, or none is known from before the first one that was lost.
     """
     if math.isfinite(losses[-1]):
         return 0
@@ -61,5 +61,5 @@ def find_lost_step(steps: Sequence[int], losses: Sequence[float]) -> int:
     while first and (sizes[first - 1] == math.inf or sizes[first - 1] > _ABSURD * usual):
         first -= 1
     if first == 0:
-        return 0 if len(losses) == _MOST else steps[0]
+        return 0
     return steps[first] if sizes[first - 1] <= _ORDINARY * usual else -steps[first]
