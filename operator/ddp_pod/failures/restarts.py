@@ -161,7 +161,8 @@ class InPlaceRestarts:
             return True
 
         self._needs_new_pods = self.left <= 0 or self._is_pod_suspect(root_cause)
-        is_final = self.repeated or any(failure.container_exit_code in _FINAL for failure in failures)
+        is_watched = self._pod.dev is not None  # by a user, who wants to see the failure and runs again
+        is_final = self.repeated or is_watched or any(failure.container_exit_code in _FINAL for failure in failures)
         return not self._needs_new_pods and not is_final
 
     def _are_caused_by_peers(self, failures: Sequence[Failure]) -> bool:

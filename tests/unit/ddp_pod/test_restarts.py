@@ -11,6 +11,7 @@ import pytest
 from ddp_pod.base.files import write_json
 from ddp_pod.contract.failure_record import EVIDENCE_STOPPED, EVIDENCE_TIMEOUT, Failure
 from ddp_pod.contract.failure_table import CUDA, OOM
+from ddp_pod.contract.plan import DevConfig
 from ddp_pod.failures.restarts import LONGEST_DELAY, PROMPT_RESTARTS, UNCOUNTED_RESTARTS, InPlaceRestarts, Recurrence
 from ddp_pod.failures.worker_failure import find_root_cause
 from ddp_pod.progress.rank_progress import RankReader
@@ -321,3 +322,11 @@ def test_pod_ends_with_the_failures_that_no_restart_follows(
         found.spend()
     found.repeated = repeated
     assert bool(found.read_final_failures(running=running)) is final
+
+
+@pytest.mark.parametrize(("failures", "restarts_again"), [([failure()], False), ([LOST_PEER], True)])
+def test_user_of_held_pods_sees_each_failure_without_a_restart(
+    tmp_path: Path, failures: list[Failure], restarts_again: bool
+) -> None:
+    pod = restarts(tmp_path, **AWAITS, dev=DevConfig(60.0))
+    assert pod.observe(failures) is restarts_again
