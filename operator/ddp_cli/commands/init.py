@@ -12,6 +12,7 @@ from ddp_cli.client.program import IMAGE, job_name
 from ddp_cli.client.workdir import Workdir
 from ddp_cli.commands.io import CommandError, ExitCode, integer, read_file
 from ddp_cli.view.terminal import print_manifest, print_text
+from ddp_operator.api.kubeobjects import parse_quantity
 from ddp_operator.api.spec import MAX_RESTARTS
 
 SCRIPT_SUFFIXES: Final = (".py", ".sh")
@@ -99,8 +100,8 @@ def read_job_options(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def _parse_quantity(text: str) -> str:
-    if not re.fullmatch(r"[1-9]\d{0,9}(\.\d{1,3})?(m|k|[KMGT]i?|)", text):
-        raise argparse.ArgumentTypeError(f"{text!r}: must be a quantity of Kubernetes, such as 8, 500m or 64Gi")
+    if (parse_quantity(text) or 0) <= 0:
+        raise argparse.ArgumentTypeError(f"{text!r}: must be a quantity of Kubernetes, such as 8, 0.5, 500m or 64Gi")
     return text
 
 

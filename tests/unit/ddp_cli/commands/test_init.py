@@ -61,7 +61,7 @@ def test_init_prints_yaml_or_writes_new_file(folder: Path, capsys: pytest.Captur
 
 def test_options_become_fields_of_the_job(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "run.sh").write_text("python train.py")
-    options = "--nodes 2 --procs 3 --gpus 0 --cpus 500m --memory 2Gi --image a/b:1 --env A=1=2 --env B= run.sh"
+    options = "--nodes 2 --procs 3 --gpus 0 --cpus 0.5 --memory 2Gi --image a/b:1 --env A=1=2 --env B= run.sh"
     assert main(["init", *options.split()]) == 0
     spec = check_manifest(capsys.readouterr().out).resource["spec"]
     (container,) = spec["template"]["spec"]["containers"]
@@ -69,7 +69,7 @@ def test_options_become_fields_of_the_job(folder: Path, capsys: pytest.CaptureFi
     assert container["command"] == ["bash", "run.sh"]
     assert container["image"] == "a/b:1"
     assert container["env"] == [{"name": "A", "value": "1=2"}, {"name": "B", "value": ""}]
-    assert container["resources"] == {"requests": {"cpu": "500m", "memory": "2Gi"}}
+    assert container["resources"] == {"requests": {"cpu": "0.5", "memory": "2Gi"}}
 
 
 @pytest.mark.parametrize(
