@@ -252,13 +252,14 @@ def _set_killed_by_kubelet(end: Termination, kill: ContainerKill) -> Termination
 def _set_out_of_memory(end: Termination, *, has_message: bool) -> Termination:
     """Return the end of a container in which the kernel has killed a process for memory.
 
-    The launcher's message names the rank. Secondary failures and requested stops do not change.
+    The launcher's message names the rank. Secondary failures, requested stops and mistakes of the script do not change:
+    the process may have been killed before, and its rank restarted in the same pod, or run again by `ddp rerun`.
     """
     if not has_message:
         return dataclasses.replace(
             end, category=OOM.name, secondary=False, permanent=False, remedy=OOM.remedy, message=_OUT_OF_MEMORY
         )
-    if end.secondary or end.container_exit_code == constants.EXIT_PREEMPTED:
+    if end.secondary or end.container_exit_code in (constants.EXIT_PREEMPTED, constants.EXIT_USER_ERROR):
         return end
     return dataclasses.replace(end, category=OOM.name, remedy=end.remedy if end.category == OOM.name else OOM.remedy)
 

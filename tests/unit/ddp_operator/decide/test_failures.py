@@ -95,6 +95,8 @@ def test_out_of_memory_keeps_rank_that_launcher_has_reported(category: str) -> N
     assert (end.category, end.rank, end.exit_code, end.traceback) == ("OOM", 3, 137, "t")
     secondary = parse(last_words("Network", rank=1, secondary=True), constants.EXIT_PEER_LOST, "OOMKilled")
     assert (secondary.category, secondary.secondary) == ("Network", True)
+    for later, code in (("Preempted", 85), ("UserError", 81)):
+        assert parse(last_words(later), code, "OOMKilled").category == later, "the kill was that of an earlier rank"
 
 
 @pytest.mark.parametrize(
