@@ -188,8 +188,10 @@ class Session:
             with suppress(queue.Empty):
                 self._show(self._items.get(timeout=_SILENCE_SECONDS).value)
                 has_lines = True
-        self._display.line(describe_outcome(self._job.name, event, seconds))
         name = self._name
+        if has_lines or event.run in self._logs.open_runs.values():
+            self._display.line(f"more lines of run {event.run} are not shown here; all are in:  ddp logs {name}")
+        self._display.line(describe_outcome(self._job.name, event, seconds))
         self._display.line(f"the pods are held; next:  ddp rerun {name}   ddp exec {name}   ddp release {name}")
         return {"Succeeded": ExitCode.OK, "Stopped": ExitCode.INTERRUPTED}.get(event.result, ExitCode.FAILED)
 

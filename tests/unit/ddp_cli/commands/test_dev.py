@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import yaml
 
+from ddp_cli.commands import dev_session
 from ddp_cli.commands.dev import add_dev
-from ddp_cli.commands.dev_session import describe_outcome
+from ddp_cli.commands.dev_session import Session, describe_outcome
 from ddp_pod.contract.dev_order import Event
 from ddp_pod.contract.failure_record import Failure
 from tests.support.builders import resource
@@ -48,3 +50,15 @@ FAILURE = Failure(category="UserError", rank=3, pod_index=1, exit_code=1, messag
 def test_outcome_has_result_cause_and_remedy(event: Event, facts: list[str]) -> None:
     outcome = describe_outcome("mine", event, 65.0)
     assert all(fact in outcome for fact in facts), outcome
+
+
+@pytest.mark.parametrize(("open_runs", "is_cut"), [({"train-1-0": 3}, True), ({"train-1-0": 4}, False), ({}, False)])
+def test_lines_that_come_too_late_are_named(
+    open_runs: dict[str, int], is_cut: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(dev_session, "_SECONDS_FOR_LINES", 0.2)
+    backend = SimpleNamespace(argument=lambda name: f"ddp-runs/{name}", logs=lambda *_, **__: SimpleNamespace())
+    monkeypatch.setattr(dev_session, "DevLogs", lambda *_, **__: SimpleNamespace(open_runs=open_runs))
+    session = Session(SimpleNamespace(name="mine", backend=backend, resource={}))  # type: ignore[arg-type]
+    session._conclude(Event("ended", run=3, result="Succeeded"))
+    assert ("ddp logs ddp-runs/mine" in capsys.readouterr().out) == is_cut
