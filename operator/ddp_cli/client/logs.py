@@ -134,6 +134,7 @@ class RunLogs:
         self._node = node
         self._attempt = attempt
         self._tail = tail
+        self._starts: dict[str, int] = {}
         self._nproc = resolve_template(parse_resource(read_job(folder))).nproc
 
     def pods(self) -> list[LogPod]:
@@ -143,6 +144,10 @@ class RunLogs:
             for file in find_logs(self._folder.logs)
             if self._node in (None, file.node) and self._attempt in (None, file.attempt)
         ]
+
+    def skip_written(self) -> None:
+        """Leave out the complete lines that the logs have now."""
+        self._starts = {pod.name: find_tail(Path(pod.name), 0, self._folder.open_file) for pod in self.pods()}
 
     def is_over(self) -> bool:
         """Return whether the run has ended."""
@@ -156,6 +161,8 @@ class RunLogs:
         limit = self._tail  # of the lines written so far
         if limit is not None:
             reader.skip_to(file, find_tail(file.path, limit, self._folder.open_file))
+        elif pod.name in self._starts:
+            reader.skip_to(file, self._starts[pod.name])
         over = False
         while not over:
             over = not follow or self.is_over()
@@ -179,8 +186,11 @@ class DevLogs:
     """
 
     def __init__(self, source: PodLogs | RunLogs, *, is_new: bool) -> None:
-        is_limited = is_new and isinstance(source, PodLogs)
-        self._source = replace(source, since=_SECONDS_BEFORE_RUN) if is_limited else source  # type: ignore[type-var]
+        self._source = source
+        if is_new and isinstance(source, PodLogs):
+            self._source = replace(source, since=_SECONDS_BEFORE_RUN)
+        elif is_new and isinstance(source, RunLogs):
+            source.skip_written()
         self.pods = self._source.pods
         self.is_over = self._source.is_over
         self.open_runs: dict[str, int] = {}

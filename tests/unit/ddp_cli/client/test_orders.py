@@ -5,14 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ddp_cli.client import logs as logs_module
 from ddp_cli.client import orders, rerun
 from ddp_cli.client.errors import ApiError, ClientError, Conflict
 from ddp_cli.client.job import Job
-from ddp_cli.client.logs import DevLogs, Line, LogPod
+from ddp_cli.client.logs import DevLogs, Line, LogPod, RunLogs, open_plain
 from ddp_cli.client.orders import PodMissing, check_takes_orders, send_order
 from ddp_cli.client.rerun import pack_again, watch_files
 from ddp_pod.contract.dev_order import Event, Order, decode_order, encode_event
@@ -192,3 +194,19 @@ def test_lines_of_runs_are_numbered_and_those_between_runs_left_out() -> None:
         (1, "one"), (3, "three"), (3, "[launcher] runs well"), (3, "last"),
     ]  # fmt: skip
     assert logs.open_runs == {"x": 3}
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_a_new_run_on_this_machine_does_not_wait_for_the_lines_of_former_ones(
+    is_new: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs_module, "read_job", lambda _: resource("mine"))
+    file = tmp_path / "attempt-1-pod-0.log"
+    file.write_text("[launcher] run 1 starts\n[rank 0] one\n[rank 0] cut")
+    folder: Any = SimpleNamespace(logs=tmp_path, open_file=open_plain, in_use=False)
+    logs = DevLogs(RunLogs(folder, None, None, None), is_new=is_new)
+    with file.open("a") as stream:
+        stream.write(" line\n[launcher] run 2 starts\n[rank 0] two\n")
+    (pod,) = logs.pods()
+    runs = [line.run for line in logs.lines(pod, follow=False)]
+    assert runs == ([2] if is_new else [1, 1, 2])
