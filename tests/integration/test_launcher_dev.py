@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from ddp_pod.contract.dev_order import Event, Order, decode_event, encode_order
+from ddp_pod.contract.dev_order import REPLACED, Event, Order, decode_event, encode_order
 from ddp_pod.contract.plan import CodeConfig, DevConfig, loopback_address
 from tests.support.launcher_folder import delivered_launcher
 from tests.support.launcher_pods import LauncherPods
@@ -242,8 +242,12 @@ def test_job_ends_as_its_last_run(start: Callable[..., DevPods]) -> None:
 def test_order_replaces_the_present_run_or_stops_it(start: Callable[..., DevPods]) -> None:
     job = start(part=WAITS)
     job.pods[0].until_logged(0, "run of one")
-    second = job.run({"part.py": named("two")})[-1]
-    assert second.result == "Succeeded"
+    first = job.order("run", {"part.py": named("two", WAITS)})
+    assert next(event for event in first if event.kind == "started").run == 2
+    second = job.run({"part.py": named("after two")})[-1]
+    assert (second.run, second.result) == (3, "Succeeded")
+    end = list(first)[-1]
+    assert (end.run, end.result, end.message) == (2, "Stopped", REPLACED)
     assert "one is done" not in job.log(0)
 
     ignores = (
@@ -255,7 +259,7 @@ def test_order_replaces_the_present_run_or_stops_it(start: Callable[..., DevPods
     refused = []
 
     def send_second_order() -> None:
-        job.pods[0].until_logged(0, "SIGTERM: stopping")
+        job.pods[0].until(lambda: "SIGTERM: stopping" in job.log_since(0, "run 30 starts"), "the stop has begun")
         refused.extend(job.run({"part.py": named("five")}))
 
     sender = threading.Thread(target=send_second_order)

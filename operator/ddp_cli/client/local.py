@@ -1,6 +1,7 @@
 """Jobs on this machine: every run is a folder that contains its state."""
 
 import os
+import shlex
 import shutil
 import subprocess
 import sys
@@ -147,8 +148,8 @@ class LocalBackend:
             raise ClientError(str(error)) from None
 
     def argument(self, name: str) -> str:
-        """Return the path of the run's folder."""
-        return str(self.folder(name).path)
+        """Return the path of the run's folder, for a shell."""
+        return shlex.quote(str(self.folder(name).path))
 
 
 def _ended(name: str) -> Conflict:

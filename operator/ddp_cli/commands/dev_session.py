@@ -192,6 +192,8 @@ class Session:
         if has_lines or event.run in self._logs.open_runs.values():
             self._display.line(f"more lines of run {event.run} are not shown here; all are in:  ddp logs {name}")
         self._display.line(describe_outcome(self._job.name, event, seconds))
+        if event.message:
+            return ExitCode.INTERRUPTED  # the pods run another run
         self._display.line(f"the pods are held; next:  ddp rerun {name}   ddp exec {name}   ddp release {name}")
         return {"Succeeded": ExitCode.OK, "Stopped": ExitCode.INTERRUPTED}.get(event.result, ExitCode.FAILED)
 
@@ -236,7 +238,7 @@ class Session:
 
 def describe_outcome(name: str, event: Event, seconds: float) -> str:
     """Return how a run ended, and for a failure its cause and the remedy as `ddp why` does."""
-    end = {"Succeeded": "succeeded", "Stopped": "was stopped"}.get(event.result, "failed")
+    end = event.message or {"Succeeded": "succeeded", "Stopped": "was stopped"}.get(event.result, "failed")
     text = f"{name}: run {event.run} {end} after {format_duration(seconds)}"
     failure = event.failure
     if failure is None:

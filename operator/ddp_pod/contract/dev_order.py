@@ -24,6 +24,8 @@ RUN_STARTS: Final = "run {} starts"
 RUN_ENDED: Final = "run {} has ended"
 """After the output of a run."""
 RUN_LINE: Final = re.compile(r"\[launcher\] run (\d{1,9}) (starts|has ended)")
+REPLACED: Final = "was replaced by another `ddp rerun`"
+"""The message of the end of such a run."""
 EVENTS: Final = ("received", "sent", "stopped", "started", "ended", "released", "refused")
 
 

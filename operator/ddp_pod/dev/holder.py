@@ -18,7 +18,7 @@ from typing import Any, Final
 from ..base.files import log, try_write_json
 from ..base.pod import Pod, PodSetupError
 from ..contract.command_line import split_python_line
-from ..contract.dev_order import Order
+from ..contract.dev_order import REPLACED, Order
 from ..contract.failure_record import Failure, PodEnd, order_causes, shorten_failure
 from ..contract.failure_table import EXIT_CODES
 from ..contract.names import (
@@ -204,8 +204,9 @@ class Leader(Holder):
         super().__init__(pod, command)
         pods = max(pod.max_nodes, pod.nodes + pod.spares)
         self._peers = [Peer(pod, index, self._on_peer) for index in range(1, pods)]
-        self._waiting: list[asyncio.Event] = []  # for the end of the run
+        self._waiting: list[OrderStream] = []  # for the end of the run
         self._is_busy = False  # with an order
+        self._is_replacing = False  # the present run by another one
         self._adopting = asyncio.Lock()
         self._begun = asyncio.Event()
         self._is_stopped = False  # by an order, rather than by itself
@@ -349,7 +350,9 @@ class Leader(Holder):
         lost = self.pod.dev.runs if self.pod.dev is not None else 0
         plan = RunPlan(max(order.run, self.runs.plan.run + 1, lost + 1), command, digest)
         self._is_stopped = self.runs.is_running
+        self._is_replacing = True
         await self._stop_all()
+        self._is_replacing = False
         stream.send("stopped", run=self.runs.plan.run)
         if self._releasing is not None:
             self._releasing.cancel()
@@ -409,11 +412,9 @@ class Leader(Holder):
 
     async def _follow(self, stream: OrderStream) -> None:
         """Report the end of the run to the sender of an order."""
-        over = asyncio.Event()
-        self._waiting.append(over)
+        self._waiting.append(stream)
         self._conclude()
-        await over.wait()
-        stream.send("ended", run=self.runs.plan.run, result=self._result, failure=self._failure)
+        await stream.over.wait()
 
     # -- the end of a run
 
@@ -438,8 +439,10 @@ class Leader(Holder):
             self._result = "Stopped" if self._is_stopped else "Failed" if failures else "Succeeded"
             if not self._is_busy:
                 self._hold()
-        for over in self._waiting:
-            over.set()
+        for stream in self._waiting:
+            message = REPLACED if self._is_replacing else ""
+            stream.send("ended", run=self.runs.plan.run, result=self._result, failure=self._failure, message=message)
+            stream.over.set()
         self._waiting.clear()
 
     def _hold(self) -> None:

@@ -28,6 +28,7 @@ class OrderStream:
         self._reader = reader
         self._writer = writer
         self._began = asyncio.get_running_loop().time()
+        self.over = asyncio.Event()  # set after the last event
 
     async def save_archive(self, path: str, size: int) -> None:
         """Write the archive to a file. Raises: OSError, EOFError if the sender has gone."""
