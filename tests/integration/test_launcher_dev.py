@@ -131,8 +131,8 @@ class DevPods:
         return self.pods[index].log(index)
 
     def stop(self) -> None:
-        """End all pods."""
-        for pod in self.pods:
+        """End all pods; pod 0 last, whose folder for temporary files all of them use."""
+        for pod in reversed(self.pods):
             pod.stop()
 
     def replace(self, index: int) -> None:
