@@ -2,7 +2,8 @@
 
     launcher.py run -- <arguments of `python`, or a program with its arguments>
     launcher.py fetch               (in a pod without GPUs: fetch the job's inputs before the training pods start)
-_SUBCOMMANDS = ("run", "fetch", "order", "exec", "worker", "forkserver", "tracking", "mirror")
+    launcher.py order               (in pod 0 of `ddp dev`: pass an order on to the process that holds the pod)
+    launcher.py exec …              (for `ddp exec`: run a command with the environment of a rank)
     launcher.py worker …            (internal: a rank in a new interpreter)
     launcher.py forkserver …        (internal: import PyTorch once for the agent and the ranks)
     launcher.py tracking …          (internal: find the job's run in MLflow)

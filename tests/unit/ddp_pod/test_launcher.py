@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.manifests.pod import _workers_grace
+from ddp_pod import bootstrap
 from ddp_pod.base.files import write_json
 from ddp_pod.base.pod import Pod, read_pod
 from ddp_pod.contract.command_line import PythonLine, split_python_line
@@ -314,3 +315,10 @@ def test_stop_signal_reaches_workers_on_full_disk(
     pod._on_signal(signal.SIGTERM)
     assert sent == [signal.SIGTERM]
     assert "stopping: No such file or directory" in capsys.readouterr().err
+
+
+def test_usage_names_each_subcommand() -> None:
+    """Someone who starts the program by hand gets the module's docstring."""
+    lines = (bootstrap.__doc__ or "").splitlines()
+    named = {line.split()[1] for line in lines if line.startswith("    launcher.py ")}
+    assert named == set(bootstrap._SUBCOMMANDS)
