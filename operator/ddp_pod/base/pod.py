@@ -145,6 +145,11 @@ class RuntimeDirectory(NamedTuple):
     is_temporary: bool
 
 
+def list_temporary_folders() -> list[str]:
+    """Return the folders that may contain a launcher's private folder, the first choice first."""
+    return [folder for folder in (os.environ.get("TMPDIR", ""), "/tmp", "/dev/shm", os.getcwd()) if folder]
+
+
 def make_runtime_dir() -> RuntimeDirectory:
     """Create the pod's private folder: the configured one, or one below the first writable folder.
 
@@ -155,8 +160,7 @@ def make_runtime_dir() -> RuntimeDirectory:
         candidates = [configured]
     else:
         name = f"ddp-{os.getpid()}-{os.urandom(6).hex()}"
-        parents = [os.environ.get("TMPDIR", ""), "/tmp", "/dev/shm", os.getcwd()]
-        candidates = [os.path.join(parent, name) for parent in parents if parent]
+        candidates = [os.path.join(parent, name) for parent in list_temporary_folders()]
     problem: OSError | None = None
     for path in candidates:
         try:

@@ -15,12 +15,11 @@ import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from ..base.files import log, try_write_json
+from ..base.files import log
 from ..base.pod import Pod, PodSetupError
 from ..contract.command_line import split_python_line
 from ..contract.dev_order import REPLACED, Order
 from ..contract.failure_record import Failure, PodEnd, order_causes, shorten_failure
-from ..contract.failure_table import EXIT_CODES
 from ..contract.names import (
     ENV_LIFELINE_FD,
     ENV_PORT_FILE,
@@ -32,7 +31,7 @@ from ..contract.names import (
 from ..contract.processes import STOP_SIGNALS, adopt_orphans
 from ..contract.records import to_json
 from ..contract.report import DevRun, PodReport
-from ..failures.termination import finish
+from ..failures.termination import build_end, finish
 from ..progress.metrics import MetricsEndpoint
 from ..progress.prometheus import format_page
 from ..progress.rank_progress import RankReader
@@ -134,25 +133,19 @@ class Holder:
         if last is not None and (self._was_running or (last.code == EXIT_OK and not number)):
             return last.end
         if number:
-            return _build_end(self.pod, EXIT_PREEMPTED, "stopped by a signal while the pod was held between two runs")
+            return build_end(
+                self.pod.node, EXIT_PREEMPTED, "stopped by a signal while the pod was held between two runs"
+            )
         if last is None:
-            return _build_end(self.pod, EXIT_USER_ERROR, "released without a run")
+            return build_end(self.pod.node, EXIT_USER_ERROR, "released without a run")
         # The user has seen this failure, and no restart by the operator is wanted.
         return dataclasses.replace(last.end, container_exit_code=EXIT_USER_ERROR)
 
     # -- the report
 
     def _serve_report(self) -> None:
-        endpoint = _HeldEndpoint(self)
         host = "127.0.0.1" if self.pod.local else ""
-        try:
-            port = endpoint.serve(self.pod.metrics_port, host)
-        except OSError as error:
-            log(f"no report: cannot listen on port {self.pod.metrics_port}: {error.strerror}")
-            return
-        port_file = os.environ.pop(ENV_PORT_FILE, None)
-        if port_file:
-            try_write_json(port_file, port)
+        _HeldEndpoint(self).serve_pod(self.pod.metrics_port, host, os.environ.pop(ENV_PORT_FILE, None))
 
     def build_page(self, path: bytes) -> tuple[str, bytes]:
         """Return status and body of the pod's report, or of its page for Prometheus."""
@@ -189,12 +182,6 @@ class _HeldEndpoint(MetricsEndpoint):
     def build_page(self, path: bytes) -> tuple[str, bytes]:
         """Return status and body of a page."""
         return self._holder.build_page(path)
-
-
-def _build_end(pod: Pod, code: int, message: str) -> PodEnd:
-    category = EXIT_CODES[code].category
-    end = PodEnd(category, container_exit_code=code, pod_index=pod.node, exit_code=code, message=message)
-    return dataclasses.replace(end, time=time.time())
 
 
 class Leader(Holder):

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Final
 
+from ..base.pod import list_temporary_folders
 from ..contract.dev_order import ORDER_LIMIT, Event, Order, decode_order, encode_event
 from ..contract.names import ENV_RUNTIME_DIR
 
@@ -108,8 +109,8 @@ def main() -> int:
 
 def _connect() -> socket.socket | None:
     """Return a connection to the holder; None if there is none."""
-    parents = (os.environ.get("TMPDIR", ""), "/tmp", "/dev/shm", os.getcwd())
-    folders = [path for parent in parents if parent for path in glob.glob(os.path.join(glob.escape(parent), "ddp-*"))]
+    parents = list_temporary_folders()
+    folders = [path for parent in parents for path in glob.glob(os.path.join(glob.escape(parent), "ddp-*"))]
     for folder in filter(None, (os.environ.get(ENV_RUNTIME_DIR), *folders)):
         with suppress(OSError):
             if os.lstat(folder).st_uid != os.getuid():

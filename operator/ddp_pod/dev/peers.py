@@ -15,9 +15,10 @@ from typing import Any, Final
 
 from ..base.files import log
 from ..base.pod import Pod
+from ..contract import records
 from ..contract.dev_order import MOST_CODE_BYTES
 from ..contract.failure_record import PodEnd
-from ..contract.records import read_record, to_json
+from ..contract.plan import from_json, to_json
 from .background import run_in_background
 from .link import PIECE, Link, LinkBroken, open_link
 from .processes import RunEnd
@@ -40,25 +41,15 @@ class PeerState:
 
 def encode_state(runs: PodRuns) -> dict[str, Any]:
     """Return the state of this pod's runs as JSON."""
-    return {**encode_run(runs.plan), "running": runs.is_running, "end": _encode_end(runs.end)}
-
-
-def encode_run(plan: RunPlan) -> dict[str, Any]:
-    """Return a run as JSON."""
-    return {"run": plan.run, "command": list(plan.command), "digest": plan.digest}
-
-
-def decode_run(message: dict[str, Any]) -> RunPlan:
-    """Return the run in a message."""
-    return RunPlan(int(message["run"]), tuple(map(str, message["command"])), str(message["digest"]))
+    return {**to_json(runs.plan), "running": runs.is_running, "end": _encode_end(runs.end)}
 
 
 def _encode_end(end: RunEnd | None) -> dict[str, Any] | None:
-    return None if end is None else {"code": end.code, "end": to_json(end.end)}
+    return None if end is None else {"code": end.code, "end": records.to_json(end.end)}
 
 
 def _decode_end(raw: Any) -> RunEnd | None:
-    return None if raw is None else RunEnd(int(raw["code"]), read_record(PodEnd, raw["end"]))
+    return None if raw is None else RunEnd(int(raw["code"]), records.read_record(PodEnd, raw["end"]))
 
 
 class Peer:
@@ -129,7 +120,9 @@ class Peer:
                 self._file.write(body)
                 continue
             if "run" in message:
-                self.state = PeerState(decode_run(message), bool(message["running"]), _decode_end(message["end"]))
+                self.state = PeerState(
+                    from_json(RunPlan, message), bool(message["running"]), _decode_end(message["end"])
+                )
             if "id" in message:
                 self._replies.pop(message["id"]).set_result(message)
             else:
@@ -154,7 +147,7 @@ class Peer:
 
     async def start(self, plan: RunPlan, *, hold: bool = False) -> None:
         """Start a run in the pod; ``hold``: only note it as the newest. Raises: LinkBroken."""
-        await self.request("hold" if hold else "start", **encode_run(plan))
+        await self.request("hold" if hold else "start", **to_json(plan))
 
     async def send_code(self, path: str, digest: str) -> None:
         """Send the archive of a digest. Raises: LinkBroken, OSError."""
@@ -229,10 +222,10 @@ class PeerServer:
                 await self._runs.stop()
             case "start":
                 await self._runs.stop()
-                await self._runs.start(decode_run(message))
+                await self._runs.start(from_json(RunPlan, message))
             case "hold":
                 await self._runs.stop()
-                self._runs.adopt(decode_run(message))
+                self._runs.adopt(from_json(RunPlan, message))
         return encode_state(self._runs)
 
     async def _receive_code(self, link: Link, digest: str, size: int) -> dict[str, Any]:

@@ -11,7 +11,6 @@ from typing import Final
 from ..base.files import BOOTSTRAP, log, read_json
 from ..base.pod import Pod
 from ..contract.failure_record import PodEnd
-from ..contract.failure_table import EXIT_CODES
 from ..contract.names import (
     ENV_PORT_FILE,
     ENV_RENDEZVOUS_SECRET,
@@ -23,6 +22,7 @@ from ..contract.names import (
 )
 from ..contract.processes import kill, list_children
 from ..contract.records import read_record
+from ..failures.termination import build_end
 from ..supervise.standby import RunStart, encode_start
 
 _SECONDS_TO_END: Final = 5.0
@@ -137,7 +137,5 @@ def _port_file(folder: str) -> str:
 
 def _build_unexplained_end(pod: Pod, code: int) -> PodEnd:
     """Return the end of a launcher that left no message, because it was killed."""
-    outcome = EXIT_CODES[EXIT_RETRYABLE]
     message = f"the launcher of the run ended with exit code {code} and without a message"
-    end = PodEnd(category=outcome.category, container_exit_code=outcome.exit_code, pod_index=pod.node, exit_code=code)
-    return replace(end, message=message)
+    return replace(build_end(pod.node, EXIT_RETRYABLE, message), exit_code=code)

@@ -39,6 +39,22 @@ def finish(end: PodEnd) -> int:
     return end.container_exit_code
 
 
+def build_end(pod_index: int, exit_code: int, message: str, *, remedy: str = "", traceback: str = "") -> PodEnd:
+    """Return the end of a pod without a failure of its workers. ``exit_code``: one of the launcher's."""
+    outcome = EXIT_CODES[exit_code]
+    return PodEnd(
+        category=outcome.category,
+        container_exit_code=outcome.exit_code,
+        secondary=outcome.secondary,
+        pod_index=pod_index,
+        exit_code=exit_code,
+        message=message,
+        traceback=traceback,
+        remedy=remedy,
+        time=time.time(),
+    )
+
+
 def _describe_end(failure: Failure) -> list[str]:
     places = (
         ("rank", failure.rank),

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 
+from ..base.files import log, try_write_json
 from ..contract.progress import RankProgress
 from ..contract.records import to_json
 from ..contract.report import PodReport
@@ -63,6 +64,33 @@ class MetricsEndpoint:
         self._is_on_loopback = bool(host)
         threading.Thread(target=self._accept, args=(server,), daemon=True, name="metrics").start()
         return int(server.getsockname()[1])
+
+    def serve_pod(self, port: int, host: str, port_file: str | None) -> int | None:
+        """Listen on the pod's port. Returns the port in use, None if there is none. ``port_file``: gets that port.
+
+        With a port file any free port will do: on a shared machine another process may use the port of an ended pod.
+        """
+        used = self._listen(port, host, has_port_file=bool(port_file))
+        if used is not None and port_file:
+            try_write_json(port_file, used)
+        return used
+
+    def _listen(self, port: int, host: str, *, has_port_file: bool) -> int | None:
+        try:
+            return self.serve(port, host)
+        except OSError as error:
+            problem = error
+        if has_port_file and port:
+            try:
+                free_port = self.serve(0, host)
+            except OSError as error:
+                problem = error
+            else:
+                log(f"metrics are on port {free_port}: cannot listen on {port}: {problem.strerror}")
+                return free_port
+        remedy = "set spec.metrics.port to a port that no other container of the pod uses"
+        log(f"no metrics: cannot listen on port {port}: {problem.strerror}; {remedy}")
+        return None
 
     def _accept(self, server: socket.socket) -> None:
         while True:

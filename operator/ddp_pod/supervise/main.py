@@ -5,7 +5,6 @@ import importlib
 import os
 import shutil
 import sys
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,13 +12,12 @@ from ..base.files import BOOTSTRAP, add_delivered_packages, log
 from ..base.pod import (
     Pod,
     PodSetupError,
+    RuntimeDirectory,
     default_threads,
     make_runtime_dir,
     read_pod,
 )
 from ..contract.command_line import PythonLine, find_missing_program, split_python_line
-from ..contract.failure_record import PodEnd
-from ..contract.failure_table import EXIT_CODES
 from ..contract.names import (
     ENV_COMPLETION_INDEX,
     ENV_OMP_NUM_THREADS,
@@ -29,7 +27,7 @@ from ..contract.names import (
     EXIT_USER_ERROR,
 )
 from ..contract.processes import adopt_orphans
-from ..failures.termination import finish
+from ..failures.termination import build_end, finish
 from ..failures.text import advise_on_program
 from ..progress.line_steps import find_total
 from ..rank.tracebacks import describe
@@ -53,22 +51,23 @@ def main(argv: Sequence[str], signals: list[int]) -> int:
         runtime = make_runtime_dir()
         pod = read_pod(os.environ, runtime.path)
         if pod.dev is not None and standby is None:
-            return int(importlib.import_module("..dev.holder", __package__).hold(pod, command, signals))
+            return _hold(pod, command, signals, runtime)
         former = ""
         if standby is not None:
             server = _start_early(pod, command)
             start = standby.wait()
             if start is None:
                 return 0
-            command, former = list(start.command), start.former
+            command = list(start.command)
+            former = start.former
             pod = _replace_code(pod, start)
         line = None if pod.program else split_python_line(command)
         pod, has_installed = _prepare_pod(pod, command, line, signals, former)
     except PodSetupError as error:
-        failure = _build_failure(pod_index, error.exit_code, str(error), remedy=error.hint, traceback=error.output)
+        failure = build_end(pod_index, error.exit_code, str(error), remedy=error.hint, traceback=error.output)
         return finish(failure)
     except ValueError as error:
-        return finish(_build_failure(pod_index, EXIT_USER_ERROR, str(error)))
+        return finish(build_end(pod_index, EXIT_USER_ERROR, str(error)))
 
     if server is None:
         _set_environment(pod)
@@ -82,26 +81,22 @@ def main(argv: Sequence[str], signals: list[int]) -> int:
     except Exception as error:
         bug = describe(error)
         message = f"internal error of the launcher: {bug['type']}: {bug['message']}"
-        return finish(_build_failure(pod_index, EXIT_RETRYABLE, message, traceback=bug["traceback"]))
+        return finish(build_end(pod_index, EXIT_RETRYABLE, message, traceback=bug["traceback"]))
     finally:
-        if runtime.is_temporary:
-            shutil.rmtree(runtime.path, ignore_errors=True)
+        _remove(runtime)
 
 
-def _build_failure(pod_index: int, exit_code: int, message: str, *, remedy: str = "", traceback: str = "") -> PodEnd:
-    """Return the failure of a pod before its workers start. ``exit_code``: one of the launcher's."""
-    outcome = EXIT_CODES[exit_code]
-    return PodEnd(
-        category=outcome.category,
-        container_exit_code=outcome.exit_code,
-        secondary=outcome.secondary,
-        pod_index=pod_index,
-        exit_code=exit_code,
-        message=message,
-        traceback=traceback,
-        remedy=remedy,
-        time=time.time(),
-    )
+def _hold(pod: Pod, command: list[str], signals: list[int], runtime: RuntimeDirectory) -> int:
+    """Hold the pod between the runs of `ddp dev`, each of which is a launcher of its own."""
+    try:
+        return int(importlib.import_module("..dev.holder", __package__).hold(pod, command, signals))
+    finally:
+        _remove(runtime)
+
+
+def _remove(runtime: RuntimeDirectory) -> None:
+    if runtime.is_temporary:
+        shutil.rmtree(runtime.path, ignore_errors=True)
 
 
 def _start_early(pod: Pod, command: list[str]) -> ForkServer | None:

@@ -473,37 +473,11 @@ class Supervisor:
     # -- metrics
 
     def _serve_metrics(self) -> None:
-        port_file = os.environ.get(ENV_PORT_FILE)
-        port = self._listen(has_port_file=bool(port_file))
-        if port is None:
-            return
-        self._trainer_status.offer(port)
-        if port_file:
-            try_write_json(port_file, port)
-
-    def _listen(self, *, has_port_file: bool) -> int | None:
-        """Serve the metrics on the pod's port. Returns the port in use, None if there is none.
-
-        With a port file any free port will do: on a shared machine another process may use the port of an ended pod.
-        """
-        is_held = self.pod.dev is not None  # then the pod's port is the holder's, which passes the page on
-        port = 0 if is_held else self.pod.metrics_port
-        host = "127.0.0.1" if is_held or self.pod.local else ""
-        try:
-            return self.metrics.serve(port, host)
-        except OSError as error:
-            problem = error
-        if has_port_file and port:
-            try:
-                free_port = self.metrics.serve(0, host)
-            except OSError as error:
-                problem = error
-            else:
-                log(f"metrics are on port {free_port}: cannot listen on {port}: {problem.strerror}")
-                return free_port
-        remedy = "set spec.metrics.port to a port that no other container of the pod uses"
-        log(f"no metrics: cannot listen on port {port}: {problem.strerror}; {remedy}")
-        return None
+        is_private = self.pod.local or self.pod.dev is not None  # the holder of a pod of `ddp dev` passes it on
+        host = "127.0.0.1" if is_private else ""
+        port = self.metrics.serve_pod(self.pod.metrics_port, host, os.environ.get(ENV_PORT_FILE))
+        if port is not None:
+            self._trainer_status.offer(port)
 
     def _build_report(self, ranks: Sequence[RankProgress]) -> PodReport:
         """Return the pod's report with the progress of its ranks."""
