@@ -48,23 +48,23 @@ def write_page() -> str:
     parser, _ = build_parser(*(name for name, _, _ in COMMANDS))
     actions = parser._subparsers._group_actions if parser._subparsers else []
     choices = dict(actions[0].choices or {})
-    shared = _find_shared_flags(choices)
+    shared = _find_shared_arguments(choices)
     lines = [f"| {code} | {meaning} |" for code, meaning in MEANINGS.items()]
     lines += ["", "## Commands", "", "| command | action |", "|---|---|"]
     lines += [f"| [`ddp {name}`](#ddp-{name}) | {text} |" for name, _, text in COMMANDS]
-    lines += ["", "## Flags of several commands", "", "| argument | meaning | commands |", "|---|---|---|"]
+    lines += ["", "## Arguments of several commands", "", "| argument | meaning | commands |", "|---|---|---|"]
     lines += [f"{row} {', '.join(names)} |" for row, names in shared.items()]
-    for name, _, text in COMMANDS:
-        lines += ["", f"## ddp {name}", "", f"{text[0].upper()}{text[1:]}.", "", *_describe(choices[name], shared)]
+    for name, _, _ in COMMANDS:
+        lines += ["", f"## ddp {name}", "", *_describe(choices[name], shared)]
     return _HEAD + "\n".join(lines) + "\n"
 
 
-def _find_shared_flags(choices: Mapping[str, argparse.ArgumentParser]) -> dict[str, list[str]]:
-    """Return the rows of flags that several commands have, each with the names of these commands."""
+def _find_shared_arguments(choices: Mapping[str, argparse.ArgumentParser]) -> dict[str, list[str]]:
+    """Return the rows of arguments that several commands have, each with the names of these commands."""
     commands: dict[str, list[str]] = {}
     for name, parser in choices.items():
         for action in parser._actions:
-            if action.option_strings and not isinstance(action, argparse._HelpAction):
+            if not isinstance(action, argparse._HelpAction):
                 commands.setdefault(_format_row(action), []).append(name)
     return {row: names for row, names in commands.items() if len(names) > 1}
 
