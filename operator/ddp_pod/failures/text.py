@@ -84,6 +84,10 @@ def find_advice(text: str) -> str:
 
 def advise_on_module(name: str, code: CodeConfig | None) -> str:
     """Return the remedy for a missing Python module. ``code``: the packed folder that the pod runs, if any."""
+    package, _, module = name.rpartition(".")
+    if package:  # Python imports a package before its modules, so the package exists
+        remedy = f"{package} has no module {module}: correct the name, or use the version of {package} that has it"
+        return f"{remedy}; {_IGNORED_FILES}" if code is not None else remedy
     if code is not None and code.requirements:
         return f"add the package of {name} to {code.requirements}, or correct the name; {_IGNORED_FILES}"
     if code is not None:

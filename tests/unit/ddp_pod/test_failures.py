@@ -138,6 +138,7 @@ EXCEPTIONS = {
     ],
     FATAL: [
         ("ModuleNotFoundError: No module named 'einops'", "install it in the image"),
+        ("ModuleNotFoundError: No module named 'data.loader'", "data has no module loader: correct the name"),
         ("SyntaxError: invalid syntax", "fix the line"),
         ("SystemExit: python: No module named x", "the image lacks x"),
         ("ImportError: flash.so: undefined symbol: _ZN3c104cuda9SetDeviceEi", "versions that belong together"),
