@@ -21,7 +21,7 @@ from ddp_operator.api.cluster import Event
 from ddp_operator.api.constants import KIND
 from ddp_operator.kube.credentials import login
 from ddp_operator.kube.events import build_event
-from ddp_operator.kube.resources import path
+from ddp_operator.kube.resources import kind_of, path
 from tests.support.cluster_drivers.base import build_resource
 from tests.support.standin import StandIn
 from tests.support.traces import Trace
@@ -92,7 +92,7 @@ def resource(**spec: Any) -> dict[str, Any]:
 
 
 def create(body: Mapping[str, Any], **options: Any) -> Request:
-    return Request("POST", str(body["kind"]), None, body, **options)
+    return Request("POST", kind_of(body), None, body, **options)
 
 
 def patch(kind: str, name: str, body: Any, **options: Any) -> Request:
@@ -289,7 +289,7 @@ async def api(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[T
             kubeconfig = request.getfixturevalue("plane").admin
         session = await stack.enter_async_context(aiohttp.ClientSession())
         traced_server = TracedServer(session, await login(str(kubeconfig)))
-        await traced_server.send(create({"kind": "Namespace", "metadata": {"name": NAMESPACE}}))
+        await traced_server.send(create({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": NAMESPACE}}))
         yield traced_server
         if request.param != "standin":
             await empty(traced_server)

@@ -184,7 +184,7 @@ async def test_events_name_resource_and_are_distinct(cluster: KubeCluster, serve
     await cluster.close()
     events = server.list("Event")
     assert [event["message"][0] for event in events] == ["0", "1", "2"]
-    assert {len(event["message"]) for event in events} == {1024}
+    assert {len(event["message"].encode()) for event in events} == {1024}
     assert {event["involvedObject"]["uid"] for event in events} == {resource["metadata"]["uid"]}
 
 

@@ -9,6 +9,7 @@ A reconcile does not wait until an own Event is posted: one task posts them one 
 
 import asyncio
 import logging
+import socket
 import time
 from collections.abc import Callable
 from datetime import datetime
@@ -16,8 +17,9 @@ from typing import Any, Final
 
 from ddp_operator.api.cluster import ClusterError, Event, Object
 from ddp_operator.api.constants import MANAGED_BY
-from ddp_operator.api.kubeobjects import format_time, utc_now
-from ddp_operator.kube.client import ApiClient, call, pages, trim
+from ddp_operator.api.kubeobjects import format_micro_time, utc_now
+from ddp_operator.kube.client import ApiClient, call, pages
+from ddp_operator.kube.resources import POSTED_EVENT, type_of
 from ddp_pod.contract.credentials import hide_credentials
 
 logger = logging.getLogger(__name__)
@@ -34,7 +36,9 @@ ABOUT_JOBS: Final = "involvedObject.kind=Job,reason=FailedCreate"
 _READ: Final = ("type", "reason", "message", "lastTimestamp", "eventTime", "series")
 
 BACKLOG: Final = 4000
-MESSAGE_LIMIT: Final = 1024  # the API server's limit for an Event
+NOTE_LIMIT: Final = 1024
+"""Maximum bytes of an Event's text. The API server refuses longer ones."""
+INSTANCE_LIMIT: Final = 128
 CLOSE_TIMEOUT: Final = 1.0
 NAME_LIMIT: Final = 253 - len(".0123456789abcdef")
 
@@ -107,13 +111,14 @@ class EventWriter:
         self._queue: asyncio.Queue[dict[str, Any]] = asyncio.Queue(BACKLOG)
         self._task: asyncio.Task[None] | None = None
         self._last_number = 0
+        self._instance = socket.gethostname()[:INSTANCE_LIMIT]
 
     def put(self, resource: Object, event: Event) -> None:
         """Queue an Event. It is dropped if the queue is full: Events are best effort."""
         now = utc_now()
         self._last_number = max(self._last_number + 1, int(now.timestamp() * 1_000_000))
         try:
-            self._queue.put_nowait(build_event(resource, event, now, self._last_number))
+            self._queue.put_nowait(build_event(resource, event, now, self._last_number, instance=self._instance))
         except asyncio.QueueFull:
             logger.debug("dropped an event: %s", event)
             return
@@ -138,17 +143,23 @@ class EventWriter:
             event = await self._queue.get()
             try:
                 params = {"fieldManager": MANAGED_BY}
-                await call(self._client, "POST", "Event", event["metadata"]["namespace"], params=params, body=event)
+                await call(
+                    self._client, "POST", POSTED_EVENT, event["metadata"]["namespace"], params=params, body=event
+                )
             except ClusterError as exc:
                 logger.debug("lost an event: %s", exc)
             finally:
                 self._queue.task_done()
 
 
-def build_event(resource: Object, event: Event, now: datetime, number: int) -> dict[str, Any]:
-    """Return the ``v1`` Event of a transition, as ``kubectl describe`` finds it. ``number`` makes its name unique."""
+def build_event(
+    resource: Object, event: Event, now: datetime, number: int, *, instance: str = MANAGED_BY
+) -> dict[str, Any]:
+    """Return the Event of a transition, of ``events.k8s.io``. ``kubectl describe`` shows it as an Event of ``v1``.
+
+    ``number`` makes its name unique. ``instance``: the name of the operator's pod.
+    """
     meta = resource["metadata"]
-    stamp = format_time(now)
     reference = {
         "apiVersion": resource["apiVersion"],
         "kind": resource["kind"],
@@ -157,22 +168,26 @@ def build_event(resource: Object, event: Event, now: datetime, number: int) -> d
         "uid": meta["uid"],
         "resourceVersion": meta.get("resourceVersion", ""),
     }
-    return {
-        "apiVersion": "v1",
-        "kind": "Event",
+    return type_of(POSTED_EVENT) | {
         # Events about a node are in the default namespace.
         "metadata": {
             "name": f"{meta['name'][:NAME_LIMIT]}.{number:016x}",
             "namespace": meta.get("namespace", "default"),
         },
-        "involvedObject": reference,
+        "regarding": reference,
         "type": event.type,
         "reason": event.reason,
-        "message": trim(hide_credentials(event.message), MESSAGE_LIMIT),
-        "count": 1,
-        "firstTimestamp": stamp,
-        "lastTimestamp": stamp,
-        "source": {"component": MANAGED_BY},
-        "reportingComponent": MANAGED_BY,
-        "reportingInstance": "",
+        "action": "Reconcile",
+        "note": _trim_bytes(hide_credentials(event.message), NOTE_LIMIT),
+        "eventTime": format_micro_time(now),
+        "reportingController": MANAGED_BY,
+        "reportingInstance": instance,
     }
+
+
+def _trim_bytes(text: str, limit: int) -> str:
+    """Return the text, cut to ``limit`` bytes of UTF-8 with an ellipsis."""
+    if len(text.encode()) <= limit:
+        return text
+    ellipsis = "…"
+    return text.encode()[: limit - len(ellipsis.encode())].decode(errors="ignore") + ellipsis

@@ -16,6 +16,9 @@ from ddp_operator.api.constants import (
 )
 from ddp_operator.api.kubeobjects import is_native_pod_group
 
+POSTED_EVENT: Final = "Event.events.k8s.io"
+"""An Event as the operator posts it. Reads use ``v1``, which has the Events of both API groups."""
+
 _PLACES: Final[dict[str, tuple[str, str, str]]] = {
     KIND: (GROUP, VERSION, PLURAL),
     CLUSTER_PROFILE_KIND: (GROUP, VERSION, "clusterddptrainingprofiles"),
@@ -26,6 +29,7 @@ _PLACES: Final[dict[str, tuple[str, str, str]]] = {
     "ConfigMap": ("", "v1", "configmaps"),
     "Secret": ("", "v1", "secrets"),
     "Event": ("", "v1", "events"),
+    POSTED_EVENT: ("events.k8s.io", "v1", "events"),
     "NetworkPolicy": ("networking.k8s.io", "v1", "networkpolicies"),
     f"{POD_GROUP}.{SCHEDULING_GROUP}": (SCHEDULING_GROUP, "v1beta1", "podgroups"),
     f"{POD_GROUP}.{SCHEDULING_GROUP}.v1alpha3": (SCHEDULING_GROUP, "v1alpha3", "podgroups"),
@@ -53,13 +57,11 @@ _OLDER_VERSIONS: Final = ("v1alpha3", "v1alpha2")
 
 
 def kind_of(manifest: Mapping[str, Any]) -> str:
-    """Return the key of an object's kind in this module. That of a PodGroup includes the group: several have it."""
+    """Return the key of an object's kind in this module. It includes the group if several groups have the kind."""
     kind = str(manifest["kind"])
-    if kind != POD_GROUP:
-        return kind
     api_group, _, version = str(manifest["apiVersion"]).partition("/")
-    is_older = api_group == SCHEDULING_GROUP and version in _OLDER_VERSIONS
-    return f"{kind}.{api_group}.{version}" if is_older else f"{kind}.{api_group}"
+    keys = (f"{kind}.{api_group}.{version}", f"{kind}.{api_group}")
+    return next((key for key in keys if key in _PLACES), kind)
 
 
 def list_versions(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -81,9 +83,9 @@ def group(kind: str) -> str:
 
 
 def type_of(kind: str) -> dict[str, str]:
-    """Return apiVersion and kind. Items of a list do not have them."""
+    """Return apiVersion and kind of a key of this module. Items of a list do not have them."""
     in_group, version, _ = _PLACES[kind]
-    return {"apiVersion": f"{in_group}/{version}" if in_group else version, "kind": kind}
+    return {"apiVersion": f"{in_group}/{version}" if in_group else version, "kind": kind.partition(".")[0]}
 
 
 def path(kind: str, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:

@@ -20,7 +20,7 @@ from ddp_operator.api.constants import (
     VERSION,
 )
 from ddp_operator.kube.client import ApiClient, ResponseError, StartupError
-from ddp_operator.kube.resources import group, plural
+from ddp_operator.kube.resources import POSTED_EVENT, group, plural
 
 PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {
     KIND: ("get", "list", "watch", "create", "patch", "delete"),
@@ -32,7 +32,8 @@ PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {
     "ConfigMap": ("get", "list", "watch", "create"),
     "Secret": ("create",),
     "NetworkPolicy": ("get", "list", "watch", "create"),
-    "Event": ("list", "create"),
+    "Event": ("list",),
+    POSTED_EVENT: ("create",),
     f"{CRD_KIND}:{CRD_NAME}": ("get",),
     CLUSTER_PROFILE_KIND: ("get",),
     PROFILE_KIND: ("get",),

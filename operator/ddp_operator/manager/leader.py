@@ -24,6 +24,7 @@ from datetime import UTC, datetime
 from typing import Any, Final
 
 from ddp_operator.api.cluster import ClusterError
+from ddp_operator.api.kubeobjects import format_micro_time
 from ddp_operator.kube.client import ApiClient, ResponseError, StartupError
 from ddp_operator.kube.resources import path, plural
 from ddp_operator.manager.settings import PREFIX
@@ -274,4 +275,4 @@ def _set_renew_time(lease: Body) -> Body:
 
 
 def _now() -> str:
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return format_micro_time(datetime.now(UTC))

@@ -62,6 +62,10 @@ class Call(NamedTuple):
     user: str
 
 
+EVENTS = "events.k8s.io"
+CORE_NAMES = {"regarding": "involvedObject", "note": "message", "reportingController": "reportingComponent"}
+
+
 class StandInApi:
     """Responds to requests. Lives in one event loop; ``running.py`` gives it a thread."""
 
@@ -201,6 +205,8 @@ class StandInApi:
         if len(rest) > 2 and rest[0] == "namespaces":
             namespace = rest[1]
             rest = rest[2:]
+        if (group, rest[:1]) == (EVENTS, ["events"]):
+            group = ""  # the same objects in another form
         for kind in self.kinds:
             if rest and (kind.group, kind.version, kind.plural) == (group, version, rest[0]):
                 name, subresource = (*rest[1:3], None, None)[:2]
@@ -264,6 +270,8 @@ class StandInApi:
             obj["metadata"]["namespace"] = namespace
         elif "namespace" in obj["metadata"]:
             del obj["metadata"]["namespace"]
+        if obj.get("apiVersion") == f"{EVENTS}/v1":
+            obj = _to_core_event(obj)
         obj |= {"apiVersion": kind.api_version, "kind": kind.kind}
         if kind.kind == "Event" and obj.get("involvedObject", {}).get("namespace") != namespace:
             where = "involvedObject.namespace: Invalid value: does not match event.namespace"
@@ -423,3 +431,14 @@ def _cut(request: web.Request) -> web.Response:
     if request.transport is not None:
         request.transport.abort()
     return web.Response()
+
+
+def _to_core_event(event: Object) -> Object:
+    """Return an Event of ``events.k8s.io`` as ``v1`` has it. Raises: ApiFailure 422, for what ``v1`` accepts."""
+    required = ("eventTime", "reportingController", "reportingInstance", "action", "reason", "type")
+    errors = [f"{name}: Required value" for name in required if not event.get(name)]
+    if len(event.get("note", "").encode()) > 1024:
+        errors.append("message: Invalid value: can have at most 1024 characters")
+    if errors:
+        raise ApiFailure(422, f'Event.{EVENTS} "{event["metadata"].get("name")}" is invalid: {", ".join(errors)}')
+    return {CORE_NAMES.get(name, name): value for name, value in event.items()}

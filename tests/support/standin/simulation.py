@@ -32,7 +32,7 @@ from ddp_operator.api.constants import ANNOTATION_COMPLETION_INDEX, KIND, LABEL_
 from ddp_operator.api.status import Status
 from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.events import build_event
-from ddp_operator.kube.resources import path, plural
+from ddp_operator.kube.resources import kind_of, path, plural
 from ddp_operator.kube.resync import CHILD_SELECTOR, WATCHED, Resync
 
 from .controllers import Controllers
@@ -309,7 +309,7 @@ class OperatorSimulation:
         namespace = resource["metadata"]["namespace"]
         self.events.append(event.reason)
         try:
-            await process.client.request("POST", path("Event", namespace), body=body, kind=plural("Event"))
+            await process.client.request("POST", path(kind_of(body), namespace), body=body, kind=plural(kind_of(body)))
         except (ResponseError, ClusterError):
             self.events[number] = "lost"
 

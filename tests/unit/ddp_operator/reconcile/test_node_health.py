@@ -180,4 +180,4 @@ def test_node_reports_are_bounded_and_forgotten_after_day() -> None:
 def test_event_about_node_is_in_default_namespace() -> None:
     about = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n", "uid": "n"}}
     event = build_event(about, Event("Warning", "FailsTrainingJobs", "words"), NOW, 1)
-    assert (event["metadata"]["namespace"], event["involvedObject"]["namespace"]) == ("default", "")
+    assert (event["metadata"]["namespace"], event["regarding"]["namespace"]) == ("default", "")
