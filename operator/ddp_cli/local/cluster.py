@@ -221,7 +221,7 @@ class LocalCluster:
         """Refuse: there is no Kueue on this machine."""
         raise Refused("Kueue is not installed", reason="Invalid")
 
-    async def local_queue(self, namespace: str, name: str) -> Object | None:
+    async def kueue_object(self, kind: str, namespace: str | None, name: str) -> Object | None:
         """Return None: there is no Kueue on this machine."""
         return None
 

@@ -222,8 +222,11 @@ class Cluster(Protocol):
         Raises: Refused if the operator may not read them, or Kueue is not installed.
         """
 
-    async def local_queue(self, namespace: str, name: str) -> Object | None:
-        """Return Kueue's LocalQueue; None: it does not exist. Raises: Refused if the operator may not read it."""
+    async def kueue_object(self, kind: str, namespace: str | None, name: str) -> Object | None:
+        """Return an object of Kueue; None: it does not exist, or Kueue is not installed.
+
+        ``namespace`` None: the kind has no namespace. Raises: Refused if the operator may not read it.
+        """
 
     async def emit(self, resource: Object, event: Event) -> None:
         """Post an Event about the resource, best effort."""

@@ -357,7 +357,7 @@ class KubeCluster:
         meta = job["metadata"]
         # From the API server's cache: the reason why a Job waits may be some seconds old.
         params = {"labelSelector": f"{KUEUE_JOB_UID_LABEL}={meta['uid']}", "resourceVersion": "0"}
-        for kind in ("Workload", "Workload.v1beta2"):
+        for kind in ("Workload.v1beta2", "Workload"):
             try:
                 answer = await call(self._client, "GET", kind, meta["namespace"], refusable=True, params=params)
             except ObjectNotFound:
@@ -365,9 +365,9 @@ class KubeCluster:
             return tuple(answer.get("items") or ())
         raise Refused("Kueue is not installed", reason="Invalid")
 
-    async def local_queue(self, namespace: str, name: str) -> Object | None:
-        """Read a LocalQueue, in the version that the installed Kueue serves."""
-        return await self._get_any(("LocalQueue", "LocalQueue.v1beta2"), namespace, name)
+    async def kueue_object(self, kind: str, namespace: str | None, name: str) -> Object | None:
+        """Read an object of Kueue, in the newest version that the installed one serves."""
+        return await self._get_any((f"{kind}.v1beta2", kind), namespace, name)
 
     async def emit(self, resource: Object, event: Event) -> None:
         """Queue an Event for the event writer, which posts it in the background."""
@@ -387,7 +387,7 @@ class KubeCluster:
             return None
         return current
 
-    async def _get_any(self, kinds: Iterable[str], namespace: str, name: str) -> Object | None:
+    async def _get_any(self, kinds: Iterable[str], namespace: str | None, name: str) -> Object | None:
         """Return an object in the first of these versions of its kind that is served and has it."""
         for kind in kinds:
             raw = await self._get(kind, namespace, name, refusable=True)

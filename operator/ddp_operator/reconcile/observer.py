@@ -356,7 +356,7 @@ class Observer:
         name = (raw["metadata"].get("labels") or {}).get(constants.KUEUE_QUEUE_LABEL)
         if name:
             with suppress(Refused):
-                queue = await self._cluster.local_queue(raw["metadata"]["namespace"], name)
+                queue = await self._cluster.kueue_object("LocalQueue", raw["metadata"]["namespace"], name)
         return kueue.explain_waiting(raw, workloads, queue)
 
     async def _compare_ranks(

@@ -185,7 +185,7 @@ async def test_response_to_job_patch_maps_to_exception(status: int, expected: ty
     assert len(client.calls) == (2 if status == 409 else 1), "after a lost race it is read again"
 
 
-KUEUE = ("v1beta1", "v1beta2")
+KUEUE = ("v1beta2", "v1beta1")
 DRA = ("v1", "v1beta2", "v1beta1")
 
 
@@ -193,7 +193,7 @@ DRA = ("v1", "v1beta2", "v1beta1")
     ("kind", "work", "versions"),
     [
         ("workloads", lambda cluster: cluster.workloads_of(JOB), KUEUE),
-        ("localqueues", lambda cluster: cluster.local_queue("ns", "q"), KUEUE),
+        ("localqueues", lambda cluster: cluster.kueue_object("LocalQueue", "ns", "q"), KUEUE),
         ("resourceclaims", lambda cluster: cluster.resource_claim("ResourceClaim", "ns", "c"), DRA),
         ("resourceclaimtemplates", lambda cluster: cluster.resource_claim("ResourceClaimTemplate", "ns", "c"), DRA),
     ],

@@ -68,14 +68,14 @@ class TestEdit:
         harness.cluster.store.change(job, spec={**job["spec"], "suspend": True})
         asked = []
 
-        async def local_queue(namespace: str, name: str) -> Any:
+        async def kueue_object(kind: str, namespace: str, name: str) -> Any:
             asked.append(name)
             return {"metadata": {"name": name}, "spec": {"stopPolicy": "Hold"}}
 
         async def workloads_of(item: Any) -> Any:
             return ({"metadata": {"name": "w"}},)
 
-        monkeypatch.setattr(harness.cluster, "local_queue", local_queue)
+        monkeypatch.setattr(harness.cluster, "kueue_object", kueue_object)
         monkeypatch.setattr(harness.cluster, "workloads_of", workloads_of)
         harness.clock.advance(100)
         await harness.settle()
