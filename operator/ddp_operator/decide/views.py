@@ -400,6 +400,12 @@ def _trainer_state(raw: Mapping[str, Any]) -> Mapping[str, Any]:
     return {}
 
 
+def find_trainer_start(raw: Mapping[str, Any]) -> datetime | None:
+    """Return when a pod's training container started, after images, volumes and init containers; None: unknown."""
+    state = _trainer_state(raw)
+    return parse_time((state.get("running") or state.get("terminated") or {}).get("startedAt"))
+
+
 def _read_end(raw: Mapping[str, Any], kill: ContainerKill | None) -> Termination | None:
     """Return how a pod ended, by its training container, an init container, or the pod's status; None: it has not."""
     ended = _trainer_state(raw).get("terminated")

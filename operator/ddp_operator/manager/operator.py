@@ -5,7 +5,7 @@ import gc
 import logging
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import kopf
 
@@ -29,6 +29,9 @@ from ddp_operator.manifests.children import load_launcher
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.reconcile.prerequisites import read_job_defaults
 from ddp_operator.reconcile.workqueue import WorkQueue
+
+if TYPE_CHECKING:
+    from ddp_operator.manager.tracing import JobTraces
 
 logger = logging.getLogger(__name__)
 
@@ -68,11 +71,13 @@ class Operator:
             on_call=self.metrics.on_call,
         )
         self.cluster = KubeCluster(self.client, self.store, on_change=self._on_change)
+        self.traces = _open_traces()
         self.reconciler = Reconciler(
             self.cluster,
             progress_interval=settings.progress_interval,
             defaults=_read_defaults(settings),
             on_transition=self.metrics.on_transition,
+            on_status=self.traces.export if self.traces is not None else None,
         )
         self.queue: WorkQueue[Key] = WorkQueue(
             self.reconciler.reconcile,
@@ -143,6 +148,8 @@ class Operator:
             await self.leader.release()
         await self.client.close()
         await self.health.stop()
+        if self.traces is not None:
+            await self.traces.close()
 
     def on_event(self, kind: str, event_type: str | None, obj: Any) -> None:
         """Apply a watch event to the cache. ``event_type`` is None for an object of a list."""
@@ -206,3 +213,21 @@ def _read_defaults(settings: Settings) -> Profile | None:
         return read_job_defaults(settings.job_defaults)
     except InvalidManifest as error:
         raise SettingsError(f"{PREFIX}JOB_DEFAULTS: {error}") from None
+
+
+def _open_traces() -> "JobTraces | None":
+    """Return the export of traces; None: it is off, or not possible, which the log then states with the remedy."""
+    names = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
+    variable = next((name for name in names if os.environ.get(name)), None)
+    if variable is None or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
+        return None
+    try:
+        from ddp_operator.manager.tracing import connect_traces
+
+        return connect_traces()
+    except ImportError as error:
+        remedy = f"{error}; install the OpenTelemetry SDK: pip install 'ddp-operator[otel]'"
+    except ValueError as error:
+        remedy = f"{error}; correct the variables OTEL_*"
+    logger.warning("%s is set, but no trace is exported: %s", variable, remedy)
+    return None

@@ -102,6 +102,7 @@ class Reconciler:
         progress_interval: float = 10.0,
         defaults: Profile | None = None,
         on_transition: Callable[[str, Transition], None] | None = None,
+        on_status: Callable[[Snapshot, Status, Status, datetime], None] | None = None,
     ) -> None:
         self._cluster = cluster
         self._clock = clock
@@ -110,6 +111,7 @@ class Reconciler:
         self._observer = Observer(cluster, clock, progress_interval)
         self._executor = Executor(cluster, clock)
         self._on_transition = on_transition
+        self._on_status = on_status
         self._node_reports = NodeReports()
         self._memory: defaultdict[Key, Memory] = defaultdict(Memory)
 
@@ -266,6 +268,8 @@ class Reconciler:
         """Count the transitions of a written status and emit its Events. A failed call loses Events only."""
         namespace = current.key.namespace
         transitions = find_transitions(old, new, now)
+        if self._on_status is not None:
+            self._on_status(current.snapshot, old, new, now)
         if self._on_transition is not None:
             for transition in transitions:
                 self._on_transition(namespace, transition)

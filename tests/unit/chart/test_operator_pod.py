@@ -66,6 +66,17 @@ class TestSettings:
         )  # fmt: skip
         assert replace(settings_of(render(values)), job_defaults={}) == expected
 
+    @pytest.mark.parametrize(
+        ("endpoint", "port"), [("http://collector.monitoring:4318", 4318), ("https://collector.example/otlp", 443)]
+    )
+    def test_endpoint_of_traces_arrives_and_is_reachable(self, endpoint: str, port: int) -> None:
+        enabled = {"networkPolicy": {"enabled": True}}
+        closed = the(render(enabled), "NetworkPolicy")["spec"]["egress"]
+        objects = render({"monitoring": {"tracing": {"endpoint": endpoint}}, **enabled})
+        assert {"name": "OTEL_EXPORTER_OTLP_ENDPOINT", "value": endpoint} in container_of(objects)["env"]
+        opened = [rule for rule in the(objects, "NetworkPolicy")["spec"]["egress"] if rule not in closed]
+        assert opened == [{"ports": [{"port": port, "protocol": "TCP"}]}]
+
 
 class TestSecurity:
     @ci_files
