@@ -23,9 +23,10 @@ from ddp_operator.decide.diagnosis import (
     find_first_symptom,
     find_kill_of_pod,
     find_restart_cause,
+    list_lost_pods,
 )
-from ddp_operator.decide.kueue import waits_in_queue
-from ddp_operator.decide.losses import is_consequence
+from ddp_operator.decide.kueue import is_queued, waits_in_queue
+from ddp_operator.decide.losses import is_consequence, is_replacing
 from ddp_operator.decide.report import Page, apply_progress, count_in_place, record_final_progress
 from ddp_operator.decide.state import State
 from ddp_operator.decide.views import Pods
@@ -81,8 +82,10 @@ class ObservedAttempt:
 
     @property
     def is_replacing(self) -> bool:
-        """Whether pods of an attempt that has trained are missing now, so that its Job replaces them."""
-        if self.restart is not None or not self.was_joined or self.all_run or self.state.spec.suspend:
+        """Whether pods are missing now that the attempt's Job replaces: it has trained, or a queued one lost a pod."""
+        if self.restart is not None or self.all_run or self.state.spec.suspend:
+            return False
+        if not (self.was_joined or _loses_pod_in_queue(self.state)):
             return False
         before = self.state.status.condition(c.RESTARTING)
         is_resizing = before is not None and (before.status, before.reason) == ("True", c.RESIZED)
@@ -128,6 +131,17 @@ def observe_attempt(state: State, status: Status, restart: Fact | None) -> Obser
 def _find_lost_pod(state: State, attempt: int, pods: Pods) -> LastFailure | None:
     newest = pods.newest.values()
     return find_disruption(attempt, newest) or (find_kill_of_pod(attempt, newest) if state.spec.dev else None)
+
+
+def _loses_pod_in_queue(state: State) -> bool:
+    """Return whether a queued job loses a pod that is not being replaced yet, and a peer runs that waits for the next.
+
+    Its launchers may not have joined: a job without a queue has a new attempt then.
+    """
+    has_peer = any(pod.running and not pod.disrupted for pod in state.pods)
+    if is_replacing(state) or not has_peer or not is_queued(state.job, state.attempt_job):
+        return False
+    return any(pod.deleting or pod.disrupted for pod in list_lost_pods(state))
 
 
 def _has_all_pods(pods: Pods, size: JobSize, counts: Nodes) -> bool:

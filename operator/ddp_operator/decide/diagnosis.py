@@ -293,13 +293,7 @@ def is_inferred(failure: LastFailure) -> bool:
 def _diagnose_loss(state: State) -> Diagnosis | None:
     """Diagnose an attempt that lost a pod while its Job runs: it would wait for the Job controller's back-off."""
     attempt = state.status.attempt
-    job = state.attempt_job
-    if job is None or not _is_active(job):
-        return None
-
-    # A suspension deleted the pods that were deleted before.
-    since = state.now if was_suspending(state.job) else find_waiting_start(state.job, job)
-    lost = [pod for pod in _list_lost_pods(job, state.pods, since) if not is_replaced(state, pod)]
+    lost = [pod for pod in list_lost_pods(state) if not is_replaced(state, pod)]
     disrupted = [pod for pod in lost if pod.disrupted or pod.deleting]
     if disrupted:
         return Diagnosis(_build_loss(attempt, min(disrupted, key=_loss_order)), disruption=True)
@@ -318,15 +312,21 @@ def _is_active(job: JobView) -> bool:
     return not (job.finished or job.deleting or job.suspended or is_resuming)
 
 
-def _list_lost_pods(job: JobView, pods: tuple[PodView, ...], since: datetime | None) -> list[PodView]:
-    """Return the pods that ran and have no running successor, without those that a suspension deleted."""
+def list_lost_pods(state: State) -> list[PodView]:
+    """Return the pods of a running Job that ran and have no running successor, without those that ended with it."""
+    job = state.attempt_job
+    if job is None or not _is_active(job):
+        return []
+
+    # A suspension deleted the pods that were deleted before.
+    since = state.now if was_suspending(state.job) else find_waiting_start(state.job, job)
     # Times have whole seconds: a pod that was deleted in the second of the resumption had run before it.
     resumed = job.suspend_changed + timedelta(seconds=1) if job.suspend_changed else None
     before = max(filter(None, (since, resumed)), default=None)
-    running = {pod.index for pod in pods if pod.alive and pod.has_run and not pod.deleting and not pod.disrupted}
+    running = {pod.index for pod in state.pods if pod.alive and pod.has_run and not pod.deleting and not pod.disrupted}
 
     lost = []
-    for pod in pods:
+    for pod in state.pods:
         was_suspended = before is not None and pod.deleted_at is not None and pod.deleted_at < before
         if pod.has_run and pod.phase != "Succeeded" and pod.index not in running and not was_suspended:
             lost.append(pod)

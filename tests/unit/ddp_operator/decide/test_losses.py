@@ -83,6 +83,27 @@ def test_lost_pod_of_operators_gang_is_replaced() -> None:
 
 
 @pytest.mark.parametrize(
+    ("pods", "replaced"),
+    [
+        ((child_pod(0), LOST), [1]),
+        ((child_pod(0), child_pod(1, deleting=True, grace=30), child_pod(1, "Pending", suffix="next")), []),
+        ((child_pod(0, deleting=True, grace=30), LOST), None),
+        ((child_pod(0), child_pod(1, "Failed", code=137)), None),
+        ((child_pod(0), child_pod(1, deleting=True, at=NOW - timedelta(seconds=5))), None),
+    ],
+    ids=["ended", "has a successor", "no peer", "killed soon", "deleted before admission"],
+)
+def test_pod_of_queued_job_lost_before_training_is_replaced_beside_peer(pods: Any, replaced: list[int] | None) -> None:
+    queued = child_job(queue="q", at=NOW, conditions={}, status={"startTime": format_time(NOW)})
+    first = run(*pods, raw_job=queued, status=STARTED)
+    assert (first.status.attempt, first.status.restarts.replaced) == (1, 0 if replaced is None else 1)
+    following = run(*pods, raw_job=queued, status=first.status)
+    assert created(following) == [CreatePod("train-1", index, 1) for index in replaced or ()]
+    assert following.status.condition(c.RESTARTING) == first.status.condition(c.RESTARTING)
+    assert following.status.restarts == first.status.restarts
+
+
+@pytest.mark.parametrize(
     ("pods", "changes"),
     [
         ((child_pod(0), LOST), {"raw_job": child_job()}),
