@@ -7,7 +7,7 @@ for a Job whose pods all run at once, if its gate is on.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,10 @@ from tests.support.standin import ClusterActors
 
 pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(300)]
 
-GATES = ("GenericWorkload", "GangScheduling", "WorkloadWithJob")
+GANGS = ("GenericWorkload", "GangScheduling")
+GATES = (*GANGS, "WorkloadWithJob")
+FURTHER = ("TopologyAwareWorkloadScheduling", "WorkloadAwarePreemption", "DRAWorkloadResourceClaims")
+FIELDS = {"gangTopology": "example.com/rack", "disruptionMode": "All", "sharedClaims": ["fabric"]}
 GROUP = "/apis/scheduling.k8s.io/v1alpha2"
 WHOLE_NODE = {
     "name": "trainer",
@@ -39,11 +42,36 @@ WHOLE_NODE = {
 }
 
 
+CLAIM_OBJECTS = """
+apiVersion: resource.k8s.io/v1
+kind: DeviceClass
+metadata: {name: channel}
+spec: {}
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceSlice
+metadata: {name: channels}
+spec:
+  driver: example.com
+  pool: {name: channels, generation: 1, resourceSliceCount: 1}
+  allNodes: true
+  devices: [{name: channel-0}]
+---
+apiVersion: resource.k8s.io/v1
+kind: ResourceClaimTemplate
+metadata: {name: channel, namespace: default}
+spec:
+  spec:
+    devices:
+      requests: [{name: channel, exactly: {deviceClassName: channel}}]
+"""
+
+
 @pytest.fixture(scope="module")
 def gang_plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
     """Two nodes of one CPU, and a scheduler with gang scheduling."""
     folder = tmp_path_factory.mktemp("gang")
-    with ControlPlane(folder, gates=GATES, api=["scheduling.k8s.io/v1alpha2"], cpus=1) as plane:
+    with ControlPlane(folder, gates=(*GATES, *FURTHER), api=["scheduling.k8s.io/v1alpha2"], cpus=1) as plane:
         if not plane.has_scheduler:
             pytest.skip("KUBEBUILDER_ASSETS has no kube-scheduler")
         if "v1alpha2" not in plane.kubectl("api-versions").stdout:
@@ -75,9 +103,9 @@ async def users(gang_plane: ControlPlane) -> AsyncIterator[ClusterActors]:
         yield cluster_actors
 
 
-def whole_nodes(name: str, nodes: int, **spec: Any) -> dict[str, Any]:
-    """Return a job whose pods need a whole node each."""
-    return job_manifest(name, nodes=nodes, template={"spec": {"containers": [WHOLE_NODE]}}, **spec)
+def whole_nodes(name: str, nodes: int, *, pod: Mapping[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
+    """Return a job whose pods need a whole node each. ``pod``: further fields of the pods."""
+    return job_manifest(name, nodes=nodes, template={"spec": {"containers": [WHOLE_NODE], **(pod or {})}}, **spec)
 
 
 async def start(users: ClusterActors, name: str, nodes: int, **spec: Any) -> None:
@@ -204,6 +232,69 @@ async def test_native_gang_without_gates_is_refused(plane: ControlPlane) -> None
         with pytest.raises(Refused, match=r"does not serve PodGroups of scheduling\.k8s\.io; enable the feature gates"):
             await start(actors, "refused", 2, scheduling={"gang": "Native"})
         await actors.delete(KIND, "refused")
+
+
+async def test_gang_waits_for_topology_domain_with_room(users: ClusterActors, gang_plane: ControlPlane) -> None:
+    for node, rack in (("node-0", "a"), ("node-1", "b")):
+        gang_plane.kubectl("label", "--overwrite", "node", node, f"example.com/rack={rack}")
+    await start(users, "rack", 2, scheduling={"gang": "Native", "gangTopology": "example.com/rack"})
+
+    async def are_refused() -> bool:
+        pods = await pods_of(users, "rack")
+        reports = [condition["status"] for pod in pods for condition in pod["status"].get("conditions", ())]
+        return reports == ["False", "False"]
+
+    await users.until(are_refused, "the scheduler's refusal of both pods")
+    assert placed(await pods_of(users, "rack")) == 0  # the cluster has room, but no rack has
+    gang_plane.kubectl("label", "--overwrite", "node", "node-1", "example.com/rack=a")
+    await until_placed(users, "rack", 2)
+    await remove(users, "rack")
+
+
+async def test_preemption_takes_all_pods_of_gang(users: ClusterActors, gang_plane: ControlPlane) -> None:
+    gang_plane.kubectl("create", "priorityclass", "low", "--value=10")
+    gang_plane.kubectl("create", "priorityclass", "high", "--value=100")
+    await start(users, "victim", 2, scheduling={"gang": "Native", "disruptionMode": "All", "priorityClassName": "low"})
+    await until_placed(users, "victim", 2)
+    await start(users, "urgent", 1, scheduling={"gang": "Native", "priorityClassName": "high"})
+
+    async def are_disrupted() -> bool:
+        pods = await pods_of(users, "victim")
+        conditions = {entry["type"] for pod in pods for entry in pod["status"].get("conditions", ())}
+        return not placed(pods) or (placed(pods) == 2 and conditions >= {"DisruptionTarget"})
+
+    await users.until(are_disrupted, "the preemption of the whole gang")
+    await until_placed(users, "urgent", 1)
+    await remove(users, "victim", "urgent")
+
+
+async def test_pods_of_gang_share_one_claim(users: ClusterActors, gang_plane: ControlPlane) -> None:
+    gang_plane.kubectl("create", "-f", "-", stdin=CLAIM_OBJECTS)
+    entries = {"resourceClaims": [{"name": "fabric", "resourceClaimTemplateName": "channel"}]}
+    shared = {"gang": "Native", "sharedClaims": ["fabric"]}
+    await start(users, "share", 2, pod=entries, scheduling=shared)  # the pool has one device
+    await until_placed(users, "share", 2)
+    claims = (await users.client.request("GET", "/apis/resource.k8s.io/v1/namespaces/default/resourceclaims"))["items"]
+    assert [[owner["kind"], owner["name"]] for claim in claims for owner in claim["metadata"]["ownerReferences"]] == [
+        ["PodGroup", "share-1"]
+    ]
+    await remove(users, "share")
+
+
+async def test_native_gang_with_fields_of_gates_that_are_off_is_refused(tmp_path: Path) -> None:
+    with ControlPlane(tmp_path, controllers=False, gates=GANGS, api=["scheduling.k8s.io/v1alpha2"]) as plane:
+        plane.kubectl("apply", "--server-side", "-f", str(ROOT / "deploy" / "crds" / "ddptrainingjobs.yaml"))
+        plane.kubectl("wait", "--for=condition=Established", "crd/ddptrainingjobs.ddp-operator.dev")
+        async with ClusterActors(plane.admin) as actors:
+            pod = {"resourceClaims": [{"name": "fabric", "resourceClaimTemplateName": "channel"}]}
+            with pytest.raises(Refused) as caught:
+                await start(actors, "refused", 2, pod=pod, scheduling={"gang": "Native", **FIELDS})
+            for name, gate in zip(FIELDS, FURTHER, strict=True):
+                refusal = f"spec.scheduling.{name}: the API server ignores it; enable the feature gate {gate}"
+                assert refusal in str(caught.value)
+            groups = await actors.client.request("GET", f"{GROUP}/namespaces/default/podgroups")
+            # Without controllers the finalizer of the PodGroup stays.
+            assert all("deletionTimestamp" in group["metadata"] for group in groups["items"])
 
 
 async def remove(users: ClusterActors, *names: str) -> None:

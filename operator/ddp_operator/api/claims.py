@@ -44,7 +44,7 @@ def find_claims(spec: Spec) -> tuple[ClaimReference, ...]:
         requests_by_claim.setdefault(name, set()).add(request)
 
     references = []
-    for index, entry in enumerate(_objects(pod.get("resourceClaims"))):
+    for index, entry in enumerate(list_claim_entries(pod)):
         requests = requests_by_claim.get(str(entry.get("name")))
         if requests is None:
             continue
@@ -54,6 +54,11 @@ def find_claims(spec: Spec) -> tuple[ClaimReference, ...]:
                 path = f"spec.template.spec.resourceClaims[{index}].{field}"
                 references.append(ClaimReference(path, kind, str(entry[field]), selected))
     return tuple(references)
+
+
+def list_claim_entries(pod: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return ``resourceClaims`` of a pod's spec without malformed entries."""
+    return _objects(pod.get("resourceClaims"))
 
 
 def digest_claims(spec: Spec, references: Sequence[ClaimReference]) -> str:

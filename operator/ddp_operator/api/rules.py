@@ -369,10 +369,25 @@ RULES: tuple[CelRule, ...] = (
         "(has(self.scheduling.placement) && self.scheduling.placement != 'Any')",
         "needs scheduling.placement: Pack or Spread; set one of them or remove this field",
     ),
-    CelRule(
-        "spec.scheduling.topologyKey",
-        "self.matches('^([-A-Za-z0-9_.]{1,253}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$')",
-        "must be the key of a node label, such as topology.kubernetes.io/zone; change it",
+    *(
+        CelRule(
+            f"spec.scheduling.{name}",
+            "self.matches('^([-A-Za-z0-9_.]{1,253}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$')",
+            "must be the key of a node label, such as topology.kubernetes.io/zone; change it",
+        )
+        for name in ("topologyKey", "gangTopology")
+    ),
+    *(
+        _requires(
+            f"scheduling.{name}",
+            f"{empty}(has(self.scheduling.gang) && self.scheduling.gang == 'Native')",
+            "needs scheduling.gang: Native; set that or remove this field",
+        )
+        for name, empty in (
+            ("gangTopology", ""),
+            ("disruptionMode", ""),
+            ("sharedClaims", "size(self.scheduling.sharedClaims) == 0 || "),
+        )
     ),
     *(
         CelRule(

@@ -526,6 +526,27 @@ class Scheduling(SpecFields, frozen=True, kw_only=True):
         str | None,
         Meta(description="Node label whose values are the domains of placement. Unset: kubernetes.io/hostname."),
     ] = None
+    gang_topology: Annotated[
+        str | None,
+        Meta(
+            description="Node label: all pods of a native gang run in one of its domains, such as a rack "
+            "(docs/scaling.md)."
+        ),
+    ] = None
+    disruption_mode: Annotated[
+        Literal["All", "Single"] | None,
+        Meta(
+            description="What a preemption takes of a native gang. All: all pods or none. Single: single pods. Unset: "
+            "Single, by Kubernetes."
+        ),
+    ] = None
+    shared_claims: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Names of entries of template.spec.resourceClaims, up to 4: all pods of a native gang share "
+            "one claim instead of one for each pod."
+        ),
+    ] = ()
 
 
 class Peer(SpecFields, frozen=True, kw_only=True):

@@ -36,7 +36,8 @@ from ddp_operator.kube.cache import ObjectCache, build_snapshot
 from ddp_operator.kube.children import CHILD_KINDS, METADATA_KINDS, key_of, trim_object
 from ddp_operator.kube.client import CHUNK, INVALID, ApiClient, ObjectNotFound, ResponseError, call, pages
 from ddp_operator.kube.events import EventReader, EventWriter
-from ddp_operator.kube.resources import kind_of, list_versions, type_of
+from ddp_operator.kube.pod_groups import explain_dropped_fields, explain_missing_pod_group, list_versions
+from ddp_operator.kube.resources import kind_of, type_of
 from ddp_operator.kube.scrape import Scraper
 from ddp_operator.reconcile.workqueue import lend_worker
 
@@ -53,18 +54,6 @@ TOO_LARGE: Final = re.compile(r"etcdserver: request is too large|trying to send 
 
 CONTROLLER_UID: Final = "batch.kubernetes.io/controller-uid"
 """Label of the Job controller on its pods."""
-
-
-def explain_missing_pod_group(api_version: str) -> str:
-    """Return why an API server that does not serve PodGroups of this version cannot run a gang, and the remedy."""
-    if not api_version.startswith(SCHEDULING_GROUP):
-        problem = f"the cluster does not serve PodGroups of {api_version}"
-        return f"spec.scheduling.gang: {problem}; install that scheduler or set gang: None"
-    return (
-        f"spec.scheduling.gang: the cluster does not serve PodGroups of {SCHEDULING_GROUP}; enable the feature gates "
-        "GenericWorkload and GangScheduling and the API version of PodGroup (Kubernetes 1.36 or later), or set gang: "
-        "None"
-    )
 
 
 class KubeCluster:
@@ -119,11 +108,21 @@ class KubeCluster:
     async def create(self, manifest: Object, *, dry_run: bool = False) -> Object:
         """POST one child, in the newest of its API versions that is served.
 
-        The API server refuses unknown fields instead of dropping them.
+        The API server refuses unknown fields instead of dropping them. Raises: Refused, also for a PodGroup of which it
+        dropped a field; ClusterError.
         """
         for version in list_versions(manifest):
-            with suppress(ObjectNotFound):
-                return await self._post(version, dry_run=dry_run)
+            try:
+                created = await self._post(version, dry_run=dry_run)
+            except ObjectNotFound:
+                continue
+            dropped = explain_dropped_fields(version, created)
+            if not dropped:
+                return created
+            if not dry_run:
+                meta = created["metadata"]
+                await self.delete(kind_of(version), meta["namespace"], meta["name"], uid=meta["uid"])
+            raise Refused(dropped, reason="Invalid")
         raise Refused(explain_missing_pod_group(manifest["apiVersion"]), reason="Invalid")
 
     async def _post(self, manifest: Object, *, dry_run: bool) -> Object:
@@ -132,7 +131,8 @@ class KubeCluster:
         meta = manifest["metadata"]
         params = _WRITE | ({"dryRun": "All"} if dry_run else {})
         # Otherwise the response to a ConfigMap would contain the launcher.
-        brief = dry_run or kind in (*METADATA_KINDS, "Secret")
+        is_group = manifest["kind"] == POD_GROUP
+        brief = (dry_run and not is_group) or kind in (*METADATA_KINDS, "Secret")
         accept = ONE_METADATA_ONLY if brief else "application/json"
         try:
             created: Object = await call(
@@ -142,7 +142,6 @@ class KubeCluster:
             answer = exc.__cause__
             if not isinstance(answer, ResponseError):
                 raise
-            is_group = manifest["kind"] == POD_GROUP
             if answer.status == 409 and answer.reason == "AlreadyExists":
                 if kind == "Secret":  # the operator may create Secrets, but not read them
                     raise AlreadyExists from None

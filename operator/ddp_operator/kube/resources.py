@@ -14,7 +14,6 @@ from ddp_operator.api.constants import (
     SCHEDULING_GROUP,
     VERSION,
 )
-from ddp_operator.api.kubeobjects import is_native_pod_group
 
 POSTED_EVENT: Final = "Event.events.k8s.io"
 """An Event as the operator posts it. Reads use ``v1``, which has the Events of both API groups."""
@@ -52,24 +51,12 @@ _PLACES: Final[dict[str, tuple[str, str, str]]] = {
 }
 
 
-_OLDER_VERSIONS: Final = ("v1alpha3", "v1alpha2")
-"""Versions of Kubernetes' PodGroup before the current one. The fields that the operator sets are the same in all."""
-
-
 def kind_of(manifest: Mapping[str, Any]) -> str:
     """Return the key of an object's kind in this module. It includes the group if several groups have the kind."""
     kind = str(manifest["kind"])
     api_group, _, version = str(manifest["apiVersion"]).partition("/")
     keys = (f"{kind}.{api_group}.{version}", f"{kind}.{api_group}")
     return next((key for key in keys if key in _PLACES), kind)
-
-
-def list_versions(manifest: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the manifest in each API version that a supported Kubernetes may serve, the newest first."""
-    if not is_native_pod_group(manifest):
-        return [manifest]
-    older = [{**manifest, "apiVersion": f"{SCHEDULING_GROUP}/{version}"} for version in _OLDER_VERSIONS]
-    return [manifest, *older]
 
 
 def plural(kind: str) -> str:

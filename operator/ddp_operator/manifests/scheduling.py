@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ddp_operator.api import child_names, constants
+from ddp_operator.api.claims import list_claim_entries
 from ddp_operator.api.job import DDPTrainingJob
 
 _PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
@@ -46,8 +47,7 @@ def build_pod_group(job: DDPTrainingJob, *, attempt: int, nodes: int) -> dict[st
     # An elastic job can start with minNodes. Spares count, because the pods that are scheduled first may lack pod 0.
     min_member = job.spec.elastic.min_nodes if job.spec.elastic else job.size_with(nodes).pods
     if scheduling.gang == constants.NATIVE_GANG:
-        policy = {"gang": {"minCount": min_member}}
-        return {"apiVersion": gang.api_version, "kind": constants.POD_GROUP, "spec": {"schedulingPolicy": policy}}
+        return {"apiVersion": gang.api_version, "kind": constants.POD_GROUP, "spec": _build_native(job, min_member)}
     spec: dict[str, Any] = {"minMember": min_member}
     if scheduling.gang == "Coscheduling":
         spec["scheduleTimeoutSeconds"] = job.spec.rendezvous.join_timeout_seconds
@@ -56,6 +56,25 @@ def build_pod_group(job: DDPTrainingJob, *, attempt: int, nodes: int) -> dict[st
     if scheduling.gang == "Volcano" and scheduling.priority_class_name is not None:
         spec["priorityClassName"] = scheduling.priority_class_name
     return {"apiVersion": gang.api_version, "kind": constants.POD_GROUP, "spec": spec}
+
+
+def _build_native(job: DDPTrainingJob, min_member: int) -> dict[str, Any]:
+    """Return the spec of Kubernetes' own PodGroup. Its priority replaces that of the pods in preemptions."""
+    scheduling = job.spec.scheduling
+    pod = job.spec.template.spec
+    spec: dict[str, Any] = {"schedulingPolicy": {"gang": {"minCount": min_member}}}
+    priority_class = scheduling.priority_class_name or pod.get("priorityClassName")
+    if priority_class:
+        spec["priorityClassName"] = priority_class
+    if scheduling.gang_topology is not None:
+        spec["schedulingConstraints"] = {"topology": [{"key": scheduling.gang_topology}]}
+    if scheduling.disruption_mode is not None:
+        spec["disruptionMode"] = {scheduling.disruption_mode.lower(): {}}
+    if scheduling.shared_claims:
+        # A pod shares a claim of its group if both entries are equal.
+        entries = list_claim_entries(pod)
+        spec["resourceClaims"] = [entry for entry in entries if entry.get("name") in scheduling.shared_claims]
+    return spec
 
 
 def add_scheduling(metadata: dict[str, Any], pod: dict[str, Any], job: DDPTrainingJob, *, attempt: int) -> None:

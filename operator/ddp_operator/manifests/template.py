@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from ddp_operator.api import constants
 from ddp_operator.api.child_names import is_reserved_variable
+from ddp_operator.api.claims import list_claim_entries
 from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import count_gpus, cpu_limit, parse_quantity
@@ -306,6 +307,11 @@ def _check_scheduling(job: DDPTrainingJob, pod: Mapping[str, Any]) -> Iterator[F
     if spec.scheduling.gang == constants.NATIVE_GANG and pod.get("schedulingGroup"):
         message = f"names the operator's PodGroup, but {_POD}.schedulingGroup names another; remove one of the two"
         yield FieldError("spec.scheduling.gang", message, spec.scheduling.gang)
+    claims = [entry.get("name") for entry in list_claim_entries(pod)]
+    for index, name in enumerate(spec.scheduling.shared_claims):
+        if name not in claims:
+            message = f"names no entry of {_POD}.resourceClaims; add it there or remove it here"
+            yield FieldError(f"spec.scheduling.sharedClaims[{index}]", message, name)
     yield from _check_min_parallelism(job)
     if spec.network_policy.enabled and pod.get("hostNetwork"):
         message = (

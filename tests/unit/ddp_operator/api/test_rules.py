@@ -90,6 +90,9 @@ BAD: dict[str, tuple[Any, ...]] = {
     "spec.shm.sizeLimit": ("", "8 Gi", "8GB", "-1Gi", "1e3", "Gi", "8Gi\n"),
     "spec.scheduling.queue": ("train",),
     "spec.scheduling.topologyKey": ("zone",),
+    "spec.scheduling.gangTopology": ("zone",),
+    "spec.scheduling.disruptionMode": ("All",),
+    "spec.scheduling.sharedClaims": (["fabric"],),
     "spec.networkPolicy.egressCidrs": (["10.0.0.0/8"],),
     "spec.networkPolicy.metricsFrom": ([],),
     "spec.activeDeadlineSeconds": (0, -1, 10**15),
@@ -138,6 +141,8 @@ GOOD: dict[str, tuple[Any, ...]] = {
         {"gang": "Volcano", "queue": "a.b-c"},
         {"placement": "Pack", "topologyKey": "example.com/rack_1"},
         {"schedulerName": "x", "priorityClassName": "system-node-critical"},
+        {"gang": "Native", "gangTopology": "example.com/rack", "disruptionMode": "All", "sharedClaims": ["fabric"]},
+        {"sharedClaims": []},
     ),
     "spec.networkPolicy": (
         {"enabled": True, "egressCidrs": ["10.0.0.0/8"]},
@@ -155,6 +160,7 @@ BAD_NAMES = ("", "A", "-a", "a-", "a_b", "a" * 254)
 BAD |= {f"spec.scheduling.{name}": BAD_NAMES for name in ("schedulerName", "priorityClassName")}
 BAD["spec.scheduling.queue"] += BAD_NAMES
 BAD["spec.scheduling.topologyKey"] += ("", "a b", "/a", "a/b/c", "-a")
+BAD["spec.scheduling.gangTopology"] += ("", "a b")
 BASE = stored(checkpoint={"path": "/ckpt"})
 cases = [(path, value) for path, values in BAD.items() for value in values]
 

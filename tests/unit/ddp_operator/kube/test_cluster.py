@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -46,8 +47,9 @@ GROUP = {
     "metadata": {"namespace": "ns", "name": "g"},
 }
 
-NATIVE_GROUP = GROUP | {"apiVersion": "scheduling.k8s.io/v1beta1"}
+NATIVE_GROUP = GROUP | {"apiVersion": "scheduling.k8s.io/v1beta1", "spec": {}}
 SCHEDULING = "/apis/scheduling.k8s.io"
+RACK = {"topology": [{"key": "example.com/rack"}]}
 
 
 @dataclass
@@ -136,6 +138,33 @@ async def test_native_pod_group_is_created_in_newest_served_version() -> None:
         f"{SCHEDULING}/{version}/namespaces/ns/podgroups" for version in versions
     ]
     assert [options["body"]["apiVersion"].rpartition("/")[2] for _, _, options in client.calls] == versions
+
+
+@pytest.mark.parametrize("dry_run", [True, False])
+@pytest.mark.parametrize(
+    ("mode", "constraints", "fields"),
+    [
+        ("PodGroup", RACK | {"default": 1}, []),
+        ("PodGroup", None, ["gangTopology"]),
+        ("PodGroup", {"topology": []}, ["gangTopology"]),
+        ("Pod", RACK, ["disruptionMode"]),  # the default: 1.36 stores it with the gate off
+        ("Pod", None, ["gangTopology", "disruptionMode"]),
+    ],
+)
+async def test_pod_group_is_refused_and_deleted_if_api_server_dropped_field(
+    mode: str, constraints: Any, fields: list[str], dry_run: bool
+) -> None:
+    posted = NATIVE_GROUP | {"spec": {"schedulingConstraints": RACK, "disruptionMode": {"all": {}}}}
+    metadata = GROUP["metadata"] | {"uid": "u"}
+    stored = posted | {"metadata": metadata, "spec": {"disruptionMode": mode, "schedulingConstraints": constraints}}
+    answers = (error(404), error(404), stored, {"kind": "Status"})
+    result, client = await run(lambda cluster: cluster.create(posted, dry_run=dry_run), *answers)
+    assert isinstance(result, Refused) == bool(fields)
+    refusals = re.findall(r"spec\.scheduling\.(\w+): the API server ignores it; enable the feature gate", str(result))
+    assert refusals == fields
+    # Before v1alpha3 the field is a string.
+    assert [call[2]["body"]["spec"]["disruptionMode"] for call in client.calls[1:3]] == [{"all": {}}, "PodGroup"]
+    assert [method for method, _, _ in client.calls[3:]] == (["DELETE"] if fields and not dry_run else [])
 
 
 async def test_job_of_native_gang_before_kubernetes_1_36_is_refused_with_remedy() -> None:

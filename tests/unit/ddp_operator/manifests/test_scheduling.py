@@ -64,6 +64,19 @@ class TestGang:
         assert pod["schedulingGroup"] == {"podGroupName": "train-3"}
         assert "schedulerName" not in pod
 
+    def test_native_gang_has_constraints_and_entries_of_pods(self) -> None:
+        entries = [{"name": "own", "resourceClaimName": "a"}, {"name": "fabric", "resourceClaimTemplateName": "b"}]
+        fields = {"gangTopology": "example.com/rack", "disruptionMode": "All", "sharedClaims": ["fabric"]}
+        pod = template(resourceClaims=entries, priorityClassName="high")
+        spec = children(scheduling={"gang": "Native", **fields}, template=pod)["PodGroup"]["spec"]
+        del spec["schedulingPolicy"]
+        assert spec == {
+            "schedulingConstraints": {"topology": [{"key": "example.com/rack"}]},
+            "disruptionMode": {"all": {}},
+            "resourceClaims": [entries[1]],
+            "priorityClassName": "high",  # otherwise the scheduler takes the gang for one of priority 0
+        }
+
     @pytest.mark.parametrize(
         "spec",
         [
@@ -100,6 +113,13 @@ class TestSchedulingRefusals:
         assert "spec.template.spec.schedulerName; remove one of the two" in words
         words = refusal(scheduling={"priorityClassName": "a"}, template=template(priorityClassName="a"))
         assert words.startswith("spec.scheduling.priorityClassName:")
+
+    @pytest.mark.parametrize("entries", [None, [], ["fabric"], [{"name": "other", "resourceClaimName": "a"}]])
+    def test_shared_claim_that_pods_lack_is_refused(self, entries: Any) -> None:
+        scheduling = {"gang": "Native", "sharedClaims": ["fabric"]}
+        words = refusal(scheduling=scheduling, template=template(resourceClaims=entries))
+        assert words.startswith("spec.scheduling.sharedClaims[0]:")
+        assert "spec.template.spec.resourceClaims; add it there or remove it here" in words
 
     def test_two_queues_are_refused(self) -> None:
         words = refusal(scheduling={"gang": "Volcano"}, labels=QUEUED)
