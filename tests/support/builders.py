@@ -253,7 +253,7 @@ REPORT_MEMBERS = {
     "groups",
     "ranks",
 }
-STALL_MEMBERS = {"heartbeat_age": "heartbeatAge", "stalled": "seconds", "stalled_ranks": "ranks"}
+STALL_MEMBERS = {"heartbeat_age": "heartbeatAge", "stalled": "seconds", "stalled_ranks": "ranks", "ras": "ras"}
 
 
 def respond(page: str | None) -> bytes | None:
