@@ -10,7 +10,7 @@ from datetime import datetime, timedelta
 from typing import Final
 
 from ddp_operator.api.cluster import Snapshot, controller_of
-from ddp_operator.api.kubeobjects import parse_time
+from ddp_operator.api.kubeobjects import parse_time, truncate
 from ddp_operator.api.status import LastRestart, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import is_finished
@@ -35,6 +35,7 @@ class Span:
 
 def list_spans(snapshot: Snapshot, old: Status, new: Status, now: datetime) -> Iterator[Span]:
     """Yield the spans that end where ``new`` replaces ``old``."""
+    now = truncate(now)
     attributes = _describe_job(snapshot, old, new)
     has_ended = is_finished(new) and not is_finished(old)
     has_left = has_ended or new.attempt != old.attempt
