@@ -2,6 +2,7 @@
 
     launcher.py run -- <arguments of `python`, or a program with its arguments>
     launcher.py fetch               (in a pod without GPUs: fetch the job's inputs before the training pods start)
+    launcher.py history …           (in a pod without GPUs: store the record of the ended job)
     launcher.py order               (in pod 0 of `ddp dev`: pass an order on to the process that holds the pod)
     launcher.py exec …              (for `ddp exec`: run a command with the environment of a rank)
     launcher.py worker …            (internal: a rank in a new interpreter)
@@ -37,7 +38,13 @@ import types
 
 PACKAGE = "ddp_launcher"
 _ARCHIVE = "launcher.zip"
-_SUBCOMMANDS = ("run", "fetch", "order", "exec", "worker", "forkserver", "tracking", "mirror")
+_MODULES = {
+    "exec": "rank.enter",
+    "history": "transfer.history",
+    "mirror": "transfer.mirror",
+    "tracking": "rank.tracking",
+}
+_SUBCOMMANDS = (*_MODULES, "run", "fetch", "order", "worker", "forkserver")
 
 
 def main() -> int:
@@ -50,16 +57,12 @@ def main() -> int:
     _register_package()
 
     # Each subcommand imports only its own modules: every rank would compile the rest again.
-    if subcommand == "tracking":
-        return int(_import("rank.tracking").main(argv))
+    if subcommand in _MODULES:
+        return int(_import(_MODULES[subcommand]).main(argv))
     if subcommand == "fetch":
         return int(_import("transfer.fetch").main(_SIGNALS))
     if subcommand == "order":
         return int(_import("dev.orders").main())
-    if subcommand == "mirror":
-        return int(_import("transfer.mirror").main(argv))
-    if subcommand == "exec":
-        return int(_import("rank.enter").main(argv))
     if subcommand == "run":
         return int(_import("supervise.main").main(argv, _SIGNALS))
     if subcommand == "forkserver":

@@ -18,6 +18,7 @@ from aiohttp import web
 
 from ddp_operator.api.cluster import owner_uids
 from ddp_operator.api.constants import CRD_NAME, KIND, LABEL_JOB_NAME
+from ddp_operator.api.record import decode_record
 from tests.support import ROOT
 from tests.support.builders import job_manifest, last_words, page
 from tests.support.control_plane import ControlPlane, free_ports
@@ -87,6 +88,25 @@ async def test_sample_gets_its_children_and_runs_to_its_end(
     assert set(done["metadata"]) & {"finalizers"} == set()
     described = plane.kubectl("describe", "ddp", name, "-n", namespace).stdout
     assert "Succeeded" in described.split("Events:")[1]
+
+
+async def test_record_of_ended_job_precedes_its_time_to_live(actors: ClusterActors, start: StartProcess) -> None:
+    """There is no kubelet, so the lines are missing; the role allows to read them."""
+    operator = start()
+    claim = {"path": "/ckpt", "claimName": "ckpt"}
+    await actors.create(job_manifest(nodes=1, history={}, checkpoint=claim, ttlSecondsAfterFinished=0))
+    await actors.run_pod("digits-1", 0)
+    await actors.finish_pod("digits-1", 0)
+    job = await actors.child_job("digits-history")
+    record = decode_record(base64.b64decode(job["spec"]["template"]["spec"]["containers"][0]["command"][3]))
+    assert record.resource["status"]["phase"] == "Succeeded"
+    assert record.note.startswith("digits-1-0-")
+    assert "forbidden" not in record.note
+    await actors.run_pod("digits-history", 0)
+    await actors.finish_pod("digits-history", 0)
+    await actors.gone(KIND, "digits")
+    await actors.gone("Job", "digits-history")
+    assert operator.log.count('"event":"JobEnded"') == 1
 
 
 NESTED = {"lists": "[" * 9_000 + "]" * 9_000, "objects": '{"a":' * 9_000 + "1" + "}" * 9_000}

@@ -43,7 +43,6 @@ REFUSED: list[tuple[str, str, Any]] = [
     ("POST", "/api/v1/namespaces/default/pods/any/exec?command=id", None),
     ("POST", "/api/v1/namespaces/default/pods/any/attach", None),
     ("POST", "/api/v1/namespaces/default/pods/any/portforward", None),
-    ("GET", "/api/v1/namespaces/default/pods/any/log", None),
     ("GET", "/api/v1/namespaces/default/pods/any/proxy/", None),
     ("PATCH", "/api/v1/namespaces/default/pods/any", {"metadata": {"labels": {"a": "b"}}}),
     ("POST", "/apis/apps/v1/namespaces/default/daemonsets", {"metadata": {"name": "any"}}),

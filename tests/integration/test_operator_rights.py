@@ -78,7 +78,11 @@ async def test_each_permission_is_used_and_no_other_call_occurs(
     recovery = {"forceDeleteAfterSeconds": 0}
     await actors.create(
         job_manifest(
-            networkPolicy={"enabled": True}, recovery=recovery, template=quick_to_stop(), ttlSecondsAfterFinished=0
+            networkPolicy={"enabled": True},
+            recovery=recovery,
+            template=quick_to_stop(),
+            ttlSecondsAfterFinished=0,
+            history={"url": "s3://team/history"},
         )
     )
     for index in (0, 1):
@@ -95,6 +99,8 @@ async def test_each_permission_is_used_and_no_other_call_occurs(
         await actors.run_pod("digits-2", index)
     for index in (0, 1):
         await actors.finish_pod("digits-2", index)
+    await actors.run_pod("digits-history", 0)
+    await actors.finish_pod("digits-history", 0)
     await actors.gone(KIND, "digits")
     await actors.create(profile({}, kind=PROFILE_KIND))
     for kind in (PROFILE_KIND, CLUSTER_PROFILE_KIND):

@@ -13,6 +13,7 @@ import yaml
 from ddp_cli.commands import main
 from ddp_cli.commands.io import ExitCode
 from ddp_operator.api.constants import EXIT_USER_ERROR, KIND
+from ddp_pod.transfer import history
 from tests.support.builders import job_manifest
 from tests.support.running_operator import Start, in_thread
 from tests.support.standin import ClusterActors, StandIn
@@ -203,3 +204,33 @@ async def test_folder_of_script_is_stored_in_config_map_owned_by_jobs(
     named_so = [item for item in await actors.list("ConfigMap") if item["metadata"]["name"].startswith("ddp-code-")]
     assert len(named_so) == 1  # nothing remains of the refused job
     assert await ddp("submit", "train.py", "--workdir", str(tmp_path / "missing")) == ExitCode.BAD_INPUT
+
+
+async def test_deleted_job_is_reported_from_its_record(
+    ddp: Ddp, server: StandIn, actors: ClusterActors, start: Start, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "ckpt"
+    checkpoint = {"path": str(folder), "claimName": "ckpt"}
+    start()
+    spec = {"nodes": 1, "history": {}, "checkpoint": checkpoint, "ttlSecondsAfterFinished": 0}
+    await actors.create(job_manifest("digits", **spec))
+    pod = await actors.run_pod("digits-1", 0)
+    server.write_log(pod["metadata"]["name"], "2026-11-20T12:00:01Z [rank0]: the last step")
+    await actors.finish_pod("digits-1", 0)
+
+    job = await actors.child_job("digits-history")
+    [container] = job["spec"]["template"]["spec"]["containers"]
+    assert history.main(container["command"][3:]) == 0
+    await actors.run_pod("digits-history", 0)
+    await actors.finish_pod("digits-history", 0)
+    await actors.gone(KIND, "digits")
+
+    assert await ddp("logs", "digits") == ExitCode.NOT_FOUND
+    assert "--history" in capsys.readouterr().err
+    assert await ddp("logs", "digits", "--history", str(folder)) == ExitCode.OK
+    assert capsys.readouterr().out == "[rank 0] the last step\n"
+    assert await ddp("why", "digits", "--history", str(folder)) == ExitCode.OK
+    assert capsys.readouterr().out.startswith("digits has succeeded")
+    page = tmp_path / "page.html"
+    assert await ddp("report", "digits", "--history", str(folder), "-o", str(page)) == ExitCode.OK
+    assert "Succeeded" in page.read_text()

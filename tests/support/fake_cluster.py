@@ -72,6 +72,8 @@ class FakeCluster(LocalCluster):
         kubelet.cluster = self
         self.kubelet = self.still = kubelet
         self.page: str | None = None
+        self.log: str | Exception = ""
+        """The log of every pod, each line after its time, or the error of reading it."""
         self.calls: list[str] = []
         self.hidden = False
         """Whether reads of profiles and resource claims are refused."""
@@ -114,6 +116,12 @@ class FakeCluster(LocalCluster):
     async def patch_status(self, key: Key, status: Object, *, resource_version: str) -> None:
         self.calls.append("status")
         await super().patch_status(key, status, resource_version=resource_version)
+
+    async def read_log(self, pod: Object, container: str, lines: int, limit: int) -> bytes:
+        self.calls.append(f"log {pod['metadata']['name']}")
+        if isinstance(self.log, Exception):
+            raise self.log
+        return b"\n".join(self.log.encode().splitlines()[-lines:])[:limit]
 
     async def read_report(self, pod: Object, port: int) -> bytes | None:
         self.calls.append("report")

@@ -1,8 +1,8 @@
-"""Store the archive of a packed folder on a claim, through a temporary pod that mounts the claim."""
+"""Store the archive of a packed folder on a claim, or read from one, through a temporary pod that mounts the claim."""
 
 import time
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any, Final, NamedTuple
 
 from ddp_cli.client.api import Api, Object, api_path, open_exec
@@ -24,6 +24,7 @@ _POD_SECONDS: Final = 600
 _POLL_SECONDS: Final = 0.5
 _PIECE: Final = 256 * 1024
 _SILENCE_SECONDS: Final = 60
+_NOBODY: Final = {"runAsNonRoot": True, "runAsUser": 65534}
 _NEVER_STARTS: Final = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "CreateContainerConfigError")
 # Fields of the job's pods that select nodes, users and the runtime.
 _KEPT: Final = (
@@ -40,11 +41,36 @@ _KEPT: Final = (
 
 def put_on_claim(api: Api, code: PackedCode, template: ResolvedTemplate) -> str:
     """Store the archive at the path of ``spec.code``. Returns a line for the user. Raises: ClientError."""
-    pods = api_path("v1", "pods", api.namespace)
-    name = api.request("POST", pods, None, build_pod(code, template))["metadata"]["name"]
-    try:
-        _wait_for(api, f"{pods}/{name}", code)
+    with _running_pod(api, build_pod(code, template), code.spec["claimName"], "Running") as name:
         return _send(api, name, code)
+
+
+def run_on_claim(api: Api, claim: str, image: str, command: Sequence[str], limit: int) -> str:
+    """Return the output of a command that reads a claim, at most ``limit`` characters. Raises: ClientError."""
+    container = {
+        "name": "read",
+        "image": image,
+        "command": list(command),
+        "workingDir": constants.CODE_MOUNT_PATH,
+        "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}, **_NOBODY},
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+    }
+    manifest = _build_claim_pod("ddp-history-", claim, container, {})
+    output: list[str] = []
+    with _running_pod(api, manifest, claim, "Succeeded") as name:
+        for line in api.lines(api_path("v1", "pods", api.namespace, name, "log"), {"limitBytes": str(limit)}):
+            output.append(line)
+    return "".join(output)
+
+
+@contextmanager
+def _running_pod(api: Api, manifest: Object, claim: str, phase: str) -> Iterator[str]:
+    """Yield the name of a pod that has reached a phase, and delete it afterwards. Raises: ClientError."""
+    pods = api_path("v1", "pods", api.namespace)
+    name = api.request("POST", pods, None, manifest)["metadata"]["name"]
+    try:
+        _wait_for(api, f"{pods}/{name}", claim, phase)
+        yield name
     finally:
         with suppress(ClientError):
             api.request("DELETE", f"{pods}/{name}", {"gracePeriodSeconds": "0"})
@@ -60,15 +86,20 @@ def build_pod(code: PackedCode, template: ResolvedTemplate) -> Object:
         "resources": build_small_resources(trainer, {"cpu": "100m", "memory": "64Mi"}),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
         | (trainer.get("securityContext") or {}),
-        "volumeMounts": [{"name": constants.CODE_VOLUME, "mountPath": constants.CODE_MOUNT_PATH}],
     }
     container |= {key: trainer[key] for key in ("imagePullPolicy",) if key in trainer}
     pod = {key: template.pod[key] for key in _KEPT if template.pod.get(key)}
+    return _build_claim_pod(f"ddp-code-{code.archive.digest[:8]}-", code.spec["claimName"], container, pod)
+
+
+def _build_claim_pod(prefix: str, claim: str, container: Object, pod: Object) -> Object:
+    """Return a temporary pod that mounts a claim. ``pod``: further fields of its spec."""
+    container["volumeMounts"] = [{"name": constants.CODE_VOLUME, "mountPath": constants.CODE_MOUNT_PATH}]
     return {
         "apiVersion": "v1",
         "kind": "Pod",
         "metadata": {
-            "generateName": f"ddp-code-{code.archive.digest[:8]}-",
+            "generateName": prefix,
             "labels": {constants.LABEL_MANAGED_BY: constants.MANAGED_BY_CLI},
             "annotations": dict(constants.MESH_PROXIES.values()),
         },
@@ -79,20 +110,18 @@ def build_pod(code: PackedCode, template: ResolvedTemplate) -> Object:
             "automountServiceAccountToken": False,
             "securityContext": {"seccompProfile": {"type": "RuntimeDefault"}} | pod.get("securityContext", {}),
             "containers": [container],
-            "volumes": [
-                {"name": constants.CODE_VOLUME, "persistentVolumeClaim": {"claimName": code.spec["claimName"]}}
-            ],
+            "volumes": [{"name": constants.CODE_VOLUME, "persistentVolumeClaim": {"claimName": claim}}],
         },
     }
 
 
-def _wait_for(api: Api, path: str, code: PackedCode) -> None:
-    """Wait until the pod runs. Raises: ClientError with the reason from the pod's status."""
+def _wait_for(api: Api, path: str, claim: str, phase: str) -> None:
+    """Wait until the pod is in a phase. Raises: ClientError with the reason from the pod's status."""
     deadline = time.monotonic() + _POD_SECONDS / 2
     cause = ""
     while time.monotonic() < deadline:
         status = api.request("GET", path).get("status") or {}
-        if status.get("phase") == "Running":
+        if status.get("phase") == phase:
             return
         states = [state for entry in status.get("containerStatuses") or () for state in entry["state"].values()]
         cause = _find_cause(states, status.get("conditions") or ()) or cause
@@ -100,10 +129,7 @@ def _wait_for(api: Api, path: str, code: PackedCode) -> None:
         if status.get("phase") in ("Failed", "Succeeded") or never_starts:
             break
         time.sleep(_POLL_SECONDS)
-    raise ClientError(
-        f"the temporary pod for claim {code.spec['claimName']} does not start{cause}; check the claim and the image "
-        "of spec.template"
-    )
+    raise ClientError(f"the temporary pod for claim {claim} does not start{cause}; check the claim and the pod's image")
 
 
 def _find_cause(states: Sequence[Object], conditions: Sequence[Object]) -> str:

@@ -3,8 +3,9 @@
 import argparse
 import os
 import sys
+from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ddp_cli.client.client import Client
 from ddp_cli.client.errors import ApiError, NotFound
@@ -12,6 +13,9 @@ from ddp_cli.client.job import Job
 from ddp_cli.client.workdir import Workdir
 from ddp_cli.commands.io import CommandError
 from ddp_cli.view.terminal import print_text
+
+if TYPE_CHECKING:
+    from ddp_cli.client.api import Api
 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
@@ -69,7 +73,45 @@ def is_local(arguments: argparse.Namespace) -> bool:
     return False
 
 
+def add_history_argument(parser: argparse.ArgumentParser) -> None:
+    """Declare the argument of the commands that read records of deleted jobs."""
+    parser.add_argument(
+        "--history",
+        metavar="PLACE",
+        default=os.environ.get("DDP_HISTORY"),
+        help="if the job was deleted, read its newest record: a URL or folder (that of spec.history), or "
+        "claim/NAME[/PATH]; default: $DDP_HISTORY",
+    )
+
+
 def open_job(arguments: argparse.Namespace) -> Job:
+    """Return the job or run that a reading command names, or the record of a deleted one. Raises: ClientError."""
+    try:
+        return _open_existing(arguments)
+    except (NotFound, ApiError) as error:
+        is_unknown = isinstance(error, NotFound) or error.status in (None, 404)
+        if not is_unknown or not hasattr(arguments, "history") or arguments.name is None:
+            raise
+        missing = error
+    if not arguments.history:
+        if _has_cluster(arguments):
+            missing.args = (f"{missing}; if the job was deleted, name the place of its record with --history",)
+        raise missing
+    from ddp_cli.client.api import connect
+    from ddp_cli.client.history import open_record
+
+    def open_api() -> "Api":
+        return connect(namespace=arguments.namespace, context=arguments.context, kubeconfig=arguments.kubeconfig)
+
+    namespace = arguments.namespace or ""
+    with suppress(ApiError):  # no cluster is configured: any namespace
+        namespace = open_api().namespace
+    job = open_record(arguments.history, arguments.name, namespace, open_api)
+    print_text(f"the job does not exist any more; this is its record at {arguments.history}", file=sys.stderr)
+    return job
+
+
+def _open_existing(arguments: argparse.Namespace) -> Job:
     """Return the job or run that a reading command names; without a name the newest run on this machine.
 
     A name is looked up in the cluster, if one is configured, then among the runs. Raises: ClientError.

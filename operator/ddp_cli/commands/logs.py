@@ -4,7 +4,7 @@ import argparse
 import sys
 
 from ddp_cli.client.cluster import ClusterBackend
-from ddp_cli.commands.arguments import add_cluster_arguments, add_local_arguments, open_job
+from ddp_cli.commands.arguments import add_cluster_arguments, add_history_argument, add_local_arguments, open_job
 from ddp_cli.commands.io import CommandError, ExitCode
 from ddp_cli.view.terminal import make_printable, print_text
 
@@ -17,6 +17,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--attempt", type=int, metavar="N", help="only this attempt; default: the newest, all with -f")
     parser.add_argument("--tail", type=int, metavar="N", help="only the last N lines of each pod")
     parser.add_argument("--timestamps", action="store_true", help="start each line with the kubelet's timestamp")
+    add_history_argument(parser)
     add_cluster_arguments(parser)
     parser.epilog = (
         "Every line starts with the rank that wrote it, or with all ranks of the pod if the rank is unknown "

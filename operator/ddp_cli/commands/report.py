@@ -5,7 +5,7 @@ from pathlib import Path
 
 from ddp_cli.client.cluster import ClusterBackend
 from ddp_cli.client.runs import open_run
-from ddp_cli.commands.arguments import add_cluster_arguments, add_local_arguments, open_job
+from ddp_cli.commands.arguments import add_cluster_arguments, add_history_argument, add_local_arguments, open_job
 from ddp_cli.commands.io import CommandError, ExitCode
 from ddp_cli.view.terminal import print_text
 
@@ -32,6 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--run", type=int, metavar="N", help="one run of a job with spec.dev; default: the newest run")
     add_local_arguments(parser, named=False)
+    add_history_argument(parser)
     add_cluster_arguments(parser)
 
 

@@ -5,6 +5,7 @@ import json
 
 from ddp_cli.commands.arguments import (
     add_cluster_arguments,
+    add_history_argument,
     add_local_arguments,
     add_output_argument,
     open_job,
@@ -17,6 +18,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_local_arguments(parser)
     add_output_argument(parser)
+    add_history_argument(parser)
     add_cluster_arguments(parser)
 
 

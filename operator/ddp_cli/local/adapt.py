@@ -56,6 +56,7 @@ NODE_CACHE: Final = "node-cache"
 _JOB_FIELDS: Final = {
     "scheduling": {"gang": "None", "placement": "Any"},
     "networkPolicy": {},
+    "history": {},
     "network": {"profile": "auto"},
 }
 
@@ -139,6 +140,7 @@ def adapt_resource(
     spec = adapted["spec"]
     spec.pop("profileRef", None)  # the spec already contains the profile's fields
     spec.pop("managedBy", None)  # the user runs the job here
+    spec.pop("history", None)  # the run's folder has all of it
     spec.pop("network", None)  # a network profile is for the nodes of that network
     if changes.nodes is not None:
         spec["nodes"] = changes.nodes

@@ -217,6 +217,10 @@ class LocalCluster:
         """Return no Events: the pod's status contains every problem."""
         return ()
 
+    async def read_log(self, pod: Object, container: str, lines: int, limit: int) -> bytes:
+        """Refuse: a run on this machine has its logs in its folder."""
+        raise Refused("the run's folder has the logs", reason="Invalid")
+
     async def workloads_of(self, job: Object) -> tuple[Object, ...]:
         """Refuse: there is no Kueue on this machine."""
         raise Refused("Kueue is not installed", reason="Invalid")

@@ -22,9 +22,14 @@ def job_name(name: str, attempt: int) -> str:
 
 
 def is_job_name(job: str, name: str) -> bool:
-    """Return whether ``job`` could be the Job of an attempt of the resource ``name``."""
+    """Return whether ``job`` could be a Job of the resource ``name``."""
     prefix, _, attempt = job.rpartition("-")
-    return prefix == name and (attempt == "inputs" or _ATTEMPT.fullmatch(attempt) is not None)
+    return prefix == name and (attempt in ("inputs", "history") or _ATTEMPT.fullmatch(attempt) is not None)
+
+
+def history_job_name(name: str) -> str:
+    """Return the name of the Job that stores the record of an ended resource."""
+    return f"{name}-history"
 
 
 def rendezvous_secret_name(name: str, uid: str) -> str:

@@ -216,6 +216,12 @@ class Cluster(Protocol):
         They are at most about 50, and may be some seconds old. Raises: Refused if the operator may not read them.
         """
 
+    async def read_log(self, pod: Object, container: str, lines: int, limit: int) -> bytes:
+        """Return the last lines of a container's log, each after its time. Beyond ``limit`` bytes the end is missing.
+
+        Raises: Refused if the operator may not read it, or the container has not started.
+        """
+
     async def workloads_of(self, job: Object) -> tuple[Object, ...]:
         """Return Kueue's Workload of a Job, or an empty tuple before Kueue has created it.
 

@@ -85,7 +85,7 @@ ONCE_RUN = (
 )
 """Immutable after the first pod has run; until then an edit replaces the attempt's Job."""
 _DEADLINES = ("activeDeadlineSeconds", "pendingDeadlineSeconds")
-ONCE_ENDED = ("nodes", "suspend", "recovery", "idle", *_DEADLINES, "processGroupPolicy")
+ONCE_ENDED = ("nodes", "suspend", "recovery", "idle", *_DEADLINES, "processGroupPolicy", "history")
 """Immutable after the job has ended: an edit would have no effect."""
 
 
@@ -284,10 +284,13 @@ RULES: tuple[CelRule, ...] = (
         "self.startsWith('/')",
         "must be an absolute path, such as /ckpt; add the leading slash",
     ),
-    CelRule(
-        "spec.checkpoint.url",
-        "self.matches('^[a-z][a-z0-9+.-]*://[^ ]+$') && !self.matches('^(data|https?|memory)://')",
-        "must be the URL of a writable folder, such as s3://bucket/prefix; change it",
+    *(
+        CelRule(
+            f"spec.{part}.url",
+            "self.matches('^[a-z][a-z0-9+.-]*://[^ ]+$') && !self.matches('^(data|https?|memory)://')",
+            "must be the URL of a writable folder, such as s3://bucket/prefix; change it",
+        )
+        for part in ("checkpoint", "history")
     ),
     CelRule(
         "spec.checkpoint",
@@ -299,6 +302,7 @@ RULES: tuple[CelRule, ...] = (
         _requires(f"checkpoint.{name}", "has(self.checkpoint.url)", "needs checkpoint.url; set it or remove this field")
         for name in ("secretRef", "keep")
     ),
+    _requires("history.secretRef", "has(self.history.url)", "needs history.url; set it or remove this field"),
     _between("spec.checkpoint.keep", 1, 1000, "leave it out to keep 3 snapshots"),
     _between("spec.checkpoint.memory.interval", 1, 1_000_000, "leave it out for an interval that fits the step time"),
     _between("spec.checkpoint.graceSeconds", 0, _YEAR, "with 0 pods are killed at once"),

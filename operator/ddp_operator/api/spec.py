@@ -580,6 +580,22 @@ class NetworkPolicy(SpecFields, frozen=True, kw_only=True):
     ] = None
 
 
+class History(SpecFields, frozen=True, kw_only=True):
+    """Store a record of the ended job: spec, status, Events and the last lines of each rank (docs/monitoring.md)."""
+
+    url: Annotated[
+        str | None,
+        Meta(
+            description="Folder of the records of all jobs, such as s3://team/history, by fsspec and its plug-ins in "
+            "the job's image. Unset: the claim, folder or url of spec.checkpoint."
+        ),
+    ] = None
+    secret_ref: Annotated[
+        SecretReference | None,
+        Meta(description="Credentials for the url, if the training container has none."),
+    ] = None
+
+
 class Template(SpecFields, frozen=True, kw_only=True):
     """Pod template. The container named trainer (or the only one) runs the training script in its command/args. Its
     image needs Python and torch."""
@@ -658,6 +674,7 @@ class Spec(SpecFields, frozen=True, kw_only=True):
         Meta(description="Data and models to fetch before the job requests GPUs, at most 16 (docs/your-code.md)."),
     ] = None
     metrics: Metrics = field(default_factory=Metrics)
+    history: History | None = None
     tracking: Tracking | None = None
     scheduling: Scheduling = field(default_factory=Scheduling)
     network_policy: NetworkPolicy = field(default_factory=NetworkPolicy)

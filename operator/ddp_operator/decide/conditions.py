@@ -25,7 +25,8 @@ IDLE: Final = "Idle"
 NODES_HEALTHY: Final = "NodesHealthy"
 SUCCEEDED: Final = "Succeeded"
 FAILED: Final = "Failed"
-_FINAL_TYPES: Final = (TRAINS_AS_ONE, TRAINING_COMPLETE, SUCCEEDED, FAILED)
+HISTORY_STORED: Final = "HistoryStored"
+_FINAL_TYPES: Final = (TRAINS_AS_ONE, TRAINING_COMPLETE, SUCCEEDED, FAILED, HISTORY_STORED)
 _RUNNING_TYPES: Final = (ACCEPTED, SUSPENDED, INPUTS_READY, SCHEDULED, RENDEZVOUSED, PROGRESSING, RESTARTING)
 TYPES: Final = (*_RUNNING_TYPES, IDLE, NODES_HEALTHY, UPLOADED, *_FINAL_TYPES)
 
@@ -158,6 +159,9 @@ DOUBTS: Final = (
     LOSS_NOT_FINITE,
 )
 """Reasons why a job that succeeded may not have trained as intended, the most important first."""
+# HistoryStored: only of an ended job with spec.history; the reasons of a refused Job too
+STORED: Final = "Stored"
+NOT_STORED: Final = "NotStored"
 # Idle: only where spec.idle is set
 NO_STEPS: Final = "NoSteps"
 NOT_IDLE: Final = "NotIdle"

@@ -16,6 +16,7 @@ from ddp_operator.api.status import Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempts import compute_start_delay
 from ddp_operator.decide.describe import describe
+from ddp_operator.decide.history import keep_history
 from ddp_operator.decide.kueue import find_queue_edits, find_waiting_start, is_queued
 from ddp_operator.decide.losses import LOOK_SECONDS, create_missing_pods, fail_lost_pods, list_nodes_in_use
 from ddp_operator.decide.scheduling import compute_event_poll_delay
@@ -302,20 +303,21 @@ def _suspend_actions(state: State, attempt_job: JobView) -> list[Action]:
 
 def clean_up(state: State) -> Decision:
     """Clean up the child objects of an ended job; delete the resource when its time to live has expired."""
-    actions: list[Action] = []
-    waits: list[float] = []
+    history = keep_history(state)
+    actions: list[Action] = list(history.actions)
+    waits: list[float] = [] if history.requeue_after is None else [history.requeue_after]
     for view in state.observation.jobs:
         actions += _clean(view, state, waits)
     actions += fail_lost_pods(state, waits)
     ttl = state.spec.ttl_seconds_after_finished
     ended = state.status.completion_time
-    if ttl is not None and ended is not None:
+    if ttl is not None and ended is not None and history.requeue_after is None:
         seconds = (ended + timedelta(seconds=ttl) - state.now).total_seconds()
         if seconds <= 0:
             actions.append(DeleteResource())
         else:
             waits.append(seconds)
-    return Decision(state.status, tuple(actions), min(waits, default=None))
+    return Decision(history.status, tuple(actions), min(waits, default=None))
 
 
 def is_about_to_fail(view: JobView, state: State) -> bool:

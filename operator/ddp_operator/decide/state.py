@@ -89,6 +89,11 @@ class DeleteResource:
     """Delete the training job, because its time to live has expired."""
 
 
+@dataclass(frozen=True, slots=True)
+class StoreHistory:
+    """Create the Job that stores the record of the ended job, with the last lines of its pods."""
+
+
 Action = (
     EnsureChildren
     | DeleteJob
@@ -99,6 +104,7 @@ Action = (
     | FailPod
     | SuspendResource
     | DeleteResource
+    | StoreHistory
 )
 
 
@@ -137,6 +143,13 @@ class Decision:
     needs_fresh_read: bool = False
 
 
+class HistoryJob(NamedTuple):
+    """The Job that stores the record of an ended job. ``problem``: of its newest pod; empty if none is known."""
+
+    view: JobView
+    problem: str
+
+
 @dataclass(frozen=True)
 class Children:
     """The Jobs of a resource and their pods.
@@ -148,6 +161,7 @@ class Children:
     jobs: tuple[JobView, ...] = ()
     pods: tuple[PodView, ...] = ()
     orphans: tuple[PodView, ...] = ()
+    history: HistoryJob | None = None
 
     @cached_property
     def _attempts(self) -> Mapping[int, Pods]:
@@ -238,17 +252,32 @@ def view_children(
 
     ``kills``: why the kubelet killed training containers, by the pod's UID.
     """
-    own_jobs = tuple(view_job(raw) for raw in snapshot.jobs if controller_of(raw).get("uid") == job.uid)
+    views = [view_job(raw) for raw in snapshot.jobs if controller_of(raw).get("uid") == job.uid]
+    history_name = child_names.history_job_name(job.name)
+    own_jobs = tuple(view for view in views if view.name != history_name)
     uids = {view.uid for view in own_jobs}
     own_pods: list[PodView] = []
     orphans: list[PodView] = []
+    history_pods: list[PodView] = []
     for raw in snapshot.pods:
         owner = controller_of(raw)
-        if owner.get("uid") in uids:
+        if owner.get("name") == history_name:
+            history_pods.append(view_pod(raw))
+        elif owner.get("uid") in uids:
             own_pods.append(view_pod(raw, kills.get(raw["metadata"]["uid"])))
         elif owner.get("kind") == "Job" and child_names.is_job_name(str(owner.get("name")), job.name):
             orphans.append(view_pod(raw))
-    return Children(own_jobs, tuple(own_pods), tuple(orphans))
+    history = next((_view_history(view, history_pods) for view in views if view.name == history_name), None)
+    return Children(own_jobs, tuple(own_pods), tuple(orphans), history)
+
+
+def _view_history(view: JobView, pods: list[PodView]) -> HistoryJob:
+    own = [pod for pod in pods if controller_of(pod.raw).get("uid") == view.uid]
+    problem = ""
+    for pod in sorted(own, key=lambda pod: pod.created):
+        ending = f"{pod.termination.message}; {pod.termination.remedy}" if pod.termination else pod.waiting_message
+        problem = ending.removesuffix("; ") or problem
+    return HistoryJob(view, problem)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from typing import Final, Literal
 from msgspec.structs import replace
 
 from ddp_operator.api.cluster import Event
+from ddp_operator.api.constants import KUEUE_QUEUE_LABEL
 from ddp_operator.api.crd import render_columns
 from ddp_operator.api.kubeobjects import count_pod_gpus, truncate
 from ddp_operator.api.status import ENDED_PHASES, Condition, History, LastFailure, LostUsage, Status, Usage
@@ -32,11 +33,12 @@ NO_FAILURE: Final = "None"
 RESTART_CATEGORIES: Final = (NO_FAILURE, *CATEGORIES)
 STAGES: Final = ("rendezvous", "first_step")
 _MAX_MESSAGE: Final = 1000
+_MAX_LOGGED: Final = 300
 
 _WARNINGS: Final = frozenset((*c.BLOCKING, c.UNREACHABLE)) - {c.QUOTA_PENDING}
 _EVENT_TYPES: Final = (
     *(c.SUSPENDED, c.INPUTS_READY, c.SCHEDULED, c.RENDEZVOUSED, c.IDLE, c.NODES_HEALTHY, c.UPLOADED),
-    *(c.TRAINS_AS_ONE, c.TRAINING_COMPLETE, c.SUCCEEDED, c.FAILED),
+    *(c.TRAINS_AS_ONE, c.TRAINING_COMPLETE, c.SUCCEEDED, c.FAILED, c.HISTORY_STORED),
 )
 """Conditions whose transitions are Events, in the order in which they happen."""
 _SILENCE_EVENTS: Final[Mapping[str, Literal["Normal", "Warning"]]] = {
@@ -131,6 +133,30 @@ def _iterate_transitions(old: Status, new: Status, now: datetime) -> Iterator[Tr
             yield from (Doubted(condition.reason) for condition in find_doubts(new))
     yield from _list_failed_nodes(old, new, category)
     yield from _list_usage(old, new)
+
+
+def describe_end(labels: Mapping[str, str], old: Status, new: Status) -> dict[str, object]:
+    """Return what a log line states about a job that has ended. ``old``: the status before; it still has the GPUs."""
+    failure = new.last_failure if new.phase == "Failed" else None
+    end = new.condition(c.FAILED if new.phase == "Failed" else c.SUCCEEDED)
+    start = new.start_time
+    ended = new.completion_time
+    return {
+        "phase": new.phase,
+        "reason": end.reason if end is not None else "",
+        "category": failure.category if failure is not None else "",
+        "message": (end.message if end is not None else "")[:_MAX_LOGGED],
+        "node": failure.node_name if failure is not None else "",
+        "attempts": new.attempt,
+        "restarts": new.restarts.sum,
+        "seconds": round((ended - start).total_seconds()) if start and ended else 0,
+        "step": new.progress.step if new.progress is not None else None,
+        "checkpointStep": new.checkpoint.step if new.checkpoint is not None else None,
+        "pods": new.nodes.desired,
+        "gpus": old.usage.gpus if old.usage is not None else 0,
+        "gpuSeconds": new.usage.gpu_seconds if new.usage is not None else 0,
+        "queue": labels.get(KUEUE_QUEUE_LABEL, ""),
+    }
 
 
 def _find_failure_category(old: Status, new: Status) -> str:
@@ -308,7 +334,7 @@ def _is_same_state(before: Condition, condition: Condition) -> bool:
 
 def _build_condition_event(before: Condition | None, condition: Condition) -> Event | None:
     """Return the Event of a changed condition; None: the change has no Event."""
-    if condition.type in (c.TRAINS_AS_ONE, c.TRAINING_COMPLETE, c.NODES_HEALTHY, c.UPLOADED):
+    if condition.type in (c.TRAINS_AS_ONE, c.TRAINING_COMPLETE, c.NODES_HEALTHY, c.UPLOADED, c.HISTORY_STORED):
         return _build_health_event(before, condition)
     if condition.status == "True":
         severity: Literal["Normal", "Warning"] = "Warning" if condition.type in (c.FAILED, c.IDLE) else "Normal"

@@ -170,8 +170,9 @@ class ApiClient:
         kind: str = "",
         urgent: bool = False,
         max_bytes: int = MAX_ANSWER,
+        is_text: bool = False,
     ) -> Any:
-        """Make one call and return the parsed JSON.
+        """Make one call and return the parsed JSON; with ``is_text`` the bytes of the body.
 
         ``urgent`` bypasses the rate limit and the fence: for calls about the Lease, on which the fence depends.
 
@@ -193,7 +194,7 @@ class ApiClient:
                 if seconds <= 0:
                     raise ClusterError(f"{what}: not sent, because this operator is not the leader")
             status, answer, retry_after = await self._send(
-                info, method, path, params, data, headers, kind, seconds, max_bytes
+                info, method, path, params, data, headers, kind, seconds, max_bytes, is_text=is_text
             )
             if status == 401 and attempt == 1:
                 # Kubernetes renews the token file while the process runs: read it again and retry once.
@@ -251,6 +252,8 @@ class ApiClient:
         kind: str,
         seconds: float,
         max_bytes: int,
+        *,
+        is_text: bool,
     ) -> tuple[int, Any, float]:
         """Return status, parsed body (None when it is not JSON) and the seconds of Retry-After."""
         timeout = aiohttp.ClientTimeout(total=seconds, sock_connect=CONNECT_TIMEOUT)
@@ -260,6 +263,8 @@ class ApiClient:
             ) as response:
                 raw = await _read(response, max_bytes, f"{method} {path}")
                 statuses.append(str(response.status))
+                if is_text and response.status < 400:
+                    return response.status, raw, 0.0
                 # Only our custom resources have fields without a schema.
                 answer = _decode(limit_response(raw) if GROUP in path else raw, response.status)
                 return response.status, answer, _seconds(response.headers.get("Retry-After"))

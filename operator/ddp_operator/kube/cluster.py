@@ -351,6 +351,14 @@ class KubeCluster:
         """List the Events about one object. This is done for waiting objects only."""
         return await self._reader.about(item)
 
+    async def read_log(self, pod: Object, container: str, lines: int, limit: int) -> bytes:
+        """Read a log through the API server. This is done for ended jobs with spec.history only."""
+        meta = pod["metadata"]
+        params = {"container": container, "timestamps": "true", "tailLines": str(lines), "limitBytes": str(limit)}
+        options: dict[str, Any] = {"params": params, "refusable": True, "is_text": True}
+        log: bytes = await call(self._client, "GET", "Pod", meta["namespace"], meta["name"], "log", **options)
+        return log
+
     async def workloads_of(self, job: Object) -> tuple[Object, ...]:
         """List the Workloads with the Job's UID, in the version that the installed Kueue serves."""
         meta = job["metadata"]

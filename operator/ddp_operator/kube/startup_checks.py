@@ -28,6 +28,7 @@ PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {
     "Job": ("get", "list", "watch", "create", "patch", "delete"),
     "Pod": ("get", "list", "watch", "create", "delete"),
     "Pod/status": ("patch",),
+    "Pod/log": ("get",),
     "Service": ("get", "list", "watch", "create"),
     "ConfigMap": ("get", "list", "watch", "create"),
     "Secret": ("create",),
@@ -63,14 +64,14 @@ HOME_PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {"Lease": ("get", "create"
 OPTIONAL: Final = frozenset(
     {
         f"{CRD_KIND}:{CRD_NAME}",
-        *(CLUSTER_PROFILE_KIND, PROFILE_KIND, "Node"),
+        *(CLUSTER_PROFILE_KIND, PROFILE_KIND, "Node", "Pod/log"),
         *("Workload", "LocalQueue", "ResourceClaim", "ResourceClaimTemplate"),
     }
 )
 """Kinds that the operator works without. A Role cannot grant cluster-scoped kinds. Without nodes, pods on lost nodes
 are removed later. Without the CRD the launchers have no owner. A job is refused if it needs a profile or a resource
-claim that the operator may not read. Without Workloads and LocalQueues the status lacks the reason why a job waits in a
-queue."""
+claim that the operator may not read. Without pods/log the records of ended jobs have no lines. Without Workloads and
+LocalQueues the status lacks the reason why a job waits in a queue."""
 
 REQUIRED: Final = {what: verbs for what, verbs in PERMISSIONS.items() if what not in OPTIONAL}
 

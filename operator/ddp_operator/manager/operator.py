@@ -76,6 +76,7 @@ class Operator:
             self.cluster,
             progress_interval=settings.progress_interval,
             defaults=_read_defaults(settings),
+            history_image=settings.history_image,
             on_transition=self.metrics.on_transition,
             on_status=self.traces.export if self.traces is not None else None,
         )

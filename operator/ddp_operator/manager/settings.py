@@ -50,8 +50,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = 15
     job_defaults: Annotated[
         dict[str, Any],
-        Meta(description="defaults of networkPolicy and securityProfile for jobs, as part of a spec in JSON"),
+        Meta(description="defaults of networkPolicy, securityProfile and history, as part of a spec in JSON"),
     ] = {}
+    history_image: Annotated[
+        str, Meta(description="image with Python that stores records of jobs of which no pod has run; unset: the job's")
+    ] = ""
     identity: Annotated[
         str | None,
         Meta(description="unique identity for leader election; unset: host name and a random suffix"),

@@ -24,8 +24,9 @@ import msgspec
 
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.job import DDPTrainingJob, inherited_labels, kueue_metadata, owner_reference
+from ddp_operator.manifests.history import build_history_job_spec
 from ddp_operator.manifests.inputs import build_fetch_job_spec
-from ddp_operator.manifests.pod import build_fetch_template, build_pod_template
+from ddp_operator.manifests.pod import build_fetch_template, build_history_template, build_pod_template
 from ddp_operator.manifests.scheduling import build_pod_group
 from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
 
@@ -257,6 +258,26 @@ def build_fetch_job(job: DDPTrainingJob, template: ResolvedTemplate, launcher: L
         "metadata": metadata,
         "spec": build_fetch_job_spec(job, build_fetch_template(job, template, launcher.digest)),
     }
+
+
+def build_history_children(job: DDPTrainingJob, record: str, image: str) -> list[dict[str, Any]]:
+    """Return the launcher, and the Job that stores the record of an ended job. It bypasses Kueue, as the fetching Job.
+
+    ``image``: for a job of which no pod has run, so that its own image may not exist; empty: use that. Raises:
+    InvalidManifest.
+    """
+    launcher = load_launcher()
+    own_image = "" if job.status.first_run_time is not None else image
+    template = build_history_template(job, resolve_template(job), launcher.digest, record, own_image)
+    return [
+        build_launcher_config_map(job, launcher),
+        {
+            "apiVersion": "batch/v1",
+            "kind": "Job",
+            "metadata": _metadata(job, child_names.history_job_name(job.name), attempt=0),
+            "spec": build_history_job_spec(template),
+        },
+    ]
 
 
 def _build_job_annotations(job: DDPTrainingJob) -> dict[str, str]:

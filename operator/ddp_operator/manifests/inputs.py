@@ -42,25 +42,31 @@ _KEPT_SELECTORS: Final = ("kubernetes.io/arch", "kubernetes.io/os", "topology.ku
 def build_fetch_pod(job: DDPTrainingJob, pod: Mapping[str, Any], trainer: str, interpreter: str) -> dict[str, Any]:
     """Return the spec of the fetching pod, from the template's ``pod``. ``pod.py`` adds the fields of all pods."""
     inputs = job.spec.inputs or ()
+    kept = build_small_pod(job, pod, trainer)
+    if any(entry.node_cache for entry in inputs):
+        _place_on_separate_nodes(kept, job, pod)
+    else:
+        keep_zone_selectors(kept, pod)
+
+    [container] = kept["containers"]
+    set_fetch_command(container, inputs, interpreter)
+    kept["volumes"] = [*(kept.get("volumes") or []), *list_volumes(inputs)]
+    return kept
+
+
+def build_small_pod(job: DDPTrainingJob, pod: Mapping[str, Any], trainer: str) -> dict[str, Any]:
+    """Return a pod with the training container alone, without fields that concern GPUs, peers or placement."""
     kept: dict[str, Any] = {name: copy.deepcopy(value) for name, value in pod.items() if name not in _NOT_KEPT}
     for name in _KEPT_WHERE_LOCKED:
         part = find_locked_part(pod, name, job.locked)
         if part is not None:
             kept[name] = copy.deepcopy(part)
     kept["containers"] = [container for container in kept["containers"] if container["name"] == trainer]
-    if any(entry.node_cache for entry in inputs):
-        _place_on_separate_nodes(kept, job, pod)
-    else:
-        _keep_zone_selectors(kept, pod)
     if job.spec.scheduling.priority_class_name:
         kept["priorityClassName"] = job.spec.scheduling.priority_class_name
     kept["terminationGracePeriodSeconds"] = _GRACE_SECONDS
-
-    [container] = kept["containers"]
     for name in _NOT_KEPT_OF_CONTAINER:
-        container.pop(name, None)
-    set_fetch_command(container, inputs, interpreter)
-    kept["volumes"] = [*(kept.get("volumes") or []), *list_volumes(inputs)]
+        kept["containers"][0].pop(name, None)
     return kept
 
 
@@ -77,7 +83,7 @@ def _place_on_separate_nodes(fetch_pod: dict[str, Any], job: DDPTrainingJob, pod
     fetch_pod["affinity"] = {**affinity, "podAntiAffinity": anti_affinity}
 
 
-def _keep_zone_selectors(fetch_pod: dict[str, Any], pod: Mapping[str, Any]) -> None:
+def keep_zone_selectors(fetch_pod: dict[str, Any], pod: Mapping[str, Any]) -> None:
     """Keep the template's selectors of architecture, operating system and zone."""
     selector = pod.get("nodeSelector") or {}
     selected = {label: value for label, value in selector.items() if label.startswith(_KEPT_SELECTORS)}

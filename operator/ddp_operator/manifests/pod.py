@@ -19,6 +19,7 @@ from ddp_operator.manifests.environment import (
     list_tracking_secrets,
 )
 from ddp_operator.manifests.fabric import plan_preflight
+from ddp_operator.manifests.history import build_checkpoint_volume, build_history_pod
 from ddp_operator.manifests.inputs import build_cache_check, build_fetch_pod, list_mounts, list_volumes
 from ddp_operator.manifests.scheduling import add_scheduling
 from ddp_operator.manifests.template import ResolvedTemplate
@@ -66,12 +67,27 @@ def build_pod_template(
 def build_fetch_template(job: DDPTrainingJob, template: ResolvedTemplate, launcher_digest: str) -> dict[str, Any]:
     """Return ``Job.spec.template`` of the Job that fetches the inputs."""
     pod = build_fetch_pod(job, template.pod, template.trainer["name"], template.command.interpreter)
+    pod["containers"][0]["env"].append({"name": constants.ENV_METRICS_PORT, "value": str(job.spec.metrics.port)})
+    return _finish_small_pod(pod, job, launcher_digest)
+
+
+def build_history_template(
+    job: DDPTrainingJob, template: ResolvedTemplate, launcher_digest: str, record: str, image: str
+) -> dict[str, Any]:
+    """Return ``Job.spec.template`` of the Job that stores a record. ``image``: instead of the job's, if not empty."""
+    launcher = f"{constants.LAUNCHER_MOUNT_PATH}/{constants.LAUNCHER_FILE}"
+    interpreter = "python3" if image else template.command.interpreter
+    pod = build_history_pod(job, template.pod, template.trainer["name"], [interpreter, launcher, "history", record])
+    if image:
+        pod["containers"][0] |= {"image": image}
+    return _finish_small_pod(pod, job, launcher_digest)
+
+
+def _finish_small_pod(pod: dict[str, Any], job: DDPTrainingJob, launcher_digest: str) -> dict[str, Any]:
+    """Return the template of a pod without ranks, which starts the launcher."""
     [container] = pod["containers"]
-    variables = {
-        constants.ENV_METRICS_PORT: str(job.spec.metrics.port),
-        constants.ENV_TERMINATION_LOG: _find_termination_path(container),
-    }
-    container["env"] += [{"name": name, "value": value} for name, value in variables.items()]
+    path = _find_termination_path(container)
+    container["env"] = [*(container.get("env") or ()), {"name": constants.ENV_TERMINATION_LOG, "value": path}]
     container["volumeMounts"].append(_launcher_mount())
     pod["volumes"].append(_launcher_volume(launcher_digest))
     _finish_pod(pod, job)
@@ -286,10 +302,9 @@ def _add_volumes(pod: dict[str, Any], trainer: dict[str, Any], job: DDPTrainingJ
         mounts.append({"name": constants.SHM_VOLUME, "mountPath": "/dev/shm"})
     checkpoint = job.spec.checkpoint
     if checkpoint and checkpoint.path.rstrip("/") not in mounted:
-        claim = checkpoint.claim_name
-        source = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
-        volumes.append({"name": constants.CHECKPOINT_VOLUME, **source})
-        mounts.append({"name": constants.CHECKPOINT_VOLUME, "mountPath": checkpoint.path})
+        volume, mount = build_checkpoint_volume(checkpoint)
+        volumes.append(volume)
+        mounts.append(mount)
     if job.spec.code:
         for name, source, path in _list_code_volumes(job.spec.code):
             volumes.append({"name": name, **source})

@@ -21,6 +21,7 @@ from ddp_operator.api.pod_fields import find_unknown_fields
 from ddp_operator.api.spec import NetworkPolicy, Peer, Spec
 from ddp_operator.manifests.environment import check_memory
 from ddp_operator.manifests.fabric import check_fabric, merge_fabric
+from ddp_operator.manifests.history import check_history
 from ddp_operator.manifests.inputs import check_inputs
 from ddp_operator.manifests.nested_launcher import ReadScript, explain_nested_launcher, find_nested_launcher
 from ddp_operator.manifests.torchrun import InvalidCommand, UserCommand, split_user_command
@@ -74,6 +75,7 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
     errors += check_inputs(spec, trainer)
     errors += _check_urls(spec)
     errors += check_memory(spec, trainer)
+    errors += check_history(spec, trainer)
     nproc = _resolve_nproc(trainer, path, job)
     if isinstance(nproc, FieldError):
         errors.append(nproc)
@@ -102,6 +104,7 @@ def _check_urls(spec: Spec) -> Iterator[FieldError]:
     wandb = tracking.wandb if tracking else None
     for path, url, remedy in (
         ("checkpoint.url", spec.checkpoint and spec.checkpoint.url, "spec.checkpoint.secretRef"),
+        ("history.url", spec.history and spec.history.url, "spec.history.secretRef"),
         ("tracking.mlflow.trackingUri", mlflow and mlflow.tracking_uri, "spec.tracking.mlflow.secretRef"),
         ("tracking.wandb.baseUrl", wandb and wandb.base_url, "spec.tracking.wandb.secretRef"),
     ):

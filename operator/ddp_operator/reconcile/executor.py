@@ -6,6 +6,7 @@ All jobs of a namespace share the launcher's ConfigMap. Its owner is the definit
 Kubernetes deletes it when no job can exist any more, and the operator needs no right to delete ConfigMaps.
 """
 
+import asyncio
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -18,6 +19,7 @@ from ddp_operator.api import child_names, constants
 from ddp_operator.api.cluster import AlreadyExists, Cluster, Key, Refused, ServerError
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.record import encode_record
 from ddp_operator.decide import losses
 from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.refusals import (
@@ -38,14 +40,18 @@ from ddp_operator.decide.state import (
     Refusal,
     RelabelJob,
     ResizeJob,
+    StoreHistory,
     SuspendJob,
     SuspendResource,
 )
 from ddp_operator.decide.views import JobView
-from ddp_operator.manifests.children import build_children, build_pod
+from ddp_operator.manifests.children import build_children, build_history_children, build_pod
+from ddp_operator.manifests.template import resolve_template
+from ddp_operator.reconcile.history import read_record
 from ddp_operator.reconcile.limits import run_limited
 from ddp_operator.reconcile.observer import Memory, seconds_since
 from ddp_operator.reconcile.prerequisites import refuse_failing_server, refuse_invalid, refuse_write
+from ddp_operator.reconcile.workqueue import lend_worker
 
 SERVER_PATIENCE = 10.0
 """Seconds for which an error of the API server is retried before the status reports it."""
@@ -53,6 +59,8 @@ WAIT_FOR_COLLECTOR = 1.0
 """Seconds until a retry while the garbage collector deletes children of a deleted owner; no watch reports its end."""
 
 _QUOTA = "exceeded quota"
+# Each record takes some megabytes until its Job is created.
+_RECORDS_AT_ONCE = 4
 
 Manifest = Mapping[str, Any]
 Outcome = Refusal | float | None
@@ -62,9 +70,11 @@ Outcome = Refusal | float | None
 class Executor:
     """Executes decisions on one cluster."""
 
-    def __init__(self, cluster: Cluster, clock: Callable[[], datetime]) -> None:
+    def __init__(self, cluster: Cluster, clock: Callable[[], datetime], history_image: str = "") -> None:
         self._cluster = cluster
         self._clock = clock
+        self._history_image = history_image
+        self._history_gate = asyncio.Semaphore(_RECORDS_AT_ONCE)
         self._launchers: set[str] = set()
         """UIDs of the launchers' ConfigMaps that this process has created or compared. They are immutable."""
 
@@ -186,16 +196,35 @@ class Executor:
             case CreatePod(name, index, serial):
                 await self._create_pod(_find_job(observation, name), index, child_names.replacement_suffix(serial))
             case FailPod(_, uid, message):
-                for pod in (*observation.pods, *observation.orphans):
-                    if pod.uid == uid:
-                        await self._cluster.fail_pod(pod.raw, losses.REASON, message)
+                await self._fail_pod(observation, uid, message)
             case SuspendResource():
                 key = Key(job.namespace, job.name)
                 await self._cluster.suspend_resource(key, resource_version=job.resource_version)
             case DeleteResource():
                 key = Key(job.namespace, job.name)
                 await self._cluster.delete_resource(key, uid=job.uid, resource_version=job.resource_version)
+            case StoreHistory():
+                return await self._store_history(job, observation)
         return None
+
+    async def _fail_pod(self, observation: Observation, uid: str, message: str) -> None:
+        """Mark a pod on a lost node as failed. Raises: ClusterError."""
+        for pod in (*observation.pods, *observation.orphans):
+            if pod.uid == uid:
+                await self._cluster.fail_pod(pod.raw, losses.REASON, message)
+
+    async def _store_history(self, job: DDPTrainingJob, observation: Observation) -> Outcome:
+        """Create the Job that stores the record. Raises: Refused, ClusterError."""
+        try:
+            nproc = run_limited(resolve_template, job).nproc
+            with lend_worker():
+                async with self._history_gate:
+                    record = encode_record(await read_record(self._cluster, job, observation, nproc))
+            launcher, child = run_limited(build_history_children, job, record, self._history_image)
+        except InvalidManifest as error:
+            return refuse_invalid(error)
+        outcome = await self._ensure_launcher(launcher, observation.launchers.get(launcher["metadata"]["name"]))
+        return await self._create(job, child) if outcome is None else outcome
 
     async def _create_pod(self, view: JobView, index: int, suffix: str) -> None:
         """Create the pod of an index from the template of its Job. Raises: ClusterError."""
@@ -295,4 +324,7 @@ def _creates_job_first(job: DDPTrainingJob, children: Sequence[Manifest]) -> boo
 
 
 def _find_job(observation: Observation, name: str) -> JobView:
+    history = observation.history
+    if history is not None and history.view.name == name:
+        return history.view
     return next(view for view in observation.jobs if view.name == name)

@@ -166,6 +166,7 @@ class Observer:
             children.jobs,
             children.pods,
             children.orphans,
+            children.history,
             page=page,
             page_requested=requested,
             page_lost_since=memory.page_lost,

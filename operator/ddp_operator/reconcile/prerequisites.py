@@ -13,7 +13,7 @@ import msgspec
 from ddp_operator.api.claims import count_claimed, digest_claims, find_claims, is_counted
 from ddp_operator.api.cluster import Cluster, Refused, ServerError, Snapshot
 from ddp_operator.api.constants import JOB_DEFAULTS, PROFILE_KIND
-from ddp_operator.api.errors import InvalidManifest, unknown_member
+from ddp_operator.api.errors import FieldError, InvalidManifest, unknown_member
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_resource, parse_status
 from ddp_operator.api.pod_fields import explain_refusal
@@ -32,10 +32,12 @@ def read_job_defaults(settings: Mapping[str, Any]) -> Profile | None:
 
     Raises: InvalidManifest.
     """
-    names = ("networkPolicy", "securityProfile")
+    names = ("networkPolicy", "securityProfile", "history")
     errors = [unknown_member(name, "", names) for name in settings if name not in names]
     spec = parse_resource({"metadata": {}, "spec": {"template": {"spec": {}}, **settings}}).spec
     errors += check_network_policy(spec.network_policy)
+    if spec.history is not None and not spec.history.url and settings["history"]:
+        errors.append(FieldError("spec.history", "needs the url, because jobs without checkpoints have no other place"))
     if errors:
         raise InvalidManifest(errors)
 

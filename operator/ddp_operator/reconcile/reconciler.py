@@ -33,8 +33,10 @@ from ddp_operator.decide.refusals import (
 )
 from ddp_operator.decide.state import AT_ONCE, Refusal
 from ddp_operator.decide.transitions import (
+    Ended,
     NodeFailed,
     Transition,
+    describe_end,
     extend_history,
     find_transitions,
     is_minor_change,
@@ -46,6 +48,7 @@ from ddp_operator.reconcile.observer import Memory, Observer, seconds_since
 from ddp_operator.reconcile.prerequisites import find_claimed_gpus, find_profile, refuse_changes, refuse_invalid
 
 logger = logging.getLogger(__name__)
+_ended_logger = logging.getLogger("ddp_operator.ended")
 
 MINOR_INTERVAL = 30.0
 """Seconds between two writes of a status if no column of `kubectl get` changes."""
@@ -63,6 +66,20 @@ MAX_REPORTED_NODES = 1024
 MAX_NAMESPACES = 8
 # Seconds until a profile or a claim that does not exist, or is invalid, is read again.
 _AFTER_MISSING_OBJECT = 10.0
+
+
+class _Line(dict[str, object]):
+    """A log message with fields: a formatter for JSON writes the members, all others this text."""
+
+    def __str__(self) -> str:
+        return msgspec.json.encode(self).decode()
+
+
+def _log_end(metadata: Object, old: Status, new: Status) -> None:
+    """Log one line about a job that has ended, for the statistics of log stores."""
+    identity = {name: metadata[name] for name in ("namespace", "name", "uid")}
+    fields = describe_end(metadata.get("labels") or {}, old, new)
+    _ended_logger.info(_Line({"event": "JobEnded", **identity, **fields}))
 
 
 class StatusRefused(Exception):
@@ -101,6 +118,7 @@ class Reconciler:
         clock: Callable[[], datetime] = utc_now,
         progress_interval: float = 10.0,
         defaults: Profile | None = None,
+        history_image: str = "",
         on_transition: Callable[[str, Transition], None] | None = None,
         on_status: Callable[[Snapshot, Status, Status, datetime], None] | None = None,
     ) -> None:
@@ -109,7 +127,7 @@ class Reconciler:
         self._progress_interval = progress_interval
         self._defaults = defaults
         self._observer = Observer(cluster, clock, progress_interval)
-        self._executor = Executor(cluster, clock)
+        self._executor = Executor(cluster, clock, history_image)
         self._on_transition = on_transition
         self._on_status = on_status
         self._node_reports = NodeReports()
@@ -270,9 +288,11 @@ class Reconciler:
         transitions = find_transitions(old, new, now)
         if self._on_status is not None:
             self._on_status(current.snapshot, old, new, now)
-        if self._on_transition is not None:
-            for transition in transitions:
+        for transition in transitions:
+            if self._on_transition is not None:
                 self._on_transition(namespace, transition)
+            if isinstance(transition, Ended):
+                _log_end(current.resource["metadata"], old, new)
         with suppress(ClusterError):
             for event in list_transition_events(old, new, max_restarts):
                 await self._cluster.emit(current.resource, event)

@@ -110,6 +110,7 @@ METRIC_GLOBAL_RATE: Final = "ddp_global_samples_per_second"
 METRIC_DATA_SECONDS: Final = "ddp_data_wait_seconds_total"
 METRIC_COMPUTE_SECONDS: Final = "ddp_compute_seconds_total"
 INPUTS_FOLDER: Final = "ddp-inputs"  # in a claim or a node cache: has a folder for each input
+HISTORY_FOLDER: Final = "ddp-history"  # has a folder of records for each namespace
 LAUNCHER_PHASES: Final = ("Starting", "WaitingForMaster", "Rendezvous", "Running", "Stopping", "Done", "Held")
 """Values of the label ``phase`` of METRIC_LAUNCHER_PHASE, in the order in which a pod passes them.
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..base.files import log
+from .sources import make_folder
 
 VERSION = 1
 _CHUNK = 1 << 20
@@ -28,8 +29,6 @@ _MAX_PARTS_BYTES = 64 << 20  # of the lists of all pods
 _PARALLEL = 4  # files transferred at the same time
 _DOWNLOAD_ATTEMPTS = 2  # the second corrects damage in transit
 _TEMPORARY = ".ddp-fetch-"
-# Stores without folders: makedirs would create a bucket.
-_FOLDERLESS_PROTOCOLS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "hf"}
 # Errors of reading JSON that another program has written.
 _MALFORMED = (ValueError, LookupError, TypeError, AttributeError)
 _OBJECT = re.compile(r"[0-9a-f]{64}")
@@ -384,9 +383,7 @@ class SnapshotStore:
         self._system.pipe_file(self._path(name), content)
 
     def _make_folder(self, name: str) -> None:
-        protocols = self._system.protocol
-        if _FOLDERLESS_PROTOCOLS.isdisjoint([protocols] if isinstance(protocols, str) else protocols):
-            self._system.makedirs(self._path(name), exist_ok=True)
+        make_folder(self._system, self._path(name))
 
     def _list(self, folder: str) -> dict[str, int]:
         """Return the sizes of the files in a folder by name."""

@@ -23,6 +23,8 @@ STALL_SECONDS = 60.0
 """A connection that receives nothing for this long is closed; the whole download has no limit."""
 _RANGE = re.compile(r"bytes (?:(\d+)-\d+|\*)/(\d+|\*)")
 _MESSAGE_LIMIT = 300  # characters
+# Stores without folders: makedirs would create a bucket.
+_FOLDERLESS_PROTOCOLS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "oss", "hf"}
 # What storages call the version or checksum of a file.
 _VERSION_KEYS = ("ETag", "etag", "md5Hash", "blob_id", "checksum", "LastModified", "mtime")
 
@@ -71,6 +73,13 @@ def open_storage(url: str) -> tuple[Any, str]:
     except ValueError as error:
         raise UnusableStorage(f"{url} cannot be opened: {error}") from None
     return system, str(path).rstrip("/")
+
+
+def make_folder(system: Any, path: str) -> None:
+    """Create a folder in a file system of fsspec, if it has folders. Raises the file system's errors unchanged."""
+    protocols = system.protocol
+    if _FOLDERLESS_PROTOCOLS.isdisjoint([protocols] if isinstance(protocols, str) else protocols):
+        system.makedirs(path, exist_ok=True)
 
 
 class FetchError(Exception):

@@ -42,14 +42,16 @@ def settings_of(objects: list[Object]) -> Settings:
 
 class TestSettings:
     def test_defaults_are_operators_own(self) -> None:
-        settings = settings_of(render())
+        objects = render()
+        settings = settings_of(objects)
         assert read_job_defaults(settings.job_defaults) is None
-        assert replace(settings, job_defaults={}) == Settings(log_format="json")
+        assert settings.history_image == container_of(objects)["image"]
+        assert replace(settings, job_defaults={}, history_image="") == Settings(log_format="json")
 
     def test_defaults_of_jobs_arrive_in_operator(self) -> None:
         peer = {"namespaceSelector": {"matchLabels": {"a": "b"}}}
         policy = {"enabled": True, "egressCidrs": ["10.0.0.0/8"], "metricsFrom": [peer]}
-        for source in ({"securityProfile": "Restricted"}, {"networkPolicy": policy}):
+        for source in ({"securityProfile": "Restricted"}, {"networkPolicy": policy}, {"history": {"url": "s3://a/b"}}):
             job_defaults = read_job_defaults(settings_of(render({"jobDefaults": source})).job_defaults)
             assert job_defaults is not None
             assert job_defaults.job == source
@@ -64,7 +66,7 @@ class TestSettings:
             namespaces=("a", "b"), health_port=9090, workers=3, qps=0.5, burst=100000, call_timeout=1.5,
             progress_interval=60, resync_interval=86400, lease_seconds=30, log_format="text", log_level="error",
         )  # fmt: skip
-        assert replace(settings_of(render(values)), job_defaults={}) == expected
+        assert replace(settings_of(render(values)), job_defaults={}, history_image="") == expected
 
     @pytest.mark.parametrize(
         ("endpoint", "port"), [("http://collector.monitoring:4318", 4318), ("https://collector.example/otlp", 443)]

@@ -73,6 +73,8 @@ BAD: dict[str, tuple[Any, ...]] = {
     "spec.checkpoint.url": ("bucket/prefix", "memory://x", "https://x/y", "s3://", "s3://a b"),
     "spec.checkpoint.keep": (0, 1001, 3),
     "spec.checkpoint.secretRef": ({"name": "bucket"},),
+    "spec.history.url": ("bucket/prefix", "https://x/y"),
+    "spec.history.secretRef": ({"name": "bucket"},),
     "spec.checkpoint": (
         STORE | {"claimName": "c"},
         STORE | {"shared": True},
@@ -276,6 +278,7 @@ MUTABLE = {
     "spec.ttlSecondsAfterFinished": 5,
     "spec.pendingDeadlineSeconds": 5,
     "spec.cleanPodPolicy": "All",
+    "spec.history": {},
     "spec.processGroupPolicy": "Fail",
     "spec.recovery.maxRestarts": 9,
     "metadata.labels": {"a": "b"},

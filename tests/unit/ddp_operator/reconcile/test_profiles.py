@@ -273,7 +273,8 @@ class TestDefaultsOfTheOperator:
     @pytest.mark.parametrize(
         ("given", "words"),
         [
-            ({"nodes": 3}, 'unknown field "nodes"; known fields: networkPolicy, securityProfile'),
+            ({"nodes": 3}, 'unknown field "nodes"; known fields: networkPolicy, securityProfile, history'),
+            ({"history": {"secretRef": {"name": "keys"}}}, "spec.history"),
             ({"securityProfile": "Strict"}, 'spec.securityProfile: Unsupported value: "Strict"'),
             ({"networkPolicy": {"enabled": "yes"}}, "spec.networkPolicy.enabled"),
             ({"networkPolicy": {"enabled": True, "egressCidrs": ["10.0.0.1/8"]}}, "egressCidrs[0]"),
