@@ -227,7 +227,7 @@ def _open_traces() -> "JobTraces | None":
 
         return connect_traces()
     except ImportError as error:
-        remedy = f"{error}; install the OpenTelemetry SDK: pip install 'ddp-operator[otel]'"
+        remedy = f"{error}; install the OpenTelemetry SDK: pip install opentelemetry-exporter-otlp-proto-http"
     except ValueError as error:
         remedy = f"{error}; correct the variables OTEL_*"
     logger.warning("%s is set, but no trace is exported: %s", variable, remedy)
