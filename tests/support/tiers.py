@@ -115,6 +115,7 @@ TIERS = (
     Tier("prometheus", "a real Prometheus", _tool("prometheus", "promtool"), marker="prometheus"),
     Tier("chromium", "pages in a headless browser", _tool("chromium"), marker="chromium"),
     Tier("buildah", "image builds", _tool("buildah"), marker="buildah"),
+    Tier("lua", "Argo CD's health of jobs", _tool("lua5.4"), marker="lua"),
     Tier("more", "further tests with real processes", _more, marker="more"),
     Tier("process", "real torchrun and gloo processes, one test for each mechanism", marker="process"),
     Tier("benchmarks", "the measuring code itself", folder="bench"),

@@ -32,8 +32,8 @@ NOT_TYPED = {
     "docs/pod-contract.md": r"kubectl get configmap .*base64",
 }
 KUBECTL = {
-    "apply", "config", "create", "cp", "delete", "describe", "exec", "explain", "get", "label", "logs", "rollout",
-    "run", "scale",
+    "apply", "config", "create", "cp", "delete", "describe", "exec", "explain", "get", "label", "logs", "patch",
+    "rollout", "run", "scale",
 }  # fmt: skip
 TARGETS = set(re.findall(r"^([a-z0-9-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
 
