@@ -19,6 +19,10 @@ GENERATED = {
     "deploy/crds/ddptrainingjobs.yaml": "ddp_operator.api.crd",
     "deploy/crds/clusterddptrainingprofiles.yaml": "ddp_operator.api.crd ClusterDDPTrainingProfile",
     "deploy/crds/ddptrainingprofiles.yaml": "ddp_operator.api.crd DDPTrainingProfile",
+    **{
+        f"deploy/schemas/{kind.lower()}.json": f"docs.pages.schemas {kind}"
+        for kind in ("DDPTrainingJob", "DDPTrainingProfile", "ClusterDDPTrainingProfile")
+    },
     "docs/api.md": "docs.pages.api",
     "docs/cli.md": "docs.pages.cli",
     "docs/metrics.md": "docs.pages.tables metrics",

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import kubernetes_validate
 import pytest
 import yaml
@@ -13,12 +15,13 @@ import yaml
 from ddp_cli.client.validation import check_manifest
 from ddp_cli.commands import main
 from ddp_operator import __version__
-from ddp_operator.api.constants import ENV_LAUNCHER_CONFIG, KIND
+from ddp_operator.api.constants import API_VERSION, ENV_LAUNCHER_CONFIG, KIND
 from ddp_pod.contract.plan import decode_plan
 from ddp_trainer.config.presets import PRESETS
 from tests.support.ddp_run import DdpRun
 
 SAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "samples"
+SCHEMAS = SAMPLES.parent / "schemas"
 FILES = sorted(SAMPLES.glob("*.yaml"))
 samples = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 
@@ -51,6 +54,31 @@ def test_every_use_has_sample() -> None:
 def test_sample_passes_ddp_render(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["render", "--check", str(path)]) == 0
     assert capsys.readouterr() == ("", "")
+
+
+def editor_errors(document: dict[str, Any]) -> list[str]:
+    """Return what an editor with the schema of deploy/schemas marks, as paths."""
+    schema = json.loads((SCHEMAS / f"{document['kind'].lower()}.json").read_text(encoding="utf-8"))
+    return [error.json_path for error in jsonschema.Draft7Validator(schema).iter_errors(document)]
+
+
+@pytest.mark.parametrize("path", [*FILES, SAMPLES.parent / "profiles" / "h100.yaml"], ids=lambda path: path.stem)
+def test_editor_schema_accepts_sample(path: Path) -> None:
+    ours = [document for document in documents(path) if document["apiVersion"] == API_VERSION]
+    assert ours
+    assert [editor_errors(document) for document in ours] == [[] for _ in ours]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "place"),
+    [("nodez", 2, "$.spec"), ("nodes", "two", "$.spec.nodes"), ("cleanPodPolicy", "Some", "$.spec.cleanPodPolicy"),
+     ("scheduling", {"gang": "Native", "queu": "q"}, "$.spec.scheduling"), ("procPerNode", 1.5, "$.spec.procPerNode")],
+)  # fmt: skip
+def test_editor_schema_marks_mistake(name: str, value: Any, place: str) -> None:
+    document = job_of(SAMPLES / "digits.yaml")
+    document["spec"][name] = value
+    assert editor_errors(document) == [place]
+    assert editor_errors(document | {"apiVersion": "v1"}) == ["$.apiVersion", place]
 
 
 @samples

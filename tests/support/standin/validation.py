@@ -11,6 +11,7 @@ import kubernetes_validate
 import msgspec
 
 from ddp_operator.api.cel import check_rules
+from docs.pages.schemas import to_json_schema
 
 from .errors import ApiFailure
 from .resources import Kind
@@ -77,24 +78,7 @@ def _schema_of(kind: Kind, parts: tuple[str, ...] | None) -> dict[str, Any]:
 
 @cache
 def _validator(kind: Kind, parts: tuple[str, ...] | None) -> Any:
-    return jsonschema.Draft202012Validator(_as_json_schema(_schema_of(kind, parts)))
-
-
-def _as_json_schema(schema: Any) -> Any:
-    """Turn a structural OpenAPI v3 schema into JSON Schema."""
-    if not isinstance(schema, dict):
-        return schema
-    result = {
-        name: {key: _as_json_schema(value) for key, value in part.items()} if name == "properties" else
-        _as_json_schema(part)
-        for name, part in schema.items()
-        if not name.startswith("x-kubernetes-") and name not in ("default", "nullable", "description")
-    }  # fmt: skip
-    if schema.get("x-kubernetes-int-or-string"):
-        result["type"] = ["integer", "string"]
-    elif schema.get("nullable"):
-        result["type"] = [schema["type"], "null"]
-    return result
+    return jsonschema.Draft202012Validator(to_json_schema(_schema_of(kind, parts)))
 
 
 def _prune(schema: dict[str, Any], value: Any, path: str, unknown: list[str]) -> Any:
