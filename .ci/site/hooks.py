@@ -55,6 +55,13 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
     return output.replace("</head>", f'<script src="{start}"></script></head>', 1)
 
 
+def on_post_build(config: Any) -> None:
+    """Point the links of llms.txt to the pages of the site."""
+    path = Path(config["site_dir"]) / "llms.txt"
+    text = path.read_text(encoding="utf-8")
+    path.write_text(re.sub(r"(\]\([\w-]+)\.md([)#])", r"\1/\2", text), encoding="utf-8")
+
+
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Point links out of docs/ to the copies in the site."""
     if page.file.generated_by is not None:

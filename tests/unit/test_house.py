@@ -18,7 +18,7 @@ CONTRACT = LAUNCHER / "contract"
 
 TOP_LEVEL = {
     "operator", "trainer", "images", "deploy", "charts", "tests", "docs", ".ci", ".github",
-    "Makefile", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "pyproject.toml",
+    "Makefile", "AGENTS.md", "README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "LICENSE", "pyproject.toml",
     ".dockerignore", ".editorconfig", ".gitattributes", ".gitignore", ".importlinter", ".pre-commit-config.yaml",
 }  # fmt: skip
 
