@@ -4,8 +4,9 @@ import argparse
 import os
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ddp_cli.client.client import Client
 from ddp_cli.client.errors import ApiError, NotFound
@@ -13,9 +14,6 @@ from ddp_cli.client.job import Job
 from ddp_cli.client.workdir import Workdir
 from ddp_cli.commands.io import CommandError
 from ddp_cli.view.terminal import print_text
-
-if TYPE_CHECKING:
-    from ddp_cli.client.api import Api
 
 
 def add_cluster_arguments(parser: argparse.ArgumentParser) -> None:
@@ -100,13 +98,11 @@ def open_job(arguments: argparse.Namespace) -> Job:
     from ddp_cli.client.api import connect
     from ddp_cli.client.history import open_record
 
-    def open_api() -> "Api":
-        return connect(namespace=arguments.namespace, context=arguments.context, kubeconfig=arguments.kubeconfig)
-
+    login = {name: getattr(arguments, name) for name in ("namespace", "context", "kubeconfig")}
     namespace = arguments.namespace or ""
     with suppress(ApiError):  # no cluster is configured: any namespace
-        namespace = open_api().namespace
-    job = open_record(arguments.history, arguments.name, namespace, open_api)
+        namespace = connect(**login).namespace
+    job = open_record(arguments.history, arguments.name, namespace, partial(connect, **login))
     print_text(f"the job does not exist any more; this is its record at {arguments.history}", file=sys.stderr)
     return job
 

@@ -24,8 +24,7 @@ import msgspec
 
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.job import DDPTrainingJob, inherited_labels, kueue_metadata, owner_reference
-from ddp_operator.manifests.history import build_history_job_spec
-from ddp_operator.manifests.inputs import build_fetch_job_spec
+from ddp_operator.manifests.inputs import build_fetch_job_spec, build_small_job_spec
 from ddp_operator.manifests.pod import build_fetch_template, build_history_template, build_pod_template
 from ddp_operator.manifests.scheduling import build_pod_group
 from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
@@ -48,6 +47,7 @@ LABEL_CONTROLLER_UID: Final = "batch.kubernetes.io/controller-uid"
 LABEL_COMPLETION_INDEX: Final = constants.ANNOTATION_COMPLETION_INDEX
 # The operator decides about restarts, so the Job controller's limit must never apply.
 _UNLIMITED_BACKOFF = 2**31 - 1
+_STORE_SECONDS = 600  # for a record, including the start of the pod
 
 
 @dataclass(frozen=True, slots=True)
@@ -275,7 +275,7 @@ def build_history_children(job: DDPTrainingJob, record: str, image: str) -> list
             "apiVersion": "batch/v1",
             "kind": "Job",
             "metadata": _metadata(job, child_names.history_job_name(job.name), attempt=0),
-            "spec": build_history_job_spec(template),
+            "spec": build_small_job_spec(template, 1) | {"activeDeadlineSeconds": _STORE_SECONDS},
         },
     ]
 

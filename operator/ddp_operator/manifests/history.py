@@ -15,9 +15,6 @@ from ddp_operator.api.record import find_place, name_record
 from ddp_operator.api.spec import Checkpoint, Spec
 from ddp_operator.manifests.inputs import build_small_pod, build_small_resources, keep_zone_selectors
 
-ACTIVE_SECONDS: Final = 600
-"""Time to store a record, including the start of the pod."""
-_RETRIES: Final = 2
 _REQUESTS: Final = {"cpu": "100m", "memory": "128Mi"}
 
 
@@ -75,25 +72,3 @@ def build_history_pod(job: DDPTrainingJob, pod: Mapping[str, Any], trainer: str,
 def _find_mount(trainer: Mapping[str, Any], folder: str) -> list[dict[str, Any]]:
     mounts = trainer.get("volumeMounts") or ()
     return [dict(mount) for mount in mounts if str(mount.get("mountPath")).rstrip("/") == folder.rstrip("/")]
-
-
-def build_history_job_spec(template: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``Job.spec`` of the Job with this pod template."""
-    name = template["spec"]["containers"][0]["name"]
-    final = {"containerName": name, "operator": "In", "values": [constants.EXIT_USER_ERROR]}
-    return {
-        "completions": 1,
-        "parallelism": 1,
-        "completionMode": "Indexed",
-        "backoffLimit": _RETRIES,
-        "activeDeadlineSeconds": ACTIVE_SECONDS,
-        "podReplacementPolicy": "Failed",
-        "suspend": False,
-        "podFailurePolicy": {
-            "rules": [
-                {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
-                {"action": "FailJob", "onExitCodes": final},
-            ]
-        },
-        "template": dict(template),
-    }

@@ -181,7 +181,11 @@ def _volume_name(entry: Input) -> str:
 def build_fetch_job_spec(job: DDPTrainingJob, template: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``Job.spec`` of the fetching Job: one pod, or for node caches one pod per training pod."""
     has_node_cache = any(entry.node_cache for entry in job.spec.inputs or ())
-    pods = job.size.pods if has_node_cache else 1
+    return build_small_job_spec(template, job.size.pods if has_node_cache else 1)
+
+
+def build_small_job_spec(template: Mapping[str, Any], pods: int) -> dict[str, Any]:
+    """Return ``Job.spec`` of a Job whose pods have no ranks."""
     name = template["spec"]["containers"][0]["name"]
     stopped = {"containerName": name, "operator": "In", "values": [constants.EXIT_PREEMPTED]}
     final = {"containerName": name, "operator": "In", "values": [constants.EXIT_USER_ERROR]}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -13,10 +14,10 @@ import pytest
 
 from ddp_cli.client.api import Api, Object
 from ddp_cli.client.errors import ClientError, NotFound
-from ddp_cli.client.history import open_record
+from ddp_cli.client.history import _SHOW, open_record
 from ddp_cli.client.job import Job
 from ddp_operator.api.constants import KIND
-from ddp_operator.api.record import PodLog, Record, encode_record
+from ddp_operator.api.record import PodLog, Record, build_pattern, encode_record
 from tests.support.builders import Json, resource
 
 LOGS = (
@@ -136,3 +137,14 @@ def test_claim_that_cannot_be_mounted_is_named_and_pod_deleted() -> None:
     with pytest.raises(ClientError, match="claim ckpt"):
         open_record("claim/ckpt", "train", "team", lambda: api)
     assert api.calls[-1] == "DELETE"
+
+
+def test_command_on_claim_prints_newest_record_or_nothing(place: Path) -> None:
+    def show(folder: str, name: str) -> bytes:
+        words = ["sh", "-c", _SHOW, "sh", folder, build_pattern("team", name), "1000000"]
+        done = subprocess.run(words, cwd=place.parent, capture_output=True, check=True, timeout=60)
+        return base64.b64decode(done.stdout)
+
+    assert show(f"./{place.name}", "train") == build_record()
+    assert show(f"./{place.name}", "other") == b""
+    assert show("./missing", "train") == b""

@@ -104,7 +104,7 @@ async def test_job_whose_pods_never_ran_is_stored_with_operators_image() -> None
 async def test_failed_store_is_reported_and_changes_no_phase(code: int, text: str) -> None:
     harness = await succeed(await start())
     message = json.dumps({"version": 1, "category": "UserError", "message": text}) if text else ""
-    for _ in range(3):
+    for _ in range(4):
         if "HistoryStored" not in {condition.type for condition in harness.status.conditions}:
             await end_history(harness, code, message)
             harness.clock.advance(60)
