@@ -105,6 +105,8 @@ class ControlPlane(Stoppable):
         # A separate cache: the machine's may describe another server at the same port.
         command = ["kubectl", f"--kubeconfig={self.admin}", f"--cache-dir={self._folder / 'kubectl-cache'}", *args]
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
+        if args[0] == "wait" and "accessor error" in done.stderr:  # an object without conditions: a CRD just created
+            return self.kubectl(*args, stdin=stdin, check=check)
         if check and done.returncode:
             raise AssertionError(f"kubectl {' '.join(args)}: {done.stderr or done.stdout}")
         return done
