@@ -91,7 +91,7 @@ class TracedJob:
         elif action == "finish":
             await self._driver.finish_pod(JOB, details[0], code=(*details, 0)[1])
         elif action == "disrupt":
-            await cluster.fail_pod(await self._pod(details[0]), "NodeLost", "the node is gone")
+            await cluster.disrupt_pod(await self._pod(details[0]), "NodeLost", "the node is gone", lost=True)
         elif action == "delete":
             meta = (await self._pod(details[0]))["metadata"]
             await cluster.delete("Pod", KEY.namespace, meta["name"], uid=meta["uid"])

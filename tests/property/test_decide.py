@@ -17,7 +17,7 @@ from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.decide import decide
 from ddp_operator.decide.diagnosis import list_restart_failures
 from ddp_operator.decide.report import Page
-from ddp_operator.decide.state import Decision, DeleteJob, EnsureChildren, Observation, Refusal
+from ddp_operator.decide.state import Decision, DeleteJob, EnsureChildren, EvictPod, Observation, Refusal, Trouble
 from ddp_operator.decide.views import NodeView
 from tests.support import strategies
 from tests.support.builders import NOW, decode, job, observe, page
@@ -63,6 +63,7 @@ class PassInput:
     seconds: int
     nodes: dict[str, NodeView] = dataclasses.field(default_factory=dict)
     answered: dict[str, Any] | None = None
+    drained: frozenset[str] = frozenset()
 
     def job(self, status: Status) -> DDPTrainingJob:
         return job(status=status, **self.spec)
@@ -77,6 +78,8 @@ class PassInput:
         report = page(answered=self.answered)
         return dataclasses.replace(
             seen,
+            drains=dict.fromkeys(sorted(self.drained), "maintenance"),
+            troubles={"node-a": Trouble("drains", "Drained", True)} if "node-a" in self.drained else {},
             failures_in_place=list_restart_failures(
                 (pod, decode(report)) for pod in seen.pods_of(typed.status.attempt)
             ),
@@ -97,6 +100,7 @@ def steps(draw: st.DrawFn) -> PassInput:
             "maxRestarts": draw(st.integers(0, 2)),
             "countDisruptions": draw(st.booleans()),
             "forceDeleteAfterSeconds": draw(st.sampled_from([0, 20, 120])),
+            "drains": draw(st.sampled_from([None, "Move"])),
         },
         "labels": draw(st.sampled_from([None, None, {"kueue.x-k8s.io/queue-name": "q"}])),
         **draw(
@@ -130,6 +134,7 @@ def steps(draw: st.DrawFn) -> PassInput:
         draw(st.integers(-100, 100)),
         {} if (ready := draw(st.sampled_from([True, False, None, ""]))) == "" else {"node-a": NodeView(ready, "words")},
         draw(st.none() | strategies.categories.flatmap(strategies.words)),
+        frozenset(draw(st.sets(st.sampled_from(["node-a", *sorted(names)]), max_size=3))),
     )
 
 
@@ -202,6 +207,9 @@ def check_ledger(before: Status, decision: Decision, step: PassInput) -> None:
             assert not [
                 pod for pod in step.pods if is_alive(pod) and pod["metadata"]["labels"][ATTEMPT] != str(action.attempt)
             ]
+        if isinstance(action, EvictPod):
+            assert action.name in step.drained
+            assert not step.spec["suspend"]
         stopped_in_queue = step.spec["suspend"] and step.spec["labels"]
         if isinstance(action, DeleteJob) and not is_finished(before) and not stopped_in_queue:
             assert action.name != f"train-{before.attempt}", "the current attempt's Job is never deleted"

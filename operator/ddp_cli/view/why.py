@@ -74,7 +74,7 @@ _MESSAGE_REMEDIES: Final = (
 )
 _NO_OPERATOR: Final = "NoOperator"
 _NO_ACTION: Final = "; no action needed."
-_PLANNED_RESTARTS: Final = ("Resized", "Resumed", "NodesReadmitted")
+_PLANNED_RESTARTS: Final = ("Resized", "Resumed", "NodesReadmitted", "NodeUnhealthy", "Drained")
 """Reasons of restarts that follow no failure."""
 _BEFORE_FIRST_STEP: Final = ("WaitingForWorkers", "NoStepYet")
 _DESCRIBE: Final = "kubectl describe ddp {name} has all conditions and events."
@@ -488,7 +488,7 @@ def _describe_success(case: _Case) -> str:
 def _describe_training(case: _Case) -> str:
     status = case.status
     remarks = _describe_aside(status) + _describe_preflight(status.preflight) + _describe_survived_failure(status)
-    remarks += _describe_unknown_groups(status)
+    remarks += _describe_unknown_groups(status) + _describe_nodes(status)
     progress = status.progress
     if progress is None:
         return f"{case.name} is running; nothing blocks it.{remarks}"
@@ -543,6 +543,12 @@ def _advise_on_sidecar(case: _Case) -> str:
         return f"{sentence(f'Its {kill.field} fails{because}')} {_capitalize_sentence(remedy)}"
     command = f"kubectl logs {match['pod']} -c {match['container']} --previous{case.option}"
     return f"Why the sidecar ended: {command}."
+
+
+def _describe_nodes(status: Status) -> str:
+    """Return who drains the job's nodes, or what is wrong with them."""
+    nodes = status.condition("NodesHealthy")
+    return f" But {sentence(nodes.message)}" if nodes is not None and nodes.status == "False" else ""
 
 
 def _describe_unknown_groups(status: Status) -> str:

@@ -194,11 +194,14 @@ class Cluster(Protocol):
     async def node(self, name: str) -> Object | None:
         """Return a Kubernetes node; None: it does not exist. Raises: Refused if the operator may not read it."""
 
-    async def fail_pod(self, pod: Object, reason: str, message: str) -> None:
-        """Set the status of a pod on a lost node to Failed, and remove the pod. Its Job can then replace it.
+    def list_drains(self, key: Key) -> Mapping[str, str]:
+        """Return who requests that pods of a resource leave their nodes, and why, by the name of the pod. No call."""
 
-        The status has the condition ``DisruptionTarget`` with this reason and message. No error if the pod does not
-        exist, or has ended meanwhile.
+    async def disrupt_pod(self, pod: Object, reason: str, message: str, *, lost: bool) -> None:
+        """Set the condition ``DisruptionTarget`` of a pod with this reason and message, and delete the pod.
+
+        ``lost``: its node is lost, so its phase is set to Failed and it is removed at once. Its Job can then replace
+        it. No error if the pod does not exist, or has ended meanwhile.
         """
 
     async def suspend_resource(self, key: Key, *, resource_version: str) -> None:

@@ -255,6 +255,14 @@ class Recovery(SpecFields, frozen=True, kw_only=True):
         NodeHealth | None,
         Meta(description="Unset: the operator reads a node only while a pod on it does not terminate."),
     ] = None
+    drains: Annotated[
+        Literal["Move", "Report"] | None,
+        Meta(
+            description="For a node that a component such as Karpenter has tainted to drain it. Move: as Migrate of "
+            "nodeHealth. Report: as Report. Unset: not read. Pods that a DrainRequest or EvictionRequest names always "
+            "move."
+        ),
+    ] = None
     warm_start: Annotated[
         Literal["Auto", "Off"] | None,
         Meta(

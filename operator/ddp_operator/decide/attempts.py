@@ -5,7 +5,7 @@ recorded status and reconciles the child objects, so a crash in between loses no
 ``contradicts`` recognizes a status that another client has replaced.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace as replace_fields
 from datetime import datetime, timedelta
 from typing import Final
@@ -36,7 +36,7 @@ from ddp_operator.decide.losses import (
     was_resized_lately,
 )
 from ddp_operator.decide.report import drop_eta, record_failed_step, record_final_progress
-from ddp_operator.decide.state import AT_ONCE, Decision, State
+from ddp_operator.decide.state import AT_ONCE, Decision, State, Trouble
 from ddp_operator.decide.views import JobView, Pods, PodView
 from ddp_pod.contract.failure_record import RankEnd
 from ddp_pod.contract.failure_table import NODE_LOST, POD_DELETED, PREEMPTED, REPLICAS, SIGNIFICANT_SECONDS
@@ -233,7 +233,7 @@ def _count_disruptions_in_a_row(state: State, reason: str) -> int:
     """Return the number of disruptions in a row, each of which came soon after a restart and without a step."""
     status = state.status
     before = status.last_restart
-    if reason != c.DISRUPTED or before is None:
+    if reason not in (c.DISRUPTED, c.DRAINED) or before is None:
         return 0
     step = status.progress.step if status.progress else None
     has_lasted = state.now - before.time >= timedelta(seconds=SIGNIFICANT_SECONDS)
@@ -252,12 +252,15 @@ def readmit_nodes(state: State, message: str) -> Decision:
     return _begin_uncounted(state, c.NODES_READMITTED, note, failed_nodes=())
 
 
-def leave_nodes(state: State, nodes: tuple[str, ...]) -> Decision:
+def leave_nodes(state: State, nodes: Mapping[str, Trouble]) -> Decision:
     """Start the next attempt, not counted, on nodes without a reported problem."""
-    troubles = "; ".join(f"{name}: {state.observation.troubles[name]}" for name in nodes)
-    note = f"attempt {state.status.attempt + 1} avoids unhealthy nodes: {troubles}"
+    is_drained = any(trouble.reason == c.DRAINED for trouble in nodes.values())
+    troubles = "; ".join(f"{name}: {trouble.message}" for name, trouble in nodes.items())
+    kind = "drained" if is_drained else "unhealthy"
+    note = f"attempt {state.status.attempt + 1} avoids {kind} nodes: {troubles}"
     avoided = add_failed_nodes(state.status.failed_nodes, iter(nodes))
-    return _begin_uncounted(state, c.NODE_UNHEALTHY, note, failed_nodes=avoided)
+    reason = c.DRAINED if is_drained else c.NODE_UNHEALTHY
+    return _begin_uncounted(state, reason, note, failed_nodes=avoided)
 
 
 def resize(state: State) -> Decision:

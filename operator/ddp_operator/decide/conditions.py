@@ -165,8 +165,9 @@ NOT_STORED: Final = "NotStored"
 # Idle: only where spec.idle is set
 NO_STEPS: Final = "NoSteps"
 NOT_IDLE: Final = "NotIdle"
-# NodesHealthy: only where recovery.nodeHealth is set
+# NodesHealthy: only where recovery.nodeHealth or recovery.drains is set, or a request has drained a pod
 NODE_UNHEALTHY: Final = "NodeUnhealthy"  # of Restarting too
+DRAINED: Final = "Drained"  # of Restarting and of pods too
 NO_TROUBLE: Final = "NoTrouble"
 # Succeeded and Failed
 RANK_ZERO_SUCCEEDED: Final = "RankZeroSucceeded"

@@ -18,7 +18,13 @@ from ddp_operator.decide.attempts import compute_start_delay
 from ddp_operator.decide.describe import describe
 from ddp_operator.decide.history import keep_history
 from ddp_operator.decide.kueue import find_queue_edits, find_waiting_start, is_queued
-from ddp_operator.decide.losses import LOOK_SECONDS, create_missing_pods, fail_lost_pods, list_nodes_in_use
+from ddp_operator.decide.losses import (
+    LOOK_SECONDS,
+    create_missing_pods,
+    evict_drained_pods,
+    fail_lost_pods,
+    list_nodes_in_use,
+)
 from ddp_operator.decide.scheduling import compute_event_poll_delay
 from ddp_operator.decide.stalls import compute_idle_seconds_left, must_suspend
 from ddp_operator.decide.state import (
@@ -130,6 +136,7 @@ def _update_job(state: State, job: JobView, plan: _PassPlan) -> None:
     if job.nodes != nodes and can_resize(state, job):
         plan.actions.append(ResizeJob(job.name, nodes))
     plan.actions += create_missing_pods(state, job)
+    plan.actions += evict_drained_pods(state)
     if not state.observation.shared_complete and not job.finished and state.refusal is None:
         plan.actions.append(EnsureChildren(state.status.attempt, nodes))
 

@@ -71,6 +71,15 @@ class FailPod:
 
 
 @dataclass(frozen=True, slots=True)
+class EvictPod:
+    """Mark a pod as disrupted and delete it gracefully, because its node is drained. ``message``: by whom."""
+
+    name: str
+    uid: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
 class CreatePod:
     """Create the pod of a completion index before the Job controller does. ``serial``: pods replaced so far."""
 
@@ -102,6 +111,7 @@ Action = (
     | RelabelJob
     | CreatePod
     | FailPod
+    | EvictPod
     | SuspendResource
     | DeleteResource
     | StoreHistory
@@ -191,6 +201,14 @@ class Problem(NamedTuple):
     message: str
 
 
+class Trouble(NamedTuple):
+    """What is wrong with a node. ``reason``: of NodesHealthy; ``leaves``: whether the job has to leave the node."""
+
+    message: str
+    reason: str
+    leaves: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Stall:
     """A stall: its start, the steps of the ranks, and the states of hanging ranks."""
@@ -233,8 +251,10 @@ class Observation(Children):
     """None: ranks were not compared."""
     stall: Stall | None = None
     """None: training makes steps, or no page reports steps."""
-    troubles: Mapping[str, str] = field(default_factory=dict)
-    """The conditions and taints that recovery.nodeHealth selects, by node."""
+    troubles: Mapping[str, Trouble] = field(default_factory=dict)
+    """The conditions and taints that recovery.nodeHealth and recovery.drains select, by node."""
+    drains: Mapping[str, str] = field(default_factory=dict)
+    """Who requests that a pod leaves its node, and why, by the name of the pod."""
     failures_in_place: tuple[tuple[PodView, Termination], ...] = ()
     """The failures after which workers were restarted in the same pods, when one is new."""
     unreachable: tuple[UnreachableReport, ...] = ()

@@ -35,6 +35,7 @@ from ddp_operator.api.kubeobjects import format_time, utc_now
 from ddp_operator.kube.cache import ObjectCache, build_snapshot
 from ddp_operator.kube.children import CHILD_KINDS, METADATA_KINDS, key_of, trim_object
 from ddp_operator.kube.client import CHUNK, INVALID, ApiClient, ObjectNotFound, ResponseError, call, pages
+from ddp_operator.kube.drains import DrainWatch, add_responder
 from ddp_operator.kube.events import EventReader, EventWriter
 from ddp_operator.kube.pod_groups import explain_dropped_fields, explain_missing_pod_group, list_versions
 from ddp_operator.kube.resources import kind_of, type_of
@@ -65,10 +66,16 @@ class KubeCluster:
     """
 
     def __init__(
-        self, client: ApiClient, store: ObjectCache | None = None, *, on_change: Callable[[Key], None] | None = None
+        self,
+        client: ApiClient,
+        store: ObjectCache | None = None,
+        *,
+        on_change: Callable[[Key], None] | None = None,
+        drains: DrainWatch | None = None,
     ) -> None:
         self._client = client
         self._store = store
+        self._drains = drains
         self._on_change = on_change
         self._writer = EventWriter(client)
         self._reader = EventReader(client)
@@ -108,9 +115,11 @@ class KubeCluster:
     async def create(self, manifest: Object, *, dry_run: bool = False) -> Object:
         """POST one child, in the newest of its API versions that is served.
 
-        The API server refuses unknown fields instead of dropping them. Raises: Refused, also for a PodGroup of which it
-        dropped a field; ClusterError.
+        The API server refuses unknown fields instead of dropping them. If it serves Evictions, the pods of a Job name
+        the operator as their responder. Raises: Refused, also for a PodGroup of which it dropped a field; ClusterError.
         """
+        if self._drains is not None and self._drains.serves_evictions:
+            manifest = add_responder(manifest)
         for version in list_versions(manifest):
             try:
                 created = await self._post(version, dry_run=dry_run)
@@ -282,8 +291,12 @@ class KubeCluster:
         """Read a node. This is done for nodes of overdue pods only."""
         return await self._get("Node", None, name, refusable=True)
 
-    async def fail_pod(self, pod: Object, reason: str, message: str) -> None:
-        """Write the pod's status, then delete the pod without grace time.
+    def list_drains(self, key: Key) -> Mapping[str, str]:
+        """Return the requests that were read last."""
+        return {} if self._drains is None else self._drains.list_drains(key)
+
+    async def disrupt_pod(self, pod: Object, reason: str, message: str, *, lost: bool) -> None:
+        """Write the pod's status, then delete the pod, without grace time if its node is lost.
 
         The Job controller keeps its finalizer on the pod until the pod has ended, so a forced deletion of a Running pod
         alone would not remove it.
@@ -297,15 +310,18 @@ class KubeCluster:
         # A merge patch replaces the list, so it names the resource version that the list was read at.
         body = {
             "metadata": {"uid": meta["uid"], "resourceVersion": meta["resourceVersion"]},
-            "status": {"phase": "Failed", "reason": reason, "message": message, "conditions": conditions},
+            "status": {"conditions": conditions},
         }
+        if lost:
+            body["status"] |= {"phase": "Failed", "reason": reason, "message": message}
         try:
-            failed = await self._patch("Pod", meta["namespace"], meta["name"], body, "status")
+            disrupted = await self._patch("Pod", meta["namespace"], meta["name"], body, "status")
         except ObjectNotFound:
             self._mark_deleted("Pod", meta["namespace"], meta["name"], meta["uid"])
             return
-        self._remember("Pod", failed)
-        await self.delete("Pod", meta["namespace"], meta["name"], uid=meta["uid"], grace_seconds=0)
+        self._remember("Pod", disrupted)
+        grace = 0 if lost else None
+        await self.delete("Pod", meta["namespace"], meta["name"], uid=meta["uid"], grace_seconds=grace)
 
     async def suspend_resource(self, key: Key, *, resource_version: str) -> None:
         """Merge-patch the custom resource at the observed version."""

@@ -37,6 +37,7 @@ _PLACES: Final[dict[str, tuple[str, str, str]]] = {
     "PodGroup.scheduling.x-k8s.io": ("scheduling.x-k8s.io", "v1alpha1", "podgroups"),
     "Lease": ("coordination.k8s.io", "v1", "leases"),
     "Node": ("", "v1", "nodes"),
+    "Eviction": ("lifecycle.k8s.io", "v1alpha1", "evictions"),
     CRD_KIND: ("apiextensions.k8s.io", "v1", "customresourcedefinitions"),
     "Workload": ("kueue.x-k8s.io", "v1beta1", "workloads"),
     "Workload.v1beta2": ("kueue.x-k8s.io", "v1beta2", "workloads"),
@@ -59,9 +60,17 @@ def kind_of(manifest: Mapping[str, Any]) -> str:
     return next((key for key in keys if key in _PLACES), kind)
 
 
+def _find_place(kind: str) -> tuple[str, str, str]:
+    """Return group, version and plural of a kind. One that an administrator names is RESOURCE.VERSION.GROUP."""
+    if kind in _PLACES:
+        return _PLACES[kind]
+    resource, version, in_group = kind.split(".", 2)
+    return in_group, version, resource
+
+
 def plural(kind: str) -> str:
     """Return a kind's name in paths, permissions and metrics: ``pods`` for ``Pod``."""
-    return _PLACES[kind][2]
+    return _find_place(kind)[2]
 
 
 def group(kind: str) -> str:
@@ -77,7 +86,7 @@ def type_of(kind: str) -> dict[str, str]:
 
 def path(kind: str, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
     """Return the path of an object, or of a list in one namespace or in all (None)."""
-    in_group, version, name_in_path = _PLACES[kind]
+    in_group, version, name_in_path = _find_place(kind)
     parts = ["/apis", in_group, version] if in_group else ["/api", version]
     if namespace is not None:
         parts += ["namespaces", namespace]

@@ -39,6 +39,8 @@ PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {
     CLUSTER_PROFILE_KIND: ("get",),
     PROFILE_KIND: ("get",),
     "Node": ("get",),
+    "Eviction": ("list",),
+    "Eviction/status": ("patch",),
     "Workload": ("list",),
     "LocalQueue": ("get",),
     "ResourceClaim": ("get",),
@@ -64,14 +66,15 @@ HOME_PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {"Lease": ("get", "create"
 OPTIONAL: Final = frozenset(
     {
         f"{CRD_KIND}:{CRD_NAME}",
-        *(CLUSTER_PROFILE_KIND, PROFILE_KIND, "Node", "Pod/log"),
+        *(CLUSTER_PROFILE_KIND, PROFILE_KIND, "Node", "Pod/log", "Eviction", "Eviction/status"),
         *("Workload", "LocalQueue", "ResourceClaim", "ResourceClaimTemplate"),
     }
 )
 """Kinds that the operator works without. A Role cannot grant cluster-scoped kinds. Without nodes, pods on lost nodes
 are removed later. Without the CRD the launchers have no owner. A job is refused if it needs a profile or a resource
 claim that the operator may not read. Without pods/log the records of ended jobs have no lines. Without Workloads and
-LocalQueues the status lacks the reason why a job waits in a queue."""
+LocalQueues the status lacks the reason why a job waits in a queue. Without Evictions (Kubernetes 1.37) an
+EvictionRequest evicts a pod without the operator."""
 
 REQUIRED: Final = {what: verbs for what, verbs in PERMISSIONS.items() if what not in OPTIONAL}
 

@@ -18,6 +18,7 @@ from ddp_operator.kube.children import CHILD_KINDS, key_of
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.cluster import KubeCluster
 from ddp_operator.kube.credentials import login
+from ddp_operator.kube.drains import DrainWatch
 from ddp_operator.kube.resync import CHILD_SELECTOR, Resync
 from ddp_operator.kube.startup_checks import check_cluster, find_loss
 from ddp_operator.kube.watch import watch
@@ -70,7 +71,15 @@ class Operator:
             watches=len(self._watched),
             on_call=self.metrics.on_call,
         )
-        self.cluster = KubeCluster(self.client, self.store, on_change=self._on_change)
+        self.drains = DrainWatch(
+            self.client,
+            self.store,
+            settings.namespaces,
+            self._on_change,
+            source=settings.drain_requests,
+            condition=settings.drain_condition,
+        )
+        self.cluster = KubeCluster(self.client, self.store, on_change=self._on_change, drains=self.drains)
         self.traces = _open_traces()
         self.reconciler = Reconciler(
             self.cluster,
@@ -191,6 +200,8 @@ class Operator:
 
     async def _start_workers(self) -> None:
         await self.sync.synced.wait()
+        await self.drains.read()  # before the first Job, whose pods depend on it
+        self._tasks.append(asyncio.create_task(self.drains.run(), name="drain requests"))
         logger.info("ready: serving %s", ", ".join(self.settings.namespaces) or "all namespaces")
         self.queue.start()
 

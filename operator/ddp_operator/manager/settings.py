@@ -55,6 +55,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     history_image: Annotated[
         str, Meta(description="image with Python that stores records of jobs of which no pod has run; unset: the job's")
     ] = ""
+    drain_requests: Annotated[
+        str,
+        Meta(
+            pattern=r"^([a-z0-9-]+/[a-z0-9-]+\.v[a-z0-9]+\.[a-z0-9.-]+)?$",
+            description="NVSentinel's drain requests as NAMESPACE/RESOURCE.VERSION.GROUP; unset: none",
+        ),
+    ] = ""
+    drain_condition: Annotated[
+        str, Meta(description="type of the condition that NVSentinel expects on a drain request that is done")
+    ] = "DrainComplete"
     identity: Annotated[
         str | None,
         Meta(description="unique identity for leader election; unset: host name and a random suffix"),

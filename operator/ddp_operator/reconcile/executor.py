@@ -20,6 +20,7 @@ from ddp_operator.api.cluster import AlreadyExists, Cluster, Key, Refused, Serve
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.record import encode_record
+from ddp_operator.decide import conditions as c
 from ddp_operator.decide import losses
 from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.refusals import (
@@ -35,6 +36,7 @@ from ddp_operator.decide.state import (
     DeleteJob,
     DeleteResource,
     EnsureChildren,
+    EvictPod,
     FailPod,
     Observation,
     Refusal,
@@ -195,8 +197,8 @@ class Executor:
                 await self._cluster.patch_job(job.namespace, name, patch, seen=_find_job(observation, name).raw)
             case CreatePod(name, index, serial):
                 await self._create_pod(_find_job(observation, name), index, child_names.replacement_suffix(serial))
-            case FailPod(_, uid, message):
-                await self._fail_pod(observation, uid, message)
+            case FailPod() | EvictPod():
+                await self._disrupt_pod(observation, action)
             case SuspendResource():
                 key = Key(job.namespace, job.name)
                 await self._cluster.suspend_resource(key, resource_version=job.resource_version)
@@ -207,11 +209,13 @@ class Executor:
                 return await self._store_history(job, observation)
         return None
 
-    async def _fail_pod(self, observation: Observation, uid: str, message: str) -> None:
-        """Mark a pod on a lost node as failed. Raises: ClusterError."""
+    async def _disrupt_pod(self, observation: Observation, action: FailPod | EvictPod) -> None:
+        """Remove a pod on a lost node, or delete one on a drained node. Raises: ClusterError."""
+        lost = isinstance(action, FailPod)
+        reason = losses.REASON if lost else c.DRAINED
         for pod in (*observation.pods, *observation.orphans):
-            if pod.uid == uid:
-                await self._cluster.fail_pod(pod.raw, losses.REASON, message)
+            if pod.uid == action.uid:
+                await self._cluster.disrupt_pod(pod.raw, reason, action.message, lost=lost)
 
     async def _store_history(self, job: DDPTrainingJob, observation: Observation) -> Outcome:
         """Create the Job that stores the record. Raises: Refused, ClusterError."""

@@ -34,7 +34,7 @@ from ddp_operator.decide.refusals import may_have_lost_labels
 from ddp_operator.decide.report import Page, RateMeter, decode_report
 from ddp_operator.decide.scheduling import find_claim_problem, list_claims, name_volume
 from ddp_operator.decide.stalls import Ranks
-from ddp_operator.decide.state import Children, Observation, Problem, Stall, UnreachableReport, view_children
+from ddp_operator.decide.state import Children, Observation, Problem, Stall, Trouble, UnreachableReport, view_children
 from ddp_operator.decide.views import NodeView, PodView, view_node, view_pod
 from ddp_operator.manifests.children import build_children, load_launcher
 from ddp_operator.manifests.locked_pods import keep_locked_pods
@@ -84,7 +84,7 @@ class Memory:
     nodes_watched: datetime | None = None
     next_node: int = 0
     """Index in the job's nodes of the first node to read next."""
-    troubles: Mapping[str, str] = field(default_factory=dict)
+    troubles: Mapping[str, Trouble] = field(default_factory=dict)
     orphaned_since: datetime | None = None
     """Time since which pods without a Job exist that are not being deleted."""
     failing_since: datetime | None = None
@@ -176,6 +176,7 @@ class Observer:
             launcher_lost=shared.launcher_lost,
             nodes=await self._read_nodes(job, children),
             troubles=await self._watch_nodes(job, children, memory),
+            drains=self._cluster.list_drains(key),
             problems=problems,
             polling_jobs=len(self._polling),
             stragglers=slow,
@@ -271,7 +272,7 @@ class Observer:
                 nodes[name] = NodeView(None, "")
         return nodes
 
-    async def _watch_nodes(self, job: DDPTrainingJob, children: Children, memory: Memory) -> Mapping[str, str]:
+    async def _watch_nodes(self, job: DDPTrainingJob, children: Children, memory: Memory) -> Mapping[str, Trouble]:
         """Return the troubles of the pods' nodes. Each call reads some nodes; all other nodes keep their result."""
         used = list_nodes_in_use(job, children)
         now = self._clock()
@@ -284,7 +285,7 @@ class Observer:
                 with suppress(Refused, ClusterError):
                     trouble = find_trouble(job, await self._cluster.node(name))
                     troubles.pop(name, None)
-                    if trouble:
+                    if trouble is not None:
                         troubles[name] = trouble
         memory.troubles = troubles
         return troubles

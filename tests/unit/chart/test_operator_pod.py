@@ -133,6 +133,14 @@ class TestSecurity:
         assert granted(clusterwide) - checked(PERMISSIONS) == expected
         assert {resource for _, resource, _ in expected} == {"podgroups"}
 
+    def test_drain_requests_add_rights_in_their_namespace_only(self) -> None:
+        objects = render({"settings": {"drainRequests": "nvsentinel/drainrequests.v1alpha1.nvsentinel.nvidia.com"}})
+        role = next(role for role in of_kind(objects, "Role") if role["metadata"]["namespace"] == "nvsentinel")
+        group = "nvsentinel.nvidia.com"
+        assert granted(role) == {(group, "drainrequests", "list"), (group, "drainrequests/status", "patch")}
+        binding = next(item for item in of_kind(objects, "RoleBinding") if item["metadata"] == role["metadata"])
+        assert binding["roleRef"]["name"] == role["metadata"]["name"]
+
     def test_service_account_is_bound(self) -> None:
         for values in ({}, {"serviceAccount": {"name": "x"}}, {"namespaces": ["a"]}):
             objects = render(values, namespace="system")

@@ -38,8 +38,9 @@ def health(action: str | None = "Migrate", **named: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_configured_condition_is_reported(node: Any, description: str) -> None:
-    assert find_trouble(job(recovery=health()), node) == description
-    assert find_trouble(job(), node) == ""
+    trouble = find_trouble(job(recovery=health()), node)
+    assert (trouble.message if trouble else "") == description
+    assert find_trouble(job(), node) is None
 
 
 class FakeNodes:

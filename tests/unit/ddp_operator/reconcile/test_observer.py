@@ -56,6 +56,9 @@ class Answers:
         self.asked.append("labels")
         return False
 
+    def list_drains(self, key: Any) -> Json:
+        return {}
+
     async def node(self, name: str) -> Json | None:
         self.asked.append(f"node {name}")
         if name == "forbidden":
