@@ -233,6 +233,10 @@ class LocalCluster:
         """Return None: there is no Kueue on this machine."""
         return None
 
+    async def queue_contents(self, namespace: str, name: str) -> None:
+        """Return None: there is no Kueue on this machine."""
+        return None
+
     async def emit(self, resource: Object, event: Event) -> None:
         """Pass the Event to ``on_event``."""
         self.on_event(resource, event)

@@ -387,6 +387,10 @@ _STEPS: Final[tuple[Callable[[_Case], Why | None], ...]] = (
 def _describe_obstacle(case: _Case, condition: Condition) -> str:
     opening = _describe_waiting(case, condition)
     what = f"{opening}: {sentence(condition.message)}" if condition.message else f"{opening}."
+    queue = case.status.queue
+    if queue is not None and queue.start_p50 is not None and queue.start_p90 is not None:
+        median, late = ((time - case.now).total_seconds() for time in (queue.start_p50, queue.start_p90))
+        what += f" Expected in {format_duration(median)}, with 90 % within {format_duration(late)}."
     failure = case.status.last_failure
     if failure is not None and _is_after_restart(case.status, condition):
         what += f" The last failure was {_describe_cause(failure)}"

@@ -163,6 +163,8 @@ COLUMNS: tuple[tuple[str, str, str, int], ...] = (
     ("Attempt", "integer", ".status.attempt", 1),
     ("Failure", "string", ".status.lastFailure.category", 1),
     ("Code", "string", ".status.code.revision", 1),
+    ("Position", "integer", ".status.queue.position", 1),
+    ("Start", "string", ".status.queue.startP50", 1),
 )
 
 

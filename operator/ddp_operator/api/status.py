@@ -331,6 +331,19 @@ class Usage(StatusFields, frozen=True, kw_only=True, omit_defaults=False):
     ] = ()
 
 
+class QueueStatus(StatusFields, frozen=True, kw_only=True):
+    """Place of a waiting job in its ClusterQueue of Kueue. Small changes are not recorded."""
+
+    cluster_queue: str
+    position: Annotated[int, Meta(description="1: the next one.")]
+    of: Annotated[int, Meta(description="Number of waiting Workloads.")]
+    waits_for: Annotated[str, Meta(description="The first resource without enough free quota. Unset: none.")] = ""
+    start_p50: Annotated[
+        Time | None, Meta(description="Estimate: it has started by then with a probability of 50 %.")
+    ] = None
+    start_p90: Annotated[Time | None, Meta(description="The same with 90 %.")] = None
+
+
 class InputStatus(StatusFields, frozen=True, kw_only=True):
     """State of one of spec.inputs."""
 
@@ -425,6 +438,7 @@ class Status(StatusFields, frozen=True, kw_only=True):
         tuple[str, ...],
         Meta(description="Kubernetes nodes that were lost with a pod of the job, the latest last; at most 10."),
     ] = ()
+    queue: Annotated[QueueStatus | None, Meta(description="Unset: the job does not wait in a queue.")] = None
     profile: Profile | None = None
     claims: ClaimedGpus | None = None
     conditions: tuple[Condition, ...] = ()

@@ -94,7 +94,7 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
 def record_observation(attempt: ObservedAttempt) -> Status:
     """Return the status with the counts, measurements and identities that are observed of its attempt."""
     state = attempt.state
-    status = replace(attempt.reported, nodes=attempt.counts)
+    status = replace(attempt.reported, nodes=attempt.counts, queue=state.observation.queue)
     if status.first_run_time is None and any(pod.has_run for pod in state.observation.pods):
         status = replace(status, first_run_time=truncate(state.now))
     if state.spec.code is not None or status.code is not None:

@@ -92,9 +92,7 @@ def explain_waiting(
     """
     if not workloads:
         return _explain_missing_workload(job)
-    # An elastic Job has one Workload per size; the former ones are finished.
-    newest = max(workloads, key=lambda item: (not _find_condition(item, "Finished").is_true, _read_creation(item)))
-    workload = _parse_workload(newest)
+    workload = _parse_workload(find_newest(workloads))
 
     ended = _explain_end(workload)
     if ended is not None:
@@ -102,6 +100,11 @@ def explain_waiting(
     if workload.reserved.is_true:
         return _explain_reserved_quota(workload)
     return _explain_hold(workload, queue) or _explain_requeue(workload) or _explain_pending(workload, queue)
+
+
+def find_newest(workloads: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
+    """Return the Workload that counts. An elastic Job has one per size; the former ones are finished."""
+    return max(workloads, key=lambda item: (not _find_condition(item, "Finished").is_true, _read_creation(item)))
 
 
 def _parse_workload(item: Mapping[str, Any]) -> _Workload:

@@ -13,7 +13,8 @@ from typing import Any, Final, NamedTuple
 
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.kubeobjects import scheduling_gates
+from ddp_operator.api.kubeobjects import format_time, scheduling_gates
+from ddp_operator.api.status import QueueStatus
 from ddp_operator.api.texts import format_more_pods
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import Fact
@@ -102,7 +103,7 @@ def _describe_pods(job: DDPTrainingJob, observation: Observation, attempt: int, 
         reason = c.SIDECAR_RESTARTED if sidecars else c.ALL_PODS_SCHEDULED
         return Fact(c.SCHEDULED, "True", reason, f"{nodes}/{nodes} pods scheduled{sidecars}")
     if attempt_job is not None:
-        blocked = _describe_blocked_job(job, attempt_job, problem, scheduled, nodes)
+        blocked = _describe_blocked_job(job, attempt_job, observation, scheduled, nodes)
         if blocked is not None:
             return blocked
     return _describe_missing_pods(pods, attempt_job, f"{scheduled}/{nodes} pods scheduled", now)
@@ -123,11 +124,12 @@ def _describe_former_pods(job: DDPTrainingJob, observation: Observation, attempt
 
 
 def _describe_blocked_job(
-    job: DDPTrainingJob, attempt_job: JobView, problem: Problem | None, scheduled: int, nodes: int
+    job: DDPTrainingJob, attempt_job: JobView, observation: Observation, scheduled: int, nodes: int
 ) -> Fact | None:
     """Return why a Job has fewer pods than nodes: a queue, or a refusal of the API server; None: neither is known."""
+    problem = observation.problems.get(attempt_job.uid)
     if waits_in_queue(job, attempt_job):
-        return _describe_queueing(attempt_job, problem)
+        return _describe_queueing(attempt_job, problem, observation.queue)
     partly_admitted = is_queued(job, attempt_job) and not attempt_job.takes_slices and not job.spares
     if partly_admitted and scheduled >= attempt_job.nodes:
         message = f"queue admitted {attempt_job.nodes}/{nodes} pods; training with {attempt_job.nodes}"
@@ -148,7 +150,7 @@ def _describe_waiting(waiting: Sequence[_WaitingPod]) -> Fact:
     return Fact(c.SCHEDULED, "False", pod.reason, f"{pod.name}{more}: {pod.message}")
 
 
-def _describe_queueing(attempt_job: JobView, problem: Problem | None) -> Fact:
+def _describe_queueing(attempt_job: JobView, problem: Problem | None, queue: QueueStatus | None) -> Fact:
     """Return Scheduled of a Job that a queue has not admitted yet."""
     known = problem if problem is not None and problem.reason in QUEUE_REASONS else None
     if attempt_job.queue:
@@ -160,7 +162,18 @@ def _describe_queueing(attempt_job: JobView, problem: Problem | None) -> Fact:
         waits = "was suspended by another client and waits to be resumed"
     because = f": {known.message}" if known else ""
     reason = known.reason if known else c.QUOTA_PENDING
-    return Fact(c.SCHEDULED, "False", reason, f"Job {attempt_job.name} {waits}{because}")
+    place = f"; {_describe_place(queue)}" if queue is not None and reason == c.QUOTA_PENDING else ""
+    return Fact(c.SCHEDULED, "False", reason, f"Job {attempt_job.name} {waits}{because}{place}")
+
+
+def _describe_place(queue: QueueStatus) -> str:
+    """Return the place in a queue with its estimate."""
+    place = f"position {queue.position}/{queue.of} in ClusterQueue {queue.cluster_queue}"
+    if queue.waits_for:
+        place += f", requested > free quota ({queue.waits_for})"
+    if queue.start_p50 is None or queue.start_p90 is None:
+        return place
+    return f"{place}; expected start {format_time(queue.start_p50)}, with 90 % by {format_time(queue.start_p90)}"
 
 
 def _describe_sidecars(pods: Iterable[PodView]) -> str:

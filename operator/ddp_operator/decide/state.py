@@ -11,7 +11,7 @@ from ddp_operator.api import child_names
 from ddp_operator.api.cluster import Snapshot, controller_of
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.spec import Spec
-from ddp_operator.api.status import Status, Straggler
+from ddp_operator.api.status import QueueStatus, Status, Straggler
 from ddp_operator.decide.failures import ContainerKill, Termination
 from ddp_operator.decide.report import Page
 from ddp_operator.decide.views import JobView, NodeView, Pods, PodView, view_job, view_pod
@@ -245,6 +245,8 @@ class Observation(Children):
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
     problems: Mapping[str, Problem] = field(default_factory=dict)
     """By the UID of the Job or the pod."""
+    queue: QueueStatus | None = None
+    """Place of the Job that waits in a queue."""
     polling_jobs: int = 0
     """Number of training jobs whose Events are polled."""
     stragglers: tuple[Straggler, ...] | None = None

@@ -43,6 +43,8 @@ _PLACES: Final[dict[str, tuple[str, str, str]]] = {
     "Workload.v1beta2": ("kueue.x-k8s.io", "v1beta2", "workloads"),
     "LocalQueue": ("kueue.x-k8s.io", "v1beta1", "localqueues"),
     "LocalQueue.v1beta2": ("kueue.x-k8s.io", "v1beta2", "localqueues"),
+    "ClusterQueue": ("kueue.x-k8s.io", "v1beta1", "clusterqueues"),
+    "ClusterQueue.v1beta2": ("kueue.x-k8s.io", "v1beta2", "clusterqueues"),
     "ResourceClaim": ("resource.k8s.io", "v1", "resourceclaims"),
     "ResourceClaim.v1beta2": ("resource.k8s.io", "v1beta2", "resourceclaims"),
     "ResourceClaim.v1beta1": ("resource.k8s.io", "v1beta1", "resourceclaims"),

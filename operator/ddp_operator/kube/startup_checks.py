@@ -42,7 +42,8 @@ PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {
     "Eviction": ("list",),
     "Eviction/status": ("patch",),
     "Workload": ("list",),
-    "LocalQueue": ("get",),
+    "LocalQueue": ("get", "list"),
+    "ClusterQueue": ("get",),
     "ResourceClaim": ("get",),
     "ResourceClaimTemplate": ("get",),
 }
@@ -67,13 +68,13 @@ OPTIONAL: Final = frozenset(
     {
         f"{CRD_KIND}:{CRD_NAME}",
         *(CLUSTER_PROFILE_KIND, PROFILE_KIND, "Node", "Pod/log", "Eviction", "Eviction/status"),
-        *("Workload", "LocalQueue", "ResourceClaim", "ResourceClaimTemplate"),
+        *("Workload", "LocalQueue", "ClusterQueue", "ResourceClaim", "ResourceClaimTemplate"),
     }
 )
 """Kinds that the operator works without. A Role cannot grant cluster-scoped kinds. Without nodes, pods on lost nodes
 are removed later. Without the CRD the launchers have no owner. A job is refused if it needs a profile or a resource
-claim that the operator may not read. Without pods/log the records of ended jobs have no lines. Without Workloads and
-LocalQueues the status lacks the reason why a job waits in a queue. Without Evictions (Kubernetes 1.37) an
+claim that the operator may not read. Without pods/log the records of ended jobs have no lines. Without Kueue's kinds
+the status lacks the reason why a job waits in a queue, or its position there. Without Evictions (Kubernetes 1.37) an
 EvictionRequest evicts a pod without the operator."""
 
 REQUIRED: Final = {what: verbs for what, verbs in PERMISSIONS.items() if what not in OPTIONAL}

@@ -7,7 +7,6 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Sequence
-from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -34,11 +33,20 @@ _EVENT_FIELDS: Final = ("involvedObject", "type", "reason", "message", "firstTim
 
 async def read_record(cluster: Cluster, job: DDPTrainingJob, observation: Observation, nproc: int) -> Record:
     """Return the record of a job that has ended. ``nproc``: ranks in each pod. Raises: ClusterError."""
-    metadata = {"name": job.name, "namespace": job.namespace, "uid": job.uid, "creationTimestamp": job.created}
+    metadata = {
+        "name": job.name,
+        "namespace": job.namespace,
+        "uid": job.uid,
+        "generation": job.generation,
+        "creationTimestamp": job.created,
+        "labels": dict(job.labels),
+    }
     resource = {"apiVersion": constants.API_VERSION, "kind": constants.KIND, "metadata": metadata}
     events: Sequence[Any] = ()
-    with suppress(Refused):  # the conditions contain the essentials
+    try:
         events = await cluster.events_of(resource)
+    except Refused:
+        pass  # the conditions contain the essentials
     failure = job.status.last_failure
     pods = sorted(
         observation.pods_of(job.status.attempt).newest.values() if job.status.attempt else (),
@@ -78,19 +86,21 @@ async def _read_logs(cluster: Cluster, pods: Sequence[PodView], nproc: int) -> t
             del notes[pod.name]
             logs.append(PodLog(pod=pod.name, attempt=pod.attempt, node=pod.index, nproc=nproc, text=text))
 
-    with suppress(TimeoutError):  # the notes name the pods
+    try:
         async with asyncio.timeout(_SECONDS):
             await asyncio.gather(*map(read, pods))
+    except TimeoutError:
+        pass  # the notes name the pods
     return logs, list(notes.values())
 
 
 def choose_lines(lines: Sequence[str]) -> list[str]:
     """Return the last lines of each rank, and the last ones without the prefix of a rank, in their order."""
-    counts: Counter[str | None] = Counter()
+    counts: Counter[str] = Counter()
     chosen = []
     for line in reversed(lines):
         match = _RANK.match(line)
-        rank = match and match[1]
+        rank = (match[1] if match else None) or ""
         counts[rank] += 1
         if counts[rank] <= LINES_OF_RANK:
             chosen.append(line)

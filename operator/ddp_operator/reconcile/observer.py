@@ -16,13 +16,14 @@ import msgspec
 
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.cluster import Cluster, ClusterError, Key, Object, Refused, Snapshot, owner_uids
+from ddp_operator.api.cluster_queue import Quotas
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import find_trainer, scheduling_gates
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.profile import complete_spec
 from ddp_operator.api.size import OversizeSpec, refuse_oversize
-from ddp_operator.api.status import Profile, Straggler
+from ddp_operator.api.status import Profile, QueueStatus, Straggler
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide import kueue, losses, scheduling, stalls
 from ddp_operator.decide.conditions import is_finished
@@ -30,6 +31,7 @@ from ddp_operator.decide.converge import compute_scrape_interval
 from ddp_operator.decide.diagnosis import MOST_FAILURES, find_kill, list_killed_pods, list_restart_failures
 from ddp_operator.decide.failures import ContainerKill, Termination
 from ddp_operator.decide.losses import LOOK_SECONDS, MOST_NODES, find_trouble, list_nodes_in_use
+from ddp_operator.decide.queue_estimate import QueueView, view_queue
 from ddp_operator.decide.refusals import may_have_lost_labels
 from ddp_operator.decide.report import Page, RateMeter, decode_report
 from ddp_operator.decide.scheduling import find_claim_problem, list_claims, name_volume
@@ -71,6 +73,8 @@ class Memory:
     peers_read: datetime | None = None
     """Time of the last read of the peers' pages for what they cannot reach."""
     events_read: tuple[datetime, Mapping[str, Problem]] | None = None
+    queue: QueueStatus | None = None
+    """Place of the Job in its queue."""
     kills: dict[str, ContainerKill | None] = field(default_factory=dict)
     """Why the kubelet killed training containers, by the pod's UID; None: no Event reports it."""
     checked: tuple[str, int] | None = None
@@ -141,6 +145,9 @@ class Observer:
         self._clock = clock
         self._progress_interval = progress_interval
         self._polling: set[Key] = set()
+        self._queues: dict[str, QueueView] = {}
+        """By ClusterQueue."""
+        self._queue_lock = asyncio.Lock()
 
     def forget(self, key: Key) -> None:
         """Drop a resource that has ended or was deleted."""
@@ -178,6 +185,7 @@ class Observer:
             troubles=await self._watch_nodes(job, children, memory),
             drains=self._cluster.list_drains(key),
             problems=problems,
+            queue=memory.queue if kueue.waits_in_queue(job, children.job(job.status.attempt)) else None,
             polling_jobs=len(self._polling),
             stragglers=slow,
             stall=stall,
@@ -308,6 +316,7 @@ class Observer:
                 return last_problems
 
         problems: dict[str, Problem] = {}
+        memory.queue = None
         gated = any(scheduling_gates(pod.raw) for pod in children.pods_of(job.status.attempt))
         for raw in (*snapshot.jobs, *snapshot.pods):
             uid = raw["metadata"].get("uid")
@@ -315,7 +324,7 @@ class Observer:
                 continue
             with suppress(Refused):
                 if raw["kind"] == "Job" and (gated or raw["spec"].get("suspend")):
-                    problem = await self._read_queue(raw)
+                    problem, memory.queue = await self._read_queue(raw, job.status.queue)
                 elif raw["kind"] == "Job":
                     problem = scheduling.find_latest_warning(await self._cluster.events_of(raw))
                 else:
@@ -351,15 +360,44 @@ class Observer:
                 memory.kills[pod.uid] = find_kill(events, find_trainer(pod.raw).get("name"))
         return view_children(job, snapshot, memory.kills) if unread else children
 
-    async def _read_queue(self, raw: Object) -> Problem | None:
-        """Return why a Job waits in Kueue. Raises: Refused if the operator may not read its Workloads."""
+    async def _read_queue(self, raw: Object, before: QueueStatus | None) -> tuple[Problem | None, QueueStatus | None]:
+        """Return why a Job waits in Kueue, and its place. Raises: Refused if it may not read Workloads."""
         workloads = await self._cluster.workloads_of(raw)
         queue = None
         name = (raw["metadata"].get("labels") or {}).get(constants.KUEUE_QUEUE_LABEL)
         if name:
             with suppress(Refused):
                 queue = await self._cluster.kueue_object("LocalQueue", raw["metadata"]["namespace"], name)
-        return kueue.explain_waiting(raw, workloads, queue)
+        problem = kueue.explain_waiting(raw, workloads, queue)
+        if not workloads or (problem is not None and problem.reason != c.QUOTA_PENDING):
+            return problem, None
+        with suppress(Refused, ClusterError):
+            workload = kueue.find_newest(workloads)
+            view = await self._view_queue(workload)
+            if view is not None:
+                uid = workload["metadata"]["uid"]
+                excess = view.exceeds_quota(uid)
+                if excess:
+                    return Problem(c.INADMISSIBLE, excess), None
+                return problem, view.place(uid, before)
+        return problem, None
+
+    async def _view_queue(self, workload: Object) -> QueueView | None:
+        """Return the queue of a Workload, with estimates for all its jobs. Raises: Refused, ClusterError."""
+        name = workload["spec"].get("queueName") or ""
+        contents = await self._cluster.queue_contents(workload["metadata"]["namespace"], name)
+        if contents is None:
+            return None
+        async with self._queue_lock:
+            known = self._queues.get(contents.name)
+            if known is None or known.contents is not contents:
+                quotas = Quotas(await self._cluster.kueue_object("ClusterQueue", None, contents.name) or {})
+                known = await asyncio.to_thread(view_queue, contents, quotas)
+                self._queues = {
+                    name: view for name, view in self._queues.items() if view.contents.time == contents.time
+                }
+                self._queues[contents.name] = known
+            return known
 
     async def _compare_ranks(
         self, job: DDPTrainingJob, children: Children, page: Page | None, memory: Memory

@@ -56,6 +56,14 @@ HELD_UNTIL = {"heldSince": format_time(NOW), "releaseTime": format_time(NOW + ti
 FAILED = condition("Failed", "True", "RestartBudgetExhausted", "failed 4 times, recovery.maxRestarts is 3; last: …")
 
 
+def test_estimate_of_queue_is_relative_to_now() -> None:
+    times = {"startP50": format_time(NOW + timedelta(minutes=40)), "startP90": format_time(NOW + timedelta(minutes=80))}
+    place = {"clusterQueue": "gpu", "position": 3, "of": 17, **times}
+    waits = condition(c.SCHEDULED, "False", "QuotaPending", "position 3/17")
+    assert "position 3/17. Expected in 40m00s, with 90 % within 1h20m. " in str(why(waits, queue=place))
+    assert "with 90 %" not in str(why(waits))
+
+
 # Messages of Kubernetes 1.36, and a part of the remedy.
 FORBIDDEN = (
     (
