@@ -295,17 +295,17 @@ async def test_shared_object_is_observed_by_all_resources_and_survives_them(driv
 
 async def test_unchanged_resource_is_suspended(driver: ClusterDriver) -> None:
     version = (await driver.add_resource(KEY.name))["metadata"]["resourceVersion"]
-    await driver.cluster.suspend_resource(KEY, resource_version=version)
+    await driver.cluster.patch_resource(KEY, {"spec": {"suspend": True}}, resource_version=version)
     snapshot = await driver.cluster.observe(KEY)
     assert snapshot is not None
     assert snapshot.resource["spec"]["suspend"]
     with pytest.raises(VersionConflict):
-        await driver.cluster.suspend_resource(KEY, resource_version=version)
+        await driver.cluster.patch_resource(KEY, {"spec": {"suspend": True}}, resource_version=version)
 
 
 async def test_deleted_resource_is_not_suspended(driver: ClusterDriver) -> None:
     with pytest.raises(VersionConflict):
-        await driver.cluster.suspend_resource(KEY, resource_version="1")
+        await driver.cluster.patch_resource(KEY, {"spec": {"suspend": True}}, resource_version="1")
 
 
 # --- reports ----------------------------------------------------------------------------------------------------------

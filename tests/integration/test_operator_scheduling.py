@@ -77,7 +77,7 @@ async def test_job_of_foreign_manager_gets_no_child_and_no_status(
     server: StandIn, actors: ClusterActors, start: Start
 ) -> None:
     start()
-    await actors.create(job_manifest("theirs", managedBy="kueue.x-k8s.io/multikueue"))
+    await actors.create(job_manifest("theirs", managedBy="example.com/dispatcher"))
     await actors.create(job_manifest("ours", managedBy="ddp-operator.dev/ddp-operator"))
     await actors.child_job("ours-1")  # a later job: by now the operator has handled the other one
     theirs = await actors.get(KIND, "theirs")

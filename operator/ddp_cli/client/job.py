@@ -16,6 +16,7 @@ from ddp_cli.client.logs import Follower, Line, read_newest
 from ddp_cli.client.notebook import NotebookDisplay, Report, Table, has_notebook, render
 from ddp_cli.view.display import Display, choose_display
 from ddp_cli.view.why import Why
+from ddp_operator.api.kubeobjects import find_worker_cluster
 from ddp_operator.api.status import ENDED_PHASES, Phase, Progress, Status
 
 if TYPE_CHECKING:
@@ -137,6 +138,7 @@ class Job:
         self, *, follow: bool = False, node: int | None = None, attempt: int | None = None, tail: int | None = None
     ) -> Iterator[Line]:
         """Yield the same lines as values with the kubelet's times, optionally of one pod or attempt."""
+        self.require_pods_here()
         source = self.backend.logs(self.name, node=node, attempt=attempt, tail=tail)
         empty = True
         for line in Follower(source).lines() if follow else read_newest(source):
@@ -145,6 +147,13 @@ class Job:
         if empty and not follow and not source.pods():
             command = f"ddp why {self.backend.argument(self.name)}"
             raise NotFound(f"{self.name} has no matching pod with a log; `{command}` explains what the job waits for")
+
+    def require_pods_here(self) -> None:
+        """Raise Conflict if MultiKueue runs the pods in another cluster."""
+        cluster = find_worker_cluster(self.resource)
+        if cluster and self.phase not in ENDED_PHASES:
+            problem = f"the pods of {self.name} are in cluster {cluster} (MultiKueue)"
+            raise Conflict(f"{problem}; repeat the command with the context of that cluster: --context NAME")
 
     def why(self) -> Why:
         """Return what the job waits for or why it failed, and what to do. Raises: ClientError."""

@@ -35,6 +35,7 @@ class Refused(Conflict):
 def check_takes_orders(job: Job) -> Status:
     """Return the status of a job of `ddp dev` that has not ended. Raises: Conflict for another job; ClientError."""
     status = job.status
+    job.require_pods_here()
     phase = status.phase or "Pending"
     name = job.backend.argument(job.name)
     if job.resource["spec"].get("dev") is None:

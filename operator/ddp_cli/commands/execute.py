@@ -29,6 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     """Become the command. Raises: ClientError."""
     job = open_job(arguments)
     if isinstance(job.backend, ClusterBackend):
+        job.require_pods_here()
         pods = list_running_pods(job.backend.api, job.name)
         pod = choose_pod(pods, arguments.rank, job.backend.argument(job.name))
         words = [*pod.launcher, "exec", str(arguments.rank % pod.nproc), "--", *arguments.extra]

@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from ddp_cli.local import adapt, machine, pods
 from ddp_cli.local.container import MissingReference, build_environment
@@ -189,10 +189,10 @@ class LocalCluster:
         self.store.delete(current)
         self._settle()
 
-    async def suspend_resource(self, key: Key, *, resource_version: str) -> None:
-        """Set ``spec.suspend``. Raises: VersionConflict."""
+    async def patch_resource(self, key: Key, patch: Object, *, resource_version: str) -> None:
+        """Merge fields into the spec. Raises: VersionConflict."""
         item = self._seen(key, resource_version)
-        self.store.change(item, spec={**item["spec"], "suspend": True})
+        self.store.change(item, spec={**item["spec"], **patch["spec"]})
 
     async def delete_resource(self, key: Key, *, uid: str, resource_version: str | None = None) -> None:
         """Delete the custom resource and its dependents. Raises: VersionConflict."""
@@ -236,6 +236,10 @@ class LocalCluster:
     async def queue_contents(self, namespace: str, name: str) -> None:
         """Return None: there is no Kueue on this machine."""
         return None
+
+    async def patch_workload(self, workload: Object, patch: Object, *, part: Literal["status"] | None = None) -> None:
+        """Refuse: there is no Kueue on this machine."""
+        raise Refused("Kueue is not installed", reason="Invalid")
 
     async def emit(self, resource: Object, event: Event) -> None:
         """Pass the Event to ``on_event``."""

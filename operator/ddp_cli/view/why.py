@@ -14,8 +14,8 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from ddp_operator.api.child_names import POD_SUFFIX
-from ddp_operator.api.constants import MANAGED_BY, MESH_PROXIES
-from ddp_operator.api.kubeobjects import find_foreign_manager, parse_time
+from ddp_operator.api.constants import MANAGED_BY, MESH_PROXIES, MULTIKUEUE
+from ddp_operator.api.kubeobjects import find_foreign_manager, find_worker_cluster, parse_time
 from ddp_operator.api.status import ENDED_PHASES, Condition, LastFailure, PreflightStatus, Progress, Status
 from ddp_operator.api.texts import format_duration
 from ddp_operator.decide.conditions import (
@@ -179,7 +179,19 @@ def explain_why(
     advice = _advise_on_sidecar(case)
     if advice and case.phase not in ENDED_PHASES:
         why = replace(why, todo=" ".join(filter(None, (why.todo, advice))))
-    return _add_operator_absence(case, why)
+    return _add_operator_absence(case, _add_worker_cluster(case, why))
+
+
+def _add_worker_cluster(case: _Case, why: Why) -> Why:
+    """Return an explanation with the cluster in which MultiKueue runs the pods, or ran them."""
+    cluster = find_worker_cluster({"metadata": case.metadata, "spec": case.spec})
+    if not cluster:
+        return why
+    if case.phase in ENDED_PHASES:
+        return replace(why, what=f"{why.what} It ran in cluster {cluster} (MultiKueue).")
+    command = f"ddp logs {case.name}{case.option} --context NAME"
+    todo = f"Its pods and logs are in cluster {cluster} (MultiKueue): {command} reads them."
+    return replace(why, todo=" ".join(filter(None, (why.todo, todo))))
 
 
 def _add_operator_absence(case: _Case, why: Why) -> Why:
@@ -201,6 +213,8 @@ def _describe_absence(case: _Case) -> str:
             return ""
         return f"No operator has renewed its Lease for {format_duration(age.total_seconds())}"
 
+    if find_foreign_manager({"spec": case.spec}) is not None:
+        return ""  # its manager writes the status
     written = _find_status_time(case.metadata)
     is_training = case.status.is_true("Progressing") and case.status.progress is not None
     if written is None or not is_training or case.phase != "Running":
@@ -232,7 +246,7 @@ def _explain_deletion(case: _Case) -> Why | None:
 
 def _explain_foreign_manager(case: _Case) -> Why | None:
     manager = find_foreign_manager({"spec": case.spec})
-    if manager is None:
+    if manager in (None, MULTIKUEUE):
         return None
     what = f"{case.name} is managed by {manager} (spec.managedBy); the DDP operator of this cluster ignores it."
     return Why(case.name, case.phase, "ManagedElsewhere", what, "Check that controller, or the cluster that it uses.")

@@ -37,6 +37,11 @@ def rendezvous_secret_name(name: str, uid: str) -> str:
     return f"{name}-rendezvous-{uid}"
 
 
+def workload_name(name: str, uid: str) -> str:
+    """Return the name of the Workload of a job that MultiKueue runs. Worker clusters use it as the value of a label."""
+    return f"{name}-{uid[:8]}"
+
+
 def launcher_config_map_name(digest: str) -> str:
     """Return the ConfigMap's name for a launcher of this SHA-256 (hex), which all jobs of a namespace share."""
     return f"ddp-launcher-{digest[:12]}"

@@ -205,8 +205,8 @@ class Cluster(Protocol):
         it. No error if the pod does not exist, or has ended meanwhile.
         """
 
-    async def suspend_resource(self, key: Key, *, resource_version: str) -> None:
-        """Set ``spec.suspend`` of the custom resource to true, because it is idle. Raises: VersionConflict."""
+    async def patch_resource(self, key: Key, patch: Object, *, resource_version: str) -> None:
+        """Merge-patch ``spec`` or annotations of the custom resource. Raises: VersionConflict."""
 
     async def delete_resource(self, key: Key, *, uid: str, resource_version: str | None = None) -> None:
         """Delete the custom resource after its time to live. Raises: VersionConflict, as ``delete``."""
@@ -243,6 +243,9 @@ class Cluster(Protocol):
 
         Raises: Refused if the operator may not read them, or they are too many.
         """
+
+    async def patch_workload(self, workload: Object, patch: Object, *, part: Literal["status"] | None = None) -> None:
+        """Merge-patch an observed Workload, or its status, at its version. Raises: VersionConflict."""
 
     async def emit(self, resource: Object, event: Event) -> None:
         """Post an Event about the resource, best effort."""

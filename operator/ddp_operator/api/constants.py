@@ -53,6 +53,14 @@ MAX_ANNOTATION: Final = 1024
 """Maximum characters of a child's annotation in the cache. Longer ones are not compared with the resource's."""
 # On a Workload: the UID of its Job.
 KUEUE_JOB_UID_LABEL: Final = f"{KUEUE_DOMAIN}/job-uid"
+WORKLOAD_KIND: Final = "Workload"
+MULTIKUEUE: Final = f"{KUEUE_DOMAIN}/multikueue"
+"""The value of spec.managedBy for a job that Kueue runs in another cluster."""
+# On the copy of such a job in a worker cluster: the origin as label, the name of its Workload as annotation or label.
+KUEUE_ORIGIN_LABEL: Final = f"{KUEUE_DOMAIN}/multikueue-origin"
+KUEUE_PREBUILT_WORKLOAD: Final = f"{KUEUE_DOMAIN}/prebuilt-workload-name"
+ANNOTATION_CLUSTER: Final = f"{GROUP}/cluster"
+"""On a job that Kueue runs in another cluster: the name of its MultiKueueCluster."""
 ANNOTATION_SPEC: Final = f"{GROUP}/spec"
 """On a Job: a digest of those fields of its spec that users may change until a pod has run."""
 # On a child Job: the value of spec.suspend that the operator wrote last. If they differ, a queue controls the Job.

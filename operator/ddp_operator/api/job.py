@@ -52,6 +52,8 @@ class DDPTrainingJob:
     created: str = ""
     locked: tuple[str, ...] = ()
     """Paths of the spec that the job's profile locks."""
+    held: str = ""
+    """Why Kueue does not let the pods of a job from a manager cluster run; ``spec.suspend`` is then true."""
 
     @property
     def restarts_left(self) -> int:
@@ -144,6 +146,14 @@ def kueue_metadata(job: DDPTrainingJob) -> dict[str, dict[str, str]]:
         # With fewer pods at a time than completions, the last indices would run only after the first ones have ended.
         annotations[constants.KUEUE_SYNC_COMPLETIONS] = "true"
     return {"labels": labels, "annotations": annotations}
+
+
+def find_prebuilt_workload(job: DDPTrainingJob) -> str:
+    """Return the name of the Workload with which Kueue copied the job from a manager cluster; empty: it is no copy."""
+    if constants.KUEUE_ORIGIN_LABEL not in job.labels:
+        return ""
+    key = constants.KUEUE_PREBUILT_WORKLOAD
+    return job.annotations.get(key) or job.labels.get(key, "")
 
 
 def inherited_labels(job: DDPTrainingJob) -> dict[str, str]:

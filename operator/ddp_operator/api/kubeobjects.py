@@ -7,7 +7,14 @@ from decimal import Decimal
 from fnmatch import fnmatchcase
 from typing import Any, Final
 
-from ddp_operator.api.constants import CONTROLLER_NAME, POD_GROUP, SCHEDULING_GROUP, TRAINER_CONTAINER
+from ddp_operator.api.constants import (
+    ANNOTATION_CLUSTER,
+    CONTROLLER_NAME,
+    MULTIKUEUE,
+    POD_GROUP,
+    SCHEDULING_GROUP,
+    TRAINER_CONTAINER,
+)
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 """Replaces an unknown time where times are sorted."""
@@ -120,6 +127,13 @@ def find_foreign_manager(resource: Mapping[str, Any]) -> str | None:
     """Return the controller that spec.managedBy names, or None for a job of this operator."""
     manager = (resource.get("spec") or {}).get("managedBy")
     return None if manager in (None, CONTROLLER_NAME) else str(manager)
+
+
+def find_worker_cluster(resource: Mapping[str, Any]) -> str:
+    """Return the cluster in which MultiKueue runs a job, or ran it; empty: it has selected none, or is not asked."""
+    if find_foreign_manager(resource) != MULTIKUEUE:
+        return ""
+    return str((resource["metadata"].get("annotations") or {}).get(ANNOTATION_CLUSTER) or "")
 
 
 def is_native_pod_group(manifest: Mapping[str, Any]) -> bool:

@@ -659,8 +659,8 @@ class Spec(SpecFields, frozen=True, kw_only=True):
     managed_by: Annotated[
         str | None,
         Meta(
-            description="Another controller that runs the job, such as kueue.x-k8s.io/multikueue; this operator "
-            "then ignores it. Immutable. Unset: this operator."
+            description="kueue.x-k8s.io/multikueue: Kueue runs the job in another cluster. Any other controller: this "
+            "operator ignores the job. Immutable."
         ),
     ] = None
     template: Template

@@ -212,6 +212,8 @@ def describe_suspension(job: DDPTrainingJob, status: Status, alive: int) -> Fact
         return Fact(c.SUSPENDED, "False", c.NOT_SUSPENDED)
     if alive:
         return Fact(c.SUSPENDED, "False", c.STOPPING, f"{alive} pods are terminating gracefully")
+    if job.held:
+        return Fact(c.SUSPENDED, "True", c.QUOTA_PENDING, job.held)
     message = f"spec.suspend is true; set it to false to resume{_describe_saved_work(status)}"
     return Fact(c.SUSPENDED, "True", c.SUSPENDED_BY_SPEC, message)
 

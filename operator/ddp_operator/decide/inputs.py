@@ -50,7 +50,7 @@ def fetch_inputs(state: State, progress_interval: float) -> Decision | None:
     delay = compute_event_poll_delay(state.job, state.observation, state.now, state.observation.polling_jobs)
     if delay is not None:
         waits.append(delay)
-    return Decision(_describe(state, status, _describe_fetch(state, status)), tuple(actions), min(waits))
+    return Decision(describe_waiting(state, status, _describe_fetch(state, status)), tuple(actions), min(waits))
 
 
 def are_fetched(job: DDPTrainingJob) -> bool:
@@ -67,7 +67,7 @@ def _succeed(state: State, status: Status) -> Decision:
     inputs = tuple(replace(item, phase="Fetched", reason="", message="") for item in status.inputs)
     size = _format_size(sum(item.bytes for item in inputs))
     fact = Fact(c.INPUTS_READY, "True", c.FETCHED, f"{len(inputs)}/{len(inputs)} inputs fetched, {size}")
-    return Decision(_describe(state, replace(status, inputs=inputs), fact), requeue_after=AT_ONCE)
+    return Decision(describe_waiting(state, replace(status, inputs=inputs), fact), requeue_after=AT_ONCE)
 
 
 def _fail(state: State, status: Status, view: JobView) -> Decision:
@@ -80,7 +80,7 @@ def _fail(state: State, status: Status, view: JobView) -> Decision:
         message = ends[-1].message
         if ends[-1].remedy:
             message += f"; {ends[-1].remedy}"
-    status = _describe(state, status, Fact(c.INPUTS_READY, "False", reason, message))
+    status = describe_waiting(state, status, Fact(c.INPUTS_READY, "False", reason, message))
     ended = dataclasses.replace(state, job=dataclasses.replace(state.job, status=status))
     decision = fail(ended, None, reason, message)
     return dataclasses.replace(decision, status=replace(decision.status, nodes=status.nodes))
@@ -151,7 +151,8 @@ def describe_progress(inputs: Sequence[InputStatus | InputReport]) -> str:
     return message if waiting is None else f"{message}; input {waiting.name}: {waiting.message}"
 
 
-def _describe(state: State, status: Status, fact: Fact) -> Status:
+def describe_waiting(state: State, status: Status, fact: Fact) -> Status:
+    """Return the status of a job that has no attempt yet. ``fact``: what it waits for."""
     suspended = describe_suspension(state.job, status, _count_alive_pods(state))
     facts = [
         Fact(c.ACCEPTED, "True", c.VALID),

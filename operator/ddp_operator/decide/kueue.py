@@ -47,13 +47,16 @@ _NOT_ACTIVE = re.compile(r"(?:is inactive|is stopped)$")
 _MAX_LENGTH = 1024
 
 
-class _KueueCondition(NamedTuple):
+class KueueCondition(NamedTuple):
+    """A condition of an object of Kueue; the message is one line."""
+
     status: str = ""
     reason: str = ""
     message: str = ""
 
     @property
     def is_true(self) -> bool:
+        """Whether its status is True."""
         return self.status == "True"
 
 
@@ -68,9 +71,9 @@ class _Workload:
     """The fewest pods of the Job that may start; 0: all of them."""
     requeue_at: str
     pending_checks: tuple[str, ...]
-    finished: _KueueCondition
-    evicted: _KueueCondition
-    reserved: _KueueCondition
+    finished: KueueCondition
+    evicted: KueueCondition
+    reserved: KueueCondition
 
     @property
     def eviction(self) -> str:
@@ -104,7 +107,7 @@ def explain_waiting(
 
 def find_newest(workloads: Sequence[Mapping[str, Any]]) -> Mapping[str, Any]:
     """Return the Workload that counts. An elastic Job has one per size; the former ones are finished."""
-    return max(workloads, key=lambda item: (not _find_condition(item, "Finished").is_true, _read_creation(item)))
+    return max(workloads, key=lambda item: (not find_condition(item, "Finished").is_true, _read_creation(item)))
 
 
 def _parse_workload(item: Mapping[str, Any]) -> _Workload:
@@ -119,9 +122,9 @@ def _parse_workload(item: Mapping[str, Any]) -> _Workload:
         pending_checks=tuple(
             _name_check(check) for check in status.get("admissionChecks") or () if check.get("state") != "Ready"
         ),
-        finished=_find_condition(item, "Finished"),
-        evicted=_find_condition(item, "Evicted"),
-        reserved=_find_condition(item, "QuotaReserved"),
+        finished=find_condition(item, "Finished"),
+        evicted=find_condition(item, "Evicted"),
+        reserved=find_condition(item, "QuotaReserved"),
     )
 
 
@@ -164,7 +167,7 @@ def _explain_hold(workload: _Workload, queue: Mapping[str, Any] | None) -> Probl
         message = f"LocalQueue {name} is stopped (spec.stopPolicy is {policy})"
         return Problem(c.QUEUE_STOPPED, message + workload.eviction)
 
-    active = _find_condition(queue, "Active")
+    active = find_condition(queue, "Active")
     if active.status != "False":
         return None
     cluster_queue = f"ClusterQueue {spec.get('clusterQueue')} of LocalQueue {name}"
@@ -202,7 +205,7 @@ def _explain_pending(workload: _Workload, queue: Mapping[str, Any] | None) -> Pr
     return Problem(reason, message + workload.eviction)
 
 
-def _is_inadmissible(reserved: _KueueCondition) -> bool:
+def _is_inadmissible(reserved: KueueCondition) -> bool:
     """Return whether a Workload stays without quota until the queue or the job is changed."""
     if reserved.reason == _PENDING:
         return _PERMANENT_OBSTACLE.search(reserved.message) is not None and not _TEMPORARY_OBSTACLE.search(
@@ -225,15 +228,16 @@ def _explain_missing_workload(job: Mapping[str, Any]) -> Problem | None:
     return Problem(c.WORKLOAD_MISSING, f"Kueue has created no Workload for it; {check}")
 
 
-def _find_condition(item: Mapping[str, Any], kind: str) -> _KueueCondition:
+def find_condition(item: Mapping[str, Any], kind: str) -> KueueCondition:
+    """Return a condition of an object of Kueue, empty if it has none of that type."""
     for condition in (item.get("status") or {}).get("conditions") or ():
         if condition.get("type") == kind:
-            return _KueueCondition(
+            return KueueCondition(
                 status=str(condition.get("status") or ""),
                 reason=str(condition.get("reason")),
                 message=line(condition.get("message")),
             )
-    return _KueueCondition()
+    return KueueCondition()
 
 
 def _read_creation(item: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from ddp_operator.api.cluster import (
     AlreadyExists,
@@ -31,6 +31,7 @@ from ddp_operator.api.constants import (
     POD_GROUP,
     PROFILE_KIND,
     SCHEDULING_GROUP,
+    WORKLOAD_KIND,
 )
 from ddp_operator.api.kubeobjects import format_time, utc_now
 from ddp_operator.kube.cache import ObjectCache, build_snapshot
@@ -51,6 +52,8 @@ ONE_METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s
 DENIED: Final = re.compile(r"\bdenied (the )?request\b")
 # The API server's message for schedulingGroup before Kubernetes 1.36.
 UNKNOWN_GANG: Final = re.compile(r'unknown field "spec\.template\.spec\.schedulingGroup')
+
+_OLD_KUEUE: Final = "install Kueue 0.15 or later, or remove spec.managedBy"
 
 TOO_LARGE: Final = re.compile(r"etcdserver: request is too large|trying to send message larger than max")
 """Errors of etcd and its client for an object of more than 1.5 or 2 MB. The API server returns them with status 500."""
@@ -135,10 +138,14 @@ class KubeCluster:
                 meta = created["metadata"]
                 await self.delete(kind_of(version), meta["namespace"], meta["name"], uid=meta["uid"])
             raise Refused(dropped, reason="Invalid")
+        if manifest["kind"] == WORKLOAD_KIND:
+            raise Refused(
+                f"the cluster serves no Workloads of {manifest['apiVersion']}; {_OLD_KUEUE}", reason="Invalid"
+            )
         raise Refused(explain_missing_pod_group(manifest["apiVersion"]), reason="Invalid")
 
     async def _post(self, manifest: Object, *, dry_run: bool) -> Object:
-        """POST one child. Raises: ObjectNotFound if the cluster does not serve this version of a PodGroup."""
+        """POST one child. Raises: ObjectNotFound if the cluster does not serve this version of it."""
         kind = kind_of(manifest)
         meta = manifest["metadata"]
         params = _WRITE | ({"dryRun": "All"} if dry_run else {})
@@ -171,7 +178,7 @@ class KubeCluster:
                 unknown = UNKNOWN_GANG.search(answer.message)
                 message = explain_missing_pod_group(SCHEDULING_GROUP) if unknown else answer.message
                 raise Refused(message, reason="Invalid") from exc
-            if answer.status == 404 and is_group:
+            if answer.status == 404 and manifest["kind"] in (POD_GROUP, WORKLOAD_KIND):
                 raise
             raise ClusterError(str(exc)) from exc  # 404: the namespace is being deleted, with the resource
         if not dry_run:
@@ -326,9 +333,9 @@ class KubeCluster:
         grace = 0 if lost else None
         await self.delete("Pod", meta["namespace"], meta["name"], uid=meta["uid"], grace_seconds=grace)
 
-    async def suspend_resource(self, key: Key, *, resource_version: str) -> None:
+    async def patch_resource(self, key: Key, patch: Object, *, resource_version: str) -> None:
         """Merge-patch the custom resource at the observed version."""
-        patch = {"metadata": {"resourceVersion": resource_version}, "spec": {"suspend": True}}
+        patch = {**patch, "metadata": {**patch.get("metadata", {}), "resourceVersion": resource_version}}
         try:
             resource = await self._patch(KIND, key.namespace, key.name, patch)
         except ObjectNotFound as exc:
@@ -398,6 +405,16 @@ class KubeCluster:
     async def queue_contents(self, namespace: str, name: str) -> QueueContents | None:
         """Return the contents from a list that serves all waiting jobs."""
         return await self._queues.read(namespace, name)
+
+    async def patch_workload(self, workload: Object, patch: Object, *, part: Literal["status"] | None = None) -> None:
+        """Merge-patch a Workload, in the version that MultiKueue uses for jobs of other projects."""
+        meta = workload["metadata"]
+        version = {key: meta[key] for key in ("uid", "resourceVersion")}
+        body = {**patch, "metadata": {**patch.get("metadata", {}), **version}}
+        try:
+            await self._patch(kind_of(workload), meta["namespace"], meta["name"], body, part)
+        except ObjectNotFound as exc:
+            raise VersionConflict(f"Workload {meta['name']} was deleted") from exc
 
     async def emit(self, resource: Object, event: Event) -> None:
         """Queue an Event for the event writer, which posts it in the background."""

@@ -45,6 +45,10 @@ _PLACES: Final[dict[str, tuple[str, str, str]]] = {
     "LocalQueue.v1beta2": ("kueue.x-k8s.io", "v1beta2", "localqueues"),
     "ClusterQueue": ("kueue.x-k8s.io", "v1beta1", "clusterqueues"),
     "ClusterQueue.v1beta2": ("kueue.x-k8s.io", "v1beta2", "clusterqueues"),
+    "ResourceFlavor": ("kueue.x-k8s.io", "v1beta1", "resourceflavors"),
+    "ResourceFlavor.v1beta2": ("kueue.x-k8s.io", "v1beta2", "resourceflavors"),
+    "WorkloadPriorityClass": ("kueue.x-k8s.io", "v1beta1", "workloadpriorityclasses"),
+    "WorkloadPriorityClass.v1beta2": ("kueue.x-k8s.io", "v1beta2", "workloadpriorityclasses"),
     "ResourceClaim": ("resource.k8s.io", "v1", "resourceclaims"),
     "ResourceClaim.v1beta2": ("resource.k8s.io", "v1beta2", "resourceclaims"),
     "ResourceClaim.v1beta1": ("resource.k8s.io", "v1beta1", "resourceclaims"),
@@ -55,10 +59,10 @@ _PLACES: Final[dict[str, tuple[str, str, str]]] = {
 
 
 def kind_of(manifest: Mapping[str, Any]) -> str:
-    """Return the key of an object's kind in this module. It includes the group if several groups have the kind."""
+    """Return the key of an object's kind in this module, with its group or version if the module has several."""
     kind = str(manifest["kind"])
     api_group, _, version = str(manifest["apiVersion"]).partition("/")
-    keys = (f"{kind}.{api_group}.{version}", f"{kind}.{api_group}")
+    keys = (f"{kind}.{api_group}.{version}", f"{kind}.{api_group}", f"{kind}.{version}")
     return next((key for key in keys if key in _PLACES), kind)
 
 

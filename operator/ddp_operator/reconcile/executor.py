@@ -201,7 +201,8 @@ class Executor:
                 await self._disrupt_pod(observation, action)
             case SuspendResource():
                 key = Key(job.namespace, job.name)
-                await self._cluster.suspend_resource(key, resource_version=job.resource_version)
+                patch = {"spec": {"suspend": True}}
+                await self._cluster.patch_resource(key, patch, resource_version=job.resource_version)
             case DeleteResource():
                 key = Key(job.namespace, job.name)
                 await self._cluster.delete_resource(key, uid=job.uid, resource_version=job.resource_version)

@@ -100,6 +100,10 @@ class Memory:
     """Whether the API server accepts only a shortened status."""
     compared: str | None = None
     """Digest of spec, metadata and profile of the last job whose pods have the profile's locked values."""
+    workload: tuple[datetime, Object | None] | None = None
+    """The Workload of a job that Kueue has copied from a manager cluster, and the time of its last read."""
+    flavors: Mapping[str, Object] = field(default_factory=dict)
+    """The ResourceFlavors of that Workload by name."""
     locked: tuple[str, ...] = ()
     """Errors of the parsed spec: fields that differ from the profile's locked values."""
 

@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ddp_operator.api.cluster import Cluster, ClusterError, Event, Key, Object, Refused, Snapshot, VersionConflict
+from ddp_operator.api.constants import MULTIKUEUE
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import find_foreign_manager, utc_now
@@ -24,6 +25,7 @@ from ddp_operator.api.status import Profile, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.decide import decide
+from ddp_operator.decide.multikueue import find_cluster
 from ddp_operator.decide.refusals import (
     describe_refused_status,
     report_refused,
@@ -31,7 +33,7 @@ from ddp_operator.decide.refusals import (
     report_unreadable,
     shorten_status,
 )
-from ddp_operator.decide.state import AT_ONCE, Refusal
+from ddp_operator.decide.state import AT_ONCE, Observation, Refusal
 from ddp_operator.decide.transitions import (
     Ended,
     NodeFailed,
@@ -44,6 +46,7 @@ from ddp_operator.decide.transitions import (
 )
 from ddp_operator.reconcile.executor import Executor
 from ddp_operator.reconcile.limits import run_limited
+from ddp_operator.reconcile.multikueue import MultiKueue
 from ddp_operator.reconcile.observer import Memory, Observer, seconds_since
 from ddp_operator.reconcile.prerequisites import find_claimed_gpus, find_profile, refuse_changes, refuse_invalid
 
@@ -128,6 +131,7 @@ class Reconciler:
         self._defaults = defaults
         self._observer = Observer(cluster, clock, progress_interval)
         self._executor = Executor(cluster, clock, history_image)
+        self._multikueue = MultiKueue(cluster, clock)
         self._on_transition = on_transition
         self._on_status = on_status
         self._node_reports = NodeReports()
@@ -157,20 +161,62 @@ class Reconciler:
             return None
         if "deletionTimestamp" in snapshot.resource["metadata"]:
             return None  # Kubernetes deletes the children by their owner references
-        if find_foreign_manager(snapshot.resource) is not None:
-            return None  # its manager creates the pods, perhaps in another cluster, and writes the status
+        manager = find_foreign_manager(snapshot.resource)
         current = CurrentPass(key, snapshot, self._memory[key], fresh)
+        if manager == MULTIKUEUE:
+            return await self._run_elsewhere(current)
+        if manager is not None:
+            return None  # its manager creates the pods and writes the status
 
+        prepared = await self._prepare(current)
+        if isinstance(prepared, PassEnd):
+            return prepared.requeue_after
+        job, claims_refusal = prepared
+        admitted = await self._multikueue.admit(job, current.memory)
+        if isinstance(admitted, Refusal):
+            return (await self._refuse(current, admitted)).requeue_after
+        return await self._reconcile_job(current, admitted, claims_refusal)
+
+    async def _run_elsewhere(self, current: CurrentPass) -> float | None:
+        """Queue a job that MultiKueue runs in another cluster. While it runs there, Kueue copies its status here.
+
+        Raises: VersionConflict, ClusterError.
+        """
+        workload = await self._multikueue.find_workload(current.resource)
+        status = parse_status(current.resource)
+        if isinstance(workload, Refusal):
+            return (await self._refuse(current, workload)).requeue_after
+        if workload is not None and find_cluster(workload):
+            return await self._multikueue.follow_worker(current.key, current.resource, workload, status)
+        if not is_finished(status) and await self._multikueue.name_cluster(current.key, current.resource, ""):
+            return AT_ONCE
+
+        prepared = await self._prepare(current)
+        if isinstance(prepared, PassEnd):
+            return prepared.requeue_after
+        job, _ = prepared
+        if is_finished(status):
+            job = await self._multikueue.finish(job, workload)
+            ended = decide(job, Observation(), self._clock())
+            await self._executor.execute(job, Observation(), ended.actions, current.memory)
+            self._forget(current.key)
+            return ended.requeue_after
+        queued = refuse_changes(current.memory.locked) or await self._multikueue.queue(job, workload)
+        if isinstance(queued, Refusal):
+            return (await self._refuse(current, queued)).requeue_after
+        await self._write(current, job.status, queued)
+        return self._multikueue.plan_read(current.key)
+
+    async def _prepare(self, current: CurrentPass) -> tuple[DDPTrainingJob, Refusal | None] | PassEnd:
+        """Return the typed job, and why a started one's new resource claims are refused. Raises: as ``_run_pass``."""
         profile = await self._settle_profile(current)
         if isinstance(profile, PassEnd):
-            return profile.requeue_after
+            return profile
         job = await self._parse_job(current, profile)
         if isinstance(job, PassEnd):
-            return job.requeue_after
+            return job
         claims_refusal = await self._settle_claims(current, job)
-        if isinstance(claims_refusal, PassEnd):
-            return claims_refusal.requeue_after
-        return await self._reconcile_job(current, job, claims_refusal)
+        return claims_refusal if isinstance(claims_refusal, PassEnd) else (job, claims_refusal)
 
     async def _settle_profile(self, current: CurrentPass) -> Profile | PassEnd | None:
         """Return the job's profile once the status has a copy of it. Raises: VersionConflict, ClusterError."""
@@ -238,9 +284,10 @@ class Reconciler:
 
         max_restarts = job.spec.recovery.max_restarts
         postponed = await self._write(current, job.status, decision.status, max_restarts)
+        recheck = await self._multikueue.report(current.key, job, decision.status, observation, memory)
         if is_finished(decision.status):
             self._forget(current.key)
-        delays = (decision.requeue_after, wait, observation.recheck_after, postponed)
+        delays = (decision.requeue_after, wait, observation.recheck_after, postponed, recheck)
         return min((delay for delay in delays if delay is not None), default=None)
 
     async def _refuse(self, current: CurrentPass, refusal: Refusal) -> PassEnd:
@@ -350,6 +397,7 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         self._memory.pop(key, None)
         self._observer.forget(key)
+        self._multikueue.forget(key)
 
 
 class NodeReports:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from ddp_cli.view.why import REMEDIES, LeaseRenewal, Why, explain_why, omit_cluster_advice
+from ddp_operator.api import constants
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.decide import conditions as c
 from ddp_pod.contract.failure_table import OOM
@@ -168,7 +169,7 @@ NOT_STARTING = (
         ([FAILED], {"phase": "Failed", "lastFailure": FAILURE, "code": {"digest": "1" * 64, "revision": "abc"}},
          "Its code was abc.", "ddp delete x, and submit the file"),
         ([FAILED], {"phase": "Failed", "deleted": True}, "x is being deleted.", ""),
-        ([], {"managedBy": "kueue.x-k8s.io/multikueue"}, "managed by kueue.x-k8s.io/multikueue (spec.managedBy)", ""),
+        ([], {"managedBy": "example.com/dispatcher"}, "managed by example.com/dispatcher (spec.managedBy)", ""),
     ],
 )  # fmt: skip
 def test_state_is_explained_with_its_remedy(
@@ -184,6 +185,24 @@ def test_state_is_explained_with_its_remedy(
     explanation = explain_why(resource, (), NOW)
     assert (what in explanation.what, todo in explanation.todo) == (True, True), str(explanation)
     assert " -n " not in explanation.todo
+
+
+@pytest.mark.parametrize(
+    ("phase", "what", "todo"),
+    [
+        ("Running", "is running without a step", "in cluster east (MultiKueue): ddp logs x --context NAME reads them"),
+        ("Succeeded", "It ran in cluster east (MultiKueue).", ""),
+    ],
+)
+def test_job_of_multikueue_names_its_cluster(phase: str, what: str, todo: str) -> None:
+    stalled = condition(c.PROGRESSING, "False", c.STALLED, "rank 1 waits")
+    resource = job(stalled, phase=phase, progress={"step": 20})
+    resource["spec"] = {"managedBy": constants.MULTIKUEUE}
+    resource["metadata"]["annotations"] = {constants.ANNOTATION_CLUSTER: "east"}
+    old = format_time(NOW - timedelta(hours=1))
+    resource["metadata"]["managedFields"] = [{"manager": "ddp-operator", "subresource": "status", "time": old}]
+    explanation = explain_why(resource, (), NOW)
+    assert (what in explanation.what, todo in explanation.todo) == (True, True), str(explanation)
 
 
 class TestWhatIsTold:

@@ -72,12 +72,18 @@ class TestCreate:
         assert built == [1]
 
     @pytest.mark.parametrize(
-        ("manager", "attempt"), [("kueue.x-k8s.io/multikueue", 0), ("ddp-operator.dev/ddp-operator", 1)]
+        ("manager", "attempt"), [("example.com/dispatcher", 0), ("ddp-operator.dev/ddp-operator", 1)]
     )
     async def test_job_of_foreign_manager_is_ignored(self, manager: str, attempt: int) -> None:
         harness = await ReconcilerHarness(managedBy=manager).settle()
         assert harness.status.attempt == attempt
         assert bool(harness.cluster.calls) == bool(attempt)
+
+    async def test_job_of_multikueue_without_queue_is_rejected(self) -> None:
+        harness = await ReconcilerHarness(managedBy=constants.MULTIKUEUE).settle()
+        assert harness.status.phase == "Rejected"
+        assert f"{constants.KUEUE_QUEUE_LABEL} is missing" in harness.condition("Accepted").message
+        assert harness.jobs() == []
 
     async def test_second_pass_writes_nothing(self) -> None:
         harness = await ReconcilerHarness().settle()

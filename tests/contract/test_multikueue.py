@@ -1,0 +1,189 @@
+"""Two operators and a stand-in for MultiKueue: a job is queued in one cluster and runs in the other one."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import pytest_asyncio
+import yaml
+
+from ddp_operator.api.cluster import ClusterError, Key
+from ddp_operator.api.constants import ANNOTATION_CLUSTER, KIND
+from ddp_operator.kube.client import ResponseError
+from ddp_operator.kube.cluster import KubeCluster
+from ddp_operator.reconcile import Reconciler, multikueue
+from tests.support import PATIENCE, ROOT
+from tests.support.builders import job_manifest
+from tests.support.control_plane import ControlPlane
+from tests.support.multikueue import FLAVOR, KINDS, WORKLOAD, MultiKueue, build_crd, has
+from tests.support.standin import ClusterActors, StandIn
+
+QUEUE = {"kueue.x-k8s.io/queue-name": "team"}
+KEY = Key("default", "digits")
+PLACES = ("standin", pytest.param("control-plane", marks=[pytest.mark.apiserver, pytest.mark.timeout(600)]))
+
+
+class TwoClusters:
+    """A manager and a worker cluster, each with an operator, and Kueue in both."""
+
+    def __init__(self, manager: ClusterActors, worker: ClusterActors) -> None:
+        self.manager = manager
+        self.worker = worker
+        self.kueue = MultiKueue(manager, worker)
+        self.clusters = [KubeCluster(manager.client), KubeCluster(worker.client)]
+        self.operators = [Reconciler(cluster) for cluster in self.clusters]
+
+    async def submit(self, **spec: Any) -> None:
+        """Create the job in the manager cluster."""
+        manifest = job_manifest(KEY.name, managedBy="kueue.x-k8s.io/multikueue", nodes=1, **spec)
+        manifest["metadata"]["labels"] = QUEUE
+        await self.manager.create(manifest)
+
+    async def until(self, where: ClusterActors, kind: str, name: str, ready: Callable[[Any], Any]) -> Any:
+        """Let Kueue and both operators act until an object is as expected; ``ready(None)``: it does not exist."""
+        last: Any = None
+        try:
+            async with asyncio.timeout(PATIENCE):
+                while True:
+                    last = await where.get(kind, name)
+                    if ready(last):
+                        return last
+                    # A conflict, or an API server that has new definitions; the next round repeats the calls.
+                    for act in (self.kueue.round, *(partial(operator.reconcile, KEY) for operator in self.operators)):
+                        with suppress(ClusterError, ResponseError):
+                            await act()
+                    await asyncio.sleep(0.01)
+        except TimeoutError:
+            raise AssertionError(f"{kind} {name} is never as expected; last seen: {last}") from None
+
+    async def until_copied(self, phase: str) -> Any:
+        """Wait until the job of the manager cluster names the worker cluster and has a phase from there."""
+        return await self.until(self.manager, KIND, KEY.name, lambda job: phase_of(job) == (phase, "east"))
+
+
+def phase_of(job: Any) -> tuple[str, str]:
+    """Return the phase and the named cluster."""
+    annotations = job["metadata"].get("annotations") or {}
+    return (job.get("status") or {}).get("phase", ""), annotations.get(ANNOTATION_CLUSTER, "")
+
+
+async def _serves_workloads(actors: ClusterActors) -> bool:
+    """Return whether the API server serves the definitions, which it does some time after it has accepted them."""
+    with suppress(ClusterError, ResponseError):
+        await actors.list(WORKLOAD)
+        return True
+    return False
+
+
+@pytest_asyncio.fixture(params=PLACES)
+async def both(
+    request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> AsyncIterator[TwoClusters]:
+    """Two stand-ins, or two real API servers."""
+    for name in ("_WAITING_INTERVAL", "_RUNNING_INTERVAL"):
+        monkeypatch.setattr(multikueue, name, 0.0)
+    actors = []
+    async with AsyncExitStack() as stack:
+        for name in ("manager", "worker"):
+            folder = tmp_path / name
+            folder.mkdir()
+            if request.param == "standin":
+                server = stack.enter_context(StandIn())
+                for kind in KINDS:
+                    server.serve(kind)
+                kubeconfig = server.write_kubeconfig(folder)
+            else:
+                plane = stack.enter_context(ControlPlane(folder))
+                plane.kubectl("apply", "--server-side", "-f", str(ROOT / "deploy" / "crds"))
+                plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(map(build_crd, KINDS)))
+                plane.kubectl("wait", "--for=condition=Established", "crd", "--all")
+                kubeconfig = plane.admin
+            actors.append(await stack.enter_async_context(ClusterActors(kubeconfig)))
+            await actors[-1].until(partial(_serves_workloads, actors[-1]), "served definitions")
+        clusters = TwoClusters(*actors)
+        if request.param != "standin":
+            await stack.enter_async_context(clusters.worker.kubelet())
+        await clusters.kueue.install()
+        yield clusters
+        for cluster in clusters.clusters:
+            await cluster.close()
+
+
+async def test_job_runs_in_worker_cluster_with_one_workload_for_all_attempts(both: TwoClusters) -> None:
+    await both.submit()
+    await both.until_copied("Pending")
+    job = await both.until(both.worker, "Job", "digits-1", bool)
+    pod = job["spec"]["template"]["spec"]
+    assert pod["nodeSelector"] == FLAVOR["nodeLabels"]
+    assert FLAVOR["tolerations"][0].items() <= pod["tolerations"][-1].items()
+    assert QUEUE.keys() & job["metadata"]["labels"].keys() == set(), "Kueue would queue it a second time"
+    assert await both.manager.list("Job") == []
+
+    # A new attempt is a new Job, with the same Workload and quota.
+    [before] = await both.worker.list(WORKLOAD)
+    await both.worker.run_pod("digits-1", 0)
+    await both.until_copied("Running")
+    await both.worker.finish_pod("digits-1", 0, exit_code=82)
+    await both.until(both.worker, "Job", "digits-2", bool)
+    [after] = await both.worker.list(WORKLOAD)
+    assert after["metadata"]["uid"] == before["metadata"]["uid"]
+
+    await both.worker.run_pod("digits-2", 0)
+    await both.worker.finish_pod("digits-2", 0)
+    ended = await both.until_copied("Succeeded")
+    assert ended["status"]["attempt"] == 2
+    await both.until(both.worker, KIND, KEY.name, lambda copied: copied is None)
+    [workload] = await both.manager.list(WORKLOAD)
+    assert has(workload, "Finished")
+
+
+async def test_evicted_job_returns_its_quota_and_runs_again(both: TwoClusters) -> None:
+    await both.submit()
+    await both.until(both.worker, "Job", "digits-1", bool)
+    await both.until_copied("Pending")
+    [first] = await both.worker.list(KIND)
+    both.kueue.worker_has_quota = False
+    await both.kueue.evict(both.worker)
+    waiting = await both.until(both.manager, KIND, KEY.name, lambda job: phase_of(job) == ("Pending", ""))
+    await both.until(both.manager, KIND, KEY.name, lambda job: "waiting for quota in cluster east" in str(job))
+    assert waiting["status"].get("attempt", 0) == 0
+    await both.until(both.worker, KIND, KEY.name, lambda copied: copied is None)
+
+    both.kueue.worker_has_quota = True
+    again = await both.until(both.worker, KIND, KEY.name, bool)
+    assert again["metadata"]["uid"] != first["metadata"]["uid"]
+    await both.until_copied("Pending")
+
+
+async def test_eviction_stops_the_pods_without_the_manager(both: TwoClusters) -> None:
+    await both.submit()
+    await both.until(both.worker, "Job", "digits-1", bool)
+    await both.worker.run_pod("digits-1", 0)
+    await both.until_copied("Running")
+    del both.operators[0]  # it would return the quota, and Kueue would delete the job
+    both.kueue.worker_has_quota = False
+    await both.kueue.evict(both.worker)
+    name = (await both.worker.list(WORKLOAD))[0]["metadata"]["name"]
+    await both.until(both.worker, "Job", "digits-1", lambda job: job["spec"]["suspend"])
+    returned = await both.until(both.worker, WORKLOAD, name, lambda workload: not has(workload, "QuotaReserved"))
+    assert returned["status"].get("admission") is None
+    assert not has(returned, "Admitted")
+
+
+async def test_suspended_job_takes_an_edit_to_the_worker_cluster(both: TwoClusters) -> None:
+    await both.submit()
+    await both.until(both.worker, "Job", "digits-1", bool)
+    await both.until_copied("Pending")
+    await both.manager.patch(KIND, KEY.name, {"spec": {"suspend": True}})
+    await both.until(both.worker, KIND, KEY.name, lambda copied: copied is None)
+    await both.until(both.manager, KIND, KEY.name, lambda job: phase_of(job) == ("Suspended", ""))
+    await both.manager.patch(KIND, KEY.name, {"spec": {"suspend": False, "nodes": 3}})
+    copied = await both.until(both.worker, KIND, KEY.name, bool)
+    [workload] = await both.worker.list(WORKLOAD)
+    assert (copied["spec"]["nodes"], workload["spec"]["podSets"][0]["count"]) == (3, 3)
