@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from statistics import median
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 from msgspec.structs import replace
 
@@ -135,13 +135,15 @@ def _iterate_transitions(old: Status, new: Status, now: datetime) -> Iterator[Tr
     yield from _list_usage(old, new)
 
 
-def describe_end(labels: Mapping[str, str], old: Status, new: Status) -> dict[str, object]:
+def describe_end(metadata: Mapping[str, Any], old: Status, new: Status) -> dict[str, object]:
     """Return what a log line states about a job that has ended. ``old``: the status before; it still has the GPUs."""
     failure = new.last_failure if new.phase == "Failed" else None
     end = new.condition(c.FAILED if new.phase == "Failed" else c.SUCCEEDED)
     start = new.start_time
     ended = new.completion_time
     return {
+        "event": "JobEnded",
+        **{name: metadata[name] for name in ("namespace", "name", "uid")},
         "phase": new.phase,
         "reason": end.reason if end is not None else "",
         "category": failure.category if failure is not None else "",
@@ -155,7 +157,7 @@ def describe_end(labels: Mapping[str, str], old: Status, new: Status) -> dict[st
         "pods": new.nodes.desired,
         "gpus": old.usage.gpus if old.usage is not None else 0,
         "gpuSeconds": new.usage.gpu_seconds if new.usage is not None else 0,
-        "queue": labels.get(KUEUE_QUEUE_LABEL, ""),
+        "queue": (metadata.get("labels") or {}).get(KUEUE_QUEUE_LABEL, ""),
     }
 
 

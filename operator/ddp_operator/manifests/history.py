@@ -18,10 +18,13 @@ from ddp_operator.manifests.inputs import build_small_pod, build_small_resources
 _REQUESTS: Final = {"cpu": "100m", "memory": "128Mi"}
 
 
-def check_history(spec: Spec, trainer: Mapping[str, Any]) -> Iterator[FieldError]:
+def check_history(spec: Spec, pod: Mapping[str, Any], trainer: Mapping[str, Any]) -> Iterator[FieldError]:
     """Check that the records outlive the pods."""
     place = find_place(spec) if spec.history is not None else "://"
-    if "://" in place or (spec.checkpoint and spec.checkpoint.claim_name) or _find_mount(trainer, place):
+    if "://" in place or (spec.checkpoint and spec.checkpoint.claim_name):
+        return
+    names = {mount.get("name") for mount in _find_mount(trainer, place)}
+    if any(volume["name"] in names and "emptyDir" not in volume for volume in pod.get("volumes") or ()):
         return
     yield FieldError(
         "spec.history", "needs a place that outlives the pods; set history.url, checkpoint.url or checkpoint.claimName"

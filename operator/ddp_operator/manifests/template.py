@@ -75,7 +75,7 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
     errors += check_inputs(spec, trainer)
     errors += _check_urls(spec)
     errors += check_memory(spec, trainer)
-    errors += check_history(spec, trainer)
+    errors += check_history(spec, pod, trainer)
     nproc = _resolve_nproc(trainer, path, job)
     if isinstance(nproc, FieldError):
         errors.append(nproc)

@@ -7,6 +7,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import Any, Final
 
 import msgspec
@@ -33,20 +34,11 @@ _EVENT_FIELDS: Final = ("involvedObject", "type", "reason", "message", "firstTim
 
 async def read_record(cluster: Cluster, job: DDPTrainingJob, observation: Observation, nproc: int) -> Record:
     """Return the record of a job that has ended. ``nproc``: ranks in each pod. Raises: ClusterError."""
-    metadata = {
-        "name": job.name,
-        "namespace": job.namespace,
-        "uid": job.uid,
-        "generation": job.generation,
-        "creationTimestamp": job.created,
-        "labels": dict(job.labels),
-    }
+    metadata = {"name": job.name, "namespace": job.namespace, "uid": job.uid, "creationTimestamp": job.created}
     resource = {"apiVersion": constants.API_VERSION, "kind": constants.KIND, "metadata": metadata}
     events: Sequence[Any] = ()
-    try:
+    with suppress(Refused):  # the conditions contain the essentials
         events = await cluster.events_of(resource)
-    except Refused:
-        pass  # the conditions contain the essentials
     failure = job.status.last_failure
     pods = sorted(
         observation.pods_of(job.status.attempt).newest.values() if job.status.attempt else (),
@@ -86,21 +78,19 @@ async def _read_logs(cluster: Cluster, pods: Sequence[PodView], nproc: int) -> t
             del notes[pod.name]
             logs.append(PodLog(pod=pod.name, attempt=pod.attempt, node=pod.index, nproc=nproc, text=text))
 
-    try:
+    with suppress(TimeoutError):  # the notes name the pods
         async with asyncio.timeout(_SECONDS):
             await asyncio.gather(*map(read, pods))
-    except TimeoutError:
-        pass  # the notes name the pods
     return logs, list(notes.values())
 
 
 def choose_lines(lines: Sequence[str]) -> list[str]:
     """Return the last lines of each rank, and the last ones without the prefix of a rank, in their order."""
-    counts: Counter[str] = Counter()
+    counts: Counter[str | None] = Counter()
     chosen = []
     for line in reversed(lines):
         match = _RANK.match(line)
-        rank = (match[1] if match else None) or ""
+        rank = match and match[1]
         counts[rank] += 1
         if counts[rank] <= LINES_OF_RANK:
             chosen.append(line)

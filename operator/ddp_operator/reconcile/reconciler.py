@@ -78,13 +78,6 @@ class _Line(dict[str, object]):
         return msgspec.json.encode(self).decode()
 
 
-def _log_end(metadata: Object, old: Status, new: Status) -> None:
-    """Log one line about a job that has ended, for the statistics of log stores."""
-    identity = {name: metadata[name] for name in ("namespace", "name", "uid")}
-    fields = describe_end(metadata.get("labels") or {}, old, new)
-    _ended_logger.info(_Line({"event": "JobEnded", **identity, **fields}))
-
-
 class StatusRefused(Exception):
     """The API server refuses the status. The operator reports it, and does nothing for the job until it is accepted."""
 
@@ -339,7 +332,7 @@ class Reconciler:
             if self._on_transition is not None:
                 self._on_transition(namespace, transition)
             if isinstance(transition, Ended):
-                _log_end(current.resource["metadata"], old, new)
+                _ended_logger.info(_Line(describe_end(current.resource["metadata"], old, new)))
         with suppress(ClusterError):
             for event in list_transition_events(old, new, max_restarts):
                 await self._cluster.emit(current.resource, event)

@@ -65,6 +65,14 @@ def test_pod_for_url_has_variables_mounts_and_secrets() -> None:
     [
         ({"history": {}}, "spec.history"),
         ({"history": {}, "checkpoint": {"path": "/ckpt"}}, "spec.history"),
+        (
+            {
+                "history": {},
+                "checkpoint": {"path": "/data"},
+                "template": template(trainer(volumeMounts=[DATA]), volumes=[{"name": "data", "emptyDir": {}}]),
+            },
+            "spec.history",
+        ),
         ({"history": {"url": "s3://key:secret@team/history"}}, "spec.history.url"),
     ],
 )
