@@ -31,8 +31,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(settings: Settings) -> int:
-    # Imports, events and passes create thousands of objects, few of them in cycles. With the default thresholds,
-    # garbage collection takes a sixth of the CPU time of a burst.
+    # Imports create thousands of objects, few of them in cycles. ``Operator.start`` sets the later thresholds.
     gc.set_threshold(20_000, 10, 10)
     # Kopf imports the official client and pykube, if they are installed, only to recognise their objects. That takes
     # 0.5 s and 20 MB, and the operator uses neither.

@@ -7,8 +7,9 @@ Bodies are stored as JSON bytes and parsed on read. That takes some microseconds
 memory, and makes them immutable.
 """
 
+import time
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -19,7 +20,13 @@ from ddp_operator.api.constants import KIND
 from ddp_operator.kube.children import CHILD_KINDS, METADATA_KINDS, key_of, trim_object
 from ddp_operator.kube.incoming import LARGE
 
-TOMBSTONES: Final = 20_000
+TOMBSTONES: Final = 10_000
+"""Maximum deleted objects of one period whose UIDs are kept."""
+TOMBSTONE_SECONDS: Final = 200.0
+"""Seconds of such a period, longer than a source lags: a frozen watch (150 s), its pause and a call's time limit.
+
+A watch that lags longer restores a deleted object until its next event, which deletes it.
+"""
 LARGE_TOTAL: Final = 32 << 20
 """Maximum bytes of all large resources. Beyond it, the specs of those that change least are read when needed."""
 GONE: Final = float("inf")
@@ -45,12 +52,17 @@ class Entry:
 class ObjectCache:
     """All custom resources and their children. Not thread-safe; use it in the operator's event loop."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self._objects: dict[Id, Entry] = {}
         self._children: dict[Key, set[Id]] = {}
         self._large: OrderedDict[Id, int] = OrderedDict()
         """Bytes of the large resources, the one that changed last at the end."""
-        self._tombstones: OrderedDict[str, float] = OrderedDict()
+        self._tombstones: dict[str, float] = {}
+        """Versions of deleted objects by UID, of this period."""
+        self._former_tombstones: dict[str, float] = {}
+        """Those of the period before."""
+        self._period_ends = 0.0
 
     def __len__(self) -> int:
         """Return the number of cached objects."""
@@ -69,7 +81,7 @@ class ObjectCache:
         old = self._objects.get(ident)
         if key is None:
             return self._disown(ident, uid, version)
-        if not _is_after_tombstone(version, self._tombstones.get(uid)):
+        if not self._is_after_tombstone(uid, version):
             return None
         if old is not None:
             if not _supersedes(version, old.version):
@@ -99,10 +111,12 @@ class ObjectCache:
 
     def mark_deleted(self, kind: str, namespace: str, name: str, uid: str, version: int | None = None) -> Key | None:
         """Remove an object with this UID, and ignore later events up to ``version`` (default: all)."""
+        now = self._clock()
+        if now >= self._period_ends or len(self._tombstones) >= TOMBSTONES:
+            self._period_ends = now + TOMBSTONE_SECONDS
+            self._former_tombstones = self._tombstones
+            self._tombstones = {}
         self._tombstones[uid] = GONE if version is None else version
-        self._tombstones.move_to_end(uid)
-        while len(self._tombstones) > TOMBSTONES:
-            self._tombstones.popitem(last=False)
         ident = (kind, namespace, name)
         entry = self._objects.get(ident)
         if entry is None or entry.uid != uid:
@@ -166,7 +180,7 @@ class ObjectCache:
         entry = self._objects.get((kind, str(meta.get("namespace", "")), str(meta["name"])))
         if entry is not None and not _supersedes(version, entry.version):
             return True
-        return not _is_after_tombstone(version, self._tombstones.get(uid))
+        return not self._is_after_tombstone(uid, version)
 
     def _disown(self, ident: Id, uid: str, version: str) -> Key | None:
         """Drop an object that is no longer a child. Returns the resource it belonged to."""
@@ -184,6 +198,12 @@ class ObjectCache:
             members = msgspec.json.decode(entry.body, type=dict[str, msgspec.Raw])
             del members["spec"]
             self._objects[ident] = replace(entry, body=msgspec.json.encode(members))
+
+    def _is_after_tombstone(self, uid: str, version: str) -> bool:
+        """Return whether a version is newer than the deletion of its object."""
+        tombstone = self._tombstones.get(uid, self._former_tombstones.get(uid))
+        number = version_number(version)
+        return tombstone is None or (number is not None and number > tombstone)
 
     def _drop(self, ident: Id, entry: Entry) -> None:
         del self._objects[ident]
@@ -228,12 +248,6 @@ def version_number(text: Any) -> int | None:
         return int(text)
     except (TypeError, ValueError):
         return None
-
-
-def _is_after_tombstone(version: str, tombstone: float | None) -> bool:
-    """Return whether a version is newer than the deletion of its object."""
-    number = version_number(version)
-    return tombstone is None or (number is not None and number > tombstone)
 
 
 def _supersedes(version: str, old: str) -> bool:

@@ -8,7 +8,7 @@ import pytest
 from ddp_operator.api.cluster import Key
 from ddp_operator.api.constants import API_VERSION, KIND, LABEL_JOB_NAME
 from ddp_operator.kube import cache
-from ddp_operator.kube.cache import TOMBSTONES, ObjectCache
+from ddp_operator.kube.cache import TOMBSTONE_SECONDS, TOMBSTONES, ObjectCache
 from ddp_operator.kube.incoming import LARGE
 
 KEY = Key("team", "digits")
@@ -103,11 +103,24 @@ def test_deleted_resource_removes_unwatched_children() -> None:
     assert store.apply("Service", child("Service", "digits-1", 10, uid="anew")) == KEY
 
 
-def test_tombstones_are_bounded() -> None:
-    store = ObjectCache()
-    for number in range(TOMBSTONES + 10):
+def test_tombstones_are_bounded_in_number() -> None:
+    store = ObjectCache(clock=lambda: 0.0)
+    for number in range(3 * TOMBSTONES):
         store.mark_deleted("Pod", "team", f"p{number}", f"uid-{number}")
-    assert len(store._tombstones) == TOMBSTONES
+    assert len(store._tombstones) + len(store._former_tombstones) == 2 * TOMBSTONES
+
+
+@pytest.mark.parametrize(("periods", "is_ignored"), [(1.0, True), (2.0, False)])
+def test_tombstones_outlast_late_events_and_expire(periods: float, is_ignored: bool) -> None:
+    now = 0.0
+    store = ObjectCache(clock=lambda: now)
+    store.mark_deleted("Pod", "team", "first", "uid-first")
+    now = deleted_at = 0.9 * TOMBSTONE_SECONDS
+    store.remove("Job", child("Job", "digits-1", 8))
+    while now < deleted_at + periods * TOMBSTONE_SECONDS:
+        now += 0.1 * TOMBSTONE_SECONDS
+        store.mark_deleted("Pod", "team", "later", f"uid-{now}")
+    assert (store.apply("Job", child("Job", "digits-1", 7)) is None) is is_ignored
 
 
 def test_metadata_of_resource_is_bounded() -> None:
