@@ -18,7 +18,7 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,8 @@ TRAINING = ["python", "-c", "print('done')"]
 WARM_UP = 0.25
 """Share of the first samples that is dropped, because imports, pools and caches fill then."""
 ENDED = ("Succeeded", "Failed")
+WAVE = 25
+"""Jobs at once on the API server."""
 
 
 @dataclass
@@ -186,9 +188,8 @@ async def soak_local(folder: Path, in_sequence: int, at_once: int, *, with_launc
 
 
 async def soak_operator(folder: Path, count: int) -> Samples:
-    """Run and delete so many jobs on the stand-in in 20 waves; measure the operator after each."""
+    """Run and delete so many jobs on the stand-in in waves; measure the operator after each."""
     samples = Samples("operator, jobs created, run and deleted")
-    wave = max(1, count // 20)
     with StandIn() as server:
         kubeconfig = server.write_kubeconfig(folder)
         (port,) = free_ports(1)
@@ -196,35 +197,31 @@ async def soak_operator(folder: Path, count: int) -> Samples:
             assert operator.process is not None
             process = psutil.Process(operator.process.pid)
             async with ClusterActors(kubeconfig) as actors:
-                for first in range(0, count, wave):
-                    names = [f"job-{number}" for number in range(first, min(first + wave, count))]
-                    await asyncio.gather(*(_live(actors, name) for name in names))
-                    await _until(lambda: not server.list("Job") and not server.list("Pod"), "garbage collection")
+                for first in range(0, count, WAVE):
+                    names = [f"job-{number}" for number in range(first, min(first + WAVE, count))]
+                    await _run_wave(server, actors, names)
                     samples.take(first + len(names), process)
     return samples
 
 
-async def _live(actors: ClusterActors, name: str) -> None:
-    await actors.create(job_manifest(name, nodes=1))
-    await _until(lambda: actors.get("Job", f"{name}-1"), f"the Job of {name}")
-    await _until(lambda: actors.list("Pod", f"batch.kubernetes.io/job-name={name}-1"), f"the pod of {name}")
-    await actors.run_pod(f"{name}-1", 0)
-    await actors.finish_pod(f"{name}-1", 0)
+async def _run_wave(server: StandIn, actors: ClusterActors, names: Sequence[str]) -> None:
+    """Run and delete jobs of one pod. It reads the stand-in's storage: calls would take most of the CPU time."""
+    await asyncio.gather(*(actors.create(job_manifest(name, nodes=1)) for name in names))
+    await _until(lambda: len(server.list("Pod")) == len(names), "all pods")
+    await asyncio.gather(*(actors.run_pod(f"{name}-1", 0) for name in names))
+    await asyncio.gather(*(actors.finish_pod(f"{name}-1", 0) for name in names))
 
-    async def ended() -> bool:
-        resource = await actors.get(constants.KIND, name)
-        return ((resource or {}).get("status") or {}).get("phase") == "Succeeded"
+    def have_succeeded() -> bool:
+        return all((job.get("status") or {}).get("phase") == "Succeeded" for job in server.list(constants.KIND))
 
-    await _until(ended, f"the success of {name}")
-    await actors.delete(constants.KIND, name)
+    await _until(have_succeeded, "the success of all jobs")
+    await asyncio.gather(*(actors.delete(constants.KIND, name) for name in names))
+    await _until(lambda: not server.list("Job") and not server.list("Pod"), "garbage collection")
 
 
-async def _until(probe: Any, event: str) -> None:
+async def _until(probe: Callable[[], object], event: str) -> None:
     deadline = time.monotonic() + PATIENCE
-    while True:
-        answer = probe()
-        if (await answer) if asyncio.iscoroutine(answer) else answer:
-            return
+    while not probe():
         if time.monotonic() > deadline:
             raise AssertionError(f"waited in vain for {event}")
         await asyncio.sleep(0.1)
