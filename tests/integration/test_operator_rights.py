@@ -22,6 +22,17 @@ from tests.support.standin.resources import Kind, custom_kind
 
 from .test_operator_recovery import quick_to_stop
 
+USED_ELSEWHERE = {
+    ("delete", "leases"),  # an admission plug-in of the API server requires it
+    ("patch", plural(KIND)),  # of a job that holds GPUs for minutes: contract/test_resource_contract.py
+    ("create", "pods"),  # of a queued job that has trained: unit/…/reconcile/test_reconcile_changes.py
+    # Of jobs in two clusters: contract/test_multikueue.py
+    *((verb, "workloads") for verb in ("get", "create", "patch")),
+    *(("patch", "workloads/status"), ("get", "resourceflavors"), ("get", "workloadpriorityclasses")),
+    # Of optional APIs: unit/…/kube/test_drains.py and test_queue_reader.py
+    *(("list", "evictions"), ("patch", "evictions/status"), ("list", "localqueues"), ("get", "clusterqueues")),
+}
+
 
 def named(permissions: Mapping[str, Sequence[str]]) -> set[tuple[str, str]]:
     """Return verb and resource of every permission."""
@@ -115,14 +126,6 @@ async def test_each_permission_is_used_and_no_other_call_occurs(
         await actors.child_job(f"{kind.lower()}-1")
     running.stop()
 
-    expected = named(PERMISSIONS) | named(HOME_PERMISSIONS)
-    expected.remove(("delete", "leases"))  # an admission plug-in of the API server requires it
-    expected.remove(("patch", plural(KIND)))  # of a job that holds GPUs for minutes: contract/test_resource_contract.py
-    expected.remove(("create", "pods"))  # of a queued job that has trained: unit/…/reconcile/test_reconcile_changes.py
-    # Of jobs in two clusters: contract/test_multikueue.py
-    expected -= {(verb, "workloads") for verb in ("get", "create", "patch")} | {("patch", "workloads/status")}
-    expected -= {("get", "resourceflavors"), ("get", "workloadpriorityclasses")}
-    # Of optional APIs: unit/…/kube/test_drains.py and test_queue_reader.py
-    expected -= {("list", "evictions"), ("patch", "evictions/status"), ("list", "localqueues"), ("get", "clusterqueues")}
+    expected = (named(PERMISSIONS) | named(HOME_PERMISSIONS)) - USED_ELSEWHERE
     assert used() - expected == set(), "calls that the role does not allow"
     assert expected - used() == set(), "permissions that nothing needs"
