@@ -53,7 +53,7 @@ def write_page() -> str:
     lines += ["", "## Commands", "", "| command | action |", "|---|---|"]
     lines += [f"| [`ddp {name}`](#ddp-{name}) | {text} |" for name, _, text in COMMANDS]
     lines += ["", "## Arguments of several commands", "", "| argument | meaning | commands |", "|---|---|---|"]
-    lines += [f"{row} {', '.join(names)} |" for row, names in shared.items()]
+    lines += [f"{row} {_list_commands(names)} |" for row, names in shared.items()]
     for name, _, _ in COMMANDS:
         lines += ["", f"## ddp {name}", "", *_describe(choices[name], shared)]
     return _HEAD + "\n".join(lines) + "\n"
@@ -67,6 +67,12 @@ def _find_shared_arguments(choices: Mapping[str, argparse.ArgumentParser]) -> di
             if not isinstance(action, argparse._HelpAction):
                 commands.setdefault(_format_row(action), []).append(name)
     return {row: names for row, names in commands.items() if len(names) > 1}
+
+
+def _list_commands(names: list[str]) -> str:
+    is_long = len(names) > len(COMMANDS) / 2
+    others = [name for name, _, _ in COMMANDS if name not in names]
+    return f"all but {', '.join(others)}" if is_long else ", ".join(names)
 
 
 def _describe(parser: argparse.ArgumentParser, shared: Collection[str]) -> Iterator[str]:
