@@ -32,11 +32,10 @@ PLACES = ("standin", pytest.param("control-plane", marks=[pytest.mark.apiserver,
 class TwoClusters:
     """A manager and a worker cluster, each with an operator, and Kueue in both."""
 
-    def __init__(self, manager: ClusterActors, worker: ClusterActors) -> None:
-        self.manager = manager
-        self.worker = worker
-        self.kueue = MultiKueue(manager, worker)
-        self.clusters = [KubeCluster(manager.client), KubeCluster(worker.client)]
+    def __init__(self, users: list[ClusterActors], accounts: list[ClusterActors]) -> None:
+        self.manager, self.worker = users
+        self.kueue = MultiKueue(self.manager, self.worker)
+        self.clusters = [KubeCluster(account.client) for account in accounts]
         self.operators = [Reconciler(cluster) for cluster in self.clusters]
 
     async def submit(self, **spec: Any) -> None:
@@ -88,7 +87,8 @@ async def both(
     """Two stand-ins, or two real API servers."""
     for name in ("_WAITING_INTERVAL", "_RUNNING_INTERVAL"):
         monkeypatch.setattr(multikueue, name, 0.0)
-    actors = []
+    users = []
+    accounts = []
     async with AsyncExitStack() as stack:
         for name in ("manager", "worker"):
             folder = tmp_path / name
@@ -97,16 +97,20 @@ async def both(
                 server = stack.enter_context(StandIn())
                 for kind in KINDS:
                     server.serve(kind)
-                kubeconfig = server.write_kubeconfig(folder)
+                kubeconfig = account = server.write_kubeconfig(folder)
             else:
                 plane = stack.enter_context(ControlPlane(folder))
                 plane.kubectl("apply", "--server-side", "-f", str(ROOT / "deploy" / "crds"))
                 plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(map(build_crd, KINDS)))
                 plane.kubectl("wait", "--for=condition=Established", "crd", "--all")
+                for file in ("namespace.yaml", "rbac.yaml"):
+                    plane.kubectl("apply", "-f", str(ROOT / "deploy" / "manifests" / file))
                 kubeconfig = plane.admin
-            actors.append(await stack.enter_async_context(ClusterActors(kubeconfig)))
-            await actors[-1].until(partial(_serves_workloads, actors[-1]), "served definitions")
-        clusters = TwoClusters(*actors)
+                account = plane.account("ddp-operator", "ddp-operator")
+            users.append(await stack.enter_async_context(ClusterActors(kubeconfig)))
+            accounts.append(await stack.enter_async_context(ClusterActors(account)))
+            await users[-1].until(partial(_serves_workloads, users[-1]), "served definitions")
+        clusters = TwoClusters(users, accounts)
         if request.param != "standin":
             await stack.enter_async_context(clusters.worker.kubelet())
         await clusters.kueue.install()

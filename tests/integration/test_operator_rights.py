@@ -27,7 +27,7 @@ USED_ELSEWHERE = {
     ("patch", plural(KIND)),  # of a job that holds GPUs for minutes: contract/test_resource_contract.py
     ("create", "pods"),  # of a queued job that has trained: unit/…/reconcile/test_reconcile_changes.py
     # Of jobs in two clusters: contract/test_multikueue.py
-    *((verb, "workloads") for verb in ("get", "create", "patch")),
+    *((verb, "workloads") for verb in ("get", "create", "patch", "delete")),
     *(("patch", "workloads/status"), ("get", "resourceflavors"), ("get", "workloadpriorityclasses")),
     # Of optional APIs: unit/…/kube/test_drains.py and test_queue_reader.py
     *(("list", "evictions"), ("patch", "evictions/status"), ("list", "localqueues"), ("get", "clusterqueues")),

@@ -245,7 +245,7 @@ class Cluster(Protocol):
         """
 
     async def patch_workload(self, workload: Object, patch: Object, *, part: Literal["status"] | None = None) -> None:
-        """Merge-patch an observed Workload, or its status, at its version. Raises: VersionConflict."""
+        """Merge-patch an observed Workload, or its status, at its version. Raises: Refused, VersionConflict."""
 
     async def emit(self, resource: Object, event: Event) -> None:
         """Post an Event about the resource, best effort."""

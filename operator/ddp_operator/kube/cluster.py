@@ -412,7 +412,7 @@ class KubeCluster:
         version = {key: meta[key] for key in ("uid", "resourceVersion")}
         body = {**patch, "metadata": {**patch.get("metadata", {}), **version}}
         try:
-            await self._patch(kind_of(workload), meta["namespace"], meta["name"], body, part)
+            await self._patch(kind_of(workload), meta["namespace"], meta["name"], body, part, refusable=True)
         except ObjectNotFound as exc:
             raise VersionConflict(f"Workload {meta['name']} was deleted") from exc
 

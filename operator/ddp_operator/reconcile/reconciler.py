@@ -142,6 +142,8 @@ class Reconciler:
             return _AFTER_CONFLICT
         except StatusRefused:
             return _AFTER_REFUSED_STATUS
+        except Refused as error:  # of a write after the status: the job continues without it
+            raise ClusterError(error.message) from error
 
     async def _run_pass(self, key: Key, *, fresh: bool = False) -> float | None:
         """Run one pass. ``fresh``: read from the API server, not from a cache.
