@@ -89,6 +89,8 @@ class _Client(ApiClient):
         kind: str,
         seconds: float,
         max_bytes: int,
+        *,
+        is_text: bool,
     ) -> tuple[int, Any, float]:
         query = {name: value for name, value in (params or {}).items() if name != "fieldValidation"}
         content_type = headers.get("Content-Type", "")

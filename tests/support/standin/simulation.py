@@ -261,7 +261,8 @@ class OperatorSimulation:
         """Enable Kueue for Jobs from now on."""
         kueue = Kueue(self.storage, self.api.kind, manages, quota=quota)
         # Two versions, because the operator reads the next one if all kinds may be missing.
-        self.api.kinds += [WORKLOAD, LOCAL_QUEUE, replace(LOCAL_QUEUE, version="v1beta2")]
+        newest = [replace(kind, version="v1beta2") for kind in (WORKLOAD, LOCAL_QUEUE)]
+        self.api.kinds += [LOCAL_QUEUE, *newest]
         self.api.webhook = kueue.default
         self.controllers.kueue = kueue
         return kueue
