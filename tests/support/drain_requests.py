@@ -23,7 +23,6 @@ _CONDITION = {
         "status": {"type": "string", "enum": ["True", "False", "Unknown"]},
         "type": {"type": "string", "maxLength": 316},
     },
-    "additionalProperties": False,
 }  # fmt: skip
 _SPEC = {
     "type": "object",

@@ -410,28 +410,28 @@ def list_nodes_to_leave(state: State) -> Mapping[str, Trouble]:
     """
     if state.spec.suspend:
         return {}
-    nodes = {}
-    drained = _list_drained_pods(state)
-    if drained and not _can_move_alone(state, drained):
-        nodes = {pod.node_name: Trouble(state.observation.drains[pod.name], c.DRAINED, True) for pod in drained}
+    drained = [pod for pod in _list_drained_pods(state) if pod.node_name]
+    if _can_move_alone(state, drained):
+        drained = []
+    nodes = {pod.node_name: Trouble(state.observation.drains[pod.name], c.DRAINED, True) for pod in drained}
     restart = state.status.last_restart
-    is_readmitted = restart is not None and (restart.cause, restart.attempt) == (
-        c.NODES_READMITTED,
-        state.status.attempt,
-    )
-    if is_readmitted or not state.spec.recovery.avoid_failed_nodes:
-        return nodes
-    known = (*state.status.failed_nodes, *nodes)
-    troubles = _select_troubles(state)
-    return nodes | {name: trouble for name, trouble in troubles.items() if trouble.leaves and name not in known}
+    is_new = restart is None or (restart.cause, restart.attempt) != (c.NODES_READMITTED, state.status.attempt)
+    for name, trouble in _select_troubles(state).items():
+        if (
+            trouble.leaves
+            and is_new
+            and state.spec.recovery.avoid_failed_nodes
+            and name not in state.status.failed_nodes
+        ):
+            nodes.setdefault(name, trouble)
+    return nodes
 
 
 def evict_drained_pods(state: State) -> list[EvictPod]:
     """Return the drained pods that their Job replaces, all at once: their peers then wait only one time."""
     drained = _list_drained_pods(state)
-    if not _can_move_alone(state, drained):
-        return []
-    return [EvictPod(pod.name, pod.uid, state.observation.drains[pod.name]) for pod in drained]
+    evicted = drained if _can_move_alone(state, drained) else []
+    return [EvictPod(pod.name, pod.uid, state.observation.drains[pod.name]) for pod in evicted]
 
 
 def describe_nodes(state: State) -> Fact | None:
@@ -456,17 +456,19 @@ def _select_troubles(state: State) -> Mapping[str, Trouble]:
     return {name: trouble for name, trouble in state.observation.troubles.items() if name in used}
 
 
-def _list_drained_pods(state: State) -> tuple[PodView, ...]:
+def _list_drained_pods(state: State) -> list[PodView]:
     """Return the pods of a running Job that have to move now, because a request names them."""
     job = state.attempt_job
     if job is None or job.finished or job.deleting or state.spec.suspend:
-        return ()
-    return tuple(pod for pod in state.pods if pod.name in state.observation.drains and pod.alive and not pod.deleting)
+        return []
+    return [pod for pod in state.pods if pod.name in state.observation.drains and pod.alive and not pod.deleting]
 
 
-def _can_move_alone(state: State, drained: tuple[PodView, ...]) -> bool:
+def _can_move_alone(state: State, drained: list[PodView]) -> bool:
     """Return whether the Job would replace these pods if they were deleted, and peers wait for them."""
     names = {pod.name for pod in drained}
+    if not names:
+        return True
     pods = tuple(replace(pod, deleting=pod.deleting or pod.name in names) for pod in state.observation.pods)
     after = replace(state, observation=replace(state.observation, pods=pods))
     lost = [pod for pod in after.pods if pod.name in names and pod.has_run]

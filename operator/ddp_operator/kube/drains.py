@@ -131,10 +131,14 @@ class DrainWatch:
             message = await self._find_remaining(spec, f"DrainRequest {_name(item)}", found)
         except msgspec.ValidationError as error:
             message = f"the request is invalid: {error}; it needs nodeName and podsToDrain {{namespace: [pod]}}"
-        after = {"type": self.condition, "status": "False" if message else "True", "message": message}
-        if all(before.get(name) == value for name, value in after.items()):
+        if message and before.get("message") == message:
             return
-        after |= {"reason": "Draining" if message else "Drained", "lastTransitionTime": format_time(self.clock())}
+        status, reason = ("False", "Draining") if message else ("True", "Drained")
+        after = {"type": self.condition, "status": status, "reason": reason}
+        after |= {
+            "message": message or "no named pod runs on the node",
+            "lastTransitionTime": format_time(self.clock()),
+        }
         others = [condition for condition in conditions if condition.get("type") != self.condition]
         await self._report(kind, item, {"conditions": [*others, after]})
 

@@ -69,6 +69,10 @@ def test_drained_pod_that_has_not_run_is_evicted_without_restart() -> None:
     assert (evicted(decision), decision.status.attempt) == (["train-1-1-abcde"], 1)
 
 
+def test_pod_that_saves_is_not_evicted_again() -> None:
+    assert evicted(run(child_pod(0), child_pod(1, deleting=True, grace=30))) == []
+
+
 def test_condition_of_drain_ends_with_it_and_is_absent_without_any() -> None:
     drained = run()
     assert read_state(run(drains={}, status=drained.status), c.NODES_HEALTHY) == ("True", c.NO_TROUBLE)

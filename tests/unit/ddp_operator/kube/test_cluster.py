@@ -130,6 +130,17 @@ async def test_response_to_create_maps_to_exception(
         assert raised.reason == ("Forbidden" if denied else "Invalid")
 
 
+@pytest.mark.parametrize("lost", [False, True])
+async def test_disrupted_pod_is_failed_and_removed_at_once_only_if_lost(lost: bool) -> None:
+    _, client = await run(lambda cluster: cluster.disrupt_pod(POD, "Drained", "by whom", lost=lost))
+    (_, _, patch), (method, _, delete) = client.calls
+    (condition,) = patch["body"]["status"].pop("conditions")
+    assert (condition["type"], condition["reason"], condition["message"]) == ("DisruptionTarget", "Drained", "by whom")
+    failed = {"phase": "Failed", "reason": "Drained", "message": "by whom"}
+    assert patch["body"]["status"] == (failed if lost else {})
+    assert (method, delete["body"].get("gracePeriodSeconds")) == ("DELETE", 0 if lost else None)
+
+
 async def test_native_pod_group_is_created_in_newest_served_version() -> None:
     created, client = await run(lambda cluster: cluster.create(NATIVE_GROUP), error(404), error(404), NATIVE_GROUP)
     assert created == NATIVE_GROUP

@@ -108,7 +108,7 @@ async def test_drain_request_is_followed_and_done_when_no_named_pod_remains() ->
     assert (len(watched.api.patches), watched.changed) == (1, [JOB])
     watched.show(child_pod(1, "Failed", code=85), version=2)
     assert await watched.read() == {}
-    assert condition(watched) == ("True", "Drained", "")
+    assert condition(watched) == ("True", "Drained", "no named pod runs on the node")
     calls = len(watched.api.calls)
     await watched.read()
     assert watched.api.calls[calls:] == [f"GET {REQUESTS}"], "nothing is done about a request that is done"
@@ -201,6 +201,15 @@ async def test_kind_that_is_not_served_or_allowed_is_asked_for_rarely(
     watched.api.answers[EVICTIONS] = []
     await watched.read()
     assert watched.watch.serves_evictions
+    watched.api.answers[EVICTIONS] = answer
+    await watched.read()
+    assert not watched.watch.serves_evictions
+
+
+async def test_eviction_of_former_pod_of_same_name_is_completed() -> None:
+    watched = Watched(evictions=[build_eviction(OWN, "former")])
+    assert await watched.read() == {}
+    assert "completionTime" in watched.api.patches[0]["responders"][0]
 
 
 async def test_requests_are_kept_while_list_fails() -> None:
