@@ -82,7 +82,7 @@ def _is_similar(before: QueueStatus, place: QueueStatus, now: datetime) -> bool:
         if old is None or new is None:
             if old is not new:
                 return False
-        elif old <= now or abs(new - old) > max(timedelta(minutes=1), (new - now) / 10):
+        elif abs(new - max(old, now)) > max(timedelta(minutes=1), (new - now) / 10):
             return False
     return True
 

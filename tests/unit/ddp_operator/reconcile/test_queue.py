@@ -101,6 +101,13 @@ async def test_estimate_is_written_when_it_changes(monkeypatch: pytest.MonkeyPat
     await driver.wait(60)
     assert harness.version != version
 
+    driver.left = 0
+    await driver.wait(3600)
+    version = harness.version
+    for _ in range(3):
+        await driver.wait(60)
+    assert harness.version == version, "the start is due, and late"
+
 
 async def test_place_ends_with_the_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     driver = QueueDriver(monkeypatch)
