@@ -71,7 +71,7 @@ async def test_active_eviction_moves_pod_and_is_completed(
     eviction = build_eviction(pod["metadata"]["name"], pod["metadata"]["uid"])
     del eviction["metadata"]["resourceVersion"]
     await actors.create(eviction)
-    await actors.resource("digits", lambda resource: resource["status"]["attempt"] == 2)
+    await actors.gone("Pod", pod["metadata"]["name"])
 
     async def completed() -> Any:
         stored = await actors.get("Eviction", eviction["metadata"]["name"])
