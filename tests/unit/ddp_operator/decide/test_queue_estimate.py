@@ -86,6 +86,12 @@ class TestEstimate:
         result = view(workload("run", 8, ran=600), workload("mine", 8), run=training(600), **statuses)
         assert 770 < result.estimates["mine"].p50 < 830
 
+    def test_delay_of_admissions_is_that_of_former_ones(self) -> None:
+        """HISTORY ended 7,000 s ago; the running job had waited for it and was admitted 90 s later."""
+        running = workload("run", 8, created=8000, ran=6910)
+        result = view(running, workload("mine", 8), run=training(600, share=0.92)).estimates["mine"]
+        assert 660 < result.p50 < 720
+
     def test_each_one_ahead_adds_length_of_history(self) -> None:
         ahead = [workload(f"ahead{n}", 8, created=100 - n) for n in range(3)]
         result = view(workload("run", 8, ran=600), *ahead, workload("mine", 8), run=training(600)).estimates
