@@ -133,9 +133,10 @@ class DrainWatch:
             message = f"the request is invalid: {error}; it needs nodeName and podsToDrain {{namespace: [pod]}}"
         if message and before.get("message") == message:
             return
-        status, reason = ("False", "Draining") if message else ("True", "Drained")
-        after = {"type": self.condition, "status": status, "reason": reason}
-        after |= {
+        after = {
+            "type": self.condition,
+            "status": "False" if message else "True",
+            "reason": "Draining" if message else "Drained",
             "message": message or "no named pod runs on the node",
             "lastTransitionTime": format_time(self.clock()),
         }
