@@ -12,6 +12,7 @@ CORE: Final[Mapping[str, str]] = MappingProxyType(
         "secondary failure": "test_launcher_training.py::test_failed_pod_reports_cause_and_peer_fails_secondarily",
         "restart in the same pods": "test_launcher_training.py::test_worker_failing_once_is_restarted_in_place",
         "replaced pod": "test_launcher_training.py::test_training_continues_with_replacement_of_killed_master",
+        "stop of a peer": "test_launcher_evictions.py::test_eviction_restarts_peers_without_counting[break-1]",
         "stop by a signal": "test_launcher_ends.py::test_sigterm_lets_workers_save_and_reports_preempted",
         "end of the launcher": "test_launcher_ends.py::test_sigkill_of_the_launcher_leaves_no_process",
         "slow end": "test_launcher_causes.py::test_slow_end_of_failed_rank_is_counted_as_root_cause[exception]",

@@ -45,6 +45,8 @@ class DdpRun:
     options: Sequence[str] = ()
     env: Mapping[str, str] = field(default_factory=dict)
     python: str = sys.executable
+    program: str = ""
+    """A script in place of the `ddp` command."""
 
     def __enter__(self) -> DdpRun:
         (self.folder / "job.yaml").write_text(self.text)
@@ -52,7 +54,7 @@ class DdpRun:
         code = "import sys; from ddp_cli.commands import main; sys.exit(main())"
         with self.output_file.open("wb") as output:
             self.process = subprocess.Popen(
-                [self.python, "-c", code, "run", "job.yaml", *self.options],
+                [self.python, *([self.program] if self.program else ["-c", code]), "run", "job.yaml", *self.options],
                 cwd=self.folder,
                 env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)} | dict(self.env),
                 stdin=subprocess.DEVNULL,

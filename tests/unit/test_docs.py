@@ -102,6 +102,13 @@ class TestPages:
         exec(compile("\n".join(blocks), str(path), "exec"), {})
         assert all("assert" in block for block in blocks)
 
+    def test_pages_show_stop_pattern_of_tutorial(self) -> None:
+        (script,) = fenced((ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8"), "python")
+        pages = ("checkpoints.md", "pod-contract.md")
+        (pattern,) = {block for name in pages for block in fenced((ROOT / "docs" / name).read_text("utf-8"), "py")}
+        lines = iter(script.splitlines())
+        assert all(line in lines for line in pattern.splitlines() if line != "…"), "in the script's order"
+
     def test_every_decision_is_listed(self) -> None:
         index = (ROOT / "docs/adr/README.md").read_text(encoding="utf-8")
         kept = {path.name for path in (ROOT / "docs/adr").glob("[0-9]*.md")}

@@ -44,6 +44,8 @@ class AgentEnd(NamedTuple):
     """``ok``, ``failed`` (workers failed), ``signal`` or ``error``."""
     failure: Failure | None = None
     """The failure, if the result is ``error``."""
+    interrupted: bool = False
+    """Whether another pod was asked to stop before this one."""
 
     @property
     def reason(self) -> str:

@@ -96,6 +96,7 @@ class InPlaceRestarts:
         self.last_failure: Failure | None = None  # before the last restart
         self.failures: Sequence[Failure] = ()
         self._caused_by_peers = False  # then the restart after them does not count
+        self._interrupted = False  # by a stop request or a change of the group, which a pod has announced
         self._needs_new_pods = False
         self.repeated = False  # whether the last failure repeats an earlier one
         self.failed_step: float | None = None  # step at that failure
@@ -115,9 +116,9 @@ class InPlaceRestarts:
 
     @property
     def knows_cause(self) -> bool:
-        """Whether a failure of this pod explains those of other pods."""
-        if not self.failures:
-            return False
+        """Whether a failure of this pod explains those of other pods, or an announced interruption does."""
+        if not self.failures or self._interrupted:
+            return self._interrupted
         root_cause = find_root_cause(self.failures)
         return not root_cause.secondary and root_cause.container_exit_code != EXIT_PREEMPTED
 
@@ -127,6 +128,7 @@ class InPlaceRestarts:
         awaited: Failure | None = None,
         *,
         stopping: bool = False,
+        interrupted: bool = False,
         run_step: float | None = None,
     ) -> bool:
         """Record failures of workers. Returns whether a restart in the same pod may help and is within the budget.
@@ -134,8 +136,13 @@ class InPlaceRestarts:
         If other pods caused all of them, the restart is not counted, and the pod of the rank that failed first decides;
         without such a pod, ``is_over`` does. ``awaited``: the failure of a rank that is outside of collectives, which
         counts if the others have only timed out; ``run_step``: the last step that pod 0 has shared, for a pod whose own
-        ranks report none.
+        ranks report none; ``interrupted``: a stop request or a change of the group has ended the ranks of all pods.
+        Each such restart has a cause outside of the job, so their number is not limited.
         """
+        self._interrupted = interrupted
+        if interrupted:
+            return self._observe_interruption(failures, stopping=stopping, run_step=run_step)
+
         if any(is_unexplained_crash(failure) for failure in failures):
             time.sleep(_SECONDS_TO_SETTLE)  # the ranks' last lines may not have arrived
             failures = [
@@ -164,6 +171,14 @@ class InPlaceRestarts:
         is_watched = self._pod.dev is not None  # by a user, who wants to see the failure and runs again
         is_final = self.repeated or is_watched or any(failure.container_exit_code in _FINAL for failure in failures)
         return not self._needs_new_pods and not is_final
+
+    def _observe_interruption(self, failures: Sequence[Failure], *, stopping: bool, run_step: float | None) -> bool:
+        """Record the end of ranks that were not at fault. Returns whether they restart and wait for the other pods."""
+        self.failures = failures
+        self.failed_step = self._reader.step(find_root_cause(failures).local_rank or 0)
+        self._observe_end(run_step)
+        self._caused_by_peers = self._pod.awaits_peers and not stopping
+        return self._caused_by_peers
 
     def _are_caused_by_peers(self, failures: Sequence[Failure]) -> bool:
         """Return whether the failures are not this pod's, apart from the ranks that the agent stopped after them."""
@@ -219,12 +234,18 @@ class InPlaceRestarts:
         self._recurrence.note_end("", run_step if step is None else step, lasted, counted)
         self._note_progress()
 
-    def spend(self) -> bool:
-        """Count a restart of the agent if the budget has one left. Returns whether it had."""
-        if self._spent >= self._budget:
+    def spend(self, failure: Failure) -> bool:
+        """Count a restart of the agent if the budget has one left. Returns whether it had.
+
+        ``failure``: of the agent. The loss of pod 0 and its store is not counted, like other lost peers.
+        """
+        if failure.secondary and self._pod.awaits_peers and self._uncounted < UNCOUNTED_RESTARTS:
+            self._uncounted += 1
+        elif self._spent >= self._budget:
             return False
+        else:
+            self._spent += 1
         self._observe_end()
-        self._spent += 1
         self._in_a_row += 1
         self.count += 1
         return True
@@ -234,6 +255,7 @@ class InPlaceRestarts:
         self.failures = ()
         self.repeated = False
         self.failed_step = None
+        self._interrupted = False
         self._needs_new_pods = False
 
     def read_final_failures(self, *, running: bool) -> list[Failure]:

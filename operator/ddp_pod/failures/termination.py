@@ -19,7 +19,13 @@ from .agent_failure import MASTER_NOT_FOUND, RENDEZVOUS_CLOSED, STORE_PROBLEMS, 
 from .rank_ends import RemainingProcess, examine_rank_ends
 from .restarts import InPlaceRestarts
 from .text import UPLOAD_REMEDY
-from .worker_failure import add_last_lines, find_root_cause, read_recorded_failures, to_shell_exit_code
+from .worker_failure import (
+    add_last_lines,
+    find_root_cause,
+    is_bare_exit,
+    read_recorded_failures,
+    to_shell_exit_code,
+)
 
 # Reasons for which the launcher itself ended the agent, whose exit code then has no meaning.
 _ENDED_BY_LAUNCHER: Final = (MASTER_NOT_FOUND, *STORE_PROBLEMS)
@@ -128,6 +134,8 @@ def conclude(
 
     has_store_problem = end.reason in STORE_PROBLEMS
     # An agent that lost its store may have ended before it reported the failures of its workers.
+    if end.interrupted:  # the ranks may have agreed to end before this pod was asked to stop as well
+        final = [failure for failure in final if not is_bare_exit(failure)]
     failures = final or restarts.failures or read_recorded_failures(pod)
     ends: tuple[RankEnd, ...] = ()
     if stopped and not final and not has_store_problem:

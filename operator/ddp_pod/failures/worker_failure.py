@@ -26,10 +26,10 @@ from ..contract.failure_record import (
     Failure,
     order_causes,
 )
-from ..contract.failure_table import CATEGORIES, EXIT_CODES, HANG, Outcome
+from ..contract.failure_table import CATEGORIES, CUDA, EXIT_CODES, HANG, NETWORK, OOM, Outcome
 from ..contract.failure_text import EARLY_EXIT_REMEDY
-from ..contract.names import EXIT_USER_ERROR
-from ..contract.processes import count_oom_kills
+from ..contract.names import EXIT_OK, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR
+from ..contract.processes import STOP_SIGNALS, count_oom_kills
 from ..progress.output import read_last_lines
 from ..rank.tracebacks import LIBRARY, PLACE, ExceptionFacts, find_exceptions, find_native_exception, parse_chain
 from .kinds import FULL_VOLUME, MISMATCH, SCRIPT_ERROR, SHARED_MEMORY
@@ -310,6 +310,57 @@ def _find_printed_exceptions(output: str, exit_code: int) -> list[list[Exception
         return []
     native = find_native_exception(output)
     return [[ExceptionFacts((native[0],), native[1])]] if native is not None else []
+
+
+def attribute_to_interruption(failure: Failure, reason: str) -> Failure:
+    """Return the end of a rank as the consequence of a stop request: the ranks of all pods may agree to end.
+
+    A lack of memory and a fault of the GPU are the pod's own, and may need another pod.
+    """
+    if failure.secondary or failure.category in (OOM.name, CUDA.name):
+        return failure
+    outcome = EXIT_CODES[EXIT_PREEMPTED]
+    return replace(
+        failure,
+        category=outcome.category,
+        container_exit_code=outcome.exit_code,
+        secondary=True,
+        signature="",
+        remedy="",
+        message=f"{reason}: {failure.message}",
+    )
+
+
+def attribute_to_lost_master(failure: Failure) -> Failure:
+    """Return the end of a rank without an exception as a consequence of the loss of pod 0 and its store.
+
+    Nobody can say then whether pod 0 was asked to stop.
+    """
+    if failure.secondary or not is_bare_exit(failure):
+        return failure
+    outcome = EXIT_CODES[EXIT_PEER_LOST]
+    return replace(
+        failure,
+        category=outcome.category,
+        container_exit_code=outcome.exit_code,
+        secondary=True,
+        signature="",
+        remedy=NETWORK.remedy,
+        message=f"pod 0 was lost: {failure.message}",
+    )
+
+
+def is_bare_exit(failure: Failure) -> bool:
+    """Return whether a rank has ended by itself with an exit code alone, or by a signal that requests a stop."""
+    number = (failure.exit_code or 0) - 128
+    return failure.exception_type in ("", "SystemExit") and (number <= 0 or number in STOP_SIGNALS)
+
+
+def build_interrupted_end(pod: Pod, rank: int, reason: str) -> Failure:
+    """Return the end of a pod whose ranks, the first of which is ``rank``, have exited with 0 before the training."""
+    message = "all ranks of the pod exited with 0"
+    end = Failure(pod_index=pod.node, rank=rank, local_rank=0, exit_code=EXIT_OK, time=time.time(), message=message)
+    return attribute_to_interruption(end, reason)
 
 
 def find_root_cause(failures: Sequence[Failure]) -> Failure:

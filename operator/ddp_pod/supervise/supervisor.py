@@ -203,11 +203,11 @@ class Supervisor:
             return False
         # A restart of the workers that was interrupted is counted already, unless it is interrupted again.
         under_way = self._phase == "Rendezvous" and self._restarts.count > self._resumed
-        if not under_way and not self._restarts.spend():
+        failure = self._end.failure or examine_agent_exit(self.pod, self._agent.status or 0)
+        if not under_way and not self._restarts.spend(failure):
             return False
         self._resumed = self._restarts.count
         self._release_at = time.monotonic() + self._restarts.delay
-        failure = self._end.failure or examine_agent_exit(self.pod, self._agent.status or 0)
         self._restarts.reason = failure.message
         self._restarts.forget()
         self._groups.forget()
@@ -432,7 +432,9 @@ class Supervisor:
         failures = [self._groups.explain(failure) for failure in event.failures]
         stopping = self._stop_deadline is not None
         awaited = self._stalls.build_awaited()
-        restarts = self._restarts.observe(failures, awaited, stopping=stopping, run_step=event.step)
+        restarts = self._restarts.observe(
+            failures, awaited, stopping=stopping, interrupted=event.interrupted, run_step=event.step
+        )
         # Pods that have ended join no further round: it would only time out.
         return Verdict(restarts and not event.has_ended_peers, self._restarts.knows_cause)
 
@@ -448,6 +450,7 @@ class Supervisor:
         if failures:
             root_cause = find_root_cause(failures)
             self._publish_failure(complete_worker_failure(root_cause, self._restarts, self._ranks))
+        self._has_finished = False
         self._restarts.forget()
         self._groups.forget()
         self._stalls.forget()

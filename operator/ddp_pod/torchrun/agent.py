@@ -20,10 +20,19 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from ..base.files import log
 from ..base.pod import Pod
+from ..contract.failure_record import Failure
 from ..contract.names import STOPPING_FILE
 from ..failures.agent_failure import AgentEnd, ArgumentError, CauseUnknownError
 from ..failures.rules import WorkerEnd
-from ..failures.worker_failure import EndedPeers, examine_worker, list_error_files, remove_error_files
+from ..failures.worker_failure import (
+    EndedPeers,
+    attribute_to_interruption,
+    attribute_to_lost_master,
+    build_interrupted_end,
+    examine_worker,
+    list_error_files,
+    remove_error_files,
+)
 from ..network.preflight import PreflightError, find_fatal, run_preflight
 from ..transfer.memory import wait_for_copies
 from ..watchdog.groups import list_trainers
@@ -46,6 +55,7 @@ from .fork_server import RankForker
 from .ranks import ForkedRanks, ForkingLogs, RankProcesses, RanksForked, handle_stop_signals, hold_stop_signals
 from .rendezvous import STATIC, PodRendezvous, TrainingOver
 from .round_state import RoundState
+from .store import query_store
 
 _SECONDS_TO_STOP = 30.0  # for ranks that have nothing to save, and at least for a rank to end after its exception
 _SECONDS_TO_PRINT = 0.5  # that a rank has for its traceback, while peers wait for its end
@@ -81,6 +91,9 @@ class PodAgent(LocalElasticAgent):
         self._peers_wait = False  # whether other pods have requested a restart of the present ranks
         self._delay = 0.0  # seconds before the next round
         self._groups: Any = None  # why the job's ranks do not train as one, as reported last
+        self._interruption = ""  # of the present ranks: why they may have been asked to end
+        self._has_lost_store = False  # when it was asked for an interruption
+        self._siblings_deadline: float | None = None  # while ranks of an interrupted round still end
         handle_stop_signals()
 
     # -- start
@@ -95,6 +108,9 @@ class PodAgent(LocalElasticAgent):
             time.sleep(self._delay)
         super()._rendezvous(worker_group)
         self._groups = None
+        self._interruption = ""
+        self._has_lost_store = False
+        self._siblings_deadline = None
         if self._round_state is not None:
             self._round_state.forget()
         self._round_state = RoundState(self._pod, rendezvous.share(), len(rendezvous.current.members))
@@ -156,9 +172,13 @@ class PodAgent(LocalElasticAgent):
         exit_codes = dict(self._ranks.poll())
         ending = self._list_ending_ranks()
         if not any(exit_codes.values()) and not ending:
-            return self._collect_result(worker_group)
+            result = self._collect_result(worker_group)
+            return self._await_peers(worker_group, result) if result.state == WorkerState.SUCCEEDED else result
         succeeded = [worker.global_rank for worker in worker_group.workers if exit_codes.get(worker.local_rank) == 0]
-        if not ending and self._lacks_cause(exit_codes) and self._awaits_cause():
+        if self._find_interruption():
+            if self._awaits_siblings(ending):
+                return RunResult(WorkerState.HEALTHY)
+        elif not ending and self._lacks_cause(exit_codes) and self._awaits_cause():
             return RunResult(WorkerState.HEALTHY)
         ended_pods = self._round_state.count_ended_pods()
         self._stop_ranks(signal.SIGTERM, ending)
@@ -166,6 +186,53 @@ class PodAgent(LocalElasticAgent):
         ended_peers = EndedPeers() if self._pod.elastic else EndedPeers(sorted(succeeded), ended_pods)
         self._report_failures(result, ended_peers, exit_codes)
         return result
+
+    def _find_interruption(self) -> str:
+        """Return why the ranks of all pods may have been asked to end; empty: for no reason that a pod has announced.
+
+        Pods announce a stop or a change of the group before they stop a rank. So it is known when a rank of another pod
+        ends that has agreed with the stopped one.
+        """
+        if not self._interruption and self._pod.is_multi_node:
+            self._interruption = query_store(self._read_interruption) or ""
+        return self._interruption
+
+    def _read_interruption(self) -> str:
+        try:
+            return self._pod_rendezvous.find_interruption(self._round_state.read_ended_pods)
+        except RuntimeError:
+            self._has_lost_store = True
+            return ""
+
+    def _awaits_siblings(self, ending: Collection[int]) -> bool:
+        """Return whether other ranks of this pod still save, and end without a further signal."""
+        now = time.monotonic()
+        if self._siblings_deadline is None:
+            self._siblings_deadline = now + self._pod.grace
+        return now < self._siblings_deadline and not set(self._ranks.list_running()) <= set(ending)
+
+    def _await_peers(self, worker_group: WorkerGroup, result: RunResult) -> RunResult:
+        """Wait for the other pods once all ranks of this one have exited with 0.
+
+        A script may leave its loop at a stop request and end with 0. The training goes on, so the ranks restart.
+        """
+        self._launcher.report(RanksFinished())
+        rank_0_is_enough = self._pod.success_policy == "RankZero" and self._pod.node == 0
+        patience = _SECONDS_FOR_PEERS_OF_RANK_0 if rank_0_is_enough else _SECONDS_FOR_PEERS
+        has_succeeded = self._round_state.wait_for_ended_pods(patience, self._is_unfinished)
+        if has_succeeded or not self._interruption:
+            if not has_succeeded and rank_0_is_enough:
+                log("rank 0 has succeeded, which is enough by spec.successPolicy: the other pods are not waited for")
+            return result
+        first_rank = worker_group.workers[0].global_rank
+        self._request_verdict([build_interrupted_end(self._pod, first_rank, self._interruption)], EndedPeers())
+        return RunResult(WorkerState.FAILED, failures={})
+
+    def _is_unfinished(self) -> bool:
+        """Return whether other pods train on. Raises: RuntimeError without the store."""
+        if self._pod.is_multi_node and not self._interruption:
+            self._interruption = self._pod_rendezvous.find_unfinished(self._round_state.read_ended_pods)
+        return bool(self._interruption)
 
     def _list_ending_ranks(self) -> list[int]:
         """Return the local ranks that have recorded an exception, and have had enough time to end after it.
@@ -218,8 +285,19 @@ class PodAgent(LocalElasticAgent):
             read_process_failure(rank, failure, self._ranks.failed_at)._replace(stopped=failure.local_rank not in ended)
             for rank, failure in result.failures.items()
         ]
-        failures = [examine_worker(self._pod, end, ended_peers) for end in ends]
-        event = RanksFailed(failures, ended_peers.pods > 0, self._read_step())
+        if self._interruption:
+            found = [examine_worker(self._pod, end) for end in ends]
+            failures = [attribute_to_interruption(failure, self._interruption) for failure in found]
+        else:
+            failures = [examine_worker(self._pod, end, ended_peers) for end in ends]
+        if self._has_lost_store and self._pod.node != 0:
+            failures = [attribute_to_lost_master(failure) for failure in failures]
+        self._request_verdict(failures, ended_peers)
+
+    def _request_verdict(self, failures: Sequence[Failure], ended_peers: EndedPeers) -> None:
+        """Let the launcher decide whether the ranks restart. Pods that have ended wait no longer in an interruption."""
+        is_interrupted = bool(self._interruption) and all(failure.secondary for failure in failures)
+        event = RanksFailed(failures, ended_peers.pods > 0 and not is_interrupted, self._read_step(), is_interrupted)
         verdict: Verdict = self._launcher.request(event)
         self._pod_rendezvous.knows_cause = verdict.knows_cause
         self._remaining_restarts = int(verdict.restart)
@@ -229,7 +307,7 @@ class PodAgent(LocalElasticAgent):
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         step = None
         if worker_group.state == WorkerState.HEALTHY:
-            if self._has_own_failure() or self._awaits_cause():
+            if not self._find_interruption() and (self._has_own_failure() or self._awaits_cause()):
                 return
             self._pod_rendezvous.knows_cause = False
             step = self._read_step()
@@ -271,18 +349,21 @@ class PodAgent(LocalElasticAgent):
 
     def _stop_ranks(self, number: int, ending: Sequence[int] = ()) -> None:
         """Stop the ranks. Those that are ``ending`` have failed and nothing to save."""
+        is_stopping = os.path.exists(os.path.join(self._pod.runtime, STOPPING_FILE))
+        if is_stopping and self._pod.is_multi_node:
+            query_store(self._pod_rendezvous.announce_stop)
         wait_for_copies(self._pod.node, os.environ)
         self._ranks.kill(ending)
-        may_save = self._pod.elastic or os.path.exists(os.path.join(self._pod.runtime, STOPPING_FILE))
+        may_save = self._pod.elastic or is_stopping or bool(self._interruption)
         grace = self._pod.grace if may_save else _SECONDS_TO_STOP
         self._ranks.stop(number, grace, saves=may_save, trainers=list_trainers(self._pod))
 
     def _exit_barrier(self) -> None:
-        self._launcher.report(RanksFinished())
-        rank_0_is_enough = self._pod.success_policy == "RankZero" and self._pod.node == 0
-        patience = _SECONDS_FOR_PEERS_OF_RANK_0 if rank_0_is_enough else _SECONDS_FOR_PEERS
-        if not self._round_state.wait_for_ended_pods(patience) and rank_0_is_enough:
-            log("rank 0 has succeeded, which is enough by spec.successPolicy: the other pods are not waited for")
+        """Do nothing: ``_await_peers`` has waited, where a restart is still possible."""
+
+    def is_interrupted(self) -> bool:
+        """Return whether another pod was asked to stop in the current round."""
+        return bool(self._round_state is not None and self._find_interruption())
 
 
 def read_process_failure(rank: int, failure: Any, failed_at: dict[int, float]) -> WorkerEnd:
@@ -339,8 +420,9 @@ def run_torchrun(request: AgentRequest, launcher: LauncherChannel, forker: RankF
     try:
         result = agent.run()
     except SignalException:
+        interrupted = agent.is_interrupted()
         rendezvous.leave()
-        return AgentEnd("signal")
+        return AgentEnd("signal", interrupted=interrupted)
     except TrainingOver:
         return AgentEnd("ok")
     except Exception:

@@ -87,14 +87,16 @@ class PeersLost(NamedTuple):
 
 
 class RanksFailed(NamedTuple):
-    """Ranks have failed. ``has_ended_peers``: whether all ranks of another pod have exited with 0.
+    """Ranks have ended before the training. ``has_ended_peers``: whether all ranks of another pod have exited with 0.
 
-    ``step``: of the run, as pod 0 has shared it. The reply is a Verdict.
+    ``step``: of the run, as pod 0 has shared it; ``interrupted``: whether a stop request or a change of the group may
+    have ended them. The reply is a Verdict.
     """
 
     failures: Sequence[Failure]
     has_ended_peers: bool
     step: float | None
+    interrupted: bool = False
 
 
 class Verdict(NamedTuple):

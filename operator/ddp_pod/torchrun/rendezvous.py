@@ -5,6 +5,8 @@ Keys in the store, below the run's id:
     <round>/pods       log of the pods that register for the round, or leave before it
     <round>/restart    exists once the members of the round before have to join this one
     <round>/cause      exists once a pod knows why: its own rank has failed, or a pod has joined or left
+    <round>/change     exists once a pod joins or leaves: the members of the round before stop their ranks
+    <round>/stopping   log of the members that were asked to stop
     <round>/members    the members, their restarts, the address of rank 0's store, and whether there is a cause
     beats/<pod>        a time that rises while the pod lives; only if pods can join and leave
     closed             exists once a pod has ended
@@ -15,7 +17,7 @@ A pod that takes another's place has the same index, and thus the same place in 
 import socket
 import threading
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from typing import Any, NamedTuple
@@ -148,7 +150,7 @@ class PodRendezvous(api.RendezvousHandler):
         since = time.monotonic()
         self._shared.append(f"{self._next}/pods", [self._pod.node, self.restarts])
         if not is_standby:
-            self.request_restart(knows_cause=self.knows_cause)
+            self.request_restart(knows_cause=self.knows_cause, is_change=self.current.number < 0)
         while True:
             waited = time.monotonic() - since
             published = self._publish(previous, waited) if self._pod.node == 0 else self._read_round(self._next)
@@ -167,14 +169,14 @@ class PodRendezvous(api.RendezvousHandler):
         """Request a restart if a member has left or is dead, whose place this pod takes."""
         registrations = self._read_registrations()
         if any(registrations.get(pod, 0) is None for pod in members) or self._find_dead(members):
-            self.request_restart(knows_cause=True)
+            self.request_restart(knows_cause=True, is_change=True)
 
     def _publish(self, previous: Sequence[int], waited: float) -> Round | None:
         """Publish the next round if it is complete. Only pod 0 does."""
         registrations = self._read_registrations()
         dead = self._find_dead({*registrations, *previous})
         if dead.intersection(previous):
-            self.request_restart(knows_cause=True)
+            self.request_restart(knows_cause=True, is_change=True)
         members = choose_members(self._size, registrations, previous, dead, waited)
         if members is None:
             return None
@@ -234,15 +236,58 @@ class PodRendezvous(api.RendezvousHandler):
         try:
             self._shared.append(f"{self._next}/pods", [self._pod.node, None])
             if self._pod.regroups and self._pod.node in self.current.members:
-                self.request_restart(knows_cause=True)
+                self.request_restart(knows_cause=True, is_change=True)
         except RuntimeError as error:  # the store has ended
             log(f"could not leave the rendezvous, so the other pods wait for missing heartbeats: {error}")
 
-    def request_restart(self, *, knows_cause: bool) -> None:
-        """Make the members of the current round join the next one. Raises: RuntimeError without the store."""
+    def request_restart(self, *, knows_cause: bool, is_change: bool = False) -> None:
+        """Make the members of the current round join the next one. ``is_change``: as a pod joins or leaves.
+
+        Raises: RuntimeError without the store.
+        """
         if knows_cause:
             self._shared.write(f"{self._next}/cause", True)
+        if is_change:
+            self._shared.write(f"{self._next}/change", True)
         self._shared.write(f"{self._next}/restart", True)
+
+    def announce_stop(self) -> None:
+        """Tell the members of the current round that this pod was asked to stop. Raises: RuntimeError.
+
+        A pod does so before it stops its ranks: the ranks of all pods may agree to end, with any exit code.
+        """
+        if self.current.number >= 0:
+            self._shared.append(f"{self.current.number}/stopping", self._pod.node)
+
+    def find_interruption(self, list_ended: Callable[[], Collection[int]]) -> str:
+        """Return why the ranks of the current round may have been asked to end; empty: no pod knows of a reason.
+
+        ``list_ended``: reads the pods whose ranks had ended with 0 before. Raises: RuntimeError without the store.
+        """
+        stopping = self._list_stopping(list_ended)
+        if stopping:
+            return describe_stop(stopping)
+        is_changing = self._shared.read(f"{self._next}/change") is not None
+        return "pods join or leave the job" if is_changing else ""
+
+    def find_unfinished(self, list_ended: Callable[[], Collection[int]]) -> str:
+        """Return why other members train on although the ranks of this one have ended with 0; empty: none does.
+
+        A member that was asked to stop, or joins the next round, has not ended. A pod that joins for the first time
+        comes too late. ``list_ended``, Raises: see ``find_interruption``.
+        """
+        stopping = self._list_stopping(list_ended)
+        if stopping:
+            return describe_stop(stopping)
+        if not self._is_restart_requested():
+            return ""
+        rejoining = set(self._read_registrations()).intersection(self.current.members).difference(list_ended())
+        return f"pod {min(rejoining)} restarts its ranks" if rejoining else ""
+
+    def _list_stopping(self, list_ended: Callable[[], Collection[int]]) -> list[int]:
+        """Return the other members that were asked to stop before their ranks had ended."""
+        stopping = set(self._shared.read_log(f"{self.current.number}/stopping")) - {self._pod.node}
+        return sorted(stopping.difference(list_ended())) if stopping else []
 
     def _is_restart_requested(self) -> bool:
         return self._shared.read(f"{self._next}/restart") is not None
@@ -282,6 +327,12 @@ class PodRendezvous(api.RendezvousHandler):
             self.set_closed()
             return True
         return False
+
+
+def describe_stop(pods: Sequence[int]) -> str:
+    """Return the text about pods that were asked to stop."""
+    more = f" and {len(pods) - 1} more" if len(pods) > 1 else ""
+    return f"pod {pods[0]}{more} {'were' if more else 'was'} asked to stop"
 
 
 def _connect(pod: Pod) -> Any:

@@ -152,15 +152,25 @@ class RoundState:
             snapshot = self._store.read("snapshot")
         synchronize(snapshot)
 
+    def read_ended_pods(self) -> set[int]:
+        """Return the pods whose ranks have all ended with exit code 0. Raises: RuntimeError without the store."""
+        return set(self._store.read_log("ended"))
+
     def count_ended_pods(self) -> int:
         """Return the number of pods whose ranks have all ended with exit code 0; 0 if the store does not respond."""
-        return query_store(lambda: self._count("ended")) or 0
+        return len(query_store(self.read_ended_pods) or ())
 
-    def wait_for_ended_pods(self, patience: float) -> bool:
-        """Count this pod as ended and wait for its peers. Returns False after ``patience`` seconds or without store."""
+    def wait_for_ended_pods(self, patience: float, is_interrupted: Callable[[], bool]) -> bool:
+        """Count this pod as ended and wait for its peers. Returns whether all have ended.
+
+        It waits for ``patience`` seconds at most, and ends early without the store, or once ``is_interrupted``.
+        """
         try:
+            if is_interrupted():
+                return False
             self._store.append("ended", self._pod.node)
-            return self._wait(self._have_all_ended, patience)
+            self._wait(lambda: self._have_all_ended() or is_interrupted(), patience)
+            return self._have_all_ended()
         except RuntimeError:  # the store has ended
             return False
 

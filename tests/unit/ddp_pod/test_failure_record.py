@@ -124,6 +124,23 @@ def test_every_field_has_the_same_value_from_error_file_to_status(
     assert expected.signature.startswith("KeyError at test_failure_record.py:")
 
 
+@pytest.mark.parametrize(
+    ("exception", "interrupted", "code"),
+    [("SystemExit", True, 85), ("SystemExit", False, 82), ("ValueError", True, 82)],
+)
+def test_rank_that_exited_before_stop_does_not_decide_if_peer_was_stopped_first(
+    tmp_path: Path, exception: str, interrupted: bool, code: int
+) -> None:
+    pod = launcher_pod(tmp_path, nodes=2, node=1)
+    for folder in ("workers", "errors"):
+        (tmp_path / folder).mkdir()
+    metrics = cast(RankReader, RankMetrics())
+    final = [Failure("UserError", 82, rank=1, local_rank=0, exit_code=143, exception_type=exception)]
+    end = AgentEnd("signal", interrupted=interrupted)
+    restarts = InPlaceRestarts(pod, metrics)
+    assert conclude(pod, end, 1, restarts, metrics, stopped=True, final=final, uploads=None, remaining={}) == code
+
+
 @pytest.mark.parametrize("stopped", [True, False], ids=["stopped", "lost its peers"])
 def test_rank_outside_of_collectives_is_in_the_message_of_a_pod(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stopped: bool

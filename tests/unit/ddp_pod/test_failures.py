@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import signal
 import sys
 from pathlib import Path
 
@@ -17,7 +18,7 @@ from ddp_pod.contract.failure_record import (
     EVIDENCE_TIMEOUT,
     Failure,
 )
-from ddp_pod.contract.failure_table import Outcome
+from ddp_pod.contract.failure_table import PREEMPTED, Outcome
 from ddp_pod.contract.names import ENV_LOCAL_POD
 from ddp_pod.contract.plan import CodeConfig
 from ddp_pod.failures.agent_failure import (
@@ -36,6 +37,9 @@ from ddp_pod.failures.text import ARGUMENTS_REMEDY, advise, advise_on_output, ad
 from ddp_pod.failures.worker_failure import (
     EndedPeers,
     add_last_lines,
+    attribute_to_interruption,
+    attribute_to_lost_master,
+    build_interrupted_end,
     build_signature,
     examine_worker,
     find_root_cause,
@@ -383,6 +387,55 @@ def test_failure_after_peers_that_ended_with_0_is_the_scripts(tmp_path: Path, pe
     assert examine_worker(pod, lost, EndedPeers()).outcome == LOST_PEER
     own = WorkerEnd(1, "ValueError", "boom")
     assert examine_worker(pod, own, peers) == examine_worker(pod, own)
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        WorkerEnd(143, "SystemExit", "143"),
+        WorkerEnd(81, "SystemExit", "81"),
+        WorkerEnd(3),
+        WorkerEnd(-signal.SIGSEGV),
+        WorkerEnd(1, "train.Stopped", "on request"),
+        WorkerEnd(1, "KeyboardInterrupt"),
+    ],
+)
+def test_any_end_of_rank_after_stop_request_is_its_consequence(tmp_path: Path, end: WorkerEnd) -> None:
+    own = examine_worker(launcher_pod(tmp_path), end)
+    failure = attribute_to_interruption(own, "pod 1 was asked to stop")
+    assert failure.outcome == Outcome(PREEMPTED.name, 85, True)
+    assert failure.message == f"pod 1 was asked to stop: {own.message}"
+    assert (failure.signature, failure.remedy, failure.exit_code) == ("", "", own.exit_code)
+
+
+def test_lost_peer_and_fault_of_pod_remain_own_ends_after_stop_request(tmp_path: Path) -> None:
+    pod = launcher_pod(tmp_path)
+    ends = (
+        WorkerEnd(1, "RuntimeError", GLOO),
+        WorkerEnd(1, "torch.OutOfMemoryError", "CUDA out of memory"),
+        WorkerEnd(1, "torch.AcceleratorError", "CUDA error: uncorrectable ECC error encountered"),
+    )
+    for end in ends:
+        own = examine_worker(pod, end)
+        assert attribute_to_interruption(own, "pod 1 was asked to stop") == own
+
+
+def test_rank_that_exits_while_pod_0_is_lost_has_lost_it(tmp_path: Path) -> None:
+    pod = launcher_pod(tmp_path, node=1)
+    for end in (WorkerEnd(143, "SystemExit", "143"), WorkerEnd(3), WorkerEnd(-signal.SIGTERM)):
+        failure = attribute_to_lost_master(examine_worker(pod, end))
+        assert failure.outcome == LOST_PEER
+        assert failure.message.startswith("pod 0 was lost: worker ")
+    for end in (WorkerEnd(1, "ValueError", "boom"), WorkerEnd(-signal.SIGSEGV), WorkerEnd(-signal.SIGKILL)):
+        own = examine_worker(pod, end)
+        assert attribute_to_lost_master(own) == own
+
+
+def test_ranks_that_exited_with_0_after_stop_request_are_interrupted(tmp_path: Path) -> None:
+    failure = build_interrupted_end(launcher_pod(tmp_path, node=2), 4, "pod 1 was asked to stop")
+    assert failure.outcome == Outcome(PREEMPTED.name, 85, True)
+    assert (failure.pod_index, failure.exit_code, failure.rank, failure.local_rank) == (2, 0, 4, 0)
+    assert failure.message == "pod 1 was asked to stop: all ranks of the pod exited with 0"
 
 
 def test_root_cause_is_the_earliest_failure_that_explains_the_others() -> None:

@@ -137,6 +137,55 @@ def test_pods_learn_whether_the_cause_of_a_restart_is_known(fixed: Job, knows: b
     assert not fixed.pods[0].is_cause_known
 
 
+def ended(*pods: int) -> Callable[[], set[int]]:
+    return lambda: set(pods)
+
+
+def test_stop_of_member_is_known_to_its_peers_in_the_same_round(fixed: Job) -> None:
+    fixed.pods[1].announce_stop()  # before the first round, which its ranks have not joined
+    fixed.meet(0, 1, 2)
+    assert [pod.find_interruption(ended()) for pod in fixed.pods] == ["", "", ""]
+    fixed.pods[1].announce_stop()
+    assert fixed.pods[0].find_interruption(ended()) == "pod 1 was asked to stop"
+    assert fixed.pods[0].find_unfinished(ended(0)) == "pod 1 was asked to stop"
+    assert fixed.pods[1].find_interruption(ended()) == "", "its own stop is none of a peer"
+    assert fixed.pods[0].find_interruption(ended(1)) == "", "its ranks had ended before"
+    assert fixed.pods[0].find_unfinished(ended(0, 1)) == ""
+    fixed.pods[2].announce_stop()
+    assert fixed.pods[0].find_interruption(ended()) == "pod 1 and 1 more were asked to stop"
+    assert not fixed.waits(0), "the others train until the pod has left"
+    for pod in fixed.pods:
+        pod.restarts = 1
+    fixed.meet(0, 1, 2)
+    assert [pod.find_interruption(ended()) for pod in fixed.pods] == ["", "", ""]
+
+
+@pytest.mark.parametrize("is_new", [True, False])
+def test_pod_that_joins_interrupts_and_one_that_restarts_its_ranks_does_not(fixed: Job, is_new: bool) -> None:
+    fixed.meet(0, 1, 2)
+    if is_new:
+        fixed.pods[1] = fixed.start(1)
+    (joined,) = fixed.join(1)
+    until(lambda: fixed.waits(0))
+    assert fixed.pods[0].find_interruption(ended()) == ("pods join or leave the job" if is_new else "")
+    assert fixed.pods[0].find_unfinished(ended(0, 2)) == "pod 1 restarts its ranks"
+    assert fixed.pods[0].find_unfinished(ended(0, 1, 2)) == ""
+    fixed.meet(0, 2)
+    joined.result(SOON)
+
+
+def test_pod_that_joins_late_does_not_restart_ranks_that_have_ended(tmp_path: Path) -> None:
+    job = Job(tmp_path, 2, elastic=True)
+    job.meet(0, 1)
+    (late,) = job.join(2)
+    until(lambda: job.waits(0))
+    assert job.pods[0].find_interruption(ended()) == "pods join or leave the job"
+    assert job.pods[0].find_unfinished(ended(0)) == ""
+    job.meet(0, 1)
+    late.result(SOON)
+    job.close()
+
+
 def test_pod_that_took_anothers_place_explains_a_restart(fixed: Job) -> None:
     fixed.meet(0, 1, 2)
     for pod in fixed.pods:

@@ -108,6 +108,41 @@ def test_failures_while_stopping_are_counted(tmp_path: Path) -> None:
     assert pod.left == 1
 
 
+INTERRUPTED = failure("pod 1 was asked to stop", exit_code=143, container_exit_code=85, secondary=True, signature="")
+
+
+def test_restarts_after_announced_stops_are_neither_counted_nor_limited(tmp_path: Path) -> None:
+    pod = restarts(tmp_path, budget=1, **AWAITS)
+    for _ in range(UNCOUNTED_RESTARTS + 1):
+        assert pod.observe([INTERRUPTED], interrupted=True)
+        assert pod.knows_cause
+        count(pod)
+        pod.forget()
+    assert pod.left == 1
+    assert pod.observe([LOST_PEER]), "they do not use up the limit of other peers' failures"
+    assert not pod.knows_cause
+
+
+@pytest.mark.parametrize(("config", "stopping"), [({"nodes": 2}, False), (AWAITS, True)])
+def test_ranks_end_after_stop_of_peer_if_their_pod_does_not_wait(
+    tmp_path: Path, config: dict[str, Any], stopping: bool
+) -> None:
+    pod = restarts(tmp_path, **config)
+    assert not pod.observe([INTERRUPTED], interrupted=True, stopping=stopping)
+
+
+def test_stop_of_peer_between_two_equal_failures_does_not_hide_the_repetition(tmp_path: Path) -> None:
+    pod = restarts(tmp_path, budget=9, **AWAITS)
+    assert pod.observe([failure()])
+    count(pod)
+    pod.forget()
+    assert pod.observe([INTERRUPTED], interrupted=True)
+    count(pod)
+    pod.forget()
+    assert not pod.observe([failure()])
+    assert pod.repeated
+
+
 TIMED_OUT = dataclasses.replace(LOST_PEER, evidence=EVIDENCE_TIMEOUT)
 AWAITED = failure("rank 4 is in q.get", exit_code=137, container_exit_code=83, category="Hang", rank=4, signature="")
 COMPUTES = dataclasses.replace(AWAITED, secondary=True)
@@ -198,9 +233,23 @@ def test_restarts_in_a_row_are_delayed_until_progress(tmp_path: Path, failures: 
 
 def test_restarts_of_the_agent_are_delayed_and_limited(tmp_path: Path) -> None:
     pod = restarts(tmp_path, PROMPT_RESTARTS + 2)
-    assert [pod.spend() for _ in range(PROMPT_RESTARTS + 3)] == [True] * (PROMPT_RESTARTS + 2) + [False]
+    assert [pod.spend(failure()) for _ in range(PROMPT_RESTARTS + 3)] == [True] * (PROMPT_RESTARTS + 2) + [False]
     assert (pod.count, pod.left) == (PROMPT_RESTARTS + 2, 0)
     assert pod.delay > 0
+
+
+@pytest.mark.parametrize(("config", "left"), [(AWAITS, 1), ({"nodes": 2}, 0)])
+def test_agent_that_lost_pod_0_is_restarted_without_counting_if_it_waits(
+    tmp_path: Path, config: dict[str, Any], left: int
+) -> None:
+    pod = restarts(tmp_path, budget=1, **config)
+    assert pod.spend(LOST_PEER)
+    assert (pod.count, pod.left) == (1, left)
+
+
+def test_number_of_uncounted_restarts_of_the_agent_is_limited(tmp_path: Path) -> None:
+    pod = restarts(tmp_path, budget=0, **{**AWAITS, "elastic": True})
+    assert [pod.spend(LOST_PEER) for _ in range(UNCOUNTED_RESTARTS + 1)] == [True] * UNCOUNTED_RESTARTS + [False]
 
 
 def test_failure_is_the_reason_of_the_restart_and_repeats_at_the_same_step(tmp_path: Path) -> None:
@@ -319,7 +368,7 @@ def test_pod_ends_with_the_failures_that_no_restart_follows(
     write_json(str(tmp_path / "errors" / "1.json"), error)
     found = restarts(tmp_path, budget)
     for _ in range(spent):
-        found.spend()
+        found.spend(failure())
     found.repeated = repeated
     assert bool(found.read_final_failures(running=running)) is final
 

@@ -244,15 +244,26 @@ class TestSnapshot:
         assert store.read("snapshot") == "newest"
 
 
+def never() -> bool:
+    return False
+
+
 class TestEndedPods:
     def test_pod_waits_until_all_have_ended(self, pods: RoundPods) -> None:
         first, second = pods.states
         assert first.count_ended_pods() == 0
         with ThreadPoolExecutor(1) as threads:
-            waiting = threads.submit(first.wait_for_ended_pods, 60.0)
-            assert second.wait_for_ended_pods(60.0)
+            waiting = threads.submit(first.wait_for_ended_pods, 60.0, never)
+            assert second.wait_for_ended_pods(60.0, never)
             assert waiting.result(60.0)
+        assert first.read_ended_pods() == {0, 1}
         assert first.count_ended_pods() == 2
+
+    def test_pod_that_trains_on_ends_the_wait(self, pods: RoundPods) -> None:
+        answers = iter([False, False, True])
+        assert not pods.states[0].wait_for_ended_pods(60.0, lambda: next(answers))
+        assert not pods.states[1].wait_for_ended_pods(60.0, lambda: True)
+        assert pods.states[1].read_ended_pods() == {0}, "a pod that restarts at once has not ended"
 
     def test_unsigned_and_repeated_lines_end_no_pod(self, tmp_path: Path) -> None:
         store = HashStore()
@@ -264,12 +275,12 @@ class TestEndedPods:
         SignedStore(store, "", "run/0").append("ended", 0)
         store.set("run/0/over", "true")
         assert pods.states[0].count_ended_pods() == 1
-        assert not pods.states[1].wait_for_ended_pods(0.0)
+        assert not pods.states[1].wait_for_ended_pods(0.0, never)
 
     def test_patience_has_an_end(self, pods: RoundPods) -> None:
-        assert not pods.states[0].wait_for_ended_pods(0.0)
+        assert not pods.states[0].wait_for_ended_pods(0.0, never)
 
     def test_lost_store_ends_the_wait(self, tmp_path: Path) -> None:
         state = RoundPods(tmp_path, LOST).states[0]
-        assert not state.wait_for_ended_pods(60.0)
+        assert not state.wait_for_ended_pods(60.0, never)
         assert state.count_ended_pods() == 0

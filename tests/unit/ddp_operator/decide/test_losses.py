@@ -163,6 +163,23 @@ def test_in_place_restarts_after_loss_are_not_counted(minutes: int, counted: int
     assert decide(typed, seen, NOW).status.restarts.counted == counted
 
 
+def test_restart_after_announced_stop_is_not_counted_before_loss_is_observed() -> None:
+    typed = job(status=MET, nodes=2)
+    text = "pod 1 was asked to stop: worker killed by SIGTERM"
+    stopped = last_words("Preempted", exitCode=143, restarts=1, secondary=True, message=text)
+    peer = decode(page(answered=stopped, restarts=1, phase="Rendezvous"))
+    seen = observe(typed, [JOB], [child_pod(0), child_pod(1)], peer)
+    seen = dataclasses.replace(seen, failures_in_place=list_restart_failures([(seen.pods[0], peer)]))
+    status = decide(typed, seen, NOW).status
+    assert (status.restarts.counted, status.restarts.used, status.phase) == (0, 0, "Running")
+    known = present(status.last_failure)
+    assert (known.category, known.message) == ("Preempted", text)
+    lost = run(child_pod(0), LOST, status=status)
+    assert (lost.status.restarts.counted, lost.status.restarts.used) == (0, 0)
+    assert (lost.status.restarts.counted, lost.status.restarts.used) == (0, 0)
+    assert present(lost.status.last_failure).message.startswith("the pod was lost: EvictionByEvictionAPI")
+
+
 @pytest.mark.parametrize(
     ("loses_pod", "reports"),
     [(True, "a failure"), (False, "a failure"), (False, "its workers were stopped")],
