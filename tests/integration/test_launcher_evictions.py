@@ -71,11 +71,17 @@ def pods(tmp_path: Path) -> Iterator[PodsFactory]:
         yield factory
 
 
-def start_job(pods: PodsFactory, ending: str, *, waits: bool = True, **options: object) -> LauncherPods:
-    """Start the pods of a job. ``waits``: whether they wait for a lost pod."""
+def start_job(
+    pods: PodsFactory, ending: str, *, waits: bool = True, forks: bool = True, **options: object
+) -> LauncherPods:
+    """Start the pods of a job. ``waits``: whether they wait for a lost pod; ``forks``: whether they fork ranks."""
     handles = bool(ENDINGS[ending])
     script = TRAIN.replace("ENDING", ENDINGS[ending] or "pass").replace("HANDLES", str(handles))
-    config = {"restarts_without_progress": 1 if waits else None, "log_patterns": ("step (?P<step>[0-9]+)",)}
+    config = {
+        "restarts_without_progress": 1 if waits else None,
+        "log_patterns": ("step (?P<step>[0-9]+)",),
+        "warm_start": forks,
+    }
     env = {} if handles else {"DDP_GRACE_SECONDS": "1"}
     job = pods("train.py", script=script, max_restarts=2, config=config, env=env, **options)
     job.start()
@@ -124,6 +130,13 @@ def check_nothing_counted(job: LauncherPods) -> None:
 def test_eviction_restarts_peers_without_counting(pods: PodsFactory, ending: str, evicted: int) -> None:
     job = start_job(pods, ending)
     evict(job, evicted)
+    check_nothing_counted(job)
+
+
+@pytest.mark.parametrize("ending", ["exit 143", "break"])
+def test_ranks_in_new_interpreters_restart_after_eviction_of_peer(pods: PodsFactory, ending: str) -> None:
+    job = start_job(pods, ending, forks=False)
+    evict(job, 1)
     check_nothing_counted(job)
 
 
