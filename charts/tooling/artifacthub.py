@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-import yaml
+from ddp_operator.api.documents import load_documents
+from ddp_operator.api.yaml_writer import format_documents
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PLATFORMS: Final = ("linux/amd64", "linux/arm64")
@@ -101,7 +102,7 @@ def _list_changes(changes: list[Change]) -> list[dict[str, str]]:
 
 def _to_yaml(value: Any) -> str:
     """Return an annotation's value, which is a text."""
-    return yaml.safe_dump(value, sort_keys=False, allow_unicode=True, width=1000)
+    return format_documents([value])
 
 
 def main(argv: list[str]) -> None:
@@ -112,11 +113,11 @@ def main(argv: list[str]) -> None:
     parser.add_argument("--image", action="append", default=[], metavar="NAME=DIGEST", dest="images")
     arguments = parser.parse_args(argv)
 
-    chart = yaml.safe_load((ROOT / "charts/Chart.yaml").read_text(encoding="utf-8"))
+    [chart] = load_documents((ROOT / "charts/Chart.yaml").read_text(encoding="utf-8"))
     changes = read_changes((ROOT / "CHANGELOG.md").read_text(encoding="utf-8"), chart["appVersion"])
     digests = dict(image.split("=", 1) for image in arguments.images)
     metadata = build_metadata(chart, changes, arguments.registry, digests, arguments.repository.rstrip("/"))
-    yaml.safe_dump(metadata, sys.stdout, sort_keys=False, allow_unicode=True, width=1000)
+    sys.stdout.write(format_documents([metadata]))
 
 
 if __name__ == "__main__":

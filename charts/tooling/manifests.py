@@ -13,34 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import helm_python
-import yaml
+
+from ddp_operator.api.documents import load_documents
+from ddp_operator.api.yaml_writer import format_documents
 
 CHART = Path(__file__).resolve().parent.parent
 NAME = "ddp-operator"
 HEADER = "# Generated from the chart (charts/) by `make generate`. Do not edit.\n"
 
 
-class _ManifestDumper(yaml.SafeDumper):
-    """Texts of several lines as blocks."""
-
-
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_ManifestDumper.add_representer(str, _represent_text)
-
-
 def read_objects(templates: list[str], values: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the objects of these templates, without Helm's own labels."""
     with helm_python.Chart.load(CHART) as chart:
         texts = chart.render(values, name=NAME, namespace=NAME)
-    objects = [
-        document
-        for template in templates
-        for document in yaml.safe_load_all(texts[f"{NAME}/templates/{template}"])
-        if document
-    ]
+    objects = [document for template in templates for document in load_documents(texts[f"{NAME}/templates/{template}"])]
     for found in objects:
         _relabel(found)
     return objects
@@ -67,8 +53,7 @@ def main(argv: list[str]) -> None:
     parser.add_argument("templates", nargs="+", metavar="TEMPLATE")
     arguments = parser.parse_args(argv)
     objects = read_objects(arguments.templates, arguments.set)
-    text = yaml.dump_all(objects, Dumper=_ManifestDumper, sort_keys=False, width=120, allow_unicode=True)
-    sys.stdout.write(HEADER + text)
+    sys.stdout.write(HEADER + format_documents(objects))
 
 
 if __name__ == "__main__":

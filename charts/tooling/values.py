@@ -13,6 +13,8 @@ from typing import Any
 
 import yaml
 
+from ddp_operator.api.documents import load_documents
+
 CHART = Path(__file__).resolve().parent.parent
 
 
@@ -36,7 +38,7 @@ def read_values(text: str | None = None) -> list[Value]:
     """Return every key in the order of the file, groups before what they hold. Raises: ValueError."""
     text = (CHART / "values.yaml").read_text(encoding="utf-8") if text is None else text
     found: list[Value] = []
-    _collect(yaml.compose(text), yaml.safe_load(text), text.splitlines(), (), "", found)
+    _collect(yaml.compose(text), load_documents(text)[0], text.splitlines(), (), "", found)
     return found
 
 

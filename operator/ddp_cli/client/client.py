@@ -6,13 +6,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
-import yaml
-
 from ddp_cli.client.errors import ClientError
 from ddp_cli.client.functions import check_arguments, find_function
 from ddp_cli.client.job import Job
 from ddp_cli.client.program import IMAGE, build_job, job_name
 from ddp_cli.client.workdir import Workdir, check_folder, default_folder
+from ddp_operator.api.yaml_writer import format_documents
 
 if TYPE_CHECKING:
     from ddp_cli.client.job import Backend
@@ -128,7 +127,7 @@ class Client:
         Raises: Conflict, ClientError.
         """
         if isinstance(manifest, Mapping):
-            text = yaml.safe_dump(dict(manifest), sort_keys=False, allow_unicode=True)
+            text = format_documents([manifest])
         elif isinstance(manifest, str) and "\n" in manifest:
             text = manifest
         else:

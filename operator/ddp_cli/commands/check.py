@@ -13,8 +13,6 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
 
-import yaml
-
 from ddp_cli.check.judge import judge
 from ddp_cli.check.runs import CheckedRun, Request, Runs
 from ddp_cli.check.verdict import FAILED, NOT_APPLICABLE, PASSED, Verdict
@@ -27,6 +25,8 @@ from ddp_cli.local.machine import find_gpus
 from ddp_cli.local.screen import count
 from ddp_cli.view.display import can_redraw
 from ddp_cli.view.terminal import build_console, print_text
+from ddp_operator.api.documents import load_documents
+from ddp_operator.api.errors import InvalidManifest
 from ddp_pod.contract.check_record import MOST_STEPS
 
 _STEPS: Final = 20
@@ -140,8 +140,8 @@ def build_request(arguments: argparse.Namespace) -> Request:
 def limit_ranks(arguments: argparse.Namespace, text: str) -> None:
     """Refuse more ranks than this machine can run. ``text``: a job's YAML; empty for a script. Raises: CommandError."""
     spec: dict[str, Any] = {}
-    with suppress(yaml.YAMLError):
-        documents = [document for document in yaml.safe_load_all(text) if isinstance(document, dict)]
+    with suppress(InvalidManifest):  # `ddp run` reports it
+        documents = load_documents(text)
         spec = next((document["spec"] for document in documents if isinstance(document.get("spec"), dict)), {})
     nodes = arguments.nodes or spec.get("nodes")
     procs = arguments.procs or spec.get("procPerNode")

@@ -18,13 +18,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the converted jobs, and the file's other objects unchanged. Raises: CommandError, InvalidManifest."""
-    import yaml
-
     from ddp_cli.client.validation import check_manifest
     from ddp_cli.commands.io import read_file
     from ddp_cli.commands.pytorchjob import convert, explain_other_kind
     from ddp_operator.api.documents import load_documents
     from ddp_operator.api.errors import FieldError, InvalidManifest
+    from ddp_operator.api.yaml_writer import format_documents
 
     documents = load_documents(read_file(arguments.file, "a PyTorchJob's YAML"))
     refusals = [FieldError("kind", text) for text in map(explain_other_kind, documents) if text]
@@ -39,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
     parts = []
     for document in documents:
         if document.get("kind") != "PyTorchJob":
-            parts.append(yaml.safe_dump(document, sort_keys=False, width=120, allow_unicode=True))
+            parts.append(format_documents([document]))
             continue
         written = convert(document).write()
         parts.append(written)

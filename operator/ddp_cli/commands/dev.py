@@ -2,9 +2,6 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
-
-import yaml
 
 from ddp_cli.client.errors import ClientError, Conflict, NameInUse
 from ddp_cli.client.job import Job
@@ -27,6 +24,7 @@ from ddp_cli.view.terminal import print_text
 from ddp_operator.api.constants import KIND
 from ddp_operator.api.documents import load_documents
 from ddp_operator.api.status import ENDED_PHASES
+from ddp_operator.api.yaml_writer import format_documents
 from ddp_pod.contract.dev_order import Order
 
 
@@ -104,8 +102,7 @@ def add_dev(text: str, hold: int | None) -> str:
         spec = document.get("spec")
         if document.get("kind") == KIND and isinstance(spec, dict):
             spec["dev"] = (spec.get("dev") or {}) | ({} if hold is None else {"holdSeconds": hold})
-    dumped: Any = yaml.safe_dump_all(documents, sort_keys=False, allow_unicode=True)
-    return str(dumped)
+    return format_documents(documents)
 
 
 def _run_locally(arguments: argparse.Namespace) -> int:

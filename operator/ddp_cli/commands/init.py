@@ -1,7 +1,6 @@
 """`ddp init`: write a commented YAML that runs a script in a cluster. `ddp run train.py` runs the same YAML."""
 
 import argparse
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,6 +13,7 @@ from ddp_cli.commands.io import CommandError, ExitCode, integer, read_file
 from ddp_cli.view.terminal import print_manifest, print_text
 from ddp_operator.api.kubeobjects import parse_quantity
 from ddp_operator.api.spec import MAX_RESTARTS
+from ddp_operator.api.yaml_writer import format_list, format_text
 
 SCRIPT_SUFFIXES: Final = (".py", ".sh")
 """Of files that a command runs as a script; any other file is a job's YAML."""
@@ -166,16 +166,16 @@ def write_manifest(
 
     ``gpus``, ``cpus``, ``memory``: of each pod; ``env``: names and values.
     """
-    command = ", ".join(json.dumps(word) if _is_unsafe_in_yaml(word) else word for word in script.command)
     # Without requests, a busy node gives a pod next to no CPU time.
     cpus = cpus or str(_CPUS_PER_GPU * gpus or 1)
     memory = memory or f"{_MEMORY_GIB_PER_GPU * gpus or 2}Gi"
-    variables = ", ".join(f"{{name: {name}, value: {json.dumps(value)}}}" for name, value in env)
+    variables = ", ".join(f"{{name: {format_text(name)}, value: {format_text(value)}}}" for name, value in env)
+    program = format_text(script.command[-1])
     lines = [
         "apiVersion: ddp-operator.dev/v1alpha1",
         "kind: DDPTrainingJob",
         "metadata:",
-        f"  name: {script.name}",
+        f"  name: {format_text(script.name)}",
         "spec:",
         f"  nodes: {nodes}  # pods, each one torchrun node",
         f"  procPerNode: {procs}  # ranks in each pod; auto: one for each GPU of its limits, or 1 without GPUs",
@@ -183,13 +183,13 @@ def write_manifest(
         "    spec:",
         "      containers:",
         "        - name: trainer",
-        f"          # An image with Python and PyTorch. It contains {script.command[-1]}, or --workdir adds it.",
-        f"          image: {image}",
-        f"          command: [{command}]",
-        f"          args: {json.dumps(list(args))}",
+        f"          # An image with Python and PyTorch. It contains {program}, or --workdir adds it.",
+        f"          image: {format_text(image)}",
+        f"          command: {format_list(script.command)}",
+        f"          args: {format_list(args)}",
         *([f"          env: [{variables}]"] if variables else []),
         "          resources:",
-        f"            requests: {{cpu: {json.dumps(cpus)}, memory: {memory}}}",
+        f"            requests: {{cpu: {format_text(cpus)}, memory: {format_text(memory)}}}",
         f'            {"" if gpus else "# "}limits: {{nvidia.com/gpu: "{gpus or 1}"}}'
         f"{'' if gpus else '  # without GPUs, ranks train on CPUs'}",
         f"  # recovery: {{maxRestarts: {MAX_RESTARTS}}}  # new attempts after failures that a restart may fix",
@@ -199,7 +199,3 @@ def write_manifest(
         "  #   logPatterns: ['^step (?P<step>\\d+)/(?P<totalSteps>\\d+) loss (?P<loss>\\S+)']",
     ]
     return "\n".join(lines) + "\n"
-
-
-def _is_unsafe_in_yaml(word: str) -> bool:
-    return not re.fullmatch(r"[A-Za-z0-9_./-]+", word) or not re.search(r"[A-Za-z]", word)

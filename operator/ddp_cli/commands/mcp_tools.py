@@ -6,10 +6,8 @@ the API server or on this machine, and manifests are texts, never paths.
 
 import re
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Final, NamedTuple
-
-import yaml
 
 from ddp_cli.client.client import Client
 from ddp_cli.client.errors import ClientError, NotFound
@@ -23,6 +21,7 @@ from ddp_cli.view.terminal import make_printable
 from ddp_operator.api.constants import KIND
 from ddp_operator.api.documents import load_documents
 from ddp_operator.api.kubeobjects import utc_now
+from ddp_operator.api.yaml_writer import format_documents
 
 OUTPUT_BYTES: Final = 64 << 10
 """The limit of one result; an assistant's context is small."""
@@ -84,7 +83,7 @@ class JobTools:
         status = dict(job.resource.get("status") or {})
         for field in _HIDDEN_STATUS:
             status.pop(field, None)
-        return _limit(_to_yaml([{"metadata": {"name": job.name}, "status": status}]))
+        return _limit(format_documents([{"metadata": {"name": job.name}, "status": status}]))
 
     def explain_job(self, name: str, namespace: str | None = None) -> str:
         """Explain what a job waits for or why it failed, and what to do about it."""
@@ -136,8 +135,8 @@ class JobTools:
         """
         checked = check_manifest(manifest)
         if whole:
-            return _limit(_to_yaml([{**checked.written, "spec": checked.completed}]))
-        return _limit(_to_yaml(omit_data(child) for child in checked.children))
+            return _limit(format_documents([{**checked.written, "spec": checked.completed}]))
+        return _limit(format_documents(omit_data(child) for child in checked.children))
 
     def submit_manifest(self, manifest: str, namespace: str | None = None, dry_run: bool = False) -> str:
         """Create the job of a DDPTrainingJob's YAML text. dry_run: the API server only checks it.
@@ -202,10 +201,6 @@ def _check_name(argument: str, name: str) -> str:
             f"{argument}: {name[:80]!r} is not a name of lower-case letters, digits, - and .; call list for the names"
         )
     return name
-
-
-def _to_yaml(objects: Iterable[Mapping[str, Any]]) -> str:
-    return yaml.safe_dump_all(list(objects), sort_keys=False, width=120, allow_unicode=True)
 
 
 def _limit(text: str) -> str:

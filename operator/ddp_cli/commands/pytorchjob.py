@@ -13,11 +13,10 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-import yaml
-
 from ddp_operator.api import constants
 from ddp_operator.api.child_names import is_reserved_variable
 from ddp_operator.api.errors import FieldError, InvalidManifest
+from ddp_operator.api.yaml_writer import format_documents
 from ddp_operator.manifests.advice import ENTRYPOINT, describe_repeated_set_up, skips_entrypoint
 from ddp_operator.manifests.nested_launcher import SHELLS, find_nested_launcher
 from ddp_operator.manifests.torchrun import OWNED_FLAGS
@@ -87,8 +86,7 @@ class Conversion:
         if self.notes:
             lines += ["# Differences, and fields without an equivalent:"]
             lines += [f"#   {note}" for note in self.notes]
-        body = yaml.safe_dump(self.resource, sort_keys=False, width=120, allow_unicode=True)
-        return "\n".join(lines) + "\n" + body
+        return "\n".join(lines) + "\n" + format_documents([self.resource])
 
 
 def explain_other_kind(document: Mapping[str, Any]) -> str:

@@ -9,6 +9,7 @@ from ddp_cli.commands.arguments import add_workdir_arguments, read_workdir
 from ddp_cli.commands.io import CommandError, ExitCode, print_note, read_file
 from ddp_cli.commands.profile import add_profiles_argument, read_profiles
 from ddp_cli.view.terminal import print_manifest
+from ddp_operator.api.yaml_writer import format_documents
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -49,9 +50,7 @@ def run(arguments: argparse.Namespace) -> int:
         objects = {"apiVersion": "v1", "kind": "List", "items": list(children)}
         print_manifest(json.dumps(objects, indent=2) + "\n")
     else:
-        import yaml
-
-        print_manifest(yaml.safe_dump_all(children, sort_keys=False, width=120, allow_unicode=True))
+        print_manifest(format_documents(children))
     return ExitCode.OK
 
 

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, Final, Self
 
 import msgspec
-import yaml
 
 from ddp_cli.local.own_files import open_below, open_plain
 from ddp_operator.api.documents import load_documents
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.status import ENDED_PHASES, Status
+from ddp_operator.api.yaml_writer import format_documents
 from ddp_operator.decide.report import Page, Rates, decode_report
 from ddp_pod.contract.credentials import hide_credentials
 
@@ -121,7 +121,7 @@ class RunFolder:
             _write_private(self.manifest, text)
             self._lock()
             self.command.write_text(f"{command}\n", encoding="utf-8")
-            _write_private(self.path / "objects.yaml", _dump_all([resource, *children]))
+            _write_private(self.path / "objects.yaml", format_documents([resource, *children]))
 
     @contextmanager
     def _remove_if_incomplete(self) -> Iterator[None]:
@@ -246,7 +246,7 @@ class RunFolder:
         content = {key: resource[key] for key in keys if key in resource}
         ended = (resource.get("status") or {}).get("phase") in ENDED_PHASES
         head = "" if ended else _WRITER.format(pid=os.getpid(), host=socket.gethostname(), since=self._since)
-        return self.write(self.status, head + _dump_all([content]))
+        return self.write(self.status, head + format_documents([content]))
 
     def write_event(self, moment: datetime, kind: str, reason: str, message: str) -> None:
         """Append a line to events.log."""
@@ -389,22 +389,3 @@ def choose_rate(rows: Iterable[Mapping[str, float]]) -> tuple[str, str]:
     if any(row.get("samples_per_second", 0.0) > 0 for row in rows):
         return "samples_per_second", "samples/s"
     return "steps_per_second", "steps/s"
-
-
-class _Dumper(getattr(yaml, "CSafeDumper", yaml.SafeDumper)):  # type: ignore[misc]
-    """Writes texts of several lines as blocks, and no aliases, so that people can read them."""
-
-    def ignore_aliases(self, data: Any) -> bool:
-        return True
-
-
-def _represent_text(dumper: yaml.SafeDumper, text: str) -> yaml.Node:
-    return dumper.represent_scalar("tag:yaml.org,2002:str", text, style="|" if "\n" in text else None)
-
-
-_Dumper.add_representer(str, _represent_text)
-_Dumper.add_representer(tuple, yaml.representer.SafeRepresenter.represent_list)
-
-
-def _dump_all(documents: Iterable[Mapping[str, Any]]) -> str:
-    return str(yaml.dump_all(map(dict, documents), Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=120))

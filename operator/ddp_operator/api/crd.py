@@ -11,13 +11,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
-import yaml
 from msgspec import inspect as mi
 
 from ddp_operator.api import constants
 from ddp_operator.api.rules import RULES, CelRule
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Status
+from ddp_operator.api.yaml_writer import format_documents
 
 _SCALARS = {mi.IntType: "integer", mi.FloatType: "number", mi.StrType: "string", mi.BoolType: "boolean"}
 
@@ -361,7 +361,7 @@ def _bound_lists(spec: dict[str, Any]) -> None:
 def render_crd(definition: Mapping[str, Any]) -> str:
     """Return a definition as YAML, with a note that it is generated."""
     header = "# Generated from operator/ddp_operator/api by `make generate`. Do not edit.\n"
-    return header + yaml.safe_dump(definition, sort_keys=False, width=120, allow_unicode=True)
+    return header + format_documents([definition])
 
 
 if __name__ == "__main__":

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import kopf
-import yaml
 
+from ddp_operator.api.documents import load_documents
+from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.kube.client import StartupError, trim
 
 SERVICE_ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
@@ -104,12 +105,11 @@ def _merge(paths: list[Path]) -> tuple[dict[str, Any], dict[str, Any], dict[str,
         if not path.exists():
             continue  # as kubectl does
         try:
-            config = yaml.safe_load(_read(path)) or {}
-        except yaml.YAMLError as exc:
+            documents = load_documents(_read(path))
+        except InvalidManifest as exc:
             problem = trim(" ".join(str(exc).split()), 200)
             raise StartupError(f"{path}: not a kubeconfig: {problem}") from None
-        if not isinstance(config, dict):
-            raise StartupError(f"{path}: not a kubeconfig")
+        config = documents[0] if documents else {}
         files_read += 1
         current = current or config.get("current-context")
         for kind, entries in merged.items():

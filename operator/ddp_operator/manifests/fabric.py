@@ -10,9 +10,9 @@ from importlib import resources
 from typing import Any, Final
 
 import msgspec
-import yaml
 
 from ddp_operator.api.constants import PREFLIGHT_CHECKS
+from ddp_operator.api.documents import load_documents
 from ddp_operator.api.errors import FieldError
 from ddp_operator.api.kubeobjects import count_pod_gpus, find_trainer
 from ddp_operator.api.merge import merge
@@ -52,7 +52,8 @@ def load_fabric(profile: str) -> Fabric:
     if profile == "auto":
         return NONE
     file = resources.files("ddp_operator.manifests") / "fabrics" / f"{profile}.yaml"
-    return msgspec.convert(yaml.safe_load(file.read_text(encoding="utf-8")), Fabric)
+    [content] = load_documents(file.read_text(encoding="utf-8"))
+    return msgspec.convert(content, Fabric)
 
 
 def _find_network(spec: Spec) -> Network:

@@ -5,7 +5,6 @@ are found, not those behind a variable, a condition, or an unknown program or op
 observes the process groups.
 """
 
-import math
 import posixpath
 import re
 import shlex
@@ -15,8 +14,7 @@ from functools import cache
 from importlib import resources
 from typing import Any, Final, NamedTuple
 
-import yaml
-
+from ddp_operator.api.yaml_writer import format_list
 from ddp_operator.manifests.shell import Word, list_commands
 from ddp_operator.manifests.torchrun import DEFAULT_INTERPRETER, is_interpreter
 from ddp_pod.contract.command_line import split_python_line
@@ -116,16 +114,11 @@ def explain_nested_launcher(found: NestedLauncher, *, nodes: int, nproc: int, ha
         )
     where = f"in {found.file}, " if found.file else ""
     remedy = f"{where}write `{_shorten(found.instead)}` instead of `{_shorten(found.typed)}`"
-    if isinstance(found.result, tuple) and len(line := _format_list(found.result)) <= _MAX_SHOWN:
+    if isinstance(found.result, tuple) and len(line := format_list(found.result)) <= _MAX_SHOWN:
         remedy = f"write {line} as the command" + (", and remove args" if has_args else "")
     if counted not in ("", str(nproc)) and not found.several_nodes:
         remedy += f", and set spec.procPerNode: {counted}"
     return f"{problem}; {remedy}; for separate runs set spec.processGroupPolicy: Ignore"
-
-
-def _format_list(words: Sequence[str]) -> str:
-    """Return a list in the notation of YAML."""
-    return yaml.safe_dump(list(words), default_flow_style=True, width=math.inf, allow_unicode=True).strip()
 
 
 def _shorten(text: str) -> str:
