@@ -11,8 +11,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from torch.distributed import TCPStore  # type: ignore[attr-defined]
+
 from ddp_pod.contract.plan import CheckpointStoreConfig, WatchdogConfig
-from tests.support.launcher_pods import LauncherPods
+from ddp_pod.torchrun.store import SignedStore
+from tests.support.launcher_pods import LauncherPods, PodsFactory, launch_pods
 from tests.support.object_store import FolderStore, ObjectStore
 from tests.support.saved_states import load, same
 
@@ -124,7 +127,7 @@ def attempt(tmp_path: Path, store: Store) -> Iterator[Attempt]:
         folder.mkdir()
         (folder / "train.py").write_text(script)
         config = {"checkpoint": CheckpointStoreConfig(store.url, 3), "watchdog": WatchdogConfig(900, 900, 10, "Report")}
-        pods = LauncherPods(folder, ["train.py"], nodes=nodes, max_restarts=restarts, config=config)
+        pods = LauncherPods(folder, ["train.py"], nodes=nodes, max_restarts=1, config=config)
         made.append(pods)
         about = {"DDP_ATTEMPT": number, "DDP_RUN_ID": f"job-{number}", "DDP_GRACE_SECONDS": grace, **env}
         for index in range(nodes):
@@ -167,6 +170,35 @@ def test_replacement_of_killed_pod_resumes_from_store(attempt: Attempt, store: S
     assert end.code == 0
     assert "rank 0 begins at 30" in end.log
     assert end.message["uploads"]["bytes"] > 0
+
+
+@pytest.fixture
+def create_pods(tmp_path: Path) -> Iterator[PodsFactory]:
+    with launch_pods(tmp_path, TRAIN) as factory:
+        yield factory
+
+
+def test_pod_lost_before_its_upload_is_not_waited_for(tmp_path: Path, store: Store, create_pods: PodsFactory) -> None:
+    config = {"checkpoint": CheckpointStoreConfig(store.url, 3), "join_timeout_seconds": 3600.0}
+    job = create_pods("train.py", nodes=3, max_restarts=1, config=config)
+
+    def start(index: int) -> None:
+        job.env = {**store.env, "STEPS": "5", "DDP_CHECKPOINT_DIR": str(tmp_path / f"ckpt-{index}")}
+        job.start(index)
+
+    start(0)
+    start(1)
+    job.until(lambda: '"Rendezvous"' in job.page(1, "report"), "the agent of pod 1 joins the round")
+    launcher = psutil.Process(job.running[1].pid)
+    launcher.suspend()  # its agent will wait for it when the round is complete
+    start(2)
+    shared = SignedStore(TCPStore("127.0.0.1", job.port), "of these pods", "run-1")
+    job.until(lambda: shared.read("0/members"), "all pods have joined")
+    launcher.kill()
+    job.running[1].wait(60)
+    start(1)
+    ends = [job.wait(index) for index in range(3)]
+    assert [end.code for end in ends] == [0, 0, 0], "\n".join(end.log for end in ends)
 
 
 def test_stopped_pod_uploads_last_checkpoint(attempt: Attempt, store: Store) -> None:

@@ -132,7 +132,7 @@ class PodAgent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         self._check_network(worker_group)
         if self._pod.checkpoint is not None and self._pod.is_multi_node:
-            self._round_state.share_snapshot(self._synchronize)
+            self._share_snapshot(worker_group)
         remove_error_files(self._pod)
         self._recorded = {}
         self._cause_deadline = None
@@ -144,6 +144,15 @@ class PodAgent(LocalElasticAgent):
                 self._ranks = forked.ranks
         self._launcher.report(PhaseEntered("Running"))
         return dict(self._ranks.pids)
+
+    def _share_snapshot(self, worker_group: WorkerGroup) -> None:
+        """Start all pods of the round with the same checkpoints. If a pod is lost meanwhile, join the next round."""
+        rendezvous = self._pod_rendezvous
+        while not self._round_state.share_snapshot(self._synchronize, rendezvous.is_round_over):
+            rendezvous.knows_cause = False
+            self._delay = self._launcher.request(Restarting(rendezvous.is_cause_known, None))
+            self._restarts += 1
+            self._rendezvous(worker_group)
 
     def _synchronize(self, known: str | None) -> str:
         """Make the checkpoint folder equal a snapshot. For None: upload the folder, in other pods than pod 0 shards.

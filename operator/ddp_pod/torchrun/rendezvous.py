@@ -166,7 +166,7 @@ class PodRendezvous(api.RendezvousHandler):
             time.sleep(min(self._pause, _LONGEST_PAUSE_OF_POD_0) if self._pod.node == 0 else self._pause)
 
     def _replace_lost(self, members: Sequence[int]) -> None:
-        """Request a restart if a member has left or is dead, whose place this pod takes."""
+        """Request a restart if a member has left or is dead: another pod takes its place."""
         registrations = self._read_registrations()
         if any(registrations.get(pod, 0) is None for pod in members) or self._find_dead(members):
             self.request_restart(knows_cause=True, is_change=True)
@@ -229,6 +229,16 @@ class PodRendezvous(api.RendezvousHandler):
             if now - self._lost_at > _SECONDS_WITHOUT_STORE:  # until then the ranks may end and report why
                 raise api.RendezvousConnectionError(f"lost the store: {error}") from error
             return 0
+
+    def is_round_over(self) -> bool:
+        """Return whether this pod has to join another round before its ranks have started.
+
+        No rank can fail then and make the pods join again, so that pod 0 itself looks for lost pods.
+        Raises: RuntimeError without the store.
+        """
+        if self._pod.node == 0:
+            self._replace_lost(self.current.members)
+        return self.is_closed() or self.num_nodes_waiting() > 0
 
     def leave(self) -> None:
         """Leave the run, so that its other pods do not wait for this one."""

@@ -133,24 +133,32 @@ class RoundState:
         step = (query_store(self._read_job) or {}).get("step")
         return step if isinstance(step, (int, float)) and math.isfinite(step) else None
 
-    def share_snapshot(self, synchronize: Callable[[str | None], str]) -> None:
-        """Make all pods start with the same snapshot of ``checkpoint.url``.
+    def share_snapshot(self, synchronize: Callable[[str | None], str], is_over: Callable[[], bool]) -> bool:
+        """Make all pods start with the same snapshot of ``checkpoint.url``. Returns False if the round ended before.
 
         The folder of pod 0 is the newest, because rank 0 saves there, and other pods may have shards. They upload
         first. Pod 0 waits for them until the join timeout, and uploads. Then the other pods fetch its snapshot.
         ``synchronize`` does either, and returns the name of the snapshot. The launcher limits its time.
+        ``is_over``: whether the pods have to join another round, because one of them was lost.
         """
         if self._pod.node == 0:
-            self._wait(lambda: self._count("uploaded") >= self._pods - 1, self._pod.join_timeout_seconds)
+            deadline = time.monotonic() + self._pod.join_timeout_seconds
+            while self._count("uploaded") < self._pods - 1 and time.monotonic() < deadline:
+                if is_over():
+                    return False
+                self._pause()
             self._store.write("snapshot", synchronize(None))
-            return
+            return True
         synchronize(None)
         self._store.append("uploaded", self._pod.node)
-        snapshot = None
+        snapshot = self._store.read("snapshot")
         while snapshot is None:
-            time.sleep(0.1)
+            if is_over():
+                return False
+            self._pause()
             snapshot = self._store.read("snapshot")
         synchronize(snapshot)
+        return True
 
     def read_ended_pods(self) -> set[int]:
         """Return the pods whose ranks have all ended with exit code 0. Raises: RuntimeError without the store."""
@@ -189,5 +197,9 @@ class RoundState:
         while not condition():
             if time.monotonic() > deadline:
                 return False
-            time.sleep(max(0.1, min(1.0, self._pods / 100)))
+            self._pause()
         return True
+
+    def _pause(self) -> None:
+        """Sleep between two reads of the store, in a large job for longer."""
+        time.sleep(max(0.1, min(1.0, self._pods / 100)))
