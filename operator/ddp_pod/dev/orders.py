@@ -48,25 +48,38 @@ class OrderStream:
             self._writer.write(encode_event(Event(kind, seconds=round(seconds, 3), **values)))
 
 
-async def listen(folder: str, carry_out: Callable[[Order, OrderStream], Awaitable[None]]) -> None:
-    """Accept orders. The stream of an order is closed when ``carry_out`` returns."""
+async def listen(folder: str, carry_out: Callable[[Order, OrderStream], Awaitable[None]]) -> asyncio.AbstractServer:
+    """Accept orders. The stream of an order is closed when ``carry_out`` returns or raises an exception."""
 
     async def accept(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        with suppress(OSError):
-            stream = OrderStream(reader, writer)
-            try:
-                order = decode_order(await reader.readline())
-            except ValueError as error:
-                stream.send("refused", message=str(error), remedy="use a `ddp` of the operator's version")
-            else:
-                await carry_out(order, stream)
+        stream = OrderStream(reader, writer)
+        try:
+            await _serve(reader, stream, carry_out)
             await writer.drain()
-        writer.close()
+        except OSError:
+            pass  # the sender has gone
+        except Exception:
+            message = "internal error of the pod's holder; the log of pod 0 has a traceback"
+            stream.send("refused", message=message, remedy="please report it")
+            raise  # the event loop logs it
+        finally:
+            writer.close()  # or the sender would wait for ever
 
     with _open_folder(folder) as path, suppress(FileNotFoundError):
         os.unlink(path)
     with _open_folder(folder) as path:
-        await asyncio.start_unix_server(accept, path, limit=ORDER_LIMIT)
+        return await asyncio.start_unix_server(accept, path, limit=ORDER_LIMIT)
+
+
+async def _serve(
+    reader: asyncio.StreamReader, stream: OrderStream, carry_out: Callable[[Order, OrderStream], Awaitable[None]]
+) -> None:
+    try:
+        order = decode_order(await reader.readline())
+    except ValueError as error:
+        stream.send("refused", message=str(error), remedy="use a `ddp` of the operator's version")
+        return
+    await carry_out(order, stream)
 
 
 @contextmanager

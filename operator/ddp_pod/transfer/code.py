@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Iterator, Sequence
 from typing import IO, cast
 
@@ -32,6 +33,8 @@ _MOST_BYTES = 4 << 30  # of all files; the limit of `ddp submit` is a quarter of
 _MOST_HEADER = 128 << 10  # of one file: a name has up to 4 KiB; tarfile recurses for each extension of a header
 _MOST_NAMES = 64 << 20  # characters of all names and links
 _MOST_LINKS = 40  # to follow for one name, as in Linux
+# What the readers of archives raise for damaged ones; tarfile passes on those of zlib and of int().
+_DAMAGE = (tarfile.TarError, EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error, ValueError)
 _RESUBMIT = "submit the job again with --workdir; if that reuses the same archive, delete it first"
 _CHECK_DISK = "check the node's disk and the pod's limit for ephemeral-storage"
 
@@ -143,7 +146,7 @@ def _copy_archive(code: CodeConfig) -> IO[bytes]:
 def _reporting_damage(code: CodeConfig) -> Iterator[None]:
     try:
         yield
-    except (tarfile.TarError, EOFError, lzma.LZMAError, gzip.BadGzipFile) as error:
+    except _DAMAGE as error:
         raise PodSetupError(f"the code archive {code.archive} is damaged: {error}", _RESUBMIT) from error
     except OSError as error:
         message = f"cannot unpack the code in {code.folder}: {error.strerror or error}"

@@ -8,6 +8,7 @@ import hashlib
 import io
 import lzma
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -75,10 +76,19 @@ def test_both_compressions_are_read_and_other_digest_is_refused(tmp_path: Path, 
     assert [path.name for path in Path(code.folder).iterdir()] == ["train.py"]
 
 
+def sparse_header() -> bytes:
+    """Return an archive with an extended header whose number is none."""
+    member = tarfile.TarInfo("train.py")
+    member.pax_headers = {"GNU.sparse.map": "none"}
+    return tar(member)
+
+
 def test_missing_or_damaged_archive_is_reported(tmp_path: Path) -> None:
     content = gzip.compress(tar(tarfile.TarInfo("train.py")))
     code = config(tmp_path, content[: len(content) // 2], "0" * 64)
-    for damage in (content[: len(content) // 2], b"no archive"):
+    damaged_stream = bytearray(gzip.compress(tar(tarfile.TarInfo("train.py")) + random.Random(1).randbytes(1 << 20)))
+    damaged_stream[len(damaged_stream) // 2 :] = bytes(len(damaged_stream) // 2)
+    for damage in (content[: len(content) // 2], b"no archive", bytes(damaged_stream), gzip.compress(sparse_header())):
         Path(code.archive).write_bytes(damage)
         with pytest.raises(PodSetupError, match="is damaged"):
             unpack(code)
