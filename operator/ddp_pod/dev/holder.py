@@ -214,9 +214,11 @@ class Leader(Holder):
         async with self._adopting:
             pass  # the run of a peer
         self._begun.set()
-        if self.runs.plan.run == 0 and self.first_plan.run:
-            await self.runs.start(self.first_plan)
-        elif self.first_plan.run == 0:
+        if self.runs.plan.run:
+            return  # of a peer
+        if self.first_plan.run:
+            await self._start_run(self.first_plan)
+        else:
             log("the code of the last run was lost with the former pods; `ddp rerun` sends it again")
             self._hold()
 
@@ -266,7 +268,7 @@ class Leader(Holder):
             if plan.run > 1:
                 log(f"this pod takes run {plan.run} from pod {peer.index}")
             if running:
-                await self.runs.start(plan)
+                await self._start_run(plan)
             else:
                 self.runs.adopt(plan)
                 self._hold()
@@ -304,11 +306,11 @@ class Leader(Holder):
             is_done = await self._execute(order, stream)
         finally:
             self._is_busy = False
+            if not self.runs.is_running and self._release_at is None and order.kind != "release":
+                self._hold()
         if order.kind == "release":
             self.end(0)
             return
-        if not self.runs.is_running and self._release_at is None:
-            self._hold()
         if is_done:
             await self._follow(stream)
 
@@ -339,20 +341,28 @@ class Leader(Holder):
         self._is_stopped = self.runs.is_running
         self._is_replacing = True
         await self._stop_all()
+        # Now, as a peer may report its end later, when it would be taken for the end of the new run.
+        self._conclude(without_lost=True)
         self._is_replacing = False
         stream.send("stopped", run=self.runs.plan.run)
-        if self._releasing is not None:
-            self._releasing.cancel()
-        self._release_at = None
-        self._is_stopped = False
-        self._result = ""
-        self._failure = None
         log(f"run {plan.run}: code {plan.digest[:12] or 'of the image'}, {' '.join(plan.command)}")
         present = [peer for peer in self._peers if peer.state is not None]
         await asyncio.gather(*(peer.start(plan) for peer in present), return_exceptions=True)
-        await self.runs.start(plan)
+        await self._start_run(plan)
         stream.send("started", run=plan.run, pods=len(present) + 1)
         return True
+
+    async def _start_run(self, plan: RunPlan) -> None:
+        """Start a run in this pod. Its result is open from then on, and the pods are no longer held.
+
+        In this order: until the run has started, ``runs.end`` is that of the former one, whose result must stay, or
+        ``_conclude`` would take it for the end of the new one.
+        """
+        await self.runs.start(plan)
+        self._cancel_release()
+        self._is_stopped = False
+        self._result = ""
+        self._failure = None
 
     def _replace_arguments(self, order: Order) -> tuple[str, ...]:
         """Return the command of a new run. Raises: ValueError."""
@@ -408,7 +418,12 @@ class Leader(Holder):
     def on_end(self, end: RunEnd) -> None:
         """Handle the end of a run in this pod."""
         self._conclude()
-        asyncio.get_running_loop().call_later(_SECONDS_FOR_ENDS, lambda: self._conclude(without_lost=True))
+        asyncio.get_running_loop().call_later(_SECONDS_FOR_ENDS, self._conclude_without_lost, self.runs.plan.run)
+
+    def _conclude_without_lost(self, run: int) -> None:
+        """Conclude a run without its lost peers, unless another has started: that one waits for its own peers."""
+        if run == self.runs.plan.run:
+            self._conclude(without_lost=True)
 
     def _conclude(self, *, without_lost: bool = False) -> None:
         """Record how the run has ended, once it has in all pods. ``without_lost``: or in those with a connection."""
@@ -433,18 +448,29 @@ class Leader(Holder):
         self._waiting.clear()
 
     def _hold(self) -> None:
-        """Release the pods after spec.dev.holdSeconds, unless another run starts."""
+        """Release the pods after spec.dev.holdSeconds from now, unless another run starts."""
         assert self.pod.dev is not None
+        self._cancel_release()  # a second timer would release the pods during a later run
         self._release_at = time.time() + self.pod.dev.hold_seconds
         self._releasing = asyncio.create_task(self._release_later(self.pod.dev.hold_seconds))
         ended = f"run {self.runs.plan.run} has ended ({self._result})" if self._result else "no run yet"
         log(f"{ended}; the pods are held for {self.pod.dev.hold_seconds:g} s, or until `ddp rerun` or `ddp release`")
+
+    def _cancel_release(self) -> None:
+        self._release_at = None
+        if self._releasing is not None:
+            self._releasing.cancel()
+            self._releasing = None
 
     async def _release_later(self, seconds: float) -> None:
         notice = min(_SECONDS_OF_NOTICE, seconds / 10)
         await asyncio.sleep(seconds - notice)
         log(f"the pods end in {notice:g} s: no run for spec.dev.holdSeconds; `ddp rerun` keeps them")
         await asyncio.sleep(notice)
+        if self._is_busy:  # an order came at the last moment: it keeps the pods, even if it is refused
+            self._hold()
+            return
+        self._is_busy = True  # before the first peer is released: an order that comes meanwhile is refused
         log("the pods end: no run for spec.dev.holdSeconds")
         await self._release_peers()
         self.end(0)
