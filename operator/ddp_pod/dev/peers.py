@@ -67,7 +67,7 @@ class Peer:
         self._file: Any = None  # which receives the pieces of an archive
 
     async def follow(self) -> None:
-        """Keep a connection to the peer."""
+        """Keep a connection to the peer, whatever it sends: without one, pod 0 refuses all orders."""
         pause = _SHORTEST_PAUSE
         while True:
             try:
@@ -76,6 +76,9 @@ class Peer:
                 await self._serve()
             except (LinkBroken, OSError, TimeoutError, asyncio.TimeoutError):
                 pause = min(_LONGEST_PAUSE, 1.5 * pause)
+            except Exception as error:  # from a holder of another version, or a mistake of ours
+                log(f"the connection to pod {self.index} is opened again: {error!r}")
+                pause = _LONGEST_PAUSE
             finally:
                 self._disconnect()
             await asyncio.sleep(pause)
@@ -173,37 +176,45 @@ class PeerServer:
         self._runs = runs
         self._release = release
         self._link: Link | None = None
-        self._strangers = 0
+        self._strangers: list[asyncio.StreamWriter] = []  # the oldest first
 
-    async def listen(self) -> None:
+    async def listen(self) -> asyncio.AbstractServer:
         """Accept connections of pod 0 on this pod's rendezvous port, which only pod 0 needs itself."""
         host = self._pod.address if self._pod.local else None
-        await asyncio.start_server(self._accept, host, self._pod.port, family=socket.AF_UNSPEC)
+        return await asyncio.start_server(self._accept, host, self._pod.port, family=socket.AF_UNSPEC)
 
     async def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._strangers >= _MOST_STRANGERS:
-            writer.close()
-            return
-        self._strangers += 1
         try:
-            link = await asyncio.wait_for(
-                open_link(reader, writer, self._pod.secret, self._pod.run_id, caller=False), _SECONDS_TO_CONNECT
-            )
-            message, _ = await asyncio.wait_for(link.receive(), _SECONDS_TO_CONNECT)
-        except (LinkBroken, OSError, TimeoutError, asyncio.TimeoutError):
-            writer.close()
-            return
+            link, message = await self._admit(reader, writer)
+            self._link = link  # of the newest pod 0
+            await self._serve(link, message)
+        except (LinkBroken, asyncio.TimeoutError):
+            pass  # pod 0 connects again
         finally:
-            self._strangers -= 1
-        self._link = link  # of the newest pod 0
-        with suppress(LinkBroken):
-            while True:
-                reply = await self._do(link, message)
-                await link.send({**reply, "id": message["id"]})
-                if message["kind"] == "release":
-                    self._release()
-                message, _ = await link.receive()
-        link.close()
+            writer.close()  # after any other error too, as pod 0 waits for a reply
+
+    async def _admit(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[Link, dict[str, Any]]:
+        """Return the link of pod 0 and its first request, which proves who it is. Raises: LinkBroken, TimeoutError."""
+        if len(self._strangers) >= _MOST_STRANGERS:
+            self._strangers.pop(0).close()  # the oldest rather than the newest, which may be pod 0
+        self._strangers.append(writer)
+        try:
+            opening = open_link(reader, writer, self._pod.secret, self._pod.run_id, caller=False)
+            link = await asyncio.wait_for(opening, _SECONDS_TO_CONNECT)
+            message, _ = await asyncio.wait_for(link.receive(), _SECONDS_TO_CONNECT)
+        finally:
+            if writer in self._strangers:
+                self._strangers.remove(writer)
+        return link, message
+
+    async def _serve(self, link: Link, message: dict[str, Any]) -> None:
+        """Do what pod 0 asks, from its first request on. Raises: LinkBroken."""
+        while True:
+            reply = await self._do(link, message)
+            await link.send({**reply, "id": message["id"]})
+            if message["kind"] == "release":
+                self._release()
+            message, _ = await link.receive()
 
     async def report_end(self) -> None:
         """Tell pod 0 how the run has ended here."""
