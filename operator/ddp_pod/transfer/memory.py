@@ -10,6 +10,7 @@ import struct
 import time
 import zlib
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from ..base.files import log
@@ -153,12 +154,14 @@ def save_copies(pod_index: int, env: Mapping[str, str], *, checkpoint_step: floa
     target = find_saved_folder(env)
     if folder is None or target is None:
         return
+    suffix = f".pod-{pod_index}.tmp"
+    _remove_unfinished(target, suffix)
     for copy in _choose_copies(list_copies(folder)):
         if copy.step <= checkpoint_step:
             continue
         path = os.path.join(target, f"{copy.name}-{copy.step}")
         try:
-            if _save_file(copy, path, deadline):
+            if _save_file(copy, path, f"{path}{suffix}", deadline):
                 log(f"saved the copy of step {copy.step} in memory to {path} ({copy.size >> 20} MiB)")
         except OSError as error:
             log(f"the copy of step {copy.step} in memory is not saved to {path}: {error.strerror or error}")
@@ -175,12 +178,22 @@ def _choose_copies(copies: Sequence[MemoryCopy]) -> list[MemoryCopy]:
     return sorted(chosen, key=lambda copy: copy.step)
 
 
-def _save_file(copy: MemoryCopy, path: str, deadline: float) -> bool:
+def _remove_unfinished(folder: str, suffix: str) -> None:
+    """Delete the files that former launchers of this pod were writing when they were killed, gigabytes each.
+
+    Other pods may be writing theirs at this time.
+    """
+    with suppress(OSError):  # there is no folder yet, or a file belongs to another user
+        for name in os.listdir(folder):
+            if name.endswith(suffix):
+                os.unlink(os.path.join(folder, name))
+
+
+def _save_file(copy: MemoryCopy, path: str, temporary: str, deadline: float) -> bool:
     """Write a file that is complete or does not exist. Returns False if another pod has saved it. Raises: OSError."""
     if os.path.exists(path):
         return False
     os.makedirs(os.path.dirname(path), exist_ok=True)
-    temporary = f"{path}.{os.getpid()}.{os.urandom(4).hex()}.tmp"
     try:
         with open(copy.path, "rb") as source, open(temporary, "wb") as file:
             left = copy.size

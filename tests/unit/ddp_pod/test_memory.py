@@ -137,6 +137,26 @@ def test_copy_is_not_saved_without_need_time_or_place(
     assert problem in capfd.readouterr().err
 
 
+def test_files_of_killed_launchers_are_removed(
+    env: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def kill(descriptor: int) -> None:
+        raise KeyboardInterrupt
+
+    write(tmp_path / "memory" / "pod-1" / "state-0", 7)
+    with monkeypatch.context() as patched:
+        patched.setattr(memory.os, "fsync", kill)
+        patched.setattr(memory.os.path, "exists", lambda path: False)  # a killed process removes nothing
+        with pytest.raises(KeyboardInterrupt):
+            save(env)
+    assert len(list_saved(tmp_path)) == 1
+    of_peer = tmp_path / "ckpt" / "ddp-memory-uid-of-the-job" / "state-8.pod-2.tmp"
+    of_peer.touch()
+    write(tmp_path / "memory" / "pod-1" / "state-0", 8)
+    save(env)
+    assert list_saved(tmp_path) == ["state-8", of_peer.name]
+
+
 def begin_copy(env: dict[str, str]) -> CopyFile:
     folder = Path(env["DDP_MEMORY_DIR"], "pod-1")
     folder.mkdir(mode=0o700, parents=True)
