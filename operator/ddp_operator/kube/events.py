@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 from datetime import datetime
 from typing import Any, Final
+from weakref import WeakValueDictionary
 
 from ddp_operator.api.cluster import ClusterError, Event, Object
 from ddp_operator.api.constants import MANAGED_BY
@@ -28,8 +29,10 @@ LIMIT: Final = 50
 """Maximum Events about one object."""
 PAGE: Final = 500
 MOST: Final = 20 * PAGE
-MOST_KEPT: Final = 3 * MOST
-"""Maximum cached Events of all namespaces together. Users can create any number of Events."""
+LISTS: Final = 3
+"""Maximum lists that are read at the same time."""
+MOST_KEPT: Final = LISTS * MOST
+"""Maximum Events of all namespaces together, cached or being read. Users can create any number of Events."""
 AGE: Final = 5.0
 ABOUT_JOBS: Final = "involvedObject.kind=Job,reason=FailedCreate"
 
@@ -51,7 +54,11 @@ class EventReader:
         self._clock = clock
         self._cached: dict[str, tuple[float, dict[str, list[Object]]]] = {}
         """By namespace: the time of the list, and the Events about Jobs by their UIDs."""
-        self._lock = asyncio.Lock()
+        self._locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By namespace, while a pass reads its list."""
+        self._lists = asyncio.Semaphore(LISTS)
+        self._under_way = 0
+        """Lists that are being read."""
 
     async def about(self, item: Object) -> tuple[Object, ...]:
         """Return the Events about a Job, a pod, or an object of which only the name is known.
@@ -69,20 +76,37 @@ class EventReader:
 
     async def _about_jobs(self, namespace: str) -> dict[str, list[Object]]:
         """Return the Events about Jobs of a namespace by their UIDs, from a list that is at most AGE seconds old."""
-        async with self._lock:
-            now = self._clock()
-            for expired in [name for name, (read_at, _) in self._cached.items() if now - read_at >= AGE]:
-                del self._cached[expired]
+        # Of the namespace alone: a tenant with thousands of Events, whose list takes long, delays no other one.
+        async with self._locks.setdefault(namespace, asyncio.Lock()):
+            self._drop_expired()
             if namespace not in self._cached:
-                while self._cached and self._count_cached() + MOST > MOST_KEPT:
-                    oldest = min(self._cached, key=lambda name: self._cached[name][0])
-                    del self._cached[oldest]
-                by_uid: dict[str, list[Object]] = {}
-                for event in await self._list(namespace, ABOUT_JOBS, PAGE, MOST):
-                    uid = str((event.get("involvedObject") or {}).get("uid") or "")
-                    by_uid.setdefault(uid, []).append(_trim_event(event))
-                self._cached[namespace] = (now, by_uid)
+                async with self._lists:
+                    self._cached[namespace] = await self._read_jobs(namespace)
             return self._cached[namespace][1]
+
+    async def _read_jobs(self, namespace: str) -> tuple[float, dict[str, list[Object]]]:
+        """Return the time and the Events about Jobs of a namespace. Makes room for them before, in memory."""
+        now = self._clock()
+        self._under_way += 1
+        try:
+            self._make_room()
+            by_uid: dict[str, list[Object]] = {}
+            for event in await self._list(namespace, ABOUT_JOBS, PAGE, MOST):
+                uid = str((event.get("involvedObject") or {}).get("uid") or "")
+                by_uid.setdefault(uid, []).append(_trim_event(event))
+            return now, by_uid
+        finally:
+            self._under_way -= 1
+
+    def _drop_expired(self) -> None:
+        now = self._clock()
+        for expired in [name for name, (read_at, _) in self._cached.items() if now - read_at >= AGE]:
+            del self._cached[expired]
+
+    def _make_room(self) -> None:
+        while self._cached and self._count_cached() + self._under_way * MOST > MOST_KEPT:
+            oldest = min(self._cached, key=lambda name: self._cached[name][0])
+            del self._cached[oldest]
 
     def _count_cached(self) -> int:
         return sum(len(events) for _, by_uid in self._cached.values() for events in by_uid.values())

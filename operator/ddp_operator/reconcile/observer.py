@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from math import inf
 from typing import Any, NamedTuple
+from weakref import WeakValueDictionary
 
 import msgspec
 
@@ -151,7 +152,8 @@ class Observer:
         self._polling: set[Key] = set()
         self._queues: dict[str, QueueView] = {}
         """By ClusterQueue."""
-        self._queue_lock = asyncio.Lock()
+        self._queue_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
+        """By ClusterQueue, while a pass reads it."""
 
     def forget(self, key: Key) -> None:
         """Drop a resource that has ended or was deleted."""
@@ -392,7 +394,8 @@ class Observer:
         contents = await self._cluster.queue_contents(workload["metadata"]["namespace"], name)
         if contents is None:
             return None
-        async with self._queue_lock:
+        # Of this ClusterQueue alone: a slow read of it delays no job of another one.
+        async with self._queue_locks.setdefault(contents.name, asyncio.Lock()):
             known = self._queues.get(contents.name)
             if known is None or known.contents is not contents:
                 quotas = Quotas(await self._cluster.kueue_object("ClusterQueue", None, contents.name) or {})

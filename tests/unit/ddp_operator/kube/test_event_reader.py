@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 from typing import Any
 
@@ -29,6 +30,9 @@ class EventServer:
         self.asked: list[str] = []
         self.error: ResponseError | None = None
         self.any_namespace = False
+        self.slow = ""
+        """A namespace whose lists end when ``resume`` is set."""
+        self.resume = asyncio.Event()
 
     async def request(
         self, verb: str, path: str, *, params: dict[str, str], kind: str, max_bytes: int
@@ -36,6 +40,8 @@ class EventServer:
         assert (verb, kind) == ("GET", "events")
         assert self.any_namespace or path == "/api/v1/namespaces/team/events"
         self.asked.append(params["fieldSelector"])
+        if self.slow and self.slow in path:
+            await self.resume.wait()
         if self.error is not None:
             raise self.error
         expected = dict(part.split("=") for part in params["fieldSelector"].split(","))
@@ -105,6 +111,12 @@ async def test_refusal_differs_from_error_and_neither_is_cached(status: int, rai
     assert len(await reader.about(job("x"))) == 1
 
 
+def job_in(namespace: str) -> dict[str, Any]:
+    item = job("x")
+    item["metadata"]["namespace"] = namespace
+    return item
+
+
 async def test_events_kept_of_many_namespaces_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(events, "MOST", 4)
     monkeypatch.setattr(events, "MOST_KEPT", 8)
@@ -112,7 +124,24 @@ async def test_events_kept_of_many_namespaces_are_bounded(monkeypatch: pytest.Mo
     server.any_namespace = True
     reader = EventReader(server)  # type: ignore[arg-type]
     for number in range(9):
-        item = job("x")
-        item["metadata"]["namespace"] = f"team-{number}"
-        assert len(await reader.about(item)) == 4
+        assert len(await reader.about(job_in(f"team-{number}"))) == 4
     assert len(reader._cached) == 2
+
+
+async def test_slow_list_of_a_namespace_delays_its_own_jobs_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(events, "MOST", 4)
+    monkeypatch.setattr(events, "MOST_KEPT", 12)
+    server = EventServer(*(event(number, "Job", "x", "FailedCreate") for number in range(4)))
+    server.any_namespace = True
+    server.slow = "team-slow"
+    reader = EventReader(server)  # type: ignore[arg-type]
+    slow = [asyncio.create_task(reader.about(job_in("team-slow"))) for _ in range(5)]
+    for number in range(5):
+        assert len(await asyncio.wait_for(reader.about(job_in(f"team-{number}")), 60)) == 4
+    assert reader._count_cached() + 4 <= 12, "with room for the list that is being read"
+    assert not any(task.done() for task in slow)
+    asked = len(server.asked)
+    server.resume.set()
+    assert [len(found) for found in await asyncio.gather(*slow)] == [4] * 5
+    assert len(server.asked) == asked + 1, "the second page; the others share the list"
+    assert not reader._locks

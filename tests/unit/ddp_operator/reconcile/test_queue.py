@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 from datetime import timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
-from ddp_operator.api.cluster import Refused
+from ddp_operator.api.cluster import Cluster, Refused
 from ddp_operator.api.cluster_queue import QueueContents, QueuedWorkload
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import Progress, Status
+from ddp_operator.reconcile.observer import Observer
 from tests.support.builders import NOW, resource
 from tests.support.fake_cluster import ReconcilerHarness
 
@@ -131,3 +133,38 @@ async def test_forbidden_queue_leaves_reason_without_place(monkeypatch: pytest.M
     harness = await driver.start()
     assert harness.state("Scheduled") == ("False", "QuotaPending")
     assert harness.status.queue is None
+
+
+class TwoQueues:
+    """A cluster with a ClusterQueue that is read slowly."""
+
+    def __init__(self) -> None:
+        self.resume = asyncio.Event()
+        self.read: list[str] = []
+        self.contents = {name: QueueContents(name, [queued("mine", 8)], {}, NOW) for name in ("slow", "quick")}
+
+    async def queue_contents(self, namespace: str, name: str) -> QueueContents:
+        """Return the ClusterQueue with the name of the LocalQueue."""
+        return self.contents[name]
+
+    async def kueue_object(self, kind: str, namespace: str | None, name: str) -> Any:
+        """Return the quotas of a ClusterQueue."""
+        self.read.append(name)
+        if name == "slow":
+            await self.resume.wait()
+        return {}
+
+
+async def test_slow_read_of_a_cluster_queue_delays_its_own_jobs_only() -> None:
+    cluster = TwoQueues()
+    observer = Observer(cast(Cluster, cluster), lambda: NOW, 10.0)
+    slow, quick = ({"metadata": {"namespace": "team"}, "spec": {"queueName": name}} for name in ("slow", "quick"))
+    waiting = [asyncio.create_task(observer._view_queue(slow)) for _ in range(3)]
+    await asyncio.sleep(0)
+    assert await asyncio.wait_for(observer._view_queue(quick), 60) is not None
+    assert not any(task.done() for task in waiting)
+    cluster.resume.set()
+    views = await asyncio.gather(*waiting)
+    assert views[0] is not None
+    assert views == [views[0]] * 3
+    assert sorted(cluster.read) == ["quick", "slow"], "one read for all jobs of a queue"
