@@ -41,6 +41,8 @@ DEFAULT_NAMESPACE = "default"
 SHORTEST_PAUSE = 0.2
 """Minimum seconds between two passes over one job."""
 LONGEST_PAUSE = 1.0
+MOST_ARRIVED = 5000
+"""Maximum new resources without a Job whose time is known; refused and suspended ones may stay so for ever."""
 PAUSE_PER_CHILD = 0.001
 """Additional seconds per child: starting pods cause events all the time, and each pass reads all pods."""
 
@@ -190,6 +192,8 @@ class Operator:
         now = asyncio.get_running_loop().time()
         if kind == KIND and event_type == "ADDED":
             self._arrived[key] = now
+            if len(self._arrived) > MOST_ARRIVED:
+                del self._arrived[next(iter(self._arrived))]  # the oldest
         elif kind == KIND and event_type == "DELETED":
             self._arrived.pop(key, None)
         elif kind == "Job" and event_type == "ADDED" and key in self._arrived:
