@@ -52,11 +52,12 @@ COMMANDS: Final = (
 
 QUERY: Final = "__complete"
 """`ddp __complete WORD...` prints the candidates for the last word, one per line: shells query it."""
+_OWN_PACKAGES: Final = ("ddp_cli", "ddp_operator", "ddp_pod")
 _WITH_SCRIPT: Final = ("run", "check", "init", "submit", "dev")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return its exit code (``errors.ExitCode``)."""
+    """Run one subcommand and return its exit code (``io.ExitCode``)."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the shell: >&-
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
@@ -178,11 +179,11 @@ def _report(command: str, message: str, code: int) -> int:
 
 
 def _explain_missing(error: ModuleNotFoundError) -> str:
-    """Return what to install. Raises: the error itself, if the missing module belongs to ddp_operator.
+    """Return what to install. Raises: the error itself, if the missing module is one of the project's own.
 
     The project itself is in no package index, so the message names the missing packages.
     """
-    if error.name is None or error.name.partition(".")[0] == "ddp_operator":
+    if error.name is None or error.name.partition(".")[0] in _OWN_PACKAGES:
         raise error
     package = error.name.partition(".")[0]
     extras = ("mcp", "cli") if package == "mcp" else ("cli",)

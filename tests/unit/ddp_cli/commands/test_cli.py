@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_cli.commands import main
+from ddp_cli.commands import _explain_missing, main
 from ddp_cli.commands import run as cli_run
 from ddp_cli.local.folder import ENV_RUN_FOLDER
 from tests.support.builders import claiming, gpu_claim
@@ -209,3 +209,12 @@ def test_help_imports_no_heavy_module() -> None:
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     heavy = {"torch", "matplotlib", "rich", "kubernetes", "kopf", "aiohttp", "numpy"}
     assert heavy & set(loaded.stdout.split()) == set()
+
+
+@pytest.mark.parametrize("package", ["ddp_cli", "ddp_operator", "ddp_pod"])
+def test_missing_module_of_our_own_is_no_missing_package(package: str) -> None:
+    error = ModuleNotFoundError(name=f"{package}.nothing")
+    with pytest.raises(ModuleNotFoundError) as raised:
+        _explain_missing(error)
+    assert raised.value is error
+    assert "pip install" in _explain_missing(ModuleNotFoundError(name="kubernetes.client"))
