@@ -28,10 +28,10 @@ _XZ = b"\xfd7zXZ"
 _LAST_LINES = 20
 _LAST_BYTES = 8192
 _POLL_SECONDS = 0.1
-_MOST_MEMBERS = 1_000_000
-_MOST_BYTES = 4 << 30  # of all files; the limit of `ddp submit` is a quarter of it
+_MOST_BYTES = 4 << 30  # of an archive, also uncompressed; the limit of `ddp submit` is a quarter of it
 _MOST_HEADER = 128 << 10  # of one file: a name has up to 4 KiB; tarfile recurses for each extension of a header
-_MOST_NAMES = 64 << 20  # characters of all names and links
+_MOST_NAMES = 128 << 20  # of memory for all names and links
+_NAME_OVERHEAD = 200  # bytes of memory for a name, beside its own
 _MOST_LINKS = 40  # to follow for one name, as in Linux
 # What the readers of archives raise for damaged ones; tarfile passes on those of zlib and of int().
 _DAMAGE = (tarfile.TarError, EOFError, lzma.LZMAError, gzip.BadGzipFile, zlib.error, ValueError)
@@ -74,15 +74,20 @@ def unpack(code: CodeConfig, former: str = "") -> int:
 
 def _check_copy(copy: IO[bytes], code: CodeConfig) -> "ArchiveNames":
     """Return the names of an archive. Raises: PodSetupError, TarError."""
-    names = ArchiveNames()
-    digest = _read_archive(copy, names)
+    digest = _compute_digest(copy)
     if digest != code.digest:
         raise PodSetupError(
             f"the code archive {code.archive} has digest {digest[:12]}…, but spec.code.digest is "
             f"{code.digest[:12]}…: it is not the submitted archive",
             _RESUBMIT,
         )
-    names.check()  # after the digest: following the links of a crafted archive takes minutes
+    names = ArchiveNames()  # after the digest: the names of another archive cost memory, and its links minutes
+    source = _Source(copy)
+    for _, member in _read_members(source):
+        names.add(member)
+    while source.read(_PIECE):  # its limit refuses much data after the last file
+        pass
+    names.check()
     return names
 
 
@@ -95,14 +100,22 @@ def _remove_files(former: str, names: "ArchiveNames", folder: str) -> None:
                 os.unlink(path)
 
 
-def _read_archive(copy: IO[bytes], names: "ArchiveNames") -> str:
-    """Add the names of an archive. Returns its digest. Raises: TarError."""
-    source = _Source(copy)
-    for _, member in _read_members(source):
-        names.add(member)
-    while source.read(_PIECE):  # hash what follows the last file too
-        pass
-    return source.digest
+def _compute_digest(copy: IO[bytes]) -> str:
+    """Return the SHA-256 of the uncompressed archive. Raises: TarError."""
+    stream = _uncompress(copy)
+    digest = hashlib.sha256()
+    while data := stream.read(_PIECE):
+        digest.update(data)
+        if stream.tell() > _MOST_BYTES:
+            raise tarfile.TarError(f"the archive has more than {_MOST_BYTES >> 20} MiB")
+    return digest.hexdigest()
+
+
+def _uncompress(copy: IO[bytes]) -> lzma.LZMAFile | gzip.GzipFile:
+    copy.seek(0)
+    is_xz = copy.read(len(_XZ)) == _XZ
+    copy.seek(0)
+    return lzma.LZMAFile(copy) if is_xz else gzip.GzipFile(fileobj=copy)
 
 
 def _read_members(source: "_Source") -> Iterator[tuple[tarfile.TarFile, tarfile.TarInfo]]:
@@ -138,7 +151,7 @@ def _copy_archive(code: CodeConfig) -> IO[bytes]:
         for piece in iter(lambda: file.read(_PIECE), b""):
             copy.write(piece)
             if copy.tell() > _MOST_BYTES:
-                raise tarfile.TarError(f"it has more than {_MOST_BYTES >> 20} MiB")
+                raise tarfile.TarError(f"the archive has more than {_MOST_BYTES >> 20} MiB")
     return copy
 
 
@@ -157,93 +170,86 @@ class ArchiveNames:
     """The names and links of an archive, resolved as the kernel would resolve them in an empty folder."""
 
     def __init__(self) -> None:
-        self._names: set[str] = set()
-        self._links: dict[str, str] = {}
-        self._size = 0
-        self._characters = 0
+        self._targets: dict[bytes, bytes | None] = {}  # as bytes: a character of a string takes up to four times more
+        self._memory = 0
 
     def add(self, member: tarfile.TarInfo) -> None:
         """Add a member. Raises: tarfile.TarError."""
         if not (member.isfile() or member.issym()) or member.issparse():
             raise tarfile.TarError(f"{member.name} is neither a file nor a link")
-        parts = member.name.split("/")
-        if os.path.isabs(member.name) or ".." in parts:
+        if os.path.isabs(member.name) or ".." in member.name.split("/"):
             raise tarfile.TarError(f"{member.name} is outside of the folder")
-        self._size += max(0, member.size)
-        self._characters += len(member.name) + len(member.linkname)
-        if len(self._names) >= _MOST_MEMBERS or self._size > _MOST_BYTES or self._characters > _MOST_NAMES:
-            raise tarfile.TarError(
-                f"the archive has more than {_MOST_MEMBERS} files, {_MOST_BYTES >> 20} MiB, or {_MOST_NAMES >> 20} "
-                "million characters of names"
-            )
-        name = "/".join(part for part in parts if part not in ("", "."))
-        if name in self._names:
+        name = _encode_name(member.name)
+        target = _encode(member.linkname)
+        self._memory += len(name) + len(target) + _NAME_OVERHEAD
+        if self._memory > _MOST_NAMES:
+            raise tarfile.TarError(f"the archive has more than {_MOST_NAMES >> 20} MiB of names")
+        if name in self._targets:
             raise tarfile.TarError(f"the archive has {member.name} twice")
-        self._names.add(name)
-        if member.issym():
-            self._links[name] = member.linkname
+        self._targets[name] = target if member.issym() else None
 
     def __contains__(self, name: str) -> bool:
         """Return whether the archive has a member."""
-        return name in self._names
+        return _encode_name(name) in self._targets
 
     def check(self) -> None:
         """Check that all links stay inside the folder. Raises: tarfile.TarError."""
-        for name in self._links:
-            self._follow(name)
-        folders = {name.rpartition("/")[0] for name in self._names}
-        for folder in folders:
-            parts = folder.split("/")
+        former = b""
+        for name, target in self._targets.items():
+            if target is not None:
+                self._follow(name)
+            folder = name.rpartition(b"/")[0]
+            if folder == former:
+                continue
+            former = folder
+            parts = folder.split(b"/")
             for end in range(1, len(parts) + 1):
-                if "/".join(parts[:end]) in self._names:
-                    raise tarfile.TarError(f"{folder} is below a file or a link")
+                if b"/".join(parts[:end]) in self._targets:
+                    raise tarfile.TarError(f"{os.fsdecode(folder)} is below a file or a link")
 
-    def _follow(self, name: str) -> None:
+    def _follow(self, name: bytes) -> None:
         """Resolve a link to its target, or to a name that does not exist."""
-        remaining = name.split("/")
-        resolved: list[str] = []
+        remaining = name.split(b"/")
+        resolved: list[bytes] = []
         links = 0
         while remaining:
             part = remaining.pop(0)
-            if part in ("", "."):
+            if part in (b"", b"."):
                 continue
-            if part == "..":
+            if part == b"..":
                 if not resolved:
-                    raise tarfile.TarError(f"{name} links to a path outside of the folder")
+                    raise tarfile.TarError(f"{os.fsdecode(name)} links to a path outside of the folder")
                 resolved.pop()
                 continue
             resolved.append(part)
-            target = self._links.get("/".join(resolved))
+            target = self._targets.get(b"/".join(resolved))
             if target is None:
                 continue
             links += 1
             if os.path.isabs(target) or links > _MOST_LINKS:
-                raise tarfile.TarError(f"{name} links to a path outside of the folder, or to itself")
+                raise tarfile.TarError(f"{os.fsdecode(name)} links to a path outside of the folder, or to itself")
             resolved.pop()
-            remaining = [*target.split("/"), *remaining]
+            remaining = [*target.split(b"/"), *remaining]
+
+
+def _encode(name: str) -> bytes:
+    return name.encode("utf-8", "surrogateescape")
+
+
+def _encode_name(name: str) -> bytes:
+    return b"/".join(part for part in _encode(name).split(b"/") if part not in (b"", b"."))
 
 
 class _Source:
-    """The uncompressed bytes of an archive, up to a limit, and their SHA-256."""
+    """The uncompressed bytes of an archive, up to a limit."""
 
     def __init__(self, copy: IO[bytes]) -> None:
-        copy.seek(0)
-        is_xz = copy.read(len(_XZ)) == _XZ
-        copy.seek(0)
-        self._stream = lzma.LZMAFile(copy) if is_xz else gzip.GzipFile(fileobj=copy)  # noqa: SIM115 - as the copy
-        self._sum = hashlib.sha256()
-        self._position = 0
+        self._stream = _uncompress(copy)
         self.limit = _MOST_HEADER
-
-    @property
-    def digest(self) -> str:
-        return self._sum.hexdigest()
 
     def read(self, size: int) -> bytes:
         data = self._stream.read(size)
-        self._sum.update(data)
-        self._position += len(data)
-        if self._position > self.limit:
+        if self._stream.tell() > self.limit:
             raise tarfile.TarError(f"a header, or what follows the last file, has more than {_MOST_HEADER >> 10} KiB")
         return data
 

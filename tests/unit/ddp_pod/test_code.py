@@ -22,7 +22,7 @@ import pytest
 from ddp_cli.client.packing.archive import pack
 from ddp_pod.base.pod import PodSetupError
 from ddp_pod.contract.plan import CodeConfig
-from ddp_pod.transfer.code import ArchiveNames, install_packages, prepare_code, unpack
+from ddp_pod.transfer.code import ArchiveNames, check_archive, install_packages, prepare_code, unpack
 from tests.support.wheels import make_wheel
 from tests.unit.ddp_cli.client.packing.test_files import write
 
@@ -149,7 +149,7 @@ def test_archive_beyond_limits_is_refused_before_anything_is_written(
     large.size = 5000
     content = tar(tarfile.TarInfo("train.py"), large)
     code = config(tmp_path, gzip.compress(content), hashlib.sha256(content).hexdigest())
-    for name, limit in (("_MOST_BYTES", 4999), ("_MOST_MEMBERS", 1)):
+    for name, limit in (("_MOST_BYTES", 4999), ("_MOST_NAMES", 300)):
         with monkeypatch.context() as patch:
             patch.setattr(f"ddp_pod.transfer.code.{name}", limit)
             with pytest.raises(PodSetupError, match="the archive has more than"):
@@ -193,6 +193,26 @@ def test_headers_take_bounded_memory(tmp_path: Path, content: bytes) -> None:
     tracemalloc.stop()
     assert peak < 8 << 20
     assert list(Path(code.folder).iterdir()) == []
+
+
+@pytest.mark.parametrize("is_submitted", [True, False])
+def test_many_long_names_take_bounded_memory(tmp_path: Path, is_submitted: bool) -> None:
+    """One character beyond Latin-1 makes Python store a whole name with four bytes per character."""
+    longest = "\U0001f600" + "a" * 3900
+    members = [*(tarfile.TarInfo(f"{i}{longest}") for i in range(4)), *(link(f"{i}", longest) for i in range(4000))]
+    content = tar(*members)
+    digest = hashlib.sha256(content).hexdigest() if is_submitted else "0" * 64
+    code = config(tmp_path, gzip.compress(content, 1), digest)
+    members.clear()
+    tracemalloc.start()
+    if is_submitted:
+        check_archive(code)
+    else:
+        with pytest.raises(PodSetupError, match="is not the submitted archive"):
+            check_archive(code)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < (24 << 20 if is_submitted else 4 << 20)
 
 
 def test_archive_that_is_swapped_after_its_check_is_not_unpacked(

@@ -12,7 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any, Final
 
-from ddp_cli.client.packing.files import MOST, CannotPack, Selection
+from ddp_cli.client.packing.files import MOST, MOST_FILES, CannotPack, Selection
 from ddp_cli.local.git import ask_git
 
 MEBIBYTE: Final = 1 << 20
@@ -107,6 +107,10 @@ def _write_tar(folder: Path, selection: Selection, sink: _Sink) -> list[tuple[st
     total = 0
     with tarfile.open(mode="w|", fileobj=sink, format=tarfile.PAX_FORMAT, bufsize=MEBIBYTE) as tar:
         for path, place in selection.walk():
+            if len(sizes) >= MOST_FILES:
+                raise CannotPack(
+                    f"the folder has more than {MOST_FILES:,} files; name data in .ddpignore, or mount it from a volume"
+                )
             try:
                 descriptor = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
             except OSError as error:

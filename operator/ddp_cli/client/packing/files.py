@@ -43,6 +43,8 @@ _MOST_RULES: Final = 256 << 10
 """Maximum size of a file with rules in bytes."""
 MOST: Final = 1 << 30
 """Maximum size of all packed files in bytes."""
+MOST_FILES: Final = 300_000
+"""Maximum number of packed files; the memory that a pod has for their names suffices for 250 characters each."""
 _GUARD: Final = Rules([*_NEVER, *_SECRET])  # checked first, because few names match
 _NEVER_RULES: Final = Rules(_NEVER)
 _RUN_FILES: Final = frozenset(("job.yaml", "objects.yaml", "command.txt"))

@@ -57,6 +57,15 @@ def test_archive_has_contents_modes_and_links_without_owner_and_time(tmp_path: P
     assert "größe.txt" in results
 
 
+def test_folder_with_too_many_files_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, {f"images/{i}.png": "" for i in range(5)})
+    monkeypatch.setattr("ddp_cli.client.packing.archive.MOST_FILES", 5)
+    assert len(pack(tmp_path).sizes) == 5
+    write(tmp_path, {"train.py": ""})
+    with pytest.raises(CannotPack, match=r"more than 5 files; name data in \.ddpignore"):
+        pack(tmp_path)
+
+
 def test_link_out_of_folder_is_refused(tmp_path: Path) -> None:
     write(tmp_path, {"code/train.py": "", "data/file": ""})
     (tmp_path / "code" / "data").symlink_to("../data")
