@@ -167,7 +167,12 @@ def prepare_volumes(pod: Object, container: Object, folder: Path, claims: Path, 
         if source is None:
             continue
         if sub_path := mount.get("subPath"):
-            source = _below(source, sub_path)
+            volume = source
+            source = _below(volume, sub_path)
+            if not os.path.realpath(source).startswith(os.path.realpath(volume) + os.sep):
+                raise MissingReference(
+                    f'the path "{sub_path}" leaves its volume through a link; remove the link {source}'
+                )
             if not source.exists() and "configMap" not in volumes[name]:
                 source.mkdir(parents=True)
         places[mount_path] = source
@@ -179,9 +184,9 @@ def _prepare(volume: Object, pod: Path, claims: Path, lookup: Lookup) -> Path | 
     if host := volume.get("hostPath"):
         return _host_path(host)
     if claim := volume.get("persistentVolumeClaim"):
-        make_own_folder(claims)
         folder = _below(claims, claim["claimName"])
-        folder.mkdir(exist_ok=True)
+        for path in (claims, folder):
+            _make_claim_folder(path)
         return folder
     folder = _below(pod, volume["name"])
     for kind, member, name in (("ConfigMap", "configMap", "name"), ("Secret", "secret", "secretName")):
@@ -192,6 +197,16 @@ def _prepare(volume: Object, pod: Path, claims: Path, lookup: Lookup) -> Path | 
             return None if data is None else folder
     folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def _make_claim_folder(path: Path) -> None:
+    """Create a folder unless this user has it. Raises: MissingReference, also for a link, which others can plant."""
+    try:
+        make_own_folder(path)
+    except OSError as error:
+        raise MissingReference(
+            f"{path} is not a folder of this user ({error.strerror or error}); remove it, or choose another --runs-dir"
+        ) from None
 
 
 def _write_files(folder: Path, data: Mapping[str, bytes], items: Sequence[Object] | None, mode: int) -> None:

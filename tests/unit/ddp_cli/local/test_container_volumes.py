@@ -45,8 +45,24 @@ def test_claims_belong_to_this_user_alone(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.mkdir()
     (other / "claims").symlink_to(tmp_path / "claims")
-    with pytest.raises(OSError, match="claims"):
+    with pytest.raises(MissingReference, match="claims is not a folder of this user"):
         prepare(other, claim)
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "file", "link below"])
+def test_link_in_the_place_of_a_claim_is_not_followed(tmp_path: Path, kind: str) -> None:
+    claim = {"persistentVolumeClaim": {"claimName": "ckpt"}}
+    place = tmp_path / "claims" / "ckpt" / "run" if kind == "link below" else tmp_path / "claims" / "ckpt"
+    place.parent.mkdir(parents=True)
+    (tmp_path / "victim").mkdir()
+    if kind == "file":
+        place.touch()
+    else:
+        place.symlink_to(tmp_path / ("none" if kind == "dangling link" else "victim"))
+    sub_path = {"subPath": "run"} if kind == "link below" else {}
+    with pytest.raises(MissingReference, match=r"is not a folder of this user .* remove it|leaves its volume"):
+        prepare(tmp_path, claim, **sub_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["claims", "victim"]
 
 
 @pytest.mark.parametrize("source", [{"emptyDir": {}}, {"emptyDir": {"medium": "Memory"}}, {}])
