@@ -14,7 +14,6 @@ from ddp_cli.client.api import Api, api_path, get_job, list_pods
 from ddp_cli.client.errors import ApiError, ClientError, NotFound
 from ddp_cli.client.runs import read_job
 from ddp_cli.local.folder import RunFolder
-from ddp_cli.local.own_files import open_plain
 from ddp_cli.local.screen import LogFile, Tail, find_logs, split_rank
 from ddp_operator.api import constants
 from ddp_operator.api.kubeobjects import find_trainer
@@ -22,6 +21,7 @@ from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.manifests.template import resolve_template
 from ddp_pod.contract.dev_order import RUN_LINE
+from ddp_pod.contract.plain_files import open_plain
 from ddp_pod.contract.plan import decode_plan
 
 _POLL_SECONDS: Final = 1.0

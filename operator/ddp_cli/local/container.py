@@ -18,8 +18,9 @@ from contextlib import suppress
 from pathlib import Path
 
 from ddp_cli.local.folder import replace_file
-from ddp_cli.local.own_files import make_own_folder, open_plain
+from ddp_cli.local.own_files import make_own_folder
 from ddp_operator.api.cluster import Object
+from ddp_pod.contract.plain_files import open_plain
 
 Lookup = Callable[[str, str], Object | None]
 """Find a ConfigMap or Secret of the pod's namespace by kind and name."""

@@ -19,13 +19,14 @@ from typing import Any, Final, Self
 
 import msgspec
 
-from ddp_cli.local.own_files import open_below, open_plain
+from ddp_cli.local.own_files import open_below
 from ddp_operator.api.documents import load_documents
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.api.yaml_writer import format_documents
 from ddp_operator.decide.report import Page, Rates, decode_report
 from ddp_pod.contract.credentials import hide_credentials
+from ddp_pod.contract.plain_files import open_plain
 
 RUNTIME_LEFTOVERS: Final = ("**/*.tmp", "output/*", "groups/*.collectives")
 """Temporary files and pipes of a pod's processes in its runtime folder."""

@@ -5,21 +5,12 @@ command read or overwrite any file of its user, a planted pipe would make it wai
 """
 
 import os
-import stat
 from pathlib import Path
 from typing import Final
 
-_NEVER_WAIT: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | _NEVER_WAIT
+from ddp_pod.contract.plain_files import NEVER_WAIT, open_plain
 
-
-def open_plain(name: str | Path, flags: int, mode: int = 0o600, *, folder: int | None = None) -> int:
-    """Return the descriptor of a regular file. ``folder``: the descriptor of its folder. Raises: OSError."""
-    descriptor = os.open(name, flags | _NEVER_WAIT, mode, dir_fd=folder)
-    if stat.S_ISREG(os.fstat(descriptor).st_mode):
-        return descriptor
-    os.close(descriptor)
-    raise OSError(f"{name} is no regular file")
+_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | NEVER_WAIT
 
 
 def open_below(root: Path, path: str, flags: int = os.O_RDONLY) -> int:

@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
-from ddp_cli.local.own_files import open_plain
 from ddp_operator.api.status import Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.inputs import describe_progress
 from ddp_operator.decide.report import Page
+from ddp_pod.contract.plain_files import open_plain
 
 _EVERY_SECONDS: Final = 0.2
 _BAR_SECONDS: Final = 5.0  # interval at which the state of a script's own progress bar is printed

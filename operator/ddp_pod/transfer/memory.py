@@ -6,15 +6,17 @@ pods of the next attempt continue. ``ddp_trainer/memory/copies.py`` defines the 
 
 import os
 import shutil
+import stat
 import struct
 import time
 import zlib
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
 from ..base.files import log
 from ..contract.names import ENV_ATTEMPT, ENV_CHECKPOINT_DIR, ENV_MEMORY_DIR, ENV_RUN_ID
+from ..contract.plain_files import open_plain
 from ..contract.processes import process_state
 from ..contract.report import MemoryCopies
 
@@ -93,7 +95,7 @@ def _list_files(folder: str) -> list[str]:
 
 def _read_header(path: str) -> MemoryCopy | None:
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=open_plain) as file:
             data = file.read(_FIELDS.size + _CRC.size)
             allocated = os.fstat(file.fileno()).st_size
     except OSError:
@@ -138,7 +140,7 @@ def _has_copy_under_way(folder: str) -> bool:
 def _read_writer(path: str) -> int:
     """Return the process that is writing a copy into a file; 0 if there is none."""
     try:
-        with open(path, "rb") as file:
+        with open(path, "rb", opener=open_plain) as file:
             data = file.read(_WRITER.size)
     except OSError:
         return 0
@@ -159,12 +161,11 @@ def save_copies(pod_index: int, env: Mapping[str, str], *, checkpoint_step: floa
     for copy in _choose_copies(list_copies(folder)):
         if copy.step <= checkpoint_step:
             continue
-        path = os.path.join(target, f"{copy.name}-{copy.step}")
         try:
-            if _save_file(copy, path, f"{path}{suffix}", deadline):
-                log(f"saved the copy of step {copy.step} in memory to {path} ({copy.size >> 20} MiB)")
+            if _save_file(copy, target, suffix, deadline):
+                log(f"saved the copy of step {copy.step} in memory to {target} ({copy.size >> 20} MiB)")
         except OSError as error:
-            log(f"the copy of step {copy.step} in memory is not saved to {path}: {error.strerror or error}")
+            log(f"the copy of step {copy.step} in memory is not saved to {target}: {error.strerror or error}")
             return
 
 
@@ -178,24 +179,57 @@ def _choose_copies(copies: Sequence[MemoryCopy]) -> list[MemoryCopy]:
     return sorted(chosen, key=lambda copy: copy.step)
 
 
-def _remove_unfinished(folder: str, suffix: str) -> None:
+def _remove_unfinished(target: str, suffix: str) -> None:
     """Delete the files that former launchers of this pod were writing when they were killed, gigabytes each.
 
     Other pods may be writing theirs at this time.
     """
-    with suppress(OSError):  # there is no folder yet, or a file belongs to another user
+    with suppress(OSError), _open_folder(target) as folder:  # there is no folder yet, or a file belongs to another user
         for name in os.listdir(folder):
             if name.endswith(suffix):
-                os.unlink(os.path.join(folder, name))
+                os.unlink(name, dir_fd=folder)
 
 
-def _save_file(copy: MemoryCopy, path: str, temporary: str, deadline: float) -> bool:
-    """Write a file that is complete or does not exist. Returns False if another pod has saved it. Raises: OSError."""
-    if os.path.exists(path):
-        return False
-    os.makedirs(os.path.dirname(path), exist_ok=True)
+@contextmanager
+def _open_folder(path: str) -> Iterator[int]:
+    """Open a folder into which others may write, without following a link. Raises: OSError."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
-        with open(copy.path, "rb") as source, open(temporary, "wb") as file:
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _save_file(copy: MemoryCopy, target: str, suffix: str, deadline: float) -> bool:
+    """Write a file that is complete or does not exist. Returns False if another pod has saved it. Raises: OSError.
+
+    ``suffix``: of its name until it is complete. Others may write to the checkpoint folder: no link is followed.
+    """
+    os.makedirs(target, exist_ok=True)
+    with _open_folder(target) as folder:
+        names = [name for name in os.listdir(folder) if _is_plain(name, folder)]
+        name = f"{copy.name}-{copy.step}"
+        if name in names:
+            return False
+        _write_copy(copy, name, f"{name}{suffix}", folder, deadline)
+        for former in _list_former([*names, name], copy):
+            with suppress(FileNotFoundError):  # another pod has deleted it
+                os.unlink(former, dir_fd=folder)
+        return True
+
+
+def _is_plain(name: str, folder: int) -> bool:
+    try:
+        return stat.S_ISREG(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode)
+    except FileNotFoundError:
+        return False  # another pod has deleted it
+
+
+def _write_copy(copy: MemoryCopy, name: str, temporary: str, folder: int, deadline: float) -> None:
+    """Write a file of a folder, given by its descriptor, under another name first. Raises: OSError."""
+    descriptor = open_plain(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666, folder=folder)
+    try:
+        with open(copy.path, "rb", opener=open_plain) as source, open(descriptor, "wb") as file:
             left = copy.size
             while left:
                 if time.monotonic() > deadline:
@@ -207,28 +241,21 @@ def _save_file(copy: MemoryCopy, path: str, temporary: str, deadline: float) -> 
                 left -= len(chunk)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        if os.path.exists(temporary):
-            os.unlink(temporary)
-    for former in _list_former(path, copy):
-        try:
-            os.unlink(former)
-        except FileNotFoundError:
-            pass  # another pod has deleted it
-    return True
+        os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
+    except OSError:
+        os.unlink(temporary, dir_fd=folder)
+        raise
 
 
-def _list_former(path: str, copy: MemoryCopy) -> list[str]:
+def _list_former(names: Sequence[str], copy: MemoryCopy) -> list[str]:
     """Return the saved copies of the same state that are no longer useful: all but one of replicated state or two."""
-    folder = os.path.dirname(path)
     steps = []
-    for name in os.listdir(folder):
+    for name in names:
         state, _, step = name.rpartition("-")
         if state == copy.name and step.isdigit():
             steps.append(int(step))
     kept = 1 if copy.kind == _REPLICATED else 2
-    return [os.path.join(folder, f"{copy.name}-{step}") for step in sorted(steps)[:-kept]]
+    return [f"{copy.name}-{step}" for step in sorted(steps)[:-kept]]
 
 
 def remove_memory(pod_index: int, env: Mapping[str, str], *, succeeded: bool) -> None:

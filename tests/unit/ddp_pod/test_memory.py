@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import subprocess
 import sys
 import zipfile
@@ -65,6 +66,32 @@ def test_copies_are_read_from_own_private_folder_only(tmp_path: Path, mode: int)
     link.symlink_to(folder)
     assert [copy.step for copy in list_copies(str(folder))] == ([7] if mode == 0o700 else [])
     assert list_copies(str(link)) == []
+
+
+def test_planted_links_and_pipes_are_no_copies(tmp_path: Path) -> None:
+    write(tmp_path / "secret", 9)
+    (tmp_path / "pod-0").mkdir(mode=0o700)
+    (tmp_path / "pod-0" / "peer-0-0").symlink_to(tmp_path / "secret")
+    os.mkfifo(tmp_path / "pod-0" / "peer-0-1")
+    assert list_copies(str(tmp_path / "pod-0")) == []
+    wait_for_copies(0, {"DDP_MEMORY_DIR": str(tmp_path)})  # does not wait for a writer of the pipe
+
+
+def test_planted_link_in_the_checkpoint_folder_is_not_followed(env: dict[str, str], tmp_path: Path) -> None:
+    write(tmp_path / "memory" / "pod-1" / "state-0", 7)
+    write(tmp_path / "other" / "state-1", 1)
+    saved = tmp_path / "ckpt" / "ddp-memory-uid-of-the-job"
+    saved.parent.mkdir()
+    saved.symlink_to(tmp_path / "other")
+    save(env)
+    assert [path.name for path in (tmp_path / "other").iterdir()] == ["state-1"]
+
+    saved.unlink()
+    saved.mkdir()
+    (saved / "state-7").symlink_to(tmp_path / "other" / "state-1")
+    save(env)
+    assert [copy.step for copy in list_copies(str(tmp_path / "other"))] == [1]
+    assert not (saved / "state-7").is_symlink()
 
 
 def test_header_of_the_trainer_is_read(tmp_path: Path) -> None:

@@ -218,6 +218,8 @@ def _find_saved(place: RankPlace, environ: Mapping[str, str]) -> SavedCopies:
     suffix = f"-{environ.get(ENV_ATTEMPT, '')}"
     run = run[: -len(suffix)] if run.endswith(suffix) else run
     folder = os.path.join(environ.get(ENV_CHECKPOINT_DIR, ""), f"ddp-memory-{run}")
+    if os.path.islink(folder):
+        return SavedCopies()  # the launcher creates no links: another user of the volume has
     return SavedCopies(os.path.join(folder, "state"), os.path.join(folder, f"shard-{place.rank}"))
 
 

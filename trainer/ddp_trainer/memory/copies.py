@@ -103,7 +103,7 @@ class CopyFile:
         if self._map is not None:
             return decode_header(self._map[:ENCODED_BYTES])
         try:
-            with open(self.path, "rb") as file:
+            with open(self.path, "rb", opener=_open_plain) as file:
                 header = decode_header(file.read(ENCODED_BYTES))
                 size = os.fstat(file.fileno()).st_size
         except OSError:
@@ -116,7 +116,7 @@ class CopyFile:
     def allocated(self) -> int:
         """The size of the file in bytes."""
         try:
-            return os.stat(self.path).st_size
+            return os.lstat(self.path).st_size
         except OSError:
             return 0
 
@@ -125,11 +125,9 @@ class CopyFile:
         if self._map is not None:
             self._map[: len(_MAGIC)] = bytes(len(_MAGIC))
             return
-        try:
-            with open(self.path, "r+b") as file:
+        if self.header is not None:
+            with open(self.path, "r+b", opener=_open_plain) as file:
                 file.write(bytes(len(_MAGIC)))
-        except FileNotFoundError:
-            pass
 
     def announce(self) -> None:
         """Declare that this process is writing a copy, for which torchrun's agent waits before it ends the ranks."""
@@ -187,9 +185,10 @@ class CopyFile:
     def _allocate(self, size: int) -> None:
         self.close()
         folder = os.path.dirname(self.path)
-        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        with suppress(FileNotFoundError):
+            os.unlink(self.path)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         try:
-            os.ftruncate(descriptor, 0)
             available = find_available(folder)
             if HEADER_BYTES + size > available:
                 raise NoRoomError(folder, HEADER_BYTES + size, available)
@@ -203,9 +202,18 @@ class CopyFile:
         self._map_file()
 
     def _map_file(self) -> None:
-        with open(self.path, "r+b") as file:
+        with open(self.path, "r+b", opener=_open_plain) as file:
             self._map = mmap.mmap(file.fileno(), 0)
         self._memory = torch.frombuffer(self._map, dtype=torch.uint8, offset=HEADER_BYTES)
+
+
+def _open_plain(path: str, flags: int) -> int:
+    """Return the descriptor of a regular file: a link or a pipe in its place is not opened. Raises: OSError."""
+    descriptor = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    if stat.S_ISREG(os.fstat(descriptor).st_mode):
+        return descriptor
+    os.close(descriptor)
+    raise OSError(f"{path} is no regular file")
 
 
 def _runtime() -> Any:

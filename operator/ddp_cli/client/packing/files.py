@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from ddp_cli.client.packing.ignore import Rules
-from ddp_cli.local.own_files import open_plain
+from ddp_pod.contract.plain_files import open_plain
 
 IGNORE_FILES: Final = (".gitignore", ".ddpignore")
 """Read in each folder; rules of the later file take precedence."""

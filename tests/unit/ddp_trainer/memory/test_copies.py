@@ -148,3 +148,21 @@ def test_room_is_limited_by_the_container(
     status = os.statvfs(tmp_path)
     expected = status.f_bavail * status.f_frsize if available is None else available
     assert copies.find_available(str(tmp_path)) == pytest.approx(expected, rel=0.01)
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "pipe"])
+def test_planted_file_is_not_opened_and_replaced_by_the_first_copy(kind: str, tmp_path: Path) -> None:
+    victim = tmp_path / "victim"
+    write(CopyFile(str(victim)), 7, CONTENT)
+    content = victim.read_bytes()
+    file = CopyFile(str(tmp_path / "state-0"))
+    if kind == "pipe":
+        os.mkfifo(file.path)
+    else:
+        os.symlink(victim if kind == "link" else tmp_path / "none", file.path)
+    file.invalidate()
+    assert file.header is None
+    write(file, 8, CONTENT)
+    assert CopyFile(file.path).verify()
+    assert victim.read_bytes() == content
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["state-0", "victim"]
