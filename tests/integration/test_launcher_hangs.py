@@ -13,8 +13,6 @@ import pytest
 import torch
 
 from ddp_pod.contract.plan import WatchdogConfig
-from tests.support import ROOT
-from tests.support.control_plane import free_ports
 from tests.support.launcher_pods import LauncherPods, PodEnd
 
 pytestmark = pytest.mark.process
@@ -256,24 +254,6 @@ def test_hang_names_rank_that_did_not_arrive_and_collective_of_its_peer(pods: Po
         r"rank 0 waits in all_reduce \d+ of the default group, shape \[10\]$",
         cause,
     ), cause
-
-
-# As NCCL does, rank 1 answers queries of RAS. Its report has both ranks.
-SERVES_RAS = f"""
-if rank == 1:
-    sys.path.insert(0, {str(ROOT)!r})
-    from tests.support.ras_server import RasServer, rank as entry, render_report
-    ranks = [entry(0, 1, AllReduce=57), entry(1, os.getpid(), AllReduce=56)]
-    RasServer(lambda: render_report((2, ranks, {{}})), port=int(os.environ["NCCL_RAS_ADDR"].rpartition(":")[2]))
-"""
-
-
-def test_failure_has_finding_of_nccl(pods: PodsFactory) -> None:
-    script = COUNTED.replace("FAULT", "if rank == 1: time.sleep(1e9)").replace("second =", f"{SERVES_RAS}\nsecond =")
-    env = {"NCCL_RAS_ADDR": f"127.0.0.1:{free_ports(1)[0]}"}
-    cause = find_cause(pods(f"import os\n{script}", nproc=1, config=watchdog("Fail"), env=env).run())
-    assert "rank 1 is in train_step" in cause
-    assert cause.endswith("; NCCL RAS: rank 1 launched up to AllReduce 56, the others up to 57")
 
 
 @needs_recorder

@@ -253,7 +253,7 @@ REPORT_MEMBERS = {
     "groups",
     "ranks",
 }
-STALL_MEMBERS = {"heartbeat_age": "heartbeatAge", "stalled": "seconds", "stalled_ranks": "ranks", "ras": "ras"}
+STALL_MEMBERS = {"heartbeat_age": "heartbeatAge", "stalled": "seconds", "stalled_ranks": "ranks"}
 
 
 def respond(page: str | None) -> bytes | None:

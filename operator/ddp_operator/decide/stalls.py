@@ -161,8 +161,7 @@ def _describe_stall(page: Page | None, stall: Stall) -> str:
     if page is not None and not page.training:
         state = f"no step reported, and the workers have used no CPU since {since}"
     cause = "; ".join(_choose_places(stall.places)) or _describe_lagging_ranks(stall.ranks)
-    opinion = f"; NCCL RAS: {page.stall.ras}" if page is not None and page.stall.ras else ""
-    return f"{state}; {cause}{opinion}"
+    return f"{state}; {cause}"
 
 
 def _describe_lagging_ranks(ranks: Ranks) -> str:

@@ -15,8 +15,6 @@ from .records import choice, items, number, text
 REPORT_VERSION: Final = 2
 REPORT_LIMIT: Final = 1 << 17
 """Bytes of a report."""
-RAS_LIMIT: Final = 200
-"""Characters of the finding of NCCL's RAS."""
 RUN_RESULTS: Final = ("Succeeded", "Failed", "Stopped")
 """How a run of `ddp dev` can end; Stopped: the user ended it."""
 _NOT_JOINED: Final = ("Starting", "WaitingForMaster", "Rendezvous")
@@ -76,7 +74,6 @@ class Stall:
     heartbeat_age: float | None = number(1e9)
     seconds: float | None = number(1e9)
     ranks: tuple[StalledRank, ...] = items(8)
-    ras: str = text(RAS_LIMIT)
 
 
 @dataclass(frozen=True)

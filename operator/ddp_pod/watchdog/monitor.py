@@ -22,7 +22,6 @@ from ..contract.report import Stall
 from ..failures.worker_failure import examine_error
 from ..progress.rank_progress import PAGE_TIMEOUT, RankReader
 from .collectives import CollectivesRequest, RankCollectives
-from .ras import RasQuery
 from .stacks import Stack, collect_stacks
 from .stall import (
     ACTIVITY_LIMIT,
@@ -97,7 +96,6 @@ class StallMonitor:
         self._silence: RankStall | None = None  # the same, or missing steps for less time than that of a stall
         self._examined_silence = 0.0  # seconds
         self._stalled: list[StalledWorker] = []  # when the stacks were collected
-        self._ras: RasQuery | None = None  # of the current stall
         self._steps_known = False  # whether some pod has seen steps: only then does the ranks' inactivity count
         self._interval = _find_interval(pod.watchdog)
         # Between two checks are a pause and the wait for pages of ranks that do not respond.
@@ -169,7 +167,7 @@ class StallMonitor:
             return Stall(self._hangs, age)
         ranks = [*self._activities, *filter(None, [current.remote_cause])]
         stall = describe_stall(current.stall, ranks, now)
-        return dataclasses.replace(stall, hangs=self._hangs, heartbeat_age=age, ras=self._ras_finding)
+        return dataclasses.replace(stall, hangs=self._hangs, heartbeat_age=age)
 
     @property
     def _activities(self) -> list[RankActivity]:
@@ -180,11 +178,6 @@ class StallMonitor:
         """The collectives in which this pod's ranks wait."""
         waits = [stalled.wait for stalled in self._stalled]
         return [wait for wait in waits if wait is not None]
-
-    @property
-    def _ras_finding(self) -> str:
-        """What NCCL's RAS has found in the current stall; empty: nothing, or the query has not ended."""
-        return self._ras.finding if self._ras is not None and self._open is not None else ""
 
     def _report(self, stall: RankStall) -> StallReport:
         return report_stall(stall, self._activities, self._waits)
@@ -318,12 +311,7 @@ class StallMonitor:
         kind = "hang" if stall.known else "idle"
         note = "" if stall.known else "; no process is killed, because no step was counted (docs/your-script.md)"
         log(f"{kind}: {stall.message}{note}; the stacks of this pod's ranks follow")
-        is_new = self._open is None
-        if is_new and self._pod.node == 0:
-            self._query_ras(workers)
         self._stalled = self._examine(stall, workers, quiet=False)
-        if is_new and self._pod.node > 0 and any(activity.behind for activity in self._activities):
-            self._query_ras(workers)
         log("\n".join(activity.what for activity in self._activities))
         self.job_stall = None
         current = _OpenStall(stall, give_up_at=now + self._grace_seconds(has_cause=False))
@@ -336,11 +324,6 @@ class StallMonitor:
         report = self._report(stall) if self._steps_known else StallReport()
         try_write_json(self._path(STALL_REPORT_FILE), to_json(report))
         return current
-
-    def _query_ras(self, workers: Sequence[WorkerRecord]) -> None:
-        """Query NCCL's RAS. Each query reaches all ranks of the job, so pods that only wait leave it to pod 0."""
-        pids = {pid for worker in workers for pid in find_family(worker.pid)}
-        self._ras = RasQuery(pids, max((worker.world_size or 0 for worker in workers), default=0))
 
     def _log_waiting_peers(self, current: _OpenStall) -> None:
         """Log once per stall that other pods wait for a rank of this one."""
@@ -441,7 +424,6 @@ class StallMonitor:
             message += f"; in another pod, {remote_cause.what}"
         elif is_root_cause:
             message += self._describe_peers(stalled, is_deadlock=is_deadlock)
-            message += f"; NCCL RAS: {self._ras_finding}" if self._ras_finding else ""
         return {
             "rank": stalled.worker.rank,
             "localRank": stalled.worker.local_rank,

@@ -94,12 +94,6 @@ class TestStall:
         message = progressing(run(join(stall(300), hung(300)), stalled=places))[2]
         assert "; in 0; in 1; if this is slow by design, raise spec.watchdog.stallSeconds or call" in message
 
-    def test_finding_of_nccl_follows_own(self) -> None:
-        text = join(stall(300), page(stalled=300, ras="rank 1 launched up to AllReduce 56, the others up to 57"))
-        assert progressing(run(text, stalled=BEHIND))[2].endswith(
-            "; rank 1 is in train_step (train.py:50); NCCL RAS: rank 1 launched up to AllReduce 56, the others up to 57"
-        )
-
     def test_script_that_reports_no_step_and_uses_no_cpu_is_stalled(self) -> None:
         text = join(page(phase="Running"), hung(300))
         decision = run(text, stalled=BEHIND, seconds=400)
