@@ -28,7 +28,6 @@ REFERENCE = (ROOT / "docs/reference.md").read_text(encoding="utf-8")
 RUN_BY = {
     "python.md": "tests/unit/ddp_cli/client/test_client.py",
     "tutorial.md": "tests/integration/test_tutorial.py",
-    "your-script.md": "tests/unit/ddp_pod/test_trainer_status.py",
     "trainer.md": "tests/integration/test_trainer_spawn.py",
 }
 

@@ -42,12 +42,11 @@ STALL_REPORT_FILE: Final = "stall.json"  # the watchdog's report, which the agen
 REPLICAS_FILE: Final = "replicas.json"  # samples of this pod's ranks, shared with peer pods
 GROUP_WAIT_FILE: Final = "group-wait.json"  # this pod's ranks in a wait for the process group, shared with peer pods
 RUN_STEP_FILE: Final = "step.json"  # the run's step in pod 0, which its agent shares with peer pods
-TRAINER_STATUS_FILE: Final = "trainer-status.json"  # where a rank posts progress: {"port": …, "token": path of a file}
 COUNTERS_FILE: Final = "counters"  # the ranks' counters of optimizer steps: memory that the launcher reads
 STEP_HINT_FILE: Final = "step-hint.json"  # what makes the steps of rank 0 visible: {"hint": …}
-PAGES: Final = ("port", "prom", "post", "log")
+PAGES: Final = ("port", "prom", "log")
 """Sources of a rank's progress, the best first: the port of its exporter, the page that the exporter wrote at its end,
-the status that the rank posted, the values in its log."""
+the values in its log."""
 
 # Exit codes of the launcher, and of a worker that knows its own category. The launcher maps every other exit code of
 # a worker to one of them. The Job's podFailurePolicy acts on them.

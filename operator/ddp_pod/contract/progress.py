@@ -1,4 +1,4 @@
-"""The progress of one rank, as its counters, its script's own page, its posts or its log show it, and of uploads."""
+"""The progress of one rank, as its counters, its script's own page or its log show it, and of uploads."""
 
 import math
 from collections.abc import Mapping

@@ -37,7 +37,7 @@ class LogLines:
 
 
 class LogProgress:
-    """The progress that patterns find in one rank's output, or that the rank posts.
+    """The progress that patterns find in one rank's output.
 
     ``epochs``: of the run, used if no line has them; ``per_epoch``: whether steps restart with each epoch, None: to be
     inferred; ``read_counters``: of the rank's optimizer steps.

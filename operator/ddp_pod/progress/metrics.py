@@ -1,4 +1,4 @@
-"""The pod's endpoint: its report, its page for Prometheus, and the status that ranks post."""
+"""The pod's endpoint: its report, and its page for Prometheus."""
 
 import json
 import re
@@ -17,11 +17,9 @@ from .rank_progress import RankReader
 
 BuildReport = Callable[[Sequence[RankProgress]], PodReport]
 """Returns the report of a pod with the progress of its ranks."""
-_POST_LIMIT = 1 << 16
 _HEAD_LIMIT = 1 << 14
 _MOST_CONNECTIONS = 16
 _CONNECTION_SECONDS = 10.0  # from the first byte of a connection to its last
-_LENGTH = re.compile(rb"\r\ncontent-length: *(\d{1,9})", re.IGNORECASE)
 _NOT_FOUND = b"only /report, /metrics and /healthz\n"
 _HOST = re.compile(rb"\r\nhost:[ \t]*([^\r\n]*)", re.IGNORECASE)
 # A web page can resolve its own name to this machine, but no address, not localhost and not this machine's name.
@@ -40,20 +38,11 @@ def _open_server(host: str, port: int) -> socket.socket:
 
 
 class MetricsEndpoint:
-    """Serves the pod's report, and the same for Prometheus.
+    """Serves the pod's report, and the same for Prometheus."""
 
-    ``receive``: handles a POST with its path, head and body, and returns the status line of the response.
-    """
-
-    def __init__(
-        self,
-        ranks: RankReader,
-        build_report: BuildReport,
-        receive: Callable[[bytes, bytes, bytes], str] = lambda path, head, body: "404 Not Found",
-    ) -> None:
+    def __init__(self, ranks: RankReader, build_report: BuildReport) -> None:
         self._ranks = ranks
         self._build_report = build_report
-        self._receive = receive
         self._is_on_loopback = False
         self._open = OpenConnections(_MOST_CONNECTIONS)
         self._builders = threading.BoundedSemaphore(_MOST_CONNECTIONS)
@@ -110,7 +99,7 @@ class MetricsEndpoint:
                 if not request:
                     return
                 request_line = request.split(b"\r\n", 1)[0].split()
-                status, body = self._respond(connection, request_line, request, deadline)
+                status, body = self._respond(request_line, request)
                 head = f"HTTP/1.1 {status}\r\nContent-Type: text/plain; version=0.0.4; charset=utf-8\r\n"
                 head += f"Content-Length: {len(body)}\r\nConnection: close\r\n\r\n"
                 connection.settimeout(_find_timeout(deadline))
@@ -118,9 +107,7 @@ class MetricsEndpoint:
         finally:
             self._open.remove(connection)
 
-    def _respond(
-        self, connection: socket.socket, request_line: list[bytes], request: bytes, deadline: float
-    ) -> tuple[str, bytes]:
+    def _respond(self, request_line: list[bytes], request: bytes) -> tuple[str, bytes]:
         """Return status and body of the response to a request. Raises: OSError."""
         if len(request_line) != 3:
             return "404 Not Found", _NOT_FOUND
@@ -128,10 +115,6 @@ class MetricsEndpoint:
         if self._is_on_loopback and host and not _OWN_HOST.fullmatch(host[1].decode("latin-1").rstrip()):
             return "403 Forbidden", b"only for requests to localhost, this machine's name or an address\n"
         method, target, _ = request_line
-        if method == b"POST":
-            head, _, start = request.partition(b"\r\n\r\n")
-            body = _read_body(connection, head, start, deadline)
-            return self._receive(target, head, body), body
         path = target.split(b"?")[0] if method in (b"GET", b"HEAD") else b""
         if path in (b"/report", b"/metrics"):
             return self.build_page(path)
@@ -197,16 +180,3 @@ def _read_head(connection: socket.socket, deadline: float) -> bytes:
             return b""
         request += chunk
     return request
-
-
-def _read_body(connection: socket.socket, head: bytes, body: bytes, deadline: float) -> bytes:
-    """Read the rest of a request's body, which starts with ``body``. Raises: OSError."""
-    length = _LENGTH.search(head)
-    size = min(int(length[1]), _POST_LIMIT) if length else 0
-    while len(body) < size:
-        connection.settimeout(_find_timeout(deadline))
-        chunk = connection.recv(4096)
-        if not chunk:
-            break
-        body += chunk
-    return body

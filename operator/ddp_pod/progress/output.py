@@ -186,7 +186,7 @@ class _Copier:
         self._written_at = time.monotonic()
         for descriptor in self._changed:
             output = self._outputs[descriptor]
-            write_progress(self._pod, output.local_rank, output.progress, "log")
+            _write_progress(self._pod, output.local_rank, output.progress)
         self._changed.clear()
 
 
@@ -282,12 +282,12 @@ def _global_rank(pod: Pod, local_rank: int, worker: WorkerRecord | None) -> int:
     return pod.node * pod.nproc_per_node + local_rank if worker is None else worker.rank
 
 
-def write_progress(pod: Pod, local_rank: int, progress: Progress, source: str) -> None:
-    """Write a rank's progress for the reader of the ranks. ``source``: ``log`` or ``post``."""
+def _write_progress(pod: Pod, local_rank: int, progress: Progress) -> None:
+    """Write a rank's progress for the reader of the ranks."""
     worker = read_worker(pod, local_rank)
     record = progress.build(_global_rank(pod, local_rank, worker), worker.world_size if worker else None)
     with suppress(OSError):  # a full disk must not stop the log
-        write_json(os.path.join(pod.runtime, "metrics", f"{local_rank}.{source}"), to_json(record))
+        write_json(os.path.join(pod.runtime, "metrics", f"{local_rank}.log"), to_json(record))
 
 
 class OutputReader:

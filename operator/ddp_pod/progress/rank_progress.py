@@ -1,4 +1,4 @@
-"""The progress of a pod's ranks: from the script's exporter, its posts, its log, and the rank's counters."""
+"""The progress of a pod's ranks: from the script's exporter, its log, and the rank's counters."""
 
 import math
 import os
@@ -134,8 +134,8 @@ class RankReader:
             return _build_page(self._fetch(rank, "/metrics"))
         with suppress(OSError), open(self._path(rank, "prom"), encoding="utf-8", errors="replace") as file:
             return _build_page(file.read(_PAGE_LIMIT))
-        known = next((raw for kind in PAGES[2:] if (raw := read_json(self._path(rank, kind)))), None)
-        progress = None if known is None else read_record(RankProgress, known)
+        known = read_json(self._path(rank, "log"))
+        progress = read_record(RankProgress, known) if known else None
         counters = self.read_counters(rank)
         if counters is not None and counters.shows_steps:
             return RankPage(merge_counters(progress, counters))
@@ -190,7 +190,7 @@ def create_counters(pod: Pod) -> CounterMemory | None:
 def merge_counters(known: RankProgress | None, counters: RankCounters) -> RankProgress:
     """Return a rank's progress with its counters.
 
-    ``known``: from the log or posts. Steps in another unit than optimizer steps, such as samples, do not change.
+    ``known``: from the log. Steps in another unit than optimizer steps, such as samples, do not change.
     """
     progress = RankProgress(is_counted=True) if known is None else replace(known)
     progress.rank = counters.rank

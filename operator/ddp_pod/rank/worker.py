@@ -9,17 +9,14 @@ import time
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from ..base.files import read_json, write_json
-from ..contract.names import ENV_AGENT_PID, ENV_RUNTIME_DIR, ENV_TRACKING_RUN, PAGES, TRAINER_STATUS_FILE
+from ..base.files import write_json
+from ..contract.names import ENV_AGENT_PID, ENV_RUNTIME_DIR, ENV_TRACKING_RUN, PAGES
 from ..contract.processes import STACK_SIGNAL, set_parent_death_signal
 from . import counters
 from .groups import GroupRecorder, read_address
 from .tracebacks import hide_own_frames, record_exception
 
 # The names that Kubeflow's Trainer uses.
-_ENV_STATUS_URL = "KUBEFLOW_TRAINER_SERVER_URL"
-_ENV_STATUS_TOKEN = "KUBEFLOW_TRAINER_SERVER_TOKEN"  # noqa: S105 # nosec B105
-_PROXY_VARIABLES = ("http_proxy", "HTTP_PROXY", "all_proxy", "ALL_PROXY")
 
 
 class _RankFiles:
@@ -58,7 +55,6 @@ def main(argv: Sequence[str]) -> NoReturn:
     }
     write_json(files.worker, about)
     slot = _open_slot(runtime, about)
-    _set_status_variables(runtime, local_rank)
     if ENV_TRACKING_RUN in os.environ:
         importlib.import_module(f"{__package__}.tracking").set_rank_variables()
 
@@ -208,19 +204,6 @@ def _run_script(target: str, main_module: Any) -> None:
 def _is_archive(path: str) -> bool:
     with open(path, "rb") as file:
         return file.read(2) == b"PK"
-
-
-def _set_status_variables(runtime: str, local_rank: str) -> None:
-    """Set the variables with which a script finds the TrainerStatus endpoint, unless the pod sets its own."""
-    offer = read_json(os.path.join(runtime, TRAINER_STATUS_FILE))
-    if not offer or _ENV_STATUS_URL in os.environ:
-        return
-    os.environ[_ENV_STATUS_URL] = f"http://127.0.0.1:{offer['port']}/trainer-status/{local_rank}/{os.getpid()}"
-    os.environ[_ENV_STATUS_TOKEN] = offer["token"]
-    if not any(name in os.environ for name in _PROXY_VARIABLES):
-        return
-    for name in ("no_proxy", "NO_PROXY"):
-        os.environ[name] = ",".join(filter(None, (os.environ.get(name), "127.0.0.1")))
 
 
 def divert_output(path: str) -> None:

@@ -46,7 +46,6 @@ from ..progress.metrics import MetricsEndpoint
 from ..progress.output import OutputReader
 from ..progress.rank_progress import RankReader, create_counters
 from ..progress.step_hints import read_step_hint
-from ..progress.trainer_status import TrainerStatus
 from ..rank.tracking import list_tracked_runs
 from ..torchrun.channel import (
     GroupFindings,
@@ -123,9 +122,8 @@ class Supervisor:
         self._reads_output = bool(pod.log_patterns) or not uses_torchrun_logs
         self._counters = create_counters(pod)
         self._reader = OutputReader(pod, marked=marked, counters=self._counters)
-        self._trainer_status = TrainerStatus(pod, self._counters)
         self._ranks = RankReader(pod.runtime, self._counters)
-        self.metrics = MetricsEndpoint(self._ranks, self._build_report, self._trainer_status.receive)
+        self.metrics = MetricsEndpoint(self._ranks, self._build_report)
         self._unreachable = UnreachablePeers(pod)
         self._restarts = InPlaceRestarts(pod, self._ranks)
         self._stalls = StallMonitor(pod, self._ranks, is_stopping=lambda: self._stop_deadline is not None)
@@ -478,9 +476,7 @@ class Supervisor:
     def _serve_metrics(self) -> None:
         is_private = self.pod.local or self.pod.dev is not None  # the holder of a pod of `ddp dev` passes it on
         host = "127.0.0.1" if is_private else ""
-        port = self.metrics.serve_pod(self.pod.metrics_port, host, os.environ.get(ENV_PORT_FILE))
-        if port is not None:
-            self._trainer_status.offer(port)
+        self.metrics.serve_pod(self.pod.metrics_port, host, os.environ.get(ENV_PORT_FILE))
 
     def _build_report(self, ranks: Sequence[RankProgress]) -> PodReport:
         """Return the pod's report with the progress of its ranks."""

@@ -9,7 +9,6 @@ import time
 from collections.abc import Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
-from typing import Any
 
 import pytest
 from hypothesis import given
@@ -38,13 +37,13 @@ def ask(port: int, *pieces: bytes) -> tuple[bytes, bytes]:
     return head, body
 
 
-def build_endpoint(folder: Path, receive: Any = None) -> MetricsEndpoint:
+def build_endpoint(folder: Path) -> MetricsEndpoint:
     """Return the endpoint of a pod in the phase Done."""
 
     def build_report(ranks: Sequence[RankProgress]) -> PodReport:
         return PodReport(phase="Done", restarts=2, ranks=tuple(ranks))
 
-    return MetricsEndpoint(RankReader(str(folder)), build_report, *filter(None, (receive,)))
+    return MetricsEndpoint(RankReader(str(folder)), build_report)
 
 
 METRICS = b"GET /metrics HTTP/1.1\r\n\r\n"
@@ -139,7 +138,7 @@ def test_connection_ends_at_its_deadline_however_often_it_sends(
 ) -> None:
     monkeypatch.setattr("ddp_pod.progress.metrics._CONNECTION_SECONDS", 0.3)
     port = build_endpoint(tmp_path).serve(0)
-    for start in (b"", b"POST /x HTTP/1.1\r\nContent-Length: 60000\r\n\r\n"):
+    for start in (b"", b"POST /x HTTP/1.1\r\nContent-Length: 60000\r\n"):
         with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
             connection.sendall(start)
             with pytest.raises(ConnectionError):
@@ -294,21 +293,6 @@ def test_incomplete_page_is_refused(answer: bytes, page: str | None) -> None:
         with nullcontext() if page is not None else pytest.raises(ValueError, match="no usable page"):
             assert fetch_page(server.getsockname()[1], "/threads", timeout=60) == page
         thread.join()
-
-
-def test_posted_body_is_received_completely(tmp_path: Path) -> None:
-    received: list[tuple[bytes, bytes, bytes]] = []
-
-    def receive(path: bytes, head: bytes, body: bytes) -> str:
-        received.append((path, head.splitlines()[0], body))
-        return "204 No Content"
-
-    port = build_endpoint(tmp_path, receive).serve(0)
-    request = b"POST /status HTTP/1.1\r\nContent-Length: 10\r\n\r\n"
-    assert ask(port, request, b"01234", b"56789")[0].startswith(b"HTTP/1.1 204 No Content\r\n")
-    ask(port, b"POST /status HTTP/1.1\r\n\r\n")
-    first = b"POST /status HTTP/1.1"
-    assert received == [(b"/status", first, b"0123456789"), (b"/status", first, b"")]
 
 
 def test_ranks_with_pages_are_collected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
