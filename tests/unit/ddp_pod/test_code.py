@@ -88,10 +88,13 @@ def test_missing_or_damaged_archive_is_reported(tmp_path: Path) -> None:
     code = config(tmp_path, content[: len(content) // 2], "0" * 64)
     damaged_stream = bytearray(gzip.compress(tar(tarfile.TarInfo("train.py")) + random.Random(1).randbytes(1 << 20)))
     damaged_stream[len(damaged_stream) // 2 :] = bytes(len(damaged_stream) // 2)
-    for damage in (content[: len(content) // 2], b"no archive", bytes(damaged_stream), gzip.compress(sparse_header())):
+    for damage in (content[: len(content) // 2], b"no archive", bytes(damaged_stream)):
         Path(code.archive).write_bytes(damage)
         with pytest.raises(PodSetupError, match="is damaged"):
             unpack(code)
+    invalid = config(tmp_path, gzip.compress(sparse_header()), hashlib.sha256(sparse_header()).hexdigest())
+    with pytest.raises(PodSetupError, match="is damaged"):
+        unpack(invalid)
     Path(code.archive).unlink()
     with pytest.raises(PodSetupError, match=r"^cannot read the code archive .*: No such file or directory") as refusal:
         unpack(code)
