@@ -16,13 +16,12 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Self
 
-import msgspec
-
 from ddp_cli.check.copying import copy_folder
 from ddp_cli.check.watch import Watch
 from ddp_cli.client.errors import ClientError
 from ddp_cli.client.runs import open_run
-from ddp_operator.api.status import Condition, Status
+from ddp_operator.api.parse import parse_status
+from ddp_operator.api.status import Condition
 from ddp_operator.decide.conditions import PROGRESSING, TRAINS_AS_ONE, WAITING_FOR_GROUP, find_obstacle
 from ddp_operator.decide.stalls import SLOW_REMEDY
 from ddp_pod.contract.check_record import MARK_FILE, MOST_STEPS, ORDER_FILE, Kill, Order, SaveRecord
@@ -240,8 +239,7 @@ class Runs:
 def find_run_obstacle(runs: Path) -> Condition | None:
     """Return what keeps the newest run from training, as its launchers have observed; None if nothing is known."""
     try:
-        raw = open_run(None, runs).read_status().get("status") or {}
-        obstacle = find_obstacle(msgspec.convert(raw, Status))
+        obstacle = find_obstacle(parse_status(open_run(None, runs).read_status()))
     except (ClientError, ValueError):
         return None
     return obstacle if obstacle is not None and obstacle.type in _OBSTACLES else None

@@ -5,8 +5,6 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final
 
-import msgspec
-
 from ddp_cli.client.api import (
     MERGE_PATCH,
     Api,
@@ -25,7 +23,7 @@ from ddp_cli.client.logs import PodLogs
 from ddp_cli.client.workdir import Workdir
 from ddp_cli.view.why import Why, explain_why
 from ddp_operator.api.kubeobjects import utc_now
-from ddp_operator.api.status import History
+from ddp_operator.api.parse import parse_status
 from ddp_operator.decide.conditions import INIT_CONTAINER_RUNNING
 from ddp_operator.decide.failures import sentence
 from ddp_operator.decide.views import view_pod
@@ -93,8 +91,7 @@ class ClusterBackend:
         """Return the metrics in the status, up to 60 rows, with the columns of metrics.csv. Raises: ClientError."""
         from ddp_cli.report.cluster import read_history
 
-        status = get_job(self.api, name).get("status") or {}
-        return read_history(msgspec.convert(status.get("history"), History | None))
+        return read_history(parse_status(get_job(self.api, name)).history)
 
     def why(self, name: str) -> Why:
         """Return the explanation from the resource and its Events. Raises: ClientError."""

@@ -1,6 +1,9 @@
-"""Errors of the client. Their text states what happened and what to do; `ddp` prints it unchanged."""
+"""Errors and warnings of the client. Their text states what happened and what to do; `ddp` prints it unchanged."""
+
+import warnings
 
 from ddp_operator.api.status import Status
+from ddp_operator.api.stored_fields import describe_left_out
 
 
 class ClientError(Exception):
@@ -47,3 +50,13 @@ class TrainingFailed(ClientError):
         self.traceback = failure.traceback if failure else ""
         shown = self.traceback if self.traceback and self.traceback.strip() not in explanation else ""
         super().__init__("\n\n".join(filter(None, (explanation, shown.rstrip()))))
+
+
+class FieldsLeftOut(UserWarning):
+    """Fields of a stored status cannot be read; the others are shown. Python prints an equal text once."""
+
+
+def warn_of_left_out(name: str, paths: tuple[str, ...]) -> None:
+    """Warn of fields that cannot be read, if there are any. ``name``: of the job or the file."""
+    if paths:
+        warnings.warn(f"{name}: {describe_left_out(paths)}", FieldsLeftOut, stacklevel=2)

@@ -6,15 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
-import msgspec
-
 from ddp_cli.client.api import Api, Object, job_path, list_jobs
 from ddp_cli.client.errors import ClientError
 from ddp_cli.view.display import View
 from ddp_cli.view.why import explain_why
 from ddp_operator.api.kubeobjects import utc_now
 from ddp_operator.api.size import limit_nesting
-from ddp_operator.api.status import Status
+from ddp_operator.api.stored_fields import read_status
 from ddp_operator.decide.conditions import FETCHING_INPUTS
 from ddp_operator.decide.inputs import describe_progress
 
@@ -27,10 +25,10 @@ _TRIES: Final = 30
 
 def view_of(job: dict[str, Any]) -> View:
     """Return what displays show of a resource."""
-    try:
-        status = msgspec.convert(job.get("status") or {}, Status)
-    except msgspec.ValidationError:
+    stored = read_status(job)
+    if stored.lacks_phase:
         return View("Unknown")
+    status = stored.status
     phase = status.phase or "Pending"
     reason = status.reason if status.phase else explain_why(job, (), utc_now()).reason
     if reason == FETCHING_INPUTS:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 import msgspec
 
 from ddp_cli.client.api import Object
-from ddp_cli.client.errors import ClientError, Conflict, NotFound, TrainingFailed
+from ddp_cli.client.errors import ClientError, Conflict, NotFound, TrainingFailed, warn_of_left_out
 from ddp_cli.client.follow import view_of
 from ddp_cli.client.logs import Follower, Line, read_newest
 from ddp_cli.client.notebook import NotebookDisplay, Report, Table, has_notebook, render
@@ -18,6 +18,7 @@ from ddp_cli.view.display import Display, choose_display
 from ddp_cli.view.why import Why
 from ddp_operator.api.kubeobjects import find_worker_cluster
 from ddp_operator.api.status import ENDED_PHASES, Phase, Progress, Status
+from ddp_operator.api.stored_fields import read_status
 
 if TYPE_CHECKING:
     from ddp_cli.client.cluster import ClusterBackend
@@ -201,10 +202,8 @@ class Job:
 
 
 def _read_status(resource: Object) -> Status:
-    """Return the status; its progress is never None, but may have no values. Raises: ClientError."""
-    try:
-        status = msgspec.convert(resource.get("status") or {}, Status)
-    except msgspec.ValidationError as error:
-        name = resource["metadata"]["name"]
-        raise ClientError(f"{name}: this version of ddp cannot read the status ({error}); update ddp") from None
+    """Return the status; its progress is never None, but may have no values."""
+    stored = read_status(resource)
+    warn_of_left_out(resource["metadata"]["name"], stored.left_out)
+    status = stored.status
     return status if status.progress is not None else msgspec.structs.replace(status, progress=Progress())

@@ -16,6 +16,7 @@ from ddp_cli.client.runs import read_job
 from ddp_cli.local.folder import RunFolder
 from ddp_cli.local.screen import LogFile, Tail, find_logs, split_rank
 from ddp_operator.api import constants
+from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.kubeobjects import find_trainer
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES
@@ -135,7 +136,7 @@ class RunLogs:
         self._attempt = attempt
         self._tail = tail
         self._starts: dict[str, int] = {}
-        self._nproc = resolve_template(parse_resource(read_job(folder))).nproc
+        self._nproc = _count_ranks(read_job(folder))
 
     def pods(self) -> list[LogPod]:
         """Return the pods that have a log, by attempt and index."""
@@ -316,6 +317,14 @@ def log_pod(pod: Mapping[str, Any]) -> LogPod:
         nproc=nproc,
         launcher=tuple(trainer.get("command") or ())[:-1],  # the last word is the subcommand
     )
+
+
+def _count_ranks(job: Mapping[str, Any]) -> int:
+    """Return the number of ranks in each pod of a run."""
+    try:
+        return resolve_template(parse_resource(job)).nproc
+    except InvalidManifest:
+        return 1  # another version of ddp ran it, with other rules
 
 
 def split_line(text: str, pod: LogPod) -> Line:

@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Final
 
-from ddp_cli.client.errors import ClientError, NotFound
+from ddp_cli.client.errors import ClientError, NotFound, warn_of_left_out
 from ddp_cli.local.ending import read_record
 from ddp_cli.local.folder import RunFolder
 from ddp_cli.local.own_files import is_own_folder, open_own_folder
@@ -45,11 +45,14 @@ def _open_own(path: Path) -> RunFolder:
 
 
 def read_job(folder: RunFolder) -> dict[str, Any]:
-    """Return the resource of a run. Raises: ClientError."""
+    """Return the resource of a run without fields that cannot be read, of which it warns. Raises: ClientError."""
     try:
-        return read_record(folder)
-    except ValueError:
-        raise ClientError(f"{folder.path}: not a run folder of `ddp run`: status.yaml is missing or invalid") from None
+        resource = read_record(folder)
+    except ValueError as error:
+        problem = f"status.yaml is missing or invalid ({error})"
+        raise ClientError(f"{folder.path}: not a run folder of `ddp run`: {problem}") from None
+    warn_of_left_out(str(folder.status), folder.left_out)
+    return resource
 
 
 def list_runs(runs: Path) -> dict[str, Any]:

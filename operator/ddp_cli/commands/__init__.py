@@ -11,13 +11,15 @@ import os
 import shlex
 import sys
 import traceback
-from collections.abc import Sequence
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from difflib import get_close_matches
 from types import ModuleType
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
-from ddp_cli.client.errors import ClientError
-from ddp_cli.commands.io import ExitCode, exit_code
+from ddp_cli.client.errors import ClientError, FieldsLeftOut
+from ddp_cli.commands.io import ExitCode, exit_code, print_note
 from ddp_cli.view.terminal import print_text
 from ddp_operator._version import __version__
 
@@ -154,7 +156,8 @@ def _run(module: ModuleType, arguments: argparse.Namespace) -> int:
     from ddp_operator.api.errors import InvalidManifest
 
     try:
-        code: int = module.run(arguments)
+        with _print_warnings():
+            code: int = module.run(arguments)
         sys.stdout.flush()
         return code
     except ClientError as error:
@@ -171,6 +174,23 @@ def _run(module: ModuleType, arguments: argparse.Namespace) -> int:
     except Exception:
         traceback.print_exc()
         return _report(arguments.command, "internal error in ddp; please report the traceback above", ExitCode.BROKEN)
+
+
+@contextmanager
+def _print_warnings() -> Iterator[None]:
+    """Print the client's warnings as notes, without Python's line of source."""
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def show_note(message: Warning | str, category: type[Warning], *rest: Any, **more: Any) -> None:
+            if issubclass(category, FieldsLeftOut):
+                print_note(str(message))
+            else:
+                show(message, category, *rest, **more)
+
+        warnings.showwarning = show_note
+        warnings.simplefilter("default", FieldsLeftOut)
+        yield
 
 
 def _report(command: str, message: str, code: int) -> int:

@@ -82,15 +82,14 @@ def _build_row(name: str, seconds: Mapping[str, int]) -> list[str]:
 
 def sum_up(items: Iterable[Mapping[str, Any]], group: str) -> dict[str, dict[str, int]]:
     """Return GPU-seconds by purpose for each name, namespace or profile, without jobs that used no GPU."""
-    import msgspec
-
-    from ddp_operator.api.status import Usage
+    from ddp_operator.api.parse import parse_status
     from ddp_operator.decide.transitions import list_purposes
 
     sums: dict[str, Counter[str]] = {}
     for item in items:
-        status = item.get("status") or {}
-        if usage := status.get("usage"):
-            name = status.get("profile", {}).get("name", "-") if group == "profile" else item["metadata"][group]
-            sums.setdefault(name, Counter()).update(list_purposes(msgspec.convert(usage, Usage)))
+        status = parse_status(item)
+        if status.usage is None:
+            continue
+        name = item["metadata"][group] if group != "profile" else status.profile.name if status.profile else "-"
+        sums.setdefault(name, Counter()).update(list_purposes(status.usage))
     return {name: dict(row) for name, row in sums.items()}

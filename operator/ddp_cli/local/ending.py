@@ -18,7 +18,7 @@ from ddp_cli.local.screen import count
 from ddp_cli.view.why import REMEDIES, omit_cluster_advice
 from ddp_operator.api.cluster import claim_of, name_claim
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.api.parse import parse_resource
+from ddp_operator.api.parse import parse_resource, parse_status
 from ddp_operator.api.status import ENDED_PHASES, LastFailure, Status
 from ddp_operator.api.texts import format_duration
 from ddp_operator.decide import conditions as c
@@ -141,7 +141,7 @@ def read_summary(folder: RunFolder) -> str:
         return folder.read(folder.summary).rstrip()
     except OSError:
         resource = read_record(folder)
-    status = msgspec.convert(resource["status"], Status) if resource.get("status") else Status()
+    status = parse_status(resource)
     failed = status.condition(c.FAILED)
     if folder.in_use or failed is None or failed.reason != c.INTERRUPTED:
         return ""
@@ -188,7 +188,7 @@ def explain_interruption(
         event = "`ddp run` was killed"
     else:
         event = f"stopped by {'Ctrl-C' if number == signal.SIGINT else signal.Signals(number).name}"
-    event += f" while the job was {status.phase}{_describe_obstacle(status)}."
+    event += f" while the job was {status.phase or 'Pending'}{_describe_obstacle(status)}."
     claim = claim_of(resource)
     if claim and status.checkpoint is not None:
         remedy = f"Resume from the checkpoint of step {status.checkpoint.step} on {name_claim(claim)} with:"

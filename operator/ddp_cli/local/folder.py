@@ -22,7 +22,9 @@ import msgspec
 from ddp_cli.local.own_files import open_below
 from ddp_operator.api.documents import load_documents
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.api.status import ENDED_PHASES, Status
+from ddp_operator.api.spec import Spec
+from ddp_operator.api.status import ENDED_PHASES
+from ddp_operator.api.stored_fields import Reading, read_fields, read_status
 from ddp_operator.api.yaml_writer import format_documents
 from ddp_operator.decide.report import Page, Rates, decode_report
 from ddp_pod.contract.credentials import hide_credentials
@@ -65,6 +67,20 @@ _WRITER: Final = """\
 """
 
 
+class _Metadata(msgspec.Struct):
+    """What a run's resource has of Kubernetes' ObjectMeta."""
+
+    name: str
+    namespace: str = ""
+    uid: str = ""
+    generation: int = 0
+    resourceVersion: str = ""
+    creationTimestamp: str = ""
+    deletionTimestamp: str = ""
+    labels: dict[str, str] = {}
+    annotations: dict[str, str] = {}
+
+
 class RunFolder:
     """Paths and writers of one run's folder.
 
@@ -81,6 +97,7 @@ class RunFolder:
         self.on_problem: Callable[[str], None] = lambda problem: None
         self._failing: set[Path] = set()
         self._since = ""
+        self.left_out: tuple[str, ...] = ()
         self.changes = path / "changes.json"
         self.status = path / "status.yaml"
         self.events = path / "events.log"
@@ -156,17 +173,29 @@ class RunFolder:
             return stream.read(_MOST_CHARACTERS)
 
     def read_status(self) -> dict[str, Any]:
-        """Return the resource in status.yaml as written. Raises: ValueError, if `ddp run` has not written it."""
+        """Return the resource in status.yaml; ``left_out`` then names its fields that cannot be read.
+
+        Raises: ValueError, if `ddp run` has not written it.
+        """
         try:
             documents = load_documents(self.read(self.status))  # bounded: the file may come from somebody else
         except (OSError, InvalidManifest) as error:
             raise ValueError(str(error).splitlines()[0]) from None
         content = documents[0] if len(documents) == 1 else {}
-        parts = [content.get(name) for name in ("metadata", "spec")]
-        if not all(isinstance(part, dict) for part in parts) or not isinstance(content["metadata"].get("name"), str):
+        metadata = read_fields(content.get("metadata"), _Metadata, "metadata")
+        if metadata.value is msgspec.UNSET or not isinstance(content.get("spec"), dict):
             raise ValueError("it is no DDPTrainingJob")
-        msgspec.convert(content.get("status") or {}, Status)  # raises a ValueError
-        return content
+        spec = read_fields(content["spec"], Spec, "spec")
+        if spec.value is msgspec.UNSET:
+            spec = Reading(content["spec"])  # most commands do without it
+        status = read_status(content)
+        self.left_out = (*metadata.left_out, *spec.left_out, *status.left_out)
+        return {
+            **content,
+            "metadata": metadata.value,
+            "spec": spec.value,
+            "status": status.stored,
+        }
 
     @property
     def in_use(self) -> bool:

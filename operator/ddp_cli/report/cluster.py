@@ -10,13 +10,12 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final
 
-import msgspec
-
 from ddp_cli.local.folder import COLUMNS
 from ddp_cli.report.run import LoggedEvent, RankTime, RecordedRun, Row, list_rank_times, make_run
 from ddp_operator.api import constants
 from ddp_operator.api.kubeobjects import parse_time
-from ddp_operator.api.status import History, Status
+from ddp_operator.api.parse import parse_status
+from ddp_operator.api.status import History
 from ddp_operator.decide.report import Page
 from ddp_operator.decide.scheduling import read_event_time
 from ddp_pod.contract.progress import FIELDS, SERIES, RankProgress
@@ -35,15 +34,10 @@ def read_job(
 ) -> RecordedRun:
     """Return the run with the metrics of the status, or of the Prometheus at this URL.
 
-    Raises: ValueError, if the status or a response of Prometheus cannot be read; OSError.
+    Raises: ValueError, if a response of Prometheus cannot be read; OSError.
     """
     metadata = resource["metadata"]
-    try:
-        status = msgspec.convert(resource.get("status") or {}, Status)
-    except msgspec.ValidationError as error:
-        raise ValueError(
-            f"{metadata['name']}: this version of ddp cannot read the status ({error}); update ddp"
-        ) from None
+    status = parse_status(resource)
     rows: Sequence[Row] = read_history(status.history)
     ranks: Sequence[RankTime] = ()
     if prometheus:

@@ -9,10 +9,9 @@ from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from ddp_cli.local.ending import read_record
 from ddp_cli.local.folder import RunFolder
+from ddp_operator.api.parse import parse_status
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.decide.conditions import (
     DISRUPTED,
@@ -131,11 +130,11 @@ def read_run(path: Path) -> RecordedRun:
     under_way = folder.in_use  # read before the status: a run that ends meanwhile was not interrupted
     try:
         resource = read_record(folder)
-        status = msgspec.convert(resource.get("status") or {}, Status)
     except ValueError as error:
         raise ValueError(
             f"{folder.status}: invalid ({str(error).splitlines()[0]}); restore or delete the run"
         ) from None
+    status = parse_status(resource)
     rows = [row for row in folder.read_rows() if "time" in row]
     events = parse_events(folder.read_events())
     return make_run(

@@ -11,12 +11,11 @@ from datetime import datetime, timedelta
 from importlib import resources
 from typing import Any, Final, NamedTuple
 
-import msgspec
-
 from ddp_operator.api.child_names import POD_SUFFIX
 from ddp_operator.api.constants import MANAGED_BY, MESH_PROXIES, MULTIKUEUE
 from ddp_operator.api.kubeobjects import find_foreign_manager, find_worker_cluster, parse_time
 from ddp_operator.api.status import ENDED_PHASES, Condition, LastFailure, PreflightStatus, Progress, Status
+from ddp_operator.api.stored_fields import read_status
 from ddp_operator.api.texts import format_duration
 from ddp_operator.decide.conditions import (
     BLOCKING,
@@ -168,13 +167,12 @@ def explain_why(
     """
     metadata = resource["metadata"]
     name = str(metadata["name"])
-    try:
-        status = msgspec.convert(resource.get("status") or {}, Status)
-    except msgspec.ValidationError:  # a newer operator wrote it, or another client
+    stored = read_status(resource)
+    if stored.lacks_phase:  # a newer operator wrote it, or another client
         what = f"{name} has a status that this version of ddp cannot read."
         return Why(name, "Unknown", "", what, _DESCRIBE.format(name=name + option))
 
-    case = _Case(name, metadata, status, events, now, option, resource.get("spec") or {}, lease)
+    case = _Case(name, metadata, stored.status, events, now, option, resource.get("spec") or {}, lease)
     why = next((why for step in _STEPS if (why := step(case)) is not None), None) or _explain_training(case)
     advice = _advise_on_sidecar(case)
     if advice and case.phase not in ENDED_PHASES:

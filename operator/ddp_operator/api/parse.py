@@ -22,6 +22,7 @@ from ddp_operator.api.profile import complete_spec, profile_reference, read_prof
 from ddp_operator.api.size import refuse_oversize
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Profile, Status
+from ddp_operator.api.stored_fields import read_status
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,11 +42,8 @@ class Manifest:
 
 
 def parse_status(raw: Mapping[str, Any]) -> Status:
-    """Return the status of a resource. An invalid status counts as empty: the next pass overwrites it."""
-    try:
-        return msgspec.convert(raw.get("status") or {}, Status)
-    except msgspec.ValidationError:
-        return Status()
+    """Return the status of a resource without the fields that cannot be read; the next pass overwrites them."""
+    return read_status(raw).status
 
 
 def parse_resource(raw: Mapping[str, Any], locked: tuple[str, ...] = ()) -> DDPTrainingJob:

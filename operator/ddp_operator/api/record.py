@@ -17,7 +17,6 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.size import limit_nesting
 from ddp_operator.api.spec import Spec
-from ddp_operator.api.status import Status
 from ddp_pod.contract.names import HISTORY_FOLDER
 
 MAX_ARGUMENT: Final = 120 << 10
@@ -123,7 +122,6 @@ def decode_record(data: bytes) -> Record:
             raise ValueError("its resource has no pod template")
         build_pattern(metadata["namespace"], metadata["name"])
         str(metadata["uid"])
-        msgspec.convert(record.resource["status"], Status)
     except (zlib.error, LookupError, TypeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None
     return record

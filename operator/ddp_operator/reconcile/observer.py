@@ -105,6 +105,8 @@ class Memory:
     """The Workload of a job that Kueue has copied from a manager cluster, and the time of its last read."""
     flavors: Mapping[str, Object] = field(default_factory=dict)
     """The ResourceFlavors of that Workload by name."""
+    left_out: tuple[str, ...] = ()
+    """Fields of the stored status that could not be read in the last pass."""
     locked: tuple[str, ...] = ()
     """Errors of the parsed spec: fields that differ from the profile's locked values."""
 

@@ -22,6 +22,7 @@ from ddp_operator.api.kubeobjects import find_foreign_manager, utc_now
 from ddp_operator.api.parse import parse_status
 from ddp_operator.api.size import OversizeSpec
 from ddp_operator.api.status import Profile, Status
+from ddp_operator.api.stored_fields import describe_left_out, read_status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.decide import decide
@@ -158,6 +159,7 @@ class Reconciler:
             return None  # Kubernetes deletes the children by their owner references
         manager = find_foreign_manager(snapshot.resource)
         current = CurrentPass(key, snapshot, self._memory[key], fresh)
+        _log_left_out(current)
         if manager == MULTIKUEUE:
             return await self._run_elsewhere(current)
         if manager is not None:
@@ -393,6 +395,14 @@ class Reconciler:
         self._memory.pop(key, None)
         self._observer.forget(key)
         self._multikueue.forget(key)
+
+
+def _log_left_out(current: CurrentPass) -> None:
+    """Name the stored fields of the status that cannot be read, once: the job continues without them."""
+    left_out = read_status(current.resource).left_out
+    if left_out and left_out != current.memory.left_out:
+        logger.warning("%s: %s; the job continues without", current.key, describe_left_out(left_out))
+    current.memory.left_out = left_out
 
 
 class NodeReports:

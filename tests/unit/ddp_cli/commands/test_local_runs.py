@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import re
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddp_cli import commands as cli
 from ddp_cli.client.client import Client
-from ddp_cli.client.errors import NotFound
+from ddp_cli.client.errors import FieldsLeftOut, NotFound
 from ddp_cli.client.job import Job
 from ddp_cli.commands.io import ExitCode
 from ddp_cli.local.folder import RunFolder
+from ddp_operator.api.yaml_writer import format_documents
 from tests.support.builders import resource
+from tests.support.full_status import build_full_status, spoil
 
 Capture = pytest.CaptureFixture[str]
 
@@ -136,3 +140,60 @@ def test_delete_deletes_each_of_several_runs_and_reports_missing_one(capsys: Cap
     assert shown.err.count("no cluster is configured") == 1
     assert "ddp delete: run missing does not exist" in shown.err
     assert list(Path("ddp-runs").glob("*-*")) == [kept]
+
+
+def make_stored_run(status: Any) -> RunFolder:
+    """Return the folder of a run whose status.yaml has this status."""
+    folder = make_run(1, summary="")
+    folder.write(folder.status, format_documents([resource() | {"status": status}]))
+    return folder
+
+
+COMMANDS = (["why", "--local"], ["logs", "--local"], ["report", "--local"], ["list", "--local"])
+
+
+@pytest.mark.parametrize("field", [*build_full_status(), "progress.learningRate", "conditions[0].status"])
+def test_commands_show_a_run_without_the_field_that_they_name(field: str, capsys: Capture) -> None:
+    path = f"status.{field}"
+    folder = make_stored_run(spoil(build_full_status(), path))
+    for words in COMMANDS:
+        assert cli.main(words) == ExitCode.OK
+        shown = capsys.readouterr()
+        assert shown.err.count(f"{folder.status}: {path} cannot be read and is left out\n") == 1
+        assert "succeeded" in shown.out.lower() or words[0] in ("logs", "report")
+
+
+@pytest.mark.parametrize("status", [[1], "x", {"phase": "Frozen"}])
+def test_commands_show_a_run_whose_phase_is_unreadable(status: Any, capsys: Capture) -> None:
+    make_stored_run(status)
+    for words in COMMANDS:
+        assert cli.main(words) == ExitCode.OK
+        assert "cannot be read and is left out" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rate", ["5e-05", "1e-05", "1e-06"])
+def test_run_with_a_small_learning_rate_is_read_as_stored(rate: str, capsys: Capture) -> None:
+    folder = make_stored_run(build_full_status() | {"progress": {"step": 7, "learningRate": rate}})
+    assert f"learningRate: '{rate}'\n" in folder.status.read_text()
+    bare = folder.status.read_text().replace(f"'{rate}'", rate)
+    for text in (folder.status.read_text(), bare):  # a former version wrote the second one
+        folder.status.write_text(text)
+        for words in COMMANDS:
+            assert cli.main(words) == ExitCode.OK
+            assert "left out" not in capsys.readouterr().err
+        assert Client(backend="local").get().progress.learning_rate == rate
+
+
+def test_python_warns_of_a_field_that_cannot_be_read() -> None:
+    folder = make_stored_run({"phase": "Succeeded", "progress": {"loss": [1]}})
+    with pytest.warns(FieldsLeftOut, match=f"{folder.status}: status.progress.loss cannot be read"):
+        job = Client(backend="local").get()
+    with pytest.warns(FieldsLeftOut):
+        assert job.phase == "Succeeded"
+
+
+def test_damaged_status_is_reported_with_its_reason(capsys: Capture) -> None:
+    folder = make_run(1, summary="")
+    folder.status.write_text("{")
+    assert cli.main(["why", "--local"]) == ExitCode.BAD_INPUT
+    assert re.search(r"status\.yaml is missing or invalid \(line 2, column 1: not valid YAML", capsys.readouterr().err)

@@ -92,7 +92,7 @@ class TestUsage:
         assert main(["usage", "-A", "-o", "json"]) == 0
         sums = {"Productive": 9000, "Waiting": 0, "OOM": 1500, "Stalled": 300}
         assert json.loads(capsys.readouterr().out) == {"x": sums}
-        jobs[0]["status"]["profile"] = {"name": "h100"}
+        jobs[0]["status"]["profile"] = {"kind": "DDPTrainingProfile", "name": "h100", "digest": "d", "job": {}}
         assert main(["usage", "-A", "--by-profile", "-o", "json"]) == 0
         by_profile = json.loads(capsys.readouterr().out)
         assert by_profile == {"h100": {"Productive": 7200, "Waiting": 0}, "-": sums | {"Productive": 1800}}

@@ -129,7 +129,7 @@ NOT_STARTING = (
     [
         ([], {"age": 2}, "x is new", ""),
         ([], {"age": 300}, "in the 5m00s since it was created", "app.kubernetes.io/name=ddp-operator"),
-        ([], {"phase": "Running", "attempt": "two"}, "a status that this version of ddp cannot read", "describe ddp x"),
+        ([], {"phase": "Frozen", "attempt": 2}, "a status that this version of ddp cannot read", "describe ddp x"),
         ([condition(c.ACCEPTED, "False", c.INVALID_SPEC, "nodes: too many"),
           condition(c.SCHEDULED, "False", c.WAITING_FOR_PODS)], {},
          "x is not accepted (InvalidSpec): nodes: too many.", "ddp render"),

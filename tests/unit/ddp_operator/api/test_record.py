@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.api.parse import parse_status
 from ddp_operator.api.record import (
     MAX_ARGUMENT,
     MAX_STORED,
@@ -19,6 +20,7 @@ from ddp_operator.api.record import (
     decode_record,
     encode_record,
 )
+from ddp_operator.api.status import Status
 from tests.support.builders import Json, resource
 
 
@@ -63,7 +65,6 @@ FORGED = {
     "no resource": gzip.compress(b"{}"),
     "no members": gzip.compress(msgspec.json.encode({"resource": {}})),
     "wrong name": gzip.compress(msgspec.json.encode({"resource": WRONG_NAME})),
-    "wrong status": gzip.compress(msgspec.json.encode({"resource": ended() | {"status": {"attempt": "x"}}})),
     "wrong log": gzip.compress(msgspec.json.encode({"resource": ended(), "logs": [{"pod": 1}]})),
     "bomb": gzip.compress(b" " * (17 * MAX_STORED)),
     "large": random.Random(5).randbytes(MAX_STORED + 1),
@@ -74,6 +75,12 @@ FORGED = {
 def test_forged_record_is_refused(case: str) -> None:
     with pytest.raises(ValueError, match=r"\w"):
         decode_record(FORGED[case])
+
+
+def test_record_with_an_odd_status_is_read() -> None:
+    raw = ended() | {"status": {"attempt": "x", "phase": "Failed"}}
+    record = decode_record(gzip.compress(msgspec.json.encode({"resource": raw})))
+    assert parse_status(record.resource) == Status(phase="Failed")
 
 
 @pytest.mark.parametrize(("namespace", "name"), [("a", "*"), ("a", "../b"), ("*", "b"), ("a", "B")])

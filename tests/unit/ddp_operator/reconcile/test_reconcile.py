@@ -85,6 +85,20 @@ class TestCreate:
         assert f"{constants.KUEUE_QUEUE_LABEL} is missing" in harness.condition("Accepted").message
         assert harness.jobs() == []
 
+    async def test_stored_field_that_cannot_be_read_is_logged_once_and_the_others_count(
+        self, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        harness = await ReconcilerHarness().settle()
+        for _ in range(2):
+            raw = present(harness.raw)
+            odd = {"phase": "Frozen", "progress": {"learningRate": 12, "step": 3}}
+            harness.cluster.store.change(raw, status=raw["status"] | odd)
+            await harness.reconcile()
+        logged = [record.getMessage() for record in caplog.records if "cannot be read" in record.getMessage()]
+        text = "status.phase, status.progress.learningRate cannot be read and are left out; the job continues without"
+        assert [line.partition(": ")[2] for line in logged] == [text]
+        assert (harness.status.attempt, len(harness.jobs())) == (1, 1)
+
     async def test_second_pass_writes_nothing(self) -> None:
         harness = await ReconcilerHarness().settle()
         version = harness.version
