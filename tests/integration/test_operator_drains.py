@@ -41,7 +41,7 @@ async def test_drain_request_moves_pods_once_and_is_done(
         await nvsentinel.create(request | {"kind": KIND})
         moved = await actors.resource("digits", lambda resource: resource["status"]["attempt"] == 2)
         assert moved["status"]["lastRestart"]["cause"] == "Drained"
-        assert sorted(moved["status"]["failedNodes"]) == ["node-0", "node-1"]
+        assert moved["status"]["failedNodes"] == ["node-0"], "the other named pod runs on another node"
         name = request["metadata"]["name"]
 
         async def read(status: str) -> Any:

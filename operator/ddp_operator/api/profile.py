@@ -31,12 +31,13 @@ def read_profile(raw: Mapping[str, Any], defaults: Profile | None = None) -> Pro
     """
     spec = raw.get("spec") or {}
     refuse_oversize(spec)
-    job = spec.get("job") or {}
-    locked = spec.get("locked") or []
-    if not isinstance(job, Mapping) or not isinstance(locked, list):
-        raise InvalidManifest(
-            [FieldError("spec", "job must be an object and locked a list; correct the profile, see docs/profiles.md")]
-        )
+    members = spec if isinstance(spec, Mapping) else {"job": spec}
+    job = members.get("job") or {}
+    locked = members.get("locked") or []
+    has_paths = isinstance(locked, list) and all(isinstance(path, str) for path in locked)
+    if not isinstance(job, Mapping) or not has_paths:
+        problem = "job must be an object and locked a list of paths; correct the profile, see docs/profiles.md"
+        raise InvalidManifest([FieldError("spec", problem)])
     if defaults is not None:
         job = {**job, **merge(defaults.job, {name: job[name] for name in defaults.job if name in job})}
     digest = hashlib.sha256(json.dumps([job, locked], sort_keys=True).encode()).hexdigest()[:16]

@@ -9,6 +9,7 @@ from typing import Final, Literal, NamedTuple
 
 from ddp_operator.api import child_names
 from ddp_operator.api.cluster import Snapshot, controller_of
+from ddp_operator.api.faults import contain, name_object, parse_each
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import QueueStatus, Status, Straggler
@@ -274,22 +275,24 @@ def view_children(
 
     ``kills``: why the kubelet killed training containers, by the pod's UID.
     """
-    views = [view_job(raw) for raw in snapshot.jobs if controller_of(raw).get("uid") == job.uid]
+    own = (raw for raw in snapshot.jobs if controller_of(raw).get("uid") == job.uid)
+    jobs = tuple(parse_each("Job", own, view_job))
     history_name = child_names.history_job_name(job.name)
-    own_jobs = tuple(view for view in views if view.name != history_name)
+    own_jobs = tuple(view for view in jobs if view.name != history_name)
     uids = {view.uid for view in own_jobs}
     own_pods: list[PodView] = []
     orphans: list[PodView] = []
     history_pods: list[PodView] = []
     for raw in snapshot.pods:
         owner = controller_of(raw)
-        if owner.get("name") == history_name:
-            history_pods.append(view_pod(raw))
-        elif owner.get("uid") in uids:
-            own_pods.append(view_pod(raw, kills.get(raw["metadata"]["uid"])))
-        elif owner.get("kind") == "Job" and child_names.is_job_name(str(owner.get("name")), job.name):
-            orphans.append(view_pod(raw))
-    history = next((_view_history(view, history_pods) for view in views if view.name == history_name), None)
+        with contain("Pod", name_object(raw)):
+            if owner.get("name") == history_name:
+                history_pods.append(view_pod(raw))
+            elif owner.get("uid") in uids:
+                own_pods.append(view_pod(raw, kills.get(raw["metadata"]["uid"])))
+            elif owner.get("kind") == "Job" and child_names.is_job_name(str(owner.get("name")), job.name):
+                orphans.append(view_pod(raw))
+    history = next((_view_history(view, history_pods) for view in jobs if view.name == history_name), None)
     return Children(own_jobs, tuple(own_pods), tuple(orphans), history)
 
 

@@ -71,7 +71,8 @@ class ObjectCache:
     def apply(self, kind: str, obj: Object) -> Key | None:
         """Store an object. Returns the resource it belongs to; None if the object is not newer, or not a child.
 
-        An object whose labels or controller no longer make it a child is dropped.
+        An object whose labels or controller no longer make it a child is dropped. Raises: any exception for an object
+        of an odd shape, which is ignored from then on.
         """
         meta = obj["metadata"]
         uid = str(meta.get("uid", ""))
@@ -83,14 +84,19 @@ class ObjectCache:
             return self._disown(ident, uid, version)
         if not self._is_after_tombstone(uid, version):
             return None
+        if old is not None and not _supersedes(version, old.version):
+            return None
+        try:
+            kept = trim_object(kind, obj)
+            body = _encode(kept)
+            claim = claim_of(msgspec.json.decode(body)) if kind == KIND else None
+            claimant = _describe_claimant(kept) if claim is not None else None
+        except Exception:
+            # Its next version may be readable. Until then nothing waits for it.
+            self._bury(uid, version_number(version))
+            raise
         if old is not None:
-            if not _supersedes(version, old.version):
-                return None
             self._drop(ident, old)
-        kept = trim_object(kind, obj)
-        body = _encode(kept)
-        claim = claim_of(msgspec.json.decode(body)) if kind == KIND else None
-        claimant = _describe_claimant(kept) if claim is not None else None
         self._objects[ident] = Entry(uid, version, key, body, claim, claimant)
         if kind == KIND and len(body) > LARGE:
             self._large[ident] = len(body)
@@ -111,12 +117,7 @@ class ObjectCache:
 
     def mark_deleted(self, kind: str, namespace: str, name: str, uid: str, version: int | None = None) -> Key | None:
         """Remove an object with this UID, and ignore later events up to ``version`` (default: all)."""
-        now = self._clock()
-        if now >= self._period_ends or len(self._tombstones) >= TOMBSTONES:
-            self._period_ends = now + TOMBSTONE_SECONDS
-            self._former_tombstones = self._tombstones
-            self._tombstones = {}
-        self._tombstones[uid] = GONE if version is None else version
+        self._bury(uid, version)
         ident = (kind, namespace, name)
         entry = self._objects.get(ident)
         if entry is None or entry.uid != uid:
@@ -198,6 +199,15 @@ class ObjectCache:
             members = msgspec.json.decode(entry.body, type=dict[str, msgspec.Raw])
             del members["spec"]
             self._objects[ident] = replace(entry, body=msgspec.json.encode(members))
+
+    def _bury(self, uid: str, version: int | None) -> None:
+        """Ignore versions of an object up to this one; None: all."""
+        now = self._clock()
+        if now >= self._period_ends or len(self._tombstones) >= TOMBSTONES:
+            self._period_ends = now + TOMBSTONE_SECONDS
+            self._former_tombstones = self._tombstones
+            self._tombstones = {}
+        self._tombstones[uid] = GONE if version is None else version
 
     def _is_after_tombstone(self, uid: str, version: str) -> bool:
         """Return whether a version is newer than the deletion of its object."""

@@ -12,7 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import aiohttp
 import kopf
@@ -21,12 +21,14 @@ import msgspec
 from ddp_operator._version import __version__
 from ddp_operator.api.cluster import ClusterError, Refused, VersionConflict
 from ddp_operator.api.constants import GROUP
+from ddp_operator.api.size import limit_nesting
 from ddp_operator.kube.incoming import limit_response
 from ddp_operator.kube.resources import path, plural
 
 # asyncio fills a buffer of 256 KiB for each connection with TLS, of which one call reads 16 KiB at a time.
 sslproto.SSLProtocol.max_size = 32 << 10
 
+T = TypeVar("T")
 Login = Callable[[], Awaitable[kopf.ConnectionInfo]]
 OnCall = Callable[[str, str, str], None]
 """Called after every call with its verb, the resource's plural name and the HTTP status (or ``error``)."""
@@ -434,9 +436,17 @@ def _transport(info: kopf.ConnectionInfo) -> kopf.ConnectionInfo:
     return replace(info, scheme=None, username=None, password=None, token=None, default_namespace=None, expiration=None)
 
 
+def decode_json(raw: bytes, type: type[T]) -> T:
+    """Return decoded JSON, with null for what is nested too deep. Raises: msgspec.DecodeError, UnicodeDecodeError."""
+    try:
+        return msgspec.json.decode(raw, type=type)
+    except RecursionError:
+        return msgspec.json.decode(limit_nesting(raw), type=type)
+
+
 def _decode(raw: bytes, status: int) -> Any:
     try:
-        return msgspec.json.decode(raw)
+        return decode_json(raw, object)
     except (msgspec.DecodeError, UnicodeDecodeError):
         if status < 400:
             raise ClusterError("the API server's response is not JSON") from None

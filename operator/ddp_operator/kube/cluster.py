@@ -4,6 +4,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, Literal
 
 from ddp_operator.api.cluster import (
@@ -33,6 +34,7 @@ from ddp_operator.api.constants import (
     SCHEDULING_GROUP,
     WORKLOAD_KIND,
 )
+from ddp_operator.api.faults import parse_each
 from ddp_operator.api.kubeobjects import format_time, utc_now
 from ddp_operator.kube.cache import ObjectCache, build_snapshot
 from ddp_operator.kube.children import CHILD_KINDS, METADATA_KINDS, key_of, trim_object
@@ -456,8 +458,8 @@ class KubeCluster:
         accept = METADATA_ONLY if kind in METADATA_KINDS else "application/json"
         children: list[Object] = []
         async for page in pages(self._client, kind, key.namespace, params, accept=accept):
-            own = [item for item in page.get("items") or () if key_of(kind, item["metadata"]) is not None]
-            children += [trim_object(kind, type_of(kind) | item) for item in own]
+            listed = parse_each(kind, page.get("items") or (), partial(_trim_child, kind))
+            children += [child for child in listed if child is not None]
         return sorted(children, key=lambda child: str(child["metadata"]["name"]))
 
     async def _refresh(self, kind: str, namespace: str, name: str) -> Object | None:
@@ -490,6 +492,11 @@ class KubeCluster:
             key = self._store.mark_deleted(kind, namespace, name, uid)
             if key is not None and self._on_change is not None:
                 self._on_change(key)
+
+
+def _trim_child(kind: str, item: Object) -> Object | None:
+    """Return an item of a list with the fields that the operator reads; None: it is no child."""
+    return None if key_of(kind, item["metadata"]) is None else trim_object(kind, {**type_of(kind), **item})
 
 
 def _is_terminating(response: object) -> bool:

@@ -10,12 +10,14 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from functools import partial
 from typing import Annotated, Any, Final
 
 import msgspec
 
 from ddp_operator.api.cluster import ClusterError, Key, Object, Refused
 from ddp_operator.api.constants import EVICTION_RESPONDER, MANAGED_BY
+from ddp_operator.api.faults import contain, name_object
 from ddp_operator.api.kubeobjects import EPOCH, format_time, parse_time, utc_now
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.client import ApiClient, ObjectNotFound, call, pages, trim
@@ -33,16 +35,77 @@ _ENDED: Final = ("Succeeded", "Failed")
 
 Drains = dict[Key, dict[str, str]]
 """Who drains a pod and why, by resource and by the name of the pod."""
-Follow = Callable[[str, Object, Drains], Awaitable[None]]
+Report = Callable[[], Awaitable[None]]
+"""Reports to the requester of one request. Raises: ClusterError."""
+Follow = Callable[[str, Object, Drains], Report | None]
+"""Adds the pods that a request names, and returns the report to its requester. None: the request is done."""
+_Name = Annotated[str, msgspec.Meta(pattern=r"^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$")]
+
+
+class _Meta(msgspec.Struct):
+    """The metadata of a request, which an API server has checked."""
+
+    namespace: str
+    name: str
+    resource_version: str = msgspec.field(name="resourceVersion")
 
 
 class _DrainSpec(msgspec.Struct, rename="camel"):
     """The spec of a DrainRequest, as NVSentinel documents it."""
 
-    node_name: Annotated[str, msgspec.Meta(min_length=1)]
-    pods_to_drain: dict[str, list[str]] = {}
+    node_name: _Name
+    pods_to_drain: dict[_Name, list[_Name]] = {}
     reason: str = ""
     check_name: str = ""
+
+
+class _DrainStatus(msgspec.Struct):
+    conditions: list[dict[str, Any]] | None = None
+
+
+class _DrainRequest(msgspec.Struct):
+    """A DrainRequest. Its spec is converted apart, so that the requester can read what is wrong with it."""
+
+    metadata: _Meta
+    spec: Any = None
+    status: _DrainStatus | None = None
+
+
+class _PodReference(msgspec.Struct):
+    name: str
+    uid: str
+
+
+class _EvictionTarget(msgspec.Struct):
+    pod: _PodReference | None = None
+
+
+class _EvictionSpec(msgspec.Struct):
+    target: _EvictionTarget
+
+
+class _TargetResponder(msgspec.Struct):
+    name: str
+    state: str
+
+
+class _Requester(msgspec.Struct):
+    name: str
+    intent: str
+
+
+class _EvictionStatus(msgspec.Struct, rename="camel"):
+    requesters: list[_Requester] | None = None
+    target_responders: list[_TargetResponder] | None = None
+    responders: list[dict[str, Any]] | None = None
+
+
+class _Eviction(msgspec.Struct):
+    """An Eviction of Kubernetes 1.37."""
+
+    metadata: _Meta
+    spec: _EvictionSpec
+    status: _EvictionStatus = msgspec.field(default_factory=_EvictionStatus)
 
 
 @dataclass(eq=False)
@@ -62,6 +125,8 @@ class DrainWatch:
     clock: Callable[[], datetime] = utc_now
     _found: dict[str, Drains] = field(default_factory=dict)
     """The requests by the kinds that the API server serves."""
+    _reports: list[tuple[str, str, Report]] = field(default_factory=list)
+    """Kind and name of the requests of the last lists, and what to report to their requesters."""
     _absent: dict[str, int] = field(default_factory=dict)
     _reads_left: int = 0
 
@@ -75,19 +140,30 @@ class DrainWatch:
         return {name: text for found in self._found.values() for name, text in found.get(key, {}).items()}
 
     async def run(self) -> None:
-        """Read the requests at intervals without end."""
+        """Report to the requesters and read the requests at intervals without end."""
         while True:
+            await self.report()
             await asyncio.sleep(INTERVAL)
             await self.read()
 
     async def read(self) -> None:
-        """Read all requests once, follow them, and report to their requesters."""
-        self._reads_left = MOST
+        """Read all requests once. Jobs wait for that at the start, so it takes one list for each kind."""
+        self._reports = []
         namespace, _, kind = self.source.partition("/")
         if kind:
             await self._read_kind(kind, [namespace], {}, self._follow_request)
         selector = {"labelSelector": f"{EVICTION_RESPONDER}=responder"}
         await self._read_kind("Eviction", self.namespaces or [None], selector, self._follow_eviction)
+
+    async def report(self) -> None:
+        """Report to the requesters of all requests that were read."""
+        self._reads_left = MOST
+        for kind, name, report in self._reports:
+            with contain(kind, name):
+                try:
+                    await report()
+                except (ClusterError, Refused) as error:  # a conflict, for example; the next list repeats it
+                    logger.warning("cannot report to %s: %s", name, error)
 
     async def _read_kind(
         self, kind: str, scopes: Sequence[str | None], params: Mapping[str, str], follow: Follow
@@ -105,7 +181,10 @@ class DrainWatch:
                     if len(items) >= MOST:
                         break
             for item in items:
-                await follow(kind, item, found)
+                with contain(kind, name_object(item)):
+                    report = follow(kind, item, found)
+                    if report is not None:
+                        self._reports.append((kind, name_object(item), report))
             self._found[kind] = found
         except (ObjectNotFound, Refused) as error:
             self._absent[kind] = _ABSENCE
@@ -120,17 +199,52 @@ class DrainWatch:
             if former.get(key) != found.get(key):
                 self.on_change(key)
 
-    async def _follow_request(self, kind: str, item: Object, found: Drains) -> None:
-        """Follow a DrainRequest, and write its condition if that changes. Raises: ClusterError."""
-        conditions = (item.get("status") or {}).get("conditions") or []
+    def _follow_request(self, kind: str, item: Object, found: Drains) -> Report | None:
+        """Follow a DrainRequest. Raises: msgspec.ValidationError."""
+        request = msgspec.convert(item, _DrainRequest)
+        conditions = (request.status and request.status.conditions) or []
         before: Object = next((condition for condition in conditions if condition.get("type") == self.condition), {})
         if before.get("status") == "True":
-            return
+            return None
         try:
-            spec = msgspec.convert(item.get("spec"), _DrainSpec)
-            message = await self._find_remaining(spec, f"DrainRequest {_name(item)}", found)
+            spec = msgspec.convert(request.spec, _DrainSpec)
         except msgspec.ValidationError as error:
-            message = f"the request is invalid: {error}; it needs nodeName and podsToDrain {{namespace: [pod]}}"
+            problem = trim(f"the request is invalid: {error}; it needs nodeName and podsToDrain {{namespace: [pod]}}")
+            return partial(self._report_request, kind, request, problem)
+        name = f"{request.metadata.namespace}/{request.metadata.name}"
+        cause = trim(": ".join(filter(None, (f"DrainRequest {name}", spec.reason or spec.check_name))), 300)
+        named = [(namespace, pod) for namespace, pods in spec.pods_to_drain.items() for pod in pods]
+        own = {}
+        for namespace, pod in named:
+            key = self._find_owner(namespace, pod, node=spec.node_name)
+            if key is not None:
+                found[key][pod] = cause
+                own[namespace, pod] = key
+        others = [pod for pod in named if pod not in own]
+        return partial(self._report_remaining, kind, request, spec.node_name, list(own), others)
+
+    async def _report_remaining(
+        self,
+        kind: str,
+        request: _DrainRequest,
+        node: str,
+        own: Sequence[tuple[str, str]],
+        others: Sequence[tuple[str, str]],
+    ) -> None:
+        """Report which of the named pods the request waits for. Raises: ClusterError, Refused."""
+        foreign = [pod for pod in others if await self._may_run(*pod, node)]
+        waits = [f"these training pods save and move: {', '.join(map('/'.join, own))}"] if own else []
+        if foreign:
+            waits.append(f"this operator does not move pods of other owners: {', '.join(map('/'.join, foreign))}")
+        await self._report_request(kind, request, trim("; ".join(waits), 1024))
+
+    async def _report_request(self, kind: str, request: _DrainRequest, message: str) -> None:
+        """Write the condition of a DrainRequest if it changes. ``message``: what it waits for; empty: nothing.
+
+        Raises: ClusterError, Refused.
+        """
+        conditions = (request.status and request.status.conditions) or []
+        before: Object = next((condition for condition in conditions if condition.get("type") == self.condition), {})
         if message and before.get("message") == message:
             return
         after = {
@@ -141,24 +255,7 @@ class DrainWatch:
             "lastTransitionTime": format_time(self.clock()),
         }
         others = [condition for condition in conditions if condition.get("type") != self.condition]
-        await self._report(kind, item, {"conditions": [*others, after]})
-
-    async def _find_remaining(self, spec: _DrainSpec, request: str, found: Drains) -> str:
-        """Return what a DrainRequest waits for, and add its pods of training jobs to ``found``."""
-        cause = trim(": ".join(filter(None, (request, spec.reason or spec.check_name))), 300)
-        own = []
-        foreign = []
-        for namespace, name in ((namespace, name) for namespace, names in spec.pods_to_drain.items() for name in names):
-            key = self._find_owner(namespace, name)
-            if key is not None:
-                found[key][name] = cause
-                own.append(f"{namespace}/{name}")
-            elif await self._may_run(namespace, name, spec.node_name):
-                foreign.append(f"{namespace}/{name}")
-        waits = [f"these training pods save and move: {', '.join(own)}"] if own else []
-        if foreign:
-            waits.append(f"this operator does not move pods of other owners: {', '.join(foreign)}")
-        return trim("; ".join(waits), 1024)
+        await self._write_status(kind, request.metadata, {"conditions": [*others, after]})
 
     async def _may_run(self, namespace: str, name: str, node: str) -> bool:
         """Return whether a pod of another owner runs on a node, or cannot be read. Raises: ClusterError."""
@@ -173,46 +270,48 @@ class DrainWatch:
             return True
         return pod["spec"].get("nodeName") == node and pod["status"].get("phase") not in _ENDED
 
-    async def _follow_eviction(self, kind: str, item: Object, found: Drains) -> None:
-        """Follow an Eviction while the operator is its active responder. Raises: ClusterError."""
-        status = item.get("status") or {}
-        active = {target["name"] for target in status.get("targetResponders") or () if target["state"] == "Active"}
-        responders = {responder["name"]: responder for responder in status.get("responders") or ()}
+    def _follow_eviction(self, kind: str, item: Object, found: Drains) -> Report | None:
+        """Follow an Eviction while the operator is its active responder. Raises: msgspec.ValidationError."""
+        eviction = msgspec.convert(item, _Eviction)
+        status = eviction.status
+        active = {target.name for target in status.target_responders or () if target.state == "Active"}
+        responders = {str(responder["name"]): responder for responder in status.responders or ()}
         own = responders.get(EVICTION_RESPONDER, {"name": EVICTION_RESPONDER})
-        pod = item["spec"]["target"].get("pod")
+        pod = eviction.spec.target.pod
         if EVICTION_RESPONDER not in active or own.get("completionTime") or pod is None:
-            return
+            return None
         now = self.clock()
-        key = self._find_owner(item["metadata"]["namespace"], pod["name"], pod["uid"])
+        key = self._find_owner(eviction.metadata.namespace, pod.name, uid=pod.uid)
         if key is None:
             after = {"completionTime": format_time(now), "message": "the pod has ended"}
         else:
-            requesters = status.get("requesters") or ()
-            names = [requester["name"] for requester in requesters if requester["intent"] == "Eviction"]
-            found[key][pod["name"]] = trim(f"eviction requested by {', '.join(names)}", 300)
+            names = [requester.name for requester in status.requesters or () if requester.intent == "Eviction"]
+            found[key][pod.name] = trim(f"eviction requested by {', '.join(names)}", 300)
             if now - (parse_time(own.get("heartbeatTime")) or EPOCH) < HEARTBEAT:
-                return
+                return None
             after = {"heartbeatTime": format_time(now), "message": f"the pod of DDPTrainingJob {key} saves and moves"}
         responders[EVICTION_RESPONDER] = own | after
-        await self._report(kind, item, {"responders": list(responders.values())})
+        return partial(self._write_status, kind, eviction.metadata, {"responders": list(responders.values())})
 
-    def _find_owner(self, namespace: str, name: str, uid: str | None = None) -> Key | None:
-        """Return the resource of a pod that runs; None: the pod has ended, or is no pod of a training job."""
+    def _find_owner(self, namespace: str, name: str, *, uid: str = "", node: str = "") -> Key | None:
+        """Return the resource of a pod that runs, with a UID or on a node.
+
+        None: the pod has ended, runs on another node, or is no pod of a training job.
+        """
         entry = self.store.entry("Pod", namespace, name)
-        if entry is None or entry.uid != (uid or entry.uid):
+        if entry is None or (uid and entry.uid != uid):
             return None
         pod: dict[str, Any] = msgspec.json.decode(entry.body)
-        return None if (pod.get("status") or {}).get("phase") in _ENDED else entry.key
+        if (pod.get("status") or {}).get("phase") in _ENDED:
+            return None
+        # A request is about a node: whoever may create it must not move the pods of all others.
+        return entry.key if not node or (pod.get("spec") or {}).get("nodeName") == node else None
 
-    async def _report(self, kind: str, item: Object, status: Object) -> None:
-        """Write the status of a request at the version that was read. Raises: ClusterError."""
-        meta = item["metadata"]
-        body = {"metadata": {"resourceVersion": meta["resourceVersion"]}, "status": status}
+    async def _write_status(self, kind: str, meta: _Meta, status: Object) -> None:
+        """Write the status of a request at the version that was read. Raises: ClusterError, Refused."""
+        body = {"metadata": {"resourceVersion": meta.resource_version}, "status": status}
         options = {"params": {"fieldManager": MANAGED_BY}, "content_type": "application/merge-patch+json", "body": body}
-        try:
-            await call(self.client, "PATCH", kind, meta["namespace"], meta["name"], "status", refusable=True, **options)
-        except (ClusterError, Refused) as error:  # a conflict, for example; the next list repeats it
-            logger.warning("cannot report to %s: %s", _name(item), error)
+        await call(self.client, "PATCH", kind, meta.namespace, meta.name, "status", refusable=True, **options)
 
 
 def add_responder(manifest: Object) -> Object:
@@ -228,7 +327,3 @@ def add_responder(manifest: Object) -> Object:
     # The priority is that of the component that manages a pod, as Kubernetes defines it.
     responders = {"evictionResponders": [{"name": EVICTION_RESPONDER, "priority": 10_000}]}
     return {**manifest, "spec": manifest["spec"] | {"template": template | {"spec": template["spec"] | responders}}}
-
-
-def _name(item: Object) -> str:
-    return f"{item['metadata']['namespace']}/{item['metadata']['name']}"

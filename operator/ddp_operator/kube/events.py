@@ -18,6 +18,7 @@ from weakref import WeakValueDictionary
 
 from ddp_operator.api.cluster import ClusterError, Event, Object
 from ddp_operator.api.constants import MANAGED_BY
+from ddp_operator.api.faults import parse_each
 from ddp_operator.api.kubeobjects import format_micro_time, utc_now
 from ddp_operator.kube.client import ApiClient, call, pages
 from ddp_operator.kube.resources import POSTED_EVENT, type_of
@@ -91,9 +92,9 @@ class EventReader:
         try:
             self._make_room()
             by_uid: dict[str, list[Object]] = {}
-            for event in await self._list(namespace, ABOUT_JOBS, PAGE, MOST):
-                uid = str((event.get("involvedObject") or {}).get("uid") or "")
-                by_uid.setdefault(uid, []).append(_trim_event(event))
+            listed = await self._list(namespace, ABOUT_JOBS, PAGE, MOST)
+            for uid, event in parse_each("Event", listed, _parse_event):
+                by_uid.setdefault(uid, []).append(event)
             return now, by_uid
         finally:
             self._under_way -= 1
@@ -121,10 +122,11 @@ class EventReader:
         return events
 
 
-def _trim_event(event: Object) -> Object:
-    """Return an Event with the fields that the operator reads."""
+def _parse_event(event: Object) -> tuple[str, Object]:
+    """Return the UID of the object that an Event is about, and the Event with the fields that the operator reads."""
+    uid = str((event.get("involvedObject") or {}).get("uid") or "")
     created = (event.get("metadata") or {}).get("creationTimestamp")
-    return {name: event[name] for name in _READ if name in event} | {"metadata": {"creationTimestamp": created}}
+    return uid, {name: event[name] for name in _READ if name in event} | {"metadata": {"creationTimestamp": created}}
 
 
 class EventWriter:

@@ -7,6 +7,7 @@ connection limits its responses before Kopf decodes them.
 
 import json
 from collections.abc import AsyncIterator
+from functools import partial
 from typing import Any, Final
 
 import aiohttp
@@ -15,6 +16,7 @@ import msgspec
 
 from ddp_operator.api.constants import KIND
 from ddp_operator.api.errors import FieldError
+from ddp_operator.api.faults import parse_each
 from ddp_operator.api.size import MAX_BYTES, MAX_VALUES, OVERSIZE, REMEDY, OversizeSpec, limit_nesting, refuse_oversize
 from ddp_operator.kube.children import trim_metadata
 
@@ -26,6 +28,19 @@ _MAX_KEPT: Final = 1024
 """Maximum bytes of a member of a spec that is too large: its checkpoint, its profile and so on."""
 
 Members = dict[str, msgspec.Raw]
+
+
+class _Identity(msgspec.Struct):
+    """The metadata by which caches recognize an object. Kopf exits without them."""
+
+    name: str
+    namespace: str
+    uid: str
+    resource_version: str = msgspec.field(name="resourceVersion")
+
+
+class _Identified(msgspec.Struct):
+    metadata: _Identity
 
 
 def limit_response(raw: bytes, *, specs_as_text: bool = False) -> bytes:
@@ -44,7 +59,7 @@ def _limit(raw: bytes | msgspec.Raw, *, specs_as_text: bool) -> msgspec.Raw:
         members["object"] = _limit(members["object"], specs_as_text=specs_as_text)
     elif kind == b'"%sList"' % KIND.encode():
         items = msgspec.json.decode(members["items"], type=list[msgspec.Raw])
-        limited = [bytes(_limit(item, specs_as_text=specs_as_text)) for item in items]
+        limited = [bytes(item) for item in parse_each(KIND, items, partial(_limit, specs_as_text=specs_as_text))]
         members["items"] = msgspec.Raw(b"[%s]" % b",".join(limited))
     elif kind == b'"%s"' % KIND.encode():
         members["metadata"] = _limit_metadata(members["metadata"])
@@ -80,6 +95,12 @@ def _limit_spec(raw: bytes) -> bytes:
     return raw
 
 
+def check_identity(item: Any) -> Any:
+    """Return an object with the metadata that identify it. Raises: msgspec.ValidationError."""
+    msgspec.convert(item, _Identified)
+    return item
+
+
 def open_kopf_session(info: kopf.ConnectionInfo) -> kopf.AiohttpSession:
     """Return the session that Kopf would open with these credentials, but with limited responses."""
     return kopf.AiohttpSession(
@@ -107,8 +128,11 @@ class _LimitedResponse(aiohttp.ClientResponse):
         return self
 
     async def json(self, **_: Any) -> Any:
-        """Return the decoded body."""
-        return json.loads(limit_response(await self.read(), specs_as_text=True))
+        """Return the decoded body, without items that Kopf could not identify."""
+        answer = json.loads(limit_response(await self.read(), specs_as_text=True))
+        if isinstance(answer, dict) and isinstance(answer.get("items"), list):
+            answer["items"] = list(parse_each(KIND, answer["items"], check_identity))
+        return answer
 
 
 class _LimitedLines:
@@ -129,7 +153,21 @@ class _LimitedLines:
                 continue
             *lines, last = bytes(rest).split(b"\n")
             rest = bytearray(last)
-            for line in lines:
-                yield limit_response(line, specs_as_text=True) + b"\n"
+            for limited in parse_each(KIND, lines, _limit_line):
+                yield limited + b"\n"
         if rest:
             yield limit_response(bytes(rest), specs_as_text=True)
+
+
+class _Line(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+def _limit_line(line: bytes) -> bytes:
+    """Return a limited line of a watch. Raises: msgspec.DecodeError if Kopf could not identify its resource."""
+    limited = limit_response(line, specs_as_text=True)
+    event = msgspec.json.decode(limited, type=_Line)
+    if event.type not in ("BOOKMARK", "ERROR"):
+        msgspec.json.decode(event.object, type=_Identified)
+    return limited

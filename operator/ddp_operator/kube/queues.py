@@ -5,7 +5,7 @@ with its length.
 """
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final
 
@@ -14,6 +14,7 @@ import msgspec
 from ddp_operator.api.cluster import Refused
 from ddp_operator.api.cluster_queue import QueueContents, QueuedWorkload, parse_workload
 from ddp_operator.api.constants import KIND
+from ddp_operator.api.faults import parse_each
 from ddp_operator.api.kubeobjects import EPOCH, utc_now
 from ddp_operator.api.status import Status
 from ddp_operator.kube.cache import ObjectCache
@@ -66,11 +67,8 @@ class QueueReader:
     async def _refresh(self, now: datetime) -> None:
         """Read all LocalQueues and Workloads. Raises: Refused, ClusterError."""
         self._contents = {}
-        queues = await self._list("LocalQueue", lambda item: item)
-        self._queue_names = {
-            (item["metadata"]["namespace"], item["metadata"]["name"]): str(item["spec"].get("clusterQueue"))
-            for item in queues
-        }
+        queues = await self._list("LocalQueue", _parse_queue)
+        self._queue_names = dict(queues)
         workloads = await self._list("Workload", parse_workload)
         self._age = max(MIN_AGE, (len(queues) + len(workloads)) / LISTED_PER_SECOND)
         grouped: dict[str, list[QueuedWorkload]] = {}
@@ -87,7 +85,7 @@ class QueueReader:
             items: list[Any] = []
             try:
                 async for page in pages(self._client, version, None, {"limit": str(CHUNK)}, refusable=True):
-                    items += map(parse, page.get("items") or ())
+                    items += parse_each(kind, page.get("items") or (), parse)
                     if len(items) > MOST:
                         raise Refused(f"the cluster has more than {MOST} {kind}s", reason="Invalid")
             except ObjectNotFound:
@@ -104,3 +102,9 @@ class QueueReader:
             return msgspec.json.decode(resource.body, type=_Resource).status if resource else None
         except msgspec.ValidationError:
             return None
+
+
+def _parse_queue(item: Mapping[str, Any]) -> tuple[tuple[str, str], str]:
+    """Return namespace and name of a LocalQueue, and its ClusterQueue."""
+    meta = item["metadata"]
+    return (str(meta["namespace"]), str(meta["name"])), str(item["spec"].get("clusterQueue"))

@@ -10,14 +10,17 @@ import contextlib
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 from ddp_operator.api.cluster import ClusterError, Key, Object
 from ddp_operator.api.constants import KIND, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY
+from ddp_operator.api.faults import contain, name_object, parse_each
 from ddp_operator.kube.cache import ObjectCache, version_number
 from ddp_operator.kube.children import METADATA_KINDS, key_of, trim_metadata, trim_object
 from ddp_operator.kube.client import ApiClient, ObjectNotFound, call, pages
 from ddp_operator.kube.cluster import METADATA_ONLY
+from ddp_operator.kube.incoming import check_identity
 
 logger = logging.getLogger(__name__)
 
@@ -120,18 +123,17 @@ class Resync:
 
         if kind in METADATA_KINDS:
             for item in items:
-                key = self.store.apply(kind, item)
-                if key is not None:
-                    self.on_change(key)
+                self._apply(kind, item)
             return []
 
         lagging = []
         for item in items:
             meta = item["metadata"]
-            # A stored object that is no longer a child is read too, which drops it.
-            is_relevant = key_of(kind, meta) is not None or str(meta.get("uid")) in before
-            if is_relevant and not self.store.is_current(kind, meta):
-                lagging.append((kind, meta))
+            with contain(kind, name_object(item)):
+                # A stored object that is no longer a child is read too, which drops it.
+                is_relevant = key_of(kind, meta) is not None or str(meta.get("uid")) in before
+                if is_relevant and not self.store.is_current(kind, meta):
+                    lagging.append((kind, meta))
         return lagging
 
     async def _list(self, kind: str, scope: str | None) -> tuple[list[Object], int | None]:
@@ -140,7 +142,7 @@ class Resync:
         items: list[Object] = []
         version: Any = None
         async for page in pages(self.client, kind, scope, params, accept=METADATA_ONLY):
-            items += [_trim_item(kind, item) for item in page.get("items") or ()]
+            items += parse_each(kind, page.get("items") or (), partial(_trim_item, kind))
             version = (page.get("metadata") or {}).get("resourceVersion")
         return items, version_number(version)
 
@@ -162,13 +164,18 @@ class Resync:
             obj = await call(self.client, "GET", kind, meta["namespace"], meta["name"])
         except ObjectNotFound:
             return
-        key = self.store.apply(kind, obj)
-        if key is not None:
-            self.on_change(key)
+        self._apply(kind, obj)
+
+    def _apply(self, kind: str, obj: Object) -> None:
+        with contain(kind, name_object(obj)):
+            key = self.store.apply(kind, obj)
+            if key is not None:
+                self.on_change(key)
 
 
 def _trim_item(kind: str, item: dict[str, Any]) -> Object:
-    """Return an item of a list with the fields that are stored or compared."""
+    """Return an item of a list with the fields that are stored or compared. Raises: any exception for an odd one."""
+    check_identity(item)
     if kind in METADATA_KINDS:
         return trim_object(kind, item)
     meta = trim_metadata(kind, item["metadata"])

@@ -14,8 +14,9 @@ from typing import Any, Final
 import msgspec
 
 from ddp_operator.api.cluster import ClusterError
+from ddp_operator.api.faults import contain, name_object
 from ddp_operator.kube.children import METADATA_KINDS
-from ddp_operator.kube.client import CHUNK, ApiClient, ResponseError, pages
+from ddp_operator.kube.client import CHUNK, ApiClient, ResponseError, decode_json, pages
 from ddp_operator.kube.cluster import METADATA_ONLY, ONE_METADATA_ONLY
 from ddp_operator.kube.resources import path, plural, type_of
 from ddp_operator.reconcile.workqueue import backoff
@@ -26,6 +27,14 @@ SILENCE: Final = 150.0
 """Seconds without data after which a watch counts as frozen. The API server sends a bookmark about every minute."""
 LONGEST_BACKOFF: Final = 8.0
 GONE: Final = 410
+
+
+class WatchEvent(msgspec.Struct):
+    """One line of a watch."""
+
+    type: str
+    object: dict[str, Any]
+
 
 OnEvent = Callable[[str, str | None, Any], None]
 """Called with kind, type of the event (None: an object of a list) and object."""
@@ -52,14 +61,16 @@ async def watch(client: ApiClient, kind: str, namespace: str | None, selector: s
             watching = client.watch(place, since, kind=plural(kind), silence=SILENCE, accept=accept)
             async with aclosing(watching) as lines:
                 async for line in lines:
-                    event = msgspec.json.decode(line)
-                    obj = event["object"]
-                    if event["type"] == "ERROR":
-                        raise ResponseError(int(obj.get("code") or 0), obj, what=f"watch {place}")
-                    version = str(obj["metadata"]["resourceVersion"])
+                    event = decode_json(line, WatchEvent)
+                    if event.type == "ERROR":
+                        code = event.object.get("code")
+                        status = code if isinstance(code, int) else 0
+                        raise ResponseError(status, event.object, what=f"watch {place}")
                     failures = 0
-                    if event["type"] != "BOOKMARK":
-                        on_event(kind, event["type"], obj)
+                    with contain(kind, name_object(event.object)):
+                        version = str(event.object["metadata"]["resourceVersion"])
+                        if event.type != "BOOKMARK":
+                            on_event(kind, event.type, event.object)
         except (ResponseError, ClusterError, msgspec.DecodeError) as error:
             if isinstance(error, ResponseError) and error.status == GONE:
                 version = ""
@@ -75,6 +86,7 @@ async def _list(
     version = ""
     async for page in pages(client, kind, namespace, {"limit": str(CHUNK), **params}, accept=accept):
         for item in page.get("items") or ():
-            on_event(kind, None, type_of(kind) | item)
+            with contain(kind, name_object(item)):
+                on_event(kind, None, type_of(kind) | item)
         version = str(page["metadata"]["resourceVersion"])
     return version

@@ -12,6 +12,7 @@ from typing import Any
 import kopf
 
 from ddp_operator.api.constants import GROUP, KIND, PLURAL, VERSION
+from ddp_operator.api.faults import contain, name_object
 from ddp_operator.kube.client import StartupError
 from ddp_operator.kube.incoming import open_kopf_session
 from ddp_operator.kube.watch import SILENCE
@@ -104,7 +105,8 @@ async def login(memo: kopf.Memo, **_: Any) -> kopf.AiohttpSession:
 @kopf.on.event(GROUP, VERSION, PLURAL)
 async def on_event(memo: kopf.Memo, event: kopf.RawEvent, **_: Any) -> None:
     """Pass a watch event of a custom resource to the operator."""
-    memo.operator.on_event(KIND, event["type"], event["object"])
+    with contain(KIND, name_object(event["object"])):
+        memo.operator.on_event(KIND, event["type"], event["object"])
 
 
 def configure(settings: kopf.OperatorSettings) -> None:

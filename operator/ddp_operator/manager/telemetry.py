@@ -10,11 +10,12 @@ from typing import Any, Final, get_args
 
 import msgspec
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector, disable_created_metrics
-from prometheus_client.core import GaugeMetricFamily, Metric
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from ddp_operator.api.cluster import ClusterError, VersionConflict
 from ddp_operator.api.constants import CONTROLLER_NAME
+from ddp_operator.api.faults import FAULTS, FaultLog, contain
 from ddp_operator.api.status import Phase
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.transitions import (
@@ -78,7 +79,8 @@ class JobCollector(Collector):
         """Yield the metrics of all cached resources."""
         counts = _JobCounts()
         for body in self._bodies():
-            counts.add(body)
+            with contain("metrics of a job", ""):
+                counts.add(body)
         yield _build_gauge("jobs", "Jobs by phase.", "phase", counts.phases)
         yield _build_gauge(
             "waiting_jobs",
@@ -155,6 +157,25 @@ def _parse_goodput(text: str) -> float:
         return 0.0
 
 
+class FaultCollector(Collector):
+    """The faults that the operator contained."""
+
+    def __init__(self, faults: FaultLog) -> None:
+        self._faults = faults
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield the counter."""
+        family = CounterMetricFamily(
+            "ddp_operator_faults",
+            "Objects of other owners, and views of a status, that the operator left out because it could not read "
+            "them, by kind or view; the log names them.",
+            labels=("part",),
+        )
+        for part, count in sorted(self._faults.counts.copy().items()):
+            family.add_metric((part,), count)
+        yield family
+
+
 class OperatorMetrics:
     """The metrics registry, and methods that update it."""
 
@@ -163,6 +184,7 @@ class OperatorMetrics:
         self.registry = registry
         ProcessCollector(registry=registry)
         registry.register(JobCollector(bodies))
+        registry.register(FaultCollector(FAULTS))
         counter = partial(Counter, registry=registry)
         histogram = partial(Histogram, registry=registry)
         self.leads = Gauge("ddp_operator_leader", "1: this operator is the leader, 0: on standby.", registry=registry)

@@ -19,6 +19,7 @@ from ddp_operator.api import child_names, constants
 from ddp_operator.api.cluster import Cluster, ClusterError, Key, Object, Refused, Snapshot, owner_uids
 from ddp_operator.api.cluster_queue import Quotas
 from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.api.faults import contain, name_object
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import find_trainer, scheduling_gates
 from ddp_operator.api.parse import parse_resource
@@ -282,10 +283,9 @@ class Observer:
         """Read the nodes of overdue pods, which a lost node may prevent from terminating."""
         nodes = {}
         for name in losses.list_nodes_to_inspect(job, children, self._clock()):
-            try:
+            nodes[name] = NodeView(None, "")
+            with suppress(Refused), contain("Node", name):
                 nodes[name] = view_node(await self._cluster.node(name))
-            except Refused:
-                nodes[name] = NodeView(None, "")
         return nodes
 
     async def _watch_nodes(self, job: DDPTrainingJob, children: Children, memory: Memory) -> Mapping[str, Trouble]:
@@ -298,7 +298,7 @@ class Observer:
             start = memory.next_node % len(used)
             memory.next_node = start + MOST_NODES
             for name in (*used[start:], *used[:start])[:MOST_NODES]:
-                with suppress(Refused, ClusterError):
+                with suppress(Refused, ClusterError), contain("Node", name):
                     trouble = find_trouble(job, await self._cluster.node(name))
                     troubles.pop(name, None)
                     if trouble is not None:
@@ -330,7 +330,7 @@ class Observer:
             uid = raw["metadata"].get("uid")
             if uid not in uids:
                 continue
-            with suppress(Refused):
+            with suppress(Refused), contain("cause of a wait", name_object(raw)):
                 if raw["kind"] == "Job" and (gated or raw["spec"].get("suspend")):
                     problem, memory.queue = await self._read_queue(raw, job.status.queue)
                 elif raw["kind"] == "Job":
@@ -363,7 +363,7 @@ class Observer:
         memory.kills = {pod.uid: memory.kills[pod.uid] for pod in killed if pod.uid in memory.kills}
         unread = [pod for pod in killed if pod.uid not in memory.kills]
         for pod in unread:
-            with suppress(Refused, ClusterError):
+            with suppress(Refused, ClusterError), contain("cause of a kill", name_object(pod.raw)):
                 events = await self._cluster.events_of(pod.raw)
                 memory.kills[pod.uid] = find_kill(events, find_trainer(pod.raw).get("name"))
         return view_children(job, snapshot, memory.kills) if unread else children
@@ -379,7 +379,7 @@ class Observer:
         problem = kueue.explain_waiting(raw, workloads, queue)
         if not workloads or (problem is not None and problem.reason != c.QUOTA_PENDING):
             return problem, None
-        with suppress(Refused, ClusterError):
+        with suppress(Refused, ClusterError), contain("queue position", name_object(raw)):
             workload = kueue.find_newest(workloads)
             view = await self._view_queue(workload)
             if view is not None:
@@ -401,7 +401,9 @@ class Observer:
             known = self._queues.get(contents.name)
             if known is None or known.contents is not contents:
                 quotas = Quotas(await self._cluster.kueue_object("ClusterQueue", None, contents.name) or {})
-                known = await asyncio.to_thread(view_queue, contents, quotas)
+                known = QueueView(contents, quotas, {})
+                with contain("queue estimate", contents.name):
+                    known = await asyncio.to_thread(view_queue, contents, quotas)
                 self._queues = {
                     name: view for name, view in self._queues.items() if view.contents.time == contents.time
                 }

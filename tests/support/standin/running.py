@@ -119,6 +119,10 @@ class StandIn(Stoppable):
 
         return self.call(inside)
 
+    def put_unchecked(self, kind: str, name: str, obj: Object, namespace: str = "default") -> None:
+        """Store an object of any shape."""
+        self.call(self._storage.put_unchecked, self._api.kind(kind), namespace, name, obj)
+
     def remove(self, kind: str, name: str, namespace: str = "default") -> None:
         """Delete an object at once, ignoring its finalizers."""
 

@@ -138,6 +138,16 @@ class Storage:
             self._put("delete", kind, obj, marked)
         return marked
 
+    def put_unchecked(self, kind: Kind, namespace: str, name: str, obj: Object) -> None:
+        """Store an object of any shape, as a definition without a schema lets it through, and report it to watches."""
+        self.version += 1
+        before = self._objects.get((kind, namespace, name))
+        self._objects[kind, namespace, name] = obj
+        change = StoredChange(self.version, kind, before, obj)
+        self.history.append(change)
+        for tell in list(self._watchers.values()):
+            tell(change)
+
     def compact(self) -> None:
         """Delete the history: every watch that resumes from an earlier version gets 410."""
         self.history.clear()

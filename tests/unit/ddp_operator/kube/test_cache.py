@@ -174,3 +174,19 @@ def test_is_current_compares_with_version_of_list() -> None:
     assert not store.is_current("Pod", child("Pod", "b", 1)["metadata"])
     store.mark_deleted("Pod", "team", "b", "Pod-b")
     assert store.is_current("Pod", child("Pod", "b", 1)["metadata"])
+
+
+def test_object_of_odd_shape_is_ignored_until_its_next_version() -> None:
+    store = ObjectCache()
+    odd = child("Job", "digits-1", 5)
+    odd["metadata"]["annotations"] = "text"
+    with pytest.raises(AttributeError):
+        store.apply("Job", odd)
+    assert store.is_current("Job", odd["metadata"]), "nothing waits for it"
+    assert store.entry("Job", "team", "digits-1") is None
+    assert store.apply("Job", child("Job", "digits-1", 6)) == KEY
+    with pytest.raises(AttributeError):
+        store.apply("Job", odd | {"metadata": odd["metadata"] | {"resourceVersion": "7"}})
+    entry = store.entry("Job", "team", "digits-1")
+    assert entry is not None
+    assert entry.version == "6", "the last readable version is kept"

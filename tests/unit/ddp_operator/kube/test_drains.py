@@ -21,6 +21,7 @@ from ddp_operator.kube.startup_checks import OPTIONAL, PERMISSIONS
 from ddp_operator.manifests.children import build_children
 from tests.support.builders import NOW, child_pod, job, resource
 from tests.support.drain_requests import SCHEMA, SOURCE, build_drain_request, build_eviction
+from tests.support.odd_objects import list_odd_shapes, list_paths
 
 REQUESTS = "/apis/nvsentinel.nvidia.com/v1alpha1/namespaces/nvsentinel/drainrequests"
 EVICTIONS = "/apis/lifecycle.k8s.io/v1alpha1/evictions"
@@ -90,6 +91,7 @@ class Watched:
 
     async def read(self) -> Mapping[str, str]:
         await self.watch.read()
+        await self.watch.report()
         return self.watch.list_drains(JOB)
 
 
@@ -139,6 +141,44 @@ async def test_reads_of_foreign_pods_are_limited() -> None:
     assert sum(call.startswith(f"GET {PODS}") for call in watched.api.calls) == MOST
     assert condition(watched)[0] == "False"
     assert len(condition(watched)[2]) <= 1024
+
+
+@pytest.mark.parametrize("node", ["node-b", ""])
+async def test_drain_request_moves_no_pod_of_another_node(node: str) -> None:
+    watched = Watched(requests=[build_drain_request(OWN)])
+    pod = child_pod(1)
+    pod["spec"]["nodeName"] = node
+    watched.show(pod, version=2)
+    watched.api.answers[f"{PODS}/{OWN}"] = pod
+    assert await watched.read() == {}
+    assert condition(watched) == ("True", "Drained", "no named pod runs on the node")
+
+
+@pytest.mark.parametrize("pods", [{"../secrets": ["a"]}, {"default": ["../secrets/a"]}, {"default": ["a?b=c"]}])
+async def test_drain_request_with_invalid_names_causes_no_read(pods: Any) -> None:
+    watched = Watched(requests=[build_drain_request(podsToDrain=pods)])
+    assert await watched.read() == {}
+    assert "the request is invalid" in condition(watched)[2]
+    assert [call for call in watched.api.calls if call.startswith("GET")] == [f"GET {REQUESTS}", f"GET {EVICTIONS}"]
+
+
+@pytest.mark.parametrize("kind", ["requests", "evictions"])
+async def test_odd_requests_are_left_out(kind: str) -> None:
+    good = build_drain_request(OWN) if kind == "requests" else build_eviction(OWN, f"uid-{OWN}")
+    status = {"conditions": [{"type": "DrainComplete", "status": "False", "message": "m"}]}
+    odd = good | {"status": status} if kind == "requests" else good
+    parts = [path for path in list_paths(odd) if path not in ("metadata", "metadata.name", "metadata.namespace")]
+    items = []
+    for number, (_, item) in enumerate(list_odd_shapes(odd, parts, 28)):
+        item["metadata"]["name"] = f"odd-{number}"
+        items.append(item)
+    watched = Watched(**{kind: [*items[:200], good]})
+
+    async def accept(*_: Any) -> None:
+        """Write nothing: the schemas of the fake server refuse odd objects."""
+
+    watched.watch._write_status = accept  # type: ignore[method-assign]
+    assert OWN in await watched.read()
 
 
 async def test_invalid_drain_request_names_fields() -> None:

@@ -55,10 +55,12 @@ def test_deeper_levels_become_null(nested: str) -> None:
 @pytest_asyncio.fixture
 async def server() -> AsyncIterator[str]:
     """A server whose answers are nested."""
-    event = f'{{"type": "ADDED", "object": {{"a": {LISTS}}}}}\n'
+    identity = '"metadata": {"name": "x", "namespace": "y", "uid": "u", "resourceVersion": "1"}'
+    event = f'{{"type": "ADDED", "object": {{{identity}, "a": {LISTS}}}}}\n'
+    item = f'{{{identity}, "a": {MAPS}}}'
 
     async def answer(request: web.Request) -> web.Response:
-        text = event * 2 if "watch" in request.query else f'{{"items": [{MAPS}]}}'
+        text = event * 2 if "watch" in request.query else f'{{"items": [{item}]}}'
         return web.Response(text=text, content_type="application/json")
 
     app = web.Application()

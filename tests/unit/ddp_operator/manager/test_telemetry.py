@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from ddp_operator.api.cluster import ClusterError, VersionConflict
+from ddp_operator.api.faults import contain
 from ddp_operator.api.status import Condition, LastFailure, Progress, Restarts, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.transitions import (
@@ -176,3 +177,11 @@ def test_node_labels_are_bounded() -> None:
     samples = [sample for family in metrics.node_failures.collect() for sample in family.samples]
     assert len(samples) == MAX_NODE_LABELS + 1
     assert {sample.labels["node"]: sample.value for sample in samples}["Other"] == 5
+
+
+def test_contained_faults_are_counted_by_part() -> None:
+    before = OperatorMetrics(lambda: 0.0).registry.get_sample_value("ddp_operator_faults_total", {"part": "Workload"})
+    with contain("Workload", "team/x"):
+        raise TypeError
+    after = OperatorMetrics(lambda: 0.0).registry.get_sample_value("ddp_operator_faults_total", {"part": "Workload"})
+    assert after == (before or 0) + 1
