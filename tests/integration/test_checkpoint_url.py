@@ -10,7 +10,6 @@ from pathlib import Path
 
 import psutil
 import pytest
-
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
 from ddp_pod.contract.plan import CheckpointStoreConfig, WatchdogConfig
