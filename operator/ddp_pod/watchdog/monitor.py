@@ -101,7 +101,7 @@ class StallMonitor:
         # Between two checks are a pause and the wait for pages of ranks that do not respond.
         self._clock = AwakeClock(self._interval + 2 * PAGE_TIMEOUT, time.monotonic())
         self._idleness = Idleness()
-        self._pulse = StepPulse()
+        self._pulse = StepPulse(self._clock.read(time.monotonic()))
         self._watchdog = HeartbeatWatchdog(pod.watchdog) if pod.watchdog else None
 
     def record_hang(self) -> None:
@@ -309,7 +309,8 @@ class StallMonitor:
         """Log the stacks, and report the ranks' activity to the operator and the other pods."""
         self._hangs += stall.certain and self._open is None
         kind = "hang" if stall.known else "idle"
-        note = "" if stall.known else "; no process is killed, because no step was counted (docs/your-script.md)"
+        steps = "no step was" if self._pulse.age(now) == math.inf else "too few steps were"
+        note = "" if stall.known else f"; no process is killed, because {steps} counted (docs/your-script.md)"
         log(f"{kind}: {stall.message}{note}; the stacks of this pod's ranks follow")
         self._stalled = self._examine(stall, workers, quiet=False)
         log("\n".join(activity.what for activity in self._activities))

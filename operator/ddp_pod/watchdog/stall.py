@@ -255,25 +255,26 @@ class HeartbeatWatchdog:
 
 
 class StepMark(NamedTuple):
-    """The steps that a rank's process has made. ``longest``: the longest time between two of them, if it is known."""
+    """The steps that a rank's process has made. ``longest``: the longest time between two of them; None: unknown."""
 
     pid: int
     steps: float
-    longest: float = 0.0
+    longest: float | None = None
 
 
 class StepPulse:
     """The time since the last step of a pod without heartbeats, by the ranks' counters or logs.
 
     Validations and checkpoints are no steps. So a pause counts only if it is longer than the watchdog's time and much
-    longer than any pause before it (``longest``). The time between the steps of two processes, such as a hang that
-    ended the first one, is no such pause.
+    longer than any pause before it (``longest``), which ranks measure themselves or two checks limit. The time between
+    the steps of two processes, such as a hang that ended the first one, is no such pause.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, now: float) -> None:
+        """``now``: before any rank has started, so that the steps before the first check have a bound as well."""
         self._marks: Mapping[int, StepMark] = {}
         self._since: float | None = None  # the last step
-        self._checked: float | None = None
+        self._checked = now
         self._pauses = 0.0
         self.longest = 0.0
 
@@ -281,21 +282,21 @@ class StepPulse:
         """Record the marks of the ranks that have made a step, by local rank; empty without workers."""
         made = _count_new_steps(self._marks, marks)
         if not marks or made is None:
-            self._since = now if marks else None
-            self._pauses = sum(max(0.0, mark.steps - 1) for mark in marks.values())  # since the start of new processes
-        elif made:
-            self._record_steps(made, now)
-        self.longest = max([self.longest, *(mark.longest for mark in marks.values())])
+            self._since = None
+            self._pauses = 0.0
+            made = sum(mark.steps for mark in marks.values())  # of new processes
+        if made:
+            self._record_steps(made, now, is_measured=all(mark.longest is not None for mark in marks.values()))
+        self.longest = max([self.longest, *(mark.longest or 0.0 for mark in marks.values())])
         self._marks = marks
         self._checked = now
 
-    def _record_steps(self, made: float, now: float) -> None:
-        if self._since is not None:
-            self._pauses += max(1.0, made)
-            self.longest = max(self.longest, now - self._since)
-        elif self._checked is not None and made > 1:  # all since the last check
-            self._pauses += made - 1
-            self.longest = max(self.longest, now - self._checked)
+    def _record_steps(self, made: float, now: float, *, is_measured: bool) -> None:
+        """Record steps after the last one, or the first ones. ``is_measured``: whether the ranks measure pauses."""
+        pauses = made - 1 if self._since is None else max(1.0, made)
+        self._pauses += pauses
+        if pauses and not is_measured:
+            self.longest = max(self.longest, now - (self._checked if self._since is None else self._since))
         self._since = now
 
     def age(self, now: float) -> float:

@@ -123,7 +123,7 @@ def test_idle_workers_are_distinguished_from_busy_ones() -> None:
     assert idleness.observe({0: 15.0, 1: 6.0}, now=90) == {0: 40, 1: 0}
 
 
-def mark(steps: float, *, pid: int = 1, longest: float = 0.0) -> dict[int, StepMark]:
+def mark(steps: float, *, pid: int = 1, longest: float | None = None) -> dict[int, StepMark]:
     return {0: StepMark(pid, float(steps), longest)}
 
 
@@ -135,11 +135,17 @@ REGULAR = [(now, mark(number)) for number, now in enumerate((0, 2, 4, 6), start=
     [
         (REGULAR, 15, 10),
         ([(0, {}), (2, mark(50))], 9, 8),  # many steps between two checks: four times the time between these
+        ([(5, mark(20))], 24, 20),  # all steps before the first check: four times the time since the start
+        ([(3, mark(20)), (8, mark(20))], 14, 12),
+        ([(5, mark(20, longest=0.1))], 14, 10),  # steps that the rank has measured
+        ([(0, {}), (5, mark(20, longest=3.0))], 16, 12),
+        ([(5, mark(1))], 1000, None),
         ([(0, mark(1)), (2, mark(2)), (102, mark(3)), (104, mark(4))], 503, 400),  # rare steps
         ([*REGULAR, (7, mark(4, longest=20))], 85, 80),  # a pause that the rank has measured
         (REGULAR[:3], 1000, None),  # too few steps
         ([*REGULAR, (21, mark(5))], 80, 60),  # a step ends the silence, which was a pause
         ([*REGULAR, (8, mark(100, pid=2))], 17, 10),  # steps of a new process before the first check
+        ([(2, mark(1)), (7, mark(100, pid=2))], 26, 20),
         ([*REGULAR, (8, mark(1, pid=3))], 99, None),
         ([*REGULAR, (7, {}), (101, mark(1))], 110, None),  # no workers
         ([*REGULAR, *((206 + 2 * n, mark(1 + n, pid=2)) for n in range(5))], 223, 10),  # restarted after a hang
@@ -148,7 +154,7 @@ REGULAR = [(now, mark(number)) for number, now in enumerate((0, 2, 4, 6), start=
 def test_silence_is_longer_than_the_budget_and_any_pause_before(
     observed: list[tuple[float, dict[int, StepMark]]], fine_until: float, silence: float | None
 ) -> None:
-    pulse = StepPulse()
+    pulse = StepPulse(0)
     for now, marks in observed:
         pulse.observe(marks, now)
     assert pulse.measure_silence(fine_until, 10 if fine_until != 9 else 5) is None
@@ -389,6 +395,17 @@ def test_rank_is_examined_early_if_no_pause_before_was_as_long(
     assert (stalls.build_awaited() is not None) is is_known
     stalls.forget()
     assert stalls.build_awaited() is None
+
+
+@pytest.mark.parametrize(("steps", "reason"), [(0, "no step was counted"), (2, "too few steps were counted")])
+def test_log_has_why_idle_ranks_are_not_killed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], steps: int, reason: str
+) -> None:
+    stalls = monitor.StallMonitor(launcher_pod(tmp_path), RankReader(str(tmp_path)), is_stopping=lambda: False)
+    monkeypatch.setattr(stalls, "_examine", lambda *_, **__: [])
+    stalls._pulse.observe(mark(steps) if steps else {}, 5.0)
+    stalls._open_stall(IDLE, [], 35.0)
+    assert f"no process is killed, because {reason}" in capsys.readouterr().err
 
 
 def test_partially_written_stack_is_awaited(
