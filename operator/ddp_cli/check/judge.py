@@ -10,7 +10,7 @@ from ddp_cli.check.runs import CheckedRun
 from ddp_cli.check.training import judge_training
 from ddp_cli.check.verdict import FAILED, NOT_APPLICABLE, Verdict, not_applicable
 
-# In the order of cause and effect; the last cause of a check is named.
+# From effects to causes; the last cause of a check is named.
 _CONSEQUENCES: Final = {
     "same initial weights": ("gradients are shared", "resumes exactly"),
     "gradients are shared": ("same initial weights", "resumes exactly"),
@@ -46,11 +46,12 @@ def judge(runs: Sequence[CheckedRun]) -> list[Verdict]:
 
 
 def omit_consequences(verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """Report causes alone: a check is not applicable if a failed one makes it fail too."""
-    states = {verdict.check: verdict.state for verdict in verdicts}
-    causes = {
-        check: cause for cause, checks in _CONSEQUENCES.items() if states.get(cause) == FAILED for check in checks
-    }
+    """Report causes alone: a check is not applicable if a failed one that is reported makes it fail too."""
+    failures = {verdict.check for verdict in verdicts if verdict.state == FAILED}
+    causes: dict[str, str] = {}
+    for cause in reversed(_CONSEQUENCES):  # the first cause first: of two that explain each other, one is reported
+        if cause in failures and cause not in causes:
+            causes |= {check: causes.get(check, cause) for check in _CONSEQUENCES[cause]}
     return [
         Verdict(verdict.check, NOT_APPLICABLE, f"repair `{causes[verdict.check]}` first")
         if verdict.state == FAILED and verdict.check in causes

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ddp_cli.check.judge import judge
 from ddp_cli.check.runs import CheckedRun, Request, Runs
@@ -40,6 +40,13 @@ _NO_STEP: Final = (
     "the script ended without an optimizer step that ddp can see. If it resumed from the checkpoint of a finished "
     "training, name the checkpoint in .ddpignore; docs/check.md lists what ddp cannot see"
 )
+
+
+class Shape(NamedTuple):
+    """The pods of each run, and the ranks of each pod."""
+
+    pods: int
+    ranks: int
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,10 +131,12 @@ def build_request(arguments: argparse.Namespace) -> Request:
     else:
         text = read_file(arguments.file, "a job's YAML or of a script (.py, .sh)")
         words = ["-"]
-    limit_ranks(arguments, text)
+    shape = find_shape(arguments, text)
+    limit_ranks(shape)
+    print_note(describe_shape(shape))
     return Request(
         folder=folder,
-        options=[*words, *list_options(arguments, is_script=script is not None)],
+        options=[*words, *list_options(arguments, shape, is_script=script is not None)],
         arguments=arguments.extra,
         text=text,
         steps=arguments.steps,
@@ -137,15 +146,22 @@ def build_request(arguments: argparse.Namespace) -> Request:
     )
 
 
-def limit_ranks(arguments: argparse.Namespace, text: str) -> None:
-    """Refuse more ranks than this machine can run. ``text``: a job's YAML; empty for a script. Raises: CommandError."""
+def find_shape(arguments: argparse.Namespace, text: str) -> Shape:
+    """Return the number of pods and of ranks in each. ``text``: a job's YAML; empty for a script."""
     spec: dict[str, Any] = {}
     with suppress(InvalidManifest):  # `ddp run` reports it
         documents = load_documents(text)
         spec = next((document["spec"] for document in documents if isinstance(document.get("spec"), dict)), {})
-    nodes = arguments.nodes or spec.get("nodes")
     procs = arguments.procs or spec.get("procPerNode")
-    ranks = (nodes if isinstance(nodes, int) else 1) * (procs if isinstance(procs, int) else 1)
+    procs = procs if isinstance(procs, int) else 1
+    nodes = arguments.nodes or spec.get("nodes")
+    default = 2 if not text and procs == 1 else 1
+    return Shape(nodes if isinstance(nodes, int) else default, procs)
+
+
+def limit_ranks(shape: Shape) -> None:
+    """Refuse more ranks than this machine can run. Raises: CommandError."""
+    ranks = shape.pods * shape.ranks
     most = max(_LEAST_RANKS, _RANKS_PER_CPU * count_cpus())
     if ranks > most:
         raise CommandError(
@@ -154,13 +170,23 @@ def limit_ranks(arguments: argparse.Namespace, text: str) -> None:
         )
 
 
-def list_options(arguments: argparse.Namespace, *, is_script: bool) -> list[str]:
-    """Return the options of `ddp run`: those that are given, and for a script at least two ranks."""
+def describe_shape(shape: Shape) -> str:
+    """Return what each run consists of, and which mistakes that hides."""
+    text = f"checking {count(shape.pods, 'pod')} of {count(shape.ranks, 'rank')}"
+    if shape.pods > 1:
+        return f"{text} (--nodes); --procs sets the ranks of a pod, which share a hash seed and so the order of sets"
+    if shape.ranks > 1:
+        return f"{text} (--procs), which share a hash seed and so the order of sets; --nodes 2 --procs 1 compares pods"
+    return f"{text}; most checks compare ranks: use --nodes 2"
+
+
+def list_options(arguments: argparse.Namespace, shape: Shape, *, is_script: bool) -> list[str]:
+    """Return the options of `ddp run`: those that are given, and for a script at least two pods or ranks."""
     options = read_job_options(arguments)
     variables = options.pop("env", ())
     cpu = arguments.cpu
-    if is_script and "nodes" not in options and options.get("procs", 1) == 1:
-        options["nodes"] = 2
+    if is_script and "nodes" not in options and shape.pods > 1:
+        options["nodes"] = shape.pods
         if not cpu and len(find_gpus(os.environ)) == 1:
             print_note("this machine has 1 GPU; the 2 ranks of the check train on CPUs")
             cpu = True

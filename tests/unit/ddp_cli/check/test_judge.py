@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -439,6 +440,17 @@ def test_consequence_of_a_failed_check_is_not_reported() -> None:
     states = [verdict.state for verdict in omit_consequences(verdicts)]
 
     assert states == [FAILED, NOT_APPLICABLE, FAILED, PASSED]
+
+
+def test_any_failures_leave_one_reported_that_explains_those_that_are_not() -> None:
+    names = [verdict.check for verdict in judge_training(build_reference(), 2)] + ["resumes exactly", "stops in time"]
+    for states in product((FAILED, PASSED), repeat=len(names)):
+        given = [Verdict(check, state) for check, state in zip(names, states, strict=True)]
+        judged = omit_consequences(given)
+        reported = {verdict.check for verdict in judged if verdict.state == FAILED}
+        omitted = {verdict.reason for verdict in judged if verdict.state == NOT_APPLICABLE}
+        assert bool(reported) is (FAILED in states)
+        assert omitted <= {f"repair `{check}` first" for check in reported}
 
 
 # -- files

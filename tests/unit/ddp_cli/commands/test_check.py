@@ -86,8 +86,27 @@ def test_more_ranks_than_the_machine_can_run_are_refused(
     Path("job.yaml").write_text("kind: ConfigMap\n---\nkind: DDPTrainingJob\nspec: {nodes: 4, procPerNode: 2}\n")
     assert main(["check", *words]) == (0 if ranks is None else 2)
     errors = capsys.readouterr().err
-    assert (ranks is not None) is ("--nodes" in errors)
+    assert (ranks is not None) is ("a check runs at most" in errors)
     assert ranks is None or f"{ranks} ranks" in errors
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["train.py"], "checking 2 pods of 1 rank (--nodes); --procs sets the ranks of a pod, which share a hash seed"),
+        (["train.py", "--procs", "2"], "checking 1 pod of 2 ranks (--procs), which share a hash seed"),
+        (["train.py", "--nodes", "1"], "checking 1 pod of 1 rank; most checks compare ranks"),
+        (["job.yaml"], "checking 2 pods of 2 ranks (--nodes)"),
+        (["job.yaml", "--nodes", "1"], "checking 1 pod of 2 ranks (--procs)"),
+    ],
+)
+@pytest.mark.usefixtures("requests")
+def test_first_line_has_the_pods_and_what_ranks_of_one_share(
+    words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("job.yaml").write_text("kind: DDPTrainingJob\nspec: {nodes: 2, procPerNode: 2}\n")
+    assert main(["check", *words]) == 0
+    assert capsys.readouterr().err.splitlines()[0].startswith(line)
 
 
 def test_ranks_of_script_train_on_cpus_with_one_gpu(
