@@ -261,21 +261,14 @@ def test_data_loaders_start_their_workers_in_each_way(forked: Forked) -> None:
     assert ran == ProgramResult(0, f"fork {batches}spawn {batches}", "")
 
 
-def test_ranks_differ_in_random_numbers_and_agree_in_hashes(forked: Forked) -> None:
-    script = (
-        "import os, random, secrets, tempfile, uuid, numpy\n"
-        "print([random.random(), numpy.random.random(), secrets.token_hex(4), uuid.uuid4().hex, tempfile.mktemp()])\n"
-        "print(hash('a'))"
-    )
-    (forked.folder / "script.py").write_text(f"import numpy.random\n{script}")
-    (first, one), (second, other) = (forked.fork("script", "script.py").out.splitlines() for _ in range(2))
-    assert not set(first.strip("[]").split(", ")) & set(second.strip("[]").split(", "))
-    assert one == other
+def test_ranks_agree_in_hashes(forked: Forked) -> None:
+    hashes = {forked.fork("code", "print(hash('a'))").out for _ in range(2)}
+    assert len(hashes) == 1
 
 
 def test_forked_rank_has_torch_and_few_modules_of_launcher(forked: Forked) -> None:
     code = "import sys; print('torch._dynamo' in sys.modules, *sorted(n for n in sys.modules if 'ddp_launcher' in n))"
-    names = [*RANK_MODULES, "torchrun", "torchrun.fork_server", "torchrun.frames"]
+    names = [*RANK_MODULES, "torchrun", "torchrun.fork_server", "torchrun.frames", "torchrun.renewal"]
     assert forked.fork("code", code).out.split() == [
         "True",
         *sorted(["ddp_launcher", *(f"ddp_launcher.{name}" for name in names)]),

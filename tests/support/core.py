@@ -25,6 +25,7 @@ CORE: Final[Mapping[str, str]] = MappingProxyType(
         "rank in a new interpreter": "test_launcher_worker.py::test_script_behaves_as_in_plain_interpreter[raises]",
         "error file": "test_launcher_worker.py::test_exception_writes_error_file",
         "forked rank": "test_launcher_warm_start.py::test_ranks_are_forked_at_start_and_restarts",
+        "fresh rank": "test_forked_rank.py::test_forked_rank_equals_fresh_interpreter_at_start_and_restart",
         "forked script": "test_launcher_warm_start.py::test_forked_script_behaves_as_in_plain_interpreter[own state]",
         "counted steps": "test_launcher_torch_features.py::test_steps_of_unchanged_script_are_on_page",
         "signed rendezvous": "test_rendezvous_attack.py::test_pickle_in_store_is_not_executed_and_disturbs_no_job",

@@ -3,6 +3,7 @@
 import errno
 import glob
 import importlib
+import io
 import os
 import sys
 import time
@@ -40,6 +41,7 @@ def main(argv: Sequence[str]) -> NoReturn:
     runtime = os.environ[ENV_RUNTIME_DIR]
     files = _RankFiles(runtime, local_rank)
     divert_output(files.output)
+    reopen_output()
     _remove_stale_files(files)
 
     about = {
@@ -217,3 +219,27 @@ def divert_output(path: str) -> None:
     os.dup2(pipe, 1)
     os.dup2(pipe, 2)
     os.close(pipe)
+
+
+def reopen_output() -> None:
+    """Adapt stdout and stderr to the files that they have now, as the start of an interpreter does.
+
+    They were created for other files: those of torchrun's worker, or of the fork server. Python believes that it can
+    seek in a pipe if it could in the former file; then ``reconfigure`` fails. The objects stay the same, because
+    imported modules have references to them, such as the handlers of ``logging``.
+    """
+    for number, stream in enumerate((sys.__stdout__, sys.__stderr__), 1):
+        if not isinstance(stream, io.TextIOWrapper):
+            continue  # it is closed
+        name = stream.name
+        raw = open(number, "wb", buffering=0, closefd=False)  # noqa: SIM115 - it is closed with the interpreter
+        vars(raw)["name"] = name
+        io.TextIOWrapper.__init__(
+            stream,
+            raw,
+            encoding=stream.encoding,
+            errors=stream.errors,
+            newline="\n",
+            line_buffering=stream.line_buffering,
+            write_through=stream.write_through,
+        )

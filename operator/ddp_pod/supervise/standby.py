@@ -42,7 +42,10 @@ class Standby:
 def find_standby(env: MutableMapping[str, str]) -> Standby | None:
     """Return the wait that the holder has requested of this process; None: it is no child of a holder."""
     descriptor = env.pop(ENV_RUN_FD, None)
-    return Standby(int(descriptor)) if descriptor else None
+    if not descriptor:
+        return None
+    os.set_inheritable(int(descriptor), False)  # the fork server and its ranks start while this one is open
+    return Standby(int(descriptor))
 
 
 def encode_start(start: RunStart) -> bytes:

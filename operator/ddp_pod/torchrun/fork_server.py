@@ -26,6 +26,7 @@ from typing import Any, NamedTuple, NoReturn, Optional
 from ..base.files import BOOTSTRAP, log
 from ..contract.processes import adopt_orphans, set_parent_death_signal
 from .frames import decode, encode, read_frame
+from .renewal import renew_imported_state
 
 # Variables that PyTorch or one of its libraries reads only once, at its import.
 _SETS_EARLY = re.compile(
@@ -244,10 +245,7 @@ def _become_rank(request: RankRequest, descriptors: Sequence[int], obstacle: str
         if local_rank == "0" and request.environment.get("TORCHELASTIC_RESTART_COUNT") == "0":
             log(f"ranks start in fresh interpreters, and each imports PyTorch: {obstacle}")
         os.execv(command[0], command)  # noqa: S606
-    if "numpy.random" in sys.modules:
-        sys.modules["numpy.random"].seed()  # otherwise all ranks would draw the same numbers
-    if "tempfile" in sys.modules:
-        vars(sys.modules["tempfile"])["tempdir"] = None  # the script may set TMPDIR
+    renew_imported_state()
     sys.orig_argv = command
     # Only at the end: an earlier collection would write into pages that all ranks share.
     atexit.register(unfreeze_for_leak_reports)
@@ -315,6 +313,7 @@ def _find_shadowing_module(kind: str, target: str) -> str | None:
         spec = PathFinder.find_spec(name, [folder])
         if spec and spec.origin and spec.origin != getattr(sys.modules.get(name), "__file__", None):
             return f"{spec.origin} shadows a module that PyTorch imports"
+    sys.path_importer_cache.pop(folder, None)  # a listing that the script's first import has to make
     return None
 
 
