@@ -184,7 +184,8 @@ class PodAgent(LocalElasticAgent):
             result = self._collect_result(worker_group)
             return self._await_peers(worker_group, result) if result.state == WorkerState.SUCCEEDED else result
         succeeded = [worker.global_rank for worker in worker_group.workers if exit_codes.get(worker.local_rank) == 0]
-        if self._find_interruption():
+        self._find_interruption()
+        if self._have_agreed_to_end(exit_codes):
             if self._awaits_siblings(ending):
                 return RunResult(WorkerState.HEALTHY)
         elif not ending and self._lacks_cause(exit_codes) and self._awaits_cause():
@@ -212,6 +213,10 @@ class PodAgent(LocalElasticAgent):
         except RuntimeError:
             self._has_lost_store = True
             return ""
+
+    def _have_agreed_to_end(self, exit_codes: Mapping[int, int]) -> bool:
+        """Return whether ranks of this pod have ended for an announced reason, rather than for a lost peer."""
+        return bool(self._interruption) and not self._are_secondary(exit_codes)
 
     def _awaits_siblings(self, ending: Collection[int]) -> bool:
         """Return whether other ranks of this pod still save, and end without a further signal."""
@@ -363,7 +368,7 @@ class PodAgent(LocalElasticAgent):
             query_store(self._pod_rendezvous.announce_stop)
         wait_for_copies(self._pod.node, os.environ)
         self._ranks.kill(ending)
-        may_save = self._pod.elastic or is_stopping or bool(self._interruption)
+        may_save = self._pod.elastic or is_stopping or self._have_agreed_to_end(self._ranks.poll())
         grace = self._pod.grace if may_save else _SECONDS_TO_STOP
         self._ranks.stop(number, grace, saves=may_save, trainers=list_trainers(self._pod))
 
