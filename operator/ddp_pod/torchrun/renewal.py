@@ -44,7 +44,8 @@ def _restart_clock(logging: Any) -> None:
 
 
 def _note_thread(threading: Any) -> None:
-    threading.main_thread()._set_native_id()  # Python notes only the other number of a thread after a fork
+    # After a fork Python renews only the other number of the thread.
+    threading.main_thread()._native_id = threading.get_native_id()
 
 
 _RENEWALS: Final[Mapping[str, Callable[[Any], None]]] = MappingProxyType(
