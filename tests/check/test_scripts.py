@@ -14,7 +14,7 @@ from tests.check.running import list_failures, run_check
 pytestmark = pytest.mark.process
 
 RIGHT: Final = (
-    "mlp", "cnn", "amp", "accumulation", "gan", "ema", "lbfgs", "uneven", "stream", "fsdp", "manual",
+    "mlp", "cnn", "amp", "accumulation", "gan", "ema", "lbfgs", "uneven", "stream", "fsdp", "manual", "counted",
 )  # fmt: skip
 
 

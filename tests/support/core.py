@@ -42,6 +42,7 @@ CORE: Final[Mapping[str, str]] = MappingProxyType(
         "check of a script": "test_check.py::test_fault_is_reported_with_its_line",
         "check of a restart": "test_scripts.py::test_fault_is_reported_alone[scheduler not saved]",
         "edited code in held pods": "test_launcher_dev.py::test_edited_code_runs_in_the_same_pods",
+        "objects of a script": "test_counted_calls.py::test_objects_are_called_as_often_with_hooks_as_without",
         "mistake of a user": "test_trainer_endings.py::test_user_error_on_one_rank_ends_all_and_names_rank",
     }
 )

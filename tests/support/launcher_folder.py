@@ -16,7 +16,7 @@ from ddp_operator.manifests.children import load_launcher
 
 RANK_MODULES = [
     "base", "base.files", "contract", "contract.names", "contract.processes", "rank", "rank.child", "rank.counters",
-    "rank.groups", "rank.hooks", "rank.samples", "rank.tracebacks", "rank.worker",
+    "rank.groups", "rank.hooks", "rank.samples", "rank.script_objects", "rank.tracebacks", "rank.worker",
 ]  # fmt: skip
 """The launcher's packages and modules that every rank imports, sorted by name, below ``ddp_launcher``."""
 

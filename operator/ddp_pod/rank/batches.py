@@ -9,6 +9,16 @@ import sys
 from collections.abc import Iterable
 from typing import Any
 
+from .script_objects import (
+    bypass_modes,
+    is_distributed,
+    is_training,
+    list_modules,
+    list_parameters,
+    read_property,
+    read_tensor,
+)
+
 # Words in the name of a mesh's dimension that divides a model or a sample.
 _PARTS_OF_MODEL = ("tp", "cp", "sp", "ep", "pp", "tensor", "context", "sequence", "expert", "pipe", "pipeline")
 
@@ -47,7 +57,8 @@ class BatchMeter:
     def _build_hook(self) -> Any:
         def observe_call(module: Any, inputs: Any) -> None:
             try:
-                self._observe(module, inputs)
+                with bypass_modes(self._torch):
+                    self._observe(module, inputs)
             except Exception:  # a bug here must never reach the script
                 self.stop()
 
@@ -55,19 +66,19 @@ class BatchMeter:
         return observe_call
 
     def _observe(self, module: Any, inputs: Any) -> None:
-        if self._is_ambiguous or not module.training or not self._torch.is_grad_enabled():
+        if self._is_ambiguous or not is_training(module) or not self._torch.is_grad_enabled():
             return
         key = id(module)
         if key == self._outermost:
             self._is_pending = True
         elif key not in self._members:
-            if not has_trainable_parameter(module):
+            if not has_trainable_parameter(self._torch, module):
                 return  # a loss function
             if self._outermost is not None:
                 self._is_ambiguous = True
                 return
             self._outermost = key
-            self._members = frozenset(map(id, module.modules()))
+            self._members = frozenset(id(member) for _, member in list_modules(module))
             self._is_pending = True
 
         # A module that is called with keyword arguments shows its batch in the first call inside.
@@ -78,20 +89,21 @@ class BatchMeter:
 
     def _find_size(self, inputs: Any) -> int:
         for value in inputs:
-            if isinstance(value, self._torch.Tensor) and value.dim() > 0:
-                return int(value.shape[0])
+            tensor = read_tensor(self._torch, value)
+            if tensor is not None and tensor.dim() > 0:
+                return int(tensor.shape[0])
         return 0
 
 
-def has_trainable_parameter(module: Any) -> bool:
+def has_trainable_parameter(torch: Any, module: Any) -> bool:
     """Return whether a module has a parameter that requires gradients."""
-    return any(parameter.requires_grad for parameter in module.parameters())
+    return any(read_property(torch, parameter, "requires_grad") for _, parameter, _ in list_parameters(module))
 
 
 def find_shared_dimension(parameters: Iterable[Any]) -> str:
     """Return the dimension of the parameters' meshes whose ranks may read the same data; empty if there is none."""
     for parameter in parameters:
-        for name in getattr(getattr(parameter, "device_mesh", None), "mesh_dim_names", None) or ():
+        for name in (is_distributed(parameter) and parameter.device_mesh.mesh_dim_names) or ():
             if any(part in _PARTS_OF_MODEL for part in re.split(r"[^a-z]+", name)):
                 return str(name)
     return ""

@@ -5,8 +5,10 @@ of one bit changes an element by a power of two below 2**64, and so changes the 
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+from .script_objects import is_instance, is_tensor, list_values, read_tensor
 
 _CHUNK = 1 << 20  # elements whose weights are kept
 _MULTIPLIER = 0x9E3779B97F4A7C15 - (1 << 64)  # 2**64 divided by the golden ratio, as a signed number
@@ -18,7 +20,7 @@ _weights: dict[Any, Any] = {}  # by device
 
 
 def digest(torch: Any, tensor: Any) -> int:
-    """Return the digest of a tensor's bits, shape and type, 64 bits. On a GPU it waits for the device.
+    """Return the digest of a plain tensor's bits, shape and type, 64 bits. On a GPU it waits for the device.
 
     Raises: RuntimeError and others for a tensor without a plain storage, such as a sparse one.
     """
@@ -27,9 +29,9 @@ def digest(torch: Any, tensor: Any) -> int:
 
 
 def digest_on_device(torch: Any, tensor: Any) -> Any:
-    """Return the digest of a tensor's bits as a tensor of one int64 on its device, without waiting for it."""
+    """Return the digest of a plain tensor's bits as one int64 on its device, without waiting for it."""
     with torch.no_grad():
-        numbers = _view_integers(torch, local_part(tensor).detach().reshape(-1))
+        numbers = _view_integers(torch, tensor.reshape(-1))
         total = torch.zeros((), dtype=torch.int64, device=numbers.device)
         for number, chunk in enumerate(numbers.split(_CHUNK)):
             weights = _list_weights(torch, chunk.device)[: chunk.numel()]
@@ -55,12 +57,6 @@ def _list_weights(torch: Any, device: Any) -> Any:
     return weights
 
 
-def local_part(tensor: Any) -> Any:
-    """Return a DTensor's part on this rank; any other tensor as it is."""
-    to_local = getattr(tensor, "to_local", None)
-    return tensor if to_local is None else to_local()
-
-
 def combine(numbers: Iterable[int]) -> int:
     """Return one digest of several, in order."""
     total = 0
@@ -75,26 +71,18 @@ def hash_text(text: str) -> int:
 
 
 def find_tensors(torch: Any, value: Any) -> Iterator[Any]:
-    """Yield the tensors in a module's arguments: in lists, dicts, and objects of batches that other libraries make."""
+    """Yield the tensors in a module's arguments, plain and detached: in containers, and in objects' attributes."""
     waiting = [value]
     seen: set[int] = set()
     while waiting and len(seen) < _MOST_VALUES:
         value = waiting.pop()
-        if value is None or isinstance(value, (str, bytes, int, float, torch.nn.Module)) or id(value) in seen:
+        is_leaf = value is None or is_instance(value, str, bytes, int, float, torch.nn.Module)
+        if is_leaf or id(value) in seen:
             continue
         seen.add(id(value))
-        if isinstance(value, torch.Tensor):
-            yield value
+        if is_tensor(torch, value):
+            tensor = read_tensor(torch, value)
+            if tensor is not None:
+                yield tensor
         else:
-            waiting += reversed(_list_items(value))
-
-
-def _list_items(value: Any) -> list[Any]:
-    if isinstance(value, dict):
-        return [item for _, item in sorted(value.items(), key=lambda entry: str(entry[0]))][:_MOST_VALUES]
-    if isinstance(value, (list, tuple)):
-        return list(value)[:_MOST_VALUES]
-    values: Callable[[], Iterable[Any]] | None = getattr(value, "values", None)
-    if hasattr(value, "keys") and callable(values):  # a mapping, such as the batches of transformers
-        return list(values())[:_MOST_VALUES]
-    return list(getattr(value, "__dict__", {}).values())[:_MOST_VALUES]
+            waiting += reversed(list_values(value)[:_MOST_VALUES])

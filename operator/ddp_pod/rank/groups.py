@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from ..base.files import write_json
 from .hooks import ImportHook
+from .script_objects import list_names
 from .tracebacks import ScriptCall, find_call, read_source
 
 _MODULE = "torch.distributed.distributed_c10d"
@@ -110,7 +111,7 @@ class GroupRecorder(ImportHook):
     def _wrap_rendezvous(self, rendezvous: Callable[..., Iterator[Any]]) -> Callable[..., Iterator[Any]]:
         def rendezvous_and_record(*arguments: Any, **options: Any) -> Iterator[Any]:
             with suppress(Exception):
-                self._note_call(*map(str, arguments))
+                self._note_call(*arguments)
             for joined in rendezvous(*arguments, **options):
                 self._note(JOINING, size=joined[2], rank=joined[1])
                 yield joined
@@ -135,16 +136,17 @@ class GroupRecorder(ImportHook):
 
         return update_and_record
 
-    def _note_call(self, url: str, rank: str = "", size: str = "") -> None:
+    def _note_call(self, url: Any, rank: Any = -1, size: Any = -1) -> None:
         """Record that the process connects to a store. ``rank``, ``size``: negative if the environment has them."""
         address = read_address()
         call = find_call()
+        url = url if type(url) is str else ""
         from_environment = url.startswith("env:")
         store = address if from_environment else url.partition("?")[0].replace("tcp://", "")
         self._note(
             CONNECTING,
-            size=int(size if size.isdecimal() else os.environ["WORLD_SIZE"]),
-            rank=int(rank if rank.isdecimal() else os.environ["RANK"]),
+            size=_choose_number(size, "WORLD_SIZE"),
+            rank=_choose_number(rank, "RANK"),
             store=store[:_TEXT_LIMIT],
             place=call.place,
             assigned=_find_assignment(call) if from_environment and address != self._address else "",
@@ -153,7 +155,8 @@ class GroupRecorder(ImportHook):
 
     def _note_store(self, size: int, rank: int, ranks: Any, backend: Any, store: Any) -> None:
         """Record that the process joins with a store that the script has passed. ``ranks``: of a subgroup."""
-        if not ranks and size > 0 and self._read().phase != JOINING:
+        is_default = type(ranks) in (list, tuple) and not ranks
+        if is_default and type(size) is int and size > 0 and self._read().phase != JOINING:
             self._note(JOINING, size=size, rank=rank, store=_name_store(store), place=find_call().place)
 
     def _note_group(self, group: Any) -> None:
@@ -212,10 +215,16 @@ def read_address() -> str:
     return f"{os.environ.get('MASTER_ADDR', '')}:{os.environ.get('MASTER_PORT', '')}"
 
 
+def _choose_number(value: Any, variable: str) -> int:
+    """Return the script's number, or that of a variable if it passes none."""
+    return int(value) if type(value) is int and value >= 0 else int(os.environ[variable])
+
+
 def _name_store(store: Any) -> str:
     """Return the address of a store that the script has created."""
-    host = getattr(store, "host", None)
-    return f"{host}:{store.port}"[:_TEXT_LIMIT] if host else type(store).__name__
+    name = list_names(type(store))[0]
+    is_known = type(store) is getattr(sys.modules[_MODULE], "TCPStore", None)
+    return f"{store.host}:{store.port}"[:_TEXT_LIMIT] if is_known else name[:_TEXT_LIMIT]
 
 
 def _find_unused_option() -> str:

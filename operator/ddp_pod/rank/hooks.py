@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import Any
 
 from . import counters
+from .script_objects import is_instance, read_number
 
 _FRAMES = 64  # searched for Lightning's Trainer
 _LOOPS = re.compile(r"[/\\](?:lightning[/\\]pytorch|pytorch_lightning)[/\\]loops[/\\]")
@@ -97,8 +98,9 @@ class EpochHook(ImportHook):
         original = module.DistributedSampler.set_epoch
 
         def set_epoch(self: Any, epoch: Any) -> Any:
-            if isinstance(epoch, int) and 0 <= epoch < _MOST:
-                find_slot()[counters.EPOCH] = epoch + 1.0
+            number = read_number(epoch) if is_instance(epoch, int) else None
+            if number is not None and 0 <= number < _MOST:
+                find_slot()[counters.EPOCH] = number + 1.0
             return original(self, epoch)
 
         module.DistributedSampler.set_epoch = set_epoch

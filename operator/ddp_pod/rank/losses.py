@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from . import counters
 from .loss_history import LossHistory
+from .script_objects import bypass_modes
 
 _SECONDS = 0.05  # between two losses: half of the time between two observed iterations
 
@@ -92,13 +93,15 @@ class LossReader:
             now = time.monotonic()
             if now >= self._next:
                 self._next = now + _SECONDS
-                self._take(root)
+                with bypass_modes(self._torch):
+                    self._take(root)
         except Exception:  # a bug here must never reach the script
             self.stop()
 
     def _keep(self, history: LossHistory, root: Any) -> None:
         try:
-            history.add(self._slot[counters.STEPS] + 1.0, root)
+            with bypass_modes(self._torch):
+                history.add(self._slot[counters.STEPS] + 1.0, root)
         except Exception:  # a bug here must never reach the script
             self.history = None
 
@@ -107,16 +110,21 @@ class LossReader:
         if type(root) is not self._torch.Tensor or root.numel() != 1:
             return  # the value of a subclass such as DTensor may need all ranks
         loss = self._find_loss(root)
+        if loss is None:
+            return
         if root.device.type == "cpu":
             scale = 1.0 if loss.scale is None else float(loss.scale)
             self._publish(float(loss.value), scale, loss.divisor)
         elif root.device.type == "cuda" and self._event is None:
             self._start_copy(loss)
 
-    def _find_loss(self, root: Any) -> _Loss:
+    def _find_loss(self, root: Any) -> _Loss | None:
+        """Return a loss and its factors; None if a hook of the script would have to restore a factor."""
         node = root.grad_fn
         scale = None
         if node is not None and node.name() == "MulBackward0":
+            if _is_hooked(node):
+                return None
             factor = node._saved_other
             is_tensor = factor is not None and factor.numel() == 1 and factor.dtype is self._torch.float32
             if is_tensor and not factor.requires_grad:
@@ -124,6 +132,8 @@ class LossReader:
                 node = node.next_functions[0][0]
         divisor = 1.0
         if node is not None and node.name() == "DivBackward0":
+            if _is_hooked(node):
+                return None
             number = node._saved_other
             if number is not None and number.numel() == 1 and number.device.type == "cpu":
                 divisor = float(number)
@@ -157,3 +167,8 @@ class LossReader:
             slot[counters.LOST_LOSS_STEP] = 0.0
         elif not slot[counters.LOST_LOSS_STEP]:
             slot[counters.LOST_LOSS_STEP] = slot[counters.STEPS] + 1.0
+
+
+def _is_hooked(node: Any) -> bool:
+    """Return whether the tensor that a product or quotient saved is in the hands of ``saved_tensors_hooks``."""
+    return getattr(node._raw_saved_other, "unpack_hook", None) is not None

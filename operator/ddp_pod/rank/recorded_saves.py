@@ -1,6 +1,8 @@
 """Record the checkpoints that a script writes, and keep it from overwriting files outside of the checked folder."""
 
+import io
 import os
+import pathlib
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +17,8 @@ if TYPE_CHECKING:
 
 _SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pickle", ".npz", ".tar", ".safetensors", ".distcp", ".model")
 _MOST_PATHS = 10_000
+_PATHS = (pathlib.PosixPath, pathlib.WindowsPath)
+_FILES = (io.BufferedWriter, io.BufferedRandom, io.FileIO)
 
 
 class SaveHook:
@@ -37,11 +41,10 @@ class SaveHook:
         """Wrap a function that writes. ``place``: of the file or its path among its arguments."""
 
         def note(*arguments: Any, **options: Any) -> None:
-            target = arguments[place] if len(arguments) > place else None
-            path = target if isinstance(target, (str, os.PathLike)) else getattr(target, "name", None)
-            is_reading = len(arguments) > 1 and str(arguments[1]).startswith("r")
-            if isinstance(path, (str, os.PathLike)) and not is_reading:
-                self._note(os.fspath(path))
+            path = _find_path(arguments[place]) if len(arguments) > place else ""
+            is_reading = len(arguments) > 1 and type(arguments[1]) is str and arguments[1].startswith("r")
+            if path and not is_reading:
+                self._note(path)
 
         return observe(original, before=note)
 
@@ -51,16 +54,11 @@ class SaveHook:
             return
         first, second = arguments[:2]
         if event == "os.rename":
-            if not (isinstance(first, str) and isinstance(second, str)):
+            if not (type(first) is str and type(second) is str):
                 return
             if second.endswith(_SUFFIXES) or os.path.realpath(first) in self._paths:
                 self._note(second)
-        elif (
-            isinstance(first, str)
-            and isinstance(second, str)
-            and first.endswith(_SUFFIXES)
-            and set(second) & set("wxa")
-        ):
+        elif type(first) is str and type(second) is str and first.endswith(_SUFFIXES) and set(second) & set("wxa"):
             self._note(first)
 
     def _note(self, path: str) -> None:
@@ -84,6 +82,17 @@ class SaveHook:
                 f"ddp check: {path} is outside of the checked folder and would be overwritten; pass another path to "
                 "the script"
             )
+
+
+def _find_path(target: Any) -> str:
+    """Return the path of a file that is a path or was opened by Python; empty for any other object of the script."""
+    if type(target) is str:
+        return target
+    if type(target) in _PATHS:
+        return str(target)
+    if type(target) in _FILES:
+        return _find_path(target.name)
+    return ""
 
 
 class _SafetensorsHook(ImportHook):

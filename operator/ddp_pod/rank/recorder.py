@@ -11,8 +11,7 @@ import os
 import signal
 import sys
 import time
-import weakref
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
 from ..base.files import read_json
@@ -34,6 +33,24 @@ from .groups import GroupRecorder
 from .hooks import observe
 from .recorded_data import DataHook
 from .recorded_saves import SaveHook
+from .script_objects import (
+    IdentityMap,
+    bypass_modes,
+    is_of_package,
+    is_tensor,
+    is_training,
+    list_buffers,
+    list_modules,
+    list_names,
+    list_parameters,
+    list_placements,
+    list_rates,
+    list_values,
+    read_attributes,
+    read_property,
+    read_tensor,
+    strip_wrappers,
+)
 from .tracebacks import find_call
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
@@ -55,9 +72,14 @@ def _guard(method: Callable[..., None]) -> Callable[..., None]:
             method(self, *arguments, **options)
         except Exception as error:
             self.is_active = False
-            sys.stderr.write(f"ddp check: the record of rank {self.rank} ends here: {error!r}\n")
+            sys.stderr.write(f"ddp check: the record of rank {self.rank} ends here: {_describe(error)}\n")
 
     return guarded
+
+
+def _describe(error: Exception) -> str:
+    """Return an exception as text, unless it is one that the script defines: its handler of a signal may raise it."""
+    return repr(error) if is_of_package(error, "builtins") else list_names(type(error))[0]
 
 
 class Recorder:
@@ -85,7 +107,7 @@ class Recorder:
         self._skipped = 0  # steps, by a GradScaler
         self._optimizer_steps = 0
         self._joins = False
-        self._places: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()  # that built the modules
+        self._places = IdentityMap()  # the lines that built the modules
         self._data = DataHook(self)
         self._saves = SaveHook(self, folder)
         self._reset()
@@ -182,32 +204,39 @@ class Recorder:
     @_guard
     def _note_call(self, module: Any, arguments: Any, options: Any) -> None:
         """Record the input of an outermost module in training."""
-        if id(module) in self._members and not module.training:
+        trains = is_training(module)
+        if id(module) in self._members and not trains:
             self._data.discard()
-        if not (module.training and self._torch.is_grad_enabled() and has_trainable_parameter(module)):
+        if not (trains and self._torch.is_grad_enabled() and has_trainable_parameter(self._torch, module)):
             return
         self._data.use()
         if id(module) not in self._members:
             self._add_model(module)
-        for tensor in fingerprint.find_tensors(self._torch, (arguments, options)):
-            part = fingerprint.local_part(tensor).reshape(-1)[:_MOST_ELEMENTS]
-            self._batch.append(fingerprint.digest(self._torch, part))
+        with bypass_modes(self._torch):
+            for tensor in fingerprint.find_tensors(self._torch, (arguments, options)):
+                part = tensor.reshape(-1)[:_MOST_ELEMENTS]
+                self._batch.append(fingerprint.digest(self._torch, part))
         if self._buffers is None:
             # DistributedDataParallel makes the buffers equal in its call, before it calls its module.
-            self._buffer_owner = module.module if _find_wrapper(module) == _WRAPPERS[0] else None
+            is_wrapped = _find_wrapper(module) == _WRAPPERS[0]
+            self._buffer_owner = read_attributes(module)["_modules"]["module"] if is_wrapped else None
             if self._buffer_owner is None:
                 self._note_buffers()
 
     @_guard
     def _note_buffers(self) -> None:
         self._buffer_owner = None
-        self._buffers = [self._digest(buffer) for model in self._models for buffer in model.buffers()]
+        self._buffers = [self._digest(buffer) for model in self._models for _, buffer, _ in list_buffers(model)]
 
     @_guard
     def _note_loss(self, tensors: Any, *arguments: Any, **options: Any) -> None:
         self._backward = find_call().place
-        for root in [tensors] if isinstance(tensors, self._torch.Tensor) else list(tensors):
-            value = float(root.detach().sum())
+        for root in [tensors] if is_tensor(self._torch, tensors) else list_values(tensors):
+            with bypass_modes(self._torch):
+                plain = read_tensor(self._torch, root)
+                if plain is None:
+                    continue
+                value = float(plain.sum())
             self._loss.append(value.hex())
             if value != value or value in (float("inf"), float("-inf")):
                 self._not_finite = self._not_finite or f"the loss is {value}"
@@ -216,16 +245,17 @@ class Recorder:
     def _note_optimizer_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
         """Record gradients and learning rates, which the script may change after the step."""
         self._optimizer_steps += 1
-        self._rates += [float(group["lr"]) for group in optimizer.param_groups if "lr" in group]
+        self._rates += list_rates(optimizer)
         for name, parameter in self._list_parameters():
-            gradient = parameter.grad
+            gradient = read_property(self._torch, parameter, "grad")
             if gradient is None:
                 continue
             self._with_gradient.add(name)
             self._gradients[name] = self._digest(gradient)
-            part = fingerprint.local_part(gradient)
-            if not self._not_finite and not bool(part.isfinite().all()):
-                self._not_finite = f"the gradient of {name} is not finite"
+            with bypass_modes(self._torch):
+                part = read_tensor(self._torch, gradient)
+                if not self._not_finite and part is not None and not bool(part.isfinite().all()):
+                    self._not_finite = f"the gradient of {name} is not finite"
 
     @_guard
     def end_step(self, optimizer: Any) -> None:
@@ -238,7 +268,7 @@ class Recorder:
             self._open()
         batches = self._data.take()
         parameters = list(self._list_parameters())
-        trainable = [name for name, parameter in parameters if parameter.requires_grad]
+        trainable = [name for name, parameter in parameters if self._requires_gradient(parameter)]
         group_size, group_rank = self._find_group()
         self.write(
             StepRecord(
@@ -277,36 +307,55 @@ class Recorder:
 
     def _add_model(self, module: Any) -> None:
         self._models.append(module)
-        self._members.update(map(id, module.modules()))
-        parameters = list(_strip(module.named_parameters()))
+        self._members.update(id(member) for _, member in list_modules(module))
+        parameters = list(list_parameters(module))
         self.write(
             ModelRecord(
                 time=time.time(),
                 built=self._places.get(module, ""),
-                wrapper=_find_sharing(module),
+                wrapper=self._find_sharing(module),
                 place=find_call().place,
-                names=tuple(name for name, _ in parameters),
-                digests=tuple(self._digest(parameter) for _, parameter in parameters),
-                trainable=tuple(int(parameter.requires_grad) for _, parameter in parameters),
-                sharded=tuple(int(_is_sharded(module, parameter)) for _, parameter in parameters),
-                buffer_names=tuple(name for name, _ in _strip(module.named_buffers())),
-                places=tuple(self._find_places(module)),
-                shared=find_shared_dimension(module.parameters()),
+                names=tuple(strip_wrappers(name) for name, _, _ in parameters),
+                digests=tuple(self._digest(parameter) for _, parameter, _ in parameters),
+                trainable=tuple(int(self._requires_gradient(parameter)) for _, parameter, _ in parameters),
+                sharded=tuple(int(self._is_incomplete(module, parameter)) for _, parameter, _ in parameters),
+                buffer_names=tuple(strip_wrappers(name) for name, _, _ in list_buffers(module)),
+                places=tuple(self._places.get(owner, "") for _, _, owner in parameters),
+                shared=find_shared_dimension(parameter for _, parameter, _ in parameters),
             )
         )
 
-    def _find_places(self, module: Any) -> Iterator[str]:
-        """Yield the line that built the module of each parameter."""
-        owners = dict(module.named_modules())
-        for name, _ in module.named_parameters():
-            yield self._places.get(owners[name.rpartition(".")[0]], "")
-
     def _list_parameters(self) -> Iterator[tuple[str, Any]]:
         for model in self._models:
-            yield from _strip(model.named_parameters())
+            for name, parameter, _ in list_parameters(model):
+                yield strip_wrappers(name), parameter
+
+    def _requires_gradient(self, parameter: Any) -> bool:
+        return bool(read_property(self._torch, parameter, "requires_grad"))
 
     def _digest(self, tensor: Any) -> str:
-        return _write_digest(fingerprint.digest(self._torch, tensor))
+        """Return the digest of a tensor; empty if its class computes by itself."""
+        with bypass_modes(self._torch):
+            plain = read_tensor(self._torch, tensor)
+            return "" if plain is None else _write_digest(fingerprint.digest(self._torch, plain))
+
+    def _find_sharing(self, module: Any) -> str:
+        """Return the wrapper of all trainable parameters; empty if some have none."""
+        found = ""
+        covered: set[int] = set()
+        for _, part in list_modules(module):
+            wrapper = _find_wrapper(part)
+            if wrapper:
+                found = found or wrapper
+                covered.update(id(parameter) for _, parameter, _ in list_parameters(part))
+        parameters = [parameter for _, parameter, _ in list_parameters(module)]
+        is_covered = all(id(parameter) in covered for parameter in parameters if self._requires_gradient(parameter))
+        return found if is_covered else ""
+
+    def _is_incomplete(self, module: Any, parameter: Any) -> bool:
+        """Return whether this rank cannot read the whole parameter."""
+        is_sharded = any(placement.is_shard() for placement in list_placements(parameter))
+        return is_sharded or _find_wrapper(module) == _WRAPPERS[1] or read_tensor(self._torch, parameter) is None
 
     # -- the file
 
@@ -393,12 +442,6 @@ def _write_digest(number: int) -> str:
     return f"{number:016x}"
 
 
-def _strip(named: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
-    """Yield parameters or buffers under the names that they have without a wrapper."""
-    for name, tensor in named:
-        yield name.replace("module.", ""), tensor
-
-
 def _find_build(module: Any) -> str:
     """Return the line that builds a module: not one of its own constructors."""
     frame: Any = sys._getframe(3)
@@ -414,23 +457,5 @@ def _is_argument(frame: Any, module: Any) -> bool:
 
 def _find_wrapper(module: Any) -> str:
     """Return the class of a module that shares gradients; empty: it does not."""
-    names = [base.__name__ for base in type(module).__mro__]
+    names = list_names(type(module))
     return next((name for name in _WRAPPERS if name in names), "")
-
-
-def _find_sharing(module: Any) -> str:
-    """Return the wrapper of all trainable parameters; empty if some have none."""
-    found = ""
-    covered: set[int] = set()
-    for part in module.modules():
-        wrapper = _find_wrapper(part)
-        if wrapper:
-            found = found or wrapper
-            covered.update(id(parameter) for parameter in part.parameters())
-    trainable = [parameter for parameter in module.parameters() if parameter.requires_grad]
-    return found if all(id(parameter) in covered for parameter in trainable) else ""
-
-
-def _is_sharded(module: Any, parameter: Any) -> bool:
-    placements = getattr(parameter, "placements", ())
-    return any(placement.is_shard() for placement in placements) or _find_wrapper(module) == _WRAPPERS[1]

@@ -9,14 +9,28 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from types import FunctionType
 from typing import Any, NamedTuple
 
 from . import counters
 from .batches import find_shared_dimension, has_compiled, has_trainable_parameter
-from .fingerprint import digest_on_device, find_tensors, hash_text, local_part
+from .fingerprint import digest_on_device, find_tensors, hash_text
 from .loss_history import LossHistory
 from .losses import LossReader
 from .samples import ReplicaSample, write_sample
+from .script_objects import (
+    bypass_modes,
+    is_distributed,
+    is_training,
+    list_modules,
+    list_names,
+    list_parameters,
+    list_placements,
+    read_attributes,
+    read_property,
+    read_tensor,
+    strip_wrappers,
+)
 
 _SHARE = 0.003  # of the time of steps, at most, for samples
 _SECONDS = 0.5  # between two samples, at least, once their cost is known
@@ -128,8 +142,9 @@ class ReplicaSampler:
             try:
                 if self._is_capturing():
                     self.end()  # a copy to the host would end the capture of a CUDA graph, and a replay repeat it
-                elif module.training and self._torch.is_grad_enabled():
-                    self._observe(module, inputs)
+                elif is_training(module) and self._torch.is_grad_enabled():
+                    with bypass_modes(self._torch):
+                        self._observe(module, inputs)
             except Exception:  # a bug here must never reach the script
                 self.stop()
 
@@ -141,7 +156,7 @@ class ReplicaSampler:
         return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
 
     def _observe(self, module: Any, inputs: Any) -> None:
-        if self._calls == 0 and not has_trainable_parameter(module):
+        if self._calls == 0 and not has_trainable_parameter(self._torch, module):
             return  # a loss function
         self._calls += 1
         if self._calls == 1:
@@ -205,7 +220,7 @@ class ReplicaSampler:
     def _digest_part(self, pieces: list[_Piece]) -> Any:
         total = None
         for number, piece in enumerate(pieces):
-            flat = local_part(piece.parameter().detach()).reshape(-1)[piece.start : piece.end]
+            flat = read_tensor(self._torch, piece.parameter()).reshape(-1)[piece.start : piece.end]
             digest = digest_on_device(self._torch, flat) * (2 * number + 1)
             total = digest if total is None else total + digest
         return total
@@ -216,7 +231,7 @@ class ReplicaSampler:
         for number, tensor in enumerate(find_tensors(self._torch, inputs)):
             if number == _MOST_TENSORS:
                 break
-            flat = local_part(tensor.detach()).reshape(-1)
+            flat = tensor.reshape(-1)
             stride = -(-flat.numel() // _BATCH_ELEMENTS) or 1
             digest = digest_on_device(self._torch, flat[::stride]) * (2 * number + 1)
             total = digest if total is None else total.to(digest.device) + digest
@@ -242,14 +257,18 @@ class ReplicaSampler:
         return size > 1 and (size, distributed.get_rank()) == (slot[counters.WORLD_SIZE], slot[counters.RANK])
 
     def _build_layout(self, module: Any) -> _Layout:
-        ignored = set(getattr(module, "parameters_to_ignore", ()))
-        named = [(name.replace("module.", ""), parameter) for name, parameter in module.named_parameters()]
+        torch = self._torch
+        ignored = _list_ignored(module)
+        named = [(strip_wrappers(name), parameter) for name, parameter, _ in list_parameters(module)]
         parameters = [parameter for name, parameter in named if name not in ignored]
-        names = [f"{name} {tuple(parameter.shape)} {_find_shard(parameter)}" for name, parameter in named]
-        scope = _find_scope(self._torch.distributed, module, parameters)
+        names = [
+            f"{name} {tuple(read_property(torch, parameter, 'shape'))} {_find_shard(parameter)}"
+            for name, parameter in named
+        ]
+        scope = _find_scope(torch.distributed, module, parameters)
         return _Layout(
             weakref.ref(module),
-            list(_divide(parameters)),
+            list(_divide(torch, parameters)),
             hash_text("\n".join([scope.replicas, *names])) or 1 if scope.replicas else 0,
             hash_text(scope.data) or 1 if scope.data else 0,
             int(scope.shares),
@@ -264,17 +283,25 @@ class _Scope(NamedTuple):
     shares: bool
 
 
+def _list_ignored(module: Any) -> frozenset[str]:
+    """Return the names of the parameters that DistributedDataParallel leaves out."""
+    names = read_attributes(module).get("parameters_to_ignore")
+    return frozenset(name for name in names if type(name) is str) if type(names) is set else frozenset()
+
+
 def _find_scope(distributed: Any, module: Any, parameters: list[Any]) -> _Scope:
-    kinds = {base.__name__ for part in module.modules() for base in type(part).__mro__}
-    own = {base.__name__ for base in type(module).__mro__}
+    kinds = {name for _, part in list_modules(module) for name in list_names(type(part))}
+    own = list_names(type(module))
+    attributes = read_attributes(module)
     if "DistributedDataParallel" in own:
-        ranks = str(distributed.get_process_group_ranks(module.process_group))
-        is_local = any("localsgd" in getattr(hook[0], "__name__", "").lower() for hook in module._comm_hooks)
+        ranks = str(distributed.get_process_group_ranks(attributes["process_group"]))
+        hooks = [hook for hook, _ in attributes["_comm_hooks"] if type(hook) is FunctionType]
+        is_local = any("localsgd" in hook.__name__.lower() for hook in hooks)
         return _Scope("" if is_local else ranks, ranks, shares=True)
     if "FullyShardedDataParallel" in kinds:
-        group = getattr(module, "process_group", None)
+        group = attributes.get("process_group")
         return _Scope("", str(distributed.get_process_group_ranks(group)) if group is not None else "", shares=True)
-    meshes = [parameter.device_mesh for parameter in parameters if hasattr(parameter, "device_mesh")]
+    meshes = [parameter.device_mesh for parameter in parameters if is_distributed(parameter)]
     if meshes:
         is_data = "FSDPModule" in own and not find_shared_dimension(parameters)
         is_data = is_data and all(_count_shards(parameter) <= 1 for parameter in parameters)
@@ -287,25 +314,27 @@ def _find_scope(distributed: Any, module: Any, parameters: list[Any]) -> _Scope:
 
 
 def _count_shards(parameter: Any) -> int:
-    return sum(not placement.is_replicate() for placement in getattr(parameter, "placements", ()))
+    return sum(not placement.is_replicate() for placement in list_placements(parameter))
 
 
 def _find_shard(parameter: Any) -> list[int]:
     """Return the coordinates of a DTensor's part, without those of its replicas."""
-    placements = getattr(parameter, "placements", ())
+    placements = list_placements(parameter)
     if not placements:
         return []
     coordinates = parameter.device_mesh.get_coordinate() or ()
     return [place for place, placement in zip(coordinates, placements, strict=False) if not placement.is_replicate()]
 
 
-def _divide(parameters: list[Any]) -> Iterator[list[_Piece]]:
+def _divide(torch: Any, parameters: list[Any]) -> Iterator[list[_Piece]]:
     """Divide parameters into parts of limited elements and tensors, each of one device."""
     pieces: list[_Piece] = []
     size = 0
     former = None
     for parameter in parameters:
-        tensor = local_part(parameter.detach())
+        tensor = read_tensor(torch, parameter)
+        if tensor is None:
+            continue
         limit = _ELEMENTS[tensor.device.type]
         for start in range(0, tensor.numel(), limit):
             end = min(start + limit, tensor.numel())

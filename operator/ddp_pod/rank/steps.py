@@ -11,6 +11,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from ..contract.names import CHECK_VARIABLE
@@ -19,6 +20,14 @@ from .batches import BatchMeter
 from .hooks import EpochHook, ImportHook, read_lightning_plan
 from .losses import LossReader
 from .replicas import ReplicaSampler
+from .script_objects import (
+    find_function,
+    find_own_function,
+    list_bases,
+    list_rates,
+    read_attributes,
+    read_number,
+)
 
 if TYPE_CHECKING:
     from .groups import GroupRecorder
@@ -257,9 +266,9 @@ class StepCounter(ImportHook):
         if self._steps == 1.0:
             slot[counters.FIRST_STEP_TIME] = now
             slot[counters.FIRST_STEP] = _find_first_step(optimizer)
-        rate = optimizer.param_groups[0].get("lr")
-        if _is_readable(rate):
-            slot[counters.LEARNING_RATE] = float(rate)
+        rate = next(list_rates(optimizer), None)
+        if rate is not None:
+            slot[counters.LEARNING_RATE] = rate
         with suppress(Exception):  # another Trainer than Lightning's
             read_lightning_plan(slot)
         self._pause = max(_PAUSE_SECONDS, _PAUSE_FACTOR * self._average)
@@ -297,34 +306,31 @@ def _no_optimizer() -> None:
     """Replaces a weak reference whose object no longer exists."""
 
 
-def _is_readable(value: Any) -> bool:
-    """Return whether reading a number waits for no device."""
-    if isinstance(value, (int, float)):
-        return True
-    return getattr(getattr(value, "device", None), "type", "") == "cpu" and value.numel() == 1
-
-
 def _find_first_step(optimizer: Any) -> float:
     """Return the run's step before the optimizer's first one; NaN if its state, as that of SGD, has no step.
 
     An optimizer that was loaded from a checkpoint continues the count of its state.
     """
+    states = read_attributes(optimizer).get("state")
     steps = []
-    for parameter in optimizer.param_groups[0]["params"][:_MOST_PARAMETERS]:
-        step = optimizer.state.get(parameter, {}).get("step")
-        if _is_readable(step):
-            steps.append(float(step))
+    # The first values rather than those of the first parameters: a look-up would call a parameter's hash.
+    for state in islice(dict.values(states), _MOST_PARAMETERS) if isinstance(states, dict) else ():
+        step = read_number(state.get("step")) if type(state) is dict else None
+        if step is not None:
+            steps.append(step)
     return max(0.0, max(steps) - 1.0) if steps else math.nan
 
 
 def _count_hooked_steps(kind: type) -> int:
     """Return how many classes of an optimizer have a step that calls the hooks."""
-    return sum(getattr(vars(base).get("step"), "hooked", False) for base in kind.__mro__)
+    steps = [find_own_function(base, "step") for base in list_bases(kind)]
+    return sum(vars(step).get("hooked") is True for step in steps if step is not None)
 
 
 def _is_inner_step(optimizer: Any) -> bool:
     """Return whether another step of the same optimizer called this one, as ``super().step()`` does."""
-    code = getattr(type(optimizer).step, "__code__", None)  # of PyTorch's wrapper, which calls the hooks
+    step = find_function(type(optimizer), "step")  # PyTorch's wrapper, which calls the hooks
+    code = None if step is None else step.__code__
     frame: Any = sys._getframe()
     calls = 0
     for _ in range(_NESTED_FRAMES):

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from ..base.files import is_own_file, write_json
+from .script_objects import is_instance
 
 PLACE = re.compile(r'  File "([^"]*)", line (\d+)')
 LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib(64)?[/\\]python3[^/\\]*[/\\]|^<frozen ")
@@ -243,7 +244,7 @@ def record_exception(error: BaseException, path: str, about: Mapping[str, Any]) 
 
     ``about``: the rank, its local rank and the number of restarts, as in the worker's own record.
     """
-    code = _find_exit_code(error)
+    code = find_exit_code(error)
     if code == 0 or os.path.exists(path):
         return
 
@@ -251,7 +252,7 @@ def record_exception(error: BaseException, path: str, about: Mapping[str, Any]) 
     _free_descriptor()
     kind, message = _describe_exception(error)
     explained = error
-    if isinstance(error, SystemExit) and not isinstance(error.code, str):
+    if isinstance(error, SystemExit) and not is_instance(error.code, str):
         message, explained = _explain_exit(error)
     links = list(_walk_chain(explained))
     for link in links:
@@ -318,7 +319,7 @@ def _walk_chain(error: BaseException) -> Iterator[_Link]:
 
         error = link.error
         named = (error.__cause__, *getattr(error, "exceptions", ())[:_CHAIN_LIMIT], *error.args[:_CHAIN_LIMIT])
-        waiting += [_Link(cause, link.handled) for cause in named if isinstance(cause, BaseException)]
+        waiting += [_Link(cause, link.handled) for cause in named if is_instance(cause, BaseException)]
         if error.__context__ is not None and not error.__suppress_context__:
             waiting.append(_Link(error.__context__, handled=True))
 
@@ -344,18 +345,18 @@ def _build_facts(link: _Link) -> ExceptionFacts:
             facts = facts._replace(place=code.co_filename, line=line.strip()[:_LINE_LIMIT])
         if code.co_name == "save" and code.co_filename.endswith(_SERIALIZATION):  # its errors have no path
             file = trace.tb_frame.f_locals.get("f")
-            facts = facts._replace(path=str(file) if isinstance(file, (str, os.PathLike)) else facts.path)
+            facts = facts._replace(path=file if type(file) is str else facts.path)
         trace = trace.tb_next
     return facts
 
 
-def _find_exit_code(error: BaseException) -> int:
+def find_exit_code(error: BaseException) -> int:
     """Return the exit code with which the interpreter ends for an uncaught exception."""
     if not isinstance(error, SystemExit):
         return 1
     if error.code is None:
         return 0
-    return error.code if isinstance(error.code, int) else 1
+    return int.__int__(error.code) if is_instance(error.code, int) else 1  # type: ignore[arg-type]
 
 
 def _describe_exception(error: BaseException) -> tuple[str, str]:
@@ -393,7 +394,7 @@ def _explain_exit(error: SystemExit) -> tuple[str, BaseException]:
     caught = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if isinstance(caught, Exception):
         return ": ".join(filter(None, _describe_exception(caught))), caught
-    return str(error), error
+    return _describe_exception(error)[1], error
 
 
 def explain_permission(error: PermissionError) -> str:

@@ -15,7 +15,7 @@ from ..contract.names import ENV_AGENT_PID, ENV_RUNTIME_DIR, ENV_TRACKING_RUN, P
 from ..contract.processes import STACK_SIGNAL, set_parent_death_signal
 from . import counters
 from .groups import GroupRecorder, read_address
-from .tracebacks import hide_own_frames, record_exception
+from .tracebacks import find_exit_code, hide_own_frames, record_exception
 
 # The names that Kubeflow's Trainer uses.
 
@@ -144,7 +144,7 @@ def _run_and_record(
     except BaseException as error:
         hide_own_frames()
         if os.getpid() == pid:
-            if isinstance(error, SystemExit) and not error.code:
+            if find_exit_code(error) == 0:
                 groups.close()
             record_exception(error, files.error, about)
         raise

@@ -23,7 +23,13 @@ from ddp_pod.contract.failure_table import Outcome
 from ddp_pod.failures import worker_failure
 from ddp_pod.failures.rules import WorkerEnd
 from ddp_pod.failures.worker_failure import add_last_lines, examine_worker, unwrap_helper_error
-from ddp_pod.rank.tracebacks import explain_permission, find_exceptions, fold_libraries, record_exception
+from ddp_pod.rank.tracebacks import (
+    explain_permission,
+    find_exceptions,
+    find_exit_code,
+    fold_libraries,
+    record_exception,
+)
 from tests.support import ROOT
 from tests.support.launcher_config import launcher_pod
 
@@ -87,6 +93,19 @@ def test_exception_is_recorded_with_type_and_reason(
     assert error["message"] == error["message"].strip()
     assert error["traceback"].splitlines()[-1].startswith(last)
     assert error["time"] > 1_600_000_000
+
+
+class Ambiguous:
+    def __bool__(self) -> bool:
+        raise ValueError("the truth value of an array is ambiguous")
+
+    def __str__(self) -> str:
+        return "an array"
+
+
+@pytest.mark.parametrize(("code", "expected"), [(None, 0), (False, 0), (True, 1), ("", 1), (3, 3), (Ambiguous(), 1)])
+def test_exit_code_is_that_of_the_interpreter(code: Any, expected: int) -> None:
+    assert find_exit_code(SystemExit(code)) == expected
 
 
 @pytest.mark.parametrize("code", [0, None])

@@ -53,10 +53,10 @@ JOB = "job-1-0.job:29400"
 FAKE_TORCH = """
 import os
 world = None
-class Store:
+class TCPStore:
     host, port = "store", 7
 def rendezvous(url, rank=-1, world_size=-1, timeout=None):
-    yield Store(), int(os.environ["RANK"]) if rank < 0 else rank, 4 if world_size < 0 else world_size
+    yield TCPStore(), int(os.environ["RANK"]) if rank < 0 else rank, 4 if world_size < 0 else world_size
 def _new_process_group_helper(size, rank, ranks, backend, store, name=""):
     if size == 99:
         raise RuntimeError("timed out")
@@ -69,7 +69,7 @@ def init_process_group(url="env://", rank=-1, world_size=-1, store=None):
         store, rank, world_size = next(rendezvous(url, rank, world_size, timeout=3))
     _update_default_pg(_new_process_group_helper(world_size, rank, [], "gloo", store))
 def new_group(ranks):
-    return _new_process_group_helper(len(ranks), 0, ranks, "gloo", Store())
+    return _new_process_group_helper(len(ranks), 0, ranks, "gloo", TCPStore())
 def destroy_process_group():
     _update_default_pg(None)
 """
@@ -118,7 +118,10 @@ INIT = "import fake_groups as dist\ndist.init_process_group()\n"
         ),
         (f"{INIT}dist.new_group([0, 1])", {"phase": MEMBER, "size": 4}),
         ("from fake_groups import init_process_group as begin\nbegin(rank=1, world_size=2)", {"largest": 2}),
-        ("import fake_groups as d\nd.init_process_group(store=d.Store(), rank=0, world_size=2)", {"store": "store:7"}),
+        (
+            "import fake_groups as d\nd.init_process_group(store=d.TCPStore(), rank=0, world_size=2)",
+            {"store": "store:7"},
+        ),
         (
             "import fake_groups as d\nd.init_process_group('tcp://h:5', 0, 2)",
             {"store": "h:5", "from_environment": False},
