@@ -36,6 +36,7 @@ GENERATED = {
     "deploy/manifests/profile-crd.yaml": "ddp_operator.api.crd DDPTrainingProfile",
     "charts/files/rules.yaml": "charts.tooling.rules served",
     "charts/files/rules-home.yaml": "charts.tooling.rules home",
+    "charts/files/rules-worker.yaml": "charts.tooling.rules worker",
     "charts/files/rules-coscheduling.yaml": "charts.tooling.rules coscheduling",
     "charts/files/rules-native.yaml": "charts.tooling.rules native",
     "charts/files/rules-volcano.yaml": "charts.tooling.rules volcano",

@@ -8,7 +8,13 @@ import sys
 from collections.abc import Mapping, Sequence
 
 from ddp_operator.kube.resources import group, plural
-from ddp_operator.kube.startup_checks import GANG_PERMISSIONS, HOME_PERMISSIONS, PERMISSIONS, split_permission
+from ddp_operator.kube.startup_checks import (
+    GANG_PERMISSIONS,
+    HOME_PERMISSIONS,
+    PERMISSIONS,
+    WORKER_PERMISSIONS,
+    split_permission,
+)
 
 EMPTY = '""'
 HEADER = "# Generated from operator/ddp_operator/kube/startup_checks.py by `make generate`. Do not edit.\n"
@@ -27,5 +33,5 @@ def render_rules(permissions: Mapping[str, Sequence[str]]) -> str:
 
 
 if __name__ == "__main__":
-    tables = {"served": PERMISSIONS, "home": HOME_PERMISSIONS, **GANG_PERMISSIONS}
+    tables = {"served": PERMISSIONS, "home": HOME_PERMISSIONS, "worker": WORKER_PERMISSIONS, **GANG_PERMISSIONS}
     sys.stdout.write(render_rules(tables[sys.argv[1]]))

@@ -13,15 +13,17 @@ import pytest
 import pytest_asyncio
 import yaml
 
+from ddp_operator.api import child_names
 from ddp_operator.api.cluster import ClusterError, Key
 from ddp_operator.api.constants import ANNOTATION_CLUSTER, KIND
 from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.cluster import KubeCluster
+from ddp_operator.kube.resources import path
 from ddp_operator.reconcile import Reconciler, multikueue
 from tests.support import PATIENCE, ROOT
 from tests.support.builders import job_manifest
 from tests.support.control_plane import ControlPlane
-from tests.support.multikueue import FLAVOR, KINDS, WORKLOAD, MultiKueue, build_crd, has
+from tests.support.multikueue import FLAVOR, KINDS, ORIGIN, WORKLOAD, MultiKueue, build_crd, has, set_status
 from tests.support.standin import ClusterActors, StandIn
 
 QUEUE = {"kueue.x-k8s.io/queue-name": "team"}
@@ -36,7 +38,10 @@ class TwoClusters:
         self.manager, self.worker = users
         self.kueue = MultiKueue(self.manager, self.worker)
         self.clusters = [KubeCluster(account.client) for account in accounts]
-        self.operators = [Reconciler(cluster) for cluster in self.clusters]
+        self.operators = [
+            Reconciler(cluster, is_multikueue_worker=is_worker)
+            for cluster, is_worker in zip(self.clusters, (False, True), strict=True)
+        ]
 
     async def submit(self, **spec: Any) -> None:
         """Create the job in the manager cluster."""
@@ -72,6 +77,19 @@ def phase_of(job: Any) -> tuple[str, str]:
     return (job.get("status") or {}).get("phase", ""), annotations.get(ANNOTATION_CLUSTER, "")
 
 
+def build_worker_role() -> list[Any]:
+    """Return the role that the chart adds in a worker cluster, and its binding."""
+    rules = yaml.safe_load((ROOT / "charts" / "files" / "rules-worker.yaml").read_text())
+    group = "rbac.authorization.k8s.io"
+    head = {"apiVersion": f"{group}/v1", "metadata": {"name": "worker"}}
+    account = {"kind": "ServiceAccount", "name": "ddp-operator", "namespace": "ddp-operator"}
+    reference = {"apiGroup": group, "kind": "ClusterRole", "name": "worker"}
+    return [
+        head | {"kind": "ClusterRole", "rules": rules},
+        head | {"kind": "ClusterRoleBinding", "roleRef": reference, "subjects": [account]},
+    ]
+
+
 async def _serves_workloads(actors: ClusterActors) -> bool:
     """Return whether the API server serves the definitions, which it does some time after it has accepted them."""
     with suppress(ClusterError, ResponseError):
@@ -105,6 +123,8 @@ async def both(
                 plane.kubectl("wait", "--for=condition=Established", "crd", "--all")
                 for file in ("namespace.yaml", "rbac.yaml"):
                     plane.kubectl("apply", "-f", str(ROOT / "deploy" / "manifests" / file))
+                if name == "worker":
+                    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump_all(build_worker_role()))
                 kubeconfig = plane.admin
                 account = plane.account("ddp-operator", "ddp-operator")
             users.append(await stack.enter_async_context(ClusterActors(kubeconfig)))
@@ -191,3 +211,80 @@ async def test_suspended_job_takes_an_edit_to_the_worker_cluster(both: TwoCluste
     copied = await both.until(both.worker, KIND, KEY.name, bool)
     [workload] = await both.worker.list(WORKLOAD)
     assert (copied["spec"]["nodes"], workload["spec"]["podSets"][0]["count"]) == (3, 3)
+
+
+VICTIM = {
+    "kind": "Workload",
+    "apiVersion": "kueue.x-k8s.io/v1beta2",
+    "spec": {
+        "active": True,
+        "queueName": "team",
+        "podSets": [
+            {
+                "name": "main",
+                "count": 1,
+                "template": {"spec": {"containers": [{"name": "a", "resources": {"requests": {"cpu": "1m"}}}]}},
+            }
+        ],
+    },
+}
+"""The Workload of a pod with little, which another client has created without an owner."""
+
+
+@pytest.mark.parametrize(
+    ("name", "labels", "problem"),
+    [
+        ("victim", {}, "Workload victim is no copy of MultiKueue"),
+        ("victim", ORIGIN, "Workload victim belongs to another job"),
+        ("digits-0123abcd", ORIGIN | child_names.child_labels("digits"), "it has 1 pods, and the job 64"),
+    ],
+)
+async def test_job_takes_no_workload_by_its_labels(
+    both: TwoClusters, name: str, labels: dict[str, str], problem: str
+) -> None:
+    where = both.worker
+    body = VICTIM | {"metadata": {"name": name, "labels": labels}}
+    await where.client.request("POST", path(WORKLOAD, where.namespace), body=body)
+    victim = await where.get(WORKLOAD, name)
+    assert victim is not None
+    admitted = {"QuotaReserved": ("True", "So", ""), "Admitted": ("True", "So", "")}
+    await set_status(where, victim, admitted)
+    manifest = job_manifest(KEY.name, nodes=64)
+    container = manifest["spec"]["template"]["spec"]["containers"][0]
+    container["resources"] = {"limits": {"nvidia.com/gpu": 8}}
+    manifest["metadata"]["labels"] = QUEUE | ORIGIN
+    manifest["metadata"]["annotations"] = {"kueue.x-k8s.io/prebuilt-workload-name": name}
+    await where.create(manifest)
+    worker = both.operators[1]
+    for _ in range(5):
+        with suppress(ClusterError):
+            await worker.reconcile(KEY)
+    job = await where.get(KIND, KEY.name)
+    assert job is not None
+    [message] = [item["message"] for item in job["status"]["conditions"] if item["type"] == "Suspended"]
+    assert problem in message
+    assert await where.list("Job") == []
+    kept = await where.get(WORKLOAD, name)
+    assert kept is not None
+    assert not kept["metadata"].get("ownerReferences"), "it would be deleted with the job"
+
+
+async def test_job_of_cluster_that_is_no_worker_adopts_nothing(both: TwoClusters) -> None:
+    both.operators[1] = Reconciler(both.clusters[1])
+    await both.submit()
+    held = await both.until(both.worker, KIND, KEY.name, lambda job: job and phase_of(job)[0] == "Suspended")
+    [message] = [item["message"] for item in held["status"]["conditions"] if item["type"] == "Suspended"]
+    assert "this cluster is no worker of MultiKueue; set settings.multikueueWorker of the chart to true" in message
+    [workload] = await both.worker.list(WORKLOAD)
+    assert not workload["metadata"].get("ownerReferences")
+
+
+async def test_edited_copy_runs_no_more_pods_than_its_workload_has(both: TwoClusters) -> None:
+    await both.submit()
+    await both.until(both.worker, "Job", "digits-1", bool)
+    await both.worker.patch(KIND, KEY.name, {"spec": {"nodes": 64}})
+    held = await both.until(both.worker, KIND, KEY.name, lambda job: phase_of(job)[0] == "Suspended")
+    [message] = [item["message"] for item in held["status"]["conditions"] if item["type"] == "Suspended"]
+    assert "it has 1 pods, and the job 64" in message
+    jobs = await both.worker.list("Job")
+    assert all(job["spec"]["suspend"] for job in jobs)

@@ -32,9 +32,13 @@ def history_job_name(name: str) -> str:
     return f"{name}-history"
 
 
-def rendezvous_secret_name(name: str, uid: str) -> str:
-    """Return the name of the Secret of a resource's rendezvous; that of a deleted job of this name has another UID."""
-    return f"{name}-rendezvous-{uid}"
+def rendezvous_secret_name(name: str, uid: str, nonce: str) -> str:
+    """Return the name of the Secret of a resource's rendezvous; that of a deleted job of this name has another UID.
+
+    Nobody can create it first, because the nonce is random: the operator may not read which secret it has. Rendered
+    manifests have no nonce.
+    """
+    return "-".join(filter(None, (name, "rendezvous", uid, nonce)))
 
 
 def workload_name(name: str, uid: str) -> str:

@@ -54,6 +54,8 @@ class DDPTrainingJob:
     """Paths of the spec that the job's profile locks."""
     held: str = ""
     """Why Kueue does not let the pods of a job from a manager cluster run; ``spec.suspend`` is then true."""
+    nonce: str = ""
+    """The end of the name of the next Job's rendezvous Secret."""
 
     @property
     def restarts_left(self) -> int:

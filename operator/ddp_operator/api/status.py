@@ -438,6 +438,13 @@ class Status(StatusFields, frozen=True, kw_only=True):
         tuple[str, ...],
         Meta(description="Kubernetes nodes that were lost with a pod of the job, the latest last; at most 10."),
     ] = ()
+    children: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="UIDs of the Services and NetworkPolicies that the operator has created for the job, or has "
+            "compared with what it would create."
+        ),
+    ] = ()
     queue: Annotated[QueueStatus | None, Meta(description="Unset: the job does not wait in a queue.")] = None
     profile: Profile | None = None
     claims: ClaimedGpus | None = None

@@ -79,6 +79,7 @@ def converge(state: State, progress_interval: float) -> Decision:
     _suspend_idle_job(state, plan)
     _poll_events(state, plan)
     plan.actions += fail_lost_pods(state, plan.waits)
+    _ensure_shared_children(state, plan)  # last, because a refusal ends the actions of a pass
 
     # A watch may report late that the queue has suspended the Job, which must not get a pod then.
     creates_pod = any(isinstance(action, CreatePod) for action in plan.actions)
@@ -137,8 +138,15 @@ def _update_job(state: State, job: JobView, plan: _PassPlan) -> None:
         plan.actions.append(ResizeJob(job.name, nodes))
     plan.actions += create_missing_pods(state, job)
     plan.actions += evict_drained_pods(state)
-    if not state.observation.shared_complete and not job.finished and state.refusal is None:
-        plan.actions.append(EnsureChildren(state.status.attempt, nodes))
+
+
+def _ensure_shared_children(state: State, plan: _PassPlan) -> None:
+    """Create what the pods of the existing Job need, if it was deleted."""
+    job = state.attempt_job
+    if job is None or job.deleting or job.finished or state.refusal is not None or _needs_new_job(state, job):
+        return
+    if not state.observation.shared_complete:
+        plan.actions.append(EnsureChildren(state.status.attempt, state.status.attempt_nodes))
 
 
 def _describe_progress(state: State, progress_interval: float, plan: _PassPlan) -> Status:

@@ -6,13 +6,15 @@ the worker cluster Kueue creates the job for a Workload that it has admitted; it
 """
 
 import dataclasses
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Final
 
 from msgspec.structs import replace
 
-from ddp_operator.api.constants import ANNOTATION_SPEC, ANNOTATION_SUSPEND, KUEUE_QUEUE_LABEL
+from ddp_operator.api import child_names
+from ddp_operator.api.constants import ANNOTATION_SPEC, ANNOTATION_SUSPEND, KUEUE_ORIGIN_LABEL, KUEUE_QUEUE_LABEL
 from ddp_operator.api.job import DDPTrainingJob, kueue_metadata
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import Status
@@ -97,17 +99,40 @@ def list_flavors(workload: Mapping[str, Any] | None) -> tuple[str, ...]:
     return tuple(sorted({name for flavors in assigned for name in flavors.values()}))
 
 
+def explain_foreign_workload(job: DDPTrainingJob, workload: Mapping[str, Any]) -> str:
+    """Return why a Workload is not the copy that MultiKueue created for a job; empty: it is.
+
+    Labels of the job select it, and a user may write these: the Workload must state the same. Its name has the UID of
+    the job in the manager cluster.
+    """
+    meta = workload["metadata"]
+    labels = meta.get("labels") or {}
+    name = meta["name"]
+    origin = labels.get(KUEUE_ORIGIN_LABEL)
+    if not origin or origin != job.labels.get(KUEUE_ORIGIN_LABEL):
+        return f"Workload {name} is no copy of MultiKueue"
+    is_named = re.fullmatch(rf"{re.escape(job.name)}-[0-9a-f]{{8}}", name) is not None
+    if not is_named or not child_names.child_labels(job.name).items() <= labels.items():
+        return f"Workload {name} belongs to another job"
+    return ""
+
+
 def follow_admission(
-    job: DDPTrainingJob, name: str, workload: Mapping[str, Any] | None, flavors: Iterable[Mapping[str, Any]]
+    job: DDPTrainingJob,
+    name: str,
+    workload: Mapping[str, Any] | None,
+    flavors: Iterable[Mapping[str, Any]],
+    problem: str = "",
 ) -> DDPTrainingJob:
     """Return the copy of a job as its Workload permits it: suspended, or with the nodes of its flavors.
 
     The child Jobs have no queue, because the Workload has the quota of all attempts. The job is deleted with that of
-    the manager cluster, so its own time to live does not count. ``name``: of the Workload.
+    the manager cluster, so its own time to live does not count. ``name``: of the Workload; ``problem``: why it does not
+    cover the job's pods.
     """
     kueue = kueue_metadata(job)
     spec = replace(job.spec, ttl_seconds_after_finished=None)
-    held = _explain_hold(name, workload)
+    held = problem or _explain_hold(name, workload)
     if held:
         spec = replace(spec, suspend=True)
     else:

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from ddp_operator._version import __version__
 from ddp_operator.api import child_names, constants
-from ddp_operator.api.cluster import ChildKind, controller_of, name_claim
+from ddp_operator.api.cluster import ChildKind, controller_of, name_claim, owner_uids
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_status
@@ -25,6 +25,16 @@ _VERSION_REMEDY = (
 )
 _UNATTENDED = "the job's pods keep running, but failures, suspension and resizing are not handled"
 _MAX_TEXT: Final = 256
+_DEFAULTS: Final[Mapping[str, tuple[Any, ...]]] = {
+    "type": ("ClusterIP",),
+    "clusterIPs": (["None"],),
+    "ipFamilies": (["IPv4"], ["IPv6"], ["IPv4", "IPv6"], ["IPv6", "IPv4"]),
+    "ipFamilyPolicy": ("SingleStack", "PreferDualStack", "RequireDualStack"),
+    "sessionAffinity": ("None",),
+    "internalTrafficPolicy": ("Cluster",),
+    "protocol": ("TCP",),
+}
+"""What an API server adds to a headless Service and to the ports of a NetworkPolicy."""
 _REMEDY: Final = (
     "Apply the CRDs of this operator's version (deploy/crds); if the object is too large, shorten spec.template and "
     "its annotations"
@@ -37,7 +47,8 @@ def explain_launcher_conflict(manifest: Mapping[str, Any], existing: Mapping[str
     existing_labels = existing["metadata"].get("labels") or {}
     same = all(existing.get(part) == manifest.get(part) for part in ("data", "binaryData", "immutable"))
     labelled = child_names.child_labels("").items() <= existing_labels.items()
-    if same and labelled:
+    owners = {str(owner.get("uid")) for owner in meta.get("ownerReferences") or ()}
+    if same and labelled and owner_uids(existing) <= owners:
         return None
     return Refusal(
         c.NAME_CONFLICT,
@@ -75,6 +86,48 @@ def explain_conflict(job: DDPTrainingJob, raw: Mapping[str, Any]) -> Refusal | N
         f"metadata.name: {kind} {name} in namespace {job.namespace} does not belong to this job; rename the job or "
         "delete that object",
     )
+
+
+def explain_difference(job: DDPTrainingJob, manifest: Mapping[str, Any], existing: Mapping[str, Any]) -> Refusal | None:
+    """Return a refusal if a child of this job, as its owner states, is not as the operator would create it.
+
+    Whoever may create a Service or a NetworkPolicy can name the job as its owner.
+    """
+    labels = (existing.get("metadata") or {}).get("labels") or {}
+    is_own = owner_uids(existing) == {job.uid} and child_names.child_labels(job.name).items() <= labels.items()
+    if is_own and is_as_built(existing.get("spec"), manifest["spec"]):
+        return None
+    kind = manifest["kind"]
+    name = manifest["metadata"]["name"]
+    return Refusal(
+        c.NAME_CONFLICT,
+        f"metadata.name: {kind} {name} in namespace {job.namespace} names this job as its owner, but differs from the "
+        "operator's; delete it, and the operator creates its own: "
+        f"kubectl -n {job.namespace} delete {kind.lower()} {name}",
+    )
+
+
+def explain_secret_conflict(job: DDPTrainingJob, name: str) -> Refusal:
+    """Return a refusal of a Secret that another client has created, which the operator may not read."""
+    return Refusal(
+        c.NAME_CONFLICT,
+        f"metadata.name: Secret {name} in namespace {job.namespace} is not the operator's; delete it, and the operator "
+        f"creates its own: kubectl -n {job.namespace} delete secret {name}",
+    )
+
+
+def is_as_built(stored: Any, built: Any) -> bool:
+    """Return whether a part of a stored object has what the operator built, and else only an API server's defaults."""
+    if isinstance(built, Mapping):
+        if not isinstance(stored, Mapping) or not built.keys() <= stored.keys():
+            return False
+        added = {name: value for name, value in stored.items() if name not in built}
+        has_defaults = all(value in _DEFAULTS.get(name, ()) for name, value in added.items())
+        return has_defaults and all(is_as_built(stored[name], part) for name, part in built.items())
+    if isinstance(built, list | tuple):
+        is_list = isinstance(stored, list) and len(stored) == len(built)
+        return is_list and all(map(is_as_built, stored, built))
+    return bool(stored == built)
 
 
 def exclusive_claim(job: DDPTrainingJob) -> str | None:

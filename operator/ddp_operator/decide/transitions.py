@@ -222,7 +222,7 @@ def is_minor_change(old: Status, new: Status) -> bool:
     """
     if _list_condition_states(old) != _list_condition_states(new) or render_columns(old) != render_columns(new):
         return False
-    same = {name: getattr(old, name) for name in ("nodes", "conditions", "goodput", "stragglers", "usage")}
+    same = {name: getattr(old, name) for name in ("nodes", "conditions", "goodput", "stragglers", "usage", "children")}
     if old.progress is not None and new.progress is not None:  # the first progress is not a minor change
         same["progress"] = old.progress
     return replace(new, **same) == old

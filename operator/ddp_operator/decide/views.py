@@ -37,6 +37,8 @@ class JobView:
     deleting: bool
     launcher: str = ""
     """Name of the ConfigMap that its pods mount the launcher from."""
+    secret: str = ""
+    """Name of the Secret of its pods' rendezvous."""
     ignored_since: datetime | None = None
     """Since when the Job controller has not acted on it."""
     suspend_written: bool | None = None
@@ -275,6 +277,7 @@ def view_job(raw: Mapping[str, Any]) -> JobView:
         failed_at=parse_time((decided or failed or {}).get("lastTransitionTime")),
         deleting="deletionTimestamp" in metadata,
         launcher=_find_launcher(template),
+        secret=_find_secret(template),
         ignored_since=None if raw.get("status") else parse_time(metadata.get("creationTimestamp")),
         suspend_written=None if suspend_written is None else suspend_written == "true",
         queue=_labels(raw).get(constants.KUEUE_QUEUE_LABEL, ""),
@@ -292,6 +295,14 @@ def _find_launcher(template: Mapping[str, Any]) -> str:
     for volume in (template.get("spec") or {}).get("volumes") or ():
         if volume["name"] == constants.LAUNCHER_VOLUME:
             return str(volume["configMap"].get("name"))
+    return ""
+
+
+def _find_secret(template: Mapping[str, Any]) -> str:
+    """Return the name of the Secret with which a template's pods sign what they exchange."""
+    for variable in find_trainer(template).get("env") or ():
+        if variable["name"] == constants.ENV_RENDEZVOUS_SECRET:
+            return str(variable["valueFrom"]["secretKeyRef"]["name"])
     return ""
 
 

@@ -28,6 +28,7 @@ _OTHER_KEYS: Final = (constants.LABEL_MANAGED_BY, constants.ANNOTATION_COMPLETIO
 _MAX_OWNERS: Final = 16
 _MAX_CONFIG: Final = 32768
 """Maximum characters of the launcher's configuration in the Job's template."""
+_MAX_NAME: Final = 253
 _MAX_ITEMS: Final = 64
 """Maximum items of a list or a map."""
 
@@ -103,7 +104,8 @@ def _trim_job_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
         trimmed_pod["volumes"] = [{"name": constants.LAUNCHER_VOLUME, "configMap": {"name": source.get("name")}}]
     if pod.get("containers"):
         trainer = find_trainer(template)
-        trimmed_pod["containers"] = [{"name": trainer.get("name"), "env": _find_config(trainer.get("env") or ())}]
+        env = trainer.get("env") or ()
+        trimmed_pod["containers"] = [{"name": trainer.get("name"), "env": _find_config(env) + _find_secret(env)}]
     labels = _choose_keys((template.get("metadata") or {}).get("labels") or {})
     return _choose(spec, _JOB_SPEC) | {"template": {"metadata": {"labels": labels}, "spec": trimmed_pod}}
 
@@ -138,6 +140,16 @@ def _find_config(env: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
         for variable in env
         if variable.get("name") == constants.ENV_LAUNCHER_CONFIG and len(variable.get("value") or "") <= _MAX_CONFIG
     ][:1]
+
+
+def _find_secret(env: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the variable with the name of the rendezvous Secret."""
+    names = [
+        str(variable["valueFrom"]["secretKeyRef"]["name"])[:_MAX_NAME]
+        for variable in env
+        if variable.get("name") == constants.ENV_RENDEZVOUS_SECRET
+    ][:1]
+    return [{"name": constants.ENV_RENDEZVOUS_SECRET, "valueFrom": {"secretKeyRef": {"name": name}}} for name in names]
 
 
 def _choose(item: Mapping[str, Any], members: Iterable[str]) -> dict[str, Any]:

@@ -41,7 +41,7 @@ PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {
     "Node": ("get",),
     "Eviction": ("list",),
     "Eviction/status": ("patch",),
-    "Workload": ("get", "list", "create", "patch", "delete"),
+    "Workload": ("get", "list", "create", "patch"),
     "Workload/status": ("patch",),
     "LocalQueue": ("get", "list"),
     "ClusterQueue": ("get",),
@@ -53,8 +53,13 @@ PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {
 """Verbs of the operator's calls by kind; after a colon, only for objects of that name.
 
 The roles in charts/ and deploy/manifests/ are generated from this table. The operator creates training jobs in dry runs
-only, to check a job together with its profile. It reads the CRD to make it the owner of the launchers' ConfigMaps. It
-deletes no Workload, but an admission plug-in demands that right of those who change an object's owner.
+only, to check a job together with its profile. It reads the CRD to make it the owner of the launchers' ConfigMaps.
+"""
+
+WORKER_PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {"Workload": ("delete",)}
+"""Further permissions in a worker cluster of MultiKueue, where jobs become the owners of Workloads.
+
+The operator deletes no Workload, but an admission plug-in demands that right of those who change an object's owner.
 """
 
 GANG_PERMISSIONS: Final[dict[str, dict[str, tuple[str, ...]]]] = {

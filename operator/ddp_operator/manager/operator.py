@@ -88,6 +88,7 @@ class Operator:
             progress_interval=settings.progress_interval,
             defaults=_read_defaults(settings),
             history_image=settings.history_image,
+            is_multikueue_worker=settings.multikueue_worker,
             on_transition=self.metrics.on_transition,
             on_status=self.traces.export if self.traces is not None else None,
         )

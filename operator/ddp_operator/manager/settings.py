@@ -65,6 +65,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     drain_condition: Annotated[
         str, Meta(description="type of the condition that NVSentinel expects on a drain request that is done")
     ] = "DrainComplete"
+    multikueue_worker: Annotated[
+        bool, Meta(description="whether MultiKueue copies jobs to this cluster: true or false")
+    ] = False
     identity: Annotated[
         str | None,
         Meta(description="unique identity for leader election; unset: host name and a random suffix"),

@@ -142,9 +142,10 @@ def build_service(job: DDPTrainingJob) -> dict[str, Any]:
 def build_rendezvous_secret(job: DDPTrainingJob) -> dict[str, Any]:
     """Return the Secret with which the pods sign what they exchange in the rendezvous store.
 
-    All attempts use it. The executor adds a random value, which the operator cannot read afterwards.
+    The attempts that one process starts share it. The executor adds a random value, which the operator cannot read
+    afterwards.
     """
-    metadata = _metadata(job, child_names.rendezvous_secret_name(job.name, job.uid))
+    metadata = _metadata(job, child_names.rendezvous_secret_name(job.name, job.uid, job.nonce))
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "immutable": True}
 
 

@@ -161,7 +161,7 @@ def _build_trainer(
     defaults = _build_default_environment(trainer, template.nproc) | build_tracking_environment(job)
     written = list(trainer.get("env") or [])
     written_names = {variable["name"] for variable in written}
-    secret_name = child_names.rendezvous_secret_name(job.name, job.uid)
+    secret_name = child_names.rendezvous_secret_name(job.name, job.uid, job.nonce)
     secret_key = {"name": secret_name, "key": constants.RENDEZVOUS_KEY}
     # The user's variables are last, so that they can refer to the operator's: `$(MASTER_ADDR)`.
     trainer["env"] = [

@@ -3,6 +3,7 @@
 Kueue copies it to the worker clusters, so it has neither environment variables nor commands.
 """
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping
@@ -10,8 +11,12 @@ from typing import Any, Final
 
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.job import DDPTrainingJob, inherited_labels, owner_reference
+from ddp_operator.api.kubeobjects import parse_quantity
+from ddp_operator.api.status import Status
 from ddp_operator.manifests.children import build_children
 
+_AMOUNTS: Final = ("requests", "limits", "overhead")
+_EMPTY: Final = (None, "", {}, [])
 _CONTAINER_FIELDS: Final = ("name", "image", "resources", "restartPolicy")
 _POD_FIELDS: Final = (
     *("nodeSelector", "tolerations", "affinity", "runtimeClassName", "overhead"),
@@ -21,11 +26,7 @@ _POD_FIELDS: Final = (
 
 def build_workload(job: DDPTrainingJob, priority: int | None) -> dict[str, Any]:
     """Return the Workload. ``priority``: of the class that the job names. Raises: InvalidManifest."""
-    child = build_children(job, attempt=1, nodes=job.spec.nodes)[-1]["spec"]
-    spec: dict[str, Any] = {
-        "queueName": job.labels[constants.KUEUE_QUEUE_LABEL],
-        "podSets": [{"name": "main", "count": child["parallelism"], "template": _reduce_template(child["template"])}],
-    }
+    spec: dict[str, Any] = {"queueName": job.labels[constants.KUEUE_QUEUE_LABEL], "podSets": [build_pod_set(job)]}
     if priority is not None:
         name = job.labels[constants.KUEUE_PRIORITY_LABEL]
         spec["priorityClassRef"] = {"group": constants.KUEUE_DOMAIN, "kind": "WorkloadPriorityClass", "name": name}
@@ -46,6 +47,42 @@ def build_workload(job: DDPTrainingJob, priority: int | None) -> dict[str, Any]:
         },
         "spec": {"active": not job.spec.suspend, **spec},
     }
+
+
+def build_pod_set(job: DDPTrainingJob) -> dict[str, Any]:
+    """Return the pods of an attempt as a pod set. Raises: InvalidManifest."""
+    child = build_children(job, attempt=1, nodes=job.spec.nodes)[-1]["spec"]
+    return {"name": "main", "count": child["parallelism"], "template": _reduce_template(child["template"])}
+
+
+def explain_other_pods(job: DDPTrainingJob, workload: Mapping[str, Any]) -> str:
+    """Return how the pods of a Workload differ from those of a job, for which it has the quota; empty: they are equal.
+
+    Raises: InvalidManifest.
+    """
+    # The nodes that a failed attempt avoids are no part of the Workload.
+    started = Status(profile=job.status.profile, claims=job.status.claims)
+    own = build_pod_set(dataclasses.replace(job, status=started))
+    pod_sets = (workload.get("spec") or {}).get("podSets") or ()
+    if len(pod_sets) != 1 or pod_sets[0].get("minCount"):
+        return "it has not one set of pods, which all start together"
+    [stored] = pod_sets
+    if stored.get("count") != own["count"]:
+        return f"it has {stored.get('count')} pods, and the job {own['count']}"
+    if _normalize(_reduce_template(stored["template"])) != _normalize(own["template"]):
+        return "its pods request other resources or other nodes than those of the job"
+    return ""
+
+
+def _normalize(value: Any, name: str = "") -> Any:
+    """Return a part of a pod template as another client may have stored it: without empty parts, and with numbers."""
+    if isinstance(value, Mapping):
+        is_amount = name in _AMOUNTS
+        members = {key: parse_quantity(part) if is_amount else _normalize(part, key) for key, part in value.items()}
+        return {key: part for key, part in members.items() if part not in _EMPTY}
+    if isinstance(value, list | tuple):
+        return [_normalize(part) for part in value]
+    return value
 
 
 def _reduce_template(template: Mapping[str, Any]) -> dict[str, Any]:

@@ -7,11 +7,12 @@ Kubernetes deletes it when no job can exist any more, and the operator needs no 
 """
 
 import asyncio
+import dataclasses
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
-from typing import Any
+from typing import Any, Final
 
 import msgspec
 
@@ -26,7 +27,9 @@ from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.refusals import (
     exclusive_claim,
     explain_conflict,
+    explain_difference,
     explain_launcher_conflict,
+    explain_secret_conflict,
     is_owned,
     refuse_second,
 )
@@ -57,6 +60,7 @@ from ddp_operator.reconcile.workqueue import lend_worker
 
 SERVER_PATIENCE = 10.0
 """Seconds for which an error of the API server is retried before the status reports it."""
+_SHARED: Final = ("Service", "NetworkPolicy")
 WAIT_FOR_COLLECTOR = 1.0
 """Seconds until a retry while the garbage collector deletes children of a deleted owner; no watch reports its end."""
 
@@ -93,7 +97,9 @@ class Executor:
             return None
 
         try:
-            children = run_limited(build_children, job, attempt=max(1, job.status.attempt), nodes=job.spec.nodes)
+            children = run_limited(
+                build_children, _name_secret(job, memory), attempt=max(1, job.status.attempt), nodes=job.spec.nodes
+            )
         except InvalidManifest as error:
             return refuse_invalid(error)
         if job.spec.profile_ref is not None:
@@ -168,7 +174,7 @@ class Executor:
         for child in reversed(children):
             if child["kind"] in ("ConfigMap", "Secret"):
                 continue  # it has no content of the user
-            outcome = await self._create(job, child, dry_run=True)
+            outcome = await self._create(job, child, memory, dry_run=True)
             if isinstance(outcome, Refusal):
                 return outcome
         memory.failing_since = None
@@ -207,7 +213,7 @@ class Executor:
                 key = Key(job.namespace, job.name)
                 await self._cluster.delete_resource(key, uid=job.uid, resource_version=job.resource_version)
             case StoreHistory():
-                return await self._store_history(job, observation)
+                return await self._store_history(job, observation, memory)
         return None
 
     async def _disrupt_pod(self, observation: Observation, action: FailPod | EvictPod) -> None:
@@ -218,7 +224,7 @@ class Executor:
             if pod.uid == action.uid:
                 await self._cluster.disrupt_pod(pod.raw, reason, action.message, lost=lost)
 
-    async def _store_history(self, job: DDPTrainingJob, observation: Observation) -> Outcome:
+    async def _store_history(self, job: DDPTrainingJob, observation: Observation, memory: Memory) -> Outcome:
         """Create the Job that stores the record. Raises: Refused, ClusterError."""
         try:
             nproc = run_limited(resolve_template, job).nproc
@@ -229,7 +235,7 @@ class Executor:
         except InvalidManifest as error:
             return refuse_invalid(error)
         outcome = await self._ensure_launcher(launcher, observation.launchers.get(launcher["metadata"]["name"]))
-        return await self._create(job, child) if outcome is None else outcome
+        return await self._create(job, child, memory) if outcome is None else outcome
 
     async def _create_pod(self, view: JobView, index: int, suffix: str) -> None:
         """Create the pod of an index from the template of its Job. Raises: ClusterError."""
@@ -246,36 +252,60 @@ class Executor:
     async def _ensure_children(
         self, job: DDPTrainingJob, observation: Observation, action: EnsureChildren, memory: Memory
     ) -> Outcome:
-        """Create missing children. Returns a refusal, or seconds to wait for the garbage collector, or None."""
+        """Create missing children. Returns a refusal, or seconds to wait, or None."""
+        view = observation.job(action.attempt)
         present = {("Job", view.name) for view in observation.jobs}
         if action.attempt == 1:  # later a watch may be late
             present |= observation.shared
+        present |= _list_secrets(observation, view) if view is not None else memory.created
 
         children = memory.built
         memory.built = None
         if children is None or (action.attempt, action.nodes) != (1, job.spec.nodes):
-            children = run_limited(build_children, job, attempt=action.attempt, nodes=action.nodes)
+            named = _name_secret(job, memory)
+            children = run_limited(build_children, named, attempt=action.attempt, nodes=action.nodes)
+        if view is not None and view.secret:
+            children[0]["metadata"]["name"] = view.secret  # an earlier process may have named it
         if job.status.attempt == 0 and _creates_job_first(job, children):
-            children.insert(0, children.pop())
+            children.sort(key=_rank_first)
 
         for child in children:
             kind = child["kind"]
             name = child["metadata"]["name"]
-            if kind == "ConfigMap":
-                outcome = await self._ensure_launcher(child, observation.launchers.get(name))
-                if outcome is not None:
-                    return outcome
-                continue
             if (kind, name) in present:
                 continue
-            if kind == constants.POD_GROUP and action.attempt > 1:
-                # The PodGroup of the previous attempt has no pods left, but may still hold quota of a queue.
-                former = child_names.job_name(job.name, action.attempt - 1)
-                await self._cluster.discard({**child, "metadata": child["metadata"] | {"name": former}})
-            outcome = await self._create(job, child)
+            if kind == "ConfigMap":
+                outcome = await self._ensure_launcher(child, observation.launchers.get(name))
+            elif kind == "Secret":
+                outcome = await self._create_secret(job, child, memory, is_used=view is not None)
+            else:
+                await self._discard_former_group(job, child, action.attempt)
+                outcome = await self._create(job, child, memory)
             if outcome is not None:
                 return outcome
         memory.failing_since = None
+        return None
+
+    async def _discard_former_group(self, job: DDPTrainingJob, child: Manifest, attempt: int) -> None:
+        """Delete the PodGroup of the previous attempt: it has no pods left, but may still hold quota of a queue."""
+        if child["kind"] == constants.POD_GROUP and attempt > 1:
+            former = child_names.job_name(job.name, attempt - 1)
+            await self._cluster.discard({**child, "metadata": child["metadata"] | {"name": former}})
+
+    async def _create_secret(self, job: DDPTrainingJob, child: Manifest, memory: Memory, *, is_used: bool) -> Outcome:
+        """Create the rendezvous Secret. The operator may not read what an existing one has.
+
+        ``is_used``: pods of a Job name it, so that other clients know its name. Raises: Refused, ClusterError.
+        """
+        name = child["metadata"]["name"]
+        try:
+            await self._cluster.create({**child, "stringData": {constants.RENDEZVOUS_KEY: secrets.token_hex()}})
+        except AlreadyExists:
+            # A name that no Job has was only sent to the API server: the response to the earlier call was lost. For a
+            # name in a Job the report of a kubelet may be older than the Secret that this process has created since.
+            if is_used and ("Secret", name) not in memory.restored:
+                return explain_secret_conflict(job, name)
+        (memory.restored if is_used else memory.created).add(("Secret", name))
         return None
 
     async def _ensure_launcher(self, manifest: Manifest, observed: str | None) -> Outcome:
@@ -287,8 +317,9 @@ class Executor:
             return None
         owner = await self._cluster.definition()
         owners = {} if owner is None else {"ownerReferences": [owner]}
+        manifest = {**manifest, "metadata": manifest["metadata"] | owners}
         try:
-            stored = await self._cluster.create({**manifest, "metadata": manifest["metadata"] | owners})
+            stored = await self._cluster.create(manifest)
         except AlreadyExists as error:
             stored = error.existing
             refusal = explain_launcher_conflict(manifest, stored)
@@ -299,22 +330,29 @@ class Executor:
         self._launchers.add(stored["metadata"]["uid"])
         return None
 
-    async def _create(self, job: DDPTrainingJob, child: Manifest, *, dry_run: bool = False) -> Outcome:
-        """Create a child; an existing child of the same job is accepted. Raises: Refused, ClusterError."""
-        is_secret = child["kind"] == "Secret"
-        if is_secret:
-            child = {**child, "stringData": {constants.RENDEZVOUS_KEY: secrets.token_hex()}}
+    async def _create(self, job: DDPTrainingJob, child: Manifest, memory: Memory, *, dry_run: bool = False) -> Outcome:
+        """Create a child; an existing child of the same job is accepted. Raises: Refused, ClusterError.
+
+        A shared child is accepted if its UID is known, or if it is as the operator would create it.
+        """
+        is_shared = child["kind"] in _SHARED
         try:
-            await self._cluster.create(child, dry_run=dry_run)
+            stored = await self._cluster.create(child, dry_run=dry_run)
         except AlreadyExists as error:
-            if is_secret:  # an earlier pass created it, because its name has the job's UID; nobody may read it here
-                return None
-            conflict = explain_conflict(job, error.existing)
+            stored = error.existing
+            conflict = explain_conflict(job, stored)
             if conflict is not None:
                 return conflict
-            is_deleting = "deletionTimestamp" in (error.existing.get("metadata") or {})
-            if is_deleting or not is_owned(job, error.existing):
+            metadata = stored.get("metadata") or {}
+            if "deletionTimestamp" in metadata or not is_owned(job, stored):
                 return WAIT_FOR_COLLECTOR
+            is_known = metadata.get("uid") in (*job.status.children, *memory.children)
+            if is_shared and not is_known:
+                conflict = explain_difference(job, child, stored)
+                if conflict is not None:
+                    return conflict
+        if is_shared and not dry_run:
+            memory.children[str(stored["metadata"]["uid"])] = None
         return None
 
 
@@ -326,6 +364,22 @@ def _creates_job_first(job: DDPTrainingJob, children: Sequence[Manifest]) -> boo
     """
     has_common_children_only = {child["kind"] for child in children} == {"Job", "Secret", "Service", "ConfigMap"}
     return has_common_children_only and not job.spec.suspend and not job.spec.inputs and not job.status.conditions
+
+
+def _name_secret(job: DDPTrainingJob, memory: Memory) -> DDPTrainingJob:
+    """Return the job with the name of the Secret that its next Job uses."""
+    return dataclasses.replace(job, nonce=memory.nonce)
+
+
+def _list_secrets(observation: Observation, view: JobView) -> set[tuple[str, str]]:
+    """Return the Secret of an existing Job, unless a kubelet does not find it."""
+    return {("Secret", view.secret)} & observation.shared
+
+
+def _rank_first(child: Manifest) -> int:
+    """Return the place of a child in the first pass: what pods of the Job use precedes it, so that nobody is first."""
+    order = ("Secret", "ConfigMap", "Job")
+    return order.index(child["kind"]) if child["kind"] in order else len(order)
 
 
 def _find_job(observation: Observation, name: str) -> JobView:

@@ -31,12 +31,13 @@ from ddp_operator.decide.multikueue import (
     build_release,
     build_report,
     describe_queueing,
+    explain_foreign_workload,
     find_cluster,
     follow_admission,
     list_flavors,
 )
 from ddp_operator.decide.state import AT_ONCE, Children, Refusal
-from ddp_operator.manifests.workload import build_workload
+from ddp_operator.manifests.workload import build_workload, explain_other_pods
 from ddp_operator.reconcile.limits import run_limited
 from ddp_operator.reconcile.observer import Memory, seconds_since
 from ddp_operator.reconcile.prerequisites import refuse_invalid, refuse_read, refuse_write
@@ -47,15 +48,19 @@ _RUNNING_INTERVAL: Final = 15.0
 _READS_PER_SECOND: Final = 20.0
 # Tolerance for timers that fire early.
 _EARLY: Final = 0.9
+_ROLE: Final = "set settings.multikueueWorker of the chart to true, or remove the label multikueue-origin of the job"
+_LABELS: Final = "correct the labels multikueue-origin and prebuilt-workload-name of the job"
 _REMEDY: Final = "grant the operator the permissions for Kueue's objects (docs/kueue.md)"
 
 
 class MultiKueue:
     """The jobs of one cluster that MultiKueue runs in another one, or has copied from another one."""
 
-    def __init__(self, cluster: Cluster, clock: Callable[[], datetime]) -> None:
+    def __init__(self, cluster: Cluster, clock: Callable[[], datetime], *, is_worker: bool = False) -> None:
         self._cluster = cluster
         self._clock = clock
+        self._is_worker = is_worker
+        """Whether jobs of this cluster may become the owners of Workloads."""
         self._polled: set[Key] = set()
 
     def forget(self, key: Key) -> None:
@@ -163,25 +168,46 @@ class MultiKueue:
             return job
         now = self._clock()
         interval = _RUNNING_INTERVAL if memory.flavors else _WAITING_INTERVAL
-        if memory.workload is None or seconds_since(memory.workload[0], now) >= interval * _EARLY:
+        is_edited = memory.workload_generation != job.generation
+        if memory.workload is None or is_edited or seconds_since(memory.workload[0], now) >= interval * _EARLY:
             try:
-                workload = await self._adopt_workload(job, name)
+                workload, memory.workload_problem = await self._read_copy(job, name)
                 await self._read_flavors(workload, memory)
+            except InvalidManifest as error:
+                return refuse_invalid(error)
             except Refused as error:
                 return refuse_read(f"Workload {name}", error, _REMEDY)
             memory.workload = (now, workload and _trim_workload(workload))
-        return follow_admission(job, name, memory.workload[1], memory.flavors.values())
+            memory.workload_generation = job.generation
+        return follow_admission(job, name, memory.workload[1], memory.flavors.values(), memory.workload_problem)
 
-    async def _adopt_workload(self, job: DDPTrainingJob, name: str) -> Object | None:
-        """Return the Workload of a copied job, whose controller the job becomes: Kueue then deletes both together.
+    async def _read_copy(self, job: DDPTrainingJob, name: str) -> tuple[Object | None, str]:
+        """Return the Workload of a copied job, and why it does not cover the job's pods.
 
-        None: it does not exist, or belongs to another object. Raises: Refused, VersionConflict, ClusterError.
+        The job becomes its controller: Kueue then deletes both together. None: it does not exist, or belongs to another
+        object. Raises: InvalidManifest, Refused, VersionConflict, ClusterError.
         """
         workload = await self._cluster.kueue_object(constants.WORKLOAD_KIND, job.namespace, name)
-        if workload is not None and not controller_of(workload):
+        if workload is None:
+            return None, ""
+        is_own = controller_of(workload).get("uid") == job.uid
+        if controller_of(workload) and not is_own:
+            return None, f"Workload {name} belongs to another object"
+        if not is_own:
+            if not self._is_worker:
+                return None, f"Workload {name} is not adopted, as this cluster is no worker of MultiKueue; {_ROLE}"
+            problem = explain_foreign_workload(job, workload)
+            if problem:
+                return None, f"{problem}; {_LABELS}"
+        problem = run_limited(explain_other_pods, job, workload)
+        if problem:
+            return workload if is_own else None, f"Workload {name} does not cover the pods of this job: {problem}"
+        if not is_own:
             await self._cluster.patch_workload(workload, {"metadata": {"ownerReferences": [owner_reference(job)]}})
             workload = await self._cluster.kueue_object(constants.WORKLOAD_KIND, job.namespace, name)
-        return workload if workload is not None and controller_of(workload).get("uid") == job.uid else None
+            if workload is None or controller_of(workload).get("uid") != job.uid:
+                return None, ""
+        return workload, ""
 
     async def _read_flavors(self, workload: Object | None, memory: Memory) -> None:
         names = list_flavors(workload)

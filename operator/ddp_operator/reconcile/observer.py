@@ -5,7 +5,8 @@ Nodes, Events, Workloads and pages are read only if the decision needs them, at 
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+import secrets
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -14,9 +15,10 @@ from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
 import msgspec
+from msgspec.structs import replace as replace_status
 
 from ddp_operator.api import child_names, constants
-from ddp_operator.api.cluster import Cluster, ClusterError, Key, Object, Refused, Snapshot, owner_uids
+from ddp_operator.api.cluster import Cluster, ClusterError, Key, Object, Refused, Snapshot
 from ddp_operator.api.cluster_queue import Quotas
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.faults import contain, name_object
@@ -25,7 +27,7 @@ from ddp_operator.api.kubeobjects import find_trainer, scheduling_gates
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.profile import complete_spec
 from ddp_operator.api.size import OversizeSpec, refuse_oversize
-from ddp_operator.api.status import Profile, QueueStatus, Straggler
+from ddp_operator.api.status import Profile, QueueStatus, Status, Straggler
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide import kueue, losses, scheduling, stalls
 from ddp_operator.decide.conditions import is_finished
@@ -52,6 +54,8 @@ _RESTORE_INTERVAL = 10.0
 _LOST_PAGE_INTERVAL = 60.0
 # Tolerance for timers that fire early.
 _EARLY = 0.9
+# Maximum recorded UIDs of children.
+_MOST_CHILDREN = 8
 
 
 @dataclass(slots=True)
@@ -81,6 +85,14 @@ class Memory:
     """Why the kubelet killed training containers, by the pod's UID; None: no Event reports it."""
     checked: tuple[str, int] | None = None
     """UID and generation of the last spec from which children could be built."""
+    nonce: str = field(default_factory=lambda: secrets.token_hex(10))
+    """The end of the name of the rendezvous Secret of the attempts that this process starts."""
+    created: set[tuple[str, str]] = field(default_factory=set)
+    """Kind and name of the Secrets that this process has created for its next Job."""
+    restored: set[tuple[str, str]] = field(default_factory=set)
+    """Kind and name of the Secrets that this process has created again for a Job."""
+    children: dict[str, None] = field(default_factory=dict)
+    """UIDs of the shared children that this process has created or compared; the status may not have them yet."""
     built: list[dict[str, Any]] | None = None
     """Children of attempt 1, if the check of this pass has built them."""
     unseen_since: datetime | None = None
@@ -104,6 +116,10 @@ class Memory:
     """Digest of spec, metadata and profile of the last job whose pods have the profile's locked values."""
     workload: tuple[datetime, Object | None] | None = None
     """The Workload of a job that Kueue has copied from a manager cluster, and the time of its last read."""
+    workload_problem: str = ""
+    """Why that Workload does not cover the job's pods; empty: it does."""
+    workload_generation: int = 0
+    """Generation of the job at that read."""
     flavors: Mapping[str, Object] = field(default_factory=dict)
     """The ResourceFlavors of that Workload by name."""
     left_out: tuple[str, ...] = ()
@@ -172,7 +188,8 @@ class Observer:
         children = await self._explain_kills(job, snapshot, children, memory)
         requested, page = await self._read_page(job, children, memory)
         problems = await self._read_events(key, job, snapshot, children, memory)
-        shared = _find_shared(job, snapshot, children, problems)
+        known = {*job.status.children, *memory.children}
+        shared = _find_shared(job, snapshot, children, problems, known)
         slow, stall = await self._compare_ranks(job, children, page, memory)
 
         # The garbage collector should delete pods without a Job.
@@ -489,7 +506,7 @@ class SharedChildren(NamedTuple):
     """The children that all attempts share."""
 
     objects: frozenset[tuple[str, str]]
-    """Kind and name of the job's own."""
+    """Kind and name of those that are known to be the job's own."""
     launchers: dict[str, str]
     """UIDs of the launchers' ConfigMaps of the namespace, by name."""
     complete: bool
@@ -499,22 +516,32 @@ class SharedChildren(NamedTuple):
 
 
 def _find_shared(
-    job: DDPTrainingJob, snapshot: Snapshot, children: Children, problems: Mapping[str, Problem]
+    job: DDPTrainingJob,
+    snapshot: Snapshot,
+    children: Children,
+    problems: Mapping[str, Problem],
+    known: Collection[str],
 ) -> SharedChildren:
-    """Return the shared children of a job."""
+    """Return the shared children of a job. ``known``: UIDs of those that an operator has created or compared.
+
+    Whoever may create a Service can write the job's name and UID into it, so its metadata prove nothing.
+    """
     objects = (*snapshot.services, *snapshot.policies)
-    shared = {_identify(raw) for raw in objects if job.uid in owner_uids(raw)}
+    shared = {_identify(raw) for raw in objects if raw["metadata"].get("uid") in known}
     launchers = {raw["metadata"]["name"]: raw["metadata"]["uid"] for raw in snapshot.config_maps}
 
     required_kinds = {"Service"}
     if job.spec.network_policy.enabled:
         required_kinds.add("NetworkPolicy")
-    # The operator may not read Secrets; a kubelet reports a deleted one.
-    missing_secret = f'secret "{child_names.rendezvous_secret_name(job.name, job.uid)}" not found'
-    has_secret = all(missing_secret not in pod.waiting_message for pod in children.pods_of(job.status.attempt))
-    complete = has_secret and required_kinds <= {kind for kind, _ in shared}
-
     attempt_job = children.job(job.status.attempt)
+    # The operator may not read Secrets; a kubelet reports a deleted one.
+    secret = attempt_job.secret if attempt_job is not None else ""
+    pods = children.pods_of(job.status.attempt)
+    if secret and all(f'secret "{secret}" not found' not in pod.waiting_message for pod in pods):
+        shared.add(("Secret", secret))
+        secret = ""
+    complete = not secret and required_kinds <= {kind for kind, _ in shared}
+
     if attempt_job is None or not attempt_job.launcher or attempt_job.finished:
         return SharedChildren(frozenset(shared), launchers, complete, launcher_lost=False)
 
@@ -526,6 +553,12 @@ def _find_shared(
     is_own_version = launcher == child_names.launcher_config_map_name(load_launcher().digest)
     complete = complete and not (missing and is_own_version)
     return SharedChildren(frozenset(shared), launchers, complete, launcher_lost=missing and not is_own_version)
+
+
+def record_children(status: Status, memory: Memory) -> Status:
+    """Return the status with the UIDs of the latest shared children that are known to be the operator's."""
+    new = [uid for uid in memory.children if uid not in status.children]
+    return replace_status(status, children=(*status.children, *new)[-_MOST_CHILDREN:]) if new else status
 
 
 def _identify(raw: Object) -> tuple[str, str]:

@@ -48,7 +48,7 @@ from ddp_operator.decide.transitions import (
 from ddp_operator.reconcile.executor import Executor
 from ddp_operator.reconcile.limits import run_limited
 from ddp_operator.reconcile.multikueue import MultiKueue
-from ddp_operator.reconcile.observer import Memory, Observer, seconds_since
+from ddp_operator.reconcile.observer import Memory, Observer, record_children, seconds_since
 from ddp_operator.reconcile.prerequisites import find_claimed_gpus, find_profile, refuse_changes, refuse_invalid
 
 logger = logging.getLogger(__name__)
@@ -116,6 +116,7 @@ class Reconciler:
         progress_interval: float = 10.0,
         defaults: Profile | None = None,
         history_image: str = "",
+        is_multikueue_worker: bool = False,
         on_transition: Callable[[str, Transition], None] | None = None,
         on_status: Callable[[Snapshot, Status, Status, datetime], None] | None = None,
     ) -> None:
@@ -125,7 +126,7 @@ class Reconciler:
         self._defaults = defaults
         self._observer = Observer(cluster, clock, progress_interval)
         self._executor = Executor(cluster, clock, history_image)
-        self._multikueue = MultiKueue(cluster, clock)
+        self._multikueue = MultiKueue(cluster, clock, is_worker=is_multikueue_worker)
         self._on_transition = on_transition
         self._on_status = on_status
         self._node_reports = NodeReports()
@@ -280,9 +281,10 @@ class Reconciler:
             decision = run_limited(decide, job, observation, self._clock(), refusal, self._progress_interval)
 
         max_restarts = job.spec.recovery.max_restarts
-        postponed = await self._write(current, job.status, decision.status, max_restarts)
-        recheck = await self._multikueue.report(current.key, job, decision.status, observation, memory)
-        if is_finished(decision.status):
+        status = record_children(decision.status, memory)
+        postponed = await self._write(current, job.status, status, max_restarts)
+        recheck = await self._multikueue.report(current.key, job, status, observation, memory)
+        if is_finished(status):
             self._forget(current.key)
         delays = (decision.requeue_after, wait, observation.recheck_after, postponed, recheck)
         return min((delay for delay in delays if delay is not None), default=None)

@@ -20,7 +20,13 @@ from ddp_operator.api.constants import (
     PORT_NAMES,
 )
 from ddp_operator.kube.resources import group, plural
-from ddp_operator.kube.startup_checks import GANG_PERMISSIONS, HOME_PERMISSIONS, PERMISSIONS, split_permission
+from ddp_operator.kube.startup_checks import (
+    GANG_PERMISSIONS,
+    HOME_PERMISSIONS,
+    PERMISSIONS,
+    WORKER_PERMISSIONS,
+    split_permission,
+)
 from ddp_operator.manager.settings import Settings
 from ddp_operator.reconcile.prerequisites import read_job_defaults
 from tests.support import ROOT
@@ -125,6 +131,13 @@ class TestSecurity:
         assert [role["metadata"]["namespace"] for role in served] == ["a", "b"]
         assert all(granted(role) == expected for role in served)
         assert granted(home) == checked(HOME_PERMISSIONS)
+
+    def test_only_worker_cluster_of_multikueue_may_adopt_workloads(self) -> None:
+        clusterwide = next(r for r in of_kind(render(), "ClusterRole") if r["metadata"]["name"] == "ddp-operator")
+        assert not checked(WORKER_PERMISSIONS) & granted(clusterwide)
+        objects = render({"settings": {"multikueueWorker": True}})
+        worker = next(r for r in of_kind(objects, "ClusterRole") if r["metadata"]["name"] == "ddp-operator")
+        assert granted(worker) - granted(clusterwide) == checked(WORKER_PERMISSIONS)
 
     def test_gang_schedulers_add_only_their_groups(self) -> None:
         objects = render({"rbac": {"gangSchedulers": list(GANG_PERMISSIONS)}})

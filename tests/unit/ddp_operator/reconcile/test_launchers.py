@@ -48,10 +48,11 @@ async def test_launcher_that_is_being_deleted_is_waited_for_and_recreated() -> N
     stored = harness.cluster.add({**made, "metadata": made["metadata"] | {"finalizers": ["example.org/hold"]}})
     harness.cluster.store.delete(stored)
     await harness.settle()
-    assert harness.jobs() == ["train-1"]
+    assert harness.jobs() == [], "its pods would start with that launcher"
     harness.cluster.store.change(stored, meta={"finalizers": []})
     harness.clock.advance(1)
     await harness.settle()
+    assert harness.jobs() == ["train-1"]
     [launcher] = harness.cluster.store.list("ConfigMap")
     assert launcher["metadata"]["uid"] != stored["metadata"]["uid"]
 

@@ -29,8 +29,10 @@ from tests.support.builders import (
     page,
     respond,
     template,
+    trainer,
 )
 from tests.support.fake_cluster import ReconcilerHarness
+from tests.support.odd_objects import ODD_VALUES, replace_part
 
 STATUS = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)
 
@@ -42,6 +44,7 @@ class Answers:
         self.pages = pages
         self.asked: list[str] = []
         self.events: list[Json] = []
+        self.nodes: Json | None = None
 
     async def read_report(self, pod: Json, port: int) -> bytes | None:
         self.asked.append(f"page of {pod['metadata']['name']}")
@@ -63,7 +66,7 @@ class Answers:
         self.asked.append(f"node {name}")
         if name == "forbidden":
             raise Refused("no", reason="Forbidden")
-        return None
+        return self.nodes
 
 
 class Look:
@@ -238,6 +241,10 @@ def with_launcher(name: str, **changes: Any) -> Json:
 OURS = child_names.launcher_config_map_name(load_launcher().digest)
 
 
+KNOWN = replace(STATUS, children=("train",))
+"""A status with the UID of the Service."""
+
+
 class TestShared:
     """The Service, the ConfigMap and the policy that all attempts share."""
 
@@ -260,22 +267,31 @@ class TestShared:
         made = with_launcher(mounted, conditions=conditions) if mounted else child_job()
         maps = (owned("ConfigMap", present),) if present else ()
         observation = await Look().at(
-            child_pod(0), jobs=[made], services=(owned("Service", "train"),), config_maps=maps
+            child_pod(0), jobs=[made], services=(owned("Service", "train"),), config_maps=maps, status=KNOWN
         )
         assert (observation.shared_complete, observation.launcher_lost) == (complete, lost)
 
     async def test_foreign_object_is_not_observed(self) -> None:
         foreign = {"kind": "Service", "metadata": {"name": "train", "namespace": "default"}}
-        observation = await Look().at(services=(foreign,), config_maps=(owned("ConfigMap", OURS),))
+        observation = await Look().at(services=(foreign,), config_maps=(owned("ConfigMap", OURS),), status=KNOWN)
         assert (observation.shared, observation.shared_complete) == (frozenset(), False)
 
-    @pytest.mark.parametrize(("name", "complete"), [(f"train-rendezvous-{UID}", False), ("credentials", True)])
-    async def test_own_secret_that_kubelet_does_not_find_is_recreated(self, name: str, complete: bool) -> None:
+    async def test_service_whose_uid_is_not_recorded_is_compared(self) -> None:
+        observation = await Look().at(services=(owned("Service", "train"),))
+        assert (observation.shared, observation.shared_complete) == (frozenset(), False)
+
+    @pytest.mark.parametrize(("name", "complete"), [("train-rendezvous-u-1", False), ("credentials", True)])
+    async def test_secret_of_job_that_kubelet_does_not_find_is_recreated(self, name: str, complete: bool) -> None:
         pod = child_pod(0, "Pending")
         waiting = {"reason": "CreateContainerConfigError", "message": f'secret "{name}" not found'}
         pod["status"]["containerStatuses"] = [{"name": "trainer", "state": {"waiting": waiting}}]
-        observation = await Look().at(pod, services=(owned("Service", "train"),))
+        made = child_job()
+        reference = {"secretKeyRef": {"name": "train-rendezvous-u-1", "key": constants.RENDEZVOUS_KEY}}
+        env = [{"name": constants.ENV_RENDEZVOUS_SECRET, "valueFrom": reference}]
+        made["spec"]["template"] = template(trainer(env=env))
+        observation = await Look().at(pod, jobs=[made], services=(owned("Service", "train"),), status=KNOWN)
         assert observation.shared_complete is complete
+        assert (("Secret", "train-rendezvous-u-1") in observation.shared) is complete
 
 
 async def test_unresponsive_page_is_reported_until_it_responds() -> None:
@@ -327,3 +343,31 @@ async def test_failures_before_a_restart_are_read_every_ten_seconds_while_pods_j
         len((await look.at(child_pod(0), child_pod(1), seconds=seconds)).failures_in_place) for seconds in (1, 3, 5, 20)
     ]
     assert read == [1, 0, 0, 1]
+
+
+class TestOddAnswers:
+    """Objects of other owners in any shape: a pass continues without them."""
+
+    @pytest.mark.parametrize("value", ODD_VALUES.values(), ids=ODD_VALUES)
+    @pytest.mark.parametrize("part", ["spec", "status", "status.conditions", "spec.taints", "metadata"])
+    async def test_odd_node_has_no_trouble(self, part: str, value: Any) -> None:
+        cluster = Answers()
+        good = {"metadata": {}, "spec": {"taints": [{"key": "a"}]}, "status": {"conditions": [{"type": "b"}]}}
+        cluster.nodes = replace_part(good, part, value)
+        spec = {"recovery": {"nodeHealth": {"conditions": ["X*"], "taints": ["Y*"]}}}
+        observation = await Look(cluster).at(child_pod(0), child_pod(1), seconds=60, spec=spec)
+        assert (len(observation.pods), observation.troubles) == (2, {})
+
+    @pytest.mark.parametrize("value", ODD_VALUES.values(), ids=ODD_VALUES)
+    async def test_odd_events_explain_nothing(self, value: Any) -> None:
+        cluster = Answers()
+        cluster.events = [value]
+        observation = await Look(cluster).at(seconds=60)
+        assert isinstance(observation.problems, dict)
+
+    @pytest.mark.parametrize("value", ODD_VALUES.values(), ids=ODD_VALUES)
+    @pytest.mark.parametrize("part", ["spec", "status", "metadata.annotations", "status.containerStatuses"])
+    async def test_odd_pod_is_left_out(self, part: str, value: Any) -> None:
+        odd = replace_part(child_pod(0, code=1), part, value)
+        observation = await Look().at(odd, child_pod(1), seconds=60)
+        assert child_pod(1)["metadata"]["name"] in {pod.name for pod in observation.pods}

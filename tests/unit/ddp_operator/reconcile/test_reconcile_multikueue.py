@@ -53,5 +53,5 @@ async def test_workload_of_another_owner_admits_no_pod(monkeypatch: pytest.Monke
     harness, patches = start(monkeypatch, item, "QuotaReserved", "Admitted", ownerReferences=owners)
     await harness.settle()
     assert harness.status.phase == "Suspended"
-    assert "Workload theirs of the manager cluster does not exist" in harness.condition("Suspended").message
+    assert "Workload theirs belongs to another object" in harness.condition("Suspended").message
     assert (harness.jobs(), patches) == ([], [])
