@@ -168,6 +168,53 @@ async def test_operator_serves_other_namespaces_with_odd_objects(
         assert re.findall(r".*Traceback.*|.*internal error.*", operator.log) == []
 
 
+async def test_job_waits_behind_job_with_any_number_of_steps(
+    server: StandIn, kubeconfig: Path, actors: ClusterActors, team: ClusterActors, tmp_path: Path
+) -> None:
+    for kind in ("Workload", "LocalQueue"):
+        served = ODD_KINDS[kind].served
+        assert served is not None
+        server.serve(served)
+    server.controllers.job_controller = None
+    server.controllers.collects_garbage = False
+    server.call(setattr, server._api, "webhook", suspend_queued_job)
+    put_running_job(server)
+    (port,) = free_ports(1)
+    with OperatorProcess(kubeconfig, tmp_path / "log", port=port, warm=True) as operator:
+        await queue_job(server, actors)
+        await actors.resource("queued", lambda job: find_position(job) == 1)
+        assert re.findall(r".*Traceback.*|.*internal error.*", operator.log) == []
+
+
+def put_running_job(server: StandIn) -> None:
+    """Store a job of the team that runs in the same ClusterQueue, and states 900 million steps that take decades."""
+    progress = {"step": 1, "totalSteps": 900_000_000, "etaSeconds": 999_999_999}
+    running = complete(resource("odd", managedBy="example.com/other"), TEAM)
+    server.put_unchecked(KIND, "odd", running | {"status": {"attempt": 1, "progress": progress}}, TEAM)
+    job = complete(ODD_KINDS["Job"].good, TEAM)
+    server.put_unchecked("Job", "odd-1", job | {"metadata": job["metadata"] | {"name": "odd-1", "uid": "j"}}, TEAM)
+    flavor = {"name": "a", "resources": [{"name": "pods", "nominalQuota": "2"}]}
+    cluster_queue = {"metadata": {"name": "own"}, "spec": {"resourceGroups": [{"flavors": [flavor]}]}}
+    cluster_queue["spec"]["queueingStrategy"] = "StrictFIFO"
+    server.serve(Kind("kueue.x-k8s.io", "v1beta2", "ClusterQueue", "clusterqueues", namespaced=False))
+    server.put_unchecked("ClusterQueue", "own", complete(cluster_queue, ""), "")
+    local_queue = complete({"metadata": {"name": "q"}, "spec": OWN_QUEUE}, TEAM)
+    server.put_unchecked("LocalQueue", "q", local_queue, TEAM)
+    conditions = [{"type": "QuotaReserved", "status": "True", "lastTransitionTime": "2026-11-20T12:00:00Z"}]
+    ended = {"type": "Finished", "status": "True", "lastTransitionTime": "2026-11-20T13:00:00Z"}
+    for number in range(7):
+        metadata = {"name": f"w{number}", "uid": f"w{number}", "ownerReferences": [{"name": f"odd-{number + 1}"}]}
+        status = {
+            "conditions": conditions if number == 0 else [*conditions, ended],
+            "admission": {
+                "clusterQueue": "own",
+                "podSetAssignments": [{"flavors": {"pods": "a"}, "resourceUsage": {"pods": "2"}}],
+            },
+        }
+        workload = complete({"metadata": metadata, "spec": WORKLOAD["spec"], "status": status}, TEAM)
+        server.put_unchecked("Workload", f"w{number}", workload, TEAM)
+
+
 async def queue_job(server: StandIn, actors: ClusterActors) -> None:
     """Create a job that waits in a queue, and Kueue's objects for it: its position needs those of all namespaces."""
     server.put_unchecked("LocalQueue", "q", complete({"metadata": {"name": "q"}, "spec": OWN_QUEUE}, "default"))

@@ -57,6 +57,9 @@ class DDPTrainingJob:
     nonce: str = ""
     """The end of the name of the next Job's rendezvous Secret."""
 
+    def __str__(self) -> str:
+        return f"{self.namespace}/{self.name}"
+
     @property
     def restarts_left(self) -> int:
         """The number of counted restarts until the job fails."""

@@ -18,6 +18,7 @@ from ddp_operator.api.constants import (
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 """Replaces an unknown time where times are sorted."""
+_LAST_TIME: Final = datetime(2200, 1, 1, tzinfo=UTC)
 
 
 def utc_now() -> datetime:
@@ -41,14 +42,18 @@ def format_micro_time(moment: datetime) -> str:
 
 
 def parse_time(value: Any) -> datetime | None:
-    """Return an RFC 3339 time as an aware datetime; None where the value is missing or is not one."""
+    """Return an RFC 3339 time as an aware datetime; None where the value is missing, or is no time of this age.
+
+    Go writes an unset time as the year 1. Sums of times near the first or the last year would overflow.
+    """
     if not isinstance(value, str):
         return None
     try:
         parsed = datetime.fromisoformat(value)
     except ValueError:
         return None
-    return parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+    moment = parsed if parsed.tzinfo else parsed.replace(tzinfo=UTC)
+    return moment if EPOCH <= moment < _LAST_TIME else None
 
 
 _SUFFIX = {
@@ -58,6 +63,7 @@ _SUFFIX = {
     "Ei": Decimal(2**60),
 }  # fmt: skip
 _QUANTITY = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+))(?:([numkMGTPE]|[KMGTPE]i)|[eE]([+-]?[0-9]{1,2}))?")
+_MAX_GPUS: Final = 100_000  # of one container
 _MAX_QUANTITY: Final = 64  # characters; Python converts at most 4,300 digits
 GPU_RESOURCES: Final = (
     *("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-?*"),
@@ -96,7 +102,7 @@ def count_gpus(resources: Mapping[str, Any]) -> int:
     for name, value in requested.items():
         if is_gpu(str(name)):
             gpus += max(0, int(parse_quantity(value) or 0))
-    return gpus
+    return min(gpus, _MAX_GPUS)
 
 
 def count_pod_gpus(pod_spec: Mapping[str, Any]) -> int:

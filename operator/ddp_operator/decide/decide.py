@@ -11,6 +11,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from ddp_operator.api.faults import contain
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import LastFailure
 from ddp_operator.decide import conditions as c
@@ -75,7 +76,10 @@ def decide(
     if is_finished(job.status) and (newest is None or not contradicts(state, newest)):
         return clean_up(state)
     decision = _decide(state, progress_interval)
-    return dataclasses.replace(decision, status=account(state, summarize(decision.status)))
+    status = summarize(decision.status)
+    with contain("usage", str(job)):
+        status = account(state, status)
+    return dataclasses.replace(decision, status=status)
 
 
 def _decide(state: State, progress_interval: float) -> Decision:

@@ -8,6 +8,7 @@ from typing import Final
 
 from msgspec.structs import replace
 
+from ddp_operator.api.faults import contain
 from ddp_operator.api.job import DDPTrainingJob, JobSize
 from ddp_operator.api.kubeobjects import format_time, parse_time, truncate
 from ddp_operator.api.spec import Code
@@ -100,7 +101,8 @@ def record_observation(attempt: ObservedAttempt) -> Status:
     if state.spec.code is not None or status.code is not None:
         status = replace(status, code=_describe_code(state.spec.code) if state.spec.code else None)
     if state.observation.page is not None:
-        status = _record_page(state, status, state.observation.page, attempt.pods)
+        with contain("measurements", str(state.job)):
+            status = _record_page(state, status, state.observation.page, attempt.pods)
     if not attempt.is_held:
         status = replace(status, dev=release_pods(status.dev))
     if state.spec.tracking is not None and status.tracking is None:

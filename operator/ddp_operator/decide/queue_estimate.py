@@ -28,6 +28,10 @@ _FEWEST_REPORTING: Final = 0.9
 """Share of the running Workloads whose steps are known; with fewer, the estimate would be too inaccurate."""
 _SPREAD: Final = 0.05
 """Smallest standard deviation of the logarithm of the time left that steps predict."""
+_MOST_SPREAD: Final = 5.0
+"""Largest one: a pod may report any steps, and their exponent must not overflow."""
+_HORIZON: Final = 366 * 86400.0
+"""Seconds after which no start is estimated. Jobs ahead may report any number of steps."""
 _UPPER_QUANTILE: Final = 0.93
 """Of the simulated starts. It covers 90 % of the real ones: a simulation knows less than all that varies."""
 _TAIL: Final = 2.0
@@ -132,7 +136,7 @@ def view_queue(contents: QueueContents, quotas: Quotas) -> QueueView:
     if len(samples) < _FEWEST_SAMPLES:
         return QueueView(contents, quotas, {})
     estimates = {item.uid: _find_quantiles(starts) for item, *starts in zip(pending, *samples, strict=True)}
-    return QueueView(contents, quotas, {uid: item for uid, item in estimates.items() if item.p90 < inf})
+    return QueueView(contents, quotas, {uid: item for uid, item in estimates.items() if item.p90 < _HORIZON})
 
 
 def _list_tails(contents: QueueContents) -> Iterator[float]:
@@ -195,7 +199,7 @@ class _Running(NamedTuple):
             left = max(1.0, progress.eta_seconds - (now - (progress.last_step_time or now)).total_seconds())
             made = max(1, progress.step - ((status and status.start_step) or 0))
             by_mean_rate = elapsed * max(1, progress.total_steps - progress.step) / made
-            spread = max(_SPREAD, abs(log(by_mean_rate / left)) / 2)
+            spread = min(_MOST_SPREAD, max(_SPREAD, abs(log(by_mean_rate / left)) / 2))
         return cls(elapsed, left, spread, workload.seconds_limit, workload.usage)
 
     def draw_end(self, lengths: _Lengths, tails: Sequence[float], draw: Random) -> float:

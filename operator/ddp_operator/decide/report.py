@@ -15,6 +15,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ddp_operator.api import constants
+from ddp_operator.api.faults import contain
 from ddp_operator.api.kubeobjects import truncate
 from ddp_operator.api.status import (
     CheckpointStatus,
@@ -305,11 +306,20 @@ def compute_goodput(progress: RankProgress, wall_seconds: float, start_step: int
     return f"{min(share, 1.0):.2f}" if math.isfinite(share) and share >= 0 else None
 
 
-def _eta(steps: float | None, total: float | None, steps_per_second: str | None) -> int | None:
-    if not steps or not total or not steps_per_second:
+def read_rate(text: str | None) -> float | None:
+    """Return a rate of the status as a number; None: it is unknown, or no positive number."""
+    try:
+        rate = float(text or 0.0)
+    except ValueError:
         return None
-    rate = float(steps_per_second)
-    remaining = max(total - steps, 0.0) / rate if rate > 0 else math.inf
+    return rate if 0.0 < rate < math.inf else None
+
+
+def _eta(steps: float | None, total: float | None, steps_per_second: str | None) -> int | None:
+    rate = read_rate(steps_per_second)
+    if not steps or not total or rate is None:
+        return None
+    remaining = max(total - steps, 0.0) / rate
     return round(remaining) if 0 <= remaining < 1e9 else None
 
 
@@ -336,11 +346,13 @@ def apply_progress(
     status: Status, progress: RankProgress, uploads: Uploads | None, now: datetime, rates: Rates | None = None
 ) -> Status:
     """Return the status with the progress and the checkpoint that a pod reports."""
-    return replace(
-        status,
-        progress=build_progress(progress, status.progress, rates) or status.progress,
-        checkpoint=_find_newest_checkpoint(build_checkpoint(progress, uploads), status.checkpoint, now),
-    )
+    with contain("progress", status.job_name):
+        status = replace(
+            status,
+            progress=build_progress(progress, status.progress, rates) or status.progress,
+            checkpoint=_find_newest_checkpoint(build_checkpoint(progress, uploads), status.checkpoint, now),
+        )
+    return status
 
 
 def record_final_progress(status: Status, pods: Pods, now: datetime, page: Page | None = None) -> Status:

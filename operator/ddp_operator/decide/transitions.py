@@ -24,6 +24,7 @@ from ddp_operator.decide.conditions import find_doubts
 from ddp_operator.decide.failures import describe_failure, describe_restart
 from ddp_operator.decide.kueue import QUEUE_REASONS
 from ddp_operator.decide.losses import describe_replacement
+from ddp_operator.decide.report import read_rate
 from ddp_operator.decide.state import State
 from ddp_pod.contract.failure_table import CATEGORIES, CUDA, UNKNOWN
 
@@ -410,8 +411,8 @@ def _move_repeated_steps(usage: Usage, before: Status, after: Status) -> Usage:
     if former is not None and former.time == restart.time and former.recovery_seconds is not None:
         return usage
     progress = before.progress
-    rate = float(progress.steps_per_second) if progress is not None and progress.steps_per_second else 0.0
-    if not rate:
+    rate = read_rate(progress.steps_per_second) if progress is not None else None
+    if rate is None:
         return usage
     repeated = min(usage.productive, round(restart.steps_lost / rate * usage.gpus))
     usage = replace(usage, productive=usage.productive - repeated, gpu_seconds=usage.gpu_seconds - repeated)

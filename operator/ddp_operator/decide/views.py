@@ -17,6 +17,7 @@ _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrIma
 _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*": (?:\w+: )?')
 
 _MAX_MESSAGE = 512
+_MAX_INT = 2**31 - 1
 _EVICTED = "Evicted"
 _EXIT_KILLED = 137  # assumed if no container is reported
 
@@ -487,6 +488,6 @@ def _labels(raw: Mapping[str, Any]) -> Mapping[str, str]:
 
 def _int(value: Any) -> int:
     try:
-        return int(value)
-    except (TypeError, ValueError):
+        return max(-_MAX_INT, min(_MAX_INT, int(value)))
+    except (TypeError, ValueError, OverflowError):
         return 0

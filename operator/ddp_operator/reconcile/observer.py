@@ -190,7 +190,10 @@ class Observer:
         problems = await self._read_events(key, job, snapshot, children, memory)
         known = {*job.status.children, *memory.children}
         shared = _find_shared(job, snapshot, children, problems, known)
-        slow, stall = await self._compare_ranks(job, children, page, memory)
+        slow: tuple[Straggler, ...] | None = None
+        stall: Stall | None = None
+        with contain("comparison of ranks", str(key)):
+            slow, stall = await self._compare_ranks(job, children, page, memory)
 
         # The garbage collector should delete pods without a Job.
         has_orphans = any(pod.alive and not pod.deleting for pod in children.orphans)
@@ -269,7 +272,9 @@ class Observer:
             page = replace(page, dev=None)
         memory.page_lost = None
         process = pod_zero.uid, page.restarts
-        return True, replace(page, rates=memory.meter.measure(process, page.progress, now.timestamp()))
+        with contain("rates", str(job)):
+            page = replace(page, rates=memory.meter.measure(process, page.progress, now.timestamp()))
+        return True, page
 
     async def _read_pages(
         self, job: DDPTrainingJob, pods: Sequence[PodView], budget: PageBudget

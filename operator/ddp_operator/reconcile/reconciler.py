@@ -17,6 +17,7 @@ from msgspec.structs import replace
 from ddp_operator.api.cluster import Cluster, ClusterError, Event, Key, Object, Refused, Snapshot, VersionConflict
 from ddp_operator.api.constants import MULTIKUEUE
 from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.api.faults import contain
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import find_foreign_manager, utc_now
 from ddp_operator.api.parse import parse_status
@@ -321,7 +322,8 @@ class Reconciler:
 
         memory.status_written = now
         if not memory.status_shortened:
-            new = extend_history(new, now)
+            with contain("history", str(current.key)):
+                new = extend_history(new, now)
         await self._patch_status(current, old, new)
         await self._publish_transitions(current, old, new, now, max_restarts)
         return None
@@ -331,15 +333,20 @@ class Reconciler:
     ) -> None:
         """Count the transitions of a written status and emit its Events. A failed call loses Events only."""
         namespace = current.key.namespace
-        transitions = find_transitions(old, new, now)
+        subject = str(current.key)
+        transitions: tuple[Transition, ...] = ()
+        with contain("transitions", subject):
+            transitions = find_transitions(old, new, now)
         if self._on_status is not None:
-            self._on_status(current.snapshot, old, new, now)
+            with contain("trace", subject):
+                self._on_status(current.snapshot, old, new, now)
         for transition in transitions:
-            if self._on_transition is not None:
-                self._on_transition(namespace, transition)
-            if isinstance(transition, Ended):
-                _ended_logger.info(_Line(describe_end(current.resource["metadata"], old, new)))
-        with suppress(ClusterError):
+            with contain("metrics", subject):
+                if self._on_transition is not None:
+                    self._on_transition(namespace, transition)
+                if isinstance(transition, Ended):
+                    _ended_logger.info(_Line(describe_end(current.resource["metadata"], old, new)))
+        with suppress(ClusterError), contain("Events", subject):
             for event in list_transition_events(old, new, max_restarts):
                 await self._cluster.emit(current.resource, event)
             for transition in transitions:

@@ -76,6 +76,16 @@ class TestEstimate:
         result = view(workload("run", 8, ran=600), workload("mine", 8), run=training(600)).estimates["mine"]
         assert 570 < result.p50 < 630 < result.p90 < 700
 
+    @pytest.mark.parametrize("left", [1, 60, 999_999_999])
+    @pytest.mark.parametrize("total", [900_000_000, 10**15])
+    def test_any_number_of_steps_of_running_job_leaves_a_position(self, total: int, left: int) -> None:
+        status = Status(progress=Progress(step=1, total_steps=total, eta_seconds=left))
+        quotas = cluster_queue(strategy="StrictFIFO")
+        result = view(workload("run", 8, ran=700_000), workload("mine", 8), run=status, quotas=quotas)
+        placed = place(result, "mine")
+        assert placed.position == 1
+        assert placed.start_p90 is None or placed.start_p90 < NOW + timedelta(days=366)
+
     def test_different_rates_widen_estimate(self) -> None:
         slow = view(workload("run", 8, ran=1500), workload("mine", 8), run=training(600)).estimates["mine"]
         assert slow.p90 > 800

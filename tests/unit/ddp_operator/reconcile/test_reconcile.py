@@ -7,11 +7,11 @@ import pytest
 import yaml
 
 from ddp_cli.client.validation import check_manifest
-from ddp_operator.api import child_names, constants
+from ddp_operator.api import child_names, constants, faults
 from ddp_operator.api.cluster import Refused, ServerError, owner_uids
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.manifests.children import build_children
-from ddp_operator.reconcile import executor
+from ddp_operator.reconcile import Reconciler, executor
 from tests.support.builders import last_words, page, resource, template, trainer
 from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness
@@ -421,3 +421,47 @@ async def test_step_before_a_kill_is_that_of_the_peer_that_still_reports() -> No
     await harness.settle()
     assert harness.status.attempt == 2
     assert present(harness.status.last_restart).step == 49
+
+
+class TestFaults:
+    """An exception in a view of the status is left out of the pass, and named once in the log."""
+
+    @pytest.mark.parametrize(
+        ("place", "view"),
+        [
+            ("ddp_operator.decide.decide.account", "usage"),
+            ("ddp_operator.decide.describe._record_page", "measurements"),
+            ("ddp_operator.decide.report.build_progress", "progress"),
+            ("ddp_operator.reconcile.reconciler.extend_history", "history"),
+            ("ddp_operator.reconcile.reconciler.find_transitions", "transitions"),
+            ("ddp_operator.reconcile.reconciler.list_transition_events", "Events"),
+            ("ddp_operator.reconcile.observer.stalls.is_stalled", "comparison of ranks"),
+            ("ddp_operator.decide.report.RateMeter.measure", "rates"),
+        ],
+    )
+    async def test_pass_continues_without_view(
+        self, place: str, view: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def fail(*_: Any, **__: Any) -> Any:
+            raise OverflowError("date value out of range")
+
+        monkeypatch.setattr(place, fail)
+        monkeypatch.setattr(faults, "FAULTS", faults.FaultLog())
+        harness = ReconcilerHarness()
+        await harness.train(TRAINING)
+        assert harness.status.phase == "Running"
+        assert harness.state("Rendezvoused")[0] == "True"
+        messages = [record.getMessage() for record in caplog.records]
+        lines = [message for message in messages if " is left out: OverflowError" in message]
+        assert lines
+        assert {line.partition(" ")[0] for line in lines} == {view.partition(" ")[0]}
+        assert len(lines) <= 2, "it is named once for each job"
+
+    async def test_pass_continues_without_trace(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def fail(*_: Any) -> None:
+            raise OverflowError("date value out of range")
+
+        harness = ReconcilerHarness()
+        harness.reconciler = Reconciler(harness.cluster, clock=harness.clock, on_status=fail)
+        await harness.settle()
+        assert harness.jobs() == ["train-1"]
