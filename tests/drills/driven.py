@@ -1,7 +1,7 @@
 """`ddp run` with what a drill puts around its pods.
 
 ``DRILL_PREFIX_<index>`` (lines) is put before the command of the pods of an index. ``DRILL_NAMES``: pods find each
-other by their names. ``DRILL_NETWORK``: by the addresses (NETWORK.1 and so on) that they have in network namespaces.
+other by their names. ``DRILL_NETWORK``: by the addresses (NETWORK.10 and so on) that they have in network namespaces.
 """
 
 from __future__ import annotations
@@ -57,8 +57,13 @@ def _start(
     return inner([*filter(None, prefix), *command], environment, *args, **kwargs)
 
 
-def _address(index: int) -> str:
-    return f"{os.environ['DRILL_NETWORK']}.{index + 1}"
+def _address(index: int | str) -> str:
+    """Return the address of a pod; for ``{}`` the pattern of all addresses, as the launcher's plan has it for names."""
+    return f"{os.environ['DRILL_NETWORK']}.1{index}"
+
+
+def _rewrite_hosts(text: str, job: str, subdomain: str, inner: Any = pods.rewrite_hosts) -> str:
+    return str(inner(text.replace(f"{job}-{{}}.{subdomain}", _address("{}")), job, subdomain))
 
 
 if __name__ == "__main__":
@@ -68,4 +73,5 @@ if __name__ == "__main__":
         vars(pods)["rewrite_hosts"] = lambda text, job, subdomain: text
     if "DRILL_NETWORK" in os.environ:
         vars(pods)["loopback_address"] = _address
+        vars(pods)["rewrite_hosts"] = _rewrite_hosts
     sys.exit(cli.main())

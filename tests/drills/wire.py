@@ -2,7 +2,7 @@
 
     wire.py NETWORK NAMESPACE...
 
-Namespace i gets a device ``wire`` with the address NETWORK.(i + 1); the last address, NETWORK.254, is this machine's
+Namespace i gets a device ``wire`` with the address NETWORK.(i + 10); the last address, NETWORK.254, is this machine's
 own. Lines on standard input change what lies between the namespaces: ``cut``, ``mend``, ``slow SECONDS``. The end of
 the input is the end of the wire.
 """
@@ -23,6 +23,7 @@ _SET_INTERFACE = 0x400454CA  # TUNSETIFF
 _TUN = 0x0001
 _NO_HEADER = 0x1000
 _NEW_NETWORK = 0x40000000  # CLONE_NEWNET
+_FIRST = 10
 _HERE = 254
 
 
@@ -107,7 +108,7 @@ class PacketForwarder:
 def main() -> None:
     """Create the devices and forward packets."""
     network, *namespaces = sys.argv[1:]
-    names = dict(enumerate(namespaces, 1))
+    names = dict(enumerate(namespaces, _FIRST))
     ends = {number: open_end(name, "wire", f"{network}.{number}") for number, name in names.items()}
     ends[_HERE] = open_end(None, f"wire{os.getpid()}"[:15], f"{network}.{_HERE}")
     PacketForwarder(ends).run()

@@ -27,6 +27,7 @@ from ddp_pod.contract.plan import CodeConfig, DevConfig, loopback_address
 from tests.support.launcher_folder import delivered_launcher
 from tests.support.launcher_pods import LauncherPods
 from tests.support.pod_python import POD_PYTHON
+from tests.support.ports import HeldPort
 from tests.support.wheels import make_wheel
 
 pytestmark = pytest.mark.process
@@ -67,6 +68,7 @@ class DevPods:
         files: Mapping[str, str],
         hold_seconds: float = 600.0,
         runs: int = 0,
+        metrics_port: int = 0,
         requirements: str | None = None,
         **options: Any,
     ) -> None:
@@ -84,6 +86,7 @@ class DevPods:
                 "TMPDIR": str(self.pods[0].temporary),
                 "MASTER_PORT": str(self.pods[0].port),
                 "DDP_GRACE_SECONDS": "5",
+                "DDP_METRICS_PORT": str(metrics_port),
             }
             self.pods[index].start(index)
 
@@ -330,10 +333,14 @@ def test_signals_end_a_held_pod_and_one_that_trains(start: Callable[..., DevPods
 
 
 def test_one_pod_with_several_ranks(start: Callable[..., DevPods]) -> None:
-    job = start(1, nproc=2)
+    with HeldPort() as port:
+        number = port.number
+    job = start(1, nproc=2, metrics_port=number)
     job.until_held()
+    assert job.pods[0].metrics_port() == number
     assert job.run({"part.py": named("two")})[-1].result == "Succeeded"
     assert job.log(0).count("run of two with [], world 2") == 2
+    assert "cannot listen" not in job.log(0), "the runs leave the pod's port to the holder"
 
 
 def test_outsider_is_not_obeyed(start: Callable[..., DevPods]) -> None:

@@ -16,23 +16,25 @@ from ddp_cli.client.job import Job
 from ddp_cli.client.logs import Line, LogPod, PodLogs, split_line
 from ddp_operator.api.record import MAX_STORED, Record, build_pattern, decode_record
 
-IMAGE_VARIABLE: Final = "DDP_HISTORY_IMAGE"
-_IMAGE: Final = "docker.io/library/busybox:1.37"
+READER_IMAGE: Final = "docker.io/library/busybox:1.37"
+"""The default image of the temporary pod that reads a claim: sh, head and base64."""
 _CLAIM: Final = "claim/"
 _SHOW: Final = (
     'cd "$1" && for file in $2; do last=$file; done; if [ -f "$last" ]; then head -c "$3" "$last" | base64; fi'
 )
 
 
-def open_record(place: str, name: str, namespace: str, connect: Callable[[], Api]) -> Job:
+def open_record(place: str, name: str, namespace: str, connect: Callable[[], Api], *, image: str = READER_IMAGE) -> Job:
     """Return the newest job of this name as its record states it. An empty namespace stands for all.
 
-    ``place``: a URL, a folder, or claim/NAME[/PATH]; ``connect`` is called for a claim only. Raises: NotFound,
-    ClientError.
+    ``place``: a URL, a folder, or claim/NAME[/PATH]; ``connect`` is called, and ``image`` used, for a claim only.
+    Raises: NotFound, ClientError.
     """
     try:
         pattern = build_pattern(namespace, name)
-        data = _read_claim(connect(), place, pattern) if place.startswith(_CLAIM) else _read_newest(place, pattern)
+        data = (
+            _read_claim(connect(), place, pattern, image) if place.startswith(_CLAIM) else _read_newest(place, pattern)
+        )
         if not data:
             raise NotFound(f"{place} has no record of {name} ({pattern}); check --history and the namespace")
         record = decode_record(data)
@@ -43,8 +45,9 @@ def open_record(place: str, name: str, namespace: str, connect: Callable[[], Api
 
 def _read_newest(place: str, pattern: str) -> bytes:
     """Return the bytes of the newest file, empty if there is none. Raises: ClientError, OSError."""
-    if "://" not in place:
-        paths = sorted(Path(place).glob(pattern), key=lambda path: path.name)
+    folder = place.removeprefix("file://")
+    if "://" not in folder:
+        paths = sorted(Path(folder).glob(pattern), key=lambda path: path.name)
         if not paths:
             return b""
         with paths[-1].open("rb") as file:
@@ -59,10 +62,9 @@ def _read_newest(place: str, pattern: str) -> bytes:
         raise ClientError(f"{place} cannot be read: {type(error).__name__}: {error}") from None
 
 
-def _read_claim(api: Api, place: str, pattern: str) -> bytes:
+def _read_claim(api: Api, place: str, pattern: str, image: str) -> bytes:
     """Return the bytes of the newest file on a claim, empty if there is none. Raises: ClientError, ValueError."""
     claim, _, folder = place.removeprefix(_CLAIM).partition("/")
-    image = os.environ.get(IMAGE_VARIABLE) or _IMAGE
     command = ["sh", "-c", _SHOW, "sh", f"./{folder}", pattern, str(MAX_STORED + 1)]
     return base64.b64decode(run_on_claim(api, claim, image, command, 2 * MAX_STORED))
 

@@ -28,6 +28,7 @@ from ddp_pod.contract.plan import decode_plan
 _POLL_SECONDS: Final = 1.0
 _FILE_SECONDS: Final = 0.2
 _FOLLOW_SECONDS: Final = 3600.0  # silence of a rank after which the stream is reopened
+_END_SECONDS: Final = 15.0  # silence of an ended job's pods, whose nodes may be lost, after which no line is awaited
 _SECONDS_BEFORE_RUN: Final = 5
 """Of the logs that are read before a new run, which opening them may take."""
 TAIL_BYTES: Final = 8 << 20
@@ -103,6 +104,7 @@ class PodLogs:
         path = api_path("v1", "pods", self.api.namespace, pod.name, "log")
         last = ""
         while True:
+            is_broken = False
             try:
                 for text in self.api.lines(path, query, timeout=_FOLLOW_SECONDS if follow else 30.0):
                     line = split_line(text, pod)
@@ -112,13 +114,22 @@ class PodLogs:
             except ApiError as error:
                 if error.status in (400, 404):  # not started yet, or already deleted
                     return
-                if error.status is not None or not follow:
+                if not follow or not _may_recover(error):
                     raise
-            if not follow or not self._is_running(pod):
+                is_broken = True
+            if not follow or not self._continues(pod, is_broken=is_broken):
                 return
             if last:
                 query = {name: value for name, value in query.items() if name not in ("tailLines", "sinceSeconds")}
                 query["sinceTime"] = f"{last[:19]}Z"
+
+    def _continues(self, pod: LogPod, *, is_broken: bool) -> bool:
+        """Return whether a pod may write more lines. A pod on a lost node seems to run until it is deleted."""
+        if is_broken and self.is_over():
+            return False
+        if is_broken:
+            time.sleep(_POLL_SECONDS)
+        return self._is_running(pod)
 
     def _is_running(self, pod: LogPod) -> bool:
         return any(
@@ -254,6 +265,7 @@ class Follower:
         self._sleep = sleep
         self._readers: dict[str, threading.Thread] = {}
         self._lines: queue.Queue[Line | BaseException | None] = queue.Queue(maxsize=10_000)
+        self._last_line = time.monotonic()
 
     def lines(self) -> Iterator[Line]:
         """Yield the lines of all pods, also of pods that start later, until the job has ended. Raises: ClientError."""
@@ -272,11 +284,17 @@ class Follower:
                 self._start_readers()
                 if not over:
                     self._sleep(_POLL_SECONDS)
-            for reader in self._readers.values():
-                reader.join()
+            self._wait_for_readers()
             self._lines.put(None)
         except BaseException as error:
             self._lines.put(error)
+
+    def _wait_for_readers(self) -> None:
+        """Wait until the readers have ended, or none has read a line for some seconds: that of a lost node may hang."""
+        self._last_line = time.monotonic()
+        for reader in self._readers.values():
+            while reader.is_alive() and time.monotonic() - self._last_line < _END_SECONDS:
+                reader.join(_POLL_SECONDS)
 
     def _start_readers(self) -> None:
         for pod in self._source.pods():
@@ -289,8 +307,14 @@ class Follower:
         try:
             for line in self._source.lines(pod, follow=True):
                 self._lines.put(line)
+                self._last_line = time.monotonic()
         except ClientError as error:
             self._lines.put(error)
+
+
+def _may_recover(error: ApiError) -> bool:
+    """Return whether the stream broke, or the API server does not reach the pod's node."""
+    return error.status is None or error.status >= 500
 
 
 def list_running_pods(api: Api, name: str) -> list[LogPod]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from ddp_cli.client.client import Client
 from ddp_cli.client.errors import ApiError, NotFound
+from ddp_cli.client.history import READER_IMAGE, open_record
 from ddp_cli.client.job import Job
 from ddp_cli.client.workdir import Workdir
 from ddp_cli.commands.io import CommandError
@@ -80,6 +81,12 @@ def add_history_argument(parser: argparse.ArgumentParser) -> None:
         help="if the job was deleted, read its newest record: a URL or folder (that of spec.history), or "
         "claim/NAME[/PATH]; default: $DDP_HISTORY",
     )
+    parser.add_argument(
+        "--history-image",
+        metavar="IMAGE",
+        default=READER_IMAGE,
+        help="of the temporary pod that reads a claim of --history; it needs sh, head and base64; default: %(default)s",
+    )
 
 
 def open_job(arguments: argparse.Namespace) -> Job:
@@ -96,13 +103,13 @@ def open_job(arguments: argparse.Namespace) -> Job:
             missing.args = (f"{missing}; if the job was deleted, name the place of its record with --history",)
         raise missing
     from ddp_cli.client.api import connect
-    from ddp_cli.client.history import open_record
 
+    image = arguments.history_image
     login = {name: getattr(arguments, name) for name in ("namespace", "context", "kubeconfig")}
     namespace = arguments.namespace or ""
     with suppress(ApiError):  # no cluster is configured: any namespace
         namespace = connect(**login).namespace
-    job = open_record(arguments.history, arguments.name, namespace, partial(connect, **login))
+    job = open_record(arguments.history, arguments.name, namespace, partial(connect, **login), image=image)
     print_text(f"the job does not exist any more; this is its record at {arguments.history}", file=sys.stderr)
     return job
 

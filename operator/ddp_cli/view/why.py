@@ -76,6 +76,8 @@ _NO_ACTION: Final = "; no action needed."
 _PLANNED_RESTARTS: Final = ("Resized", "Resumed", "NodesReadmitted", "NodeUnhealthy", "Drained")
 """Reasons of restarts that follow no failure."""
 _BEFORE_FIRST_STEP: Final = ("WaitingForWorkers", "NoStepYet")
+_AFTER_STEPS: Final = ("Scheduled", "Rendezvoused", "Progressing", "TrainsAsOne", "Restarting")
+"""Conditions that may keep a job from further steps."""
 _DESCRIBE: Final = "kubectl describe ddp {name} has all conditions and events."
 # A running operator handles a new job within a second.
 _UNSEEN_PATIENCE: Final = timedelta(seconds=10)
@@ -399,6 +401,7 @@ _STEPS: Final[tuple[Callable[[_Case], Why | None], ...]] = (
 def _describe_obstacle(case: _Case, condition: Condition) -> str:
     opening = _describe_waiting(case, condition)
     what = f"{opening}: {sentence(condition.message)}" if condition.message else f"{opening}."
+    what += _describe_last_step(case, condition)
     queue = case.status.queue
     if queue is not None and queue.start_p50 is not None and queue.start_p90 is not None:
         median, late = ((time - case.now).total_seconds() for time in (queue.start_p50, queue.start_p90))
@@ -410,6 +413,14 @@ def _describe_obstacle(case: _Case, condition: Condition) -> str:
         what += _describe_aside(case.status)
         what += _describe_last_warning(case, what, condition.last_transition_time)
     return what
+
+
+def _describe_last_step(case: _Case, condition: Condition) -> str:
+    """Return when a job made its last step that has made some and makes none now; of a stall it is stated already."""
+    last = case.status.progress.last_step_time if case.status.progress is not None else None
+    if last is None or condition.type not in _AFTER_STEPS or condition.reason == STALLED:
+        return ""
+    return f" Its last step ended {format_duration(max(0.0, (case.now - last).total_seconds()))} ago."
 
 
 def _describe_waiting(case: _Case, condition: Condition) -> str:

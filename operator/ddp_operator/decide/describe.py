@@ -32,7 +32,7 @@ from ddp_operator.decide.attempt import (
 from ddp_operator.decide.conditions import Fact, list_indexes, set_conditions
 from ddp_operator.decide.dev import describe_hold, describe_lost_code, record_failure, record_run, release_pods
 from ddp_operator.decide.losses import LostContact, describe_lost_contact, describe_nodes, describe_replacement
-from ddp_operator.decide.report import Page, build_preflight, compute_goodput, drop_eta, drop_pace
+from ddp_operator.decide.report import Page, build_preflight, drop_eta, drop_pace, measure_goodput
 from ddp_operator.decide.scheduling import describe_scheduling
 from ddp_operator.decide.stalls import describe_cut_off_training, describe_idle, describe_stall, describe_waiting
 from ddp_operator.decide.state import Observation, Refusal, State
@@ -139,18 +139,14 @@ def _describe_code(code: Code) -> CodeStatus:
 def _record_page(state: State, status: Status, page: Page, pods: Pods) -> Status:
     """Return the status with the measurements in the report of pod 0."""
     status = record_run(status, page, state.now)
-    began = status.dev.start_time if status.dev is not None else parse_time(state.job.created)
-    ended = (status.dev.completion_time if status.dev is not None else None) or state.now
-    wall_seconds = (ended - began).total_seconds() if began else 0.0
     known_starts = [step for step in (status.start_step, page.began_at) if step is not None]
-    start_step = min(known_starts, default=None)
+    status = replace(status, start_step=min(known_starts, default=None))
     tracking = status.tracking
     if tracking is not None and page.links:
         tracking = replace(tracking, links=page.links)
     return replace(
         status,
-        start_step=start_step,
-        goodput=compute_goodput(page.progress, wall_seconds, start_step or 0) or status.goodput,
+        goodput=measure_goodput(status, page.progress, parse_time(state.job.created), state.now),
         preflight=_name_nodes(build_preflight(page.preflight), status.preflight, pods) or status.preflight,
         tracking=tracking,
     )

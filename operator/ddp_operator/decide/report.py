@@ -295,6 +295,17 @@ def build_checkpoint(progress: RankProgress, uploads: Uploads | None = None) -> 
     return CheckpointStatus(step=step) if step else None
 
 
+def measure_goodput(status: Status, progress: RankProgress, created: datetime | None, now: datetime) -> str | None:
+    """Return the goodput until ``now``, or until the end of the run of `ddp dev`; the former one if it is unknown.
+
+    ``created``: when the job was created.
+    """
+    began = status.dev.start_time if status.dev is not None else created
+    ended = (status.dev.completion_time if status.dev is not None else None) or now
+    wall_seconds = (ended - began).total_seconds() if began else 0.0
+    return compute_goodput(progress, wall_seconds, status.start_step or 0) or status.goodput
+
+
 def compute_goodput(progress: RankProgress, wall_seconds: float, start_step: int = 0) -> str | None:
     """Return the share of the wall time in which steps were made that the run keeps: docs/metrics.md has the formula.
 
@@ -358,18 +369,33 @@ def apply_progress(
 def record_final_progress(status: Status, pods: Pods, now: datetime, page: Page | None = None) -> Status:
     """Return the status with the progress and the restarts in the last page and the termination messages of ended pods.
 
-    The progress is that of the newest pods; a replaced pod may have reported more restarts than its successor.
+    The progress is that of the newest pods; a replaced pod may have reported more restarts than its successor. Its rates
+    are those of the whole process, which the last page before the end does not have.
     """
     if page is not None:
         status = apply_progress(status, page.progress, page.uploads, now)
-    newest = [pod.termination for pod in pods.newest.values() if pod.termination]
-    last = next((end for end in newest if end.progress is not None or end.uploads is not None), None)
+    last = _find_last_report(pods)
     reported = status
     if last is not None:
-        reported = apply_progress(status, last.progress or RankProgress(), last.uploads, now)
+        progress = last.progress or RankProgress()
+        reported = apply_progress(status, progress, last.uploads, now, average_rates(progress))
     reported = replace(reported, progress=_keep_total(reported.progress, status.progress))
     terminations = [pod.termination for pod in pods if pod.termination]
     return replace(reported, restarts=count_in_place(status.restarts, _count_completed_restarts(terminations)))
+
+
+def record_final_goodput(status: Status, pods: Pods, created: datetime | None, now: datetime) -> Status:
+    """Return the status of an ended job with the goodput by its last termination message. ``created``: of the job."""
+    last = _find_last_report(pods)
+    if last is None or last.progress is None:
+        return status
+    return replace(status, goodput=measure_goodput(status, last.progress, created, now))
+
+
+def _find_last_report(pods: Pods) -> Termination | None:
+    """Return the termination message with the final progress of the newest pods; None: there is none."""
+    ends = [pod.termination for pod in pods.newest.values() if pod.termination]
+    return next((end for end in ends if end.progress is not None or end.uploads is not None), None)
 
 
 def _keep_total(progress: Progress | None, before: Progress | None) -> Progress | None:

@@ -44,6 +44,7 @@ SCHEDULER_EVENT = "FailedScheduling"
 EXPLAINING_EVENTS = ("FailedCreate", "FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", SCHEDULER_EVENT)
 _VOLUME_EVENTS = ("FailedMount", "FailedAttachVolume")
 _NO_FREE_PORT = "have free ports"
+_NODE_AFFINITY = "node affinity"
 _VOLUME_WORDS = re.compile(r"volume", re.IGNORECASE)
 # The message of the scheduler of Kubernetes 1.36 on a pod whose gang cannot be scheduled.
 _GANG_WAITS = "pod group is unschedulable, waiting for "
@@ -287,6 +288,10 @@ def _explain_unschedulable(job: DDPTrainingJob, pod: PodView, problem: Problem |
         return _WaitingPod(pod.name, c.VOLUME_NOT_READY, message + because)
     if _NO_FREE_PORT in message:
         message += f" ({_describe_host_ports(job)})"
+    if _NODE_AFFINITY in message and pod.avoids_nodes:
+        message = (
+            f"{message.rstrip('.')}; the operator avoids {', '.join(job.status.failed_nodes)} (status.failedNodes)"
+        )
     return _WaitingPod(pod.name, c.UNSCHEDULABLE, message)
 
 

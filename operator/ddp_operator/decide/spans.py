@@ -45,7 +45,7 @@ def list_spans(snapshot: Snapshot, old: Status, new: Status, now: datetime) -> I
     progressing = old.condition(c.PROGRESSING)
     waits_for_step = joined and joined.status == "True" and progressing and progressing.reason == c.NO_STEP_YET
     if joined is not None and waits_for_step and (has_left or new.is_true(c.PROGRESSING)):
-        yield Span("first step", joined.last_transition_time, now, attributes)
+        yield from _list_first_step(old, joined.last_transition_time, now, attributes)
     yield from _list_restarts(old, new, now, attributes, has_ended=has_ended)
     if has_ended:
         created = parse_time(snapshot.resource["metadata"].get("creationTimestamp"))
@@ -53,6 +53,18 @@ def list_spans(snapshot: Snapshot, old: Status, new: Status, now: datetime) -> I
         failed = new.condition(c.FAILED) if new.is_true(c.FAILED) else None
         error = f"{new.reason}: {failed.message}" if failed is not None else ""
         yield Span(JOB, created or now, new.completion_time or now, attributes, error)
+
+
+def _list_first_step(status: Status, joined: datetime, now: datetime, attributes: Attributes) -> Iterator[Span]:
+    """Yield the wait for the first step since the ranks joined; of `ddp dev` one for each run, since its start.
+
+    After its last step a run waits for no other one, although the pods wait for the next run.
+    """
+    dev = status.dev
+    if dev is None:
+        yield Span("first step", joined, now, attributes)
+    elif status.progress is None or not status.progress.step:
+        yield Span("first step", max(joined, dev.start_time or joined), now, {**attributes, "ddp.run": dev.run})
 
 
 def _describe_job(snapshot: Snapshot, old: Status, new: Status) -> Attributes:

@@ -14,6 +14,9 @@ MAX_CONNECTIONS = 64
 """Open connections. A further one closes the oldest, so that probes can always connect."""
 CONNECTION_SECONDS = 10.0
 """Lifetime of a connection. Probes and Prometheus reconnect."""
+READY_SECONDS = 3.0
+"""For which a readiness probe waits for the start of the operator, rather than fail and cause a warning Event."""
+_READY_POLL = 0.05
 _PAGE_SECONDS = 1.0
 """Minimum interval between two generations of the metrics page."""
 
@@ -75,6 +78,10 @@ class HealthServer:
         return _build_probe_response(self._alive())
 
     async def _serve_readyz(self, _: web.Request) -> web.Response:
+        for _ in range(round(READY_SECONDS / _READY_POLL)):
+            if self._ready() is None:
+                break
+            await asyncio.sleep(_READY_POLL)
         return _build_probe_response(self._ready())
 
     async def _serve_metrics(self, _: web.Request) -> web.Response:

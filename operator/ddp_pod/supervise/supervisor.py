@@ -476,7 +476,8 @@ class Supervisor:
     def _serve_metrics(self) -> None:
         is_private = self.pod.local or self.pod.dev is not None  # the holder of a pod of `ddp dev` passes it on
         host = "127.0.0.1" if is_private else ""
-        self.metrics.serve_pod(self.pod.metrics_port, host, os.environ.get(ENV_PORT_FILE))
+        own_port = self.pod.metrics_port if self.pod.dev is None else 0  # that of the pod is the holder's
+        self.metrics.serve_pod(own_port, host, os.environ.get(ENV_PORT_FILE))
 
     def _build_report(self, ranks: Sequence[RankProgress]) -> PodReport:
         """Return the pod's report with the progress of its ranks."""

@@ -14,7 +14,7 @@ import pytest
 
 from ddp_cli.client.api import Api, Object
 from ddp_cli.client.errors import ClientError, NotFound
-from ddp_cli.client.history import _SHOW, open_record
+from ddp_cli.client.history import _SHOW, READER_IMAGE, open_record
 from ddp_cli.client.job import Job
 from ddp_operator.api.constants import KIND
 from ddp_operator.api.record import PodLog, Record, build_pattern, encode_record
@@ -93,6 +93,11 @@ def test_url_needs_fsspec_and_any_namespace_matches_without_one(monkeypatch: pyt
         open_at("memory://place")
 
 
+def test_url_of_a_folder_needs_no_package(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "fsspec", None)
+    assert open_at(f"file://{place}").status.phase == "Failed"
+
+
 def test_missing_and_damaged_records_are_named(place: Path) -> None:
     with pytest.raises(NotFound, match="no record of other"):
         open_at(place, "other")
@@ -127,9 +132,12 @@ def test_claim_is_read_by_a_restricted_pod_that_is_deleted() -> None:
     assert job.status.phase == "Failed"
     assert api.calls == ["POST", "GET", "DELETE"]
     spec = api.created["spec"]
+    assert spec["containers"][0]["image"] == READER_IMAGE
     assert spec["volumes"][0]["persistentVolumeClaim"] == {"claimName": "ckpt"}
     assert spec["containers"][0]["securityContext"]["runAsNonRoot"] is True
     assert spec["containers"][0]["command"][4] == "./runs"
+    open_record("claim/ckpt", "train", "team", lambda: api, image="registry.example/tools:1")
+    assert api.created["spec"]["containers"][0]["image"] == "registry.example/tools:1"
 
 
 def test_claim_that_cannot_be_mounted_is_named_and_pod_deleted() -> None:

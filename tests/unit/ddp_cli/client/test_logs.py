@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddp_cli.client import logs
-from ddp_cli.client.errors import ClientError
-from ddp_cli.client.logs import Follower, Line, LogPod, find_tail, log_pod, split_line
-from tests.support.builders import child_pod
+from ddp_cli.client.api import Api
+from ddp_cli.client.errors import ApiError, ClientError
+from ddp_cli.client.logs import Follower, Line, LogPod, PodLogs, find_tail, log_pod, split_line
+from tests.support.builders import Json, child_pod
 from tests.support.launcher_config import encoded_config
 
 
@@ -75,6 +78,63 @@ class TestFollowLogs:
     def test_error_in_one_stream_ends_all_streams(self) -> None:
         with pytest.raises(ClientError, match="forbidden"):
             list(Follower(FakeLogs(["forbidden"]), lambda _: None).lines())
+
+
+class LostNode(Api):
+    """A cluster whose API server does not reach the node of a pod, which is deleted later."""
+
+    def __init__(self, status: int | None) -> None:
+        self.namespace = self._home = "team"
+        self.status = status
+        self.phase = "Running"
+        self.reads = 0
+
+    def request(self, method: str, path: str, query: Any = None, body: Any = None, content_type: str = "") -> Json:
+        """Return the job, or its pods: the lost one until its log was read twice."""
+        if path.endswith("/pods"):
+            return {"items": [child_pod(0)] if self.reads < 2 else []}
+        return {"status": {"phase": self.phase}}
+
+    def lines(self, path: str, query: Mapping[str, str] | None = None, *, timeout: float = 30.0) -> Iterator[str]:
+        """Yield one line, then fail."""
+        self.reads += 1
+        yield "2026-01-01T00:00:05Z step 1"
+        raise ApiError("dial tcp 10.0.0.7:10250: connect: no route to host", self.status)
+
+
+class TestLostNode:
+    @pytest.mark.parametrize("status", [500, 502, None])
+    def test_following_ends_with_the_lost_pod_and_not_with_an_error(
+        self, status: int | None, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(logs, "_POLL_SECONDS", 0.01)
+        cluster = LostNode(status)
+        source = PodLogs(cluster, "train", None, None, None)
+        assert [line.text for line in source.lines(log_pod(child_pod(0)), follow=True)] == ["step 1"]
+        assert cluster.reads == 2
+
+    def test_end_of_the_job_ends_the_following_of_a_lost_pod(self) -> None:
+        cluster = LostNode(500)
+        cluster.phase = "Failed"
+        assert len(list(PodLogs(cluster, "train", None, None, None).lines(log_pod(child_pod(0)), follow=True))) == 1
+
+    def test_other_errors_and_reading_once_still_fail(self) -> None:
+        for status, follow in ((403, True), (500, False)):
+            with pytest.raises(ApiError):
+                list(PodLogs(LostNode(status), "train", None, None, None).lines(log_pod(child_pod(0)), follow=follow))
+
+    def test_log_that_hangs_delays_the_end_for_seconds_only(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(logs, "_END_SECONDS", 0.05)
+        monkeypatch.setattr(logs, "_POLL_SECONDS", 0.01)
+        hangs = threading.Event()
+
+        class Hanging(FakeLogs):
+            def lines(self, pod: LogPod, *, follow: bool) -> Iterator[Line]:
+                yield Line("T", "rank 0", "the last line")
+                hangs.wait(60)
+
+        assert [line.text for line in Follower(Hanging(["a"]), lambda _: None).lines()] == ["the last line"]
+        hangs.set()
 
 
 class TestTail:

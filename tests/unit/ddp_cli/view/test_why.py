@@ -313,6 +313,29 @@ class TestWhatIsTold:
         explanation = why(*good, phase="Running", progress=progress)
         assert str(explanation).endswith("left); its last step ended 1m20s ago.")
 
+    @pytest.mark.parametrize(
+        "obstacle",
+        [
+            condition("Restarting", "True", "PodReplacement", "pod 1 is replaced"),
+            condition(c.RENDEZVOUSED, "False", c.WAITING_FOR_RANKS, "1/2 pods joined"),
+            condition(c.PROGRESSING, "False", "WaitingForPeers", "pod 1 has lost its peers"),
+        ],
+    )
+    def test_job_without_steps_since_its_last_one_has_its_age(self, obstacle: dict[str, Any]) -> None:
+        progress = {"step": 42, "lastStepTime": format_time(NOW - timedelta(seconds=80))}
+        what = why(obstacle, phase="Running", progress=progress).what
+        assert "Its last step ended 1m20s ago." in what
+        assert "last step" not in why(obstacle, phase="Running").what
+
+    def test_nodes_that_the_operator_avoids_are_no_mistake_of_the_job(self) -> None:
+        message = (
+            "x-1-0: 0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector; the operator avoids "
+            "node-b (status.failedNodes)"
+        )
+        todo = why(condition(c.SCHEDULED, "False", c.UNSCHEDULABLE, message), phase="Pending").todo
+        assert "it uses them again" in todo
+        assert "Correct nodeSelector" not in todo
+
     def test_failed_preflight_is_reported(self) -> None:
         flight = {
             "failed": ["transport", "pairs"],

@@ -71,6 +71,7 @@ class TestSecondJob:
     async def test_second_job_starts_when_first_job_has_ended(self) -> None:
         harness = await self.harness()
         assert harness.state("Accepted") == ("False", "ClaimInUse")
+        assert harness.status.phase == "Pending", "it waits, and `ddp watch` follows it"
         assert "job train (Running) writes its checkpoints to claim weights" in harness.condition("Accepted").message
         assert (harness.jobs(), harness.requeue) == (["train-1"], 30)
         assert harness.raw is not None

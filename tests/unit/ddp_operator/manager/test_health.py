@@ -20,7 +20,8 @@ from ddp_operator.manager.telemetry import OperatorMetrics
 
 
 @pytest.fixture
-async def server() -> AsyncIterator[HealthServer]:
+async def server(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[HealthServer]:
+    monkeypatch.setattr(health, "READY_SECONDS", 0.5)
     running = HealthServer(OperatorMetrics(lambda: 0.0), port=0, alive=lambda: None, ready=lambda: "not yet")
     await running.start()
     yield running
@@ -40,6 +41,12 @@ async def test_health_pages_respond(server: HealthServer) -> None:
     status, text = await get(server.port, "/readyz")
     assert (status, text.splitlines()[-1]) == (503, "not yet")
     assert "# TYPE ddp_operator" in (await get(server.port, "/metrics"))[1]
+
+
+async def test_readiness_probe_waits_for_the_start(server: HealthServer) -> None:
+    problems = iter(["not yet", "not yet", "not yet"])
+    server._ready = lambda: next(problems, None)
+    assert (await get(server.port, "/readyz"))[0] == 200
 
 
 def is_closed(connection: socket.socket) -> bool:

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 from uuid import UUID
 
+import msgspec
 import pytest
 from opentelemetry.sdk.trace import ReadableSpan, SpanProcessor
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
@@ -16,7 +17,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from ddp_operator.api import constants
 from ddp_operator.api.cluster import Snapshot
 from ddp_operator.api.kubeobjects import format_time
-from ddp_operator.api.status import Condition, LastFailure, LastRestart, Status
+from ddp_operator.api.status import Condition, DevStatus, LastFailure, LastRestart, Progress, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.spans import list_spans
 from ddp_operator.manager.operator import Operator
@@ -107,6 +108,15 @@ def test_first_step_follows_rendezvous_and_not_a_stall() -> None:
     assert list_parts(observe(), old, 75, phase="Running") == {}
     assert list_parts(observe(), old, 75, conditions=training) == {"first step": (60, 75)}
     assert list_parts(observe(), Status(attempt=1, conditions=stalled), conditions=training) == {}
+
+
+def test_run_of_dev_job_has_one_first_step_since_its_start() -> None:
+    training = (JOINED[0], condition(c.PROGRESSING, "True", c.TRAINING))
+    second = DevStatus(run=2, start_time=NOW + timedelta(seconds=70))
+    old = Status(attempt=1, conditions=JOINED, dev=second)
+    assert list_parts(observe(), old, 75, conditions=training) == {"first step": (70, 75)}
+    stepped = msgspec.structs.replace(old, progress=Progress(step=3))
+    assert list_parts(observe(), stepped, 75, conditions=training) == {}, "it has made its first step before"
 
 
 OPEN = LastRestart(attempt=1, level="SamePods", cause="OOM", time=NOW)
