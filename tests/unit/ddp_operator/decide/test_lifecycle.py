@@ -351,7 +351,7 @@ class TestSuspendedJob:
 async def test_rates_and_goodput_of_ended_job_are_those_of_its_termination_message() -> None:
     began = page(step=2, steps=2, step_seconds=1.0, samples=20, total_steps=100, phase="Running")
     harness = await ReconcilerHarness().train(began)
-    assert (harness.status.progress.steps_per_second, harness.status.goodput) != ("4", "0.25")
+    assert (present(harness.status.progress).steps_per_second, harness.status.goodput) != ("4", "0.25")
     created = present(parse_time(present(harness.raw)["metadata"]["creationTimestamp"]))
     harness.clock.advance(100 - (harness.clock.now - created).total_seconds())
     end = last_words(progress={"step": 100.0, "steps": 100.0, "stepSeconds": 25.0, "samples": 1000.0})
