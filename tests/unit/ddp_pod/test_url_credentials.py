@@ -15,15 +15,33 @@ WITH = [
     ("https://token@host/file", "https://***@host/file"),
     ("https://me:secret@host:8080/file", "https://***@host:8080/file"),
     ("sftp://me:123@host/file", "sftp://***@host/file"),
+    ("HTTPS://token@host/file", "HTTPS://***@host/file"),
+    ("git+Https://token@host/file", "git+Https://***@host/file"),
+    ("redis://me:p@ss@host", "redis://***@***@host"),
 ]
 WITHOUT = [
     "s3://bucket/prefix",
-    "https://host:8080/path@v2",
+    "https://host.example:8080/path@v2",
+    "http://localhost:9000/path@v2",
     "http://host:8080",
     "hf://datasets/user/repo@main/file",
     "abfss://container@account.dfs.core.windows.net/path",
     "sftp://me@host/file",
     "a time such as 12:30, and me@host",
+    "registry:5000/team/image:1.2@sha256:0123abcd",
+    "git@github.com:team/repository.git",
+    "top1:76.1@epoch3 recall:0.83@5 lr:1e-3@100",
+    "mailto:me@host.example",
+    "10.0.0.1:29500/x@y",
+]
+POSSIBLE = [
+    ("u:80/secret@h", "***@h"),
+    ("me:secret@host/path", "***@host/path"),
+    ("first.last:secret@host", "***@host"),
+    ("--store=me:secret@host:5432/db", "--store=***@host:5432/db"),
+    ("('me:secret@host')", "('***@host')"),
+    ("http://u:80/secret@h", "http://***@h"),
+    ("[oauth2:ghp_abc@github.com]", "[***@github.com]"),
 ]
 
 
@@ -53,6 +71,12 @@ def test_secret_parameters_are_hidden(text: str, hidden: str) -> None:
 def test_url_without_credentials_is_unchanged(url: str) -> None:
     assert not has_credentials(url)
     assert hide_credentials(url) == url
+
+
+@pytest.mark.parametrize(("text", "hidden"), POSSIBLE)
+def test_possible_credentials_are_hidden_and_accepted_in_fields(text: str, hidden: str) -> None:
+    assert hide_credentials(f"{text} fails, {text} too") == f"{hidden} fails, {hidden} too"
+    assert not has_credentials(text)
 
 
 def test_messages_have_no_credentials() -> None:
