@@ -10,7 +10,9 @@ from typing import Any, Final, TextIO
 from ddp_operator.api.texts import INVISIBLE
 from ddp_pod.contract.credentials import hide_credentials
 
-_COLOURS: Final = r"\x1b\[[0-9;:]*m"
+# Colours, bold, italics and underlines. No other attribute: it may hide text (concealed, black, background colours).
+_COLOUR: Final = r"(?:0?[0134]?|2[234]|3[1-69]|9[1-6])"
+_COLOURS: Final = rf"\x1b\[{_COLOUR}(?:;{_COLOUR})*m"
 # Escape sequences and strings, complete or truncated, and invisible characters.
 _CONTROL: Final = (
     r"\x1b\[[0-?]*[ -/]*[@-~]?"

@@ -39,6 +39,15 @@ def test_colours_are_kept_if_allowed_and_reset_at_end() -> None:
     assert make_printable("\x1b[31mred\x1b[2J", colours=True) == "\x1b[31mred\x1b[0m"
     assert make_printable("\x1b[31mred\x1b[0m", colours=True) == "\x1b[31mred\x1b[0m"
     assert make_printable("plain\x1b[1A", colours=True) == "plain"
+    kept = "\x1b[m\x1b[0;1;4;92mgreen\x1b[39;22;24m\x1b[0m"
+    assert make_printable(kept, colours=True) == kept
+
+
+@pytest.mark.parametrize(
+    "code", ["8", "30;40", "31;8", "40", "2", "7", "5", "38;5;16", "38;2;0;0;0", "38:5:16", "97", "030"]
+)
+def test_attributes_that_may_hide_text_are_removed(code: str) -> None:
+    assert make_printable(f"a\x1b[{code}mhidden\x1b[0m", colours=True) == "ahidden\x1b[0m"
 
 
 def test_live_region_draws_text_without_control_sequences() -> None:
