@@ -22,6 +22,7 @@ from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.manifests.template import resolve_template
 from ddp_pod.contract.dev_order import RUN_LINE
+from ddp_pod.contract.numbers import parse_count
 from ddp_pod.contract.plain_files import open_plain
 from ddp_pod.contract.plan import decode_plan
 
@@ -367,4 +368,5 @@ def _has_log(pod: Mapping[str, Any]) -> bool:
 
 
 def _number(text: Any, default: int) -> int:
-    return int(text) if str(text).isdigit() else default
+    number = parse_count(text)
+    return default if number is None else number

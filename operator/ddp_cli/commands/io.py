@@ -8,6 +8,7 @@ from pathlib import Path
 
 from ddp_cli.client.errors import ApiError, ClientError, Conflict, NotFound, TrainingFailed
 from ddp_cli.view.terminal import print_text
+from ddp_pod.contract.numbers import parse_count
 
 
 class ExitCode(IntEnum):
@@ -60,8 +61,8 @@ def integer(least: int, most: int | None = None, *, hint: str = "") -> Callable[
     """Return an argparse type for whole numbers from ``least`` to ``most``."""
 
     def parse(text: str) -> int:
-        number = int(text) if text.isascii() and text.isdigit() else least - 1
-        if least <= number <= (most or number):
+        number = parse_count(text)
+        if number is not None and least <= number <= (most or number):
             return number
         bounds = f"of at least {least}" if most is None else f"between {least} and {most}"
         raise argparse.ArgumentTypeError(f"{text!r}: must be a whole number {bounds}" + (f"; {hint}" if hint else ""))

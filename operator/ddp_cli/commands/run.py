@@ -22,6 +22,7 @@ from ddp_cli.commands.profile import add_profiles_argument, read_profiles
 from ddp_cli.commands.render import omit_data
 from ddp_operator.api.spec import LOCAL_MAX_RESTARTS
 from ddp_pod.contract.names import CHECK_VARIABLE
+from ddp_pod.contract.numbers import parse_count
 
 _SCRIPT = re.compile(r"\A#!|^(import|from) \w", re.MULTILINE)  # neither begins a line of YAML
 
@@ -183,7 +184,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     resource = adapt.share_cpus(resource, resolve_template(parse_resource(resource)).nproc, cpus)
     job = parse_resource(resource)
     nproc = resolve_template(job).nproc
-    if arguments.logs.isdecimal() and int(arguments.logs) >= job.spec.nodes * nproc:
+    if not arguments.logs.isalpha() and int(arguments.logs) >= job.spec.nodes * nproc:
         raise CommandError(f"--logs: rank {arguments.logs} does not exist; the last is {job.spec.nodes * nproc - 1}")
     if arguments.metrics_port is not None:
         adapt.check_ports(arguments.metrics_port, job.size.pods)
@@ -218,9 +219,10 @@ def _strip_server_fields(resource: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _parse_ranks(text: str) -> str:
-    if text not in ("all", "none") and not text.isdecimal():
+    rank = parse_count(text)
+    if text not in ("all", "none") and rank is None:
         raise argparse.ArgumentTypeError(f"{text!r}: must be all, none or the number of a rank")
-    return text if text.isalpha() else str(int(text))
+    return text if rank is None else str(rank)
 
 
 def _parse_folder_name(text: str) -> str:

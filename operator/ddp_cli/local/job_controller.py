@@ -17,6 +17,7 @@ from typing import Any, Final, Self
 from ddp_operator.api.cluster import Object
 from ddp_operator.api.constants import ANNOTATION_COMPLETION_INDEX, JOB_TRACKING_FINALIZER
 from ddp_operator.api.kubeobjects import format_time
+from ddp_pod.contract.numbers import parse_count
 
 Json = dict[str, Any]
 
@@ -199,8 +200,7 @@ class _Pass:
 
 def completion_index(pod: Object) -> int | None:
     """Return a pod's completion index, or None if it has no numeric one."""
-    text = (pod["metadata"].get("annotations") or {}).get(ANNOTATION_COMPLETION_INDEX, "")
-    return int(text) if text.isascii() and text.isdigit() else None
+    return parse_count((pod["metadata"].get("annotations") or {}).get(ANNOTATION_COMPLETION_INDEX, ""))
 
 
 def is_controlled_by(child: Object, uid: str) -> bool:

@@ -87,7 +87,7 @@ def plan_pod(pod: Object, place: PodPlace, lookup: Lookup, base: Mapping[str, st
 def rewrite_hosts(text: str, job: str, subdomain: str) -> str:
     """Replace the DNS names of the job's pods in ``text`` by their addresses on this machine."""
     domain = r"(?:\.[a-z0-9-]+\.svc(?:\.[a-z0-9-]+)*)?"
-    pattern = rf"(?<![\w.-]){re.escape(job)}-(\d+)\.{re.escape(subdomain)}{domain}(?![\w-])"
+    pattern = rf"(?<![\w.-]){re.escape(job)}-(\d{{1,9}})\.{re.escape(subdomain)}{domain}(?![\w-])"
     return re.sub(pattern, lambda match: loopback_address(int(match[1])), text)
 
 

@@ -18,9 +18,9 @@ _BAR_SECONDS: Final = 5.0  # interval at which the state of a script's own progr
 _CHUNK: Final = 1 << 20
 _LONGEST_LINE: Final = 1 << 16  # bytes
 # The prefixes of the launcher for a rank, and of torchrun --tee for a local rank.
-_RANK: Final = re.compile(r"\[rank(\d+)\]: ?")
-_LOCAL_RANK: Final = re.compile(r"\[[A-Za-z_]+(\d+)\]: ?")
-_LOG: Final = re.compile(r"attempt-(\d+)-pod-(\d+)\.log")
+_RANK: Final = re.compile(r"\[rank(\d{1,9})\]: ?")
+_LOCAL_RANK: Final = re.compile(r"\[[A-Za-z_]+(\d{1,9})\]: ?")
+_LOG: Final = re.compile(r"attempt-(\d{1,9})-pod-(\d{1,9})\.log")
 
 
 class LogFile(NamedTuple):

@@ -27,6 +27,7 @@ from ddp_operator.decide.losses import describe_replacement
 from ddp_operator.decide.report import read_rate
 from ddp_operator.decide.state import State
 from ddp_pod.contract.failure_table import CATEGORIES, CUDA, UNKNOWN
+from ddp_pod.contract.numbers import parse_count
 
 RECOVERY_LEVELS: Final = ("process", "pod", "group")
 NO_FAILURE: Final = "None"
@@ -478,6 +479,6 @@ def extend_history(status: Status, now: datetime) -> Status:
 def _is_recent(rows: tuple[str, ...], time: int) -> bool:
     """Return whether the last row is younger than the usual gap between rows."""
     heads = [row.partition(",")[0] for row in rows]
-    times = [int(head) for head in heads if head.isdecimal()]
+    times = [time for time in map(parse_count, heads) if time is not None]
     gaps = [after - before for before, after in pairwise(times)]
     return bool(gaps) and time - times[-1] < _SOON * median(gaps)

@@ -27,6 +27,7 @@ from ddp_operator.manifests.nested_launcher import ReadScript, explain_nested_la
 from ddp_operator.manifests.torchrun import InvalidCommand, UserCommand, split_user_command
 from ddp_pod.contract.credentials import has_credentials
 from ddp_pod.contract.log_patterns import compile_log_pattern
+from ddp_pod.contract.numbers import parse_count
 
 _POD = "spec.template.spec"
 _MAX_ARGUMENT: Final = 131_072  # bytes with the terminating zero: MAX_ARG_STRLEN of Linux
@@ -331,10 +332,11 @@ def _check_min_parallelism(job: DDPTrainingJob) -> Iterator[FieldError]:
         return
     path = f"metadata.annotations[{constants.KUEUE_MIN_PARALLELISM}]"
     elastic = job.spec.elastic
+    nodes = parse_count(annotation)
     if elastic is None:
         message = "needs an elastic job, because torchrun waits for all nodes otherwise; set spec.elastic or remove it"
         yield FieldError(path, message, annotation)
-    elif not annotation.isdecimal() or int(annotation) < elastic.min_nodes:
+    elif nodes is None or nodes < elastic.min_nodes:
         message = (
             f"must be at least spec.elastic.minNodes ({elastic.min_nodes}), because torchrun waits for that number of "
             "nodes; change or remove it"

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
+from ..contract.numbers import parse_count
 from .rank_progress import STEP_SHARE, STEP_SLACK
 
 _NUMBER = r"[-+]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][-+]?\d+)?"
@@ -347,6 +348,7 @@ def find_total(command: Sequence[str], *, epochs: bool) -> int | None:
         flag, sign, value = word.partition("=")
         value = value if sign else "".join(words[index + 1 : index + 2])
         is_option = (sign or flag.startswith("-")) and pattern.fullmatch(flag.lstrip("-+"))
-        if is_option and value.isascii() and value.isdigit() and 0 < int(value) < 2**31:
-            total = int(value)
+        number = parse_count(value)
+        if is_option and number is not None and 0 < number < 2**31:
+            total = number
     return total

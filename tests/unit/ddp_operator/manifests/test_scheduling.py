@@ -126,7 +126,7 @@ class TestSchedulingRefusals:
         assert "if Kueue queues the job" in words
         assert children(scheduling={"gang": "Coscheduling"}, labels=QUEUED)["PodGroup"]
 
-    @pytest.mark.parametrize("fewest", ["1", "many", "3"])
+    @pytest.mark.parametrize("fewest", ["1", "many", "3", "9" * 5000], ids=["1", "many", "3", "5000 digits"])
     def test_kueue_min_parallelism_without_elastic_job_is_refused(self, fewest: str) -> None:
         few = {"kueue.x-k8s.io/job-min-parallelism": fewest}
         words = refusal(annotations=few, nodes=4)
