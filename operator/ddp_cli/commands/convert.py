@@ -20,7 +20,8 @@ def run(arguments: argparse.Namespace) -> int:
     """Print the converted jobs, and the file's other objects unchanged. Raises: CommandError, InvalidManifest."""
     from ddp_cli.client.validation import check_manifest
     from ddp_cli.commands.io import read_file
-    from ddp_cli.commands.pytorchjob import convert, explain_other_kind
+    from ddp_cli.commands.other_jobs import explain_other_kind
+    from ddp_cli.commands.pytorchjob import convert
     from ddp_operator.api.documents import load_documents
     from ddp_operator.api.errors import FieldError, InvalidManifest
     from ddp_operator.api.yaml_writer import format_documents

@@ -43,17 +43,6 @@ _LABELS: Final = {
 }
 """Labels of the Training Operator's pods, and those with the same meaning here."""
 _SERVER_FIELDS: Final = ("uid", "resourceVersion", "generation", "creationTimestamp", "managedFields", "selfLink")
-_WRITE: Final = "write a DDPTrainingJob:"
-_OTHER_KINDS: Final = {
-    "TrainJob": f"{_WRITE} trainer.numNodes is spec.nodes, trainer.numProcPerNode is spec.procPerNode, and image, "
-    "command, args, env and resources of the trainer (or of its runtime) belong to the container in spec.template",
-    "batch.volcano.sh Job": f"{_WRITE} the replicas of all tasks are spec.nodes, the template of the worker is "
-    "spec.template, and queue is spec.scheduling.queue with spec.scheduling.gang: Volcano",
-    "MPIJob": f"{_WRITE} the workers' replicas are spec.nodes and their template is spec.template, with the program "
-    "that mpirun starts as the command; there is no launcher pod",
-    "JobSet": f"{_WRITE} the replicated job's parallelism is spec.nodes, and its pod template is spec.template",
-    "RayJob": f"{_WRITE} the script of the entrypoint is the command; ranks are started by torchrun, not by Ray",
-}
 # restartPolicy ExitCode: 1 to 127 are permanent. These are the codes that scripts and shells exit with.
 _PERMANENT_CODES: Final = [1, 2, 126, 127]
 _ELASTIC_FIELDS: Final = (
@@ -87,14 +76,6 @@ class Conversion:
             lines += ["# Differences, and fields without an equivalent:"]
             lines += [f"#   {note}" for note in self.notes]
         return "\n".join(lines) + "\n" + format_documents([self.resource])
-
-
-def explain_other_kind(document: Mapping[str, Any]) -> str:
-    """Return what to write instead of a training job of another kind; empty for any other object."""
-    kind = str(document.get("kind"))
-    group = str(document.get("apiVersion")).partition("/")[0]
-    advice = _OTHER_KINDS.get(kind) or _OTHER_KINDS.get(f"{group} {kind}")
-    return f"{document.get('apiVersion')} {kind} is not converted; {advice} (docs/comparison.md)" if advice else ""
 
 
 def convert(document: Mapping[str, Any]) -> Conversion:

@@ -343,7 +343,7 @@ class TestConvertedCommand:
     @pytest.mark.parametrize(
         ("kind", "advice"),
         [
-            ("trainer.kubeflow.org/v1alpha1 TrainJob", "trainer.numNodes is spec.nodes"),
+            ("trainer.kubeflow.org/v1alpha1 TrainJob", "spec.nodes is trainer.numNodes"),
             ("batch.volcano.sh/v1alpha1 Job", "spec.scheduling.gang: Volcano"),
             ("kubeflow.org/v2beta1 MPIJob", "there is no launcher pod"),
             ("batch/v1 Job", "found: Job"),
