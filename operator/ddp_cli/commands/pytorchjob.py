@@ -21,6 +21,7 @@ from ddp_operator.manifests.advice import ENTRYPOINT, describe_repeated_set_up, 
 from ddp_operator.manifests.nested_launcher import SHELLS, find_nested_launcher
 from ddp_operator.manifests.torchrun import OWNED_FLAGS
 from ddp_operator.manifests.typed_torchrun import count_launcher_arguments, split_flags
+from ddp_pod.contract.numbers import parse_count
 
 Object = dict[str, Any]
 
@@ -31,6 +32,9 @@ _QUEUE_LABEL: Final = "kueue.x-k8s.io/queue-name"
 _ENTRYPOINT: Final = (
     "`ddp convert` cannot read the image's entrypoint; write the command that it runs: [python, train.py]"
 )
+_TRAINING_OPERATOR: Final = "kubeflow.org/training-operator"
+_GANGS: Final = {"volcano": "Volcano", "scheduler-plugins-scheduler": "Coscheduling"}
+"""Schedulers of gangs, by their names in the deployments of their projects."""
 _SHELL_SYNTAX: Final = re.compile(r"[;&|<>`(){}*?\n$]")
 _MAX_LAUNCHERS: Final = 8
 """Launchers in one command that are removed."""
@@ -115,26 +119,36 @@ def _find_variables(value: Any) -> Iterator[str]:
 def _convert(document: Object) -> Conversion:
     spec = document.get("spec") or {}
     roles = spec.get("pytorchReplicaSpecs") or {}
-    replicas = {role: roles[role] for role in ("Master", "Worker") if role in roles}
+    counts = {role: _count_replicas(roles[role]) for role in ("Master", "Worker") if role in roles}
+    replicas = {role: roles[role] for role, count in counts.items() if count}
     if not replicas:
-        raise InvalidManifest([FieldError("spec.pytorchReplicaSpecs", "must have a Master or a Worker; add it")])
+        message = "must have a Master or a Worker with at least one replica; add it"
+        raise InvalidManifest([FieldError("spec.pytorchReplicaSpecs", message)])
     done = Conversion({"apiVersion": constants.API_VERSION, "kind": constants.KIND, "metadata": {}, "spec": {}})
     _convert_metadata(done, document.get("metadata") or {})
     done.note_rest("", document, ("apiVersion", "kind", "metadata", "spec", "status"))
-    done.note_rest("spec.pytorchReplicaSpecs", roles, replicas)
+    done.note_rest("spec.pytorchReplicaSpecs", roles, counts)
+    for role in counts.keys() - replicas:
+        done.note(f"spec.pytorchReplicaSpecs.{role}", "left out, it has no replicas")
     for role, replica in replicas.items():
         done.note_rest(f"spec.pytorchReplicaSpecs.{role}", replica, ("replicas", "restartPolicy", "template"))
     new = done.resource["spec"]
-    new["nodes"] = sum(int(replica.get("replicas", 1)) for replica in replicas.values())
+    new["nodes"] = sum(counts.values())
     processes = spec.get("nprocPerNode", (spec.get("elasticPolicy") or {}).get("nProcPerNode"))
     if processes is not None:
-        new["procPerNode"] = int(processes) if str(processes).isdigit() else processes
+        number = parse_count(processes)
+        new["procPerNode"] = processes if number is None else number
     done.note_rest("spec", spec, ("pytorchReplicaSpecs", "nprocPerNode", "runPolicy", "elasticPolicy"))
     _convert_restart_policies(done, replicas)
     _convert_elastic_policy(done, spec.get("elasticPolicy") or {})
     new["template"] = _convert_template(done, replicas)
     _convert_run_policy(done, spec.get("runPolicy") or {})
     return done
+
+
+def _count_replicas(replica: Mapping[str, Any]) -> int:
+    count = replica.get("replicas")
+    return 1 if count is None else int(count)
 
 
 def _convert_metadata(done: Conversion, old: Mapping[str, Any]) -> None:
@@ -199,8 +213,9 @@ def _convert_rendezvous(done: Conversion, elastic: Mapping[str, Any]) -> Object:
     elif port is not None:
         done.note(f"{at}.rdzvPort", f"{port}: left out, ports begin at 1024 here")
     for pair in elastic.get("rdzvConf") or ():
-        if pair.get("key") == "join_timeout" and str(pair.get("value")).isdigit():
-            rendezvous["joinTimeoutSeconds"] = max(10, int(pair["value"]))
+        seconds = parse_count(pair.get("value"))
+        if pair.get("key") == "join_timeout" and seconds is not None:
+            rendezvous["joinTimeoutSeconds"] = max(10, seconds)
         else:
             done.note(f"{at}.rdzvConf", f"{pair.get('key')}={pair.get('value')}: left out, the operator sets it")
     return rendezvous
@@ -210,21 +225,32 @@ def _convert_run_policy(done: Conversion, policy: Mapping[str, Any]) -> None:
     new = done.resource["spec"]
     at = "spec.runPolicy"
     new.update({name: policy[name] for name in _CARRIED if name in policy})
+    labels = done.resource["metadata"].get("labels") or {}
+    if new.get("suspend") and _QUEUE_LABEL in labels:
+        del new["suspend"]
+        done.note(f"{at}.suspend", "left out: Kueue sets it for a job with a queue")
+    _convert_controller(done, policy.get("managedBy"))
     if "backoffLimit" in policy:
         new.setdefault("recovery", {}).setdefault("maxRestarts", policy["backoffLimit"])
         done.note(
             f"{at}.backoffLimit",
             "is spec.recovery.maxRestarts, which counts new attempts; inPlaceRestarts counts restarts of workers",
         )
-    done.note_rest(at, policy, (*_CARRIED, "backoffLimit", "schedulingPolicy"))
+    done.note_rest(at, policy, (*_CARRIED, "backoffLimit", "managedBy", "schedulingPolicy"))
     scheduling = policy.get("schedulingPolicy") or {}
     known = ("priorityClass", "queue", "minAvailable", "minResources", "scheduleTimeoutSeconds")
     done.note_rest(f"{at}.schedulingPolicy", scheduling, known)
     if scheduling.get("priorityClass"):
         new["template"]["spec"].setdefault("priorityClassName", scheduling["priorityClass"])
-    if scheduling.get("queue"):
-        labels = done.resource["metadata"].setdefault("labels", {})
-        labels.setdefault(_QUEUE_LABEL, scheduling["queue"])
+    gang = _GANGS.get(new["template"]["spec"].get("schedulerName"))
+    if gang:
+        del new["template"]["spec"]["schedulerName"]
+        new["scheduling"] = {"gang": gang}
+        done.note("template.spec.schedulerName", f"is spec.scheduling.gang: {gang} now")
+    if scheduling.get("queue") and gang == "Volcano":
+        new["scheduling"]["queue"] = scheduling["queue"]
+    elif scheduling.get("queue"):
+        done.resource["metadata"].setdefault("labels", {}).setdefault(_QUEUE_LABEL, scheduling["queue"])
         done.note(
             f"{at}.schedulingPolicy.queue",
             f"is the label {_QUEUE_LABEL} now, for Kueue; for Volcano, write scheduling (gang, queue) instead",
@@ -235,6 +261,13 @@ def _convert_run_policy(done: Conversion, policy: Mapping[str, Any]) -> None:
                 f"{at}.schedulingPolicy.{name}",
                 "has no equivalent: Kueue, or scheduling.gang, admits all pods or none",
             )
+
+
+def _convert_controller(done: Conversion, controller: Any) -> None:
+    if controller == constants.MULTIKUEUE:
+        done.resource["spec"]["managedBy"] = controller
+    elif controller and controller != _TRAINING_OPERATOR:
+        done.note("spec.runPolicy.managedBy", f"{controller}: left out, it does not know the new kind")
 
 
 def _convert_template(done: Conversion, replicas: Mapping[str, Any]) -> Object:
@@ -380,10 +413,11 @@ def _strip_torchrun(done: Conversion, line: Sequence[str]) -> list[str]:
 
 def _apply_flag(done: Conversion, name: str, value: str) -> None:
     """Set the field that corresponds to a flag, unless the manifest sets it."""
-    if name == "nproc-per-node" and (value.isdigit() or value in ("gpu", "cpu", "auto")):
-        done.resource["spec"].setdefault("procPerNode", int(value) if value.isdigit() else value)
-    elif name == "max-restarts" and value.isdigit():
-        done.resource["spec"].setdefault("recovery", {}).setdefault("inPlaceRestarts", int(value))
+    number = parse_count(value)
+    if name == "nproc-per-node" and (number is not None or value in ("gpu", "cpu", "auto")):
+        done.resource["spec"].setdefault("procPerNode", value if number is None else number)
+    elif name == "max-restarts" and number is not None:
+        done.resource["spec"].setdefault("recovery", {}).setdefault("inPlaceRestarts", number)
 
 
 def _convert_shared_memory(done: Conversion, pod: Object, container: Object) -> None:

@@ -339,6 +339,81 @@ class TestFields:
         assert names in str(refused.value)
 
 
+PLACEHOLDER = {"spec": {"containers": [{"name": "pytorch", "image": "empty:0", "command": ["sleep", "infinity"]}]}}
+
+
+class TestRolesAndQueues:
+    @pytest.mark.parametrize(("empty", "kept"), [("Worker", "Master"), ("Master", "Worker")])
+    def test_role_without_replicas_is_left_out(self, empty: str, kept: str) -> None:
+        def edit(document: Object) -> None:
+            roles = document["spec"]["pytorchReplicaSpecs"]
+            roles[empty] = {"replicas": 0, "restartPolicy": "Never", "template": PLACEHOLDER}
+            roles[kept]["replicas"] = 4 if kept == "Worker" else None
+
+        spec, notes = converted(change(MNIST, edit))
+        assert spec["nodes"] == (4 if kept == "Worker" else 1)
+        assert trainer(spec)["command"][0] == "python3"
+        assert f"spec.pytorchReplicaSpecs.{empty}: left out, it has no replicas" in notes
+        assert "recovery" not in spec
+        assert "differs" not in notes
+
+    def test_job_without_replicas_is_refused(self) -> None:
+        def edit(document: Object) -> None:
+            for role in document["spec"]["pytorchReplicaSpecs"].values():
+                role["replicas"] = 0
+
+        with pytest.raises(InvalidManifest, match="with at least one replica"):
+            convert(yaml.safe_load(change(MNIST, edit)))
+
+    @pytest.mark.parametrize(
+        ("controller", "managed_by", "noted"),
+        [
+            ("kueue.x-k8s.io/multikueue", "kueue.x-k8s.io/multikueue", False),
+            ("kubeflow.org/training-operator", None, False),
+            ("example.com/other", None, True),
+        ],
+    )
+    def test_controller_is_kept_if_it_knows_the_new_kind(
+        self, controller: str, managed_by: str | None, noted: bool
+    ) -> None:
+        def edit(document: Object) -> None:
+            document["spec"]["runPolicy"] = {"managedBy": controller}
+
+        spec, notes = converted(change(MNIST, edit))
+        assert spec.get("managedBy") == managed_by
+        assert ("spec.runPolicy.managedBy" in notes) is noted
+
+    @pytest.mark.parametrize("is_queued", [True, False])
+    def test_suspension_by_kueue_is_left_out(self, is_queued: bool) -> None:
+        def edit(document: Object) -> None:
+            document["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "research"} if is_queued else {}
+            document["spec"]["runPolicy"] = {"suspend": True}
+
+        spec, notes = converted(change(MNIST, edit))
+        assert spec.get("suspend") == (None if is_queued else True)
+        assert ("left out: Kueue sets it" in notes) is is_queued
+
+    @pytest.mark.parametrize(
+        ("scheduler", "scheduling"),
+        [
+            ("volcano", {"gang": "Volcano", "queue": "research"}),
+            ("scheduler-plugins-scheduler", {"gang": "Coscheduling"}),
+            ("own-scheduler", None),
+        ],
+    )
+    def test_scheduler_of_gangs_becomes_a_gang(self, scheduler: str, scheduling: Object | None) -> None:
+        def edit(document: Object) -> None:
+            document["spec"]["runPolicy"] = {"schedulingPolicy": {"queue": "research"}}
+            for role in document["spec"]["pytorchReplicaSpecs"].values():
+                role["template"]["spec"]["schedulerName"] = scheduler
+
+        done = convert(yaml.safe_load(change(MNIST, edit)))
+        spec = done.resource["spec"]
+        assert spec.get("scheduling") == scheduling
+        assert spec["template"]["spec"].get("schedulerName") == (None if scheduling else scheduler)
+        assert ("labels" in done.resource["metadata"]) is (scheduler != "volcano")
+
+
 class TestConvertedCommand:
     @pytest.mark.parametrize(
         ("kind", "advice"),
