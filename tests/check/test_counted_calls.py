@@ -22,6 +22,8 @@ pytestmark = pytest.mark.process
 PLAIN: Final = ("torch.distributed.run", "--standalone", "--nproc-per-node=2")
 HOOKED: Final = ("ddp_cli", "run", "--cpu", "--nodes=2", "--quiet", "--plain")
 DIRECT: Final = "by the hooks: "
+# PyTorch's own calls of len() pass through a hook, which notes the results.
+PASSED_ON: Final = f"{DIRECT}dataset __len__"
 # With a hook for all modules, PyTorch itself reads more attributes of each.
 READ_BY_PYTORCH: Final = ("module __getattribute__", "metric __getattribute__")
 
@@ -61,8 +63,6 @@ def test_objects_are_called_as_often_with_hooks_as_without(tmp_path: Path) -> No
     assert [path.name for path in sorted(records.glob("*.jsonl"))] == ["0.0.jsonl", "1.0.jsonl"]
     for rank, expected in enumerate(plain):
         for counts in (hooked[rank], recorded[rank]):
-            assert not [name for name in counts if name.startswith(DIRECT)]
-            different = {name: (counts.get(name), expected.get(name)) for name in {*counts, *expected}}
-            assert {
-                name: pair for name, pair in different.items() if pair[0] != pair[1] and name not in READ_BY_PYTORCH
-            } == {}
+            assert not [name for name in counts if name.startswith(DIRECT) and name != PASSED_ON]
+            different = {name for name in {*counts, *expected} if counts.get(name) != expected.get(name)}
+            assert different <= {*READ_BY_PYTORCH, PASSED_ON}
