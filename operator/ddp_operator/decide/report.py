@@ -369,8 +369,8 @@ def apply_progress(
 def record_final_progress(status: Status, pods: Pods, now: datetime, page: Page | None = None) -> Status:
     """Return the status with the progress and the restarts in the last page and the termination messages of ended pods.
 
-    The progress is that of the newest pods; a replaced pod may have reported more restarts than its successor. Its rates
-    are those of the whole process, which the last page before the end does not have.
+    The progress is that of the newest pods; a replaced pod may have reported more restarts than its successor. Its
+    rates are those of the whole process, which the last page before the end does not have.
     """
     if page is not None:
         status = apply_progress(status, page.progress, page.uploads, now)

@@ -77,7 +77,7 @@ class HealthServer:
     async def _serve_healthz(self, _: web.Request) -> web.Response:
         return _build_probe_response(self._alive())
 
-    async def _serve_readyz(self, _: web.Request) -> web.Response:
+    async def _serve_readyz(self, request: web.Request) -> web.Response:
         for _ in range(round(READY_SECONDS / _READY_POLL)):
             if self._ready() is None:
                 break

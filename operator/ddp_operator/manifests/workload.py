@@ -16,7 +16,7 @@ from ddp_operator.api.status import Status
 from ddp_operator.manifests.children import build_children
 
 _AMOUNTS: Final = ("requests", "limits", "overhead")
-_EMPTY: Final = (None, "", {}, [])
+_EMPTY: Final[tuple[Any, ...]] = (None, "", {}, [])
 _CONTAINER_FIELDS: Final = ("name", "image", "resources", "restartPolicy")
 _POD_FIELDS: Final = (
     *("nodeSelector", "tolerations", "affinity", "runtimeClassName", "overhead"),
@@ -63,7 +63,7 @@ def explain_other_pods(job: DDPTrainingJob, workload: Mapping[str, Any]) -> str:
     # The nodes that a failed attempt avoids are no part of the Workload.
     started = Status(profile=job.status.profile, claims=job.status.claims)
     own = build_pod_set(dataclasses.replace(job, status=started))
-    pod_sets = (workload.get("spec") or {}).get("podSets") or ()
+    pod_sets: list[dict[str, Any]] = (workload.get("spec") or {}).get("podSets") or []
     if len(pod_sets) != 1 or pod_sets[0].get("minCount"):
         return "it has not one set of pods, which all start together"
     [stored] = pod_sets
