@@ -26,6 +26,12 @@ PRIVATE = {
     f"{_AGENT}._restart_workers",
     f"{_AGENT}._shutdown",
     f"{_AGENT}._start_workers",
+    # Nothing public reads a script's tensor, or runs an operation on one, without the script's own subclass or mode.
+    "torch._C",
+    "torch._C.DisableTorchFunction",
+    "torch._C._DisableTorchDispatch",
+    "torch._C._len_torch_dispatch_stack",
+    "torch._C._len_torch_function_stack",
     # Nothing public reads the flight recorder as JSON. Without them a hang is described by the ranks' stacks alone.
     "torch._C._distributed_c10d._dump_fr_trace_json",
     "torch._C._distributed_c10d._dump_nccl_trace_json",
@@ -105,7 +111,9 @@ class TorchNames(ast.NodeVisitor):
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         bases = [self.resolve(base) for base in node.bases]
         if "ImportHook" in [getattr(base, "id", "") for base in node.bases]:
-            self._roots["module"] = self._find_hooked_module(node)
+            self._roots.pop("module", None)
+            if hooked := self._find_hooked_module(node):
+                self._roots["module"] = hooked
             self.names |= set(_list_wrapped(node))
         for base in bases:
             if base is not None:
@@ -113,11 +121,11 @@ class TorchNames(ast.NodeVisitor):
         self.generic_visit(node)
 
     def _find_hooked_module(self, node: ast.ClassDef) -> str:
-        """Return the module that an import hook waits for: the argument of its base class."""
+        """Return the module that an import hook waits for: the argument of its base class; empty for a parameter."""
         for call in (item for item in ast.walk(node) if isinstance(item, ast.Call)):
             match call:
                 case ast.Call(func=ast.Attribute(value=ast.Call(), attr="__init__"), args=[ast.Name(id=name)]):
-                    return self._modules[name]
+                    return self._modules.get(name, "")
                 case ast.Call(func=ast.Attribute(value=ast.Call(), attr="__init__"), args=[ast.Constant(value=name)]):
                     return str(name)
         raise AssertionError(f"{node.name} names no module")
@@ -179,7 +187,7 @@ def test_launcher_uses_the_listed_names_of_torch(golden: Callable[[str, str], No
     names = set().union(*(collect(path.read_text(encoding="utf-8")) for path in LAUNCHER.rglob("*.py")))
     golden("torch-names.txt", "".join(f"{name}\n" for name in sorted(names)))
     assert {name for name in names if is_private(name)} == PRIVATE
-    assert len(PRIVATE) <= 16
+    assert len(PRIVATE) <= 21
 
 
 @pytest.mark.parametrize(

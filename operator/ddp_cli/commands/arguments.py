@@ -85,7 +85,8 @@ def add_history_argument(parser: argparse.ArgumentParser) -> None:
         "--history-image",
         metavar="IMAGE",
         default=READER_IMAGE,
-        help="of the temporary pod that reads a claim of --history; it needs sh, head and base64; default: %(default)s",
+        help="of the temporary pod that reads a claim of --history, with sh, head and base64; "
+        f"default: {READER_IMAGE}",
     )
 
 
