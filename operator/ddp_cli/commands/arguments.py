@@ -85,8 +85,7 @@ def add_history_argument(parser: argparse.ArgumentParser) -> None:
         "--history-image",
         metavar="IMAGE",
         default=READER_IMAGE,
-        help="of the temporary pod that reads a claim of --history, with sh, head and base64; "
-        f"default: {READER_IMAGE}",
+        help=f"of the temporary pod that reads a claim of --history (needs sh, head, base64); default: {READER_IMAGE}",
     )
 
 
