@@ -17,8 +17,6 @@ from . import counters
 from .groups import GroupRecorder, read_address
 from .tracebacks import find_exit_code, hide_own_frames, record_exception
 
-# The names that Kubeflow's Trainer uses.
-
 
 class _RankFiles:
     """The files of one rank in the runtime directory."""
