@@ -319,16 +319,7 @@ def attribute_to_interruption(failure: Failure, reason: str) -> Failure:
     """
     if failure.secondary or failure.category in (OOM.name, CUDA.name):
         return failure
-    outcome = EXIT_CODES[EXIT_PREEMPTED]
-    return replace(
-        failure,
-        category=outcome.category,
-        container_exit_code=outcome.exit_code,
-        secondary=True,
-        signature="",
-        remedy="",
-        message=f"{reason}: {failure.message}",
-    )
+    return _build_consequence(failure, EXIT_PREEMPTED, reason)
 
 
 def attribute_to_lost_master(failure: Failure) -> Failure:
@@ -338,15 +329,20 @@ def attribute_to_lost_master(failure: Failure) -> Failure:
     """
     if failure.secondary or not is_bare_exit(failure):
         return failure
-    outcome = EXIT_CODES[EXIT_PEER_LOST]
+    return _build_consequence(failure, EXIT_PEER_LOST, "pod 0 was lost", NETWORK.remedy)
+
+
+def _build_consequence(failure: Failure, exit_code: int, reason: str, remedy: str = "") -> Failure:
+    """Return a failure as a consequence of what happened in another pod. ``exit_code``: of this pod for it."""
+    outcome = EXIT_CODES[exit_code]
     return replace(
         failure,
         category=outcome.category,
         container_exit_code=outcome.exit_code,
         secondary=True,
         signature="",
-        remedy=NETWORK.remedy,
-        message=f"pod 0 was lost: {failure.message}",
+        remedy=remedy,
+        message=f"{reason}: {failure.message}",
     )
 
 
