@@ -68,6 +68,7 @@ async def test_failure_of_any_write_is_recovered(
     ]
     await actors.create(job_manifest())
     await actors.until(lambda: len(server.list("ConfigMap")) == 1, "the launcher, without which no pod starts")
+    await actors.until(lambda: len(server.list("Service")) == 1, "the Service, without which no ranks meet")
     done = await run_to_the_end(actors)
     assert [rule.hits for rule in broken] == list(times.values())
     assert done["status"]["attempt"] == 1
