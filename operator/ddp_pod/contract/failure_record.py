@@ -20,7 +20,7 @@ MESSAGE_VERSION: Final = 2
 TYPE_LIMIT: Final = 200
 """Characters kept of an exception's type and of a signature."""
 _TEXT_LIMIT: Final = 2048
-_MOST_STEPS: Final = 2**53
+_MOST_STEPS: Final = 2**53 - 1  # the largest integer that JSON readers keep (RFC 8259, section 6)
 _LAST_TIME: Final = 4e9  # the year 2096
 _NESTED_LIMIT: Final = 1500  # bytes of a failure within a termination message
 
