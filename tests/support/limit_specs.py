@@ -8,11 +8,13 @@ from itertools import cycle, islice
 from typing import Any
 
 from ddp_operator.api.size import MAX_BYTES, MAX_VALUES
+from ddp_operator.manifests.shell import MAX_SCRIPT
 from tests.support.builders import Json, template, trainer
 from tests.support.strategies import FULL, RICH, mutate, places
 
 BYTES = MAX_BYTES - 16_384
 ARGUMENT = 131_000  # bytes; Linux starts no program with a longer one
+SCRIPT = MAX_SCRIPT - 200
 VALUES = MAX_VALUES - 500
 FURTHER: Json = {
     "code": {"digest": "0" * 64, "configMapName": "code", "mountPath": "/code", "pip": "r.txt"},
@@ -59,12 +61,13 @@ def list_lines() -> Iterator[tuple[str, Json]]:
     """Yield specs with a long command, and their descriptions."""
     for fragment in FRAGMENTS:
         text = _repeat(fragment)
-        argument = fragment * (ARGUMENT // len(fragment.encode()))
-        yield f"bash -c {fragment!r}…", _build(command=["bash", "-c", argument])
-        yield (
-            f"env bash -c {fragment!r}…",
-            _build(command=["env", "A=1", "bash", "-lc", f"{argument[:-99]}\ntorchrun x.py"]),
-        )
+        for size in (SCRIPT, ARGUMENT):
+            argument = fragment * (size // len(fragment.encode()))
+            yield f"bash -c {fragment!r}… ({size})", _build(command=["bash", "-c", argument])
+            yield (
+                f"env bash -c {fragment!r}… ({size})",
+                _build(command=["env", "A=1", "bash", "-lc", f"{argument[:-99]}\ntorchrun x.py"]),
+            )
         yield f"variable {fragment!r}…", _build(env=[{"name": "DDP_X", "value": text}, {"name": "A", "value": 1}])
         yield f"mount {fragment!r}…", _build(volumeMounts=[{"name": text, "mountPath": "/x"}])
     for start in STARTS:

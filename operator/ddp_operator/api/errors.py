@@ -10,6 +10,7 @@ from ddp_pod.contract.credentials import hide_credentials
 
 _MISSING: Any = object()
 _MAX_VALUE: Final = 200  # characters; the message that follows has the remedy
+_MAX_ERRORS: Final = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +59,11 @@ def unknown_member(name: str, parent: str, known: Sequence[str], *, belongs: str
 
 
 class InvalidManifest(ValueError):
-    """The input is invalid. ``errors`` has at least one reason, in reading order."""
+    """The input is invalid. ``errors`` has at least one reason, in reading order; of very many the first ones."""
 
     def __init__(self, errors: Sequence[FieldError]) -> None:
         assert errors
-        self.errors = tuple(errors)
+        more = len(errors) - _MAX_ERRORS
+        further = [FieldError("", f"and {more} further errors")] if more > 0 else []
+        self.errors = (*errors[:_MAX_ERRORS], *further)
         super().__init__("\n".join(map(str, self.errors)))

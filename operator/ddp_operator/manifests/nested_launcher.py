@@ -22,6 +22,7 @@ from ddp_pod.contract.command_line import split_python_line
 SHELLS: Final = ("sh", "bash", "dash", "zsh", "ash", "ksh")
 _MAX_SHOWN: Final = 160
 """Characters of a command in a message."""
+_MAX_WORDS: Final = 1000
 _MAX_SHELLS: Final = 4
 """Shells within shells that are searched."""
 _ASSIGNMENT: Final = re.compile(r"[A-Za-z_]\w*\+?=")
@@ -79,7 +80,12 @@ class _Line(NamedTuple):
 def find_nested_launcher(
     command: Sequence[str], variables: Collection[str] = (), read_script: ReadScript = lambda path: None
 ) -> NestedLauncher | None:
-    """Return the launcher in a command line. ``variables``: the names of the container's environment variables."""
+    """Return the launcher in a command line. ``variables``: the names of the container's environment variables.
+
+    A command of very many words is not searched.
+    """
+    if len(command) > _MAX_WORDS:
+        return None
     words = [Word(text, index, index + 1, expands="$(" in text) for index, text in enumerate(command)]
 
     def replace(start: int, end: int, new: Sequence[str]) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ddp_operator.api import child_names, constants
+from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.job import CRASH_LOOP_FAILURES, DDPTrainingJob, inherited_labels
 from ddp_operator.api.kubeobjects import cpu_limit
 from ddp_operator.api.spec import Code
@@ -22,7 +23,7 @@ from ddp_operator.manifests.fabric import plan_preflight
 from ddp_operator.manifests.history import build_checkpoint_volume, build_history_pod
 from ddp_operator.manifests.inputs import build_cache_check, build_fetch_pod, list_mounts, list_volumes
 from ddp_operator.manifests.scheduling import add_scheduling
-from ddp_operator.manifests.template import ResolvedTemplate
+from ddp_operator.manifests.template import MAX_TEXT, ResolvedTemplate, measure_variable
 from ddp_pod.contract.plan import (
     VERSION,
     CheckpointStoreConfig,
@@ -125,9 +126,26 @@ def _finish_pod(pod: dict[str, Any], job: DDPTrainingJob) -> None:
     _secure_pod(pod, job.spec.security_profile)
     for container in [*pod["containers"], *(pod.get("initContainers") or [])]:
         _secure_container(container, job.spec.security_profile)
+    _check_own_variables(pod)
     for container in pod.get("initContainers") or []:
         # The status then has the last lines of the log. The launcher writes the training container's message.
         container.setdefault("terminationMessagePolicy", "FallbackToLogsOnError")
+
+
+def _check_own_variables(pod: Mapping[str, Any]) -> None:
+    """Refuse a variable of the operator with which Linux starts no program; those of the template have been checked.
+
+    Raises: InvalidManifest.
+    """
+    for container in (*pod["containers"], *(pod.get("initContainers") or ())):
+        for variable in container.get("env") or ():
+            size = measure_variable(variable)
+            if size > MAX_TEXT:
+                message = (
+                    f"the operator's variable {variable['name']} would have {size:,} bytes, and Linux allows "
+                    f"{MAX_TEXT:,}; shorten the options of torchrun, metrics.logPatterns and inputs"
+                )
+                raise InvalidManifest([FieldError("spec", message)])
 
 
 def _find_termination_path(container: Mapping[str, Any]) -> str:

@@ -27,6 +27,11 @@ _CONTINUED: Final = ("|", "|&", "||", "&&")  # a line that ends with one continu
 _TESTS: Final = ("[", "[[", "test", "((")
 
 
+MAX_SCRIPT: Final = 16 << 10
+"""Characters of a text that is read; a longer one counts as one without commands. The launcher in the pod observes
+what it does."""
+
+
 class Word(NamedTuple):
     """A word without its quotes. ``start`` and ``end``: its place in the text."""
 
@@ -93,6 +98,9 @@ def _strip_keywords(words: list[Word]) -> tuple[list[Word], list[str], int]:
 
 def read_items(text: str) -> Iterator[Word | str]:
     """Yield words, and the operators that end a command. Redirections and here-documents are left out."""
+    if len(text) > MAX_SCRIPT:
+        yield "\n"
+        return
     position = 0
     redirect = ""
     last = ""

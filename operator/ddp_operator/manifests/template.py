@@ -6,7 +6,7 @@ that torchrun overwrites). The API server's dry run checks everything else.
 
 import ipaddress
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
@@ -30,7 +30,9 @@ from ddp_pod.contract.log_patterns import compile_log_pattern
 from ddp_pod.contract.numbers import parse_count
 
 _POD = "spec.template.spec"
-_MAX_ARGUMENT: Final = 131_072  # bytes with the terminating zero: MAX_ARG_STRLEN of Linux
+MAX_TEXT: Final = 131_071
+"""Bytes of one argument, or of one variable with its name: MAX_ARG_STRLEN of Linux without the terminating zero."""
+_INTO_FILE: Final = "put it into a file: use `ddp submit --workdir`, mount a ConfigMap, or copy it into the image"
 _OPERATOR_FOLDERS = (constants.LAUNCHER_MOUNT_PATH, constants.CODE_MOUNT_PATH, constants.PACKAGES_MOUNT_PATH)
 
 
@@ -175,6 +177,8 @@ def _check_container_shape(container: Any, path: str) -> Iterator[FieldError]:
         if not _is_list_of_objects(container.get(part)):
             example = "; write {name: NAME, value: TEXT} for each variable" if part == "env" else ""
             yield FieldError(f"{path}.{part}", f"must be a list of objects{example}")
+        elif part == "env":
+            yield from _check_variables(container.get(part) or (), f"{path}.{part}")
     for part, members in (("resources", ("limits", "requests")), ("securityContext", ("capabilities",))):
         value = container.get(part) or {}
         if not isinstance(value, Mapping):
@@ -195,10 +199,28 @@ def _check_arguments(value: Any, path: str) -> Iterator[FieldError]:
             '[python, train.py, --lr, "0.1"]'
         )
         yield FieldError(path, message)
-    elif any(len(argument.encode(errors="replace")) >= _MAX_ARGUMENT for argument in value or ()):
-        yield FieldError(
-            path, "has an argument of 128 KiB, and Linux starts no program with one; put it into a file of the image"
-        )
+        return
+    for index, argument in enumerate(value or ()):
+        size = len(argument.encode(errors="replace"))
+        if size > MAX_TEXT:
+            yield FieldError(f"{path}[{index}]", _describe_size(size, "argument"))
+
+
+def _check_variables(variables: Iterable[Mapping[str, Any]], path: str) -> Iterator[FieldError]:
+    """Check the length of each variable."""
+    for index, variable in enumerate(variables):
+        size = measure_variable(variable)
+        if size > MAX_TEXT:
+            yield FieldError(f"{path}[{index}].value", _describe_size(size, "variable with its name"))
+
+
+def measure_variable(variable: Mapping[str, Any]) -> int:
+    """Return the bytes that a variable takes when a program starts."""
+    return len(f"{variable.get('name')}={variable.get('value') or ''}".encode(errors="replace"))
+
+
+def _describe_size(size: int, subject: str) -> str:
+    return f"has {size:,} bytes, and Linux allows {MAX_TEXT:,} for one {subject}; {_INTO_FILE}"
 
 
 def _is_list_of_objects(value: Any) -> bool:

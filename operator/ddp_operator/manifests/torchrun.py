@@ -193,7 +193,11 @@ def _split_flags(word: str) -> Iterator[tuple[str, str | None]]:
         typed, equals, value = word.partition("=")
         yield typed.replace("_", "-"), value if equals else None
         return
+    letters: set[str] = set()
     for index, letter in enumerate(word[1:], start=2):
+        if letter in letters:
+            continue
+        letters.add(letter)
         if _OPTIONS.get(_SHORT.get(letter, "")):
             yield f"-{letter}", word[index:] or None
             return

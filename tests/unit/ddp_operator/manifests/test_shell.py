@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ddp_operator.manifests.shell import list_commands
+from ddp_operator.manifests.shell import MAX_SCRIPT, list_commands
 
 
 def read(text: str) -> list[str]:
@@ -39,3 +39,9 @@ def read(text: str) -> list[str]:
 )  # fmt: skip
 def test_text_is_split_as_shell_does(text: str, expected: list[str]) -> None:
     assert read(text) == expected
+
+
+def test_text_above_limit_has_no_commands() -> None:
+    text = "a; " * (MAX_SCRIPT // 3)
+    assert len(read(text)) == len(text) // 3
+    assert read(text + "b; ") == []

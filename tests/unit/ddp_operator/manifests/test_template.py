@@ -8,7 +8,7 @@ from ddp_cli.local.container import expand
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.manifests import template as template_checks
 from ddp_operator.manifests.children import build_children
-from ddp_operator.manifests.template import resolve_template
+from ddp_operator.manifests.template import MAX_TEXT, resolve_template
 from ddp_pod.contract.plan import decode_plan
 from tests.support.builders import job, template, trainer
 
@@ -140,6 +140,39 @@ class TestShape:
     )
     def test_null_equals_omitted_field(self, made: Any) -> None:
         assert build_children(job(template=made), attempt=1, nodes=1)
+
+
+class TestLength:
+    """Linux starts no program with a longer argument or variable."""
+
+    @pytest.mark.parametrize("part", ["command", "args"])
+    def test_longest_argument_is_accepted_and_longer_one_refused(self, part: str) -> None:
+        longest = "x" * MAX_TEXT
+        assert resolve_template(job(template=template(trainer(**{part: ["python", "a.py", longest]}))))
+        [message] = refusal(template(trainer(**{part: ["python", "a.py", longest + "x"]})))
+        assert message.startswith(
+            f"spec.template.spec.containers[0].{part}[2]: has 131,072 bytes, and Linux allows 131,071 for one "
+            "argument; put it into a file: use `ddp submit --workdir`, mount a ConfigMap"
+        )
+
+    def test_longest_variable_is_accepted_and_longer_one_refused(self) -> None:
+        longest = {"name": "A", "value": "é" * ((MAX_TEXT - 2) // 2)}
+        assert resolve_template(job(template=template(trainer(env=[longest]))))
+        sidecar = {"name": "b", "image": "x", "env": [{"name": "AB", "value": longest["value"] + "x"}]}
+        [message] = refusal(template(initContainers=[sidecar]))
+        assert message.startswith("spec.template.spec.initContainers[0].env[0].value: has 131,072 bytes, and Linux")
+
+    def test_own_variable_that_becomes_too_long_is_refused(self) -> None:
+        prefix = "$" * (MAX_TEXT // 2)  # each $ is doubled
+        made = job(template=template(trainer(command=["torchrun", f"--log-dir={prefix}", "a.py"])))
+        with pytest.raises(InvalidManifest, match=r"variable DDP_LAUNCHER_CONFIG would have 1.* allows 131,071"):
+            build_children(made, attempt=1, nodes=1)
+
+
+def test_refusal_has_the_first_of_very_many_errors() -> None:
+    variables = [{"name": "RANK", "value": "1"}] * 1000
+    *messages, last = refusal(template(trainer(env=variables)))
+    assert (len(messages), last) == (100, "and 900 further errors")
 
 
 class TestReserved:
