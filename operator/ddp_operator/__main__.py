@@ -2,14 +2,19 @@
 
 import argparse
 import asyncio
+import ctypes
 import gc
 import logging
 import sys
+from contextlib import suppress
+from typing import Final
 
 from msgspec.structs import replace
 
 from ddp_operator._version import __version__
 from ddp_operator.manager.settings import Settings, SettingsError, describe
+
+_M_MMAP_THRESHOLD: Final = -3
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -31,6 +36,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _run(settings: Settings) -> int:
+    _return_large_blocks()
     # Imports create thousands of objects, few of them in cycles. ``Operator.start`` sets the later thresholds.
     gc.set_threshold(20_000, 10, 10)
     # Kopf imports the official client and pykube, if they are installed, only to recognise their objects. That takes
@@ -58,6 +64,15 @@ def _run(settings: Settings) -> int:
     except asyncio.CancelledError:
         return 1
     return 0
+
+
+def _return_large_blocks() -> None:
+    """Let glibc return each freed block of 64 KiB to the system.
+
+    By default it raises this size when it frees a larger block, and the texts of large specs then fragment the heap.
+    """
+    with suppress(OSError, AttributeError):  # another C library
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 64 << 10)
 
 
 def _configure_logging(settings: Settings) -> None:

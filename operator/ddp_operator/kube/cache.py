@@ -7,18 +7,19 @@ Bodies are stored as JSON bytes and parsed on read. That takes some microseconds
 memory, and makes them immutable.
 """
 
+import hashlib
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 import msgspec
 
 from ddp_operator.api.cluster import Key, Object, Snapshot, claim_of
 from ddp_operator.api.constants import KIND
+from ddp_operator.api.size import OMITTED, OVERSIZE
 from ddp_operator.kube.children import CHILD_KINDS, METADATA_KINDS, key_of, trim_object
-from ddp_operator.kube.incoming import LARGE
+from ddp_operator.kube.incoming import LARGE, omit_large
 
 TOMBSTONES: Final = 10_000
 """Maximum deleted objects of one period whose UIDs are kept."""
@@ -27,8 +28,6 @@ TOMBSTONE_SECONDS: Final = 200.0
 
 A watch that lags longer restores a deleted object until its next event, which deletes it.
 """
-LARGE_TOTAL: Final = 32 << 20
-"""Maximum bytes of all large resources. Beyond it, the specs of those that change least are read when needed."""
 GONE: Final = float("inf")
 
 Id = tuple[str, str, str]
@@ -43,10 +42,14 @@ class Entry:
     version: str
     key: Key
     body: bytes
+    content: bytes = b""
+    """A digest of a resource without its version: annotations that the operator does not read change only that."""
     claim: str | None = None
     """The claim or the URL of a resource's checkpoints."""
     claimant: Object | None = None
-    """The fields that other jobs with that claim read. A body may have a megabyte, so it is not parsed for them."""
+    """The fields that other jobs with that claim read, so that no body is parsed for them."""
+    is_brief: bool = False
+    """Whether the body lacks the large members of the spec."""
 
 
 class ObjectCache:
@@ -56,8 +59,6 @@ class ObjectCache:
         self._clock = clock
         self._objects: dict[Id, Entry] = {}
         self._children: dict[Key, set[Id]] = {}
-        self._large: OrderedDict[Id, int] = OrderedDict()
-        """Bytes of the large resources, the one that changed last at the end."""
         self._tombstones: dict[str, float] = {}
         """Versions of deleted objects by UID, of this period."""
         self._former_tombstones: dict[str, float] = {}
@@ -69,7 +70,7 @@ class ObjectCache:
         return len(self._objects)
 
     def apply(self, kind: str, obj: Object) -> Key | None:
-        """Store an object. Returns the resource it belongs to; None if the object is not newer, or not a child.
+        """Store an object. Returns the resource it belongs to; None if nothing has changed, or it is not a child.
 
         An object whose labels or controller no longer make it a child is dropped. Raises: any exception for an object
         of an odd shape, which is ignored from then on.
@@ -88,8 +89,13 @@ class ObjectCache:
             return None
         try:
             kept = trim_object(kind, obj)
-            body = _encode(kept)
-            claim = claim_of(msgspec.json.decode(body)) if kind == KIND else None
+            body = msgspec.json.encode(kept)
+            is_brief = kind == KIND and (len(body) > LARGE or OMITTED in (kept.get("spec") or {}))
+            if is_brief:
+                kept = _shorten(kept)
+                body = msgspec.json.encode(kept)
+            content = _digest_content(kept) if kind == KIND else b""
+            claim = claim_of(obj) if kind == KIND else None
             claimant = _describe_claimant(kept) if claim is not None else None
         except Exception:
             # Its next version may be readable. Until then nothing waits for it.
@@ -97,13 +103,11 @@ class ObjectCache:
             raise
         if old is not None:
             self._drop(ident, old)
-        self._objects[ident] = Entry(uid, version, key, body, claim, claimant)
-        if kind == KIND and len(body) > LARGE:
-            self._large[ident] = len(body)
-            self._limit_large()
+        self._objects[ident] = Entry(uid, version, key, body, content, claim, claimant, is_brief)
         if kind != KIND:
             self._children.setdefault(key, set()).add(ident)
-        return key
+        is_unchanged = bool(content) and old is not None and (old.uid, old.content) == (uid, content)
+        return None if is_unchanged else key
 
     def remove(self, kind: str, obj: Object) -> Key | None:
         """Remove an object after a DELETED event. Returns the resource it belonged to, or None."""
@@ -133,7 +137,7 @@ class ObjectCache:
     def snapshot(self, key: Key) -> Snapshot | None:
         """Return the cached resource and its children, children in the order of their names.
 
-        The resource has no spec if all large ones together exceed their limit.
+        The spec of a large resource has only its small members.
         """
         resource = self._objects.get((KIND, key.namespace, key.name))
         if resource is None:
@@ -148,6 +152,11 @@ class ObjectCache:
     def count_children(self, key: Key) -> int:
         """Return the number of cached children of a resource."""
         return len(self._children.get(key, ()))
+
+    def is_large(self, key: Key) -> bool:
+        """Return whether the spec of a resource is not in the cache."""
+        entry = self._objects.get((KIND, key.namespace, key.name))
+        return entry is not None and entry.is_brief
 
     def entry(self, kind: str, namespace: str, name: str) -> Entry | None:
         """Return the entry of one object."""
@@ -191,15 +200,6 @@ class ObjectCache:
         self._drop(ident, entry)
         return entry.key
 
-    def _limit_large(self) -> None:
-        """Drop the specs of large resources that have not changed for longest, down to the limit for all together."""
-        while sum(self._large.values()) > LARGE_TOTAL:
-            ident, _ = self._large.popitem(last=False)
-            entry = self._objects[ident]
-            members = msgspec.json.decode(entry.body, type=dict[str, msgspec.Raw])
-            del members["spec"]
-            self._objects[ident] = replace(entry, body=msgspec.json.encode(members))
-
     def _bury(self, uid: str, version: int | None) -> None:
         """Ignore versions of an object up to this one; None: all."""
         now = self._clock()
@@ -217,7 +217,6 @@ class ObjectCache:
 
     def _drop(self, ident: Id, entry: Entry) -> None:
         del self._objects[ident]
-        self._large.pop(ident, None)
         siblings = self._children.get(entry.key)
         if siblings is not None:
             siblings.discard(ident)
@@ -237,10 +236,19 @@ def build_snapshot(resource: Object, children: Mapping[str, Iterable[Object]]) -
     )
 
 
-def _encode(obj: Object) -> bytes:
-    """Return an object as JSON. The spec of a large resource may already be JSON in a string."""
-    spec = obj.get("spec")
-    return msgspec.json.encode({**obj, "spec": msgspec.Raw(spec.encode())} if isinstance(spec, str) else obj)
+def _shorten(resource: Object) -> Object:
+    """Return a large resource with the small members of its spec, and without the profile in its status."""
+    spec = resource.get("spec") or {}
+    if OMITTED not in spec and OVERSIZE not in spec:
+        spec = msgspec.json.decode(omit_large(msgspec.json.encode(spec)))
+    status = {name: value for name, value in (resource.get("status") or {}).items() if name != "profile"}
+    return {**resource, "spec": {**spec, OMITTED: True}, "status": status}
+
+
+def _digest_content(resource: Object) -> bytes:
+    """Return a digest of a resource without its version."""
+    metadata = {name: value for name, value in resource["metadata"].items() if name != "resourceVersion"}
+    return hashlib.sha256(msgspec.json.encode({**resource, "metadata": metadata})).digest()
 
 
 def _describe_claimant(resource: Object) -> Object:

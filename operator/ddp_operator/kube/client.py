@@ -62,6 +62,7 @@ INVALID = frozenset({400, 413, 422})
 """HTTP statuses for a body that the API server will never accept."""
 
 VERBS = {"GET": "get", "POST": "create", "PUT": "update", "PATCH": "patch", "DELETE": "delete"}
+_METADATA: Final = "as=PartialObjectMetadata"
 MESSAGE_LIMIT = 2000
 """Maximum characters of an API server's message: about a dozen field errors, and short enough for a status."""
 
@@ -267,8 +268,9 @@ class ApiClient:
                 statuses.append(str(response.status))
                 if is_text and response.status < 400:
                     return response.status, raw, 0.0
-                # Only our custom resources have fields without a schema.
-                answer = _decode(limit_response(raw) if GROUP in path else raw, response.status)
+                # Only our custom resources have fields without a schema, and metadata have managedFields.
+                is_large = GROUP in path or _METADATA in headers["Accept"]
+                answer = _decode(await limit_response(raw) if is_large else raw, response.status)
                 return response.status, answer, _seconds(response.headers.get("Retry-After"))
 
     def _open_call(

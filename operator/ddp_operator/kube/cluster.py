@@ -36,6 +36,7 @@ from ddp_operator.api.constants import (
 )
 from ddp_operator.api.faults import parse_each
 from ddp_operator.api.kubeobjects import format_time, utc_now
+from ddp_operator.api.size import OMITTED
 from ddp_operator.kube.cache import ObjectCache, build_snapshot
 from ddp_operator.kube.children import CHILD_KINDS, METADATA_KINDS, key_of, trim_object
 from ddp_operator.kube.client import CHUNK, INVALID, ApiClient, ObjectNotFound, ResponseError, call, pages
@@ -98,7 +99,7 @@ class KubeCluster:
         if self._store is None:
             return await self.fetch(key)
         snapshot = self._store.snapshot(key)
-        if snapshot is None or "spec" in snapshot.resource:
+        if snapshot is None or OMITTED not in (snapshot.resource.get("spec") or {}):
             return snapshot
         resource = await self._get(KIND, key.namespace, key.name)
         return None if resource is None else replace(snapshot, resource=trim_object(KIND, resource))

@@ -1,33 +1,52 @@
 """Limit custom resources in responses of the API server before they are decoded.
 
-Anyone who may create a job may store 1.5 MB in it. Decoded, many small values take 45 times their size. A resource that
-is too large therefore gets a short spec that only has the reason, and the spec of a large one can stay text. Kopf's
-connection limits its responses before Kopf decodes them.
+Anyone who may create a job may store 1.5 MB in it, with lists in 10,000 levels. Decoded, many small values take 45
+times their size. Responses are therefore split into members without decoding these, in linear time. A resource that is
+too large gets a short spec that only has the reason. Kopf's connection limits its responses before Kopf decodes them;
+there a large spec also becomes a short one, and the pass reads it, because Kopf keeps the events of many jobs at once.
+
+The loop has a turn between two resources, so that a page of large ones does not delay the Lease and the probes.
 """
 
+import asyncio
 import json
+import sys
 from collections.abc import AsyncIterator
-from functools import partial
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import aiohttp
 import kopf
 import msgspec
 
-from ddp_operator.api.constants import KIND
+from ddp_operator.api.constants import GROUP, KIND
 from ddp_operator.api.errors import FieldError
-from ddp_operator.api.faults import parse_each
-from ddp_operator.api.size import MAX_BYTES, MAX_VALUES, OVERSIZE, REMEDY, OversizeSpec, limit_nesting, refuse_oversize
+from ddp_operator.api.faults import contain, name_object, parse_each
+from ddp_operator.api.size import (
+    MAX_BYTES,
+    MAX_DEPTH,
+    MAX_VALUES,
+    OMITTED,
+    OVERSIZE,
+    REMEDY,
+    TOO_DEEP,
+    OversizeSpec,
+    limit_nesting,
+    measure_depth,
+    refuse_oversize,
+)
 from ddp_operator.kube.children import trim_metadata
 
 LARGE: Final = 16 << 10
 """Bytes from which a resource is limited."""
-_MOST_COUNTED: Final = 100_000
-"""Values up to which the largest part of a spec is searched. More would take too much memory."""
+_MOST_COUNTED: Final = 2 * MAX_VALUES
+"""Values up to which the largest part of an oversize spec is searched."""
 _MAX_KEPT: Final = 1024
-"""Maximum bytes of a member of a spec that is too large: its checkpoint, its profile and so on."""
+"""Maximum bytes of a small member of a spec: its checkpoint, its profile and so on."""
+_API_LEVELS: Final = 10_100
+"""Levels of lists and objects in a response: the API server stores 10,000."""
 
 Members = dict[str, msgspec.Raw]
+T = TypeVar("T")
 
 
 class _Identity(msgspec.Struct):
@@ -43,56 +62,127 @@ class _Identified(msgspec.Struct):
     metadata: _Identity
 
 
-def limit_response(raw: bytes, *, specs_as_text: bool = False) -> bytes:
-    """Return a response in which each resource is limited: the object itself, items of a list, or that of an event."""
-    return bytes(_limit(limit_nesting(raw), specs_as_text=specs_as_text))
+class _Event(msgspec.Struct):
+    type: msgspec.Raw
+    object: Members
 
 
-def _limit(raw: bytes | msgspec.Raw, *, specs_as_text: bool) -> msgspec.Raw:
-    raw = bytes(raw)
-    try:
-        members = msgspec.json.decode(raw, type=Members) if len(raw) > LARGE else {}
-    except msgspec.DecodeError:  # no object, or a part of one
-        members = {}
-    kind = bytes(members.get("kind", b""))
-    if "object" in members:
-        members["object"] = _limit(members["object"], specs_as_text=specs_as_text)
-    elif kind == b'"%sList"' % KIND.encode():
-        items = msgspec.json.decode(members["items"], type=list[msgspec.Raw])
-        limited = [bytes(item) for item in parse_each(KIND, items, partial(_limit, specs_as_text=specs_as_text))]
+async def limit_response(raw: bytes, *, brief: bool = False) -> bytes:
+    """Return a response in which each resource is limited: the object itself, or the items of a list.
+
+    ``brief``: a large spec has only its small members.
+    """
+    if len(raw) <= LARGE:
+        return limit_nesting(raw)
+    members = await _split(raw, Members)
+    if members is None:
+        return limit_nesting(raw)
+    if "items" in members:
+        items = await _split(bytes(members["items"]), list[msgspec.Raw]) or []
+        limited: list[bytes] = []
+        for item in items:
+            with contain(KIND, name_object(item)):
+                limited.append(await _limit_item(bytes(item), brief=brief))
         members["items"] = msgspec.Raw(b"[%s]" % b",".join(limited))
-    elif kind == b'"%s"' % KIND.encode():
-        members["metadata"] = _limit_metadata(members["metadata"])
-        spec = _limit_spec(bytes(members.get("spec", b"null")))
-        members["spec"] = msgspec.Raw(msgspec.json.encode(spec.decode()) if specs_as_text else spec)
     else:
-        return msgspec.Raw(raw)
-    return msgspec.Raw(msgspec.json.encode(members))
+        _limit_members(members, brief=brief)
+    return msgspec.json.encode(members)
 
 
-def _limit_metadata(raw: msgspec.Raw) -> msgspec.Raw:
-    members = msgspec.json.decode(raw, type=Members)
+async def limit_event(raw: bytes, *, brief: bool = False) -> bytes:
+    """Return a line of a watch in which the resource is limited."""
+    if len(raw) <= LARGE:
+        return limit_nesting(raw)
+    event = await _split(raw, _Event)
+    if event is None:
+        return limit_nesting(raw)
+    _limit_members(event.object, brief=brief)
+    await asyncio.sleep(0)
+    return msgspec.json.encode(event)
+
+
+async def _limit_item(raw: bytes, *, brief: bool) -> bytes:
+    """Return a limited item of a list."""
+    if len(raw) <= LARGE:
+        return limit_nesting(raw)
+    await asyncio.sleep(0)
+    members = await _split(raw, Members)
+    if members is None:
+        return limit_nesting(raw)
+    _limit_members(members, brief=brief)
+    return msgspec.json.encode(members)
+
+
+async def _split(raw: bytes, shape: type[T]) -> T | None:
+    """Return the parts of JSON without decoding these. None: it is no JSON of this shape."""
+    try:
+        return _decode_parts(raw, shape)
+    except msgspec.DecodeError:
+        return None
+    except RecursionError:
+        # Python 3.12 and 3.13 have a limit of their own, just below that of the API server.
+        return _decode_parts(await asyncio.to_thread(limit_nesting, raw), shape)
+
+
+def _decode_parts(raw: bytes | msgspec.Raw, shape: type[T]) -> T:
+    """Return the parts of JSON; msgspec recurses to skip them. Raises: DecodeError, RecursionError."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit + _API_LEVELS)
+    try:
+        return msgspec.json.decode(raw, type=shape)
+    finally:
+        sys.setrecursionlimit(limit)
+
+
+def _limit_members(members: Members, *, brief: bool) -> None:
+    """Limit the members of one resource. Objects of other groups are unchanged."""
+    if "metadata" in members:
+        members["metadata"] = _limit_metadata(members["metadata"], bytes(members.get("kind", b"")))
+    if not bytes(members.get("apiVersion", b"")).startswith(b'"%s/' % GROUP.encode()):
+        return
+    if "spec" in members:
+        spec = _limit_spec(bytes(members["spec"]))
+        is_job = bytes(members.get("kind", b"")) == b'"%s"' % KIND.encode()
+        members["spec"] = msgspec.Raw(omit_large(spec) if brief and is_job and len(spec) > LARGE else spec)
+    if "status" in members:
+        members["status"] = msgspec.Raw(limit_nesting(bytes(members["status"])))
+
+
+def _limit_metadata(raw: msgspec.Raw, kind: bytes) -> msgspec.Raw:
+    members = _decode_parts(raw, Members)
     members.pop("managedFields", None)
+    if kind != b'"%s"' % KIND.encode():
+        return msgspec.Raw(msgspec.json.encode(members))
     metadata: dict[str, Any] = msgspec.json.decode(msgspec.json.encode(members))
     return msgspec.Raw(msgspec.json.encode(trim_metadata(KIND, metadata)))
 
 
 def _limit_spec(raw: bytes) -> bytes:
     """Return a spec or, if it exceeds a limit, its small members and the reason."""
-    values = raw.count(b",") + raw.count(b"[") + raw.count(b"{")
-    if len(raw) <= MAX_BYTES and values <= MAX_VALUES:
-        return raw
+    brackets = raw.count(b"[") + raw.count(b"{")
+    values = raw.count(b",") + brackets
     try:
         if len(raw) > MAX_BYTES and values > _MOST_COUNTED:
             size = f"has {len(raw) >> 10} KiB as JSON, and the limit is {MAX_BYTES >> 10} KiB"
             raise OversizeSpec([FieldError("spec", f"{size}; {REMEDY}")])
-        refuse_oversize(msgspec.json.decode(raw))
+        if brackets > MAX_DEPTH and measure_depth(raw) > MAX_DEPTH:
+            raise OversizeSpec([FieldError("spec", TOO_DEEP)])
+        if len(raw) > MAX_BYTES or values > MAX_VALUES:
+            refuse_oversize(msgspec.json.decode(raw))
     except OversizeSpec as error:
-        members = msgspec.json.decode(raw, type=Members)
-        kept: dict[str, Any] = {name: value for name, value in members.items() if len(bytes(value)) <= _MAX_KEPT}
         [reason] = error.errors
-        return msgspec.json.encode(kept | {OVERSIZE: [reason.path, reason.message]})
+        return msgspec.json.encode(_find_small(raw) | {OVERSIZE: [reason.path, reason.message]})
     return raw
+
+
+def omit_large(spec: bytes) -> bytes:
+    """Return a spec with its small members only."""
+    return msgspec.json.encode(_find_small(spec) | {OMITTED: True})
+
+
+def _find_small(spec: bytes) -> dict[str, Any]:
+    members = {name: bytes(value) for name, value in _decode_parts(spec, Members).items()}
+    return {name: msgspec.Raw(limit_nesting(value)) for name, value in members.items() if len(value) <= _MAX_KEPT}
 
 
 def check_identity(item: Any) -> Any:
@@ -129,7 +219,7 @@ class _LimitedResponse(aiohttp.ClientResponse):
 
     async def json(self, **_: Any) -> Any:
         """Return the decoded body, without items that Kopf could not identify."""
-        answer = json.loads(limit_response(await self.read(), specs_as_text=True))
+        answer = json.loads(await limit_response(await self.read(), brief=True))
         if isinstance(answer, dict) and isinstance(answer.get("items"), list):
             answer["items"] = list(parse_each(KIND, answer["items"], check_identity))
         return answer
@@ -153,10 +243,14 @@ class _LimitedLines:
                 continue
             *lines, last = bytes(rest).split(b"\n")
             rest = bytearray(last)
-            for limited in parse_each(KIND, lines, _limit_line):
-                yield limited + b"\n"
+            for line in lines:
+                limited: list[bytes] = []
+                with contain(KIND, name_object(line)):
+                    limited.append(await _limit_line(line))
+                for text in limited:
+                    yield text + b"\n"
         if rest:
-            yield limit_response(bytes(rest), specs_as_text=True)
+            yield await limit_event(bytes(rest), brief=True)
 
 
 class _Line(msgspec.Struct):
@@ -164,9 +258,9 @@ class _Line(msgspec.Struct):
     object: msgspec.Raw
 
 
-def _limit_line(line: bytes) -> bytes:
+async def _limit_line(line: bytes) -> bytes:
     """Return a limited line of a watch. Raises: msgspec.DecodeError if Kopf could not identify its resource."""
-    limited = limit_response(line, specs_as_text=True)
+    limited = await limit_event(line, brief=True)
     event = msgspec.json.decode(limited, type=_Line)
     if event.type not in ("BOOKMARK", "ERROR"):
         msgspec.json.decode(event.object, type=_Identified)

@@ -22,7 +22,7 @@ from ddp_operator.manager.settings import SettingsError
 logger = logging.getLogger(__name__)
 
 WATCH_CONNECT_TIMEOUT = 10.0
-RESOURCES_A_PAGE = 10
+RESOURCES_A_PAGE = 5
 """Objects in one page of a list: Kopf reads a page at once, and a resource may have a megabyte."""
 KOPF_REQUEST_TIMEOUT = 30.0
 

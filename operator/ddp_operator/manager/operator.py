@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
+from weakref import WeakValueDictionary
 
 import kopf
 
@@ -29,7 +30,7 @@ from ddp_operator.manager.telemetry import OperatorMetrics
 from ddp_operator.manifests.children import load_launcher
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.reconcile.prerequisites import read_job_defaults
-from ddp_operator.reconcile.workqueue import WorkQueue
+from ddp_operator.reconcile.workqueue import WorkQueue, lend_worker
 
 if TYPE_CHECKING:
     from ddp_operator.manager.tracing import JobTraces
@@ -45,6 +46,9 @@ MOST_ARRIVED = 5000
 """Maximum new resources without a Job whose time is known; refused and suspended ones may stay so for ever."""
 PAUSE_PER_CHILD = 0.001
 """Additional seconds per child: starting pods cause events all the time, and each pass reads all pods."""
+
+LARGE_AT_ONCE = 2
+"""Large resources of a namespace that are reconciled concurrently."""
 
 
 def end_at_once() -> None:
@@ -93,7 +97,7 @@ class Operator:
             on_status=self.traces.export if self.traces is not None else None,
         )
         self.queue: WorkQueue[Key] = WorkQueue(
-            self.reconciler.reconcile,
+            self._reconcile,
             workers=settings.workers,
             pause=self._compute_pause,
             group=lambda key: key.namespace,
@@ -109,6 +113,7 @@ class Operator:
         self.health = HealthServer(self.metrics, port=settings.health_port, alive=self._alive, ready=self._ready)
         self.leader: Leader | None = None
         self.metrics.leads.set_function(lambda: float(self.leader is not None and self.leader.leads))
+        self._large_gates: WeakValueDictionary[str, asyncio.Semaphore] = WeakValueDictionary()
         self._on_lost = on_lost
         self._arrived: dict[Key, float] = {}
         self._tasks: list[asyncio.Task[None]] = []
@@ -203,6 +208,18 @@ class Operator:
     def _on_change(self, key: Key) -> None:
         if key.name:  # shared objects have a key without a name; the passes of their jobs read them
             self.queue.add(key)
+
+    async def _reconcile(self, key: Key) -> float | None:
+        """Run one pass. Of a namespace's large resources, which take much memory, few have one at a time."""
+        if not self.store.is_large(key):
+            return await self.reconciler.reconcile(key)
+        gate = self._large_gates.setdefault(key.namespace, asyncio.Semaphore(LARGE_AT_ONCE))
+        with lend_worker():
+            await gate.acquire()
+        try:
+            return await self.reconciler.reconcile(key)
+        finally:
+            gate.release()
 
     def _compute_pause(self, key: Key) -> float:
         return max(SHORTEST_PAUSE, min(LONGEST_PAUSE, PAUSE_PER_CHILD * self.store.count_children(key)))

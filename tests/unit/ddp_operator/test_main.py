@@ -37,3 +37,10 @@ def test_process_without_configured_identity_gets_one(passed: dict[str, Any], mo
     assert main([]) == 0
     assert passed["identity"]
     assert passed["identity"] == passed["memo"]["settings"].identity
+
+
+def test_operator_starts_with_a_c_library_without_mallopt(
+    passed: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ctypes.CDLL", lambda _: object())
+    assert main([]) == 0

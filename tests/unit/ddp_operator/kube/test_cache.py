@@ -1,15 +1,15 @@
 """The operator's cache, filled from several sources in any order."""
 
-import json
 from typing import Any
 
 import pytest
 
 from ddp_operator.api.cluster import Key
 from ddp_operator.api.constants import API_VERSION, KIND, LABEL_JOB_NAME
-from ddp_operator.kube import cache
+from ddp_operator.api.size import OMITTED
 from ddp_operator.kube.cache import TOMBSTONE_SECONDS, TOMBSTONES, ObjectCache
 from ddp_operator.kube.incoming import LARGE
+from tests.support.decisions import present
 
 KEY = Key("team", "digits")
 
@@ -144,25 +144,34 @@ def test_metadata_of_resource_is_bounded() -> None:
     assert "managedFields" in obj["metadata"]
 
 
-def test_large_resources_share_a_limit_and_small_ones_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cache, "LARGE_TOTAL", 5 * 2 * LARGE)
+def test_large_resource_is_kept_without_its_large_members() -> None:
     store = ObjectCache()
     small = resource(5)
-    small["spec"] = {}
     store.apply(KIND, {**small, "metadata": {**small["metadata"], "name": "small", "uid": "small"}})
-    for number in range(9):
-        large = resource(10 + number)
-        large["metadata"] |= {"name": f"large-{number}", "uid": str(number)}
-        large["spec"] = json.dumps({"args": "x" * (2 * LARGE - 999), "checkpoint": {"claimName": "c"}})
-        store.apply(KIND, large)
-    has_spec = {}
-    for (_, namespace, name), entry in store.entries(KIND).values():
-        snapshot = store.snapshot(Key(namespace, name))
-        assert snapshot is not None
-        has_spec[name] = isinstance(snapshot.resource.get("spec"), dict)
-        assert entry.claim == (None if name == "small" else "c")
-    assert has_spec == {"small": True, **{f"large-{number}": number > 3 for number in range(9)}}
-    assert sum(map(len, store.bodies(KIND))) < 6 * 2 * LARGE
+    large = resource(10)
+    large["spec"] = {"args": "x" * 2 * LARGE, "checkpoint": {"claimName": "c"}}
+    large["status"] = {"phase": "Running", "profile": {"job": {"args": "x" * 2 * LARGE}}}
+    store.apply(KIND, large)
+    snapshot = store.snapshot(KEY)
+    assert snapshot is not None
+    assert snapshot.resource["spec"] == {"checkpoint": {"claimName": "c"}, OMITTED: True}
+    assert snapshot.resource["status"] == {"phase": "Running"}
+    assert (store.is_large(KEY), store.is_large(Key(KEY.namespace, "small"))) == (True, False)
+    assert [claimant["metadata"]["uid"] for claimant in store.resources_on_claim(KEY.namespace, "c")] == ["cr-1"]
+    assert sum(map(len, store.bodies(KIND))) < LARGE
+
+
+@pytest.mark.parametrize("size", [1, 2 * LARGE], ids=["small", "large"])
+def test_annotation_of_others_changes_nothing(size: int) -> None:
+    store = ObjectCache()
+    resources = [resource(version) for version in range(5, 9)]
+    for number, item in enumerate(resources):
+        item["metadata"] |= {"generation": 1 + (number == 3)}
+        item["spec"] = {"args": "x" * size, "nodes": 1 + (number == 3)}
+        item["metadata"]["annotations"] = {"example.com/touched": str(number)}
+    resources[2]["metadata"]["annotations"] = {"ddp-operator.dev/mine": "x"}
+    assert [store.apply(KIND, item) for item in resources] == [KEY, None, KEY, KEY]
+    assert present(store.entry(KIND, KEY.namespace, KEY.name)).version == "8"
 
 
 def test_is_current_compares_with_version_of_list() -> None:
