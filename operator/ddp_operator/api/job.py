@@ -145,8 +145,8 @@ def owner_reference(job: DDPTrainingJob, *, controller: bool = True) -> dict[str
 
 def kueue_metadata(job: DDPTrainingJob) -> dict[str, dict[str, str]]:
     """Return the resource's labels and annotations for Kueue. Kueue reads them from the Job."""
-    labels = _select_kueue_keys(job.labels)
-    annotations = _select_kueue_keys(job.annotations)
+    labels = select_kueue_keys(job.labels)
+    annotations = select_kueue_keys(job.annotations)
     if constants.KUEUE_MIN_PARALLELISM in annotations:
         # With fewer pods at a time than completions, the last indices would run only after the first ones have ended.
         annotations[constants.KUEUE_SYNC_COMPLETIONS] = "true"
@@ -172,7 +172,7 @@ def inherited_labels(job: DDPTrainingJob) -> dict[str, str]:
     }
 
 
-def _select_kueue_keys(pairs: Mapping[str, str]) -> dict[str, str]:
+def select_kueue_keys(pairs: Mapping[str, str]) -> dict[str, str]:
     """Return the pairs whose key has Kueue's domain, or a subdomain of it."""
     suffix = f".{constants.KUEUE_DOMAIN}"
     return {key: value for key, value in pairs.items() if f".{key}".partition("/")[0].endswith(suffix)}

@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from ddp_operator.api.constants import CLUSTER_PROFILE_KIND, TRAINER_CONTAINER
 from ddp_operator.api.errors import FieldError, InvalidManifest
@@ -13,6 +13,9 @@ from ddp_operator.api.locks import compared_form, list_containers, list_places, 
 from ddp_operator.api.merge import DIRECTIVE, MERGE_KEYS, merge
 from ddp_operator.api.size import refuse_oversize
 from ddp_operator.api.status import Profile
+
+_MAX_CHANGES: Final = 16
+"""Locked fields that a spec may change and still be completed: each takes the time of a merge."""
 
 
 def profile_reference(resource: Mapping[str, Any]) -> tuple[str, str] | None:
@@ -48,7 +51,7 @@ def complete_spec(own: Mapping[str, Any], profile: Profile) -> tuple[dict[str, A
     """Return a job's complete spec, and the errors of own values that differ from locked ones.
 
     In the returned spec a locked field has the profile's value. ``own``: the written spec, without defaults.
-    ``manifests.locked_pods`` compares what other fields add to the pods.
+    ``manifests.locked_pods`` compares what other fields add to the pods. Raises: InvalidManifest for very many changes.
     """
     base, own = unify_trainer_names(profile.job, own)
     spec: dict[str, Any] = merge(base, own)
@@ -61,15 +64,26 @@ def complete_spec(own: Mapping[str, Any], profile: Profile) -> tuple[dict[str, A
         values = select(form, steps)
         if values != locked_values:
             errors.append(_explain_lock(path, profile, locked_values, values))
+            if len(errors) > _MAX_CHANGES:
+                raise InvalidManifest(errors)
             own, spec = _drop_change(own, base, steps)
             form = compared_form(spec)
+    return _adapt_policy(spec, own), errors
 
+
+def merge_profile(own: Mapping[str, Any], profile: Profile) -> dict[str, Any]:
+    """Return a job's complete spec without a comparison with the locks."""
+    base, own = unify_trainer_names(profile.job, own)
+    return _adapt_policy(merge(base, own), own)
+
+
+def _adapt_policy(spec: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Drop the members of the profile's policy if the job disables it: without ``enabled`` they would be refused."""
     policy = spec.get("networkPolicy")
     if isinstance(policy, Mapping) and not policy.get("enabled"):
-        # The job disables the profile's policy. The profile's other members would be refused without `enabled`.
         kept = {"enabled", *(own.get("networkPolicy") or ())}
         spec["networkPolicy"] = {name: value for name, value in policy.items() if name in kept}
-    return spec, errors
+    return spec
 
 
 def _drop_change(own: Mapping[str, Any], base: Mapping[str, Any], steps: list[str]) -> tuple[Any, dict[str, Any]]:

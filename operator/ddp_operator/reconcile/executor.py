@@ -19,7 +19,7 @@ import msgspec
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.cluster import AlreadyExists, Cluster, Key, Refused, ServerError
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.job import DDPTrainingJob, select_kueue_keys
 from ddp_operator.api.record import encode_record
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide import losses
@@ -53,9 +53,10 @@ from ddp_operator.decide.views import JobView
 from ddp_operator.manifests.children import build_children, build_history_children, build_pod
 from ddp_operator.manifests.template import resolve_template
 from ddp_operator.reconcile.history import read_record
-from ddp_operator.reconcile.limits import run_limited
 from ddp_operator.reconcile.observer import Memory, seconds_since
 from ddp_operator.reconcile.prerequisites import refuse_failing_server, refuse_invalid, refuse_write
+from ddp_operator.reconcile.turns import Payer, Turns
+from ddp_operator.reconcile.verdicts import compute_digest
 from ddp_operator.reconcile.workqueue import lend_worker
 
 SERVER_PATIENCE = 10.0
@@ -76,9 +77,10 @@ Outcome = Refusal | float | None
 class Executor:
     """Executes decisions on one cluster."""
 
-    def __init__(self, cluster: Cluster, clock: Callable[[], datetime], history_image: str = "") -> None:
+    def __init__(self, cluster: Cluster, clock: Callable[[], datetime], turns: Turns, history_image: str = "") -> None:
         self._cluster = cluster
         self._clock = clock
+        self._turns = turns
         self._history_image = history_image
         self._history_gate = asyncio.Semaphore(_RECORDS_AT_ONCE)
         self._launchers: set[str] = set()
@@ -97,9 +99,7 @@ class Executor:
             return None
 
         try:
-            children = run_limited(
-                build_children, _name_secret(job, memory), attempt=max(1, job.status.attempt), nodes=job.spec.nodes
-            )
+            children = await self._check_build(job, memory)
         except InvalidManifest as error:
             return refuse_invalid(error)
         if job.spec.profile_ref is not None:
@@ -123,6 +123,22 @@ class Executor:
         memory.built = children
         return None
 
+    async def _check_build(self, job: DDPTrainingJob, memory: Memory) -> list[dict[str, Any]]:
+        """Return the children of the current attempt, or of attempt 1. Raises: InvalidManifest."""
+        annotations = select_kueue_keys(job.annotations)
+        digest = compute_digest(job.uid, job.spec, job.labels, annotations, job.locked, job.status.claims)
+        memory.refused.repeat_refusal(digest, self._clock())
+        try:
+            return await self._build(job, memory, attempt=max(1, job.status.attempt), nodes=job.spec.nodes)
+        except InvalidManifest as error:
+            memory.refused.refuse(digest, error, self._clock())
+            raise
+
+    async def _build(self, job: DDPTrainingJob, memory: Memory, *, attempt: int, nodes: int) -> list[dict[str, Any]]:
+        """Return the children of an attempt. Raises: InvalidManifest."""
+        named = _name_secret(job, memory)
+        return await self._turns.run(Payer(job.namespace), build_children, named, attempt=attempt, nodes=nodes)
+
     async def execute(
         self, job: DDPTrainingJob, observation: Observation, actions: Iterable[Action], memory: Memory
     ) -> tuple[Refusal | None, float | None]:
@@ -135,8 +151,8 @@ class Executor:
             outcome = await self._catch_refusal(memory, self._execute_action(job, observation, action, memory))
             if isinstance(outcome, Refusal):
                 if job.status.attempt == 0:  # a refused job must not have a Job
-                    created_job = run_limited(build_children, job, attempt=1, nodes=job.spec.nodes)[-1]
-                    await self._cluster.discard(created_job)
+                    children = await self._build(job, memory, attempt=1, nodes=job.spec.nodes)
+                    await self._cluster.discard(children[-1])
                 return outcome, None
             wait = wait or outcome
         return None, wait
@@ -227,11 +243,12 @@ class Executor:
     async def _store_history(self, job: DDPTrainingJob, observation: Observation, memory: Memory) -> Outcome:
         """Create the Job that stores the record. Raises: Refused, ClusterError."""
         try:
-            nproc = run_limited(resolve_template, job).nproc
+            payer = Payer(job.namespace)
+            nproc = (await self._turns.run(payer, resolve_template, job)).nproc
             with lend_worker():
                 async with self._history_gate:
                     record = encode_record(await read_record(self._cluster, job, observation, nproc))
-            launcher, child = run_limited(build_history_children, job, record, self._history_image)
+            launcher, child = await self._turns.run(payer, build_history_children, job, record, self._history_image)
         except InvalidManifest as error:
             return refuse_invalid(error)
         outcome = await self._ensure_launcher(launcher, observation.launchers.get(launcher["metadata"]["name"]))
@@ -262,8 +279,7 @@ class Executor:
         children = memory.built
         memory.built = None
         if children is None or (action.attempt, action.nodes) != (1, job.spec.nodes):
-            named = _name_secret(job, memory)
-            children = run_limited(build_children, named, attempt=action.attempt, nodes=action.nodes)
+            children = await self._build(job, memory, attempt=action.attempt, nodes=action.nodes)
         if view is not None and view.secret:
             children[0]["metadata"]["name"] = view.secret  # an earlier process may have named it
         if job.status.attempt == 0 and _creates_job_first(job, children):

@@ -38,9 +38,9 @@ from ddp_operator.decide.multikueue import (
 )
 from ddp_operator.decide.state import AT_ONCE, Children, Refusal
 from ddp_operator.manifests.workload import build_workload, explain_other_pods
-from ddp_operator.reconcile.limits import run_limited
 from ddp_operator.reconcile.observer import Memory, seconds_since
 from ddp_operator.reconcile.prerequisites import refuse_invalid, refuse_read, refuse_write
+from ddp_operator.reconcile.turns import Payer, Turns
 
 # Seconds between two reads of a Workload that waits, and of one whose pods run.
 _WAITING_INTERVAL: Final = 5.0
@@ -56,9 +56,12 @@ _REMEDY: Final = "grant the operator the permissions for Kueue's objects (docs/k
 class MultiKueue:
     """The jobs of one cluster that MultiKueue runs in another one, or has copied from another one."""
 
-    def __init__(self, cluster: Cluster, clock: Callable[[], datetime], *, is_worker: bool = False) -> None:
+    def __init__(
+        self, cluster: Cluster, clock: Callable[[], datetime], turns: Turns, *, is_worker: bool = False
+    ) -> None:
         self._cluster = cluster
         self._clock = clock
+        self._turns = turns
         self._is_worker = is_worker
         """Whether jobs of this cluster may become the owners of Workloads."""
         self._polled: set[Key] = set()
@@ -125,7 +128,11 @@ class MultiKueue:
             priority = await self._read_priority(job)
             if isinstance(priority, Refusal):
                 return priority
-            await self._write_workload(run_limited(build_workload, job, priority), workload, suspend=job.spec.suspend)
+            await self._write_workload(
+                await self._turns.run(Payer(job.namespace), build_workload, job, priority),
+                workload,
+                suspend=job.spec.suspend,
+            )
             queue = await self._cluster.kueue_object("LocalQueue", job.namespace, name)
         except InvalidManifest as error:
             return refuse_invalid(error)
@@ -199,7 +206,7 @@ class MultiKueue:
             problem = explain_foreign_workload(job, workload)
             if problem:
                 return None, f"{problem}; {_LABELS}"
-        problem = run_limited(explain_other_pods, job, workload)
+        problem = await self._turns.run(Payer(job.namespace), explain_other_pods, job, workload)
         if problem:
             return workload if is_own else None, f"Workload {name} does not cover the pods of this job: {problem}"
         if not is_own:

@@ -4,7 +4,6 @@ Nodes, Events, Workloads and pages are read only if the decision needs them, at 
 """
 
 import asyncio
-import hashlib
 import secrets
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
@@ -14,7 +13,6 @@ from math import inf
 from typing import Any, NamedTuple
 from weakref import WeakValueDictionary
 
-import msgspec
 from msgspec.structs import replace as replace_status
 
 from ddp_operator.api import child_names, constants
@@ -22,10 +20,10 @@ from ddp_operator.api.cluster import Cluster, ClusterError, Key, Object, Refused
 from ddp_operator.api.cluster_queue import Quotas
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.faults import contain, name_object
-from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.job import DDPTrainingJob, select_kueue_keys
 from ddp_operator.api.kubeobjects import find_trainer, scheduling_gates
 from ddp_operator.api.parse import parse_resource
-from ddp_operator.api.profile import complete_spec
+from ddp_operator.api.profile import complete_spec, merge_profile
 from ddp_operator.api.size import OversizeSpec, refuse_oversize
 from ddp_operator.api.status import Profile, QueueStatus, Status, Straggler
 from ddp_operator.decide import conditions as c
@@ -45,6 +43,8 @@ from ddp_operator.decide.views import NodeView, PodView, view_node, view_pod
 from ddp_operator.manifests.children import build_children, load_launcher
 from ddp_operator.manifests.locked_pods import keep_locked_pods
 from ddp_operator.reconcile.limits import MAX_SECONDS_AT_ONCE, PAGES_AT_ONCE, PageBudget
+from ddp_operator.reconcile.turns import Payer, Turns
+from ddp_operator.reconcile.verdicts import Verdict, compute_digest
 
 # Seconds that watch events of new children may be late before the operator searches children without labels.
 _WATCH_DELAY = 2.0
@@ -83,6 +83,10 @@ class Memory:
     """Place of the Job in its queue."""
     kills: dict[str, ContainerKill | None] = field(default_factory=dict)
     """Why the kubelet killed training containers, by the pod's UID; None: no Event reports it."""
+    unreadable: Verdict = field(default_factory=Verdict)
+    """Why the spec could not be parsed."""
+    refused: Verdict = field(default_factory=Verdict)
+    """Why no children could be built from the spec."""
     checked: tuple[str, int] | None = None
     """UID and generation of the last spec from which children could be built."""
     nonce: str = field(default_factory=lambda: secrets.token_hex(10))
@@ -112,8 +116,6 @@ class Memory:
     """Time of the last refusal of the status by the API server."""
     status_shortened: bool = False
     """Whether the API server accepts only a shortened status."""
-    compared: str | None = None
-    """Digest of spec, metadata and profile of the last job whose pods have the profile's locked values."""
     workload: tuple[datetime, Object | None] | None = None
     """The Workload of a job that Kueue has copied from a manager cluster, and the time of its last read."""
     workload_problem: str = ""
@@ -124,10 +126,12 @@ class Memory:
     """The ResourceFlavors of that Workload by name."""
     left_out: tuple[str, ...] = ()
     """Fields of the stored status that could not be read in the last pass."""
+    compared: bytes = b""
+    """Digest of spec, metadata and profile of the last job whose pods were compared with the profile's locks."""
     locked: tuple[str, ...] = ()
     """Errors of the parsed spec: fields that differ from the profile's locked values."""
 
-    def parse(self, resource: Object, profile: Profile | None = None) -> DDPTrainingJob:
+    def parse(self, resource: Object, profile: Profile | None, *, has_started: bool) -> DDPTrainingJob:
         """Return the typed resource, completed by its profile. It is parsed in each pass, so that no memory has it.
 
         Raises: InvalidManifest.
@@ -137,23 +141,34 @@ class Memory:
             return parse_resource(resource)
 
         refuse_oversize(resource.get("spec"))
+        digest = digest_resource(resource, profile)
+        if digest == self.compared and not (self.locked and has_started):
+            # A job with refused changes that has not started gets no pods, so they need not be undone.
+            spec = merge_profile(resource["spec"], profile)
+            return parse_resource({**resource, "spec": spec}, locked=profile.locked)
+
+        self.compared = b""
         spec, errors = complete_spec(resource["spec"], profile)
-        metadata = resource["metadata"]
         resource = {**resource, "spec": spec}
-        read = [metadata.get(name) for name in ("uid", "generation", "labels", "annotations")]
-        digest = hashlib.sha256(msgspec.json.encode([read, profile.digest])).hexdigest()
-        if digest != self.compared:
-            self.compared = None
-            try:
-                resource, changes = keep_locked_pods(resource, profile)
-                errors += changes
-                self.compared = None if changes else digest
-            except OversizeSpec:
-                raise
-            except InvalidManifest:
-                pass  # the executor reports the error; the next pass compares again
+        try:
+            resource, changes = keep_locked_pods(resource, profile)
+            errors += changes
+            self.compared = digest
+        except OversizeSpec:
+            raise
+        except InvalidManifest:
+            pass  # the executor reports the error; the next pass compares again
         self.locked = tuple(map(str, errors))
         return parse_resource(resource, locked=profile.locked)
+
+
+def digest_resource(resource: Object, profile: Profile | None) -> bytes:
+    """Return the digest of what the parsing of a resource and the comparison with its profile's locks read."""
+    metadata = resource["metadata"]
+    annotations = select_kueue_keys(metadata.get("annotations") or {})
+    return compute_digest(
+        resource.get("spec"), metadata.get("labels"), annotations, profile.digest if profile is not None else None
+    )
 
 
 def seconds_since(last: datetime | None, now: datetime) -> float:
@@ -164,9 +179,10 @@ def seconds_since(last: datetime | None, now: datetime) -> float:
 class Observer:
     """Observes one resource at a time. It counts the resources whose Events are polled, to limit their rate."""
 
-    def __init__(self, cluster: Cluster, clock: Callable[[], datetime], progress_interval: float) -> None:
+    def __init__(self, cluster: Cluster, clock: Callable[[], datetime], turns: Turns, progress_interval: float) -> None:
         self._cluster = cluster
         self._clock = clock
+        self._turns = turns
         self._progress_interval = progress_interval
         self._polling: set[Key] = set()
         self._queues: dict[str, QueueView] = {}
@@ -368,14 +384,26 @@ class Observer:
         """Return why a pod does not start, with the object behind its volume. Raises: Refused, ClusterError."""
         if view_pod(raw).waiting_reason != c.UNSCHEDULABLE:
             problem = scheduling.find_latest_warning(await self._cluster.events_of(raw))
-            return name_volume(problem, _build_pod_spec(job)) if problem is not None else None
-        for claim in list_claims(_build_pod_spec(job)):
+            return name_volume(problem, await self._build_pod_spec(job)) if problem is not None else None
+        for claim in list_claims(await self._build_pod_spec(job)):
             metadata = {"namespace": job.namespace, "name": claim}
             events = await self._cluster.events_of({"kind": "PersistentVolumeClaim", "metadata": metadata})
             problem = find_claim_problem(claim, events)
             if problem is not None:
                 return problem
         return None
+
+    async def _build_pod_spec(self, job: DDPTrainingJob) -> Mapping[str, Any]:
+        """Return the spec of the current attempt's pods, empty if it is invalid."""
+        status = job.status
+        payer = Payer(job.namespace)
+        with suppress(InvalidManifest):
+            children = await self._turns.run(
+                payer, build_children, job, attempt=status.attempt, nodes=status.attempt_nodes
+            )
+            pod_spec: Mapping[str, Any] = children[-1]["spec"]["template"]["spec"]
+            return pod_spec
+        return {}
 
     async def _explain_kills(
         self, job: DDPTrainingJob, snapshot: Snapshot, children: Children, memory: Memory
@@ -569,12 +597,3 @@ def record_children(status: Status, memory: Memory) -> Status:
 def _identify(raw: Object) -> tuple[str, str]:
     """Return kind and name of an object."""
     return str(raw["kind"]), str(raw["metadata"]["name"])
-
-
-def _build_pod_spec(job: DDPTrainingJob) -> Mapping[str, Any]:
-    """Return the spec of the current attempt's pods, empty if it is invalid."""
-    with suppress(InvalidManifest):
-        attempt_job = build_children(job, attempt=job.status.attempt, nodes=job.status.attempt_nodes)[-1]
-        pod_spec: Mapping[str, Any] = attempt_job["spec"]["template"]["spec"]
-        return pod_spec
-    return {}

@@ -47,10 +47,10 @@ from ddp_operator.decide.transitions import (
     list_transition_events,
 )
 from ddp_operator.reconcile.executor import Executor
-from ddp_operator.reconcile.limits import run_limited
 from ddp_operator.reconcile.multikueue import MultiKueue
-from ddp_operator.reconcile.observer import Memory, Observer, record_children, seconds_since
+from ddp_operator.reconcile.observer import Memory, Observer, digest_resource, record_children, seconds_since
 from ddp_operator.reconcile.prerequisites import find_claimed_gpus, find_profile, refuse_changes, refuse_invalid
+from ddp_operator.reconcile.turns import Payer, Turns
 
 logger = logging.getLogger(__name__)
 _ended_logger = logging.getLogger("ddp_operator.ended")
@@ -125,9 +125,10 @@ class Reconciler:
         self._clock = clock
         self._progress_interval = progress_interval
         self._defaults = defaults
-        self._observer = Observer(cluster, clock, progress_interval)
-        self._executor = Executor(cluster, clock, history_image)
-        self._multikueue = MultiKueue(cluster, clock, is_worker=is_multikueue_worker)
+        self._turns = Turns()
+        self._observer = Observer(cluster, clock, self._turns, progress_interval)
+        self._executor = Executor(cluster, clock, self._turns, history_image)
+        self._multikueue = MultiKueue(cluster, clock, self._turns, is_worker=is_multikueue_worker)
         self._on_transition = on_transition
         self._on_status = on_status
         self._node_reports = NodeReports()
@@ -196,7 +197,7 @@ class Reconciler:
         job, _ = prepared
         if is_finished(status):
             job = await self._multikueue.finish(job, workload)
-            ended = decide(job, Observation(), self._clock())
+            ended = await self._turns.run(Payer(job.namespace), decide, job, Observation(), self._clock())
             await self._executor.execute(job, Observation(), ended.actions, current.memory)
             self._forget(current.key)
             return ended.requeue_after
@@ -232,11 +233,24 @@ class Reconciler:
 
     async def _parse_job(self, current: CurrentPass, profile: Profile | None) -> DDPTrainingJob | PassEnd:
         """Return the typed job, completed by its profile. Raises: VersionConflict, ClusterError."""
+        verdict = current.memory.unreadable
+        digest = digest_resource(current.resource, profile)
+        was_refused = verdict.holds(digest, self._clock())
         try:
-            return run_limited(current.memory.parse, current.resource, profile)
+            verdict.repeat_refusal(digest, self._clock())
+            has_started = bool(parse_status(current.resource).attempt or current.snapshot.jobs)
+            return await self._turns.run(
+                Payer(current.key.namespace),
+                current.memory.parse,
+                current.resource,
+                profile,
+                has_started=has_started,
+            )
         except InvalidManifest as error:
             is_oversize = isinstance(error, OversizeSpec)
-            if not current.fresh and not is_oversize:
+            if not was_refused:
+                verdict.refuse(digest, error, self._clock())
+            if not current.fresh and not is_oversize and not was_refused:
                 # A new CRD changes the visible fields of stored resources, and no watch reports that.
                 return PassEnd(await self._run_pass(current.key, fresh=True))
             if profile is None or is_oversize:
@@ -269,7 +283,10 @@ class Reconciler:
         refusal = refuse_changes(memory.locked) or claims_refusal
         if refusal is None:
             refusal = await self._executor.check(job, observation, memory)
-        decision = run_limited(decide, job, observation, self._clock(), refusal, self._progress_interval)
+        payer = Payer(job.namespace, len(observation.pods) + len(observation.orphans))
+        decision = await self._turns.run(
+            payer, decide, job, observation, self._clock(), refusal, self._progress_interval
+        )
         if decision.needs_fresh_read and not current.fresh:
             # Watches may deliver the end of the Job before that of the pod with the root cause or the last step.
             return await self._run_pass(current.key, fresh=True)
@@ -279,7 +296,9 @@ class Reconciler:
         finally:
             memory.built = None
         if refusal is not None:
-            decision = run_limited(decide, job, observation, self._clock(), refusal, self._progress_interval)
+            decision = await self._turns.run(
+                payer, decide, job, observation, self._clock(), refusal, self._progress_interval
+            )
 
         max_restarts = job.spec.recovery.max_restarts
         status = record_children(decision.status, memory)

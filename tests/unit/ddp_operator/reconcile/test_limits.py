@@ -73,6 +73,7 @@ async def test_check_without_end_refuses_only_its_job(monkeypatch: pytest.Monkey
         await harness.settle()
         assert harness.state("Accepted") == ("False", "InvalidSpec")
         assert "a check took more than" in harness.condition("Accepted").message
+    harness.clock.advance(300)
     await harness.settle()
     assert harness.jobs() == ["train-1"]
 

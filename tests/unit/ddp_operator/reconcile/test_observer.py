@@ -18,6 +18,7 @@ from ddp_operator.decide.state import UnreachableReport
 from ddp_operator.manifests.children import load_launcher
 from ddp_operator.reconcile.limits import MAX_BYTES, PageBudget
 from ddp_operator.reconcile.observer import Memory, Observer
+from ddp_operator.reconcile.turns import Turns
 from tests.support.builders import (
     NOW,
     UID,
@@ -75,7 +76,7 @@ class Look:
     def __init__(self, cluster: Answers | None = None) -> None:
         self.cluster = cluster or Answers()
         self.now = NOW
-        self.observer = Observer(cast(Cluster, self.cluster), lambda: self.now, 10.0)
+        self.observer = Observer(cast(Cluster, self.cluster), lambda: self.now, Turns(), 10.0)
         self.memories: dict[str, Memory] = {}
 
     async def at(

@@ -34,6 +34,7 @@ class TestOtherVersion:
             return dataclasses.replace(snapshot, resource={**snapshot.resource, "spec": spec})
 
         monkeypatch.setattr(harness.cluster, "fetch", fetch)
+        harness.clock.advance(300)
         await harness.reconcile()
         assert harness.state("Accepted") == ("True", "Valid")
 
