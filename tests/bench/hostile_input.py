@@ -2,7 +2,11 @@
 
 Every check of a spec runs at the limits of size (``tests/support/limit_specs.py``); the slowest are printed.
 
-Each row is a process. The idle operator runs against the stand-in API server. Asserts nothing.
+Each row is a process. The idle operator runs against the stand-in API server. Then one tenant attacks a running
+operator, while another one submits jobs (``hostile_tenant``). Asserts nothing:
+
+    python -m tests.bench.hostile_input
+    python -m tests.bench.hostile_input --attack "longest scripts" --jobs 100 --seconds 60
 """
 
 from __future__ import annotations
@@ -29,11 +33,11 @@ import msgspec
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.kubeobjects import utc_now
 from ddp_operator.api.parse import parse_resource
-from ddp_operator.api.size import limit_nesting
 from ddp_operator.decide.views import PodView, view_pod
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.cluster import KubeCluster
+from ddp_operator.kube.incoming import limit_event, limit_response
 from ddp_operator.kube.resync import CHILD_SELECTOR
 from ddp_operator.kube.watch import _list
 from ddp_operator.manager.operator import Operator
@@ -42,10 +46,13 @@ from ddp_operator.manifests.children import build_children, load_launcher
 from ddp_operator.manifests.template import check_log_patterns
 from ddp_operator.reconcile.limits import PageBudget
 from ddp_operator.reconcile.observer import Observer
+from ddp_operator.reconcile.turns import Turns
 from ddp_pod.contract.report import REPORT_LIMIT
+from tests.bench import hostile_tenant
 from tests.bench.figures import table
 from tests.support.builders import child_job, child_pod, job, resource, template, trainer
 from tests.support.control_plane import free_ports
+from tests.support.hostile_jobs import NESTED, NESTED_LISTS
 from tests.support.limit_specs import list_specs
 from tests.support.operator_process import OperatorProcess
 from tests.support.standin import ClusterActors, StandIn
@@ -154,7 +161,7 @@ def build_pods() -> list[PodView]:
 async def read_pages(port: int) -> None:
     """Read the reports of all pods as the operator does when a job reports a restart in the same pods."""
     cluster = KubeCluster(build_client(port))
-    observer = Observer(cluster, utc_now, 10.0)
+    observer = Observer(cluster, utc_now, Turns(), 10.0)
     result = await observer._read_pages(job(metrics={"port": port}), build_pods(), PageBudget())
     await cluster.close()
     print(f"reports read within the budget: {len(result)} of {PODS}", file=sys.stderr)
@@ -205,9 +212,16 @@ async def refuse_oversize_specs(port: int) -> None:
         await asyncio.sleep(0)
 
 
-async def decode_nested_events(port: int) -> None:
-    """Decode an event of 1.4 MB of nested lists."""
-    json.loads(limit_nesting(b"[" * 700_000 + b"]" * 700_000))
+async def limit_nested_event(port: int) -> None:
+    """Limit an event of 1.4 MB of nested lists."""
+    event = {"type": "ADDED", "object": resource(a=NESTED)}
+    await limit_event(msgspec.json.encode(event).replace(b'"%s"' % NESTED.encode(), NESTED_LISTS), brief=True)
+
+
+async def limit_page(port: int) -> None:
+    """Limit a page of ten such resources."""
+    page = {"kind": "DDPTrainingJobList", "items": [resource(a=NESTED)] * 10, "metadata": {}}
+    await limit_response(msgspec.json.encode(page).replace(b'"%s"' % NESTED.encode(), NESTED_LISTS), brief=True)
 
 
 async def measure_idle() -> tuple[float, float]:
@@ -233,7 +247,8 @@ ATTACKS: dict[str, Callable[[int], Awaitable[None]]] = {
     "8 hostile patterns": check_patterns,
     SPECS: check_specs,
     "3 oversize specs": refuse_oversize_specs,
-    "a nested event": decode_nested_events,
+    "a nested event": limit_nested_event,
+    "a page of ten nested resources": limit_page,
 }
 
 
@@ -285,18 +300,31 @@ def main(argv: Sequence[str] | None = None) -> None:
     """Measure alternately and print."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--attack", choices=hostile_tenant.ATTACKS, action="append", help="run only these attacks")
+    parser.add_argument("--jobs", type=int, default=hostile_tenant.JOBS, help="of the attacker")
+    parser.add_argument("--seconds", type=float, default=hostile_tenant.SECONDS, help="of each attack")
     parser.add_argument("--row", choices=ROWS, help=argparse.SUPPRESS)
     parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if arguments.row:
         print(json.dumps(asyncio.run(measure_row(arguments.row, arguments.port))))
         return
+    if not arguments.attack:
+        measure_rows(arguments.repeats)
+    attacks = arguments.attack or list(hostile_tenant.ATTACKS)
+    print(f"\nattacks of {arguments.jobs} jobs: longest times, CPU time and peak memory of the operator")
+    for line in hostile_tenant.measure_attacks(attacks, arguments.jobs, arguments.seconds):
+        print(line, flush=True)
+
+
+def measure_rows(repeats: int) -> None:
+    """Measure the rows alternately, and the memory of one operator, and print."""
     pauses: dict[str, list[float]] = {name: [] for name in ROWS}
     memory: dict[str, list[float]] = {name: [] for name in ROWS}
     with StandIn() as api, serve() as port, tempfile.TemporaryDirectory() as folder:
         kubeconfig = str(api.write_kubeconfig(Path(folder)))
         env = os.environ | {"KUBECONFIG": kubeconfig, "DDP_OPERATOR_HEALTH_PORT": "0"}
-        for _ in range(arguments.repeats):
+        for _ in range(repeats):
             for name in ROWS:
                 pause, mebibytes = run_row(name, port, env)
                 pauses[name].append(pause)

@@ -176,7 +176,7 @@ class StandInApi:
         self.calls.append(Call(verb, resource, status, user))
         if fault is not None and fault.status == "lost answer":
             return _cut(request)
-        return web.json_response(answer, status=status)
+        return web.Response(body=self.watches.encode(answer), status=status, content_type="application/json")
 
     async def _log(self, request: web.Request, namespace: str, name: str) -> web.StreamResponse:
         """Send a pod's log, and with ``follow`` further lines until the pod has ended."""

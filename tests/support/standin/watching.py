@@ -20,6 +20,8 @@ class Watches:
 
     def __init__(self, storage: Storage, bookmark_interval: float) -> None:
         self._storage = storage
+        self.encode: Callable[[Any], bytes] = encode
+        """Writes an event as JSON."""
         self._interval = bookmark_interval
         self._open: dict[asyncio.Task[Any], str] = {}
         self._thaw = asyncio.Event()
@@ -55,7 +57,7 @@ class Watches:
             self._open[task] = kind.plural
             await response.prepare(request)
             for event in first:
-                await _send(response, event)
+                await response.write(self.encode(event) + b"\n")
             async with asyncio.timeout(float(query.get("timeoutSeconds") or 3600)):
                 await self._follow(response, kind, namespace, query, mailbox)
         except TimeoutError:
@@ -113,7 +115,7 @@ class Watches:
                 event = event_of(change, kind, namespace, matches)
             await self._thaw.wait()
             if event is not None:
-                await _send(response, event)
+                await response.write(self.encode(event) + b"\n")
 
 
 def event_of(
@@ -140,5 +142,6 @@ def _bookmark(kind: Kind, version: int, annotations: dict[str, str] | None = Non
     return {"type": "BOOKMARK", "object": {"kind": kind.kind, "apiVersion": kind.api_version, "metadata": meta}}
 
 
-async def _send(response: web.StreamResponse, event: dict[str, Any]) -> None:
-    await response.write(json.dumps(event).encode() + b"\n")
+def encode(value: Any) -> bytes:
+    """Return a value as JSON."""
+    return json.dumps(value).encode()

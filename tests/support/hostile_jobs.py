@@ -1,0 +1,67 @@
+"""Jobs of one tenant at the limits of size, all of them different, none with a pod."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Final
+
+from ddp_operator.api.constants import PROFILE_KIND
+from ddp_operator.manifests.shell import MAX_SCRIPT
+from tests.support.builders import Json, profile, template, trainer
+from tests.support.limit_specs import ARGUMENT
+
+ATTACKER: Final = "attacker"
+"""The namespace of these jobs."""
+OWN_ANNOTATION: Final = "ddp-operator.dev/touched"
+"""An annotation that the operator keeps, so that each change causes a pass."""
+NESTED: Final = "$nested"
+"""For ``StandIn.insert``: sent as NESTED_LISTS."""
+NESTED_LISTS: Final = b"[" + b",".join([b"[" * 200 + b"]" * 200] * 3500) + b"]"
+"""1.4 MB."""
+
+_FRAGMENTS: Final = ("{ ", "\n", "(", "env A=1 ", "if a\nthen ")
+"""The parts of a script that take longest to read."""
+_LOCKS: Final = 200
+
+BuildSpec = Callable[[int], Json]
+"""Returns the spec of a job by its number."""
+
+
+def build_script(number: int, size: int = MAX_SCRIPT) -> Json:
+    """Return the spec of a suspended job with the longest script that the operator reads."""
+    fragment = _FRAGMENTS[number % len(_FRAGMENTS)]
+    script = f"# {number}\n" + fragment * ((size - 20) // len(fragment))
+    return {"suspend": True, "template": template(trainer(command=["env", "A=1", "bash", "-c", script]))}
+
+
+def build_longest_script(number: int) -> Json:
+    """Return the spec of a suspended job with the longest script that Linux starts."""
+    return build_script(number, ARGUMENT)
+
+
+def build_variables(number: int) -> Json:
+    """Return the spec of a suspended job with as many variables as a spec may have."""
+    variables = [{"name": f"V{index}", "value": f"{number}"} for index in range(3200)]
+    return {"suspend": True, "template": template(trainer(env=variables))}
+
+
+def build_nested(number: int) -> Json:
+    """Return the spec of a suspended job with nested lists."""
+    return {"suspend": True, "template": {"spec": {"containers": [trainer()], "a": NESTED}}}
+
+
+def build_locked(number: int) -> Json:
+    """Return the spec of a suspended job that changes what its profile locks."""
+    variables = [{"name": f"V{index}", "value": f"{number + 1}"} for index in range(_LOCKS)]
+    own = template(trainer(env=variables))
+    return {"suspend": True, "template": own, "profileRef": {"name": "hostile", "kind": PROFILE_KIND}}
+
+
+def build_hostile_profile() -> Json:
+    """Return the profile of these jobs, whose locks take long to compare."""
+    variables = [{"name": f"V{index}", "value": "0"} for index in range(_LOCKS)]
+    job = {"template": template(trainer(env=variables, image=None, command=None))}
+    locks = [f"template.spec.containers[trainer].env[V{index}]" for index in range(_LOCKS)]
+    made = profile(job, *locks, name="hostile", kind=PROFILE_KIND)
+    made["metadata"]["namespace"] = ATTACKER
+    return made
