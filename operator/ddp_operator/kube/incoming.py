@@ -62,9 +62,19 @@ class _Identified(msgspec.Struct):
     metadata: _Identity
 
 
+class _Resource(msgspec.Struct, rename="camel", omit_defaults=True):
+    """A custom resource; the API server stores no other members. One scan of the text splits it and its spec."""
+
+    api_version: msgspec.Raw
+    kind: msgspec.Raw
+    metadata: msgspec.Raw
+    spec: Members
+    status: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
+
+
 class _Event(msgspec.Struct):
     type: msgspec.Raw
-    object: Members
+    object: _Resource
 
 
 async def limit_response(raw: bytes, *, brief: bool = False) -> bytes:
@@ -78,11 +88,11 @@ async def limit_response(raw: bytes, *, brief: bool = False) -> bytes:
     if members is None:
         return limit_nesting(raw)
     if "items" in members:
-        items = await _split(bytes(members["items"]), list[msgspec.Raw]) or []
+        items = await _split(members["items"], list[msgspec.Raw]) or []
         limited: list[bytes] = []
         for item in items:
             with contain(KIND, name_object(item)):
-                limited.append(await _limit_item(bytes(item), brief=brief))
+                limited.append(await _limit_item(item, brief=brief))
         members["items"] = msgspec.Raw(b"[%s]" % b",".join(limited))
     else:
         _limit_members(members, brief=brief)
@@ -96,32 +106,37 @@ async def limit_event(raw: bytes, *, brief: bool = False) -> bytes:
     event = await _split(raw, _Event)
     if event is None:
         return limit_nesting(raw)
-    _limit_members(event.object, brief=brief)
+    resource = event.object
+    resource.metadata = _limit_metadata(resource.metadata, bytes(resource.kind))
+    resource.spec = _limit_spec(resource.spec, brief=brief)
+    if isinstance(resource.status, msgspec.Raw):
+        resource.status = msgspec.Raw(limit_nesting(bytes(resource.status)))
     await asyncio.sleep(0)
     return msgspec.json.encode(event)
 
 
-async def _limit_item(raw: bytes, *, brief: bool) -> bytes:
-    """Return a limited item of a list."""
-    if len(raw) <= LARGE:
-        return limit_nesting(raw)
+async def _limit_item(raw: msgspec.Raw, *, brief: bool) -> bytes:
+    """Return a limited item of a list. ``raw``: a part of the response, which is not copied."""
+    if len(memoryview(raw)) <= LARGE:
+        return limit_nesting(bytes(raw))
     await asyncio.sleep(0)
     members = await _split(raw, Members)
     if members is None:
-        return limit_nesting(raw)
+        return limit_nesting(bytes(raw))
     _limit_members(members, brief=brief)
     return msgspec.json.encode(members)
 
 
-async def _split(raw: bytes, shape: type[T]) -> T | None:
+async def _split(raw: bytes | msgspec.Raw, shape: type[T]) -> T | None:
     """Return the parts of JSON without decoding these. None: it is no JSON of this shape."""
     try:
-        return _decode_parts(raw, shape)
+        try:
+            return _decode_parts(raw, shape)
+        except RecursionError:
+            # Python 3.12 and 3.13 have a limit of their own, just below that of the API server.
+            return _decode_parts(await asyncio.to_thread(limit_nesting, bytes(raw)), shape)
     except msgspec.DecodeError:
         return None
-    except RecursionError:
-        # Python 3.12 and 3.13 have a limit of their own, just below that of the API server.
-        return _decode_parts(await asyncio.to_thread(limit_nesting, raw), shape)
 
 
 def _decode_parts(raw: bytes | msgspec.Raw, shape: type[T]) -> T:
@@ -141,9 +156,9 @@ def _limit_members(members: Members, *, brief: bool) -> None:
     if not bytes(members.get("apiVersion", b"")).startswith(b'"%s/' % GROUP.encode()):
         return
     if "spec" in members:
-        spec = _limit_spec(bytes(members["spec"]))
         is_job = bytes(members.get("kind", b"")) == b'"%s"' % KIND.encode()
-        members["spec"] = msgspec.Raw(omit_large(spec) if brief and is_job and len(spec) > LARGE else spec)
+        spec = _limit_spec(_decode_parts(members["spec"], Members), brief=brief and is_job)
+        members["spec"] = msgspec.Raw(msgspec.json.encode(spec))
     if "status" in members:
         members["status"] = msgspec.Raw(limit_nesting(bytes(members["status"])))
 
@@ -157,32 +172,38 @@ def _limit_metadata(raw: msgspec.Raw, kind: bytes) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode(trim_metadata(KIND, metadata)))
 
 
-def _limit_spec(raw: bytes) -> bytes:
-    """Return a spec or, if it exceeds a limit, its small members and the reason."""
-    brackets = raw.count(b"[") + raw.count(b"{")
-    values = raw.count(b",") + brackets
+def _limit_spec(spec: Members, *, brief: bool) -> Members:
+    """Return a spec or, if it exceeds a limit, its small members and the reason.
+
+    ``brief``: of a large one the small members only.
+    """
+    texts = [bytes(value) for value in spec.values()]
+    size = sum(map(len, texts)) + sum(map(len, spec))
+    brackets = sum(text.count(b"[") + text.count(b"{") for text in texts)
+    values = len(texts) + brackets + sum(text.count(b",") for text in texts)
     try:
-        if len(raw) > MAX_BYTES and values > _MOST_COUNTED:
-            size = f"has {len(raw) >> 10} KiB as JSON, and the limit is {MAX_BYTES >> 10} KiB"
-            raise OversizeSpec([FieldError("spec", f"{size}; {REMEDY}")])
-        if brackets > MAX_DEPTH and measure_depth(raw) > MAX_DEPTH:
+        if size > MAX_BYTES and values > _MOST_COUNTED:
+            message = f"has {size >> 10} KiB as JSON, and the limit is {MAX_BYTES >> 10} KiB; {REMEDY}"
+            raise OversizeSpec([FieldError("spec", message)])
+        if brackets >= MAX_DEPTH and 1 + max(map(measure_depth, texts), default=0) > MAX_DEPTH:
             raise OversizeSpec([FieldError("spec", TOO_DEEP)])
-        if len(raw) > MAX_BYTES or values > MAX_VALUES:
-            refuse_oversize(msgspec.json.decode(raw))
+        if size > MAX_BYTES or values > MAX_VALUES:
+            refuse_oversize(msgspec.json.decode(msgspec.json.encode(spec)))
     except OversizeSpec as error:
         [reason] = error.errors
-        return msgspec.json.encode(_find_small(raw) | {OVERSIZE: [reason.path, reason.message]})
-    return raw
+        return _select_small(spec, OVERSIZE, [reason.path, reason.message])
+    return _select_small(spec, OMITTED, True) if brief and size > LARGE else spec
 
 
 def omit_large(spec: bytes) -> bytes:
     """Return a spec with its small members only."""
-    return msgspec.json.encode(_find_small(spec) | {OMITTED: True})
+    return msgspec.json.encode(_select_small(_decode_parts(spec, Members), OMITTED, True))
 
 
-def _find_small(spec: bytes) -> dict[str, Any]:
-    members = {name: bytes(value) for name, value in _decode_parts(spec, Members).items()}
-    return {name: msgspec.Raw(limit_nesting(value)) for name, value in members.items() if len(value) <= _MAX_KEPT}
+def _select_small(spec: Members, mark: str, value: Any) -> Members:
+    """Return the small members of a spec, and a member that states what happened to the others."""
+    small = {name: limit_nesting(bytes(part)) for name, part in spec.items() if len(memoryview(part)) <= _MAX_KEPT}
+    return {name: msgspec.Raw(part) for name, part in (small | {mark: msgspec.json.encode(value)}).items()}
 
 
 def check_identity(item: Any) -> Any:
