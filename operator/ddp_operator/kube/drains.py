@@ -30,7 +30,7 @@ HEARTBEAT: Final = timedelta(minutes=3)
 """Time between two heartbeats of an eviction. Kubernetes requires one every 20 minutes."""
 MOST: Final = 500
 """Requests of a kind that are followed, and pods of other owners that are read after a list."""
-_ABSENCE: Final = 20  # lists that are left out after the API server did not serve a kind, or refused it
+_ABSENCE: Final = 20  # lists of Evictions that are left out after the API server did not serve them
 _ENDED: Final = ("Succeeded", "Failed")
 
 Drains = dict[Key, dict[str, str]]
@@ -168,8 +168,8 @@ class DrainWatch:
     async def _read_kind(
         self, kind: str, scopes: Sequence[str | None], params: Mapping[str, str], follow: Follow
     ) -> None:
-        self._absent[kind] = self._absent.get(kind, 0) - 1
-        if self._absent[kind] > 0:
+        if self._absent.get(kind, 0) > 1:
+            self._absent[kind] -= 1
             return
         former = self._found.get(kind, {})
         found: Drains = defaultdict(dict)
@@ -186,12 +186,15 @@ class DrainWatch:
                     if report is not None:
                         self._reports.append((kind, name_object(item), report))
             self._found[kind] = found
+            self._absent.pop(kind, None)
         except (ObjectNotFound, Refused) as error:
-            self._absent[kind] = _ABSENCE
             self._found.pop(kind, None)
             found.clear()
-            if kind != "Eviction" or isinstance(error, Refused):
-                logger.warning("requests to drain pods are not followed: %s", error)
+            is_new = kind not in self._absent
+            # A setting names DrainRequests, so their kind is created soon. A cluster gets Evictions by an upgrade only.
+            self._absent[kind] = _ABSENCE if kind == "Eviction" else 1
+            if is_new and (kind != "Eviction" or isinstance(error, Refused)):
+                logger.warning("requests to drain pods are not followed: %s; retrying", error)
         except ClusterError as error:
             logger.warning("cannot read requests to drain pods: %s; retrying", error)
             return

@@ -228,6 +228,15 @@ async def test_canceled_eviction_is_forgotten() -> None:
     assert watched.changed == [JOB, JOB]
 
 
+async def test_definition_of_drain_requests_is_created_after_operator_starts(caplog: pytest.LogCaptureFixture) -> None:
+    watched = Watched(requests=ABSENT)
+    for _ in range(3):
+        assert await watched.read() == {}
+    assert caplog.text.count("requests to drain pods are not followed") == 1
+    watched.api.answers[REQUESTS] = [build_drain_request(OWN)]
+    assert await watched.read() == {OWN: WHO}
+
+
 @pytest.mark.parametrize("answer", [ABSENT, FORBIDDEN])
 async def test_kind_that_is_not_served_or_allowed_is_asked_for_rarely(
     answer: Exception, caplog: pytest.LogCaptureFixture
