@@ -8,17 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from ddp_operator.api.claims import CLAIM_KIND, CLAIM_TEMPLATE_KIND
 from ddp_operator.api.constants import CLUSTER_PROFILE_KIND, KIND, PROFILE_KIND
 from ddp_operator.api.crd import build_profile_crd
 from ddp_operator.decide import scheduling
 from ddp_operator.kube.resources import plural
 from ddp_operator.kube.startup_checks import HOME_PERMISSIONS, PERMISSIONS, split_permission
-from tests.support.builders import claiming, gpu_claim, job_manifest, profile
+from tests.support.builders import job_manifest, profile
 from tests.support.running_operator import Start
 from tests.support.standin import ClusterActors, StandIn
 from tests.support.standin.kueue import LOCAL_QUEUE, WORKLOAD
-from tests.support.standin.resources import Kind, custom_kind
+from tests.support.standin.resources import custom_kind
 
 from .test_operator_recovery import quick_to_stop
 
@@ -57,8 +56,6 @@ def prepare_server(server: StandIn) -> None:
     server.serve(LOCAL_QUEUE)
     for kind in (PROFILE_KIND, CLUSTER_PROFILE_KIND):
         server.serve(custom_kind(build_profile_crd(kind)))
-    for kind in (CLAIM_KIND, CLAIM_TEMPLATE_KIND):
-        server.serve(Kind("resource.k8s.io", "v1", kind, plural(kind)))
 
 
 async def test_each_permission_is_used_and_no_other_call_occurs(
@@ -118,12 +115,6 @@ async def test_each_permission_is_used_and_no_other_call_occurs(
         await actors.create(job_manifest(kind[:3].lower(), profileRef={"kind": kind, "name": "gpu"}))
         await until_used("get", plural(kind))
     await until_used("create", plural(KIND))
-    for kind in (CLAIM_KIND, CLAIM_TEMPLATE_KIND):
-        request = {"name": "r", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 2}}
-        await actors.create(gpu_claim(request, kind=kind))
-        await actors.create(job_manifest(kind.lower(), template=claiming({"name": "gpus"}, kind=kind)))
-        await until_used("get", plural(kind))
-        await actors.child_job(f"{kind.lower()}-1")
     running.stop()
 
     expected = (named(PERMISSIONS) | named(HOME_PERMISSIONS)) - USED_ELSEWHERE

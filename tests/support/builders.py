@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 
 from ddp_operator.api import child_names, constants
-from ddp_operator.api.claims import CLAIM_TEMPLATE_KIND
 from ddp_operator.api.cluster import Snapshot
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import format_time
@@ -55,19 +54,11 @@ def resource(
     }
 
 
-def claiming(*uses: Json, name: str = "h100", kind: str = CLAIM_TEMPLATE_KIND, **container: Any) -> Json:
-    """Return a pod template with the resource claim ``gpus`` of an object, of which the trainer uses this request."""
-    source = "resourceClaimTemplateName" if kind == CLAIM_TEMPLATE_KIND else "resourceClaimName"
-    resources = {**container.pop("resources", {}), "claims": list(uses)}
-    return template(trainer(resources=resources, **container), resourceClaims=[{"name": "gpus", source: name}])
-
-
-def gpu_claim(*requests: Json, name: str = "h100", kind: str = CLAIM_TEMPLATE_KIND, namespace: str = "default") -> Json:
-    """Return a ResourceClaimTemplate, or a ResourceClaim, with these requests for devices."""
-    spec: Json = {"devices": {"requests": list(requests)}}
-    spec = {"spec": spec} if kind == CLAIM_TEMPLATE_KIND else spec
-    metadata = {"name": name, "namespace": namespace}
-    return {"apiVersion": "resource.k8s.io/v1", "kind": kind, "metadata": metadata, "spec": spec}
+def claiming(**container: Any) -> Json:
+    """Return a pod template whose trainer uses a resource claim."""
+    resources = {**container.pop("resources", {}), "claims": [{"name": "gpus"}]}
+    entry = {"name": "gpus", "resourceClaimTemplateName": "h100"}
+    return template(trainer(resources=resources, **container), resourceClaims=[entry])
 
 
 def profile(job: Any, *locked: str, name: str = "gpu", kind: str = constants.CLUSTER_PROFILE_KIND) -> Json:

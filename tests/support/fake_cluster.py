@@ -76,7 +76,7 @@ class FakeCluster(LocalCluster):
         """The log of every pod, each line after its time, or the error of reading it."""
         self.calls: list[str] = []
         self.hidden = False
-        """Whether reads of profiles and resource claims are refused."""
+        """Whether reads of profiles are refused."""
         self.changes = 0
         self.events: list[Event] = []
         self.on_event = lambda resource, event: self.events.append(event)
@@ -84,10 +84,6 @@ class FakeCluster(LocalCluster):
     async def profile(self, kind: str, namespace: str, name: str) -> Object | None:
         self._note_read(kind)
         return await super().profile(kind, namespace, name)
-
-    async def resource_claim(self, kind: str, namespace: str, name: str) -> Object | None:
-        self._note_read(kind)
-        return await super().resource_claim(kind, namespace, name)
 
     def _note_read(self, kind: str) -> None:
         self.calls.append(f"get {kind}")

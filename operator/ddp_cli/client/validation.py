@@ -9,15 +9,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-import msgspec
-
-from ddp_operator.api.claims import assume_claimed, count_claimed, find_claims, is_counted
 from ddp_operator.api.constants import POD_GROUP
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.kubeobjects import is_native_pod_group
-from ddp_operator.api.parse import FindProfile, Manifest, find_among, find_none, parse_manifest
+from ddp_operator.api.parse import FindProfile, Manifest, find_none, parse_manifest
 from ddp_operator.api.pod_fields import find_unknown_fields, unknown_field
-from ddp_operator.api.status import ClaimedGpus
 from ddp_operator.manifests.children import PLACEHOLDER_UID, build_children
 from ddp_operator.manifests.locked_pods import keep_locked_pods
 
@@ -27,13 +23,10 @@ _KUBERNETES = "1.31"
 _KUBERNETES_WITH_GANGS = "1.37"
 
 
-def check_manifest(
-    text: str, code: Mapping[str, Any] | None = None, profiles: FindProfile = find_none, *, exact: bool = False
-) -> Manifest:
+def check_manifest(text: str, code: Mapping[str, Any] | None = None, profiles: FindProfile = find_none) -> Manifest:
     """Return the manifest in ``text``, with the children of its first attempt. Raises: InvalidManifest.
 
-    ``code``: replaces spec.code. ``profiles``: finds profiles that are not in the file. ``exact``: count the GPUs of
-    resource claims from the claims in the file; otherwise assume as many as the spec needs.
+    ``code``: replaces spec.code. ``profiles``: finds profiles that are not in the file.
     """
     manifest = parse_manifest(text, code, profiles)
     unknown = find_unknown_fields(manifest.job.spec.template.spec)
@@ -43,10 +36,6 @@ def check_manifest(
         _, changes = keep_locked_pods({**manifest.written, "spec": manifest.completed}, manifest.profile)
         if changes:
             raise InvalidManifest(changes)
-    gpus = _count_claimed(manifest) if exact else assume_claimed(manifest.job.spec)
-    claims = ClaimedGpus(gpus=gpus, digest="") if find_claims(manifest.job.spec) else None
-    status = msgspec.structs.replace(manifest.job.status, claims=claims)
-    manifest = dataclasses.replace(manifest, job=dataclasses.replace(manifest.job, status=status))
     job = dataclasses.replace(manifest.job, uid=manifest.job.uid or PLACEHOLDER_UID)
     fetch = build_children(job, attempt=0, nodes=0)[-1:] if job.spec.inputs else []
     children = [*fetch, *build_children(job, attempt=1, nodes=job.spec.nodes)]
@@ -54,24 +43,6 @@ def check_manifest(
     if errors:
         raise InvalidManifest(errors)
     return dataclasses.replace(manifest, children=tuple(children))
-
-
-def _count_claimed(manifest: Manifest) -> int:
-    """Return the GPUs that each pod claims. Raises: InvalidManifest if a claim is needed and not in the file."""
-    spec = manifest.job.spec
-    find_object = find_among(manifest.others)
-    objects = []
-    for reference in find_claims(spec):
-        raw = find_object(reference.kind, "", reference.name)
-        if raw is not None:
-            objects.append((reference, raw))
-        elif is_counted(spec):
-            message = (
-                f"depends on {reference.kind} {reference.name}, which is not in the file; add it to the file, or set "
-                "procPerNode to a number"
-            )
-            raise InvalidManifest([FieldError("spec.procPerNode", message, spec.proc_per_node)])
-    return count_claimed(spec, objects)
 
 
 def _check_schemas(children: Iterable[Mapping[str, Any]]) -> Iterator[FieldError]:

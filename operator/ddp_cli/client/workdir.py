@@ -87,17 +87,15 @@ def check_job(
     in_cluster: bool,
     note: Callable[[str], None],
     profiles: FindProfile = find_none,
-    exact: bool = False,
 ) -> tuple[Manifest, PackedCode | None]:
     """Pack the folder of a job, check its manifest, and return both.
 
-    ``note`` receives lines about the packed files; ``profiles`` finds profiles that the file lacks; ``exact``: as in
-    ``check_manifest``.
+    ``note`` receives lines about the packed files; ``profiles`` finds profiles that the file lacks.
 
     Raises: ClientError, InvalidManifest.
     """
     code = workdir.pack() if workdir is not None else None
-    manifest = check_manifest(text, code.spec if code else None, profiles, exact=exact)
+    manifest = check_manifest(text, code.spec if code else None, profiles)
     template = resolve_template(manifest.job)
     if not template.trainer.get("workingDir") and (workdir is not None or not in_cluster):
         folder = workdir.folder if workdir is not None else Path.cwd()

@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     text = read_file(arguments.file)
     workdir = read_workdir(arguments)
     profiles = read_profiles(arguments.profiles)
-    manifest, _ = check_job(text, workdir, in_cluster=True, note=print_note, profiles=profiles, exact=True)
+    manifest, _ = check_job(text, workdir, in_cluster=True, note=print_note, profiles=profiles)
     if arguments.check:
         return ExitCode.OK
     children = manifest.children if arguments.launcher else tuple(map(omit_data, manifest.children))

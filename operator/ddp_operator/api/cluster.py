@@ -186,12 +186,6 @@ class Cluster(Protocol):
         Raises: Refused if the operator may not read it.
         """
 
-    async def resource_claim(self, kind: str, namespace: str, name: str) -> Object | None:
-        """Return the current ResourceClaim or ResourceClaimTemplate, in v1beta1 or later. None: it does not exist.
-
-        Raises: Refused if the operator may not read it.
-        """
-
     async def node(self, name: str) -> Object | None:
         """Return a Kubernetes node; None: it does not exist. Raises: Refused if the operator may not read it."""
 

@@ -103,11 +103,6 @@ class DDPTrainingJob:
         return JobSize(max(1, pods - self.spares), self.spares)
 
     @property
-    def claimed_gpus(self) -> int:
-        """The number of GPUs that each pod gets by resource claims."""
-        return self.status.claims.gpus if self.status.claims is not None else 0
-
-    @property
     def tracking_run(self) -> str:
         """The identity of the job's run in trackers; empty without tracking.
 

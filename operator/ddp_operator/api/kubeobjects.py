@@ -72,18 +72,18 @@ GPU_RESOURCES: Final = (
 )
 """Resource names of device plugins for GPUs and their partitions; one worker process for each. AMD names partitions
 ``<compute>_<memory>``, such as ``cpx_nps4``."""
-GPU_DEVICE_CLASSES: Final = (
-    *("gpu.nvidia.com", "mig.nvidia.com"),
-    *("gpu.amd.com", "gpu.amd.com-spx"),
-    "gpu.intel.com",
-)
-"""DeviceClasses of the vendors' DRA drivers for the same."""
 
 
 def find_trainer(pod: Mapping[str, Any]) -> Any:
     """Return the training container of a pod or a pod template: the one named ``trainer``, else the first."""
     containers = (pod.get("spec") or {}).get("containers") or [{}]
     return next((item for item in containers if item.get("name") == TRAINER_CONTAINER), containers[0])
+
+
+def list_claim_entries(pod: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return ``resourceClaims`` of a pod's spec without malformed entries, which the API server refuses."""
+    entries = pod.get("resourceClaims")
+    return [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
 
 
 def parse_quantity(value: Any) -> Decimal | None:

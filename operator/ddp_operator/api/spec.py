@@ -640,9 +640,9 @@ class Spec(SpecFields, frozen=True, kw_only=True):
     proc_per_node: Annotated[
         int | str,
         Meta(
-            description="Worker processes per pod: a number, gpu (one per GPU of the limits and resource "
-            "claims; docs/reference.md lists the resource names), cpu (one per CPU of the limits), or auto (gpu if the "
-            "pod has GPUs, otherwise 1)."
+            description="Worker processes per pod: a number, gpu (one per GPU of the limits; docs/reference.md lists "
+            "the resource names), cpu (one per CPU of the limits), or auto (gpu if the pod has GPUs, otherwise 1). "
+            "Pods with GPUs of resource claims need a number."
         ),
     ] = "auto"
     spares: Annotated[

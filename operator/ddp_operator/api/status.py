@@ -377,13 +377,6 @@ class Profile(StatusFields, frozen=True, kw_only=True):
     locked: Annotated[tuple[str, ...], Meta(description="Fields that the job may not set to another value.")] = ()
 
 
-class ClaimedGpus(StatusFields, frozen=True, kw_only=True):
-    """GPUs of the job's resource claims at its start. Later edits of their templates do not change the job."""
-
-    gpus: Annotated[int, Meta(description="GPUs of each pod, in addition to those of the container's limits.")]
-    digest: Annotated[str, Meta(description="Digest of the counted claims of the spec, and of procPerNode.")]
-
-
 class Status(StatusFields, frozen=True, kw_only=True):
     """Observed state of the job. The operator decides ``attempt``, ``restarts`` and ``lastFailure``."""
 
@@ -447,7 +440,6 @@ class Status(StatusFields, frozen=True, kw_only=True):
     ] = ()
     queue: Annotated[QueueStatus | None, Meta(description="Unset: the job does not wait in a queue.")] = None
     profile: Profile | None = None
-    claims: ClaimedGpus | None = None
     conditions: tuple[Condition, ...] = ()
 
     def condition(self, kind: str) -> Condition | None:

@@ -83,7 +83,6 @@ def describe_queueing(
     old = job.status
     status = Status(
         profile=old.profile,
-        claims=old.claims,
         history=old.history,
         progress=drop_eta(old.progress),
         conditions=tuple(item for item in old.conditions if item.type in MANAGER_CONDITIONS),

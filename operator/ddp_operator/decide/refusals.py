@@ -206,7 +206,7 @@ def report_refused(resource: Mapping[str, Any], refusal: Refusal, now: datetime)
     generation = (resource.get("metadata") or {}).get("generation") or 0
     new = old
     if not old.attempt:
-        waits = refusal.reason in (c.PROFILE_NOT_FOUND, c.RESOURCE_CLAIM_NOT_FOUND)
+        waits = refusal.reason == c.PROFILE_NOT_FOUND
         new = replace(old, phase="Pending" if waits else "Rejected")
     fact = Fact(c.ACCEPTED, "False", refusal.reason, refusal.message)
     return old, summarize(set_conditions(new, [fact], now, generation))

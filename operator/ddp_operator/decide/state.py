@@ -130,7 +130,6 @@ class Refusal:
         "ClaimInUse",
         "ProfileNotFound",
         "ProfileLocked",
-        "ResourceClaimNotFound",
         "Forbidden",
         "ServerError",
     ]

@@ -17,7 +17,8 @@ from msgspec.structs import replace
 from ddp_operator.api.cluster import Event
 from ddp_operator.api.constants import KUEUE_QUEUE_LABEL
 from ddp_operator.api.crd import render_columns
-from ddp_operator.api.kubeobjects import count_pod_gpus, truncate
+from ddp_operator.api.kubeobjects import count_pod_gpus, find_trainer, truncate
+from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import ENDED_PHASES, Condition, History, LastFailure, LostUsage, Status, Usage
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import find_doubts
@@ -381,11 +382,17 @@ def account(state: State, status: Status) -> Status:
 def _count_held_gpus(state: State) -> int:
     """Return the GPUs of all pods that are on a node, those of former attempts included."""
     template = state.spec.template.spec
-    gpus_per_pod = state.job.claimed_gpus
+    gpus_per_pod = 0
     if isinstance(template, dict):
-        gpus_per_pod += count_pod_gpus(template)
+        gpus_per_pod = count_pod_gpus(template) or _count_claimed_gpus(state.spec, template)
     pods = (*state.observation.pods, *state.observation.orphans)
     return gpus_per_pod * sum(pod.alive and bool(pod.node_name) for pod in pods)
+
+
+def _count_claimed_gpus(spec: Spec, pod: Mapping[str, Any]) -> int:
+    """Return the GPUs that a pod gets by resource claims: one for each process that procPerNode states."""
+    resources = find_trainer({"spec": pod}).get("resources") or {}
+    return spec.proc_per_node if isinstance(spec.proc_per_node, int) and resources.get("claims") else 0
 
 
 def find_purpose(status: Status) -> str:

@@ -296,10 +296,6 @@ class KubeCluster:
         scope = namespace if kind == PROFILE_KIND else None
         return await self._get(kind, scope, name, refusable=True)
 
-    async def resource_claim(self, kind: str, namespace: str, name: str) -> Object | None:
-        """Read a claim or template in the version that is served. This is done once per job, at its start."""
-        return await self._get_any((kind, f"{kind}.v1beta2", f"{kind}.v1beta1"), namespace, name)
-
     async def node(self, name: str) -> Object | None:
         """Read a node. This is done for nodes of overdue pods only."""
         return await self._get("Node", None, name, refusable=True)

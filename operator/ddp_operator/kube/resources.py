@@ -49,12 +49,6 @@ _PLACES: Final[dict[str, tuple[str, str, str]]] = {
     "ResourceFlavor.v1beta2": ("kueue.x-k8s.io", "v1beta2", "resourceflavors"),
     "WorkloadPriorityClass": ("kueue.x-k8s.io", "v1beta1", "workloadpriorityclasses"),
     "WorkloadPriorityClass.v1beta2": ("kueue.x-k8s.io", "v1beta2", "workloadpriorityclasses"),
-    "ResourceClaim": ("resource.k8s.io", "v1", "resourceclaims"),
-    "ResourceClaim.v1beta2": ("resource.k8s.io", "v1beta2", "resourceclaims"),
-    "ResourceClaim.v1beta1": ("resource.k8s.io", "v1beta1", "resourceclaims"),
-    "ResourceClaimTemplate": ("resource.k8s.io", "v1", "resourceclaimtemplates"),
-    "ResourceClaimTemplate.v1beta2": ("resource.k8s.io", "v1beta2", "resourceclaimtemplates"),
-    "ResourceClaimTemplate.v1beta1": ("resource.k8s.io", "v1beta1", "resourceclaimtemplates"),
 }
 
 

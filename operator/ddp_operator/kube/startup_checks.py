@@ -47,8 +47,6 @@ PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {
     "ClusterQueue": ("get",),
     "ResourceFlavor": ("get",),
     "WorkloadPriorityClass": ("get",),
-    "ResourceClaim": ("get",),
-    "ResourceClaimTemplate": ("get",),
 }
 """Verbs of the operator's calls by kind; after a colon, only for objects of that name.
 
@@ -78,12 +76,11 @@ OPTIONAL: Final = frozenset(
         f"{CRD_KIND}:{CRD_NAME}",
         *(CLUSTER_PROFILE_KIND, PROFILE_KIND, "Node", "Pod/log", "Eviction", "Eviction/status"),
         *("Workload", "Workload/status", "LocalQueue", "ClusterQueue", "ResourceFlavor", "WorkloadPriorityClass"),
-        *("ResourceClaim", "ResourceClaimTemplate"),
     }
 )
 """Kinds that the operator works without. A Role cannot grant cluster-scoped kinds. Without nodes, pods on lost nodes
-are removed later. Without the CRD the launchers have no owner. A job is refused if it needs a profile or a resource
-claim that the operator may not read. Without pods/log the records of ended jobs have no lines. Without Kueue's kinds
+are removed later. Without the CRD the launchers have no owner. A job is refused if it needs a profile that
+the operator may not read. Without pods/log the records of ended jobs have no lines. Without Kueue's kinds
 the status lacks the reason why a job waits in a queue, or its position there. Without Evictions (Kubernetes 1.37) an
 EvictionRequest evicts a pod without the operator. A job of MultiKueue is refused without Kueue's kinds."""
 

@@ -7,14 +7,13 @@ from typing import Any, Final, NamedTuple
 import msgspec
 
 from ddp_operator.api import constants
-from ddp_operator.api.claims import assume_claimed, find_claims
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.locks import compared_form, select, split_lock
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.profile import find_trainer_name
 from ddp_operator.api.size import OversizeSpec
 from ddp_operator.api.spec import Checkpoint
-from ddp_operator.api.status import ClaimedGpus, Profile
+from ddp_operator.api.status import Profile
 from ddp_operator.manifests.pod import build_pod_template
 from ddp_operator.manifests.template import resolve_template
 
@@ -126,10 +125,7 @@ def _render(resource: Resource) -> Mapping[str, Any]:
     Raises: InvalidManifest.
     """
     job = parse_resource(resource)
-    claims = job.status.claims
-    if claims is None and find_claims(job.spec):
-        claims = ClaimedGpus(gpus=assume_claimed(job.spec), digest="")
-    job = replace(job, status=msgspec.structs.replace(job.status, claims=claims, failed_nodes=()))
+    job = replace(job, status=msgspec.structs.replace(job.status, failed_nodes=()))
     resolved = resolve_template(job)
     template = build_pod_template(job, resolved, "", attempt=1, nodes=job.spec.nodes)
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from ddp_operator.api import child_names, constants
-from ddp_operator.api.claims import list_claim_entries
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.kubeobjects import list_claim_entries
 
 _PREFERRED: Final = "preferredDuringSchedulingIgnoredDuringExecution"
 DEFAULT_TOPOLOGY_KEY: Final = "kubernetes.io/hostname"

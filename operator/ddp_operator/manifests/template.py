@@ -13,10 +13,9 @@ from typing import Any, Final
 
 from ddp_operator.api import constants
 from ddp_operator.api.child_names import is_reserved_variable
-from ddp_operator.api.claims import list_claim_entries
 from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.kubeobjects import count_gpus, cpu_limit, parse_quantity
+from ddp_operator.api.kubeobjects import count_gpus, cpu_limit, list_claim_entries, parse_quantity
 from ddp_operator.api.pod_fields import find_unknown_fields
 from ddp_operator.api.spec import NetworkPolicy, Peer, Spec
 from ddp_operator.manifests.environment import check_memory
@@ -446,20 +445,25 @@ def _check_log_patterns(spec: Spec, command: UserCommand | None) -> Iterator[Fie
 
 
 def _resolve_nproc(trainer: Mapping[str, Any], path: str, job: DDPTrainingJob) -> int | FieldError:
-    """Return the worker processes of one pod, from procPerNode and the container's limits and claims."""
+    """Return the worker processes of one pod, from procPerNode and the container's limits."""
     resources = trainer.get("resources") or {}
     resources_path = f"{path}.resources"
-    gpus = count_gpus(resources) + job.claimed_gpus
+    gpus = count_gpus(resources)
     cpus = cpu_limit(resources)
     value = job.spec.proc_per_node
 
-    if value == "gpu" and not gpus:
+    if value in ("auto", "gpu") and not gpus and resources.get("claims"):
+        problem = (
+            f"does not count the devices of {resources_path}.claims; set procPerNode to the number of GPUs that each "
+            "pod claims, or to 1 if it claims none"
+        )
+    elif value == "gpu" and not gpus:
         problem = f"needs a GPU in {resources_path}.limits; add nvidia.com/gpu or use auto"
     elif value == "cpu" and gpus:
         problem = f"would leave the {gpus} GPUs in {resources_path} idle; use gpu or remove them"
     elif value == "cpu" and (cpus is None or cpus < 1):
         problem = f"needs at least one CPU in {resources_path}.limits; add cpu or use a number"
-    elif isinstance(value, int) and gpus and value > gpus:
+    elif isinstance(value, int) and gpus and value > gpus and not resources.get("claims"):
         problem = f"is more than the {gpus} GPUs in {resources_path}; request {value} GPUs there or use gpu"
     elif value == "cpu":
         return int(cpus or 0)

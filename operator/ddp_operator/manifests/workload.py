@@ -61,7 +61,7 @@ def explain_other_pods(job: DDPTrainingJob, workload: Mapping[str, Any]) -> str:
     Raises: InvalidManifest.
     """
     # The nodes that a failed attempt avoids are no part of the Workload.
-    started = Status(profile=job.status.profile, claims=job.status.claims)
+    started = Status(profile=job.status.profile)
     own = build_pod_set(dataclasses.replace(job, status=started))
     pod_sets: list[dict[str, Any]] = (workload.get("spec") or {}).get("podSets") or []
     if len(pod_sets) != 1 or pod_sets[0].get("minCount"):

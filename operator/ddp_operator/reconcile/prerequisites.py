@@ -1,8 +1,8 @@
-"""Find what a job's pods depend on before any child is created: its profile, and the GPUs that it claims (DRA).
+"""Find what a job's pods depend on before any child is created: its profile.
 
-The operator stores both in the status before it creates any child, and keeps them. Later edits of a profile, of the
-operator's defaults or of a ResourceClaimTemplate do not change a started job. What is missing or invalid becomes a
-refusal, which the condition Accepted reports.
+The operator stores it in the status before it creates any child, and keeps it. Later edits of a profile or of the
+operator's defaults do not change a started job. What is missing or invalid becomes a refusal, which the condition
+Accepted reports.
 """
 
 from collections.abc import Mapping, Sequence
@@ -10,21 +10,16 @@ from typing import Any
 
 import msgspec
 
-from ddp_operator.api.claims import count_claimed, digest_claims, find_claims, is_counted
 from ddp_operator.api.cluster import Cluster, Refused, ServerError, Snapshot
 from ddp_operator.api.constants import JOB_DEFAULTS, PROFILE_KIND
 from ddp_operator.api.errors import FieldError, InvalidManifest, unknown_member
-from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_resource, parse_status
 from ddp_operator.api.pod_fields import explain_refusal
 from ddp_operator.api.profile import profile_reference, read_profile
-from ddp_operator.api.status import ClaimedGpus, Profile
+from ddp_operator.api.status import Profile
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.state import Refusal
 from ddp_operator.manifests.template import check_network_policy
-
-_MAY_NOT_READ = "grant the operator get on it (docs/security.md), or set spec.procPerNode to a number"
 
 
 def read_job_defaults(settings: Mapping[str, Any]) -> Profile | None:
@@ -80,40 +75,6 @@ async def find_profile(cluster: Cluster, snapshot: Snapshot, defaults: Profile |
         return read_profile({**raw, "kind": kind}, defaults)
     except InvalidManifest as error:
         return refuse_invalid(error, subject)
-
-
-async def find_claimed_gpus(cluster: Cluster, job: DDPTrainingJob, *, has_job: bool) -> ClaimedGpus | Refusal | None:
-    """Return the GPUs that each pod claims, or the reason why the job has to wait. None: the pods claim nothing.
-
-    ``has_job``: whether a Job of the resource exists. Raises: ClusterError.
-    """
-    status = job.status
-    if status.first_run_time is not None or is_finished(status):
-        return status.claims  # from then on template and procPerNode are immutable
-    references = find_claims(job.spec)
-    if not references:
-        return None
-    digest = digest_claims(job.spec, references)
-    if status.claims is not None and status.claims.digest == digest and (status.attempt or has_job):
-        return status.claims
-
-    objects = []
-    for reference in references:
-        try:
-            raw = await cluster.resource_claim(reference.kind, job.namespace, reference.name)
-        except Refused as error:
-            if not is_counted(job.spec):
-                continue
-            return refuse_read(str(reference), error, _MAY_NOT_READ)
-        if raw is None:
-            message = f"{reference} does not exist in namespace {job.namespace}; create it or correct the name"
-            return Refusal(c.RESOURCE_CLAIM_NOT_FOUND, message)
-        objects.append((reference, raw))
-
-    try:
-        return ClaimedGpus(gpus=count_claimed(job.spec, objects), digest=digest)
-    except InvalidManifest as error:
-        return refuse_invalid(error)
 
 
 def refuse_changes(errors: Sequence[str]) -> Refusal | None:

@@ -49,7 +49,7 @@ from ddp_operator.decide.transitions import (
 from ddp_operator.reconcile.executor import Executor
 from ddp_operator.reconcile.multikueue import MultiKueue
 from ddp_operator.reconcile.observer import Memory, Observer, digest_resource, record_children, seconds_since
-from ddp_operator.reconcile.prerequisites import find_claimed_gpus, find_profile, refuse_changes, refuse_invalid
+from ddp_operator.reconcile.prerequisites import find_profile, refuse_changes, refuse_invalid
 from ddp_operator.reconcile.turns import Payer, Turns
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ REPORT_PERIOD = timedelta(days=1)
 MAX_REPORTED_NODES = 1024
 # Remembered namespaces of one node.
 MAX_NAMESPACES = 8
-# Seconds until a profile or a claim that does not exist, or is invalid, is read again.
+# Seconds until a profile that does not exist, or is invalid, is read again.
 _AFTER_MISSING_OBJECT = 10.0
 
 
@@ -171,11 +171,10 @@ class Reconciler:
         prepared = await self._prepare(current)
         if isinstance(prepared, PassEnd):
             return prepared.requeue_after
-        job, claims_refusal = prepared
-        admitted = await self._multikueue.admit(job, current.memory)
+        admitted = await self._multikueue.admit(prepared, current.memory)
         if isinstance(admitted, Refusal):
             return (await self._refuse(current, admitted)).requeue_after
-        return await self._reconcile_job(current, admitted, claims_refusal)
+        return await self._reconcile_job(current, admitted)
 
     async def _run_elsewhere(self, current: CurrentPass) -> float | None:
         """Queue a job that MultiKueue runs in another cluster. While it runs there, Kueue copies its status here.
@@ -194,7 +193,7 @@ class Reconciler:
         prepared = await self._prepare(current)
         if isinstance(prepared, PassEnd):
             return prepared.requeue_after
-        job, _ = prepared
+        job = prepared
         if is_finished(status):
             job = await self._multikueue.finish(job, workload)
             ended = await self._turns.run(Payer(job.namespace), decide, job, Observation(), self._clock())
@@ -207,16 +206,12 @@ class Reconciler:
         await self._write(current, job.status, queued)
         return self._multikueue.plan_read(current.key)
 
-    async def _prepare(self, current: CurrentPass) -> tuple[DDPTrainingJob, Refusal | None] | PassEnd:
-        """Return the typed job, and why a started one's new resource claims are refused. Raises: as ``_run_pass``."""
+    async def _prepare(self, current: CurrentPass) -> DDPTrainingJob | PassEnd:
+        """Return the typed job. Raises: as ``_run_pass``."""
         profile = await self._settle_profile(current)
         if isinstance(profile, PassEnd):
             return profile
-        job = await self._parse_job(current, profile)
-        if isinstance(job, PassEnd):
-            return job
-        claims_refusal = await self._settle_claims(current, job)
-        return claims_refusal if isinstance(claims_refusal, PassEnd) else (job, claims_refusal)
+        return await self._parse_job(current, profile)
 
     async def _settle_profile(self, current: CurrentPass) -> Profile | PassEnd | None:
         """Return the job's profile once the status has a copy of it. Raises: VersionConflict, ClusterError."""
@@ -258,29 +253,14 @@ class Reconciler:
                 return await self._report(current, old, new, _AFTER_UNREADABLE)
             return await self._refuse(current, refuse_invalid(error, f"with {profile.kind} {profile.name}".rstrip()))
 
-    async def _settle_claims(self, current: CurrentPass, job: DDPTrainingJob) -> Refusal | PassEnd | None:
-        """Return None if the status has the number of claimed GPUs; for a started job the refusal of new claims.
-
-        Raises: VersionConflict, ClusterError.
-        """
-        claims = await find_claimed_gpus(self._cluster, job, has_job=bool(current.snapshot.jobs))
-        if isinstance(claims, Refusal):
-            return claims if job.status.attempt else await self._refuse(current, claims)
-        if claims == job.status.claims:
-            return None
-        await self._write(current, job.status, replace(job.status, claims=claims))
-        return PassEnd(AT_ONCE)
-
-    async def _reconcile_job(
-        self, current: CurrentPass, job: DDPTrainingJob, claims_refusal: Refusal | None
-    ) -> float | None:
+    async def _reconcile_job(self, current: CurrentPass, job: DDPTrainingJob) -> float | None:
         """Observe, decide, execute and write the status. Returns the seconds until the next pass.
 
         Raises: VersionConflict, ClusterError.
         """
         memory = current.memory
         observation = await self._observer.observe(current.key, job, current.snapshot, memory)
-        refusal = refuse_changes(memory.locked) or claims_refusal
+        refusal = refuse_changes(memory.locked)
         if refusal is None:
             refusal = await self._executor.check(job, observation, memory)
         payer = Payer(job.namespace, len(observation.pods) + len(observation.orphans))

@@ -13,7 +13,7 @@ import yaml
 from ddp_cli.commands import _explain_missing, main
 from ddp_cli.commands import run as cli_run
 from ddp_cli.local.folder import ENV_RUN_FOLDER
-from tests.support.builders import claiming, gpu_claim
+from tests.support.builders import claiming
 
 GOOD: dict[str, Any] = {
     "apiVersion": "ddp-operator.dev/v1alpha1",
@@ -102,7 +102,7 @@ def test_submit_without_cluster_reports_errors_of_file_first(
         ({"suspend": True}, "spec.suspend: a suspended job starts no pods"),
         ({"procPerNode": "gpu"}, "spec.procPerNode"),
         (
-            {"template": claiming({"name": "gpus"})},
+            {"template": claiming(), "procPerNode": 1},
             "spec.template.spec.resourceClaims: not supported on this machine: there is no cluster device driver",
         ),
     ],
@@ -119,17 +119,6 @@ def test_option_that_breaks_rule_is_refused_as_file_would_be(capsys: pytest.Capt
     file = write(nodes=2, elastic={"minNodes": 2, "maxNodes": 4})
     assert main(["run", file, "--nodes", "5"]) == 2
     assert "spec.nodes: Invalid value: must be between elastic.minNodes and elastic.maxNodes" in capsys.readouterr().err
-
-
-CLAIMS = {"template": claiming({"name": "gpus"})}
-FOUR = {"name": "r", "exactly": {"deviceClassName": "gpu.nvidia.com", "count": 4}}
-
-
-def test_render_counts_claimed_gpus_from_file(capsys: pytest.CaptureFixture[str]) -> None:
-    file = Path(write(**CLAIMS, procPerNode="gpu"))
-    file.write_text(f"{file.read_text()}---\n{yaml.safe_dump(gpu_claim(FOUR))}")
-    assert main(["render", str(file)]) == 0
-    assert '"nprocPerNode":4,' in capsys.readouterr().out
 
 
 def test_render_shows_sizes_instead_of_the_launcher(capsys: pytest.CaptureFixture[str]) -> None:

@@ -226,7 +226,6 @@ async def test_response_to_job_patch_maps_to_exception(status: int, expected: ty
 
 
 KUEUE = ("v1beta2", "v1beta1")
-DRA = ("v1", "v1beta2", "v1beta1")
 
 
 @pytest.mark.parametrize(
@@ -234,8 +233,6 @@ DRA = ("v1", "v1beta2", "v1beta1")
     [
         ("workloads", lambda cluster: cluster.workloads_of(JOB), KUEUE),
         ("localqueues", lambda cluster: cluster.kueue_object("LocalQueue", "ns", "q"), KUEUE),
-        ("resourceclaims", lambda cluster: cluster.resource_claim("ResourceClaim", "ns", "c"), DRA),
-        ("resourceclaimtemplates", lambda cluster: cluster.resource_claim("ResourceClaimTemplate", "ns", "c"), DRA),
     ],
 )
 async def test_object_of_other_project_is_read_in_served_version(

@@ -13,6 +13,7 @@ from ddp_pod.contract.plan import decode_plan
 from tests.support.builders import job, template, trainer
 
 GPUS = {"limits": {"nvidia.com/gpu": "4"}}
+CLAIM = {"claims": [{"name": "gpus"}]}
 SIDECAR = {"name": "logs", "image": "x"}
 
 
@@ -249,6 +250,9 @@ class TestProcesses:
             (2, GPUS, 2),
             (4, GPUS, 4),
             (7, None, 7),
+            (7, CLAIM, 7),
+            ("auto", {**GPUS, **CLAIM}, 4),
+            (8, {**GPUS, **CLAIM}, 8),
         ],
     )
     def test_workers_of_pod_follow_from_its_resources(self, asked: Any, resources: Any, count: int) -> None:
@@ -267,6 +271,8 @@ class TestProcesses:
             ("cpu", None, "needs at least one CPU in"),
             ("cpu", {"limits": {"cpu": "500m"}}, "needs at least one CPU in"),
             (5, GPUS, "is more than the 4 GPUs in"),
+            ("auto", CLAIM, "set procPerNode to the number of GPUs that each pod claims"),
+            ("gpu", CLAIM, "set procPerNode to the number of GPUs that each pod claims"),
         ],
     )
     def test_processes_beyond_limits_are_refused(self, asked: Any, resources: Any, words: str) -> None:
