@@ -29,7 +29,8 @@ does, with the kubeconfig and its current context, or with the service account o
 permissions as kubectl.
 
 The package also installs a kubectl plugin: `kubectl ddp why my-job` is `ddp why my-job`. Commands, flags and names of
-jobs are completed in bash, zsh and fish ([`ddp completion`](#ddp-completion)), and by kubectl's own completion.
+jobs are completed by [argcomplete](https://pypi.org/project/argcomplete) of the extra `cli`: add the line
+`eval "$(register-python-argcomplete ddp)"` to `~/.bashrc` or `~/.zshrc`.
 
 `ddp list`, `watch`, `why`, `logs`, `report`, `suspend`, `resume`, `scale` and `delete` also accept runs of `ddp run`:
 with `--local`, with the path of a run folder, or if no cluster is configured. In the last case a message states this.

@@ -48,12 +48,15 @@ COMMANDS: Final = (
     ("delete", "ddp_cli.commands.change", "delete a job and everything that the operator created for it"),
     ("drill", "ddp_cli.commands.drill", "kill a rank of a running job and measure the recovery"),
     ("mcp", "ddp_cli.commands.mcp", "serve the jobs to an assistant over the Model Context Protocol"),
-    ("completion", "ddp_cli.commands.completion", "print the completion script for a shell"),
 )
-
-
-QUERY: Final = "__complete"
-"""`ddp __complete WORD...` prints the candidates for the last word, one per line: shells query it."""
+# Commands of the release before, and what replaces them.
+_REMOVED: Final = {
+    "completion": (
+        "removed; argcomplete of the extra cli completes the command: run "
+        'eval "$(register-python-argcomplete ddp)", and add that line to ~/.bashrc or ~/.zshrc'
+    ),
+}
+_QUERY: Final = "_ARGCOMPLETE"  # the variable by which a shell queries candidates
 _OWN_PACKAGES: Final = ("ddp_cli", "ddp_operator", "ddp_pod")
 _WITH_SCRIPT: Final = ("run", "check", "init", "submit", "dev")
 
@@ -64,14 +67,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         if getattr(sys, name) is None:  # closed by the shell: >&-
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
     command_line = list(sys.argv[1:] if argv is None else argv)
-    if command_line[:1] == [QUERY]:
+    if _QUERY in os.environ:
         from ddp_cli.commands.completion import complete
 
-        for candidate in complete(command_line[1:]):
-            print_text(candidate)
-        return ExitCode.OK
+        complete()
 
     command = next((word for word in command_line if not word.startswith("-")), "")
+    if command in _REMOVED:
+        return _report(command, _REMOVED[command], ExitCode.BAD_INPUT)
     similar = get_close_matches(command, [name for name, _, _ in COMMANDS], 1)
     if similar and similar != [command]:
         return _report(command, f"no such command; did you mean `ddp {similar[0]}`?", ExitCode.BAD_INPUT)
@@ -85,15 +88,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     extra = command_line[end + 1 :]  # of the training script
     arguments, unknown = parser.parse_known_args(words)
     if command in _WITH_SCRIPT:
-        from ddp_cli.commands.completion import list_flags
         from ddp_cli.commands.torchrun import explain_torchrun
 
-        remedy = explain_torchrun(command, words[words.index(command) + 1 :], unknown, list_flags(command))
+        flags = _list_flags(commands[command].parser)
+        remedy = explain_torchrun(command, words[words.index(command) + 1 :], unknown, flags)
         if remedy:
             return _report(command, remedy, ExitCode.BAD_INPUT)
     if unknown:
         own_parser = commands[command].parser if command in commands else parser
-        own_parser.error(f"unrecognized arguments: {shlex.join(unknown)}{_advise_on_unknown(command, unknown)}")
+        own_parser.error(
+            f"unrecognized arguments: {shlex.join(unknown)}{_advise_on_unknown(command, own_parser, unknown)}"
+        )
     if arguments.command is None:
         parser.print_help()
         return ExitCode.BAD_INPUT
@@ -128,12 +133,15 @@ def build_parser(*names: str) -> tuple[argparse.ArgumentParser, dict[str, Comman
     return parser, commands
 
 
-def _advise_on_unknown(command: str, unknown: Sequence[str]) -> str:
-    """Return the hint for unknown arguments: a similar option of the command, else where the script's belong."""
-    from ddp_cli.commands.completion import list_flags
+def _list_flags(parser: argparse.ArgumentParser) -> list[str]:
+    """Return the long options of a command."""
+    return sorted(flag for action in parser._actions for flag in action.option_strings if flag.startswith("--"))
 
+
+def _advise_on_unknown(command: str, parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
+    """Return the hint for unknown arguments: a similar option of the command, else where the script's belong."""
     name = unknown[0].partition("=")[0]
-    own = {flag.strip("-"): flag for flag in list_flags(command)}
+    own = {flag.strip("-"): flag for flag in _list_flags(parser)}
     similar = get_close_matches(name.strip("-"), own, 1, cutoff=0.75) if name.startswith("--") else []
     if similar:
         return f"; did you mean {own[similar[0]]}?"

@@ -6,6 +6,7 @@ import argparse
 import io
 import json
 import os
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,12 +14,12 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
+import argcomplete
 import pytest
 import yaml
 
 from ddp_cli.client.client import Client
 from ddp_cli.commands import main, probe, usage
-from ddp_cli.commands.completion import complete
 from ddp_cli.commands.drill import DrillResult, RunEnded, drill, print_result
 from ddp_cli.commands.io import CommandError
 from ddp_cli.commands.list_jobs import format_table
@@ -261,45 +262,49 @@ class TestCompletion:
         return tmp_path
 
     @pytest.mark.parametrize(
-        ("words", "candidates"),
+        ("line", "candidates"),
         [
-            (["su"], ["submit", "suspend"]),
-            (["logs", "--fo"], ["--follow"]),
-            (["run", "job"], []),
-            (["run", "train.py", "--", "--n"], []),
-            (["unknown", ""], []),
-            (["unknown", "--n"], []),
+            ("ddp su", {"submit", "suspend"}),
+            ("ddp logs --fo", {"--follow"}),
+            ("ddp why mn", {"mnist", "mnist-large"}),
+            ("ddp logs --local --runs-dir ddp-runs mnist-", {"mnist-large"}),
+            ("ddp run res", {"res.yaml"}),
+            ("ddp unknown --n", set()),
         ],
     )
-    def test_static_words_are_completed(self, words: list[str], candidates: list[str]) -> None:
-        assert complete(words) == candidates
-
-    def test_name_is_completed_from_jobs(self, runs: Path) -> None:
-        assert complete(["why", "mn"]) == ["mnist", "mnist-large"]
-        assert complete(["logs", "--local", ""]) == ["mnist", "mnist-large", "resnet"]
-
-    def test_bash_script_completes_commands_flags_and_names(self, runs: Path) -> None:
-        script = subprocess.run(
-            [sys.executable, "-m", "ddp_cli", "completion", "bash"], capture_output=True, text=True, check=True
-        ).stdout
+    def test_words_are_completed_in_bash(self, line: str, candidates: set[str], runs: Path) -> None:
         (runs / "ddp").write_text(f'#!/bin/sh\nexec {sys.executable} -m ddp_cli "$@"\n')
         (runs / "ddp").chmod(0o755)
         (runs / "res.yaml").touch()
+        words = line.split()
+        code = (
+            f"{argcomplete.shellcode(['ddp'])}\nCOMP_LINE='{line}'; COMP_POINT={len(line)}; COMP_TYPE=63; "
+            f"COMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; "
+            f"_python_argcomplete ddp '{words[-1]}' '{words[-2]}'; echo ${{COMPREPLY[@]}}"
+        )
         environment = os.environ | {"PATH": f"{runs}:{os.environ['PATH']}"}
+        done = subprocess.run(["bash", "-c", code], capture_output=True, text=True, cwd=runs, env=environment)
+        assert set(done.stdout.split()) == candidates, done.stderr
 
-        def complete_in_bash(*words: str) -> set[str]:
-            line = " ".join(f"'{word}'" for word in words)
-            code = f"{script}\nCOMP_WORDS=({line}); COMP_CWORD={len(words) - 1}; _ddp; echo ${{COMPREPLY[@]}}"
-            done = subprocess.run(
-                ["bash", "-c", code], capture_output=True, text=True, timeout=300, cwd=runs, env=environment
-            )
-            assert done.stderr == ""
-            return set(done.stdout.split())
+    def test_names_are_not_awaited_from_a_silent_cluster(self, runs: Path) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as silent:
+            context = {"name": "c", "context": {"cluster": "c", "user": "c"}}
+            cluster = {"name": "c", "cluster": {"server": f"http://127.0.0.1:{silent.getsockname()[1]}"}}
+            config = {
+                "contexts": [context],
+                "clusters": [cluster],
+                "users": [{"name": "c", "user": {}}],
+                "current-context": "c",
+            }
+            (runs / "config").write_text(yaml.safe_dump(config))
+            query = {"_ARGCOMPLETE": "1", "COMP_LINE": "ddp why m", "COMP_POINT": "9"}
+            query |= {"_ARGCOMPLETE_STDOUT_FILENAME": str(runs / "candidates"), "KUBECONFIG": str(runs / "config")}
+            done = subprocess.run([sys.executable, "-m", "ddp_cli"], env=os.environ | query, capture_output=True)
+        assert (done.returncode, done.stdout, (runs / "candidates").read_text()) == (0, b"", "")
 
-        assert complete_in_bash("ddp", "su") == {"submit", "suspend"}
-        assert complete_in_bash("ddp", "logs", "--fo") == {"--follow"}
-        assert complete_in_bash("ddp", "why", "res") == {"resnet"}
-        assert complete_in_bash("ddp", "run", "res") == {"res.yaml"}
+    def test_removed_command_names_its_replacement(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert main(["completion", "bash"]) == 2
+        assert 'eval "$(register-python-argcomplete ddp)"' in capsys.readouterr().err
 
     def test_plugin_of_kubectl_shows_its_own_usage(
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
