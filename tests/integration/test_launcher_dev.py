@@ -219,6 +219,12 @@ def test_failed_runs_leave_pods_held_with_the_cause_and_good_runs_follow(start: 
         assert f"run of after {name} with [], world 2" in job.log(1)
     again = job.run()[-1]
     assert (again.result, again.run) == ("Succeeded", good.run + 1), "the same code once more"
+    former = [event.report.dev for event in job.order("list") if event.report is not None]
+    assert [(run.run, run.result) for run in former if run is not None][-2:] == [
+        (failed.run, "Failed"),
+        (good.run, "Succeeded"),
+    ]
+    assert any(run is not None and run.failure is not None and cause in run.failure.message for run in former)
 
     for index in (0, 1):
         pid = job.pods[index].running[index].pid

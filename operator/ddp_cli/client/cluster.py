@@ -27,6 +27,7 @@ from ddp_operator.api.parse import parse_status
 from ddp_operator.decide.conditions import INIT_CONTAINER_RUNNING
 from ddp_operator.decide.failures import sentence
 from ddp_operator.decide.views import view_pod
+from ddp_pod.contract.report import PodReport
 
 _DELETE: Final = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
 
@@ -100,7 +101,9 @@ class ClusterBackend:
         why = explain_why(job, _find_events(self.api, job), utc_now(), option=self.api.option, lease=lease)
         return _add_init_log(self.api, name, why) if why.reason == INIT_CONTAINER_RUNNING else why
 
-    def report(self, name: str, prometheus: str | None = None, run: int | None = None) -> str:
+    def report(
+        self, name: str, prometheus: str | None = None, run: int | None = None, former: Sequence[PodReport] = ()
+    ) -> str:
         """Return the page built from the job's status and Events, and a Prometheus. Raises: ClientError."""
         from ddp_cli.report.cluster import read_job
         from ddp_cli.report.dev import select_run
@@ -110,7 +113,7 @@ class ClusterBackend:
         now = utc_now()
         try:
             recorded = read_job(job, _find_events(self.api, job), now, prometheus)
-            return build_page(recorded if run is None else select_run(recorded, run), now)
+            return build_page(recorded if run is None else select_run(recorded, run, former), now)
         except ValueError as error:
             raise ClientError(str(error)) from None
 

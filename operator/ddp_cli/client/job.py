@@ -3,7 +3,7 @@
 import math
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -19,6 +19,7 @@ from ddp_cli.view.why import Why
 from ddp_operator.api.kubeobjects import find_worker_cluster
 from ddp_operator.api.status import ENDED_PHASES, Phase, Progress, Status
 from ddp_operator.api.stored_fields import read_status
+from ddp_pod.contract.report import PodReport
 
 if TYPE_CHECKING:
     from ddp_cli.client.cluster import ClusterBackend
@@ -119,9 +120,17 @@ class Job:
         """Return the HTML report, which a notebook shows inline.
 
         ``prometheus``: the URL of a Prometheus with the series of a job in a cluster; its status has 60 points only.
-        ``run``: the number of one run of a job of `ddp dev`. Raises: NotFound, ClientError.
+        ``run``: the number of one run of a job of `ddp dev`; former ones are read in pod 0. Raises: NotFound,
+        ClientError.
         """
-        return Report(self.backend.report(self.name, prometheus, run))
+        from ddp_cli.client.orders import PodMissing, list_former_runs
+
+        dev = self.status.dev
+        former: Sequence[PodReport] = ()
+        if run is not None and dev is not None and run != dev.run:
+            with suppress(PodMissing):
+                former = list_former_runs(self)
+        return Report(self.backend.report(self.name, prometheus, run, former))
 
     def logs(self, *, follow: bool = False, rank: int | None = None, tail: int | None = None) -> Iterator[str]:
         """Yield the lines of the log, each with the rank that wrote it, or the lines of one ``rank`` without it.

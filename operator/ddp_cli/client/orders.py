@@ -15,11 +15,12 @@ from ddp_cli.client.local_pod import LocalPod, find_local_pod
 from ddp_cli.client.logs import LogPod, list_running_pods
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_pod.contract.dev_order import Event, Order, decode_event, encode_order
+from ddp_pod.contract.report import PodReport
 
 _PIECE: Final = 256 * 1024
 _RETRY_SECONDS: Final = 1.0
 _TRIES: Final = 30
-_LAST_EVENTS: Final = ("ended", "released", "refused")
+_LAST_EVENTS: Final = ("ended", "released", "refused", "listed")
 _MOST_OUTPUT: Final = 1 << 20  # bytes of a line
 _DENIED: Final = (401, 403)
 
@@ -93,6 +94,12 @@ def send_order(
         sleep(_RETRY_SECONDS)
         order = Order("follow")
         data = b""
+
+
+def list_former_runs(job: Job) -> list[PodReport]:
+    """Return the reports on the former runs that pod 0 has. Raises: ClientError."""
+    events = send_order(job, Order("list"))
+    return [event.report for event in events if event.report is not None]
 
 
 def _exchange(

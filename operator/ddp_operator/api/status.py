@@ -258,20 +258,6 @@ class LastFailure(StatusFields, frozen=True, kw_only=True):
     step: Annotated[int | None, Meta(description="Step that the failed rank had reached.")] = None
 
 
-class EndedRun(StatusFields, frozen=True, kw_only=True):
-    """A former run of a job of `ddp dev`."""
-
-    run: Annotated[int, Meta(description="Its number.")]
-    digest: Annotated[str, Meta(description="SHA-256 of its archive's tar. Unset: the job's own code.")] = ""
-    result: Annotated[RunResult, Meta(description="Stopped: a user ended it. Lost: its pods were lost.")]
-    start_time: Time | None = None
-    completion_time: Time | None = None
-    restarts: Annotated[int, Meta(description="Restarts of its workers, as status.restarts.all.")] = 0
-    progress: Progress | None = None
-    failure: LastFailure | None = None
-    history: Annotated[History | None, Meta(description="As status.history, at most 30 rows.")] = None
-
-
 class DevStatus(StatusFields, frozen=True, kw_only=True):
     """The runs of a job with spec.dev. Progress, history, restarts in the same pods and lastFailure of the status are
     those of the run."""
@@ -287,20 +273,17 @@ class DevStatus(StatusFields, frozen=True, kw_only=True):
     release_time: Annotated[
         Time | None, Meta(description="When the pods end unless another run starts. Unset: the pods are not held.")
     ] = None
-    runs: Annotated[
-        tuple[EndedRun, ...],
-        Meta(description="Former runs, the latest first: at most 10, and 64 KiB in total."),
-    ] = ()
+    last_run: Annotated[int, Meta(description="Highest number of a former run; pod 0 has the last ten. 0: none.")] = 0
 
     @property
     def last_number(self) -> int:
         """The highest number of a run. After all pods were lost, their run may have a lower one."""
-        return max((self.run, *(former.run for former in self.runs)))
+        return max(self.run, self.last_run)
 
     @property
     def lost_runs(self) -> int:
         """The number of runs whose code new pods do not have; 0: run 1 has not ended, and starts again."""
-        is_first = not self.runs and self.run <= 1 and self.result is None
+        is_first = not self.last_run and self.run <= 1 and self.result is None
         return 0 if is_first else self.last_number
 
 

@@ -145,7 +145,7 @@ def note_new_run(state: State) -> Decision | None:
     page = state.observation.page
     if former is None or page is None or page.dev is None or page.dev.run == former.run or state.attempt_job is None:
         return None
-    begun = begin_run(state.status, page.dev.run, state.now)
+    begun = begin_run(state.status, page.dev.run)
     return Decision(describe(state, begun), requeue_after=AT_ONCE)
 
 
@@ -402,7 +402,7 @@ def _build_next_attempt(state: State, restarts: Restarts, reason: str, failure: 
     status = record_failed_step(final, failure)
     killed = failure if failure is not None and failure.category not in _TAKEN_AWAY else None
     if status.dev is not None and (status.dev.lost_runs or killed):
-        status = begin_run(status, 0, state.now, killed)
+        status = begin_run(status, 0)
         restarts = forget_restarts(restarts)
     return replace(
         status,

@@ -1,23 +1,18 @@
-"""The runs of a job with spec.dev: the present one, as pod 0 reports it, and the former ones. Pure."""
+"""The present run of a job with spec.dev, as pod 0 reports it. Pure."""
 
 from datetime import datetime, timedelta
 from typing import Final, cast
 
-import msgspec
 from msgspec.structs import replace
 
 from ddp_operator.api.kubeobjects import EPOCH, format_time, truncate
-from ddp_operator.api.status import DevStatus, EndedRun, History, LastFailure, Restarts, RunResult, Status
+from ddp_operator.api.status import DevStatus, Restarts, RunResult, Status
 from ddp_operator.decide.diagnosis import build_last_failure
 from ddp_operator.decide.failures import complete_end, describe_failure
-from ddp_operator.decide.report import Page, convert_time, drop_pace
+from ddp_operator.decide.report import Page, convert_time
 from ddp_operator.decide.views import Pods
 from ddp_pod.contract.failure_table import CATEGORIES
 
-MOST_RUNS: Final = 10
-MOST_BYTES: Final = 64 << 10
-"""Of all former runs, as JSON."""
-_MOST_ROWS: Final = 30
 _SAME_INCIDENT: Final = timedelta(minutes=2)
 
 
@@ -35,7 +30,7 @@ def record_run(status: Status, page: Page, now: datetime) -> Status:
         completion_time=convert_time(run.ended) if run.result else None,
         held_since=(convert_time(run.ended) or before.held_since or truncate(now)) if page.is_held else None,
         release_time=convert_time(run.release_at) if page.is_held else None,
-        runs=before.runs,
+        last_run=before.last_run,
     )
     return replace(status, dev=dev)
 
@@ -62,30 +57,16 @@ def record_failure(status: Status, page: Page | None, pods: Pods) -> Status:
     return replace(status, last_failure=latest)
 
 
-def begin_run(status: Status, number: int, now: datetime, failure: LastFailure | None = None) -> Status:
-    """Return the status at the start of another run: all measurements of the former one move to ``dev.runs``.
+def begin_run(status: Status, number: int) -> Status:
+    """Return the status at the start of another run, without the measurements of the former one.
 
-    A lower number than before: the code of the former run was lost with all pods; 0: they have no code. ``failure``:
-    the end of a pod that ended the former run.
+    A lower number than before: the code of the former run was lost with all pods; 0: they have no code, and the last
+    failure remains.
     """
-    former = status.dev or DevStatus()
-    result: RunResult = former.result or ("Stopped" if number > former.run else "Failed" if failure else "Lost")
-    if former.result is None and failure is not None:
-        status = replace(status, last_failure=failure)
-    ended = EndedRun(
-        run=former.run,
-        digest=former.digest,
-        result=result,
-        start_time=former.start_time,
-        completion_time=former.completion_time or truncate(now),
-        restarts=status.restarts.sum,
-        progress=drop_pace(status.progress),
-        failure=status.last_failure if result == "Failed" else None,
-        history=_thin_out(status.history),
-    )
+    last_run = status.dev.last_number if status.dev is not None else 0
     return replace(
         status,
-        dev=DevStatus(run=number, runs=_limit_runs((ended, *former.runs) if former.run else former.runs)),
+        dev=DevStatus(run=number, last_run=last_run),
         progress=None,
         checkpoint=None,
         preflight=None,
@@ -95,7 +76,7 @@ def begin_run(status: Status, number: int, now: datetime, failure: LastFailure |
         stragglers=(),
         restarts=forget_restarts(status.restarts),
         last_restart=None,
-        last_failure=None,
+        last_failure=None if number else status.last_failure,
     )
 
 
@@ -105,21 +86,8 @@ def forget_restarts(restarts: Restarts) -> Restarts:
     return Restarts(total=restarts.total, free=restarts.free, replaced=restarts.replaced, before_run=before)
 
 
-def _thin_out(history: History | None) -> History | None:
-    if history is None or len(history.rows) <= _MOST_ROWS:
-        return history
-    return replace(history, rows=(*history.rows[:-1:2], history.rows[-1])[-_MOST_ROWS:])
-
-
-def _limit_runs(runs: tuple[EndedRun, ...]) -> tuple[EndedRun, ...]:
-    runs = runs[:MOST_RUNS]
-    while len(msgspec.json.encode(runs)) > MOST_BYTES:
-        runs = runs[:-1]
-    return runs
-
-
 def release_pods(dev: DevStatus | None) -> DevStatus | None:
-    """Return the runs of a job whose pods are not held."""
+    """Return the run of a job whose pods are not held."""
     return None if dev is None else replace(dev, held_since=None, release_time=None)
 
 
@@ -128,8 +96,9 @@ def describe_run(status: Status) -> str:
     dev = status.dev or DevStatus()
     lost = describe_lost_code(dev)
     if dev.run == 0:
-        former = dev.runs[0].failure if dev.runs else None
-        return f"{lost}; run {dev.runs[0].run} failed: {describe_failure(former)}" if former else lost
+        failure = status.last_failure
+        last = f"the last failure: {describe_failure(failure)}" if failure else ""
+        return "; ".join(filter(None, (lost, last)))
     text = f"run {dev.run} {dev.result.lower() if dev.result in ('Succeeded', 'Failed') else 'was stopped'}"
     if dev.result == "Failed" and status.last_failure is not None:
         text += f": {describe_failure(status.last_failure)}"

@@ -12,13 +12,13 @@ from typing import Final
 from . import plan, records
 from .failure_record import Failure
 from .records import choice, number, text
-from .report import RUN_RESULTS
+from .report import RUN_RESULTS, PodReport
 
 MOST_CODE_BYTES: Final = 64 << 20
 """Of an archive, compressed."""
 ORDER_LIMIT: Final = 1 << 17
 """Bytes of an order without its archive."""
-ORDERS: Final = ("run", "stop", "release", "follow")
+ORDERS: Final = ("run", "stop", "release", "follow", "list")
 RUN_STARTS: Final = "run {} starts"
 """In the log of each pod, before the output of a run. Commands show what follows."""
 RUN_ENDED: Final = "run {} has ended"
@@ -26,7 +26,7 @@ RUN_ENDED: Final = "run {} has ended"
 RUN_LINE: Final = re.compile(r"\[launcher\] run (\d{1,9}) (starts|has ended)")
 REPLACED: Final = "was replaced by another `ddp rerun`"
 """The message of the end of such a run."""
-EVENTS: Final = ("received", "sent", "stopped", "started", "ended", "released", "refused")
+EVENTS: Final = ("received", "sent", "stopped", "started", "ended", "released", "refused", "former", "listed")
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class Order:
     """What the pods are to do.
 
     run: end the present run and start another; stop: end the present run; release: end the pods as the last run ended;
-    follow: only report events. ``run``: the least number of the new run; ``arguments``: of the script, if
-    ``replaces_arguments`` in place of the last run's; ``digest``: of the archive's tar, empty for the same code again;
-    ``size``: bytes of the archive, which follows the line.
+    follow: only report events; list: report the former runs. ``run``: the least number of the new run; ``arguments``:
+    of the script, if ``replaces_arguments`` in place of the last run's; ``digest``: of the archive's tar, empty for the
+    same code again; ``size``: bytes of the archive, which follows the line.
     """
 
     kind: str
@@ -49,11 +49,12 @@ class Order:
 
 @dataclass(frozen=True)
 class Event:
-    """What has happened to an order. After ended, released and refused no event follows.
+    """What has happened to an order. After ended, released, refused and listed no event follows.
 
     received: pod 0 has the archive; sent: all ``pods`` have it; stopped: the former run has ended everywhere; started:
     the ranks of ``run`` start; ended: with ``result``, and ``failure`` as root cause; refused: nothing has changed,
-    ``message`` and ``remedy`` say why. ``seconds``: since the order arrived.
+    ``message`` and ``remedy`` say why; former: ``report`` on a former run at its end. ``seconds``: since the order
+    arrived.
     """
 
     kind: str = choice(EVENTS)
@@ -64,6 +65,7 @@ class Event:
     failure: Failure | None = None
     message: str = text(2048)
     remedy: str = text(2048)
+    report: PodReport | None = None
 
 
 def encode_order(order: Order) -> bytes:

@@ -12,6 +12,7 @@ import json
 import os
 import signal
 import time
+from collections import deque
 from collections.abc import Sequence
 from typing import Any, Final
 
@@ -46,6 +47,7 @@ _SECONDS_FOR_PEERS: Final = 3.0  # that pod 0 waits for the state of its peers b
 _SECONDS_FOR_ENDS: Final = 10.0  # that pod 0 waits for peers without a connection after its own run has ended
 _SECONDS_OF_NOTICE: Final = 60.0
 _SECONDS_FOR_REPORT: Final = 5.0
+_MOST_FORMER: Final = 10
 
 
 def hold(pod: Pod, command: list[str], signals: list[int]) -> int:
@@ -153,12 +155,16 @@ class Holder:
         if port is not None:
             with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
                 return "200 OK", self._pass_on(port, path.decode())
-        last = self.runs.end.end if self.runs.end is not None else PodEnd()
-        ranks = (last.progress,) if last.progress is not None else ()
-        report = PodReport(phase=self.phase, ranks=ranks, restarts=last.restarts, dev=self.describe())
+        report = self._build_report()
         if path == b"/report":
             return "200 OK", json.dumps(to_json(report), allow_nan=False).encode()
         return "200 OK", format_page(report, {}).encode("utf-8", "replace")
+
+    def _build_report(self) -> PodReport:
+        """Return the report on a run that has ended."""
+        last = self.runs.end.end if self.runs.end is not None else PodEnd()
+        ranks = (last.progress,) if last.progress is not None else ()
+        return PodReport(phase=self.phase, ranks=ranks, restarts=last.restarts, dev=self.describe())
 
     def _pass_on(self, port: int, path: str) -> bytes:
         """Return the page of the present run. Raises: OSError, ValueError."""
@@ -199,6 +205,7 @@ class Leader(Holder):
         self._is_stopped = False  # by an order, rather than by itself
         self._result = ""
         self._failure: Failure | None = None
+        self._former: deque[PodReport] = deque(maxlen=_MOST_FORMER)
         self._release_at: float | None = None
         self._releasing: asyncio.Task[None] | None = None
         self._tasks: list[asyncio.Task[Any]] = []
@@ -294,6 +301,11 @@ class Leader(Holder):
         if order.kind == "follow":
             await self._follow(stream)
             return
+        if order.kind == "list":
+            for report in self._former:
+                stream.send("former", report=report)
+            stream.send("listed")
+            return
         if self._is_busy:
             stream.send(
                 "refused",
@@ -355,9 +367,13 @@ class Leader(Holder):
     async def _start_run(self, plan: RunPlan) -> None:
         """Start a run in this pod. Its result is open from then on, and the pods are no longer held.
 
+        The report on the former run is kept for `ddp report --run`.
+
         In this order: until the run has started, ``runs.end`` is that of the former one, whose result must stay, or
         ``_conclude`` would take it for the end of the new one.
         """
+        if self._result:
+            self._former.append(self._build_report())
         await self.runs.start(plan)
         self._cancel_release()
         self._is_stopped = False

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from ddp_pod.contract.dev_order import Order
-from ddp_pod.contract.failure_record import PodEnd
+from ddp_pod.contract.failure_record import Failure, PodEnd
 from ddp_pod.contract.plan import DevConfig
 from ddp_pod.dev import holder
 from ddp_pod.dev.holder import Leader
@@ -23,6 +23,7 @@ from tests.support.launcher_config import launcher_pod
 SUCCESS = RunEnd(0, PodEnd())
 STOPPED = RunEnd(85, PodEnd())
 FIRST = RunPlan(1, ("train.py",))
+FAILURE = Failure("OOM", rank=1, message="CUDA out of memory")
 SOON = 60.0
 
 
@@ -208,6 +209,24 @@ async def test_follower_of_a_replaced_run_learns_why_it_ended(tmp_path: Path) ->
     ((kind, values),) = follower.events
     assert (kind, values["run"], values["result"]) == ("ended", 1, "Stopped")
     assert "replaced" in values["message"]
+
+
+async def test_reports_on_former_runs_are_listed_with_their_results(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.leader._failure = FAILURE
+    job.leader._result = "Failed"
+    await job.run_again()
+    await job.run_again()
+    listed = job.send("list")
+    await until(lambda: bool(listed.events) and listed.events[-1][0] == "listed")
+    reports = [values["report"].dev for kind, values in listed.events if kind == "former"]
+    assert [(report.run, report.result, report.failure) for report in reports] == [
+        (1, "Failed", FAILURE),
+        (2, "Stopped", None),
+    ]
+    for _ in range(20):
+        await job.run_again()
+    assert len(job.leader._former) == 10
 
 
 async def test_order_at_the_last_moment_keeps_the_pods_until_it_is_done(tmp_path: Path) -> None:

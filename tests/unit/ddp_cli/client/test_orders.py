@@ -71,6 +71,7 @@ STARTS = ("received", "sent", "stopped", "started")
         ("run", [Channel("received"), ApiError("pods/exec is forbidden", 403)], "forbidden"),
         ("follow", [PodMissing("starts"), Channel("refused"), Channel("ended")], ["ended"]),
         ("release", [Channel("stopped", "released")], ["stopped", "released"]),
+        ("list", [Channel("former", "listed")], ["former", "listed"]),
     ],
 )
 def test_order_is_followed_to_its_last_event_or_refused(

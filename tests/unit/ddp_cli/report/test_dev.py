@@ -15,6 +15,9 @@ from ddp_cli.report.dev import select_run
 from ddp_cli.report.page import build_page
 from ddp_cli.report.run import RecordedRun
 from ddp_operator.api.kubeobjects import format_time
+from ddp_pod.contract.failure_record import Failure
+from ddp_pod.contract.progress import RankProgress
+from ddp_pod.contract.report import DevRun, PodReport
 from tests.support.builders import NOW, resource
 
 START = int(NOW.timestamp())
@@ -29,14 +32,15 @@ def history(start: int, loss: float) -> dict[str, Any]:
     return {"columns": "time,step,loss", "rows": rows}
 
 
-FAILURE = {"attempt": 1, "rank": 1, "category": "OOM", "message": "CUDA out of memory", "remedy": "lower the batch"}
-RUNS = [
-    {
-        "run": 4, "result": "Failed", "startTime": at(200), "completionTime": at(210), "restarts": 2,
-        "failure": FAILURE, "progress": {"step": 20, "loss": "0.4"}, "history": history(200, 0.4),
-    },
-    {"run": 2, "result": "Stopped", "startTime": at(100), "completionTime": at(110)},
-]  # fmt: skip
+FAILURE = Failure("OOM", rank=1, pod_index=1, message="CUDA out of memory", remedy="lower the batch")
+FORMER = (
+    PodReport(
+        restarts=2,
+        ranks=(RankProgress(step=20.0, loss=0.4),),
+        dev=DevRun(run=4, result="Failed", started=START + 200, ended=START + 210, failure=FAILURE),
+    ),
+    PodReport(dev=DevRun(run=2, result="Stopped", started=START + 100, ended=START + 110)),
+)
 DEV = {
     "run": 5,
     "result": "Succeeded",
@@ -48,7 +52,7 @@ DEV = {
 JOB = resource("digits", namespace="ml") | {
     "status": {
         "phase": "Held", "attempt": 1, "attemptNodes": 2, "startTime": at(0), "history": history(300, 0.77),
-        "progress": {"step": 20, "loss": "0.77"}, "dev": DEV | {"runs": RUNS},
+        "progress": {"step": 20, "loss": "0.77"}, "dev": DEV,
         "conditions": [
             {"type": "Progressing", "status": "False", "reason": "Held", "lastTransitionTime": at(330), "message": "m"}
         ],
@@ -67,13 +71,13 @@ EVENTS = [
 
 
 def select(number: int) -> RecordedRun:
-    return select_run(read_job(JOB, EVENTS, NOW + timedelta(seconds=400)), number)
+    return select_run(read_job(JOB, EVENTS, NOW + timedelta(seconds=400)), number, FORMER)
 
 
 @pytest.mark.parametrize(
     ("number", "points", "events", "facts", "absent"),
     [
-        (4, [(1.0, 0.4), (2.0, 0.4)], ["during run 4"], [">Failed<", "CUDA out of memory", "lower the batch"], "0.77"),
+        (4, [], ["during run 4"], [">Failed<", "CUDA out of memory", "lower the batch"], "0.77"),
         (5, [(1.0, 0.77), (2.0, 0.77)], ["after run 5"], [">Succeeded<", "Run 5 succeeded"], "CUDA"),
         (2, [], [], [">Stopped<", "Run 2 was stopped"], "CUDA"),
     ],
@@ -92,7 +96,7 @@ def test_page_has_only_what_belongs_to_run(
 
 @pytest.mark.parametrize("number", [0, 1, 3, 6, -1])
 def test_unknown_run_is_refused_with_known_ones(number: int) -> None:
-    with pytest.raises(ValueError, match=f"no report of run {number}; choose one of these with --run: 2, 4, 5$"):
+    with pytest.raises(ValueError, match=f"no report of run {number}: .* --run: 2, 4, 5$"):
         select(number)
 
 
@@ -109,9 +113,10 @@ def test_each_run_of_this_machine_has_its_own_file(
     folder = tmp_path / "ddp-runs" / "digits-20260101-120000"
     folder.mkdir(parents=True)
     (folder / "status.yaml").write_text(json.dumps(JOB))
-    assert main(["report", "digits", "--run", "4"]) == 0
+    assert main(["report", "digits", "--run", "5"]) == 0
     path = Path(capsys.readouterr().out.strip())
-    assert path.name == "report-4.html"
-    assert "CUDA out of memory" in path.read_text(encoding="utf-8")
-    assert main(["report", "digits", "--run", "9"]) == 2
-    assert "2, 4, 5" in capsys.readouterr().err
+    assert path.name == "report-5.html"
+    assert "Run 5 succeeded" in path.read_text(encoding="utf-8")
+    assert main(["report", "digits", "--run", "4"]) == 2
+    error = capsys.readouterr().err
+    assert "no report of run 4: pod 0 keeps the last ten while it runs; choose one of these with --run: 5" in error

@@ -583,7 +583,7 @@ def test_clauses_for_clusters_are_omitted(remedy: str, local: str) -> None:
         ),
         ({"run": 3, "result": "Succeeded"}, ["Run 3 succeeded"], "train.csv"),
         ({"run": 3, "result": "Stopped"}, ["Run 3 was stopped"], "train.csv"),
-        ({"runs": [{"run": 4, "result": "Lost"}]}, ["the code of run 4 was lost", "have no code"], "train.csv"),
+        ({"lastRun": 4}, ["the code of run 4 was lost", "have no code", "the last failure: UserError"], "succeeded"),
     ],
 )
 def test_held_job_is_explained_by_its_run(dev: dict[str, Any], facts: list[str], absent: str) -> None:

@@ -1,4 +1,4 @@
-"""Jobs of `ddp dev`: their runs in the status, held pods, their release and their loss."""
+"""Jobs of `ddp dev`: their present run in the status, held pods, their release and their loss."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from ddp_operator.api.status import DevStatus, EndedRun, History, LastFailure, Progress, Restarts, Status, Usage
+from ddp_operator.api.parse import parse_status
+from ddp_operator.api.status import DevStatus, History, Progress, Restarts, Status, Usage
 from ddp_operator.decide.conditions import find_reason
 from ddp_operator.decide.converge import compute_scrape_interval
-from ddp_operator.decide.dev import MOST_BYTES, MOST_RUNS, begin_run
 from ddp_operator.decide.state import Decision
 from ddp_operator.decide.transitions import find_purpose, list_transition_events
 from ddp_pod.contract.failure_table import CATEGORIES
@@ -112,53 +112,39 @@ class TestHeld:
 
 
 class TestNextRun:
-    def test_measurements_restart_and_former_run_is_kept(self) -> None:
+    def test_measurements_restart(self) -> None:
         before = follow(report(1, restarts=2, step=7), report(1, "Failed", restarts=2, step=7))
         before = replace(before, history=History(columns="time", rows=("1", "2")))
         status = follow(report(2, step=1, steps=1), status=before)
         assert (status.phase, status.last_failure, status.history) == ("Running", None, None)
         assert (present(status.progress).step, status.restarts.all, status.restarts.in_place) == (1, 0, 0)
-        [former] = read_dev(status).runs
-        assert (former.run, former.result, former.digest, former.restarts) == (1, "Failed", "1" * 64, 2)
-        assert (present(former.failure).category, present(former.progress).step) == ("OOM", 7)
-        assert present(former.history).rows == ("1", "2")
-        assert former.completion_time == read_dev(before).completion_time == NOW + timedelta(seconds=5)
+        assert read_dev(before).completion_time == NOW + timedelta(seconds=5)
+        assert (read_dev(status).run, read_dev(status).last_run) == (2, 1)
 
     def test_restarts_of_next_run_are_counted_from_zero(self) -> None:
         before = replace(STARTED, restarts=Restarts(replaced=3))
         status = follow(report(1, restarts=2), report(2), report(2, restarts=1), status=before)
         assert (status.restarts.in_place, status.restarts.replaced, status.restarts.all) == (1, 3, 1)
-        assert [run.restarts for run in read_dev(status).runs] == [5]
 
     @pytest.mark.parametrize(
-        ("reports", "results"),
+        ("reports", "numbers"),
         [
-            ((report(1), report(2)), ["Stopped"]),
-            ((report(1), report(4)), ["Stopped"]),
-            ((report(1, "Succeeded"), report(2)), ["Succeeded"]),
-            ((report(1), report(3), report(1)), ["Lost", "Stopped"]),
-            ((report(3), report(0, held=True)), ["Lost"]),
-            ((report(3, "Succeeded"), report(0, held=True), report(4)), ["Succeeded"]),
+            ((report(1),), (1, 0)),
+            ((report(1), report(4)), (4, 1)),
+            ((report(1), report(3), report(1)), (1, 3)),
+            ((report(3), report(0, held=True)), (0, 3)),
+            ((report(3, "Succeeded"), report(0, held=True), report(4)), (4, 3)),
         ],
     )
-    def test_result_of_former_runs(self, reports: tuple[str, ...], results: list[str]) -> None:
-        assert [former.result for former in read_dev(follow(*reports)).runs] == results
+    def test_highest_number_of_former_runs_is_kept(self, reports: tuple[str, ...], numbers: tuple[int, int]) -> None:
+        dev = read_dev(follow(*reports))
+        assert (dev.run, dev.last_run) == numbers
 
-    def test_former_runs_are_limited(self) -> None:
-        status = follow(*(report(run) for run in range(1, 14)))
-        assert [former.run for former in read_dev(status).runs] == list(range(12, 2, -1))
-        large = replace(
-            status,
-            last_failure=LastFailure(attempt=1, category="OOM", message="m" * 2048, traceback="é" * 8000),
-            history=History(columns="time", rows=tuple("9" * 100 for _ in range(60))),
-        )
-        for run in range(20, 40):
-            large = replace(begin_run(large, run, NOW), last_failure=large.last_failure, history=large.history)
-            large = replace(large, dev=replace(read_dev(large), result="Failed"))
-        kept = read_dev(large).runs
-        assert 1 < len(kept) < MOST_RUNS
-        assert len(msgspec.json.encode(kept)) <= MOST_BYTES
-        assert all(len(present(former.history).rows) <= 30 for former in kept)
+    def test_runs_in_the_status_of_a_former_version_are_dropped(self) -> None:
+        stored = msgspec.to_builtins(follow(report(2)))
+        stored["dev"]["runs"] = [{"run": 1, "result": "Failed", "failure": {"attempt": 1, "category": "OOM"}}]
+        status = parse_status({"status": stored})
+        assert status == follow(report(2))
 
     @pytest.mark.parametrize(
         "dev",
@@ -230,27 +216,25 @@ class TestLostPods:
         assert read_dev(decision.status).held_since is None
         again = [child_pod(1 - lost), child_pod(lost, suffix="new")]
         status = follow(*reports, status=decision.status, pods=again)
-        assert (status.phase, read_dev(status).run, read_dev(status).runs) == (
-            "Held" if len(reports) == 2 else "Running",
-            2,
-            (),
-        )
+        phase = "Held" if len(reports) == 2 else "Running"
+        assert (status.phase, read_dev(status).run, read_dev(status).last_run) == (phase, 2, 0)
 
     @pytest.mark.parametrize(
-        ("reports", "run", "runs"),
+        ("reports", "run", "last_run", "failure"),
         [
-            ((report(1),), 1, []),
-            ((report(1, "Failed"),), 0, [(1, "Failed", "OOM")]),
-            ((report(1), report(2, restarts=2)), 0, [(2, "Lost", ""), (1, "Stopped", "")]),
+            ((report(1),), 1, 0, "Preempted"),
+            ((report(1, "Failed"),), 0, 1, "Preempted"),
+            ((report(1), report(2, restarts=2)), 0, 2, "Preempted"),
         ],
         ids=["first run starts again", "ended first run", "later run"],
     )
-    def test_code_of_runs_is_lost_with_all(self, reports: tuple[str, ...], run: int, runs: list[Any]) -> None:
+    def test_code_of_runs_is_lost_with_all(
+        self, reports: tuple[str, ...], run: int, last_run: int, failure: str
+    ) -> None:
         lost = [child_pod(index, disrupted=True) for index in (0, 1)]
         status = run_pass(*lost, status=follow(*reports), seconds=20, dev={}).status
         assert (status.attempt, status.restarts.total, read_dev(status).run) == (2, 1, run)
-        ended = read_dev(status).runs
-        assert [(item.run, item.result, item.failure.category if item.failure else "") for item in ended] == runs
+        assert (read_dev(status).last_run, present(status.last_failure).category) == (last_run, failure)
         assert status.restarts.counted <= status.restarts.total + status.restarts.in_place
 
     @pytest.mark.parametrize(("reason", "category"), [("OOMKilled", "OOM"), ("Error", "Killed")])
@@ -275,11 +259,12 @@ class TestLostPods:
         status = run_pass(killed, status=before, seconds=20, **options).status
         dev = read_dev(status)
         assert (status.attempt, status.restarts.counted, dev.run, dev.lost_runs) == (2, 0, 0, len(reports))
-        assert (dev.runs[0].result, present(dev.runs[0].failure).category) == ("Failed", "OOM")
+        assert present(status.last_failure).category == "OOM"
         options["jobs"] = [child_job(2, nodes=1)]
         held = run_pass(child_pod(0, attempt=2), status=status, text=report(0, held=True), seconds=30, **options)
         message = read_condition(held, "Progressing").message
-        assert f"run {len(reports)} failed: OOM" in message
+        assert f"the code of run {len(reports)} was lost" in message
+        assert "the last failure: OOM" in message
         assert "`ddp rerun train`" in message
 
     def test_new_pods_without_code_are_held_and_job_explains_it(self) -> None:
@@ -289,7 +274,7 @@ class TestLostPods:
             job_name="train-2",
             start_time=NOW,
             restarts=Restarts(total=1, free=1),
-            dev=DevStatus(runs=(EndedRun(run=3, result="Lost"),)),
+            dev=DevStatus(last_run=3),
         )
         pods = [child_pod(index, attempt=2) for index in (0, 1)]
         decision = run_pass(*pods, jobs=[child_job(2)], status=status, text=report(0, held=True), dev={})
@@ -309,7 +294,7 @@ class TestLostPods:
         again = [child_pod(index, suffix="again", age=0) for index in (0, 1)]
         status = follow("", report(1), status=status, pods=again, labels=labels)
         assert (status.phase, status.attempt, read_dev(status).run) == ("Running", 1, 1)
-        assert [run.result for run in read_dev(status).runs] == ["Succeeded", "Stopped"]
+        assert read_dev(status).last_run == 2
 
     def test_job_that_runs_its_own_code_again_states_it(self) -> None:
         status = follow(report(1), report(2), report(1))

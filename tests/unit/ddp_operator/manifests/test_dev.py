@@ -4,13 +4,11 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.status import DevStatus, EndedRun, Status
+from ddp_operator.api.status import DevStatus, Status
 from ddp_operator.manifests.pod import build_plan
 from ddp_operator.manifests.template import resolve_template
 from ddp_pod.contract.plan import DevConfig
 from tests.support.builders import job
-
-THREE = (EndedRun(run=3, result="Stopped"), EndedRun(run=2, result="Failed"))
 
 
 @pytest.mark.parametrize(
@@ -20,9 +18,9 @@ THREE = (EndedRun(run=3, result="Stopped"), EndedRun(run=2, result="Failed"))
         ({"dev": {}}, None, DevConfig(1800)),
         ({"dev": {"holdSeconds": 60}}, DevStatus(run=1), DevConfig(60)),
         ({"dev": {}}, DevStatus(run=1, result="Failed"), DevConfig(1800, 1)),
-        ({"dev": {}}, DevStatus(run=4, runs=THREE), DevConfig(1800, 4)),
-        ({"dev": {}}, DevStatus(run=0, runs=THREE), DevConfig(1800, 3)),
-        ({"dev": {}}, DevStatus(run=1, runs=THREE), DevConfig(1800, 3)),
+        ({"dev": {}}, DevStatus(run=4, last_run=3), DevConfig(1800, 4)),
+        ({"dev": {}}, DevStatus(run=0, last_run=3), DevConfig(1800, 3)),
+        ({"dev": {}}, DevStatus(run=1, last_run=3), DevConfig(1800, 3)),
     ],
     ids=["none", "first", "unfinished-first-run", "ended-first-run", "fourth", "held-without-code", "lower-number"],
 )
