@@ -82,11 +82,23 @@ def run(pods: PodsFactory, *command: str) -> list[PodEnd]:
         (["python", "train.py", "alone"], "Alone"),
         (["python", "train.py", "own group"], "Separate"),
         (["bash", "run.sh"], "Separate"),
+        (["env", "A=1", "bash", "-lc", f"cd . && {NESTED} | tee log"], "Separate"),
         (["python", "-c", f"import subprocess; subprocess.run({NESTED.split()}, check=True)"], "Separate"),
         (["python", "train.py", "nothing"], "Unknown"),
         (["bash", "-c", f"{sys.executable} -I train.py alone"], "Unknown"),
     ],
-    ids=["group", "spawned", "in bash", "no group", "size 1", "torchrun in a script", "subprocess", "none", "isolated"],
+    ids=[
+        "group",
+        "spawned",
+        "in bash",
+        "no group",
+        "size 1",
+        "torchrun in a script",
+        "torchrun behind a pipe",
+        "subprocess",
+        "none",
+        "isolated",
+    ],
 )
 def test_ranks_that_end_report_whether_they_trained_together(
     pods: PodsFactory, tmp_path: Path, command: list[str], state: str

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -122,6 +123,60 @@ def test_exit_code_that_hides_a_failure_is_reported(
     assert (progress.get("step"), progress.get("totalSteps")) == step
     assert all(part in run.output for part in parts), run.output
     assert ("Succeeded with a warning" in run.output) is bool(reason)
+
+
+GROUPS = """
+import os, time, torch
+import torch.distributed as dist
+dist.init_process_group("gloo")
+model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(int(os.environ["STEPS"])):
+    optimizer.zero_grad()
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    time.sleep(0.1)
+dist.destroy_process_group()
+"""
+NESTED = f"{sys.executable} -m torch.distributed.run --standalone --nproc-per-node=1 groups.py"
+ALONE = """
+import os, time, torch
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range(int(os.environ["STEPS"])):
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("command", "steps", "spec", "reason"),
+    [
+        (["bash", "run.sh"], "100000", {}, "SeparateGroups"),
+        (["python", "alone.py"], "100000", {}, "NoProcessGroup"),
+        (["python", "alone.py"], "5", {}, "NoProcessGroup"),
+        (["bash", "run.sh"], "5", {"processGroupPolicy": "Ignore"}, ""),
+        (["bash", "run.sh"], "5", {"procPerNode": 1}, ""),
+        (["python", "groups.py"], "5", {}, ""),
+    ],
+    ids=["launcher in a script", "no group", "no group at the end", "allowed", "one rank", "one group"],
+)
+def test_ranks_that_train_apart_fail_the_job_with_the_remedy(
+    tmp_path: Path, command: list[str], steps: str, spec: dict[str, Any], reason: str
+) -> None:
+    (tmp_path / "groups.py").write_text(GROUPS)
+    (tmp_path / "alone.py").write_text(ALONE)
+    (tmp_path / "run.sh").write_text(f"{NESTED}\n")
+    text = manifest(command, nodes=1, env={"STEPS": steps}, **{"procPerNode": 2, **spec})
+    with DdpRun(tmp_path, text) as run:
+        assert run.wait() == (1 if reason else 0), run.output
+        status = run.read_status()
+    assert (status["phase"], status.get("reason", "")) == (("Failed", reason) if reason else ("Succeeded", "")), status
+    if reason:
+        remedy = "the script as the command" if reason == "SeparateGroups" else "init_process_group()"
+        assert remedy in run.output
+        assert "if ranks are meant to work independently, set spec.processGroupPolicy: Ignore" in run.output
 
 
 def test_job_recovers_from_failure_of_rank_1_and_succeeds(tmp_path: Path) -> None:

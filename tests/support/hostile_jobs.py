@@ -6,7 +6,6 @@ from collections.abc import Callable
 from typing import Final
 
 from ddp_operator.api.constants import PROFILE_KIND
-from ddp_operator.manifests.shell import MAX_SCRIPT
 from tests.support.builders import Json, profile, template, trainer
 from tests.support.limit_specs import ARGUMENT
 
@@ -27,8 +26,8 @@ BuildSpec = Callable[[int], Json]
 """Returns the spec of a job by its number."""
 
 
-def build_script(number: int, size: int = MAX_SCRIPT) -> Json:
-    """Return the spec of a suspended job with the longest script that the operator reads."""
+def build_script(number: int, size: int = 16 << 10) -> Json:
+    """Return the spec of a suspended job with a long script."""
     fragment = _FRAGMENTS[number % len(_FRAGMENTS)]
     script = f"# {number}\n" + fragment * ((size - 20) // len(fragment))
     return {"suspend": True, "template": template(trainer(command=["env", "A=1", "bash", "-c", script]))}

@@ -8,13 +8,12 @@ from itertools import cycle, islice
 from typing import Any
 
 from ddp_operator.api.size import MAX_BYTES, MAX_VALUES
-from ddp_operator.manifests.shell import MAX_SCRIPT
 from tests.support.builders import Json, template, trainer
 from tests.support.strategies import FULL, RICH, mutate, places
 
 BYTES = MAX_BYTES - 16_384
 ARGUMENT = 131_000  # bytes; Linux starts no program with a longer one
-SCRIPT = MAX_SCRIPT - 200
+SCRIPT = 16_000
 VALUES = MAX_VALUES - 500
 FURTHER: Json = {
     "code": {"digest": "0" * 64, "configMapName": "code", "mountPath": "/code", "pip": "r.txt"},

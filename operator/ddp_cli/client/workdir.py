@@ -1,23 +1,22 @@
 """The folder that is packed for a job."""
 
 import os
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from ddp_cli.client.errors import ClientError
 from ddp_cli.client.packing.files import CannotPack
 from ddp_cli.client.packing.packed import PackedCode, pack_code
 from ddp_cli.client.validation import check_manifest
-from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import FindProfile, Manifest, find_none
-from ddp_operator.manifests.advice import list_warnings
-from ddp_operator.manifests.template import check_nested_launchers, resolve_template
+from ddp_operator.manifests.template import resolve_template
 
-_MAX_SCRIPT: Final = 64 << 10
-"""Bytes of a shell script that is searched for launchers."""
+ENTRYPOINT: Final = (
+    "has args without command: the image's entrypoint does not run. If the training needs it, write it before its "
+    "arguments: command: [/entrypoint.sh]"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,21 +45,9 @@ class Workdir:
         return path
 
 
-class ScriptReader:
-    """Reads the shell scripts of a folder, each of them once."""
-
-    def __init__(self, folder: Path) -> None:
-        self._folder = folder
-        self._read: set[str] = set()
-
-    def read(self, path: str) -> str | None:
-        """Return the text of a short script; None for any other path."""
-        file = self._folder / path
-        with suppress(OSError):
-            if path not in self._read and file.is_file() and file.stat().st_size <= _MAX_SCRIPT:
-                self._read.add(path)
-                return file.read_text(encoding="utf-8", errors="replace")
-        return None
+def skips_entrypoint(container: Mapping[str, Any]) -> bool:
+    """Return whether a container's arguments are those of its image's entrypoint."""
+    return bool(container.get("args")) and not container.get("command")
 
 
 def default_folder(script: str | None) -> Path:
@@ -97,13 +84,8 @@ def check_job(
     code = workdir.pack() if workdir is not None else None
     manifest = check_manifest(text, code.spec if code else None, profiles)
     template = resolve_template(manifest.job)
-    if not template.trainer.get("workingDir") and (workdir is not None or not in_cluster):
-        folder = workdir.folder if workdir is not None else Path.cwd()
-        errors = list(check_nested_launchers(manifest.job.spec, template, ScriptReader(folder).read))
-        if errors:
-            raise InvalidManifest(errors)
-    for warning in list_warnings(template, in_cluster=in_cluster):
-        note(f"warning: {warning}")
+    if in_cluster and skips_entrypoint(template.trainer):
+        note(f"warning: container {template.trainer['name']} {ENTRYPOINT}")
     if code is not None:
         try:
             if in_cluster:

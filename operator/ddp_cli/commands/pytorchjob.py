@@ -13,13 +13,12 @@ from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Final
 
+from ddp_cli.client.workdir import ENTRYPOINT, skips_entrypoint
 from ddp_operator.api import constants
 from ddp_operator.api.child_names import is_reserved_variable
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.yaml_writer import format_documents
-from ddp_operator.manifests.advice import ENTRYPOINT, describe_repeated_set_up, skips_entrypoint
-from ddp_operator.manifests.nested_launcher import SHELLS, find_nested_launcher
-from ddp_operator.manifests.torchrun import OWNED_FLAGS
+from ddp_operator.manifests.torchrun import OWNED_FLAGS, is_interpreter
 from ddp_operator.manifests.typed_torchrun import count_launcher_arguments, split_flags
 from ddp_pod.contract.numbers import parse_count
 
@@ -36,8 +35,8 @@ _TRAINING_OPERATOR: Final = "kubeflow.org/training-operator"
 _GANGS: Final = {"volcano": "Volcano", "scheduler-plugins-scheduler": "Coscheduling"}
 """Schedulers of gangs, by their names in the deployments of their projects."""
 _SHELL_SYNTAX: Final = re.compile(r"[;&|<>`(){}*?\n$]")
-_MAX_LAUNCHERS: Final = 8
-"""Launchers in one command that are removed."""
+_CONTROL_SYNTAX: Final = re.compile(r"[;&|<>`()*?\n]")  # the same without variables
+_SHELLS: Final = ("sh", "bash", "dash", "zsh", "ash", "ksh")
 # A variable of a template, in a place where a job can have none.
 _VARIABLE: Final = re.compile(r"\$\{?[A-Za-z_]\w*\}?|\{\{.*?\}\}")
 _WITH_VARIABLES: Final = ("command", "args", "env", "exec", "annotations", "status")
@@ -342,14 +341,23 @@ def _convert_command(done: Conversion, container: Object) -> None:
     elif skips_entrypoint(container):
         done.note("command", ENTRYPOINT)
 
-    has_launcher = find_nested_launcher(line) is not None
-    written = _unwrap_shell(_strip_launchers(done, line))
+    unwrapped = _unwrap_shell(line)
+    with_variables = _unwrap_shell(line, _CONTROL_SYNTAX)
+    if count_launcher_arguments(with_variables):
+        kept = _strip_torchrun(deepcopy(done), with_variables)
+        if not any(map(_SHELL_SYNTAX.search, kept)):  # only flags that the operator sets have variables
+            unwrapped = with_variables
+    has_launcher = count_launcher_arguments(unwrapped) > 0
+    written = _strip_torchrun(done, unwrapped)
     if written != line:
         container["command"] = written
         container.pop("args", None)
-    runs_shell = any(posixpath.basename(word) in SHELLS for word in written)
-    if runs_shell and not has_launcher:
-        done.note("command", "a shell starts the training; if it runs torchrun, write the script itself as the command")
+    runs_shell = any(posixpath.basename(word) in _SHELLS for word in written)
+    is_python = is_interpreter(written[0]) or written[0].startswith("-m") or written[0].endswith(".py")
+    if not has_launcher and not is_python:
+        program = "a shell" if runs_shell else posixpath.basename(written[0])
+        launchers = "torchrun or another launcher"
+        done.note("command", f"{program} starts the training; if it runs {launchers}, write the script as the command")
     if not has_launcher and "procPerNode" not in done.resource["spec"]:
         done.resource["spec"]["procPerNode"] = 1
         reason = "one process per pod, as before" if runs_shell else "does not run torchrun: one process per pod"
@@ -357,35 +365,18 @@ def _convert_command(done: Conversion, container: Object) -> None:
 
     if done.resource["spec"].get("procPerNode") == 1:
         return
-    repeated = describe_repeated_set_up(written)
-    if repeated:
-        done.note("command", f"ran once per pod, and runs once in each rank now, also {repeated}")
+    if runs_shell:
+        done.note("command", "ran once per pod, and runs once in each rank now: move set-up to an init container")
     if runs_shell and re.search(r"\$\{?(?:RANK|WORLD_SIZE)\b", " ".join(written)):
         done.note("command", "RANK and WORLD_SIZE count ranks now; GROUP_RANK and GROUP_WORLD_SIZE count pods")
 
 
-def _strip_launchers(done: Conversion, line: list[str]) -> list[str]:
-    """Return a command line without launchers; torchrun at its start keeps the options that the operator accepts."""
-    if count_launcher_arguments(line):
-        return _strip_torchrun(done, line)
-    for _ in range(_MAX_LAUNCHERS):
-        found = find_nested_launcher(line)
-        if found is None:
-            break
-        line = list(found.result)
-        for name, value in found.options.items():
-            _apply_flag(done, name, value)
-        options = "".join(f", --{name}" for name in found.options)
-        done.note("command", f"{found.name}{options}: left out, the operator starts the ranks")
-    return line
-
-
-def _unwrap_shell(line: list[str]) -> list[str]:
-    """Return the arguments of ``sh -c 'one simple command'``; any other line unchanged."""
-    if posixpath.basename(line[0]) not in SHELLS or len(line) != 3 or not re.fullmatch(r"-[a-z]*c", line[1]):
+def _unwrap_shell(line: list[str], syntax: re.Pattern[str] = _SHELL_SYNTAX) -> list[str]:
+    """Return the arguments of ``sh -c 'one simple command'``; any other line unchanged. ``syntax``: what is not."""
+    if posixpath.basename(line[0]) not in _SHELLS or len(line) != 3 or not re.fullmatch(r"-[a-z]*c", line[1]):
         return line
     text = line[2].replace("\\\n", " ").strip().removeprefix("exec ")
-    if _SHELL_SYNTAX.search(text) or re.match(r"\w+=", text):
+    if syntax.search(text) or re.match(r"\w+=", text):
         return line
     try:
         return shlex.split(text) or line

@@ -710,9 +710,9 @@ class Spec(SpecFields, frozen=True, kw_only=True):
     process_group_policy: Annotated[
         Literal["Warn", "Fail", "Ignore"] | None,
         Meta(
-            description="Action if ranks make steps although no process group spans all of them. Warn: set the "
-            "condition TrainsAsOne to False. Fail: fail the job. Ignore: none, and launchers inside "
-            "the command (bash -c 'torchrun …') are accepted. Unset: Warn."
+            description="Action if ranks make steps although no process group spans all of them, as with a launcher "
+            "inside the command (bash -c 'torchrun …'). Fail: fail the job. Warn: set the condition TrainsAsOne to "
+            "False. Ignore: none, for independent ranks. Unset: Fail."
         ),
     ] = None
     clean_pod_policy: Annotated[

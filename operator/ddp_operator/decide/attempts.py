@@ -316,11 +316,12 @@ def resize_in_place(state: State) -> Decision:
 
 
 def succeed(state: State) -> Decision:
-    """End the job as succeeded, unless spec.processGroupPolicy fails it for a missing process group."""
+    """End the job as succeeded, unless no process group spanned its ranks and spec.processGroupPolicy is Fail."""
     nodes, admitted = _find_final_size(state)
-    policy = state.spec.process_group_policy or "Warn"
+    policy = state.group_policy
     distributed = None if policy == "Ignore" else describe_distribution(state.pods)
-    if policy == "Fail" and distributed is not None and distributed.status == "False":
+    is_apart = distributed is not None and distributed.reason in (c.NO_PROCESS_GROUP, c.SEPARATE_GROUPS)
+    if policy == "Fail" and distributed is not None and is_apart:
         return fail(state, None, distributed.reason, distributed.message)
     facts = [
         *([distributed] if distributed is not None else []),

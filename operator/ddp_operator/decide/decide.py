@@ -203,11 +203,10 @@ def _ended_in_suspension(state: State) -> bool:
 
 
 def _check_process_groups(state: State) -> Decision | None:
-    """Fail a job whose ranks do not train together, if spec.processGroupPolicy requires it."""
+    """Fail a job whose ranks do not train together, unless spec.processGroupPolicy allows it."""
     page = state.observation.page
     groups = page.groups if page is not None else None
-    is_wanted = state.spec.process_group_policy == "Fail" and state.spec.dev is None
-    if not is_wanted or groups is None or groups.state not in (ALONE, SEPARATE):
+    if state.group_policy != "Fail" or groups is None or groups.state not in (ALONE, SEPARATE):
         return None
     fact = describe_groups(groups, state.pods)
     return fail(state, None, fact.reason, fact.message)

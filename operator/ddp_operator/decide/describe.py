@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from dataclasses import replace as replace_fields
 from datetime import datetime, timedelta
 from typing import Final
 
@@ -308,7 +307,7 @@ def _describe_groups(attempt: ObservedAttempt) -> Fact | None:
     """Return TrainsAsOne by pod 0's page; None: it does not change."""
     state = attempt.state
     page = state.observation.page
-    if page is None or page.is_empty or attempt.is_held or state.spec.process_group_policy == "Ignore":
+    if page is None or page.is_empty or attempt.is_held or state.group_policy == "Ignore":
         return None
     if page.groups is not None:
         return describe_groups(page.groups, attempt.pods)
@@ -446,14 +445,14 @@ def describe_finished_training(pods: Pods) -> Fact:
     return Fact(c.PROGRESSING, "False", c.FINISHED, message)
 
 
-def describe_groups(facts: GroupFacts, pods: Pods) -> Fact:
-    """Return TrainsAsOne by what a pod has observed."""
+def describe_groups(facts: GroupFacts, pods: Pods, more: str = "") -> Fact:
+    """Return TrainsAsOne by what a pod has observed. ``more``: which pods have."""
     status, reason = _GROUP_CONDITIONS[facts.state]
     has_node = facts.state in (DIFFERENT, LOST_LOSS) and facts.pod is not None
     pod = pods.newest.get(facts.pod or 0) if has_node else None
     node = f"; it is on node {pod.node_name}" if pod is not None and pod.node_name else ""
     remedy = f"; {facts.remedy}" if facts.remedy else ""
-    return Fact(c.TRAINS_AS_ONE, status, reason, facts.message + node + remedy)
+    return Fact(c.TRAINS_AS_ONE, status, reason, facts.message + node + more + remedy)
 
 
 def describe_distribution(pods: Pods) -> Fact | None:
@@ -463,7 +462,7 @@ def describe_distribution(pods: Pods) -> Fact | None:
     for state in (SEPARATE, ALONE, DIFFERENT, LOST_LOSS, SAME_DATA, TOGETHER):
         indexes = [index for index, facts in known.items() if facts.state == state]
         if indexes:
-            fact = describe_groups(known[indexes[0]], pods)
-            more = f" (the same in pods {list_indexes(indexes)})" if len(indexes) > 1 else ""
-            return fact if fact.status == "True" else replace_fields(fact, message=fact.message + more)
+            is_repeated = len(indexes) > 1 and state != TOGETHER
+            more = f" (the same in pods {list_indexes(indexes)})" if is_repeated else ""
+            return describe_groups(known[indexes[0]], pods, more)
     return describe_groups(next(iter(known.values())), pods) if known else None

@@ -323,6 +323,12 @@ class State:
         """The status as last written."""
         return self.job.status
 
+    @property
+    def group_policy(self) -> str:
+        """The action if no process group spans all ranks. A job of `ddp dev` only reports."""
+        policy = self.spec.process_group_policy or "Fail"
+        return "Warn" if policy == "Fail" and self.spec.dev is not None else policy
+
     @cached_property
     def attempt_job(self) -> JobView | None:
         """The Job of the current attempt."""

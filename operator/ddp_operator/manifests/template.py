@@ -22,7 +22,6 @@ from ddp_operator.manifests.environment import check_memory
 from ddp_operator.manifests.fabric import check_fabric, merge_fabric
 from ddp_operator.manifests.history import check_history
 from ddp_operator.manifests.inputs import check_inputs
-from ddp_operator.manifests.nested_launcher import ReadScript, explain_nested_launcher, find_nested_launcher
 from ddp_operator.manifests.torchrun import InvalidCommand, UserCommand, split_user_command
 from ddp_pod.contract.credentials import has_credentials
 from ddp_pod.contract.log_patterns import compile_log_pattern
@@ -88,8 +87,6 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
         # The command may be missing because of a misspelled field: the API server stores unknown template fields.
         unknown_fields = find_unknown_fields(pod) if not trainer.get("command") and not trainer.get("args") else []
         errors += unknown_fields or [FieldError(f"{path}.command", str(error))]
-    if command is not None and isinstance(nproc, int):
-        errors += check_nested_launchers(spec, ResolvedTemplate(pod, training, index, command, nproc))
     errors += _check_log_patterns(spec, command)
     errors += _check_scheduling(job, merged_pod)
     if errors:
@@ -377,26 +374,6 @@ def check_network_policy(policy: NetworkPolicy) -> Iterator[FieldError]:
         if peer == Peer():
             message = "must have namespaceSelector, podSelector or ipBlock; write it as in a NetworkPolicy's `from`"
             yield FieldError(f"spec.networkPolicy.metricsFrom[{index}]", message, {})
-
-
-def check_nested_launchers(
-    spec: Spec, template: ResolvedTemplate, read_script: ReadScript = lambda path: None
-) -> Iterator[FieldError]:
-    """Refuse a launcher inside the command: its ranks would train separately in each rank of the job."""
-    if (spec.nodes * template.nproc == 1 and spec.elastic is None) or spec.process_group_policy == "Ignore":
-        return
-    trainer = template.trainer
-    line = [*(trainer.get("command") or ()), *(trainer.get("args") or ())]
-    if not template.command.program:
-        line = [template.command.interpreter, *template.command.argv]
-    variables = [str(variable.get("name")) for variable in trainer.get("env") or ()]
-    found = find_nested_launcher(line, variables, read_script)
-    if found is None:
-        return
-    has_args = bool(trainer.get("args"))
-    problem = explain_nested_launcher(found, nodes=spec.nodes, nproc=template.nproc, has_args=has_args)
-    if problem:
-        yield FieldError(f"{_POD}.containers[{template.trainer_index}].command", problem)
 
 
 _MAX_PATTERNS: Final = 1024

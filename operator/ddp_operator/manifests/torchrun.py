@@ -7,7 +7,6 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Any, Final
 
-from ddp_operator.manifests.exit_codes import add_pipefail
 from ddp_pod.contract.command_line import split_python_line
 from ddp_pod.contract.plan import TorchrunOptions
 
@@ -15,6 +14,9 @@ DEFAULT_INTERPRETER: Final = "python3"
 
 _INTERPRETER = re.compile(r"python(\d+(\.\d+)?)?")
 TORCHRUN_MODULES: Final = ("torch.distributed.run", "torch.distributed.launch")
+_WITH_PIPEFAIL: Final = ("bash", "zsh")
+_ONE_PIPELINE: Final = re.compile(r"[^|]*(?:\|&?\n?[^|;&\n]+)+")
+"""Shell text whose only pipes are those of its last command: pipefail changes nothing but its exit code."""
 _COMMAND_LINE: Final = "write the script itself as the command: [python, train.py] or [-m, package.module]"
 # torchrun's flags that the operator sets, each with the remedy for the user.
 OWNED_FLAGS: Final = {
@@ -100,7 +102,15 @@ def split_user_command(command: Sequence[str], args: Sequence[str]) -> UserComma
         return _split_python(DEFAULT_INTERPRETER, line)
     if first.startswith("-"):
         raise InvalidCommand(f"starts with the flag {first} instead of a program; {_COMMAND_LINE}")
-    return UserCommand(DEFAULT_INTERPRETER, add_pipefail(line), program=True)
+    return UserCommand(DEFAULT_INTERPRETER, _add_pipefail(line), program=True)
+
+
+def _add_pipefail(line: Sequence[str]) -> tuple[str, ...]:
+    """Return a command line whose shell fails if a command of its last pipeline does, as in ``train | tee log``."""
+    is_text = len(line) > 2 and posixpath.basename(line[0]) in _WITH_PIPEFAIL and re.fullmatch("-[a-z]*c", line[1])
+    if not is_text or not _ONE_PIPELINE.fullmatch(line[2].rstrip("; \n")):
+        return tuple(line)
+    return (line[0], "-o", "pipefail", *line[1:])
 
 
 def _split_python(interpreter: str, arguments: Sequence[str]) -> UserCommand:

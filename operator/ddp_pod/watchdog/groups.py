@@ -30,6 +30,15 @@ _SECONDS_TO_SHARE = 2.0  # of a wait, after which the pods compare their ranks
 _SECONDS_OF_SILENCE = 60.0  # of the ranks, after which their group is reported as unknown
 _RECORD_LIMIT = 4096  # bytes of a file
 _TEXT_LIMIT = 160  # characters
+_INTENDED = "if ranks are meant to work independently, set spec.processGroupPolicy: Ignore"
+_SEPARATE_REMEDY = (
+    "the operator runs torchrun itself: write the script as the command, without torchrun or another launcher, set "
+    f"spec.procPerNode, and use RANK and WORLD_SIZE unchanged; {_INTENDED}"
+)
+_ALONE_REMEDY = (
+    "call torch.distributed.init_process_group() in the script and wrap its model in DistributedDataParallel; "
+    f"{_INTENDED}"
+)
 _FILE = re.compile(r"(\d{1,4})\.\d{1,2}\.json")
 
 
@@ -111,13 +120,14 @@ def judge_groups(ranks: Sequence[RankGroups], now: float, *, has_ended: bool = F
     separate = [rank for rank in ranks if rank.coverage and (has_ended or _trains_since(rank, latest))]
     if separate:
         message = f"no process group spans all {world} ranks: {_describe_separate(separate[0])}"
-        return dataclasses.replace(facts, state=SEPARATE, message=message)
+        return dataclasses.replace(facts, state=SEPARATE, message=message, remedy=_SEPARATE_REMEDY)
 
     records = [record for rank in ranks for record in rank.records]
     stepping = [record for record in records if record.phase == STEPPING and record.since <= latest]
     library = next((record.library for record in records if record.library), "")
     if stepping and not library:
-        return dataclasses.replace(facts, state=ALONE, message=_describe_alone(ranks, world, stepping))
+        message = _describe_alone(ranks, world, stepping)
+        return dataclasses.replace(facts, state=ALONE, message=message, remedy=_ALONE_REMEDY)
     if not (stepping or has_ended or _have_been_silent(ranks, now)):
         return None
     return dataclasses.replace(facts, message=_explain_unknown(ranks, world, library))

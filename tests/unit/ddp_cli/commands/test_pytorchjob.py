@@ -171,7 +171,7 @@ class TestManifests:
         }
         spec, notes = converted(LLM)
         assert (spec["nodes"], spec["procPerNode"]) == (4, 8)
-        assert trainer(spec)["command"] == ["python3", "finetune.py", "--config", "cfg.yaml"]
+        assert trainer(spec)["command"] == ["torchrun", "finetune.py", "--config", "cfg.yaml"]
         assert "args" not in trainer(spec)
         assert spec["recovery"] == {"nonRetryableExitCodes": [1, 2, 126, 127], "maxRestarts": 3}
         assert (spec["ttlSecondsAfterFinished"], spec["activeDeadlineSeconds"], spec["suspend"]) == (
@@ -231,19 +231,12 @@ class TestLaunchers:
     @pytest.mark.parametrize(
         ("command", "expected", "procs"),
         [
-            ("bash -lc 'cd /app && torchrun --nproc_per_node=8 --nnodes=$WORLD_SIZE --node_rank=$RANK t.py --lr 1e-4'",
-             ["bash", "-lc", "cd /app && python3 t.py --lr 1e-4"], 8),
-            ("bash -c 'exec torchrun --nproc_per_node=2 t.py'", ["python3", "t.py"], 2),
-            ("env A=1 torchrun --nproc_per_node=auto --max_restarts 3 t.py", ["env", "A=1", "python3", "t.py"], "auto"),
-            ("bash -c 'torchrun a.py && torchrun --nproc_per_node 4 b.py'",
-             ["bash", "-c", "python3 a.py && python3 b.py"], 4),
-            ("accelerate launch --num_machines 2 --machine_rank $RANK t.py", ["python3", "t.py"], None),
+            ("bash -c 'exec torchrun --nproc_per_node=2 t.py'", ["torchrun", "t.py"], 2),
             ("torchrun --no-python --nnodes=2 ./train --x", ["./train", "--x"], None),
             ("torchrun --run-path --shutdown-timeout 9 train.py", ["torchrun", "train.py"], None),
             ("torchrun --tee 3 --nnodes 2 t.py --nnodes 2", ["torchrun", "--tee", "3", "t.py", "--nnodes", "2"], None),
             ("python -m torch.distributed.launch --use_env --nproc_per_node=8 -m pkg.train",
              ["python", "-m", "torch.distributed.launch", "--use_env", "-m", "pkg.train"], 8),
-            ("trl sft --config x", ["python3", "-m", "trl.scripts.sft", "--config", "x"], None),
         ],
     )  # fmt: skip
     def test_launcher_in_command_is_left_out(self, command: str, expected: list[str], procs: Any) -> None:
@@ -253,13 +246,27 @@ class TestLaunchers:
         assert "left out, the operator " in notes or "--no-python" in command
         assert "does not run torchrun" not in notes
 
+    @pytest.mark.parametrize(
+        ("command", "program"),
+        [
+            (["bash", "-lc", "cd /app && torchrun --nproc_per_node=8 t.py"], "a shell"),
+            (["bash", "-c", "torchrun --nnodes=$N t.py --lr $LR"], "a shell"),
+            (["accelerate", "launch", "t.py"], "accelerate"),
+            (["env", "A=1", "torchrun", "t.py"], "env"),
+        ],
+    )
+    def test_program_that_may_be_a_launcher_is_kept_and_noted(self, command: list[str], program: str) -> None:
+        spec, notes = converted(with_container(command=command))
+        assert trainer(spec)["command"] == command
+        assert f"{program} starts the training; if it runs torchrun or another launcher, write the script" in notes
+
     def test_set_up_and_variables_of_each_rank_are_noted(self) -> None:
         def edit(document: Object) -> None:
             document["spec"]["nprocPerNode"] = "4"
 
         line = "git clone x; mkdir -p y; [ -f z ] || wget z; python t.py --rank $RANK"
         _, notes = converted(change(with_container(command=["bash", "-c", line]), edit))
-        assert "runs once in each rank now, also `git clone x`: " in notes
+        assert "runs once in each rank now: move set-up to an init container" in notes
         assert "a shell starts the training" in notes
         assert "GROUP_RANK and GROUP_WORLD_SIZE count pods" in notes
         assert "runs once in each rank" not in converted(with_container(command=["bash", "-c", line]))[1]

@@ -150,7 +150,8 @@ class TestProcessGroup:
         ],
     )  # fmt: skip
     def test_group_at_the_end_is_condition(self, ends: Any, result: tuple[str, str] | None) -> None:
-        decision = run(*(succeeded(index, **known) for index, known in enumerate(ends)), jobs=[self.COMPLETE])
+        pods = [succeeded(index, **known) for index, known in enumerate(ends)]
+        decision = run(*pods, jobs=[self.COMPLETE], processGroupPolicy="Warn")
         assert decision.status.phase == "Succeeded"
         distributed = decision.status.condition("TrainsAsOne")
         assert ((distributed.status, distributed.reason) if distributed else None) == result
@@ -171,7 +172,7 @@ class TestProcessGroup:
         ],
     )
     def test_group_is_condition_while_it_trains(self, facts: Any, result: str, reason: str) -> None:
-        status = run(child_pod(0), child_pod(1), text=with_groups(facts)).status
+        status = run(child_pod(0), child_pod(1), text=with_groups(facts), processGroupPolicy="Warn").status
         distributed = present(status.condition("TrainsAsOne"))
         assert distributed.status == result
         assert distributed.message.startswith("how the ranks train")
@@ -180,16 +181,20 @@ class TestProcessGroup:
         assert (status.phase, status.reason) == ("Running", reason)
 
     def test_group_of_former_ranks_is_forgotten_with_their_restart(self) -> None:
-        before = run(child_pod(0), child_pod(1), text=with_groups(groups(ALONE))).status
+        before = run(child_pod(0), child_pod(1), text=with_groups(groups(WAITING))).status
         after = run(child_pod(0), child_pod(1), text=page(phase="Rendezvous"), status=before).status
         distributed = present(after.condition("TrainsAsOne"))
         assert (distributed.status, distributed.reason) == ("Unknown", "GroupUnknown")
 
     @pytest.mark.parametrize("state", [ALONE, SEPARATE, WAITING, TOGETHER, UNKNOWN])
-    def test_policy_fails_running_job_whose_ranks_train_apart(self, state: str) -> None:
-        text = with_groups(groups(state))
-        status = run(child_pod(0), child_pod(1), text=text, processGroupPolicy="Fail").status
-        assert (status.phase == "Failed") is (state in (ALONE, SEPARATE))
+    @pytest.mark.parametrize("policy", [{}, {"processGroupPolicy": "Fail"}, {"processGroupPolicy": "Ignore"}])
+    def test_running_job_whose_ranks_train_apart_fails_unless_ignored(self, state: str, policy: dict[str, str]) -> None:
+        text = with_groups(groups(state, remedy="write the script"))
+        decision = run(child_pod(0), child_pod(1), text=text, **policy)
+        is_failed = state in (ALONE, SEPARATE) and policy.get("processGroupPolicy") != "Ignore"
+        assert (decision.status.phase == "Failed") is is_failed
+        if is_failed:
+            assert condition(decision, "Failed")[2] == "how the ranks train; write the script"
 
     @pytest.mark.parametrize(
         ("facts", "recovery", "result"),
@@ -232,11 +237,15 @@ class TestProcessGroup:
 
     def test_process_group_policy_fails_or_ignores_at_the_end(self) -> None:
         pods = succeeded(0, **groups(ALONE)), succeeded(1, **groups(ALONE))
-        failed = run(*pods, jobs=[self.COMPLETE], processGroupPolicy="Fail")
+        failed = run(*pods, jobs=[self.COMPLETE])
         assert failed.status.phase == "Failed"
         status, reason, message = condition(failed, "Failed")
         assert (status, reason) == ("True", "NoProcessGroup")
         assert message == "how the ranks train (the same in pods 0, 1)"
+        reported = run(*pods, jobs=[self.COMPLETE], dev={})
+        assert (reported.status.phase, condition(reported, "TrainsAsOne")[0]) == ("Succeeded", "False")
+        differs = [succeeded(index, **groups(SAME_DATA)) for index in (0, 1)]
+        assert run(*differs, jobs=[self.COMPLETE]).status.phase == "Succeeded"
         ignored = run(*pods, jobs=[self.COMPLETE], processGroupPolicy="Ignore")
         assert (ignored.status.phase, ignored.status.condition("TrainsAsOne")) == ("Succeeded", None)
 

@@ -173,7 +173,7 @@ class TestFabricRefusals:
         assert pod_of(network=needed | {"profile": "socket"}, pod=template(trainer()))
         assert pod_of(network=needed, pod=template(trainer()), nodes=1), "one pod has no network to require"
         claimed = template(trainer(resources={"claims": [{"name": "gpus"}]}), resourceClaims=[{"name": "gpus"}])
-        assert pod_of(network=needed, pod=claimed)
+        assert pod_of(network=needed, pod=claimed, procPerNode=8)
 
 
 class TestPreflight:

@@ -23,14 +23,6 @@ def refusal(made: Any, **spec: Any) -> list[str]:
     return [str(error) for error in refused.value.errors]
 
 
-class TestNestedLauncher:
-    MADE = template(trainer(command=["bash", "-c", "torchrun --nproc_per_node=2 train.py"]))
-
-    def test_nested_launcher_for_one_rank_or_ignored_policy_is_accepted(self) -> None:
-        for spec in ({}, {"nodes": 2, "processGroupPolicy": "Ignore"}):
-            assert resolve_template(job(template=self.MADE, **spec)).command.program
-
-
 class TestLogPatterns:
     def test_bad_expression_is_refused_by_its_place(self) -> None:
         [message] = refusal(template(), metrics={"logPatterns": ["(?P<step>.)", "(?P<loss>"]})

@@ -150,3 +150,48 @@ def test_no_flag_of_torchrun_is_unknown_to_us() -> None:
     unknown = [flag for flag, value in flags if "is no flag" in refusal(["torchrun", flag, *["0"] * value, "train.py"])]
     assert len(flags) > 50
     assert unknown == []
+
+
+TEE = "python train.py 2>&1 | tee log"
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        (["bash", "-c", TEE], ["bash", "-o", "pipefail", "-c", TEE]),
+        (["/bin/zsh", "-lc", TEE], ["/bin/zsh", "-o", "pipefail", "-lc", TEE]),
+        *(
+            (["bash", "-c", text], ["bash", "-o", "pipefail", "-c", text])
+            for text in (
+                f"set -ex\ncd /app\n{TEE}\n",
+                f"cd /app && {TEE};",
+                "python train.py |\n tee log",
+                "python train.py |& tee log",
+                "python train.py 2>&1 | grep -v warn | tee log",
+            )
+        ),
+        *(
+            (line, line)
+            for line in (
+                ["sh", "-c", TEE],
+                ["bash", "train.sh"],
+                ["bash", "-c", "python train.py"],
+                ["bash", "-c", "python train.py || true"],
+                ["bash", "-c", f"{TEE}; exit ${{PIPESTATUS[0]}}"],
+                ["bash", "-c", "if nvidia-smi | grep -q A100; then python a.py; fi"],
+                ["bash", "-c", "nvidia-smi | head -3; python train.py"],
+                ["bash", "-c", "a | b && python train.py"],
+                ["bash", "-c", f"a | b && {TEE}"],
+                ["bash", "-c"],
+                ["tee", "|", "bash"],
+            )
+        ),
+    ],
+)
+def test_shell_whose_only_pipes_are_its_last_command_runs_with_pipefail(line: list[str], expected: list[str]) -> None:
+    assert list(split_user_command(line, []).argv) == expected
+
+
+def test_long_shell_text_is_read_in_linear_time() -> None:
+    for text in ("|" * 10**6, "a|" * 10**6 + ";a", " " * 10**6 + ";|", "a" * 10**6 + "|&" + " " * 10**6 + ";a"):
+        split_user_command(["bash", "-c", text], [])
