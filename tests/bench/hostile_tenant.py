@@ -33,9 +33,9 @@ from tests.support.hostile_jobs import (
     OWN_ANNOTATION,
     BuildSpec,
     build_hostile_profile,
-    build_locked,
     build_longest_script,
     build_nested,
+    build_profiled,
     build_script,
     build_variables,
 )
@@ -67,7 +67,7 @@ ATTACKS: Final[dict[str, Attack | None]] = {
     "longest scripts": Attack(build_longest_script),
     "longest scripts, own annotation": Attack(build_longest_script, OWN_ANNOTATION),
     "variables, own annotation": Attack(build_variables, OWN_ANNOTATION),
-    "a profile with locks": Attack(build_locked, OWN_ANNOTATION),
+    "a large profile": Attack(build_profiled, OWN_ANNOTATION),
     "events of 1.4 MB": Attack(build_nested),
     "pages of 1.4 MB": Attack(build_nested, early=True),
 }

@@ -165,10 +165,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "a job's own field": ({"job": {"nodes": 2}}, 'unknown field "spec.job.nodes"'),
     "a bound": ({"job": {"recovery": {"maxRestarts": -1}}}, "spec.job.recovery.maxRestarts"),
     "a choice": ({"job": {"securityProfile": "None"}}, "spec.job.securityProfile"),
-    "a lock of no field": ({"locked": ["recovry.maxRestarts"]}, "spec.locked"),
-    "a lock of the job's own": ({"locked": ["nodes"]}, "spec.locked"),
-    "a lock with spec.": ({"locked": ["spec.recovery"]}, "spec.locked"),
-    "two equal locks": ({"locked": ["recovery", "recovery"]}, "spec.locked"),
+    "a removed lock": ({"locked": ["recovery"]}, "removed; refuse the values in a ValidatingAdmissionPolicy"),
 }
 
 
@@ -201,7 +198,8 @@ GIVEN: Json = {
     "elastic": {"minNodes": 1, "maxNodes": 3},
     "template": template(trainer(), nodeSelector={"kubernetes.io/os": "linux"}),
 }
-OWN = template({"name": "trainer", "command": ["python", "own.py"]})
+OWN_TRAINER: Json = {"name": "trainer", "command": ["python", "own.py"]}
+OWN = template(OWN_TRAINER)
 
 
 async def test_upgrade_with_other_defaults_changes_no_started_job(
@@ -284,3 +282,38 @@ async def test_namespace_can_require_profile(plane: ControlPlane, actors: Cluste
         assert await refusal(allowed) == ""
     finally:
         plane.kubectl("delete", "-f", str(POLICY))
+
+
+FORBIDDEN: dict[str, Json] = {
+    "securityProfile": {"securityProfile": "Default"},
+    "networkPolicy.enabled": {"networkPolicy": {"enabled": False}},
+    "hostNetwork": {"template": template(OWN_TRAINER, hostNetwork=True)},
+    "nodeSelector": {"template": template(OWN_TRAINER, nodeSelector={"a": "b"})},
+    "securityContext": {"template": template(OWN_TRAINER | {"securityContext": {}})},
+}
+
+
+async def test_namespace_can_forbid_values_beside_a_profile(plane: ControlPlane, actors: ClusterActors) -> None:
+    policy = ROOT / "deploy" / "profiles" / "locked.yaml"
+    plane.kubectl("apply", "-f", str(policy))
+    try:
+        plane.kubectl("label", "namespace", actors.namespace, "ddp-operator.dev/profiles=locked")
+
+        async def refusal(**spec: Any) -> str:
+            manifest = resource("j", namespace=actors.namespace, **{"template": OWN, **spec})
+            where = path(KIND, actors.namespace)
+            try:
+                await actors.client.request("POST", where, params={"dryRun": "All"}, body=manifest)
+            except ResponseError as error:
+                return error.message
+            return ""
+
+        async def enforced() -> bool:
+            return "spec.securityProfile" in await refusal(securityProfile="Default")
+
+        await actors.until(enforced, "the policy is enforced")
+        for field, spec in FORBIDDEN.items():
+            assert field in await refusal(**spec), field
+        assert await refusal(securityProfile="Restricted", networkPolicy={"enabled": True}) == ""
+    finally:
+        plane.kubectl("delete", "-f", str(policy))

@@ -61,11 +61,10 @@ def claiming(**container: Any) -> Json:
     return template(trainer(resources=resources, **container), resourceClaims=[entry])
 
 
-def profile(job: Any, *locked: str, name: str = "gpu", kind: str = constants.CLUSTER_PROFILE_KIND) -> Json:
+def profile(job: Any, *, name: str = "gpu", kind: str = constants.CLUSTER_PROFILE_KIND) -> Json:
     """Return a profile as a platform engineer writes it."""
     metadata = {"name": name} | ({"namespace": "default"} if kind == constants.PROFILE_KIND else {})
-    spec = {"job": job, "locked": list(locked)}
-    return {"apiVersion": constants.API_VERSION, "kind": kind, "metadata": metadata, "spec": spec}
+    return {"apiVersion": constants.API_VERSION, "kind": kind, "metadata": metadata, "spec": {"job": job}}
 
 
 def job(name: str = "train", *, status: Status | None = None, **spec: Any) -> DDPTrainingJob:

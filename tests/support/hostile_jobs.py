@@ -20,7 +20,7 @@ NESTED_LISTS: Final = b"[" + b",".join([b"[" * 200 + b"]" * 200] * 3500) + b"]"
 
 _FRAGMENTS: Final = ("{ ", "\n", "(", "env A=1 ", "if a\nthen ")
 """The parts of a script that take longest to read."""
-_LOCKS: Final = 200
+_VALUES: Final = 200
 
 BuildSpec = Callable[[int], Json]
 """Returns the spec of a job by its number."""
@@ -49,18 +49,17 @@ def build_nested(number: int) -> Json:
     return {"suspend": True, "template": {"spec": {"containers": [trainer()], "a": NESTED}}}
 
 
-def build_locked(number: int) -> Json:
-    """Return the spec of a suspended job that changes what its profile locks."""
-    variables = [{"name": f"V{index}", "value": f"{number + 1}"} for index in range(_LOCKS)]
+def build_profiled(number: int) -> Json:
+    """Return the spec of a suspended job that changes all values of its profile."""
+    variables = [{"name": f"V{index}", "value": f"{number + 1}"} for index in range(_VALUES)]
     own = template(trainer(env=variables))
     return {"suspend": True, "template": own, "profileRef": {"name": "hostile", "kind": PROFILE_KIND}}
 
 
 def build_hostile_profile() -> Json:
-    """Return the profile of these jobs, whose locks take long to compare."""
-    variables = [{"name": f"V{index}", "value": "0"} for index in range(_LOCKS)]
+    """Return the profile of these jobs, which takes long to merge."""
+    variables = [{"name": f"V{index}", "value": "0"} for index in range(_VALUES)]
     job = {"template": template(trainer(env=variables, image=None, command=None))}
-    locks = [f"template.spec.containers[trainer].env[V{index}]" for index in range(_LOCKS)]
-    made = profile(job, *locks, name="hostile", kind=PROFILE_KIND)
+    made = profile(job, name="hostile", kind=PROFILE_KIND)
     made["metadata"]["namespace"] = ATTACKER
     return made

@@ -15,7 +15,6 @@ from ddp_operator.api.kubeobjects import is_native_pod_group
 from ddp_operator.api.parse import FindProfile, Manifest, find_none, parse_manifest
 from ddp_operator.api.pod_fields import find_unknown_fields, unknown_field
 from ddp_operator.manifests.children import PLACEHOLDER_UID, build_children
-from ddp_operator.manifests.locked_pods import keep_locked_pods
 
 # The oldest supported Kubernetes; newer versions accept the same objects.
 _KUBERNETES = "1.31"
@@ -32,10 +31,6 @@ def check_manifest(text: str, code: Mapping[str, Any] | None = None, profiles: F
     unknown = find_unknown_fields(manifest.job.spec.template.spec)
     if unknown:
         raise InvalidManifest(unknown)
-    if manifest.profile is not None:
-        _, changes = keep_locked_pods({**manifest.written, "spec": manifest.completed}, manifest.profile)
-        if changes:
-            raise InvalidManifest(changes)
     job = dataclasses.replace(manifest.job, uid=manifest.job.uid or PLACEHOLDER_UID)
     fetch = build_children(job, attempt=0, nodes=0)[-1:] if job.spec.inputs else []
     children = [*fetch, *build_children(job, attempt=1, nodes=job.spec.nodes)]

@@ -30,7 +30,7 @@ COMMANDS: Final = (
     ("init", "ddp_cli.commands.init", "write the YAML that would run a training script in a cluster"),
     ("render", "ddp_cli.commands.render", "check a job's YAML and print what the operator would create"),
     ("report", "ddp_cli.commands.report", "write an HTML report with the charts of a run"),
-    ("profile", "ddp_cli.commands.profile", "list the profiles of a cluster, or show what one sets and locks"),
+    ("profile", "ddp_cli.commands.profile", "list the profiles of a cluster, or show what one sets"),
     ("convert", "ddp_cli.commands.convert", "convert a Kubeflow PyTorchJob to a DDPTrainingJob"),
     ("submit", "ddp_cli.commands.submit", "check a job's YAML and create the job in a cluster"),
     ("dev", "ddp_cli.commands.dev", "start a job whose pods stay, for runs with changed code within seconds"),

@@ -1,4 +1,4 @@
-"""`ddp profile`: list the profiles of a cluster or a file, or show what one sets and locks."""
+"""`ddp profile`: list the profiles of a cluster or a file, or show what one sets."""
 
 import argparse
 import json
@@ -85,29 +85,20 @@ def _fetch(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def _format_table(profiles: Iterable[dict[str, Any]]) -> list[str]:
-    rows = [["NAME", "KIND", "SETS", "LOCKED"]]
+    rows = [["NAME", "KIND", "SETS"]]
     for raw in profiles:
         profile = read_profile(raw)
-        rows.append([profile.name, profile.kind, ", ".join(profile.job) or "nothing", str(len(profile.locked))])
+        rows.append([profile.name, profile.kind, ", ".join(profile.job) or "nothing"])
     return align(rows)
 
 
 def _describe(raw: dict[str, Any]) -> list[str]:
-    """Return every value of a profile, whether it is locked, and the field's description."""
+    """Return every value of a profile, and the field's description."""
     profile = read_profile(raw)
     schema = build_schema(Spec)
-    values = dict(describe_values(profile.job))
-
-    def covers(lock: str, path: str) -> bool:
-        return f"{path}.".startswith((f"{lock}.", f"{lock}["))
-
     lines = [f"{profile.kind} {profile.name}, digest {profile.digest}", ""]
-    for path, value in values.items():
-        locked = "   (locked)" if any(covers(lock, path) for lock in profile.locked) else ""
-        lines += [f"{path}: {json.dumps(value)}{locked}", *_explain(schema, path)]
-    unset = [lock for lock in profile.locked if not any(covers(lock, path) for path in values)]
-    if unset:
-        lines += ["", "Locked without a value; a job must not set:", *(f"  {path}" for path in unset)]
+    for path, value in describe_values(profile.job):
+        lines += [f"{path}: {json.dumps(value)}", *_explain(schema, path)]
     return lines
 
 

@@ -14,6 +14,7 @@ import msgspec
 from msgspec import inspect as mi
 
 from ddp_operator.api import constants
+from ddp_operator.api.profile import LOCKS_REMOVED
 from ddp_operator.api.rules import RULES, CelRule
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Status
@@ -207,7 +208,6 @@ def build_profile_crd(kind: str) -> dict[str, Any]:
     """Return the CustomResourceDefinition of a kind of profile, cluster-scoped or namespaced."""
     scope, short = _PROFILES[kind]
     columns = [
-        {"name": "Locked", "type": "string", "jsonPath": ".spec.locked"},
         {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
     ]
     return _define({"kind": kind, "shortNames": [short]}, scope, build_profile_schema(), columns)
@@ -270,28 +270,16 @@ def build_profile_schema() -> dict[str, Any]:
     job["description"] = "Part of a DDPTrainingJob's spec. The job's own values take precedence."
     for name in NOT_OF_PROFILES:
         del job["properties"][name]
-    lockable = [path for path in list_fields(job) if not path.startswith("template")]
-    in_template = r"^template[.](spec|metadata)([.][A-Za-z]+|\[[^\[\]]+\])*$"
     locked = {
         "type": "array",
-        "description": "Fields that a job may not change. If job below has a value, the job may repeat it; otherwise "
-        "the job may not set the field. Examples: recovery.maxRestarts, template.spec.nodeSelector, "
-        "template.spec.containers[trainer].env[NCCL_DEBUG]. [NAME] selects an item by its name, or a member of any "
-        "name.",
+        "description": f"Fields that a job may not change: {LOCKS_REMOVED}.",
         "maxItems": 256,
         "items": {"type": "string", "maxLength": 512},
-        "x-kubernetes-list-type": "set",
-        "x-kubernetes-validations": [
-            {
-                "rule": f"self.all(path, path in {lockable} || path.matches(r'{in_template}'))",
-                "message": "must be fields of a job's spec without the leading spec., such as recovery.maxRestarts or "
-                f"template.spec.nodeSelector, except {', '.join(NOT_OF_PROFILES)}; correct or remove every other path",
-            }
-        ],
+        "x-kubernetes-validations": [{"rule": "size(self) == 0", "message": LOCKS_REMOVED}],
     }
     schema: dict[str, Any] = {
         "type": "object",
-        "description": "Values and locked fields for the jobs that name this profile in spec.profileRef.",
+        "description": "Values for the jobs that name this profile in spec.profileRef.",
         "required": ["spec"],
         "properties": {
             "apiVersion": {"type": "string"},
@@ -299,7 +287,7 @@ def build_profile_schema() -> dict[str, Any]:
             "metadata": {"type": "object"},
             "spec": {
                 "type": "object",
-                "description": "Values and locked fields.",
+                "description": "Values for jobs.",
                 "properties": {"job": job, "locked": locked},
             },
         },
@@ -311,15 +299,6 @@ def build_profile_schema() -> dict[str, Any]:
 
 NOT_OF_PROFILES: Final = ("nodes", "suspend", "managedBy", "profileRef", "code")
 """Fields of a spec that a profile cannot have."""
-
-
-def list_fields(schema: Mapping[str, Any], path: str = "") -> list[str]:
-    """Return the paths of all members of an object schema, including nested ones."""
-    paths = []
-    for name, child in schema.get("properties", {}).items():
-        paths.append(f"{path}{name}")
-        paths += list_fields(child, f"{path}{name}.")
-    return paths
 
 
 def _add_rules(schema: dict[str, Any], rules: Iterable[CelRule]) -> None:

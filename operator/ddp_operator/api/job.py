@@ -50,8 +50,6 @@ class DDPTrainingJob:
     annotations: Mapping[str, str] = field(default_factory=dict)
     deleting: bool = False
     created: str = ""
-    locked: tuple[str, ...] = ()
-    """Paths of the spec that the job's profile locks."""
     held: str = ""
     """Why Kueue does not let the pods of a job from a manager cluster run; ``spec.suspend`` is then true."""
     nonce: str = ""

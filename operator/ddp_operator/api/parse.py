@@ -18,7 +18,7 @@ from ddp_operator.api.crd import build_schema, build_spec_schema
 from ddp_operator.api.documents import load_documents
 from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings, unknown_member
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.profile import complete_spec, profile_reference, read_profile
+from ddp_operator.api.profile import merge_profile, profile_reference, read_profile
 from ddp_operator.api.size import refuse_oversize
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Profile, Status
@@ -46,8 +46,8 @@ def parse_status(raw: Mapping[str, Any]) -> Status:
     return read_status(raw).status
 
 
-def parse_resource(raw: Mapping[str, Any], locked: tuple[str, ...] = ()) -> DDPTrainingJob:
-    """Return the typed resource. ``locked``: the fields that the job's profile locks. Raises: InvalidManifest."""
+def parse_resource(raw: Mapping[str, Any]) -> DDPTrainingJob:
+    """Return the typed resource. Raises: InvalidManifest."""
     metadata = raw.get("metadata")
     if not isinstance(metadata, Mapping):
         raise InvalidManifest([FieldError("metadata", "Required value: add metadata.name")])
@@ -63,8 +63,15 @@ def parse_resource(raw: Mapping[str, Any], locked: tuple[str, ...] = ()) -> DDPT
         created=metadata.get("creationTimestamp") or "",
         spec=_parse_spec(raw.get("spec")),
         status=parse_status(raw),
-        locked=locked,
     )
+
+
+def complete_job(resource: Mapping[str, Any], profile: Profile | None) -> DDPTrainingJob:
+    """Return the typed resource, completed by its profile. Raises: InvalidManifest."""
+    if profile is None:
+        return parse_resource(resource)
+    refuse_oversize(resource.get("spec"))
+    return parse_resource({**resource, "spec": merge_profile(resource["spec"], profile)})
 
 
 FindProfile = Callable[[str, str, str], Mapping[str, Any] | None]
@@ -102,12 +109,8 @@ def parse_manifest(text: str, code: Mapping[str, Any] | None = None, profiles: F
 
     own = _as_stored(raw.get("spec"), _spec_schema())
     profile = _find_profile(raw, find_among(others, profiles))
-    completed = own
-    if profile is not None:
-        completed, lock_errors = complete_spec(own, profile)
-        if lock_errors:
-            raise InvalidManifest(lock_errors)
-    job = parse_resource(dict(raw) | {"spec": completed}, locked=profile.locked if profile else ())
+    completed = own if profile is None else merge_profile(own, profile)
+    job = parse_resource(dict(raw) | {"spec": completed})
     spec = msgspec.json.decode(msgspec.json.encode(job.spec))
 
     from ddp_operator.api.cel import check_rules  # needs cel-expr-python, which the operator's image does not have

@@ -613,7 +613,7 @@ class Template(SpecFields, frozen=True, kw_only=True):
 
 
 class ProfileRef(SpecFields, frozen=True, kw_only=True):
-    """Reference to a profile: the values of fields that the job does not set, and locks on fields."""
+    """Reference to a profile: the values of fields that the job does not set."""
 
     kind: Annotated[
         Literal["ClusterDDPTrainingProfile", "DDPTrainingProfile"] | None,

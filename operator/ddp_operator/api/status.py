@@ -355,9 +355,8 @@ class Profile(StatusFields, frozen=True, kw_only=True):
         Meta(description="Kind of the profile; JobDefaults, without a name: defaults of the operator's settings."),
     ]
     name: str
-    digest: Annotated[str, Meta(description="Digest of job and locked.")]
+    digest: Annotated[str, Meta(description="Digest of job.")]
     job: Annotated[Any, Meta(description="Part of a spec; the job's own values take precedence.")]
-    locked: Annotated[tuple[str, ...], Meta(description="Fields that the job may not set to another value.")] = ()
 
 
 class Status(StatusFields, frozen=True, kw_only=True):

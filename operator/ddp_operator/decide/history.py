@@ -27,7 +27,7 @@ def keep_history(state: State) -> Decision:
         return Decision(status, (DeleteJob(view.name, view.uid),) if view is not None and is_obsolete else ())
 
     seconds_left = (ended + PATIENCE - state.now).total_seconds()
-    refusal = state.refusal if state.refusal is not None and state.refusal.reason != c.PROFILE_LOCKED else None
+    refusal = state.refusal
     if view is not None and view.complete:
         record = f"{name_place(state.spec)}/{name_record(state.job)}"
         message = (

@@ -129,7 +129,6 @@ class Refusal:
         "NameConflict",
         "ClaimInUse",
         "ProfileNotFound",
-        "ProfileLocked",
         "Forbidden",
         "ServerError",
     ]

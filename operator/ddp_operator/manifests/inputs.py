@@ -17,7 +17,6 @@ from ddp_operator.api import child_names, constants
 from ddp_operator.api.errors import FieldError
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import parse_quantity
-from ddp_operator.api.profile import find_locked_part
 from ddp_operator.api.spec import Input, Spec
 from ddp_pod.contract.credentials import has_credentials
 
@@ -28,12 +27,11 @@ _LIMITED: Final = ("cpu", "memory", "ephemeral-storage")
 _GRACE_SECONDS: Final = 5
 _RETRIES: Final = 3
 """Failed pods that are replaced before the job fails. Each pod retries for minutes."""
-# Fields of the template's pod that concern GPUs, peers or placement. Parts that a profile locks are kept.
+# Fields of the template's pod that concern GPUs, peers or placement.
 _NOT_KEPT: Final = (
     "affinity", "initContainers", "nodeName", "nodeSelector", "overhead", "resourceClaims", "resources",
     "runtimeClassName", "schedulingGates", "topologySpreadConstraints",
 )  # fmt: skip
-_KEPT_WHERE_LOCKED: Final = tuple(name for name in _NOT_KEPT if name not in ("resourceClaims", "resources"))
 _NOT_KEPT_OF_CONTAINER: Final = ("args", "lifecycle", "livenessProbe", "ports", "readinessProbe", "startupProbe")
 # A claim may be bound to the zone of its first pod, and the training pods must be able to run there too.
 _KEPT_SELECTORS: Final = ("kubernetes.io/arch", "kubernetes.io/os", "topology.kubernetes.io/")
@@ -57,10 +55,6 @@ def build_fetch_pod(job: DDPTrainingJob, pod: Mapping[str, Any], trainer: str, i
 def build_small_pod(job: DDPTrainingJob, pod: Mapping[str, Any], trainer: str) -> dict[str, Any]:
     """Return a pod with the training container alone, without fields that concern GPUs, peers or placement."""
     kept: dict[str, Any] = {name: copy.deepcopy(value) for name, value in pod.items() if name not in _NOT_KEPT}
-    for name in _KEPT_WHERE_LOCKED:
-        part = find_locked_part(pod, name, job.locked)
-        if part is not None:
-            kept[name] = copy.deepcopy(part)
     kept["containers"] = [container for container in kept["containers"] if container["name"] == trainer]
     if job.spec.scheduling.priority_class_name:
         kept["priorityClassName"] = job.spec.scheduling.priority_class_name

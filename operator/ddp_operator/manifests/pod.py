@@ -99,9 +99,7 @@ def _build_metadata(job: DDPTrainingJob, attempt: int, written: Mapping[str, Any
     """Return the pods' metadata. ``written``: the template's metadata."""
     metadata = copy.deepcopy(dict(written))
     own = child_names.child_labels(job.name, attempt)
-    has_lock = any(path.startswith("template.metadata") for path in job.locked)
-    inherited = {} if has_lock else inherited_labels(job)
-    metadata["labels"] = {**inherited, **(metadata.get("labels") or {}), **own}
+    metadata["labels"] = {**inherited_labels(job), **(metadata.get("labels") or {}), **own}
     kueue_annotations = {}
     if attempt:
         for key, value in job.annotations.items():

@@ -126,7 +126,7 @@ class Executor:
     async def _check_build(self, job: DDPTrainingJob, memory: Memory) -> list[dict[str, Any]]:
         """Return the children of the current attempt, or of attempt 1. Raises: InvalidManifest."""
         annotations = select_kueue_keys(job.annotations)
-        digest = compute_digest(job.uid, job.spec, job.labels, annotations, job.locked)
+        digest = compute_digest(job.uid, job.spec, job.labels, annotations)
         memory.refused.repeat_refusal(digest, self._clock())
         try:
             return await self._build(job, memory, attempt=max(1, job.status.attempt), nodes=job.spec.nodes)

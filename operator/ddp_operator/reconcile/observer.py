@@ -22,9 +22,6 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.faults import contain, name_object
 from ddp_operator.api.job import DDPTrainingJob, select_kueue_keys
 from ddp_operator.api.kubeobjects import find_trainer, scheduling_gates
-from ddp_operator.api.parse import parse_resource
-from ddp_operator.api.profile import complete_spec, merge_profile
-from ddp_operator.api.size import OversizeSpec, refuse_oversize
 from ddp_operator.api.status import Profile, QueueStatus, Status, Straggler
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide import kueue, losses, scheduling, stalls
@@ -41,7 +38,6 @@ from ddp_operator.decide.stalls import Ranks
 from ddp_operator.decide.state import Children, Observation, Problem, Stall, Trouble, UnreachableReport, view_children
 from ddp_operator.decide.views import NodeView, PodView, view_node, view_pod
 from ddp_operator.manifests.children import build_children, load_launcher
-from ddp_operator.manifests.locked_pods import keep_locked_pods
 from ddp_operator.reconcile.limits import MAX_SECONDS_AT_ONCE, PAGES_AT_ONCE, PageBudget
 from ddp_operator.reconcile.turns import Payer, Turns
 from ddp_operator.reconcile.verdicts import Verdict, compute_digest
@@ -126,44 +122,10 @@ class Memory:
     """The ResourceFlavors of that Workload by name."""
     left_out: tuple[str, ...] = ()
     """Fields of the stored status that could not be read in the last pass."""
-    compared: bytes = b""
-    """Digest of spec, metadata and profile of the last job whose pods were compared with the profile's locks."""
-    locked: tuple[str, ...] = ()
-    """Errors of the parsed spec: fields that differ from the profile's locked values."""
-
-    def parse(self, resource: Object, profile: Profile | None, *, has_started: bool) -> DDPTrainingJob:
-        """Return the typed resource, completed by its profile. It is parsed in each pass, so that no memory has it.
-
-        Raises: InvalidManifest.
-        """
-        if profile is None:
-            self.locked = ()
-            return parse_resource(resource)
-
-        refuse_oversize(resource.get("spec"))
-        digest = digest_resource(resource, profile)
-        if digest == self.compared and not (self.locked and has_started):
-            # A job with refused changes that has not started gets no pods, so they need not be undone.
-            spec = merge_profile(resource["spec"], profile)
-            return parse_resource({**resource, "spec": spec}, locked=profile.locked)
-
-        self.compared = b""
-        spec, errors = complete_spec(resource["spec"], profile)
-        resource = {**resource, "spec": spec}
-        try:
-            resource, changes = keep_locked_pods(resource, profile)
-            errors += changes
-            self.compared = digest
-        except OversizeSpec:
-            raise
-        except InvalidManifest:
-            pass  # the executor reports the error; the next pass compares again
-        self.locked = tuple(map(str, errors))
-        return parse_resource(resource, locked=profile.locked)
 
 
 def digest_resource(resource: Object, profile: Profile | None) -> bytes:
-    """Return the digest of what the parsing of a resource and the comparison with its profile's locks read."""
+    """Return the digest of what the parsing of a resource and its completion by a profile read."""
     metadata = resource["metadata"]
     annotations = select_kueue_keys(metadata.get("annotations") or {})
     return compute_digest(

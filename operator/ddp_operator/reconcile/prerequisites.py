@@ -5,7 +5,7 @@ operator's defaults do not change a started job. What is missing or invalid beco
 Accepted reports.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -75,11 +75,6 @@ async def find_profile(cluster: Cluster, snapshot: Snapshot, defaults: Profile |
         return read_profile({**raw, "kind": kind}, defaults)
     except InvalidManifest as error:
         return refuse_invalid(error, subject)
-
-
-def refuse_changes(errors: Sequence[str]) -> Refusal | None:
-    """Return the refusal of a spec that changes locked fields; None: there are no such errors."""
-    return Refusal(c.PROFILE_LOCKED, "\n".join(errors)) if errors else None
 
 
 def refuse_write(error: Refused) -> Refusal:

@@ -20,7 +20,7 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.faults import contain
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import find_foreign_manager, utc_now
-from ddp_operator.api.parse import parse_status
+from ddp_operator.api.parse import complete_job, parse_status
 from ddp_operator.api.size import OversizeSpec
 from ddp_operator.api.status import Profile, Status
 from ddp_operator.api.stored_fields import describe_left_out, read_status
@@ -49,7 +49,7 @@ from ddp_operator.decide.transitions import (
 from ddp_operator.reconcile.executor import Executor
 from ddp_operator.reconcile.multikueue import MultiKueue
 from ddp_operator.reconcile.observer import Memory, Observer, digest_resource, record_children, seconds_since
-from ddp_operator.reconcile.prerequisites import find_profile, refuse_changes, refuse_invalid
+from ddp_operator.reconcile.prerequisites import find_profile, refuse_invalid
 from ddp_operator.reconcile.turns import Payer, Turns
 
 logger = logging.getLogger(__name__)
@@ -200,7 +200,7 @@ class Reconciler:
             await self._executor.execute(job, Observation(), ended.actions, current.memory)
             self._forget(current.key)
             return ended.requeue_after
-        queued = refuse_changes(current.memory.locked) or await self._multikueue.queue(job, workload)
+        queued = await self._multikueue.queue(job, workload)
         if isinstance(queued, Refusal):
             return (await self._refuse(current, queued)).requeue_after
         await self._write(current, job.status, queued)
@@ -233,14 +233,8 @@ class Reconciler:
         was_refused = verdict.holds(digest, self._clock())
         try:
             verdict.repeat_refusal(digest, self._clock())
-            has_started = bool(parse_status(current.resource).attempt or current.snapshot.jobs)
-            return await self._turns.run(
-                Payer(current.key.namespace),
-                current.memory.parse,
-                current.resource,
-                profile,
-                has_started=has_started,
-            )
+            payer = Payer(current.key.namespace)
+            return await self._turns.run(payer, complete_job, current.resource, profile)
         except InvalidManifest as error:
             is_oversize = isinstance(error, OversizeSpec)
             if not was_refused:
@@ -260,9 +254,7 @@ class Reconciler:
         """
         memory = current.memory
         observation = await self._observer.observe(current.key, job, current.snapshot, memory)
-        refusal = refuse_changes(memory.locked)
-        if refusal is None:
-            refusal = await self._executor.check(job, observation, memory)
+        refusal = await self._executor.check(job, observation, memory)
         payer = Payer(job.namespace, len(observation.pods) + len(observation.orphans))
         decision = await self._turns.run(
             payer, decide, job, observation, self._clock(), refusal, self._progress_interval

@@ -1,4 +1,4 @@
-"""A job's complete spec from its own and its profile's, and the locked fields."""
+"""A job's complete spec from its own and its profile's."""
 
 import copy
 from typing import Any
@@ -6,12 +6,11 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from cel_expr_python import cel
 
 from ddp_operator.api.crd import NOT_OF_PROFILES, build_profile_schema
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import find_among, parse_manifest
-from ddp_operator.api.profile import complete_spec, describe_values, read_profile
+from ddp_operator.api.profile import describe_values, merge_profile, read_profile
 from ddp_operator.api.status import Profile
 from tests.support.builders import profile, resource, template, trainer
 
@@ -20,21 +19,14 @@ def dump(*objects: Any) -> str:
     return yaml.safe_dump_all(objects)
 
 
-def taken(job: dict[str, Any], *locked: str) -> Profile:
-    return read_profile(profile(job, *locked))
-
-
-def trainer_of(spec: dict[str, Any]) -> dict[str, Any]:
-    return next(
-        container for container in spec["template"]["spec"]["containers"] if container["name"] in ("trainer", "main")
-    )
+def taken(job: dict[str, Any]) -> Profile:
+    return read_profile(profile(job))
 
 
 class TestMergedProfile:
     def test_own_default_values_override_profile(self) -> None:
         source = taken({"recovery": {"maxRestarts": 9, "countDisruptions": True}, "securityProfile": "Restricted"})
-        spec, errors = complete_spec({"recovery": {"maxRestarts": 3, "countDisruptions": False}}, source)
-        assert errors == []
+        spec = merge_profile({"recovery": {"maxRestarts": 3, "countDisruptions": False}}, source)
         assert spec == {"recovery": {"maxRestarts": 3, "countDisruptions": False}, "securityProfile": "Restricted"}
 
     @pytest.mark.parametrize(
@@ -53,7 +45,7 @@ class TestMergedProfile:
         base = {"template": template(*({"name": name, "image": name} for name in theirs))}
         own = {"template": template(*({"name": name, "command": [name]} for name in ours))}
         before = copy.deepcopy((base, own))
-        spec, _ = complete_spec(own, taken(base))
+        spec = merge_profile(own, taken(base))
         assert [container["name"] for container in spec["template"]["spec"]["containers"]] == expected
         assert (base, own) == before
 
@@ -66,84 +58,15 @@ BASE = {
         volumes=[{"name": "v", "emptyDir": {}}],
     ),
 }
-OWN_TRAINER = {"name": "main", "command": ["x"]}
 
 
-class TestLocks:
-    @pytest.mark.parametrize(
-        ("lock", "own"),
-        [
-            ("recovery.maxRestarts", {"recovery": {"maxRestarts": 3}}),
-            ("recovery", {"recovery": {"resetAfterSteps": 3}}),
-            ("networkPolicy.enabled", {"networkPolicy": {"enabled": False}}),
-            ("template.spec.hostNetwork", {"template": template(OWN_TRAINER, hostNetwork=False)}),
-            ("template.spec.nodeSelector", {"template": template(OWN_TRAINER, nodeSelector={"e": "f"})}),
-            ("template.spec.nodeSelector", {"template": template(OWN_TRAINER, nodeSelector=None)}),
-            ("template.spec.nodeSelector[a.b/c]", {"template": template(OWN_TRAINER, nodeSelector={"a.b/c": "x"})}),
-            (
-                "template.spec.nodeSelector[a.b/c]",
-                {"template": template(OWN_TRAINER, nodeSelector={"$patch": "replace", "e": "f"})},
-            ),
-            (
-                "template.spec.containers[trainer].env[A]",
-                {"template": template(OWN_TRAINER | {"env": [{"name": "A", "value": "2"}]})},
-            ),
-            (
-                "template.spec.containers[trainer].env[A]",
-                {"template": template(OWN_TRAINER | {"env": [{"name": "A", "$patch": "delete"}]})},
-            ),
-            (
-                "template.spec.containers[trainer].env[A].value",
-                {"template": template(OWN_TRAINER | {"env": [{"$patch": "replace"}, {"name": "B", "value": "2"}]})},
-            ),
-            (
-                "template.spec.containers[trainer].resources.limits[nvidia.com/gpu]",
-                {"template": template(OWN_TRAINER | {"resources": {"limits": {"nvidia.com/gpu": "4"}}})},
-            ),
-            ("template.spec.volumes", {"template": template(OWN_TRAINER, volumes=[{"name": "w", "emptyDir": {}}])}),
-            (
-                "template.spec.containers[trainer].securityContext",
-                {"template": template(OWN_TRAINER | {"securityContext": {}})},
-            ),
-        ],
-    )
-    def test_overridden_lock_is_named_and_ignored(self, lock: str, own: dict[str, Any]) -> None:
-        free, errors = complete_spec(own, taken(BASE))
-        assert errors == []
-        spec, [error] = complete_spec(own, taken(BASE, lock))
-        assert str(error).startswith(f"spec.{lock}: ")
-        assert "ClusterDDPTrainingProfile" in error.message
-        assert spec != free
-        _, again = complete_spec(spec, taken(BASE, lock))
-        assert again == []
-
-    def test_omitted_or_equal_value_passes_lock(self) -> None:
-        locks = ("recovery.maxRestarts", "networkPolicy", "template.spec.containers[trainer].env", "watchdog.action")
-        own = {
-            "nodes": 2,
-            "recovery": {"maxRestarts": 9, "resetAfterSteps": 5},
-            "template": template(OWN_TRAINER | {"env": [{"name": "A", "value": "1"}], "args": ["y"]}),
-        }
-        spec, errors = complete_spec(own, taken(BASE, *locks))
-        assert errors == []
-        assert trainer_of(spec)["args"] == ["y"]
-
-    def test_each_value_that_is_described_can_be_locked(self) -> None:
-        paths = dict(describe_values(BASE))
-        assert paths["template.spec.containers[t].resources.limits[nvidia.com/gpu]"] == "8"
-        [rule] = build_profile_schema()["properties"]["spec"]["properties"]["locked"]["x-kubernetes-validations"]
-        program = cel.NewEnv(variables={"self": cel.Type.DYN}).compile(rule["rule"])
-        assert program.eval(data={"self": list(paths)}).value() is True
-        for mistake in ("recovry", "nodes", "spec.recovery", "template.status", "template.spec[", "recovery."):
-            assert program.eval(data={"self": ["recovery", mistake]}).value() is False
-        for path, value in paths.items():
-            _, errors = complete_spec({}, taken(BASE, path))
-            assert (errors, value is not None) == ([], True)
-            changed = {"recovery": {"maxRestarts": 1}, "template": {"$patch": "replace", "spec": {}}}
-            assert complete_spec(changed, taken(BASE, path))[1] != []
+def test_each_value_is_described_by_its_path() -> None:
+    paths = dict(describe_values(BASE))
+    assert paths["template.spec.containers[t].resources.limits[nvidia.com/gpu]"] == "8"
+    assert paths["template.spec.nodeSelector[a.b/c]"] == "d"
 
 
-@pytest.mark.parametrize("spec", [{"job": [1]}, {"locked": {"a": 1}}, {"job": "x"}])
+@pytest.mark.parametrize("spec", [{"job": [1]}, {"locked": ["recovery"]}, {"job": "x"}])
 def test_profile_of_another_form_is_refused(spec: dict[str, Any]) -> None:
     with pytest.raises(InvalidManifest, match="docs/profiles"):
         read_profile({"kind": "DDPTrainingProfile", "metadata": {"name": "x"}, "spec": spec})
@@ -190,7 +113,6 @@ class TestManifest:
         ("own", "base", "words"),
         [
             ({}, None, "ClusterDDPTrainingProfile gpu does not exist"),
-            ({"recovery": {"maxRestarts": 1}}, BASE, "spec.recovery.maxRestarts: Invalid value: 1: locked at 9"),
             ({"nodes": 2}, {"elastic": {"minNodes": 3, "maxNodes": 4}}, "spec.nodes: .*elastic.minNodes"),
             (
                 {"scheduling": {"topologyKey": "zone"}},
@@ -204,7 +126,7 @@ class TestManifest:
     )
     def test_is_refused_by_its_field(self, own: dict[str, Any], base: Any, words: str) -> None:
         raw = resource(**{"profileRef": {"name": "gpu"}, **own})
-        find = find_among([profile(base, "recovery.maxRestarts")] if base is not None else [])
+        find = find_among([profile(base)] if base is not None else [])
         with pytest.raises(InvalidManifest, match=words):
             parse_manifest(dump(raw), profiles=find)
 

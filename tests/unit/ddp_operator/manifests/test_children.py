@@ -2,7 +2,6 @@
 
 import base64
 import copy
-import dataclasses
 import io
 import json
 import zipfile
@@ -197,11 +196,6 @@ class TestChildJob:
         assert [labels.get("kueue.x-k8s.io/queue-name") for labels in written] == [
             "q" if child["kind"] == "Job" else None for child in made.values()
         ] + [None]
-
-    def test_pods_inherit_no_label_beside_locked_metadata(self) -> None:
-        typed = dataclasses.replace(job(labels={"team": "a"}), locked=("template.metadata.labels",))
-        pods = build_children(typed, attempt=1, nodes=2)[-1]["spec"]["template"]["metadata"]["labels"]
-        assert "team" not in pods
 
     def test_label_of_template_wins_over_inherited_one(self) -> None:
         labels = {"team": "pods", "app.kubernetes.io/managed-by": "Helm"}

@@ -1,4 +1,4 @@
-"""A job that names a profile: it copies it once, waits for it, and is refused for locked fields."""
+"""A job that names a profile: it copies it once, and waits for it."""
 
 from typing import Any
 
@@ -18,18 +18,18 @@ GIVEN: Json = {
 OWN = template({"name": "trainer", "command": ["python", "own.py"]})
 
 
-def harness_of(given: Any = GIVEN, *locked: str, kind: str = "", **spec: Any) -> ReconcilerHarness:
+def harness_of(given: Any = GIVEN, *, kind: str = "", **spec: Any) -> ReconcilerHarness:
     """Return a job that names a profile, which exists unless ``given`` is None."""
     reference = {"name": "gpu"} | ({"kind": kind} if kind else {})
     harness = ReconcilerHarness(resource(**{"nodes": 2, "template": OWN, "profileRef": reference, **spec}))
     if given is not None:
-        harness.cluster.add(profile(given, *locked, kind=kind or constants.CLUSTER_PROFILE_KIND))
+        harness.cluster.add(profile(given, kind=kind or constants.CLUSTER_PROFILE_KIND))
     return harness
 
 
-def edit_profile(harness: ReconcilerHarness, job: Json, *locked: str) -> None:
+def edit_profile(harness: ReconcilerHarness, job: Json, **members: Any) -> None:
     result = present(harness.cluster.store.get(constants.CLUSTER_PROFILE_KIND, "default", "gpu"))
-    harness.cluster.store.change(result, spec={"job": job, "locked": list(locked)})
+    harness.cluster.store.change(result, spec={"job": job, **members})
 
 
 def pod_spec(harness: ReconcilerHarness) -> Json:
@@ -62,7 +62,7 @@ class TestTaken:
     async def test_later_edits_change_no_job_that_has_started(self) -> None:
         harness = await harness_of().train()
         calls = len(harness.cluster.calls)
-        edit_profile(harness, {"recovery": {"maxRestarts": 0}, "template": template(trainer(image="new"))}, "recovery")
+        edit_profile(harness, {"recovery": {"maxRestarts": 0}, "template": template(trainer(image="new"))})
         harness.restart_operator()
         harness.end_pod(0, constants.EXIT_RETRYABLE)
         await harness.train()
@@ -125,36 +125,27 @@ class TestProfileWaits:
 
 
 class TestRefused:
-    async def test_locked_field_is_refused(self) -> None:
-        harness = await harness_of(GIVEN, "recovery.maxRestarts", recovery={"maxRestarts": 1}).settle()
-        assert (harness.status.phase, harness.status.reason, harness.jobs()) == ("Rejected", "ProfileLocked", [])
+    async def test_profile_with_removed_locks_is_named_with_their_replacement(self) -> None:
+        harness = harness_of()
+        edit_profile(harness, GIVEN, locked=["recovery.maxRestarts"])
+        await harness.settle()
+        assert (harness.status.phase, harness.status.reason, harness.jobs()) == ("Rejected", "InvalidSpec", [])
         message = harness.condition("Accepted").message
-        assert "spec.recovery.maxRestarts: Invalid value: 1: locked at 9" in message
-        harness.edit(recovery={})
+        assert "ClusterDDPTrainingProfile gpu: spec.locked: removed; refuse the values in a Validating" in message
+        edit_profile(harness, GIVEN)
         await harness.settle()
         assert harness.jobs() == ["train-1"]
 
-    async def test_running_job_keeps_locked_fields(self) -> None:
-        harness = await harness_of(GIVEN, "recovery.maxRestarts").train()
-        harness.edit(recovery={"maxRestarts": 0})
-        await harness.settle()
-        assert (harness.status.phase, harness.state("Accepted")) == ("Running", ("False", "ProfileLocked"))
-        harness.end_pod(0, constants.EXIT_RETRYABLE)
-        await harness.settle()
-        assert harness.status.attempt == 2
-        harness.edit(recovery={})
-        await harness.train()
-        assert harness.state("Accepted") == ("True", "Valid")
-
-    async def test_annotation_that_is_added_later_does_not_pass_lock(self) -> None:
-        harness = await harness_of(GIVEN, "template.metadata.annotations").train()
+    async def test_running_job_of_a_former_version_continues_without_its_locks(self) -> None:
+        harness = await harness_of().train()
         raw = present(harness.raw)
-        harness.cluster.store.change(raw, meta={"annotations": {"kueue.x-k8s.io/podset-required-topology": "rack"}})
+        former = {**raw["status"]["profile"], "digest": "0" * 16, "locked": ["recovery.maxRestarts"]}
+        harness.cluster.store.change(raw, status={**raw["status"], "profile": former})
+        harness.restart_operator()
         harness.end_pod(0, constants.EXIT_RETRYABLE)
-        await harness.settle()
-        assert (harness.status.attempt, harness.state("Accepted")) == (2, ("False", "ProfileLocked"))
-        *_, job = harness.cluster.store.list("Job")
-        assert "topology" not in str(job["spec"]["template"]["metadata"])
+        await harness.train()
+        assert (harness.status.attempt, harness.state("Accepted")) == (2, ("True", "Valid"))
+        assert pod_spec(harness)["nodeSelector"] == {"pool": "gpu"}
 
     async def test_whole_that_breaks_rule(self) -> None:
         harness = await harness_of({"elastic": {"minNodes": 3, "maxNodes": 4}}, template=template()).settle()
@@ -220,11 +211,6 @@ class TestDefaultsOfTheOperator:
         assert security(harness) == (["192.168.0.0/16"], True)
         taken = present(harness.status.profile)
         assert (taken.name, taken.job["networkPolicy"]["enabled"]) == ("gpu", True)
-
-    async def test_lock_of_profile_is_on_them_too(self) -> None:
-        harness = with_defaults(harness_of(GIVEN, "networkPolicy", networkPolicy={"enabled": False}))
-        await harness.settle()
-        assert (harness.status.phase, harness.status.reason) == ("Rejected", "ProfileLocked")
 
     async def test_allowance_is_dropped_with_its_policy(self) -> None:
         harness = await with_defaults(harness_of(networkPolicy={"enabled": False})).train()

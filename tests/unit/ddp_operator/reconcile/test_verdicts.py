@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api import constants
+from ddp_operator.api import constants, parse
 from ddp_operator.api.size import MAX_BYTES
-from ddp_operator.reconcile import executor, observer
+from ddp_operator.reconcile import executor
 from ddp_operator.reconcile.verdicts import LIFETIME, MAX_TEXT
-from tests.support.builders import profile, resource, template, trainer
+from tests.support.builders import resource, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
 
 SCRIPT = template(trainer(command=["bash", "-c", "python train.py\n" * 100]))
@@ -63,7 +63,7 @@ async def test_refusal_by_annotation_ends_with_annotation() -> None:
 
 @pytest.mark.parametrize(
     ("spec", "module", "name"),
-    [({"template": INVALID}, executor, "build_children"), (UNREADABLE, observer, "parse_resource")],
+    [({"template": INVALID}, executor, "build_children"), (UNREADABLE, parse, "parse_resource")],
     ids=["invalid", "unreadable"],
 )
 async def test_refusal_is_kept_for_unchanged_spec(
@@ -79,18 +79,6 @@ async def test_refusal_is_kept_for_unchanged_spec(
     harness.clock.advance(LIFETIME.total_seconds())
     await harness.reconcile()
     assert check.calls > calls
-
-
-async def test_changed_locks_are_compared_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    compare = Counted(monkeypatch, observer, "complete_spec")
-    harness = ReconcilerHarness(template=SCRIPT, profileRef={"name": "gpu"}, recovery={"maxRestarts": 1})
-    harness.cluster.add(profile({"recovery": {"maxRestarts": 2}}, "recovery.maxRestarts"))
-    await harness.settle()
-    await touch(harness)
-    assert (compare.calls, harness.state("Accepted")) == (1, ("False", "ProfileLocked"))
-    harness.edit(recovery={"maxRestarts": 2})
-    await harness.settle()
-    assert (compare.calls, harness.jobs()) == (2, ["train-1"])
 
 
 async def test_kept_refusal_is_short() -> None:
