@@ -80,7 +80,7 @@ class FakeBackend:
     def metrics(self, name: str) -> Sequence[Mapping[str, float]]:
         return self.rows
 
-    def report(self, name: str, prometheus: str | None = None, run: int | None = None) -> str:
+    def report(self, name: str, *options: Any) -> str:
         return "<h1>x</h1>"
 
     def why(self, name: str) -> Why:

@@ -162,7 +162,7 @@ NOT_STARTING = (
          {"phase": "Running", "progress": {"step": 20, "lastStepTime": format_time(NOW - timedelta(minutes=10))}},
          "is running without a step for 10m00s after step 20", ""),
         ([condition("TrainsAsOne", "False", "NoProcessGroup", "no group spanned all")], {"phase": "Succeeded"},
-         "no group spanned all", "spec.processGroupPolicy: Ignore"),
+         "no group spanned all", "then ddp delete x, and submit the file"),
         ([condition("Failed", "True", "DeadlineExceeded", "active for too long")],
          {"phase": "Failed", "attempt": 2, "lastFailure": FAILURE | {"conclusion": ""}},
          "(DeadlineExceeded): active for too long. The last failure was", ""),

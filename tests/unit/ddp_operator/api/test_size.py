@@ -10,7 +10,7 @@ import pytest
 
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_manifest, parse_resource
-from ddp_operator.api.profile import complete_spec, read_profile
+from ddp_operator.api.profile import merge_profile, read_profile
 from ddp_operator.api.size import MAX_BYTES, MAX_DEPTH, MAX_VALUES, OversizeSpec, refuse_oversize
 from ddp_operator.manifests.children import build_children
 from tests.support.builders import job, profile, resource, template, trainer
@@ -57,7 +57,7 @@ def test_oversize_spec_is_refused_by_every_reader(spec: Any, facts: tuple[str, .
 def test_spec_that_profile_makes_oversize_is_refused() -> None:
     half = ["x" * (MAX_BYTES * 2 // 3)]
     base = read_profile(profile({"template": template(trainer(command=half))}))
-    spec, _ = complete_spec({"template": template(trainer(args=half, command=None))}, base)
+    spec = merge_profile({"template": template(trainer(args=half, command=None))}, base)
     with pytest.raises(OversizeSpec):
         parse_resource(resource(**spec))
 

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 
+from ddp_operator.api import parse
 from ddp_operator.api.size import MAX_BYTES
-from ddp_operator.reconcile import executor, limits, observer
+from ddp_operator.reconcile import executor, limits
 from ddp_operator.reconcile.limits import StepTooLong, run_limited
 from tests.support.builders import page, profile, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
@@ -61,7 +62,7 @@ def test_step_without_end_is_interrupted(monkeypatch: pytest.MonkeyPatch, step: 
     assert run_limited(max, 1, 2) == 2
 
 
-@pytest.mark.parametrize(("module", "name"), [(observer, "parse_resource"), (executor, "build_children")])
+@pytest.mark.parametrize(("module", "name"), [(parse, "parse_resource"), (executor, "build_children")])
 async def test_check_without_end_refuses_only_its_job(monkeypatch: pytest.MonkeyPatch, module: Any, name: str) -> None:
     def check(*_: Any, **__: Any) -> Any:
         search_without_end()
@@ -105,6 +106,6 @@ def measure(root: object) -> int:
 async def test_spec_is_not_kept_after_pass(own: dict[str, Any]) -> None:
     variables = [{"name": f"V{number}", "value": "x" * 40} for number in range(3000)]
     harness = ReconcilerHarness(template=template(trainer(env=variables)), **own)
-    harness.cluster.add(profile({"securityProfile": "Default"}, "template.spec.volumes"))
+    harness.cluster.add(profile({"securityProfile": "Default"}))
     await harness.settle()
     assert measure(harness.reconciler._memory) < 20_000
