@@ -17,6 +17,7 @@ from ddp_operator.api.kubeobjects import is_native_pod_group
 from ddp_operator.api.parse import parse_manifest, parse_resource
 from ddp_operator.manifests.children import build_children, load_launcher
 from tests.support.builders import UID, resource, template, trainer
+from tests.support.fabrics import complete
 
 SAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "samples"
 NEWEST = kubernetes_validate.latest_version()
@@ -101,26 +102,18 @@ CASES: dict[str, dict[str, Any]] = {
         "even", nodes=2,
         scheduling={"gang": "Coscheduling", "placement": "Spread", "topologyKey": "topology.kubernetes.io/zone"},
     ),
-    "fabric-ib": resource(
-        "ib", nodes=2, network={"profile": "ib", "require": True},
-        template=template(trainer(name="main", resources=GPU_NODE)),
-    ),
-    "fabric-efa": resource(
-        "efa", nodes=2, network={"profile": "efa", "require": True, "minPairMegabytesPerSecond": 20000},
-        template=template(
-            trainer(resources={"limits": GPU_NODE["limits"] | {"vpc.amazonaws.com/efa": "32"}}),
-            metadata={"labels": {"team": "speech"}},
-        ),
-    ),
+    "fabric-ib": yaml.safe_load((SAMPLES / "fabric.yaml").read_text(encoding="utf-8")),
     "fabric-tcpxo": resource(
-        "tcpxo", nodes=2, network={"profile": "tcpxo"}, preflight={"checks": ["allreduce"]},
-        template=template(
-            trainer(
-                resources=GPU_NODE, env=[{"name": "NCCL_MIN_NCHANNELS", "value": "8"}],
-                volumeMounts=[{"name": "data", "mountPath": "/data"}],
+        "tcpxo", **complete(
+            "tcpxo", nodes=2,
+            template=template(
+                trainer(
+                    resources=GPU_NODE, env=[{"name": "NCCL_MIN_NCHANNELS", "value": "8"}],
+                    volumeMounts=[{"name": "data", "mountPath": "/data"}],
+                ),
+                initContainers=[{"name": "fetch", "image": "example.com/fetch:1"}],
+                volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
             ),
-            initContainers=[{"name": "fetch", "image": "example.com/fetch:1"}],
-            volumes=[{"name": "data", "persistentVolumeClaim": {"claimName": "data"}}],
         ),
     ),
     "any-program": resource(

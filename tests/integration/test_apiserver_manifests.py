@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
-from typing import Any, get_args, get_type_hints
+from typing import Any
 
 import pytest
 import yaml
@@ -13,20 +13,19 @@ from hypothesis import strategies as st
 
 from ddp_operator.api.constants import KIND
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.api.parse import parse_manifest, parse_resource
-from ddp_operator.api.spec import Network
+from ddp_operator.api.parse import parse_manifest
 from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.resources import path
 from ddp_operator.manifests.children import build_children
 from tests.property.conftest import tell_what_was_tried  # noqa: F401 - a fixture
 from tests.support.builders import job, resource, template, trainer
 from tests.support.control_plane import ControlPlane
+from tests.support.fabrics import FABRICS, complete
 from tests.support.fuzzing import examples, tally
 from tests.support.standin import ClusterActors
 from tests.support.strategies import FULL, json, mutated
 
 pytestmark = pytest.mark.apiserver
-FABRICS = [arg for arg in get_args(get_type_hints(Network)["profile"]) if arg != "auto"]
 NAMES = st.text(st.sampled_from("ab-.9A_é "), max_size=55) | st.sampled_from(["a" * 50, "a" * 51, "digits-1"])
 
 
@@ -61,7 +60,7 @@ def test_api_server_accepts_job_on_each_fabric(server: tuple[asyncio.Runner, Clu
     runner, actors = server
     limits = {"limits": {"nvidia.com/gpu": "8", "memory": "8Gi"}}
     pod = template(trainer(name="main", resources=limits), initContainers=[{"name": "fetch", "image": "fetch:1"}])
-    made = build_children(job(nodes=2, network={"profile": profile}, template=pod), attempt=1, nodes=2)
+    made = build_children(job(nodes=2, **complete(profile, template=pod)), attempt=1, nodes=2)
     [child] = [child for child in made if child["kind"] == "Job"]
     # The API server validates the Job's template like a pod, except for checks in the admission of pods.
     pods = {"apiVersion": "v1", "kind": "Pod", **child["spec"]["template"]}
@@ -75,10 +74,10 @@ def test_api_server_accepts_job_on_each_fabric(server: tuple[asyncio.Runner, Clu
 def test_api_server_keeps_null_that_drops_device(server: tuple[asyncio.Runner, ClusterActors]) -> None:
     runner, actors = server
     limits = {"nvidia.com/gpu": "8", "memory": "8Gi", "vpc.amazonaws.com/efa": None}
-    raw = resource(nodes=2, network={"profile": "efa"}, template=template(trainer(resources={"limits": limits})))
+    raw = resource(profileRef={"name": "x"}, template=template(trainer(resources={"limits": limits})))
     made = actors.client.request("POST", path(KIND, "default"), params={"dryRun": "All"}, body=raw)
-    stored = parse_resource(runner.run(made))
-    [child] = [item for item in build_children(stored, attempt=1, nodes=2) if item["kind"] == "Job"]
+    spec = complete("efa", **runner.run(made)["spec"]) | {"nodes": 2}
+    [child] = [item for item in build_children(job(**spec), attempt=1, nodes=2) if item["kind"] == "Job"]
     [container] = child["spec"]["template"]["spec"]["containers"]
     assert container["resources"]["limits"].keys() == {"nvidia.com/gpu", "memory", "hugepages-2Mi"}
 

@@ -141,7 +141,7 @@ def adapt_resource(
     spec.pop("profileRef", None)  # the spec already contains the profile's fields
     spec.pop("managedBy", None)  # the user runs the job here
     spec.pop("history", None)  # the run's folder has all of it
-    spec.pop("network", None)  # a network profile is for the nodes of that network
+    spec.pop("network", None)  # for the nodes of that network
     if changes.nodes is not None:
         spec["nodes"] = changes.nodes
     template = spec["template"]

@@ -8,6 +8,7 @@ from fields that it leaves to its profile. A rule over several fields reads the 
 """
 
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 
@@ -142,6 +143,11 @@ _MAX_PROCESSES = 1024
 _MAX_PATTERNS = 8
 _MAX_PATTERN = 512
 
+NETWORK_PROFILE_REMOVED: Final = (
+    "removed; apply deploy/profiles/fabric-<name>.yaml and name it in spec.profileRef, or write its fields into the "
+    "template (docs/scaling.md); remove this field"
+)
+
 RULES: tuple[CelRule, ...] = (
     CelRule(
         "",
@@ -272,7 +278,18 @@ RULES: tuple[CelRule, ...] = (
         "remove this field",
         field=".network.require",
     ),
-    _between("spec.network.minPairMegabytesPerSecond", 0, 10**7, "leave it out to use the minimum of the profile"),
+    CelRule(
+        "spec.network",
+        "!has(self.profile) || self.profile == 'auto'",
+        NETWORK_PROFILE_REMOVED,
+        field=".profile",
+    ),
+    CelRule(
+        "spec.network.transports",
+        "size(self) <= 8 && self.all(t, size(t) >= 1 && size(t) <= 40)",
+        "must have at most 8 names of 1 to 40 characters; change them",
+    ),
+    _between("spec.network.minPairMegabytesPerSecond", 0, 10**7, "leave it out for no minimum"),
     _requires(
         "network.minPairMegabytesPerSecond",
         f"self.network.minPairMegabytesPerSecond == 0 || {_REQUIRED} || 'pairs' in {_CHECKS}",

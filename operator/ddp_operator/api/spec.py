@@ -325,26 +325,25 @@ class Network(SpecFields, frozen=True, kw_only=True):
     """The network between the nodes, and whether training may start on a different one (docs/scaling.md). It has no
     effect on a job with a single pod."""
 
-    profile: Annotated[
-        Literal["auto", "socket", "ib", "roce", "efa", "tcpxo"],
+    profile: Annotated[str | None, Meta(description="Removed: name a profile of deploy/profiles in profileRef.")] = None
+    transports: Annotated[
+        tuple[str, ...],
         Meta(
-            description="Set of variables, devices, capabilities and sidecars for the pods; the template takes "
-            "precedence. auto: none. socket: TCP only. ib: InfiniBand. roce: RDMA over Ethernet. efa: "
-            "AWS EFA. tcpxo: GPUDirect-TCPXO of GKE."
+            description="Names in NCCL's log of the transports that require accepts, such as IB and NVLink, up to 8. "
+            "Empty: all but Socket."
         ),
-    ] = "auto"
+    ] = ()
     require: Annotated[
         bool,
         Meta(
-            description="True: the attempt fails before training if NCCL uses a different network than the "
-            "profile's (auto: if it uses sockets), or if a pair of pods is too slow."
+            description="True: the attempt fails before training if NCCL uses another transport, or if a pair of pods "
+            "is too slow."
         ),
     ] = False
     min_pair_megabytes_per_second: Annotated[
         int | None,
         Meta(
-            description="Minimum bandwidth between two pods for the check pairs, in 10^6 bytes per second. Unset: the "
-            "minimum of the profile."
+            description="Minimum bandwidth between two pods for the check pairs, in 10^6 bytes per second. Unset: none."
         ),
     ] = None
 

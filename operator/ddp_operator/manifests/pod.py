@@ -19,9 +19,9 @@ from ddp_operator.manifests.environment import (
     find_shm_limit,
     list_tracking_secrets,
 )
-from ddp_operator.manifests.fabric import plan_preflight
 from ddp_operator.manifests.history import build_checkpoint_volume, build_history_pod
 from ddp_operator.manifests.inputs import build_cache_check, build_fetch_pod, list_mounts, list_volumes
+from ddp_operator.manifests.preflight import plan_preflight
 from ddp_operator.manifests.scheduling import add_scheduling
 from ddp_operator.manifests.template import MAX_TEXT, ResolvedTemplate, measure_variable
 from ddp_pod.contract.plan import (
@@ -45,8 +45,8 @@ def build_pod_template(
     job: DDPTrainingJob, template: ResolvedTemplate, launcher_digest: str, *, attempt: int, nodes: int
 ) -> dict[str, Any]:
     """Return ``Job.spec.template`` of an attempt."""
-    pod: dict[str, Any] = copy.deepcopy(dict(template.training["spec"]))
-    metadata = _build_metadata(job, attempt, template.training["metadata"])
+    pod: dict[str, Any] = copy.deepcopy(dict(template.pod))
+    metadata = _build_metadata(job, attempt, job.spec.template.metadata or {})
     pod["subdomain"] = child_names.service_name(job.name)
     pod.setdefault("terminationGracePeriodSeconds", _grace_seconds(job) + _LAUNCHER_GRACE_SECONDS)
     add_scheduling(metadata, pod, job, attempt=attempt)

@@ -19,9 +19,9 @@ from ddp_operator.api.kubeobjects import count_gpus, cpu_limit, list_claim_entri
 from ddp_operator.api.pod_fields import find_unknown_fields
 from ddp_operator.api.spec import NetworkPolicy, Peer, Spec
 from ddp_operator.manifests.environment import check_memory
-from ddp_operator.manifests.fabric import check_fabric, merge_fabric
 from ddp_operator.manifests.history import check_history
 from ddp_operator.manifests.inputs import check_inputs
+from ddp_operator.manifests.preflight import check_network
 from ddp_operator.manifests.torchrun import InvalidCommand, UserCommand, split_user_command
 from ddp_pod.contract.credentials import has_credentials
 from ddp_pod.contract.log_patterns import compile_log_pattern
@@ -36,10 +36,9 @@ _OPERATOR_FOLDERS = (constants.LAUNCHER_MOUNT_PATH, constants.CODE_MOUNT_PATH, c
 
 @dataclass(frozen=True, slots=True)
 class ResolvedTemplate:
-    """The checked pod template. ``pod``: the job's pod spec; ``training``: metadata and spec with network fields."""
+    """The checked pod template."""
 
     pod: Mapping[str, Any]
-    training: Mapping[str, Any]
     trainer_index: int
     command: UserCommand
     nproc: int
@@ -67,12 +66,10 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
     trainer = pod["containers"][index]
     path = f"{_POD}.containers[{index}]"
 
-    training = merge_fabric(spec)
-    merged_pod = training["spec"]  # the job's containers and volumes keep their indices
-    errors += _check_pod(merged_pod, spec)
-    errors += _check_trainer(merged_pod["containers"][index], path, spec)
-    errors += check_containers(merged_pod, _POD)
-    errors += check_fabric(spec, merged_pod)
+    errors += _check_pod(pod, spec)
+    errors += _check_trainer(trainer, path, spec)
+    errors += check_containers(pod, _POD)
+    errors += check_network(spec, pod)
     errors += check_inputs(spec, trainer)
     errors += _check_urls(spec)
     errors += check_memory(spec, trainer)
@@ -88,12 +85,12 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
         unknown_fields = find_unknown_fields(pod) if not trainer.get("command") and not trainer.get("args") else []
         errors += unknown_fields or [FieldError(f"{path}.command", str(error))]
     errors += _check_log_patterns(spec, command)
-    errors += _check_scheduling(job, merged_pod)
+    errors += _check_scheduling(job, pod)
     if errors:
         raise InvalidManifest(errors)
     assert command is not None
     assert isinstance(nproc, int)
-    return ResolvedTemplate(pod, training, index, command, nproc)
+    return ResolvedTemplate(pod, index, command, nproc)
 
 
 def _check_urls(spec: Spec) -> Iterator[FieldError]:

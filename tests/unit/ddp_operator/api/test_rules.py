@@ -67,6 +67,8 @@ BAD: dict[str, tuple[Any, ...]] = {
     "spec.watchdog.checkpointSeconds": (0, 2**70),
     "spec.preflight.minMegabytesPerSecond": (-1, 1),
     "spec.network.minPairMegabytesPerSecond": (-1, 10**7 + 1, 1),
+    "spec.network.profile": ("ib", "socket"),
+    "spec.network.transports": (["x"] * 9, [""], ["x" * 41]),
     "spec.checkpoint.path": ("ckpt", "", "./c"),
     "spec.checkpoint.graceSeconds": (-1, YEAR + 1),
     "spec.checkpoint.memory.interval": (0, 1_000_001),
@@ -124,7 +126,7 @@ GOOD: dict[str, tuple[Any, ...]] = {
     "spec.recovery.forceDeleteAfterSeconds": (0, YEAR),
     "spec.recovery.nonRetryableExitCodes": ([], [1], [255, 1]),
     "spec.network": (
-        {"profile": "ib", "require": True, "minPairMegabytesPerSecond": 10**7},
+        {"profile": "auto", "require": True, "minPairMegabytesPerSecond": 10**7},
         {"minPairMegabytesPerSecond": 0},
     ),
     "spec.checkpoint.path": ("/", "/c/d"),
@@ -203,7 +205,7 @@ def test_rule_message_has_remedy(rule: CelRule) -> None:
 
 ELASTIC = {"minNodes": 2, "maxNodes": 4}
 STATIC = {"spec.rendezvous.backend": "static"}
-REQUIRED = {"spec.network": {"profile": "ib", "require": True}}
+REQUIRED = {"spec.network": {"require": True}}
 ALL_RANKS = {"spec.preflight": {"minMegabytesPerSecond": 5000, "checks": ["tcp"]}}
 PAIR = {"spec.network.minPairMegabytesPerSecond": 5000}
 DEPENDENT: list[tuple[dict[str, Any], list[str]]] = [
@@ -255,7 +257,7 @@ FIXED = {
     "spec.shm.sizeLimit": "1Gi",
     "spec.watchdog.stallSeconds": 60,
     "spec.preflight.mode": "Off",
-    "spec.network": {"profile": "ib"},
+    "spec.network": {"transports": ["IB"]},
     "spec.elastic": {"minNodes": 1, "maxNodes": 9},
     "spec.profileRef": {"name": "other"},
     "spec.spares": 0,

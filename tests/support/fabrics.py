@@ -1,0 +1,27 @@
+"""The profiles of deploy/profiles for the network between nodes."""
+
+from __future__ import annotations
+
+from typing import Any, Final
+
+import yaml
+
+from ddp_operator.api.profile import merge_profile, read_profile
+from tests.support import ROOT
+
+FABRICS: Final = ("efa", "ib", "roce", "socket", "tcpxo")
+
+
+def read_manifest(name: str) -> Any:
+    """Return a profile as its file has it."""
+    return yaml.safe_load((ROOT / "deploy" / "profiles" / f"fabric-{name}.yaml").read_text(encoding="utf-8"))
+
+
+def read_fabric(name: str) -> Any:
+    """Return the values of a profile."""
+    return read_manifest(name)["spec"]["job"]
+
+
+def complete(name: str, **own: Any) -> dict[str, Any]:
+    """Return the spec of a job that names the profile."""
+    return merge_profile(own, read_profile(read_manifest(name)))
