@@ -153,12 +153,13 @@ def build_launcher_config_map(job: DDPTrainingJob, launcher: Launcher) -> dict[s
     """Return the immutable ConfigMap with the launcher, one for each namespace and version.
 
     Its name has the hash, so an upgrade creates a new one. It stays when the last job is deleted, as kube-root-ca.crt
-    does. The executor adds the custom resource's definition as its owner.
+    does. The executor adds the custom resource's definition as its owner. It has no labels of the job: other jobs use
+    it too, and `kubectl delete configmap -l experiment=a` would delete it.
     """
     metadata = {
         "name": child_names.launcher_config_map_name(launcher.digest),
         "namespace": job.namespace,
-        "labels": inherited_labels(job) | child_names.child_labels(""),
+        "labels": child_names.child_labels(""),
     }
     return {
         "apiVersion": "v1",

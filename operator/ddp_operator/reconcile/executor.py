@@ -19,7 +19,7 @@ import msgspec
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.cluster import AlreadyExists, Cluster, Key, Refused, ServerError
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.api.job import DDPTrainingJob, select_kueue_keys
+from ddp_operator.api.job import DDPTrainingJob, inherited_labels, select_kueue_keys
 from ddp_operator.api.record import encode_record
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide import losses
@@ -251,7 +251,7 @@ class Executor:
             launcher, child = await self._turns.run(payer, build_history_children, job, record, self._history_image)
         except InvalidManifest as error:
             return refuse_invalid(error)
-        outcome = await self._ensure_launcher(launcher, observation.launchers.get(launcher["metadata"]["name"]))
+        outcome = await self._ensure_launcher(job, launcher, observation.launchers.get(launcher["metadata"]["name"]))
         return await self._create(job, child, memory) if outcome is None else outcome
 
     async def _create_pod(self, view: JobView, index: int, suffix: str) -> None:
@@ -291,7 +291,7 @@ class Executor:
             if (kind, name) in present:
                 continue
             if kind == "ConfigMap":
-                outcome = await self._ensure_launcher(child, observation.launchers.get(name))
+                outcome = await self._ensure_launcher(job, child, observation.launchers.get(name))
             elif kind == "Secret":
                 outcome = await self._create_secret(job, child, memory, is_used=view is not None)
             else:
@@ -324,7 +324,7 @@ class Executor:
         (memory.restored if is_used else memory.created).add(("Secret", name))
         return None
 
-    async def _ensure_launcher(self, manifest: Manifest, observed: str | None) -> Outcome:
+    async def _ensure_launcher(self, job: DDPTrainingJob, manifest: Manifest, observed: str | None) -> Outcome:
         """Create this version's launcher in a namespace. Another object of its name is refused.
 
         ``observed``: the UID of the existing one. Returns a refusal, or seconds to wait for its deletion, or None.
@@ -333,9 +333,13 @@ class Executor:
             return None
         owner = await self._cluster.definition()
         owners = {} if owner is None else {"ownerReferences": [owner]}
-        manifest = {**manifest, "metadata": manifest["metadata"] | owners}
+        metadata = manifest["metadata"] | owners
+        labels = inherited_labels(job) | metadata["labels"]
         try:
-            stored = await self._cluster.create(manifest)
+            try:
+                stored = await self._cluster.create({**manifest, "metadata": metadata})
+            except Refused:  # a policy may demand labels of all objects: it gets those of the job that comes first
+                stored = await self._cluster.create({**manifest, "metadata": metadata | {"labels": labels}})
         except AlreadyExists as error:
             stored = error.existing
             refusal = explain_launcher_conflict(manifest, stored)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.api import child_names
-from ddp_operator.api.cluster import Key
+from ddp_operator.api.cluster import Key, Object, Refused
 from ddp_operator.manifests.children import build_launcher_config_map, load_launcher
 from ddp_operator.reconcile.reconciler import Reconciler
 from tests.support.builders import job, resource
@@ -27,6 +27,25 @@ async def test_jobs_share_launcher_which_one_operator_creates_and_next_one_compa
         await harness.reconciler.reconcile(Key("default", name))
         assert harness.cluster.calls.count("create ConfigMap") == creations, name
     assert harness.cluster.store.list("ConfigMap") == [launcher]
+
+
+async def test_launcher_has_labels_of_a_job_only_if_a_policy_demands_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    for demands, labels in ((False, OWN), (True, {"team": "nlp"} | OWN)):
+        harness = ReconcilerHarness(labels={"team": "nlp"})
+        create = harness.cluster.create
+
+        async def check(
+            manifest: Object, *, dry_run: bool = False, demands: bool = demands, create: Any = create
+        ) -> Any:
+            if demands and "team" not in manifest["metadata"].get("labels", {}):
+                raise Refused("policy: the label team is missing", reason="Forbidden")
+            return await create(manifest, dry_run=dry_run)
+
+        monkeypatch.setattr(harness.cluster, "create", check)
+        await harness.settle()
+        [launcher] = harness.cluster.store.list("ConfigMap")
+        assert launcher["metadata"]["labels"] == labels
+        assert harness.jobs() == ["train-1"]
 
 
 async def test_launcher_belongs_to_definition_of_resource(monkeypatch: pytest.MonkeyPatch) -> None:
