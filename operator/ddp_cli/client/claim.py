@@ -83,7 +83,7 @@ def build_pod(code: PackedCode, template: ResolvedTemplate) -> Object:
         "name": "code",
         "image": trainer["image"],
         "command": ["sleep", str(_POD_SECONDS)],
-        "resources": build_small_resources(trainer, {"cpu": "100m", "memory": "64Mi"}),
+        "resources": build_small_resources(template.limits, {"cpu": "100m", "memory": "64Mi"}),
         "securityContext": {"allowPrivilegeEscalation": False, "capabilities": {"drop": ["ALL"]}}
         | (trainer.get("securityContext") or {}),
     }

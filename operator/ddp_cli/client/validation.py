@@ -16,10 +16,8 @@ from ddp_operator.api.parse import FindProfile, Manifest, find_none, parse_manif
 from ddp_operator.api.pod_fields import find_unknown_fields, unknown_field
 from ddp_operator.manifests.children import PLACEHOLDER_UID, build_children
 
-# The oldest supported Kubernetes; newer versions accept the same objects.
-_KUBERNETES = "1.31"
-# That of the PodGroup that the operator writes first.
-_KUBERNETES_WITH_GANGS = "1.37"
+# The newest with a schema: older versions accept fewer fields, and their API server names the others.
+_KUBERNETES = "1.37"
 
 
 def check_manifest(text: str, code: Mapping[str, Any] | None = None, profiles: FindProfile = find_none) -> Manifest:
@@ -45,13 +43,11 @@ def _check_schemas(children: Iterable[Mapping[str, Any]]) -> Iterator[FieldError
         import kubernetes_validate
     except ImportError:
         return
-    children = list(children)
-    version = _KUBERNETES_WITH_GANGS if any(is_native_pod_group(child) for child in children) else _KUBERNETES
     for child in children:
         if child["kind"] == POD_GROUP and not is_native_pod_group(child):
             continue  # a custom resource
         try:
-            kubernetes_validate.validate(dict(child), version, strict=True)
+            kubernetes_validate.validate(dict(child), _KUBERNETES, strict=True)
         except kubernetes_validate.ValidationError as error:
             yield from _explain(error)
 

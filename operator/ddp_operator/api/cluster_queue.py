@@ -73,20 +73,26 @@ def parse_workload(item: Mapping[str, Any]) -> QueuedWorkload:
 
 
 def _sum_requests(pod_sets: Iterable[Mapping[str, Any]]) -> Mapping[str, float]:
-    """Return the requests of the containers and sidecars of all pods."""
+    """Return the requests of all pods: of their containers and sidecars, or of the pod where it has its own."""
     total: dict[str, float] = {}
     for pod_set in pod_sets:
         pod = (pod_set.get("template") or {}).get("spec") or {}
         count = pod_set.get("minCount") or pod_set.get("count") or 0
-        total["pods"] = total.get("pods", 0.0) + count
+        requests = {"pods": 1.0}
         sidecars = [container for container in pod.get("initContainers") or () if container.get("restartPolicy")]
         for container in (*sidecars, *(pod.get("containers") or ())):
-            resources = container.get("resources") or {}
-            # A Workload has the limits of the Job; Kueue takes them for missing requests.
-            requests = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
-            for name, amount in _parse_amounts(requests):
-                total[name] = total.get(name, 0.0) + count * amount
+            for name, amount in _parse_requests(container):
+                requests[name] = requests.get(name, 0.0) + amount
+        requests |= dict(_parse_requests(pod))
+        for name, amount in requests.items():
+            total[name] = total.get(name, 0.0) + count * amount
     return total
+
+
+def _parse_requests(owner: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Return the requests of a container or pod. A Workload has the Job's limits, which Kueue takes for requests."""
+    resources = owner.get("resources") or {}
+    return _parse_amounts({**(resources.get("limits") or {}), **(resources.get("requests") or {})})
 
 
 def _parse_amounts(amounts: Mapping[str, Any] | None) -> list[tuple[str, float]]:

@@ -120,9 +120,14 @@ def is_gpu(resource: str) -> bool:
     return any(fnmatchcase(resource, pattern) for pattern in GPU_RESOURCES)
 
 
-def cpu_limit(resources: Mapping[str, Any]) -> Decimal | None:
-    """Return the CPU limit in cores, or None where there is none."""
-    return parse_quantity(_mapping(resources.get("limits")).get("cpu"))
+def find_limits(pod_spec: Mapping[str, Any], container: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the limits of a container, and those of its pod (``spec.resources``, Kubernetes 1.34) that it lacks."""
+    owners = (pod_spec, container)
+    return {name: limit for owner in owners for name, limit in _mapping(_resources(owner).get("limits")).items()}
+
+
+def _resources(owner: Mapping[str, Any]) -> Mapping[str, Any]:
+    return _mapping(owner.get("resources"))
 
 
 def _mapping(value: Any) -> Mapping[str, Any]:

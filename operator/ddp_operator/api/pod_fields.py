@@ -42,6 +42,7 @@ FIELDS: Final[Mapping[str, tuple[str, ...]]] = {
         f"{POD}.securityContext": "appArmorProfile fsGroup fsGroupChangePolicy runAsGroup runAsNonRoot runAsUser "
         "seLinuxChangePolicy seLinuxOptions seccompProfile supplementalGroups supplementalGroupsPolicy sysctls "
         "windowsOptions",
+        f"{POD}.resources": "claims limits requests",
         f"{POD}.tolerations[]": "effect key operator tolerationSeconds value",
         f"{POD}.volumes[]": "awsElasticBlockStore azureDisk azureFile cephfs cinder configMap csi downwardAPI "
         "emptyDir ephemeral fc flexVolume flocker gcePersistentDisk gitRepo glusterfs hostPath image iscsi name nfs "

@@ -2,7 +2,6 @@
 
 import posixpath
 from collections.abc import Iterator, Mapping
-from decimal import Decimal
 from typing import Any, Final
 
 from ddp_operator.api import constants
@@ -25,28 +24,27 @@ def build_memory_environment(job: DDPTrainingJob, attempt: int) -> dict[str, str
     return env
 
 
-def find_shm_limit(spec: Spec, trainer: Mapping[str, Any]) -> str | None:
-    """Return the size of /dev/shm as a quantity; None: Kubernetes' default.
+def find_shm_limit(spec: Spec, limits: Mapping[str, Any]) -> str | None:
+    """Return the size of /dev/shm as a quantity; None: Kubernetes' default. ``limits``: of the training container.
 
     With copies in memory it is at most half of the container's memory. If the copies do not fit, the script gets an
     error that it handles, and not the kernel's SIGKILL for the container.
     """
-    limit = _find_memory_limit(trainer)
+    limit = parse_quantity(limits.get("memory"))
     if spec.shm.size_limit or not _find_memory(spec).enabled or limit is None:
         return spec.shm.size_limit
     return str(int(limit // 2))
 
 
-def check_memory(spec: Spec, trainer: Mapping[str, Any]) -> Iterator[FieldError]:
+def check_memory(spec: Spec, limits: Mapping[str, Any]) -> Iterator[FieldError]:
     """Refuse shared memory that takes all of the container's memory."""
     size = parse_quantity(spec.shm.size_limit) if spec.shm.size_limit else None
-    limit = _find_memory_limit(trainer)
+    limit = parse_quantity(limits.get("memory"))
     if not _find_memory(spec).enabled or size is None or limit is None or size < limit:
         return
     message = (
-        f"must be less than the container's memory limit, which is "
-        f"{(trainer.get('resources') or {})['limits']['memory']}, because shared memory counts towards that limit and "
-        "spec.checkpoint.memory.enabled fills it; lower it or raise the limit"
+        f"must be less than the container's memory limit, which is {limits['memory']}, because shared memory counts "
+        "towards that limit and spec.checkpoint.memory.enabled fills it; lower it or raise the limit"
     )
     yield FieldError("spec.shm.sizeLimit", message, spec.shm.size_limit)
 
@@ -54,11 +52,6 @@ def check_memory(spec: Spec, trainer: Mapping[str, Any]) -> Iterator[FieldError]
 def _find_memory(spec: Spec) -> CheckpointMemory:
     memory = spec.checkpoint.memory if spec.checkpoint else None
     return memory or CheckpointMemory()
-
-
-def _find_memory_limit(trainer: Mapping[str, Any]) -> Decimal | None:
-    limits = (trainer.get("resources") or {}).get("limits") or {}
-    return parse_quantity(limits.get("memory"))
 
 
 def build_tracking_environment(job: DDPTrainingJob) -> dict[str, str]:

@@ -11,6 +11,7 @@ from typing import Any, Final
 from ddp_operator.api import constants
 from ddp_operator.api.errors import FieldError
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.kubeobjects import find_limits
 from ddp_operator.api.record import find_place, name_record
 from ddp_operator.api.spec import Checkpoint, Spec
 from ddp_operator.manifests.inputs import build_small_pod, build_small_resources, keep_zone_selectors
@@ -47,7 +48,7 @@ def build_history_pod(job: DDPTrainingJob, pod: Mapping[str, Any], trainer: str,
     keep_zone_selectors(kept, pod)
     [container] = kept["containers"]
     container["command"] = [text.replace("$", "$$") for text in (*command, place, name_record(job))]
-    container["resources"] = build_small_resources(container, _REQUESTS)
+    container["resources"] = build_small_resources(find_limits(pod, container), _REQUESTS)
     mounts = list(container.get("volumeMounts") or ())
     volumes = list(kept.get("volumes") or ())
     if "://" in place:

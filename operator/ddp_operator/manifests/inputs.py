@@ -16,7 +16,7 @@ from typing import Any, Final
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.errors import FieldError
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.kubeobjects import parse_quantity
+from ddp_operator.api.kubeobjects import find_limits, parse_quantity
 from ddp_operator.api.spec import Input, Spec
 from ddp_pod.contract.credentials import has_credentials
 
@@ -47,7 +47,7 @@ def build_fetch_pod(job: DDPTrainingJob, pod: Mapping[str, Any], trainer: str, i
         keep_zone_selectors(kept, pod)
 
     [container] = kept["containers"]
-    set_fetch_command(container, inputs, interpreter)
+    set_fetch_command(container, inputs, interpreter, find_limits(pod, container))
     kept["volumes"] = [*(kept.get("volumes") or []), *list_volumes(inputs)]
     return kept
 
@@ -85,21 +85,29 @@ def keep_zone_selectors(fetch_pod: dict[str, Any], pod: Mapping[str, Any]) -> No
         fetch_pod["nodeSelector"] = {**(fetch_pod.get("nodeSelector") or {}), **selected}
 
 
-def build_cache_check(trainer: Mapping[str, Any], inputs: Sequence[Input], interpreter: str) -> dict[str, Any]:
+def build_cache_check(
+    pod: Mapping[str, Any], trainer: Mapping[str, Any], inputs: Sequence[Input], interpreter: str
+) -> dict[str, Any]:
     """Return the init container that fetches inputs which the cache of a training pod's node lacks."""
     kept = ("image", "imagePullPolicy", "securityContext", "env", "envFrom", "volumeMounts", "resources")
     container = {
         "name": constants.INPUTS_VOLUME,
         **{name: copy.deepcopy(trainer[name]) for name in kept if name in trainer},
     }
-    set_fetch_command(container, [entry for entry in inputs if entry.node_cache], interpreter)
+    cached = [entry for entry in inputs if entry.node_cache]
+    set_fetch_command(container, cached, interpreter, find_limits(pod, trainer))
     return container
 
 
-def set_fetch_command(container: dict[str, Any], inputs: Sequence[Input], interpreter: str) -> None:
-    """Make a container fetch these inputs to their volumes, which it mounts completely."""
+def set_fetch_command(
+    container: dict[str, Any], inputs: Sequence[Input], interpreter: str, limits: Mapping[str, Any]
+) -> None:
+    """Make a container fetch these inputs to their volumes, which it mounts completely.
+
+    ``limits``: of the training container.
+    """
     container["command"] = [interpreter, f"{constants.LAUNCHER_MOUNT_PATH}/{constants.LAUNCHER_FILE}", "fetch"]
-    container["resources"] = build_small_resources(container, _REQUESTS)
+    container["resources"] = build_small_resources(limits, _REQUESTS)
 
     orders = []
     sources = list(container.get("envFrom") or [])
@@ -128,10 +136,9 @@ def set_fetch_command(container: dict[str, Any], inputs: Sequence[Input], interp
     container["volumeMounts"] = [*(container.get("volumeMounts") or []), *mounts]
 
 
-def build_small_resources(trainer: Mapping[str, Any], requests: Mapping[str, str]) -> dict[str, Any]:
+def build_small_resources(limits: Mapping[str, Any], requests: Mapping[str, str]) -> dict[str, Any]:
     """Return these requests, and the training container's limits without devices, because a quota may demand limits."""
-    resources: Mapping[str, Any] = trainer.get("resources") or {}
-    limits = {name: value for name, value in (resources.get("limits") or {}).items() if name in _LIMITED}
+    limits = {name: value for name, value in limits.items() if name in _LIMITED}
     lower = {
         name: min(value, limits.get(name, value), key=lambda text: parse_quantity(text) or 0)
         for name, value in requests.items()

@@ -11,7 +11,7 @@ from typing import Any
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.job import CRASH_LOOP_FAILURES, DDPTrainingJob, inherited_labels
-from ddp_operator.api.kubeobjects import cpu_limit
+from ddp_operator.api.kubeobjects import find_limits, parse_quantity
 from ddp_operator.api.spec import Code
 from ddp_operator.manifests.environment import (
     build_memory_environment,
@@ -58,7 +58,7 @@ def build_pod_template(
     _build_trainer(trainer, job, template, attempt=attempt, nodes=nodes, pod=pod)
     _add_volumes(pod, trainer, job, launcher_digest)
     if any(entry.node_cache for entry in job.spec.inputs or ()):
-        check = build_cache_check(template.trainer, job.spec.inputs or (), template.command.interpreter)
+        check = build_cache_check(template.pod, template.trainer, job.spec.inputs or (), template.command.interpreter)
         check["volumeMounts"].append(_launcher_mount())
         pod["initContainers"] = [check, *(pod.get("initContainers") or [])]
     _finish_pod(pod, job)
@@ -174,7 +174,7 @@ def _build_trainer(
     trainer["args"] = ["--", *template.command.argv]
     plan = build_plan(job, template, attempt=attempt, nodes=nodes)
     required = _build_environment(job, template, plan, attempt=attempt, pod=pod)
-    defaults = _build_default_environment(trainer, template.nproc) | build_tracking_environment(job)
+    defaults = _build_default_environment(template) | build_tracking_environment(job)
     written = list(trainer.get("env") or [])
     written_names = {variable["name"] for variable in written}
     secret_name = child_names.rendezvous_secret_name(job.name, job.uid, job.nonce)
@@ -280,13 +280,13 @@ def _build_environment(
     return env
 
 
-def _build_default_environment(trainer: Mapping[str, Any], nproc: int) -> dict[str, str]:
+def _build_default_environment(template: ResolvedTemplate) -> dict[str, str]:
     """Return the variables that the user's template may override."""
     env = {"PYTHONUNBUFFERED": "1"}
-    cpus = cpu_limit(trainer.get("resources") or {})
+    cpus = parse_quantity(template.limits.get("cpu"))
     if cpus is not None:
         # With more threads than CPUs training is 2.5 to 12 times slower; torchrun's default of 1 leaves cores idle.
-        env[constants.ENV_OMP_NUM_THREADS] = str(max(1, int(cpus / nproc)))
+        env[constants.ENV_OMP_NUM_THREADS] = str(max(1, int(cpus / template.nproc)))
     return env
 
 
@@ -311,7 +311,7 @@ def _add_volumes(pod: dict[str, Any], trainer: dict[str, Any], job: DDPTrainingJ
     mounts.append(_launcher_mount())
     if "/dev/shm" not in mounted:
         shared_memory = {"medium": "Memory"}
-        size_limit = find_shm_limit(job.spec, trainer)
+        size_limit = find_shm_limit(job.spec, find_limits(pod, trainer))
         if size_limit:
             shared_memory["sizeLimit"] = size_limit
         volumes.append({"name": constants.SHM_VOLUME, "emptyDir": shared_memory})

@@ -15,7 +15,7 @@ from ddp_operator.api import constants
 from ddp_operator.api.child_names import is_reserved_variable
 from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.kubeobjects import count_gpus, cpu_limit, list_claim_entries, parse_quantity
+from ddp_operator.api.kubeobjects import count_gpus, find_limits, list_claim_entries, parse_quantity
 from ddp_operator.api.pod_fields import find_unknown_fields
 from ddp_operator.api.spec import NetworkPolicy, Peer, Spec
 from ddp_operator.manifests.environment import check_memory
@@ -49,6 +49,11 @@ class ResolvedTemplate:
         container: Mapping[str, Any] = self.pod["containers"][self.trainer_index]
         return container
 
+    @property
+    def limits(self) -> Mapping[str, Any]:
+        """The limits of that container, also those of its pod."""
+        return find_limits(self.pod, self.trainer)
+
 
 def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
     """Return the resolved template. Raises: InvalidManifest with every problem found."""
@@ -72,9 +77,10 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
     errors += check_network(spec, pod)
     errors += check_inputs(spec, trainer)
     errors += _check_urls(spec)
-    errors += check_memory(spec, trainer)
+    limits = find_limits(pod, trainer)
+    errors += check_memory(spec, limits)
     errors += check_history(spec, pod, trainer)
-    nproc = _resolve_nproc(trainer, path, job)
+    nproc = _resolve_nproc(trainer, limits, path, job)
     if isinstance(nproc, FieldError):
         errors.append(nproc)
     command: UserCommand | None = None
@@ -148,6 +154,7 @@ def _check_shape(pod: Mapping[str, Any]) -> Iterator[FieldError]:
     for part in ("securityContext", "affinity", "nodeSelector"):
         if not isinstance(pod.get(part), Mapping | None):
             yield FieldError(f"{_POD}.{part}", "must be an object")
+    yield from _check_members(pod, "resources", ("limits", "requests"), _POD)
 
 
 def _check_volume_names(volumes: Any) -> Iterator[FieldError]:
@@ -172,16 +179,21 @@ def _check_container_shape(container: Any, path: str) -> Iterator[FieldError]:
             yield FieldError(f"{path}.{part}", f"must be a list of objects{example}")
         elif part == "env":
             yield from _check_variables(container.get(part) or (), f"{path}.{part}")
-    for part, members in (("resources", ("limits", "requests")), ("securityContext", ("capabilities",))):
-        value = container.get(part) or {}
-        if not isinstance(value, Mapping):
-            yield FieldError(f"{path}.{part}", "must be an object")
-            continue
-        for member in members:
-            if not isinstance(value.get(member) or {}, Mapping):
-                yield FieldError(f"{path}.{part}.{member}", "must be an object")
-            elif member == "capabilities" and not isinstance((value.get(member) or {}).get("add") or [], list):
-                yield FieldError(f"{path}.{part}.{member}.add", "must be a list of strings")
+    yield from _check_members(container, "resources", ("limits", "requests"), path)
+    yield from _check_members(container, "securityContext", ("capabilities",), path)
+
+
+def _check_members(owner: Mapping[str, Any], part: str, members: Sequence[str], path: str) -> Iterator[FieldError]:
+    """Check that a part of a pod or container, and its members, are objects."""
+    value = owner.get(part) or {}
+    if not isinstance(value, Mapping):
+        yield FieldError(f"{path}.{part}", "must be an object")
+        return
+    for member in members:
+        if not isinstance(value.get(member) or {}, Mapping):
+            yield FieldError(f"{path}.{part}.{member}", "must be an object")
+        elif member == "capabilities" and not isinstance((value.get(member) or {}).get("add") or [], list):
+            yield FieldError(f"{path}.{part}.{member}.add", "must be a list of strings")
 
 
 def _check_arguments(value: Any, path: str) -> Iterator[FieldError]:
@@ -418,12 +430,14 @@ def _check_log_patterns(spec: Spec, command: UserCommand | None) -> Iterator[Fie
         yield FieldError("spec.metrics.logPatterns", message)
 
 
-def _resolve_nproc(trainer: Mapping[str, Any], path: str, job: DDPTrainingJob) -> int | FieldError:
+def _resolve_nproc(
+    trainer: Mapping[str, Any], limits: Mapping[str, Any], path: str, job: DDPTrainingJob
+) -> int | FieldError:
     """Return the worker processes of one pod, from procPerNode and the container's limits."""
     resources = trainer.get("resources") or {}
     resources_path = f"{path}.resources"
     gpus = count_gpus(resources)
-    cpus = cpu_limit(resources)
+    cpus = parse_quantity(limits.get("cpu"))
     value = job.spec.proc_per_node
 
     if value in ("auto", "gpu") and not gpus and resources.get("claims"):
@@ -454,6 +468,7 @@ _STANDARD: Final = re.compile(r"cpu|memory|ephemeral-storage|hugepages-.+")
 def check_containers(pod: Mapping[str, Any], path: str) -> Iterator[FieldError]:
     """Check resources, variables and mounts of all containers, after the pod's shape. ``path``: that of the pod."""
     volumes = {volume["name"] for volume in pod.get("volumes") or ()} | {*constants.VOLUMES}
+    yield from _check_resources(pod.get("resources") or {}, f"{path}.resources")
     for part in ("containers", "initContainers"):
         for index, container in enumerate(pod.get(part) or ()):
             here = f"{path}.{part}[{index}]"

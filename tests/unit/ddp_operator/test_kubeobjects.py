@@ -12,7 +12,7 @@ import pytest
 from ddp_operator.api.kubeobjects import (
     GPU_RESOURCES,
     count_gpus,
-    cpu_limit,
+    find_limits,
     is_gpu,
     parse_quantity,
     parse_time,
@@ -111,7 +111,14 @@ def test_name_beside_those_is_no_gpu(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("resources", "cpus"), [({}, None), ({"limits": {"cpu": "1500m"}}, "1.5"), ({"requests": {"cpu": 2}}, None)]
+    ("pod", "container", "limits"),
+    [
+        ({}, {}, {}),
+        ({}, {"limits": {"cpu": 2}}, {"cpu": 2}),
+        ({"limits": {"cpu": 4, "memory": "8Gi"}}, {"limits": {"cpu": 2}}, {"cpu": 2, "memory": "8Gi"}),
+        ({"limits": {"cpu": 4}}, {"requests": {"cpu": 1}}, {"cpu": 4}),
+        ({"requests": {"cpu": 4}}, None, {}),
+    ],
 )
-def test_cpu_limit_of_container_is_read(resources: Any, cpus: str | None) -> None:
-    assert cpu_limit(resources) == (None if cpus is None else Decimal(cpus))
+def test_limits_of_pod_hold_for_container_without_its_own(pod: Any, container: Any, limits: Any) -> None:
+    assert find_limits({"resources": pod}, {"resources": container}) == limits

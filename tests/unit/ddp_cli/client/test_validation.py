@@ -77,6 +77,8 @@ ROWS = [
     BrokenManifest("resource by half its name", "operator", pod(trainer(resources={"limits": {"gpu": 1}})), f"{CONTAINER}.resources.limits[gpu]: is not a resource; use cpu, memory, ephemeral-storage or the full name of a device, such as nvidia.com/gpu"),
     BrokenManifest("GPUs only requested", "operator", pod(trainer(resources={"requests": {"nvidia.com/gpu": 1}})), f"{CONTAINER}.resources.requests[nvidia.com/gpu]: devices must be requested as a limit; set it in {CONTAINER}.resources.limits"),
     BrokenManifest("memory in another unit", "operator", pod(trainer(resources={"limits": {"memory": "8GB"}})), f'{CONTAINER}.resources.limits[memory]: Invalid value: "8GB": must be a quantity: a number, with or without a suffix, such as 8Gi'),
+    BrokenManifest("pod's memory in another unit", "operator", pod(resources={"limits": {"memory": "8GB"}}), 'spec.template.spec.resources.limits[memory]: Invalid value: "8GB": must be a quantity: a number, with or without a suffix, such as 8Gi'),
+    BrokenManifest("pod's limits as a list", "operator", pod(resources={"limits": ["8Gi"]}), "spec.template.spec.resources.limits: must be an object"),
     BrokenManifest("mount of no volume", "operator", pod(trainer(volumeMounts=[{"name": "data", "mountPath": "/data"}])), f'{CONTAINER}.volumeMounts[0].name: Invalid value: "data": the volume does not exist; add it to spec.template.spec.volumes'),
     BrokenManifest("nearly right field", "crd", job(recovery={"maxRestart": 3}), 'unknown field "spec.recovery.maxRestart"; did you mean maxRestarts?'),
     BrokenManifest("unknown top-level field", "crd", job() | {"specs": {}}, 'unknown field "specs"; did you mean spec?'),
@@ -192,6 +194,11 @@ async def test_dry_run_refuses_manifest_with_same_message(row: BrokenManifest, m
     assert harness.state("Accepted") == ("False", "InvalidSpec")
     assert harness.condition("Accepted").message == row.sentence
     assert harness.children()["Job"] == []
+
+
+def test_field_of_newer_kubernetes_is_accepted() -> None:
+    manifest = yaml.safe_dump(pod(resources={"limits": {"cpu": "8", "memory": "8Gi"}}, hostnameOverride="a"))
+    assert check_manifest(manifest).children[-1]["spec"]["template"]["spec"]["resources"]["limits"]["cpu"] == "8"
 
 
 def test_wrong_type_in_template_is_named_by_path() -> None:

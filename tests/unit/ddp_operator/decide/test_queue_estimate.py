@@ -43,6 +43,17 @@ def workload(
     }
 
 
+def test_requests_of_pod_replace_those_of_its_containers() -> None:
+    container = {"resources": {"requests": {"cpu": "1"}, "limits": {"cpu": "8", GPU: "2"}}}
+    sidecar = {"restartPolicy": "Always", "resources": {"requests": {"cpu": "500m"}}}
+    pod = {"containers": [container], "initContainers": [sidecar, {"resources": {"requests": {"cpu": "9"}}}]}
+    sizes = []
+    for own in ({}, {"resources": {"requests": {"cpu": "4"}, "limits": {"cpu": "6"}}}):
+        spec = {"podSets": [{"count": 2, "template": {"spec": {**pod, **own}}}]}
+        sizes.append(dict(parse_workload({**workload("a", 1), "spec": spec}).request))
+    assert sizes == [{"pods": 2.0, "cpu": 3.0, GPU: 4.0}, {"pods": 2.0, "cpu": 8.0, GPU: 4.0}]
+
+
 def cluster_queue(gpus: int = 8, *, strategy: str = "BestEffortFIFO", **spec: Any) -> Quotas:
     """Return quotas of one flavor."""
     quota = {"name": GPU, "nominalQuota": str(gpus), **spec.pop("quota", {})}

@@ -275,6 +275,9 @@ class TestPodOfAttempt:
         limits = {"limits": {"cpu": cpu}} if cpu else None
         env = env_of(procPerNode=processes, template=template(trainer(resources=limits)))
         assert env.get("OMP_NUM_THREADS") == threads
+        if cpu:  # of the pod, for a container without its own
+            pod = template(trainer(resources={"requests": {"memory": "1Gi"}}), resources=limits)
+            assert env_of(procPerNode=processes, template=pod).get("OMP_NUM_THREADS") == threads
 
     @pytest.mark.parametrize(
         ("checkpoint", "own", "pod", "workers"),

@@ -87,12 +87,13 @@ class TestFetchPod:
         ],
     )
     @pytest.mark.parametrize("has_node_cache", [False, True])
+    @pytest.mark.parametrize("of_pod", [False, True])
     def test_fetching_containers_have_limits_of_trainer(
-        self, limits: Json, expected: Json, has_node_cache: bool
+        self, limits: Json, expected: Json, of_pod: bool, has_node_cache: bool
     ) -> None:
         """A ResourceQuota on limits refuses pods with a container that has none."""
         store = {"nodeCache": {"path": "/cache"}} if has_node_cache else {"claimName": "c"}
-        made = template(trainer(resources={"limits": limits}))
+        made = template(resources={"limits": limits}) if of_pod else template(trainer(resources={"limits": limits}))
         typed = job(template=made, inputs=[{"url": "https://h/f", "mountPath": "/in", **store}])
         built = [build_children(typed, attempt=0, nodes=2)[-1]["spec"]["template"]["spec"]["containers"][0]]
         if has_node_cache:

@@ -11,10 +11,13 @@ from ddp_operator.manifests.children import build_children
 from tests.support.builders import UID, job, template, trainer
 
 
-def build_pod(memory: dict[str, Any] | None = None, limit: str | None = None, **spec: Any) -> dict[str, Any]:
+def build_pod(
+    memory: dict[str, Any] | None = None, limit: str | None = None, of_pod: dict[str, Any] | None = None, **spec: Any
+) -> dict[str, Any]:
+    """Return the pod of a container with this memory limit, or that of a template."""
     container = trainer(resources={"limits": {"memory": limit}} if limit else {})
     checkpoint = {"path": "/ckpt", **({"memory": memory} if memory is not None else {})}
-    made = build_children(job(template=template(container), checkpoint=checkpoint, **spec), attempt=2, nodes=2)
+    made = build_children(job(template=of_pod or template(container), checkpoint=checkpoint, **spec), attempt=2, nodes=2)
     pod: dict[str, Any] = next(child for child in made if child["kind"] == "Job")["spec"]["template"]["spec"]
     return pod
 
@@ -59,6 +62,9 @@ def test_size_of_shared_memory(
     memory: dict[str, Any] | None, limit: str | None, spec: dict[str, Any], size: str | None
 ) -> None:
     assert find_size(build_pod(memory, limit, **spec)) == size
+    if limit:
+        of_pod = template(trainer(), resources={"limits": {"memory": limit}})
+        assert find_size(build_pod(memory, of_pod=of_pod, **spec)) == size
 
 
 @pytest.mark.parametrize("size", ["8Gi", "9Gi"])
