@@ -20,7 +20,7 @@ from ddp_operator.api.cluster import owner_uids
 from ddp_operator.api.constants import CRD_NAME, KIND, LABEL_JOB_NAME
 from ddp_operator.api.record import decode_record
 from tests.support import ROOT
-from tests.support.builders import job_manifest, last_words, page
+from tests.support.builders import job_manifest, last_words, page, template, trainer
 from tests.support.control_plane import ControlPlane, free_ports
 from tests.support.operator_process import OperatorProcess
 from tests.support.standin import ClusterActors
@@ -88,6 +88,29 @@ async def test_sample_gets_its_children_and_runs_to_its_end(
     assert set(done["metadata"]) & {"finalizers"} == set()
     described = plane.kubectl("describe", "ddp", name, "-n", namespace).stdout
     assert "Succeeded" in described.split("Events:")[1]
+
+
+async def test_pods_without_ranks_run_in_namespace_with_limit_range(
+    plane: ControlPlane, namespace: str, actors: ClusterActors, start: StartProcess
+) -> None:
+    limits = {"type": "Container", "min": {"memory": "1Gi"}, "maxLimitRequestRatio": {"memory": "1"}}
+    limit_range = {
+        "apiVersion": "v1",
+        "kind": "LimitRange",
+        "metadata": {"name": "floor"},
+        "spec": {"limits": [limits]},
+    }
+    plane.kubectl("apply", "-n", namespace, "-f", "-", stdin=yaml.safe_dump(limit_range))
+    start()
+    pod = template(trainer(resources={"limits": {"cpu": "1", "memory": "2Gi"}}))
+    claim = {"path": "/ckpt", "claimName": "ckpt"}
+    entry = {"url": "https://example.com/data.bin", "mountPath": "/data", "claimName": "data"}
+    await actors.create(job_manifest(nodes=1, history={}, checkpoint=claim, inputs=[entry], template=pod))
+    for job in ("digits-inputs", "digits-1", "digits-history"):
+        await actors.run_pod(job, 0)
+        (container,) = (await actors.pod(job, 0))["spec"]["containers"]
+        assert container["resources"]["requests"] == {"cpu": "1", "memory": "2Gi"}
+        await actors.finish_pod(job, 0)
 
 
 async def test_record_of_ended_job_precedes_its_time_to_live(actors: ClusterActors, start: StartProcess) -> None:

@@ -3,13 +3,14 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from http import HTTPStatus
 from typing import Any, Final, NamedTuple
 
 from ddp_cli.client.api import Api, Object, api_path, open_exec
-from ddp_cli.client.errors import ClientError
+from ddp_cli.client.errors import ApiError, ClientError
 from ddp_cli.client.packing.packed import PackedCode
 from ddp_operator.api import constants
-from ddp_operator.manifests.inputs import build_small_resources
+from ddp_operator.manifests.inputs import build_small_resources, raise_requests
 from ddp_operator.manifests.template import ResolvedTemplate
 
 # A shell script: the job's Python may need volumes or variables that this pod lacks.
@@ -41,7 +42,9 @@ _KEPT: Final = (
 
 def put_on_claim(api: Api, code: PackedCode, template: ResolvedTemplate) -> str:
     """Store the archive at the path of ``spec.code``. Returns a line for the user. Raises: ClientError."""
-    with _running_pod(api, build_pod(code, template), code.spec["claimName"], "Running") as name:
+    pod = build_pod(code, template)
+    raised = pod | {"spec": raise_requests(pod["spec"], template.pod, template.trainer)}
+    with _running_pod(api, (pod, raised), code.spec["claimName"], "Running") as name:
         return _send(api, name, code)
 
 
@@ -57,17 +60,26 @@ def run_on_claim(api: Api, claim: str, image: str, command: Sequence[str], limit
     }
     manifest = _build_claim_pod("ddp-history-", claim, container, {})
     output: list[str] = []
-    with _running_pod(api, manifest, claim, "Succeeded") as name:
+    with _running_pod(api, (manifest,), claim, "Succeeded") as name:
         for line in api.lines(api_path("v1", "pods", api.namespace, name, "log"), {"limitBytes": str(limit)}):
             output.append(line)
     return "".join(output)
 
 
 @contextmanager
-def _running_pod(api: Api, manifest: Object, claim: str, phase: str) -> Iterator[str]:
-    """Yield the name of a pod that has reached a phase, and delete it afterwards. Raises: ClientError."""
+def _running_pod(api: Api, manifests: Sequence[Object], claim: str, phase: str) -> Iterator[str]:
+    """Yield the name of a pod that has reached a phase, and delete it afterwards. Raises: ClientError.
+
+    ``manifests``: the pod, and others to create if a policy or a LimitRange refuses it.
+    """
     pods = api_path("v1", "pods", api.namespace)
-    name = api.request("POST", pods, None, manifest)["metadata"]["name"]
+    for manifest in manifests:
+        try:
+            name = api.request("POST", pods, None, manifest)["metadata"]["name"]
+            break
+        except ApiError as error:
+            if error.status != HTTPStatus.FORBIDDEN or manifest is manifests[-1]:
+                raise
     try:
         _wait_for(api, f"{pods}/{name}", claim, phase)
         yield name

@@ -122,8 +122,17 @@ def is_gpu(resource: str) -> bool:
 
 def find_limits(pod_spec: Mapping[str, Any], container: Mapping[str, Any]) -> dict[str, Any]:
     """Return the limits of a container, and those of its pod (``spec.resources``, Kubernetes 1.34) that it lacks."""
+    return _find_amounts(pod_spec, container, "limits")
+
+
+def find_requests(pod_spec: Mapping[str, Any], container: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the same of the requests. Kubernetes takes a limit without a request for the request."""
+    return find_limits(pod_spec, container) | _find_amounts(pod_spec, container, "requests")
+
+
+def _find_amounts(pod_spec: Mapping[str, Any], container: Mapping[str, Any], part: str) -> dict[str, Any]:
     owners = (pod_spec, container)
-    return {name: limit for owner in owners for name, limit in _mapping(_resources(owner).get("limits")).items()}
+    return {name: amount for owner in owners for name, amount in _mapping(_resources(owner).get(part)).items()}
 
 
 def _resources(owner: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -250,6 +250,13 @@ def build_pod(job: Mapping[str, Any], index: int, *, suffix: str) -> dict[str, A
     }
 
 
+def build_trial_pod(job: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a pod of a Job that may not exist yet, for a dry run."""
+    template = job["spec"]["template"]
+    place = {"name": f"{job['metadata']['name']}-0", "namespace": job["metadata"]["namespace"]}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": template["metadata"] | place, "spec": template["spec"]}
+
+
 def build_fetch_job(job: DDPTrainingJob, template: ResolvedTemplate, launcher: Launcher) -> dict[str, Any]:
     """Return the Job that fetches the inputs. It bypasses Kueue, because it requests no scarce resources."""
     metadata = _metadata(job, child_names.job_name(job.name, 0), attempt=0)

@@ -16,7 +16,7 @@ from typing import Any, Final
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.errors import FieldError
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.kubeobjects import find_limits, parse_quantity
+from ddp_operator.api.kubeobjects import find_limits, find_requests, parse_quantity
 from ddp_operator.api.spec import Input, Spec
 from ddp_pod.contract.credentials import has_credentials
 
@@ -96,6 +96,8 @@ def build_cache_check(
     }
     cached = [entry for entry in inputs if entry.node_cache]
     set_fetch_command(container, cached, interpreter, find_limits(pod, trainer))
+    # Of init containers and containers only the larger request counts, and a LimitRange allows that of the template.
+    container["resources"]["requests"] |= _omit_devices(find_requests(pod, trainer))
     return container
 
 
@@ -138,12 +140,24 @@ def set_fetch_command(
 
 def build_small_resources(limits: Mapping[str, Any], requests: Mapping[str, str]) -> dict[str, Any]:
     """Return these requests, and the training container's limits without devices, because a quota may demand limits."""
-    limits = {name: value for name, value in limits.items() if name in _LIMITED}
+    limits = _omit_devices(limits)
     lower = {
         name: min(value, limits.get(name, value), key=lambda text: parse_quantity(text) or 0)
         for name, value in requests.items()
     }
     return {"requests": lower} | ({"limits": limits} if limits else {})
+
+
+def raise_requests(small: Mapping[str, Any], pod: Mapping[str, Any], trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the spec of a small pod with the requests of the training container, which a LimitRange may demand."""
+    raised = copy.deepcopy(dict(small))
+    [container] = raised["containers"]
+    container["resources"]["requests"] = _omit_devices(find_requests(pod, trainer))
+    return raised
+
+
+def _omit_devices(amounts: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in amounts.items() if name in _LIMITED}
 
 
 def list_volumes(inputs: Sequence[Input]) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from typing import Any, Final
 import msgspec
 
 from ddp_operator.api import child_names, constants
-from ddp_operator.api.cluster import AlreadyExists, Cluster, Key, Refused, ServerError
+from ddp_operator.api.cluster import AlreadyExists, Cluster, ClusterError, Key, Refused, ServerError
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob, inherited_labels, select_kueue_keys
 from ddp_operator.api.record import encode_record
@@ -50,7 +50,8 @@ from ddp_operator.decide.state import (
     SuspendResource,
 )
 from ddp_operator.decide.views import JobView
-from ddp_operator.manifests.children import build_children, build_history_children, build_pod
+from ddp_operator.manifests.children import build_children, build_history_children, build_pod, build_trial_pod
+from ddp_operator.manifests.inputs import raise_requests
 from ddp_operator.manifests.template import resolve_template
 from ddp_operator.reconcile.history import read_record
 from ddp_operator.reconcile.observer import Memory, seconds_since
@@ -252,7 +253,22 @@ class Executor:
         except InvalidManifest as error:
             return refuse_invalid(error)
         outcome = await self._ensure_launcher(job, launcher, observation.launchers.get(launcher["metadata"]["name"]))
-        return await self._create(job, child, memory) if outcome is None else outcome
+        return await self._create_small_job(job, child, memory) if outcome is None else outcome
+
+    async def _create_small_job(self, job: DDPTrainingJob, child: Manifest, memory: Memory) -> Outcome:
+        """Create a Job of small pods, with the template's requests if only those are admitted. Raises: as ``_create``.
+
+        A LimitRange refuses pods, not Jobs, and the Job controller would retry without end.
+        """
+        template = await self._turns.run(Payer(job.namespace), resolve_template, job)
+        pods = child["spec"]["template"]
+        for spec in (pods["spec"], raise_requests(pods["spec"], template.pod, template.trainer)):
+            candidate = {**child, "spec": child["spec"] | {"template": pods | {"spec": spec}}}
+            with suppress(Refused, ClusterError):  # a webhook without dry runs refuses both
+                await self._cluster.create(build_trial_pod(candidate), dry_run=True)
+                child = candidate
+                break
+        return await self._create(job, child, memory)
 
     async def _create_pod(self, view: JobView, index: int, suffix: str) -> None:
         """Create the pod of an index from the template of its Job. Raises: ClusterError."""
@@ -296,7 +312,8 @@ class Executor:
                 outcome = await self._create_secret(job, child, memory, is_used=view is not None)
             else:
                 await self._discard_former_group(job, child, action.attempt)
-                outcome = await self._create(job, child, memory)
+                create = self._create_small_job if (kind, action.attempt) == ("Job", 0) else self._create
+                outcome = await create(job, child, memory)
             if outcome is not None:
                 return outcome
         memory.failing_since = None

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from websocket import WebSocketConnectionClosedException
 
-from ddp_cli.client.claim import _transfer, build_pod
+from ddp_cli.client.api import Api
+from ddp_cli.client.claim import _transfer, build_pod, put_on_claim
+from ddp_cli.client.errors import ApiError
 from ddp_cli.client.packing.packed import pack_code
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.manifests.template import resolve_template
@@ -41,6 +44,34 @@ def test_pod_has_jobs_image_and_place_and_no_gpu(tmp_path: Path) -> None:
     assert (pod["restartPolicy"], pod["automountServiceAccountToken"]) == ("Never", False)
     assert pod["activeDeadlineSeconds"] > 0
     assert code.spec["path"] == f"ddp-code/{code.archive.digest}.tar.gz"
+
+
+@pytest.mark.parametrize("statuses", [(201,), (403, 201), (403, 403), (409,)])
+def test_pod_that_is_forbidden_has_requests_of_template(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, statuses: tuple[int, ...]
+) -> None:
+    """A LimitRange may have a minimum."""
+    (tmp_path / "train.py").write_text("")
+    code = pack_code(tmp_path, claim="sources")
+    container = trainer(resources={"limits": {"memory": "2Gi", "nvidia.com/gpu": "8"}})
+    job = parse_resource(resource("job", code=dict(code.spec), template=template(container)))
+    sent = []
+
+    class Server:
+        namespace = "default"
+
+        def request(self, method: str, path: str, query: Any = None, body: Any = None) -> Any:
+            if method != "POST":
+                return {"status": {"phase": "Running"}}
+            sent.append(body["spec"]["containers"][0]["resources"]["requests"])
+            if statuses[len(sent) - 1] != 201:
+                raise ApiError("minimum memory usage per Container is 1Gi", statuses[len(sent) - 1])
+            return {"metadata": {"name": "ddp-code-x"}}
+
+    monkeypatch.setattr("ddp_cli.client.claim._send", lambda api, name, code: name)
+    with nullcontext() if statuses[-1] == 201 else pytest.raises(ApiError):
+        assert put_on_claim(cast(Api, Server()), code, resolve_template(job)) == "ddp-code-x"
+    assert sent == [{"cpu": "100m", "memory": "64Mi"}, {"memory": "2Gi"}][: len(statuses)]
 
 
 class Shell:

@@ -99,7 +99,11 @@ class TestFetchPod:
         if has_node_cache:
             pod = build_children(typed, attempt=1, nodes=2)[-1]["spec"]["template"]["spec"]
             built += [container for container in pod["initContainers"] if container["name"] == "ddp-inputs"]
-        assert [container["resources"] for container in built] == [expected] * len(built)
+        assert built[0]["resources"] == expected
+        # A LimitRange that allows the template allows this container too, and the pod requests no more for it.
+        assert [item["resources"] for item in built[1:]] == [
+            expected | {"requests": expected["requests"] | expected.get("limits", {})}
+        ] * has_node_cache
 
     def test_fetch_job_fails_on_final_errors_and_replaces_stopped_pods(self) -> None:
         spec = fetch_job(CLAIM)["spec"]

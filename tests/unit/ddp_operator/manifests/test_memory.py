@@ -17,7 +17,9 @@ def build_pod(
     """Return the pod of a container with this memory limit, or that of a template."""
     container = trainer(resources={"limits": {"memory": limit}} if limit else {})
     checkpoint = {"path": "/ckpt", **({"memory": memory} if memory is not None else {})}
-    made = build_children(job(template=of_pod or template(container), checkpoint=checkpoint, **spec), attempt=2, nodes=2)
+    made = build_children(
+        job(template=of_pod or template(container), checkpoint=checkpoint, **spec), attempt=2, nodes=2
+    )
     pod: dict[str, Any] = next(child for child in made if child["kind"] == "Job")["spec"]["template"]["spec"]
     return pod
 

@@ -9,7 +9,7 @@ import pytest
 
 from ddp_cli.view.why import explain_why
 from ddp_operator.api.cluster import Object, Refused
-from ddp_operator.api.kubeobjects import utc_now
+from ddp_operator.api.kubeobjects import parse_quantity, utc_now
 from tests.support.builders import Json, page, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
 
@@ -27,6 +27,19 @@ def words(*reports: Json, **more: Any) -> str:
 
 
 FETCHED = {"name": "data.bin", "phase": "Fetched", "bytes": 200_000_000, "totalBytes": 200_000_000, "etag": '"v1"'}
+
+
+def impose_minimum(h: ReconcilerHarness, monkeypatch: pytest.MonkeyPatch, least: str) -> None:
+    """Refuse pods with containers that request less memory, as a LimitRange does."""
+    create = h.cluster.create
+
+    async def check(manifest: Object, *, dry_run: bool = False) -> Object:
+        containers = manifest["spec"]["containers"] if manifest["kind"] == "Pod" else []
+        if any(parse_quantity(item["resources"]["requests"]["memory"]) < parse_quantity(least) for item in containers):
+            raise Refused(f"minimum memory usage per Container is {least}", reason="Forbidden")
+        return await create(manifest, dry_run=dry_run)
+
+    monkeypatch.setattr(h.cluster, "create", check)
 
 
 async def fetch(h: ReconcilerHarness, *reports: Json) -> None:
@@ -66,6 +79,22 @@ class TestBeforeThePods:
         monkeypatch.setattr(h.cluster, "create", refuse)
         await h.settle()
         assert (h.status.phase, h.jobs()) == ("Rejected", [])
+
+    @pytest.mark.parametrize(
+        ("least", "requests"),
+        [("256Mi", {"cpu": "250m", "memory": "256Mi"}), ("1Gi", {"cpu": "1", "memory": "2Gi"}),
+         ("4Gi", {"cpu": "250m", "memory": "256Mi"})],
+        ids=["small pod", "pod of template", "no pod"],
+    )  # fmt: skip
+    async def test_fetch_pod_has_smallest_requests_that_limit_range_admits(
+        self, monkeypatch: pytest.MonkeyPatch, least: str, requests: Json
+    ) -> None:
+        limits = {"cpu": "1", "memory": "2Gi", "nvidia.com/gpu": "1"}
+        h = harness(template=template(trainer(resources={"limits": limits})))
+        impose_minimum(h, monkeypatch, least)
+        await h.settle()
+        [job] = h.cluster.store.list("Job")
+        assert job["spec"]["template"]["spec"]["containers"][0]["resources"]["requests"] == requests
 
     async def test_fetch_pod_requests_no_gpu_and_no_queue(self) -> None:
         gpus = trainer(resources={"limits": {"nvidia.com/gpu": "8"}})
