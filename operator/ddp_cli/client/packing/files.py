@@ -1,7 +1,9 @@
 """Select the files of a folder to pack: those that git would add, without secrets."""
 
+import codecs
 import os
 import re
+import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,6 +41,8 @@ _SECRET_START: Final = re.compile(
     rb"""\s*+(?:-----BEGIN [A-Z ]*PRIVATE KEY|apiVersion: v1\s+(?:clusters:|kind: Config\s)"""
     rb"""|\{[^}]*"type"\s*:\s*"(?:service_account|authorized_user)")"""
 )
+_MOST_PATH: Final = 8192
+_GIT_SECONDS: Final = 20.0
 _MOST_RULES: Final = 256 << 10
 """Maximum size of a file with rules in bytes."""
 MOST: Final = 1 << 30
@@ -158,12 +162,31 @@ def _read_outer_rules(folder: Path) -> tuple[list[tuple[int, Rules]], str]:
     root = next((parent for parent in (folder, *folder.parents) if (parent / ".git").exists()), None)
     if root is None:
         return [], ""
-    rules = [(0, _read_rules(root / ".git" / "info", ("exclude",)))]
+    names = (_find_global_rules(root), str(_find_git_folder(root) / "info" / "exclude"))
+    rules = [(0, _read_rules(root, names))]
     parts = folder.relative_to(root).parts
     for end in range(len(parts)):  # the walk reads the folder's own rules
         above = "".join(f"{part}/" for part in parts[:end])
         rules.insert(0, (len(above), _read_rules(root / above)))
     return rules, "".join(f"{part}/" for part in parts)
+
+
+def _find_git_folder(root: Path) -> Path:
+    """Return the folder that the worktrees of a repository share. ``.git`` of a worktree or submodule names its own."""
+    named = _read_start(str(root / ".git"), _MOST_PATH).removeprefix(b"gitdir:").strip()
+    folder = root / os.fsdecode(named or b".git")
+    return folder / os.fsdecode(_read_start(str(folder / "commondir"), _MOST_PATH).strip())
+
+
+def _find_global_rules(root: Path) -> str:
+    """Return the file of the user's rules for all repositories, as git finds it."""
+    default = os.path.join(os.environ.get("XDG_CONFIG_HOME") or os.path.expanduser("~/.config"), "git", "ignore")
+    words = ("git", "-C", str(root), "config", "--type=path", "--default", default, "core.excludesFile")
+    try:
+        named = subprocess.run(words, capture_output=True, timeout=_GIT_SECONDS, check=True).stdout
+    except (OSError, subprocess.SubprocessError):
+        return default
+    return os.fsdecode(named.removesuffix(b"\n"))
 
 
 def _read_rules(folder: Path, names: Sequence[str] = IGNORE_FILES) -> Rules:
@@ -174,7 +197,9 @@ def _read_rules(folder: Path, names: Sequence[str] = IGNORE_FILES) -> Rules:
         text = _read_start(os.path.realpath(folder / name), _MOST_RULES + 1)
         if len(text) > _MOST_RULES:
             raise CannotPack(f"{folder / name} has more than {_MOST_RULES >> 10} KiB; remove lines")
-        lines += text.decode("utf-8", "surrogateescape").splitlines()
+        if b"\0" in text:
+            raise CannotPack(f"{folder / name} has zero bytes, as text in UTF-16 has; save it as UTF-8")
+        lines += os.fsdecode(text.removeprefix(codecs.BOM_UTF8)).split("\n")
     try:
         return Rules(lines)
     except ValueError as error:

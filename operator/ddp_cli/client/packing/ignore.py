@@ -43,7 +43,7 @@ def _join(patterns: Iterable[str]) -> Callable[[str], object]:
 
 
 def _parse(line: str) -> _Pattern | None:
-    text = line.rstrip("\r\n")
+    text = line.removesuffix("\r")
     while text.endswith(" ") and not text.endswith("\\ "):
         text = text[:-1]
     if not text or text.startswith("#"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -76,14 +77,21 @@ def list_packed(folder: Path, *include: str) -> list[str]:
 
 
 def list_by_git(folder: Path) -> list[str]:
-    words = ["git", "-c", "core.excludesFile=", "ls-files", "-coz", "--exclude-standard"]
-    return subprocess.run(words, cwd=folder, check=True, capture_output=True).stdout.decode().split("\0")[:-1]
+    return run_git(folder, "ls-files", "-coz", "--exclude-standard").split("\0")[:-1]
+
+
+def run_git(folder: Path, *words: str) -> str:
+    return os.fsdecode(subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True).stdout)
 
 
 @pytest.fixture
-def repository(tmp_path: Path) -> Path:
-    subprocess.run(["git", "init", "-q", str(tmp_path)], check=True)
-    return tmp_path
+def repository(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty repository of a user without own rules."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "config" / "git" / "config"))
+    monkeypatch.setenv("GIT_CONFIG_NOSYSTEM", "1")
+    run_git(tmp_path, "init", "-q", "repository")
+    return tmp_path / "repository"
 
 
 def test_files_are_those_that_git_would_add(repository: Path) -> None:
@@ -97,6 +105,77 @@ def test_files_are_those_that_git_would_add(repository: Path) -> None:
     assert sorted(packed) == sorted(list_by_git(repository))
     assert "1/data/big.bin" in packed  # the comparison contains both kinds
     assert "2/data/big.bin" not in packed
+
+
+# The bytes of a .gitignore, each beside files that its lines may name.
+ENDS_AND_MARKS = (
+    *(b"\xef\xbb\xbfa\r\nb\r\n", b"b\n\xef\xbb\xbfa\n", b"\xef\xbb\xbf#a\nb", b"\xef\xbb\xbf\xef\xbb\xbfa\n"),
+    *(b"a\rb\n", b"a\r\r\nb", b"a\r", b"r\r\r\n", b"r\\\r\n", b"a \r\n", b"a\t\nb", b"with\\ \r\n", b"\r\n!\r\n/\r\n"),
+    *(b"a\fb\n", b"a\x0bb\nb", b"a\x1cb", "a\u2028b\nb\x85c\n".encode(), "é\n".encode("latin-1"), "é\n".encode()),
+)
+
+
+def test_lines_of_rules_end_where_git_ends_them(repository: Path) -> None:
+    names = (
+        "a",
+        "b",
+        "c",
+        "r",
+        "r\r",
+        "\ufeffa",
+        "with ",
+        "a\rb",
+        "a\fb",
+        "a\x0bb",
+        "a\x1cb",
+        "a\u2028b",
+        "b\x85c",
+        "é",
+        "a\t",
+    )
+    for number, rules in enumerate(ENDS_AND_MARKS):
+        write(repository / str(number), dict.fromkeys(names, ""))
+        (repository / str(number) / ".gitignore").write_bytes(rules)
+    assert sorted(list_packed(repository)) == sorted(list_by_git(repository))
+
+
+@pytest.mark.parametrize("name", [".gitignore", ".ddpignore"])
+@pytest.mark.parametrize("rules", ["\ufeffmodels/\n".encode("utf-16-le"), b"models/\n\0"])
+def test_rules_with_zero_bytes_are_refused(tmp_path: Path, name: str, rules: bytes) -> None:
+    """Git reads such a file without an error, and ignores nothing."""
+    (tmp_path / name).write_bytes(rules)
+    with pytest.raises(CannotPack, match=rf"/{re.escape(name)} has zero bytes, .* save it as UTF-8"):
+        list_packed(tmp_path)
+
+
+@pytest.mark.parametrize("place", ["default", "named", "relative", "none"])
+def test_rules_of_user_have_lowest_precedence(repository: Path, place: str) -> None:
+    write(repository, dict.fromkeys(("a.tmp", "b.tmp", "c.tmp", "train.py"), "") | {".gitignore": "!b.tmp\n"})
+    (repository / ".git" / "info" / "exclude").write_text("!c.tmp\n")
+    config = repository.parent / "config" / "git"
+    write(config, {"ignore": "*.tmp\n", "own": "*.py\n"})
+    if place != "default":
+        file = {"named": str(config / "own"), "relative": "../config/git/own", "none": ""}[place]
+        run_git(repository, "config", "--global", "core.excludesFile", file)
+    packed = list_packed(repository)
+    assert packed == sorted(list_by_git(repository))
+    assert packed.count("a.tmp") + packed.count("train.py") == (2 if place == "none" else 1)
+
+
+def test_rules_of_repository_apply_in_worktree_and_submodule(repository: Path) -> None:
+    by = ("-c", "user.name=a", "-c", "user.email=a@b", "-c", "protocol.file.allow=always")
+    write(repository, {"train.py": ""})
+    run_git(repository, "add", "train.py")
+    run_git(repository, *by, "commit", "-qm", "first")
+    run_git(repository, "worktree", "add", "-q", "../tree")
+    run_git(repository, *by, "submodule", "--quiet", "add", str(repository), "part")
+    (repository / ".git" / "info" / "exclude").write_text("*.tmp\n")
+    (repository / ".git" / "modules" / "part" / "info" / "exclude").write_text("*.log\n")
+    for folder in (repository.parent / "tree", repository / "part"):
+        write(folder, {"a.tmp": "", "b.log": ""})
+        packed = list_packed(folder)
+        assert packed == sorted(list_by_git(folder))
+        assert len(packed) == 2
 
 
 def test_rules_of_parent_folder_apply(repository: Path) -> None:
