@@ -22,6 +22,7 @@ from ..base.pod import PodSetupError
 from ..contract.names import EXIT_PREEMPTED, EXIT_RETRYABLE
 from ..contract.plan import CodeConfig
 from ..contract.processes import set_parent_death_signal
+from .requirements import digest_requirements
 
 _PIECE = 1 << 20
 _XZ = b"\xfd7zXZ"
@@ -307,8 +308,7 @@ def install_packages(code: CodeConfig, signals: list[int]) -> bool:
             f"the submitted code has no {code.requirements}",
             "create it, or check whether .gitignore or .ddpignore excludes it, or submit without --pip",
         )
-    with open(requirements, "rb") as file:
-        digest = hashlib.sha256(file.read()).hexdigest()
+    digest = digest_requirements(requirements, code)
     if has_packages(code, digest):
         use_packages(code)
         return False
@@ -388,7 +388,7 @@ def _explain_failed_install(exit_code: int, output: bytes, code: CodeConfig) -> 
     return PodSetupError(
         f"pip cannot install {code.requirements}: {errors[-1]}",
         f"fix {code.requirements}; packages that the pod cannot download must be in the image (PIP_INDEX_URL in the "
-        "container's env sets another index)",
+        "container's env sets another index), and files that .gitignore or .ddpignore excludes need --include PATH",
         output="\n".join(lines[-_LAST_LINES:]),
     )
 
