@@ -44,6 +44,9 @@ def pytest_configure(config: pytest.Config) -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # its worker processes would count as leaked
     os.environ["KUBECONFIG"] = "no-cluster-but-a-tests-own"  # read when the client is imported
+    for number in (signal.SIGHUP, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)  # what nohup ignores stays ignored in what the tests start
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     fuzzing.load_profile()
     gc.disable()  # until all is imported, and kept
     for tier in TIERS:

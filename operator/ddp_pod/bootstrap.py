@@ -30,7 +30,8 @@ if __name__ == "__main__" and sys.argv[1:2] in (["run"], ["fetch"]):
     # The kernel drops signals for which a container's first process has no handler. Without these handlers, before
     # any slow import, a pod that is deleted right after its start would run for its whole grace period.
     for _number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(_number, lambda received, frame: _SIGNALS.append(received))
+        if _number == signal.SIGTERM or signal.getsignal(_number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(_number, lambda received, frame: _SIGNALS.append(received))
 
 import importlib
 import os

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,12 @@ def save(*_):
 signal.signal(signal.SIGTERM, save)
 pathlib.Path("ready").touch()
 time.sleep(600)
+"""
+WAITS_FOR_END = """
+import pathlib, time
+pathlib.Path("ready").touch()
+while not pathlib.Path("end").exists():
+    time.sleep(0.1)
 """
 DEAF = """
 import os, pathlib, signal, subprocess, sys, time
@@ -267,6 +274,21 @@ def test_ctrl_c_lets_workers_save_and_ends_all_processes(tmp_path: Path) -> None
     assert "Interrupted: stopped by Ctrl-C while the job was Running." in run.output, run.output
     assert " Failed" not in run.output
     assert "toy: Interrupted" in run.output
+
+
+@pytest.mark.parametrize("number", [signal.SIGHUP, signal.SIGINT])
+def test_signal_that_is_ignored_at_the_start_ends_no_process_of_the_run(tmp_path: Path, number: int) -> None:
+    """As `nohup` ignores SIGHUP, and a shell SIGINT for what it starts in the background of a script."""
+    write(tmp_path, WAITS_FOR_END)
+    with ExitStack() as stack:
+        stack.callback(signal.signal, number, signal.signal(number, signal.SIG_IGN))
+        run = stack.enter_context(DdpRun(tmp_path, manifest(["python", "train.py"], nodes=1)))
+        run.until((tmp_path / "ready").exists, "a worker that trains")
+        for pid in (run.process.pid, *find_pods(run.marks())):
+            os.kill(pid, number)
+        (tmp_path / "end").touch()
+        assert run.wait() == 0, run.output
+    assert "stopp" not in run.output
 
 
 def test_second_ctrl_c_kills_unresponsive_processes(tmp_path: Path) -> None:

@@ -28,6 +28,7 @@ from ddp_cli.view.terminal import build_console, print_text
 from ddp_operator.api.documents import load_documents
 from ddp_operator.api.errors import InvalidManifest
 from ddp_pod.contract.check_record import MOST_STEPS
+from ddp_pod.contract.processes import STOP_SIGNALS
 
 _STEPS: Final = 20
 _TIMEOUT: Final = 1800
@@ -87,7 +88,7 @@ def run(arguments: argparse.Namespace) -> int:
     request = build_request(arguments)
     if arguments.python is not None:
         select_python(arguments.python)
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    for number in {signal.SIGTERM, signal.SIGHUP} & {*STOP_SIGNALS}:
         signal.signal(number, _raise_interrupt)
 
     progress = Progress()

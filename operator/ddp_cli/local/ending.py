@@ -27,6 +27,10 @@ from ddp_operator.decide.failures import describe_detail, describe_end, describe
 from ddp_operator.decide.state import Observation, State
 
 _TRACEBACK_LINES = 15
+_SIGNAL_NAMES = {
+    signal.SIGINT: "Ctrl-C",
+    signal.SIGHUP: "SIGHUP (its terminal was closed; nohup, setsid or tmux keeps a run)",
+}
 
 
 def describe_run(name: str, status: Status, folder: RunFolder, *, seconds: float, interrupted: bool) -> str:
@@ -187,7 +191,7 @@ def explain_interruption(
     if number is None:
         event = "`ddp run` was killed"
     else:
-        event = f"stopped by {'Ctrl-C' if number == signal.SIGINT else signal.Signals(number).name}"
+        event = f"stopped by {_SIGNAL_NAMES.get(signal.Signals(number)) or signal.Signals(number).name}"
     event += f" while the job was {status.phase or 'Pending'}{_describe_obstacle(status)}."
     claim = claim_of(resource)
     if claim and status.checkpoint is not None:

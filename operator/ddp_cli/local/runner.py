@@ -38,6 +38,7 @@ from ddp_operator.decide.report import Page, apply_progress, build_progress, dro
 from ddp_operator.decide.state import Observation, State
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.reconcile.workqueue import backoff
+from ddp_pod.contract.processes import STOP_SIGNALS
 
 _RETRY_SECONDS: Final = 1.0
 _PENDING_SECONDS: Final = 2.0  # pods start within this time unless they wait for GPUs
@@ -143,7 +144,7 @@ class Run:
     async def run(self) -> RunOutcome:
         """Run the job, then write status, report and summary."""
         loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        for number in {*STOP_SIGNALS} - {signal.SIGQUIT}:
             loop.add_signal_handler(number, self._on_signal, number)
         self._cluster.on_change = self._wake.set
         self._cluster.on_event = self._on_event

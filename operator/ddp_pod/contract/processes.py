@@ -7,7 +7,12 @@ import signal
 from collections.abc import Iterable
 from typing import Any
 
-STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+# Not those that were ignored at the start: SIGHUP under nohup, SIGINT and SIGQUIT in the background of a script.
+STOP_SIGNALS = tuple(
+    number
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
+    if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN
+)
 # Makes a worker write its stack. Scripts use SIGUSR1 themselves, for example to save before Slurm's time limit.
 STACK_SIGNAL = int(signal.SIGRTMAX) - 2 if hasattr(signal, "SIGRTMAX") else int(signal.SIGUSR1)
 STOPPED_STATES = ("T", "t")  # process states: stopped by a signal, by a debugger

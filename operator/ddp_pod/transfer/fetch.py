@@ -35,6 +35,7 @@ from ..contract.names import (
     EXIT_USER_ERROR,
     INPUTS_FOLDER,
 )
+from ..contract.processes import STOP_SIGNALS
 from ..contract.progress import RankProgress
 from ..contract.report import PodReport
 from ..failures.termination import finish
@@ -58,7 +59,7 @@ def main(signals: list[int]) -> int:
     if signals:
         return EXIT_PREEMPTED
     os.umask(0o002)  # users of other jobs share the claim
-    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    for number in STOP_SIGNALS:
         signal.signal(number, lambda *_: os._exit(EXIT_PREEMPTED))  # the next fetch resumes
 
     inputs = [InputState(**fields) for fields in json.loads(os.environ[ENV_INPUTS])]

@@ -43,6 +43,8 @@ class StopSignal:
         if threading.current_thread() is not threading.main_thread():
             return
         for number in (signal.SIGTERM, signal.SIGINT):
+            if number == signal.SIGINT and signal.getsignal(number) is signal.SIG_IGN:
+                continue  # a shell's background process
             self._previous_handlers[number] = signal.signal(number, self._handle)
 
     def restore(self) -> None:

@@ -127,7 +127,11 @@ def test_foreign_file_is_no_record(writer: subprocess.Popen[str], text: str) -> 
         (signal.SIGINT, "stopped by Ctrl-C while the job was Running. spec.checkpoint is not set"),
         (signal.SIGTERM, "stopped by SIGTERM while the job was Running. spec.checkpoint is not set"),
         (None, "`ddp run` was killed while the job was Running. spec.checkpoint is not set"),
-        (signal.SIGHUP, "stopped by SIGHUP while the job was Running (Stalled: no step since 12:00)."),
+        (
+            signal.SIGHUP,
+            "stopped by SIGHUP (its terminal was closed; nohup, setsid or tmux keeps a run) while the job was Running "
+            "(Stalled: no step since 12:00).",
+        ),
     ],
 )
 def test_interruption_names_signal_and_what_held_the_job_up(number: int | None, words: str) -> None:
