@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from io import TextIOWrapper
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
@@ -66,6 +67,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # closed by the shell: >&-
             setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+        if isinstance(stream := getattr(sys, name), TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal or file in ASCII or Latin-1 lacks most characters
     command_line = list(sys.argv[1:] if argv is None else argv)
     if _QUERY in os.environ:
         from ddp_cli.commands.completion import complete

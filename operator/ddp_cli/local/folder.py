@@ -138,7 +138,7 @@ class RunFolder:
         with self._remove_if_incomplete():
             _write_private(self.manifest, text)
             self._lock()
-            self.command.write_text(f"{command}\n", encoding="utf-8")
+            self.command.write_text(f"{command}\n", encoding="utf-8", errors="surrogateescape")
             _write_private(self.path / "objects.yaml", format_documents([resource, *children]))
 
     @contextmanager
@@ -154,7 +154,10 @@ class RunFolder:
         """Write the folder's path to the parent process, if ``ENV_RUN_FOLDER`` is set."""
         descriptor = os.environ.pop(ENV_RUN_FOLDER, None)
         if descriptor is not None:
-            with suppress(OSError, ValueError), open(int(descriptor), "w", encoding="utf-8") as stream:
+            with (
+                suppress(OSError, ValueError),
+                open(int(descriptor), "w", encoding="utf-8", errors="surrogateescape") as stream,
+            ):
                 stream.write(str(self.path.absolute()))
 
     def _lock(self) -> None:
@@ -281,12 +284,12 @@ class RunFolder:
     def write_event(self, moment: datetime, kind: str, reason: str, message: str) -> None:
         """Append a line to events.log."""
         text = hide_credentials(" ".join(message.split()))
-        with self._tolerantly(self.events), self.events.open("a", encoding="utf-8") as stream:
+        with self._tolerantly(self.events), self.events.open("a", encoding="utf-8", errors="surrogateescape") as stream:
             stream.write(f"{_local_time(moment)} {kind} {reason}: {text}\n")
 
     def write_error(self, moment: datetime, where: str, error: BaseException) -> None:
         """Append the traceback of an unexpected error to errors.log."""
-        with self._tolerantly(self.errors), self.errors.open("a", encoding="utf-8") as stream:
+        with self._tolerantly(self.errors), self.errors.open("a", encoding="utf-8", errors="surrogateescape") as stream:
             stream.write(f"{_local_time(moment)} {where}\n")
             stream.write("".join(traceback.format_exception(error)) + "\n")
 
@@ -342,7 +345,10 @@ class RunFolder:
             "steps_per_second": rates.steps,
         }
         new = not self.metrics.exists() or not self.metrics.stat().st_size
-        with self._tolerantly(self.metrics), self.metrics.open("a", encoding="utf-8", newline="") as stream:
+        with (
+            self._tolerantly(self.metrics),
+            self.metrics.open("a", encoding="utf-8", errors="surrogateescape", newline="") as stream,
+        ):
             writer = csv.writer(stream)
             if new:
                 writer.writerow(COLUMNS)
@@ -373,18 +379,27 @@ def _local_time(moment: datetime) -> str:
 
 def _write_private(path: Path, text: str) -> None:
     """Write a file that only its owner may read. Raises: OSError."""
-    with open(path, "w", encoding="utf-8", opener=open_plain) as stream:
+    with open(path, "w", opener=open_plain, encoding="utf-8", errors="surrogateescape") as stream:
         os.fchmod(stream.fileno(), 0o600)
         stream.write(text)
 
 
 def replace_file(path: Path, text: str, *, private: bool = False) -> None:
-    """Replace a file atomically. ``private``: only its owner may read it. Raises: OSError."""
+    """Replace a file atomically. ``private``: only its owner may read it. Raises: OSError.
+
+    In a locale without UTF-8 Python decodes names of files and arguments with surrogates; their bytes are written.
+    """
     temporary = path.with_name(f"{path.name}.tmp")
     try:
         temporary.unlink(missing_ok=True)  # it may be a link that was planted, or the file of a killed process
         mode = 0o600 if private else 0o666
-        with open(temporary, "x", encoding="utf-8", opener=lambda name, flags: open_plain(name, flags, mode)) as stream:
+        with open(
+            temporary,
+            "x",
+            opener=lambda name, flags: open_plain(name, flags, mode),
+            encoding="utf-8",
+            errors="surrogateescape",
+        ) as stream:
             stream.write(text)
         os.replace(temporary, path)
     except OSError:

@@ -50,7 +50,7 @@ def _run(folder: Path, seconds: float, environment: Mapping[str, str], *words: s
             line,
             capture_output=True,
             env={**os.environ, **environment},
-            text=True,
+            encoding="utf-8",
             errors="replace",
             timeout=seconds,
             check=True,

@@ -80,7 +80,7 @@ class Kubelet:
         try:
             log.parent.mkdir(parents=True, exist_ok=True)
             if log.exists():
-                with log.open("a") as stream:
+                with log.open("a", encoding="utf-8", errors="surrogateescape") as stream:
                     stream.write(f"--- pod {pod['metadata']['name']} ---\n")
             plan = pods.plan_pod(pod, place, lambda kind, name: self.store.get(kind, namespace, name), self.base)
             process = processes.start(

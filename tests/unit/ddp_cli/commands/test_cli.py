@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import subprocess
 import sys
 from pathlib import Path
@@ -207,3 +208,16 @@ def test_missing_module_of_our_own_is_no_missing_package(package: str) -> None:
         _explain_missing(error)
     assert raised.value is error
     assert "pip install" in _explain_missing(ModuleNotFoundError(name="kubernetes.client"))
+
+
+@pytest.mark.parametrize(
+    ("encoding", "printed"), [("ascii", "ddp r?n: "), ("latin-1", "ddp rün: "), ("utf-8", "ddp rün: ")]
+)
+def test_characters_that_output_lacks_are_replaced(
+    monkeypatch: pytest.MonkeyPatch, encoding: str, printed: str
+) -> None:
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding, errors="strict")
+    monkeypatch.setattr(sys, "stderr", stream)
+    assert main(["rün"]) == 2
+    stream.flush()
+    assert stream.buffer.getvalue().decode(encoding).startswith(printed)  # type: ignore[attr-defined]

@@ -401,3 +401,9 @@ def test_changes_of_concurrent_processes_are_all_kept(tmp_path: Path, monkeypatc
     for thread in threads:
         thread.join()
     assert folder.read_changes() == {f"field{n}": n for n in range(8)}
+
+
+def test_text_with_undecodable_bytes_is_written_as_these_bytes(tmp_path: Path) -> None:
+    """As names of files and arguments have them in a locale without UTF-8."""
+    replace_file(tmp_path / "facts", "größe".encode().decode("ascii", "surrogateescape"))
+    assert (tmp_path / "facts").read_text(encoding="utf-8") == "größe"
