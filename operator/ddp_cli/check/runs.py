@@ -20,6 +20,7 @@ from ddp_cli.check.copying import copy_folder
 from ddp_cli.check.watch import Watch
 from ddp_cli.client.errors import ClientError
 from ddp_cli.client.runs import open_run
+from ddp_cli.local.machine import ENV_PYTHON, choose_python
 from ddp_operator.api.parse import parse_status
 from ddp_operator.api.status import Condition
 from ddp_operator.decide.conditions import PROGRESSING, TRAINS_AS_ONE, WAITING_FOR_GROUP, find_obstacle
@@ -181,7 +182,12 @@ class Runs:
         restarts = _MAX_RESTARTS if order.kills else 0
         options = ["--quiet", "--plain", "--runs-dir", str(home / "runs"), "--max-restarts", str(restarts)]
         command = [sys.executable, "-P", "-m", "ddp_cli", "run", *options, *self._request.options]
-        environment = {**_ENVIRONMENT, **os.environ, CHECK_VARIABLE: str(home / RECORDS)}
+        environment = {
+            **_ENVIRONMENT,
+            ENV_PYTHON: choose_python(os.environ),
+            **os.environ,
+            CHECK_VARIABLE: str(home / RECORDS),
+        }
         load_libc()  # before the fork, for the child
         (home / "input.txt").write_text(self._request.text, encoding="utf-8")
         with (home / "input.txt").open("rb") as text, (home / "output.txt").open("wb") as output:

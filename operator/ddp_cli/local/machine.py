@@ -8,7 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -21,6 +21,15 @@ from ddp_operator.manifests.template import resolve_template
 
 _GIT_SECONDS: Final = 2.0
 _PYTHON_SECONDS: Final = 30.0
+# Run in the current folder, which decides what a shim starts; no module of it hides the library's.
+_PROBE: Final = """\
+import sys
+sys.path[:] = filter(None, sys.path)
+import importlib.util
+if importlib.util.find_spec("torch") is None:
+    sys.exit(1)
+print(sys.executable)
+"""
 _RELEVANT: Final = re.compile(r"(CUDA|GLOO|KMP|MKL|NCCL|OMP|PYTORCH|TORCH|TORCHINDUCTOR|TRITON)_")
 _SECRET: Final = re.compile(r"KEY|PASS|SECRET|TOKEN")
 
@@ -47,27 +56,43 @@ def find_interpreter(word: str, environ: Mapping[str, str]) -> str:
 
 
 def choose_python(environ: Mapping[str, str]) -> str:
-    """Return the Python that the environment names, else that of the active environment, else that of `ddp` itself.
+    """Return the Python that the environment names, else the first of this machine's that has PyTorch, else the first.
 
-    An active environment without PyTorch is not used if `ddp` has it.
+    Those are of the active environment, of the project's ``.venv``, of `ddp` itself, and in PATH.
     """
     named = environ.get(ENV_PYTHON)
     if named:
         return os.path.abspath(named)
-    return _choose_active(environ.get("VIRTUAL_ENV"), environ.get("CONDA_PREFIX"))
+    return _choose_with_torch(tuple(_list_interpreters(environ)))
+
+
+def _list_interpreters(environ: Mapping[str, str]) -> Iterator[str]:
+    own = os.path.realpath(sys.prefix)
+    active = [environ[name] for name in ("VIRTUAL_ENV", "CONDA_PREFIX") if environ.get(name)]
+    for environment in (*active, *(str(folder / ".venv") for folder in _list_project_folders())):
+        program = os.path.join(environment, "bin", "python")
+        if os.path.realpath(environment) == own:
+            yield sys.executable
+        elif _is_program(program):
+            yield program
+    yield sys.executable
+    for name in ("python", "python3"):
+        found = shutil.which(name, path=environ.get("PATH", ""))
+        if found:
+            yield os.path.abspath(found)
+
+
+def _list_project_folders() -> list[Path]:
+    """Return the current folder and those above it, up to the root of its repository."""
+    here = Path.cwd()
+    above = [here, *here.parents]
+    root = next((number for number, folder in enumerate(above) if (folder / ".git").exists()), 0)
+    return above[: root + 1]
 
 
 @functools.cache
-def _choose_active(*environments: str | None) -> str:
-    own = os.path.realpath(sys.prefix)
-    candidates = []
-    for folder in filter(None, environments):
-        is_own = os.path.realpath(folder) == own
-        program = sys.executable if is_own else os.path.join(folder, "bin", "python")
-        if _is_program(program):
-            candidates.append(program)
-    candidates.append(sys.executable)
-    return next(filter(has_torch, candidates), candidates[0])
+def _choose_with_torch(interpreters: Sequence[str]) -> str:
+    return next(filter(None, map(_find_torch, interpreters)), interpreters[0])
 
 
 def _is_program(path: str) -> bool:
@@ -76,20 +101,20 @@ def _is_program(path: str) -> bool:
 
 def has_torch(interpreter: str) -> bool:
     """Return whether an interpreter finds PyTorch."""
+    return bool(_find_torch(interpreter))
+
+
+def _find_torch(interpreter: str) -> str:
+    """Return the path of an interpreter that finds PyTorch, else an empty string. A shim starts another one."""
     if interpreter == sys.executable:
-        return importlib.util.find_spec("torch") is not None
-    probe = "import importlib.util, sys; sys.exit(importlib.util.find_spec('torch') is None)"
+        return interpreter if importlib.util.find_spec("torch") is not None else ""
     try:
-        done = subprocess.run(
-            [interpreter, "-c", probe],
-            cwd="/",  # no module of the current folder hides the library's
-            capture_output=True,
-            check=False,
-            timeout=_PYTHON_SECONDS,
-        )
+        done = subprocess.run([interpreter, "-c", _PROBE], capture_output=True, check=False, timeout=_PYTHON_SECONDS)
     except (OSError, subprocess.TimeoutExpired):
-        return False
-    return done.returncode == 0
+        return ""
+    if done.returncode:
+        return ""
+    return os.fsdecode(done.stdout.strip()) or interpreter
 
 
 def describe_environment(resource: Mapping[str, Any], folder: Path, environ: Mapping[str, str]) -> dict[str, str]:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ddp_cli.local.machine import ENV_PYTHON, describe_environment, find_interpreter, has_torch
+from ddp_cli.local.machine import ENV_PYTHON, _choose_with_torch, describe_environment, find_interpreter, has_torch
 from ddp_operator import __version__
 from tests.support.builders import resource
 
@@ -67,3 +68,46 @@ def test_interpreter_of_active_environment_with_torch_is_chosen(tmp_path: Path) 
     )
     assert find_interpreter("python", {"VIRTUAL_ENV": str(tmp_path / "missing")}) == sys.executable
     assert find_interpreter("python", {"VIRTUAL_ENV": conda, ENV_PYTHON: "/usr/bin/python3"}) == "/usr/bin/python3"
+
+
+@pytest.fixture
+def without_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`ddp` in an environment of its own, as pipx makes it."""
+    monkeypatch.setattr("ddp_cli.local.machine.importlib.util.find_spec", lambda name: None)
+    _choose_with_torch.cache_clear()
+    monkeypatch.setattr("ddp_cli.local.machine._choose_with_torch", _choose_with_torch.__wrapped__)
+
+
+@pytest.mark.usefixtures("without_torch")
+@pytest.mark.parametrize(
+    ("place", "folder", "environ"),
+    [
+        (".venv/bin/python", ".", {}),
+        (".venv/bin/python", "src/deep", {}),
+        ("pyenv/bin/python", ".", {"PATH": "pyenv/bin"}),
+        ("tools/python3", "src", {"PATH": "missing:../empty/bin:../tools"}),
+        ("venv/bin/python", "src", {"VIRTUAL_ENV": "../venv"}),
+    ],
+)
+def test_first_interpreter_with_torch_is_chosen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, folder: str, environ: dict[str, str]
+) -> None:
+    (tmp_path / ".git").mkdir()
+    (tmp_path / "src" / "deep").mkdir(parents=True)
+    write_interpreter(tmp_path / "empty" / "bin" / "python")
+    write_interpreter(tmp_path / "src" / ".venv" / "bin" / "python")
+    expected = write_interpreter(tmp_path / place, exit_code=0)
+    monkeypatch.chdir(tmp_path / folder)
+    assert os.path.samefile(find_interpreter("python", environ), expected)
+    monkeypatch.chdir(tmp_path.parent)
+    assert find_interpreter("python", {}) == sys.executable
+
+
+@pytest.mark.usefixtures("without_torch")
+def test_interpreter_that_shim_starts_in_this_folder_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    shim = write_interpreter(tmp_path / "bin" / "python")
+    shim.write_text("#!/bin/sh\n[ -e .python-version ] && echo /versions/3.12/bin/python\n")
+    monkeypatch.chdir(tmp_path)
+    assert find_interpreter("python", {"PATH": "bin"}) == sys.executable
+    (tmp_path / ".python-version").touch()
+    assert find_interpreter("python", {"PATH": "bin"}) == "/versions/3.12/bin/python"
