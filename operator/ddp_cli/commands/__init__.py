@@ -143,7 +143,12 @@ def _list_flags(parser: argparse.ArgumentParser) -> list[str]:
 
 def _advise_on_unknown(command: str, parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
     """Return the hint for unknown arguments: a similar option of the command, else where the script's belong."""
+    from ddp_cli.commands.arguments import explain_elsewhere
+
     name = unknown[0].partition("=")[0]
+    elsewhere = explain_elsewhere(command, name)
+    if elsewhere:
+        return f"; {elsewhere}"
     own = {flag.strip("-"): flag for flag in _list_flags(parser)}
     similar = get_close_matches(name.strip("-"), own, 1, cutoff=0.75) if name.startswith("--") else []
     if similar:

@@ -3,10 +3,11 @@
 import argparse
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from ddp_cli.client.client import Client
 from ddp_cli.client.errors import ApiError, NotFound
@@ -190,3 +191,41 @@ def read_workdir(arguments: argparse.Namespace, folder: Path | None = None) -> W
         if value:
             raise CommandError(f"--{name.replace('_', '-')} needs --workdir DIR; add it")
     return None
+
+
+# Commands and options of others that they do not have, and what to do instead.
+_ELSEWHERE: Final = (
+    ("submit", "--python", "the pods use the Python of their image: name one by --image or in the YAML's command"),
+    ("submit", "--plain --quiet --logs", "it starts the job only: `ddp watch` and `ddp logs --rank` show it"),
+    ("submit", "--max-restarts", "set spec.recovery.maxRestarts in the YAML"),
+    ("submit", "--metrics-port", "set spec.metrics.port in the YAML"),
+    ("submit", "--runs-dir --local", "it is for a cluster: `ddp run` runs the job on this machine"),
+    ("submit", "--profiles", "the operator reads the profiles of the cluster"),
+    ("run check", "--code-claim --replace --namespace -n --context --kubeconfig",
+     "it is for this machine: `ddp submit` is for a cluster"),
+    ("run check", "--local", "it is for this machine anyway: leave it out"),
+    ("run check dev", "--dry-run", "`ddp render` checks a job without starting it"),
+    ("run check dev", "--watch -w", "it shows the run anyway: leave it out"),
+    ("run check submit", "--hold", "`ddp dev` holds the pods"),
+    ("check", "--quiet --logs --runs-dir --name", "it prints verdicts only: --keep keeps logs and records"),
+    ("check", "--include --pip", "its runs have a copy of the whole folder, and the packages of --python"),
+    ("check", "--max-restarts --metrics-port", "it chooses it for each of its runs: leave it out"),
+    ("check", "--profiles", "name a script, or a YAML that `ddp render --profiles FILE` prints"),
+)  # fmt: skip
+
+
+def explain_elsewhere(command: str, option: str) -> str:
+    """Return what to do instead of an option that the command lacks and another has; empty for any other option."""
+    rows = ((commands.split(), options.split(), remedy) for commands, options, remedy in _ELSEWHERE)
+    return next((remedy for commands, options, remedy in rows if command in commands and option in options), "")
+
+
+def refuse_options(arguments: argparse.Namespace, names: Sequence[str], reason: str) -> None:
+    """Refuse options that the command has for another place. ``reason``: that place, and how to choose it.
+
+    Raises: CommandError.
+    """
+    for name in names:
+        value = getattr(arguments, name)
+        if value is not None and value is not False:
+            raise CommandError(f"--{name.replace('_', '-')}: only for {reason}, or leave it out")

@@ -79,6 +79,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"time for all runs; what they have shown until then is reported; default: {_TIMEOUT}",
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
+    parser.add_argument("--plain", action="store_true", help="print a line for each run, also on a terminal")
     parser.add_argument("--keep", action="store_true", help="keep copies, logs and records of the runs")
     parser.epilog = "Arguments after -- are passed to the training script, after those of the YAML."
 
@@ -91,7 +92,7 @@ def run(arguments: argparse.Namespace) -> int:
     for number in {signal.SIGTERM, signal.SIGHUP} & {*STOP_SIGNALS}:
         signal.signal(number, _raise_interrupt)
 
-    progress = Progress()
+    progress = Progress(is_plain=arguments.plain)
     with Runs(request, progress.show) as runs:
         try:
             finished = runs.run_all()
@@ -210,8 +211,8 @@ def describe_problem(run: CheckedRun) -> str:
 class Progress:
     """A line on stderr for each run, redrawn on a terminal."""
 
-    def __init__(self) -> None:
-        self._redraws = can_redraw(sys.stderr)
+    def __init__(self, *, is_plain: bool = False) -> None:
+        self._redraws = not is_plain and can_redraw(sys.stderr)
         self._shown = ""
 
     def show(self, run: str, text: str) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import Final
 
 from ddp_cli.client.errors import ClientError, Conflict, NameInUse
 from ddp_cli.client.job import Job
@@ -16,16 +17,21 @@ from ddp_cli.commands.arguments import (
     open_client,
     open_job,
     read_workdir,
+    refuse_options,
 )
 from ddp_cli.commands.dev_session import Session
 from ddp_cli.commands.init import find_script
 from ddp_cli.commands.io import ExitCode, integer, print_note
+from ddp_cli.commands.profile import add_profiles_argument
 from ddp_cli.view.terminal import print_text
 from ddp_operator.api.constants import KIND
 from ddp_operator.api.documents import load_documents
 from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.api.yaml_writer import format_documents
 from ddp_pod.contract.dev_order import Order
+
+_LOCAL_OPTIONS: Final = ("python", "max_restarts", "metrics_port", "profiles", "quiet")
+_CLUSTER_OPTIONS: Final = ("code_claim", "replace", "namespace", "context", "kubeconfig")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -66,10 +72,11 @@ def _add_dev_arguments(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("this machine")
     group.add_argument("--local", action="store_true", help="run the pods as `ddp run` does, while this process runs")
     local_run.add_machine_arguments(parser)
+    local_run.add_run_arguments(group, logs="all")
+    add_profiles_argument(group)
     add_runs_argument(group)
     add_cluster_arguments(parser)
-    parser.set_defaults(dry_run=False, profiles=None, max_restarts=None, metrics_port=None, logs="all")
-    parser.set_defaults(plain=False, quiet=False)
+    parser.set_defaults(dry_run=False)
     parser.epilog = (
         "The job's pods stay when its ranks end: ddp rerun brings them the changed folder, ddp release ends them. "
         "Ctrl-C ends the run; the pods are held. Arguments after -- are passed to the script."
@@ -107,6 +114,7 @@ def add_dev(text: str, hold: int | None) -> str:
 
 def _run_locally(arguments: argparse.Namespace) -> int:
     """Run the job in this process. A script's folder is packed, as it is for a cluster."""
+    refuse_options(arguments, _CLUSTER_OPTIONS, "jobs in a cluster; leave out --local")
     script = find_script(arguments.file, arguments.module)
     if script is not None and arguments.workdir is None:
         arguments.workdir = default_folder(script.path)
@@ -116,6 +124,7 @@ def _run_locally(arguments: argparse.Namespace) -> int:
 
 def _start(arguments: argparse.Namespace) -> int:
     """Create the job in a cluster, and show its first run."""
+    refuse_options(arguments, _LOCAL_OPTIONS, "runs on this machine; add --local")
     text, folder = submit.read_manifest(arguments)
     workdir = read_workdir(arguments, folder)
     if workdir is None:

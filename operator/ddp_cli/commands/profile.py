@@ -34,7 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cluster_arguments(parser)
 
 
-def add_profiles_argument(parser: argparse.ArgumentParser) -> None:
+def add_profiles_argument(parser: argparse._ActionsContainer) -> None:
     """Declare ``--profiles``."""
     parser.add_argument("--profiles", metavar="FILE", help="read profiles from this YAML instead of a cluster")
 

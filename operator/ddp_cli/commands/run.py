@@ -33,19 +33,26 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_job_options(parser, parser)
     add_machine_arguments(parser)
     add_profiles_argument(parser)
-    parser.add_argument(
-        "--max-restarts",
-        type=integer(0),
-        metavar="N",
-        help="restart all pods up to N times after a failure; default: spec.recovery.maxRestarts of the file, else "
-        f"{LOCAL_MAX_RESTARTS}",
-    )
+    add_run_arguments(parser, logs="0")
     add_runs_argument(parser)
     parser.add_argument(
         "--name",
         type=_parse_folder_name,
         metavar="NAME",
         help="prefix of the run folder's name; default: the job's name",
+    )
+    add_workdir_arguments(parser)
+    parser.epilog = "Arguments after -- are passed to the training script, after those of the YAML."
+
+
+def add_run_arguments(parser: argparse._ActionsContainer, *, logs: str) -> None:
+    """Declare what a run on this machine does and shows. ``logs``: the rank whose output it shows by default."""
+    parser.add_argument(
+        "--max-restarts",
+        type=integer(0),
+        metavar="N",
+        help="restart all pods up to N times after a failure; default: spec.recovery.maxRestarts of the file, else "
+        f"{LOCAL_MAX_RESTARTS}",
     )
     parser.add_argument(
         "--metrics-port",
@@ -56,16 +63,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--logs",
         type=_parse_ranks,
-        default="0",
+        default=logs,
         metavar="RANK",
-        help="show the output of this rank, all or none; default: 0",
+        help=f"show the output of this rank, all or none; default: {logs}",
     )
     parser.add_argument(
         "--plain", action="store_true", help="print lines instead of a progress bar, also on a terminal"
     )
     parser.add_argument("--quiet", action="store_true", help="print only the summary")
-    add_workdir_arguments(parser)
-    parser.epilog = "Arguments after -- are passed to the training script, after those of the YAML."
 
 
 def add_machine_arguments(parser: argparse.ArgumentParser) -> None:
@@ -74,8 +79,8 @@ def add_machine_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--python",
         metavar="FILE",
-        help="the Python that runs the pods; default: that of the active environment (VIRTUAL_ENV, CONDA_PREFIX), else "
-        "that of ddp",
+        help="the Python that runs the pods; default: the first with PyTorch of: the active environment (VIRTUAL_ENV, "
+        "CONDA_PREFIX), .venv of the project, that of ddp, PATH",
     )
 
 

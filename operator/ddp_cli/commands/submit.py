@@ -34,6 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_submit_arguments(parser)
     parser.add_argument("--dry-run", action="store_true", help="create nothing; the API server only checks the job")
     parser.add_argument("-w", "--watch", action="store_true", help="watch the job until it ends")
+    parser.add_argument("--cpu", action="store_true", help="request no GPUs, if FILE is a script (as --gpus 0)")
     add_output_argument(parser)
     add_cluster_arguments(parser)
     parser.epilog = (
@@ -120,6 +121,8 @@ def read_manifest(arguments: argparse.Namespace) -> tuple[str, Path | None]:
     script = find_script(arguments.file, arguments.module)
     if script is None:
         script_options = [f"--{name}" for name in options]
+        if arguments.cpu:
+            raise CommandError(f"--cpu: only for a script; remove the GPUs from {arguments.file} instead")
         if arguments.name:
             script_options.append("--name")
         if arguments.extra:
@@ -127,6 +130,10 @@ def read_manifest(arguments: argparse.Namespace) -> tuple[str, Path | None]:
         if script_options:
             raise CommandError(f"{script_options[0]}: only for a script; set the field in {arguments.file} instead")
         return read_file(arguments.file), None
+    if arguments.cpu:
+        if options.get("gpus"):
+            raise CommandError("--cpu requests no GPUs; leave out --gpus")
+        options["gpus"] = 0
     folder = arguments.workdir or default_folder(script.path)
     script = replace(place_script(script, folder), name=arguments.name or script.name)
     return write_manifest(script, arguments.extra, **options), folder

@@ -11,8 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_cli.commands import _explain_missing, main
+from ddp_cli.commands import _explain_missing, build_parser, main, submit
 from ddp_cli.commands import run as cli_run
+from ddp_cli.commands.arguments import explain_elsewhere
+from ddp_cli.commands.completion import list_flags
 from ddp_cli.local.folder import ENV_RUN_FOLDER
 from tests.support.builders import claiming
 
@@ -221,3 +223,57 @@ def test_characters_that_output_lacks_are_replaced(
     assert main(["rün"]) == 2
     stream.flush()
     assert stream.buffer.getvalue().decode(encoding).startswith(printed)  # type: ignore[attr-defined]
+
+
+_START = ("run", "dev", "submit", "check")
+
+
+@pytest.mark.parametrize("command", _START)
+def test_option_of_one_command_is_known_or_explained_in_others(command: str) -> None:
+    fields = {"--steps", "--seed", "--timeout", "--json", "--keep", "--output"}  # of one command's own subject
+    every = {flag for other in _START for flag in list_flags(other)} - fields
+    unknown = every.difference(list_flags(command))
+    assert [flag for flag in sorted(unknown) if not explain_elsewhere(command, flag)] == []
+    assert [flag for flag in list_flags(command) if explain_elsewhere(command, flag)] == []
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (
+            "submit job.yaml --python /usr/bin/python3",
+            "--python /usr/bin/python3; the pods use the Python of their image",
+        ),
+        ("check job.yaml --quiet", "--quiet; it prints verdicts only"),
+        ("run job.yaml -n team", "-n team; it is for this machine: `ddp submit`"),
+        ("run job.yaml --replace", "--replace; it is for this machine: `ddp submit`"),
+        ("dev job.yaml --max-restarts 0", "--max-restarts: only for runs on this machine; add --local"),
+        ("dev job.yaml --python python3", "--python: only for runs on this machine; add --local"),
+        ("dev job.yaml --local --code-claim c", "--code-claim: only for jobs in a cluster; leave out --local"),
+        ("dev job.yaml --cpu", "--cpu: only for a script; remove the GPUs from job.yaml instead"),
+        ("submit job.yaml --cpu", "--cpu: only for a script; remove the GPUs from job.yaml instead"),
+        ("dev t.py --cpu --gpus 2", "--cpu requests no GPUs; leave out --gpus"),
+    ],
+)
+def test_option_that_command_cannot_honour_is_refused_with_remedy(
+    capsys: pytest.CaptureFixture[str], line: str, message: str
+) -> None:
+    write()
+    Path("t.py").write_text("import torch")
+    try:
+        code = main(line.split())
+    except SystemExit as end:
+        code = int(end.code or 0)
+    assert code == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["submit", "dev"])
+def test_script_with_cpu_requests_no_gpu_in_cluster(command: str) -> None:
+    Path("t.py").write_text("import torch")
+    parser, _ = build_parser(command)
+    arguments = parser.parse_args([command, "t.py", "--cpu"])
+    arguments.extra = []
+    text, _ = submit.read_manifest(arguments)
+    [container] = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"]
+    assert "limits" not in container["resources"]
