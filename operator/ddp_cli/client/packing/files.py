@@ -2,7 +2,6 @@
 
 import codecs
 import os
-import re
 import subprocess
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -10,37 +9,12 @@ from pathlib import Path
 from typing import Final
 
 from ddp_cli.client.packing.ignore import Rules
+from ddp_cli.client.packing.secrets import NAMES, has_secret
 from ddp_pod.contract.plain_files import open_plain
 
 IGNORE_FILES: Final = (".gitignore", ".ddpignore")
 """Read in each folder; rules of the later file take precedence."""
 _NEVER: Final = (".git", ".hg", ".svn", "__pycache__/", ".venv/", ".ipynb_checkpoints/", "ddp-runs/", ".ds_store")
-# The last part of a name, as in .wandb_key, HF_TOKEN and gcp-key.json, but not of code (token.py) or a vocabulary
-# (tokenizer.json, tokens.txt).
-_SECRET_WORDS: Final = (
-    *("key", "apikey", "token", "secret", "secrets", "password", "passwd", "passphrase", "credential", "credentials"),
-)
-_SECRET_ENDS: Final = ("", ".txt", ".json", ".y*ml", ".toml", ".ini", ".cfg", ".conf", ".b64")
-# Files with passwords, tokens and private keys, by the names that tools use. Names are compared in lower case.
-_SECRET: Final = (
-    *(".env*", "*.env", "!.env.example", "!.env.sample", "!.env.template", ".direnv/", ".*_history"),
-    *("*.pem", "*.key", "*.p8", "*.p12", "*.pfx", "*.ppk", "*.jks", "*.keystore", "*.kdbx", "*.keytab", "*.ovpn"),
-    *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "!*.pub", ".ssh/", ".gnupg/", ".vault*", "*.tfstate*"),
-    *("*.tfvars", ".terraformrc", ".netrc", "_netrc", ".pypirc", ".npmrc", ".condarc", "pip.conf", ".htpasswd"),
-    *(".pgpass", "pgpass.conf", ".my.cnf", ".mylogin.cnf", ".git-credentials", ".boto", ".s3cfg", ".passwd-s3fs"),
-    *("credentials*.json", "credentials*.y*ml", "*service[-_]account*.json", "client_secret*.json"),
-    *("application_default_credentials.json", "kaggle.json", "rclone.conf", "hosts.y*ml", "auth.json", ".oci/"),
-    *("kubeconfig", "kubeconfig.*", "*.kubeconfig", ".kube/", ".aws/", ".azure/", "**/.config/gcloud/", ".ngc/"),
-    *("**/.docker/config.json", ".docker*cfg", ".dockerconfigjson", ".huggingface/", "stored_tokens", ".modal.toml"),
-    *(".databrickscfg", ".comet.config", "**/wandb/settings", "**/.dvc/config.local", ".ossutilconfig", ".snowsql/"),
-    *("*accesskeys.csv", "rootkey.csv", "credentials*.csv", "accesstokens.json"),
-    *(f"{start}{word}{end}" for start in ("", "*[._-]") for word in _SECRET_WORDS for end in _SECRET_ENDS),
-)
-# A private key, a kubeconfig, or the key of a service account or the login of a user of Google Cloud, under any name.
-_SECRET_START: Final = re.compile(
-    rb"""\s*+(?:-----BEGIN [A-Z ]*PRIVATE KEY|apiVersion: v1\s+(?:clusters:|kind: Config\s)"""
-    rb"""|\{[^}]*"type"\s*:\s*"(?:service_account|authorized_user)")"""
-)
 _MOST_PATH: Final = 8192
 _GIT_SECONDS: Final = 20.0
 _MOST_RULES: Final = 256 << 10
@@ -49,7 +23,7 @@ MOST: Final = 1 << 30
 """Maximum size of all packed files in bytes."""
 MOST_FILES: Final = 300_000
 """Maximum number of packed files; the memory that a pod has for their names suffices for 250 characters each."""
-_GUARD: Final = Rules([*_NEVER, *_SECRET])  # checked first, because few names match
+_GUARD: Final = Rules([*_NEVER, *NAMES])  # checked first, because few names match
 _NEVER_RULES: Final = Rules(_NEVER)
 _RUN_FILES: Final = frozenset(("job.yaml", "objects.yaml", "command.txt"))
 
@@ -119,7 +93,7 @@ class Selection:
                 if self.on_machine:
                     yield f"{entry_path}/", entry.path  # it may be empty, and the script may write to it
                 yield from self._walk(entry.path, f"{entry_path}/", rules, prefix)
-            elif not self.on_machine and _SECRET_START.match(_read_start(entry.path, 4096)):
+            elif not self.on_machine and has_secret(entry.path):
                 self.left_out.append(entry_path)
             elif entry.is_file(follow_symlinks=False) or entry.is_symlink():
                 yield entry_path, entry.path

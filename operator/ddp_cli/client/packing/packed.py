@@ -49,6 +49,11 @@ class PackedCode:
         path = posixpath.normpath(line.target)
         packed = [name for name, _ in self.archive.sizes]
         if path not in packed and f"{path}/__main__.py" not in packed:
+            if path in self.archive.left_out:
+                raise CannotPack(
+                    f"the command runs {path}, which is not packed because it may hold a secret; replace a token in it "
+                    f"by an environment variable, or add --include {path}"
+                )
             raise CannotPack(
                 f"the command runs {line.target}, which is not among the packed files of {self.folder}, where the "
                 "command starts; choose another --workdir, or check .gitignore and .ddpignore"

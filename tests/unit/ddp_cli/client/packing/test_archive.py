@@ -130,12 +130,16 @@ def test_commit_and_differences_are_reported(tmp_path: Path) -> None:
         (["python", "/app/train.py"], None),
         (["bash", "-c", "true"], None),
         (["python", "main.py"], "runs main.py, which is not among the packed files"),
+        (
+            ["python", "./login.py"],
+            "runs login.py, which is not packed because it may hold a secret; .* --include login.py",
+        ),
     ],
 )
 def test_command_whose_script_is_not_packed_is_refused(
     tmp_path: Path, command: list[str], complaint: str | None
 ) -> None:
-    write(tmp_path, dict.fromkeys(("train.py", "pkg/__main__.py"), ""))
+    write(tmp_path, dict.fromkeys(("train.py", "pkg/__main__.py"), "") | {"login.py": f"login('hf_{'aB' * 17}')"})
     code = pack_code(tmp_path)
     if complaint is None:
         code.check_command(split_user_command(command, []), None)

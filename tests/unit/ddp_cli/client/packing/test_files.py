@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import subprocess
@@ -223,9 +224,27 @@ SECRETS = (
     *(".envrc", "sub/.env-prod", "kaggle.json", "rclone.conf", "gh/hosts.yml", "terraform.tfstate.backup"),
     *("Kubeconfig", "ID_RSA", "wandb/settings", ".zsh_history", ".my.cnf", "pip.conf", "prod.tfvars", "auth.json"),
     *("ann_accessKeys.csv", "rootkey.csv"),
+    *(
+        "api_keys.yaml",
+        "creds.json",
+        "gha-creds-0a1b2c3d.json",
+        "wg0.conf",
+        "secring.gpg",
+        "api-tokens.json",
+        "aws.creds",
+    ),
+    *("db_passwords.txt", "id_ed25519_sk", "gh.kdb", "prod.publishsettings", "sub/.m2/settings.xml", "OPENAI_API_KEYS"),
 )
 NO_SECRETS = (
+    "credits.md",
+    "creds.py",
+    "keys.json",
     "keys.py",
+    "label_keys.json",
+    "passwords.py",
+    "pubring.gpg",
+    "settings.xml",
+    "wg.conf",
     "monkey",
     "primary_key.py",
     "special_tokens_map.json",
@@ -255,6 +274,62 @@ def test_secret_of_any_name_is_recognized_by_its_start(tmp_path: Path) -> None:
     selection = Selection(tmp_path)
     assert [path for path, _ in selection.walk()] == ["cm", "map.json", "train.py"]
     assert selection.left_out == ["admin.conf", "deploy", "my-project-0123456789ab.json"]
+
+
+_BASE64 = "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7VJTUt9Us8cKj" * 2
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "hf_" + "aB3" * 11 + "Z",
+        "ghp_" + "a1B2" * 9,
+        "github_pat_" + "a1" * 41,
+        "glpat-" + "aB3_" * 5,
+        "sk-ant-" + "api03-aB3x" * 9,
+        "sk-proj-" + "aB3_" * 12,
+        "xoxb-123456789012-" + "aB3x" * 6,
+        "AIza" + "aB3_x" * 7,
+        "pypi-AgEIcHlwaS5vcmc" + "aB3_x" * 12,
+        "npm_" + "a1B2" * 9,
+        "dckr_pat_" + "aB3" * 9,
+        "hvs." + "aB3_x" * 19,
+        "AGE-SECRET-KEY-1" + "Q2" * 29,
+        "aws_secret_access_key = " + "aB3/" * 10,
+        "PrivateKey = " + "aB3" * 14 + "A=",
+        f"-----BEGIN RSA PRIVATE KEY-----\n{_BASE64}",
+        f"-----BEGIN PGP PRIVATE KEY BLOCK-----\n\n{_BASE64}",
+    ],
+    ids=lambda text: text[:12],
+)
+@pytest.mark.parametrize("file", ["train.ipynb", "notes.md", "sub/config.yaml"])
+def test_key_or_token_in_text_is_recognized(tmp_path: Path, file: str, secret: str) -> None:
+    text = json.dumps({"cells": [{"source": ["x" * 9000, f'login(token="{secret}")']}]})
+    write(tmp_path, {file: text if file.endswith(".ipynb") else f"# {'x' * 9000}\n{secret}\n", "train.py": ""})
+    selection = Selection(tmp_path)
+    assert [path for path, _ in selection.walk()] == ["train.py"]
+    assert selection.left_out == [file]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hf_hub_download(repo_id), hf_" + "x" * 20,
+        "token = os.environ['HF_TOKEN']; assert token.startswith('hf_')",
+        "cache/shf_" + "aB3" * 11 + "Z",
+        "ghp_" + "a" * 50,
+        "task-proj-" + "a" * 50,
+        "key = '-----BEGIN PRIVATE KEY-----' + body",
+        "PrivateKey = generate()",
+        "aws_secret_access_key = os.environ['AWS_SECRET_ACCESS_KEY']",
+        "\0" + "hf_" + "aB3" * 11 + "Z",
+        "x" * (1 << 20) + "hf_" + "aB3" * 11 + "Z",
+    ],
+    ids=lambda text: text[:12],
+)
+def test_text_without_key_or_token_is_packed(tmp_path: Path, text: str) -> None:
+    write(tmp_path, {"train.py": text})
+    assert list_packed(tmp_path) == ["train.py"]
 
 
 def test_rules_above_limits_are_refused_and_a_pipe_has_none(tmp_path: Path) -> None:
