@@ -47,10 +47,11 @@ $(STAMP): pyproject.toml .ci/pip.txt .ci/constraints.txt .ci/pytorch.txt | $(PY)
 	@echo 'installing the operator, the trainer and their tools (PyTorch takes longest)'
 	@# Python compiles at import; compiling all of PyTorch here would take as long as the installation.
 	@$(PY) -m pip install -qq --no-compile --disable-pip-version-check --require-hashes -r .ci/pip.txt
-	@# All packages have hashes, except PyTorch, whose files differ between indexes, and this project.
+	@# All packages have hashes, except PyTorch and what it requires, whose files differ between indexes. The last step
+	@# downloads nothing: a package that the locks lack ends it.
 	@$(PY) -m pip install -qq --no-compile --no-deps --require-hashes -r .ci/constraints.txt
 	@$(PY) -m pip install -qq --no-compile -r .ci/pytorch.txt
-	@$(PY) -m pip install -qq --no-compile --no-build-isolation -e '.[all]' --group dev
+	@$(PY) -m pip install -qq --no-compile --no-index --no-build-isolation -e '.[all]' --group dev
 	@echo '$(CURDIR)' > $@
 
 # Otherwise all test workers would compile the imported modules at the same time.
