@@ -14,7 +14,6 @@ import yaml
 from ddp_cli.commands import _explain_missing, build_parser, main, submit
 from ddp_cli.commands import run as cli_run
 from ddp_cli.commands.arguments import explain_elsewhere
-from ddp_cli.commands.completion import list_flags
 from ddp_cli.local.folder import ENV_RUN_FOLDER
 from tests.support.builders import claiming
 
@@ -226,6 +225,13 @@ def test_characters_that_output_lacks_are_replaced(
 
 
 _START = ("run", "dev", "submit", "check")
+
+
+def list_flags(command: str) -> list[str]:
+    """Return the long options of a command."""
+    _, commands = build_parser(command)
+    actions = commands[command].parser._actions
+    return [flag for action in actions for flag in action.option_strings if flag.startswith("--")]
 
 
 @pytest.mark.parametrize("command", _START)
