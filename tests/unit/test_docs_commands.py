@@ -97,7 +97,9 @@ def check_python(words: list[str]) -> None:
 
 
 def check_pip(words: list[str]) -> None:
-    """Accept an installation of a clone with one of its extras."""
+    """Accept an installation of a clone with one of its extras, and of a recipe's packages."""
+    if words == ["install", "-r", "requirements.txt"]:
+        return
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     match = re.fullmatch(r"/path/to/clone\[(\w+)\]", words[1])
     assert words[0] == "install"
@@ -199,7 +201,8 @@ FOREIGN = {
     },
     "the trainer of former releases": {"--accumulate", "--eval-only", "--init-from", "--validate-every-steps"},
     "scripts of other projects": {
-        "--bf16", "--deepspeed_config", "--fsdp", "--max_iters", "--max_steps", "--num_train_epochs", "--trainer",
+        "--bf16", "--deepspeed_config", "--fsdp", "--init_from", "--max_iters", "--max_steps", "--num_train_epochs",
+        "--resume_from_checkpoint", "--save_steps", "--trainer",
     },
 }  # fmt: skip
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import re
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +24,9 @@ from tests.support.ddp_run import DdpRun
 
 SAMPLES = Path(__file__).resolve().parents[2] / "deploy" / "samples"
 SCHEMAS = SAMPLES.parent / "schemas"
-FILES = sorted(SAMPLES.glob("*.yaml"))
-samples = pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+RECIPES = sorted(path for path in SAMPLES.glob("recipes/*") if path.is_dir())
+FILES = sorted([*SAMPLES.glob("*.yaml"), *(recipe / "job.yaml" for recipe in RECIPES)])
+samples = pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(SAMPLES)))
 
 
 def documents(path: Path) -> list[dict[str, Any]]:
@@ -54,6 +57,31 @@ def test_every_use_has_sample() -> None:
 def test_sample_passes_ddp_render(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["render", "--check", str(path)]) == 0
     assert capsys.readouterr() == ("", "")
+
+
+@pytest.mark.parametrize("recipe", RECIPES, ids=lambda recipe: recipe.name)
+def test_page_of_recipes_states_the_versions(recipe: Path) -> None:
+    page = (SAMPLES.parents[1] / "docs" / "recipes.md").read_text(encoding="utf-8")
+    (row,) = re.findall(rf"^\| `{recipe.name}` \|.*$", page, flags=re.MULTILINE)
+    requirements = recipe / "requirements.txt"
+    for line in requirements.read_text().splitlines() if requirements.exists() else ():
+        assert line.replace("==", " ") in row
+
+
+@pytest.mark.parametrize(("has_checkpoint", "begin"), [(False, "scratch"), (True, "resume")])
+def test_recipe_of_nanogpt_resumes_if_it_has_saved(has_checkpoint: bool, begin: str, tmp_path: Path) -> None:
+    (container,) = job_of(SAMPLES / "recipes" / "nanogpt" / "job.yaml")["spec"]["template"]["spec"]["containers"]
+    python = tmp_path / "python"
+    python.write_text('#!/bin/sh\necho "$@"\n')
+    python.chmod(0o755)
+    if has_checkpoint:
+        (tmp_path / "ckpt.pt").touch()
+    environment = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "DDP_CHECKPOINT_DIR": str(tmp_path)}
+
+    command = [*container["command"], *container["args"], "--max_iters=5"]
+    ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+
+    assert ran.stdout == f"train.py config/train_gpt2.py --out_dir={tmp_path} --init_from={begin} --max_iters=5\n"
 
 
 def editor_errors(document: dict[str, Any]) -> list[str]:

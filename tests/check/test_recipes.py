@@ -1,0 +1,101 @@
+"""The recipes of docs/recipes.md with their libraries: `ddp run`, and `ddp check`, which kills and resumes them.
+
+``DDP_TEST_<NAME>_PYTHON`` names the interpreter of an environment with the library beside the operator's dependencies;
+``DDP_TEST_LIBRARIES_PYTHON`` that of one with several, by default this one.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import pytest
+
+from tests.check.running import SECONDS, list_failures, run_check
+from tests.support import ROOT
+
+pytestmark = [pytest.mark.process, pytest.mark.nightly, pytest.mark.timeout(3 * SECONDS)]
+
+RECIPES: Final = ROOT / "deploy" / "samples" / "recipes"
+PATHS: Final = os.pathsep.join(str(ROOT / name) for name in ("operator", "trainer"))
+PIXELS: Final = 32
+CLASSES: Final = ("cat", "dog")
+
+
+class Recipe(NamedTuple):
+    """A recipe. ``imports``: what its environment must have; ``arguments``: of its script."""
+
+    name: str
+    imports: str
+    arguments: Sequence[str] = ()
+
+
+SMALL: Final = (f"--size={PIXELS}", "--batch-size=4", "--workers=0", "--epochs=4")
+RUN: Final = (
+    Recipe("lightning", "lightning, torchmetrics"),
+    Recipe("transformers", "transformers, accelerate"),
+    Recipe("accelerate", "accelerate"),
+    Recipe("timm", "timm, PIL", ("images", *SMALL)),
+)
+recipes = pytest.mark.parametrize("recipe", RUN, ids=[recipe.name for recipe in RUN])
+
+
+def find_python(recipe: Recipe) -> str:
+    """Return the interpreter that has the recipe's library; skip without one."""
+    variable = f"DDP_TEST_{recipe.name.upper()}_PYTHON"
+    python = os.environ.get(variable) or os.environ.get("DDP_TEST_LIBRARIES_PYTHON", sys.executable)
+    code = f"import ddp_cli.commands, {recipe.imports}"
+    ran = subprocess.run([python, "-c", code], env=os.environ | {"PYTHONPATH": PATHS}, capture_output=True, check=False)
+    if ran.returncode != 0:
+        pytest.skip(f"{python} has no {recipe.imports} beside ddp's packages; set {variable} to one that has")
+    return python
+
+
+def lay_out(recipe: Recipe, folder: Path) -> None:
+    """Copy a recipe, and write images for the one that reads them."""
+    shutil.copytree(RECIPES / recipe.name, folder, dirs_exist_ok=True)
+    if "images" in recipe.arguments:
+        from PIL import Image
+
+        for number in range(32):
+            path = folder / "images" / "train" / CLASSES[number % 2] / f"{number}.JPEG"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (PIXELS, PIXELS), (8 * number, 255 - 8 * number, 90)).save(path)
+
+
+@recipes
+def test_recipe_trains(recipe: Recipe, tmp_path: Path) -> None:
+    python = find_python(recipe)
+    lay_out(recipe, tmp_path)
+    code = "import sys; from ddp_cli.commands import main; sys.exit(main())"
+    options = ["run", "--cpu", "--nodes=2", "--plain", "train.py", "--", *recipe.arguments]
+
+    ran = subprocess.run(
+        [python, "-c", code, *options],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": PATHS},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=SECONDS,
+        check=False,
+    )
+
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+    assert "Succeeded" in ran.stdout
+
+
+@recipes
+def test_killed_recipe_resumes_exactly(recipe: Recipe, tmp_path: Path) -> None:
+    python = find_python(recipe)
+    lay_out(recipe, tmp_path)
+
+    verdicts = run_check(tmp_path, "train.py", "--", *recipe.arguments, python=python, paths=PATHS)
+
+    assert list_failures(verdicts) == {}
+    assert verdicts["resumes exactly"]["state"] == "passed", verdicts["resumes exactly"]
