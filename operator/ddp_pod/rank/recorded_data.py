@@ -30,6 +30,7 @@ if TYPE_CHECKING:
 _MODULE = "torch.utils.data.dataloader"
 _SAMPLERS = ("torch.utils.data.distributed", "torch.utils.data.sampler")
 _MOST_INDICES = 1 << 16  # of a batch
+_NEVER = object()  # unlike any digest
 
 
 class Batches(NamedTuple):
@@ -196,9 +197,15 @@ class DataHook(ImportHook):
                 self._batches.indices.append(indices)
         self._unused.clear()
 
-    def discard(self) -> None:
-        """Note that a model is evaluated: with the batches since the last call of a model."""
-        self._unused.clear()
+    def discard(self, unused: dict[int, int | None] | None = None) -> None:
+        """Note that a model is evaluated: with the batches since the last call of a model, or with ``unused``."""
+        for loader, indices in list(self._unused.items()):
+            if unused is None or unused.get(loader, _NEVER) == indices:
+                del self._unused[loader]
+
+    def get_unused(self) -> dict[int, int | None]:
+        """Return the last batch of each loader since the last call of a model."""
+        return dict(self._unused)
 
     def take(self) -> Batches:
         """Return what the models were called with since the last call."""

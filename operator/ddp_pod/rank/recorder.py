@@ -101,6 +101,7 @@ class Recorder:
         self._has_hooks = False
         self._models: list[Any] = []
         self._members: set[int] = set()  # ids of the modules in the models
+        self._evaluated = IdentityMap()  # unused batches at the last call, by module outside of the models
         self._depth = 0  # of the calls of modules
         self._buffer_owner: Any = None  # at whose next call the buffers of the iteration are read
         self._with_gradient: set[str] = set()
@@ -207,11 +208,13 @@ class Recorder:
         trains = is_training(module)
         if id(module) in self._members and not trains:
             self._data.discard()
+        elif not trains:
+            self._evaluated[module] = self._data.get_unused()
         if not (trains and self._torch.is_grad_enabled() and has_trainable_parameter(self._torch, module)):
             return
-        self._data.use()
         if id(module) not in self._members:
             self._add_model(module)
+        self._data.use()
         with bypass_modes(self._torch):
             for tensor in fingerprint.find_tensors(self._torch, (arguments, options)):
                 part = tensor.reshape(-1)[:_MOST_ELEMENTS]
@@ -307,7 +310,9 @@ class Recorder:
 
     def _add_model(self, module: Any) -> None:
         self._models.append(module)
-        self._members.update(id(member) for _, member in list_modules(module))
+        for _, member in list_modules(module):
+            self._members.add(id(member))
+            self._data.discard(self._evaluated.get(member, {}))
         parameters = list(list_parameters(module))
         self.write(
             ModelRecord(

@@ -17,7 +17,10 @@ _read_bases: Any = type.__dict__["__mro__"].__get__
 _read_name: Any = type.__dict__["__name__"].__get__
 _read_module: Any = type.__dict__["__module__"].__get__
 _MISSING = object()
-# Names of a module in the one that wraps it.
+# PyTorch's modules around another one, and the names that it has in them.
+_WRAPPERS = (
+    "DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "OptimizedModule", "CheckpointWrapper",
+)  # fmt: skip
 _WRAPPING = ("module", "_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module")
 
 
@@ -142,15 +145,25 @@ def list_rates(optimizer: Any) -> Iterator[float]:
 
 
 def is_training(module: Any) -> bool:
-    """Return whether a module is in training."""
-    while True:
-        attributes = read_attributes(module)
-        if "training" in attributes:
-            return attributes["training"] is True
-        compiled = dict(_list_entries(module, "_modules")).get("_orig_mod")
-        if compiled is None:
-            return is_of_package(module, "torch.jit") and module.training is True
-        module = compiled
+    """Return whether a module is in training. Of one that PyTorch wraps around another, the other one counts.
+
+    Lightning puts DistributedDataParallel into evaluation before a validation, and only the model inside back.
+    """
+    inner = _find_wrapped(module)
+    while inner is not None:
+        module = inner
+        inner = _find_wrapped(module)
+    state = read_attributes(module).get("training")
+    if state is None and is_of_package(module, "torch.jit"):
+        state = module.training
+    return state is True
+
+
+def _find_wrapped(module: Any) -> Any:
+    """Return the module around which a class of PyTorch is wrapped; None for any other module."""
+    if not any(name in _WRAPPERS for name in list_names(type(module))):
+        return None
+    return next((child for name, child in _list_entries(module, "_modules") if name in _WRAPPING), None)
 
 
 def list_modules(module: Any) -> list[tuple[str, Any]]:

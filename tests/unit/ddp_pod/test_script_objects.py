@@ -133,6 +133,19 @@ def test_names_are_those_of_pytorch(build: Callable[[], Any]) -> None:
     assert [name for name, _, _ in list_buffers(model)] == [name for name, _ in model.named_buffers()]
 
 
+@pytest.mark.parametrize(
+    "wrap", [nn.DataParallel, lambda inner: nn.DataParallel(torch.compile(inner, backend="eager"))]
+)
+def test_module_in_a_wrapper_decides_about_training(wrap: Callable[[nn.Module], nn.Module]) -> None:
+    """Lightning puts the wrapper into evaluation, and only the module inside back."""
+    inner = nn.Linear(2, 2)
+    model = wrap(inner)
+    model.eval()
+    assert not is_training(model)
+    inner.train()
+    assert is_training(model)
+
+
 class Computing(torch.Tensor):
     """A tensor whose class computes."""
 
