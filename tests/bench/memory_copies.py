@@ -22,6 +22,7 @@ from ddp_trainer.memory import MemoryCheckpoint
 from ddp_trainer.models import ModelConfig, build_model
 
 Parts = tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], torch.Tensor]]
+FIRST_STEPS = 8  # which allocate the memory and choose the interval
 ROW = "{:<22} {:>9} {:>8} {:>9} {:>6} {:>9} {:>8} {:>9}"
 
 
@@ -99,12 +100,12 @@ def measure(name: str, parts: Parts, rounds: int, steps_per_block: int = 4) -> l
     kinds = [None, Copies(parts, None), Copies(parts, 1)]
     without: list[float] = []
     try:
-        for block in range(rounds + 1):
-            first = block * steps_per_block + 1
+        for copies in kinds:
+            train_block(parts, copies, range(1, FIRST_STEPS + 1))
+        for first in range(FIRST_STEPS + 1, FIRST_STEPS + 1 + rounds * steps_per_block, steps_per_block):
             for copies in kinds:
                 duration = train_block(parts, copies, range(first, first + steps_per_block))
-                if block:  # the first block allocates memory
-                    (without if copies is None else copies.durations).append(duration)
+                (without if copies is None else copies.durations).append(duration)
     finally:
         for copies in kinds:
             if copies is not None:
@@ -114,7 +115,7 @@ def measure(name: str, parts: Parts, rounds: int, steps_per_block: int = 4) -> l
     costs = []
     for setting, copies in (("automatic", kinds[1]), ("1", kinds[2])):
         assert copies is not None
-        stall = statistics.mean(copies.stalls[steps_per_block:])
+        stall = statistics.mean(copies.stalls[FIRST_STEPS:])
         ratio = statistics.median(copies.durations) / step
         costs.append(CopyCost(name, size, step, setting, copies.memory.interval, stall, ratio))
     return costs

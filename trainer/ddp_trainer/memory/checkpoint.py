@@ -86,8 +86,8 @@ class MemoryCheckpoint:
     A ``state_dict`` that reads numbers from a GPU, such as that of ``torch.amp.GradScaler``, stops the host in each
     save until the GPU has completed the step.
 
-    ``interval``: steps between two copies (default: DDP_MEMORY_INTERVAL, or so many that training stops for at most
-    1 % of its time). With a set interval :meth:`save` waits for the end of the copy where only this process has the
+    ``interval``: steps between two copies (default: DDP_MEMORY_INTERVAL, or so many that copies cost at most 1 % of
+    the training's time). With a set interval :meth:`save` waits for the end of the copy where only this process has the
     state: with FSDP2, and with DDP in one pod. ``sharded``: whether each rank has its own state (default: whether a
     state contains DTensors). ``finite_only``: keep no copy with a number that is not finite. ``enabled``: False: copy
     nothing.
@@ -437,10 +437,12 @@ class _Session:
             return
         self._is_measuring = False
         stall = self._stall + fenced
+        contended = 0.0
         if self._writer is not None:
             stall += self._writer.measure_gpu_stall()
+            contended = self._writer.take_contention()
         self.stalled += stall
-        self.interval.record_save(stall - self._waited, self._waited)
+        self.interval.record_save(stall - self._waited, self._waited, contended)
 
     def _copy(self, step: int) -> None:
         try:

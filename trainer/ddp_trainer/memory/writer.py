@@ -221,6 +221,7 @@ class Writer:
         self._lock = threading.Lock()
         self._watched: list[_Watched] = []  # until the end of the copy or the next step, whichever is first
         self._changed_on_gpu: list[str] = []
+        self._contended = 0.0
 
     def count_copies(self, counter: PeerCounter) -> None:
         """From now on overwrite no shard before all ranks have a newer one."""
@@ -259,6 +260,13 @@ class Writer:
     def measure_gpu_stall(self) -> float:
         """Return for how many seconds the GPU waited at the last fence; 0 if that is not known yet."""
         return self._gpu.measure_stall()
+
+    def take_contention(self) -> float:
+        """Return for how many seconds the thread has competed for a CPU since the last call."""
+        with self._lock:
+            seconds = self._contended
+            self._contended = 0.0
+        return seconds
 
     def wait(self, seconds: float) -> bool:
         """Wait for the end of the running copy. Returns False if it takes longer."""
@@ -317,6 +325,7 @@ class Writer:
             job = self._jobs.get()
             if job is None:
                 return
+            before = read_thread_times()
             try:
                 self._finish(job)
             except Exception as error:  # training continues whatever happens to its copies
@@ -324,6 +333,9 @@ class Writer:
                 if self._counter is not None:
                     self._counter.abandon()
             del job
+            contended = compute_contention(before, read_thread_times())
+            with self._lock:
+                self._contended += contended
             self._copied.set()
             self._finished.set()
 
@@ -380,6 +392,31 @@ class Writer:
             origin = self._ring.neighbours.source
             file.commit(Header(SHARD, step, self._place.world, origin, payload, manifest, checksum, time.time()))
         return file
+
+
+class ThreadTimes(NamedTuple):
+    """For how many seconds a thread has used a CPU, and has waited for one."""
+
+    used: float
+    waited: float
+
+
+def read_thread_times() -> ThreadTimes:
+    """Return the times of this thread; zeros where the system does not count them."""
+    try:
+        with open("/proc/thread-self/schedstat", encoding="ascii") as file:
+            used, waited, _ = file.read().split()
+        return ThreadTimes(int(used) / 1e9, int(waited) / 1e9)
+    except (OSError, ValueError):
+        return ThreadTimes(0.0, 0.0)
+
+
+def compute_contention(before: ThreadTimes, after: ThreadTimes) -> float:
+    """Return for how many seconds a thread used a CPU for which others waited.
+
+    Who shares a CPU fairly waits for as long as it lets others wait; who gets a CPU at once has taken an idle one.
+    """
+    return max(0.0, min(after.used - before.used, after.waited - before.waited))
 
 
 def _read_version(tensor: Tensor) -> int:

@@ -12,11 +12,12 @@ from typing import Any, NamedTuple, cast
 import pytest
 import torch
 
+from ddp_trainer.memory import writer as writer_module
 from ddp_trainer.memory.agreement import RingNeighbours
 from ddp_trainer.memory.copies import SHARD, CopyFile
 from ddp_trainer.memory.ranks import PeerCounter, RankPlace, Ring
 from ddp_trainer.memory.state import Leaf, build_rows, encode_manifest, encode_rows, flatten
-from ddp_trainer.memory.writer import Copy, GpuCopies, GpuCopy, Slots, Writer
+from ddp_trainer.memory.writer import Copy, GpuCopies, GpuCopy, Slots, ThreadTimes, Writer, compute_contention
 
 PLACE = RankPlace(0, 2, 0, 0)
 
@@ -252,3 +253,25 @@ def test_copy_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.Mon
     gpu.allowed.set()
     writer.close(60)
     assert writer.slots.find(SHARD, 3, 0) is not None
+
+
+@pytest.mark.parametrize(
+    ("used", "waited", "contended"),
+    [(0.05, 0.0, 0.0), (0.05, 0.001, 0.001), (0.05, 0.2, 0.05), (0.0, 0.0, 0.0)],
+    ids=["idle CPU", "short wait", "busy CPU", "not counted by the system"],
+)
+def test_contention_is_what_others_wait_for(used: float, waited: float, contended: float) -> None:
+    before = ThreadTimes(1.0, 2.0)
+    after = ThreadTimes(1.0 + used, 2.0 + waited)
+    assert compute_contention(before, after) == pytest.approx(contended)
+
+
+def test_contention_of_a_copy_is_taken_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    times = iter([ThreadTimes(0.0, 0.0), ThreadTimes(0.04, 0.06)])
+    monkeypatch.setattr(writer_module, "read_thread_times", lambda: next(times))
+    writer = Writer(Slots(str(tmp_path / "state")), PLACE, finite_only=False)
+    writer.write(build_copy(3))
+    assert writer.wait(60)
+    assert writer.take_contention() == pytest.approx(0.04)
+    assert writer.take_contention() == 0
+    writer.close(60)
