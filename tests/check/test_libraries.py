@@ -49,13 +49,7 @@ def test_right_script_of_library_has_no_failed_check(library: str, tmp_path: Pat
 
 
 def test_nano_gpt_is_reported_to_draw_other_batches_after_a_restart_only(tmp_path: Path) -> None:
-    copy_project("nanoGPT", "", ["train.py", "model.py", "configurator.py"], tmp_path)
-    folder = tmp_path / "data" / "letters"
-    folder.mkdir(parents=True)
-    letters = numpy.random.default_rng(0).integers(0, 64, 4000).astype(numpy.uint16)
-    letters.tofile(folder / "train.bin")
-    letters.tofile(folder / "val.bin")
-    (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 64}))
+    copy_nano_gpt(tmp_path)
 
     verdicts = run_check(tmp_path, "on_cpu.py", "--", "train.py", *NANO_GPT.split())
 
@@ -71,6 +65,17 @@ def test_script_of_tutorial_series_is_reported_for_its_checkpoints_only(tmp_path
 
     # Each node's first rank saves, so the check of resumes waits for its repair.
     assert set(list_failures(verdicts)) == {"one writer"}
+
+
+def copy_nano_gpt(target: Path) -> None:
+    """Copy the scripts of nanoGPT, and write random letters for them."""
+    copy_project("nanoGPT", "", ["train.py", "model.py", "configurator.py"], target)
+    folder = target / "data" / "letters"
+    folder.mkdir(parents=True)
+    letters = numpy.random.default_rng(0).integers(0, 64, 4000).astype(numpy.uint16)
+    letters.tofile(folder / "train.bin")
+    letters.tofile(folder / "val.bin")
+    (folder / "meta.pkl").write_bytes(pickle.dumps({"vocab_size": 64}))
 
 
 def copy_project(project: str, folder: str, names: list[str], target: Path) -> None:

@@ -1,26 +1,33 @@
 """The recipes of docs/recipes.md with their libraries: `ddp run`, and `ddp check`, which kills and resumes them.
 
 ``DDP_TEST_<NAME>_PYTHON`` names the interpreter of an environment with the library beside the operator's dependencies;
-``DDP_TEST_LIBRARIES_PYTHON`` that of one with several, by default this one.
+``DDP_TEST_LIBRARIES_PYTHON`` that of one with several, by default this one. nanoGPT comes from the folder in
+``DDP_TEST_OTHER_PROJECTS`` (test_libraries.py). The recipe of torchtitan has no test: torchtitan needs GPUs.
 """
 
 from __future__ import annotations
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
+import psutil
 import pytest
 
 from tests.check.running import SECONDS, list_failures, run_check
+from tests.check.test_libraries import NANO_GPT, copy_nano_gpt, copy_project
 from tests.support import ROOT
 
 pytestmark = [pytest.mark.process, pytest.mark.nightly, pytest.mark.timeout(3 * SECONDS)]
 
+RUN_DDP: Final = "import sys; from ddp_cli.commands import main; sys.exit(main())"
 RECIPES: Final = ROOT / "deploy" / "samples" / "recipes"
 PATHS: Final = os.pathsep.join(str(ROOT / name) for name in ("operator", "trainer"))
 PIXELS: Final = 32
@@ -72,11 +79,10 @@ def lay_out(recipe: Recipe, folder: Path) -> None:
 def test_recipe_trains(recipe: Recipe, tmp_path: Path) -> None:
     python = find_python(recipe)
     lay_out(recipe, tmp_path)
-    code = "import sys; from ddp_cli.commands import main; sys.exit(main())"
     options = ["run", "--cpu", "--nodes=2", "--plain", "train.py", "--", *recipe.arguments]
 
     ran = subprocess.run(
-        [python, "-c", code, *options],
+        [python, "-c", RUN_DDP, *options],
         cwd=tmp_path,
         env=os.environ | {"PYTHONPATH": PATHS},
         stdin=subprocess.DEVNULL,
@@ -99,3 +105,42 @@ def test_killed_recipe_resumes_exactly(recipe: Recipe, tmp_path: Path) -> None:
 
     assert list_failures(verdicts) == {}
     assert verdicts["resumes exactly"]["state"] == "passed", verdicts["resumes exactly"]
+
+
+def test_killed_nanogpt_resumes(tmp_path: Path) -> None:
+    copy_nano_gpt(tmp_path)
+    copy_project("nanoGPT", "", ["config/train_gpt2.py"], tmp_path)
+    (tmp_path / "config").mkdir()
+    (tmp_path / "train_gpt2.py").rename(tmp_path / "config" / "train_gpt2.py")
+    job = (RECIPES / "nanogpt" / "job.yaml").read_text(encoding="utf-8")
+    (tmp_path / "job.yaml").write_text(job.replace("exec python train.py", "exec python on_cpu.py train.py"))
+    options = ["run", "job.yaml", "--cpu", "--plain", "--workdir=.", "--max-restarts=2", "--"]
+    arguments = [*NANO_GPT.split(), "--always_save_checkpoint=True"]
+
+    with subprocess.Popen(
+        [sys.executable, "-c", RUN_DDP, *options, *arguments],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": PATHS},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    ) as process:
+        checkpoint = tmp_path / "ddp-runs" / "claims" / "nanogpt-checkpoints" / "ckpt.pt"
+        while not checkpoint.exists() and process.poll() is None:
+            time.sleep(0.1)
+        find_rank(1, tmp_path).send_signal(signal.SIGKILL)
+        output, _ = process.communicate(timeout=SECONDS)
+
+    assert process.returncode == 0, output
+    assert "Resuming training from" in output
+
+
+def find_rank(rank: int, folder: Path) -> psutil.Process:
+    """Return the process of a rank of the run in a folder."""
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            is_in_folder = any(str(folder) in word for word in process.cmdline())
+            if is_in_folder and process.environ().get("RANK") == str(rank):
+                return process
+    raise AssertionError(f"no process of rank {rank}")
