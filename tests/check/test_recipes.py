@@ -114,7 +114,7 @@ def test_killed_nanogpt_resumes(tmp_path: Path) -> None:
     (tmp_path / "train_gpt2.py").rename(tmp_path / "config" / "train_gpt2.py")
     job = (RECIPES / "nanogpt" / "job.yaml").read_text(encoding="utf-8")
     (tmp_path / "job.yaml").write_text(job.replace("exec python train.py", "exec python on_cpu.py train.py"))
-    options = ["run", "job.yaml", "--cpu", "--plain", "--workdir=.", "--max-restarts=2", "--"]
+    options = ["run", "job.yaml", "--cpu", "--plain", "--nodes=2", "--workdir=.", "--max-restarts=2", "--"]
     arguments = [*NANO_GPT.split(), "--always_save_checkpoint=True"]
 
     with subprocess.Popen(

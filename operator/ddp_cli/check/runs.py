@@ -148,7 +148,7 @@ class Runs:
 
         began = time.time()
         process = self._start(home, copy, order)
-        watch = Watch(records)
+        watch = Watch(records, restarts=bool(kills))
         torn = ""
         try:
             problem, signalled = self._follow(name, process, watch, order, home)

@@ -20,16 +20,19 @@ _WAIT_SECONDS: Final = 60.0  # to the first step, if ranks wait for their proces
 class Watch:
     """The steps and saves that the processes of a run have recorded so far.
 
-    ``waits``: whether the launchers report that ranks wait for their process group.
+    ``waits``: whether the launchers report that ranks wait for their process group; ``restarts``: whether ranks are
+    killed, so that new processes start within the run.
     """
 
-    def __init__(self, records: Path, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, records: Path, clock: Callable[[], float] = time.monotonic, *, restarts: bool = False) -> None:
         self._records = records
         self._clock = clock
         self._offsets: dict[Path, int] = {}
         self._steps: Counter[str] = Counter()
         self._grown = clock()
         self._longest = 0.0
+        self._start = 0.0  # seconds to the first step
+        self._restarts = restarts
         self.saves: list[SaveRecord] = []
         self.waits = False
 
@@ -62,6 +65,8 @@ class Watch:
         now = self._clock()
         if self._steps:
             self._longest = max(self._longest, now - self._grown)
+        else:
+            self._start += now - self._grown
         self._grown = now
         record = parse_record(line)
         if isinstance(record, StepRecord):
@@ -73,7 +78,7 @@ class Watch:
         """Return why the run makes no progress; empty if it may."""
         quiet = self._clock() - self._grown
         if self.steps:
-            limit = max(_QUIET_SECONDS, 2 * self._longest)
+            limit = max(_QUIET_SECONDS, 2 * self._longest, 2 * self._start if self._restarts else 0.0)
         else:
             limit = _WAIT_SECONDS if self.waits else _FIRST_STEP_SECONDS
         if quiet > limit:

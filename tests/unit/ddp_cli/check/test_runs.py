@@ -122,6 +122,19 @@ def test_run_is_stalled_after_seconds_without_a_record(
     assert bool(watch.find_stall()) is stalled
 
 
+def test_restart_may_take_as_long_as_the_start(tmp_path: Path) -> None:
+    clock = Clock()
+    watch = Watch(tmp_path, clock, restarts=True)
+    for record in (StartRecord(), StepRecord()):
+        clock.now += 30
+        write(tmp_path, "0.0.jsonl", record)
+        watch.read()
+    clock.now += 119
+    assert not watch.find_stall()
+    clock.now += 2
+    assert watch.find_stall()
+
+
 def test_saves_outside_of_the_copy_are_removed_only_if_the_run_made_them(tmp_path: Path) -> None:
     copy = tmp_path / "copy"
     names = (
