@@ -129,6 +129,8 @@ def test_killed_nanogpt_resumes(tmp_path: Path) -> None:
         checkpoint = tmp_path / "ddp-runs" / "claims" / "nanogpt-checkpoints" / "ckpt.pt"
         while not checkpoint.exists() and process.poll() is None:
             time.sleep(0.1)
+        if process.poll() is not None:
+            raise AssertionError(process.communicate()[0])
         find_rank(1, tmp_path).send_signal(signal.SIGKILL)
         output, _ = process.communicate(timeout=SECONDS)
 

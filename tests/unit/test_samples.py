@@ -81,7 +81,8 @@ def test_recipe_of_nanogpt_resumes_if_it_has_saved(has_checkpoint: bool, begin: 
     command = [*container["command"], *container["args"], "--max_iters=5"]
     ran = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
 
-    assert ran.stdout == f"train.py config/train_gpt2.py --out_dir={tmp_path} --init_from={begin} --max_iters=5\n"
+    script = "train.py config/train_gpt2.py"
+    assert ran.stdout == f"{script} --out_dir={tmp_path} --init_from={begin} --wandb_log=False --max_iters=5\n"
 
 
 def editor_errors(document: dict[str, Any]) -> list[str]:
