@@ -350,13 +350,9 @@ class Executor:
             return None
         owner = await self._cluster.definition()
         owners = {} if owner is None else {"ownerReferences": [owner]}
-        metadata = manifest["metadata"] | owners
-        labels = inherited_labels(job) | metadata["labels"]
+        manifest = {**manifest, "metadata": manifest["metadata"] | owners}
         try:
-            try:
-                stored = await self._cluster.create({**manifest, "metadata": metadata})
-            except Refused:  # a policy may demand labels of all objects: it gets those of the job that comes first
-                stored = await self._cluster.create({**manifest, "metadata": metadata | {"labels": labels}})
+            stored = await self._create_launcher(job, manifest)
         except AlreadyExists as error:
             stored = error.existing
             refusal = explain_launcher_conflict(manifest, stored)
@@ -366,6 +362,17 @@ class Executor:
                 return WAIT_FOR_COLLECTOR
         self._launchers.add(stored["metadata"]["uid"])
         return None
+
+    async def _create_launcher(self, job: DDPTrainingJob, manifest: Manifest) -> Manifest:
+        """Create the launcher's ConfigMap, with the job's labels if it is refused without: a policy may demand them.
+
+        Returns the stored object. Raises: AlreadyExists, Refused, ClusterError.
+        """
+        try:
+            return await self._cluster.create(manifest)
+        except Refused:
+            labels = inherited_labels(job) | manifest["metadata"]["labels"]
+            return await self._cluster.create({**manifest, "metadata": manifest["metadata"] | {"labels": labels}})
 
     async def _create(self, job: DDPTrainingJob, child: Manifest, memory: Memory, *, dry_run: bool = False) -> Outcome:
         """Create a child; an existing child of the same job is accepted. Raises: Refused, ClusterError.
