@@ -21,6 +21,7 @@ from typing import Final, NamedTuple
 import psutil
 import pytest
 
+from tests.check.faults import SCRIPTS
 from tests.check.running import SECONDS, list_failures, run_check
 from tests.check.test_libraries import NANO_GPT, copy_nano_gpt, copy_project
 from tests.support import ROOT
@@ -114,28 +115,50 @@ def test_killed_nanogpt_resumes(tmp_path: Path) -> None:
     (tmp_path / "train_gpt2.py").rename(tmp_path / "config" / "train_gpt2.py")
     job = (RECIPES / "nanogpt" / "job.yaml").read_text(encoding="utf-8")
     (tmp_path / "job.yaml").write_text(job.replace("exec python train.py", "exec python on_cpu.py train.py"))
-    options = ["run", "job.yaml", "--cpu", "--plain", "--nodes=2", "--workdir=.", "--max-restarts=2", "--"]
-    arguments = [*NANO_GPT.split(), "--always_save_checkpoint=True"]
+    options = ["job.yaml", "--workdir=.", "--", *NANO_GPT.split(), "--always_save_checkpoint=True"]
 
+    output = run_killed(sys.executable, options, tmp_path, checkpoint="nanogpt-checkpoints/ckpt.pt")
+
+    assert "Resuming training from" in output
+
+
+def test_killed_trl_script_resumes(tmp_path: Path) -> None:
+    recipe = Recipe("trl", "trl, datasets")
+    python = find_python(recipe)
+    shutil.copy(ROOT / "deploy" / "samples" / "trl-sft.yaml", tmp_path)
+    subprocess.run([python, SCRIPTS / "tiny_language_model.py"], cwd=tmp_path, timeout=SECONDS, check=True)
+    places = [f"--model_name_or_path={tmp_path / 'model'}", f"--dataset_name={tmp_path / 'data'}"]
+    options = ["trl-sft.yaml", "--", *places, "--use_cpu", "--save_steps=4", "--max_steps=24"]
+
+    output = run_killed(python, options, tmp_path, checkpoint="sft-checkpoints/checkpoint-4/trainer_state.json")
+
+    assert "Succeeded" in output
+    claim = tmp_path / "ddp-runs" / "claims" / "sft-checkpoints"
+    assert sorted(folder.name for folder in claim.glob("checkpoint-*")) == ["checkpoint-20", "checkpoint-24"]
+
+
+def run_killed(python: str, options: Sequence[str], folder: Path, *, checkpoint: str) -> str:
+    """Run a job of two pods, kill rank 1 once a checkpoint exists in a claim, and return the output."""
+    line = [python, "-c", RUN_DDP, "run", "--cpu", "--plain", "--nodes=2", "--max-restarts=2", *options]
     with subprocess.Popen(
-        [sys.executable, "-c", RUN_DDP, *options, *arguments],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": PATHS},
+        line,
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": PATHS, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "huggingface")},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
     ) as process:
-        checkpoint = tmp_path / "ddp-runs" / "claims" / "nanogpt-checkpoints" / "ckpt.pt"
-        while not checkpoint.exists() and process.poll() is None:
+        written = folder / "ddp-runs" / "claims" / checkpoint
+        while not written.exists() and process.poll() is None:
             time.sleep(0.1)
         if process.poll() is not None:
             raise AssertionError(process.communicate()[0])
-        find_rank(1, tmp_path).send_signal(signal.SIGKILL)
+        find_rank(1, folder).send_signal(signal.SIGKILL)
         output, _ = process.communicate(timeout=SECONDS)
 
     assert process.returncode == 0, output
-    assert "Resuming training from" in output
+    return output
 
 
 def find_rank(rank: int, folder: Path) -> psutil.Process:
