@@ -193,7 +193,7 @@ FOREIGN = {
     "kube-apiserver": {"--feature-gates", "--runtime-config"},
     "kubectl": {"--cascade", "--force", "--manifest-url", "--replicas", "--server-side", "--type"},
     "kube-controller-manager": {"--kube-api-burst", "--kube-api-qps"},
-    "pip": {"--only-binary", "--platform"},
+    "pip": {"--find-links", "--only-binary", "--platform"},
     "tensorboard": {"--logdir"},
     "torchrun": {
         "--log-dir", "--logs-specs", "--nnodes", "--no-python", "--node_rank", "--nproc_per_node", "--numa-binding",
