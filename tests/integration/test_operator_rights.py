@@ -24,7 +24,6 @@ from .test_operator_recovery import quick_to_stop
 USED_ELSEWHERE = {
     ("delete", "leases"),  # an admission plug-in of the API server requires it
     ("patch", plural(KIND)),  # of a job that holds GPUs for minutes: contract/test_resource_contract.py
-    ("create", "pods"),  # of a queued job that has trained: unit/…/reconcile/test_reconcile_changes.py
     # Of jobs in two clusters: contract/test_multikueue.py
     *((verb, "workloads") for verb in ("get", "create", "patch", "delete")),
     *(("patch", "workloads/status"), ("get", "resourceflavors"), ("get", "workloadpriorityclasses")),
