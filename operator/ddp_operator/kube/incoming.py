@@ -177,15 +177,22 @@ def _limit_spec(spec: Members, *, brief: bool) -> Members:
 
     ``brief``: of a large one the small members only.
     """
-    texts = [bytes(value) for value in spec.values()]
-    size = sum(map(len, texts)) + sum(map(len, spec))
-    brackets = sum(text.count(b"[") + text.count(b"{") for text in texts)
-    values = len(texts) + brackets + sum(text.count(b",") for text in texts)
+    size = brackets = 0
+    values = len(spec)
+    for name, part in spec.items():
+        text = bytes(part)
+        size += len(name) + len(text)
+        opened = text.count(b"[") + text.count(b"{")
+        brackets += opened
+        values += opened + text.count(b",")
     try:
         if size > MAX_BYTES and values > _MOST_COUNTED:
             message = f"has {size >> 10} KiB as JSON, and the limit is {MAX_BYTES >> 10} KiB; {REMEDY}"
             raise OversizeSpec([FieldError("spec", message)])
-        if brackets >= MAX_DEPTH and 1 + max(map(measure_depth, texts), default=0) > MAX_DEPTH:
+        if (
+            brackets >= MAX_DEPTH
+            and 1 + max((measure_depth(bytes(part)) for part in spec.values()), default=0) > MAX_DEPTH
+        ):
             raise OversizeSpec([FieldError("spec", TOO_DEEP)])
         if size > MAX_BYTES or values > MAX_VALUES:
             refuse_oversize(msgspec.json.decode(msgspec.json.encode(spec)))
@@ -257,21 +264,21 @@ class _LimitedLines:
 
     async def iter_chunked(self, size: int) -> AsyncIterator[bytes]:
         """Yield the lines of a watch. ``size``: the maximum bytes of a read."""
-        rest = bytearray()
+        parts: list[bytes] = []  # of the line that has not ended; each copy of a long one takes a millisecond
         async for chunk in self._stream.iter_chunked(size):
-            rest += chunk
-            if b"\n" not in chunk:
-                continue
-            *lines, last = bytes(rest).split(b"\n")
-            rest = bytearray(last)
-            for line in lines:
+            *ends, start = chunk.split(b"\n")
+            for end in ends:
+                line = b"".join([*parts, end])
+                parts.clear()
                 limited: list[bytes] = []
                 with contain(KIND, name_object(line)):
                     limited.append(await _limit_line(line))
                 for text in limited:
                     yield text + b"\n"
+            parts.append(start)
+        rest = b"".join(parts)
         if rest:
-            yield await limit_event(bytes(rest), brief=True)
+            yield await limit_event(rest, brief=True)
 
 
 class _Line(msgspec.Struct):
