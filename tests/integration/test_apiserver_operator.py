@@ -216,7 +216,7 @@ async def test_launcher_belongs_to_definition_and_children_to_job(
 
 
 async def _no_child_left(actors: ClusterActors) -> bool:
-    for kind in ("Job", "Pod", "Service", "Secret"):
+    for kind in ("Job", "Pod", "Service"):  # the Secret precedes the Job, and is used when the spec is corrected
         if await actors.list(kind, LABEL_JOB_NAME):
             return False
     return True
@@ -276,9 +276,7 @@ async def test_held_job_is_shown_with_its_runs_and_fails_as_its_last_one_when_re
             await actors.run_pod("digits-1", index)
         status = (await actors.phase("digits", "Held"))["status"]
         table = plane.kubectl("get", "ddp", "-n", namespace).stdout
-    assert [(run["run"], run["result"], run["progress"]["step"]) for run in status["dev"]["runs"]] == [
-        (1, "Stopped", 7)
-    ]
+    assert status["dev"]["lastRun"] == 1
     assert (status["dev"]["run"], status["lastFailure"]["category"], status["reason"]) == (2, "OOM", "OOM")
     assert {"Held", "OOM"} <= set(table.splitlines()[1].split())
     for index in (0, 1):
