@@ -21,7 +21,6 @@ from typing import Final, NamedTuple
 import psutil
 import pytest
 
-from tests.check.faults import SCRIPTS
 from tests.check.running import SECONDS, list_failures, run_check
 from tests.check.test_libraries import NANO_GPT, copy_nano_gpt, copy_project
 from tests.support import ROOT
@@ -120,21 +119,6 @@ def test_killed_nanogpt_resumes(tmp_path: Path) -> None:
     output = run_killed(sys.executable, options, tmp_path, checkpoint="nanogpt-checkpoints/ckpt.pt")
 
     assert "Resuming training from" in output
-
-
-def test_killed_trl_script_resumes(tmp_path: Path) -> None:
-    recipe = Recipe("trl", "trl, datasets")
-    python = find_python(recipe)
-    shutil.copy(ROOT / "deploy" / "samples" / "trl-sft.yaml", tmp_path)
-    subprocess.run([python, SCRIPTS / "tiny_language_model.py"], cwd=tmp_path, timeout=SECONDS, check=True)
-    places = [f"--model_name_or_path={tmp_path / 'model'}", f"--dataset_name={tmp_path / 'data'}"]
-    options = ["trl-sft.yaml", "--", *places, "--use_cpu", "--save_steps=4", "--max_steps=24"]
-
-    output = run_killed(python, options, tmp_path, checkpoint="sft-checkpoints/checkpoint-4/trainer_state.json")
-
-    assert "Succeeded" in output
-    claim = tmp_path / "ddp-runs" / "claims" / "sft-checkpoints"
-    assert sorted(folder.name for folder in claim.glob("checkpoint-*")) == ["checkpoint-20", "checkpoint-24"]
 
 
 def run_killed(python: str, options: Sequence[str], folder: Path, *, checkpoint: str) -> str:
