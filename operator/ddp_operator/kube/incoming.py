@@ -189,10 +189,7 @@ def _limit_spec(spec: Members, *, brief: bool) -> Members:
         if size > MAX_BYTES and values > _MOST_COUNTED:
             message = f"has {size >> 10} KiB as JSON, and the limit is {MAX_BYTES >> 10} KiB; {REMEDY}"
             raise OversizeSpec([FieldError("spec", message)])
-        if (
-            brackets >= MAX_DEPTH
-            and 1 + max((measure_depth(bytes(part)) for part in spec.values()), default=0) > MAX_DEPTH
-        ):
+        if brackets >= MAX_DEPTH and any(measure_depth(bytes(part)) >= MAX_DEPTH for part in spec.values()):
             raise OversizeSpec([FieldError("spec", TOO_DEEP)])
         if size > MAX_BYTES or values > MAX_VALUES:
             refuse_oversize(msgspec.json.decode(msgspec.json.encode(spec)))

@@ -52,7 +52,7 @@ from ddp_operator.decide.state import (
 from ddp_operator.decide.views import JobView
 from ddp_operator.manifests.children import build_children, build_history_children, build_pod, build_trial_pod
 from ddp_operator.manifests.inputs import raise_requests
-from ddp_operator.manifests.template import resolve_template
+from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
 from ddp_operator.reconcile.history import read_record
 from ddp_operator.reconcile.observer import Memory, seconds_since
 from ddp_operator.reconcile.prerequisites import refuse_failing_server, refuse_invalid, refuse_write
@@ -245,22 +245,23 @@ class Executor:
         """Create the Job that stores the record. Raises: Refused, ClusterError."""
         try:
             payer = Payer(job.namespace)
-            nproc = (await self._turns.run(payer, resolve_template, job)).nproc
+            template = await self._turns.run(payer, resolve_template, job)
             with lend_worker():
                 async with self._history_gate:
-                    record = encode_record(await read_record(self._cluster, job, observation, nproc))
+                    record = encode_record(await read_record(self._cluster, job, observation, template.nproc))
             launcher, child = await self._turns.run(payer, build_history_children, job, record, self._history_image)
         except InvalidManifest as error:
             return refuse_invalid(error)
         outcome = await self._ensure_launcher(job, launcher, observation.launchers.get(launcher["metadata"]["name"]))
-        return await self._create_small_job(job, child, memory) if outcome is None else outcome
+        return await self._create_small_job(job, child, template, memory) if outcome is None else outcome
 
-    async def _create_small_job(self, job: DDPTrainingJob, child: Manifest, memory: Memory) -> Outcome:
+    async def _create_small_job(
+        self, job: DDPTrainingJob, child: Manifest, template: ResolvedTemplate, memory: Memory
+    ) -> Outcome:
         """Create a Job of small pods, with the template's requests if only those are admitted. Raises: as ``_create``.
 
         A LimitRange refuses pods, not Jobs, and the Job controller would retry without end.
         """
-        template = await self._turns.run(Payer(job.namespace), resolve_template, job)
         pods = child["spec"]["template"]
         for spec in (pods["spec"], raise_requests(pods["spec"], template.pod, template.trainer)):
             candidate = {**child, "spec": child["spec"] | {"template": pods | {"spec": spec}}}
@@ -312,8 +313,11 @@ class Executor:
                 outcome = await self._create_secret(job, child, memory, is_used=view is not None)
             else:
                 await self._discard_former_group(job, child, action.attempt)
-                create = self._create_small_job if (kind, action.attempt) == ("Job", 0) else self._create
-                outcome = await create(job, child, memory)
+                if (kind, action.attempt) == ("Job", 0):
+                    template = await self._turns.run(Payer(job.namespace), resolve_template, job)
+                    outcome = await self._create_small_job(job, child, template, memory)
+                else:
+                    outcome = await self._create(job, child, memory)
             if outcome is not None:
                 return outcome
         memory.failing_since = None
