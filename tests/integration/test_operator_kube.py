@@ -150,6 +150,23 @@ async def test_vanished_namespace_is_no_refusal(cluster: KubeCluster) -> None:
         await cluster.create(lost)
 
 
+async def test_written_status_is_in_cache_before_watch_reports_it(cluster: KubeCluster, server: StandIn) -> None:
+    version = (await seen(cluster)).resource["metadata"]["resourceVersion"]
+    await cluster.patch_status(KEY, {"phase": "Running"}, resource_version=version)
+    cached = (await seen(cluster)).resource
+    stored = server.get(KIND, "digits")
+    assert stored is not None
+    assert cached["status"] == {"phase": "Running"}
+    assert cached["metadata"]["resourceVersion"] == stored["metadata"]["resourceVersion"] != version
+
+
+async def test_written_status_is_not_joined_to_older_spec_in_cache(cluster: KubeCluster, server: StandIn) -> None:
+    before = (await seen(cluster)).resource
+    changed = server.change(KIND, "digits", lambda job: job["spec"].update(nodes=5))
+    await cluster.patch_status(KEY, {"phase": "Running"}, resource_version=changed["metadata"]["resourceVersion"])
+    assert (await seen(cluster)).resource == before  # until the watch reports both changes
+
+
 async def test_status_of_deleted_resource_drops_it_from_cache(cluster: KubeCluster, server: StandIn) -> None:
     version = (await seen(cluster)).resource["metadata"]["resourceVersion"]
     server.remove(KIND, "digits")

@@ -7,6 +7,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, Final, Literal
 
+import msgspec
+
 from ddp_operator.api.cluster import (
     AlreadyExists,
     ClusterError,
@@ -350,7 +352,8 @@ class KubeCluster:
         """Replace the status by PUT to the status subresource.
 
         A merge patch would keep every field that the new status does not have. The resourceVersion in the body is the
-        precondition. The API server ignores the remaining body, so only the status is sent.
+        precondition. The API server ignores the remaining body, so only the status is sent. It answers with metadata,
+        as a refused spec of 1.4 MB would otherwise return with each status.
         """
         body = {
             "apiVersion": API_VERSION,
@@ -358,19 +361,18 @@ class KubeCluster:
             "metadata": {"name": key.name, "namespace": key.namespace, "resourceVersion": resource_version},
             "status": status,
         }
+        options: dict[str, Any] = {"params": _WRITE, "body": body, "accept": ONE_METADATA_ONLY}
         try:
-            resource = await call(
-                self._client, "PUT", KIND, key.namespace, key.name, "status", params=_WRITE, body=body
-            )
+            answer = await call(self._client, "PUT", KIND, key.namespace, key.name, "status", **options)
         except ObjectNotFound as exc:
             self._forget(KIND, key.namespace, key.name)
             raise VersionConflict(f"{key} was deleted") from exc
         except ClusterError as exc:
-            answer = exc.__cause__
-            if isinstance(answer, ResponseError) and (answer.status in INVALID or TOO_LARGE.search(answer.message)):
-                raise Refused(answer.message, reason="Invalid") from exc
+            cause = exc.__cause__
+            if isinstance(cause, ResponseError) and (cause.status in INVALID or TOO_LARGE.search(cause.message)):
+                raise Refused(cause.message, reason="Invalid") from exc
             raise
-        self._remember(KIND, resource)
+        self._remember_status(key, status, before=resource_version, after=answer["metadata"]["resourceVersion"])
 
     async def events_of(self, item: Object) -> tuple[Object, ...]:
         """List the Events about one object. This is done for waiting objects only."""
@@ -476,6 +478,15 @@ class KubeCluster:
     def _remember(self, kind: str, obj: Object) -> None:
         if self._store is not None and (kind == KIND or kind in CHILD_KINDS):
             self._store.apply(kind, obj)
+
+    def _remember_status(self, key: Key, status: Object, *, before: str, after: str) -> None:
+        """Store a status that replaced the one of version ``before``. The watch may have delivered a newer object."""
+        entry = self._store.entry(KIND, key.namespace, key.name) if self._store is not None else None
+        if entry is None or entry.version != before:
+            return
+        resource = msgspec.json.decode(entry.body)
+        metadata = resource["metadata"] | {"resourceVersion": after}
+        self._remember(KIND, resource | {"metadata": metadata, "status": status})
 
     def _forget(self, kind: str, namespace: str, name: str) -> None:
         """Drop a deleted object from the store, with any UID."""

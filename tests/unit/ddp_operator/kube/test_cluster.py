@@ -325,3 +325,13 @@ async def test_deleted_object_stays_in_store_while_terminating(metadata: Any, ke
 async def test_response_to_status_write_maps_to_exception(answer: Exception, expected: type[Exception]) -> None:
     raised, _ = await run(lambda cluster: cluster.patch_status(Key("ns", "j"), {}, resource_version="1"), answer)
     assert type(raised) is expected
+
+
+async def test_status_is_written_without_reading_the_spec_again() -> None:
+    answer = {"kind": "PartialObjectMetadata", "metadata": {"name": "j", "namespace": "ns", "resourceVersion": "2"}}
+    client = RecordingClient([answer])
+    cluster = KubeCluster(client, ObjectCache())  # type: ignore[arg-type]
+    await cluster.patch_status(Key("ns", "j"), {"phase": "Running"}, resource_version="1")
+    await cluster.close()
+    [(_, _, options)] = client.calls
+    assert options["accept"].startswith("application/json;as=PartialObjectMetadata;")
