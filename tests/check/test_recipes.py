@@ -7,18 +7,16 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Final, NamedTuple
 
-import psutil
 import pytest
 
 from tests.check.running import SECONDS, list_failures, run_check
@@ -49,6 +47,27 @@ RUN: Final = (
     Recipe("accelerate", "accelerate"),
     Recipe("timm", "timm, PIL", ("images", *SMALL)),
 )
+OFFLINE: Final = {"HF_HUB_OFFLINE": "1"}
+MAKE_MODEL_AND_TEXTS: Final = """
+import json
+from pathlib import Path
+from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+special = ["<unk>", "<pad>", "<eos>"]
+texts = [f"the square of {number} is {number * number}" for number in range(160)]
+words = Tokenizer(models.BPE(unk_token="<unk>"))
+words.pre_tokenizer = pre_tokenizers.Whitespace()
+words.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=256, special_tokens=special))
+tokens = dict(zip(("unk_token", "pad_token", "eos_token"), special))
+PreTrainedTokenizerFast(tokenizer_object=words, **tokens).save_pretrained("model")
+sizes = {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2, "head_dim": 16}
+heads = {"num_attention_heads": 2, "num_key_value_heads": 2}
+config = Qwen3Config(vocab_size=256, pad_token_id=1, eos_token_id=2, **sizes, **heads)
+Qwen3ForCausalLM(config).save_pretrained("model")
+Path("texts").mkdir()
+Path("texts/train.jsonl").write_text("".join(json.dumps({"text": text}) + chr(10) for text in texts))
+"""
 recipes = pytest.mark.parametrize("recipe", RUN, ids=[recipe.name for recipe in RUN])
 
 
@@ -121,35 +140,50 @@ def test_killed_nanogpt_resumes(tmp_path: Path) -> None:
     assert "Resuming training from" in output
 
 
+def test_killed_trl_resumes(tmp_path: Path) -> None:
+    python = find_python(Recipe("trl", "trl, tokenizers"))
+    make = [python, "-c", MAKE_MODEL_AND_TEXTS]
+    subprocess.run(make, cwd=tmp_path, env=os.environ | OFFLINE, capture_output=True, text=True, check=True)
+    job = (RECIPES.parent / "trl-sft.yaml").read_text(encoding="utf-8")
+    (tmp_path / "job.yaml").write_text(job, encoding="utf-8")
+    of_script = ["--use_cpu", "--model_name_or_path=model", "--dataset_name=texts", "--bf16=False", "--max_steps=12"]
+    options = ["job.yaml", "--workdir=.", "--", *of_script, "--save_steps=4", "--per_device_train_batch_size=2"]
+
+    output = run_killed(python, options, tmp_path, checkpoint="sft-checkpoints/checkpoint-*/trainer_state.json")
+
+    states = [
+        json.loads(path.read_text())
+        for path in find_written(tmp_path, "sft-checkpoints/checkpoint-12/trainer_state.json")
+    ]
+    assert [state["global_step"] for state in states] == [12], output
+
+
 def run_killed(python: str, options: Sequence[str], folder: Path, *, checkpoint: str) -> str:
-    """Run a job of two pods, kill rank 1 once a checkpoint exists in a claim, and return the output."""
-    line = [python, "-c", RUN_DDP, "run", "--cpu", "--plain", "--nodes=2", "--max-restarts=2", *options]
+    """Run a job of two pods, kill rank 1 once a checkpoint exists in a claim, and return the output.
+
+    ``checkpoint``: the pattern of its name below the folder of the claims.
+    """
+    ddp = [python, "-c", RUN_DDP]
+    env = os.environ | OFFLINE | {"PYTHONPATH": PATHS, "HF_HOME": str(folder / "huggingface")}
+    line = [*ddp, "run", "--cpu", "--plain", "--nodes=2", "--max-restarts=2", *options]
     with subprocess.Popen(
-        line,
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": PATHS, "HF_HUB_OFFLINE": "1", "HF_HOME": str(folder / "huggingface")},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
+        line, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as process:
-        written = folder / "ddp-runs" / "claims" / checkpoint
-        while not written.exists() and process.poll() is None:
+        while not find_written(folder, checkpoint) and process.poll() is None:
             time.sleep(0.1)
         if process.poll() is not None:
             raise AssertionError(process.communicate()[0])
-        find_rank(1, folder).send_signal(signal.SIGKILL)
+        drill = [*ddp, "drill", "--local", "--kill=1", "--after=0"]
+        killed = subprocess.run(
+            drill, cwd=folder, env=env, capture_output=True, text=True, timeout=SECONDS, check=False
+        )
         output, _ = process.communicate(timeout=SECONDS)
 
+    assert killed.returncode == 0, killed.stdout + killed.stderr
     assert process.returncode == 0, output
     return output
 
 
-def find_rank(rank: int, folder: Path) -> psutil.Process:
-    """Return the process of a rank of the run in a folder."""
-    for process in psutil.process_iter():
-        with suppress(psutil.Error):
-            is_in_folder = any(str(folder) in word for word in process.cmdline())
-            if is_in_folder and process.environ().get("RANK") == str(rank):
-                return process
-    raise AssertionError(f"no process of rank {rank}")
+def find_written(folder: Path, pattern: str) -> list[Path]:
+    """Return the files of a run's claims that match a pattern."""
+    return sorted((folder / "ddp-runs" / "claims").glob(pattern))
