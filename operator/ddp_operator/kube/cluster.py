@@ -480,7 +480,10 @@ class KubeCluster:
             self._store.apply(kind, obj)
 
     def _remember_status(self, key: Key, status: Object, *, before: str, after: str) -> None:
-        """Store a status that replaced the one of version ``before``. The watch may have delivered a newer object."""
+        """Store a status that replaced the one of version ``before``, unless the cache has another version.
+
+        An older one lacks a change of the spec, which the watch delivers later.
+        """
         entry = self._store.entry(KIND, key.namespace, key.name) if self._store is not None else None
         if entry is None or entry.version != before:
             return

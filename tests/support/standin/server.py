@@ -171,11 +171,7 @@ class StandInApi:
                 return await self._log(request, namespace or "", name)
             status, answer = self.perform(ask, place)
             if "as=PartialObjectMetadata;" in accept and verb != "list":
-                answer = {
-                    "kind": "PartialObjectMetadata",
-                    "apiVersion": "meta.k8s.io/v1",
-                    "metadata": answer["metadata"],
-                }
+                answer = _view_metadata(answer)
         except ApiFailure as failure:
             self.calls.append(Call(verb, resource, failure.code, user))
             return _answer(failure)
@@ -262,8 +258,7 @@ class StandInApi:
             meta["continue"] = f"{meta['resourceVersion']}:{first + limit}"
         items = items[first : first + limit] if limit else items[first:]
         if "as=PartialObjectMetadataList" in ask.accept:
-            head = {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1"}
-            partial = [head | {"metadata": obj["metadata"]} for obj in items]
+            partial = [_view_metadata(obj) for obj in items]
             return {
                 "kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": meta, "items": partial,
             }  # fmt: skip
@@ -426,6 +421,10 @@ def _field(obj: Object, path: str) -> str:
     for part in path.split("."):
         value = value.get(part, "") if isinstance(value, dict) else ""
     return str(value)
+
+
+def _view_metadata(obj: Object) -> Object:
+    return {"kind": "PartialObjectMetadata", "apiVersion": "meta.k8s.io/v1", "metadata": obj["metadata"]}
 
 
 def _answer(failure: ApiFailure) -> web.Response:
