@@ -343,6 +343,8 @@ def test_lost_pod_is_replaced_at_once_in_same_job_and_workload(cluster: UserName
         name = job.pod(index).metadata.name
         job.recovered(done, partial(cluster.core.delete_namespaced_pod, name, cluster.namespace), what)
         done = job.trained(since=done)
+        # Another loss before the operator has seen the steps is part of the same interruption.
+        cluster.until(lambda: job.status["phase"] == "Running", "the operator sees that training goes on")
     status = job.status
     report = status["restarts"]
     assert (status["attempt"], report["total"], report["counted"], report["replaced"]) == (1, 0, 0, 2), status
