@@ -4,7 +4,8 @@ import asyncio
 import gc
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from weakref import WeakValueDictionary
 
@@ -14,13 +15,14 @@ from ddp_operator.api.cluster import Key
 from ddp_operator.api.constants import KIND
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.status import Profile
+from ddp_operator.decide.hooks import Feature, Hooks
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.children import CHILD_KINDS, key_of
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.cluster import KubeCluster
 from ddp_operator.kube.credentials import login
-from ddp_operator.kube.drains import DrainWatch
 from ddp_operator.kube.resync import CHILD_SELECTOR, Resync
+from ddp_operator.kube.services import ServiceContext, prepare_services, run_service, start_services
 from ddp_operator.kube.startup_checks import check_cluster, find_loss
 from ddp_operator.kube.watch import watch
 from ddp_operator.manager.health import HealthServer
@@ -63,7 +65,9 @@ class Operator:
     ``on_lost`` is called after another operator has become the leader. Raises: SettingsError.
     """
 
-    def __init__(self, settings: Settings, *, on_lost: Callable[[], None] = end_at_once) -> None:
+    def __init__(
+        self, settings: Settings, features: Sequence[Feature] = (), *, on_lost: Callable[[], None] = end_at_once
+    ) -> None:
         self.settings = settings
         self.store = ObjectCache()
         self.metrics = OperatorMetrics(lambda: float(len(self.queue)), lambda: self.store.bodies(KIND))
@@ -77,15 +81,10 @@ class Operator:
             watches=len(self._watched),
             on_call=self.metrics.on_call,
         )
-        self.drains = DrainWatch(
-            self.client,
-            self.store,
-            settings.namespaces,
-            self._on_change,
-            source=settings.drain_requests,
-            condition=settings.drain_condition,
-        )
-        self.cluster = KubeCluster(self.client, self.store, on_change=self._on_change, drains=self.drains)
+        context = partial(ServiceContext, self.client, self.store, settings.namespaces, self._on_change)
+        hooks = Hooks(features, start_services(features, settings.features, context))
+        self._services = hooks.services
+        self.cluster = KubeCluster(self.client, self.store, on_change=self._on_change, amend=hooks.amend)
         self.traces = _open_traces()
         self.reconciler = Reconciler(
             self.cluster,
@@ -93,6 +92,7 @@ class Operator:
             defaults=_read_defaults(settings),
             history_image=settings.history_image,
             is_multikueue_worker=settings.multikueue_worker,
+            hooks=hooks,
             on_transition=self.metrics.on_transition,
             on_status=self.traces.export if self.traces is not None else None,
         )
@@ -226,8 +226,9 @@ class Operator:
 
     async def _start_workers(self) -> None:
         await self.sync.synced.wait()
-        await self.drains.read()  # before the first Job, whose pods depend on it
-        self._tasks.append(asyncio.create_task(self.drains.run(), name="drain requests"))
+        await prepare_services(self._services)  # before the first Job, which may depend on them
+        for name, service in self._services.items():
+            self._tasks.append(asyncio.create_task(run_service(name, service), name=f"feature {name}"))
         logger.info("ready: serving %s", ", ".join(self.settings.namespaces) or "all namespaces")
         self.queue.start()
 

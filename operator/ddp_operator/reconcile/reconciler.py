@@ -27,6 +27,7 @@ from ddp_operator.api.stored_fields import describe_left_out, read_status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.decide import decide
+from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.multikueue import find_cluster
 from ddp_operator.decide.refusals import (
     describe_refused_status,
@@ -118,6 +119,7 @@ class Reconciler:
         defaults: Profile | None = None,
         history_image: str = "",
         is_multikueue_worker: bool = False,
+        hooks: Hooks | None = None,
         on_transition: Callable[[str, Transition], None] | None = None,
         on_status: Callable[[Snapshot, Status, Status, datetime], None] | None = None,
     ) -> None:
@@ -126,7 +128,7 @@ class Reconciler:
         self._progress_interval = progress_interval
         self._defaults = defaults
         self._turns = Turns()
-        self._observer = Observer(cluster, clock, self._turns, progress_interval)
+        self._observer = Observer(cluster, clock, self._turns, progress_interval, hooks or Hooks())
         self._executor = Executor(cluster, clock, self._turns, history_image)
         self._multikueue = MultiKueue(cluster, clock, self._turns, is_worker=is_multikueue_worker)
         self._on_transition = on_transition
