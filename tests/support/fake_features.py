@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Mapping
 from typing import Any
 
 from ddp_operator.api.cluster import Key, Object
+from ddp_operator.decide.hooks import Service
 
 
-class FakeService:
+class FakeService(Service):
     """A service whose answers a test sets. ``departures``, ``amended``: an exception is raised."""
 
     def __init__(self, departures: Any = None, amended: Any = None) -> None:
         self.departures = {} if departures is None else departures
         self.amended = amended
-
-    async def prepare(self) -> None:
-        """Need nothing."""
-
-    async def run(self) -> None:
-        """Wait."""
-        await asyncio.Event().wait()
 
     def amend(self, manifest: Object) -> Any:
         """Return ``amended``; None: the object as it is."""

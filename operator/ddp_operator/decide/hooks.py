@@ -6,16 +6,19 @@ is contained here: it is counted, logged, and reported in the job's condition ``
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Literal, Protocol, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
-from ddp_operator.api.cluster import Key, Object
+from ddp_operator.api.cluster import Key, Object, Snapshot
 from ddp_operator.api.faults import FAULTS, describe_fault
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.status import Status
 from ddp_operator.decide.state import Trouble
 
 if TYPE_CHECKING:  # of a higher layer: the context of services, which features of the operator's process take
@@ -27,20 +30,32 @@ Faults = MutableMapping[tuple[str, str], str]
 """What the last call of a hook has raised, by the names of the feature and of the hook."""
 
 
-class Service(Protocol):
-    """The part of a feature that works for all jobs: one for each process of the operator."""
+class Service:
+    """The part of a feature that works for all jobs: one for each process of the operator. Each method is a hook.
+
+    ``prepare``, ``run`` and ``close`` may wait; the others are called in passes and may not.
+    """
 
     async def prepare(self) -> None:
         """Read what the first Job needs. All jobs wait for it, for a limited time."""
 
     async def run(self) -> None:
         """Work until it is cancelled."""
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        """Finish at the end of the process, in a limited time."""
 
     def amend(self, manifest: Object) -> Object:
-        """Return a child with additions, before it is created. Kind and metadata remain. It is called in each write."""
+        """Return a child with additions, before it is created. Its kind and metadata remain."""
+        return manifest
 
     def list_departures(self, key: Key) -> Mapping[str, str]:
         """Return who requests that pods of a job leave their nodes, and why, by the name of the pod."""
+        return {}
+
+    def note_status(self, snapshot: Snapshot, old: Status, new: Status, now: datetime) -> None:
+        """Note that the status ``new`` of a job was written in place of ``old``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +75,7 @@ class Feature:
     """A capability that can be deleted with its folder. The hooks that it does not use are None.
 
     ``page``: of docs/. ``settings``: the environment variables of the operator that it reads, each with a description.
+    ``start``: returns its service; None: it is switched off.
     """
 
     name: str
@@ -67,7 +83,7 @@ class Feature:
     page: str
     nodes: NodeHook | None = None
     settings: type[msgspec.Struct] | None = None
-    start: Callable[[ServiceContext], Service] | None = None
+    start: Callable[[ServiceContext], Service | None] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +101,14 @@ class Hooks:
             hook = partial(service.amend, manifest)
             manifest = guard.call(name, "amend", hook, partial(_is_same_object, manifest), default=manifest)
         return manifest
+
+    def note_status(self, snapshot: Snapshot, old: Status, new: Status, now: datetime) -> None:
+        """Tell all features that a status was written."""
+        meta = snapshot.resource["metadata"]
+        guard = Guard(f"{meta.get('namespace')}/{meta.get('name')}")
+        for name, service in self.services.items():
+            hook = partial(service.note_status, snapshot, old, new, now)
+            guard.call(name, "note_status", hook, _is_none, default=None)
 
     def observe(self, job: DDPTrainingJob, faults: Faults) -> JobHooks:
         """Return the hooks for one pass over a job. ``faults``: of its former passes, which this one updates."""
@@ -170,6 +194,10 @@ class JobHooks:
             else:
                 self.guard.forget(feature.name, "judge")
         return judges
+
+
+def _is_none(value: object) -> bool:
+    return value is None
 
 
 def _is_flag(value: object) -> bool:

@@ -3,9 +3,10 @@
 from typing import Final
 
 from ddp_operator.decide.hooks import Feature
-from ddp_operator.features import drains, node_health
+from ddp_operator.features import drains, node_health, tracing
 
 FEATURES: Final[tuple[Feature, ...]] = (
     drains.FEATURE,
     node_health.FEATURE,
+    tracing.FEATURE,
 )

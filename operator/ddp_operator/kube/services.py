@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
@@ -20,6 +21,8 @@ logger = logging.getLogger(__name__)
 
 SECONDS_TO_PREPARE = 30.0
 """Limit of what all jobs wait for at the start, in sum."""
+SECONDS_TO_CLOSE = 4.0
+"""The same at the end of the process: Kopf waits five seconds."""
 PAUSE = 30.0
 """Seconds before a service that has ended runs again."""
 
@@ -40,12 +43,14 @@ def start_services(
     features: Sequence[Feature], settings: Mapping[str, msgspec.Struct], build: Callable[..., ServiceContext]
 ) -> dict[str, Service]:
     """Return the services by the name of their feature. ``build``: the context with these ``settings``."""
-    services = {}
+    services: dict[str, Service] = {}
     for feature in features:
         if feature.start is None:
             continue
         try:
-            services[feature.name] = feature.start(build(settings=settings.get(feature.name)))
+            service = feature.start(build(settings=settings.get(feature.name)))
+            if service is not None:
+                services[feature.name] = service
         except Exception as error:
             FAULTS.add(f"feature {feature.name}", "start", error)
     return services
@@ -59,6 +64,13 @@ async def prepare_services(services: Mapping[str, Service]) -> None:
     except TimeoutError as error:
         FAULTS.add("features", "start", error)
         logger.warning("features take more than %g s to start; the jobs no longer wait for them", SECONDS_TO_PREPARE)
+
+
+async def close_services(services: Mapping[str, Service]) -> None:
+    """Close all services."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(SECONDS_TO_CLOSE):
+            await asyncio.gather(*(_contain(name, service.close) for name, service in services.items()))
 
 
 async def run_service(name: str, service: Service) -> None:

@@ -19,6 +19,7 @@ from ddp_operator.api.cluster import ClusterError, Key, Object, Refused
 from ddp_operator.api.constants import GROUP, MANAGED_BY
 from ddp_operator.api.faults import contain, name_object
 from ddp_operator.api.kubeobjects import EPOCH, format_time, parse_time, utc_now
+from ddp_operator.decide.hooks import Service
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.client import ApiClient, ObjectNotFound, call, pages, trim
 
@@ -111,7 +112,7 @@ class _Eviction(msgspec.Struct):
 
 
 @dataclass(eq=False)
-class DrainWatch:
+class DrainWatch(Service):
     """The service that reads the requests. ``on_change`` is called for every job whose requests have changed.
 
     ``source``: the DrainRequests, as NAMESPACE/RESOURCE.VERSION.GROUP; empty: none. ``condition``: the type of the

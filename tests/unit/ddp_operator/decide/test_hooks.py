@@ -96,6 +96,7 @@ def test_fault_of_judge_is_forgotten_when_job_needs_it_no_more() -> None:
 
 async def test_job_trains_beside_feature_that_always_fails_and_reports_it() -> None:
     service = FakeService(ZeroDivisionError("a bug"), ZeroDivisionError("a bug"))
+    service.note_status = fail  # type: ignore[method-assign]
     harness = ReconcilerHarness(hooks=Hooks((judging(fail),), {"moves": service}))
 
     async def node(name: str) -> Any:
