@@ -25,6 +25,7 @@ GENERATED = {
     },
     "docs/api.md": "docs.pages.api",
     "docs/cli.md": "docs.pages.cli",
+    "docs/architecture.md": "docs.pages.tables architecture",
     "docs/metrics.md": "docs.pages.tables metrics",
     "docs/troubleshooting.md": "docs.pages.tables troubleshooting",
     "docs/images/watch.svg": "docs.pictures watch",

@@ -14,6 +14,7 @@ import msgspec
 
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.transitions import PRODUCTIVE, NodeFailed, Used
+from ddp_operator.features import FEATURES
 from ddp_operator.manager.telemetry import OperatorMetrics
 from ddp_pod.contract.failure_table import CATEGORIES, PREEMPTED, UNKNOWN
 from ddp_pod.failures.text import CRASH_REMEDY, SILENT_REMEDY
@@ -76,9 +77,19 @@ def list_operator_series() -> Iterator[str]:
     yield from sorted(rows)
 
 
+def list_features() -> Iterator[str]:
+    """Yield the operator's features."""
+    yield from ("| feature | maturity | hooks | page |", "|---|---|---|---|")
+    for feature in FEATURES:
+        hooks = {"judges nodes": feature.nodes, "a service": feature.start}
+        used = ", ".join(text for text, hook in hooks.items() if hook is not None)
+        yield f"| `{feature.name}` | {feature.maturity} | {used} | [{feature.page}]({feature.page}) |"
+
+
 PAGES: Final[dict[str, dict[str, Callable[[], Iterator[str]]]]] = {
     "metrics": {"trainer": list_trainer_series, "operator": list_operator_series},
     "troubleshooting": {"categories": list_categories},
+    "architecture": {"features": list_features},
 }
 
 

@@ -12,6 +12,7 @@ from typing import Final
 from msgspec.structs import replace
 
 from ddp_operator._version import __version__
+from ddp_operator.features import FEATURES
 from ddp_operator.manager.settings import Settings, SettingsError, describe
 
 _M_MMAP_THRESHOLD: Final = -3
@@ -22,13 +23,13 @@ def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m ddp_operator",
         description="Watch DDPTrainingJob resources and run them as Jobs. Configure it by environment variables:",
-        epilog=describe(),
+        epilog=describe(FEATURES),
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"ddp-operator {__version__}")
     parser.parse_args(argv)
     try:
-        settings = Settings.from_env()
+        settings = Settings.from_env(features=FEATURES)
     except SettingsError as exc:
         print(f"error: {exc}", file=sys.stderr)
         return 2
@@ -58,7 +59,7 @@ def _run(settings: Settings) -> int:
                 standalone=True,
                 # Without an identity Kopf reads the login name, which a pod may not have.
                 identity=identity,  # type: ignore[arg-type]  # Kopf does not export its type
-                memo=kopf.Memo(settings=replace(settings, identity=identity)),
+                memo=kopf.Memo(settings=replace(settings, identity=identity), features=FEATURES),
             )
         )
     except asyncio.CancelledError:

@@ -33,6 +33,7 @@ import msgspec
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.kubeobjects import utc_now
 from ddp_operator.api.parse import parse_resource
+from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.views import PodView, view_pod
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.client import ApiClient
@@ -161,7 +162,7 @@ def build_pods() -> list[PodView]:
 async def read_pages(port: int) -> None:
     """Read the reports of all pods as the operator does when a job reports a restart in the same pods."""
     cluster = KubeCluster(build_client(port))
-    observer = Observer(cluster, utc_now, Turns(), 10.0)
+    observer = Observer(cluster, utc_now, Turns(), 10.0, Hooks())
     result = await observer._read_pages(job(metrics={"port": port}), build_pods(), PageBudget())
     await cluster.close()
     print(f"reports read within the budget: {len(result)} of {PODS}", file=sys.stderr)

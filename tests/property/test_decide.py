@@ -78,8 +78,8 @@ class PassInput:
         report = page(answered=self.answered)
         return dataclasses.replace(
             seen,
-            drains=dict.fromkeys(sorted(self.drained), "maintenance"),
-            troubles={"node-a": Trouble("drains", "Drained", True)} if "node-a" in self.drained else {},
+            departures=dict.fromkeys(sorted(self.drained), "maintenance"),
+            troubles={"node-a": Trouble("drains", planned=True, leaves=True)} if "node-a" in self.drained else {},
             failures_in_place=list_restart_failures(
                 (pod, decode(report)) for pod in seen.pods_of(typed.status.attempt)
             ),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ddp_operator.api.constants import EVICTION_RESPONDER
+from ddp_operator.features.drains.requests import EVICTION_RESPONDER
 
 SOURCE = "nvsentinel/drainrequests.v1alpha1.nvsentinel.nvidia.com"
 LIFECYCLE = "lifecycle.k8s.io/v1alpha1"

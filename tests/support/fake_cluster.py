@@ -20,6 +20,7 @@ from ddp_operator.api import constants
 from ddp_operator.api.cel import check_rules
 from ddp_operator.api.cluster import ClusterError, Event, Key, Object, Refused, Snapshot
 from ddp_operator.api.status import Condition, Profile, Status
+from ddp_operator.decide.hooks import Hooks
 from ddp_operator.reconcile import Reconciler
 
 from .builders import NOW, Json, page, resource, respond
@@ -147,7 +148,8 @@ class FakeCluster(LocalCluster):
 class ReconcilerHarness:
     """One job in a cluster in memory, its user, and its reconciler."""
 
-    def __init__(self, item: Mapping[str, Any] | None = None, **spec: Any) -> None:
+    def __init__(self, item: Mapping[str, Any] | None = None, hooks: Hooks | None = None, **spec: Any) -> None:
+        self.hooks = hooks or Hooks()
         self.clock = SteppedClock()
         self.cluster = FakeCluster(self.clock)
         item = item or resource(**{"nodes": 2, **spec})
@@ -161,7 +163,9 @@ class ReconcilerHarness:
 
     def restart_operator(self, cluster: Any = None) -> Reconciler:
         """Restart with a reconciler without memory."""
-        self.reconciler = Reconciler(cluster or self.cluster, clock=self.clock, defaults=self.defaults)
+        self.reconciler = Reconciler(
+            cluster or self.cluster, clock=self.clock, defaults=self.defaults, hooks=self.hooks
+        )
         return self.reconciler
 
     async def reconcile(self) -> float | None:

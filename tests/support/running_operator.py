@@ -12,6 +12,7 @@ from typing import Any
 import kopf
 
 import ddp_operator.manager.handlers  # noqa: F401 - registers the handlers
+from ddp_operator.features import FEATURES
 from ddp_operator.manager.operator import Operator
 from ddp_operator.manager.settings import Settings
 from tests.support import PATIENCE
@@ -25,7 +26,7 @@ class RunningOperator(Stoppable):
         self.settings = settings
         self.lost = threading.Event()
         """Set when another operator has taken over; a separate process would end then."""
-        self._memo = kopf.Memo(settings=settings, on_lost=self.lost.set)
+        self._memo = kopf.Memo(settings=settings, features=FEATURES, on_lost=self.lost.set)
         # Waiting for a threading.Event needs a thread, which outlives a failed start.
         self._stop: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._ready = threading.Event()

@@ -169,10 +169,6 @@ class LocalCluster:
         ready = {"type": "Ready", "status": "True"}
         return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": {"conditions": [ready]}}
 
-    def list_drains(self, key: Key) -> Mapping[str, str]:
-        """Return no requests: nothing drains this machine."""
-        return {}
-
     async def disrupt_pod(self, pod: Object, reason: str, message: str, *, lost: bool) -> None:
         """Stop the pod. The reconcile never calls this here, because no node can be lost or drained."""
         metadata = pod["metadata"]

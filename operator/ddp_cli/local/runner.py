@@ -33,9 +33,11 @@ from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempts import fail
+from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.refusals import exclusive_claim, explain_use
 from ddp_operator.decide.report import Page, apply_progress, build_progress, drop_pace
 from ddp_operator.decide.state import Observation, State
+from ddp_operator.features import FEATURES
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.reconcile.workqueue import backoff
 from ddp_pod.contract.processes import STOP_SIGNALS
@@ -156,7 +158,7 @@ class Run:
         try:
             self._add_objects()
             self._print_plan()
-            reconciler = Reconciler(self._cluster, progress_interval=_PROGRESS_SECONDS)
+            reconciler = Reconciler(self._cluster, progress_interval=_PROGRESS_SECONDS, hooks=Hooks(FEATURES))
             wait = await self._pass(reconciler)
             self._folder.announce()
             # The pods are starting; slow work, such as importing Rich, no longer delays them.

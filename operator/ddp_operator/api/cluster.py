@@ -189,9 +189,6 @@ class Cluster(Protocol):
     async def node(self, name: str) -> Object | None:
         """Return a Kubernetes node; None: it does not exist. Raises: Refused if the operator may not read it."""
 
-    def list_drains(self, key: Key) -> Mapping[str, str]:
-        """Return who requests that pods of a resource leave their nodes, and why, by the name of the pod. No call."""
-
     async def disrupt_pod(self, pod: Object, reason: str, message: str, *, lost: bool) -> None:
         """Set the condition ``DisruptionTarget`` of a pod with this reason and message, and delete the pod.
 

@@ -34,8 +34,6 @@ LABEL_ATTEMPT: Final = f"{GROUP}/attempt"
 # The chart sets it on the operator's pods: a job's NetworkPolicy allows them to read metrics.
 LABEL_COMPONENT: Final = f"{GROUP}/component"
 COMPONENT_OPERATOR: Final = "operator"
-EVICTION_RESPONDER: Final = f"{GROUP}/operator"
-"""The operator's name in spec.evictionResponders of pods."""
 KUEUE_DOMAIN: Final = "kueue.x-k8s.io"
 KUEUE_QUEUE_LABEL: Final = f"{KUEUE_DOMAIN}/queue-name"
 KUEUE_PRIORITY_LABEL: Final = f"{KUEUE_DOMAIN}/priority-class"

@@ -48,7 +48,7 @@ class FaultLog:
         if fault in self._logged or len(self._logged) >= MOST_LOGGED:
             return
         self._logged.add(fault)
-        logger.warning("%s %s is left out: %s", part, subject, _describe(error))
+        logger.warning("%s %s is left out: %s", part, subject, describe_fault(error))
         if len(self._logged) == MOST_LOGGED:
             logger.warning("further faults of the next hour are only counted in ddp_operator_faults_total")
 
@@ -89,7 +89,7 @@ def name_object(item: Any) -> str:
     return "/".join(names) or "without a name"
 
 
-def _describe(error: Exception) -> str:
+def describe_fault(error: Exception) -> str:
     """Return the exception in one line, with the line of code that raised it."""
     frame = error.__traceback__
     while frame is not None and frame.tb_next is not None:

@@ -254,12 +254,12 @@ def readmit_nodes(state: State, message: str) -> Decision:
 
 def leave_nodes(state: State, nodes: Mapping[str, Trouble]) -> Decision:
     """Start the next attempt, not counted, on nodes without a reported problem."""
-    is_drained = any(trouble.reason == c.DRAINED for trouble in nodes.values())
+    is_planned = any(trouble.planned for trouble in nodes.values())
     troubles = "; ".join(f"{name}: {trouble.message}" for name, trouble in nodes.items())
-    kind = "drained" if is_drained else "unhealthy"
+    kind = "drained" if is_planned else "unhealthy"
     note = f"attempt {state.status.attempt + 1} avoids {kind} nodes: {troubles}"
     avoided = add_failed_nodes(state.status.failed_nodes, iter(nodes))
-    reason = c.DRAINED if is_drained else c.NODE_UNHEALTHY
+    reason = c.DRAINED if is_planned else c.NODE_UNHEALTHY
     return _begin_uncounted(state, reason, note, failed_nodes=avoided)
 
 

@@ -23,12 +23,13 @@ TRAINS_AS_ONE: Final = "TrainsAsOne"
 TRAINING_COMPLETE: Final = "TrainingComplete"
 IDLE: Final = "Idle"
 NODES_HEALTHY: Final = "NodesHealthy"
+FEATURES_WORK: Final = "FeaturesWork"
 SUCCEEDED: Final = "Succeeded"
 FAILED: Final = "Failed"
 HISTORY_STORED: Final = "HistoryStored"
 _FINAL_TYPES: Final = (TRAINS_AS_ONE, TRAINING_COMPLETE, SUCCEEDED, FAILED, HISTORY_STORED)
 _RUNNING_TYPES: Final = (ACCEPTED, SUSPENDED, INPUTS_READY, SCHEDULED, RENDEZVOUSED, PROGRESSING, RESTARTING)
-TYPES: Final = (*_RUNNING_TYPES, IDLE, NODES_HEALTHY, UPLOADED, *_FINAL_TYPES)
+TYPES: Final = (*_RUNNING_TYPES, IDLE, NODES_HEALTHY, FEATURES_WORK, UPLOADED, *_FINAL_TYPES)
 
 # Accepted
 VALID: Final = "Valid"
@@ -163,7 +164,10 @@ NOT_STORED: Final = "NotStored"
 # Idle: only where spec.idle is set
 NO_STEPS: Final = "NoSteps"
 NOT_IDLE: Final = "NotIdle"
-# NodesHealthy: only where recovery.nodeHealth or recovery.drains is set, or a request has drained a pod
+# FeaturesWork: only after a fault of a feature
+FEATURE_FAULT: Final = "FeatureFault"
+NO_FAULT: Final = "NoFault"
+# NodesHealthy: only where a feature reads the nodes, or others have asked a pod to leave
 NODE_UNHEALTHY: Final = "NodeUnhealthy"  # of Restarting too
 DRAINED: Final = "Drained"  # of Restarting and of pods too
 NO_TROUBLE: Final = "NoTrouble"

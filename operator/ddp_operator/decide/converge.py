@@ -21,7 +21,7 @@ from ddp_operator.decide.kueue import find_queue_edits, find_waiting_start, is_q
 from ddp_operator.decide.losses import (
     LOOK_SECONDS,
     create_missing_pods,
-    evict_drained_pods,
+    evict_leaving_pods,
     fail_lost_pods,
     list_nodes_in_use,
 )
@@ -137,7 +137,7 @@ def _update_job(state: State, job: JobView, plan: _PassPlan) -> None:
     if job.nodes != nodes and can_resize(state, job):
         plan.actions.append(ResizeJob(job.name, nodes))
     plan.actions += create_missing_pods(state, job)
-    plan.actions += evict_drained_pods(state)
+    plan.actions += evict_leaving_pods(state)
 
 
 def _ensure_shared_children(state: State, plan: _PassPlan) -> None:
@@ -173,7 +173,7 @@ def _check_deadlines(state: State, plan: _PassPlan) -> None:
 
 
 def _watch_nodes(state: State, plan: _PassPlan) -> None:
-    if list_nodes_in_use(state.job, state.observation):
+    if state.observation.reads_nodes and list_nodes_in_use(state.job, state.observation):
         plan.waits.append(LOOK_SECONDS)
     blocked = find_avoidance_block(state.pods)
     if blocked is not None:

@@ -195,12 +195,22 @@ def describe_conditions(attempt: ObservedAttempt, status: Status) -> AttemptCond
         _describe_groups(attempt),
         describe_idle(state),
         describe_nodes(state),
+        _describe_features(state),
         _describe_uploads(attempt, status),
         Fact(c.SUCCEEDED, "False", c.NOT_FINISHED),
         Fact(c.FAILED, "False", c.NOT_FINISHED),
     )
     has_stopped = progressing.status != "True" and progressing.reason in _WITHOUT_STEPS
     return AttemptConditions(tuple(fact for fact in facts if fact is not None), restarting, has_stopped)
+
+
+def _describe_features(state: State) -> Fact | None:
+    """Return the condition FeaturesWork; None: no feature has had a fault."""
+    faults = state.observation.faults
+    if faults:
+        text = "; ".join(f"{name}: {fault}" for name, fault in faults.items())
+        return Fact(c.FEATURES_WORK, "False", c.FEATURE_FAULT, f"the job runs without them: {text}"[:1024])
+    return None if state.status.condition(c.FEATURES_WORK) is None else Fact(c.FEATURES_WORK, "True", c.NO_FAULT)
 
 
 def describe_suspension(job: DDPTrainingJob, status: Status, alive: int) -> Fact:

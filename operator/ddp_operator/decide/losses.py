@@ -2,24 +2,18 @@
 
 The kubelet of a lost node terminates no pod, so the API server keeps a deleted pod without limit. Until it is removed,
 the Job controller creates no pod for its index, and the next attempt does not start. Where the peers of a lost pod can
-wait, it is replaced in the same Job (ADR 0019). Detectors (GPU operators, NVSentinel, node-problem-detector) write
-conditions and taints of nodes: recovery.nodeHealth selects the relevant ones by names or shell patterns. Drains are
-handled likewise (ADR 0051): by taints of the components that drain nodes, and by requests that name pods.
+wait, it is replaced in the same Job (ADR 0019). Features find troubles of nodes, and pods that others ask to leave.
 """
 
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from datetime import datetime, timedelta
-from fnmatch import translate
-from functools import lru_cache
-from typing import Any, Final, NamedTuple
+from typing import NamedTuple
 
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import find_trainer, format_time
-from ddp_operator.api.spec import NodeHealth
 from ddp_operator.api.status import LastFailure, Status
 from ddp_operator.api.texts import format_more_pods
 from ddp_operator.decide import conditions as c
@@ -44,16 +38,6 @@ LOOK_SECONDS = 30.0
 """Seconds between two readings of the nodes."""
 MOST_NODES = 32
 """Nodes read in one pass; of a larger job the next ones are read in the next pass."""
-DRAIN_TAINTS: Final[Mapping[str, str]] = {
-    "ToBeDeletedByClusterAutoscaler": "Cluster Autoscaler",
-    "karpenter.sh/disrupted": "Karpenter",
-    "cloud.google.com/impending-node-termination": "GKE",
-    "aws-node-termination-handler/asg-lifecycle-termination": "AWS Node Termination Handler",
-    "aws-node-termination-handler/scheduled-maintenance": "AWS Node Termination Handler",
-    "aws-node-termination-handler/spot-itn": "AWS Node Termination Handler",
-    "medik8s.io/drain": "Node Maintenance Operator",
-}
-"""Components that drain a node with this taint. A cordon is no drain: many let the pods of a cordoned node end."""
 
 
 class LostContact(NamedTuple):
@@ -370,36 +354,11 @@ def _needs_replacement(pod: PodView | None, now: datetime) -> bool:
 
 
 def list_nodes_in_use(job: DDPTrainingJob, children: Children) -> tuple[str, ...]:
-    """Return the nodes of the current attempt's pods; empty without recovery.nodeHealth and recovery.drains."""
-    recovery = job.spec.recovery
-    if (recovery.node_health is None and recovery.drains is None) or job.spec.suspend:
+    """Return the nodes of the current attempt's pods; empty while the job is suspended."""
+    if job.spec.suspend:
         return ()
     pods = children.pods_of(job.status.attempt)
     return tuple(sorted({pod.node_name for pod in pods if pod.alive and pod.node_name}))
-
-
-def find_trouble(job: DDPTrainingJob, raw: Mapping[str, Any] | None) -> Trouble | None:
-    """Return the selected conditions and taints of a node, such as ``XidCriticalError (XID 79)``; None: it has none."""
-    raw = raw or {}
-    recovery = job.spec.recovery
-    health = recovery.node_health or NodeHealth()
-    troubles = []
-    drains = []
-    for condition in (raw.get("status") or {}).get("conditions") or ():
-        if condition.get("status") == "True" and _is_named(condition.get("type"), health.conditions):
-            detail = condition.get("message") or condition.get("reason") or "no message"
-            troubles.append(f"{condition.get('type')} ({detail})")
-    for taint in (raw.get("spec") or {}).get("taints") or ():
-        text = f"taint {taint.get('key')}:{taint.get('effect')}"
-        if _is_named(taint.get("key"), health.taints):
-            troubles.append(text)
-        drainer = DRAIN_TAINTS.get(str(taint.get("key"))) if recovery.drains is not None else None
-        if drainer is not None:
-            drains.append(f"{drainer} drains it ({text})")
-    if not troubles and not drains:
-        return None
-    leaves = bool(troubles and health.action == "Migrate") or bool(drains and recovery.drains == "Move")
-    return Trouble(", ".join(drains + troubles)[:512], c.DRAINED if drains else c.NODE_UNHEALTHY, leaves)
 
 
 def list_nodes_to_leave(state: State) -> Mapping[str, Trouble]:
@@ -410,10 +369,11 @@ def list_nodes_to_leave(state: State) -> Mapping[str, Trouble]:
     """
     if state.spec.suspend:
         return {}
-    drained = [pod for pod in _list_drained_pods(state) if pod.node_name]
-    if _can_move_alone(state, drained):
-        drained = []
-    nodes = {pod.node_name: Trouble(state.observation.drains[pod.name], c.DRAINED, True) for pod in drained}
+    leaving = [pod for pod in _list_leaving_pods(state) if pod.node_name]
+    if _can_move_alone(state, leaving):
+        leaving = []
+    requests = state.observation.departures
+    nodes = {pod.node_name: Trouble(requests[pod.name], planned=True, leaves=True) for pod in leaving}
     restart = state.status.last_restart
     is_new = restart is None or (restart.cause, restart.attempt) != (c.NODES_READMITTED, state.status.attempt)
     for name, trouble in _select_troubles(state).items():
@@ -427,25 +387,25 @@ def list_nodes_to_leave(state: State) -> Mapping[str, Trouble]:
     return nodes
 
 
-def evict_drained_pods(state: State) -> list[EvictPod]:
-    """Return the drained pods that their Job replaces, all at once: their peers then wait only one time."""
-    drained = _list_drained_pods(state)
-    evicted = drained if _can_move_alone(state, drained) else []
-    return [EvictPod(pod.name, pod.uid, state.observation.drains[pod.name]) for pod in evicted]
+def evict_leaving_pods(state: State) -> list[EvictPod]:
+    """Return the pods to evict that their Job replaces, all at once: their peers then wait only one time."""
+    leaving = _list_leaving_pods(state)
+    evicted = leaving if _can_move_alone(state, leaving) else []
+    return [EvictPod(pod.name, pod.uid, state.observation.departures[pod.name]) for pod in evicted]
 
 
 def describe_nodes(state: State) -> Fact | None:
     """Return the condition NodesHealthy; None: no node is read, and no request has named a pod."""
-    recovery = state.spec.recovery
     troubles = _select_troubles(state)
     texts = [f"{name}: {trouble.message}" for name, trouble in troubles.items()]
-    requested = [pod for pod in state.pods if pod.alive and pod.name in state.observation.drains]
-    texts += [f"pod {pod.name} on {pod.node_name}: {state.observation.drains[pod.name]}" for pod in requested]
+    requests = state.observation.departures
+    requested = [pod for pod in state.pods if pod.alive and pod.name in requests]
+    texts += [f"pod {pod.name} on {pod.node_name}: {requests[pod.name]}" for pod in requested]
     if texts:
-        is_drained = requested or any(trouble.reason == c.DRAINED for trouble in troubles.values())
-        reason = c.DRAINED if is_drained else c.NODE_UNHEALTHY
+        is_planned = requested or any(trouble.planned for trouble in troubles.values())
+        reason = c.DRAINED if is_planned else c.NODE_UNHEALTHY
         return Fact(c.NODES_HEALTHY, "False", reason, "; ".join(texts)[:1024])
-    if recovery.node_health is None and recovery.drains is None and state.status.condition(c.NODES_HEALTHY) is None:
+    if not state.observation.reads_nodes and state.status.condition(c.NODES_HEALTHY) is None:
         return None
     return Fact(c.NODES_HEALTHY, "True", c.NO_TROUBLE)
 
@@ -456,17 +416,17 @@ def _select_troubles(state: State) -> Mapping[str, Trouble]:
     return {name: trouble for name, trouble in state.observation.troubles.items() if name in used}
 
 
-def _list_drained_pods(state: State) -> list[PodView]:
+def _list_leaving_pods(state: State) -> list[PodView]:
     """Return the pods of a running Job that have to move now, because a request names them."""
     job = state.attempt_job
     if job is None or job.finished or job.deleting or state.spec.suspend:
         return []
-    return [pod for pod in state.pods if pod.name in state.observation.drains and pod.alive and not pod.deleting]
+    return [pod for pod in state.pods if pod.name in state.observation.departures and pod.alive and not pod.deleting]
 
 
-def _can_move_alone(state: State, drained: list[PodView]) -> bool:
+def _can_move_alone(state: State, leaving: list[PodView]) -> bool:
     """Return whether the Job would replace these pods if they were deleted, and peers wait for them."""
-    names = {pod.name for pod in drained}
+    names = {pod.name for pod in leaving}
     if not names:
         return True
     pods = tuple(replace(pod, deleting=pod.deleting or pod.name in names) for pod in state.observation.pods)
@@ -474,12 +434,3 @@ def _can_move_alone(state: State, drained: list[PodView]) -> bool:
     lost = [pod for pod in after.pods if pod.name in names and pod.has_run]
     has_peers = any(pod.running for pod in after.pods) or is_queued(state.job, state.attempt_job)
     return not lost or (has_peers and all(is_replaced(after, pod) for pod in lost))
-
-
-def _is_named(name: Any, patterns: tuple[str, ...]) -> bool:
-    return any(_compile(pattern).match(str(name)) for pattern in patterns)
-
-
-@lru_cache(maxsize=1024)  # fnmatch keeps 32,768 expressions, which tenants could fill with long ones
-def _compile(pattern: str) -> re.Pattern[str]:
-    return re.compile(translate(pattern))

@@ -201,10 +201,13 @@ class Problem(NamedTuple):
 
 
 class Trouble(NamedTuple):
-    """What is wrong with a node. ``reason``: of NodesHealthy; ``leaves``: whether the job has to leave the node."""
+    """What is wrong with a node. ``leaves``: whether the job has to leave the node.
+
+    ``planned``: another component empties the node on purpose; otherwise it is unhealthy.
+    """
 
     message: str
-    reason: str
+    planned: bool
     leaves: bool
 
 
@@ -253,9 +256,13 @@ class Observation(Children):
     stall: Stall | None = None
     """None: training makes steps, or no page reports steps."""
     troubles: Mapping[str, Trouble] = field(default_factory=dict)
-    """The conditions and taints that recovery.nodeHealth and recovery.drains select, by node."""
-    drains: Mapping[str, str] = field(default_factory=dict)
+    """What features find wrong with the pods' nodes, by node."""
+    reads_nodes: bool = False
+    """Whether a feature judges the nodes."""
+    departures: Mapping[str, str] = field(default_factory=dict)
     """Who requests that a pod leaves its node, and why, by the name of the pod."""
+    faults: Mapping[str, str] = field(default_factory=dict)
+    """What the hooks of features have raised in this pass, by the name of the feature."""
     failures_in_place: tuple[tuple[PodView, Termination], ...] = ()
     """The failures after which workers were restarted in the same pods, when one is new."""
     unreachable: tuple[UnreachableReport, ...] = ()

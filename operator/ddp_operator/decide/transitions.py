@@ -40,10 +40,14 @@ _MAX_LOGGED: Final = 300
 
 _WARNINGS: Final = frozenset((*c.BLOCKING, c.UNREACHABLE)) - {c.QUOTA_PENDING}
 _EVENT_TYPES: Final = (
-    *(c.SUSPENDED, c.INPUTS_READY, c.SCHEDULED, c.RENDEZVOUSED, c.IDLE, c.NODES_HEALTHY, c.UPLOADED),
+    *(c.SUSPENDED, c.INPUTS_READY, c.SCHEDULED, c.RENDEZVOUSED, c.IDLE, c.NODES_HEALTHY),
+    *(c.FEATURES_WORK, c.UPLOADED),
     *(c.TRAINS_AS_ONE, c.TRAINING_COMPLETE, c.SUCCEEDED, c.FAILED, c.HISTORY_STORED),
 )
 """Conditions whose transitions are Events, in the order in which they happen."""
+_HEALTHY_IF_TRUE: Final = (
+    *(c.TRAINS_AS_ONE, c.TRAINING_COMPLETE, c.NODES_HEALTHY, c.FEATURES_WORK, c.UPLOADED, c.HISTORY_STORED),
+)
 _SILENCE_EVENTS: Final[Mapping[str, Literal["Normal", "Warning"]]] = {
     c.HELD: "Normal",
     c.NODE_NOT_READY: "Warning",
@@ -339,7 +343,7 @@ def _is_same_state(before: Condition, condition: Condition) -> bool:
 
 def _build_condition_event(before: Condition | None, condition: Condition) -> Event | None:
     """Return the Event of a changed condition; None: the change has no Event."""
-    if condition.type in (c.TRAINS_AS_ONE, c.TRAINING_COMPLETE, c.NODES_HEALTHY, c.UPLOADED, c.HISTORY_STORED):
+    if condition.type in _HEALTHY_IF_TRUE:
         return _build_health_event(before, condition)
     if condition.status == "True":
         severity: Literal["Normal", "Warning"] = "Warning" if condition.type in (c.FAILED, c.IDLE) else "Normal"

@@ -42,7 +42,6 @@ from ddp_operator.api.size import OMITTED
 from ddp_operator.kube.cache import ObjectCache, build_snapshot
 from ddp_operator.kube.children import CHILD_KINDS, METADATA_KINDS, key_of, trim_object
 from ddp_operator.kube.client import CHUNK, INVALID, ApiClient, ObjectNotFound, ResponseError, call, pages
-from ddp_operator.kube.drains import DrainWatch, add_responder
 from ddp_operator.kube.events import EventReader, EventWriter
 from ddp_operator.kube.pod_groups import explain_dropped_fields, explain_missing_pod_group, list_versions
 from ddp_operator.kube.queues import QueueReader
@@ -81,11 +80,12 @@ class KubeCluster:
         store: ObjectCache | None = None,
         *,
         on_change: Callable[[Key], None] | None = None,
-        drains: DrainWatch | None = None,
+        amend: Callable[[Object], Object] = lambda manifest: manifest,
     ) -> None:
+        """``amend``: adds to a child before it is created."""
         self._client = client
         self._store = store
-        self._drains = drains
+        self._amend = amend
         self._on_change = on_change
         self._writer = EventWriter(client)
         self._reader = EventReader(client)
@@ -126,11 +126,10 @@ class KubeCluster:
     async def create(self, manifest: Object, *, dry_run: bool = False) -> Object:
         """POST one child, in the newest of its API versions that is served.
 
-        The API server refuses unknown fields instead of dropping them. If it serves Evictions, the pods of a Job name
-        the operator as their responder. Raises: Refused, also for a PodGroup of which it dropped a field; ClusterError.
+        The API server refuses unknown fields instead of dropping them. Raises: Refused, also for a PodGroup of which it
+        dropped a field; ClusterError.
         """
-        if self._drains is not None and self._drains.serves_evictions:
-            manifest = add_responder(manifest)
+        manifest = self._amend(manifest)
         for version in list_versions(manifest):
             try:
                 created = await self._post(version, dry_run=dry_run)
@@ -301,10 +300,6 @@ class KubeCluster:
     async def node(self, name: str) -> Object | None:
         """Read a node. This is done for nodes of overdue pods only."""
         return await self._get("Node", None, name, refusable=True)
-
-    def list_drains(self, key: Key) -> Mapping[str, str]:
-        """Return the requests that were read last."""
-        return {} if self._drains is None else self._drains.list_drains(key)
 
     async def disrupt_pod(self, pod: Object, reason: str, message: str, *, lost: bool) -> None:
         """Write the pod's status, then delete the pod, without grace time if its node is lost.

@@ -66,7 +66,7 @@ async def start(memo: kopf.Memo, settings: kopf.OperatorSettings, **_: Any) -> N
     """Configure Kopf, check the cluster and start the workers. On failure, log one line and exit."""
     configure(settings)
     try:
-        memo.operator = Operator(memo.settings, on_lost=memo.get("on_lost") or end_at_once)
+        memo.operator = Operator(memo.settings, memo.features, on_lost=memo.get("on_lost") or end_at_once)
         await memo.operator.start()
     except asyncio.CancelledError:
         await memo.operator.stop()  # on standby Kopf calls no cleanup handler

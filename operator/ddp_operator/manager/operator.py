@@ -4,8 +4,9 @@ import asyncio
 import gc
 import logging
 import os
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 from weakref import WeakValueDictionary
 
 import kopf
@@ -14,13 +15,14 @@ from ddp_operator.api.cluster import Key
 from ddp_operator.api.constants import KIND
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.status import Profile
+from ddp_operator.decide.hooks import Feature, Hooks
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.children import CHILD_KINDS, key_of
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.cluster import KubeCluster
 from ddp_operator.kube.credentials import login
-from ddp_operator.kube.drains import DrainWatch
 from ddp_operator.kube.resync import CHILD_SELECTOR, Resync
+from ddp_operator.kube.services import ServiceContext, close_services, prepare_services, run_service, start_services
 from ddp_operator.kube.startup_checks import check_cluster, find_loss
 from ddp_operator.kube.watch import watch
 from ddp_operator.manager.health import HealthServer
@@ -31,9 +33,6 @@ from ddp_operator.manifests.children import load_launcher
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.reconcile.prerequisites import read_job_defaults
 from ddp_operator.reconcile.workqueue import WorkQueue, lend_worker
-
-if TYPE_CHECKING:
-    from ddp_operator.manager.tracing import JobTraces
 
 logger = logging.getLogger(__name__)
 
@@ -63,7 +62,9 @@ class Operator:
     ``on_lost`` is called after another operator has become the leader. Raises: SettingsError.
     """
 
-    def __init__(self, settings: Settings, *, on_lost: Callable[[], None] = end_at_once) -> None:
+    def __init__(
+        self, settings: Settings, features: Sequence[Feature] = (), *, on_lost: Callable[[], None] = end_at_once
+    ) -> None:
         self.settings = settings
         self.store = ObjectCache()
         self.metrics = OperatorMetrics(lambda: float(len(self.queue)), lambda: self.store.bodies(KIND))
@@ -77,24 +78,18 @@ class Operator:
             watches=len(self._watched),
             on_call=self.metrics.on_call,
         )
-        self.drains = DrainWatch(
-            self.client,
-            self.store,
-            settings.namespaces,
-            self._on_change,
-            source=settings.drain_requests,
-            condition=settings.drain_condition,
-        )
-        self.cluster = KubeCluster(self.client, self.store, on_change=self._on_change, drains=self.drains)
-        self.traces = _open_traces()
+        context = partial(ServiceContext, self.client, self.store, settings.namespaces, self._on_change)
+        hooks = Hooks(features, start_services(features, settings.features, context))
+        self._services = hooks.services
+        self.cluster = KubeCluster(self.client, self.store, on_change=self._on_change, amend=hooks.amend)
         self.reconciler = Reconciler(
             self.cluster,
             progress_interval=settings.progress_interval,
             defaults=_read_defaults(settings),
             history_image=settings.history_image,
             is_multikueue_worker=settings.multikueue_worker,
+            hooks=hooks,
             on_transition=self.metrics.on_transition,
-            on_status=self.traces.export if self.traces is not None else None,
         )
         self.queue: WorkQueue[Key] = WorkQueue(
             self._reconcile,
@@ -170,8 +165,7 @@ class Operator:
             await self.leader.release()
         await self.client.close()
         await self.health.stop()
-        if self.traces is not None:
-            await self.traces.close()
+        await close_services(self._services)
 
     def on_event(self, kind: str, event_type: str | None, obj: Any) -> None:
         """Apply a watch event to the cache. ``event_type`` is None for an object of a list."""
@@ -226,8 +220,9 @@ class Operator:
 
     async def _start_workers(self) -> None:
         await self.sync.synced.wait()
-        await self.drains.read()  # before the first Job, whose pods depend on it
-        self._tasks.append(asyncio.create_task(self.drains.run(), name="drain requests"))
+        await prepare_services(self._services)  # before the first Job, which may depend on them
+        for name, service in self._services.items():
+            self._tasks.append(asyncio.create_task(run_service(name, service), name=f"feature {name}"))
         logger.info("ready: serving %s", ", ".join(self.settings.namespaces) or "all namespaces")
         self.queue.start()
 
@@ -251,21 +246,3 @@ def _read_defaults(settings: Settings) -> Profile | None:
         return read_job_defaults(settings.job_defaults)
     except InvalidManifest as error:
         raise SettingsError(f"{PREFIX}JOB_DEFAULTS: {error}") from None
-
-
-def _open_traces() -> "JobTraces | None":
-    """Return the export of traces; None: it is off, or not possible, which the log then states with the remedy."""
-    names = ("OTEL_EXPORTER_OTLP_ENDPOINT", "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT")
-    variable = next((name for name in names if os.environ.get(name)), None)
-    if variable is None or os.environ.get("OTEL_SDK_DISABLED", "").lower() == "true":
-        return None
-    try:
-        from ddp_operator.manager.tracing import connect_traces
-
-        return connect_traces()
-    except ImportError as error:
-        remedy = f"{error}; install the OpenTelemetry SDK: pip install opentelemetry-exporter-otlp-proto-http"
-    except ValueError as error:
-        remedy = f"{error}; correct the variables OTEL_*"
-    logger.warning("%s is set, but no trace is exported: %s", variable, remedy)
-    return None

@@ -5,11 +5,13 @@ that prefix to the pod if a Service is named ``ddp-operator`` (service links).
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, Self
 
 import msgspec
 from msgspec import Meta
+
+from ddp_operator.decide.hooks import Feature
 
 PREFIX = "DDP_OPERATOR_"
 _Name = Annotated[str, Meta(pattern="^[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?$")]
@@ -55,16 +57,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     history_image: Annotated[
         str, Meta(description="image with Python that stores records of jobs of which no pod has run; unset: the job's")
     ] = ""
-    drain_requests: Annotated[
-        str,
-        Meta(
-            pattern=r"^([a-z0-9-]+/[a-z0-9-]+\.v[a-z0-9]+\.[a-z0-9.-]+)?$",
-            description="NVSentinel's drain requests as NAMESPACE/RESOURCE.VERSION.GROUP; unset: none",
-        ),
-    ] = ""
-    drain_condition: Annotated[
-        str, Meta(description="type of the condition that NVSentinel expects on a drain request that is done")
-    ] = "DrainComplete"
     multikueue_worker: Annotated[
         bool, Meta(description="whether MultiKueue copies jobs to this cluster: true or false")
     ] = False
@@ -78,41 +70,59 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     ] = ""
     kubeconfig: str | None = None
     """$KUBECONFIG; None: the service account of the pod, else ~/.kube/config."""
+    features: dict[str, msgspec.Struct] = {}
+    """The settings of features, by the name of the feature."""
 
     @classmethod
-    def from_env(cls, env: Mapping[str, str] | None = None) -> Self:
-        """Read the settings from the environment. Raises: SettingsError."""
+    def from_env(cls, env: Mapping[str, str] | None = None, features: Sequence[Feature] = ()) -> Self:
+        """Read the settings, also those of features, from the environment. Raises: SettingsError."""
         env = os.environ if env is None else env
-        values: dict[str, object] = {"kubeconfig": env.get("KUBECONFIG") or None}
-        for name, (kind, text) in _describe_variables().items():
-            variable = f"{PREFIX}{name.upper()}"
-            written = env.get(variable, "").strip()
-            value: object = written
-            if name == "namespaces":
-                value = tuple(dict.fromkeys(filter(None, map(str.strip, written.split(",")))))
-            elif name in ("log_format", "log_level"):
-                value = written.lower()
-            try:
-                if name == "job_defaults" and written:
-                    value = msgspec.json.decode(written)
-                if value:
-                    values[name] = msgspec.convert(value, kind, strict=False)
-            except msgspec.DecodeError as error:
-                problem = str(error).partition(" - at")[0].partition(", got")[0]
-                problem = problem.replace("`int`", "a whole number").replace("`float`", "a number")
-                raise SettingsError(f"{variable}: {written!r} is invalid: {problem}. Set it to: {text}") from None
-        return cls(**values)  # type: ignore[arg-type]
+        values = _read_variables(cls, env)
+        own = {feature.name: _read(feature.settings, env) for feature in features if feature.settings is not None}
+        return cls(kubeconfig=env.get("KUBECONFIG") or None, features=own, **values)
 
 
-def describe() -> str:
+def _read(kind: type[msgspec.Struct], env: Mapping[str, str]) -> msgspec.Struct:
+    return kind(**_read_variables(kind, env))
+
+
+def _read_variables(kind: type[msgspec.Struct], env: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values of the variables that are set, by the name of the field. Raises: SettingsError."""
+    values: dict[str, Any] = {}
+    for name, (type_, text) in _describe_variables(kind).items():
+        variable = f"{PREFIX}{name.upper()}"
+        written = env.get(variable, "").strip()
+        value: object = written
+        if name == "namespaces":
+            value = tuple(dict.fromkeys(filter(None, map(str.strip, written.split(",")))))
+        elif name in ("log_format", "log_level"):
+            value = written.lower()
+        try:
+            if name == "job_defaults" and written:
+                value = msgspec.json.decode(written)
+            if value:
+                values[name] = msgspec.convert(value, type_, strict=False)
+        except msgspec.DecodeError as error:
+            problem = str(error).partition(" - at")[0].partition(", got")[0]
+            problem = problem.replace("`int`", "a whole number").replace("`float`", "a number")
+            raise SettingsError(f"{variable}: {written!r} is invalid: {problem}. Set it to: {text}") from None
+    return values
+
+
+def describe(features: Sequence[Feature] = ()) -> str:
     """Return the table of variables that ``--help`` prints."""
-    return "\n".join(f"  {PREFIX}{name.upper():<17}  {text}" for name, (_, text) in _describe_variables().items())
+    kinds: list[type[msgspec.Struct]] = [
+        Settings,
+        *(feature.settings for feature in features if feature.settings is not None),
+    ]
+    variables = [item for kind in kinds for item in _describe_variables(kind).items()]
+    return "\n".join(f"  {PREFIX}{name.upper():<17}  {text}" for name, (_, text) in variables)
 
 
-def _describe_variables() -> dict[str, tuple[object, str]]:
+def _describe_variables(kind: type[msgspec.Struct]) -> dict[str, tuple[object, str]]:
     """Return type and description of every setting with a ``DDP_OPERATOR_`` variable, by the name of the field."""
     variables: dict[str, tuple[object, str]] = {}
-    for field in msgspec.structs.fields(Settings):
+    for field in msgspec.structs.fields(kind):
         descriptions = [part.description for part in getattr(field.type, "__metadata__", ()) if part.description]
         if not descriptions:
             continue

@@ -29,7 +29,8 @@ from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.converge import compute_scrape_interval
 from ddp_operator.decide.diagnosis import MOST_FAILURES, find_kill, list_killed_pods, list_restart_failures
 from ddp_operator.decide.failures import ContainerKill, Termination
-from ddp_operator.decide.losses import LOOK_SECONDS, MOST_NODES, find_trouble, list_nodes_in_use
+from ddp_operator.decide.hooks import Faults, Hooks, JobHooks
+from ddp_operator.decide.losses import LOOK_SECONDS, MOST_NODES, list_nodes_in_use
 from ddp_operator.decide.queue_estimate import QueueView, view_queue
 from ddp_operator.decide.refusals import may_have_lost_labels
 from ddp_operator.decide.report import Page, RateMeter, decode_report
@@ -103,6 +104,8 @@ class Memory:
     next_node: int = 0
     """Index in the job's nodes of the first node to read next."""
     troubles: Mapping[str, Trouble] = field(default_factory=dict)
+    faults: Faults = field(default_factory=dict)
+    """Of the hooks of features."""
     orphaned_since: datetime | None = None
     """Time since which pods without a Job exist that are not being deleted."""
     failing_since: datetime | None = None
@@ -141,11 +144,14 @@ def seconds_since(last: datetime | None, now: datetime) -> float:
 class Observer:
     """Observes one resource at a time. It counts the resources whose Events are polled, to limit their rate."""
 
-    def __init__(self, cluster: Cluster, clock: Callable[[], datetime], turns: Turns, progress_interval: float) -> None:
+    def __init__(
+        self, cluster: Cluster, clock: Callable[[], datetime], turns: Turns, progress_interval: float, hooks: Hooks
+    ) -> None:
         self._cluster = cluster
         self._clock = clock
         self._turns = turns
         self._progress_interval = progress_interval
+        self._hooks = hooks
         self._polling: set[Key] = set()
         self._queues: dict[str, QueueView] = {}
         """By ClusterQueue."""
@@ -158,6 +164,7 @@ class Observer:
 
     async def observe(self, key: Key, job: DDPTrainingJob, snapshot: Snapshot, memory: Memory) -> Observation:
         """Return the input of ``decide``, except the resource. Raises: ClusterError."""
+        hooks = self._hooks.observe(job, memory.faults)
         children = view_children(job, snapshot, memory.kills)
         unseen = not is_finished(job.status) and may_have_lost_labels(job, children)
         if await self._restore_labels(job, memory, unseen=unseen):
@@ -189,8 +196,9 @@ class Observer:
             shared_complete=shared.complete,
             launcher_lost=shared.launcher_lost,
             nodes=await self._read_nodes(job, children),
-            troubles=await self._watch_nodes(job, children, memory),
-            drains=self._cluster.list_drains(key),
+            troubles=await self._watch_nodes(job, children, memory, hooks),
+            reads_nodes=hooks.reads_nodes(),
+            departures=hooks.list_departures(key),
             problems=problems,
             queue=memory.queue if kueue.waits_in_queue(job, children.job(job.status.attempt)) else None,
             polling_jobs=len(self._polling),
@@ -200,6 +208,7 @@ class Observer:
             unreachable=await self._read_unreachable(job, children, page, memory) if requested else memory.unreachable,
             orphaned_since=memory.orphaned_since,
             recheck_after=_WATCH_DELAY if unseen else None,
+            faults=hooks.guard.describe(),
         )
 
     async def _restore_labels(self, job: DDPTrainingJob, memory: Memory, *, unseen: bool) -> bool:
@@ -288,9 +297,11 @@ class Observer:
                 nodes[name] = view_node(await self._cluster.node(name))
         return nodes
 
-    async def _watch_nodes(self, job: DDPTrainingJob, children: Children, memory: Memory) -> Mapping[str, Trouble]:
+    async def _watch_nodes(
+        self, job: DDPTrainingJob, children: Children, memory: Memory, hooks: JobHooks
+    ) -> Mapping[str, Trouble]:
         """Return the troubles of the pods' nodes. Each call reads some nodes; all other nodes keep their result."""
-        used = list_nodes_in_use(job, children)
+        used = list_nodes_in_use(job, children) if hooks.reads_nodes() else ()
         now = self._clock()
         troubles = {name: trouble for name, trouble in memory.troubles.items() if name in used}
         if used and seconds_since(memory.nodes_watched, now) >= LOOK_SECONDS * _EARLY:
@@ -299,7 +310,7 @@ class Observer:
             memory.next_node = start + MOST_NODES
             for name in (*used[start:], *used[:start])[:MOST_NODES]:
                 with suppress(Refused, ClusterError), contain("Node", name):
-                    trouble = find_trouble(job, await self._cluster.node(name))
+                    trouble = hooks.judge_node(await self._cluster.node(name))
                     troubles.pop(name, None)
                     if trouble is not None:
                         troubles[name] = trouble

@@ -27,6 +27,7 @@ from ddp_operator.api.stored_fields import describe_left_out, read_status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.decide import decide
+from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.multikueue import find_cluster
 from ddp_operator.decide.refusals import (
     describe_refused_status,
@@ -118,19 +119,19 @@ class Reconciler:
         defaults: Profile | None = None,
         history_image: str = "",
         is_multikueue_worker: bool = False,
+        hooks: Hooks | None = None,
         on_transition: Callable[[str, Transition], None] | None = None,
-        on_status: Callable[[Snapshot, Status, Status, datetime], None] | None = None,
     ) -> None:
         self._cluster = cluster
         self._clock = clock
         self._progress_interval = progress_interval
         self._defaults = defaults
         self._turns = Turns()
-        self._observer = Observer(cluster, clock, self._turns, progress_interval)
+        self._hooks = hooks or Hooks()
+        self._observer = Observer(cluster, clock, self._turns, progress_interval, self._hooks)
         self._executor = Executor(cluster, clock, self._turns, history_image)
         self._multikueue = MultiKueue(cluster, clock, self._turns, is_worker=is_multikueue_worker)
         self._on_transition = on_transition
-        self._on_status = on_status
         self._node_reports = NodeReports()
         self._memory: defaultdict[Key, Memory] = defaultdict(Memory)
 
@@ -328,9 +329,7 @@ class Reconciler:
         transitions: tuple[Transition, ...] = ()
         with contain("transitions", subject):
             transitions = find_transitions(old, new, now)
-        if self._on_status is not None:
-            with contain("trace", subject):
-                self._on_status(current.snapshot, old, new, now)
+        self._hooks.note_status(current.snapshot, old, new, now)
         for transition in transitions:
             with contain("metrics", subject):
                 if self._on_transition is not None:

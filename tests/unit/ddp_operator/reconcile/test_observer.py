@@ -13,6 +13,7 @@ from ddp_operator.api.cluster import Cluster, Key, Refused, Snapshot
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Condition, Status
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.scheduling import describe_scheduling
 from ddp_operator.decide.state import UnreachableReport
 from ddp_operator.manifests.children import load_launcher
@@ -60,9 +61,6 @@ class Answers:
         self.asked.append("labels")
         return False
 
-    def list_drains(self, key: Any) -> Json:
-        return {}
-
     async def node(self, name: str) -> Json | None:
         self.asked.append(f"node {name}")
         if name == "forbidden":
@@ -76,7 +74,7 @@ class Look:
     def __init__(self, cluster: Answers | None = None) -> None:
         self.cluster = cluster or Answers()
         self.now = NOW
-        self.observer = Observer(cast(Cluster, self.cluster), lambda: self.now, Turns(), 10.0)
+        self.observer = Observer(cast(Cluster, self.cluster), lambda: self.now, Turns(), 10.0, Hooks())
         self.memories: dict[str, Memory] = {}
 
     async def at(

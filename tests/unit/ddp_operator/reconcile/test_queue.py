@@ -12,6 +12,7 @@ from ddp_operator.api.cluster import Cluster, Refused
 from ddp_operator.api.cluster_queue import QueueContents, QueuedWorkload
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import Progress, Status
+from ddp_operator.decide.hooks import Hooks
 from ddp_operator.reconcile.observer import Observer
 from ddp_operator.reconcile.turns import Turns
 from tests.support.builders import NOW, resource
@@ -158,7 +159,7 @@ class TwoQueues:
 
 async def test_slow_read_of_a_cluster_queue_delays_its_own_jobs_only() -> None:
     cluster = TwoQueues()
-    observer = Observer(cast(Cluster, cluster), lambda: NOW, Turns(), 10.0)
+    observer = Observer(cast(Cluster, cluster), lambda: NOW, Turns(), 10.0, Hooks())
     slow, quick = ({"metadata": {"namespace": "team"}, "spec": {"queueName": name}} for name in ("slow", "quick"))
     waiting = [asyncio.create_task(observer._view_queue(slow)) for _ in range(3)]
     await asyncio.sleep(0)

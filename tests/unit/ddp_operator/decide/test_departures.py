@@ -1,4 +1,4 @@
-"""Drained pods and nodes: which pods their Job replaces, what starts a new attempt, and what is reported."""
+"""Pods that others ask to leave: which ones their Job replaces, what starts a new attempt, and what is reported."""
 
 from __future__ import annotations
 
@@ -7,11 +7,12 @@ from typing import Any
 import pytest
 
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.losses import DRAIN_TAINTS, LOOK_SECONDS, find_trouble
+from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.state import Decision, EvictPod, Refusal
-from tests.support.builders import child_job, child_pod, job
+from tests.support.builders import child_job, child_pod
 from tests.support.decisions import STARTED, present, read_condition, read_state, run_pass
 from tests.support.fake_cluster import ReconcilerHarness
+from tests.support.fake_features import FakeService
 from tests.unit.ddp_operator.decide.test_losses import JOB, MET
 
 WHO = "DrainRequest nvsentinel/drain-node-a: GPU 3: XID 79"
@@ -22,9 +23,9 @@ QUEUED_JOB = child_job(queue="q", status={"startTime": "2026-11-20T11:00:00Z"})
 PENDING = child_pod(1, "Pending")
 
 
-def run(*pods: Any, drains: Any = ONE, raw_job: Any = JOB, **more: Any) -> Decision:
+def run(*pods: Any, departures: Any = ONE, raw_job: Any = JOB, **more: Any) -> Decision:
     pods = pods or (child_pod(0), child_pod(1))
-    return run_pass(*pods, jobs=[raw_job], observed={"drains": drains}, **({"status": MET} | more))
+    return run_pass(*pods, jobs=[raw_job], observed={"departures": departures}, **({"status": MET} | more))
 
 
 def evicted(decision: Decision) -> list[str]:
@@ -35,20 +36,19 @@ def evicted(decision: Decision) -> list[str]:
     ("changes", "names", "attempt"),
     [
         ({}, ["train-1-1-abcde"], 1),
-        ({"drains": {"another": WHO}}, [], 1),
+        ({"departures": {"another": WHO}}, [], 1),
         ({"suspend": True}, [], 1),
-        ({"drains": BOTH}, [], 2),
+        ({"departures": BOTH}, [], 2),
         ({"raw_job": child_job()}, [], 2),
         ({"status": STARTED}, [], 2),
         ({"status": STARTED, "refusal": Refusal("InvalidSpec", "no")}, [], 1),
         ({"refusal": Refusal("InvalidSpec", "no")}, ["train-1-1-abcde"], 1),
-        ({"recovery": {"drains": "Report"}}, ["train-1-1-abcde"], 1),
-        ({"recovery": {"avoidFailedNodes": False}, "drains": BOTH}, [], 2),
-        ({"raw_job": QUEUED_JOB, "drains": BOTH, **QUEUED}, ["train-1-0-abcde", "train-1-1-abcde"], 1),
+        ({"recovery": {"avoidFailedNodes": False}, "departures": BOTH}, [], 2),
+        ({"raw_job": QUEUED_JOB, "departures": BOTH, **QUEUED}, ["train-1-0-abcde", "train-1-1-abcde"], 1),
     ],
     ids=[
         *("peers wait", "another pod", "suspended", "all pods", "peers can't wait", "not joined", "refused attempt"),
-        *("refused spec", "only taints are reported", "nodes are not avoided", "queued"),
+        *("refused spec", "nodes are not avoided", "queued"),
     ],
 )
 def test_drained_pod_moves_alone_or_with_attempt(changes: Any, names: list[str], attempt: int) -> None:
@@ -75,8 +75,8 @@ def test_pod_that_saves_is_not_evicted_again() -> None:
 
 def test_condition_of_drain_ends_with_it_and_is_absent_without_any() -> None:
     drained = run()
-    assert read_state(run(drains={}, status=drained.status), c.NODES_HEALTHY) == ("True", c.NO_TROUBLE)
-    assert run(drains={}).status.condition(c.NODES_HEALTHY) is None
+    assert read_state(run(departures={}, status=drained.status), c.NODES_HEALTHY) == ("True", c.NO_TROUBLE)
+    assert run(departures={}).status.condition(c.NODES_HEALTHY) is None
 
 
 def test_repeated_moves_without_step_are_delayed_more_and_more() -> None:
@@ -85,7 +85,7 @@ def test_repeated_moves_without_step_are_delayed_more_and_more() -> None:
     for attempt in range(1, 6):
         names = {f"train-{attempt}-{index}-abcde": WHO for index in (0, 1)}
         pods = [child_pod(index, attempt=attempt) for index in (0, 1)]
-        decision = run(*pods, drains=names, raw_job=child_job(attempt), status=status)
+        decision = run(*pods, departures=names, raw_job=child_job(attempt), status=status)
         status = decision.status
         waiting = run_pass(jobs=[], status=status, seconds=1)
         delays.append(waiting.requeue_after)
@@ -94,45 +94,12 @@ def test_repeated_moves_without_step_are_delayed_more_and_more() -> None:
     assert max(present(delay) for delay in delays) == delays[-1] > 10
 
 
-@pytest.mark.parametrize(
-    ("action", "key", "leaves"),
-    [
-        ("Move", "karpenter.sh/disrupted", True),
-        ("Report", "karpenter.sh/disrupted", False),
-        (None, "karpenter.sh/disrupted", None),
-        ("Move", "node.kubernetes.io/unschedulable", None),
-        ("Move", "DeletionCandidateOfClusterAutoscaler", None),
-    ],
-)
-def test_taint_of_draining_component_counts_and_cordon_does_not(action: Any, key: str, leaves: bool | None) -> None:
-    node = {"spec": {"unschedulable": True, "taints": [{"key": key, "effect": "NoSchedule"}]}}
-    trouble = find_trouble(job(recovery={"drains": action}), node)
-    assert (None if trouble is None else trouble.leaves) is leaves
-    if trouble is not None:
-        assert trouble.message == f"{DRAIN_TAINTS[key]} drains it (taint {key}:NoSchedule)"
-
-
-@pytest.mark.parametrize(("health", "drains", "leaves"), [("Migrate", "Report", True), ("Report", "Move", False)])
-def test_action_of_health_and_of_drains_are_independent(health: str, drains: str, leaves: bool) -> None:
-    recovery = {"nodeHealth": {"taints": ["ill"], "action": health}, "drains": drains}
-    trouble = find_trouble(job(recovery=recovery), {"spec": {"taints": [{"key": "ill", "effect": "E"}]}})
-    assert present(trouble).leaves is leaves
-
-
-class Requests:
-    """The drain requests of a fake cluster."""
-
-    def __init__(self, harness: ReconcilerHarness) -> None:
-        self.drains: dict[str, str] = {}
-        harness.cluster.list_drains = lambda key: self.drains  # type: ignore[method-assign]
-
-
 async def test_drained_pod_saves_and_is_replaced_in_its_job_once() -> None:
-    harness = ReconcilerHarness()
-    requests = Requests(harness)
+    service = FakeService()
+    harness = ReconcilerHarness(hooks=Hooks(services={"moves": service}))
     await harness.train()
     first, second = harness.pods()
-    requests.drains = {second["metadata"]["name"]: WHO}
+    service.departures = {second["metadata"]["name"]: WHO}
     await harness.settle()
     assert harness.status.attempt == 1
     failure = present(harness.status.last_failure)
@@ -144,24 +111,3 @@ async def test_drained_pod_saves_and_is_replaced_in_its_job_once() -> None:
     assert harness.pods()[1]["metadata"]["uid"] != second["metadata"]["uid"]
     assert (harness.status.restarts.replaced, harness.status.restarts.counted) == (1, 0)
     assert harness.state(c.NODES_HEALTHY) == ("True", c.NO_TROUBLE)
-
-
-async def test_node_with_taint_of_drain_is_left_and_not_left_again() -> None:
-    harness = ReconcilerHarness(recovery={"drains": "Move"})
-    taints: list[Any] = []
-
-    async def node(name: str) -> Any:
-        return {"spec": {"taints": taints}}
-
-    harness.cluster.node = node  # type: ignore[method-assign]
-    await harness.train()
-    taints.append({"key": "karpenter.sh/disrupted", "effect": "NoSchedule"})
-    harness.clock.advance(LOOK_SECONDS)
-    await harness.settle()
-    assert (harness.status.attempt, harness.status.failed_nodes) == (2, ("node-a",))
-    harness.clock.advance(1)
-    await harness.train()
-    harness.clock.advance(LOOK_SECONDS)
-    await harness.settle()
-    assert harness.status.attempt == 2
-    assert "Karpenter drains it" in harness.condition(c.NODES_HEALTHY).message

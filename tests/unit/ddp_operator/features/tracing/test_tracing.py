@@ -19,11 +19,10 @@ from ddp_operator.api.cluster import Snapshot
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import Condition, DevStatus, LastFailure, LastRestart, Progress, Status
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.spans import list_spans
-from ddp_operator.manager.operator import Operator
-from ddp_operator.manager.settings import Settings
-from ddp_operator.manager.tracing import JobTraces
-from ddp_operator.reconcile import Reconciler
+from ddp_operator.decide.hooks import Hooks
+from ddp_operator.features.tracing import start_traces
+from ddp_operator.features.tracing.export import JobTraces
+from ddp_operator.features.tracing.spans import list_spans
 from tests.support.builders import NOW, UID, Json, child_job, child_pod, last_words, page, resource
 from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness
@@ -151,8 +150,8 @@ def test_failure_of_job_and_of_restart_are_errors() -> None:
 
 def trace(harness: ReconcilerHarness, processor: SpanProcessor) -> None:
     """Restart the operator with a new export."""
-    traces = JobTraces(processor)
-    harness.reconciler = Reconciler(harness.cluster, clock=harness.clock, on_status=traces.export)
+    harness.hooks = Hooks(services={"tracing": JobTraces(processor)})
+    harness.restart_operator()
 
 
 async def live(harness: ReconcilerHarness, processor: SpanProcessor) -> None:
@@ -206,7 +205,7 @@ async def test_broken_export_fails_no_reconcile(caplog: pytest.LogCaptureFixture
     harness = ReconcilerHarness()
     await live(harness, BrokenProcessor())
     assert harness.status.phase == "Succeeded"
-    assert "the trace of job train is incomplete" in caplog.text
+    assert "feature tracing default/train is left out: RuntimeError: broken" in caplog.text
 
 
 @pytest.mark.parametrize(
@@ -225,16 +224,16 @@ async def test_operator_without_usable_sdk_starts_and_names_the_remedy(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     if absent is not None:
-        monkeypatch.delitem(sys.modules, "ddp_operator.manager.tracing")
+        monkeypatch.delitem(sys.modules, "ddp_operator.features.tracing.export")
         monkeypatch.setitem(sys.modules, absent, None)
     for name, value in ({"OTEL_EXPORTER_OTLP_ENDPOINT": "http://127.0.0.1:9"} | variables).items():
         monkeypatch.setenv(name, value)
     with caplog.at_level(logging.WARNING):
-        assert Operator(Settings()).traces is None
+        assert start_traces() is None
     texts = [record.getMessage() for record in caplog.records]
     assert [words in text and "OTEL_EXPORTER_OTLP_ENDPOINT" in text for text in texts if words] == [True] * bool(words)
 
 
 async def test_operator_without_endpoint_exports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("OTEL_EXPORTER_OTLP_ENDPOINT", raising=False)
-    assert Operator(Settings()).traces is None
+    assert start_traces() is None

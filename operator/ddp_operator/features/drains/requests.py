@@ -16,14 +16,17 @@ from typing import Annotated, Any, Final
 import msgspec
 
 from ddp_operator.api.cluster import ClusterError, Key, Object, Refused
-from ddp_operator.api.constants import EVICTION_RESPONDER, MANAGED_BY
+from ddp_operator.api.constants import GROUP, MANAGED_BY
 from ddp_operator.api.faults import contain, name_object
 from ddp_operator.api.kubeobjects import EPOCH, format_time, parse_time, utc_now
+from ddp_operator.decide.hooks import Service
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.client import ApiClient, ObjectNotFound, call, pages, trim
 
 logger = logging.getLogger(__name__)
 
+EVICTION_RESPONDER: Final = f"{GROUP}/operator"
+"""The operator's name in spec.evictionResponders of pods."""
 INTERVAL: Final = 30.0
 """Seconds between two lists."""
 HEARTBEAT: Final = timedelta(minutes=3)
@@ -109,8 +112,8 @@ class _Eviction(msgspec.Struct):
 
 
 @dataclass(eq=False)
-class DrainWatch:
-    """Reads the requests. ``on_change`` is called for every resource whose requests have changed.
+class DrainWatch(Service):
+    """The service that reads the requests. ``on_change`` is called for every job whose requests have changed.
 
     ``source``: the DrainRequests, as NAMESPACE/RESOURCE.VERSION.GROUP; empty: none. ``condition``: the type of the
     condition by which their requester recognizes the end.
@@ -135,9 +138,17 @@ class DrainWatch:
         """Whether the API server serves Evictions, and the operator may list them."""
         return "Eviction" in self._found
 
-    def list_drains(self, key: Key) -> Mapping[str, str]:
-        """Return who drains pods of a resource and why, by the name of the pod."""
+    def list_departures(self, key: Key) -> Mapping[str, str]:
+        """See ``Service``."""
         return {name: text for found in self._found.values() for name, text in found.get(key, {}).items()}
+
+    def amend(self, manifest: Object) -> Object:
+        """Name the operator as the responder of a Job's pods, if the API server serves Evictions."""
+        return add_responder(manifest) if self.serves_evictions else manifest
+
+    async def prepare(self) -> None:
+        """Read the requests before the first Job, whose pods depend on what the API server serves."""
+        await self.read()
 
     async def run(self) -> None:
         """Report to the requesters and read the requests at intervals without end."""

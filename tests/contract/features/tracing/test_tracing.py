@@ -17,7 +17,7 @@ from ddp_operator.api.cluster import Snapshot
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import Condition, Status
 from ddp_operator.decide import conditions as c
-from ddp_operator.manager.tracing import connect_traces
+from ddp_operator.features.tracing.export import connect_traces
 from tests.support.builders import NOW, UID, resource
 
 
@@ -76,7 +76,7 @@ async def test_receiver_gets_job_by_standard_variables(monkeypatch: pytest.Monke
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "k8s.cluster.name=east")
     with receive(monkeypatch) as receiver:
         traces = connect_traces()
-        traces.export(observe(), Status(attempt=1, job_name="train-1"), SUCCEEDED, NOW)
+        traces.note_status(observe(), Status(attempt=1, job_name="train-1"), SUCCEEDED, NOW)
         await traces.close()
     [(path, kind, body)] = receiver.requests
     assert (path, kind) == ("/v1/traces", "application/x-protobuf")
@@ -101,7 +101,7 @@ async def test_refusing_receiver_is_logged_once(
     with receive(monkeypatch, code=400) as receiver, caplog.at_level(logging.WARNING):
         traces = connect_traces()
         for _ in range(3):
-            traces.export(observe(), Status(attempt=1, job_name="train-1"), SUCCEEDED, NOW)
+            traces.note_status(observe(), Status(attempt=1, job_name="train-1"), SUCCEEDED, NOW)
         await traces.close()
     assert len(receiver.requests) == 3
     assert ["Failed to export spans" in record.getMessage() for record in caplog.records] == [True]

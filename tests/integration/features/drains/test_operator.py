@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.constants import EVICTION_RESPONDER
-from ddp_operator.kube import drains
+from ddp_operator.features.drains import DrainSettings, requests
+from ddp_operator.features.drains.requests import EVICTION_RESPONDER
 from tests.integration.test_operator_recovery import running
 from tests.support.drain_requests import SOURCE, build_crd, build_drain_request, build_eviction
 from tests.support.running_operator import Start
@@ -23,7 +23,7 @@ CRDS = "apiextensions.k8s.io/v1/customresourcedefinitions"
 
 @pytest.fixture(autouse=True)
 def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(drains, "INTERVAL", 0.1)
+    monkeypatch.setattr(requests, "INTERVAL", 0.1)
 
 
 async def test_drain_request_moves_pods_once_and_is_done(
@@ -31,7 +31,7 @@ async def test_drain_request_moves_pods_once_and_is_done(
 ) -> None:
     for place, body in (("/api/v1/namespaces", NAMESPACE), (f"/apis/{CRDS}", build_crd())):
         await actors.client.request("POST", place, body=body)
-    start(drain_requests=SOURCE)
+    start(features={"drains": DrainSettings(drain_requests=SOURCE)})
     await running(actors)
     names = [(await actors.pod("digits-1", index))["metadata"]["name"] for index in (0, 1)]
     server.controllers.ends_pods = False  # they save

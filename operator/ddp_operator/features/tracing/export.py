@@ -19,16 +19,15 @@ from opentelemetry.trace import Status as SpanStatus
 from ddp_operator._version import __version__
 from ddp_operator.api.cluster import Snapshot
 from ddp_operator.api.status import Status
-from ddp_operator.decide.spans import JOB, Span, list_spans
-
-logger = logging.getLogger(__name__)
+from ddp_operator.decide.hooks import Service
+from ddp_operator.features.tracing.spans import JOB, Span, list_spans
 
 _SECONDS_TO_FLUSH: Final = 3.0
 _SECONDS_BETWEEN_ERRORS: Final = 60.0
 _SCOPE: Final = InstrumentationScope("ddp_operator", __version__)
 
 
-class JobTraces:
+class JobTraces(Service):
     """Builds spans and hands them to the SDK's processor, which exports them in its own thread."""
 
     def __init__(self, processor: SpanProcessor) -> None:
@@ -36,14 +35,11 @@ class JobTraces:
         self._resource = service.merge(OTELResourceDetector().detect())
         self._processor = processor
 
-    def export(self, snapshot: Snapshot, old: Status, new: Status, now: datetime) -> None:
-        """Export the spans that end where ``new`` replaces ``old``. An error loses spans only."""
-        metadata = snapshot.resource["metadata"]
-        try:
-            for span in list_spans(snapshot, old, new, now):
-                self._processor.on_end(self._build(UUID(metadata["uid"]).int, span))
-        except Exception:
-            logger.exception("internal error: the trace of job %s is incomplete", metadata["name"])
+    def note_status(self, snapshot: Snapshot, old: Status, new: Status, now: datetime) -> None:
+        """Export the spans that end where ``new`` replaces ``old``."""
+        trace = UUID(snapshot.resource["metadata"]["uid"]).int
+        for span in list_spans(snapshot, old, new, now):
+            self._processor.on_end(self._build(trace, span))
 
     def _build(self, trace: int, span: Span) -> ReadableSpan:
         """Return a span of the SDK. ``trace``: the job's UID, so that every log with the UID leads to the trace."""

@@ -12,11 +12,18 @@ import kubernetes_validate
 import pytest
 
 from ddp_operator.api.cluster import ClusterError, Key
-from ddp_operator.api.constants import EVICTION_RESPONDER, KIND
+from ddp_operator.api.constants import KIND
+from ddp_operator.features.drains.requests import (
+    _ABSENCE,
+    EVICTION_RESPONDER,
+    HEARTBEAT,
+    MOST,
+    DrainWatch,
+    add_responder,
+)
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.cluster import KubeCluster
-from ddp_operator.kube.drains import _ABSENCE, HEARTBEAT, MOST, DrainWatch, add_responder
 from ddp_operator.kube.startup_checks import OPTIONAL, PERMISSIONS
 from ddp_operator.manifests.children import build_children
 from tests.support.builders import NOW, child_pod, job, resource
@@ -92,7 +99,7 @@ class Watched:
     async def read(self) -> Mapping[str, str]:
         await self.watch.read()
         await self.watch.report()
-        return self.watch.list_drains(JOB)
+        return self.watch.list_departures(JOB)
 
 
 def condition(watched: Watched) -> tuple[str, str, str]:
@@ -285,7 +292,7 @@ async def test_responder_is_in_pods_if_api_server_serves_evictions(gang: bool) -
 
     watched = Watched(evictions=[] if not gang else ABSENT)
     await watched.read()
-    cluster = KubeCluster(watched.api, drains=watched.watch)  # type: ignore[arg-type]
+    cluster = KubeCluster(watched.api, amend=watched.watch.amend)  # type: ignore[arg-type]
     bodies: list[Any] = []
 
     async def request(method: str, path: str, *, body: Any, **options: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Nodes that report problems: which ones count, the reaction, and the report of a node that fails several jobs."""
+"""Nodes that report problems: which ones count, and the reaction."""
 
 from __future__ import annotations
 
@@ -6,17 +6,19 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.cluster import Event, Key, Refused
+from ddp_operator.api.cluster import Key, Refused
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.losses import LOOK_SECONDS, MOST_NODES, find_trouble
+from ddp_operator.decide.hooks import Hooks
+from ddp_operator.decide.losses import LOOK_SECONDS, MOST_NODES
 from ddp_operator.decide.transitions import NodeFailed
 from ddp_operator.decide.views import view_pod
-from ddp_operator.kube.events import build_event
-from ddp_operator.reconcile.reconciler import MAX_NAMESPACES, MAX_REPORTED_NODES, REPORT_PERIOD, NodeReports
-from tests.support.builders import NOW, job, resource, template, trainer
+from ddp_operator.features import node_health
+from ddp_operator.features.node_health import judge_node, wants_nodes
+from tests.support.builders import job, resource, template, trainer
 from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness
 
+HOOKS = Hooks((node_health.FEATURE,))
 XID = {"type": "XidCriticalError", "status": "True", "message": "GPU 3: XID 79"}
 WELL = {"type": "Ready", "status": "True"}
 
@@ -38,9 +40,9 @@ def health(action: str | None = "Migrate", **named: Any) -> dict[str, Any]:
     ],
 )  # fmt: skip
 def test_configured_condition_is_reported(node: Any, description: str) -> None:
-    trouble = find_trouble(job(recovery=health()), node)
+    trouble = judge_node(job(recovery=health()), node)
     assert (trouble.message if trouble else "") == description
-    assert find_trouble(job(), node) is None
+    assert (wants_nodes(job(recovery=health())), wants_nodes(job())) == (True, False)
 
 
 class FakeNodes:
@@ -60,7 +62,7 @@ class FakeNodes:
 
 
 async def test_job_leaves_and_avoids_reported_node() -> None:
-    harness = ReconcilerHarness(recovery=health())
+    harness = ReconcilerHarness(hooks=HOOKS, recovery=health())
     nodes = FakeNodes(harness)
     await harness.train()
     assert harness.state(c.NODES_HEALTHY) == ("True", c.NO_TROUBLE)
@@ -83,7 +85,7 @@ async def test_job_leaves_and_avoids_reported_node() -> None:
 
 
 async def test_irreplaceable_node_is_only_reported() -> None:
-    harness = ReconcilerHarness(recovery=health())
+    harness = ReconcilerHarness(hooks=HOOKS, recovery=health())
     nodes = FakeNodes(harness, XID)
     await harness.train()
     assert harness.status.attempt == 2
@@ -102,7 +104,7 @@ async def test_irreplaceable_node_is_only_reported() -> None:
 
 @pytest.mark.parametrize("action", ["Report", None])
 async def test_reported_node_keeps_job(action: str | None) -> None:
-    harness = ReconcilerHarness(recovery=health(action))
+    harness = ReconcilerHarness(hooks=HOOKS, recovery=health(action))
     nodes = FakeNodes(harness, XID)
     await harness.train()
     harness.clock.advance(LOOK_SECONDS)
@@ -122,11 +124,11 @@ async def test_reported_node_keeps_job(action: str | None) -> None:
 
 
 async def test_nodes_are_read_in_turn_and_only_if_configured() -> None:
-    quiet = ReconcilerHarness()
+    quiet = ReconcilerHarness(hooks=HOOKS)
     unasked = FakeNodes(quiet)
     await quiet.train()
     assert unasked.asked == []
-    harness = ReconcilerHarness(nodes=2 * MOST_NODES, recovery=health())
+    harness = ReconcilerHarness(hooks=HOOKS, nodes=2 * MOST_NODES, recovery=health())
     nodes = FakeNodes(harness)
     await harness.settle()
     for pod in harness.pods():
@@ -145,7 +147,7 @@ async def test_nodes_are_read_in_turn_and_only_if_configured() -> None:
 async def test_node_is_reported_once_by_jobs_with_gpus_of_two_namespaces(
     namespaces: tuple[str, ...], gpus: int, counted: int, events: int
 ) -> None:
-    harness = ReconcilerHarness(recovery=health())
+    harness = ReconcilerHarness(hooks=HOOKS, recovery=health())
     seen: list[Any] = []
     reports: list[Any] = []
     harness.reconciler._on_transition = lambda namespace, entry: seen.append(entry)
@@ -162,23 +164,3 @@ async def test_node_is_reported_once_by_jobs_with_gpus_of_two_namespaces(
     results = [(name, event) for kind, name, event in reports if kind == "Node"]
     assert [(name, event.reason) for name, event in results] == [("node-a", "FailsTrainingJobs")] * events
     assert all("as reported by pods" in event.message for _, event in results)
-
-
-def test_node_reports_are_bounded_and_forgotten_after_day() -> None:
-    reports = NodeReports()
-    for number in range(3 * MAX_REPORTED_NODES):
-        assert not reports.add(f"n{number}", "x", NOW)
-    assert len(reports) == MAX_REPORTED_NODES
-    assert not reports.add("n0", "y", NOW), "it was forgotten for newer ones"
-    assert reports.add(f"n{3 * MAX_REPORTED_NODES - 1}", "y", NOW)
-    assert not reports.add("n0", "x", NOW + REPORT_PERIOD)
-    assert len(reports) == 1
-    for number in range(99):
-        reports.add("n0", f"ns{number}", NOW + REPORT_PERIOD)
-    assert len(reports._namespaces["n0"]) == MAX_NAMESPACES
-
-
-def test_event_about_node_is_in_default_namespace() -> None:
-    about = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n", "uid": "n"}}
-    event = build_event(about, Event("Warning", "FailsTrainingJobs", "words"), NOW, 1)
-    assert (event["metadata"]["namespace"], event["regarding"]["namespace"]) == ("default", "")

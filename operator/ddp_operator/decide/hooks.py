@@ -1,0 +1,217 @@
+"""The hooks of features. The kernel calls them, and imports no feature (docs/adr/0056-features-behind-hooks.md).
+
+A feature is a folder of ``ddp_operator.features`` and a line of its tuple. Whatever one of its hooks raises or returns
+is contained here: it is counted, logged, and reported in the job's condition ``FeaturesWork``, and the pass goes on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from functools import partial
+from typing import TYPE_CHECKING, Literal, TypeVar
+
+import msgspec
+
+from ddp_operator.api.cluster import Key, Object, Snapshot
+from ddp_operator.api.faults import FAULTS, describe_fault
+from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.status import Status
+from ddp_operator.decide.state import Trouble
+
+if TYPE_CHECKING:  # of a higher layer: the context of services, which features of the operator's process take
+    from ddp_operator.kube.services import ServiceContext
+
+T = TypeVar("T")
+Judge = Callable[[DDPTrainingJob, "Object | None"], "Trouble | None"]
+Faults = MutableMapping[tuple[str, str], str]
+"""What the last call of a hook has raised, by the names of the feature and of the hook."""
+
+
+class Service:
+    """The part of a feature that works for all jobs: one for each process of the operator. Each method is a hook.
+
+    ``prepare``, ``run`` and ``close`` may wait; the others are called in passes and may not.
+    """
+
+    async def prepare(self) -> None:
+        """Read what the first Job needs. All jobs wait for it, for a limited time."""
+
+    async def run(self) -> None:
+        """Work until it is cancelled."""
+        await asyncio.Event().wait()
+
+    async def close(self) -> None:
+        """Finish at the end of the process, in a limited time."""
+
+    def amend(self, manifest: Object) -> Object:
+        """Return a child with additions, before it is created. Its kind and metadata remain."""
+        return manifest
+
+    def list_departures(self, key: Key) -> Mapping[str, str]:
+        """Return who requests that pods of a job leave their nodes, and why, by the name of the pod."""
+        return {}
+
+    def note_status(self, snapshot: Snapshot, old: Status, new: Status, now: datetime) -> None:
+        """Note that the status ``new`` of a job was written in place of ``old``."""
+
+
+@dataclass(frozen=True, slots=True)
+class NodeHook:
+    """Judges the nodes of a job's pods.
+
+    ``wants``: whether the job's spec asks for it, as each reading is a call. ``judge``: what is wrong with a node, as
+    the API server returns it (None: it does not exist). Neither may wait.
+    """
+
+    wants: Callable[[DDPTrainingJob], bool]
+    judge: Judge
+
+
+@dataclass(frozen=True, slots=True)
+class Feature:
+    """A capability that can be deleted with its folder. The hooks that it does not use are None.
+
+    ``page``: of docs/. ``settings``: the environment variables of the operator that it reads, each with a description.
+    ``start``: returns its service; None: it is switched off.
+    """
+
+    name: str
+    maturity: Literal["stable", "beta", "experimental"]
+    page: str
+    nodes: NodeHook | None = None
+    settings: type[msgspec.Struct] | None = None
+    start: Callable[[ServiceContext], Service | None] | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Hooks:
+    """The hooks of all features, and the services of this process by the name of their feature."""
+
+    features: Sequence[Feature] = ()
+    services: Mapping[str, Service] = field(default_factory=dict)
+
+    def amend(self, manifest: Object) -> Object:
+        """Return a child with the additions of all features."""
+        meta = manifest["metadata"]
+        guard = Guard(f"{meta.get('namespace')}/{meta.get('name')}")
+        for name, service in self.services.items():
+            hook = partial(service.amend, manifest)
+            manifest = guard.call(name, "amend", hook, partial(_is_same_object, manifest), default=manifest)
+        return manifest
+
+    def note_status(self, snapshot: Snapshot, old: Status, new: Status, now: datetime) -> None:
+        """Tell all features that a status was written."""
+        meta = snapshot.resource["metadata"]
+        guard = Guard(f"{meta.get('namespace')}/{meta.get('name')}")
+        for name, service in self.services.items():
+            hook = partial(service.note_status, snapshot, old, new, now)
+            guard.call(name, "note_status", hook, _is_none, default=None)
+
+    def observe(self, job: DDPTrainingJob, faults: Faults) -> JobHooks:
+        """Return the hooks for one pass over a job. ``faults``: of its former passes, which this one updates."""
+        return JobHooks(self, job, Guard(str(job), faults))
+
+
+class Guard:
+    """Calls hooks, and keeps the fault of each until it works again. ``subject``: the job or the object, for the log.
+
+    Some hooks are called in few passes only, so the faults of a job outlive a pass.
+    """
+
+    def __init__(self, subject: str, faults: Faults | None = None) -> None:
+        self._subject = subject
+        self._faults = {} if faults is None else faults
+
+    def call(
+        self, feature: str, name: str, hook: Callable[[], T], is_valid: Callable[[object], bool], *, default: T
+    ) -> T:
+        """Return what a hook returns; ``default`` if it raises, or returns anything that is not valid."""
+        try:
+            result = hook()
+            if not is_valid(result):
+                raise TypeError(f"{name} returned {type(result).__name__}")
+        except Exception as error:
+            FAULTS.add(f"feature {feature}", self._subject, error)
+            self._faults[feature, name] = describe_fault(error)
+            return default
+        self.forget(feature, name)
+        return result
+
+    def forget(self, feature: str, name: str) -> None:
+        """Forget the fault of a hook that works, or is no longer called for this job."""
+        self._faults.pop((feature, name), None)
+
+    def describe(self) -> Mapping[str, str]:
+        """Return the faults by the name of the feature, one for each."""
+        return {feature: fault for (feature, _), fault in self._faults.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class JobHooks:
+    """The hooks for one pass over a job."""
+
+    hooks: Hooks
+    job: DDPTrainingJob
+    guard: Guard
+
+    def reads_nodes(self) -> bool:
+        """Return whether a feature judges the nodes of this job's pods."""
+        return bool(self._list_judges())
+
+    def judge_node(self, raw: Object | None) -> Trouble | None:
+        """Return what the features find wrong with a node; None: nothing. What is planned comes first."""
+        found: list[Trouble] = []
+        for feature, judge in self._list_judges():
+            trouble = self.guard.call(feature, "judge", partial(judge, self.job, raw), _is_trouble, default=None)
+            if trouble is not None:
+                found.append(trouble)
+        if not found:
+            return None
+        found.sort(key=lambda trouble: not trouble.planned)
+        text = ", ".join(trouble.message for trouble in found)
+        return Trouble(text[:512], found[0].planned, any(trouble.leaves for trouble in found))
+
+    def list_departures(self, key: Key) -> Mapping[str, str]:
+        """Return who requests that pods leave their nodes, and why, by the name of the pod."""
+        found: dict[str, str] = {}
+        none: Mapping[str, str] = {}
+        for name, service in self.hooks.services.items():
+            hook = partial(service.list_departures, key)
+            found.update(self.guard.call(name, "list_departures", hook, _are_texts, default=none))
+        return found
+
+    def _list_judges(self) -> list[tuple[str, Judge]]:
+        judges = []
+        for feature in self.hooks.features:
+            nodes = feature.nodes
+            if nodes is None:
+                continue
+            if self.guard.call(feature.name, "wants", partial(nodes.wants, self.job), _is_flag, default=False):
+                judges.append((feature.name, nodes.judge))
+            else:
+                self.guard.forget(feature.name, "judge")
+        return judges
+
+
+def _is_none(value: object) -> bool:
+    return value is None
+
+
+def _is_flag(value: object) -> bool:
+    return isinstance(value, bool)
+
+
+def _is_trouble(value: object) -> bool:
+    return value is None or (isinstance(value, Trouble) and isinstance(value.message, str))
+
+
+def _are_texts(value: object) -> bool:
+    return isinstance(value, Mapping) and all(isinstance(text, str) for item in value.items() for text in item)
+
+
+def _is_same_object(manifest: Object, value: object) -> bool:
+    identity = ("apiVersion", "kind", "metadata")
+    return isinstance(value, Mapping) and all(value.get(part) == manifest.get(part) for part in identity)

@@ -1,0 +1,12 @@
+"""The features of the operator. Each is a folder here and a line of this tuple; the kernel knows none of them."""
+
+from typing import Final
+
+from ddp_operator.decide.hooks import Feature
+from ddp_operator.features import drains, node_health, tracing
+
+FEATURES: Final[tuple[Feature, ...]] = (
+    drains.FEATURE,
+    node_health.FEATURE,
+    tracing.FEATURE,
+)

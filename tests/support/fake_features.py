@@ -1,0 +1,32 @@
+"""Features for tests of the kernel, which knows no real one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ddp_operator.api.cluster import Key, Object
+from ddp_operator.decide.hooks import Service
+
+
+class FakeService(Service):
+    """A service whose answers a test sets. ``departures``, ``amended``: an exception is raised."""
+
+    def __init__(self, departures: Any = None, amended: Any = None) -> None:
+        self.departures = {} if departures is None else departures
+        self.amended = amended
+
+    def amend(self, manifest: Object) -> Any:
+        """Return ``amended``; None: the object as it is."""
+        return manifest if self.amended is None else _answer(self.amended)
+
+    def list_departures(self, key: Key) -> Mapping[str, str]:
+        """Return ``departures``."""
+        result: Mapping[str, str] = _answer(self.departures)
+        return result
+
+
+def _answer(value: Any) -> Any:
+    if isinstance(value, Exception):
+        raise value
+    return value

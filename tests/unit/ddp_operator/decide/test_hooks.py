@@ -1,0 +1,184 @@
+"""Hooks of features that fail: the kernel goes on, and says which feature had which fault."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from ddp_operator.api.cluster import Key
+from ddp_operator.api.faults import FAULTS
+from ddp_operator.decide import conditions as c
+from ddp_operator.decide.hooks import Feature, Hooks, NodeHook
+from ddp_operator.decide.losses import LOOK_SECONDS
+from ddp_operator.decide.state import Trouble
+from ddp_operator.kube import services
+from ddp_operator.kube.services import ServiceContext, prepare_services, run_service, start_services
+from tests.support.builders import job
+from tests.support.fake_cluster import ReconcilerHarness
+from tests.support.fake_features import FakeService
+
+GARBAGE: Any = [None, 7, "text", {7: "text"}, {"pod": None}, object()]
+
+
+def fail(*_: Any) -> Any:
+    raise ZeroDivisionError("a bug")
+
+
+def judging(judge: Callable[..., Any], wants: Callable[..., Any] = lambda _: True, name: str = "odd") -> Feature:
+    return Feature(name, maturity="experimental", page="x.md", nodes=NodeHook(wants, judge))
+
+
+def serving(**answers: Any) -> Hooks:
+    return Hooks(services={"odd": FakeService(**answers), "good": FakeService(departures={"pod": "who"})})
+
+
+@pytest.mark.parametrize("answer", [*GARBAGE[1:], ("text", True, True), ZeroDivisionError()])
+def test_judge_that_fails_does_not_hide_others(answer: Any) -> None:
+    good = judging(lambda *_: Trouble("ill", planned=False, leaves=True), name="good")
+    odd = judging(fail if isinstance(answer, Exception) else lambda *_: answer)
+    faults: dict[tuple[str, str], str] = {}
+    hooks = Hooks((odd, good)).observe(job(), faults)
+    assert hooks.judge_node({}) == Trouble("ill", planned=False, leaves=True)
+    assert list(hooks.guard.describe()) == ["odd"]
+
+
+@pytest.mark.parametrize("wants", [fail, lambda _: "yes", lambda _: None])
+def test_feature_that_cannot_say_whether_it_reads_nodes_reads_none(wants: Any) -> None:
+    hooks = Hooks((judging(fail, wants),)).observe(job(), {})
+    assert not hooks.reads_nodes()
+    assert list(hooks.guard.describe()) == ["odd"]
+
+
+@pytest.mark.parametrize("answer", [*GARBAGE[1:], ZeroDivisionError()])
+def test_departures_that_are_no_texts_are_left_out(answer: Any) -> None:
+    hooks = serving(departures=answer).observe(job(), {})
+    assert hooks.list_departures(Key("default", "train")) == {"pod": "who"}
+    assert list(hooks.guard.describe()) == ["odd"]
+
+
+@pytest.mark.parametrize(
+    "answer", [*GARBAGE[1:], {}, {"kind": "Pod", "metadata": {"name": "a"}}, {"kind": "Job", "metadata": {"name": "b"}}]
+)
+def test_child_is_created_as_it_was_if_addition_fails(answer: Any) -> None:
+    manifest = {"kind": "Job", "metadata": {"name": "a"}}
+    before = FAULTS.counts["feature odd"]
+    assert serving(amended=answer).amend(manifest) is manifest
+    assert FAULTS.counts["feature odd"] == before + 1
+
+
+def test_fault_is_kept_until_hook_works() -> None:
+    answers: list[Any] = [ZeroDivisionError("a bug"), None]
+
+    def judge(*_: Any) -> Any:
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    faults: dict[tuple[str, str], str] = {}
+    hooks = Hooks((judging(judge),))
+    hooks.observe(job(), faults).judge_node({})
+    assert "a bug" in hooks.observe(job(), faults).guard.describe()["odd"], "a later pass reads no node"
+    hooks.observe(job(), faults).judge_node({})
+    assert faults == {}
+
+
+def test_fault_of_judge_is_forgotten_when_job_needs_it_no_more() -> None:
+    faults: dict[tuple[str, str], str] = {}
+    Hooks((judging(fail),)).observe(job(), faults).judge_node({})
+    assert faults
+    Hooks((judging(fail, lambda _: False),)).observe(job(), faults).reads_nodes()
+    assert faults == {}
+
+
+async def test_job_trains_beside_feature_that_always_fails_and_reports_it() -> None:
+    service = FakeService(ZeroDivisionError("a bug"), ZeroDivisionError("a bug"))
+    service.note_status = fail  # type: ignore[method-assign]
+    harness = ReconcilerHarness(hooks=Hooks((judging(fail),), {"moves": service}))
+
+    async def node(name: str) -> Any:
+        return {}
+
+    harness.cluster.node = node  # type: ignore[method-assign]
+    await harness.train()
+    harness.clock.advance(LOOK_SECONDS)
+    await harness.settle()
+    assert (harness.status.phase, harness.status.attempt) == ("Running", 1)
+    assert harness.state(c.FEATURES_WORK) == ("False", c.FEATURE_FAULT)
+    message = harness.condition(c.FEATURES_WORK).message
+    assert "odd: ZeroDivisionError: a bug (test_hooks.py:" in message
+    assert "moves: ZeroDivisionError" in message
+    assert harness.events.count(c.FEATURE_FAULT) == 1
+
+    harness.hooks = Hooks((judging(lambda *_: None),))
+    harness.restart_operator()
+    harness.clock.advance(LOOK_SECONDS)
+    await harness.settle()
+    assert harness.state(c.FEATURES_WORK) == ("True", c.NO_FAULT)
+
+
+async def test_job_without_fault_has_no_condition_about_features() -> None:
+    harness = ReconcilerHarness(hooks=serving())
+    await harness.train()
+    assert harness.status.condition(c.FEATURES_WORK) is None
+
+
+def build_context(**more: Any) -> ServiceContext:
+    return ServiceContext(None, None, (), lambda key: None, **more)  # type: ignore[arg-type]
+
+
+def test_service_that_cannot_start_is_left_out() -> None:
+    features = [
+        Feature("odd", maturity="experimental", page="x.md", start=fail),
+        Feature("good", maturity="stable", page="x.md", start=lambda context: FakeService()),
+        judging(fail),
+    ]
+    assert list(start_services(features, {}, build_context)) == ["good"]
+
+
+class Slow(FakeService):
+    """A service that never gets ready, and whose work ends at once."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.runs = 0
+        self.third_run = asyncio.Event()
+
+    async def prepare(self) -> None:
+        """Wait for ever."""
+        await asyncio.Event().wait()
+
+    async def run(self) -> None:
+        """Fail, then end."""
+        self.runs += 1
+        if self.runs == 1:
+            raise ZeroDivisionError
+        if self.runs == 3:
+            self.third_run.set()
+
+
+class Unready(FakeService):
+    """A service that fails to get ready."""
+
+    async def prepare(self) -> None:
+        """Fail."""
+        raise ZeroDivisionError
+
+
+async def test_jobs_wait_for_services_for_limited_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "SECONDS_TO_PREPARE", 0.01)
+    before = FAULTS.counts["feature unready"], FAULTS.counts["features"]
+    await prepare_services({"slow": Slow(), "unready": Unready()})
+    assert (FAULTS.counts["feature unready"], FAULTS.counts["features"]) == (before[0] + 1, before[1] + 1)
+
+
+async def test_service_that_ends_runs_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(services, "PAUSE", 0.001)
+    slow = Slow()
+    task = asyncio.create_task(run_service("slow", slow))
+    await slow.third_run.wait()
+    assert not task.done()
+    task.cancel()
