@@ -81,7 +81,7 @@ def list_features() -> Iterator[str]:
     """Yield the operator's features."""
     yield from ("| feature | maturity | hooks | page |", "|---|---|---|---|")
     for feature in FEATURES:
-        hooks = {"judges nodes": feature.nodes, "a service": feature.start}
+        hooks = {"judges nodes": feature.nodes, "concludes": feature.review, "a service": feature.start}
         used = ", ".join(text for text, hook in hooks.items() if hook is not None)
         yield f"| `{feature.name}` | {feature.maturity} | {used} | [{feature.page}]({feature.page}) |"
 

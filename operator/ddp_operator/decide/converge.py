@@ -26,7 +26,6 @@ from ddp_operator.decide.losses import (
     list_nodes_in_use,
 )
 from ddp_operator.decide.scheduling import compute_event_poll_delay
-from ddp_operator.decide.stalls import compute_idle_seconds_left, must_suspend
 from ddp_operator.decide.state import (
     Action,
     CreatePod,
@@ -38,7 +37,6 @@ from ddp_operator.decide.state import (
     ResizeJob,
     State,
     SuspendJob,
-    SuspendResource,
 )
 from ddp_operator.decide.views import JobView, Pods, PodView
 
@@ -76,7 +74,7 @@ def converge(state: State, progress_interval: float) -> Decision:
     described = _describe_progress(state, progress_interval, plan)
     _check_deadlines(state, plan)
     _watch_nodes(state, plan)
-    _suspend_idle_job(state, plan)
+    _follow_remarks(state, plan)
     _poll_events(state, plan)
     plan.actions += fail_lost_pods(state, plan.waits)
     _ensure_shared_children(state, plan)  # last, because a refusal ends the actions of a pass
@@ -180,15 +178,11 @@ def _watch_nodes(state: State, plan: _PassPlan) -> None:
         plan.wait_until(blocked.since + NODE_PATIENCE, state.now, least=SOON)
 
 
-def _suspend_idle_job(state: State, plan: _PassPlan) -> None:
-    seconds = compute_idle_seconds_left(state)
-    if not must_suspend(state):
-        if seconds is not None and seconds > 0:
-            plan.waits.append(seconds)
-    elif state.status.is_true(c.IDLE):
-        plan.actions.append(SuspendResource())
-    else:
-        plan.waits.append(0.0)  # first write the condition with the reason
+def _follow_remarks(state: State, plan: _PassPlan) -> None:
+    for remark in state.remarks:
+        plan.actions += remark.actions
+        if remark.wait is not None:
+            plan.waits.append(remark.wait)
 
 
 def _poll_events(state: State, plan: _PassPlan) -> None:

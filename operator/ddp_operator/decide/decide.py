@@ -52,7 +52,7 @@ from ddp_operator.decide.inputs import fetch_inputs
 from ddp_operator.decide.kueue import is_resize_waiting, was_suspending
 from ddp_operator.decide.losses import find_lost_pods, is_replacing, list_nodes_to_leave
 from ddp_operator.decide.report import drop_eta
-from ddp_operator.decide.state import AT_ONCE, Decision, Observation, Refusal, State
+from ddp_operator.decide.state import AT_ONCE, Decision, Observation, Refusal, Remark, State
 from ddp_operator.decide.transitions import account
 from ddp_operator.decide.views import JobView, PodView
 from ddp_pod.contract.group_facts import ALONE, DIFFERENT, LOST_LOSS, SEPARATE
@@ -69,9 +69,13 @@ def decide(
     now: datetime,
     refusal: Refusal | None = None,
     progress_interval: float = 10.0,
+    review: Callable[[State], tuple[Remark, ...]] = lambda _: (),
 ) -> Decision:
-    """Return the status to write and the actions. ``refusal``: why the present spec cannot be carried out."""
-    state = State(job, observation, now, refusal)
+    """Return the status to write and the actions.
+
+    ``refusal``: why the present spec cannot be carried out; ``review``: returns the remarks of features.
+    """
+    state = State(job, observation, now, refusal, review)
     newest = _find_newest_job(state)
     if is_finished(job.status) and (newest is None or not contradicts(state, newest)):
         return clean_up(state)

@@ -33,7 +33,7 @@ from ddp_operator.decide.dev import describe_hold, describe_lost_code, record_fa
 from ddp_operator.decide.losses import LostContact, describe_lost_contact, describe_nodes, describe_replacement
 from ddp_operator.decide.report import Page, build_preflight, drop_eta, drop_pace, measure_goodput
 from ddp_operator.decide.scheduling import describe_scheduling
-from ddp_operator.decide.stalls import describe_cut_off_training, describe_idle, describe_stall, describe_waiting
+from ddp_operator.decide.stalls import describe_cut_off_training, describe_stall, describe_waiting
 from ddp_operator.decide.state import Observation, Refusal, State
 from ddp_operator.decide.views import Pods
 from ddp_pod.contract.group_facts import (
@@ -193,7 +193,7 @@ def describe_conditions(attempt: ObservedAttempt, status: Status) -> AttemptCond
         _add_lost_contact(progressing, lost_contact, status),
         restarting,
         _describe_groups(attempt),
-        describe_idle(state),
+        *(remark.fact for remark in state.remarks),
         describe_nodes(state),
         _describe_features(state),
         _describe_uploads(attempt, status),

@@ -7,6 +7,7 @@ is contained here: it is counted, logged, and reported in the job's condition ``
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -19,13 +20,16 @@ from ddp_operator.api.cluster import Key, Object, Snapshot
 from ddp_operator.api.faults import FAULTS, describe_fault
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Status
-from ddp_operator.decide.state import Trouble
+from ddp_operator.decide.conditions import Fact
+from ddp_operator.decide.state import Remark, State, SuspendResource, Trouble
 
 if TYPE_CHECKING:  # of a higher layer: the context of services, which features of the operator's process take
     from ddp_operator.kube.services import ServiceContext
 
 T = TypeVar("T")
 Judge = Callable[[DDPTrainingJob, "Object | None"], "Trouble | None"]
+Review = Callable[[State], "Remark | None"]
+"""Concludes from the state of a job. It is called for each state that is described, so it keeps nothing."""
 Faults = MutableMapping[tuple[str, str], str]
 """What the last call of a hook has raised, by the names of the feature and of the hook."""
 
@@ -82,6 +86,7 @@ class Feature:
     maturity: Literal["stable", "beta", "experimental"]
     page: str
     nodes: NodeHook | None = None
+    review: Review | None = None
     settings: type[msgspec.Struct] | None = None
     start: Callable[[ServiceContext], Service | None] | None = None
 
@@ -174,6 +179,18 @@ class JobHooks:
         text = ", ".join(trouble.message for trouble in found)
         return Trouble(text[:512], found[0].planned, any(trouble.leaves for trouble in found))
 
+    def review(self, state: State) -> tuple[Remark, ...]:
+        """Return the remarks of the features."""
+        remarks = []
+        for feature in self.hooks.features:
+            if feature.review is None:
+                continue
+            hook = partial(feature.review, state)
+            remark = self.guard.call(feature.name, "review", hook, _is_remark, default=None)
+            if remark is not None:
+                remarks.append(remark)
+        return tuple(remarks)
+
     def list_departures(self, key: Key) -> Mapping[str, str]:
         """Return who requests that pods leave their nodes, and why, by the name of the pod."""
         found: dict[str, str] = {}
@@ -206,6 +223,15 @@ def _is_flag(value: object) -> bool:
 
 def _is_trouble(value: object) -> bool:
     return value is None or (isinstance(value, Trouble) and isinstance(value.message, str))
+
+
+def _is_remark(value: object) -> bool:
+    if value is None:
+        return True
+    if not isinstance(value, Remark) or not (value.fact is None or isinstance(value.fact, Fact)):
+        return False
+    is_number = value.wait is None or (isinstance(value.wait, (int, float)) and math.isfinite(value.wait))
+    return is_number and all(isinstance(action, SuspendResource) for action in value.actions)
 
 
 def _are_texts(value: object) -> bool:

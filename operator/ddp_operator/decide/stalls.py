@@ -1,4 +1,4 @@
-"""Jobs that make no steps: stragglers, stalls, pods that do not reach their peers, idle GPUs. Pure.
+"""Jobs that make no steps: stragglers, stalls, and pods that do not reach their peers. Pure.
 
 docs/metrics.md has the formulas.
 """
@@ -18,7 +18,7 @@ from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempt import ObservedAttempt
 from ddp_operator.decide.conditions import Fact, list_indexes
 from ddp_operator.decide.report import Page, build_progress
-from ddp_operator.decide.state import Observation, Stall, State, UnreachableReport
+from ddp_operator.decide.state import Observation, Stall, UnreachableReport
 from ddp_operator.decide.views import PodView
 from ddp_pod.contract.failure_text import UNRESOLVED
 from ddp_pod.contract.progress import RankProgress
@@ -236,42 +236,3 @@ def _find_peers(attempt: ObservedAttempt, message: str) -> list[int]:
     """Return the indexes of the pods whose addresses a report names."""
     addresses = {text.strip(".:") for text in _ADDRESS.findall(message)}
     return [index for index, pod in attempt.pods.newest.items() if pod.address and pod.address in addresses]
-
-
-def compute_idle_seconds_left(state: State) -> float | None:
-    """Return in how many seconds spec.idle counts the job as idle, 0 or less once it does; None: it makes steps."""
-    idle = state.spec.idle
-    usage = state.status.usage
-    if idle is None or usage is None or usage.idle_since is None or state.spec.suspend:
-        return None
-    return 60.0 * idle.minutes - (state.now - usage.idle_since).total_seconds()
-
-
-def describe_idle(state: State) -> Fact | None:
-    """Return the condition Idle; None without spec.idle."""
-    if state.spec.idle is None:
-        return None
-    before = state.status.condition(c.IDLE)
-    if state.spec.suspend and before is not None:  # it keeps the reason of the suspension until the job resumes
-        return Fact(c.IDLE, before.status, before.reason, before.message)
-
-    usage = state.status.usage
-    seconds = compute_idle_seconds_left(state)
-    if seconds is None or seconds > 0 or usage is None or usage.idle_since is None:
-        return Fact(c.IDLE, "False", c.NOT_IDLE)
-    message = f"{usage.gpus} GPUs are held and no step was made since {format_time(usage.idle_since)}"
-    if must_suspend(state):
-        message += f"; the job is suspended: `ddp resume {state.job.name}` resumes it"
-    elif state.status.progress is None:
-        message += "; its script has reported no step yet"
-    return Fact(c.IDLE, "True", c.NO_STEPS, message)
-
-
-def must_suspend(state: State) -> bool:
-    """Return whether the operator suspends an idle job. A running job that reports no steps may train: it stays."""
-    if state.spec.idle is None or state.spec.idle.action != "Suspend":
-        return False
-    if state.status.progress is None and state.status.phase == "Running":
-        return False
-    seconds = compute_idle_seconds_left(state)
-    return seconds is not None and seconds <= 0

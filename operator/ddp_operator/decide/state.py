@@ -1,6 +1,6 @@
 """The input of a decision (State, with the observation of a pass) and its outcome (Decision, with actions). Pure."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -13,6 +13,7 @@ from ddp_operator.api.faults import contain, name_object, parse_each
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import QueueStatus, Status, Straggler
+from ddp_operator.decide.conditions import Fact
 from ddp_operator.decide.failures import ContainerKill, Termination
 from ddp_operator.decide.report import Page
 from ddp_operator.decide.views import JobView, NodeView, Pods, PodView, view_job, view_pod
@@ -212,6 +213,15 @@ class Trouble(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Remark:
+    """What a feature concludes about a job: a condition, actions, and the seconds until it has to look again."""
+
+    fact: Fact | None = None
+    actions: tuple[SuspendResource, ...] = ()
+    wait: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Stall:
     """A stall: its start, the steps of the ranks, and the states of hanging ranks."""
 
@@ -318,6 +328,8 @@ class State:
     observation: Observation
     now: datetime
     refusal: Refusal | None = None
+    review: Callable[["State"], tuple[Remark, ...]] = lambda _: ()
+    """Returns the remarks of features."""
 
     @property
     def spec(self) -> Spec:
@@ -334,6 +346,11 @@ class State:
         """The action if no process group spans all ranks. A job of `ddp dev` only reports."""
         policy = self.spec.process_group_policy or "Fail"
         return "Warn" if policy == "Fail" and self.spec.dev is not None else policy
+
+    @cached_property
+    def remarks(self) -> tuple[Remark, ...]:
+        """What features conclude about the job."""
+        return self.review(self)
 
     @cached_property
     def attempt_job(self) -> JobView | None:

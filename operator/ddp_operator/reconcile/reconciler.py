@@ -257,8 +257,9 @@ class Reconciler:
         observation = await self._observer.observe(current.key, job, current.snapshot, memory)
         refusal = await self._executor.check(job, observation, memory)
         payer = Payer(job.namespace, len(observation.pods) + len(observation.orphans))
+        review = self._hooks.observe(job, memory.faults).review
         decision = await self._turns.run(
-            payer, decide, job, observation, self._clock(), refusal, self._progress_interval
+            payer, decide, job, observation, self._clock(), refusal, self._progress_interval, review
         )
         if decision.needs_fresh_read and not current.fresh:
             # Watches may deliver the end of the Job before that of the pod with the root cause or the last step.
@@ -270,7 +271,7 @@ class Reconciler:
             memory.built = None
         if refusal is not None:
             decision = await self._turns.run(
-                payer, decide, job, observation, self._clock(), refusal, self._progress_interval
+                payer, decide, job, observation, self._clock(), refusal, self._progress_interval, review
             )
 
         max_restarts = job.spec.recovery.max_restarts

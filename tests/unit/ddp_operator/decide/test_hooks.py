@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -11,12 +12,13 @@ import pytest
 from ddp_operator.api.cluster import Key
 from ddp_operator.api.faults import FAULTS
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide.conditions import Fact
 from ddp_operator.decide.hooks import Feature, Hooks, NodeHook
 from ddp_operator.decide.losses import LOOK_SECONDS
-from ddp_operator.decide.state import Trouble
+from ddp_operator.decide.state import DeleteResource, Observation, Remark, State, SuspendResource, Trouble
 from ddp_operator.kube import services
 from ddp_operator.kube.services import ServiceContext, prepare_services, run_service, start_services
-from tests.support.builders import job
+from tests.support.builders import NOW, job
 from tests.support.fake_cluster import ReconcilerHarness
 from tests.support.fake_features import FakeService
 
@@ -67,6 +69,26 @@ def test_child_is_created_as_it_was_if_addition_fails(answer: Any) -> None:
     before = FAULTS.counts["feature odd"]
     assert serving(amended=answer).amend(manifest) is manifest
     assert FAULTS.counts["feature odd"] == before + 1
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [*GARBAGE[1:], Remark("fact"), Remark(wait=math.nan), Remark(actions=(DeleteResource(),)), ZeroDivisionError()],  # type: ignore[arg-type]
+)
+def test_remark_of_another_kind_is_left_out(answer: Any) -> None:
+    def review(_: Any) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    good = Remark(Fact(c.IDLE, "False", c.NOT_IDLE), (SuspendResource(),), 5)
+    features = [
+        Feature(name, maturity="experimental", page="x.md", review=hook)
+        for name, hook in (("odd", review), ("silent", lambda _: None), ("good", lambda _: good))
+    ]
+    hooks = Hooks(features).observe(job(), {})
+    assert State(job(), Observation(), NOW, review=hooks.review).remarks == (good,)
+    assert list(hooks.guard.describe()) == ["odd"]
 
 
 def test_fault_is_kept_until_hook_works() -> None:

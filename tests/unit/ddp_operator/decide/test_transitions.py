@@ -30,9 +30,6 @@ from ddp_operator.api.status import (
     Usage,
 )
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.decide import decide
-from ddp_operator.decide.stalls import is_stalled, stalled_since
-from ddp_operator.decide.state import Stall, SuspendResource
 from ddp_operator.decide.transitions import (
     COLUMNS,
     MAX_ROWS,
@@ -42,11 +39,11 @@ from ddp_operator.decide.transitions import (
     extend_history,
     find_transitions,
     is_minor_change,
-    list_purposes,
     list_transition_events,
 )
-from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, page, template, trainer
+from tests.support.builders import NOW, child_job, child_pod, last_words, page, template, trainer
 from tests.support.decisions import present
+from tests.support.timeline import JobTimeline
 
 
 def scheduled(message: str = "none placed", reason: str = c.WAITING_FOR_PODS, status: Any = "False") -> Condition:
@@ -238,38 +235,6 @@ def test_rows_are_bounded_and_ordered_by_time(gaps: list[float]) -> None:
     assert rows_of(status)[0]["step"] == "0"
 
 
-GPUS = template(trainer(resources={"limits": {"nvidia.com/gpu": 4}}))
-
-
-class JobTimeline:
-    """A job of two pods with four GPUs each, pass by pass."""
-
-    def __init__(self, **spec: Any) -> None:
-        self.status = Status()
-        self.spec = {"template": GPUS, **spec}
-        self.at = NOW
-
-    def later(self, seconds: float, *pods: Any, text: str = "", jobs: Any = None) -> dict[str, int]:
-        """Run passes this many seconds after the last, until one changes nothing. Return the use of the GPUs."""
-        self.at += timedelta(seconds=seconds)
-        self.actions: list[Any] = []
-        for _ in range(5):
-            before = self.status
-            typed = job(status=before, nodes=2, **self.spec)
-            attempts = [child_job(n) for n in range(1, before.attempt + 1)] if jobs is None else jobs
-            result = decode(text) if text else None
-            stall = Stall(stalled_since(result, self.at)) if result is not None and is_stalled(typed, result) else None
-            seen = observe(typed, attempts, pods, result, stall=stall)
-            decision = decide(typed, seen, self.at)
-            self.status = decision.status
-            self.requeue = decision.requeue_after
-            self.actions += decision.actions
-            if self.status == before:
-                break
-            text = text if self.status.attempt == before.attempt else ""
-        return list_purposes(self.status.usage)
-
-
 def pods(phase: str = "Running", *, attempt: int = 1, **changes: Any) -> list[Any]:
     return [child_pod(index, phase, attempt=attempt, **changes) for index in range(2)]
 
@@ -345,53 +310,3 @@ def test_usage_change_is_minor_and_counted_once() -> None:
     assert find_transitions(new, new, NOW) == ()
     of_profile = replace(new, profile=Profile(kind="ClusterDDPTrainingProfile", name="h100", digest="d", job={}))
     assert find_transitions(old, of_profile, NOW)[0] == Used(PRODUCTIVE, 20, "h100")
-
-
-class TestIdle:
-    @staticmethod
-    def idle(life: JobTimeline) -> tuple[str, str]:
-        result = present(life.status.condition(c.IDLE))
-        return result.status, result.message
-
-    def test_idle_job_is_suspended_after_its_condition_is_written(self) -> None:
-        life = JobTimeline(idle={"minutes": 10, "action": "Suspend"})
-        life.later(0)
-        life.later(0, *pods())
-        life.later(5, *pods(), text=training(1, 1))
-        life.later(3600, *pods(), text=training(9, 9))
-        assert self.idle(life) == ("False", "")
-        stalled = training(9, 9, heartbeat_age=200)
-        life.later(200, *pods(), text=stalled)
-        assert life.requeue is not None
-        assert SuspendResource() not in life.actions
-        life.later(599, *pods(), text=stalled)
-        assert self.idle(life)[0] == "False"
-        life.later(1, *pods(), text=stalled)
-        since = "2026-11-20T13:03:25Z"
-        statement = f"8 GPUs are held and no step was made since {since}"
-        statement += "; the job is suspended: `ddp resume train` resumes it"
-        assert self.idle(life) == ("True", statement)
-        assert life.actions.count(SuspendResource()) == 1
-        life.spec["suspend"] = True
-        life.later(1, *pods(deleting=True))
-        life.later(60)
-        assert self.idle(life) == ("True", statement), "why it is suspended stays"
-        life.spec["suspend"] = False
-        life.later(5)
-        assert self.idle(life) == ("False", "")
-
-    def test_pods_waiting_for_peer_are_idle(self) -> None:
-        life = JobTimeline(idle={"minutes": 1, "action": "Suspend"})
-        life.later(0)
-        life.later(0, child_pod(0), child_pod(1, "Pending"))
-        life.later(61, child_pod(0), child_pod(1, "Pending"))
-        assert SuspendResource() in life.actions
-
-    @pytest.mark.parametrize("action", ["Suspend", "Report"])
-    def test_running_job_without_steps_is_not_suspended(self, action: str) -> None:
-        life = JobTimeline(idle={"minutes": 1, "action": action})
-        life.later(0)
-        life.later(0, *pods(), text=page(phase="Running"))
-        life.later(61, *pods(), text=page(phase="Running"))
-        assert self.idle(life)[1].endswith("; its script has reported no step yet")
-        assert SuspendResource() not in life.actions

@@ -1,0 +1,61 @@
+"""``spec.idle``: jobs that hold GPUs and make no steps are reported, or suspended."""
+
+from typing import Final
+
+from ddp_operator.api.kubeobjects import format_time
+from ddp_operator.decide import conditions as c
+from ddp_operator.decide.conditions import Fact
+from ddp_operator.decide.hooks import Feature
+from ddp_operator.decide.state import Remark, State, SuspendResource
+
+
+def review(state: State) -> Remark | None:
+    """Return the condition Idle, and the suspension once the status has it."""
+    if state.spec.idle is None:
+        return None
+    fact = _describe(state)
+    seconds = _compute_seconds_left(state)
+    if not _must_suspend(state):
+        return Remark(fact, wait=seconds if seconds is not None and seconds > 0 else None)
+    if state.status.is_true(c.IDLE):
+        return Remark(fact, actions=(SuspendResource(),))
+    return Remark(fact, wait=0.0)  # first write the condition with the reason
+
+
+def _compute_seconds_left(state: State) -> float | None:
+    """Return in how many seconds the job counts as idle, 0 or less once it does; None: it makes steps."""
+    idle = state.spec.idle
+    usage = state.status.usage
+    if idle is None or usage is None or usage.idle_since is None or state.spec.suspend:
+        return None
+    return 60.0 * idle.minutes - (state.now - usage.idle_since).total_seconds()
+
+
+def _describe(state: State) -> Fact:
+    before = state.status.condition(c.IDLE)
+    if state.spec.suspend and before is not None:  # it keeps the reason of the suspension until the job resumes
+        return Fact(c.IDLE, before.status, before.reason, before.message)
+
+    usage = state.status.usage
+    seconds = _compute_seconds_left(state)
+    if seconds is None or seconds > 0 or usage is None or usage.idle_since is None:
+        return Fact(c.IDLE, "False", c.NOT_IDLE)
+    message = f"{usage.gpus} GPUs are held and no step was made since {format_time(usage.idle_since)}"
+    if _must_suspend(state):
+        message += f"; the job is suspended: `ddp resume {state.job.name}` resumes it"
+    elif state.status.progress is None:
+        message += "; its script has reported no step yet"
+    return Fact(c.IDLE, "True", c.NO_STEPS, message)
+
+
+def _must_suspend(state: State) -> bool:
+    """Return whether the operator suspends an idle job. A running job that reports no steps may train: it stays."""
+    if state.spec.idle is None or state.spec.idle.action != "Suspend":
+        return False
+    if state.status.progress is None and state.status.phase == "Running":
+        return False
+    seconds = _compute_seconds_left(state)
+    return seconds is not None and seconds <= 0
+
+
+FEATURE: Final = Feature("idle", maturity="beta", page="api.md", review=review)

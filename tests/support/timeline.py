@@ -1,0 +1,52 @@
+"""A job over time, pass by pass."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+from ddp_operator.api.status import (
+    Status,
+)
+from ddp_operator.decide.decide import decide
+from ddp_operator.decide.hooks import Hooks
+from ddp_operator.decide.stalls import is_stalled, stalled_since
+from ddp_operator.decide.state import Stall
+from ddp_operator.decide.transitions import (
+    list_purposes,
+)
+from tests.support.builders import NOW, child_job, decode, job, observe, template, trainer
+
+GPUS = template(trainer(resources={"limits": {"nvidia.com/gpu": 4}}))
+
+
+class JobTimeline:
+    """A job of two pods with four GPUs each, pass by pass."""
+
+    def __init__(self, **spec: Any) -> None:
+        self.status = Status()
+        self.spec = {"template": GPUS, **spec}
+        self.hooks = Hooks()
+        self.actions: list[Any] = []
+        self.requeue: float | None = None
+        self.at = NOW
+
+    def later(self, seconds: float, *pods: Any, text: str = "", jobs: Any = None) -> dict[str, int]:
+        """Run passes this many seconds after the last, until one changes nothing. Return the use of the GPUs."""
+        self.at += timedelta(seconds=seconds)
+        self.actions = []
+        for _ in range(5):
+            before = self.status
+            typed = job(status=before, nodes=2, **self.spec)
+            attempts = [child_job(n) for n in range(1, before.attempt + 1)] if jobs is None else jobs
+            result = decode(text) if text else None
+            stall = Stall(stalled_since(result, self.at)) if result is not None and is_stalled(typed, result) else None
+            seen = observe(typed, attempts, pods, result, stall=stall)
+            decision = decide(typed, seen, self.at, review=self.hooks.observe(typed, {}).review)
+            self.status = decision.status
+            self.requeue = decision.requeue_after
+            self.actions += decision.actions
+            if self.status == before:
+                break
+            text = text if self.status.attempt == before.attempt else ""
+        return list_purposes(self.status.usage)
