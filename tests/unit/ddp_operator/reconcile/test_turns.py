@@ -77,6 +77,17 @@ async def test_short_steps_do_not_wait_for_loop() -> None:
     assert calls == []
 
 
+async def test_short_steps_after_turn_of_loop_do_not_wait_for_it() -> None:
+    cpu = SteppedCpu()
+    turns = Turns(cpu=cpu)
+    await turns.run(Payer("a"), cpu.step, "long", 2 * ORDINARY)
+    await turns.run(Payer("a"), cpu.step, "after the loop", ORDINARY / 4)
+    calls = []
+    asyncio.get_running_loop().call_soon(calls.append, "loop")
+    await turns.run(Payer("a"), cpu.step, "at once", ORDINARY / 4)
+    assert calls == []
+
+
 async def test_namespace_that_used_its_share_waits_for_others() -> None:
     cpu = SteppedCpu()
     debts = Debts()
@@ -167,6 +178,9 @@ def test_debt_is_paid_off_and_forgotten(caplog: pytest.LogCaptureFixture) -> Non
     assert debts.delay("b") == 0
     [record] = caplog.records
     assert "namespace a: the checks of its jobs took" in record.message
-    clock.now += 1.5 * BURST / SHARE
+    clock.now += BURST / 2 / SHARE - 0.5  # so that it still waits, but for less than a second
+    debts.charge("a", 0.0)
+    assert len(caplog.records) == 1, "it is named once while it waits"
+    clock.now += BURST / SHARE + 0.5
     debts.charge("b", 1.0)
     assert (debts.owed("a"), debts.delay("a"), list(debts._paid_at)) == (0, 0, ["b"])
