@@ -184,3 +184,10 @@ def test_debt_is_paid_off_and_forgotten(caplog: pytest.LogCaptureFixture) -> Non
     clock.now += BURST / SHARE + 0.5
     debts.charge("b", 1.0)
     assert (debts.owed("a"), debts.delay("a"), list(debts._paid_at)) == (0, 0, ["b"])
+
+
+def test_namespace_that_waits_for_less_than_second_is_named(caplog: pytest.LogCaptureFixture) -> None:
+    debts = Debts(SteppedClock())
+    debts.charge("a", BURST + 0.5 * SHARE)
+    assert debts.delay("a") == pytest.approx(0.5)
+    assert len(caplog.records) == 1
