@@ -8,6 +8,7 @@ block.
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import time
@@ -18,6 +19,7 @@ from typing import Any
 import yaml
 
 from ddp_cli.local.ports import hold_free_port
+from tests.support import PATIENCE
 from tests.support.certificates import Authority
 from tests.support.kubernetes_binaries import find_binary
 from tests.support.stoppable import Stoppable
@@ -103,8 +105,15 @@ class ControlPlane(Stoppable):
     def kubectl(self, *args: str, stdin: str | None = None, check: bool = True) -> subprocess.CompletedProcess[str]:
         """Run kubectl as the administrator."""
         # A separate cache: the machine's may describe another server at the same port.
-        command = ["kubectl", f"--kubeconfig={self.admin}", f"--cache-dir={self._folder / 'kubectl-cache'}", *args]
+        cache = self._folder / "kubectl-cache"
+        command = ["kubectl", f"--kubeconfig={self.admin}", f"--cache-dir={cache}", *args]
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
+        deadline = time.monotonic() + PATIENCE
+        while check and "doesn't have a resource type" in done.stderr and time.monotonic() < deadline:
+            # The server lists the kinds of a new CRD a moment after it is established, and kubectl keeps the former list.
+            time.sleep(0.5)
+            shutil.rmtree(cache, ignore_errors=True)
+            done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
         if args[0] == "wait" and "accessor error" in done.stderr:  # an object without conditions: a CRD just created
             return self.kubectl(*args, stdin=stdin, check=check)
         if check and done.returncode:
