@@ -110,7 +110,7 @@ class ControlPlane(Stoppable):
         done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
         deadline = time.monotonic() + PATIENCE
         while check and "doesn't have a resource type" in done.stderr and time.monotonic() < deadline:
-            # The server lists the kinds of a new CRD a moment after it is established, and kubectl keeps the former list.
+            # The server lists a new kind a moment after its CRD is established, and kubectl keeps the former list.
             time.sleep(0.5)
             shutil.rmtree(cache, ignore_errors=True)
             done = subprocess.run(command, input=stdin, capture_output=True, text=True, timeout=60)
