@@ -9,9 +9,9 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import NamedTuple
 
-from ddp_operator.api.cluster_queue import QueueContents, QueuedWorkload, Quotas
 from ddp_operator.api.status import Progress, Status
-from ddp_operator.decide.queue_estimate import view_queue
+from ddp_operator.features.queue_estimate.cluster_queue import QueueContents, QueuedWorkload, Quotas
+from ddp_operator.features.queue_estimate.estimate import view_queue
 from tests.bench.queue_world import SimulatedJob, WorldOptions, build_jobs, run_queue
 
 START = datetime(2026, 11, 1, tzinfo=UTC)

@@ -18,11 +18,11 @@ from typing import Any, Final
 
 import msgspec
 
-from ddp_operator.api.cluster_queue import QueuedWorkload, Quotas
 from ddp_operator.api.constants import API_VERSION, KIND, LABEL_JOB_NAME
 from ddp_operator.api.status import Status
-from ddp_operator.decide.queue_estimate import Estimate, view_queue
-from ddp_operator.kube import queues
+from ddp_operator.features.queue_estimate import reader as queues
+from ddp_operator.features.queue_estimate.cluster_queue import QueuedWorkload, Quotas
+from ddp_operator.features.queue_estimate.estimate import Estimate, view_queue
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.credentials import login

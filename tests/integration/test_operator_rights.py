@@ -27,7 +27,7 @@ USED_ELSEWHERE = {
     # Of jobs in two clusters: contract/test_multikueue.py
     *((verb, "workloads") for verb in ("get", "create", "patch", "delete")),
     *(("patch", "workloads/status"), ("get", "resourceflavors"), ("get", "workloadpriorityclasses")),
-    # Of optional APIs: unit/…/kube/test_drains.py and test_queue_reader.py
+    # Of optional APIs: unit/…/features/drains/test_requests.py and queue_estimate/test_reader.py
     *(("list", "evictions"), ("patch", "evictions/status"), ("list", "localqueues"), ("get", "clusterqueues")),
 }
 

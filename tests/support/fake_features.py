@@ -6,15 +6,17 @@ from collections.abc import Mapping
 from typing import Any
 
 from ddp_operator.api.cluster import Key, Object
+from ddp_operator.api.status import QueueStatus
 from ddp_operator.decide.hooks import Service
 
 
 class FakeService(Service):
-    """A service whose answers a test sets. ``departures``, ``amended``: an exception is raised."""
+    """A service whose answers a test sets; an exception is raised."""
 
-    def __init__(self, departures: Any = None, amended: Any = None) -> None:
+    def __init__(self, departures: Any = None, amended: Any = None, place: Any = None) -> None:
         self.departures = {} if departures is None else departures
         self.amended = amended
+        self.place = place
 
     def amend(self, manifest: Object) -> Any:
         """Return ``amended``; None: the object as it is."""
@@ -25,8 +27,12 @@ class FakeService(Service):
         result: Mapping[str, str] = _answer(self.departures)
         return result
 
+    async def locate(self, workload: Object, before: QueueStatus | None) -> Any:
+        """Return ``place``, or what it returns."""
+        return await self.place() if callable(self.place) else _answer(self.place)
+
 
 def _answer(value: Any) -> Any:
-    if isinstance(value, Exception):
+    if isinstance(value, BaseException):
         raise value
     return value

@@ -225,10 +225,6 @@ class LocalCluster:
         """Return None: there is no Kueue on this machine."""
         return None
 
-    async def queue_contents(self, namespace: str, name: str) -> None:
-        """Return None: there is no Kueue on this machine."""
-        return None
-
     async def patch_workload(self, workload: Object, patch: Object, *, part: Literal["status"] | None = None) -> None:
         """Refuse: there is no Kueue on this machine."""
         raise Refused("Kueue is not installed", reason="Invalid")

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol
 
-from ddp_operator.api.cluster_queue import QueueContents
 from ddp_operator.api.kubeobjects import find_foreign_manager
 
 Object = Mapping[str, Any]
@@ -227,12 +226,6 @@ class Cluster(Protocol):
         """Return an object of Kueue; None: it does not exist, or Kueue is not installed.
 
         ``namespace`` None: the kind has no namespace. Raises: Refused if the operator may not read it.
-        """
-
-    async def queue_contents(self, namespace: str, name: str) -> QueueContents | None:
-        """Return the ClusterQueue of a LocalQueue with its Workloads, which may be minutes old; None: it has none.
-
-        Raises: Refused if the operator may not read them, or they are too many.
         """
 
     async def patch_workload(self, workload: Object, patch: Object, *, part: Literal["status"] | None = None) -> None:

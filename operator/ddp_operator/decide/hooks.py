@@ -8,23 +8,27 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Final, Literal, TypeVar
 
 import msgspec
 
-from ddp_operator.api.cluster import Key, Object, Snapshot
+from ddp_operator.api.cluster import ClusterError, Key, Object, Refused, Snapshot
 from ddp_operator.api.faults import FAULTS, describe_fault
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.status import Status
+from ddp_operator.api.status import QueueStatus, Status
 from ddp_operator.decide.conditions import Fact
-from ddp_operator.decide.state import Remark, State, SuspendResource, Trouble
+from ddp_operator.decide.state import Problem, QueuePlace, Remark, State, SuspendResource, Trouble
 
 if TYPE_CHECKING:  # of a higher layer: the context of services, which features of the operator's process take
     from ddp_operator.kube.services import ServiceContext
+
+SECONDS_TO_WAIT: Final = 10.0
+"""Limit of a hook that waits in a pass."""
 
 T = TypeVar("T")
 Judge = Callable[[DDPTrainingJob, "Object | None"], "Trouble | None"]
@@ -37,7 +41,7 @@ Faults = MutableMapping[tuple[str, str], str]
 class Service:
     """The part of a feature that works for all jobs: one for each process of the operator. Each method is a hook.
 
-    ``prepare``, ``run`` and ``close`` may wait; the others are called in passes and may not.
+    ``prepare``, ``run`` and ``close`` may wait. The others are called in passes: of these only ``locate`` may wait.
     """
 
     async def prepare(self) -> None:
@@ -57,6 +61,13 @@ class Service:
     def list_departures(self, key: Key) -> Mapping[str, str]:
         """Return who requests that pods of a job leave their nodes, and why, by the name of the pod."""
         return {}
+
+    async def locate(self, workload: Object, before: QueueStatus | None) -> QueuePlace | None:
+        """Return the place of a Workload that waits in Kueue, for a limited time; None: it is unknown.
+
+        ``before``: the place in the job's status. Raises: Refused, ClusterError, which are no faults.
+        """
+        return None
 
     def note_status(self, snapshot: Snapshot, old: Status, new: Status, now: datetime) -> None:
         """Note that the status ``new`` of a job was written in place of ``old``."""
@@ -134,15 +145,35 @@ class Guard:
         self, feature: str, name: str, hook: Callable[[], T], is_valid: Callable[[object], bool], *, default: T
     ) -> T:
         """Return what a hook returns; ``default`` if it raises, or returns anything that is not valid."""
-        try:
-            result = hook()
-            if not is_valid(result):
-                raise TypeError(f"{name} returned {type(result).__name__}")
-        except Exception as error:
-            FAULTS.add(f"feature {feature}", self._subject, error)
-            self._faults[feature, name] = describe_fault(error)
-            return default
-        self.forget(feature, name)
+        result = default
+        with self._contain(feature, name):
+            result = _check(name, hook(), is_valid)
+        return result
+
+    async def wait(
+        self,
+        feature: str,
+        name: str,
+        hook: Callable[[], Awaitable[T]],
+        is_valid: Callable[[object], bool],
+        *,
+        default: T,
+    ) -> T:
+        """As ``call``, for a hook that waits. ``default`` also after a limit of time, and if the cluster fails."""
+        result = default
+        with suppress(Refused, ClusterError), self._contain(feature, name, expected=(Refused, ClusterError)):
+            try:
+                async with asyncio.timeout(SECONDS_TO_WAIT) as limit:
+                    result = _check(name, await hook(), is_valid)
+            except TimeoutError as error:
+                if not limit.expired():
+                    raise
+                raise TimeoutError(f"{name} takes more than {SECONDS_TO_WAIT:g} s") from error
+            except asyncio.CancelledError as error:
+                task = asyncio.current_task()
+                if task is None or task.cancelling():
+                    raise  # the pass is cancelled; otherwise something that the hook has waited for
+                raise RuntimeError(f"{name} was cancelled") from error
         return result
 
     def forget(self, feature: str, name: str) -> None:
@@ -152,6 +183,19 @@ class Guard:
     def describe(self) -> Mapping[str, str]:
         """Return the faults by the name of the feature, one for each."""
         return {feature: fault for (feature, _), fault in self._faults.items()}
+
+    @contextmanager
+    def _contain(self, feature: str, name: str, expected: tuple[type[Exception], ...] = ()) -> Iterator[None]:
+        """Keep the fault of the block, or forget the former one. ``expected``: these exceptions say nothing of it."""
+        try:
+            yield
+        except expected:
+            raise
+        except Exception as error:
+            FAULTS.add(f"feature {feature}", self._subject, error)
+            self._faults[feature, name] = describe_fault(error)
+        else:
+            self.forget(feature, name)
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,6 +244,21 @@ class JobHooks:
             found.update(self.guard.call(name, "list_departures", hook, _are_texts, default=none))
         return found
 
+    async def locate(self, workload: Object, before: QueueStatus | None) -> QueuePlace:
+        """Return the place of a waiting Workload by the first feature that knows it."""
+        unknown: QueuePlace | None = None
+        for name, service in self.hooks.services.items():
+            hook = partial(service.locate, workload, before)
+            place = await self.guard.wait(name, "locate", hook, _is_place, default=unknown)
+            if place is not None:
+                return place
+        return QueuePlace()
+
+    def forget_place(self) -> None:
+        """Forget the faults of ``locate``, which is called only while the job waits in a queue."""
+        for name in self.hooks.services:
+            self.guard.forget(name, "locate")
+
     def _list_judges(self) -> list[tuple[str, Judge]]:
         judges = []
         for feature in self.hooks.features:
@@ -211,6 +270,12 @@ class JobHooks:
             else:
                 self.guard.forget(feature.name, "judge")
         return judges
+
+
+def _check(name: str, result: T, is_valid: Callable[[object], bool]) -> T:
+    if not is_valid(result):
+        raise TypeError(f"{name} returned {type(result).__name__}")
+    return result
 
 
 def _is_none(value: object) -> bool:
@@ -232,6 +297,16 @@ def _is_remark(value: object) -> bool:
         return False
     is_number = value.wait is None or (isinstance(value.wait, (int, float)) and math.isfinite(value.wait))
     return is_number and all(isinstance(action, SuspendResource) for action in value.actions)
+
+
+def _is_place(value: object) -> bool:
+    if value is None:
+        return True
+    if not isinstance(value, QueuePlace) or not isinstance(value.queue, QueueStatus | None):
+        return False
+    msgspec.convert(msgspec.to_builtins(value.queue), QueueStatus | None)  # the API server refuses other fields
+    problem = value.problem
+    return problem is None or (isinstance(problem, Problem) and all(isinstance(text, str) for text in problem))
 
 
 def _are_texts(value: object) -> bool:

@@ -222,6 +222,14 @@ class Remark:
 
 
 @dataclass(frozen=True, slots=True)
+class QueuePlace:
+    """What a feature knows of a waiting Workload: its place, or why it is never admitted."""
+
+    queue: QueueStatus | None = None
+    problem: Problem | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Stall:
     """A stall: its start, the steps of the ranks, and the states of hanging ranks."""
 

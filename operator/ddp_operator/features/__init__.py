@@ -3,11 +3,12 @@
 from typing import Final
 
 from ddp_operator.decide.hooks import Feature
-from ddp_operator.features import drains, idle, node_health, tracing
+from ddp_operator.features import drains, idle, node_health, queue_estimate, tracing
 
 FEATURES: Final[tuple[Feature, ...]] = (
     drains.FEATURE,
     idle.FEATURE,
     node_health.FEATURE,
+    queue_estimate.FEATURE,
     tracing.FEATURE,
 )

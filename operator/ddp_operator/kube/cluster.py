@@ -22,7 +22,6 @@ from ddp_operator.api.cluster import (
     claim_of,
     controller_of,
 )
-from ddp_operator.api.cluster_queue import QueueContents
 from ddp_operator.api.constants import (
     API_VERSION,
     CRD_KIND,
@@ -44,7 +43,6 @@ from ddp_operator.kube.children import CHILD_KINDS, METADATA_KINDS, key_of, trim
 from ddp_operator.kube.client import CHUNK, INVALID, ApiClient, ObjectNotFound, ResponseError, call, pages
 from ddp_operator.kube.events import EventReader, EventWriter
 from ddp_operator.kube.pod_groups import explain_dropped_fields, explain_missing_pod_group, list_versions
-from ddp_operator.kube.queues import QueueReader
 from ddp_operator.kube.resources import kind_of, type_of
 from ddp_operator.kube.scrape import Scraper
 from ddp_operator.reconcile.workqueue import lend_worker
@@ -89,7 +87,6 @@ class KubeCluster:
         self._on_change = on_change
         self._writer = EventWriter(client)
         self._reader = EventReader(client)
-        self._queues = QueueReader(client, store)
         self._scraper = Scraper()
 
     async def close(self) -> None:
@@ -397,10 +394,6 @@ class KubeCluster:
     async def kueue_object(self, kind: str, namespace: str | None, name: str) -> Object | None:
         """Read an object of Kueue, in the newest version that the installed one serves."""
         return await self._get_any((f"{kind}.v1beta2", kind), namespace, name)
-
-    async def queue_contents(self, namespace: str, name: str) -> QueueContents | None:
-        """Return the contents from a list that serves all waiting jobs."""
-        return await self._queues.read(namespace, name)
 
     async def patch_workload(self, workload: Object, patch: Object, *, part: Literal["status"] | None = None) -> None:
         """Merge-patch a Workload, in the version that MultiKueue uses for jobs of other projects."""

@@ -11,13 +11,11 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from math import inf
 from typing import Any, NamedTuple
-from weakref import WeakValueDictionary
 
 from msgspec.structs import replace as replace_status
 
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.cluster import Cluster, ClusterError, Key, Object, Refused, Snapshot
-from ddp_operator.api.cluster_queue import Quotas
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.faults import contain, name_object
 from ddp_operator.api.job import DDPTrainingJob, select_kueue_keys
@@ -31,7 +29,6 @@ from ddp_operator.decide.diagnosis import MOST_FAILURES, find_kill, list_killed_
 from ddp_operator.decide.failures import ContainerKill, Termination
 from ddp_operator.decide.hooks import Faults, Hooks, JobHooks
 from ddp_operator.decide.losses import LOOK_SECONDS, MOST_NODES, list_nodes_in_use
-from ddp_operator.decide.queue_estimate import QueueView, view_queue
 from ddp_operator.decide.refusals import may_have_lost_labels
 from ddp_operator.decide.report import Page, RateMeter, decode_report
 from ddp_operator.decide.scheduling import find_claim_problem, list_claims, name_volume
@@ -153,10 +150,6 @@ class Observer:
         self._progress_interval = progress_interval
         self._hooks = hooks
         self._polling: set[Key] = set()
-        self._queues: dict[str, QueueView] = {}
-        """By ClusterQueue."""
-        self._queue_locks: WeakValueDictionary[str, asyncio.Lock] = WeakValueDictionary()
-        """By ClusterQueue, while a pass reads it."""
 
     def forget(self, key: Key) -> None:
         """Drop a resource that has ended or was deleted."""
@@ -172,7 +165,7 @@ class Observer:
             children = view_children(job, snapshot, memory.kills)
         children = await self._explain_kills(job, snapshot, children, memory)
         requested, page = await self._read_page(job, children, memory)
-        problems = await self._read_events(key, job, snapshot, children, memory)
+        problems = await self._read_events(key, job, snapshot, children, memory, hooks)
         known = {*job.status.children, *memory.children}
         shared = _find_shared(job, snapshot, children, problems, known)
         slow: tuple[Straggler, ...] | None = None
@@ -318,12 +311,19 @@ class Observer:
         return troubles
 
     async def _read_events(
-        self, key: Key, job: DDPTrainingJob, snapshot: Snapshot, children: Children, memory: Memory
+        self,
+        key: Key,
+        job: DDPTrainingJob,
+        snapshot: Snapshot,
+        children: Children,
+        memory: Memory,
+        hooks: JobHooks,
     ) -> Mapping[str, Problem]:
         """Return the problems that Events and Workloads report of waiting Jobs and pods. They are read at intervals."""
         now = self._clock()
         uids = () if is_finished(job.status) else scheduling.list_objects_to_inspect(job, children, now)
         if not uids:
+            hooks.forget_place()
             memory.events_read = None
             self._polling.discard(key)
             return {}
@@ -336,6 +336,7 @@ class Observer:
 
         problems: dict[str, Problem] = {}
         memory.queue = None
+        hooks.forget_place()
         gated = any(scheduling_gates(pod.raw) for pod in children.pods_of(job.status.attempt))
         for raw in (*snapshot.jobs, *snapshot.pods):
             uid = raw["metadata"].get("uid")
@@ -343,7 +344,7 @@ class Observer:
                 continue
             with suppress(Refused), contain("cause of a wait", name_object(raw)):
                 if raw["kind"] == "Job" and (gated or raw["spec"].get("suspend")):
-                    problem, memory.queue = await self._read_queue(raw, job.status.queue)
+                    problem, memory.queue = await self._read_queue(raw, job.status.queue, hooks)
                 elif raw["kind"] == "Job":
                     problem = scheduling.find_latest_warning(await self._cluster.events_of(raw))
                 else:
@@ -391,7 +392,9 @@ class Observer:
                 memory.kills[pod.uid] = find_kill(events, find_trainer(pod.raw).get("name"))
         return view_children(job, snapshot, memory.kills) if unread else children
 
-    async def _read_queue(self, raw: Object, before: QueueStatus | None) -> tuple[Problem | None, QueueStatus | None]:
+    async def _read_queue(
+        self, raw: Object, before: QueueStatus | None, hooks: JobHooks
+    ) -> tuple[Problem | None, QueueStatus | None]:
         """Return why a Job waits in Kueue, and its place. Raises: Refused if it may not read Workloads."""
         workloads = await self._cluster.workloads_of(raw)
         queue = None
@@ -402,36 +405,8 @@ class Observer:
         problem = kueue.explain_waiting(raw, workloads, queue)
         if not workloads or (problem is not None and problem.reason != c.QUOTA_PENDING):
             return problem, None
-        with suppress(Refused, ClusterError), contain("queue position", name_object(raw)):
-            workload = kueue.find_newest(workloads)
-            view = await self._view_queue(workload)
-            if view is not None:
-                uid = workload["metadata"]["uid"]
-                excess = view.exceeds_quota(uid)
-                if excess:
-                    return Problem(c.INADMISSIBLE, excess), None
-                return problem, view.place(uid, before)
-        return problem, None
-
-    async def _view_queue(self, workload: Object) -> QueueView | None:
-        """Return the queue of a Workload, with estimates for all its jobs. Raises: Refused, ClusterError."""
-        name = workload["spec"].get("queueName") or ""
-        contents = await self._cluster.queue_contents(workload["metadata"]["namespace"], name)
-        if contents is None:
-            return None
-        # Of this ClusterQueue alone: a slow read of it delays no job of another one.
-        async with self._queue_locks.setdefault(contents.name, asyncio.Lock()):
-            known = self._queues.get(contents.name)
-            if known is None or known.contents is not contents:
-                quotas = Quotas(await self._cluster.kueue_object("ClusterQueue", None, contents.name) or {})
-                known = QueueView(contents, quotas, {})
-                with contain("queue estimate", contents.name):
-                    known = await asyncio.to_thread(view_queue, contents, quotas)
-                self._queues = {
-                    name: view for name, view in self._queues.items() if view.contents.time == contents.time
-                }
-                self._queues[contents.name] = known
-            return known
+        place = await hooks.locate(kueue.find_newest(workloads), before)
+        return place.problem or problem, place.queue
 
     async def _compare_ranks(
         self, job: DDPTrainingJob, children: Children, page: Page | None, memory: Memory

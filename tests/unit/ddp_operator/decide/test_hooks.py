@@ -9,18 +9,29 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.cluster import Key
+from ddp_operator.api.cluster import ClusterError, Key, Refused
 from ddp_operator.api.faults import FAULTS
+from ddp_operator.api.status import QueueStatus
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import Fact
 from ddp_operator.decide.hooks import Feature, Hooks, NodeHook
 from ddp_operator.decide.losses import LOOK_SECONDS
-from ddp_operator.decide.state import DeleteResource, Observation, Remark, State, SuspendResource, Trouble
+from ddp_operator.decide.state import (
+    DeleteResource,
+    Observation,
+    Problem,
+    QueuePlace,
+    Remark,
+    State,
+    SuspendResource,
+    Trouble,
+)
 from ddp_operator.kube import services
 from ddp_operator.kube.services import ServiceContext, prepare_services, run_service, start_services
 from tests.support.builders import NOW, job
 from tests.support.fake_cluster import ReconcilerHarness
 from tests.support.fake_features import FakeService
+from tests.support.queued_job import QueuedJob
 
 GARBAGE: Any = [None, 7, "text", {7: "text"}, {"pod": None}, object()]
 
@@ -146,6 +157,86 @@ async def test_job_without_fault_has_no_condition_about_features() -> None:
     harness = ReconcilerHarness(hooks=serving())
     await harness.train()
     assert harness.status.condition(c.FEATURES_WORK) is None
+
+
+PLACE = QueuePlace(QueueStatus(cluster_queue="gpu", position=2, of=3))
+
+
+def placing(place: Any) -> QueuedJob:
+    """Return a job that waits in a queue, of which a feature with this answer and one that works know the place."""
+    return QueuedJob(Hooks(services={"odd": FakeService(place=place), "good": FakeService(place=PLACE)}))
+
+
+async def wait_for_ever() -> Any:
+    await asyncio.Event().wait()
+
+
+@pytest.mark.parametrize(
+    ("answer", "fault"),
+    [
+        *((garbage, "TypeError: locate returned ") for garbage in GARBAGE[1:]),
+        (QueuePlace("first"), "TypeError: locate returned QueuePlace"),  # type: ignore[arg-type]
+        (QueuePlace(QueueStatus(cluster_queue="gpu", position="first", of=1)), "ValidationError: "),  # type: ignore[arg-type]
+        (QueuePlace(problem=("a", "b")), "TypeError: locate returned QueuePlace"),  # type: ignore[arg-type]
+        (QueuePlace(problem=Problem(c.INADMISSIBLE, 7)), "TypeError: locate returned QueuePlace"),  # type: ignore[arg-type]
+        (ZeroDivisionError("a bug"), "ZeroDivisionError: a bug (fake_features.py:"),
+        (TimeoutError("of its own"), "TimeoutError: of its own (fake_features.py:"),
+        (asyncio.CancelledError(), "RuntimeError: locate was cancelled"),
+        (wait_for_ever, "TimeoutError: locate takes more than 0.05 s"),
+    ],
+)
+async def test_job_waits_in_queue_beside_feature_that_cannot_tell_its_place(
+    answer: Any, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddp_operator.decide.hooks.SECONDS_TO_WAIT", 0.05)
+    queued = placing(answer)
+    harness = await queued.start()
+    assert harness.state(c.SCHEDULED) == ("False", c.QUOTA_PENDING)
+    assert harness.state(c.FEATURES_WORK) == ("False", c.FEATURE_FAULT)
+    assert f"odd: {fault}" in harness.condition(c.FEATURES_WORK).message
+    assert "good" not in harness.condition(c.FEATURES_WORK).message
+    assert harness.status.queue == PLACE.queue
+    await queued.admit()
+    await queued.wait(60)
+    assert harness.state(c.FEATURES_WORK) == ("True", c.NO_FAULT), "the hook is no longer called"
+    assert harness.status.queue is None
+
+
+@pytest.mark.parametrize("error", [ClusterError("no response"), Refused("forbidden", reason="Forbidden")])
+async def test_place_that_cluster_does_not_tell_is_no_fault(error: Exception) -> None:
+    harness = await placing(error).start()
+    assert harness.status.queue == PLACE.queue
+    assert harness.status.condition(c.FEATURES_WORK) is None
+
+
+async def test_job_waits_without_features() -> None:
+    harness = await QueuedJob().start()
+    assert harness.state(c.SCHEDULED) == ("False", c.QUOTA_PENDING)
+    assert harness.status.queue is None
+
+
+async def test_problem_that_feature_finds_replaces_that_of_kueue() -> None:
+    harness = await placing(QueuePlace(problem=Problem(c.INADMISSIBLE, "9 > 8"))).start()
+    assert harness.state(c.SCHEDULED) == ("False", c.INADMISSIBLE)
+    assert "9 > 8" in harness.condition(c.SCHEDULED).message
+    assert harness.status.queue is None
+
+
+async def test_pass_that_is_cancelled_in_a_hook_ends() -> None:
+    called = asyncio.Event()
+
+    async def place() -> Any:
+        called.set()
+        await asyncio.Event().wait()
+
+    faults: dict[tuple[str, str], str] = {}
+    hooks = Hooks(services={"slow": FakeService(place=place)}).observe(job(), faults)
+    task = asyncio.create_task(hooks.locate({}, None))
+    await called.wait()
+    task.cancel()
+    await asyncio.wait({task})
+    assert task.cancelled()
+    assert faults == {}
 
 
 def build_context(**more: Any) -> ServiceContext:

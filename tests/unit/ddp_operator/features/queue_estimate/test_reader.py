@@ -9,10 +9,10 @@ import pytest
 
 from ddp_operator.api.cluster import Refused
 from ddp_operator.api.constants import KIND
-from ddp_operator.kube import queues
+from ddp_operator.features.queue_estimate import reader as queues
+from ddp_operator.features.queue_estimate.reader import MIN_AGE, QueueReader
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.client import ResponseError
-from ddp_operator.kube.queues import MIN_AGE, QueueReader
 from tests.support.builders import NOW, child_job, resource
 
 RESERVED = {"type": "QuotaReserved", "status": "True", "lastTransitionTime": "2026-01-01T00:00:00Z"}
@@ -92,6 +92,24 @@ async def test_steps_are_those_of_training_job() -> None:
     contents = await reader(server, Clock(), store).read("team", "q")
     assert contents is not None
     assert {uid: status.progress and status.progress.step for uid, status in contents.training.items()} == {"train": 7}
+
+
+@pytest.mark.parametrize("version", ["v1beta2", "v1beta1", "v9"])
+async def test_quotas_are_read_in_served_version(version: str) -> None:
+    paths: list[str] = []
+
+    class QuotaServer:
+        async def request(self, verb: str, path: str, *, kind: str) -> Any:
+            paths.append(path)
+            if version not in path:
+                raise ResponseError(404)
+            flavor = {"name": "a", "resources": [{"name": "pods", "nominalQuota": "2"}]}
+            return {"spec": {"resourceGroups": [{"flavors": [flavor]}]}}
+
+    quotas = await QueueReader(QuotaServer(), None).read_quotas("gpu")  # type: ignore[arg-type]
+    assert quotas.nominal == ({} if version == "v9" else {("a", "pods"): 2.0})
+    versions = ["v1beta2"] if version == "v1beta2" else ["v1beta2", "v1beta1"]
+    assert paths == [f"/apis/kueue.x-k8s.io/{item}/clusterqueues/gpu" for item in versions]
 
 
 @pytest.mark.parametrize("cause", ["forbidden", "too many", "absent"])

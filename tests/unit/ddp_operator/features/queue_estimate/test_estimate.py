@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.cluster_queue import QueueContents, Quotas, parse_workload
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import Progress, QueueStatus, Status
-from ddp_operator.decide.queue_estimate import QueueView, view_queue
+from ddp_operator.features.queue_estimate.cluster_queue import QueueContents, Quotas, parse_workload
+from ddp_operator.features.queue_estimate.estimate import QueueView, view_queue
 from tests.bench.queue_estimate import measure_world
 from tests.bench.queue_world import WorldOptions
 from tests.support.builders import NOW

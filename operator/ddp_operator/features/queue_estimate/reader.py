@@ -6,19 +6,20 @@ with its length.
 
 import asyncio
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final
 
 import msgspec
 
 from ddp_operator.api.cluster import Refused
-from ddp_operator.api.cluster_queue import QueueContents, QueuedWorkload, parse_workload
 from ddp_operator.api.constants import KIND
 from ddp_operator.api.faults import parse_each
 from ddp_operator.api.kubeobjects import EPOCH, utc_now
 from ddp_operator.api.status import Status
+from ddp_operator.features.queue_estimate.cluster_queue import QueueContents, QueuedWorkload, Quotas, parse_workload
 from ddp_operator.kube.cache import ObjectCache
-from ddp_operator.kube.client import CHUNK, ApiClient, ObjectNotFound, pages
+from ddp_operator.kube.client import CHUNK, ApiClient, ObjectNotFound, call, pages
 
 MIN_AGE: Final = 15.0
 LISTED_PER_SECOND: Final = 100
@@ -63,6 +64,13 @@ class QueueReader:
             if self._refusal is not None:
                 raise self._refusal
             return self._contents.get(self._queue_names.get((namespace, name), ""))
+
+    async def read_quotas(self, name: str) -> Quotas:
+        """Return the quotas of a ClusterQueue; none if it does not exist. Raises: Refused, ClusterError."""
+        for kind in ("ClusterQueue.v1beta2", "ClusterQueue"):
+            with suppress(ObjectNotFound):
+                return Quotas(await call(self._client, "GET", kind, None, name, refusable=True))
+        return Quotas({})
 
     async def _refresh(self, now: datetime) -> None:
         """Read all LocalQueues and Workloads. Raises: Refused, ClusterError."""

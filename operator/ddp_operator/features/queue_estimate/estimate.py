@@ -14,9 +14,16 @@ from math import exp, inf, log
 from random import Random
 from typing import Final, NamedTuple
 
-from ddp_operator.api.cluster_queue import Choices, QueueContents, QueuedWorkload, Quotas, Taken, assign
 from ddp_operator.api.kubeobjects import truncate
 from ddp_operator.api.status import QueueStatus, Status
+from ddp_operator.features.queue_estimate.cluster_queue import (
+    Choices,
+    QueueContents,
+    QueuedWorkload,
+    Quotas,
+    Taken,
+    assign,
+)
 
 _SAMPLES: Final = 120
 _FEWEST_SAMPLES: Final = 40
