@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Mapping, MutableMapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
@@ -16,20 +16,24 @@ from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
-from ddp_operator.api.cluster import Key, Object, Snapshot
+from ddp_operator.api.cluster import ClusterError, Key, Object, Refused, Snapshot
 from ddp_operator.api.faults import FAULTS, describe_fault
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Status
 from ddp_operator.decide.conditions import Fact
-from ddp_operator.decide.state import Remark, State, SuspendResource, Trouble
+from ddp_operator.decide.state import FeatureAction, Outcome, Refusal, Remark, State, SuspendResource, Trouble
 
-if TYPE_CHECKING:  # of a higher layer: the context of services, which features of the operator's process take
+if TYPE_CHECKING:  # of higher layers: what services and actions use, which only the operator's process has
     from ddp_operator.kube.services import ServiceContext
+    from ddp_operator.reconcile.acting import ActionContext
+
+SECONDS_TO_ACT = 300.0
+"""Limit of one action of a feature. Jobs that end together may wait for each other in it."""
 
 T = TypeVar("T")
 Judge = Callable[[DDPTrainingJob, "Object | None"], "Trouble | None"]
 Review = Callable[[State], "Remark | None"]
-"""Concludes from the state of a job. It is called for each state that is described, so it keeps nothing."""
+"""Concludes from the state of a job, also of an ended one. A pass may call it several times, so it keeps nothing."""
 Faults = MutableMapping[tuple[str, str], str]
 """What the last call of a hook has raised, by the names of the feature and of the hook."""
 
@@ -37,7 +41,7 @@ Faults = MutableMapping[tuple[str, str], str]
 class Service:
     """The part of a feature that works for all jobs: one for each process of the operator. Each method is a hook.
 
-    ``prepare``, ``run`` and ``close`` may wait; the others are called in passes and may not.
+    ``prepare``, ``run``, ``close`` and ``act`` may wait; the others are called in passes and may not.
     """
 
     async def prepare(self) -> None:
@@ -57,6 +61,10 @@ class Service:
     def list_departures(self, key: Key) -> Mapping[str, str]:
         """Return who requests that pods of a job leave their nodes, and why, by the name of the pod."""
         return {}
+
+    async def act(self, action: FeatureAction, context: ActionContext) -> Outcome:
+        """Carry out an action of a remark, in a limited time. Raises: Refused, ClusterError, as all actions do."""
+        raise NotImplementedError
 
     def note_status(self, snapshot: Snapshot, old: Status, new: Status, now: datetime) -> None:
         """Note that the status ``new`` of a job was written in place of ``old``."""
@@ -139,11 +147,34 @@ class Guard:
             if not is_valid(result):
                 raise TypeError(f"{name} returned {type(result).__name__}")
         except Exception as error:
-            FAULTS.add(f"feature {feature}", self._subject, error)
-            self._faults[feature, name] = describe_fault(error)
+            self._note(feature, name, error)
             return default
         self.forget(feature, name)
         return result
+
+    async def wait(
+        self,
+        feature: str,
+        name: str,
+        hook: Callable[[], Awaitable[T]],
+        is_valid: Callable[[object], bool],
+        *,
+        default: T,
+    ) -> T:
+        """Return what a hook returns that waits, as ``call``. Raises: Refused, ClusterError."""
+        try:
+            async with asyncio.timeout(SECONDS_TO_ACT):
+                result = await hook()
+        except (Refused, ClusterError):
+            raise
+        except Exception as error:
+            self._note(feature, name, error)
+            return default
+        return self.call(feature, name, lambda: result, is_valid, default=default)
+
+    def _note(self, feature: str, name: str, error: Exception) -> None:
+        FAULTS.add(f"feature {feature}", self._subject, error)
+        self._faults[feature, name] = describe_fault(error)
 
     def forget(self, feature: str, name: str) -> None:
         """Forget the fault of a hook that works, or is no longer called for this job."""
@@ -186,10 +217,18 @@ class JobHooks:
             if feature.review is None:
                 continue
             hook = partial(feature.review, state)
-            remark = self.guard.call(feature.name, "review", hook, _is_remark, default=None)
+            remark = self.guard.call(feature.name, "review", hook, partial(_is_remark, feature.name), default=None)
             if remark is not None:
                 remarks.append(remark)
         return tuple(remarks)
+
+    async def act(self, action: FeatureAction, context: ActionContext) -> Outcome:
+        """Let a feature carry out its action. Raises: Refused, ClusterError."""
+        service = self.hooks.services.get(action.feature)
+        if service is None:  # it could not start
+            return None
+        hook = partial(service.act, action, context)
+        return await self.guard.wait(action.feature, "act", hook, _is_outcome, default=None)
 
     def list_departures(self, key: Key) -> Mapping[str, str]:
         """Return who requests that pods leave their nodes, and why, by the name of the pod."""
@@ -225,13 +264,26 @@ def _is_trouble(value: object) -> bool:
     return value is None or (isinstance(value, Trouble) and isinstance(value.message, str))
 
 
-def _is_remark(value: object) -> bool:
+def _is_remark(feature: str, value: object) -> bool:
     if value is None:
         return True
     if not isinstance(value, Remark) or not (value.fact is None or isinstance(value.fact, Fact)):
         return False
-    is_number = value.wait is None or (isinstance(value.wait, (int, float)) and math.isfinite(value.wait))
-    return is_number and all(isinstance(action, SuspendResource) for action in value.actions)
+    has_wait = value.wait is None or _is_number(value.wait)
+    return has_wait and _is_flag(value.holds) and all(_is_own_action(feature, action) for action in value.actions)
+
+
+def _is_own_action(feature: str, action: object) -> bool:
+    is_own = isinstance(action, FeatureAction) and action.feature == feature and isinstance(action.what, str)
+    return is_own or isinstance(action, SuspendResource)
+
+
+def _is_outcome(value: object) -> bool:
+    return value is None or _is_number(value) or (isinstance(value, Refusal) and isinstance(value.message, str))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _are_texts(value: object) -> bool:
