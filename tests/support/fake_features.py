@@ -3,24 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from inspect import isawaitable
 from typing import Any
 
 from ddp_operator.api.cluster import Key, Object
 from ddp_operator.api.status import QueueStatus
 from ddp_operator.decide.hooks import Service
+from ddp_operator.decide.state import FeatureAction
+from ddp_operator.reconcile.acting import ActionContext
 
 
 class FakeService(Service):
     """A service whose answers a test sets; an exception is raised."""
 
-    def __init__(self, departures: Any = None, amended: Any = None, place: Any = None) -> None:
+    def __init__(self, departures: Any = None, amended: Any = None, place: Any = None, acted: Any = None) -> None:
         self.departures = {} if departures is None else departures
         self.amended = amended
         self.place = place
+        self.acted = acted
+        self.actions: list[FeatureAction] = []
 
     def amend(self, manifest: Object) -> Any:
         """Return ``amended``; None: the object as it is."""
         return manifest if self.amended is None else _answer(self.amended)
+
+    async def act(self, action: FeatureAction, context: ActionContext) -> Any:
+        """Return ``acted``, or await it."""
+        self.actions.append(action)
+        answer = _answer(self.acted)
+        return await answer if isawaitable(answer) else answer
 
     def list_departures(self, key: Key) -> Mapping[str, str]:
         """Return ``departures``."""

@@ -23,8 +23,13 @@ def job_name(name: str, attempt: int) -> str:
 
 def is_job_name(job: str, name: str) -> bool:
     """Return whether ``job`` could be a Job of the resource ``name``."""
+    return is_attempt_name(job, name) or job == history_job_name(name)
+
+
+def is_attempt_name(job: str, name: str) -> bool:
+    """Return whether ``job`` could be the Job of an attempt of the resource ``name``, or fetch its inputs."""
     prefix, _, attempt = job.rpartition("-")
-    return prefix == name and (attempt in ("inputs", "history") or _ATTEMPT.fullmatch(attempt) is not None)
+    return prefix == name and (attempt == "inputs" or _ATTEMPT.fullmatch(attempt) is not None)
 
 
 def history_job_name(name: str) -> str:

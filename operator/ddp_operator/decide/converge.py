@@ -15,8 +15,8 @@ from ddp_operator.api.kubeobjects import truncate
 from ddp_operator.api.status import Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempts import compute_start_delay
+from ddp_operator.decide.conditions import set_conditions
 from ddp_operator.decide.describe import describe
-from ddp_operator.decide.history import keep_history
 from ddp_operator.decide.kueue import find_queue_edits, find_waiting_start, is_queued
 from ddp_operator.decide.losses import (
     LOOK_SECONDS,
@@ -48,6 +48,8 @@ NODE_PATIENCE = timedelta(seconds=60)
 _FIRST_STEP = timedelta(minutes=2)
 # Pods that have trained together end within this time of each other.
 _LATE_JOINERS = timedelta(seconds=30)
+LONGEST_HOLD = timedelta(hours=1)
+"""How long after a job's end features may keep its resource from deletion."""
 # Seconds until the next pass if the event that it waits for (the end of pods or of a Job) is lost.
 LATER = 10.0
 # The Job controller needs about a second to fail a Job by its podFailurePolicy.
@@ -312,21 +314,30 @@ def _suspend_actions(state: State, attempt_job: JobView) -> list[Action]:
 
 def clean_up(state: State) -> Decision:
     """Clean up the child objects of an ended job; delete the resource when its time to live has expired."""
-    history = keep_history(state)
-    actions: list[Action] = list(history.actions)
-    waits: list[float] = [] if history.requeue_after is None else [history.requeue_after]
+    plan = _PassPlan()
+    _follow_remarks(state, plan)
     for view in state.observation.jobs:
-        actions += _clean(view, state, waits)
-    actions += fail_lost_pods(state, waits)
+        plan.actions += _clean(view, state, plan.waits)
+    plan.actions += fail_lost_pods(state, plan.waits)
+    facts = [remark.fact for remark in state.remarks if remark.fact is not None]
+    status = set_conditions(state.status, facts, state.now, state.job.generation) if facts else state.status
+    is_over = status == state.status and not _is_held(state)  # what features report is written first
     ttl = state.spec.ttl_seconds_after_finished
     ended = state.status.completion_time
-    if ttl is not None and ended is not None and history.requeue_after is None:
+    if is_over and ttl is not None and ended is not None:
         seconds = (ended + timedelta(seconds=ttl) - state.now).total_seconds()
         if seconds <= 0:
-            actions.append(DeleteResource())
+            plan.actions.append(DeleteResource())
         else:
-            waits.append(seconds)
-    return Decision(history.status, tuple(actions), min(waits, default=None))
+            plan.waits.append(seconds)
+    return Decision(status, tuple(plan.actions), min(plan.waits, default=None), is_over=is_over)
+
+
+def _is_held(state: State) -> bool:
+    """Return whether a feature needs the resource of an ended job. None holds it for ever, as a fault could."""
+    ended = state.status.completion_time
+    is_late = ended is not None and state.now - ended >= LONGEST_HOLD
+    return not is_late and any(remark.holds for remark in state.remarks)
 
 
 def is_about_to_fail(view: JobView, state: State) -> bool:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Final, Literal, TypeVar
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import msgspec
 
@@ -22,18 +22,32 @@ from ddp_operator.api.faults import FAULTS, describe_fault
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import QueueStatus, Status
 from ddp_operator.decide.conditions import Fact
-from ddp_operator.decide.state import Problem, QueuePlace, Remark, State, SuspendResource, Trouble
+from ddp_operator.decide.state import (
+    FeatureAction,
+    Outcome,
+    Problem,
+    QueuePlace,
+    Refusal,
+    Remark,
+    State,
+    SuspendResource,
+    Trouble,
+)
 
-if TYPE_CHECKING:  # of a higher layer: the context of services, which features of the operator's process take
+if TYPE_CHECKING:  # of higher layers: what services and actions use, which only the operator's process has
     from ddp_operator.kube.services import ServiceContext
+    from ddp_operator.reconcile.acting import ActionContext
 
-SECONDS_TO_WAIT: Final = 10.0
+SECONDS_TO_ACT = 300.0
+"""Limit of one action of a feature. Jobs that end together may wait for each other in it."""
+
+SECONDS_TO_LOCATE = 10.0
 """Limit of a hook that waits in a pass."""
 
 T = TypeVar("T")
 Judge = Callable[[DDPTrainingJob, "Object | None"], "Trouble | None"]
 Review = Callable[[State], "Remark | None"]
-"""Concludes from the state of a job. It is called for each state that is described, so it keeps nothing."""
+"""Concludes from the state of a job, also of an ended one. A pass may call it several times, so it keeps nothing."""
 Faults = MutableMapping[tuple[str, str], str]
 """What the last call of a hook has raised, by the names of the feature and of the hook."""
 
@@ -41,7 +55,7 @@ Faults = MutableMapping[tuple[str, str], str]
 class Service:
     """The part of a feature that works for all jobs: one for each process of the operator. Each method is a hook.
 
-    ``prepare``, ``run`` and ``close`` may wait. The others are called in passes: of these only ``locate`` may wait.
+    ``prepare``, ``run``, ``close`` and ``act`` may wait. The others are called in passes: of these only ``locate`` may.
     """
 
     async def prepare(self) -> None:
@@ -68,6 +82,10 @@ class Service:
         ``before``: the place in the job's status. Raises: Refused, ClusterError, which are no faults.
         """
         return None
+
+    async def act(self, action: FeatureAction, context: ActionContext) -> Outcome:
+        """Carry out an action of a remark, in a limited time. Raises: Refused, ClusterError, as all actions do."""
+        raise NotImplementedError
 
     def note_status(self, snapshot: Snapshot, old: Status, new: Status, now: datetime) -> None:
         """Note that the status ``new`` of a job was written in place of ``old``."""
@@ -157,18 +175,19 @@ class Guard:
         hook: Callable[[], Awaitable[T]],
         is_valid: Callable[[object], bool],
         *,
+        limit: float,
         default: T,
     ) -> T:
-        """As ``call``, for a hook that waits. ``default`` also after a limit of time, and if the cluster fails."""
+        """As ``call``, for a hook that waits for at most ``limit`` seconds. Raises: Refused, ClusterError."""
         result = default
-        with suppress(Refused, ClusterError), self._contain(feature, name, expected=(Refused, ClusterError)):
+        with self._contain(feature, name, expected=(Refused, ClusterError)):
             try:
-                async with asyncio.timeout(SECONDS_TO_WAIT) as limit:
+                async with asyncio.timeout(limit) as timeout:
                     result = _check(name, await hook(), is_valid)
             except TimeoutError as error:
-                if not limit.expired():
+                if not timeout.expired():
                     raise
-                raise TimeoutError(f"{name} takes more than {SECONDS_TO_WAIT:g} s") from error
+                raise TimeoutError(f"{name} takes more than {limit:g} s") from error
             except asyncio.CancelledError as error:
                 task = asyncio.current_task()
                 if task is None or task.cancelling():
@@ -230,10 +249,18 @@ class JobHooks:
             if feature.review is None:
                 continue
             hook = partial(feature.review, state)
-            remark = self.guard.call(feature.name, "review", hook, _is_remark, default=None)
+            remark = self.guard.call(feature.name, "review", hook, partial(_is_remark, feature.name), default=None)
             if remark is not None:
                 remarks.append(remark)
         return tuple(remarks)
+
+    async def act(self, action: FeatureAction, context: ActionContext) -> Outcome:
+        """Let a feature carry out its action. Raises: Refused, ClusterError."""
+        service = self.hooks.services.get(action.feature)
+        if service is None:  # it could not start
+            return None
+        hook = partial(service.act, action, context)
+        return await self.guard.wait(action.feature, "act", hook, _is_outcome, limit=SECONDS_TO_ACT, default=None)
 
     def list_departures(self, key: Key) -> Mapping[str, str]:
         """Return who requests that pods leave their nodes, and why, by the name of the pod."""
@@ -249,9 +276,10 @@ class JobHooks:
         unknown: QueuePlace | None = None
         for name, service in self.hooks.services.items():
             hook = partial(service.locate, workload, before)
-            place = await self.guard.wait(name, "locate", hook, _is_place, default=unknown)
-            if place is not None:
-                return place
+            with suppress(Refused, ClusterError):
+                place = await self.guard.wait(name, "locate", hook, _is_place, limit=SECONDS_TO_LOCATE, default=unknown)
+                if place is not None:
+                    return place
         return QueuePlace()
 
     def forget_place(self) -> None:
@@ -290,13 +318,26 @@ def _is_trouble(value: object) -> bool:
     return value is None or (isinstance(value, Trouble) and isinstance(value.message, str))
 
 
-def _is_remark(value: object) -> bool:
+def _is_remark(feature: str, value: object) -> bool:
     if value is None:
         return True
     if not isinstance(value, Remark) or not (value.fact is None or isinstance(value.fact, Fact)):
         return False
-    is_number = value.wait is None or (isinstance(value.wait, (int, float)) and math.isfinite(value.wait))
-    return is_number and all(isinstance(action, SuspendResource) for action in value.actions)
+    has_wait = value.wait is None or _is_number(value.wait)
+    return has_wait and _is_flag(value.holds) and all(_is_own_action(feature, action) for action in value.actions)
+
+
+def _is_own_action(feature: str, action: object) -> bool:
+    is_own = isinstance(action, FeatureAction) and action.feature == feature and isinstance(action.what, str)
+    return is_own or isinstance(action, SuspendResource)
+
+
+def _is_outcome(value: object) -> bool:
+    return value is None or _is_number(value) or (isinstance(value, Refusal) and isinstance(value.message, str))
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, (int, float)) and math.isfinite(value)
 
 
 def _is_place(value: object) -> bool:

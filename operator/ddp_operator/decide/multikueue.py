@@ -170,20 +170,19 @@ def _place_pods(pod: Mapping[str, Any], flavors: Iterable[Mapping[str, Any]]) ->
     return {**pod, **{name: value for name, value in placed.items() if value}}
 
 
-def build_report(job: DDPTrainingJob, workload: Mapping[str, Any], status: Status, now: datetime) -> dict[str, Any]:
+def build_report(workload: Mapping[str, Any], status: Status, now: datetime, *, is_over: bool) -> dict[str, Any]:
     """Return the merge patch that reports to Kueue that the pods have started, or the job's end; empty: nothing new.
 
-    Kueue deletes an ended job at once, so its record is stored before. ``status``: the one just written.
+    Kueue deletes an ended job at once. ``is_over``: it may; ``status``: the one just written.
     """
     facts = []
-    is_stored = job.spec.history is None or status.condition(c.HISTORY_STORED) is not None
     if (
         status.phase == "Running"
         and status.is_true(c.RENDEZVOUSED)
         and not find_condition(workload, "PodsReady").is_true
     ):
         facts.append(Fact("PodsReady", "True", "Started", "all pods have joined the rendezvous"))
-    if is_finished(status) and is_stored and not find_condition(workload, "Finished").is_true:
+    if is_over and is_finished(status) and not find_condition(workload, "Finished").is_true:
         end = status.condition(c.FAILED if status.phase == "Failed" else c.SUCCEEDED)
         message = end.message if end is not None else ""
         facts.append(Fact("Finished", "True", status.phase or "Failed", message or f"phase {status.phase}"))

@@ -101,8 +101,11 @@ class DeleteResource:
 
 
 @dataclass(frozen=True, slots=True)
-class StoreHistory:
-    """Create the Job that stores the record of the ended job, with the last lines of its pods."""
+class FeatureAction:
+    """An action that a feature carries out itself, by the hook ``act`` of its service. ``what``: for that feature."""
+
+    feature: str
+    what: str
 
 
 Action = (
@@ -116,7 +119,7 @@ Action = (
     | EvictPod
     | SuspendResource
     | DeleteResource
-    | StoreHistory
+    | FeatureAction
 )
 
 
@@ -136,6 +139,10 @@ class Refusal:
     message: str
 
 
+Outcome = Refusal | float | None
+"""Of an action: the refusal of the API server, or the seconds until a retry; None: done."""
+
+
 @dataclass(frozen=True, slots=True)
 class Decision:
     """The outcome of ``decide``.
@@ -145,19 +152,14 @@ class Decision:
     on it, so a crash in between loses nothing. Only the Job of attempt 1 is created before it is recorded.
     ``needs_fresh_read``: the decision depends on the end of a pod and on its termination message, which a watch may
     report late: the job's end, a failure without a root cause, a replaced pod.
+    ``is_over``: the job has ended and no feature holds its resource, so that Kueue may delete it.
     """
 
     status: Status
     actions: tuple[Action, ...] = ()
     requeue_after: float | None = None
     needs_fresh_read: bool = False
-
-
-class HistoryJob(NamedTuple):
-    """The Job that stores the record of an ended job. ``problem``: of its newest pod; empty if none is known."""
-
-    view: JobView
-    problem: str
+    is_over: bool = False
 
 
 @dataclass(frozen=True)
@@ -165,13 +167,15 @@ class Children:
     """The Jobs of a resource and their pods.
 
     ``orphans`` are pods whose Job was deleted: of a former attempt, or of a deleted resource of the same name. While
-    one is alive it holds its GPUs and may still write checkpoints.
+    one is alive it holds its GPUs and may still write checkpoints. ``feature_jobs`` and ``feature_pods`` belong to no
+    attempt: features have created them, and the kernel leaves them alone.
     """
 
     jobs: tuple[JobView, ...] = ()
     pods: tuple[PodView, ...] = ()
     orphans: tuple[PodView, ...] = ()
-    history: HistoryJob | None = None
+    feature_jobs: tuple[JobView, ...] = ()
+    feature_pods: tuple[PodView, ...] = ()
 
     @cached_property
     def _attempts(self) -> Mapping[int, Pods]:
@@ -214,11 +218,15 @@ class Trouble(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Remark:
-    """What a feature concludes about a job: a condition, actions, and the seconds until it has to look again."""
+    """What a feature concludes about a job: a condition, actions, and the seconds until it has to look again.
+
+    ``holds``: whether the resource of an ended job has to stay for that, for a limited time.
+    """
 
     fact: Fact | None = None
-    actions: tuple[SuspendResource, ...] = ()
+    actions: tuple[SuspendResource | FeatureAction, ...] = ()
     wait: float | None = None
+    holds: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,32 +308,23 @@ def view_children(
     """
     own = (raw for raw in snapshot.jobs if controller_of(raw).get("uid") == job.uid)
     jobs = tuple(parse_each("Job", own, view_job))
-    history_name = child_names.history_job_name(job.name)
-    own_jobs = tuple(view for view in jobs if view.name != history_name)
+    own_jobs = tuple(view for view in jobs if child_names.is_attempt_name(view.name, job.name))
+    feature_jobs = tuple(view for view in jobs if not child_names.is_attempt_name(view.name, job.name))
     uids = {view.uid for view in own_jobs}
+    feature_uids = {view.uid for view in feature_jobs}
     own_pods: list[PodView] = []
     orphans: list[PodView] = []
-    history_pods: list[PodView] = []
+    feature_pods: list[PodView] = []
     for raw in snapshot.pods:
         owner = controller_of(raw)
         with contain("Pod", name_object(raw)):
-            if owner.get("name") == history_name:
-                history_pods.append(view_pod(raw))
+            if owner.get("uid") in feature_uids:
+                feature_pods.append(view_pod(raw))
             elif owner.get("uid") in uids:
                 own_pods.append(view_pod(raw, kills.get(raw["metadata"]["uid"])))
-            elif owner.get("kind") == "Job" and child_names.is_job_name(str(owner.get("name")), job.name):
+            elif owner.get("kind") == "Job" and child_names.is_attempt_name(str(owner.get("name")), job.name):
                 orphans.append(view_pod(raw))
-    history = next((_view_history(view, history_pods) for view in jobs if view.name == history_name), None)
-    return Children(own_jobs, tuple(own_pods), tuple(orphans), history)
-
-
-def _view_history(view: JobView, pods: list[PodView]) -> HistoryJob:
-    own = [pod for pod in pods if controller_of(pod.raw).get("uid") == view.uid]
-    problem = ""
-    for pod in sorted(own, key=lambda pod: pod.created):
-        ending = f"{pod.termination.message}; {pod.termination.remedy}" if pod.termination else pod.waiting_message
-        problem = ending.removesuffix("; ") or problem
-    return HistoryJob(view, problem)
+    return Children(own_jobs, tuple(own_pods), tuple(orphans), feature_jobs, tuple(feature_pods))
 
 
 @dataclass(frozen=True)

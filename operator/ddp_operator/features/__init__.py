@@ -3,10 +3,11 @@
 from typing import Final
 
 from ddp_operator.decide.hooks import Feature
-from ddp_operator.features import drains, idle, node_health, queue_estimate, tracing
+from ddp_operator.features import drains, history, idle, node_health, queue_estimate, tracing
 
 FEATURES: Final[tuple[Feature, ...]] = (
     drains.FEATURE,
+    history.FEATURE,
     idle.FEATURE,
     node_health.FEATURE,
     queue_estimate.FEATURE,

@@ -86,7 +86,6 @@ class Operator:
             self.cluster,
             progress_interval=settings.progress_interval,
             defaults=_read_defaults(settings),
-            history_image=settings.history_image,
             is_multikueue_worker=settings.multikueue_worker,
             hooks=hooks,
             on_transition=self.metrics.on_transition,

@@ -54,9 +54,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         dict[str, Any],
         Meta(description="defaults of networkPolicy, securityProfile and history, as part of a spec in JSON"),
     ] = {}
-    history_image: Annotated[
-        str, Meta(description="image with Python that stores records of jobs of which no pod has run; unset: the job's")
-    ] = ""
     multikueue_worker: Annotated[
         bool, Meta(description="whether MultiKueue copies jobs to this cluster: true or false")
     ] = False

@@ -24,8 +24,8 @@ import msgspec
 
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.job import DDPTrainingJob, inherited_labels, kueue_metadata, owner_reference
-from ddp_operator.manifests.inputs import build_fetch_job_spec, build_small_job_spec
-from ddp_operator.manifests.pod import build_fetch_template, build_history_template, build_pod_template
+from ddp_operator.manifests.inputs import build_fetch_job_spec
+from ddp_operator.manifests.pod import build_fetch_template, build_pod_template
 from ddp_operator.manifests.scheduling import build_pod_group
 from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
 
@@ -47,7 +47,6 @@ LABEL_CONTROLLER_UID: Final = "batch.kubernetes.io/controller-uid"
 LABEL_COMPLETION_INDEX: Final = constants.ANNOTATION_COMPLETION_INDEX
 # The operator decides about restarts, so the Job controller's limit must never apply.
 _UNLIMITED_BACKOFF = 2**31 - 1
-_STORE_SECONDS = 600  # for a record, including the start of the pod
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,7 +114,7 @@ def build_children(job: DDPTrainingJob, *, attempt: int, nodes: int) -> list[dic
         children.append(build_network_policy(job))
     group = build_pod_group(job, attempt=attempt, nodes=nodes)
     if group is not None:
-        metadata = _metadata(job, child_names.job_name(job.name, attempt), attempt=attempt)
+        metadata = build_metadata(job, child_names.job_name(job.name, attempt), attempt=attempt)
         children.append({"apiVersion": group["apiVersion"], "kind": group["kind"], "metadata": metadata} | group)
     return [*children, build_job(job, template, launcher, attempt=attempt, nodes=nodes)]
 
@@ -126,7 +125,7 @@ def build_service(job: DDPTrainingJob) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": _metadata(job, child_names.service_name(job.name)),
+        "metadata": build_metadata(job, child_names.service_name(job.name)),
         "spec": {
             "clusterIP": "None",
             "publishNotReadyAddresses": True,
@@ -145,7 +144,7 @@ def build_rendezvous_secret(job: DDPTrainingJob) -> dict[str, Any]:
     The attempts that one process starts share it. The executor adds a random value, which the operator cannot read
     afterwards.
     """
-    metadata = _metadata(job, child_names.rendezvous_secret_name(job.name, job.uid, job.nonce))
+    metadata = build_metadata(job, child_names.rendezvous_secret_name(job.name, job.uid, job.nonce))
     return {"apiVersion": "v1", "kind": "Secret", "metadata": metadata, "immutable": True}
 
 
@@ -183,7 +182,7 @@ def build_job(
     pods = job.size_with(nodes).pods
     is_rank_zero_policy = job.spec.success_policy == "RankZero"
     kueue = kueue_metadata(job)  # Kueue queues the child Job, so it reads its labels and annotations there
-    metadata = _metadata(job, child_names.job_name(job.name, attempt), attempt=attempt, extra=kueue["labels"])
+    metadata = build_metadata(job, child_names.job_name(job.name, attempt), attempt=attempt, extra=kueue["labels"])
     metadata["annotations"] = kueue["annotations"] | _build_job_annotations(job)
     return {
         "apiVersion": "batch/v1",
@@ -259,7 +258,7 @@ def build_trial_pod(job: Mapping[str, Any]) -> dict[str, Any]:
 
 def build_fetch_job(job: DDPTrainingJob, template: ResolvedTemplate, launcher: Launcher) -> dict[str, Any]:
     """Return the Job that fetches the inputs. It bypasses Kueue, because it requests no scarce resources."""
-    metadata = _metadata(job, child_names.job_name(job.name, 0), attempt=0)
+    metadata = build_metadata(job, child_names.job_name(job.name, 0), attempt=0)
     metadata["annotations"] = _build_job_annotations(job)
     return {
         "apiVersion": "batch/v1",
@@ -269,33 +268,14 @@ def build_fetch_job(job: DDPTrainingJob, template: ResolvedTemplate, launcher: L
     }
 
 
-def build_history_children(job: DDPTrainingJob, record: str, image: str) -> list[dict[str, Any]]:
-    """Return the launcher, and the Job that stores the record of an ended job. It bypasses Kueue, as the fetching Job.
-
-    ``image``: for a job of which no pod has run, so that its own image may not exist; empty: use that. Raises:
-    InvalidManifest.
-    """
-    launcher = load_launcher()
-    own_image = "" if job.status.first_run_time is not None else image
-    template = build_history_template(job, resolve_template(job), launcher.digest, record, own_image)
-    return [
-        build_launcher_config_map(job, launcher),
-        {
-            "apiVersion": "batch/v1",
-            "kind": "Job",
-            "metadata": _metadata(job, child_names.history_job_name(job.name), attempt=0),
-            "spec": build_small_job_spec(template, 1) | {"activeDeadlineSeconds": _STORE_SECONDS},
-        },
-    ]
-
-
 def _build_job_annotations(job: DDPTrainingJob) -> dict[str, str]:
     return {constants.ANNOTATION_SUSPEND: "false", constants.ANNOTATION_SPEC: job.spec_digest}
 
 
-def _metadata(
+def build_metadata(
     job: DDPTrainingJob, name: str, *, attempt: int | None = None, extra: Mapping[str, str] | None = None
 ) -> dict[str, Any]:
+    """Return the metadata of a child. ``extra``: labels of it alone; a Job without ranks is one of attempt 0."""
     return {
         "name": name,
         "namespace": job.namespace,
@@ -336,7 +316,7 @@ def build_network_policy(job: DDPTrainingJob) -> dict[str, Any]:
         ],
         "egress": egress,
     }
-    metadata = _metadata(job, child_names.service_name(job.name))
+    metadata = build_metadata(job, child_names.service_name(job.name))
     return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": spec}
 
 

@@ -12,14 +12,13 @@ from ddp_operator.api import child_names, constants
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.job import CRASH_LOOP_FAILURES, DDPTrainingJob, inherited_labels
 from ddp_operator.api.kubeobjects import find_limits, parse_quantity
-from ddp_operator.api.spec import Code
+from ddp_operator.api.spec import Checkpoint, Code
 from ddp_operator.manifests.environment import (
     build_memory_environment,
     build_tracking_environment,
     find_shm_limit,
     list_tracking_secrets,
 )
-from ddp_operator.manifests.history import build_checkpoint_volume, build_history_pod
 from ddp_operator.manifests.inputs import build_cache_check, build_fetch_pod, list_mounts, list_volumes
 from ddp_operator.manifests.preflight import plan_preflight
 from ddp_operator.manifests.scheduling import add_scheduling
@@ -69,22 +68,10 @@ def build_fetch_template(job: DDPTrainingJob, template: ResolvedTemplate, launch
     """Return ``Job.spec.template`` of the Job that fetches the inputs."""
     pod = build_fetch_pod(job, template.pod, template.trainer["name"], template.command.interpreter)
     pod["containers"][0]["env"].append({"name": constants.ENV_METRICS_PORT, "value": str(job.spec.metrics.port)})
-    return _finish_small_pod(pod, job, launcher_digest)
+    return finish_small_pod(pod, job, launcher_digest)
 
 
-def build_history_template(
-    job: DDPTrainingJob, template: ResolvedTemplate, launcher_digest: str, record: str, image: str
-) -> dict[str, Any]:
-    """Return ``Job.spec.template`` of the Job that stores a record. ``image``: instead of the job's, if not empty."""
-    launcher = f"{constants.LAUNCHER_MOUNT_PATH}/{constants.LAUNCHER_FILE}"
-    interpreter = "python3" if image else template.command.interpreter
-    pod = build_history_pod(job, template.pod, template.trainer["name"], [interpreter, launcher, "history", record])
-    if image:
-        pod["containers"][0] |= {"image": image}
-    return _finish_small_pod(pod, job, launcher_digest)
-
-
-def _finish_small_pod(pod: dict[str, Any], job: DDPTrainingJob, launcher_digest: str) -> dict[str, Any]:
+def finish_small_pod(pod: dict[str, Any], job: DDPTrainingJob, launcher_digest: str) -> dict[str, Any]:
     """Return the template of a pod without ranks, which starts the launcher."""
     [container] = pod["containers"]
     path = _find_termination_path(container)
@@ -331,6 +318,14 @@ def _add_volumes(pod: dict[str, Any], trainer: dict[str, Any], job: DDPTrainingJ
     mounts += list_mounts(job.spec.inputs or ())
     pod["volumes"] = volumes
     trainer["volumeMounts"] = mounts
+
+
+def build_checkpoint_volume(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return the operator's volume at the checkpoint folder, and its mount."""
+    claim = checkpoint.claim_name
+    source = {"persistentVolumeClaim": {"claimName": claim}} if claim else {"emptyDir": {}}
+    mount = {"name": constants.CHECKPOINT_VOLUME, "mountPath": checkpoint.path}
+    return {"name": constants.CHECKPOINT_VOLUME, **source}, mount
 
 
 def _list_code_volumes(code: Code) -> Iterator[tuple[str, dict[str, Any], str]]:

@@ -17,9 +17,9 @@ from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import count_gpus, find_limits, list_claim_entries, parse_quantity
 from ddp_operator.api.pod_fields import find_unknown_fields
+from ddp_operator.api.record import find_place
 from ddp_operator.api.spec import NetworkPolicy, Peer, Spec
 from ddp_operator.manifests.environment import check_memory
-from ddp_operator.manifests.history import check_history
 from ddp_operator.manifests.inputs import check_inputs
 from ddp_operator.manifests.preflight import check_network
 from ddp_operator.manifests.torchrun import InvalidCommand, UserCommand, split_user_command
@@ -79,7 +79,7 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
     errors += _check_urls(spec)
     limits = find_limits(pod, trainer)
     errors += check_memory(spec, limits)
-    errors += check_history(spec, pod, trainer)
+    errors += _check_history(spec, pod, trainer)
     nproc = _resolve_nproc(trainer, limits, path, job)
     if isinstance(nproc, FieldError):
         errors.append(nproc)
@@ -114,6 +114,25 @@ def _check_urls(spec: Spec) -> Iterator[FieldError]:
             yield FieldError(
                 f"spec.{path}", f"must not contain a password; put it into a Secret, and name that in {remedy}"
             )
+
+
+def _check_history(spec: Spec, pod: Mapping[str, Any], trainer: Mapping[str, Any]) -> Iterator[FieldError]:
+    """Check that the records outlive the pods."""
+    place = find_place(spec) if spec.history is not None else "://"
+    if "://" in place or (spec.checkpoint and spec.checkpoint.claim_name):
+        return
+    names = {mount.get("name") for mount in find_mounts(trainer, place)}
+    if any(volume["name"] in names and "emptyDir" not in volume for volume in pod.get("volumes") or ()):
+        return
+    yield FieldError(
+        "spec.history", "needs a place that outlives the pods; set history.url, checkpoint.url or checkpoint.claimName"
+    )
+
+
+def find_mounts(trainer: Mapping[str, Any], folder: str) -> list[dict[str, Any]]:
+    """Return the container's mounts at a folder."""
+    mounts = trainer.get("volumeMounts") or ()
+    return [dict(mount) for mount in mounts if str(mount.get("mountPath")).rstrip("/") == folder.rstrip("/")]
 
 
 def _check_metadata(metadata: Any) -> Iterator[FieldError]:

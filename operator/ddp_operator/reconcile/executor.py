@@ -6,12 +6,12 @@ All jobs of a namespace share the launcher's ConfigMap. Its owner is the definit
 Kubernetes deletes it when no job can exist any more, and the operator needs no right to delete ConfigMaps.
 """
 
-import asyncio
 import dataclasses
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
+from functools import partial
 from typing import Any, Final
 
 import msgspec
@@ -20,10 +20,10 @@ from ddp_operator.api import child_names, constants
 from ddp_operator.api.cluster import AlreadyExists, Cluster, ClusterError, Key, Refused, ServerError
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob, inherited_labels, select_kueue_keys
-from ddp_operator.api.record import encode_record
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide import losses
 from ddp_operator.decide.conditions import is_finished
+from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.refusals import (
     exclusive_claim,
     explain_conflict,
@@ -41,19 +41,26 @@ from ddp_operator.decide.state import (
     EnsureChildren,
     EvictPod,
     FailPod,
+    FeatureAction,
     Observation,
+    Outcome,
     Refusal,
     RelabelJob,
     ResizeJob,
-    StoreHistory,
     SuspendJob,
     SuspendResource,
 )
 from ddp_operator.decide.views import JobView
-from ddp_operator.manifests.children import build_children, build_history_children, build_pod, build_trial_pod
+from ddp_operator.manifests.children import (
+    build_children,
+    build_launcher_config_map,
+    build_pod,
+    build_trial_pod,
+    load_launcher,
+)
 from ddp_operator.manifests.inputs import raise_requests
 from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
-from ddp_operator.reconcile.history import read_record
+from ddp_operator.reconcile.acting import ActionContext
 from ddp_operator.reconcile.observer import Memory, seconds_since
 from ddp_operator.reconcile.prerequisites import refuse_failing_server, refuse_invalid, refuse_write
 from ddp_operator.reconcile.turns import Payer, Turns
@@ -67,23 +74,18 @@ WAIT_FOR_COLLECTOR = 1.0
 """Seconds until a retry while the garbage collector deletes children of a deleted owner; no watch reports its end."""
 
 _QUOTA = "exceeded quota"
-# Each record takes some megabytes until its Job is created.
-_RECORDS_AT_ONCE = 4
 
 Manifest = Mapping[str, Any]
-Outcome = Refusal | float | None
-"""The refusal of the API server, or the seconds until a retry; None: done."""
 
 
 class Executor:
     """Executes decisions on one cluster."""
 
-    def __init__(self, cluster: Cluster, clock: Callable[[], datetime], turns: Turns, history_image: str = "") -> None:
+    def __init__(self, cluster: Cluster, clock: Callable[[], datetime], turns: Turns, hooks: Hooks) -> None:
         self._cluster = cluster
         self._clock = clock
         self._turns = turns
-        self._history_image = history_image
-        self._history_gate = asyncio.Semaphore(_RECORDS_AT_ONCE)
+        self._hooks = hooks
         self._launchers: set[str] = set()
         """UIDs of the launchers' ConfigMaps that this process has created or compared. They are immutable."""
 
@@ -229,8 +231,11 @@ class Executor:
             case DeleteResource():
                 key = Key(job.namespace, job.name)
                 await self._cluster.delete_resource(key, uid=job.uid, resource_version=job.resource_version)
-            case StoreHistory():
-                return await self._store_history(job, observation, memory)
+            case FeatureAction():
+                create = partial(self._create_feature_job, job, observation, memory)
+                context = ActionContext(job, observation, self._cluster, self._turns, create)
+                with lend_worker():  # a feature that takes its time delays no other job
+                    return await self._hooks.observe(job, memory.faults).act(action, context)
         return None
 
     async def _disrupt_pod(self, observation: Observation, action: FailPod | EvictPod) -> None:
@@ -241,17 +246,11 @@ class Executor:
             if pod.uid == action.uid:
                 await self._cluster.disrupt_pod(pod.raw, reason, action.message, lost=lost)
 
-    async def _store_history(self, job: DDPTrainingJob, observation: Observation, memory: Memory) -> Outcome:
-        """Create the Job that stores the record. Raises: Refused, ClusterError."""
-        try:
-            payer = Payer(job.namespace)
-            template = await self._turns.run(payer, resolve_template, job)
-            with lend_worker():
-                async with self._history_gate:
-                    record = encode_record(await read_record(self._cluster, job, observation, template.nproc))
-            launcher, child = await self._turns.run(payer, build_history_children, job, record, self._history_image)
-        except InvalidManifest as error:
-            return refuse_invalid(error)
+    async def _create_feature_job(
+        self, job: DDPTrainingJob, observation: Observation, memory: Memory, child: Manifest, template: ResolvedTemplate
+    ) -> Outcome:
+        """Create a Job that a feature has built, after the launcher that its pods start. Raises: as ``_create``."""
+        launcher = build_launcher_config_map(job, load_launcher())
         outcome = await self._ensure_launcher(job, launcher, observation.launchers.get(launcher["metadata"]["name"]))
         return await self._create_small_job(job, child, template, memory) if outcome is None else outcome
 
@@ -431,7 +430,4 @@ def _rank_first(child: Manifest) -> int:
 
 
 def _find_job(observation: Observation, name: str) -> JobView:
-    history = observation.history
-    if history is not None and history.view.name == name:
-        return history.view
     return next(view for view in observation.jobs if view.name == name)

@@ -3,13 +3,10 @@
 No watch delivers them. Each job's Workload is read by its name, at intervals that all these jobs share.
 """
 
-import dataclasses
 from collections.abc import Callable
 from contextlib import suppress
 from datetime import datetime
 from typing import Final
-
-from msgspec.structs import replace
 
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.cluster import (
@@ -36,7 +33,7 @@ from ddp_operator.decide.multikueue import (
     follow_admission,
     list_flavors,
 )
-from ddp_operator.decide.state import AT_ONCE, Children, Refusal
+from ddp_operator.decide.state import AT_ONCE, Children, Decision, Refusal
 from ddp_operator.manifests.workload import build_workload, explain_other_pods
 from ddp_operator.reconcile.observer import Memory, seconds_since
 from ddp_operator.reconcile.prerequisites import refuse_invalid, refuse_read, refuse_write
@@ -107,15 +104,13 @@ class MultiKueue:
             await self._cluster.patch_workload(workload, edits)
         return self.plan_read(key, _RUNNING_INTERVAL)
 
-    async def finish(self, job: DDPTrainingJob, workload: Object | None) -> DDPTrainingJob:
+    async def finish(self, job: DDPTrainingJob, workload: Object | None) -> None:
         """Finish the Workload of an ended job, if an eviction kept Kueue from that, so that it does not run again.
 
-        Returns the job without what its worker cluster has done. Raises: VersionConflict, ClusterError.
+        Raises: VersionConflict, ClusterError.
         """
-        job = dataclasses.replace(job, spec=replace(job.spec, history=None))
-        if workload is not None and (report := build_report(job, workload, job.status, self._clock())):
+        if workload is not None and (report := build_report(workload, job.status, self._clock(), is_over=True)):
             await self._cluster.patch_workload(workload, report, part="status")
-        return job
 
     async def queue(self, job: DDPTrainingJob, workload: Object | None) -> Status | Refusal:
         """Create or update the Workload of a job that runs in no cluster. Raises: VersionConflict, ClusterError."""
@@ -226,18 +221,18 @@ class MultiKueue:
             raise ClusterError(f"a ResourceFlavor of {', '.join(names)} does not exist")
 
     async def report(
-        self, key: Key, job: DDPTrainingJob, status: Status, children: Children, memory: Memory
+        self, key: Key, job: DDPTrainingJob, decision: Decision, children: Children, memory: Memory
     ) -> float | None:
         """Report the state of a copied job to Kueue. Returns the seconds until the next read; None: it is no copy.
 
-        Raises: VersionConflict, ClusterError.
+        ``decision``: its status is written. Raises: VersionConflict, ClusterError.
         """
         if memory.workload is None:
             return None
         workload = memory.workload[1]
         if workload is not None:
             is_empty = not any(pod.alive for pod in (*children.pods, *children.orphans))
-            patch = build_report(job, workload, status, self._clock())
+            patch = build_report(workload, decision.status, self._clock(), is_over=decision.is_over)
             if not patch and is_empty and job.spec.suspend:
                 patch = build_release(workload, self._clock())
             if patch:

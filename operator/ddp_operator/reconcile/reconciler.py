@@ -117,7 +117,6 @@ class Reconciler:
         clock: Callable[[], datetime] = utc_now,
         progress_interval: float = 10.0,
         defaults: Profile | None = None,
-        history_image: str = "",
         is_multikueue_worker: bool = False,
         hooks: Hooks | None = None,
         on_transition: Callable[[str, Transition], None] | None = None,
@@ -129,7 +128,7 @@ class Reconciler:
         self._turns = Turns()
         self._hooks = hooks or Hooks()
         self._observer = Observer(cluster, clock, self._turns, progress_interval, self._hooks)
-        self._executor = Executor(cluster, clock, self._turns, history_image)
+        self._executor = Executor(cluster, clock, self._turns, self._hooks)
         self._multikueue = MultiKueue(cluster, clock, self._turns, is_worker=is_multikueue_worker)
         self._on_transition = on_transition
         self._node_reports = NodeReports()
@@ -196,7 +195,7 @@ class Reconciler:
             return prepared.requeue_after
         job = prepared
         if is_finished(status):
-            job = await self._multikueue.finish(job, workload)
+            await self._multikueue.finish(job, workload)  # its worker cluster has done what features do
             ended = await self._turns.run(Payer(job.namespace), decide, job, Observation(), self._clock())
             await self._executor.execute(job, Observation(), ended.actions, current.memory)
             self._forget(current.key)
@@ -277,7 +276,7 @@ class Reconciler:
         max_restarts = job.spec.recovery.max_restarts
         status = record_children(decision.status, memory)
         postponed = await self._write(current, job.status, status, max_restarts)
-        recheck = await self._multikueue.report(current.key, job, status, observation, memory)
+        recheck = await self._multikueue.report(current.key, job, decision, observation, memory)
         if is_finished(status):
             self._forget(current.key)
         delays = (decision.requeue_after, wait, observation.recheck_after, postponed, recheck)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 
 from ddp_cli.client.validation import check_manifest
 from ddp_operator.api.constants import (
@@ -19,6 +19,7 @@ from ddp_operator.api.constants import (
     MANAGED_BY,
     PORT_NAMES,
 )
+from ddp_operator.features import FEATURES
 from ddp_operator.kube.resources import group, plural
 from ddp_operator.kube.startup_checks import (
     GANG_PERMISSIONS,
@@ -43,7 +44,7 @@ def container_of(objects: list[Object]) -> Object:
 
 def settings_of(objects: list[Object]) -> Settings:
     """Return the settings that the operator reads from its environment."""
-    return Settings.from_env({e["name"]: e["value"] for e in container_of(objects)["env"] if "value" in e})
+    return Settings.from_env({e["name"]: e["value"] for e in container_of(objects)["env"] if "value" in e}, FEATURES)
 
 
 class TestSettings:
@@ -51,8 +52,8 @@ class TestSettings:
         objects = render()
         settings = settings_of(objects)
         assert read_job_defaults(settings.job_defaults) is None
-        assert settings.history_image == container_of(objects)["image"]
-        assert replace(settings, job_defaults={}, history_image="") == Settings(log_format="json")
+        assert asdict(settings.features["history"]) == {"history_image": container_of(objects)["image"]}
+        assert replace(settings, job_defaults={}, features={}) == Settings(log_format="json")
 
     def test_defaults_of_jobs_arrive_in_operator(self) -> None:
         peer = {"namespaceSelector": {"matchLabels": {"a": "b"}}}
@@ -72,7 +73,7 @@ class TestSettings:
             namespaces=("a", "b"), health_port=9090, workers=3, qps=0.5, burst=100000, call_timeout=1.5,
             progress_interval=60, resync_interval=86400, lease_seconds=30, log_format="text", log_level="error",
         )  # fmt: skip
-        assert replace(settings_of(render(values)), job_defaults={}, history_image="") == expected
+        assert replace(settings_of(render(values)), job_defaults={}, features={}) == expected
 
     @pytest.mark.parametrize(
         ("endpoint", "port"), [("http://collector.monitoring:4318", 4318), ("https://collector.example/otlp", 443)]

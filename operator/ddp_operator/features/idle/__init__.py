@@ -4,14 +4,14 @@ from typing import Final
 
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.conditions import Fact
+from ddp_operator.decide.conditions import Fact, is_finished
 from ddp_operator.decide.hooks import Feature
 from ddp_operator.decide.state import Remark, State, SuspendResource
 
 
 def review(state: State) -> Remark | None:
     """Return the condition Idle, and the suspension once the status has it."""
-    if state.spec.idle is None:
+    if state.spec.idle is None or is_finished(state.status):
         return None
     fact = _describe(state)
     seconds = _compute_seconds_left(state)

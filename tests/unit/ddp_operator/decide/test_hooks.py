@@ -9,15 +9,18 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.cluster import ClusterError, Key, Refused
+from ddp_operator.api.cluster import AlreadyExists, ClusterError, Key, Refused, ServerError, Snapshot
 from ddp_operator.api.faults import FAULTS
 from ddp_operator.api.status import QueueStatus
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide import hooks as decide_hooks
 from ddp_operator.decide.conditions import Fact
+from ddp_operator.decide.converge import LONGEST_HOLD
 from ddp_operator.decide.hooks import Feature, Hooks, NodeHook
 from ddp_operator.decide.losses import LOOK_SECONDS
 from ddp_operator.decide.state import (
     DeleteResource,
+    FeatureAction,
     Observation,
     Problem,
     QueuePlace,
@@ -25,10 +28,11 @@ from ddp_operator.decide.state import (
     State,
     SuspendResource,
     Trouble,
+    view_children,
 )
 from ddp_operator.kube import services
 from ddp_operator.kube.services import ServiceContext, prepare_services, run_service, start_services
-from tests.support.builders import NOW, job
+from tests.support.builders import NOW, child_job, child_pod, job
 from tests.support.fake_cluster import ReconcilerHarness
 from tests.support.fake_features import FakeService
 from tests.support.queued_job import QueuedJob
@@ -84,7 +88,15 @@ def test_child_is_created_as_it_was_if_addition_fails(answer: Any) -> None:
 
 @pytest.mark.parametrize(
     "answer",
-    [*GARBAGE[1:], Remark("fact"), Remark(wait=math.nan), Remark(actions=(DeleteResource(),)), ZeroDivisionError()],  # type: ignore[arg-type]
+    [
+        *GARBAGE[1:],
+        Remark("fact"),  # type: ignore[arg-type]
+        Remark(wait=math.nan),
+        Remark(holds="yes"),  # type: ignore[arg-type]
+        Remark(actions=(DeleteResource(),)),  # type: ignore[arg-type]
+        Remark(actions=(FeatureAction("good", "of another"),)),
+        ZeroDivisionError(),
+    ],
 )
 def test_remark_of_another_kind_is_left_out(answer: Any) -> None:
     def review(_: Any) -> Any:
@@ -92,7 +104,7 @@ def test_remark_of_another_kind_is_left_out(answer: Any) -> None:
             raise answer
         return answer
 
-    good = Remark(Fact(c.IDLE, "False", c.NOT_IDLE), (SuspendResource(),), 5)
+    good = Remark(Fact(c.IDLE, "False", c.NOT_IDLE), (SuspendResource(), FeatureAction("good", "x")), 5, holds=True)
     features = [
         Feature(name, maturity="experimental", page="x.md", review=hook)
         for name, hook in (("odd", review), ("silent", lambda _: None), ("good", lambda _: good))
@@ -153,6 +165,107 @@ async def test_job_trains_beside_feature_that_always_fails_and_reports_it() -> N
     assert harness.state(c.FEATURES_WORK) == ("True", c.NO_FAULT)
 
 
+def holding(remark: Callable[[], Remark | None], **answers: Any) -> Hooks:
+    """Return a feature that has this remark about ended jobs only."""
+    feature = Feature(
+        "odd",
+        maturity="experimental",
+        page="x.md",
+        review=lambda state: remark() if state.status.completion_time is not None else None,
+    )
+    return Hooks((feature,), {"odd": FakeService(**answers)})
+
+
+async def end(harness: ReconcilerHarness) -> ReconcilerHarness:
+    """End the job successfully; it may be deleted at once."""
+    await harness.train()
+    for index in (0, 1):
+        harness.end_pod(index)
+    return await harness.settle()
+
+
+async def test_ended_job_stays_while_feature_holds_it_for_limited_time() -> None:
+    fact = Fact(c.HISTORY_STORED, "False", c.NOT_STORED, "soon")
+    harness = ReconcilerHarness(hooks=holding(lambda: Remark(fact, holds=True)), ttlSecondsAfterFinished=0)
+    await end(harness)
+    assert harness.condition(c.HISTORY_STORED).message == "soon"
+    harness.clock.advance(LONGEST_HOLD.total_seconds() - 1)
+    await harness.settle()
+    assert harness.raw is not None
+    harness.clock.advance(1)
+    await harness.settle()
+    assert harness.raw is None
+
+
+async def test_condition_of_ended_job_is_written_before_its_deletion() -> None:
+    fact = Fact(c.HISTORY_STORED, "False", c.NOT_STORED)
+    harness = ReconcilerHarness(hooks=holding(lambda: Remark(fact)), ttlSecondsAfterFinished=0)
+    await end(harness)
+    assert harness.raw is None
+    assert c.NOT_STORED in harness.events
+
+
+@pytest.mark.parametrize("answer", [*GARBAGE[2:], math.nan, ZeroDivisionError(), TimeoutError(), AlreadyExists({})])
+async def test_action_that_fails_ends_nothing_else(answer: Any) -> None:
+    remark = Remark(actions=(FeatureAction("odd", "work"),))
+    hooks = holding(lambda: remark, acted=answer)
+    before = FAULTS.counts["feature odd"]
+    harness = await end(ReconcilerHarness(hooks=hooks, cleanPodPolicy="All"))
+    assert (harness.status.phase, harness.jobs()) == ("Succeeded", [])
+    assert FAULTS.counts["feature odd"] > before
+
+
+async def test_action_that_never_ends_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decide_hooks, "SECONDS_TO_ACT", 0.01)
+    faults: dict[tuple[str, str], str] = {}
+    hooks = Hooks(services={"odd": FakeService(acted=asyncio.get_running_loop().create_future())})
+    assert await hooks.observe(job(), faults).act(FeatureAction("odd", "work"), Any) is None  # type: ignore[arg-type]
+    assert "TimeoutError" in faults["odd", "act"]
+
+
+async def test_refused_action_is_told_to_feature() -> None:
+    refusals: list[str] = []
+
+    def review(state: State) -> Remark | None:
+        if state.status.completion_time is None:
+            return None
+        if state.refusal is not None:
+            refusals.append(state.refusal.message)
+        return Remark(actions=(FeatureAction("odd", "work"),))
+
+    feature = Feature("odd", maturity="experimental", page="x.md", review=review)
+    service = FakeService(acted=Refused("quota", reason="Forbidden"))
+    before = FAULTS.counts["feature odd"]
+    await end(ReconcilerHarness(hooks=Hooks((feature,), {"odd": service})))
+    assert "quota" in refusals[0]
+    assert FAULTS.counts["feature odd"] == before, "a refusal is no fault"
+
+
+async def test_action_is_retried_after_error_of_api_server() -> None:
+    service = FakeService(acted=ServerError("busy"))
+    hooks = Hooks(services={"odd": service}).observe(job(), {})
+    with pytest.raises(ServerError):
+        await hooks.act(FeatureAction("odd", "work"), Any)  # type: ignore[arg-type]
+    assert hooks.guard.describe() == {}
+
+
+async def test_action_of_feature_without_service_is_left_out() -> None:
+    assert await Hooks().observe(job(), {}).act(FeatureAction("odd", "work"), Any) is None  # type: ignore[arg-type]
+
+
+def test_job_of_feature_and_its_pods_belong_to_no_attempt() -> None:
+    made = child_job()
+    made["metadata"] |= {"name": "train-history", "uid": "own"}
+    pods = [child_pod(), child_pod(owner="own"), child_pod(owner="deleted"), child_pod(owner="former")]
+    for pod in pods[1:3]:
+        pod["metadata"]["ownerReferences"][0]["name"] = "train-history"
+    seen = view_children(job(), Snapshot({}, jobs=(child_job(), made), pods=tuple(pods)))
+    assert [view.name for view in seen.jobs] == ["train-1"]
+    assert [view.name for view in seen.feature_jobs] == ["train-history"]
+    assert (len(seen.pods), len(seen.feature_pods)) == (1, 1)
+    assert [pod.raw for pod in seen.orphans] == pods[3:]
+
+
 async def test_job_without_fault_has_no_condition_about_features() -> None:
     harness = ReconcilerHarness(hooks=serving())
     await harness.train()
@@ -188,7 +301,7 @@ async def wait_for_ever() -> Any:
 async def test_job_waits_in_queue_beside_feature_that_cannot_tell_its_place(
     answer: Any, fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("ddp_operator.decide.hooks.SECONDS_TO_WAIT", 0.05)
+    monkeypatch.setattr("ddp_operator.decide.hooks.SECONDS_TO_LOCATE", 0.05)
     queued = placing(answer)
     harness = await queued.start()
     assert harness.state(c.SCHEDULED) == ("False", c.QUOTA_PENDING)

@@ -145,13 +145,14 @@ class TestWorker:
     def test_start_and_end_are_reported_once(self) -> None:
         running = Status(phase="Running", conditions=(condition(c.RENDEZVOUSED),))
         ended = Status(phase="Failed", conditions=(condition(c.FAILED, "it raised"),))
-        assert self.types(build_report(job(COPY), workload(ADMITTED), running, NOW)) == ["Admitted", "PodsReady"]
-        assert build_report(job(COPY), workload(ADMITTED, ("PodsReady", "True", "Started")), running, NOW) == {}
-        report = build_report(job(COPY), workload(ADMITTED), ended, NOW)["status"]["conditions"][-1]
+        started = build_report(workload(ADMITTED), running, NOW, is_over=False)
+        assert self.types(started) == ["Admitted", "PodsReady"]
+        known = workload(ADMITTED, ("PodsReady", "True", "Started"))
+        assert build_report(known, running, NOW, is_over=False) == {}
+        report = build_report(workload(ADMITTED), ended, NOW, is_over=True)["status"]["conditions"][-1]
         assert (report["type"], report["reason"], report["message"]) == ("Finished", "Failed", "it raised")
-        assert build_report(job(COPY), workload(("Finished", "True", "Failed")), ended, NOW) == {}
-        recorded = job(COPY, history={"url": "s3://bucket/records"})
-        assert build_report(recorded, workload(ADMITTED), ended, NOW) == {}, "Kueue would delete it at once"
+        assert build_report(workload(("Finished", "True", "Failed")), ended, NOW, is_over=True) == {}
+        assert build_report(workload(ADMITTED), ended, NOW, is_over=False) == {}, "Kueue would delete it at once"
 
     @pytest.mark.parametrize(("reason", "requeued"), [("Preempted", "True"), ("AdmissionCheck", "False")])
     def test_evicted_workload_returns_quota(self, reason: str, requeued: str) -> None:

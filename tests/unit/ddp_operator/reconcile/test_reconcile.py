@@ -1,8 +1,10 @@
 """The reconciler on a cluster in memory: actions of users and nodes, and their effect on the job and its children."""
 
+import logging
 from contextlib import suppress
 from typing import Any
 
+import msgspec
 import pytest
 import yaml
 
@@ -456,3 +458,17 @@ class TestFaults:
         assert lines
         assert {line.partition(" ")[0] for line in lines} == {view.partition(" ")[0]}
         assert len(lines) <= 2, "it is named once for each job"
+
+
+async def test_one_json_line_per_ended_job(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, logger="ddp_operator.ended"):
+        harness = await ReconcilerHarness(recovery={"maxRestarts": 0}).train()
+        harness.end_pod(1, 81)
+        await harness.settle()
+        harness.restart_operator()
+        await harness.settle()
+    [line] = [record.getMessage() for record in caplog.records if record.name == "ddp_operator.ended"]
+    fields = msgspec.json.decode(line)
+    assert (fields["event"], fields["name"], fields["phase"]) == ("JobEnded", "train", "Failed")
+    assert (fields["category"], fields["attempts"], fields["step"], fields["pods"]) == ("UserError", 1, 5, 2)
+    assert fields["node"] == "node-a"

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from ddp_operator.api.status import Status, Usage
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide.conditions import Fact, set_conditions
 from ddp_operator.decide.hooks import Hooks
-from ddp_operator.decide.state import SuspendResource
+from ddp_operator.decide.state import Observation, State, SuspendResource
 from ddp_operator.features import idle as feature
-from tests.support.builders import child_pod, page
+from tests.support.builders import NOW, child_pod, job, page
 from tests.support.decisions import present
 from tests.support.timeline import JobTimeline
 
@@ -60,6 +63,16 @@ def test_idle_job_is_suspended_after_its_condition_is_written() -> None:
     life.spec["suspend"] = False
     life.later(5)
     assert read_idle(life) == ("False", "")
+
+
+def test_ended_job_is_not_idle() -> None:
+    usage = Usage(gpus=8, since=NOW, idle_since=NOW)
+    status = Status(phase="Running", usage=usage)
+    ended = set_conditions(status, [Fact(c.FAILED, "True", "UserError")], NOW, 1)
+    later = NOW + timedelta(hours=1)
+    for known, is_silent in ((status, False), (ended, True)):
+        remark = feature.review(State(job(idle={"minutes": 1}, status=known), Observation(), later))
+        assert (remark is None) == is_silent
 
 
 def test_pods_waiting_for_peer_are_idle() -> None:

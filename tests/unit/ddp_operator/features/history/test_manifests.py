@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
-import pytest
 from msgspec.structs import replace
 
-from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_resource
-from ddp_operator.manifests.children import build_history_children
-from ddp_operator.manifests.template import resolve_template
+from ddp_operator.features.history.manifests import build_history_job
 from tests.support.builders import NOW, Json, resource, template, trainer
 
 GPU = {"limits": {"nvidia.com/gpu": "8", "memory": "64Mi"}}
@@ -26,7 +22,7 @@ def build(**spec: Any) -> Json:
     raw["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
     job = parse_resource(raw)
     object.__setattr__(job, "status", replace(job.status, completion_time=NOW, first_run_time=NOW))
-    _, child = build_history_children(job, "RECORD", "")
+    child = build_history_job(job, "RECORD", "")
     assert "kueue.x-k8s.io/queue-name" not in child["metadata"]["labels"]
     return child["spec"]["template"]["spec"]
 
@@ -58,26 +54,3 @@ def test_pod_for_url_has_variables_mounts_and_secrets() -> None:
     assert {"name": "REGION", "value": "eu"} in container["env"]
     assert [source["secretRef"]["name"] for source in container["envFrom"]] == ["first", "keys"]
     assert DATA in container["volumeMounts"]
-
-
-@pytest.mark.parametrize(
-    ("spec", "field"),
-    [
-        ({"history": {}}, "spec.history"),
-        ({"history": {}, "checkpoint": {"path": "/ckpt"}}, "spec.history"),
-        (
-            {
-                "history": {},
-                "checkpoint": {"path": "/data"},
-                "template": template(trainer(volumeMounts=[DATA]), volumes=[{"name": "data", "emptyDir": {}}]),
-            },
-            "spec.history",
-        ),
-        ({"history": {"url": "s3://key:secret@team/history"}}, "spec.history.url"),
-    ],
-)
-def test_place_that_cannot_keep_records_is_refused(spec: Json, field: str) -> None:
-    with pytest.raises(InvalidManifest) as error:
-        resolve_template(parse_resource(resource(**spec)))
-    assert [problem.path for problem in error.value.errors] == [field]
-    assert "secret@" not in json.dumps(str(error.value))

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import base64
 import json
-import logging
 from typing import Any
 
-import msgspec
 import pytest
 
 from ddp_operator.api.cluster import Refused
 from ddp_operator.api.record import Record, decode_record
-from ddp_operator.reconcile import Reconciler
+from ddp_operator.decide.hooks import Hooks
+from ddp_operator.features import history as feature
+from ddp_operator.features.history.service import HistoryStore
 from tests.support.builders import Json
 from tests.support.fake_cluster import ReconcilerHarness
 
@@ -20,9 +20,14 @@ LOG = "2026-11-20T12:00:00.1Z [rank0]: step 1\n2026-11-20T12:00:01.2Z [rank1]: b
 CLAIM = {"path": "/ckpt", "claimName": "claim"}
 
 
+def storing(image: str = "") -> Hooks:
+    return Hooks((feature.FEATURE,), {feature.NAME: HistoryStore(image)})
+
+
 async def start(**spec: Any) -> ReconcilerHarness:
     """Return a training job of two pods with a history on its claim."""
-    harness = ReconcilerHarness(**{"history": {}, "checkpoint": CLAIM, "recovery": {"maxRestarts": 0}, **spec})
+    values = {"history": {}, "checkpoint": CLAIM, "recovery": {"maxRestarts": 0}, **spec}
+    harness = ReconcilerHarness(hooks=storing(), **values)
     harness.cluster.log = LOG
     return await harness.train()
 
@@ -86,8 +91,8 @@ async def test_lines_are_read_before_pods_are_deleted() -> None:
 
 
 async def test_job_whose_pods_never_ran_is_stored_with_operators_image() -> None:
-    harness = ReconcilerHarness(history={}, checkpoint=CLAIM, pendingDeadlineSeconds=60)
-    harness.reconciler = Reconciler(harness.cluster, clock=harness.clock, history_image="operator:1")
+    hooks = storing("operator:1")
+    harness = ReconcilerHarness(hooks=hooks, history={}, checkpoint=CLAIM, pendingDeadlineSeconds=60)
     harness.cluster.log = Refused("container is waiting to start", reason="Invalid")
     await harness.settle()
     harness.clock.advance(61)
@@ -138,17 +143,3 @@ async def test_job_without_history_makes_no_call() -> None:
     harness = await succeed(await start(history=None))
     assert not [call for call in harness.cluster.calls if call.startswith("log")]
     assert harness.jobs() == ["train-1"]
-
-
-async def test_one_json_line_per_ended_job(caplog: pytest.LogCaptureFixture) -> None:
-    with caplog.at_level(logging.INFO, logger="ddp_operator.ended"):
-        harness = await start()
-        harness.end_pod(1, 81)
-        await harness.settle()
-        harness.restart_operator()
-        await harness.settle()
-    [line] = [record.getMessage() for record in caplog.records if record.name == "ddp_operator.ended"]
-    fields = msgspec.json.decode(line)
-    assert (fields["event"], fields["name"], fields["phase"]) == ("JobEnded", "train", "Failed")
-    assert (fields["category"], fields["attempts"], fields["step"], fields["pods"]) == ("UserError", 1, 5, 2)
-    assert fields["node"] == "node-a"
