@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import partial
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
@@ -34,8 +34,7 @@ from ddp_operator.decide.state import (
     Trouble,
 )
 
-if TYPE_CHECKING:  # of higher layers: what services and actions use, which only the operator's process has
-    from ddp_operator.kube.services import ServiceContext
+if TYPE_CHECKING:  # of a higher layer: what actions use
     from ddp_operator.reconcile.acting import ActionContext
 
 SECONDS_TO_ACT = 300.0
@@ -48,6 +47,8 @@ T = TypeVar("T")
 Judge = Callable[[DDPTrainingJob, "Object | None"], "Trouble | None"]
 Review = Callable[[State], "Remark | None"]
 """Concludes from the state of a job, also of an ended one. A pass may call it several times, so it keeps nothing."""
+Start = Callable[[Any], "Service | None"]
+"""Takes a ``kube.services.ServiceContext``, which has the client: whoever decides does not load it."""
 Faults = MutableMapping[tuple[str, str], str]
 """What the last call of a hook has raised, by the names of the feature and of the hook."""
 
@@ -117,7 +118,7 @@ class Feature:
     nodes: NodeHook | None = None
     review: Review | None = None
     settings: type[msgspec.Struct] | None = None
-    start: Callable[[ServiceContext], Service | None] | None = None
+    start: Start | None = None
 
 
 @dataclass(frozen=True, slots=True)
