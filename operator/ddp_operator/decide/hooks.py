@@ -324,7 +324,7 @@ def _is_remark(feature: str, value: object) -> bool:
         return True
     if not isinstance(value, Remark) or not (value.fact is None or isinstance(value.fact, Fact)):
         return False
-    has_wait = value.wait is None or _is_number(value.wait)
+    has_wait = value.wait is None or _is_delay(value.wait)
     return has_wait and _is_flag(value.holds) and all(_is_own_action(feature, action) for action in value.actions)
 
 
@@ -334,11 +334,11 @@ def _is_own_action(feature: str, action: object) -> bool:
 
 
 def _is_outcome(value: object) -> bool:
-    return value is None or _is_number(value) or (isinstance(value, Refusal) and isinstance(value.message, str))
+    return value is None or _is_delay(value) or (isinstance(value, Refusal) and isinstance(value.message, str))
 
 
-def _is_number(value: object) -> bool:
-    return isinstance(value, (int, float)) and math.isfinite(value)
+def _is_delay(value: object) -> bool:
+    return isinstance(value, (int, float)) and 0 <= value < math.inf
 
 
 def _is_place(value: object) -> bool:

@@ -92,6 +92,7 @@ def test_child_is_created_as_it_was_if_addition_fails(answer: Any) -> None:
         *GARBAGE[1:],
         Remark("fact"),  # type: ignore[arg-type]
         Remark(wait=math.nan),
+        Remark(wait=-1),
         Remark(holds="yes"),  # type: ignore[arg-type]
         Remark(actions=(DeleteResource(),)),  # type: ignore[arg-type]
         Remark(actions=(FeatureAction("good", "of another"),)),
