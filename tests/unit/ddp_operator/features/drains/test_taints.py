@@ -6,16 +6,27 @@ from typing import Any
 
 import pytest
 
+from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.hooks import Hooks
+from ddp_operator.decide.hooks import Feature, Hooks, NodeHook
 from ddp_operator.decide.losses import LOOK_SECONDS
-from ddp_operator.features import drains, node_health
+from ddp_operator.decide.state import Trouble
+from ddp_operator.features import drains
 from ddp_operator.features.drains.taints import DRAIN_TAINTS
 from tests.support.builders import job
 from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness
 
-HOOKS = Hooks((node_health.FEATURE, drains.FEATURE))
+
+def judge_health(job: DDPTrainingJob, raw: Any) -> Trouble | None:
+    """Judge as the feature node health does, which may not be installed."""
+    health = job.spec.recovery.node_health
+    ill = any(taint["key"] == "ill" for taint in raw["spec"]["taints"])
+    return Trouble("taint ill:E", planned=False, leaves=health.action == "Migrate") if health and ill else None
+
+
+HEALTH = Feature("health", maturity="beta", page="x.md", nodes=NodeHook(lambda _: True, judge_health))
+HOOKS = Hooks((HEALTH, drains.FEATURE))
 
 
 def judge(node: Any, **recovery: Any) -> Any:
