@@ -15,7 +15,7 @@ from ddp_operator.decide.state import Stall
 from ddp_operator.decide.transitions import (
     list_purposes,
 )
-from tests.support.builders import NOW, child_job, decode, job, observe, template, trainer
+from tests.support.builders import NOW, child_job, child_pod, decode, job, observe, page, template, trainer
 
 GPUS = template(trainer(resources={"limits": {"nvidia.com/gpu": 4}}))
 
@@ -50,3 +50,13 @@ class JobTimeline:
                 break
             text = text if self.status.attempt == before.attempt else ""
         return list_purposes(self.status.usage)
+
+
+def pods(phase: str = "Running", *, attempt: int = 1, **changes: Any) -> list[Any]:
+    """Return both pods of such a job."""
+    return [child_pod(index, phase, attempt=attempt, **changes) for index in range(2)]
+
+
+def training(step: int, made: int, **values: Any) -> str:
+    """Return the report of a job that trains, after this step and this number of steps."""
+    return page(phase="Running", step=step, steps=made, **values)

@@ -86,7 +86,7 @@ class Service:
 
     async def act(self, action: FeatureAction, context: ActionContext) -> Outcome:
         """Carry out an action of a remark, in a limited time. Raises: Refused, ClusterError, as all actions do."""
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no action {action.what}")
 
     def note_status(self, snapshot: Snapshot, old: Status, new: Status, now: datetime) -> None:
         """Note that the status ``new`` of a job was written in place of ``old``."""

@@ -41,9 +41,9 @@ from ddp_operator.decide.transitions import (
     is_minor_change,
     list_transition_events,
 )
-from tests.support.builders import NOW, child_job, child_pod, last_words, page, template, trainer
+from tests.support.builders import NOW, child_job, child_pod, last_words, template, trainer
 from tests.support.decisions import present
-from tests.support.timeline import JobTimeline
+from tests.support.timeline import JobTimeline, pods, training
 
 
 def scheduled(message: str = "none placed", reason: str = c.WAITING_FOR_PODS, status: Any = "False") -> Condition:
@@ -233,14 +233,6 @@ def test_rows_are_bounded_and_ordered_by_time(gaps: list[float]) -> None:
     assert len(times) <= MAX_ROWS
     assert times == sorted(times)
     assert rows_of(status)[0]["step"] == "0"
-
-
-def pods(phase: str = "Running", *, attempt: int = 1, **changes: Any) -> list[Any]:
-    return [child_pod(index, phase, attempt=attempt, **changes) for index in range(2)]
-
-
-def training(step: int, made: int, **values: Any) -> str:
-    return page(phase="Running", step=step, steps=made, **values)
 
 
 def test_usage_of_whole_job_sums_up() -> None:

@@ -15,21 +15,13 @@ from ddp_operator.decide.state import Observation, State, SuspendResource
 from ddp_operator.features import idle as feature
 from tests.support.builders import NOW, child_pod, job, page
 from tests.support.decisions import present
-from tests.support.timeline import JobTimeline
+from tests.support.timeline import JobTimeline, pods, training
 
 
 def start(**spec: Any) -> JobTimeline:
     life = JobTimeline(**spec)
     life.hooks = Hooks((feature.FEATURE,))
     return life
-
-
-def pods(phase: str = "Running", **changes: Any) -> list[Any]:
-    return [child_pod(index, phase, **changes) for index in range(2)]
-
-
-def training(step: int, made: int, **values: Any) -> str:
-    return page(phase="Running", step=step, steps=made, **values)
 
 
 def read_idle(life: JobTimeline) -> tuple[str, str]:
