@@ -122,7 +122,7 @@ gpu: install ## run tests and measurements on a GPU within 480 s (ARGS='--device
 
 .PHONY: cov
 cov: install ## run all test tiers with coverage
-	@$(PY) -m pytest --cov=ddp_operator --cov=ddp_pod --cov=ddp_cli --cov=ddp_trainer --cov-report=term-missing:skip-covered $(ARGS)
+	@$(PY) -m pytest --cov=ddp_operator --cov=ddp_pod --cov=ddp_cli --cov=ddp_sdk --cov=ddp_trainer --cov-report=term-missing:skip-covered $(ARGS)
 
 .PHONY: lint
 lint: install ## check rules and format with ruff

@@ -119,7 +119,7 @@ def draw_screens(*names: str) -> None:
 def add_exporter(script: str) -> str:
     """Return the tutorial's script with the exporter's lines, so that the picture shows samples a second as well."""
     replacements = {
-        "from torch.nn.parallel": "from ddp_trainer.exporter import Exporter\nfrom torch.nn.parallel",
+        "from torch.nn.parallel": "from ddp_sdk import Exporter\nfrom torch.nn.parallel",
         "for epoch in range": "steps = epochs * len(loader)\n"
         "exporter = Exporter.start(model=model, epochs=epochs, total_steps=steps)\n"
         "for epoch in range",

@@ -13,7 +13,7 @@ import signal
 import time
 from pathlib import Path
 
-from ddp_trainer.exporter import Exporter
+from ddp_sdk import Exporter
 
 
 def fail(how: str) -> None:

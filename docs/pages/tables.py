@@ -18,7 +18,7 @@ from ddp_operator.features import FEATURES
 from ddp_operator.manager.telemetry import OperatorMetrics
 from ddp_pod.contract.failure_table import CATEGORIES, PREEMPTED, UNKNOWN
 from ddp_pod.failures.text import CRASH_REMEDY, SILENT_REMEDY
-from ddp_trainer.observability.metrics_table import METRICS
+from ddp_sdk.metrics_table import METRICS
 
 END: Final = "<!-- end of the generated table -->"
 SAMPLE_RESOURCE: Final = msgspec.json.encode(

@@ -18,7 +18,7 @@ from typing import NamedTuple
 
 import torch
 
-from ddp_trainer.memory import MemoryCheckpoint
+from ddp_sdk.memory import MemoryCheckpoint
 from ddp_trainer.models import ModelConfig, build_model
 
 Parts = tuple[torch.nn.Module, torch.optim.Optimizer, Callable[[], torch.Tensor]]

@@ -11,7 +11,7 @@ from ddp_operator.api import constants
 from ddp_operator.manager.telemetry import OperatorMetrics
 from ddp_pod.contract import names as launcher
 from ddp_pod.progress import log_patterns
-from ddp_trainer.observability.metrics_table import BUCKETS, METRICS
+from ddp_sdk.metrics_table import BUCKETS, METRICS
 from tests.support import ROOT
 
 # Unit and number of values other than times, bytes or shares, by the last part of their names.

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.api import constants
-from ddp_trainer import contract
-from ddp_trainer.memory import checkpoint as memory_checkpoint
+from ddp_sdk import contract
 
 SHARED = re.compile(r"(ENV|EXIT|CATEGORY|METRIC|RUNTIME)_\w+|DEFAULT_\w+_PORT")
 MODULES = (constants, contract)
@@ -43,9 +42,3 @@ def test_variables_of_contract_cannot_be_set_by_users() -> None:
     # The number of threads is a default that the user may choose.
     assert ours - constants.RESERVED_ENV == {constants.ENV_OMP_NUM_THREADS}
     assert {value for name, value in vars(contract).items() if name.startswith("ENV_")} <= constants.RESERVED_ENV
-
-
-def test_package_for_other_images_knows_its_variables() -> None:
-    own = {name: value for name, value in vars(memory_checkpoint).items() if name.startswith("ENV_")}
-    assert len(own) == 5
-    assert own == {name: getattr(constants, name) for name in own}

@@ -30,7 +30,7 @@ import glob, hashlib, os, time
 from datetime import timedelta
 import torch
 import torch.distributed as dist
-from ddp_trainer.memory import MemoryCheckpoint
+from ddp_sdk.memory import MemoryCheckpoint
 
 torch.set_num_threads(1)
 dist.init_process_group("gloo", timeout=timedelta(seconds=200))

@@ -19,10 +19,11 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.flop_counter import FlopCounterMode, flop_registry
 
 from ddp_pod.rank.counters import CounterMemory
-from ddp_trainer.config.options import merge
+from ddp_sdk.rank_env import RankEnv
 from ddp_trainer.config.presets import PRESETS
-from ddp_trainer.distributed import DistributedConfig, RankEnv
+from ddp_trainer.distributed import DistributedConfig
 from ddp_trainer.distributed.world import World
+from ddp_trainer.options import merge
 from tests.bench import memory_copies, step_hook
 from tests.bench.trainer import synthetic, worker
 from tests.bench.trainer.contenders import Bare, build_config

@@ -12,9 +12,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from ddp_sdk.rank_env import RankEnv
 from ddp_trainer.api import Trainer
 from ddp_trainer.cli import parse
-from ddp_trainer.distributed import RankEnv
 from tests.support import PATIENCE
 from tests.support.trainer_plugins import COLOURED
 

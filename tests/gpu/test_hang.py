@@ -30,7 +30,7 @@ dist.init_process_group(backend)
 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 2).to(device))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 if reports == "exporter":
-    from ddp_trainer.exporter import Exporter
+    from ddp_sdk.exporter import Exporter
     exporter = Exporter.start()
 
 def train_step(step):

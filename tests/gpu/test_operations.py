@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from ddp_trainer.observability.meters import Timeline
+from ddp_sdk.meters import Timeline
 from ddp_trainer.optim import OptimConfig, build_optimizer
 from tests.gpu.small_runs import DEVICE, gpu_only, on_device
 

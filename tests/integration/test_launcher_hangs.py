@@ -37,7 +37,7 @@ def pods(tmp_path: Path) -> Iterator[PodsFactory]:
 # Two ranks that step together; rank 1 hangs once, after its fifth step, as HANG sets.
 TRAIN = """
 import os, signal, sys, time
-from ddp_trainer.exporter import Exporter
+from ddp_sdk.exporter import Exporter
 
 again = os.path.exists("hung")
 rank = int(os.environ["RANK"])
@@ -284,7 +284,7 @@ silent = socket.create_server(("127.0.0.1", 0))
 lock = threading.Lock()
 lock.acquire()
 """
-REPORTS = "from ddp_trainer.exporter import Exporter\nexporter = Exporter.start()\n"
+REPORTS = "from ddp_sdk.exporter import Exporter\nexporter = Exporter.start()\n"
 
 
 @pytest.mark.parametrize(

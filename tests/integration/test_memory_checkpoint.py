@@ -20,7 +20,7 @@ COMMON = """
 import hashlib, os, sys, time
 import torch
 import torch.distributed as dist
-from ddp_trainer.memory import MemoryCheckpoint
+from ddp_sdk.memory import MemoryCheckpoint
 
 device = os.environ.get("DEVICE", "cpu")
 dist.init_process_group("gloo")
@@ -83,7 +83,7 @@ memory = MemoryCheckpoint({"model": model, "optimizer": optimizer}, folder=os.en
 RAISING = (
     COMMON
     + """
-from ddp_trainer.memory import writer
+from ddp_sdk.memory import writer
 
 copy_memory = writer.copy_memory
 def copy_slowly(address, source, size):

@@ -18,7 +18,7 @@ SLOW_COPIES = """
 import os, sys, time
 import torch
 import torch.distributed as dist
-from ddp_trainer.memory import MemoryCheckpoint, writer
+from ddp_sdk.memory import MemoryCheckpoint, writer
 
 copy_memory = writer.copy_memory
 def copy_slowly(address, source, size):

@@ -22,7 +22,7 @@ from ddp_pod.contract.names import (
     METRIC_MEMORY_TIME,
 )
 from ddp_pod.contract.progress import SERIES as RANK_SERIES
-from ddp_trainer.observability.metrics_table import METRICS
+from ddp_sdk.metrics_table import METRICS
 from docs.pages.tables import SAMPLE_RESOURCE
 from tests.support import ROOT
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_trainer import contract
+from ddp_sdk import contract
 from tests.support.trainer_ranks import start, train
 
 pytestmark = pytest.mark.process
@@ -112,7 +112,7 @@ def test_user_error_on_one_rank_ends_all_and_names_rank(tmp_path: Path) -> None:
     (tmp_path / "picky_data.py").write_text(
         "import os\n"
         "from ddp_trainer.data.published import load_digits as digits\n"
-        "from ddp_trainer.errors import UserError\n"
+        "from ddp_sdk.errors import UserError\n"
         "def load(config):\n"
         "    if os.environ['RANK'] == '1':\n"
         "        raise UserError('data.dir', 'the folder is empty', 'mount it')\n"

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_trainer.data import DataConfig, load_datasets
+from ddp_trainer.data import DataConfig
+from ddp_trainer.data.datasets import load_datasets
 from ddp_trainer.models import ModelConfig, build_model
 from tests.support.saved_states import load, same
 from tests.support.trainer_ranks import start, train

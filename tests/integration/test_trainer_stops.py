@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_trainer import contract
+from ddp_sdk import contract
 from ddp_trainer.checkpoint.fence import Fence
 from tests.support import PATIENCE
 from tests.support import trainer_plugins as plugins

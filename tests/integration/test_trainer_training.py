@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_trainer import contract
+from ddp_sdk import contract
 from tests.support import PATIENCE
 from tests.support.tiny_datasets import write_cifar10
 from tests.support.trainer_ranks import start, train

@@ -14,11 +14,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddp_sdk.errors import UserError
+from ddp_sdk.rank_env import RankEnv
 from ddp_trainer.checkpoint import CheckpointConfig
 from ddp_trainer.checkpoint.store import Checkpointer, load_newest
-from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.world import World
-from ddp_trainer.errors import UserError
 from tests.support.fuzzing import examples, tally
 from tests.support.strategies import INTERESTING, mutate, places
 from tests.support.strategies import json as any_json

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import fnmatch
+import io
 import json
 import re
 import subprocess
 import sys
 import tomllib
+import zipfile
 
 import pytest
 import yaml
 
 from ddp_operator import __version__
 from ddp_operator.manager.settings import Settings
+from ddp_operator.manifests.children import load_launcher
 from tests.support import ROOT
 
 IMAGES = ("operator", "trainer")
@@ -156,6 +159,13 @@ def test_operator_command_equals_chart() -> None:
     user = values(stage, "USER")[0]
     security = pod["securityContext"]
     assert user == f"{security['runAsUser']}:{security['runAsGroup']}"
+
+
+def test_operator_contains_what_its_launcher_delivers() -> None:
+    copied = [word for arguments in values(read("operator"), "COPY") for word in arguments.split()[:-1]]
+    with zipfile.ZipFile(io.BytesIO(load_launcher().archive)) as archive:
+        delivered = [f"trainer/{name}" for name in archive.namelist() if name.startswith(("ddp_sdk/", "ddp_trainer/"))]
+    assert [name for name in delivered if not any(name == word or name.startswith(f"{word}/") for word in copied)] == []
 
 
 def test_operator_requires_no_torch() -> None:

@@ -18,7 +18,8 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddp_trainer.distributed import DistributedConfig, RankEnv
+from ddp_sdk.rank_env import RankEnv
+from ddp_trainer.distributed import DistributedConfig
 from ddp_trainer.distributed.world import World
 from tests.support import PATIENCE
 from tests.support.ports import HeldPort
@@ -62,7 +63,7 @@ _SCRIPT = """
 import torch
 import torch.distributed as dist
 from ddp_trainer.distributed import DistributedConfig
-from ddp_trainer.distributed import RankEnv
+from ddp_sdk.rank_env import RankEnv
 from ddp_trainer.distributed.world import World
 world = World.start(DistributedConfig(device="cpu", timeout_seconds=300), RankEnv.from_environ())
 exec(compile(script, "script", "exec"))

@@ -144,7 +144,7 @@ def test_table_of_presets_is_complete() -> None:
 
 
 def test_number_of_series_of_rank_is_that_of_exporter() -> None:
-    from ddp_trainer.observability.metrics_table import BUCKETS, METRICS
+    from ddp_sdk.metrics_table import BUCKETS, METRICS
 
     text = (ROOT / "docs/scaling.md").read_text(encoding="utf-8")
     claimed = re.search(r"(\d+) series per rank, (\d+) of which are buckets", text)

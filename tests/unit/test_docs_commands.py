@@ -17,8 +17,8 @@ import pytest
 import yaml
 
 from ddp_cli.commands import COMMANDS, build_parser
+from ddp_sdk.errors import UserError
 from ddp_trainer.cli import build_parser as build_trainer_parser
-from ddp_trainer.errors import UserError
 from tests.bench.trainer.cli import build_parser as build_bench_parser
 from tests.support import ROOT
 from tests.support.chart import render

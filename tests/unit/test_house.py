@@ -125,10 +125,10 @@ class TestLayout:
 class TestWheel:
     """The installed files; ``make release-check`` builds them."""
 
-    def test_wheel_contains_both_packages_with_types(self, files: list[str]) -> None:
+    def test_wheel_contains_all_packages_with_types(self, files: list[str]) -> None:
         built = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["hatch"]["build"]["targets"]["wheel"]
         buildings = [f"operator/ddp_{name}" for name in ("operator", "pod", "cli")]
-        assert built["packages"] == [*buildings, "trainer/ddp_trainer"]
+        assert built["packages"] == [*buildings, "trainer/ddp_sdk", "trainer/ddp_trainer"]
         # Hatch leaves out the files that git ignores.
         assert {f"{package}/py.typed" for package in built["packages"]} <= set(files)
 
@@ -141,7 +141,7 @@ class TestWheel:
                 names = [name.name for name in node.names] if isinstance(node, ast.Import) else []
                 names += [node.module or ""] if isinstance(node, ast.ImportFrom) and not node.level else []
                 imported |= {name.split(".")[0] for name in names}
-        assert imported - set(sys.stdlib_module_names) - {"ddp_trainer"} <= extra | formats
+        assert imported - set(sys.stdlib_module_names) - {"ddp_sdk", "ddp_trainer"} <= extra | formats
 
 
 class TestNoTraceOfAMachine:
@@ -210,20 +210,20 @@ def unreasoned(tree: ast.Module) -> list[ast.expr]:
     return results
 
 
-MEMORY = ROOT / "trainer" / "ddp_trainer" / "memory"
+SDK = ROOT / "trainer" / "ddp_sdk"
 
 
-class TestDeliveredPackages:
-    """The launcher brings them to images with Python 3.10 and torch."""
+class TestDeliveredPackage:
+    """The launcher brings it to images with Python 3.10 and torch."""
 
-    @pytest.mark.parametrize("path", sorted(MEMORY.glob("*.py")), ids=lambda path: path.name)
-    def test_import_the_standard_library_torch_and_themselves_only(self, path: Path) -> None:
+    @pytest.mark.parametrize("path", sorted(SDK.rglob("*.py")), ids=lambda path: path.name)
+    def test_imports_the_standard_library_torch_and_itself_only(self, path: Path) -> None:
         tree = ast.parse(path.read_text(encoding="utf-8"), feature_version=(3, 10))
         absolute = [node.module or "" for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level]
         plain = [alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names]
-        assert {name.partition(".")[0] for name in absolute + plain} <= {*sys.stdlib_module_names, "torch"}
+        assert {name.partition(".")[0] for name in absolute + plain} <= {*sys.stdlib_module_names, "torch", "ddp_sdk"}
 
-    @pytest.mark.parametrize("path", sorted(MEMORY.glob("[!_]*.py")), ids=lambda path: path.name)
+    @pytest.mark.parametrize("path", sorted((SDK / "memory").glob("[!_]*.py")), ids=lambda path: path.name)
     def test_annotations_are_not_evaluated(self, path: Path) -> None:
         assert "from __future__ import annotations" in path.read_text(encoding="utf-8")
 

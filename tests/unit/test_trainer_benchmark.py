@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 import torch
 
+from ddp_sdk.rank_env import RankEnv
 from ddp_trainer.config.presets import PRESETS
 from ddp_trainer.config.run import resolve
-from ddp_trainer.data import DataConfig, load_datasets
-from ddp_trainer.distributed import RankEnv
+from ddp_trainer.data import DataConfig
+from ddp_trainer.data.datasets import load_datasets
 from ddp_trainer.distributed.world import World
 from tests.bench.trainer import cli, launch, synthetic, systems
 from tests.bench.trainer.cli import main

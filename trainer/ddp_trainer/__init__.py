@@ -6,6 +6,8 @@ In a program: ``Trainer(config).fit()``, see docs/trainer.md. Names are imported
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from ddp_sdk import RankEnv, UserError
+
 if TYPE_CHECKING:
     from ddp_trainer.api import Result, Trainer
     from ddp_trainer.checkpoint import CheckpointConfig
@@ -13,8 +15,8 @@ if TYPE_CHECKING:
     from ddp_trainer.config.run import RunConfig, resolve
     from ddp_trainer.data import DataConfig
     from ddp_trainer.data.arrays import Datasets
-    from ddp_trainer.distributed import DistributedConfig, RankEnv
-    from ddp_trainer.errors import Preempted, UserError
+    from ddp_trainer.distributed import DistributedConfig
+    from ddp_trainer.errors import Preempted
     from ddp_trainer.models import ModelConfig
     from ddp_trainer.optim import OptimConfig, ScheduleConfig
     from ddp_trainer.precision import PrecisionConfig
@@ -23,9 +25,9 @@ if TYPE_CHECKING:
 _HOMES = {
     "CheckpointConfig": "checkpoint", "Classification": "tasks", "DataConfig": "data", "Datasets": "data.arrays",
     "DistributedConfig": "distributed", "Metrics": "tasks", "ModelConfig": "models", "OptimConfig": "optim",
-    "PrecisionConfig": "precision", "Preempted": "errors", "RankEnv": "distributed", "Result": "api",
-    "RunConfig": "config.run", "ScheduleConfig": "optim", "Segmentation": "tasks", "Task": "tasks", "Trainer": "api",
-    "UserError": "errors", "exit_code": "cli", "resolve": "config.run",
+    "PrecisionConfig": "precision", "Preempted": "errors", "Result": "api", "RunConfig": "config.run",
+    "ScheduleConfig": "optim", "Segmentation": "tasks", "Task": "tasks", "Trainer": "api", "exit_code": "cli",
+    "resolve": "config.run",
 }  # fmt: skip
 
 __all__ = [

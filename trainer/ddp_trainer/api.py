@@ -6,14 +6,15 @@ from pathlib import Path
 
 from torch import nn
 
+from ddp_sdk.errors import UserError
+from ddp_sdk.exporter import Exporter, read_port
+from ddp_sdk.rank_env import RankEnv
 from ddp_trainer.assembly import UserParts
 from ddp_trainer.config.run import RunConfig, refuse_unread
 from ddp_trainer.data.arrays import Datasets
-from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.stop import StopSignal
 from ddp_trainer.distributed.world import World, find_rank_env
-from ddp_trainer.errors import DataError, Preempted, Superseded, UserError
-from ddp_trainer.exporter import Exporter, read_port
+from ddp_trainer.errors import DataError, Preempted, Superseded
 from ddp_trainer.tasks import Task
 from ddp_trainer.trainer import TrainingLoop
 

@@ -10,19 +10,22 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves, tree_map_only
 
+from ddp_sdk.errors import UserError, require
+from ddp_sdk.files import replacing, writable, write_atomically
 from ddp_trainer.checkpoint.fence import Fence
 from ddp_trainer.checkpoint.store import Checkpointer
 from ddp_trainer.config.run import RunConfig
-from ddp_trainer.data import DataConfig, download, load_datasets
+from ddp_trainer.data import DataConfig
 from ddp_trainer.data.arrays import Datasets
+from ddp_trainer.data.datasets import load_datasets
 from ddp_trainer.data.loader import TrainLoader, ValidationLoader
+from ddp_trainer.data.published import download
 from ddp_trainer.data.sampling import derive_seed
 from ddp_trainer.data.sources import Form, Place
 from ddp_trainer.distributed.ddp import check
 from ddp_trainer.distributed.world import World
 from ddp_trainer.engine import Engine, seed_generator
-from ddp_trainer.errors import UserError, require, warn
-from ddp_trainer.files import replacing, writable, write_atomically
+from ddp_trainer.errors import warn
 from ddp_trainer.machine import keep_freed_memory
 from ddp_trainer.models import build_model
 from ddp_trainer.models.layers import convert, slice_before_narrow_convolutions

@@ -12,13 +12,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ddp_trainer import contract
-from ddp_trainer.config.options import merge, options
+from ddp_sdk import contract
+from ddp_sdk.errors import UserError
+from ddp_sdk.files import write_atomically
+from ddp_sdk.rank_env import RankEnv
 from ddp_trainer.config.presets import PRESETS
 from ddp_trainer.config.run import RunConfig, read_file, refuse_unread, resolve
-from ddp_trainer.distributed import RankEnv
-from ddp_trainer.errors import DataError, Preempted, Superseded, UserError, warn
-from ddp_trainer.files import write_atomically
+from ddp_trainer.errors import DataError, Preempted, Superseded, warn
+from ddp_trainer.options import merge, options
 
 
 class _Parser(argparse.ArgumentParser):

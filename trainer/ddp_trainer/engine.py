@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ddp_sdk.meters import ComputeClock
 from ddp_trainer.config.run import RunConfig
 from ddp_trainer.data.loader import Batch
 from ddp_trainer.data.sampling import derive_seed
 from ddp_trainer.distributed.ddp import missing_gradients, needs_all_gradients, replicate
 from ddp_trainer.distributed.world import World
-from ddp_trainer.observability.meters import ComputeClock
 from ddp_trainer.optim import begin_momentum, load_optimizer
 from ddp_trainer.precision import Precision
 from ddp_trainer.tasks import Task

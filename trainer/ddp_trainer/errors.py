@@ -2,19 +2,7 @@
 
 import sys
 
-
-class UserError(ValueError):
-    """A mistake in the configuration or the data, which a restart can't fix.
-
-    Its text is ``<field>: <problem>; <remedy>``. The command line prints it once, on rank 0, without a traceback, and
-    every rank exits with ``EXIT_USER_ERROR``.
-    """
-
-    def __init__(self, field: str, problem: str, remedy: str) -> None:
-        super().__init__(f"{field}: {problem}; {remedy}")
-        self.field = field
-        self.problem = problem
-        self.remedy = remedy
+from ddp_sdk.errors import UserError
 
 
 class DataError(UserError):
@@ -32,12 +20,6 @@ class Preempted(Exception):
 
 class Superseded(Exception):
     """A later attempt at the same job has started: this one must not write any more, and exits."""
-
-
-def require(condition: bool, field: str, problem: str, remedy: str) -> None:
-    """Raise a :class:`UserError` unless ``condition`` holds."""
-    if not condition:
-        raise UserError(field, problem, remedy)
 
 
 def warn(message: str) -> None:

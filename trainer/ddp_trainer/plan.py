@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass, field
 
-from ddp_trainer.config.options import SettingsGroup, option
-from ddp_trainer.errors import UserError
+from ddp_sdk.errors import UserError
+from ddp_trainer.options import SettingsGroup, option
 
 
 @dataclass

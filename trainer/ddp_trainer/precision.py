@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ddp_trainer.config.options import SettingsGroup, option
-from ddp_trainer.errors import UserError
+from ddp_sdk.errors import UserError
+from ddp_trainer.options import SettingsGroup, option
 
 if TYPE_CHECKING:
     import torch

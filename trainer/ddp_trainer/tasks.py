@@ -13,8 +13,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils._pytree import tree_leaves
 
+from ddp_sdk.errors import UserError, require
 from ddp_trainer.data.arrays import VOID, Datasets, count_samples
-from ddp_trainer.errors import UserError, require
 from ddp_trainer.imports import load_callable
 
 # torch's label of elements without a class, such as padding: neither the loss nor the metrics count them.

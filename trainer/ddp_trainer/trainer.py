@@ -8,18 +8,19 @@ from typing import Any
 
 import torch
 
+from ddp_sdk.errors import UserError
+from ddp_sdk.exporter import Exporter
+from ddp_sdk.memory import MemoryCheckpoint
+from ddp_sdk.meters import Timeline
 from ddp_trainer.assembly import UserParts, assemble, save_model
 from ddp_trainer.checkpoint.store import SECONDS, load_newest
 from ddp_trainer.config.run import RunConfig, describe
 from ddp_trainer.data.loader import Batch
 from ddp_trainer.distributed.stop import Reason, StopAgreement, StopSignal
 from ddp_trainer.distributed.world import World
-from ddp_trainer.errors import Preempted, UserError
-from ddp_trainer.exporter import Exporter
-from ddp_trainer.memory import MemoryCheckpoint
+from ddp_trainer.errors import Preempted
 from ddp_trainer.observability.epoch_record import EpochRecord
 from ddp_trainer.observability.logs import ScalarLogs
-from ddp_trainer.observability.meters import Timeline
 from ddp_trainer.observability.reporter import Reporter
 from ddp_trainer.optim import Schedule, lr_scale
 from ddp_trainer.plan import Plan, Position

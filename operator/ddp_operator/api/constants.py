@@ -1,6 +1,6 @@
 """Names that modules, pods and users share. They are API: change a value only with a migration.
 
-The launcher's ``contract`` defines the names that it uses too. ``ddp_trainer.contract`` repeats those that the trainer
+The launcher's ``contract`` defines the names that it uses too. ``ddp_sdk.contract`` repeats those that the trainer
 uses (environment variables, exit codes, metric names, ports), because the trainer must not import the operator.
 ``tests/contract`` compares the two.
 """

@@ -8,7 +8,6 @@ owner references, also while the operator is down. The launcher belongs to no jo
 import base64
 import copy
 import hashlib
-import importlib.util
 import io
 import json
 import zipfile
@@ -17,7 +16,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import resources
 from importlib.resources.abc import Traversable
-from pathlib import Path
 from typing import Any, Final
 
 import msgspec
@@ -31,17 +29,8 @@ from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
 
 PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"
 """UID of an object that no API server has stored."""
-# What ddp_trainer.memory and ddp_trainer.exporter import of the trainer: Python 3.10, torch 2.6, no other package.
-_DELIVERED: Final = (
-    "contract.py",
-    "errors.py",
-    "exporter.py",
-    "files.py",
-    "memory/*.py",
-    "observability/meters.py",
-    "observability/metrics_table.py",
-    "rank_env.py",
-)
+# The paths of ddp_sdk's names before version 0.2. Without its ``__init__.py`` the package is complete in no image.
+_FORMER_PATHS: Final = ("exporter.py", "memory.py")
 LABEL_JOB_NAME: Final = "batch.kubernetes.io/job-name"
 LABEL_CONTROLLER_UID: Final = "batch.kubernetes.io/controller-uid"
 LABEL_COMPLETION_INDEX: Final = constants.ANNOTATION_COMPLETION_INDEX
@@ -88,14 +77,10 @@ def _read_modules(folder: Traversable, path: str = "") -> dict[str, str]:
 
 
 def _read_delivered_modules() -> dict[str, str]:
-    """Return the modules of the trainer that users' scripts import in images without the trainer."""
-    trainer = importlib.util.find_spec("ddp_trainer")
-    assert trainer is not None
-    folder = Path(next(iter(trainer.submodule_search_locations or ())))
-    return {
-        f"ddp_trainer/{path.relative_to(folder).as_posix()}": path.read_text(encoding="utf-8")
-        for pattern in _DELIVERED
-        for path in folder.glob(pattern)
+    """Return the modules that users' scripts import in images without them."""
+    former = resources.files("ddp_trainer")
+    return _read_modules(resources.files("ddp_sdk"), "ddp_sdk/") | {
+        f"ddp_trainer/{name}": (former / name).read_text(encoding="utf-8") for name in _FORMER_PATHS
     }
 
 

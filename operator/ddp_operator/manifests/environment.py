@@ -14,7 +14,7 @@ ENV_TENSORBOARD: Final = "TENSORBOARD_LOGGING_DIR"  # the name of Hugging Face's
 
 
 def build_memory_environment(job: DDPTrainingJob, attempt: int) -> dict[str, str]:
-    """Return the variables that ``ddp_trainer.memory`` reads; none if the job disables copies in memory."""
+    """Return the variables that ``ddp_sdk.memory`` reads; none if the job disables copies in memory."""
     memory = _find_memory(job.spec)
     if memory.enabled is False:
         return {}

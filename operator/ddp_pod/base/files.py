@@ -1,5 +1,6 @@
 """The launcher's log, its archive, and the JSON files through which the processes of a pod exchange records."""
 
+import importlib.util
 import json
 import os
 import sys
@@ -9,7 +10,8 @@ from typing import Any
 ARCHIVE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # launcher.zip in a pod
 BOOTSTRAP = os.path.join(os.path.dirname(ARCHIVE), "launcher.py")  # the name of bootstrap.py in a pod
 _FILE_LIMIT = 1 << 20  # bytes
-_DELIVERED = "ddp_trainer/"  # what ``ddp_trainer.memory`` and ``.exporter`` need, in images without the trainer
+_SDK = "ddp_sdk"
+_DELIVERED = (f"{_SDK}/", "ddp_trainer/")  # in images without them
 
 
 def log(text: str) -> None:
@@ -50,10 +52,13 @@ def read_json(path: str, limit: int = _FILE_LIMIT) -> dict[str, Any]:
 
 
 def add_delivered_packages(runtime: str) -> None:
-    """Extract the delivered package, and let all later Python processes find it. Raises: OSError.
+    """Extract what scripts import of this project, and let all later Python processes find it. Raises: OSError.
 
-    Its parent folder has no ``__init__.py``, so a complete ``ddp_trainer`` of the image takes precedence.
+    A folder of PYTHONPATH precedes the image's packages. The image's own take precedence: its trainer may be of another
+    version, and needs the modules that were installed with it.
     """
+    if importlib.util.find_spec(_SDK) is not None:
+        return
     folder = os.path.join(runtime, "python")
     with zipfile.ZipFile(ARCHIVE) as archive:
         archive.extractall(folder, [name for name in archive.namelist() if name.startswith(_DELIVERED)])

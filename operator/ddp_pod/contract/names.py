@@ -28,7 +28,7 @@ ENV_PORT_FILE: Final = "DDP_PORT_FILE"
 ENV_LIFELINE_FD: Final = "DDP_LIFELINE_FD"
 # Environment of every worker process (set by the launcher).
 ENV_RUNTIME_DIR: Final = "DDP_RUNTIME_DIR"
-ENV_MEMORY_DIR: Final = "DDP_MEMORY_DIR"  # folder in shared memory for ddp_trainer.memory, set by the operator
+ENV_MEMORY_DIR: Final = "DDP_MEMORY_DIR"  # folder in shared memory for ddp_sdk.memory, set by the operator
 ENV_MEMORY_INTERVAL: Final = "DDP_MEMORY_INTERVAL"  # steps between two copies
 ENV_RUN_FD: Final = "DDP_RUN_FD"  # removed by the launcher: from which one on standby reads its run
 ENV_AGENT_PID: Final = "DDP_AGENT_PID"  # removed by the shim

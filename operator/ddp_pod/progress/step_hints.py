@@ -22,7 +22,7 @@ _STACK_FRAME = re.compile(
 )
 _WORDS = re.compile(r"[A-Za-z_][\w ]*\W*$")
 _EXPORTER = (
-    "exporter = ddp_trainer.exporter.Exporter.start(total_steps=…)  # before the loop, "
+    "exporter = ddp_sdk.Exporter.start(total_steps=…)  # before the loop, "
     "and exporter.step(samples=…, loss=loss)  # after each step"
 )
 

@@ -1,7 +1,7 @@
-"""Copies of the training state in shared memory, written by ``ddp_trainer.memory``: their metrics and their end.
+"""Copies of the training state in shared memory, written by ``ddp_sdk.memory``: their metrics and their end.
 
 A pod that ends before the job loses its memory. It saves its newest copies in the checkpoint folder, from which the
-pods of the next attempt continue. ``ddp_trainer/memory/copies.py`` defines the files.
+pods of the next attempt continue. ``ddp_sdk/memory/copies.py`` defines the files.
 """
 
 import os

@@ -10,14 +10,14 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from ddp_sdk.exporter import Exporter
+from ddp_sdk.rank_env import RankEnv
 from ddp_trainer.assembly import assemble
-from ddp_trainer.config.options import merge
 from ddp_trainer.config.run import RunConfig, resolve
 from ddp_trainer.data.sampling import derive_seed
-from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.world import World
 from ddp_trainer.engine import seed_generator
-from ddp_trainer.exporter import Exporter
+from ddp_trainer.options import merge
 from ddp_trainer.trainer import TrainingLoop
 
 

@@ -14,10 +14,11 @@ from typing import Any
 
 import torch
 
-from ddp_trainer.config.options import merge
+from ddp_sdk.rank_env import RankEnv
 from ddp_trainer.config.run import resolve
-from ddp_trainer.distributed import DistributedConfig, RankEnv
+from ddp_trainer.distributed import DistributedConfig
 from ddp_trainer.distributed.world import World
+from ddp_trainer.options import merge
 from ddp_trainer.trainer import TrainingLoop
 from tests.bench.trainer.contenders import (
     Bare,

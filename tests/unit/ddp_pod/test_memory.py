@@ -24,7 +24,7 @@ from ddp_pod.transfer.memory import (
     summarize_copies,
     wait_for_copies,
 )
-from ddp_trainer.memory.copies import HEADER_BYTES, REPLICATED, SHARD, CopyFile, build_header
+from ddp_sdk.memory.copies import HEADER_BYTES, REPLICATED, SHARD, CopyFile, build_header
 from tests.support import ROOT
 
 CONTENT = torch.arange(256).to(torch.uint8)
@@ -225,43 +225,57 @@ def test_memory_of_this_pod_only_is_removed(env: dict[str, str], tmp_path: Path)
     assert list_saved(tmp_path) == []
 
 
-def test_delivered_exporter_needs_only_the_standard_library(tmp_path: Path) -> None:
-    launcher = tmp_path / "launcher.zip"
-    launcher.write_bytes(load_launcher().archive)
-    lay_out = f"""
-import os, sys
+def extract_delivered(folder: Path) -> Path:
+    """Let a launcher without site-packages extract the archive; returns the folder in PYTHONPATH."""
+    archive = folder / "launcher.zip"
+    archive.write_bytes(load_launcher().archive)
+    code = f"""
+import sys
 sys.path.insert(0, {str(ROOT / "operator")!r})
 from ddp_pod.base import files
-files.ARCHIVE = {str(launcher)!r}
-files.add_delivered_packages({str(tmp_path)!r})
+files.ARCHIVE = {str(archive)!r}
+files.add_delivered_packages({str(folder)!r})
 """
-    subprocess.run([sys.executable, "-c", lay_out], check=True)
-    script = """
-from ddp_trainer.exporter import Exporter
+    subprocess.run([sys.executable, "-S", "-c", code], check=True)
+    return folder / "python"
+
+
+# ``-W error``: no script may get a warning that it cannot change. The former path warns.
+@pytest.mark.parametrize(("options", "module"), [(["-Werror"], "ddp_sdk"), ([], "ddp_trainer.exporter")])
+def test_delivered_exporter_needs_only_the_standard_library(tmp_path: Path, options: list[str], module: str) -> None:
+    folder = extract_delivered(tmp_path)
+    script = f"""
+from {module} import Exporter
 exporter = Exporter.start(total_steps=2)
 exporter.step(samples=7, loss=0.5)
 exporter.close()
 """
     # Without site-packages, that is without torch, prometheus-client and the trainer.
-    env = {"PYTHONPATH": str(tmp_path / "python"), "DDP_RUNTIME_DIR": str(tmp_path), "RANK": "0", "WORLD_SIZE": "1"}
+    env = {"PYTHONPATH": str(folder), "DDP_RUNTIME_DIR": str(tmp_path), "RANK": "0", "WORLD_SIZE": "1"}
     (tmp_path / "metrics").mkdir()
-    done = subprocess.run([sys.executable, "-S", "-c", script], env=env, capture_output=True, text=True)
+    done = subprocess.run([sys.executable, "-S", *options, "-c", script], env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert 'ddp_samples_total{rank="0"} 7.0' in (tmp_path / "metrics" / "0.prom").read_text()
 
 
-def test_delivered_package_is_found_by_later_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_delivered_packages_are_found_by_later_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launcher = tmp_path / "launcher.zip"
+    names = ["ddp_sdk/__init__.py", "ddp_sdk/memory/copies.py", "ddp_trainer/memory.py"]
     with zipfile.ZipFile(launcher, "w") as archive:
-        archive.writestr("ddp_trainer/memory/__init__.py", "from .copies import VALUE\n")
-        archive.writestr("ddp_trainer/memory/copies.py", "VALUE = 3\n")
-        archive.writestr("supervise/main.py", "")
+        for name in [*names, "supervise/main.py"]:
+            archive.writestr(name, "")
     monkeypatch.setattr(files, "ARCHIVE", str(launcher))
+    monkeypatch.setattr(files.importlib.util, "find_spec", {}.get)  # the image has no package of ours
     monkeypatch.setenv("PYTHONPATH", "/users/own")
     files.add_delivered_packages(str(tmp_path / "runtime"))
     root = tmp_path / "runtime" / "python"
-    assert sorted(str(path.relative_to(root)) for path in root.rglob("*.py")) == [
-        "ddp_trainer/memory/__init__.py",
-        "ddp_trainer/memory/copies.py",
-    ]
+    assert sorted(str(path.relative_to(root)) for path in root.rglob("*.py")) == names
     assert files.os.environ["PYTHONPATH"] == f"/users/own:{root}"
+
+
+def test_packages_of_image_are_not_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(files, "ARCHIVE", str(tmp_path / "launcher.zip"))  # which is not opened
+    monkeypatch.setenv("PYTHONPATH", "/users/own")
+    files.add_delivered_packages(str(tmp_path / "runtime"))
+    assert files.os.environ["PYTHONPATH"] == "/users/own"
+    assert not (tmp_path / "runtime").exists()

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
-import torch
 
 from tests.support.fake_gpu import FakeGpu
+from tests.support.threads import one_thread
 
-
-@pytest.fixture(autouse=True, scope="package")
-def _one_thread() -> Iterator[None]:
-    """Compute on one thread: more threads do not help networks this small, and wait long on a busy machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+__all__ = ["gpu", "one_thread"]
 
 
 @pytest.fixture

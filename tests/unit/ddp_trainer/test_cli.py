@@ -10,12 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from ddp_trainer import contract
+from ddp_sdk import contract
+from ddp_sdk.errors import UserError
 from ddp_trainer.cli import build_parser, main, parse
-from ddp_trainer.config.options import build
 from ddp_trainer.config.presets import PRESETS
 from ddp_trainer.config.run import resolve
-from ddp_trainer.errors import UserError
+from ddp_trainer.options import build
 
 DIGITS = ["--preset", "digits-resnet"]
 GPT = ["--preset", "python-reference-gpt"]

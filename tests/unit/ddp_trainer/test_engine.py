@@ -10,13 +10,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from ddp_sdk.errors import UserError
+from ddp_sdk.rank_env import RankEnv
 from ddp_trainer.config.run import RunConfig
 from ddp_trainer.data import DataConfig
 from ddp_trainer.data.loader import Batch
-from ddp_trainer.distributed import DistributedConfig, RankEnv
+from ddp_trainer.distributed import DistributedConfig
 from ddp_trainer.distributed.world import World
 from ddp_trainer.engine import Engine
-from ddp_trainer.errors import UserError
 from ddp_trainer.models import ModelConfig, build_model
 from ddp_trainer.optim import OptimConfig, build_optimizer
 from ddp_trainer.precision import Precision, PrecisionConfig

@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from ddp_sdk.errors import UserError
 from ddp_trainer.cli import main
 from ddp_trainer.config.run import resolve
 from ddp_trainer.data import DataConfig
 from ddp_trainer.data.text import LENGTH, load
-from ddp_trainer.errors import UserError
 from ddp_trainer.models import ModelConfig, build_model
 from ddp_trainer.tasks import LanguageModel
 from tests.support import saved_states

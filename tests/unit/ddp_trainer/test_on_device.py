@@ -19,6 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from ddp_sdk.meters import AsyncScalars
 from ddp_trainer.config.presets import PRESETS
 from ddp_trainer.config.run import resolve
 from ddp_trainer.data.arrays import Datasets, ImageData
@@ -26,7 +27,6 @@ from ddp_trainer.data.augment import DRAWS, Augmentation
 from ddp_trainer.data.sources import CachedSource, ImageForm, Normalize
 from ddp_trainer.models import build_model
 from ddp_trainer.models.layers import convert
-from ddp_trainer.observability.meters import AsyncScalars
 from ddp_trainer.optim.novograd import NovoGrad
 from ddp_trainer.precision import Precision
 from ddp_trainer.tasks import build_task

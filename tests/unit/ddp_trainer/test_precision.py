@@ -10,7 +10,7 @@ from typing import Any, cast
 import pytest
 import torch
 
-from ddp_trainer.errors import UserError
+from ddp_sdk.errors import UserError
 from ddp_trainer.precision import Precision, PrecisionConfig, cpu_has_bf16
 
 CPU = torch.device("cpu")

@@ -15,13 +15,13 @@ from typing import Any
 import pytest
 import torch
 
+from ddp_sdk.meters import Timeline
+from ddp_sdk.rank_env import RankEnv
 from ddp_trainer.api import Trainer
 from ddp_trainer.checkpoint.store import Checkpointer
 from ddp_trainer.cli import main, parse
 from ddp_trainer.data.loader import ValidationLoader
-from ddp_trainer.distributed import RankEnv
 from ddp_trainer.engine import Engine
-from ddp_trainer.observability.meters import Timeline
 from tests.support import trainer_plugins as plugins
 from tests.support.fake_gpu import FakeGpu
 from tests.support.saved_states import load, same

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from ddp_sdk.errors import UserError
 from ddp_trainer.data.arrays import VOID, Datasets, ImageData
-from ddp_trainer.errors import UserError
 from ddp_trainer.tasks import IGNORED, Classification, LanguageModel, Segmentation, Task, build_task
 
 CLASSES = 5

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from ddp_trainer.config.options import SettingsGroup, option
+from ddp_trainer.options import SettingsGroup, option
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
-from ddp_trainer import contract
-from ddp_trainer.errors import Superseded, UserError
+from ddp_sdk import contract
+from ddp_sdk.errors import UserError
+from ddp_trainer.errors import Superseded
 
 FOLDER = "fence"
 # How long a claim may exist without its content, on a file system without hard links.

@@ -12,7 +12,8 @@ import socket
 import time
 from pathlib import Path
 
-from ddp_trainer.errors import UserError, warn
+from ddp_sdk.errors import UserError
+from ddp_trainer.errors import warn
 
 FILE = ".lock"
 # A rank 0 of the same run on another node may still be writing its last checkpoint.

@@ -25,13 +25,14 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
 
+from ddp_sdk.errors import UserError
+from ddp_sdk.files import fsync_folder, replacing, writable, write_atomically
 from ddp_trainer.checkpoint import CheckpointConfig
 from ddp_trainer.checkpoint.fence import FOLDER as FENCE_FOLDER
 from ddp_trainer.checkpoint.fence import Fence
 from ddp_trainer.checkpoint.lock import FolderLock
 from ddp_trainer.distributed.world import World
-from ddp_trainer.errors import Superseded, UserError, warn
-from ddp_trainer.files import fsync_folder, replacing, writable, write_atomically
+from ddp_trainer.errors import Superseded, warn
 
 MANIFEST_VERSION = 1
 # Training time so far. It is in the manifest because the state must be equal to the bit in every run of these steps.

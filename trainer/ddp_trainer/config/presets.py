@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ddp_trainer.config.options import merge
-from ddp_trainer.errors import UserError
+from ddp_sdk.errors import UserError
+from ddp_trainer.options import merge
 
 
 @dataclass(frozen=True)

@@ -7,14 +7,14 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
+from ddp_sdk.errors import UserError, require
 from ddp_trainer.checkpoint import CheckpointConfig
-from ddp_trainer.config.options import MAX_SEED, SettingsGroup, build, merge, option, options
 from ddp_trainer.config.presets import PRESETS, get_preset
 from ddp_trainer.data import DataConfig
 from ddp_trainer.distributed import DistributedConfig
-from ddp_trainer.errors import UserError, require
 from ddp_trainer.models import ModelConfig
 from ddp_trainer.optim import OptimConfig, ScheduleConfig
+from ddp_trainer.options import MAX_SEED, SettingsGroup, build, merge, option, options
 from ddp_trainer.plan import EarlyStopConfig
 from ddp_trainer.precision import PrecisionConfig
 

@@ -2,14 +2,10 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from ddp_trainer.config.options import SettingsGroup, option
-from ddp_trainer.errors import UserError, require
-from ddp_trainer.imports import check_name, load_callable
-
-if TYPE_CHECKING:
-    from ddp_trainer.data.arrays import Datasets
+from ddp_sdk.errors import require
+from ddp_trainer.imports import check_name
+from ddp_trainer.options import SettingsGroup, option
 
 # In the order of application.
 AUGMENTATIONS = ("scale", "crop", "flip", "rotate", "affine", "jitter")
@@ -117,30 +113,3 @@ class DataConfig(SettingsGroup, group="data"):
             f"only published datasets can be downloaded, not your own {self.name}",
             "download the files in that function, or before the run",
         )
-
-
-def download(config: DataConfig) -> None:
-    """Download the dataset's missing files into ``config.dir``.
-
-    Raises :class:`UserError` if that fails. Only one process of a machine may call this at a time.
-    """
-    if config.name in _FILES:
-        from ddp_trainer.data import published
-
-        published.download(config)
-
-
-def load_datasets(config: DataConfig) -> "Datasets":
-    """Load the training and validation data into memory, or open large ones for reading.
-
-    A user's ``module:function`` is called with ``config`` and returns :class:`ddp_trainer.data.arrays.Datasets`.
-    Raises :class:`UserError` if files are missing or unreadable.
-    """
-    from ddp_trainer.data.arrays import Datasets
-
-    datasets = load_callable(DATASETS.get(config.name, config.name), "data.name")(config)
-    if not isinstance(datasets, Datasets):
-        raise UserError(
-            "data.name", f"{config.name} returned {type(datasets).__name__}", "return ddp_trainer.data.arrays.Datasets"
-        )
-    return datasets

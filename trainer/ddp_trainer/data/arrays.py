@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._pytree import tree_leaves
 from torch.utils.data import Dataset, IterableDataset, default_collate
 
-from ddp_trainer.errors import UserError, require
+from ddp_sdk.errors import UserError, require
 
 # The value of void pixels in masks: neither the loss nor the metrics count them.
 VOID = 255

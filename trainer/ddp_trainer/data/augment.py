@@ -11,9 +11,9 @@ from typing import Self
 import torch
 from torch import Tensor
 
+from ddp_sdk.errors import require
 from ddp_trainer.data import DataConfig
 from ddp_trainer.data.geometry import PixelMap, between, offsets, zoomed_crops
-from ddp_trainer.errors import require
 
 # Columns of an image's uniform random numbers, and their number. The first two are the position of a crop.
 _FLIP = 2

@@ -2,12 +2,12 @@
 
 from collections.abc import Iterator
 
+from ddp_sdk.errors import UserError, require
 from ddp_trainer.data import DataConfig
 from ddp_trainer.data.arrays import Datasets
 from ddp_trainer.data.augment import DRAWS, Augmentation
 from ddp_trainer.data.sampling import derive_seed, samples_per_rank, train_order, uniforms, validation_order
 from ddp_trainer.data.sources import Batch, Place, build_source
-from ddp_trainer.errors import UserError, require
 
 __all__ = ["Batch", "TrainLoader", "ValidationLoader"]
 

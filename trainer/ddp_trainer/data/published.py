@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ddp_sdk.errors import UserError
 from ddp_trainer.data import DataConfig
 from ddp_trainer.data.arrays import VOID, Datasets, FileData, ImageData
-from ddp_trainer.errors import UserError
 from ddp_trainer.imports import import_torchvision
 
 # Statistics of ImageNet in units of pixel values, the usual choice for photographs.
@@ -83,8 +83,11 @@ def readable(what: str, folder: Path, remedy: str) -> Iterator[None]:
 def download(config: DataConfig) -> None:
     """Download and unpack torchvision's dataset ``config.name`` into ``config.dir``, unless its files exist.
 
-    Raises :class:`UserError` if that fails.
+    Nothing is downloaded for the other datasets. Raises :class:`UserError` if the download fails. Only one process of a
+    machine may call this at a time.
     """
+    if config.name not in _DOWNLOADS:
+        return
     what, within, names, dataset, arguments = _DOWNLOADS[config.name]
     folder = Path(config.dir)
     if all((folder / within / name).is_file() for name in names):

@@ -20,8 +20,9 @@ from torch import Tensor
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
+from ddp_sdk.errors import UserError
 from ddp_trainer.data.sampling import derive_seed
-from ddp_trainer.errors import DataError, UserError
+from ddp_trainer.errors import DataError
 
 # Maximum number of batches that each worker prefetches.
 _PREFETCH = 4

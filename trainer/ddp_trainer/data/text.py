@@ -4,9 +4,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from ddp_sdk.errors import UserError
 from ddp_trainer.data import DataConfig
 from ddp_trainer.data.arrays import Datasets
-from ddp_trainer.errors import UserError
 
 LENGTH = 128
 

@@ -2,10 +2,7 @@
 
 from dataclasses import dataclass
 
-from ddp_trainer.config.options import SettingsGroup, option
-from ddp_trainer.rank_env import RankEnv
-
-__all__ = ["DistributedConfig", "RankEnv"]
+from ddp_trainer.options import SettingsGroup, option
 
 
 @dataclass(frozen=True)

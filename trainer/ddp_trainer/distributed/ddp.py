@@ -5,9 +5,9 @@ import inspect
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_sdk.errors import UserError, require
 from ddp_trainer.distributed import DistributedConfig
 from ddp_trainer.distributed.world import World
-from ddp_trainer.errors import UserError, require
 
 # Parameters that a message names.
 _MOST_NAMES = 8

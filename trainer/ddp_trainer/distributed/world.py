@@ -9,8 +9,10 @@ from typing import Any, Self
 import torch
 import torch.distributed as dist
 
-from ddp_trainer.distributed import DistributedConfig, RankEnv
-from ddp_trainer.errors import Superseded, UserError, require
+from ddp_sdk.errors import UserError, require
+from ddp_sdk.rank_env import RankEnv
+from ddp_trainer.distributed import DistributedConfig
+from ddp_trainer.errors import Superseded
 from ddp_trainer.machine import available_cpus, identify_host
 
 # Next to NCCL a gloo backend for CPU tensors: agreeing on errors and signals must not touch the device.

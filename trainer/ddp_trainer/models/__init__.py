@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from ddp_trainer.config.options import SettingsGroup, option
-from ddp_trainer.errors import UserError, require
+from ddp_sdk.errors import UserError, require
 from ddp_trainer.imports import check_name, load_callable
+from ddp_trainer.options import SettingsGroup, option
 
 if TYPE_CHECKING:
     import torch

@@ -6,7 +6,7 @@ After Radford et al., "Language Models are Unsupervised Multitask Learners" (201
 from torch import Tensor, nn
 from torch.nn.functional import gelu, scaled_dot_product_attention
 
-from ddp_trainer.errors import require
+from ddp_sdk.errors import require
 from ddp_trainer.models import ModelConfig
 
 _BLOCKS = 4

@@ -12,7 +12,7 @@ and ReLU after every convolution, and a sum with the shortcut without an activat
 import torch
 from torch import Tensor, nn
 
-from ddp_trainer.errors import require
+from ddp_sdk.errors import require
 from ddp_trainer.imports import import_torchvision
 from ddp_trainer.models import ModelConfig
 

@@ -1,1 +1,1 @@
-"""Reports of a run: metrics, progress lines, timings, the CSV file. Users import :mod:`ddp_trainer.exporter`."""
+"""Reports of a run: metrics, progress lines, timings, the CSV file. Users import :mod:`ddp_sdk.exporter`."""

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
+from ddp_sdk.files import writable
 from ddp_trainer.config.run import RunConfig
 from ddp_trainer.distributed.world import World
 from ddp_trainer.errors import warn
-from ddp_trainer.files import writable
-from ddp_trainer.observability.meters import Stopwatch
+from ddp_trainer.observability.stopwatch import Stopwatch
 from ddp_trainer.plan import Position
 
 HEADER = ["time", "val_accuracy"]

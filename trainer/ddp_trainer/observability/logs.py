@@ -19,11 +19,11 @@ from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, NamedTuple, Protocol
 
-from ddp_trainer import contract
+from ddp_sdk import contract
+from ddp_sdk.files import writable, write_atomically
 from ddp_trainer.config.run import RunConfig
 from ddp_trainer.distributed.world import World
 from ddp_trainer.errors import warn
-from ddp_trainer.files import writable, write_atomically
 
 FILE = "metrics.jsonl"
 _TENSORBOARD = "TENSORBOARD_LOGGING_DIR"  # the folder of spec.tracking.tensorboard

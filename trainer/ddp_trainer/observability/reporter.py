@@ -11,12 +11,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ddp_trainer import contract
+from ddp_sdk import contract
+from ddp_sdk.exporter import Exporter
+from ddp_sdk.meters import AsyncScalars
 from ddp_trainer.distributed.world import World
 from ddp_trainer.errors import warn
-from ddp_trainer.exporter import Exporter
 from ddp_trainer.observability.logs import Log
-from ddp_trainer.observability.meters import AsyncScalars, Stopwatch
+from ddp_trainer.observability.stopwatch import Stopwatch
 from ddp_trainer.plan import Plan, Position
 
 # The scores that the accuracy gauge may show: shares from 0 to 1.

@@ -5,8 +5,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ddp_trainer.config.options import SettingsGroup, option
-from ddp_trainer.errors import require
+from ddp_sdk.errors import require
+from ddp_trainer.options import SettingsGroup, option
 
 if TYPE_CHECKING:
     import torch

@@ -109,8 +109,8 @@ class TestLauncherConfigMap:
         assert load_launcher().bootstrap == sources.pop("bootstrap.py")
         with zipfile.ZipFile(io.BytesIO(load_launcher().archive)) as archive:
             archived = {name: archive.read(name).decode() for name in archive.namelist()}
-        delivered = [name for name in archived if name.startswith("ddp_trainer/")]
-        assert {"ddp_trainer/exporter.py", "ddp_trainer/memory/__init__.py"} <= set(delivered)
+        scripts = [path.relative_to(ROOT / "trainer").as_posix() for path in (ROOT / "trainer/ddp_sdk").rglob("*.py")]
+        delivered = [*scripts, "ddp_trainer/exporter.py", "ddp_trainer/memory.py"]
         sources |= {name: (ROOT / "trainer" / name).read_text(encoding="utf-8") for name in delivered}
         assert archived == sources
 

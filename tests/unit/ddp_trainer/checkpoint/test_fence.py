@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+from ddp_sdk.errors import UserError
 from ddp_trainer.checkpoint import CheckpointConfig
 from ddp_trainer.checkpoint.fence import Fence
 from ddp_trainer.checkpoint.store import Checkpointer
-from ddp_trainer.errors import Superseded, UserError
+from ddp_trainer.errors import Superseded
 
 
 def fence(folder: Path, attempt: int, job: str = "uid") -> Fence:

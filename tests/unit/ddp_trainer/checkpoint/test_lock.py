@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
+from ddp_sdk.errors import UserError
 from ddp_trainer.checkpoint import CheckpointConfig, lock
 from ddp_trainer.checkpoint.fence import Fence
 from ddp_trainer.checkpoint.lock import FolderLock
 from ddp_trainer.checkpoint.store import Checkpointer
-from ddp_trainer.errors import UserError
 
 HOLDER = """
 import os, sys

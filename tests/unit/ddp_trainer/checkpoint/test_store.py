@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 import torch
 
+from ddp_sdk.errors import UserError
+from ddp_sdk.rank_env import RankEnv
 from ddp_trainer.checkpoint import CheckpointConfig
 from ddp_trainer.checkpoint.store import Checkpointer, StateSnapshot, load_newest
-from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.world import World
-from ddp_trainer.errors import UserError
 
 WORLD = World(RankEnv(), torch.device("cpu"))
 

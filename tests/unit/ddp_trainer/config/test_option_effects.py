@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 import torch
 
+from ddp_sdk.errors import UserError
+from ddp_sdk.exporter import Exporter
 from ddp_trainer import assembly, engine
 from ddp_trainer.api import Trainer
 from ddp_trainer.cli import parse
-from ddp_trainer.config.options import options
 from ddp_trainer.config.run import RunConfig
 from ddp_trainer.data import reader
 from ddp_trainer.distributed import ddp
 from ddp_trainer.distributed.world import RankEnv
-from ddp_trainer.errors import UserError
-from ddp_trainer.exporter import Exporter
+from ddp_trainer.options import options
 from tests.support.tiny_datasets import write_cifar10
 from tests.support.trainer_plugins import COLOURED
 

@@ -10,11 +10,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from ddp_sdk.errors import UserError
 from ddp_trainer.data import DataConfig
 from ddp_trainer.data.augment import DRAWS, ORDERS, Augmentation, jitter
 from ddp_trainer.data.geometry import PixelMap, between, offsets, zoomed_crops
 from ddp_trainer.data.sampling import uniforms
-from ddp_trainer.errors import UserError
 from tests.support.lazy import Lazy
 
 transforms = Lazy("torchvision.transforms")

@@ -13,9 +13,11 @@ import pytest
 import torch
 from PIL import Image
 
-from ddp_trainer.data import DataConfig, download, load_datasets
+from ddp_sdk.errors import UserError
+from ddp_trainer.data import DataConfig
 from ddp_trainer.data.arrays import Datasets, FileData, ImageData
-from ddp_trainer.errors import UserError
+from ddp_trainer.data.datasets import load_datasets
+from ddp_trainer.data.published import download
 from tests.support.lazy import Lazy
 from tests.support.tiny_datasets import VOC_SIZES, pack_cifar10, write_cifar10, write_fashion_mnist, write_voc2012
 

@@ -7,14 +7,15 @@ import pytest
 import torch
 from torch.utils.data import DistributedSampler
 
-from ddp_trainer.data import DataConfig, load_datasets
+from ddp_sdk.errors import UserError
+from ddp_trainer.data import DataConfig
 from ddp_trainer.data.arrays import Datasets, ImageData
 from ddp_trainer.data.augment import DRAWS, Augmentation
+from ddp_trainer.data.datasets import load_datasets
 from ddp_trainer.data.loader import TrainLoader, ValidationLoader
 from ddp_trainer.data.published import read_digits
 from ddp_trainer.data.sampling import derive_seed, samples_per_rank, train_order, uniforms, validation_order
 from ddp_trainer.data.sources import Place
-from ddp_trainer.errors import UserError
 
 CPU = torch.device("cpu")
 

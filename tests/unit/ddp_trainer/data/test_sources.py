@@ -13,13 +13,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from ddp_trainer.data import DataConfig, load_datasets
+from ddp_sdk.errors import UserError
+from ddp_trainer.data import DataConfig
 from ddp_trainer.data.arrays import Datasets, FileData, ImageData
 from ddp_trainer.data.augment import DRAWS, Augmentation
+from ddp_trainer.data.datasets import load_datasets
 from ddp_trainer.data.loader import TrainLoader, ValidationLoader
 from ddp_trainer.data.sampling import uniforms
 from ddp_trainer.data.sources import CachedSource, ImageForm, Normalize, Place, ReadSource, choose_cache
-from ddp_trainer.errors import UserError
 from ddp_trainer.machine import available_memory
 from tests.support.tiny_datasets import write_voc2012
 

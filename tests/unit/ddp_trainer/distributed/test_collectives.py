@@ -8,15 +8,17 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_trainer.distributed import DistributedConfig, RankEnv, ddp
+from ddp_sdk.errors import UserError
+from ddp_sdk.rank_env import RankEnv
+from ddp_trainer.distributed import DistributedConfig, ddp
 from ddp_trainer.distributed.world import World
-from ddp_trainer.errors import UserError
 from tests.support.trainer_ranks import run_as_rank
 
 WORLD = World(RankEnv(), torch.device("cpu"))
 COLLECTIVES = """
 from ddp_trainer.distributed.world import find_rank_env
-from ddp_trainer.errors import Superseded, UserError
+from ddp_sdk.errors import UserError
+from ddp_trainer.errors import Superseded
 rank = world.rank
 assert world.is_distributed and find_rank_env() == world.env
 assert world.sum([1.0, rank]) == [2.0, 1.0]

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddp_trainer.distributed import RankEnv
+from ddp_sdk.rank_env import RankEnv
 from ddp_trainer.distributed.stop import Reason, StopAgreement, StopSignal
 from ddp_trainer.distributed.world import World
 

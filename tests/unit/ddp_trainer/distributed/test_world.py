@@ -10,9 +10,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddp_trainer.distributed import DistributedConfig, RankEnv
+from ddp_sdk.errors import UserError
+from ddp_sdk.rank_env import RankEnv
+from ddp_trainer.distributed import DistributedConfig
 from ddp_trainer.distributed.world import World, find_rank_env
-from ddp_trainer.errors import UserError
 from ddp_trainer.machine import available_cpus, identify_host
 
 

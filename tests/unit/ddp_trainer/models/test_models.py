@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch import nn
 
-from ddp_trainer.config.options import build
+from ddp_sdk.errors import UserError
 from ddp_trainer.config.presets import PRESETS
-from ddp_trainer.errors import UserError
 from ddp_trainer.models import ModelConfig, build_model
 from ddp_trainer.models.layers import SyncBatchNorm, convert
 from ddp_trainer.models.networks import WideResNet
+from ddp_trainer.options import build
 from ddp_trainer.tasks import Segmentation
 
 CPU = torch.device("cpu")

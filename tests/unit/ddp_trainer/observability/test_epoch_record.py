@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from ddp_sdk.errors import UserError
+from ddp_sdk.rank_env import RankEnv
 from ddp_trainer.config.run import RunConfig, resolve
-from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.world import World
-from ddp_trainer.errors import UserError
 from ddp_trainer.observability.epoch_record import CsvLog, EpochRecord, file_name
 from ddp_trainer.plan import EarlyStopConfig, Position
 from tests.support.fake_gpu import FakeGpu

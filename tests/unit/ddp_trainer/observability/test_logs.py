@@ -15,12 +15,12 @@ from typing import Any
 import pytest
 import torch
 
+from ddp_sdk.errors import UserError
+from ddp_sdk.rank_env import RankEnv
 from ddp_trainer.api import Trainer
 from ddp_trainer.cli import main, parse
 from ddp_trainer.config.run import RunConfig, resolve
-from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.world import World
-from ddp_trainer.errors import UserError
 from ddp_trainer.observability import logs
 from ddp_trainer.observability.logs import FILE, JsonLines, ScalarLogs
 

@@ -6,11 +6,12 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from ddp_trainer.distributed import RankEnv
+from ddp_sdk.exporter import Exporter
+from ddp_sdk.meters import AsyncScalars, Timeline
+from ddp_sdk.rank_env import RankEnv
 from ddp_trainer.distributed.world import World
-from ddp_trainer.exporter import Exporter
-from ddp_trainer.observability.meters import AsyncScalars, Stopwatch, Timeline
 from ddp_trainer.observability.reporter import Reporter, format_duration
+from ddp_trainer.observability.stopwatch import Stopwatch
 from ddp_trainer.plan import Plan, Position
 from tests.support.fake_gpu import FakeGpu
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
-from ddp_trainer.errors import UserError
+from ddp_sdk.errors import UserError
 
 
 @contextlib.contextmanager

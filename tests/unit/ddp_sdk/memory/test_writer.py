@@ -12,12 +12,12 @@ from typing import Any, NamedTuple, cast
 import pytest
 import torch
 
-from ddp_trainer.memory import writer as writer_module
-from ddp_trainer.memory.agreement import RingNeighbours
-from ddp_trainer.memory.copies import SHARD, CopyFile
-from ddp_trainer.memory.ranks import PeerCounter, RankPlace, Ring
-from ddp_trainer.memory.state import Leaf, build_rows, encode_manifest, encode_rows, flatten
-from ddp_trainer.memory.writer import Copy, GpuCopies, GpuCopy, Slots, ThreadTimes, Writer, compute_contention
+from ddp_sdk.memory import writer as writer_module
+from ddp_sdk.memory.agreement import RingNeighbours
+from ddp_sdk.memory.copies import SHARD, CopyFile
+from ddp_sdk.memory.ranks import PeerCounter, RankPlace, Ring
+from ddp_sdk.memory.state import Leaf, build_rows, encode_manifest, encode_rows, flatten
+from ddp_sdk.memory.writer import Copy, GpuCopies, GpuCopy, Slots, ThreadTimes, Writer, compute_contention
 
 PLACE = RankPlace(0, 2, 0, 0)
 
@@ -241,7 +241,7 @@ def test_gpu_copies_follow_the_training_which_waits_for_them_at_the_fence(monkey
 
 def test_copy_that_does_not_end_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CopyFile, "pin", lambda file: None)
-    monkeypatch.setattr("ddp_trainer.memory.writer.SECONDS_FOR_COPY", 0.01)
+    monkeypatch.setattr("ddp_sdk.memory.writer.SECONDS_FOR_COPY", 0.01)
     gpu = SlowGpu()
     writer = Writer(Slots(str(tmp_path / "state")), PLACE, finite_only=False)
     writer.close(60)  # without a copy there is nothing to do

@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from ddp_trainer.memory.state import (
+from ddp_sdk.memory.state import (
     CopyManifest,
     FlatState,
     build_rows,

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from ..contract import ENV_ATTEMPT, ENV_CHECKPOINT_DIR, ENV_MEMORY_DIR, ENV_MEMORY_INTERVAL, ENV_RUN_ID
 from .agreement import Held, Member, Transfer, choose_step, find_changed_size, find_ring, plan_transfers
 from .copies import (
     ENCODED_BYTES,
@@ -42,11 +43,6 @@ from .state import (
 )
 from .writer import SECONDS_FOR_COPY, Copy, SavedCopies, Slots, Writer
 
-ENV_MEMORY_DIR = "DDP_MEMORY_DIR"
-ENV_MEMORY_INTERVAL = "DDP_MEMORY_INTERVAL"
-ENV_CHECKPOINT_DIR = "DDP_CHECKPOINT_DIR"
-ENV_RUN_ID = "DDP_RUN_ID"
-ENV_ATTEMPT = "DDP_ATTEMPT"
 _MAX_ATTEMPTS = 8
 _MAX_HELD = 10
 _NEVER = 1 << 62

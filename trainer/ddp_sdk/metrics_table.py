@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from ddp_trainer import contract
+from ddp_sdk import contract
 
 
 @dataclass(frozen=True)

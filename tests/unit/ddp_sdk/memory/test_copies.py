@@ -9,8 +9,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from ddp_trainer.memory import copies
-from ddp_trainer.memory.copies import (
+from ddp_sdk.memory import copies
+from ddp_sdk.memory.copies import (
     REPLICATED,
     CopyFile,
     NoRoomError,

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from ddp_trainer.memory import MemoryCheckpoint, checkpoint, writer
+from ddp_sdk.memory import MemoryCheckpoint, checkpoint, writer
 
 
 class Run:

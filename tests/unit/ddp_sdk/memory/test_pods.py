@@ -11,7 +11,7 @@ from tests.support.trainer_ranks import run_as_rank
 BEGINNING = """
 import os
 import shutil
-from ddp_trainer.memory import MemoryCheckpoint, checkpoint, ranks as module
+from ddp_sdk.memory import MemoryCheckpoint, checkpoint, ranks as module
 rank, folder = world.rank, os.path.join(arguments[0], "memory")
 os.environ |= {"JOB_COMPLETION_INDEX": str(rank), "LOCAL_RANK": "0"}
 

@@ -4,11 +4,11 @@ from dataclasses import asdict, dataclass, field
 
 import pytest
 
-from ddp_trainer.config.options import SettingsGroup, build, merge, option, options
+from ddp_sdk.errors import UserError
 from ddp_trainer.config.run import RunConfig
 from ddp_trainer.data import DATASETS
-from ddp_trainer.errors import UserError
 from ddp_trainer.models import MODELS
+from ddp_trainer.options import SettingsGroup, build, merge, option, options
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
-"""The trainer's half of the pod contract: environment variables, exit codes, ports and metric names.
+"""A script's half of the pod contract: environment variables, exit codes, ports and metric names.
 
-``ddp_pod.contract.names`` defines the same names. The trainer must not import the operator, so this module repeats
-them, and ``tests/contract`` checks that they are equal. ``docs/pod-contract.md`` explains them.
+``ddp_pod.contract.names`` defines the same names. Scripts must not import the operator: this module repeats them, and
+``tests/contract`` checks that they are equal. ``docs/pod-contract.md`` explains them.
 """
 
 from typing import Final
@@ -13,6 +13,8 @@ ENV_GRACE_SECONDS: Final = "DDP_GRACE_SECONDS"
 ENV_ATTEMPT: Final = "DDP_ATTEMPT"
 ENV_RUN_ID: Final = "DDP_RUN_ID"
 ENV_JOB_NAME: Final = "DDP_JOB_NAME"
+ENV_MEMORY_DIR: Final = "DDP_MEMORY_DIR"
+ENV_MEMORY_INTERVAL: Final = "DDP_MEMORY_INTERVAL"
 # Set by the launcher for every worker process.
 ENV_RUNTIME_DIR: Final = "DDP_RUNTIME_DIR"
 
@@ -32,7 +34,7 @@ EXIT_PEER_LOST: Final = 86
 
 DEFAULT_METRICS_PORT: Final = 9400
 
-# Series that the operator reads. ``metrics_table`` has all of the trainer's series with their meaning.
+# Series that the operator reads. ``metrics_table`` has all series of a rank with their meaning.
 METRIC_SAMPLES: Final = "ddp_samples_total"
 METRIC_STEPS: Final = "ddp_steps_total"
 METRIC_TOKENS: Final = "ddp_tokens_total"

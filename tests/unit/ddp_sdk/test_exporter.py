@@ -20,13 +20,13 @@ import pytest
 import torch
 from prometheus_client.parser import text_string_to_metric_families
 
-from ddp_trainer import contract
+from ddp_sdk import contract
+from ddp_sdk.errors import UserError
+from ddp_sdk.exporter import Exporter, read_port
+from ddp_sdk.metrics_table import METRICS
+from ddp_sdk.rank_env import RankEnv
 from ddp_trainer.cli import main
-from ddp_trainer.distributed import RankEnv
 from ddp_trainer.distributed.world import World
-from ddp_trainer.errors import UserError
-from ddp_trainer.exporter import Exporter, read_port
-from ddp_trainer.observability.metrics_table import METRICS
 from tests.support import ROOT
 
 
@@ -137,7 +137,7 @@ def test_new_connection_closes_oldest_of_too_many(exporter: Exporter) -> None:
 def test_connection_ends_at_its_deadline_without_traceback(
     exporter: Exporter, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr("ddp_trainer.exporter._CONNECTION_SECONDS", 0.0)
+    monkeypatch.setattr("ddp_sdk.exporter._CONNECTION_SECONDS", 0.0)
     with socket.create_connection(("127.0.0.1", exporter.port or 0), timeout=60) as connection:
         assert is_closed(connection)
     assert capfd.readouterr().err == ""
@@ -289,7 +289,7 @@ def test_table_has_every_metric_of_contract_once() -> None:
 FORKED = """
 import os, sys
 from pathlib import Path
-from ddp_trainer.exporter import Exporter
+from ddp_sdk.exporter import Exporter
 
 exporter = Exporter.start()
 exporter.step(samples=7, loss=1.0)

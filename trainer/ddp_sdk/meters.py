@@ -2,8 +2,7 @@
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -70,33 +69,6 @@ class Timeline:
             end.synchronize()
             seconds = float(start.elapsed_time(end)) / 1000.0
         return seconds - sum(self.seconds(*pause) for pause in pauses)
-
-
-class Stopwatch:
-    """Measures laps of training, without pauses for validation and checkpoints."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._timeline = Timeline(device)
-        self.restart()
-
-    def restart(self) -> None:
-        """Start a lap now."""
-        self._start: Any = self._timeline.now()
-        self._pauses: list[tuple[Any, Any]] = []
-
-    def pause(self, start: Any, end: Any) -> None:
-        """Exclude the time between two moments of this device's timeline."""
-        self._pauses.append((start, end))
-
-    def lap(self) -> Callable[[], float]:
-        """End the lap and start the next one, without waiting for the device.
-
-        Returns a function that waits, and returns the seconds of the lap without its pauses.
-        """
-        start = self._start
-        pauses = self._pauses
-        self.restart()
-        return partial(self._timeline.seconds, start, self._start, pauses)
 
 
 class ComputeClock:

@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 import torch.distributed as dist
 
-from ddp_trainer.memory import ranks
-from ddp_trainer.memory.ranks import PeerCounter, RankPlace, Ranks
+from ddp_sdk.memory import ranks
+from ddp_sdk.memory.ranks import PeerCounter, RankPlace, Ranks
 from tests.support.trainer_ranks import run_as_rank
 
 COLLECTIVES = """
-from ddp_trainer.memory import ranks as module
+from ddp_sdk.memory import ranks as module
 module._CHUNK_BYTES = 1000
 place = module.find_place()
 ranks = module.Ranks(place)
@@ -33,8 +33,8 @@ assert module.PeerCounter(place, "test").is_called_by_all()
 ranks.wait_for_all()
 """
 RING = """
-from ddp_trainer.memory import ranks as module
-from ddp_trainer.memory.agreement import RingNeighbours
+from ddp_sdk.memory import ranks as module
+from ddp_sdk.memory.agreement import RingNeighbours
 module._CHUNK_BYTES = 1000
 rank, size = world.rank, world.size
 source = (rank - 1) % size

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ddp_trainer.memory.agreement import (
+from ddp_sdk.memory.agreement import (
     Held,
     Member,
     choose_step,
@@ -14,7 +14,7 @@ from ddp_trainer.memory.agreement import (
     find_ring,
     plan_transfers,
 )
-from ddp_trainer.memory.copies import REPLICATED, SHARD
+from ddp_sdk.memory.copies import REPLICATED, SHARD
 
 
 def replicated(rank: int, pod: int, *steps: int, local_rank: int = 0, at_least: int = 0) -> Member:

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from ddp_trainer.memory.interval import Interval, compute_interval
+from ddp_sdk.memory.interval import Interval, compute_interval
 
 
 @pytest.mark.parametrize(

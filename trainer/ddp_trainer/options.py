@@ -16,7 +16,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from ddp_trainer.errors import UserError, require
+from ddp_sdk.errors import UserError, require
 
 _LIMITS = {
     "at_least": ("at least", operator.ge), "above": ("above", operator.gt),

@@ -1,12 +1,10 @@
-"""The ranks of this process. Only this module reads torchrun's environment variables.
-
-The launcher delivers this module to other images: Python 3.10, no import of torch."""
+"""The ranks of this process. Only this module reads torchrun's environment variables."""
 
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from ddp_trainer.errors import UserError
+from ddp_sdk.errors import UserError
 
 
 @dataclass(frozen=True)
@@ -38,13 +36,13 @@ class RankEnv:
                 raise UserError(
                     name,
                     f"is {text!r} in the environment, not a number",
-                    "start the trainer with torchrun, or unset RANK and WORLD_SIZE for one process",
+                    "start the script with torchrun, or unset RANK and WORLD_SIZE for one process",
                 ) from None
 
         rank = number("RANK")
         world_size = number("WORLD_SIZE")
         if not (0 <= rank < world_size):
-            raise UserError("RANK", f"{rank} does not fit WORLD_SIZE {world_size}", "start the trainer with torchrun")
+            raise UserError("RANK", f"{rank} does not fit WORLD_SIZE {world_size}", "start the script with torchrun")
         return cls(
             rank,
             number("LOCAL_RANK", 0),
