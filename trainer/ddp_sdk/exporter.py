@@ -285,6 +285,8 @@ class Exporter:
             self.set(contract.METRIC_SAVING, 0)
 
     def _read_losses(self) -> None:
+        # The training and the threads of pages read the queue: without the lock one could take a loss that the other
+        # has just found ready.
         with self._pending_lock:
             while self._pending and self._pending[0].ready():
                 self.set_loss(*self._pending.popleft().read())
@@ -293,6 +295,7 @@ class Exporter:
         """Stop the server and, under the launcher, write the last page to a file; a second call does nothing."""
         if self._server is None:
             return
+        # The last page is written before the port closes, so that the launcher finds one of them at any time.
         server = self._server
         self._server = None
         atexit.unregister(self.close)
@@ -362,6 +365,7 @@ class PageServer(ThreadingHTTPServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:
         """Serve a connection; beyond the limit, close the oldest connection."""
+        # Closed outside of the lock: the connection's own thread takes it in shutdown_request.
         with self._lock:
             self._deadlines[request] = time.monotonic() + _CONNECTION_SECONDS
             surplus = list(self._deadlines)[:-_MAX_CONNECTIONS]

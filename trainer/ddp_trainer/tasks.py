@@ -202,7 +202,6 @@ class Segmentation(Task):
 
     @property
     def num_totals(self) -> int:
-        """Return the length of loss and confusion matrix."""
         return 1 + self.num_classes**2
 
     def check(self, outputs: object, targets: Tensor) -> None:

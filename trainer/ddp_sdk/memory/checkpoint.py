@@ -190,7 +190,7 @@ def _read_interval(environ: Mapping[str, str]) -> int | None:
     return max(1, int(text)) if text.isdigit() else None
 
 
-class _Layout:
+class _CopyLayout:
     """The places of the tensors in a copy, computed once while the tensors remain the same."""
 
     def __init__(self) -> None:
@@ -242,7 +242,7 @@ class _Session:
         self._members: list[Member] = []
         self._nonce = 0
         self._writer: Writer | None = None
-        self._layout = _Layout()
+        self._layout = _CopyLayout()
         self._is_prepared = False
         self._saves_everywhere = False
         self._is_asynchronous = True

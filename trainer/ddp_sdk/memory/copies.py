@@ -114,7 +114,6 @@ class CopyFile:
 
     @property
     def allocated(self) -> int:
-        """The size of the file in bytes."""
         try:
             return os.lstat(self.path).st_size
         except OSError:
@@ -158,6 +157,7 @@ class CopyFile:
     def commit(self, header: Header) -> None:
         """Declare that the file contains a copy."""
         assert self._map is not None
+        # The magic last: a process that is killed in between leaves a file that readers refuse.
         encoded = encode_header(header)
         self._map[len(_MAGIC) : len(encoded)] = encoded[len(_MAGIC) :]
         self._map[: len(_MAGIC)] = encoded[: len(_MAGIC)]

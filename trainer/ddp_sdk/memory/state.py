@@ -39,7 +39,6 @@ class Leaf(NamedTuple):
 
     @property
     def layout(self) -> tuple[Any, ...]:
-        """Path, data type, shape and stride."""
         return self.path, self.tensor.dtype, self.tensor.shape, self.tensor.stride()
 
 
@@ -68,7 +67,6 @@ class TensorRow(NamedTuple):
 
     @property
     def elements(self) -> int:
-        """The number of elements."""
         count = 1
         for size in self.shape:
             count *= size

@@ -90,7 +90,7 @@ class GpuCopy(NamedTuple):
     source: Tensor
 
 
-class _Running(NamedTuple):
+class _RunningCopies(NamedTuple):
     """The copies of one device. ``finished``: an event after the last of them."""
 
     device: torch.device
@@ -101,7 +101,7 @@ class GpuCopies:
     """The copies of one state. Without a GPU all methods do nothing."""
 
     def __init__(self) -> None:
-        self._running: list[_Running] = []
+        self._running: list[_RunningCopies] = []
         self._reached: list[Any] = []
         self._streams: dict[torch.device, Any] = {}
 
@@ -122,7 +122,7 @@ class GpuCopies:
                         copy.source.record_stream(stream)
                 finished = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
                 finished.record(stream)
-            self._running.append(_Running(device, finished))
+            self._running.append(_RunningCopies(device, finished))
 
     def fence(self) -> None:
         """Make the current streams wait for the copies: the sources may change after that."""
@@ -176,7 +176,7 @@ class _Watched(NamedTuple):
     version: int
 
 
-class _Pending(NamedTuple):
+class _PendingTensor(NamedTuple):
     """A tensor that the thread copies. ``version``: that of its source when the copy was requested."""
 
     address: int
@@ -192,7 +192,7 @@ class _Job(NamedTuple):
     file: CopyFile
     memory: Tensor
     payload: int
-    pending: Sequence[_Pending]
+    pending: Sequence[_PendingTensor]
 
 
 class Writer:
@@ -244,6 +244,7 @@ class Writer:
         file.announce()
         pending = self._copy_now(copy, memory, file)
         memory[payload:].copy_(torch.frombuffer(bytearray(copy.manifest), dtype=torch.uint8))
+        # Cleared before the thread can set them: a fence or a wait that follows must not see those of the copy before.
         self._copied.clear()
         self._finished.clear()
         if self._thread is None:
@@ -276,13 +277,14 @@ class Writer:
         """Complete the running copy and end the thread: torch aborts a process that ends while a thread uses it."""
         if self._thread is None:
             return
+        # The thread may wait for ranks that end too and call nothing more: first end that wait, then the thread.
         if self._counter is not None:
             self._counter.stop_waiting()
         self._jobs.put(None)
         self._thread.join(seconds)
         self._thread = None
 
-    def _copy_now(self, copy: Copy, memory: Tensor, file: CopyFile) -> list[_Pending]:
+    def _copy_now(self, copy: Copy, memory: Tensor, file: CopyFile) -> list[_PendingTensor]:
         """Copy what the training may change at any time, and start the copies of the GPU. Returns the rest."""
         pending = []
         watched = []
@@ -299,7 +301,7 @@ class Writer:
                     watched.append(_Watched(leaf, _read_version(leaf.source)))
                 on_gpu.append(GpuCopy(target, leaf.memory if now is None else now.clone()))
             elif now is None:
-                pending.append(_Pending(address + row.offset, size, leaf, _read_version(leaf.source)))
+                pending.append(_PendingTensor(address + row.offset, size, leaf, _read_version(leaf.source)))
             else:
                 copy_memory(address + row.offset, source, size)
         if on_gpu:
@@ -332,7 +334,7 @@ class Writer:
                 self.problem = f"{type(error).__name__}: {error}"
                 if self._counter is not None:
                     self._counter.abandon()
-            del job
+            del job  # frees its tensors before a waiting training can request the next copy
             contended = compute_contention(before, read_thread_times())
             with self._lock:
                 self._contended += contended
@@ -340,6 +342,8 @@ class Writer:
             self._finished.set()
 
     def _finish(self, job: _Job) -> None:
+        # The file first, then the neighbour, then all ranks: each may end at any time, and the copy before is only
+        # overwritten when every rank has reported this one.
         header = None
         try:
             header = self._complete(job)
@@ -360,6 +364,8 @@ class Writer:
         """Copy the rest. Returns None if the copy must not be used."""
         for item in job.pending:
             copy_memory(item.address, item.leaf.tensor, item.size)
+        # Versions are read after the copy: a change that began during it has raised the version by then. Only then the
+        # next step may change the tensors, while the checksum and the exchange still run.
         changed = [item.leaf.path for item in job.pending if _read_version(item.leaf.source) != item.version]
         self._copied.set()
         self._gpu.synchronize()

@@ -257,6 +257,8 @@ class Checkpointer:
 
     def _work(self) -> None:
         while True:
+            # The thread declares its end under the lock under which it found nothing to write: save() either hands over
+            # before that, or starts another thread. Else a checkpoint could stay unwritten.
             with self._lock:
                 save = self._waiting
                 self._waiting = None

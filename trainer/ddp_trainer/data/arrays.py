@@ -64,7 +64,6 @@ class ImageData:
 
     @property
     def image_shape(self) -> tuple[int, int, int]:
-        """Return channels, height and width."""
         channels, height, width = self.images.shape[1:]
         return channels, height, width
 
@@ -75,7 +74,6 @@ class ImageData:
 
     @property
     def nbytes(self) -> int:
-        """Return the bytes of images and labels."""
         return self.images.nbytes + self.labels.nbytes
 
 

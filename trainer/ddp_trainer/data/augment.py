@@ -77,7 +77,6 @@ class Augmentation:
 
     @property
     def active(self) -> bool:
-        """Return whether any augmentation is enabled."""
         return self != Augmentation()
 
     def batch(self, images: Tensor, labels: Tensor, draws: Tensor | None) -> tuple[Tensor, Tensor]:

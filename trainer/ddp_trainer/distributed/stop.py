@@ -31,12 +31,18 @@ class StopSignal:
     """Records that SIGTERM or SIGINT was received; a second SIGINT raises KeyboardInterrupt at once."""
 
     def __init__(self) -> None:
-        self.reason = Reason.NONE
+        # A list, not the greatest value: a signal handler runs amid another request, and the checkpoint's thread beside
+        # it. An append is one operation, and needs no lock, for which a handler would wait forever.
+        self._reasons = [Reason.NONE]
         self._previous_handlers: dict[int, Any] = {}
+
+    @property
+    def reason(self) -> Reason:
+        return max(self._reasons)
 
     def request(self, reason: Reason) -> None:
         """Request a stop, from any thread."""
-        self.reason = max(self.reason, reason)
+        self._reasons.append(reason)
 
     def install(self) -> None:
         """Handle both signals. Python allows this in the main thread only; in others the program's handlers remain."""
@@ -93,6 +99,8 @@ class StopAgreement:
         now = time.perf_counter()
         self._longest_step = max(self._longest_step, now - self._last_poll)
         self._last_poll = now
+        # The message before is read first: all ranks take its reason and its number of silent polls in the same step,
+        # so that they send the next message together.
         agreed = self.finish()
         if self._silent_polls:
             self._silent_polls -= 1

@@ -77,12 +77,10 @@ class World:
 
     @property
     def rank(self) -> int:
-        """Global rank."""
         return self.env.rank
 
     @property
     def size(self) -> int:
-        """Number of ranks."""
         return self.env.world_size
 
     @property
@@ -92,7 +90,6 @@ class World:
 
     @property
     def is_distributed(self) -> bool:
-        """Whether there is more than one rank."""
         return self.env.world_size > 1
 
     @classmethod

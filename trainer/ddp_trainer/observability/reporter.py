@@ -25,7 +25,7 @@ _SHARES = ("accuracy", "mean_iou")
 
 
 @dataclass(frozen=True)
-class _Line:
+class _ProgressLine:
     """A progress line whose numbers are being copied from the device."""
 
     position: Position
@@ -64,7 +64,7 @@ class Reporter:
         self._losses: deque[Tensor] = deque(maxlen=4096)
         self._known_losses: list[float] = []
         self._last_step = 0
-        self._lines: deque[_Line] = deque()
+        self._lines: deque[_ProgressLine] = deque()
         self._on_nonfinite_loss = on_nonfinite_loss
         self.logs: Log | None = None
 
@@ -133,7 +133,7 @@ class Reporter:
         if done == 1 or position.step % self._log_every == 0 or position.step == self._total:
             norms = [] if grad_norm is None else [grad_norm]
             lap = self._watch.lap()  # before the copy of the numbers: once they are copied, reading the lap is no wait
-            line = _Line(
+            line = _ProgressLine(
                 position=replace(position),
                 known_losses=self._known_losses,
                 numbers=self._fetch_losses(*norms),
@@ -167,7 +167,7 @@ class Reporter:
         self._losses.clear()
         return numbers
 
-    def _log(self, line: _Line) -> None:
+    def _log(self, line: _ProgressLine) -> None:
         position = line.position
         losses = line.numbers.read()
         scalars = {"train/lr": line.lr, "train/epoch": self._plan.fraction(position)}

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import signal
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
 
 from ddp_sdk.rank_env import RankEnv
+from ddp_trainer.distributed import stop as module
 from ddp_trainer.distributed.stop import Reason, StopAgreement, StopSignal
 from ddp_trainer.distributed.world import World
 
@@ -46,6 +48,22 @@ def test_greatest_stop_reason_is_kept() -> None:
     stop.request(Reason.SUPERSEDED)  # nothing may be written after it
     stop.request(Reason.SIGNAL)
     assert StopAgreement(WORLD, stop).poll() is Reason.SUPERSEDED
+
+
+def test_signal_amid_request_of_thread_loses_neither(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A handler runs between two instructions of the main thread, a request of another thread at any time."""
+    stop = StopSignal()
+
+    def compare(*values: Any) -> Any:
+        greatest = max(*values)
+        monkeypatch.delattr(module, "max")
+        stop.request(Reason.SUPERSEDED)
+        return greatest
+
+    monkeypatch.setattr(module, "max", compare, raising=False)
+    stop.request(Reason.SIGNAL)
+    stop.reason  # noqa: B018  # the comparison amid which the thread's request comes, if it has not come yet
+    assert stop.reason is Reason.SUPERSEDED
 
 
 @pytest.mark.parametrize(("seconds", "messages"), [(0.001, 7), (0.04, 34), (2.0, 100)])
