@@ -165,7 +165,8 @@ def draw_reports(folder: Path) -> None:
     """Take the pictures of the runs' reports."""
     from PIL import Image
 
-    from ddp_cli.report import build_page, read_run
+    from ddp_cli.features.report.page import build_page
+    from ddp_cli.features.report.run import read_run
 
     for picture, (name, width, height, *flags) in SHOTS.items():
         (run,) = folder.glob(f"{name}/{name}-*")

@@ -7,7 +7,8 @@ import sys
 from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
-from ddp_cli.commands import COMMANDS, build_parser
+from ddp_cli.__main__ import COMMANDS
+from ddp_cli.commands import build_parser
 from ddp_cli.commands.io import ExitCode
 
 MEANINGS: Final = {
@@ -46,17 +47,17 @@ Results go to standard output and messages to standard error, so programs can pa
 
 def write_page() -> str:
     """Return the page."""
-    parser, _ = build_parser(*(name for name, _, _ in COMMANDS))
+    parser, _ = build_parser(COMMANDS, *(command.name for command in COMMANDS))
     actions = parser._subparsers._group_actions if parser._subparsers else []
     choices = dict(actions[0].choices or {})
     shared = _find_shared_arguments(choices)
     lines = [f"| {code} | {meaning} |" for code, meaning in MEANINGS.items()]
     lines += ["", "## Commands", "", "| command | action |", "|---|---|"]
-    lines += [f"| [`ddp {name}`](#ddp-{name}) | {text} |" for name, _, text in COMMANDS]
+    lines += [f"| [`ddp {command.name}`](#ddp-{command.name}) | {command.help} |" for command in COMMANDS]
     lines += ["", "## Arguments of several commands", "", "| argument | meaning | commands |", "|---|---|---|"]
     lines += [f"{row} {_list_commands(names)} |" for row, names in shared.items()]
-    for name, _, _ in COMMANDS:
-        lines += ["", f"## ddp {name}", "", *_describe(choices[name], shared)]
+    for command in COMMANDS:
+        lines += ["", f"## ddp {command.name}", "", *_describe(choices[command.name], shared)]
     return _HEAD + "\n".join(lines) + "\n"
 
 
@@ -72,7 +73,7 @@ def _find_shared_arguments(choices: Mapping[str, argparse.ArgumentParser]) -> di
 
 def _list_commands(names: list[str]) -> str:
     is_long = len(names) > len(COMMANDS) / 2
-    others = [name for name, _, _ in COMMANDS if name not in names]
+    others = [command.name for command in COMMANDS if command.name not in names]
     return f"all but {', '.join(others)}" if is_long else ", ".join(names)
 
 

@@ -12,6 +12,7 @@ from typing import Final
 
 import msgspec
 
+from ddp_cli.features import FEATURES as COMMAND_FEATURES
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.transitions import PRODUCTIVE, NodeFailed, Used
 from ddp_operator.features import FEATURES
@@ -86,10 +87,18 @@ def list_features() -> Iterator[str]:
         yield f"| `{feature.name}` | {feature.maturity} | {used} | [{feature.page}]({feature.page}) |"
 
 
+def list_command_features() -> Iterator[str]:
+    """Yield the commands' features."""
+    yield from ("| feature | maturity | commands | page |", "|---|---|---|---|")
+    for feature in sorted(COMMAND_FEATURES):
+        commands = ", ".join(f"`ddp {command.name}`" for command in feature.commands)
+        yield f"| `{feature.name}` | {feature.maturity} | {commands} | [{feature.page}]({feature.page}) |"
+
+
 PAGES: Final[dict[str, dict[str, Callable[[], Iterator[str]]]]] = {
     "metrics": {"trainer": list_trainer_series, "operator": list_operator_series},
     "troubleshooting": {"categories": list_categories},
-    "architecture": {"features": list_features},
+    "architecture": {"features": list_features, "commands": list_command_features},
 }
 
 

@@ -35,6 +35,10 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ddp_cli.client.hooks import use_features
+    from ddp_cli.features import FEATURES
+
+    use_features(FEATURES)
     return getattr(import_module(_HOMES[name]), name)
 
 

@@ -1,7 +1,20 @@
-"""``python -m ddp_cli``: run the command `ddp` without an installed entry point."""
+"""The command `ddp`, also as ``python -m ddp_cli``: the commands of the kernel with those of the features."""
 
 import sys
+from collections.abc import Sequence
 
-from ddp_cli.commands import main
+from ddp_cli import commands
+from ddp_cli.client.hooks import use_features
+from ddp_cli.features import FEATURES
 
-sys.exit(main())
+COMMANDS = commands.place_commands(FEATURES)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one subcommand and return its exit code (``commands.io.ExitCode``)."""
+    use_features(FEATURES)
+    return commands.main(COMMANDS, argv)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

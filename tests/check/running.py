@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS = 500  # for a whole check on a busy machine
-_CODE = "import sys; from ddp_cli.commands import main; sys.exit(main())"
+_CODE = "import sys; from ddp_cli.__main__ import main; sys.exit(main())"
 
 
 def run_check(folder: Path, *words: str, python: str = sys.executable, paths: str = "") -> dict[str, dict[str, Any]]:

@@ -25,7 +25,7 @@ from tests.support import ROOT
 
 pytestmark = [pytest.mark.process, pytest.mark.nightly, pytest.mark.timeout(3 * SECONDS)]
 
-RUN_DDP: Final = "import sys; from ddp_cli.commands import main; sys.exit(main())"
+RUN_DDP: Final = "import sys; from ddp_cli.__main__ import main; sys.exit(main())"
 RECIPES: Final = ROOT / "deploy" / "samples" / "recipes"
 PATHS: Final = os.pathsep.join(str(ROOT / name) for name in ("operator", "trainer"))
 PIXELS: Final = 32

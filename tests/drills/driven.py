@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ddp_cli import commands as cli
+from ddp_cli import __main__ as cli
 from ddp_cli.local import pods, processes, runner
 from ddp_cli.local.job_controller import completion_index
-from ddp_cli.local.runner import Run, RunOutcome, RunPlan
+from ddp_cli.local.runner import LocalRunPlan, Run, RunOutcome
 from ddp_operator.api import constants
 from ddp_operator.kube.scrape import fetch_report
 
@@ -41,7 +41,7 @@ class Driven(Run):
         return await super().run()
 
 
-def run_job(plan: RunPlan) -> RunOutcome:
+def run_job(plan: LocalRunPlan) -> RunOutcome:
     """Replace the function of this name in ``local.runner``."""
     return asyncio.run(Driven(plan).run())
 

@@ -45,7 +45,7 @@ from ddp_pod.transfer.snapshots import SnapshotStore
 from ddp_pod.transfer.sources import open_storage
 SnapshotStore(*open_storage(sys.argv[1]), attempt=0, run_id="drill-0", keep=1).fetch_newest(sys.argv[2])
 """
-_DDP = "import sys; from ddp_cli.commands import main; sys.exit(main())"
+_DDP = "import sys; from ddp_cli.__main__ import main; sys.exit(main())"
 RECOVERY = {"maxRestarts": 3}
 CHECKPOINT = {"path": "/ckpt", "claimName": "drill", "graceSeconds": 20, "memory": {"enabled": False}}
 """On the disk only: the drills of ``memory`` have copies in memory too."""

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from ddp_cli.client.api import connect
-from ddp_cli.client.cluster import ClusterBackend
+from ddp_cli.client.cluster_backend import ClusterBackend
 
 from .conftest import UserNamespace, new_namespace
 from .planted_cases import CASES, Case

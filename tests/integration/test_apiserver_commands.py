@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_cli.commands import main
+from ddp_cli.__main__ import main
 from ddp_cli.commands.io import ExitCode
 from ddp_operator.api.constants import KIND
 from tests.support.control_plane import ControlPlane

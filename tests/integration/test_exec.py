@@ -33,7 +33,7 @@ time.sleep(600)
 
 def execute(run: DdpRun, *words: str) -> subprocess.CompletedProcess[str]:
     """Run `ddp exec` beside a run."""
-    code = "import sys; from ddp_cli.commands import main; sys.exit(main())"
+    code = "import sys; from ddp_cli.__main__ import main; sys.exit(main())"
     environ = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     command = [sys.executable, "-c", code, "exec", "--local", *words]
     return subprocess.run(

@@ -23,9 +23,9 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_cli.report.cluster import read_job
-from ddp_cli.report.page import build_page
-from ddp_cli.report.run import read_run
+from ddp_cli.features.report.cluster_job import read_job
+from ddp_cli.features.report.page import build_page
+from ddp_cli.features.report.run import read_run
 from ddp_operator.manager.settings import Settings
 from tests.support import PATIENCE
 from tests.support.builders import job_manifest
@@ -246,7 +246,7 @@ def test_figures_are_those_of_run(watched: ScrapedRun) -> None:
 
 
 def test_report_of_job_is_written_from_prometheus(watched: ScrapedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddp_cli.report.cluster._LEAST_STEP", 1)  # it scrapes that often here
+    monkeypatch.setattr("ddp_cli.features.report.cluster_job._LEAST_STEP", 1)  # it scrapes that often here
     job = yaml.safe_load((watched.run_folder / "status.yaml").read_text())
     job["metadata"] |= {"name": "run", "namespace": "local"}  # as the configuration labels the scraped series
     del job["status"]["history"]

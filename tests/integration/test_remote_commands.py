@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from ddp_cli.commands import main
+from ddp_cli.__main__ import main
 from ddp_cli.commands.io import ExitCode
 from ddp_operator.api.constants import EXIT_USER_ERROR, KIND
 from ddp_pod.transfer import history

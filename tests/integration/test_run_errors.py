@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_cli import commands as cli
+from ddp_cli import __main__ as cli
 from ddp_cli.commands.io import ExitCode
 from ddp_cli.local import runner
-from ddp_cli.local.recorder import Recorder
+from ddp_cli.local.recorder import RunRecorder
 from ddp_cli.view.why import explain_why
 from ddp_operator.api.cluster import Key
 from ddp_operator.reconcile import Reconciler
@@ -67,14 +67,14 @@ class FailingRun:
 def test_transient_or_auxiliary_error_is_reported_and_run_continues(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    async def sample(recorder: Recorder, *, everyone: bool) -> None:
+    async def sample(recorder: RunRecorder, *, everyone: bool) -> None:
         raise KeyError("page")
 
     def draw(path: Path) -> str:
         raise KeyError("chart")
 
-    monkeypatch.setattr(Recorder, "sample", sample)
-    monkeypatch.setattr("ddp_cli.report.build_report", draw)
+    monkeypatch.setattr(RunRecorder, "sample", sample)
+    monkeypatch.setattr("ddp_cli.features.report.pages.build_report", draw)
     run = FailingRun(tmp_path, monkeypatch, lambda number: KeyError("lost") if number in (1, 3, 4, 5) else None)
     assert run.run("print('done')") == ExitCode.OK
     assert run.read("errors.log").count("KeyError: 'lost'") == 4

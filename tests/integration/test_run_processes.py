@@ -237,7 +237,7 @@ def test_run_without_output_reader_trains_and_returns_exit_code(tmp_path: Path) 
     (tmp_path / "job.yaml").write_text(
         manifest(["python", "train.py"], nodes=1, recovery={"maxRestarts": 0, "warmStart": "Off"})
     )
-    code = "import sys; from ddp_cli.commands import main; sys.exit(main())"
+    code = "import sys; from ddp_cli.__main__ import main; sys.exit(main())"
     command = [sys.executable, "-c", code, "run", "job.yaml"]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     with subprocess.Popen(

@@ -33,7 +33,7 @@ RUN = """
 import fcntl, os, sys, termios
 os.setsid()
 fcntl.ioctl(0, termios.TIOCSCTTY, 0)
-os.execv(sys.executable, [sys.executable, "-c", "import sys; from ddp_cli.commands import main; sys.exit(main())",
+os.execv(sys.executable, [sys.executable, "-c", "import sys; from ddp_cli.__main__ import main; sys.exit(main())",
                           "run", "job.yaml"])
 """
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")

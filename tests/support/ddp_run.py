@@ -51,7 +51,7 @@ class DdpRun:
     def __enter__(self) -> DdpRun:
         (self.folder / "job.yaml").write_text(self.text)
         self.output_file = self.folder / "output.txt"
-        code = "import sys; from ddp_cli.commands import main; sys.exit(main())"
+        code = "import sys; from ddp_cli.__main__ import main; sys.exit(main())"
         with self.output_file.open("wb") as output:
             self.process = subprocess.Popen(
                 [self.python, *([self.program] if self.program else ["-c", code]), "run", "job.yaml", *self.options],

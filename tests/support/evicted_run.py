@@ -6,10 +6,10 @@ import asyncio
 import sys
 from pathlib import Path
 
-from ddp_cli import commands as cli
+from ddp_cli import __main__ as cli
 from ddp_cli.local import runner
 from ddp_cli.local.job_controller import completion_index
-from ddp_cli.local.runner import Run, RunOutcome, RunPlan
+from ddp_cli.local.runner import LocalRunPlan, Run, RunOutcome
 
 PROGRAM = str(Path(__file__))
 REASON = "EvictionByEvictionAPI"
@@ -38,7 +38,7 @@ class EvictedRun(Run):
             await asyncio.sleep(0.05)
 
 
-def run_job(plan: RunPlan) -> RunOutcome:
+def run_job(plan: LocalRunPlan) -> RunOutcome:
     """Replace the function of this name in ``local.runner``."""
     return asyncio.run(EvictedRun(plan).run())
 

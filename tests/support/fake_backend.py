@@ -80,9 +80,6 @@ class FakeBackend:
     def metrics(self, name: str) -> Sequence[Mapping[str, float]]:
         return self.rows
 
-    def report(self, name: str, *options: Any) -> str:
-        return "<h1>x</h1>"
-
     def why(self, name: str) -> Why:
         return explain_why(self.find(name)[1], (), utc_now())
 

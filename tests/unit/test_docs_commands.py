@@ -16,7 +16,8 @@ import helm_python
 import pytest
 import yaml
 
-from ddp_cli.commands import COMMANDS, build_parser
+from ddp_cli.__main__ import COMMANDS
+from ddp_cli.commands import build_parser
 from ddp_sdk.errors import UserError
 from ddp_trainer.cli import build_parser as build_trainer_parser
 from tests.bench.trainer.cli import build_parser as build_bench_parser
@@ -49,7 +50,7 @@ def block_lines(text: str) -> list[str]:
 
 def check_ddp(words: list[str]) -> None:
     ours = words[: words.index("--")] if "--" in words else words
-    build_parser(ours[0])[0].parse_args([word for word in ours if word != ">"])
+    build_parser(COMMANDS, ours[0])[0].parse_args([word for word in ours if word != ">"])
 
 
 def check_make(words: list[str]) -> None:
@@ -161,7 +162,7 @@ def test_line_that_would_fail_is_found(line: str) -> None:
 def find_unknown_names(text: str) -> set[str]:
     """Return the commands, targets, modules and files in a page's commands that do not exist."""
     unknown = set()
-    subcommands = {name for name, *_ in COMMANDS}
+    subcommands = {command.name for command in COMMANDS}
     for line in commands(text):
         program, *words = line.split()
         program = program.rpartition("/")[2]
@@ -210,7 +211,7 @@ FOREIGN = {
 def own_flags() -> set[str]:
     """Return every flag of this project's programs; those of drills, benchmarks and pytest from their sources."""
     parsers: list[Any] = [
-        build_parser(*(name for name, *_ in COMMANDS))[0],
+        build_parser(COMMANDS, *(command.name for command in COMMANDS))[0],
         build_trainer_parser(),
         build_bench_parser(),
     ]

@@ -277,7 +277,7 @@ PURE = (
     "ddp_operator/api/",
     "ddp_operator/decide/",
     "ddp_operator/manifests/",
-    "ddp_cli/commands/recovery.py",
+    "ddp_cli/features/drill/recovery.py",
     "ddp_cli/view/why.py",
 )
 CLOCKS = {

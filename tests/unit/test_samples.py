@@ -14,8 +14,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from ddp_cli.__main__ import main
 from ddp_cli.client.validation import check_manifest
-from ddp_cli.commands import main
 from ddp_operator import __version__
 from ddp_operator.api.constants import API_VERSION, ENV_LAUNCHER_CONFIG, KIND
 from ddp_pod.contract.plan import decode_plan

@@ -45,7 +45,7 @@ class Client:
 
             return LocalBackend(self._runs)
         from ddp_cli.client.api import connect
-        from ddp_cli.client.cluster import ClusterBackend
+        from ddp_cli.client.cluster_backend import ClusterBackend
 
         return ClusterBackend(connect(**self._login))
 

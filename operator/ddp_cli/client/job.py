@@ -3,7 +3,7 @@
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -12,6 +12,7 @@ import msgspec
 from ddp_cli.client.api import Object
 from ddp_cli.client.errors import ClientError, Conflict, NotFound, TrainingFailed, warn_of_left_out
 from ddp_cli.client.follow import view_of
+from ddp_cli.client.hooks import open_reports
 from ddp_cli.client.logs import Follower, Line, read_newest
 from ddp_cli.client.notebook import NotebookDisplay, Report, Table, has_notebook, render
 from ddp_cli.view.display import Display, choose_display
@@ -19,10 +20,9 @@ from ddp_cli.view.why import Why
 from ddp_operator.api.kubeobjects import find_worker_cluster
 from ddp_operator.api.status import ENDED_PHASES, Phase, Progress, Status
 from ddp_operator.api.stored_fields import read_status
-from ddp_pod.contract.report import PodReport
 
 if TYPE_CHECKING:
-    from ddp_cli.client.cluster import ClusterBackend
+    from ddp_cli.client.cluster_backend import ClusterBackend
     from ddp_cli.client.local import LocalBackend
 
     Backend = ClusterBackend | LocalBackend  # have the same methods, by the name of a job
@@ -123,14 +123,7 @@ class Job:
         ``run``: the number of one run of a job of `ddp dev`; former ones are read in pod 0. Raises: NotFound,
         ClientError.
         """
-        from ddp_cli.client.orders import PodMissing, list_former_runs
-
-        dev = self.status.dev
-        former: Sequence[PodReport] = ()
-        if run is not None and dev is not None and run != dev.run:
-            with suppress(PodMissing):
-                former = list_former_runs(self)
-        return Report(self.backend.report(self.name, prometheus, run, former))
+        return Report(open_reports().build_job_report(self, prometheus, run))
 
     def logs(self, *, follow: bool = False, rank: int | None = None, tail: int | None = None) -> Iterator[str]:
         """Yield the lines of the log, each with the rank that wrote it, or the lines of one ``rank`` without it.

@@ -27,7 +27,6 @@ from ddp_cli.view.why import Why, explain_why, omit_cluster_advice
 from ddp_operator.api.cel import check_rules
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.kubeobjects import count_pod_gpus, utc_now
-from ddp_pod.contract.report import PodReport
 
 _POLL_SECONDS: Final = 0.2
 _CHANGE_SECONDS: Final = 30.0
@@ -138,17 +137,6 @@ class LocalBackend:
         if summary:
             return replace(why, what=summary, todo="")
         return replace(why, what=f"{folder.path}: {why.what}", todo=omit_cluster_advice(why.todo))
-
-    def report(
-        self, name: str, prometheus: str | None = None, run: int | None = None, former: Sequence[PodReport] = ()
-    ) -> str:
-        """Return the page built from the run's folder. Raises: ClientError."""
-        from ddp_cli.report import build_report
-
-        try:
-            return build_report(self.folder(name).path, run, former)
-        except ValueError as error:
-            raise ClientError(str(error)) from None
 
     def argument(self, name: str) -> str:
         """Return the path of the run's folder, for a shell."""

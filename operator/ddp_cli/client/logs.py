@@ -6,9 +6,9 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 from ddp_cli.client.api import Api, api_path, get_job, list_pods
 from ddp_cli.client.errors import ApiError, ClientError, NotFound
@@ -21,7 +21,6 @@ from ddp_operator.api.kubeobjects import find_trainer
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.manifests.template import resolve_template
-from ddp_pod.contract.dev_order import RUN_LINE
 from ddp_pod.contract.numbers import parse_count
 from ddp_pod.contract.plain_files import open_plain
 from ddp_pod.contract.plan import decode_plan
@@ -30,8 +29,6 @@ _POLL_SECONDS: Final = 1.0
 _FILE_SECONDS: Final = 0.2
 _FOLLOW_SECONDS: Final = 3600.0  # silence of a rank after which the stream is reopened
 _END_SECONDS: Final = 15.0  # silence of an ended job's pods, whose nodes may be lost, after which no line is awaited
-_SECONDS_BEFORE_RUN: Final = 5
-"""Of the logs that are read before a new run, which opening them may take."""
 TAIL_BYTES: Final = 8 << 20
 """Of a log whose last lines are read, at most this much is read."""
 
@@ -192,50 +189,35 @@ class RunLogs:
                 time.sleep(_FILE_SECONDS)
 
 
-class DevLogs:
-    """The lines of a job's runs (`ddp dev`) with their numbers. ``open_runs``: of each pod whose run has not ended.
+class LogSource(Protocol):
+    """The logs of a job's pods."""
 
-    ``is_new``: read only the lines of runs that start from now on.
-    """
+    def pods(self) -> list[LogPod]:
+        """Return the pods that have a log, by attempt and index."""
+        ...
 
-    def __init__(self, source: PodLogs | RunLogs, *, is_new: bool) -> None:
-        self._source = source
-        if is_new and isinstance(source, PodLogs):
-            self._source = replace(source, since=_SECONDS_BEFORE_RUN)
-        elif is_new and isinstance(source, RunLogs):
-            source.skip_written()
-        self.pods = self._source.pods
-        self.is_over = self._source.is_over
-        self.open_runs: dict[str, int] = {}
+    def is_over(self) -> bool:
+        """Return whether no more pods will start."""
+        ...
 
     def lines(self, pod: LogPod, *, follow: bool) -> Iterator[Line]:
-        """Yield the lines of the runs in a pod, without those between two runs."""
-        for line in self._source.lines(pod, follow=follow):
-            mark = RUN_LINE.match(line.text)
-            if mark is None and pod.name in self.open_runs:
-                yield replace(line, run=self.open_runs[pod.name])
-            elif mark is not None and mark[2] == "starts":
-                self.open_runs[pod.name] = int(mark[1])
-            elif mark is not None:
-                self.open_runs.pop(pod.name, None)
+        """Yield the lines of a pod; ``follow``: also future ones. Raises: ClientError."""
+        ...
 
 
-Logs = PodLogs | RunLogs | DevLogs
-
-
-def read_newest(source: Logs) -> Iterator[Line]:
+def read_newest(source: LogSource) -> Iterator[Line]:
     """Yield the lines of the newest attempt so far, in the order of their times. Raises: ClientError."""
     yield from read_pods(source, find_newest(source))
 
 
-def find_newest(source: Logs) -> list[LogPod]:
+def find_newest(source: LogSource) -> list[LogPod]:
     """Return the pods of the newest attempt that has a log. Raises: ClientError."""
     pods = source.pods()
     last = max((pod.attempt for pod in pods), default=0)
     return [pod for pod in pods if pod.attempt == last]
 
 
-def read_pods(source: Logs, pods: Iterable[LogPod]) -> Iterator[Line]:
+def read_pods(source: LogSource, pods: Iterable[LogPod]) -> Iterator[Line]:
     """Yield the lines of these pods so far, in the order of their times. Raises: ClientError."""
     streams = [source.lines(pod, follow=False) for pod in pods]
     yield from heapq.merge(*streams, key=lambda line: line.order)
@@ -261,7 +243,7 @@ def find_tail(path: Path, lines: int, open_file: Callable[[str, int], int] = ope
 class Follower:
     """Reads the logs of all pods into one queue: a thread for each pod, and one that looks for new pods."""
 
-    def __init__(self, source: Logs, sleep: Callable[[float], None] = time.sleep) -> None:
+    def __init__(self, source: LogSource, sleep: Callable[[float], None] = time.sleep) -> None:
         self._source = source
         self._sleep = sleep
         self._readers: dict[str, threading.Thread] = {}

@@ -1,5 +1,6 @@
-"""The command `ddp`. Each subcommand is a module, imported when the subcommand runs.
+"""The frame of the command `ddp`. Each subcommand is a module, imported when the subcommand runs.
 
+``ddp_cli.__main__`` passes it the commands: those of the kernel, which are listed here, with those of the features.
 The official `kubernetes` client is imported when a command connects to a cluster, so `ddp --help` and completion stay
 fast.
 """
@@ -8,11 +9,12 @@ import argparse
 import importlib
 import importlib.metadata
 import os
+import re
 import shlex
 import sys
 import traceback
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
 from io import TextIOWrapper
@@ -20,36 +22,31 @@ from types import ModuleType
 from typing import Any, Final, NamedTuple
 
 from ddp_cli.client.errors import ClientError, FieldsLeftOut
+from ddp_cli.client.hooks import Command, CommandFeature
 from ddp_cli.commands.io import ExitCode, exit_code, print_note
 from ddp_cli.view.terminal import print_text
 from ddp_operator._version import __version__
 
-# Name, module, one line for the list of commands. A module has add_arguments(parser) and run(arguments) -> exit code.
 COMMANDS: Final = (
-    ("run", "ddp_cli.commands.run", "run a job's YAML, or a training script, on this machine"),
-    ("check", "ddp_cli.commands.check", "check whether a script trains as one job and resumes exactly"),
-    ("init", "ddp_cli.commands.init", "write the YAML that would run a training script in a cluster"),
-    ("render", "ddp_cli.commands.render", "check a job's YAML and print what the operator would create"),
-    ("report", "ddp_cli.commands.report", "write an HTML report with the charts of a run"),
-    ("profile", "ddp_cli.commands.profile", "list the profiles of a cluster, or show what one sets"),
-    ("convert", "ddp_cli.commands.convert", "convert a Kubeflow PyTorchJob to a DDPTrainingJob"),
-    ("submit", "ddp_cli.commands.submit", "check a job's YAML and create the job in a cluster"),
-    ("dev", "ddp_cli.commands.dev", "start a job whose pods stay, for runs with changed code within seconds"),
-    ("rerun", "ddp_cli.commands.dev", "bring the folder to the pods of ddp dev, and run it there"),
-    ("release", "ddp_cli.commands.dev", "end the pods of ddp dev"),
-    ("list", "ddp_cli.commands.list_jobs", "list the jobs of a namespace"),
-    ("usage", "ddp_cli.commands.usage", "sum up the GPU time of jobs: productive, waiting and lost"),
-    ("watch", "ddp_cli.commands.watch", "watch the progress of one job or of all jobs"),
-    ("logs", "ddp_cli.commands.logs", "print the logs of all ranks of a job in one stream"),
-    ("exec", "ddp_cli.commands.execute", "run a command, or a shell, with the environment of a rank of a job"),
-    ("why", "ddp_cli.commands.why", "explain what a job waits for or why it failed, and what to do"),
-    ("scale", "ddp_cli.commands.change", "change the number of nodes of a job"),
-    ("suspend", "ddp_cli.commands.change", "stop a job's pods after a checkpoint; ddp resume continues it"),
-    ("resume", "ddp_cli.commands.change", "resume a suspended job"),
-    ("delete", "ddp_cli.commands.change", "delete a job and everything that the operator created for it"),
-    ("drill", "ddp_cli.commands.drill", "kill a rank of a running job and measure the recovery"),
-    ("mcp", "ddp_cli.commands.mcp", "serve the jobs to an assistant over the Model Context Protocol"),
+    Command("run", "ddp_cli.commands.run", "run a job's YAML, or a training script, on this machine", script="file"),
+    Command(
+        "init", "ddp_cli.commands.init", "write the YAML that would run a training script in a cluster", script="file"
+    ),
+    Command("render", "ddp_cli.commands.render", "check a job's YAML and print what the operator would create"),
+    Command("profile", "ddp_cli.commands.profile", "list the profiles of a cluster, or show what one sets"),
+    Command("submit", "ddp_cli.commands.submit", "check a job's YAML and create the job in a cluster", script="file"),
+    Command("list", "ddp_cli.commands.list_jobs", "list the jobs of a namespace"),
+    Command("usage", "ddp_cli.commands.usage", "sum up the GPU time of jobs: productive, waiting and lost"),
+    Command("watch", "ddp_cli.commands.watch", "watch the progress of one job or of all jobs"),
+    Command("logs", "ddp_cli.commands.logs", "print the logs of all ranks of a job in one stream"),
+    Command("exec", "ddp_cli.commands.execute", "run a command, or a shell, with the environment of a rank of a job"),
+    Command("why", "ddp_cli.commands.why", "explain what a job waits for or why it failed, and what to do"),
+    Command("scale", "ddp_cli.commands.change", "change the number of nodes of a job"),
+    Command("suspend", "ddp_cli.commands.change", "stop a job's pods after a checkpoint; ddp resume continues it"),
+    Command("resume", "ddp_cli.commands.change", "resume a suspended job"),
+    Command("delete", "ddp_cli.commands.change", "delete a job and everything that the operator created for it"),
 )
+"""The commands of the kernel, in the order of the list of commands."""
 # Commands of the release before, and what replaces them.
 _REMOVED: Final = {
     "completion": (
@@ -59,38 +56,42 @@ _REMOVED: Final = {
 }
 _QUERY: Final = "_ARGCOMPLETE"  # the variable by which a shell queries candidates
 _OWN_PACKAGES: Final = ("ddp_cli", "ddp_operator", "ddp_pod")
-_WITH_SCRIPT: Final = ("run", "check", "init", "submit", "dev")
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one subcommand and return its exit code (``io.ExitCode``)."""
-    for name in ("stdout", "stderr"):
-        if getattr(sys, name) is None:  # closed by the shell: >&-
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
-        if isinstance(stream := getattr(sys, name), TextIOWrapper):
-            stream.reconfigure(errors="replace")  # a terminal or file in ASCII or Latin-1 lacks most characters
+def place_commands(features: Iterable[CommandFeature]) -> tuple[Command, ...]:
+    """Return the commands of the kernel, each followed by those of features that name it."""
+    added = [command for feature in features for command in feature.commands]
+    return tuple(command for own in COMMANDS for command in (own, *(more for more in added if more.after == own.name)))
+
+
+def main(listed: Sequence[Command], argv: Sequence[str] | None = None) -> int:
+    """Run one of the listed subcommands and return its exit code (``io.ExitCode``)."""
+    _prepare_streams()
     command_line = list(sys.argv[1:] if argv is None else argv)
     if _QUERY in os.environ:
         from ddp_cli.commands.completion import complete
 
-        complete()
+        complete(listed)
 
     command = next((word for word in command_line if not word.startswith("-")), "")
     if command in _REMOVED:
         return _report(command, _REMOVED[command], ExitCode.BAD_INPUT)
-    similar = get_close_matches(command, [name for name, _, _ in COMMANDS], 1)
+    similar = get_close_matches(command, [entry.name for entry in listed], 1)
     if similar and similar != [command]:
         return _report(command, f"no such command; did you mean `ddp {similar[0]}`?", ExitCode.BAD_INPUT)
     try:
-        parser, commands = build_parser(command)
+        parser, commands = build_parser(listed, command)
     except ModuleNotFoundError as error:
-        return _report(command, _explain_missing(error), ExitCode.BAD_INPUT)
+        return _report_missing(command, error)
+    except Exception:
+        return _report_fault(command)
 
     end = command_line.index("--") if "--" in command_line else len(command_line)
     words = command_line[:end]
     extra = command_line[end + 1 :]  # of the training script
     arguments, unknown = parser.parse_known_args(words)
-    if command in _WITH_SCRIPT:
+    script = next((entry.script for entry in listed if entry.name == command), "")
+    if script == "file":
         from ddp_cli.commands.torchrun import explain_torchrun
 
         flags = _list_flags(commands[command].parser)
@@ -98,10 +99,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         if remedy:
             return _report(command, remedy, ExitCode.BAD_INPUT)
     if unknown:
-        own_parser = commands[command].parser if command in commands else parser
-        own_parser.error(
-            f"unrecognized arguments: {shlex.join(unknown)}{_advise_on_unknown(command, own_parser, unknown)}"
-        )
+        loaded = commands.get(command)
+        advice = _advise_on_unknown(command, loaded, script, unknown)
+        own_parser = loaded.parser if loaded is not None else parser
+        own_parser.error(f"unrecognized arguments: {shlex.join(unknown)}{advice}")
     if arguments.command is None:
         parser.print_help()
         return ExitCode.BAD_INPUT
@@ -111,14 +112,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     return _run(commands[arguments.command].module, arguments)
 
 
-class Command(NamedTuple):
+def _prepare_streams() -> None:
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # closed by the shell: >&-
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_WRONLY), "w"))
+        if isinstance(stream := getattr(sys, name), TextIOWrapper):
+            stream.reconfigure(errors="replace")  # a terminal or file in ASCII or Latin-1 lacks most characters
+
+
+class LoadedCommand(NamedTuple):
     """The parser of one subcommand, and the module that runs it."""
 
     parser: argparse.ArgumentParser
     module: ModuleType
 
 
-def build_parser(*names: str) -> tuple[argparse.ArgumentParser, dict[str, Command]]:
+def build_parser(listed: Sequence[Command], *names: str) -> tuple[argparse.ArgumentParser, dict[str, LoadedCommand]]:
     """Return the parser of `ddp`, with the arguments of the named subcommands only, and these."""
     parser = argparse.ArgumentParser(
         prog=_find_program_name(),
@@ -127,12 +136,13 @@ def build_parser(*names: str) -> tuple[argparse.ArgumentParser, dict[str, Comman
     parser.add_argument("--version", action="version", version=f"ddp {__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands = {}
-    for name, module_name, help_text in COMMANDS:
-        subparser = subparsers.add_parser(name, help=help_text, description=help_text[0].upper() + help_text[1:] + ".")
-        if name in names:
-            module = importlib.import_module(module_name)
+    for command in listed:
+        description = f"{command.help[0].upper()}{command.help[1:]}."
+        subparser = subparsers.add_parser(command.name, help=command.help, description=description)
+        if command.name in names:
+            module = importlib.import_module(command.module)
             module.add_arguments(subparser)
-            commands[name] = Command(subparser, module)
+            commands[command.name] = LoadedCommand(subparser, module)
     return parser, commands
 
 
@@ -141,24 +151,24 @@ def _list_flags(parser: argparse.ArgumentParser) -> list[str]:
     return sorted(flag for action in parser._actions for flag in action.option_strings if flag.startswith("--"))
 
 
-def _advise_on_unknown(command: str, parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
+def _advise_on_unknown(name: str, loaded: LoadedCommand | None, script: str, unknown: Sequence[str]) -> str:
     """Return the hint for unknown arguments: a similar option of the command, else where the script's belong."""
     from ddp_cli.commands.arguments import explain_elsewhere
 
-    name = unknown[0].partition("=")[0]
-    elsewhere = explain_elsewhere(command, name)
+    option = unknown[0].partition("=")[0]
+    elsewhere = explain_elsewhere(loaded.module, option) if loaded is not None else ""
     if elsewhere:
         return f"; {elsewhere}"
-    own = {flag.strip("-"): flag for flag in _list_flags(parser)}
-    similar = get_close_matches(name.strip("-"), own, 1, cutoff=0.75) if name.startswith("--") else []
+    own = {flag.strip("-"): flag for flag in _list_flags(loaded.parser)} if loaded is not None else {}
+    similar = get_close_matches(option.strip("-"), own, 1, cutoff=0.75) if option.startswith("--") else []
     if similar:
         return f"; did you mean {own[similar[0]]}?"
-    if command == "exec":
+    if name == "exec":
         return f"; put the command after --: -- {shlex.join(unknown)}"
-    if command not in (*_WITH_SCRIPT, "rerun"):
+    if not script:
         return ""
-    if not name.startswith("-"):
-        return f"; name only the script (ddp {command} {name}), and put its arguments after --"
+    if not option.startswith("-"):
+        return f"; name only the script (ddp {name} {option}), and put its arguments after --"
     return f"; put arguments of the script after --: -- {shlex.join(unknown)}"
 
 
@@ -181,15 +191,14 @@ def _run(module: ModuleType, arguments: argparse.Namespace) -> int:
     except InvalidManifest as error:
         return _report(arguments.command, f"refused\n{error}", ExitCode.BAD_INPUT)
     except ModuleNotFoundError as error:
-        return _report(arguments.command, _explain_missing(error), ExitCode.BAD_INPUT)
+        return _report_missing(arguments.command, error)
     except KeyboardInterrupt:
         return ExitCode.INTERRUPTED
     except BrokenPipeError:  # `ddp logs … | head`: keep the interpreter's own flush from failing
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return ExitCode.OK
     except Exception:
-        traceback.print_exc()
-        return _report(arguments.command, "internal error in ddp; please report the traceback above", ExitCode.BROKEN)
+        return _report_fault(arguments.command)
 
 
 @contextmanager
@@ -214,29 +223,39 @@ def _report(command: str, message: str, code: int) -> int:
     return code
 
 
-def _explain_missing(error: ModuleNotFoundError) -> str:
-    """Return what to install. Raises: the error itself, if the missing module is one of the project's own.
+def _report_fault(command: str) -> int:
+    """Print the traceback of the error that is being handled. It ends this command only."""
+    traceback.print_exc()
+    return _report(command, "internal error in ddp; please report the traceback above", ExitCode.BROKEN)
 
-    The project itself is in no package index, so the message names the missing packages.
-    """
-    if error.name is None or error.name.partition(".")[0] in _OWN_PACKAGES:
-        raise error
-    package = error.name.partition(".")[0]
-    extras = ("mcp", "cli") if package == "mcp" else ("cli",)
-    packages = shlex.join(list_requirements(*extras) or [package.replace("_", "-")])
+
+def _report_missing(command: str, error: ModuleNotFoundError) -> int:
+    """Print what to install; a missing module of the project's own is a fault of ddp."""
+    package = (error.name or "").partition(".")[0]
+    if package in ("", *_OWN_PACKAGES):
+        return _report_fault(command)
+    return _report(command, _explain_missing(package), ExitCode.BAD_INPUT)
+
+
+def _explain_missing(package: str) -> str:
+    """Return what to install. The project itself is in no package index, so the message names the missing packages."""
+    packages = shlex.join(list_requirements(package) or [package.replace("_", "-")])
     return f"the Python package {package} is not installed; {shlex.quote(sys.executable)} -m pip install {packages}"
 
 
-def list_requirements(*extras: str) -> list[str]:
-    """Return the requirements of this distribution's extras; none if it is used without an installation."""
+def list_requirements(package: str) -> list[str]:
+    """Return the requirements of the extra cli, and that of another extra which names the package.
+
+    None if this distribution is used without an installation.
+    """
     try:
-        requirements = importlib.metadata.requires("ddp-operator") or []
+        listed = importlib.metadata.requires("ddp-operator") or []
     except importlib.metadata.PackageNotFoundError:
         return []
-    listed = [requirement.partition(";") for requirement in requirements]
-    own = [
-        name.strip()
-        for name, _, marker in listed
-        if any(f"extra == '{extra}'" in marker.replace('"', "'") for extra in extras)
-    ]
-    return [name for name in own if not name.startswith("ddp-operator")]
+    requirements = [(text.strip(), marker.replace('"', "'")) for text, _, marker in (s.partition(";") for s in listed)]
+    own = [text for text, marker in requirements if "extra == 'cli'" in marker or _names(text, package)]
+    return [text for text in dict.fromkeys(own) if not text.startswith("ddp-operator")]
+
+
+def _names(requirement: str, package: str) -> bool:
+    return re.match(r"[\w.-]*", requirement)[0].replace("-", "_") == package  # type: ignore[index]

@@ -7,12 +7,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import Any, Final
 
 from ddp_cli.client.client import Client
 from ddp_cli.client.errors import ApiError, NotFound
-from ddp_cli.client.history import READER_IMAGE, open_record
 from ddp_cli.client.job import Job
+from ddp_cli.client.records import READER_IMAGE, open_record
 from ddp_cli.client.workdir import Workdir
 from ddp_cli.commands.io import CommandError
 from ddp_cli.view.terminal import print_text
@@ -193,31 +194,27 @@ def read_workdir(arguments: argparse.Namespace, folder: Path | None = None) -> W
     return None
 
 
-# Commands and options of others that they do not have, and what to do instead.
-_ELSEWHERE: Final = (
-    ("submit", "--python", "the pods use the Python of their image: name one by --image or in the YAML's command"),
-    ("submit", "--plain --quiet --logs", "it starts the job only: `ddp watch` and `ddp logs --rank` show it"),
-    ("submit", "--max-restarts", "set spec.recovery.maxRestarts in the YAML"),
-    ("submit", "--metrics-port", "set spec.metrics.port in the YAML"),
-    ("submit", "--runs-dir --local", "it is for a cluster: `ddp run` runs the job on this machine"),
-    ("submit", "--profiles", "the operator reads the profiles of the cluster"),
-    ("run check", "--code-claim --replace --namespace -n --context --kubeconfig",
-     "it is for this machine: `ddp submit` is for a cluster"),
-    ("run check", "--local", "it is for this machine anyway: leave it out"),
-    ("run check dev", "--dry-run", "`ddp render` checks a job without starting it"),
-    ("run check dev", "--watch -w", "it shows the run anyway: leave it out"),
-    ("run check submit", "--hold", "`ddp dev` holds the pods"),
-    ("check", "--quiet --logs --runs-dir --name", "it prints verdicts only: --keep keeps logs and records"),
-    ("check", "--include --pip", "its runs have a copy of the whole folder, and the packages of --python"),
-    ("check", "--max-restarts --metrics-port", "it chooses it for each of its runs: leave it out"),
-    ("check", "--profiles", "name a script, or a YAML that `ddp render --profiles FILE` prints"),
-)  # fmt: skip
+Elsewhere = tuple[tuple[str, str], ...]
+"""Options of other commands that a command does not have, and what to do instead. Its module has them as ELSEWHERE."""
+ELSEWHERE_OF_A_RUN: Final[Elsewhere] = (
+    ("--dry-run", "`ddp render` checks a job without starting it"),
+    ("--watch -w", "it shows the run anyway: leave it out"),
+)
+ELSEWHERE_ON_THIS_MACHINE: Final[Elsewhere] = (
+    *ELSEWHERE_OF_A_RUN,
+    (
+        "--code-claim --replace --namespace -n --context --kubeconfig",
+        "it is for this machine: `ddp submit` is for a cluster",
+    ),
+    ("--local", "it is for this machine anyway: leave it out"),
+    ("--hold", "`ddp dev` holds the pods"),
+)
 
 
-def explain_elsewhere(command: str, option: str) -> str:
+def explain_elsewhere(command: ModuleType, option: str) -> str:
     """Return what to do instead of an option that the command lacks and another has; empty for any other option."""
-    rows = ((commands.split(), options.split(), remedy) for commands, options, remedy in _ELSEWHERE)
-    return next((remedy for commands, options, remedy in rows if command in commands and option in options), "")
+    rows: Elsewhere = getattr(command, "ELSEWHERE", ())
+    return next((remedy for options, remedy in rows if option in options.split()), "")
 
 
 def refuse_options(arguments: argparse.Namespace, names: Sequence[str], reason: str) -> None:

@@ -3,15 +3,17 @@
 import argparse
 import os
 import signal
+from collections.abc import Sequence
 from typing import Any, Final
 
+from ddp_cli.client.hooks import Command
 from ddp_cli.commands.arguments import is_local, open_client
 from ddp_cli.commands.io import ExitCode
 
 _SECONDS_FOR_CLUSTER: Final = 3
 
 
-def complete() -> None:
+def complete(listed: Sequence[Command]) -> None:
     """Print the candidates for the last word, and end the process."""
     import argcomplete
 
@@ -19,7 +21,7 @@ def complete() -> None:
 
     words = os.environ["COMP_LINE"].split()[1:]
     command = next((word for word in words if not word.startswith("-")), "")
-    parser, commands = build_parser(command)
+    parser, commands = build_parser(listed, command)
     if command in commands:
         for action in commands[command].parser._actions:
             if action.dest == "name" and not action.option_strings:

@@ -5,7 +5,7 @@ import os
 import shutil
 import sys
 
-from ddp_cli.client.cluster import ClusterBackend
+from ddp_cli.client.cluster_backend import ClusterBackend
 from ddp_cli.client.local_pod import find_local_pod
 from ddp_cli.client.logs import LogPod, list_running_pods
 from ddp_cli.commands.arguments import add_cluster_arguments, add_local_arguments, open_job

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Any
 
-from ddp_cli.client.cluster import ClusterBackend
+from ddp_cli.client.cluster_backend import ClusterBackend
 from ddp_cli.commands.arguments import add_cluster_arguments, add_local_arguments, is_local, open_client
 from ddp_cli.commands.io import ExitCode
 from ddp_cli.view.terminal import print_text

@@ -3,7 +3,7 @@
 import argparse
 import sys
 
-from ddp_cli.client.cluster import ClusterBackend
+from ddp_cli.client.cluster_backend import ClusterBackend
 from ddp_cli.commands.arguments import add_cluster_arguments, add_history_argument, add_local_arguments, open_job
 from ddp_cli.commands.io import CommandError, ExitCode
 from ddp_cli.view.terminal import make_printable, print_text

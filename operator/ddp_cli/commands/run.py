@@ -5,9 +5,16 @@ import os
 import re
 import shutil
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import Any, Final
 
-from ddp_cli.commands.arguments import add_runs_argument, add_workdir_arguments, read_workdir
+from ddp_cli.commands.arguments import (
+    ELSEWHERE_ON_THIS_MACHINE,
+    Elsewhere,
+    add_runs_argument,
+    add_workdir_arguments,
+    read_workdir,
+)
 from ddp_cli.commands.init import (
     SCRIPT_SUFFIXES,
     add_job_options,
@@ -24,6 +31,7 @@ from ddp_operator.api.spec import LOCAL_MAX_RESTARTS
 from ddp_pod.contract.names import CHECK_VARIABLE
 from ddp_pod.contract.numbers import parse_count
 
+ELSEWHERE: Final[Elsewhere] = ELSEWHERE_ON_THIS_MACHINE
 _SCRIPT = re.compile(r"\A#!|^(import|from) \w", re.MULTILINE)  # neither begins a line of YAML
 
 
@@ -146,14 +154,14 @@ def read_manifest(arguments: argparse.Namespace) -> str:
 
 
 def _prepare(text: str, arguments: argparse.Namespace) -> Any:
-    """Return the RunPlan. Raises: CommandError, InvalidManifest, Unsuitable."""
+    """Return the LocalRunPlan. Raises: CommandError, InvalidManifest, Unsuitable."""
+    from ddp_cli.client.hooks import draws_reports
     from ddp_cli.client.workdir import check_job
     from ddp_cli.local import adapt
     from ddp_cli.local.folder import ENV_RUN_FOLDER
     from ddp_cli.local.machine import find_gpus, find_interpreter, has_torch
     from ddp_cli.local.ports import hold_free_port
-    from ddp_cli.local.runner import RunPlan
-    from ddp_cli.report import build_report
+    from ddp_cli.local.runner import LocalRunPlan
     from ddp_operator.api.cel import check_rules
     from ddp_operator.api.errors import InvalidManifest
     from ddp_operator.api.kubeobjects import count_pod_gpus
@@ -194,7 +202,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
         raise CommandError(f"--logs: rank {arguments.logs} does not exist; the last is {job.spec.nodes * nproc - 1}")
     if arguments.metrics_port is not None:
         adapt.check_ports(arguments.metrics_port, job.size.pods)
-    return RunPlan(
+    return LocalRunPlan(
         text=text,
         # A user of the Python API started the run; summaries name what to call again.
         command="client.train(…) or client.submit(…)" if ENV_RUN_FOLDER in os.environ else arguments.command_line,
@@ -213,8 +221,18 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
         logs=arguments.logs,
         plain=arguments.plain,
         quiet=arguments.quiet,
-        build_report=build_report,
+        build_report=_build_report if draws_reports() else None,
     )
+
+
+def _build_report(folder: Path) -> str:
+    """Return the page of a run's folder. It loads what draws pages at the end, where a fault of it only costs the page.
+
+    Raises: any exception.
+    """
+    from ddp_cli.client.hooks import open_reports
+
+    return open_reports().build_report(folder)
 
 
 def _strip_server_fields(resource: Mapping[str, Any]) -> dict[str, Any]:

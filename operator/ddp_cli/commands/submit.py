@@ -5,12 +5,13 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import Final, NoReturn
 
 from ddp_cli.client.errors import ApiError, NameInUse
 from ddp_cli.client.job import Job
 from ddp_cli.client.workdir import Workdir, check_job, default_folder
 from ddp_cli.commands.arguments import (
+    Elsewhere,
     add_cluster_arguments,
     add_output_argument,
     add_workdir_arguments,
@@ -27,6 +28,16 @@ from ddp_cli.commands.init import (
 )
 from ddp_cli.commands.io import CommandError, ExitCode, print_note, read_file
 from ddp_cli.view.terminal import print_text
+
+ELSEWHERE: Final[Elsewhere] = (
+    ("--python", "the pods use the Python of their image: name one by --image or in the YAML's command"),
+    ("--plain --quiet --logs", "it starts the job only: `ddp watch` and `ddp logs --rank` show it"),
+    ("--max-restarts", "set spec.recovery.maxRestarts in the YAML"),
+    ("--metrics-port", "set spec.metrics.port in the YAML"),
+    ("--runs-dir --local", "it is for a cluster: `ddp run` runs the job on this machine"),
+    ("--profiles", "the operator reads the profiles of the cluster"),
+    ("--hold", "`ddp dev` holds the pods"),
+)
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import TextIO
 
-from ddp_cli.client.cluster import ClusterBackend
+from ddp_cli.client.cluster_backend import ClusterBackend
 from ddp_cli.client.follow import Jobs, follow_jobs, view_of
 from ddp_cli.client.job import Job
 from ddp_cli.commands.arguments import add_cluster_arguments, add_local_arguments, is_local, open_client, open_job

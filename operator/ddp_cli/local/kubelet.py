@@ -29,7 +29,7 @@ class _Run:
 
     pod: Object
     process: processes.PodProcess
-    plan: pods.PodPlan
+    plan: pods.LocalPodPlan
     log: Path
     watcher: asyncio.Task[None] | None = None
     killer: asyncio.TimerHandle | None = None

@@ -26,7 +26,7 @@ _LOG_TAIL_BYTES: Final = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class PodPlan:
+class LocalPodPlan:
     """A pod's process before it is started."""
 
     command: tuple[str, ...]
@@ -47,7 +47,7 @@ class PodPlace:
     memory: Path | None = None
 
 
-def plan_pod(pod: Object, place: PodPlace, lookup: Lookup, base: Mapping[str, str]) -> PodPlan:
+def plan_pod(pod: Object, place: PodPlace, lookup: Lookup, base: Mapping[str, str]) -> LocalPodPlan:
     """Create the pod's folders, and return its command line and environment. Raises: MissingReference, OSError."""
     container = find_trainer(pod)
     place.folder.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def plan_pod(pod: Object, place: PodPlace, lookup: Lookup, base: Mapping[str, st
         fixed[constants.ENV_MEMORY_DIR] = str(place.memory or "")
     environment = {**base, **machine, **{name: localize(value) for name, value in variables.items()}, **fixed}
     folder = container.get("workingDir")
-    return PodPlan(
+    return LocalPodPlan(
         tuple(line), environment, rewrite_paths(folder, places) if folder else None, termination_log, port_file
     )
 

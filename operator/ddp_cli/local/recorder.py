@@ -23,7 +23,7 @@ _FIRST_SECONDS: Final = 0.1
 _OTHERS_EVERY: Final = 5
 
 
-class Recorder:
+class RunRecorder:
     """Samples reports. ``page`` is pod 0's last one; ``on_page`` is called after each sample."""
 
     def __init__(self, cluster: LocalCluster, folder: RunFolder, clock: Callable[[], datetime]) -> None:

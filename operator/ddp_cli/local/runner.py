@@ -22,7 +22,7 @@ from ddp_cli.local.container import ClaimInUse, ClaimLock
 from ddp_cli.local.ending import describe_run, interrupt
 from ddp_cli.local.folder import DELETED, RunFolder, is_out_of_space
 from ddp_cli.local.machine import describe_environment
-from ddp_cli.local.recorder import Recorder
+from ddp_cli.local.recorder import RunRecorder
 from ddp_cli.local.screen import LogFile, Tail, count, describe_wait, find_logs, format_line
 from ddp_cli.local.store import workers_grace_of
 from ddp_cli.view.display import FaultTolerantStream, View, choose_display
@@ -59,7 +59,7 @@ CLAIMS: Final = "claims"
 
 
 @dataclass(frozen=True, slots=True)
-class RunPlan:
+class LocalRunPlan:
     """A run before it starts."""
 
     text: str
@@ -80,8 +80,8 @@ class RunPlan:
     """The ranks whose output is shown: all, none, or a rank number."""
     plain: bool
     quiet: bool
-    build_report: Callable[[Path], str]
-    """Returns the HTML of the report on a run folder."""
+    build_report: Callable[[Path], str] | None
+    """Returns the HTML of the report on a run folder; None: there is no report."""
 
 
 class CannotStart(Exception):
@@ -97,7 +97,7 @@ class RunOutcome:
     broken: bool = False
 
 
-def run_job(plan: RunPlan) -> RunOutcome:
+def run_job(plan: LocalRunPlan) -> RunOutcome:
     """Run the job to its end. Raises: CannotStart."""
     return asyncio.run(Run(plan).run())
 
@@ -105,7 +105,7 @@ def run_job(plan: RunPlan) -> RunOutcome:
 class Run:
     """One `ddp run`."""
 
-    def __init__(self, plan: RunPlan) -> None:
+    def __init__(self, plan: LocalRunPlan) -> None:
         self._plan = plan
         self._started = time.monotonic()
         try:
@@ -129,7 +129,7 @@ class Run:
             self._folder.path, plan.runs_dir / CLAIMS, metrics_base=plan.metrics_base, gpu_ids=plan.gpu_ids
         )
         self._folder.on_problem = lambda problem: self._display.line(f"warning     {problem}")
-        self._recorder = Recorder(self._cluster, self._folder, utc_now)
+        self._recorder = RunRecorder(self._cluster, self._folder, utc_now)
         self._wake = asyncio.Event()
         self._signals: list[int] = []
         self._errors = 0
@@ -307,7 +307,8 @@ class Run:
         return failed is not None and failed.reason == c.INTERRUPTED
 
     async def _write_report(self) -> None:
-        self._folder.write(self._folder.report, self._plan.build_report(self._folder.path))
+        if self._plan.build_report is not None:
+            self._folder.write(self._folder.report, self._plan.build_report(self._folder.path))
 
     async def _write_facts(self) -> None:
         self._folder.write_facts(describe_environment(self._plan.resource, Path.cwd(), os.environ))
@@ -471,7 +472,7 @@ class Run:
         self._wake.set()
 
 
-def _continue_tracking(plan: RunPlan, claim: ClaimLock | None) -> RunPlan:
+def _continue_tracking(plan: LocalRunPlan, claim: ClaimLock | None) -> LocalRunPlan:
     """Return the plan with the tracker's run id of the checkpoints from which it resumes. Raises: OSError."""
     spec = plan.resource["spec"]
     if claim is None or not spec.get("tracking") or spec["tracking"].get("runId"):
@@ -480,7 +481,7 @@ def _continue_tracking(plan: RunPlan, claim: ClaimLock | None) -> RunPlan:
     return replace(plan, resource={**plan.resource, "spec": {**spec, "tracking": tracking}})
 
 
-def _hold_claim(plan: RunPlan) -> ClaimLock | None:
+def _hold_claim(plan: LocalRunPlan) -> ClaimLock | None:
     """Lock the claim of the job's checkpoints. Raises: CannotStart, if another run uses it; OSError."""
     claim = exclusive_claim(parse_resource(plan.resource))
     if claim is None:

@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 
 from ddp_cli.client.api import Api
-from ddp_cli.client.cluster import ClusterBackend
+from ddp_cli.client.cluster_backend import ClusterBackend
 from ddp_cli.client.errors import ApiError
 from ddp_operator.api.kubeobjects import format_time
 from tests.support.builders import NOW, child_pod

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_cli.commands import _explain_missing, build_parser, main, submit
+from ddp_cli import commands
+from ddp_cli.__main__ import COMMANDS, main
+from ddp_cli.client.hooks import Command
+from ddp_cli.commands import build_parser, submit
 from ddp_cli.commands import run as cli_run
 from ddp_cli.commands.arguments import explain_elsewhere
 from ddp_cli.local.folder import ENV_RUN_FOLDER
@@ -183,7 +186,7 @@ def test_missing_extra_is_named(words: list[str]) -> None:
     write()
     hidden = ("kubernetes",)
     code = f"import sys; sys.modules.update(dict.fromkeys({hidden!r}))"
-    code += "; from ddp_cli.commands import main; sys.exit(main())"
+    code += "; from ddp_cli.__main__ import main; sys.exit(main())"
     done = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, timeout=300)
     assert done.returncode == 2
     assert f"{sys.executable} -m pip install" in done.stderr
@@ -194,21 +197,60 @@ def test_missing_extra_is_named(words: list[str]) -> None:
 
 def test_help_imports_no_heavy_module() -> None:
     code = (
-        "import sys, ddp_cli.local.runner; from ddp_cli.commands import COMMANDS, build_parser; "
-        "build_parser(*(name for name, *_ in COMMANDS)); print(*sys.modules)"
+        "import sys, ddp_cli.local.runner; from ddp_cli.__main__ import COMMANDS; "
+        "from ddp_cli.commands import build_parser; "
+        "build_parser(COMMANDS, *(command.name for command in COMMANDS)); print(*sys.modules)"
     )
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=300)
     heavy = {"torch", "matplotlib", "rich", "kubernetes", "kopf", "aiohttp", "numpy"}
     assert heavy & set(loaded.stdout.split()) == set()
 
 
-@pytest.mark.parametrize("package", ["ddp_cli", "ddp_operator", "ddp_pod"])
-def test_missing_module_of_our_own_is_no_missing_package(package: str) -> None:
-    error = ModuleNotFoundError(name=f"{package}.nothing")
-    with pytest.raises(ModuleNotFoundError) as raised:
-        _explain_missing(error)
-    assert raised.value is error
-    assert "pip install" in _explain_missing(ModuleNotFoundError(name="kubernetes.client"))
+def write_module(folder: Path, monkeypatch: pytest.MonkeyPatch, source: str) -> tuple[Command, ...]:
+    """Return the commands with another one, whose module has this source."""
+    (folder / "broken.py").write_text(source)
+    monkeypatch.syspath_prepend(folder)
+    monkeypatch.delitem(sys.modules, "broken", raising=False)
+    return (*COMMANDS, Command("broken", "broken", "a command of a feature"))
+
+
+@pytest.mark.parametrize(
+    "source",
+    ["def", "1 / 0", "import ddp_cli.nothing", "def add_arguments(parser):\n    1 / 0", "raise ModuleNotFoundError"],
+)
+def test_feature_that_cannot_be_imported_breaks_its_own_command_only(
+    source: str, folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    listed = write_module(folder, monkeypatch, source)
+    assert commands.main(listed, ["broken"]) == 70
+    shown = capsys.readouterr().err
+    assert "Traceback" in shown
+    assert shown.endswith("ddp broken: internal error in ddp; please report the traceback above\n")
+    with pytest.raises(SystemExit) as ended:
+        commands.main(listed, ["--help"])
+    assert ended.value.code == 0
+    assert "a command of a feature" in capsys.readouterr().out
+    assert commands.main(listed, ["render", write()]) == 0
+
+
+def test_missing_package_is_named_with_its_requirement(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "kubernetes_validate", None)
+    assert commands.main(write_module(folder, monkeypatch, "import kubernetes_validate"), ["broken"]) == 2
+    assert "pip install 'kubernetes-validate>=" in capsys.readouterr().err
+
+
+def test_list_of_commands_has_its_order() -> None:
+    from ddp_cli.features import FEATURES
+
+    added = [command for feature in FEATURES for command in feature.commands]
+    own = [command for command in COMMANDS if command not in added]
+    assert own == [*commands.COMMANDS]
+    assert sorted(COMMANDS) == sorted([*own, *added])
+    for command in added:
+        before = COMMANDS[: COMMANDS.index(command)]
+        assert [entry.name for entry in before if entry in own][-1] == command.after
 
 
 @pytest.mark.parametrize(
@@ -224,14 +266,17 @@ def test_characters_that_output_lacks_are_replaced(
     assert stream.buffer.getvalue().decode(encoding).startswith(printed)  # type: ignore[attr-defined]
 
 
-_START = ("run", "dev", "submit", "check")
+_START = [command.name for command in COMMANDS if command.script == "file" and command.name != "init"]
 
 
 def list_flags(command: str) -> list[str]:
     """Return the long options of a command."""
-    _, commands = build_parser(command)
-    actions = commands[command].parser._actions
-    return [flag for action in actions for flag in action.option_strings if flag.startswith("--")]
+    return commands._list_flags(load(command).parser)
+
+
+def load(command: str) -> commands.LoadedCommand:
+    """Return a command with its module."""
+    return build_parser(COMMANDS, command)[1][command]
 
 
 @pytest.mark.parametrize("command", _START)
@@ -239,8 +284,8 @@ def test_option_of_one_command_is_known_or_explained_in_others(command: str) -> 
     fields = {"--steps", "--seed", "--timeout", "--json", "--keep", "--output"}  # of one command's own subject
     every = {flag for other in _START for flag in list_flags(other)} - fields
     unknown = every.difference(list_flags(command))
-    assert [flag for flag in sorted(unknown) if not explain_elsewhere(command, flag)] == []
-    assert [flag for flag in list_flags(command) if explain_elsewhere(command, flag)] == []
+    assert [flag for flag in sorted(unknown) if not explain_elsewhere(load(command).module, flag)] == []
+    assert [flag for flag in list_flags(command) if explain_elsewhere(load(command).module, flag)] == []
 
 
 @pytest.mark.parametrize(
@@ -250,15 +295,9 @@ def test_option_of_one_command_is_known_or_explained_in_others(command: str) -> 
             "submit job.yaml --python /usr/bin/python3",
             "--python /usr/bin/python3; the pods use the Python of their image",
         ),
-        ("check job.yaml --quiet", "--quiet; it prints verdicts only"),
         ("run job.yaml -n team", "-n team; it is for this machine: `ddp submit`"),
         ("run job.yaml --replace", "--replace; it is for this machine: `ddp submit`"),
-        ("dev job.yaml --max-restarts 0", "--max-restarts: only for runs on this machine; add --local"),
-        ("dev job.yaml --python python3", "--python: only for runs on this machine; add --local"),
-        ("dev job.yaml --local --code-claim c", "--code-claim: only for jobs in a cluster; leave out --local"),
-        ("dev job.yaml --cpu", "--cpu: only for a script; remove the GPUs from job.yaml instead"),
         ("submit job.yaml --cpu", "--cpu: only for a script; remove the GPUs from job.yaml instead"),
-        ("dev t.py --cpu --gpus 2", "--cpu requests no GPUs; leave out --gpus"),
     ],
 )
 def test_option_that_command_cannot_honour_is_refused_with_remedy(
@@ -274,11 +313,10 @@ def test_option_that_command_cannot_honour_is_refused_with_remedy(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("command", ["submit", "dev"])
-def test_script_with_cpu_requests_no_gpu_in_cluster(command: str) -> None:
+def test_script_with_cpu_requests_no_gpu_in_cluster() -> None:
     Path("t.py").write_text("import torch")
-    parser, _ = build_parser(command)
-    arguments = parser.parse_args([command, "t.py", "--cpu"])
+    parser, _ = build_parser(COMMANDS, "submit")
+    arguments = parser.parse_args(["submit", "t.py", "--cpu"])
     arguments.extra = []
     text, _ = submit.read_manifest(arguments)
     [container] = yaml.safe_load(text)["spec"]["template"]["spec"]["containers"]

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from ddp_cli.__main__ import main
 from ddp_cli.client.program import job_name
 from ddp_cli.client.validation import check_manifest
-from ddp_cli.commands import main
 from ddp_cli.commands import run as cli_run
 from ddp_cli.commands.init import Script, write_manifest
 from ddp_operator.api.parse import parse_resource

@@ -1,4 +1,4 @@
-"""`ddp list`, `why`, `logs` and `report` on the runs of this machine."""
+"""`ddp list`, `why` and `logs` on the runs of this machine."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from ddp_cli import commands as cli
+from ddp_cli import __main__ as cli
 from ddp_cli.client.client import Client
 from ddp_cli.client.errors import FieldsLeftOut, NotFound
 from ddp_cli.client.job import Job
@@ -70,12 +70,12 @@ def test_name_is_looked_up_in_the_cluster_then_among_the_runs(monkeypatch: pytes
     for words in (["why"], ["why", run.path.name]):
         assert cli.main(words) == ExitCode.OK
     assert queried == []
-    for words in (["why", "digits"], ["logs", "digits"], ["report", "digits"]):
+    for words in (["why", "digits"], ["logs", "digits"]):
         assert cli.main(words) == ExitCode.OK
         assert "not in the cluster (digits does not exist in namespace default)" in capsys.readouterr().err
     for words in (["why", "digits", "-n", "team"], ["why", "gone"]):
         assert cli.main(words) == ExitCode.NOT_FOUND
-    assert queried == ["digits", "digits", "digits", "digits", "gone"]
+    assert queried == ["digits", "digits", "digits", "gone"]
 
 
 def test_logs_are_those_of_all_ranks_of_jobs_newest_run(capsys: Capture) -> None:
@@ -149,7 +149,7 @@ def make_stored_run(status: Any) -> RunFolder:
     return folder
 
 
-COMMANDS = (["why", "--local"], ["logs", "--local"], ["report", "--local"], ["list", "--local"])
+COMMANDS = (["why", "--local"], ["logs", "--local"], ["list", "--local"])
 
 
 @pytest.mark.parametrize("field", [*build_full_status(), "progress.learningRate", "conditions[0].status"])
@@ -160,7 +160,7 @@ def test_commands_show_a_run_without_the_field_that_they_name(field: str, capsys
         assert cli.main(words) == ExitCode.OK
         shown = capsys.readouterr()
         assert shown.err.count(f"{folder.status}: {path} cannot be read and is left out\n") == 1
-        assert "succeeded" in shown.out.lower() or words[0] in ("logs", "report")
+        assert "succeeded" in shown.out.lower() or words[0] == "logs"
 
 
 @pytest.mark.parametrize("status", [[1], "x", {"phase": "Frozen"}])

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
+from ddp_cli.__main__ import main
 from ddp_cli.client.client import Client
 from ddp_cli.client.validation import check_manifest
-from ddp_cli.commands import main
-from ddp_cli.commands.dev import add_dev
-from ddp_cli.commands.mcp_tools import JobTools
+from ddp_cli.features.dev.command import add_dev
+from ddp_cli.features.mcp.tools import JobTools
 from ddp_operator.api.documents import load_documents
 from ddp_operator.api.yaml_writer import format_documents
 from tests.support.builders import Json, resource, template, trainer

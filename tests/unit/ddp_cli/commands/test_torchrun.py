@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddp_cli.commands import main
+from ddp_cli.__main__ import main
 from ddp_cli.commands.torchrun import explain_torchrun
 
 TORCHRUN = "ddp starts the script with torchrun itself; name only the script"

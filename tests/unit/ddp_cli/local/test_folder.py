@@ -14,14 +14,14 @@ from typing import Any
 import pytest
 import yaml
 
+from ddp_cli.__main__ import main
 from ddp_cli.client.errors import ClientError
 from ddp_cli.client.packing.files import Selection
 from ddp_cli.client.runs import list_runs, open_run
-from ddp_cli.commands import main
 from ddp_cli.commands.io import ExitCode
 from ddp_cli.local import folder as folder_module
 from ddp_cli.local.folder import COLUMNS, RunFolder, choose_rate, replace_file
-from ddp_cli.local.recorder import Recorder
+from ddp_cli.local.recorder import RunRecorder
 from ddp_cli.local.screen import Tail, find_logs
 from ddp_cli.local.store import Store
 from ddp_operator.decide.report import STALLED, Page, Rates
@@ -276,8 +276,8 @@ class ServingCluster:
         return respond(self.pages.get(pod["metadata"]["name"]))
 
 
-def recorder(cluster: ServingCluster, folder: RunFolder) -> Recorder:
-    return Recorder(cluster, folder, lambda: NOW)  # type: ignore[arg-type]
+def recorder(cluster: ServingCluster, folder: RunFolder) -> RunRecorder:
+    return RunRecorder(cluster, folder, lambda: NOW)  # type: ignore[arg-type]
 
 
 async def test_sample_keeps_page_and_adds_row_only_when_something_is_new(folder: RunFolder) -> None:
@@ -311,7 +311,7 @@ async def test_page_with_rank_metrics_is_kept_after_ranks_end(folder: RunFolder)
 async def test_rows_have_throughput_of_script_that_reports_only_counters(folder: RunFolder) -> None:
     cluster = ServingCluster()
     moments = iter(range(100))
-    watching = Recorder(cluster, folder, lambda: NOW + timedelta(seconds=next(moments)))  # type: ignore[arg-type]
+    watching = RunRecorder(cluster, folder, lambda: NOW + timedelta(seconds=next(moments)))  # type: ignore[arg-type]
     for steps in (1, 2, 4):
         numbers = {"steps": steps, "step_seconds": steps / 8, "samples": steps * 32, "world_size": 2}
         cluster.pages = {"p0": page(**numbers)}

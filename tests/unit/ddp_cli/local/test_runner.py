@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_cli import commands as cli
+from ddp_cli import __main__ as cli
 from ddp_cli.commands.io import ExitCode
 from ddp_cli.local.container import ClaimInUse, ClaimLock
 from ddp_cli.local.runner import Run, RunOutcome

@@ -1,0 +1,103 @@
+"""The features of the commands. Each is a folder here and an entry of this tuple; the kernel knows none of them."""
+
+from typing import Final
+
+from ddp_cli.client.hooks import Command, CommandFeature
+
+FEATURES: Final[tuple[CommandFeature, ...]] = (
+    CommandFeature(
+        name="check",
+        maturity="beta",
+        page="check.md",
+        commands=(
+            Command(
+                name="check",
+                module="ddp_cli.features.check.command",
+                help="check whether a script trains as one job and resumes exactly",
+                after="run",
+                script="file",
+            ),
+        ),
+    ),
+    CommandFeature(
+        name="report",
+        maturity="stable",
+        page="monitoring.md",
+        commands=(
+            Command(
+                name="report",
+                module="ddp_cli.features.report.command",
+                help="write an HTML report with the charts of a run",
+                after="render",
+            ),
+        ),
+        reports="ddp_cli.features.report.pages",
+    ),
+    CommandFeature(
+        name="convert",
+        maturity="stable",
+        page="comparison.md",
+        commands=(
+            Command(
+                name="convert",
+                module="ddp_cli.features.convert.command",
+                help="convert a Kubeflow PyTorchJob to a DDPTrainingJob",
+                after="profile",
+            ),
+        ),
+    ),
+    CommandFeature(
+        name="dev",
+        maturity="beta",
+        page="dev.md",
+        commands=(
+            Command(
+                name="dev",
+                module="ddp_cli.features.dev.command",
+                help="start a job whose pods stay, for runs with changed code within seconds",
+                after="submit",
+                script="file",
+            ),
+            Command(
+                name="rerun",
+                module="ddp_cli.features.dev.command",
+                help="bring the folder to the pods of ddp dev, and run it there",
+                after="submit",
+                script="arguments",
+            ),
+            Command(
+                name="release",
+                module="ddp_cli.features.dev.command",
+                help="end the pods of ddp dev",
+                after="submit",
+            ),
+        ),
+        former_runs="ddp_cli.features.dev.former_runs",
+    ),
+    CommandFeature(
+        name="drill",
+        maturity="stable",
+        page="drills.md",
+        commands=(
+            Command(
+                name="drill",
+                module="ddp_cli.features.drill.command",
+                help="kill a rank of a running job and measure the recovery",
+                after="delete",
+            ),
+        ),
+    ),
+    CommandFeature(
+        name="mcp",
+        maturity="experimental",
+        page="python.md",
+        commands=(
+            Command(
+                name="mcp",
+                module="ddp_cli.features.mcp.command",
+                help="serve the jobs to an assistant over the Model Context Protocol",
+                after="delete",
+            ),
+        ),
+    ),
+)

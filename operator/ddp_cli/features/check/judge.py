@@ -1,0 +1,69 @@
+"""Judge the runs of a check."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+from ddp_cli.features.check.recordings import Recording, read_recording
+from ddp_cli.features.check.resume import judge_resume, judge_stop
+from ddp_cli.features.check.runs import CheckedRun
+from ddp_cli.features.check.training import judge_training
+from ddp_cli.features.check.verdict import FAILED, NOT_APPLICABLE, CheckVerdict, not_applicable
+
+# From effects to causes; the last cause of a check is named.
+_CONSEQUENCES: Final = {
+    "same initial weights": ("gradients are shared", "resumes exactly"),
+    "gradients are shared": ("same initial weights", "resumes exactly"),
+    "one writer": ("resumes exactly",),  # which may find a half-written checkpoint
+    "finite": ("resumes exactly",),  # weights that are not finite do not show the step
+    "equal numbers of steps": ("gradients are shared", "same initial weights", "resumes exactly", "stops in time"),
+    "one group": (
+        "gradients are shared",
+        "different data",
+        "equal numbers of steps",
+        "one writer",
+        "same initial weights",
+        "resumes exactly",
+        "stops in time",
+    ),
+}
+
+
+def judge(runs: Sequence[CheckedRun]) -> list[CheckVerdict]:
+    """Return the verdicts of all checks. ``runs``: the reference, whose ranks have made steps, and those after it."""
+    recordings = {run.name.partition("-")[0]: read_recording(run.records) for run in runs}
+    reference = recordings["reference"]
+    repeat = recordings.get("repeat")
+    world_size = max(process.start.world_size for process in reference.firsts)
+    verdicts = judge_training(reference, world_size)
+    if runs[0].succeeded:
+        later = (judge_resume(reference, repeat, recordings.get("resumed")), _judge_stop(runs, repeat))
+    else:
+        later = (not_applicable("the reference has failed; repair its cause first"),) * 2
+    verdicts.append(replace(later[0], check="resumes exactly"))
+    verdicts.append(replace(later[1], check="stops in time"))
+    return omit_consequences(verdicts)
+
+
+def omit_consequences(verdicts: Sequence[CheckVerdict]) -> list[CheckVerdict]:
+    """Report causes alone: a check is not applicable if a failed one that is reported makes it fail too."""
+    failures = {verdict.check for verdict in verdicts if verdict.state == FAILED}
+    causes: dict[str, str] = {}
+    for cause in reversed(_CONSEQUENCES):  # the first cause first: of two that explain each other, one is reported
+        if cause in failures and cause not in causes:
+            causes |= {check: causes.get(check, cause) for check in _CONSEQUENCES[cause]}
+    return [
+        CheckVerdict(verdict.check, NOT_APPLICABLE, f"repair `{causes[verdict.check]}` first")
+        if verdict.state == FAILED and verdict.check in causes
+        else verdict
+        for verdict in verdicts
+    ]
+
+
+def _judge_stop(runs: Sequence[CheckedRun], repeat: Recording | None) -> CheckVerdict:
+    run = next((run for run in runs if run.name == "repeat"), None)
+    if run is None or repeat is None:
+        return not_applicable("the script was not stopped")
+    if run.problem:
+        return not_applicable("the run was ended before the script could be stopped")
+    return judge_stop(repeat, run.signalled, run.stop_seconds, torn=run.torn)

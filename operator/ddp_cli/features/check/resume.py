@@ -1,0 +1,296 @@
+"""Judge whether an interrupted script continues as if nothing had happened, and ends in time. Pure."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from typing import Final, NamedTuple
+
+from ddp_cli.features.check.recordings import Digests, Process, Recording
+from ddp_cli.features.check.training import use_join
+from ddp_cli.features.check.verdict import FAILED, CheckVerdict, failed, list_names, not_applicable, passed
+from ddp_pod.contract.check_record import LIMIT, SaveRecord, StepRecord
+
+GRACE_SECONDS: Final = 30.0
+"""A pod's time to end after SIGTERM, by default."""
+_RATES: Final = "the learning rate"
+_ORDER: Final = "the order of the data"
+_BATCH: Final = "the batch"
+_BUFFERS: Final = "the buffers"
+_LOSS: Final = "the loss"
+_WEIGHTS: Final = "the weights after the step"
+_FACTS: Final = (_RATES, _ORDER, _BATCH, _BUFFERS, _LOSS, _WEIGHTS)
+_SEEDS: Final = {
+    _RATES: "compute the learning rate from the step alone",
+    _ORDER: "give the sampler a seed or a seeded generator",
+    _BATCH: "seed the augmentation (torch.manual_seed, random.seed, numpy.random.seed, worker_init_fn)",
+    _BUFFERS: "call torch.manual_seed() before the model is built",
+    _LOSS: "call torch.manual_seed() at the start (dropout)",
+    _WEIGHTS: "call torch.use_deterministic_algorithms(True)",
+}
+_EPOCHS_TO_SAVE: Final = 2  # after which a script that saves each epoch has saved
+
+
+class _Randomness(NamedTuple):
+    """How two uninterrupted runs differ. ``comparable``: the facts that are equal in both."""
+
+    comparable: Sequence[str] = _FACTS
+    text: str = ""
+
+
+class _Resume(NamedTuple):
+    """A process that continued a run: after which step of it. ``killed``: the step after which the former ended."""
+
+    process: Process
+    killed: int
+    position: int
+
+
+def judge_resume(reference: Recording, repeat: Recording | None, resumed: Recording | None) -> CheckVerdict:
+    """Return whether the script resumes exactly. ``resumed``: of a run whose ranks were killed; None: no such run."""
+    first = reference.firsts[0]
+    save = next((save for save in reference.saves if save.step), None)
+    if save is None:
+        return _judge_without_save(first)
+    if resumed is None or not resumed.firsts:
+        return not_applicable("the first checkpoint is too late to kill a rank after it; use --steps")
+    if use_join(reference.firsts):
+        return not_applicable("the script handles uneven data with Join, which changes weights between steps")
+    randomness = _find_randomness(reference, repeat)
+    verdict = passed()
+    for rank in sorted(resumed.ranks.keys() & reference.ranks.keys()):
+        # One rank saves, and its buffers are what all ranks load.
+        facts = [fact for fact in randomness.comparable if fact != _BUFFERS or rank == 0]
+        verdict = _judge_rank(reference, resumed.ranks[rank], save, facts)
+        if verdict.state == FAILED:
+            break
+    reason = f"{verdict.reason}; {randomness.text}" if randomness.text else verdict.reason
+    return replace(verdict, reason=reason)
+
+
+def _judge_without_save(first: Process) -> CheckVerdict:
+    epochs = max((record.iteration for _, record in first.loaders), default=0)
+    if not first.ended_itself and epochs <= _EPOCHS_TO_SAVE:
+        reason = (
+            f"no checkpoint in {len(first.steps)} steps; pass arguments with which the script saves sooner, or --steps"
+        )
+        return not_applicable(reason)
+    return failed(
+        f"no checkpoint in {len(first.steps)} steps: a restarted job begins anew",
+        first.steps[-1].place,
+        "save model, optimizer, scheduler and epoch after each epoch, and load them at the start (docs/checkpoints.md)",
+    )
+
+
+def _find_randomness(reference: Recording, repeat: Recording | None) -> _Randomness:
+    """Compare two uninterrupted runs."""
+    if repeat is None:
+        return _Randomness()
+    comparable: Sequence[str] = _FACTS
+    texts = []
+    for before, after in zip(reference.firsts, repeat.firsts, strict=False):
+        if before.initial != after.initial:
+            texts.append("the initial weights of two runs differ: call torch.manual_seed() before the model is built")
+            comparable = [fact for fact in comparable if fact in (_RATES, _ORDER, _BATCH)]
+        difference = _find_difference(before, before.steps, after, after.steps, comparable)
+        if difference:
+            step, fact = difference
+            texts.append(f"two uninterrupted runs differ from step {step.step} on ({fact}): {_SEEDS[fact]}")
+            comparable = comparable[: comparable.index(fact)]
+    return _Randomness(comparable, "; ".join(dict.fromkeys(texts)))
+
+
+def _find_difference(
+    before: Process, expected: Sequence[StepRecord], after: Process, steps: Sequence[StepRecord], facts: Sequence[str]
+) -> tuple[StepRecord, str] | None:
+    """Return the first step that differs from the expected one, and its first fact that does."""
+    for wanted, step in zip(expected, steps, strict=False):
+        is_part = step.step == 1 and len(step.loss) < len(wanted.loss)
+        for fact in facts:
+            if is_part and fact == _BATCH:
+                continue
+            value = _read_fact(before, wanted, fact)
+            part = _read_fact(after, step, fact)
+            if is_part and isinstance(value, tuple) and isinstance(part, tuple):
+                # Several optimizers step in turn, and the first ends the iteration. This process began within one.
+                value = value[len(value) - len(part) :]
+            if value != part:
+                return step, fact
+    return None
+
+
+def _read_fact(process: Process, step: StepRecord, fact: str) -> object:
+    if fact == _RATES:
+        return step.rates
+    if fact == _ORDER:
+        return step.indices
+    if fact == _BATCH:
+        return step.batch
+    if fact == _BUFFERS:
+        return step.buffers
+    if fact == _LOSS:
+        return step.loss
+    return process.digests(step)
+
+
+def _judge_rank(
+    reference: Recording, processes: Sequence[Process], save: SaveRecord, comparable: Sequence[str]
+) -> CheckVerdict:
+    """Compare what the processes of a killed rank did with the uninterrupted run."""
+    whole = reference.ranks[processes[0].rank][0]
+    saved = {save.step for save in reference.saves}
+    history = list(processes[0].steps)  # by position in the run
+    texts = []
+    for killed, process in pairwise(processes):
+        if not process.steps:
+            reason = f"the script made no step after the kill at step {len(history)}"
+            return failed(reason, save.place, "load the checkpoint at the start as it was saved here")
+        position = _find_position(processes[0], history, process, saved)
+        if isinstance(position, CheckVerdict):
+            return failed(position.reason, save.place, position.remedy)
+        resume = _Resume(process, killed.steps[-1].step, position)
+        verdict = _judge_steps(whole, resume, save, comparable)
+        if verdict is not None:
+            return verdict
+        history = history[:position] + process.steps
+        texts.append(str(position))
+    if not texts:
+        return not_applicable("no rank was killed")
+    last = processes[-1]
+    total = len(whole.steps)
+    if whole.ended_itself and last.ended_itself and len(history) != total:
+        reason = f"the resumed run made {len(history)} steps, the uninterrupted one {total}"
+        return failed(reason, save.place, "save the number of completed steps or epochs, and begin there")
+    exactness = "bit-equal" if _WEIGHTS in comparable else "equal batches and learning rates"
+    return passed(f"continued after step {' and '.join(texts)}, {exactness} until step {min(len(history), total)}")
+
+
+def _find_position(
+    first: Process, history: Sequence[StepRecord], process: Process, saved: Collection[int]
+) -> int | CheckVerdict:
+    """Return the step of the run whose weights a process has loaded, or a verdict why there is none.
+
+    ``saved``: the steps after which an uninterrupted run saves.
+    """
+    loaded = process.initial
+    weights = [first.digests(step) for step in history]
+    positions = [index for index, after in enumerate(weights, 1) if _has(after, loaded)]
+    positions = positions or [index for index, pair in enumerate(pairwise(weights), 1) if _has_between(*pair, loaded)]
+    if positions:
+        # Weights that do not change are of several steps: prefer the one that the data continues, then a saved one.
+        batch = process.steps[0].batch
+        continued = [index for index in positions if index < len(history) and history[index].batch == batch]
+        return (continued or [index for index in positions if index in saved] or positions)[-1]
+    if _has(first.initial, loaded):
+        return failed(
+            "a restarted run begins anew at step 1: it loads no checkpoint",
+            "",
+            "load the newest checkpoint at the start as it was saved here (docs/checkpoints.md)",
+        )
+    known = first.digests(history[-1])
+    different = [parameter.name for parameter, digest in loaded.items() if known.get(parameter) != digest]
+    reason = f"a restarted run has weights of no step before ({list_names(different)})"
+    return failed(reason, "", "save all parameters right after a step, in full precision, and load them all")
+
+
+def _has(weights: Digests, loaded: Digests) -> bool:
+    return all(weights.get(parameter, digest) == digest for parameter, digest in loaded.items())
+
+
+def _has_between(before: Digests, after: Digests, loaded: Digests) -> bool:
+    """Return whether some models are a step ahead: their optimizers step after the one that ends an iteration."""
+    models = [
+        {parameter: digest for parameter, digest in loaded.items() if parameter.model == model}
+        for model in {parameter.model for parameter in loaded}
+    ]
+    return all(_has(before, model) or _has(after, model) for model in models)
+
+
+def _judge_steps(whole: Process, resume: _Resume, save: SaveRecord, comparable: Sequence[str]) -> CheckVerdict | None:
+    """Compare the steps after a restart with those of the uninterrupted run; None: all are equal."""
+    expected = whole.steps[resume.position : _find_aligned_end(whole, resume.position)]
+    difference = _find_difference(whole, expected, resume.process, resume.process.steps, comparable)
+    if difference is None:
+        return None
+    step, fact = difference
+    number = resume.position + step.step
+    reason = f"killed after step {resume.killed}, resumed after step {resume.position}: {fact} differs at step {number}"
+    cause, remedy = _explain(whole, resume, step, fact)
+    return failed(f"{reason}: {cause}", save.place, remedy)
+
+
+def _find_aligned_end(whole: Process, position: int) -> int:
+    """Return up to which step a run compares that resumed here.
+
+    A check cuts epochs. Of a DataLoader without a length it does not know how many batches the script has skipped.
+    """
+    begins = [begin for begin, record in whole.loaders if record.batches is None]
+    if not begins or position in begins:
+        return len(whole.steps)
+    return min((begin for begin in begins if begin > position), default=len(whole.steps))
+
+
+def _explain(whole: Process, resume: _Resume, step: StepRecord, fact: str) -> tuple[str, str]:
+    """Return the cause of a difference, and what to save."""
+    if fact == _RATES:
+        return "the scheduler is not saved", "save scheduler.state_dict() and optimizer.state_dict(), and load both"
+    if fact in (_ORDER, _BATCH):
+        return _explain_data(whole, resume, step, fact)
+    if fact == _BUFFERS:
+        return "buffers are not saved", "save model.state_dict(), which has them, not the parameters alone"
+    if fact == _LOSS:  # weights and batch are equal
+        remedy = "save torch.get_rng_state() of each rank, and load it"
+        return "the random state is not saved (dropout)", remedy
+    return "the optimizer's state is not saved", "save optimizer.state_dict(), and load it"
+
+
+def _explain_data(whole: Process, resume: _Resume, step: StepRecord, fact: str) -> tuple[str, str]:
+    if fact == _BATCH and step.indices:
+        remedy = "save the random states of each rank (torch, random, numpy), and load them"
+        return "the samples are the same, their random augmentation is not", remedy
+    used = step.indices or step.batch
+    known = [record.step for record in whole.steps if used in (record.indices, record.batch)]
+    if known and known[0] == 1:
+        remedy = (
+            "save the epoch, begin there, and call sampler.set_epoch(epoch); skip the batches before the checkpoint"
+        )
+        return "the data begins anew with step 1", remedy
+    begins = [begin for begin, _ in whole.loaders if begin < resume.position + step.step]
+    if known and known[0] - 1 in begins:
+        remedy = "save the position in the epoch, and skip the batches before it; or save at the end of an epoch"
+        return f"the epoch begins anew with step {known[0]}", remedy
+    return "the data continues in another order", "save the epoch and the state of the sampler's generator"
+
+
+def judge_stop(
+    recording: Recording, signalled: float | None, seconds: float, grace: float = GRACE_SECONDS, torn: str = ""
+) -> CheckVerdict:
+    """Return whether the script ends in time after SIGTERM, and leaves checkpoints that can be loaded.
+
+    ``signalled``: Unix time of the signal; None: the script ended before; ``seconds``: from the signal to the end;
+    ``torn``: a checkpoint that is not complete. A script that saves regularly need not save at the end: it repeats the
+    steps since its last checkpoint.
+    """
+    if signalled is None or not recording.firsts:
+        return not_applicable("the script ended before it could be stopped")
+    first = recording.firsts[0]
+    more = sum(step.time >= signalled for step in first.steps)
+    if seconds >= grace or (first.end is not None and first.end.reason == LIMIT):
+        reason = f"still training {more} steps and {seconds:.0f} s after SIGTERM"
+        return failed(reason, first.steps[-1].place, "end the loop when SIGTERM arrives; do not ignore it")
+    saves = recording.saves
+    if torn:
+        place = next((save.place for save in reversed(saves) if save.path.endswith(torn)), "")
+        remedy = "write to another name and os.replace() it, and let SIGTERM wait for the end of a save"
+        return failed(f"ended within a save: {torn} is not complete, so no restart can load it", place, remedy)
+    if not saves:
+        return not_applicable("no checkpoint was written; the script ended in time")
+    last = first.steps[-1].step
+    saved = max(save.step for save in saves)
+    if any(save.time >= signalled for save in saves):
+        return passed(f"saved after step {saved}, ended after {seconds:.1f} s")
+    if saved == last:
+        return passed(f"ended after {seconds:.1f} s; step {saved} was saved before")
+    return passed(
+        f"ended after {seconds:.1f} s without a save: an eviction repeats the steps since the last checkpoint "
+        f"(here {last - saved}); to keep them, save in the step after SIGTERM (docs/checkpoints.md)"
+    )

@@ -1,0 +1,1 @@
+"""`ddp convert`: the YAML of other operators becomes that of a job."""

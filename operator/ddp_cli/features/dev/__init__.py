@@ -1,0 +1,1 @@
+"""`ddp dev`, `rerun` and `release`: pods that stay, and run changed code within seconds."""

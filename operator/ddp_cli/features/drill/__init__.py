@@ -1,0 +1,1 @@
+"""`ddp drill`: kill a rank of a running job, and measure its recovery."""

@@ -1,0 +1,1 @@
+"""`ddp mcp`: jobs for assistants, over the Model Context Protocol."""

@@ -1,0 +1,141 @@
+"""Read a job of a cluster for a report: from its resource, its Events, and optionally a Prometheus."""
+
+import json
+import math
+import urllib.parse
+import urllib.request
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from datetime import datetime
+from typing import Any, Final
+
+from ddp_cli.client.points import read_points
+from ddp_cli.features.report.run import LoggedEvent, RankTime, RecordedRun, Row, list_rank_times, make_run
+from ddp_cli.local.folder import COLUMNS
+from ddp_operator.api import constants
+from ddp_operator.api.kubeobjects import parse_time
+from ddp_operator.api.parse import parse_status
+from ddp_operator.decide.report import Page
+from ddp_operator.decide.scheduling import read_event_time
+from ddp_pod.contract.progress import FIELDS, SERIES, RankProgress
+
+_TIMEOUT_SECONDS: Final = 30
+_POINTS: Final = 500
+_LEAST_STEP: Final = 15  # seconds between two points, about Prometheus' scrape interval
+_RANK_SERIES: Final = (
+    *(constants.METRIC_STEPS, constants.METRIC_STEP_SECONDS),
+    *(constants.METRIC_DATA_SECONDS, constants.METRIC_COMPUTE_SECONDS),
+)
+
+
+def read_job(
+    resource: Mapping[str, Any], events: Iterable[Mapping[str, Any]], now: datetime, prometheus: str | None = None
+) -> RecordedRun:
+    """Return the run with the metrics of the status, or of the Prometheus at this URL.
+
+    Raises: ValueError, if a response of Prometheus cannot be read; OSError.
+    """
+    metadata = resource["metadata"]
+    status = parse_status(resource)
+    rows: Sequence[Row] = read_points(status.history)
+    ranks: Sequence[RankTime] = ()
+    if prometheus:
+        start_time = status.start_time or parse_time(metadata.get("creationTimestamp")) or now
+        source = _Prometheus(prometheus, f'namespace="{metadata["namespace"]}",ddp_job="{metadata["name"]}"')
+        start = start_time.timestamp()
+        end = (status.completion_time or now).timestamp()
+        rows = source.read_rows(start, end) or rows
+        ranks = source.read_ranks(status.attempt, start, end)
+    candidates = [_read_event(event, metadata["name"]) for event in events]
+    return make_run(
+        resource,
+        status,
+        rows,
+        [event for event in candidates if event is not None],
+        name=metadata["name"],
+        under_way=True,  # a job in a cluster cannot be interrupted like a `ddp run`
+        facts=_facts(resource),
+        ranks=ranks,
+    )
+
+
+def _read_event(event: Mapping[str, Any], name: str) -> LoggedEvent | None:
+    """Return an Event about the job, or a warning about its Jobs and pods; None for all others."""
+    involved = event.get("involvedObject") or {}
+    time = parse_time(read_event_time(event))
+    kind = str(event.get("type") or "Normal")
+    is_about_job = involved.get("kind") == constants.KIND
+    if time is None or not (is_about_job or kind == "Warning"):
+        return None
+    message = " ".join(str(event.get("message") or "").split())
+    where = "" if is_about_job else f"{involved.get('kind')} {involved.get('name')}: "
+    return LoggedEvent(time.timestamp(), kind, str(event.get("reason") or ""), where + message)
+
+
+def _facts(resource: Mapping[str, Any]) -> dict[str, str]:
+    containers = resource["spec"]["template"]["spec"].get("containers") or [{}]
+    named = (container for container in containers if container.get("name") == constants.TRAINER_CONTAINER)
+    trainer = next(named, containers[0])
+    metadata = resource["metadata"]
+    return {
+        "namespace": str(metadata["namespace"]),
+        "uid": str(metadata.get("uid") or ""),
+        "image": str(trainer.get("image") or ""),
+        "command": " ".join(map(str, [*(trainer.get("command") or ()), *(trainer.get("args") or ())])),
+    }
+
+
+class _Prometheus:
+    """The series of one job in a Prometheus, through its HTTP API."""
+
+    def __init__(self, url: str, labels: str) -> None:
+        if not url.startswith(("http://", "https://")):
+            raise ValueError(f"--prometheus: {url} is not a URL; write for example http://127.0.0.1:9090")
+        self._url = url.rstrip("/")
+        self._labels = labels
+
+    def read_rows(self, start: float, end: float) -> list[Row]:
+        """Return rank 0's metrics as the rows of a metrics.csv."""
+        step = max(_LEAST_STEP, math.ceil((end - start) / _POINTS))
+        rank_0 = f'{{{self._labels},rank="0"}}'
+        rate = f"[{max(60, 4 * step)}s]"
+        queries = {name: f"{SERIES[field]}{rank_0}" for name, field in COLUMNS.items() if field}
+        queries["samples_per_second"] = (
+            f"sum by (ddp_attempt) (rate({constants.METRIC_SAMPLES}{{{self._labels}}}{rate}))"
+        )
+        queries["steps_per_second"] = f"rate({constants.METRIC_STEPS}{rank_0}{rate})"
+        rows: dict[tuple[float, float], dict[str, float]] = {}
+        for name, query in queries.items():
+            maximum = f"max by (ddp_attempt) ({query})"
+            for series in self._query("query_range", query=maximum, start=start, end=end, step=step):
+                attempt = float(series["metric"].get("ddp_attempt") or 1)
+                for time, text in series["values"]:
+                    if math.isfinite(value := float(text)):
+                        row = rows.setdefault((float(time), attempt), {"time": float(time), "attempt": attempt})
+                        row[name] = value
+        return [row for _, row in sorted(rows.items()) if "step" in row or "loss" in row]
+
+    def read_ranks(self, attempt: int, start: float, end: float) -> list[RankTime]:
+        """Return the mean step of each rank of an attempt."""
+        names = "|".join(_RANK_SERIES)
+        series = f'{{__name__=~"{names}",{self._labels},ddp_attempt="{attempt}"}}'
+        window = f"[{max(60, math.ceil(end - start))}s]"
+        ranks: dict[int, RankProgress] = {}
+        for result in self._query("query", query=f"last_over_time({series}{window})", time=end):
+            metric = result["metric"]
+            with suppress(KeyError, ValueError):
+                rank = int(metric["rank"])
+                values = {FIELDS[metric["__name__"]]: float(result["value"][1])}
+                ranks.setdefault(rank, RankProgress(rank)).update(values)
+        return list_rank_times([Page(ranks=tuple(ranks.values()))])
+
+    def _query(self, kind: str, **parameters: object) -> list[dict[str, Any]]:
+        url = f"{self._url}/api/v1/{kind}?{urllib.parse.urlencode(parameters)}"
+        try:
+            with urllib.request.urlopen(url, timeout=_TIMEOUT_SECONDS) as response:  # noqa: S310 # nosec B310
+                result: list[dict[str, Any]] = json.load(response)["data"]["result"]
+        except OSError as error:
+            raise ValueError(f"{self._url}: Prometheus does not respond ({error}); check --prometheus") from None
+        except (ValueError, LookupError, TypeError):
+            raise ValueError(f"{self._url}: not the HTTP API of a Prometheus; check --prometheus") from None
+        return result

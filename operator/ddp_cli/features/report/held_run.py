@@ -1,0 +1,81 @@
+"""One run of a job of `ddp dev` for the page."""
+
+from collections.abc import Sequence
+
+import msgspec
+from msgspec.structs import replace
+
+from ddp_cli.client.points import read_points
+from ddp_cli.features.report.run import RecordedRun, make_run
+from ddp_operator.api.kubeobjects import utc_now
+from ddp_operator.api.status import Restarts, Status
+from ddp_operator.decide.dev import record_run
+from ddp_operator.decide.diagnosis import build_last_failure
+from ddp_operator.decide.failures import complete_end
+from ddp_operator.decide.report import Page, build_progress, drop_pace
+from ddp_operator.decide.views import view_pod
+from ddp_pod.contract.report import PodReport
+
+
+def select_run(recorded: RecordedRun, number: int, former: Sequence[PodReport] = ()) -> RecordedRun:
+    """Return the run of a number among all that is recorded of a job. ``former``: the reports on former runs.
+
+    Raises: ValueError that names the known runs.
+    """
+    dev = recorded.status.dev
+    if dev is None:
+        raise ValueError(f"{recorded.name} is no job of `ddp dev`, so it has one run; remove --run")
+    if number == dev.run:
+        ended = dev.completion_time or recorded.status.completion_time
+        status = replace(recorded.status, start_time=dev.start_time, completion_time=ended)
+    else:
+        reports = {report.dev.run: report for report in former if report.dev is not None}
+        if number not in reports:
+            known = ", ".join(map(str, sorted({dev.run, *reports} - {0})))
+            raise ValueError(
+                f"{recorded.name} has no report of run {number}: pod 0 keeps the last ten while it runs; choose one of "
+                f"these with --run: {known}"
+            )
+        status = _restore(recorded.status, reports[number])
+
+    start = status.start_time.timestamp() if status.start_time else 0.0
+    end = status.completion_time.timestamp() + 1 if status.completion_time else float("inf")
+    rows = [row for row in recorded.rows if start <= row["time"] <= end]
+    return make_run(
+        {**recorded.resource, "status": msgspec.to_builtins(status)},
+        status,
+        rows or read_points(status.history),
+        [event for event in recorded.events if start <= event.time <= end],
+        name=f"{recorded.name}, run {number}",
+        command=recorded.command,
+        facts=recorded.facts,
+        under_way=True,  # its end is known
+        ranks=recorded.ranks if number == dev.run else (),
+        step_hint=recorded.step_hint if number == dev.run else "",
+    )
+
+
+def _restore(status: Status, report: PodReport) -> Status:
+    """Return the status as it was at the end of a former run."""
+    page = Page(**vars(report))
+    failure = report.dev.failure if report.dev is not None else None
+    last_failure = None
+    if failure is not None:
+        of_pod = build_last_failure(status.attempt, view_pod({}), complete_end(failure))
+        last_failure = replace(of_pod, pod_index=failure.pod_index)
+    begun = record_run(replace(status, dev=None), page, utc_now())
+    assert begun.dev is not None
+    return replace(
+        begun,
+        phase="Held",
+        start_time=begun.dev.start_time,
+        completion_time=begun.dev.completion_time,
+        progress=drop_pace(build_progress(page.progress)),
+        history=None,
+        restarts=Restarts(in_place=report.restarts, all=report.restarts),
+        last_restart=None,
+        last_failure=last_failure,
+        checkpoint=None,
+        preflight=None,
+        conditions=(),
+    )

@@ -1,0 +1,473 @@
+"""The verdicts on recorded runs: each fault alone in records of a right script."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Sequence
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_cli.features.check.judge import omit_consequences
+from ddp_cli.features.check.recordings import Process, Recording, read_recording
+from ddp_cli.features.check.resume import judge_resume, judge_stop
+from ddp_cli.features.check.training import judge_training
+from ddp_cli.features.check.verdict import FAILED, NOT_APPLICABLE, PASSED, CheckVerdict
+from ddp_pod.contract.check_record import (
+    LIMIT,
+    EndRecord,
+    LoaderRecord,
+    ModelRecord,
+    SaveRecord,
+    StartRecord,
+    StepRecord,
+)
+from ddp_pod.contract.records import to_json
+
+STEPS = 12
+EPOCH = 4
+Change = Callable[[list[Process]], object]
+
+
+def build_process(rank: int, *, steps: range = range(1, STEPS + 1), number: int = 0) -> Process:
+    """Return the records of a right script from one step to another; ``steps``: of the run."""
+    process = Process(rank, number, StartRecord(rank=rank, world_size=2))
+    process.models = [
+        ModelRecord(
+            built="train.py:10",
+            wrapper="DistributedDataParallel",
+            place="train.py:20",
+            names=("weight", "frozen"),
+            digests=(f"w{steps.start - 1}", "f"),
+            trainable=(1, 0),
+            sharded=(0, 0),
+            buffer_names=("mean",),
+            places=("net.py:1", "net.py:2"),
+        )
+    ]
+    for index, step in enumerate(steps, 1):
+        if (step - 1) % EPOCH == 0 or index == 1:
+            epoch = (step - 1) // EPOCH
+            loader = LoaderRecord(
+                loader=0,
+                iteration=epoch + 1,
+                built="train.py:12",
+                place="train.py:18",
+                batches=EPOCH,
+                sampler_built="train.py:11",
+                shuffles=True,
+                epoch=epoch,
+            )
+            process.loaders.append((index - 1, loader))
+        process.steps.append(
+            StepRecord(
+                time=float(step),
+                step=index,
+                place="train.py:22",
+                backward="train.py:21",
+                loss=(f"l{step}.{rank}",),
+                rates=(1.0 / step,),
+                batch=f"b{step}.{rank}",
+                indices=f"i{step}.{rank}",
+                digests=(f"w{step}", "f"),
+                gradients=(f"g{step}", ""),
+                buffers=(f"m{step}",),
+                loaders=(0,),
+                group_size=2,
+                group_rank=rank,
+            )
+        )
+        if step % EPOCH == 0 and rank == 0:
+            process.saves.append(SaveRecord(time=float(step), path="/x/last.pt", place="train.py:25", step=index))
+    process.end = EndRecord(step=len(process.steps), reason="script")
+    return process
+
+
+def change_steps(process: Process, *, since: int = 1, **values: Any) -> None:
+    """Change records of steps; a callable gets the step's number and the rank."""
+    process.steps = [
+        dataclasses.replace(
+            step,
+            **{name: value(step.step, process.rank) if callable(value) else value for name, value in values.items()},
+        )
+        if step.step >= since
+        else step
+        for step in process.steps
+    ]
+
+
+def change_model(process: Process, **values: Any) -> None:
+    process.models = [dataclasses.replace(model, **values) for model in process.models]
+
+
+def change_loaders(process: Process, **values: Any) -> None:
+    process.loaders = [(begin, dataclasses.replace(loader, **values)) for begin, loader in process.loaders]
+
+
+def leave_unwrapped(ranks: list[Process]) -> None:
+    for process in ranks:
+        change_model(process, wrapper="")
+        change_steps(
+            process,
+            gradients=lambda step, rank: (f"g{step}.{rank}", ""),
+            digests=lambda step, rank: (f"w{step}.{rank}", "f"),
+        )
+
+
+def never_use_a_head(ranks: list[Process]) -> None:
+    for process in ranks:
+        change_model(process, trainable=(1, 1))
+        change_steps(process, without_gradient=("frozen",))
+
+
+def share_batches(ranks: list[Process]) -> None:
+    for process in ranks:
+        change_steps(process, batch=lambda step, rank: f"b{step}", indices=lambda step, rank: f"i{step}")
+
+
+def share_first_batches(ranks: list[Process]) -> None:
+    for process in ranks:
+        change_steps(process, batch=lambda step, rank: f"b{step}.{rank if step % EPOCH != 1 else 0}")
+
+
+def write_everywhere(ranks: list[Process]) -> None:
+    ranks[1].saves = list(ranks[0].saves)
+
+
+def never_set_epoch(ranks: list[Process]) -> None:
+    for process in ranks:
+        change_loaders(process, epoch=0)
+
+
+def begin_with_other_weights(ranks: list[Process]) -> None:
+    change_model(ranks[1], digests=("x", "f"))
+    change_steps(ranks[1], digests=("x", "f"))
+
+
+FAULTS: list[tuple[str, Change, str, str]] = [
+    ("no group", lambda ranks: change_steps(ranks[0], group_size=0), "one group", "train.py:22"),
+    ("small group", lambda ranks: change_steps(ranks[0], group_size=1), "one group", "train.py:22"),
+    ("two groups", lambda ranks: change_steps(ranks[1], group_rank=0), "one group", "train.py:22"),
+    ("a rank without steps", lambda ranks: ranks[1].steps.clear(), "one group", "train.py:22"),
+    ("not wrapped", leave_unwrapped, "gradients are shared", "train.py:10"),
+    (
+        "changed outside",
+        lambda ranks: change_steps(ranks[1], since=3, digests=("other", "f")),
+        "gradients are shared",
+        "train.py:22",
+    ),
+    ("unused head", never_use_a_head, "gradients are shared", "net.py:2"),
+    ("same batches", share_batches, "different data", "train.py:11"),
+    ("same first batches", share_first_batches, "different data", "train.py:20"),
+    (
+        "no set_epoch",
+        never_set_epoch,
+        "another order each epoch",
+        "train.py:18",
+    ),
+    ("uneven data", lambda ranks: change_loaders(ranks[1], batches=3), "equal numbers of steps", "train.py:12"),
+    ("fewer steps", lambda ranks: ranks[1].steps.pop(), "equal numbers of steps", "train.py:22"),
+    ("two writers", write_everywhere, "one writer", "train.py:25"),
+    (
+        "other weights",
+        begin_with_other_weights,
+        "same initial weights",
+        "train.py:10",
+    ),
+    (
+        "frozen drift",
+        lambda ranks: change_steps(ranks[1], since=5, digests=lambda step, rank: (f"w{step}", "x")),
+        "same initial weights",
+        "net.py:2",
+    ),
+    ("buffers", lambda ranks: change_steps(ranks[1], buffers=("x",)), "same initial weights", "train.py:10"),
+    (
+        "infinite loss",
+        lambda ranks: change_steps(ranks[1], since=7, not_finite="the loss is nan"),
+        "finite",
+        "train.py:21",
+    ),
+]
+
+
+def test_right_script_passes_every_check() -> None:
+    verdicts = judge_training(Recording({rank: [build_process(rank)] for rank in range(2)}), 2)
+
+    assert {verdict.state for verdict in verdicts} == {PASSED}
+
+
+@pytest.mark.parametrize(("change", "check", "place"), [row[1:] for row in FAULTS], ids=[row[0] for row in FAULTS])
+def test_fault_fails_one_check_and_names_its_line(change: Change, check: str, place: str) -> None:
+    ranks = [build_process(rank) for rank in range(2)]
+    change(ranks)
+
+    verdicts = judge_training(Recording({process.rank: [process] for process in ranks}), 2)
+
+    failed = {verdict.check: verdict for verdict in verdicts if verdict.state == FAILED}
+    assert list(failed) == [check]
+    assert failed[check].place == place
+    assert failed[check].remedy
+
+
+# -- interrupted runs
+
+
+def build_resumed(begin: int = 9, *, weights: str = "w8") -> Recording:
+    """Return a run that was killed after step 10, and continued at step ``begin`` with these weights."""
+    ranks = {}
+    for rank in range(2):
+        killed = build_process(rank, steps=range(1, 11))
+        killed.end = None
+        process = build_process(rank, steps=range(begin, STEPS + 1), number=1)
+        change_model(process, digests=(weights, "f"))
+        ranks[rank] = [killed, process]
+    return Recording(ranks)
+
+
+def change_resumed(**values: Any) -> Recording:
+    """Return a resumed run whose last processes differ; a callable gets the step of the run and the rank."""
+    recording = build_resumed()
+    for processes in recording.ranks.values():
+        changes: dict[str, Any] = {name: _shift(value) for name, value in values.items()}
+        change_steps(processes[1], **changes)
+    return recording
+
+
+def _shift(value: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
+    return lambda step, rank: value(step + 8, rank)
+
+
+def make_one_step_more() -> Recording:
+    recording = build_resumed()
+    for rank, processes in recording.ranks.items():
+        processes[1].steps += build_process(rank, steps=range(13, 14)).steps
+    return recording
+
+
+RESUMES: list[tuple[str, Recording, str]] = [
+    ("begins anew", build_resumed(1, weights="w0"), "begins anew"),
+    ("half of the weights", build_resumed(weights="w?"), "weights of no step"),
+    ("scheduler", change_resumed(rates=lambda step, rank: (1.0,)), "scheduler"),
+    (
+        "epoch",
+        change_resumed(batch=lambda step, rank: f"b{step - 8}.0", indices=lambda step, rank: f"i{step - 8}.0"),
+        "begins anew with step 1",
+    ),
+    ("other order", change_resumed(indices=lambda step, rank: "x"), "another order"),
+    ("augmentation", change_resumed(batch=lambda step, rank: "x"), "augmentation"),
+    ("buffers", change_resumed(buffers=lambda step, rank: ("x",)), "buffers"),
+    ("random state", change_resumed(loss=lambda step, rank: ("x",)), "random state"),
+    ("optimizer", change_resumed(digests=lambda step, rank: (f"o{step}", "f")), "optimizer"),
+    ("steps repeated", make_one_step_more(), "13 steps"),
+]
+
+
+def build_reference() -> Recording:
+    return Recording({rank: [build_process(rank)] for rank in range(2)})
+
+
+def test_exact_resume_passes() -> None:
+    verdict = judge_resume(build_reference(), build_reference(), build_resumed())
+
+    assert (verdict.state, verdict.place) == (PASSED, "")
+    assert "after step 8" in verdict.reason
+
+
+@pytest.mark.parametrize(("resumed", "cause"), [row[1:] for row in RESUMES], ids=[row[0] for row in RESUMES])
+def test_inexact_resume_names_the_cause_and_the_save(resumed: Recording, cause: str) -> None:
+    verdict = judge_resume(build_reference(), build_reference(), resumed)
+
+    assert (verdict.state, verdict.place) == (FAILED, "train.py:25")
+    assert cause in verdict.reason
+    assert verdict.remedy
+
+
+def add_generator(recording: Recording, begin: int = 9) -> Recording:
+    """Let a second optimizer step after the one that ends an iteration: its first step belongs to the next one."""
+    for processes in recording.ranks.values():
+        for process in processes:
+            first = begin if process.number else 1
+            weights = f"g{first - 1}"
+            process.models.append(dataclasses.replace(process.models[0], names=("weight",), digests=(weights,)))
+            process.steps = [
+                dataclasses.replace(
+                    step,
+                    digests=(*step.digests, f"g{first + step.step - 2}"),
+                    loss=step.loss if step.step == 1 else ("generator", *step.loss),
+                    batch=step.batch if step.step == 1 else f"{step.batch} and noise",
+                )
+                for step in process.steps
+            ]
+    return recording
+
+
+def test_exact_resume_of_a_script_with_two_optimizers_passes() -> None:
+    reference = add_generator(build_reference())
+
+    assert judge_resume(reference, reference, add_generator(build_resumed())).state == PASSED
+    assert judge_resume(reference, reference, add_generator(change_resumed(loss=lambda *_: ("x",)))).state == FAILED
+
+
+def test_weights_that_never_change_are_those_of_the_last_save() -> None:
+    reference = build_reference()
+    resumed = build_resumed(5, weights="w")
+    for processes in [*reference.ranks.values(), *resumed.ranks.values()]:
+        for process in processes:
+            change_steps(process, digests=("w", "f"))
+        change_steps(processes[-1], batch=lambda step, rank: "x")
+
+    verdict = judge_resume(reference, reference, resumed)
+
+    assert verdict.state == FAILED
+    assert "resumed after step 8" in verdict.reason
+
+
+def test_steps_after_the_epoch_of_a_stream_are_not_compared() -> None:
+    reference = build_reference()
+    for processes in reference.ranks.values():
+        processes[0].loaders = [(begin + 2, replace_batches(loader)) for begin, loader in processes[0].loaders]
+    later = change_resumed(batch=lambda step, rank: f"b{step}.{rank}" if step < 11 else "of the next epoch")
+    earlier = change_resumed(batch=lambda step, rank: f"b{step}.{rank}" if step < 10 else "unknown")
+
+    assert judge_resume(reference, reference, later).state == PASSED
+    assert judge_resume(reference, reference, earlier).state == FAILED
+
+
+def replace_batches(loader: LoaderRecord) -> LoaderRecord:
+    """Return the record of a loader without a length."""
+    return dataclasses.replace(loader, batches=None)
+
+
+def test_steps_of_ranks_are_not_compared_if_the_script_uses_join() -> None:
+    reference = build_reference()
+    for rank, processes in reference.ranks.items():
+        change_steps(processes[0], joins=True, gradients=(f"own {rank}", ""), buffers=(f"own {rank}",))
+
+    verdicts = judge_training(reference, 2)
+
+    assert not [verdict for verdict in verdicts if verdict.state == FAILED]
+    assert judge_resume(reference, reference, build_resumed()).state == NOT_APPLICABLE
+
+
+def test_randomness_is_named_and_the_rest_is_compared() -> None:
+    repeat = build_reference()
+    for processes in repeat.ranks.values():
+        change_steps(processes[0], since=3, loss=("random",), digests=("random", "f"))
+
+    exact = judge_resume(build_reference(), repeat, change_resumed(loss=lambda step, rank: ("x",)))
+    inexact = judge_resume(build_reference(), repeat, change_resumed(rates=lambda step, rank: (1.0,)))
+
+    assert exact.state == PASSED
+    assert "step 3" in exact.reason
+    assert "manual_seed" in exact.reason
+    assert inexact.state == FAILED
+
+
+@pytest.mark.parametrize(("reason", "state"), [("script", FAILED), ("limit", NOT_APPLICABLE)])
+def test_missing_checkpoint_fails_a_script_that_had_the_time_to_save(reason: str, state: str) -> None:
+    recording = build_reference()
+    for processes in recording.ranks.values():
+        processes[0].saves.clear()
+        processes[0].end = EndRecord(reason=reason)
+        processes[0].loaders = processes[0].loaders[:1]
+
+    assert judge_resume(recording, None, None).state == state
+
+
+@pytest.mark.parametrize(
+    ("signalled", "seconds", "state"),
+    [(11.5, 31.0, FAILED), (12.5, 2.0, PASSED), (11.5, 2.0, PASSED), (None, 0.0, NOT_APPLICABLE)],
+    ids=["ignored", "saved before", "saved after", "ended before"],
+)
+def test_stop(signalled: float | None, seconds: float, state: str) -> None:
+    assert judge_stop(build_reference(), signalled, seconds).state == state
+
+
+def test_stop_without_a_save_passes_and_reports_the_steps_to_repeat() -> None:
+    recording = build_reference()
+    for processes in recording.ranks.values():
+        processes[0].steps = processes[0].steps[:11]
+        processes[0].saves = processes[0].saves[:2]
+
+    verdict = judge_stop(recording, 11.5, 1.0)
+
+    assert verdict.state == PASSED
+    assert "here 3" in verdict.reason
+
+
+def test_stop_within_a_save_fails() -> None:
+    recording = build_reference()
+    path = recording.saves[-1].path
+
+    verdict = judge_stop(recording, 11.5, 2.0, torn=path)
+
+    assert (verdict.state, verdict.place) == (FAILED, "train.py:25")
+    assert path in verdict.reason
+
+
+def test_stop_that_the_script_ignores_fails() -> None:
+    recording = build_reference()
+    for processes in recording.ranks.values():
+        processes[0].end = EndRecord(reason=LIMIT)
+
+    assert judge_stop(recording, 11.5, 8.0).state == FAILED
+
+
+@pytest.mark.parametrize(("begin", "state"), [(5.5, FAILED), (12.5, PASSED)], ids=["at the same time", "in turn"])
+def test_processes_of_a_rank_that_train_at_the_same_time_fail(begin: float, state: str) -> None:
+    recording = build_reference()
+    later = build_process(1, number=1)
+    later.start = dataclasses.replace(later.start, time=begin)
+    recording.ranks[1].append(later)
+
+    verdict = judge_training(recording, 2)[0]
+
+    assert (verdict.check, verdict.state) == ("one group", state)
+
+
+def test_consequence_of_a_failed_check_is_not_reported() -> None:
+    verdicts = [
+        CheckVerdict(check, state)
+        for check, state in (
+            ("one group", FAILED),
+            ("different data", FAILED),
+            ("another order each epoch", FAILED),
+            ("stops in time", PASSED),
+        )
+    ]
+
+    states = [verdict.state for verdict in omit_consequences(verdicts)]
+
+    assert states == [FAILED, NOT_APPLICABLE, FAILED, PASSED]
+
+
+def test_any_failures_leave_one_reported_that_explains_those_that_are_not() -> None:
+    names = [verdict.check for verdict in judge_training(build_reference(), 2)] + ["resumes exactly", "stops in time"]
+    for states in product((FAILED, PASSED), repeat=len(names)):
+        given = [CheckVerdict(check, state) for check, state in zip(names, states, strict=True)]
+        judged = omit_consequences(given)
+        reported = {verdict.check for verdict in judged if verdict.state == FAILED}
+        omitted = {verdict.reason for verdict in judged if verdict.state == NOT_APPLICABLE}
+        assert bool(reported) is (FAILED in states)
+        assert omitted <= {f"repair `{check}` first" for check in reported}
+
+
+# -- files
+
+
+def test_records_are_read_from_files_that_contain_anything(tmp_path: Path) -> None:
+    process = build_process(1)
+    records: Sequence[Any] = [process.start, *process.models, *process.steps, *process.saves, process.end]
+    lines = [json.dumps(to_json(record)) for record in records]
+    rubbish = ["{", "[" * 100_000, "3", '{"event": 7}', '{"event": "step", "step": "x", "digests": 4}']
+    (tmp_path / "1.0.jsonl").write_text("\n".join([*rubbish, *lines]), encoding="utf-8")
+    (tmp_path / "x.jsonl").write_text("{}", encoding="utf-8")
+
+    recording = read_recording(tmp_path)
+
+    assert list(recording.ranks) == [1]
+    read = recording.ranks[1][0]
+    assert read.steps[1:] == process.steps
+    assert read.facts == process.facts
+    assert read.end == process.end
