@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from ddp_cli.commands import build_parser, submit
 from ddp_cli.commands import run as cli_run
 from ddp_cli.commands.arguments import explain_elsewhere
 from ddp_cli.local.folder import ENV_RUN_FOLDER
+from tests.support import ROOT
 from tests.support.builders import claiming
 
 GOOD: dict[str, Any] = {
@@ -57,6 +60,12 @@ def test_run_that_python_started_names_no_command_to_type(monkeypatch: pytest.Mo
     assert prepare().command == "ddp run job.yaml"
     monkeypatch.setenv(ENV_RUN_FOLDER, "3")
     assert prepare().command == "client.train(…) or client.submit(…)"
+
+
+def test_installed_programs_have_the_commands_of_features() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    for name, target in project["scripts"].items():
+        assert EntryPoint(name, target, "console_scripts").load() is main
 
 
 def test_cli_runs_as_module() -> None:
