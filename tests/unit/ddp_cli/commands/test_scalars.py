@@ -10,12 +10,10 @@ import pytest
 from ddp_cli.__main__ import main
 from ddp_cli.client.client import Client
 from ddp_cli.client.validation import check_manifest
-from ddp_cli.features.dev.command import add_dev
-from ddp_cli.features.mcp.tools import JobTools
 from ddp_operator.api.documents import load_documents
 from ddp_operator.api.yaml_writer import format_documents
 from tests.support.builders import Json, resource, template, trainer
-from tests.support.scalars import TEXTS, WORDS, list_misread
+from tests.support.scalars import TEXTS, list_misread
 
 ARGS = [text for text in TEXTS if "\x00" not in text]
 VARIABLES = [{"name": "Y", "value": "0o17"}, {"name": "COMMIT", "value": "12e7"}, {"name": "DEBUG", "value": "n"}]
@@ -57,25 +55,6 @@ def test_render_prints_texts_as_written(file: str, capsys: pytest.CaptureFixture
     assert [text for text in bare if not text.isdigit() and text not in ("true", "false")] == []
 
 
-def test_convert_prints_texts_as_written(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pod = template(
-        trainer(name="pytorch", args=WORDS, env=VARIABLES, command=["python", "train.py"]), metadata=METADATA
-    )
-    old = {
-        "apiVersion": "kubeflow.org/v1",
-        "kind": "PyTorchJob",
-        "metadata": {"name": "scalars", **METADATA},
-        "spec": {"pytorchReplicaSpecs": {"Master": {"replicas": 1, "template": pod}}},
-    }
-    other = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}, "data": dict.fromkeys(WORDS, "y")}
-    (tmp_path / "old.yaml").write_text(format_documents([old, other]))
-    assert main(["convert", str(tmp_path / "old.yaml")]) == 0
-    job, config = load_documents(capsys.readouterr().out)
-    assert (find_container(job)["args"], find_container(job)["env"]) == (WORDS, VARIABLES)
-    assert job["metadata"]["annotations"] == METADATA["annotations"]
-    assert config == other
-
-
 def test_init_writes_texts_as_given(file: str, capsys: pytest.CaptureFixture[str]) -> None:
     Path("on.py").write_text("")
     variables = [{"name": "Y", "value": "0o17"}, {"name": "A", "value": "😀"}, {"name": "B", "value": ""}]
@@ -102,12 +81,19 @@ class Recorder:
         return self, "train", build_job()
 
 
-def test_client_dev_and_assistant_write_texts_as_given(monkeypatch: pytest.MonkeyPatch) -> None:
-    backend = Recorder()
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Client:
+    """Return a client that has written the job to its backend."""
     client = Client(backend="local")
-    monkeypatch.setitem(vars(client), "backend", backend)
+    monkeypatch.setitem(vars(client), "backend", Recorder())
     client.submit(build_job())
-    texts = [backend.text, add_dev(backend.text, 60)]
-    texts.append(JobTools(lambda _: client, local=True).render_manifest(backend.text, whole=True))
-    for text in texts:
-        assert find_container(check_manifest(text).resource)["args"] == ARGS
+    return client
+
+
+def check_texts(text: str) -> None:
+    assert find_container(check_manifest(text).resource)["args"] == ARGS
+
+
+def test_client_writes_texts_as_given(client: Client) -> None:
+    assert isinstance(client.backend, Recorder)
+    check_texts(client.backend.text)

@@ -38,3 +38,11 @@ def test_run_with_an_unreadable_status_has_a_report(
     assert ("cannot be read and is left out" in shown.err) == is_left_out
     assert shown.out.strip() == str(run.report)
     assert "</html>" in run.report.read_text()
+
+
+def test_run_with_damaged_files_has_a_report() -> None:
+    run = make_stored_run(build_full_status())
+    run.metrics.write_text(f"time,step\n1,2\n3,{'9' * 200_000}\n")
+    run.environment.write_text("[" * 100_000)
+    assert cli.main(["report", "--local"]) == 0
+    assert "</html>" in run.report.read_text()
