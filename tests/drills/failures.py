@@ -11,6 +11,7 @@ from pathlib import Path
 from tests.drills.core import DrillOutcome, Perished, drill
 from tests.drills.driven import PROGRAM
 from tests.drills.scene import EVERY, STRIKE, Running, Scene, check_lost
+from tests.support.counts import read_counts
 
 SAVED = STRIKE - STRIKE % EVERY
 """The step of the newest checkpoint when a fault is injected."""
@@ -43,7 +44,7 @@ def raise_always(scene: Scene) -> DrillOutcome:
     status = run.end(1)
     failure = status["lastFailure"]
     _expect(run, len(list(scene.witness.glob("fault-*"))), 2, "how often the exception was raised")
-    _expect(run, (status["phase"], status["attempt"], status["restarts"]["counted"]), ("Failed", 1, 1), "status")
+    _expect(run, (status["phase"], status["attempt"], read_counts(status)["counted"]), ("Failed", 1, 1), "status")
     _expect(run, (failure["category"], failure["rank"]), ("UserError", 1), "lastFailure")
     _expect(run, failure["message"], f"RuntimeError: broken on purpose at step {STRIKE}", "message")
     _expect(run, "in strike" in failure["traceback"], True, "a traceback that leads to the line")

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from tests.drills import memory
 from tests.drills.core import DrillOutcome, Perished, check_blamed, drill
 from tests.drills.scene import EVERY, STEPS, STRIKE, ProcessTree, Scene, check_lost, kill
+from tests.support.counts import read_counts
 
 
 class Kill(NamedTuple):
@@ -114,8 +115,8 @@ def run_kill(scene: Scene, kill_drill: Kill) -> DrillOutcome:
         raise Perished(f"no launcher has logged: {kill_drill.line}\n{run.output}")
     if kill_drill.blamed is not None:
         check_blamed(status, kill_drill.blamed)
-    if kill_drill.counted and status["restarts"]["counted"] != 1:
-        raise Perished(f"one restart must be counted: {status['restarts']}")
+    if kill_drill.counted and read_counts(status)["counted"] != 1:
+        raise Perished(f"one restart must be counted: {read_counts(status)}")
     if kill_drill.in_memory:
         return memory.check_none_lost(scene, run, struck, kill_drill.floor)
     scene.check_state()

@@ -21,6 +21,7 @@ import yaml
 
 from tests.drills.core import DrillOutcome, Perished
 from tests.support import ROOT
+from tests.support.counts import read_counts
 from tests.support.object_store import PACKAGES, ObjectStore
 
 TRAINEE = Path(__file__).with_name("trainee.py")
@@ -314,7 +315,7 @@ class Running:
     def succeed(self, *, restarts: int | None = None, in_place: int | None = None) -> dict[str, Any]:
         """Wait for success. Check the numbers of ``restarts`` of the group and of those in place."""
         status = self.end()
-        seen = status["restarts"]
+        seen = read_counts(status)
         if restarts is not None and seen["total"] != restarts:
             raise Perished(f"{seen['total']} restarts of the group, not {restarts}\n{self.output}")
         if in_place is not None and seen["inPlace"] != in_place:

@@ -19,6 +19,7 @@ from kubernetes import client
 from kubernetes.client import ApiException
 
 from tests.support import ROOT
+from tests.support.counts import read_counts
 from tests.support.drain_requests import SOURCE, build_crd, build_drain_request
 from tests.unit.test_docs import fenced
 
@@ -164,7 +165,7 @@ WAYS = {
 def check_nothing_counted(cluster: UserNamespace, job: Training, category: str, text: str) -> None:
     """Check that no restart is counted, and that the status and the user's command name the eviction."""
     status = job.status
-    counts = {name: status["restarts"].get(name, 0) for name in ("counted", "used", "withoutProgress")}
+    counts = {name: read_counts(status)[name] for name in ("counted", "used", "withoutProgress")}
     assert counts == {"counted": 0, "used": 0, "withoutProgress": 0}, status
     failure = status["lastFailure"]
     if _UNOBSERVED in failure["message"]:  # the operator's own pod was on the node
@@ -195,7 +196,7 @@ def test_evicted_pod_is_nobodys_fault(cluster: UserNamespace, ending: str, way: 
     ended = cluster.kubectl("exec", name, "--", "sh", "-c", 'touch "$DDP_CHECKPOINT_DIR/$DDP_JOB_NAME.enough"')
     assert ended.returncode == 0, ended.stderr
     status = cluster.phase(job.name, "Succeeded", "Failed")
-    assert (status["phase"], status["restarts"].get("counted", 0)) == ("Succeeded", 0), status
+    assert (status["phase"], read_counts(status)["counted"]) == ("Succeeded", 0), status
 
 
 def test_ten_evictions_of_documented_script_are_not_counted(cluster: UserNamespace) -> None:
@@ -211,8 +212,8 @@ def test_ten_evictions_of_documented_script_are_not_counted(cluster: UserNamespa
 
     def read_recovered(evictions: int) -> dict[str, Any] | None:
         status = job.status
-        report = status.get("restarts", {})
-        is_counted = report.get("replaced", 0) + report.get("free", 0) == evictions
+        report = read_counts(status)
+        is_counted = report["replaced"] + report["free"] == evictions
         restart = status.get("lastRestart") or {}
         has_recovered = evictions == 0 or "recoverySeconds" in restart
         has_epochs = bool(re.search(r"^epoch \d+/", job.log(), re.MULTILINE))

@@ -19,6 +19,8 @@ import pytest
 import yaml
 from kubernetes.client import ApiException
 
+from tests.support.counts import read_counts
+
 from .conftest import UserNamespace
 from .outside_faults import drain_all_nodes
 from .test_recovery import TRAIN, Training, condition
@@ -80,7 +82,7 @@ def test_failure_during_control_plane_outage_is_handled_after_it(
 
     job.recovered(done, outage, f"{part} stood still for {OUTAGE:.0f} s, and rank 1 failed meanwhile")
     status = job.status
-    assert (status["attempt"], status["restarts"]["counted"], status["restarts"]["free"]) == (2, 1, 0), status
+    assert (status["attempt"], read_counts(status)["counted"], read_counts(status)["free"]) == (2, 1, 0), status
     failure = status["lastFailure"]
     assert (failure["attempt"], failure["rank"], failure["exitCode"]) == (1, 1, 3), failure
     assert len(job.living()) == 2
@@ -191,7 +193,7 @@ def test_refused_attempt_reports_refusal_and_starts_once_allowed(
         assert words in events, events
         assert (job.status["phase"], job.status["attempt"]) == ("Restarting", 2)
         job.recovered(done, remove, f"{obstacle.__name__[2:]} refused the next attempt and was removed")
-    restarts = job.status["restarts"]
+    restarts = read_counts(job.status)
     assert (restarts["total"], restarts["counted"]) == (1, 0), restarts
     assert condition(job.status, "Accepted")["status"] == "True"
 
@@ -209,7 +211,7 @@ def test_drained_nodes_are_avoided_until_uncordoned(cluster: UserNamespace) -> N
         failure = job.status["lastFailure"]
         assert (failure["category"], "EvictionByEvictionAPI" in failure["message"]) == ("Preempted", True), failure
         job.recovered(done, drained.close, "all nodes were drained, and uncordoned")
-    restarts = job.status["restarts"]
+    restarts = read_counts(job.status)
     assert (restarts["counted"], restarts["total"], restarts["replaced"]) == (0, 0, 1), restarts
 
 
@@ -240,7 +242,7 @@ def test_foreign_changes_of_children_are_reverted(cluster: UserNamespace) -> Non
     suspend("true")  # as a queue does: only the owner of a suspension resumes the Job
     cluster.until(lambda: "suspended by another client" in condition(job.status, "Scheduled")["message"], "it waits")
     job.recovered(done, lambda: suspend("false"), "the Job was suspended by hand, and resumed")
-    restarts = job.status["restarts"]
+    restarts = read_counts(job.status)
     assert restarts["counted"] == 0, restarts
     assert (len(job.living()), job.status["jobName"]) == (2, before)
     names = {item.metadata.name for item in cluster.core.list_namespaced_service(cluster.namespace).items}

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
+from tests.support.counts import read_counts
 from tests.support.file_server import FileServer, pattern, serve_file
 
 from .conftest import DIGITS, UserNamespace, adapt, make_writable, new_namespace
@@ -168,7 +169,7 @@ class Queue:
         """Wait for the successful end of jobs without a restart."""
         for name in names:
             status = self.cluster.phase(name, "Succeeded", "Failed")
-            assert (status["phase"], status["attempt"], status["restarts"]["total"]) == ("Succeeded", 1, 0), status
+            assert (status["phase"], status["attempt"], read_counts(status)["total"]) == ("Succeeded", 1, 0), status
 
 
 @pytest.fixture
@@ -292,7 +293,7 @@ def test_elastic_kueue_job_grows_within_quota_and_keeps_training(cluster: UserNa
     assert {uid for uid, phase in queue.pods("job").items() if phase == "Running"} == set(grown)
     queue.resize("job", 2)
     status = cluster.phase("job", "Succeeded", "Failed")
-    assert (status["phase"], status["attempt"], status["restarts"]["counted"]) == ("Succeeded", 1, 0)
+    assert (status["phase"], status["attempt"], read_counts(status)["counted"]) == ("Succeeded", 1, 0)
 
 
 def test_lost_pod_keeps_queue_admission(cluster: UserNamespace, queue: Queue) -> None:
@@ -302,7 +303,7 @@ def test_lost_pod_keeps_queue_admission(cluster: UserNamespace, queue: Queue) ->
     lost = cluster.pods("job")[1].metadata.name
     cluster.kubectl("delete", "pod", lost, "--wait=false")
     status = cluster.phase("job", "Succeeded", "Failed")
-    assert (status["phase"], status["attempt"], status["restarts"]["counted"]) == ("Succeeded", 1, 0)
+    assert (status["phase"], status["attempt"], read_counts(status)["counted"]) == ("Succeeded", 1, 0)
     assert queue.workload("job")["metadata"]["uid"] == before
 
 
@@ -346,7 +347,7 @@ def test_lost_pod_is_replaced_at_once_in_same_job_and_workload(cluster: UserName
         # Another loss before the operator has seen the steps is part of the same interruption.
         cluster.until(lambda: job.status["phase"] == "Running", "the operator sees that training goes on")
     status = job.status
-    report = status["restarts"]
+    report = read_counts(status)
     assert (status["attempt"], report["total"], report["counted"], report["replaced"]) == (1, 0, 0, 2), status
     assert (status["lastRestart"]["level"], workloads()) == ("ReplacedPod", held)
 
@@ -380,7 +381,7 @@ def test_failure_keeps_workload_and_healthy_pods(cluster: UserNamespace, queue: 
             done, partial(cluster.kubectl, "exec", pods[1].name, "--", "touch", f"/tmp/{deed}"), f"{deed} in rank 1"
         )
         done = job.trained(since=done)
-        cluster.until(lambda: job.status["restarts"]["counted"] == counted, f"failure {counted} is counted")
+        cluster.until(lambda: read_counts(job.status)["counted"] == counted, f"failure {counted} is counted")
         status = job.status
         assert (status["lastFailure"]["category"], status["lastRestart"]["level"]) == (category, "SamePods")
         assert held() == before
@@ -401,7 +402,7 @@ def test_failure_keeps_workload_and_healthy_pods(cluster: UserNamespace, queue: 
         if not elastic:  # actions of a replacement pod count as well
             done = fail(done, "raise", "UserError", 5 - index)
     status = job.status
-    assert (status["attempt"], status["restarts"]["total"]) == (1, 0), status
+    assert (status["attempt"], read_counts(status)["total"]) == (1, 0), status
     if elastic and gates:  # otherwise the change of size waits
         stays = job.pod(0).metadata.uid
         job.recovered(done, partial(queue.resize, "stays", 1), "another size", world=1)
@@ -427,7 +428,7 @@ def test_spare_is_in_quota_from_start_and_replaces_lost_pod(cluster: UserNamespa
         cluster.until(lambda: job.status["nodes"].get("spares") == 1, "a spare is ready again")
         assert len({pod.metadata.uid for pod in job.living()} & taking.keys()) == 2
     status = job.status
-    report = status["restarts"]
+    report = read_counts(status)
     assert (status["attempt"], report["replaced"], report["total"], report["counted"]) == (1, 2, 0, 0), status
     assert queue.workload("spared")["metadata"]["uid"] == before["metadata"]["uid"]
 
@@ -444,7 +445,7 @@ def test_queue_does_not_delay_replacement_of_lost_pod(cluster: UserNamespace, qu
                 delete = partial(job.cluster.core.delete_namespaced_pod, lost, job.cluster.namespace)
                 seconds[where].append(job.recovered(done, delete, f"the loss of a pod {where}"))
         for where, job in jobs.items():
-            report = job.status["restarts"]
+            report = read_counts(job.status)
             assert (report["replaced"], report["total"], report["counted"]) == (3, 0, 0), where
     queued, free = (statistics.median(second) for second in seconds.values())
     print(

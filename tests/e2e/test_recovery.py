@@ -21,6 +21,8 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.support.counts import read_counts
+
 from .conftest import DIGITS, UserNamespace, adapt
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(900)]
@@ -189,7 +191,7 @@ def test_deleted_pod_loses_no_saved_step_and_is_not_counted(cluster: UserNamespa
         # Another loss before the operator observes training would belong to the same interruption.
         cluster.until(lambda: not restarts(job), "the recovery is told")
     status = job.status
-    report = status["restarts"]
+    report = read_counts(status)
     assert (status["attempt"], report["replaced"], report["total"], report["counted"]) == (1, 2, 0, 0), status
     assert status["lastRestart"]["level"] == "ReplacedPod"
 
@@ -206,7 +208,7 @@ def test_spare_replaces_deleted_pod(cluster: UserNamespace) -> None:
     )
     cluster.until(lambda: job.status["nodes"].get("spares") == 1, "the successor of the deleted pod is the next spare")
     status = job.status
-    report = status["restarts"]
+    report = read_counts(status)
     assert (status["attempt"], report["replaced"], report["total"], report["counted"]) == (1, 1, 0, 0), status
     assert status["phase"] == "Running", status
 
@@ -243,7 +245,7 @@ def test_elastic_job_grows_shrinks_and_loses_pod_without_losing_its_job(cluster:
     job.trained(since=done)  # and its successor joins again
     status = job.status
     assert status["attempt"] == 1
-    assert status["restarts"]["total"] == 0
+    assert read_counts(status)["total"] == 0
 
 
 def test_preflight_measures_network_between_pods(cluster: UserNamespace) -> None:
@@ -317,7 +319,7 @@ def test_lost_node_does_not_block_and_is_avoided(
     job.recovered(done, partial(lose_node, lost), f"node {lost} was lost (the node controller's 40 s included)")
     status = job.status
     assert status["failedNodes"] == [lost]
-    assert (status["restarts"]["free"], status["restarts"]["counted"]) == (1, 0)
+    assert (read_counts(status)["free"], read_counts(status)["counted"]) == (1, 0)
     assert status["lastFailure"]["category"] == "NodeLost", status["lastFailure"]
     assert all(job.pod(index).spec.node_name != lost for index in range(2))
     # The pod on the dead node was declared failed; otherwise the Job controller would have waited for it.
@@ -359,7 +361,7 @@ def test_node_with_broken_gpu_is_left_and_avoided(
     job.recovered(done, partial(report_trouble, nodes[1]), f"node {nodes[1]} reported a broken GPU")
     status = job.status
     assert (status["attempt"], status["failedNodes"]) == (2, [nodes[1]]), status
-    assert (status["restarts"]["free"], status["restarts"]["counted"]) == (1, 0)
+    assert (read_counts(status)["free"], read_counts(status)["counted"]) == (1, 0)
     assert status["lastRestart"]["cause"] == "NodeUnhealthy"
     assert {job.pod(index).spec.node_name for index in range(2)} == {nodes[0]}
     assert condition(job.status, "NodesHealthy")["status"] == "True"

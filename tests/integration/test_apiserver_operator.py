@@ -19,9 +19,12 @@ from aiohttp import web
 from ddp_operator.api.cluster import owner_uids
 from ddp_operator.api.constants import CRD_NAME, KIND, LABEL_JOB_NAME
 from ddp_operator.api.record import decode_record
+from ddp_operator.api.stored_fields import read_status
 from tests.support import ROOT
 from tests.support.builders import job_manifest, last_words, page, template, trainer
 from tests.support.control_plane import ControlPlane, free_ports
+from tests.support.counts import read_counts
+from tests.support.full_status import OF_0_2_0
 from tests.support.operator_process import OperatorProcess
 from tests.support.standin import ClusterActors
 
@@ -193,7 +196,7 @@ async def test_pods_of_dead_node_are_declared_failed_and_released(
         await asyncio.gather(watching, return_exceptions=True)
     assert {ends[name] for name in names} == {("Failed", "NodeLost")}
     assert after["status"]["failedNodes"] == ["node-that-is-gone"]
-    assert after["status"]["restarts"]["counted"] == 0
+    assert read_counts(after["status"])["counted"] == 0
 
 
 async def test_launcher_belongs_to_definition_and_children_to_job(
@@ -305,7 +308,7 @@ async def test_killed_leader_is_replaced_and_creates_no_duplicates(
             for index in (0, 1):
                 await actors.run_pod(f"job{number}-1", index)
             resource = await actors.phase(f"job{number}", "Running")
-            assert (resource["status"]["attempt"], resource["status"]["restarts"]["total"]) == (1, 0)
+            assert (resource["status"]["attempt"], read_counts(resource["status"])["total"]) == (1, 0)
         assert len(await actors.list("Job")) == 5
         assert "became leader as" in second.log
         lease = json.loads(plane.kubectl("get", "lease", namespace, "-n", "ddp-operator", "-o", "json").stdout)
@@ -334,6 +337,16 @@ async def test_explain_and_scale_work(plane: ControlPlane, namespace: str, actor
     resource = await actors.get(KIND, "digits")
     assert resource is not None
     assert resource["spec"]["nodes"] == 4
+
+
+async def test_definition_keeps_counts_that_the_release_before_has_stored(actors: ClusterActors) -> None:
+    await actors.create(job_manifest())
+    await actors.patch(KIND, "digits", {"status": OF_0_2_0}, "status")
+    stored = await actors.get(KIND, "digits")
+    assert stored is not None
+    status = read_status(stored)
+    assert (status.state_problem, status.status.counts) == ("", read_status({"status": OF_0_2_0}).status.counts)
+    assert status.status.operator_state.children == tuple(OF_0_2_0["children"])
 
 
 async def test_job_that_has_ended_cannot_be_scaled(plane: ControlPlane, namespace: str, actors: ClusterActors) -> None:

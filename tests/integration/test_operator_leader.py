@@ -16,6 +16,7 @@ from ddp_operator.api.constants import KIND, PLURAL
 from tests.support import PATIENCE
 from tests.support.builders import job_manifest
 from tests.support.control_plane import free_ports
+from tests.support.counts import read_counts
 from tests.support.operator_process import MODULE, OperatorProcess
 from tests.support.running_operator import Start
 from tests.support.standin import ClusterActors, StandIn
@@ -84,7 +85,7 @@ async def all_run(server: StandIn, actors: ClusterActors) -> None:
     for number in range(JOBS):
         done = await actors.phase(f"job{number}", "Running")
         assert done["status"]["attempt"] == 1
-        assert done["status"]["restarts"]["total"] == 0
+        assert read_counts(done["status"])["total"] == 0
     for kind, count in (("Service", JOBS), ("ConfigMap", 1), ("Job", JOBS)):
         await actors.until(lambda kind=kind, count=count: len(server.list(kind)) == count, f"{count} of {kind}")
         made = [write for write in server.writes if write[0] == "create" and write[1] == f"{kind.lower()}s"]

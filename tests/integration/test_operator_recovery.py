@@ -6,6 +6,7 @@ from typing import Any
 
 from ddp_operator.api.constants import KIND
 from tests.support.builders import job_manifest
+from tests.support.counts import read_counts
 from tests.support.running_operator import Start
 from tests.support.standin import ClusterActors, StandIn
 
@@ -48,7 +49,7 @@ async def test_pod_evicted_before_rendezvous_starts_uncounted_attempt(
     server.controllers.ends_pods = True
     await actors.child_job("digits-2")
     status = await finish(actors, "digits-2")
-    assert (status["restarts"]["free"], status["restarts"]["counted"]) == (1, 0)
+    assert (read_counts(status)["free"], read_counts(status)["counted"]) == (1, 0)
     assert status["lastFailure"]["category"] == "Preempted"
     assert "EvictionByEvictionAPI" in status["lastFailure"]["message"]
 

@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from tests.support import ROOT
+from tests.support.counts import read_counts
 from tests.support.ddp_run import DdpRun
 from tests.support.evicted_run import PROGRAM
 from tests.unit.test_docs import fenced
@@ -63,8 +64,8 @@ class Training:
 
     def _read_recovered(self, interruptions: int) -> dict[str, Any] | None:
         status = self.run.read_status()
-        restarts = status["restarts"]
-        done = restarts.get("replaced", 0) + restarts.get("free", 0)
+        restarts = read_counts(status)
+        done = restarts["replaced"] + restarts["free"]
         recovered = "recoverySeconds" in (status.get("lastRestart") or {})
         return status if done == interruptions and status["phase"] == "Running" and recovered else None
 
@@ -78,7 +79,7 @@ def start(folder: Path, nodes: int, ending: str) -> DdpRun:
 
 def check_eviction(status: dict[str, Any], index: int) -> None:
     """Check that nothing is counted, and that the status names the eviction."""
-    assert (status["restarts"].get("counted", 0), status["restarts"].get("used", 0)) == (0, 0), status
+    assert (read_counts(status)["counted"], read_counts(status)["used"]) == (0, 0), status
     failure = status["lastFailure"]
     assert (failure["category"], failure["podIndex"]) == ("Preempted", index), failure
     assert "EvictionByEvictionAPI" in failure["message"], failure

@@ -16,6 +16,7 @@ import pytest
 
 from ddp_cli.client.packing.archive import pack
 from tests.support import PATIENCE
+from tests.support.counts import read_counts
 from tests.support.ddp_run import DdpRun, find_pods, manifest
 
 pytestmark = pytest.mark.process
@@ -192,7 +193,7 @@ def test_job_recovers_from_failure_of_rank_1_and_succeeds(tmp_path: Path) -> Non
         assert run.wait() == 0, run.output
         status = run.read_status()
     assert status["phase"] == "Succeeded"
-    assert (status["attempt"], status["restarts"]["counted"]) == (2, 1)
+    assert (status["attempt"], read_counts(status)["counted"]) == (2, 1)
     assert status["lastFailure"]["rank"] == 1
     assert status["lastFailure"]["message"] == "RuntimeError: broken on purpose"
     logs = {path.stem: path.read_text() for path in (run.run_folder / "logs").glob("*.log")}

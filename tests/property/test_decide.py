@@ -178,24 +178,24 @@ def check_ledger(before: Status, decision: Decision, step: PassInput) -> None:
         assert after == before, "terminal states absorb"
     assert after.attempt >= before.attempt
     assert after.attempt <= max(before.attempt + 1, 3)
-    counted = after.restarts.counted
+    counted = after.counts.counted
     explained = before.last_failure is not None and after.last_failure != before.last_failure
     is_new_run = before.dev is not None and before.dev != after.dev
     assert (
         is_new_run
-        or counted >= before.restarts.counted
+        or counted >= before.counts.counted
         or (explained and set(before.failed_nodes) < set(after.failed_nodes))
     )
-    assert 0 <= after.restarts.used <= counted
+    assert 0 <= after.counts.used <= counted
     assert len(after.failed_nodes) <= 10
     recovered = (
         any(raw["metadata"]["name"] == f"train-{after.attempt}" for raw in step.jobs) and after.attempt > before.attempt
     )
-    if counted > before.restarts.counted and not recovered:
-        assert after.restarts.used <= step.spec["recovery"]["maxRestarts"]
-    changed = (before.attempt, before.attempt_nodes, before.restarts.counted, before.failed_nodes, is_finished(before)
+    if counted > before.counts.counted and not recovered:
+        assert after.counts.used <= step.spec["recovery"]["maxRestarts"]
+    changed = (before.attempt, before.attempt_nodes, before.counts.counted, before.failed_nodes, is_finished(before)
     ) != (
-        after.attempt, after.attempt_nodes, after.restarts.counted, after.failed_nodes, is_finished(after)
+        after.attempt, after.attempt_nodes, after.counts.counted, after.failed_nodes, is_finished(after)
     )  # fmt: skip
     if changed and before.attempt:  # attempt 1 starts with its Job
         assert decision.actions == (), "the ledger is written before anything is done"

@@ -122,7 +122,7 @@ def run_passes(case: tuple[Any, list[Any], list[str], list[float]]) -> Status:
         decision = decide(typed, dataclasses.replace(seen, failures_in_place=failures), now)
         after = extend_history(decision.status, now)
         find_transitions(status, after, now)
-        list_transition_events(status, after, 3)
+        list_transition_events(status, after)
         written = msgspec.json.decode(msgspec.json.encode(after))
         assert max(map(abs, list_integers(written)), default=0) < 2**53, "JSON has no larger integers"
         status = msgspec.json.decode(msgspec.json.encode(after), type=Status)

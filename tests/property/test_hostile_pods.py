@@ -115,7 +115,7 @@ def test_hostile_neighbour_has_no_effect(text: str, message: Long, code: int) ->
     sim = asyncio.run(beside_each_other(text, str(message), code))
     good = sim.status("good")
     bad = sim.status("bad")
-    assert (good.phase, good.attempt, good.restarts.total) == ("Succeeded", 1, 0)
+    assert (good.phase, good.attempt, good.counts.total) == ("Succeeded", 1, 0)
     assert good.progress is not None
     assert good.progress.step == 7
     assert not sim.refused

@@ -59,7 +59,7 @@ def undisturbed(scenario: Scenario) -> tuple[Any, list[str]]:
     sim = play(scenario)
     assert len(sim.calls) > 10
     status = sim.status() if sim.get(KIND, "train") else None
-    assert (status and (status.phase, status.attempt, status.restarts.counted)) == ENDS[scenario]
+    assert (status and (status.phase, status.attempt, status.counts.counted)) == ENDS[scenario]
     assert sim.kueue is None or not sim.kueue.bypassed()
     return end_of(sim), sim.calls
 

@@ -379,11 +379,11 @@ def check_status(change: StoredChange) -> None:
     if ended(before):
         assert after == before, "a job that has ended was changed"
     assert before.attempt <= after.attempt <= before.attempt + 1, (before.attempt, after.attempt)
-    assert after.restarts.total >= before.restarts.total
+    assert after.counts.total >= before.counts.total
     limit = change.after["spec"]["recovery"]["maxRestarts"]
-    assert 0 <= after.restarts.used <= limit, "more restarts than the budget allows"
-    assert after.restarts.used <= after.restarts.counted
-    report = after.restarts
+    assert 0 <= after.counts.used <= limit, "more restarts than the budget allows"
+    assert after.counts.used <= after.counts.counted
+    report = after.counts
     assert report.total == max(0, after.attempt - 1)
     assert report.total <= report.counted + report.free <= report.total + report.in_place
 

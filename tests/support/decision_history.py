@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from tests.support.builders import job_manifest
+from tests.support.counts import read_counts
 
 NAME = "twice"
 FAILURE = "ValueError: rank 1 was told to fail"
@@ -56,12 +57,12 @@ class DecisionHistory:
     def facts(self) -> dict[str, Any]:
         """Return the values that must be equal on every cluster."""
         failure = self.last.get("lastFailure") or {}
-        restarts = self.last.get("restarts") or {}
+        counts = read_counts(self.last)
         return {
             "phases": self.phases,
             "conditions": self.conditions,
             "attempt": self.last.get("attempt"),
-            "restarts": {k: restarts.get(k) for k in ("total", "counted", "free", "inPlace")},
+            "restarts": {k: counts[k] for k in ("total", "counted", "free", "inPlace")},
             "lastFailure": {
                 k: failure.get(k) for k in ("attempt", "rank", "podIndex", "exitCode", "category", "message")
             },

@@ -233,11 +233,12 @@ def end_of(sim: OperatorSimulation) -> Any:
         status = msgspec.json.decode(re.sub(r"(train-\d+-\d+)-\w{5}", r"\1", text))
         if status.get("lastFailure", {}).get("category") == "NodeLost":
             del status["lastFailure"]["message"]  # the pod's message, or its node's if that is read first
-        status.pop("children", None)  # UIDs, which depend on the number of objects before
+        status["operatorState"].pop("children", None)  # UIDs, which depend on the number of objects before
         for told_in_seconds in ("goodput", "lastRestart", "history"):
             status.pop(told_in_seconds, None)
         for seen_on_the_way in ("replaced", "all"):  # a pod that is missing in one observation and present in the next
-            status.get("restarts", {}).pop(seen_on_the_way, None)
+            for counts in (status.get("restarts", {}), status["operatorState"].get("restarts", {})):
+                counts.pop(seen_on_the_way, None)
     return {"status": status, "jobs": jobs, "pods": sorted(pods), "others": peers, "made": made}
 
 

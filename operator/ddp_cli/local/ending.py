@@ -166,7 +166,7 @@ def interrupt(
         return None
     message = explain_interruption(resource, job.status, command, number=number)
     decision = fail(State(job, Observation(), now), None, c.INTERRUPTED, message)
-    return {**resource, "status": msgspec.to_builtins(c.summarize(decision.status))}
+    return {**resource, "status": msgspec.to_builtins(c.summarize(decision.status, job.spec))}
 
 
 def _describe_obstacle(status: Status) -> str:

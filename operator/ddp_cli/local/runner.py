@@ -325,7 +325,7 @@ class Run:
         try:
             state = State(parse_resource(resource), Observation(), utc_now())
             decision = fail(state, None, c.OPERATOR_ERROR, message)
-            self._cluster.store.change(resource, status=msgspec.to_builtins(c.summarize(decision.status)))
+            self._cluster.store.change(resource, status=msgspec.to_builtins(c.summarize(decision.status, state.spec)))
             self._read_status()
         except Exception as status_error:
             self._record_error("the last status", status_error)

@@ -17,7 +17,7 @@ from ddp_operator.api import constants
 from ddp_operator.api.profile import LOCKS_REMOVED
 from ddp_operator.api.rules import RULES, CelRule
 from ddp_operator.api.spec import Spec
-from ddp_operator.api.status import Status
+from ddp_operator.api.status import OPAQUE, Status
 from ddp_operator.api.yaml_writer import format_documents
 
 _SCALARS = {mi.IntType: "integer", mi.FloatType: "number", mi.StrType: "string", mi.BoolType: "boolean"}
@@ -32,6 +32,8 @@ def _convert(info: mi.Type) -> dict[str, Any]:
     if isinstance(info, mi.Metadata):
         schema = _convert(info.type)
         schema.update(info.extra_json_schema or {})
+        if OPAQUE in schema:
+            schema.pop("properties", None)
         return schema
     if isinstance(info, mi.StructType):
         return _convert_struct(info)
@@ -44,7 +46,7 @@ def _convert(info: mi.Type) -> dict[str, Any]:
     if isinstance(info, mi.AnyType):
         # The API server checks types of Kubernetes, such as a pod's spec, in the dry run. The schema has no type: for
         # an object with unknown members, == in CEL would compare the number of members and only the common ones.
-        return {"x-kubernetes-preserve-unknown-fields": True}
+        return {OPAQUE: True}
     if isinstance(info, mi.DateTimeType):
         return {"type": "string", "format": "date-time"}
     return {"type": _SCALARS[type(info)]}
@@ -246,6 +248,10 @@ def build_resource_schema() -> dict[str, Any]:
     conditions = status["properties"]["conditions"]
     conditions["x-kubernetes-list-type"] = "map"
     conditions["x-kubernetes-list-map-keys"] = ["type"]
+    # An API server removes fields without a schema also when it reads a stored resource. The operator takes over those
+    # of the release before (operator_state.py), and an operator of that release may run beside a newer definition.
+    for group in (status, *(status["properties"][name] for name in ("restarts", "usage"))):
+        group[OPAQUE] = True
     schema: dict[str, Any] = {
         "type": "object",
         "description": "Distributed PyTorch training: torchrun in a number of pods, monitored and restarted.",

@@ -61,13 +61,13 @@ class DDPTrainingJob:
     @property
     def restarts_left(self) -> int:
         """The number of counted restarts until the job fails."""
-        return max(0, self.spec.recovery.max_restarts - self.status.restarts.used)
+        return max(0, self.spec.recovery.max_restarts - self.status.counts.used)
 
     @property
     def in_place_restarts(self) -> int:
         """The number of restarts in the same pods that the launchers may do in an attempt that starts now."""
         recovery = self.spec.recovery
-        restarts = self.status.restarts
+        restarts = self.status.counts
         if recovery.in_place_restarts is not None:
             return recovery.in_place_restarts
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct, field
+from msgspec.structs import replace
 
 Phase = Literal["Pending", "Rejected", "Suspended", "Running", "Held", "Restarting", "Succeeded", "Failed"]
 ENDED_PHASES: Final = ("Succeeded", "Failed", "Rejected")
@@ -16,6 +17,8 @@ ConditionStatus = Literal["True", "False", "Unknown"]
 RunResult = Literal["Succeeded", "Failed", "Stopped", "Lost"]
 RecoveryLevel = Literal["SamePods", "ReplacedPod", "NewPods"]
 Time = Annotated[datetime, Meta(tz=True)]
+OPAQUE: Final = "x-kubernetes-preserve-unknown-fields"
+"""Marks a field whose members the schema does not describe."""
 
 
 class StatusFields(Struct, frozen=True, kw_only=True, rename="camel", omit_defaults=True):
@@ -44,46 +47,56 @@ class Nodes(StatusFields, frozen=True, kw_only=True, omit_defaults=False):
 
 
 class Restarts(StatusFields, frozen=True, kw_only=True, omit_defaults=False):
-    """Restarts of the job's training."""
+    """Restarts of the job's training, or of the present run of `ddp dev`."""
 
-    total: Annotated[int, Meta(description="Restarts with new pods: one for each attempt after the first.")] = 0
-    counted: Annotated[
-        int, Meta(description="Restarts that count towards maxRestarts, in the same pods or with new pods.")
+    all: Annotated[
+        int, Meta(description="All restarts: in the same pods, of single pods that the Job replaced, and of all pods.")
     ] = 0
-    free: Annotated[
+    in_place: Annotated[int, Meta(description="Restarts of the workers in the same pods, over all attempts.")] = 0
+    used: Annotated[
         int,
         Meta(
-            description="Restarts with new pods that do not count towards maxRestarts: after a disruption, a change of "
-            "spec.nodes or a resumption."
+            description="Restarts after failures, in the same or with new pods, since a checkpoint last reset the "
+            "count. Disruptions, resizes and resumptions do not count."
         ),
     ] = 0
-    disrupted_in_a_row: Annotated[
-        int,
-        Meta(description="Disruptions in a row, each less than 300 s after the restart before it, and without a step."),
-    ] = 0
-    used: Annotated[
-        int, Meta(description="Counted restarts since a checkpoint last reset the count; compared with maxRestarts.")
-    ] = 0
-    without_progress: Annotated[int, Meta(description="Consecutive failures without a new step in between.")] = 0
-    step: Annotated[int, Meta(description="Highest step that was known at the last counted failure.")] = 0
-    checkpoint_step: Annotated[int, Meta(description="Step of the checkpoint at the last counted failure.")] = 0
-    in_place: Annotated[int, Meta(description="Restarts of the workers in the same pods, over all attempts.")] = 0
-    in_place_before: Annotated[int, Meta(description="The part of inPlace that earlier attempts had.")] = 0
-    in_place_after_loss: Annotated[
-        int,
-        Meta(description="The part of inPlace that followed the loss of a pod, which replaced counts, or a resize."),
-    ] = 0
-    replaced: Annotated[int, Meta(description="Single pods that the Job replaced while training waited.")] = 0
-    before_run: Annotated[
-        int, Meta(description="The part of total and replaced that preceded the present run of `ddp dev`.")
-    ] = 0
-    all: Annotated[
-        int,
-        Meta(description="All restarts: total, replaced and inPlace together, without inPlaceAfterLoss and beforeRun."),
+    limit: Annotated[
+        int, Meta(description="spec.recovery.maxRestarts, also that of a profile: with more, the job fails.")
     ] = 0
 
+
+class RestartCounts(StatusFields, frozen=True, kw_only=True):
+    """What the operator counts to decide about restarts."""
+
+    total: int = 0
+    """Restarts with new pods: one for each attempt after the first."""
+    counted: int = 0
+    """Restarts that count towards maxRestarts, in the same pods or with new pods."""
+    free: int = 0
+    """Restarts with new pods that do not count: after a disruption, a change of spec.nodes or a resumption."""
+    disrupted_in_a_row: int = 0
+    """Disruptions in a row, each less than 300 s after the restart before it, and without a step."""
+    used: int = 0
+    """Counted restarts since a checkpoint last reset the count; compared with maxRestarts."""
+    without_progress: int = 0
+    """Consecutive failures without a new step in between."""
+    step: int = 0
+    """Highest step that was known at the last counted failure."""
+    checkpoint_step: int = 0
+    """Step of the checkpoint at the last counted failure."""
+    in_place: int = 0
+    """Restarts of the workers in the same pods, over all attempts."""
+    in_place_before: int = 0
+    """The part of in_place that earlier attempts had."""
+    in_place_after_loss: int = 0
+    """The part of in_place that followed the loss of a pod, which replaced counts, or a resize."""
+    replaced: int = 0
+    """Single pods that the Job replaced while training waited."""
+    before_run: int = 0
+    """The part of total and replaced that preceded the present run of `ddp dev`."""
+
     @property
-    def sum(self) -> int:
+    def all(self) -> int:
         """The number of all restarts of the job, or of the present run of `ddp dev`."""
         return self.total + self.replaced + self.own_in_place - self.before_run
 
@@ -91,6 +104,26 @@ class Restarts(StatusFields, frozen=True, kw_only=True, omit_defaults=False):
     def own_in_place(self) -> int:
         """Restarts in the same pods that follow neither the loss of a pod nor a resize."""
         return self.in_place - self.in_place_after_loss
+
+
+STATE_VERSION: Final = 1
+"""Version of OperatorState. Another one is not read: a field whose meaning changes needs a new number."""
+
+
+class OperatorState(StatusFields, frozen=True, kw_only=True):
+    """What the operator has to remember between its passes and after its own restart, with the version of this form.
+    Programs must not read it, and nobody may edit it: its members change without notice.
+    """
+
+    version: int = field(default_factory=lambda: STATE_VERSION)  # a plain default would not be stored
+    restarts: RestartCounts = RestartCounts()
+    children: tuple[str, ...] = ()
+    """UIDs of the Services and NetworkPolicies that the operator has created for the job, or has compared with what it
+    would create; at most 8."""
+    usage_time: Time | None = None
+    """Time up to which status.usage counts."""
+    idle_since: Time | None = None
+    """Time since which the job holds GPUs without a step. None: it makes steps, or has no GPUs."""
 
 
 class Progress(StatusFields, frozen=True, kw_only=True):
@@ -297,12 +330,7 @@ class LostUsage(StatusFields, frozen=True, kw_only=True):
 class Usage(StatusFields, frozen=True, kw_only=True, omit_defaults=False):
     """Use of the job's GPUs in GPU-seconds: the time that a pod of the job holds a GPU of a node."""
 
-    gpus: Annotated[int, Meta(description="GPUs of the scheduled pods, at the time `since`.")] = 0
-    since: Annotated[Time, Meta(description="Time up to which the GPU-seconds are counted.")]
-    idle_since: Annotated[
-        Time | None,
-        Meta(description="Time since which the job holds GPUs without a step. Unset: it makes steps, or has no GPUs."),
-    ] = None
+    gpus: Annotated[int, Meta(description="GPUs of the scheduled pods.")] = 0
     gpu_seconds: Annotated[int, Meta(description="Sum of productive, waiting and lost.")] = 0
     productive: Annotated[int, Meta(description="Time with steps that were not repeated later.")] = 0
     waiting: Annotated[
@@ -360,7 +388,7 @@ class Profile(StatusFields, frozen=True, kw_only=True):
 
 
 class Status(StatusFields, frozen=True, kw_only=True):
-    """Observed state of the job. The operator decides ``attempt``, ``restarts`` and ``lastFailure``."""
+    """Observed state of the job. The operator decides ``attempt`` and ``lastFailure``."""
 
     observed_generation: int = 0
     phase: Annotated[Phase | None, Meta(description="Summary for people; programs should read the conditions.")] = None
@@ -413,16 +441,21 @@ class Status(StatusFields, frozen=True, kw_only=True):
         tuple[str, ...],
         Meta(description="Kubernetes nodes that were lost with a pod of the job, the latest last; at most 10."),
     ] = ()
-    children: Annotated[
-        tuple[str, ...],
-        Meta(
-            description="UIDs of the Services and NetworkPolicies that the operator has created for the job, or has "
-            "compared with what it would create."
-        ),
-    ] = ()
     queue: Annotated[QueueStatus | None, Meta(description="Unset: the job does not wait in a queue.")] = None
     profile: Profile | None = None
     conditions: tuple[Condition, ...] = ()
+    operator_state: Annotated[OperatorState, Meta(extra_json_schema={OPAQUE: True})] = field(
+        default_factory=OperatorState
+    )
+
+    @property
+    def counts(self) -> RestartCounts:
+        """What the operator counts to decide about restarts."""
+        return self.operator_state.restarts
+
+    def remember(self, **members: Any) -> "Status":
+        """Return the status with other members of the operator's state."""
+        return replace(self, operator_state=replace(self.operator_state, **members))
 
     def condition(self, kind: str) -> Condition | None:
         """Return the condition of a type."""

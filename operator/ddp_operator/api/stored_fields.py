@@ -8,7 +8,9 @@ from types import UnionType
 from typing import Annotated, Any, Final, NamedTuple, Union, get_args, get_origin
 
 import msgspec
+from msgspec.structs import replace
 
+from ddp_operator.api.operator_state import find_state_problem, restore_state, take_over_former
 from ddp_operator.api.status import Status
 
 _MAX_NAMED: Final = 5
@@ -30,7 +32,9 @@ class StoredStatus(NamedTuple):
     status: Status
     stored: Mapping[str, Any]
     left_out: tuple[str, ...] = ()
-    """Paths of the fields that cannot be read."""
+    """Paths of the fields that cannot be read, without those of the operator's state."""
+    state_problem: str = ""
+    """Why the operator's state was restored from the other fields; empty if it is readable."""
 
     @property
     def lacks_phase(self) -> bool:
@@ -64,17 +68,27 @@ def read_fields(value: Any, kind: Any, path: str) -> Reading:
 
 def read_status(resource: Mapping[str, Any]) -> StoredStatus:
     """Return the status of a resource. If its phase cannot be read, a job that has ended gets it from a condition."""
-    stored = resource.get("status") or {}
-    try:
-        return StoredStatus(msgspec.convert(stored, Status), stored)
-    except msgspec.ValidationError:
-        reading = read_fields(stored, Status, "status")
+    stored = take_over_former(resource.get("status") or {})
+    problem = find_state_problem(stored)
+    if problem:
+        stored = {name: value for name, value in stored.items() if name != "operatorState"}
+
+    reading = read_fields(stored, Status, "status")
     kept = {} if reading.value is msgspec.UNSET else reading.value
     status = msgspec.convert(kept, Status)
     outcome = next(filter(status.is_true, _OUTCOMES), None)
     if outcome is not None and "status.phase" in reading.left_out:
         kept = {**kept, "phase": outcome}
-    return StoredStatus(msgspec.convert(kept, Status), kept, reading.left_out)
+        status = msgspec.convert(kept, Status)
+
+    spoiled = [path for path in reading.left_out if path.startswith("status.operatorState")]
+    if spoiled:
+        problem = f"cannot be read at {spoiled[0]}"
+    if problem:
+        status = replace(status, operator_state=restore_state(status))
+        kept = {**kept, "operatorState": msgspec.to_builtins(status.operator_state)}
+    left_out = tuple(path for path in reading.left_out if path not in spoiled)
+    return StoredStatus(status, kept, left_out, problem)
 
 
 def describe_left_out(paths: tuple[str, ...]) -> str:

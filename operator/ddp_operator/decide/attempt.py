@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from ddp_operator.api.job import CRASH_LOOP_FAILURES, DDPTrainingJob, JobSize
 from ddp_operator.api.kubeobjects import EPOCH, truncate
-from ddp_operator.api.status import Condition, LastFailure, LastRestart, Nodes, RecoveryLevel, Restarts, Status
+from ddp_operator.api.status import Condition, LastFailure, LastRestart, Nodes, RecoveryLevel, RestartCounts, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import Fact, may_have_joined
 from ddp_operator.decide.diagnosis import (
@@ -193,25 +193,25 @@ def has_quorum(running: Collection[int], size: JobSize) -> bool:
 
 
 class RestartAccounting(NamedTuple):
-    """The fields of the status that count restarts."""
+    """What the status states about restarts."""
 
-    restarts: Restarts
+    counts: RestartCounts
     last_restart: LastRestart | None
     last_failure: LastFailure | None
 
 
 def account_restarts(attempt: ObservedAttempt) -> RestartAccounting:
     """Return the restart accounting of an attempt, with the restarts that its pods report since the last pass."""
-    restarts = _count_restarts_in_same_pods(attempt)
+    counts = _count_restarts_in_same_pods(attempt)
     last_failure = _update_last_failure(attempt)
     interruption = _find_interruption(attempt, last_failure)
     if interruption is None:
-        return RestartAccounting(restarts, _update_last_restart(attempt), last_failure)
+        return RestartAccounting(counts, _update_last_restart(attempt), last_failure)
 
     if interruption == "ReplacedPod":
         last_failure = attempt.lost or last_failure
-    counted = replace(restarts, replaced=restarts.replaced + 1)
-    return RestartAccounting(counted, _record_interruption(attempt, interruption), last_failure)
+    counts = replace(counts, replaced=counts.replaced + 1)
+    return RestartAccounting(counts, _record_interruption(attempt, interruption), last_failure)
 
 
 def _find_interruption(attempt: ObservedAttempt, last_failure: LastFailure | None) -> RecoveryLevel | None:
@@ -229,7 +229,7 @@ def _find_interruption(attempt: ObservedAttempt, last_failure: LastFailure | Non
 
 def count_new_restarts(status: Status, in_attempt: int) -> int:
     """Return how many restarts in the same pods are not counted yet, where a pod reports ``in_attempt`` of them."""
-    return count_in_place(status.restarts, in_attempt).in_place - status.restarts.in_place
+    return count_in_place(status.counts, in_attempt).in_place - status.counts.in_place
 
 
 def note_steps(restart: LastRestart, status: Status, failed_at: int | None = None) -> LastRestart:
@@ -244,15 +244,15 @@ def note_steps(restart: LastRestart, status: Status, failed_at: int | None = Non
     return replace(restart, step=step, steps_lost=max(0, step - status.checkpoint.step))
 
 
-def _count_restarts_in_same_pods(attempt: ObservedAttempt) -> Restarts:
-    restarts = attempt.recorded.restarts
+def _count_restarts_in_same_pods(attempt: ObservedAttempt) -> RestartCounts:
+    counts = attempt.recorded.counts
     page = attempt.state.observation.page
     if page is not None and page.completed_restarts is not None:
-        restarts = count_in_place(restarts, page.completed_restarts)
+        counts = count_in_place(counts, page.completed_restarts)
     if attempt.state.spec.suspend:
-        stopped = record_final_progress(replace(attempt.recorded, restarts=restarts), attempt.pods, attempt.state.now)
-        restarts = stopped.restarts
-    return restarts
+        recorded = attempt.recorded.remember(restarts=counts)
+        counts = record_final_progress(recorded, attempt.pods, attempt.state.now).counts
+    return counts
 
 
 def _update_last_restart(attempt: ObservedAttempt) -> LastRestart | None:
@@ -365,7 +365,7 @@ def find_permanent_limit(state: State, diagnosis: Diagnosis) -> RestartLimit | N
     return RestartLimit(cause.category) if diagnosis.permanent else None
 
 
-def count_failure(state: State, cause: LastFailure, times: int | None = None) -> Restarts:
+def count_failure(state: State, cause: LastFailure, times: int | None = None) -> RestartCounts:
     """Return the restart accounting with a failure of the current attempt counted against ``maxRestarts``.
 
     ``times``: the number of failures. None: this failure, which ended its pod, and the unobserved failures that the
@@ -375,21 +375,21 @@ def count_failure(state: State, cause: LastFailure, times: int | None = None) ->
     of failures without progress. If no step is reported, an attempt of ``SIGNIFICANT_SECONDS`` counts as progress.
     """
     status = record_final_progress(state.status, state.pods, state.now)
-    restarts = status.restarts
+    counts = status.counts
     if times is None:
         times = 1 + _count_unobserved(state, cause)
 
     checkpoint = status.checkpoint.step if status.checkpoint else 0
     step = _find_step(cause, status)
-    is_renewed = checkpoint - restarts.checkpoint_step >= state.spec.recovery.reset_after_steps
-    has_progress = step > restarts.step or (step == 0 and _has_lasted(state.pods))
+    is_renewed = checkpoint - counts.checkpoint_step >= state.spec.recovery.reset_after_steps
+    has_progress = step > counts.step or (step == 0 and _has_lasted(state.pods))
     return replace(
-        restarts,
-        used=times if is_renewed else restarts.used + times,
-        counted=restarts.counted + times,
-        checkpoint_step=checkpoint if is_renewed or restarts.used == 0 else restarts.checkpoint_step,
-        without_progress=0 if has_progress else restarts.without_progress + times,
-        step=max(step, restarts.step),
+        counts,
+        used=times if is_renewed else counts.used + times,
+        counted=counts.counted + times,
+        checkpoint_step=checkpoint if is_renewed or counts.used == 0 else counts.checkpoint_step,
+        without_progress=0 if has_progress else counts.without_progress + times,
+        step=max(step, counts.step),
     )
 
 
@@ -404,7 +404,7 @@ def _count_unobserved(state: State, cause: LastFailure) -> int:
     return max(0, min(unobserved, state.job.restarts_left))
 
 
-def find_limit(job: DDPTrainingJob, cause: LastFailure, counted: Restarts) -> RestartLimit | None:
+def find_limit(job: DDPTrainingJob, cause: LastFailure, counted: RestartCounts) -> RestartLimit | None:
     """Return the limit that a counted failure exceeds; None: another attempt follows."""
     limit = job.spec.recovery.max_restarts
     if counted.used > limit:
@@ -415,7 +415,7 @@ def find_limit(job: DDPTrainingJob, cause: LastFailure, counted: Restarts) -> Re
     return None
 
 
-def _describe_exhausted(counted: Restarts, limit: int) -> str:
+def _describe_exhausted(counted: RestartCounts, limit: int) -> str:
     if counted.used == 1:
         return f"not restarted: recovery.maxRestarts is {limit}"
     since = f" since step {counted.checkpoint_step}" if counted.counted > counted.used else ""
@@ -439,7 +439,7 @@ def _is_repeated(state: State, cause: LastFailure) -> bool:
         return False  # the operator has already read this failure from the pod's page
     step = _find_step(cause, record_final_progress(state.status, state.pods, state.now))
     if step:
-        return step <= max(last.step or 0, state.status.restarts.step)
+        return step <= max(last.step or 0, state.status.counts.step)
     return not _has_lasted(state.pods)
 
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from ddp_operator.api import child_names
 from ddp_operator.api.kubeobjects import parse_time, truncate
-from ddp_operator.api.status import LastFailure, LastRestart, Phase, Progress, RecoveryLevel, Restarts, Status
+from ddp_operator.api.status import LastFailure, LastRestart, Phase, Progress, RecoveryLevel, RestartCounts, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempt import count_failure, count_new_restarts, find_limit, note_steps
 from ddp_operator.decide.conditions import Fact, set_conditions
@@ -78,11 +78,11 @@ def recover(state: State, newest: JobView) -> Decision:
 
     Past restarts count as failures unless the status records more, so that a crash loop does not start from zero.
     """
-    restarts = state.status.restarts
+    counts = state.status.counts
     past = newest.attempt - 1
-    if restarts.total > past or not has_plausible_counts(restarts):
-        restarts = Restarts()
-    counted = max(restarts.counted, past - restarts.free)
+    if counts.total > past or not has_plausible_counts(counts):
+        counts = RestartCounts()
+    counted = max(counts.counted, past - counts.free)
     status = replace(
         state.status,
         attempt=newest.attempt,
@@ -92,19 +92,18 @@ def recover(state: State, newest: JobView) -> Decision:
         attempt_time=truncate(state.now),
         completion_time=None,
         selector=child_names.pod_selector(state.job.name),
-        restarts=replace(restarts, total=past, counted=counted, used=max(restarts.used, counted)),
-    )
+    ).remember(restarts=replace(counts, total=past, counted=counted, used=max(counts.used, counted)))
     return _begin(replace_fields(state, refusal=None), status)
 
 
-def restart(state: State, cause: LastFailure, restarts: Restarts) -> Decision:
-    """Start the next attempt after a failure that is counted in ``restarts``."""
-    status = _build_next_attempt(state, restarts, c.GROUP_RESTART, cause)
+def restart(state: State, cause: LastFailure, counts: RestartCounts) -> Decision:
+    """Start the next attempt after a failure that is counted in ``counts``."""
+    status = _build_next_attempt(state, counts, c.GROUP_RESTART, cause)
     if cause.category == REPLICAS.name:
         status = replace(status, failed_nodes=add_failed_nodes(status.failed_nodes, iter((cause.node_name,))))
     delay = compute_start_delay(status)
     when = f" in {delay.total_seconds():.0f} s" if delay else ""
-    which = f"restart {restarts.used} of {state.spec.recovery.max_restarts}{when}"
+    which = f"restart {counts.used} of {state.spec.recovery.max_restarts}{when}"
     message = describe_restart(which, cause, status.checkpoint)
     return _begin(state, status, Fact(c.RESTARTING, "True", c.GROUP_RESTART, message))
 
@@ -115,9 +114,9 @@ def compute_start_delay(status: Status) -> timedelta:
     The dependency of an init container, or a node without a disruption, may become available.
     """
     failure = status.last_failure
-    in_a_row = status.restarts.disrupted_in_a_row - PROMPT_DISRUPTIONS
+    in_a_row = status.counts.disrupted_in_a_row - PROMPT_DISRUPTIONS
     if failure is not None and failure.container and failure.attempt == status.attempt - 1:
-        in_a_row = max(1, status.restarts.without_progress)
+        in_a_row = max(1, status.counts.without_progress)
     if in_a_row <= 0:
         return timedelta(0)
     return min(_FIRST_DELAY * (1 << min(in_a_row - 1, 10)), _LONGEST_DELAY)
@@ -130,12 +129,12 @@ def note_unseen_replacement(state: State) -> Decision | None:
     if successor is None:
         return None
     loss = build_unseen_loss(status.attempt, successor)
-    restarts = replace(status.restarts, replaced=status.restarts.replaced + 1)
+    counts = replace(status.counts, replaced=status.counts.replaced + 1)
     page = state.observation.page
     if page is not None and page.completed_restarts is not None:
-        restarts = _count_after_change(restarts, count_new_restarts(status, page.completed_restarts))
+        counts = _count_after_change(counts, count_new_restarts(status, page.completed_restarts))
     restart = _build_last_restart(status, state.now, loss, c.POD_REPLACEMENT, level="ReplacedPod")
-    noted = replace(status, restarts=restarts, last_restart=restart, last_failure=loss)
+    noted = replace(status, last_restart=restart, last_failure=loss).remember(restarts=counts)
     return Decision(describe(state, noted), requeue_after=AT_ONCE)
 
 
@@ -164,18 +163,18 @@ def note_restart_in_place(state: State) -> Decision | None:
     if not new:
         return None
 
-    cause, restarts = _count_in_place(state, state.observation.failures_in_place)
-    limit = find_limit(job, cause, restarts) if cause is not None and job.counts_in_place else None
+    cause, counts = _count_in_place(state, state.observation.failures_in_place)
+    limit = find_limit(job, cause, counts) if cause is not None and job.counts_in_place else None
     if limit is not None:
         return fail(state, cause, limit.reason, limit.conclusion)
 
     former = status.last_restart
     restart = _build_last_restart(status, state.now, cause, c.RESTARTED_IN_PLACE, level="SamePods")
     if cause is None and former is not None and (was_lost_lately(state) or was_resized_lately(state)):
-        restarts = _count_after_change(restarts, new)
+        counts = _count_after_change(counts, new)
         restart = replace(former, recovery_seconds=None, level=former.level or "SamePods")
     restart = note_steps(restart, status, _find_last_step(state))
-    described = describe(state, replace(status, restarts=restarts, last_restart=restart))
+    described = describe(state, replace(status, last_restart=restart).remember(restarts=counts))
     return Decision(described, requeue_after=AT_ONCE)
 
 
@@ -197,21 +196,21 @@ def _find_last_step(state: State) -> int | None:
     return max(steps, default=None)
 
 
-def _count_after_change(restarts: Restarts, new: int) -> Restarts:
-    return replace(restarts, in_place_after_loss=restarts.in_place_after_loss + new)
+def _count_after_change(counts: RestartCounts, new: int) -> RestartCounts:
+    return replace(counts, in_place_after_loss=counts.in_place_after_loss + new)
 
 
 def _count_in_place(
     state: State, reported: tuple[tuple[PodView, Termination], ...]
-) -> tuple[LastFailure | None, Restarts]:
+) -> tuple[LastFailure | None, RestartCounts]:
     """Return the root cause of the reported restarts, and the accounting with them; None: they are not counted."""
     status = state.status
     new = tuple((pod, failure) for pod, failure in reported if count_new_restarts(status, failure.restarts))
     cause = find_restart_cause(status.attempt, new)
     if cause is None or is_consequence(state, cause):
-        return None, status.restarts
+        return None, status.counts
     if not state.job.counts_in_place:
-        return cause, status.restarts
+        return cause, status.counts
     # Each launcher applies the limit that remained at the start of the attempt.
     times = len({failure.restarts for _, failure in new if not failure.secondary})
     return cause, count_failure(state, cause, times)
@@ -237,13 +236,13 @@ def _count_disruptions_in_a_row(state: State, reason: str) -> int:
         return 0
     step = status.progress.step if status.progress else None
     has_lasted = state.now - before.time >= timedelta(seconds=SIGNIFICANT_SECONDS)
-    return 0 if has_lasted or (step or 0) > (before.step or 0) else status.restarts.disrupted_in_a_row + 1
+    return 0 if has_lasted or (step or 0) > (before.step or 0) else status.counts.disrupted_in_a_row + 1
 
 
-def _count_free_restart(state: State) -> Restarts:
+def _count_free_restart(state: State) -> RestartCounts:
     """Return the restart accounting with a restart that does not count towards ``maxRestarts``."""
-    restarts = state.status.restarts
-    return replace(restarts, free=restarts.free + 1)
+    counts = state.status.counts
+    return replace(counts, free=counts.free + 1)
 
 
 def readmit_nodes(state: State, message: str) -> Decision:
@@ -288,16 +287,16 @@ def record_lost_nodes(state: State, found: tuple[tuple[PodView, str], ...], *, e
     nodes = add_failed_nodes(status.failed_nodes, iter(pod.node_name for pod, _ in found))
     status = replace(status, failed_nodes=nodes)
     if explains:
-        restarts = status.restarts
-        if not state.spec.recovery.count_disruptions and restarts.used > 0:
-            restarts = replace(
-                restarts,
-                counted=restarts.counted - 1,
-                used=restarts.used - 1,
-                free=restarts.free + 1,
-                without_progress=max(0, restarts.without_progress - 1),
+        counts = status.counts
+        if not state.spec.recovery.count_disruptions and counts.used > 0:
+            counts = replace(
+                counts,
+                counted=counts.counted - 1,
+                used=counts.used - 1,
+                free=counts.free + 1,
+                without_progress=max(0, counts.without_progress - 1),
             )
-        status = replace(status, restarts=restarts)
+        status = status.remember(restarts=counts)
     if explains or pod.attempt == status.attempt:
         status = replace(status, last_failure=build_node_failure(pod.attempt, pod, message, state.now))
     return Decision(status, requeue_after=AT_ONCE)
@@ -337,8 +336,8 @@ def succeed(state: State) -> Decision:
     ]
     # Restarts after the last read of the pages are in the termination messages.
     ends = [(pod, pod.termination) for pod in state.pods.newest.values() if pod.termination]
-    cause, restarts = _count_in_place(state, list_restart_failures(ends))
-    status = replace(state.status, restarts=restarts)
+    cause, counts = _count_in_place(state, list_restart_failures(ends))
+    status = state.status.remember(restarts=counts)
     if cause is not None:
         restart = _build_last_restart(status, state.now, cause, c.RESTARTED_IN_PLACE, level="SamePods")
         status = replace(status, last_failure=cause, last_restart=restart)
@@ -397,30 +396,31 @@ def _build_last_restart(
     return note_steps(restart, status, failure.step if failure else None)
 
 
-def _build_next_attempt(state: State, restarts: Restarts, reason: str, failure: LastFailure | None = None) -> Status:
+def _build_next_attempt(state: State, counts: RestartCounts, reason: str, failure: LastFailure | None = None) -> Status:
     """Return the status of the next attempt, with the final values of the current one."""
     final = record_final_progress(state.status, state.pods, state.now, state.observation.page)
     status = record_failed_step(final, failure)
     killed = failure if failure is not None and failure.category not in _TAKEN_AWAY else None
     if status.dev is not None and (status.dev.lost_runs or killed):
         status = begin_run(status, 0)
-        restarts = forget_restarts(restarts)
+        counts = forget_restarts(counts)
     return replace(
         status,
         attempt=status.attempt + 1,
         attempt_nodes=status.attempt_nodes if is_resize_waiting(state.job, state.attempt_job) else state.spec.nodes,
         job_name=child_names.job_name(state.job.name, status.attempt + 1),
         attempt_time=truncate(state.now),
-        restarts=replace(
-            restarts,
-            total=restarts.total + 1,
-            in_place=status.restarts.in_place,
-            in_place_before=status.restarts.in_place,
-            disrupted_in_a_row=_count_disruptions_in_a_row(state, reason),
-        ),
         stragglers=(),
         last_restart=_build_last_restart(status, state.now, failure, reason),
         last_failure=failure or status.last_failure,
+    ).remember(
+        restarts=replace(
+            counts,
+            total=counts.total + 1,
+            in_place=status.counts.in_place,
+            in_place_before=status.counts.in_place,
+            disrupted_in_a_row=_count_disruptions_in_a_row(state, reason),
+        )
     )
 
 
@@ -514,7 +514,7 @@ def contradicts(state: State, newest: JobView) -> bool:
     if _has_invented_end(status, pods):
         return True
     is_named = status.job_name == child_names.job_name(state.job.name, status.attempt)
-    if not is_named or status.restarts.total != status.attempt - 1 or not has_plausible_counts(status.restarts):
+    if not is_named or status.counts.total != status.attempt - 1 or not has_plausible_counts(status.counts):
         return True
     if status.attempt == newest.attempt:
         has_requested_size = state.job.size_of(newest.nodes).nodes == state.spec.nodes
@@ -533,6 +533,6 @@ def _has_invented_end(status: Status, pods: Pods) -> bool:
     return is_old and (has_succeeded or status.is_true(c.FAILED))
 
 
-def has_plausible_counts(restarts: Restarts) -> bool:
+def has_plausible_counts(counts: RestartCounts) -> bool:
     """Return whether no restart is counted that did not happen."""
-    return 0 <= restarts.used <= restarts.counted <= restarts.total + restarts.in_place
+    return 0 <= counts.used <= counts.counted <= counts.total + counts.in_place

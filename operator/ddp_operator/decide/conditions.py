@@ -8,7 +8,8 @@ from typing import Final
 from msgspec.structs import replace
 
 from ddp_operator.api.kubeobjects import truncate
-from ddp_operator.api.status import Condition, ConditionStatus, Status
+from ddp_operator.api.spec import Spec
+from ddp_operator.api.status import Condition, ConditionStatus, Restarts, Status
 from ddp_pod.contract.credentials import hide_credentials
 
 ACCEPTED: Final = "Accepted"
@@ -255,9 +256,11 @@ def set_conditions(status: Status, facts: Iterable[Fact], now: datetime, generat
     return replace(status, observed_generation=generation, conditions=conditions)
 
 
-def summarize(status: Status) -> Status:
-    """Return the status with the fields that sum up others: ``kubectl get`` prints them and cannot compute them."""
-    restarts = replace(status.restarts, all=status.restarts.sum)
+def summarize(status: Status, spec: Spec | None = None) -> Status:
+    """Return the status with the fields that sum up others for users. ``spec``: None if it cannot be read."""
+    counts = status.counts
+    limit = spec.recovery.max_restarts if spec is not None else status.restarts.limit
+    restarts = Restarts(all=counts.all, in_place=counts.in_place, used=counts.used, limit=limit)
     return replace(status, restarts=restarts, reason=find_reason(status))
 
 

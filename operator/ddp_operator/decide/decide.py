@@ -1,6 +1,6 @@
 """The state machine: (resource, observation, now) -> Decision. Pure, idempotent, level-triggered.
 
-The status records the attempt (attempt, attemptNodes, restarts, lastFailure, the terminal conditions), which is the
+The status records the attempt (attempt, attemptNodes, counts, lastFailure, the terminal conditions), which is the
 desired state of the child objects. It is the only memory of the past, so a restarted operator continues from it.
 """
 
@@ -80,7 +80,7 @@ def decide(
     if is_finished(job.status) and (newest is None or not contradicts(state, newest)):
         return clean_up(state)
     decision = _decide(state, progress_interval)
-    status = summarize(decision.status)
+    status = summarize(decision.status, job.spec)
     with contain("usage", str(job)):
         status = account(state, status)
     return dataclasses.replace(decision, status=status)
@@ -175,11 +175,11 @@ def _handle_cause(state: State, diagnosis: Diagnosis, cause: LastFailure) -> Dec
     if reason:
         return restart_without_counting(state, cause, reason)
 
-    restarts = count_failure(state, cause)
-    limit = find_limit(state.job, cause, restarts)
+    counts = count_failure(state, cause)
+    limit = find_limit(state.job, cause, counts)
     if limit is not None:
         return fail(state, cause, limit.reason, limit.conclusion)
-    return restart(state, cause, restarts)
+    return restart(state, cause, counts)
 
 
 def _find_uncounted_reason(state: State, diagnosis: Diagnosis) -> str:
@@ -232,11 +232,11 @@ def _check_replicas(state: State) -> Decision | None:
     last = state.status.last_failure
     if cause.signature and last is not None and last.signature == cause.signature:
         return fail(state, cause, c.REPEATED_FAILURE, f"not restarted: {cause.signature} occurred twice")
-    restarts = count_failure(state, cause)
-    limit = find_limit(state.job, cause, restarts)
+    counts = count_failure(state, cause)
+    limit = find_limit(state.job, cause, counts)
     if limit is not None:
         return fail(state, cause, limit.reason, limit.conclusion)
-    return restart(state, cause, restarts)
+    return restart(state, cause, counts)
 
 
 def _check_active_deadline(state: State) -> Decision | None:

@@ -79,7 +79,9 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
     attempt = observe_attempt(state, status, restart)
 
     accounting = account_restarts(attempt)
-    status = replace(record_observation(attempt), **accounting._asdict())
+    status = replace(
+        record_observation(attempt), last_restart=accounting.last_restart, last_failure=accounting.last_failure
+    ).remember(restarts=accounting.counts)
     status = record_failure(status, state.observation.page, attempt.pods)
     conditions = describe_conditions(attempt, status)
     phase = compute_phase(attempt, conditions.restarting)

@@ -6,7 +6,7 @@ from typing import Final, cast
 from msgspec.structs import replace
 
 from ddp_operator.api.kubeobjects import EPOCH, format_time, truncate
-from ddp_operator.api.status import DevStatus, Restarts, RunResult, Status
+from ddp_operator.api.status import DevStatus, RestartCounts, RunResult, Status
 from ddp_operator.decide.diagnosis import build_last_failure
 from ddp_operator.decide.failures import complete_end, describe_failure
 from ddp_operator.decide.report import Page, convert_time
@@ -74,16 +74,15 @@ def begin_run(status: Status, number: int) -> Status:
         start_step=None,
         goodput=None,
         stragglers=(),
-        restarts=forget_restarts(status.restarts),
         last_restart=None,
         last_failure=None if number else status.last_failure,
-    )
+    ).remember(restarts=forget_restarts(status.counts))
 
 
-def forget_restarts(restarts: Restarts) -> Restarts:
-    """Return the restarts at the start of a run, which has no failures and no restarts yet."""
-    before = restarts.total + restarts.replaced
-    return Restarts(total=restarts.total, free=restarts.free, replaced=restarts.replaced, before_run=before)
+def forget_restarts(counts: RestartCounts) -> RestartCounts:
+    """Return the counts at the start of a run, which has no failures and no restarts yet."""
+    before = counts.total + counts.replaced
+    return RestartCounts(total=counts.total, free=counts.free, replaced=counts.replaced, before_run=before)
 
 
 def release_pods(dev: DevStatus | None) -> DevStatus | None:

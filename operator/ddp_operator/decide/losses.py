@@ -282,14 +282,14 @@ def create_missing_pods(state: State, attempt_job: JobView) -> list[CreatePod]:
     if not is_queued(state.job, attempt_job) and not _can_peers_wait(state):
         return []
     newest = state.pods.newest
-    serial = state.status.restarts.replaced
+    serial = state.status.counts.replaced
     indexes = [index for index in range(attempt_job.nodes) if _needs_replacement(newest.get(index), state.now)]
     return [CreatePod(attempt_job.name, index, serial) for index in indexes]
 
 
 def _was_replaced_before(state: State, pod: PodView) -> bool:
     """Return whether a lost pod was itself a replacement, so the loss may have a permanent cause."""
-    suffix = child_names.replacement_suffix(state.status.restarts.replaced)
+    suffix = child_names.replacement_suffix(state.status.counts.replaced)
     return is_replacing(state) and pod.name.endswith(f"-{suffix}")
 
 

@@ -88,7 +88,7 @@ def describe_queueing(
         conditions=tuple(item for item in old.conditions if item.type in MANAGER_CONDITIONS),
     )
     fact = Fact(c.SCHEDULED, "False", reason, message)
-    return summarize(describe_waiting(State(job, Observation(), now), status, fact))
+    return summarize(describe_waiting(State(job, Observation(), now), status, fact), job.spec)
 
 
 def list_flavors(workload: Mapping[str, Any] | None) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from ddp_operator.api.status import (
     LastFailure,
     PreflightStatus,
     Progress,
-    Restarts,
+    RestartCounts,
     SlowestPair,
     Status,
 )
@@ -381,7 +381,7 @@ def record_final_progress(status: Status, pods: Pods, now: datetime, page: Page 
         reported = apply_progress(status, progress, last.uploads, now, average_rates(progress))
     reported = replace(reported, progress=_keep_total(reported.progress, status.progress))
     terminations = [pod.termination for pod in pods if pod.termination]
-    return replace(reported, restarts=count_in_place(status.restarts, _count_completed_restarts(terminations)))
+    return reported.remember(restarts=count_in_place(status.counts, _count_completed_restarts(terminations)))
 
 
 def record_final_goodput(status: Status, pods: Pods, created: datetime | None, now: datetime) -> Status:
@@ -427,12 +427,12 @@ def _fails_by_itself(end: Termination) -> bool:
     return code not in (constants.EXIT_OK, constants.EXIT_PREEMPTED) and code <= 128
 
 
-def count_in_place(restarts: Restarts, in_attempt: int) -> Restarts:
-    """Return the restarts with those in the same pods of the current attempt; the count never decreases.
+def count_in_place(counts: RestartCounts, in_attempt: int) -> RestartCounts:
+    """Return the counts with the restarts in the same pods of the current attempt; the count never decreases.
 
     A new pod reports fewer than its peers until it has joined them.
     """
-    return replace(restarts, in_place=max(restarts.in_place, restarts.in_place_before + in_attempt))
+    return replace(counts, in_place=max(counts.in_place, counts.in_place_before + in_attempt))
 
 
 def drop_eta(progress: Progress | None) -> Progress | None:

@@ -148,7 +148,7 @@ class Decision:
     """The outcome of ``decide``.
 
     ``requeue_after``: seconds until the next pass; None: when an object changes; 0: at once. A decision that records
-    an attempt, restarts, lastFailure or the end has no ``actions``: the status is written first and a later pass acts
+    an attempt, counts, lastFailure or the end has no ``actions``: the status is written first and a later pass acts
     on it, so a crash in between loses nothing. Only the Job of attempt 1 is created before it is recorded.
     ``needs_fresh_read``: the decision depends on the end of a pod and on its termination message, which a watch may
     report late: the job's end, a failure without a root cause, a replaced pod.

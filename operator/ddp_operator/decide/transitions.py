@@ -157,7 +157,7 @@ def describe_end(metadata: Mapping[str, Any], old: Status, new: Status) -> dict[
         "message": (end.message if end is not None else "")[:_MAX_LOGGED],
         "node": failure.node_name if failure is not None else "",
         "attempts": new.attempt,
-        "restarts": new.restarts.sum,
+        "restarts": new.counts.all,
         "seconds": round((ended - start).total_seconds()) if start and ended else 0,
         "step": new.progress.step if new.progress is not None else None,
         "checkpointStep": new.checkpoint.step if new.checkpoint is not None else None,
@@ -177,12 +177,12 @@ def _find_failure_category(old: Status, new: Status) -> str:
 
 def _list_restarts(old: Status, new: Status, category: str) -> Iterator[Restarted]:
     cause = UNKNOWN.name if category == NO_FAILURE else category
-    in_place = new.restarts.own_in_place - old.restarts.own_in_place
+    in_place = new.counts.own_in_place - old.counts.own_in_place
     if in_place > 0:
         yield Restarted("process", cause, in_place)
     if new.attempt > max(1, old.attempt):
         yield Restarted("group", category, new.attempt - max(1, old.attempt))
-    elif new.restarts.replaced > old.restarts.replaced:
+    elif new.counts.replaced > old.counts.replaced:
         yield Restarted("pod", cause)
 
 
@@ -214,7 +214,7 @@ def _list_stages(old: Status, new: Status, now: datetime) -> Iterator[Reached]:
         return
     seconds = max(0.0, (now - start).total_seconds())
     # Pods join again after a restart; only the first time counts.
-    restarted = any(restarts.in_place or restarts.replaced for restarts in (old.restarts, new.restarts))
+    restarted = any(counts.in_place or counts.replaced for counts in (old.counts, new.counts))
     joined = new.is_true(c.RENDEZVOUSED) and not old.is_true(c.RENDEZVOUSED)
     if joined and not restarted and old.progress is None:
         yield Reached("rendezvous", seconds)
@@ -229,7 +229,9 @@ def is_minor_change(old: Status, new: Status) -> bool:
     """
     if _list_condition_states(old) != _list_condition_states(new) or render_columns(old) != render_columns(new):
         return False
-    same = {name: getattr(old, name) for name in ("nodes", "conditions", "goodput", "stragglers", "usage", "children")}
+    same = {name: getattr(old, name) for name in ("nodes", "conditions", "goodput", "stragglers", "usage")}
+    state = old.operator_state
+    new = new.remember(children=state.children, usage_time=state.usage_time, idle_since=state.idle_since)
     if old.progress is not None and new.progress is not None:  # the first progress is not a minor change
         same["progress"] = old.progress
     return replace(new, **same) == old
@@ -249,15 +251,12 @@ def _list_condition_states(status: Status) -> list[tuple[str, str, str, int, str
     ]
 
 
-def list_transition_events(old: Status, new: Status, max_restarts: int | None = None) -> tuple[Event, ...]:
-    """Return the Events for the change from one status to the next, in chronological order.
-
-    ``max_restarts``: that of the spec, for the Events about restarts.
-    """
+def list_transition_events(old: Status, new: Status) -> tuple[Event, ...]:
+    """Return the Events for the change from one status to the next, in chronological order."""
     return (
         *_report_refusal(old, new),
         *_report_failure(old, new),
-        *_report_restart_in_same_pods(old, new, max_restarts),
+        *_report_restart_in_same_pods(old, new),
         *_report_replacement(old, new),
         *_report_attempt(old, new),
         *_report_progressing(old, new),
@@ -285,17 +284,17 @@ def _report_failure(old: Status, new: Status) -> Iterator[Event]:
         yield Event("Warning", f"Failure{failure.category}", message[:_MAX_MESSAGE])
 
 
-def _report_restart_in_same_pods(old: Status, new: Status, max_restarts: int | None) -> Iterator[Event]:
-    if new.attempt != old.attempt or new.restarts.own_in_place <= old.restarts.own_in_place:
+def _report_restart_in_same_pods(old: Status, new: Status) -> Iterator[Event]:
+    if new.attempt != old.attempt or new.counts.own_in_place <= old.counts.own_in_place:
         return
-    counted = new.restarts.counted > old.restarts.counted
-    number = f"restart {new.restarts.used} of {max_restarts}" if counted else "restart, not counted"
+    counted = new.counts.counted > old.counts.counted
+    number = f"restart {new.restarts.used} of {new.restarts.limit}" if counted else "restart, not counted"
     message = describe_restart(f"{number}, in the same pods", _find_new_failure(old, new), new.checkpoint)
     yield Event("Normal", c.RESTARTED_IN_PLACE, message)
 
 
 def _report_replacement(old: Status, new: Status) -> Iterator[Event]:
-    if new.attempt == old.attempt and new.restarts.replaced > old.restarts.replaced:
+    if new.attempt == old.attempt and new.counts.replaced > old.counts.replaced:
         yield Event("Normal", c.POD_REPLACEMENT, describe_replacement(new, _find_new_failure(old, new)))
 
 
@@ -373,14 +372,15 @@ def account(state: State, status: Status) -> Status:
     now = truncate(state.now)
     gpus = 0 if status.phase in ENDED_PHASES else _count_held_gpus(state)
     if before is None:
-        return replace(status, usage=Usage(gpus=gpus, since=now, idle_since=now)) if gpus else status
+        return replace(status, usage=Usage(gpus=gpus)).remember(usage_time=now, idle_since=now) if gpus else status
 
-    gpu_seconds = before.gpus * max(0, round((now - before.since).total_seconds()))
+    counted_until = state.status.operator_state.usage_time or now
+    gpu_seconds = before.gpus * max(0, round((now - counted_until).total_seconds()))
     usage = _add_seconds(before, find_purpose(state.status), gpu_seconds)
     is_idle = gpus > 0 and find_purpose(status) != PRODUCTIVE
-    idle_since = (before.idle_since or now) if is_idle else None
-    usage = replace(usage, gpus=gpus, since=now, idle_since=idle_since)
-    return replace(status, usage=_move_repeated_steps(usage, state.status, status))
+    idle_since = (state.status.operator_state.idle_since or now) if is_idle else None
+    usage = _move_repeated_steps(replace(usage, gpus=gpus), state.status, status)
+    return replace(status, usage=usage).remember(usage_time=now, idle_since=idle_since)
 
 
 def _count_held_gpus(state: State) -> int:

@@ -393,7 +393,7 @@ class Executor:
             metadata = stored.get("metadata") or {}
             if "deletionTimestamp" in metadata or not is_owned(job, stored):
                 return WAIT_FOR_COLLECTOR
-            is_known = metadata.get("uid") in (*job.status.children, *memory.children)
+            is_known = metadata.get("uid") in (*job.status.operator_state.children, *memory.children)
             if is_shared and not is_known:
                 conflict = explain_difference(job, child, stored)
                 if conflict is not None:

@@ -12,8 +12,6 @@ from datetime import datetime
 from math import inf
 from typing import Any, NamedTuple
 
-from msgspec.structs import replace as replace_status
-
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.cluster import Cluster, ClusterError, Key, Object, Refused, Snapshot
 from ddp_operator.api.errors import InvalidManifest
@@ -122,6 +120,8 @@ class Memory:
     """The ResourceFlavors of that Workload by name."""
     left_out: tuple[str, ...] = ()
     """Fields of the stored status that could not be read in the last pass."""
+    state_problem: str = ""
+    """Why the operator's state could not be read from it."""
 
 
 def digest_resource(resource: Object, profile: Profile | None) -> bytes:
@@ -166,7 +166,7 @@ class Observer:
         children = await self._explain_kills(job, snapshot, children, memory)
         requested, page = await self._read_page(job, children, memory)
         problems = await self._read_events(key, job, snapshot, children, memory, hooks)
-        known = {*job.status.children, *memory.children}
+        known = {*job.status.operator_state.children, *memory.children}
         shared = _find_shared(job, snapshot, children, problems, known)
         slow: tuple[Straggler, ...] | None = None
         stall: Stall | None = None
@@ -454,7 +454,7 @@ class Observer:
         After a failure in one pod all pods restart their workers, but only the page of that pod has the cause.
         """
         now = self._clock()
-        restarts = job.status.restarts
+        restarts = job.status.counts
         if page is None or restarts.in_place_before + page.restarts <= restarts.in_place:
             return ()
         if page.joining and seconds_since(memory.failures_read, now) < stalls.READ_INTERVAL * _EARLY:
@@ -539,8 +539,9 @@ def _find_shared(
 
 def record_children(status: Status, memory: Memory) -> Status:
     """Return the status with the UIDs of the latest shared children that are known to be the operator's."""
-    new = [uid for uid in memory.children if uid not in status.children]
-    return replace_status(status, children=(*status.children, *new)[-_MOST_CHILDREN:]) if new else status
+    known = status.operator_state.children
+    new = [uid for uid in memory.children if uid not in known]
+    return status.remember(children=(*known, *new)[-_MOST_CHILDREN:]) if new else status
 
 
 def _identify(raw: Object) -> tuple[str, str]:

@@ -273,9 +273,8 @@ class Reconciler:
                 payer, decide, job, observation, self._clock(), refusal, self._progress_interval, review
             )
 
-        max_restarts = job.spec.recovery.max_restarts
         status = record_children(decision.status, memory)
-        postponed = await self._write(current, job.status, status, max_restarts)
+        postponed = await self._write(current, job.status, status)
         recheck = await self._multikueue.report(current.key, job, decision, observation, memory)
         if is_finished(status):
             self._forget(current.key)
@@ -292,13 +291,11 @@ class Reconciler:
         postponed = await self._write(current, old, new)
         return PassEnd(None if is_finished(old) else postponed or retry_after)
 
-    async def _write(
-        self, current: CurrentPass, old: Status, new: Status, max_restarts: int | None = None
-    ) -> float | None:
+    async def _write(self, current: CurrentPass, old: Status, new: Status) -> float | None:
         """Write ``new`` if it differs from ``old``, the status of the observed resource version.
 
-        ``max_restarts``: the limit that an Event about a restart names. Returns the seconds until the write is due, if
-        it is postponed. Raises: VersionConflict, ClusterError, StatusRefused.
+        Returns the seconds until the write is due, if it is postponed. Raises: VersionConflict, ClusterError,
+        StatusRefused.
         """
         memory = current.memory
         if memory.status_shortened:
@@ -317,12 +314,10 @@ class Reconciler:
             with contain("history", str(current.key)):
                 new = extend_history(new, now)
         await self._patch_status(current, old, new)
-        await self._publish_transitions(current, old, new, now, max_restarts)
+        await self._publish_transitions(current, old, new, now)
         return None
 
-    async def _publish_transitions(
-        self, current: CurrentPass, old: Status, new: Status, now: datetime, max_restarts: int | None
-    ) -> None:
+    async def _publish_transitions(self, current: CurrentPass, old: Status, new: Status, now: datetime) -> None:
         """Count the transitions of a written status and emit its Events. A failed call loses Events only."""
         namespace = current.key.namespace
         subject = str(current.key)
@@ -337,7 +332,7 @@ class Reconciler:
                 if isinstance(transition, Ended):
                     _ended_logger.info(_Line(describe_end(current.resource["metadata"], old, new)))
         with suppress(ClusterError), contain("Events", subject):
-            for event in list_transition_events(old, new, max_restarts):
+            for event in list_transition_events(old, new):
                 await self._cluster.emit(current.resource, event)
             for transition in transitions:
                 if isinstance(transition, NodeFailed):
@@ -398,10 +393,14 @@ class Reconciler:
 
 def _log_left_out(current: CurrentPass) -> None:
     """Name the stored fields of the status that cannot be read, once: the job continues without them."""
-    left_out = read_status(current.resource).left_out
-    if left_out and left_out != current.memory.left_out:
-        logger.warning("%s: %s; the job continues without", current.key, describe_left_out(left_out))
-    current.memory.left_out = left_out
+    stored = read_status(current.resource)
+    if stored.left_out and stored.left_out != current.memory.left_out:
+        logger.warning("%s: %s; the job continues without", current.key, describe_left_out(stored.left_out))
+    current.memory.left_out = stored.left_out
+    if stored.state_problem and stored.state_problem != current.memory.state_problem:
+        restored = "its counts are restored from status.restarts and the attempt"
+        logger.warning("%s: status.operatorState %s; %s", current.key, stored.state_problem, restored)
+    current.memory.state_problem = stored.state_problem
 
 
 class NodeReports:

@@ -85,8 +85,7 @@ def _prune(schema: dict[str, Any], value: Any, path: str, unknown: list[str]) ->
     if isinstance(value, dict) and schema.get("type") == "object":
         properties = schema.get("properties", {})
         extra = schema.get("additionalProperties")
-        if schema.get("x-kubernetes-preserve-unknown-fields"):
-            return value
+        keeps_unknown = schema.get("x-kubernetes-preserve-unknown-fields")
         result = {}
         for name, item in value.items():
             where = f"{path}.{name}".lstrip(".")
@@ -94,6 +93,8 @@ def _prune(schema: dict[str, Any], value: Any, path: str, unknown: list[str]) ->
                 result[name] = item
             elif name in properties:
                 result[name] = _prune(properties[name], item, where, unknown)
+            elif keeps_unknown:
+                result[name] = item
             elif extra:
                 result[name] = _prune(extra, item, where, unknown) if isinstance(extra, dict) else item
             else:

@@ -80,7 +80,7 @@ def settle(planted: Planted) -> tuple[Status, list[str]]:
         typed = job(status=status, **{"nodes": 2, **planted.spec})
         parsed = decode(planted.page) if planted.page else None
         decision = decide(typed, observe(typed, planted.jobs, planted.pods, parsed, **planted.answers), now)
-        messages += [event.message for event in list_transition_events(status, decision.status, 3)]
+        messages += [event.message for event in list_transition_events(status, decision.status)]
         status = decision.status
         if decision.requeue_after != AT_ONCE:
             break
@@ -367,4 +367,4 @@ COUNTS = {
 def test_interruption_is_counted_once(planted: Planted, restarts: int) -> None:
     check(planted)
     status, _ = settle(planted)
-    assert status.restarts.all == restarts
+    assert status.counts.all == restarts

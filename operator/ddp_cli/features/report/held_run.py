@@ -72,7 +72,7 @@ def _restore(status: Status, report: PodReport) -> Status:
         completion_time=begun.dev.completion_time,
         progress=drop_pace(build_progress(page.progress)),
         history=None,
-        restarts=Restarts(in_place=report.restarts, all=report.restarts),
+        restarts=Restarts(all=report.restarts, in_place=report.restarts),
         last_restart=None,
         last_failure=last_failure,
         checkpoint=None,

@@ -25,10 +25,10 @@ def review(state: State) -> Remark | None:
 def _compute_seconds_left(state: State) -> float | None:
     """Return in how many seconds the job counts as idle, 0 or less once it does; None: it makes steps."""
     idle = state.spec.idle
-    usage = state.status.usage
-    if idle is None or usage is None or usage.idle_since is None or state.spec.suspend:
+    idle_since = state.status.operator_state.idle_since
+    if idle is None or idle_since is None or state.spec.suspend:
         return None
-    return 60.0 * idle.minutes - (state.now - usage.idle_since).total_seconds()
+    return 60.0 * idle.minutes - (state.now - idle_since).total_seconds()
 
 
 def _describe(state: State) -> Fact:
@@ -37,10 +37,11 @@ def _describe(state: State) -> Fact:
         return Fact(c.IDLE, before.status, before.reason, before.message)
 
     usage = state.status.usage
+    idle_since = state.status.operator_state.idle_since
     seconds = _compute_seconds_left(state)
-    if seconds is None or seconds > 0 or usage is None or usage.idle_since is None:
+    if seconds is None or seconds > 0 or usage is None or idle_since is None:
         return Fact(c.IDLE, "False", c.NOT_IDLE)
-    message = f"{usage.gpus} GPUs are held and no step was made since {format_time(usage.idle_since)}"
+    message = f"{usage.gpus} GPUs are held and no step was made since {format_time(idle_since)}"
     if _must_suspend(state):
         message += f"; the job is suspended: `ddp resume {state.job.name}` resumes it"
     elif state.status.progress is None:

@@ -9,6 +9,7 @@ import pytest
 from ddp_operator.features.drains import DrainSettings, requests
 from ddp_operator.features.drains.requests import EVICTION_RESPONDER
 from tests.integration.test_operator_recovery import running
+from tests.support.counts import read_counts
 from tests.support.drain_requests import SOURCE, build_crd, build_drain_request, build_eviction
 from tests.support.running_operator import Start
 from tests.support.standin import ClusterActors, StandIn, validation
@@ -54,7 +55,7 @@ async def test_drain_request_moves_pods_once_and_is_done(
         assert (await actors.until(lambda: read("True"), "the end"))["type"] == "DrainComplete"
     await actors.child_job("digits-2")
     last = await actors.resource("digits")
-    assert (last["status"]["attempt"], last["status"]["restarts"]["counted"]) == (2, 0)
+    assert (last["status"]["attempt"], read_counts(last["status"])["counted"]) == (2, 0)
 
 
 async def test_active_eviction_moves_pod_and_is_completed(

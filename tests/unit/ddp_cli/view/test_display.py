@@ -128,7 +128,7 @@ FAILURE = LastFailure(
 FAILED = Status(
     phase="Failed",
     attempt=2,
-    restarts=Restarts(total=1, counted=1, all=1),
+    restarts=Restarts(all=1, used=1),
     last_failure=FAILURE,
     conditions=(
         condition("Failed", "True", "RestartBudgetExhausted", "failed 2 times; last: UserError: ValueError: bad"),

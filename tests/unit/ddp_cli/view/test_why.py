@@ -364,7 +364,7 @@ class TestWhatIsTold:
             startTime="2026-11-20T10:00:00Z",
             completionTime="2026-11-20T11:30:00Z",
             progress={"step": 100, "loss": "0.1", "valAccuracy": "0.95"},
-            restarts={"total": 1, "counted": 1, "free": 0, "inPlace": 2, "all": 3},
+            restarts={"all": 3, "inPlace": 2, "used": 1, "limit": 3},
         )
         assert str(explanation) == "x has succeeded in 1h30m: step 100, loss 0.1, validation accuracy 0.95, 3 restarts."
 
@@ -379,7 +379,7 @@ class TestWhatIsTold:
             condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED),
             condition(c.PROGRESSING, "True", c.TRAINING),
             phase="Running",
-            restarts={"total": 0, "counted": 0, "free": 0, "inPlace": 2, "all": 2},
+            restarts={"all": 2, "inPlace": 2, "used": 0, "limit": 3},
             lastFailure=FAILURE,
         )
         assert "It was restarted 2 times; the last failure was UserError (rank 3" in explanation.what

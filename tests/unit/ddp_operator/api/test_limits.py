@@ -7,7 +7,7 @@ import pytest
 
 from ddp_operator.api.crd import build_resource_schema
 from ddp_operator.api.job import CRASH_LOOP_FAILURES
-from ddp_operator.api.status import Restarts, Status
+from ddp_operator.api.status import RestartCounts, Status
 from docs.pages.api import write_page
 from docs.pages.limits import LIMITS, Limit
 from tests.support.builders import job
@@ -32,15 +32,17 @@ def test_limit_that_is_field_has_fields_default(limit: Limit) -> None:
 
 
 @pytest.mark.parametrize(
-    ("recovery", "ledger", "allowed"),
+    ("recovery", "counts", "allowed"),
     [
-        ({"maxRestarts": 5}, Restarts(), 5),
-        ({"maxRestarts": 5}, Restarts(used=2, counted=9), 3),
-        ({"maxRestarts": 1}, Restarts(used=2), 0),
-        ({"maxRestarts": 5}, Restarts(used=2, without_progress=CRASH_LOOP_FAILURES - 2), 3),
-        ({"maxRestarts": 5}, Restarts(used=2, without_progress=CRASH_LOOP_FAILURES - 1), 0),
-        ({"maxRestarts": 0, "inPlaceRestarts": 2}, Restarts(used=2, without_progress=2), 2),
+        ({"maxRestarts": 5}, RestartCounts(), 5),
+        ({"maxRestarts": 5}, RestartCounts(used=2, counted=9), 3),
+        ({"maxRestarts": 1}, RestartCounts(used=2), 0),
+        ({"maxRestarts": 5}, RestartCounts(used=2, without_progress=CRASH_LOOP_FAILURES - 2), 3),
+        ({"maxRestarts": 5}, RestartCounts(used=2, without_progress=CRASH_LOOP_FAILURES - 1), 0),
+        ({"maxRestarts": 0, "inPlaceRestarts": 2}, RestartCounts(used=2, without_progress=2), 2),
     ],
 )
-def test_launchers_get_remaining_restarts_of_attempt(recovery: dict[str, int], ledger: Restarts, allowed: int) -> None:
-    assert job(recovery=recovery, status=Status(restarts=ledger)).in_place_restarts == allowed
+def test_launchers_get_remaining_restarts_of_attempt(
+    recovery: dict[str, int], counts: RestartCounts, allowed: int
+) -> None:
+    assert job(recovery=recovery, status=Status().remember(restarts=counts)).in_place_restarts == allowed

@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddp_operator.api import constants
-from ddp_operator.api.status import LastFailure, Restarts, Status
+from ddp_operator.api.status import LastFailure, RestartCounts, Status
 from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.converge import compute_scrape_interval
 from ddp_operator.decide.decide import decide
@@ -71,14 +71,14 @@ class TestLedger:
         first = run(trained(), pods=pods).status
         second = run(first, pods=pods).status
         assert (first.attempt, second.attempt) == (2, 2)
-        charged = Restarts(total=1, counted=1, used=1, step=3, all=1)
-        assert (first.restarts, second.restarts) == (charged, charged)
+        charged = RestartCounts(total=1, counted=1, used=1, step=3)
+        assert (first.counts, second.counts) == (charged, charged)
 
     def test_lost_status_is_recovered_from_newest_job(self) -> None:
         jobs = [child_job(2, conditions={"Failed": ""}), child_job(3, nodes=4)]
         status = run(Status(), jobs).status
         assert (status.attempt, status.attempt_nodes, status.job_name) == (3, 4, "train-3")
-        assert status.restarts == Restarts(total=2, counted=2, used=2, all=2)
+        assert status.counts == RestartCounts(total=2, counted=2, used=2)
 
     def test_jobs_of_deleted_resource_of_same_name_are_ignored(self) -> None:
         assert run(Status(), [child_job(9, owner="another")]).status.attempt == 1
@@ -354,7 +354,7 @@ def test_in_place_restarts_of_failed_attempt_are_kept() -> None:
     failed = child_pod(0, "Failed", code=82, message=words)
     decision = run(jobs=(child_job(conditions={"Failed": "why"}),), pods=(failed, child_pod(1, "Failed", code=143)))
     assert decision.status.attempt == 2
-    result = decision.status.restarts
+    result = decision.status.counts
     assert (result.in_place, result.in_place_before) == (2, 2)
     assert (result.used, result.counted) == (3, 3), (
         "those that nobody has seen count with the failure that ended the pod"

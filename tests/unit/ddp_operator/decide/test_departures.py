@@ -54,7 +54,7 @@ def evicted(decision: Decision) -> list[str]:
 def test_drained_pod_moves_alone_or_with_attempt(changes: Any, names: list[str], attempt: int) -> None:
     decision = run(**changes)
     assert (evicted(decision), decision.status.attempt) == (names, attempt)
-    assert decision.status.restarts.counted == 0
+    assert decision.status.counts.counted == 0
     if attempt == 2:
         assert present(decision.status.last_restart).cause == c.DRAINED
         assert decision.status.failed_nodes == ("node-a",)
@@ -109,5 +109,5 @@ async def test_drained_pod_saves_and_is_replaced_in_its_job_once() -> None:
     await harness.train()
     assert harness.pods()[0]["metadata"]["uid"] == first["metadata"]["uid"]
     assert harness.pods()[1]["metadata"]["uid"] != second["metadata"]["uid"]
-    assert (harness.status.restarts.replaced, harness.status.restarts.counted) == (1, 0)
+    assert (harness.status.counts.replaced, harness.status.counts.counted) == (1, 0)
     assert harness.state(c.NODES_HEALTHY) == ("True", c.NO_TROUBLE)

@@ -9,7 +9,15 @@ import pytest
 from msgspec.structs import replace
 
 from ddp_cli.view.why import explain_why
-from ddp_operator.api.status import Condition, LastFailure, PreflightStatus, Progress, Restarts, SlowestPair, Status
+from ddp_operator.api.status import (
+    Condition,
+    LastFailure,
+    PreflightStatus,
+    Progress,
+    RestartCounts,
+    SlowestPair,
+    Status,
+)
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.state import Decision
 from ddp_operator.decide.transitions import list_transition_events
@@ -43,8 +51,9 @@ class TestReportedFailure:
     )
     def test_latest_in_place_failure_is_recorded(self, attempt: int, seconds: float, detail: str) -> None:
         known = LastFailure(attempt=1, category="UserError", message="known", time=NOW)
-        restarts = Restarts(total=attempt - 1)
-        status = replace(STARTED, attempt=attempt, job_name=f"train-{attempt}", restarts=restarts, last_failure=known)
+        restarts = RestartCounts(total=attempt - 1)
+        status = replace(STARTED, attempt=attempt, job_name=f"train-{attempt}", last_failure=known)
+        status = status.remember(restarts=restarts)
         pods = [child_pod(index, attempt=attempt) for index in range(2)]
         decision = run(*pods, status=status, jobs=[child_job(attempt)], failures_in_place=in_place("in place", seconds))
         assert present(decision.status.last_failure).message == detail
@@ -59,10 +68,10 @@ class TestReportedFailure:
 
 class TestRestarts:
     def test_in_place_restarts_are_maximum_of_all_pods(self) -> None:
-        status = replace(STARTED, restarts=Restarts(in_place=3, in_place_before=2))
+        status = STARTED.remember(restarts=RestartCounts(in_place=3, in_place_before=2))
         ends = [child_pod(i, "Succeeded", message=last_words(restarts=n)) for i, n in enumerate((1, 4))]
         decision = run(*ends, status=status, jobs=[child_job(conditions={"Complete": ""})])
-        assert decision.status.restarts.in_place == 6
+        assert decision.status.counts.in_place == 6
 
 
 @pytest.mark.parametrize(
@@ -105,8 +114,8 @@ def test_start_delay_doubles_with_each_init_container_failure(
     failures: int, attempt: int, container: str, seconds: float
 ) -> None:
     cause = LastFailure(attempt=attempt, category="UserError", container=container)
-    made = Restarts(total=1, counted=1, used=1, without_progress=failures)
-    status = replace(STARTED, attempt=2, attempt_time=NOW, restarts=made, last_failure=cause)
+    made = RestartCounts(total=1, counted=1, used=1, without_progress=failures)
+    status = replace(STARTED, attempt=2, attempt_time=NOW, last_failure=cause).remember(restarts=made)
     jobs = [child_job(conditions={"Failed": ""})]
     waiting = run(status=status, jobs=jobs, seconds=0)
     assert bool(waiting.actions) is (seconds == 0)

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddp_operator.api.parse import parse_status
-from ddp_operator.api.status import DevStatus, History, Progress, Restarts, Status, Usage
+from ddp_operator.api.status import DevStatus, History, Progress, RestartCounts, Status, Usage
 from ddp_operator.decide.conditions import find_reason
 from ddp_operator.decide.converge import compute_scrape_interval
 from ddp_operator.decide.state import Decision
@@ -96,7 +96,7 @@ class TestHeld:
         held = follow(report(1), report(1, "Succeeded"))
         assert find_purpose(held) == "Held"
         assert find_purpose(follow(report(1))) == "Productive"
-        used = replace(held, usage=Usage(gpus=2, since=NOW))
+        used = replace(held, usage=Usage(gpus=2)).remember(usage_time=NOW)
         usage = present(run_pass(*RUNNING, status=used, text=report(2), seconds=30, dev={}).status.usage)
         assert [(item.cause, item.gpu_seconds) for item in usage.lost] == [("Held", 60)]
 
@@ -117,14 +117,14 @@ class TestNextRun:
         before = replace(before, history=History(columns="time", rows=("1", "2")))
         status = follow(report(2, step=1, steps=1), status=before)
         assert (status.phase, status.last_failure, status.history) == ("Running", None, None)
-        assert (present(status.progress).step, status.restarts.all, status.restarts.in_place) == (1, 0, 0)
+        assert (present(status.progress).step, status.counts.all, status.counts.in_place) == (1, 0, 0)
         assert read_dev(before).completion_time == NOW + timedelta(seconds=5)
         assert (read_dev(status).run, read_dev(status).last_run) == (2, 1)
 
     def test_restarts_of_next_run_are_counted_from_zero(self) -> None:
-        before = replace(STARTED, restarts=Restarts(replaced=3))
+        before = STARTED.remember(restarts=RestartCounts(replaced=3))
         status = follow(report(1, restarts=2), report(2), report(2, restarts=1), status=before)
-        assert (status.restarts.in_place, status.restarts.replaced, status.restarts.all) == (1, 3, 1)
+        assert (status.counts.in_place, status.counts.replaced, status.counts.all) == (1, 3, 1)
 
     @pytest.mark.parametrize(
         ("reports", "numbers"),
@@ -187,7 +187,7 @@ class TestRelease:
         words = last_words("Network", secondary=True)
         ends = [child_pod(index, "Failed", code=81, message=words, suffix="new") for index in (0, 1)]
         decision = run_pass(former, *ends, status=follow(report(1)), seconds=60, dev={})
-        assert (decision.status.phase, decision.status.restarts.total) == ("Failed", 0)
+        assert (decision.status.phase, decision.status.counts.total) == ("Failed", 0)
 
     @pytest.mark.parametrize("reports", [(report(1),), (report(1), report(1, "Stopped"))], ids=["running", "held"])
     def test_stopped_run_fails_job_without_blame(self, reports: tuple[str, ...]) -> None:
@@ -233,9 +233,9 @@ class TestLostPods:
     ) -> None:
         lost = [child_pod(index, disrupted=True) for index in (0, 1)]
         status = run_pass(*lost, status=follow(*reports), seconds=20, dev={}).status
-        assert (status.attempt, status.restarts.total, read_dev(status).run) == (2, 1, run)
+        assert (status.attempt, status.counts.total, read_dev(status).run) == (2, 1, run)
         assert (read_dev(status).last_run, present(status.last_failure).category) == (last_run, failure)
-        assert status.restarts.counted <= status.restarts.total + status.restarts.in_place
+        assert status.counts.counted <= status.counts.total + status.counts.in_place
 
     @pytest.mark.parametrize(("reason", "category"), [("OOMKilled", "OOM"), ("Error", "Killed")])
     def test_killed_pod_is_replaced_and_explains_end_of_run(self, reason: str, category: str) -> None:
@@ -258,7 +258,7 @@ class TestLostPods:
         killed = child_pod(0, "Failed", code=137, reason="OOMKilled")
         status = run_pass(killed, status=before, seconds=20, **options).status
         dev = read_dev(status)
-        assert (status.attempt, status.restarts.counted, dev.run, dev.lost_runs) == (2, 0, 0, len(reports))
+        assert (status.attempt, status.counts.counted, dev.run, dev.lost_runs) == (2, 0, 0, len(reports))
         assert present(status.last_failure).category == "OOM"
         options["jobs"] = [child_job(2, nodes=1)]
         held = run_pass(child_pod(0, attempt=2), status=status, text=report(0, held=True), seconds=30, **options)
@@ -273,9 +273,8 @@ class TestLostPods:
             attempt_nodes=2,
             job_name="train-2",
             start_time=NOW,
-            restarts=Restarts(total=1, free=1),
             dev=DevStatus(last_run=3),
-        )
+        ).remember(restarts=RestartCounts(total=1, free=1))
         pods = [child_pod(index, attempt=2) for index in (0, 1)]
         decision = run_pass(*pods, jobs=[child_job(2)], status=status, text=report(0, held=True), dev={})
         assert (decision.status.phase, read_state(decision, "Restarting")) == ("Held", ("False", "NotRestarting"))

@@ -414,7 +414,7 @@ async def test_probe_that_kills_trainer_is_named_and_counted(monkeypatch: pytest
     assert (failure.category, failure.pod_index) == ("Killed", 1)
     assert "livenessProbe" in failure.message
     assert REFUSED in failure.message
-    assert (status.attempt, status.restarts.counted, status.restarts.free) == (2, 1, 0)
+    assert (status.attempt, status.counts.counted, status.counts.free) == (2, 1, 0)
     explanation = str(explain_why(harness.raw or {}, (), harness.clock()))
     assert "orrect or remove livenessProbe of container trainer" in explanation
     assert "no action needed" not in explanation
@@ -435,4 +435,4 @@ async def test_deleted_pod_is_not_preempted(monkeypatch: pytest.MonkeyPatch) -> 
     await harness.settle()
     failure = present(harness.status.last_failure)
     assert failure.category == "PodDeleted"
-    assert harness.status.restarts.counted == 0
+    assert harness.status.counts.counted == 0

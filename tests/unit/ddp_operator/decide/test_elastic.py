@@ -36,7 +36,7 @@ class TestSize:
         decision = run(child_pod(0), child_pod(1), child_pod(2), nodes=4)
         assert (decision.status.attempt, decision.status.attempt_nodes) == (1, 4)
         assert (decision.actions, decision.requeue_after) == ((), AT_ONCE)
-        assert decision.status.restarts.total == 0
+        assert decision.status.counts.total == 0
         assert read_state(decision, "Restarting") == ("True", "Resized")
         following = run(child_pod(0), child_pod(1), child_pod(2), nodes=4, status=decision.status)
         assert following.actions == (ResizeJob("train-1", 4),)
@@ -82,7 +82,7 @@ class TestSize:
         assert (decision.status.attempt, decision.status.attempt_nodes) == (2, 4)
         without_pods = run(nodes=4, scheduling={"gang": "Native"})
         assert without_pods.status.attempt == 2
-        assert (decision.status.restarts.free, decision.status.restarts.counted) == (1, 0)
+        assert (decision.status.counts.free, decision.status.counts.counted) == (1, 0)
 
     @pytest.mark.parametrize("view", [{"deleting": True}, {"conditions": {"Failed": ""}}])
     def test_resize_of_ended_job_is_ignored(self, view: Any) -> None:
@@ -116,7 +116,7 @@ class TestSize:
         text = page(step=72, steps=1, phase="Running", restarts=1, answered=stopped)
         after = train(restarted, text)
         assert after.last_failure is None
-        assert (after.restarts.in_place, after.restarts.all, after.restarts.counted) == (1, 0, 0)
+        assert (after.counts.in_place, after.counts.all, after.counts.counted) == (1, 0, 0)
         assert after.last_restart is not None
         assert (after.last_restart.cause, after.last_restart.level) == ("Resized", "SamePods")
         assert (after.last_restart.step, after.last_restart.recovery_seconds) == (70, 15)
@@ -128,7 +128,7 @@ class TestSize:
             await harness.train(TRAINING)
             assert (harness.status.attempt, harness.status.attempt_nodes, harness.jobs()) == (1, nodes, ["train-1"])
             assert (harness.status.phase, len(harness.pods())) == ("Running", nodes)
-        assert harness.status.restarts.total == 0
+        assert harness.status.counts.total == 0
         expected = [event.message for event in harness.cluster.events if event.reason == "Resized"]
         assert expected == [
             f"resized from {then} to {now} nodes; the other pods keep running" for then, now in ((2, 4), (4, 3))
@@ -144,7 +144,7 @@ class TestLoss:
     def test_lost_pod_0_or_too_many_pods_restart_without_counting(self, lost: tuple[int, ...]) -> None:
         pods = [child_pod(index, disrupted=index in lost, deleting=index in lost) for index in range(3)]
         decision = run(*pods)
-        assert (decision.status.attempt, decision.status.restarts.free) == (2, 1)
+        assert (decision.status.attempt, decision.status.counts.free) == (2, 1)
 
     def test_training_peers_end_restart(self) -> None:
         pods = (child_pod(0), child_pod(1), child_pod(2, "Pending"))

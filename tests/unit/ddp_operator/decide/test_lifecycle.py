@@ -215,7 +215,7 @@ class TestProcessGroup:
     ) -> None:
         status = run(child_pod(0), child_pod(1), text=with_groups(facts), recovery=recovery).status
         assert (status.attempt, status.failed_nodes) == result
-        assert status.restarts.counted == status.attempt - 1
+        assert status.counts.counted == status.attempt - 1
 
     @pytest.mark.parametrize(("rank", "result"), [(1, (1, "Failed")), (0, (2, "Restarting"))])
     def test_rank_that_loses_its_loss_again_after_a_restart_fails_the_job(

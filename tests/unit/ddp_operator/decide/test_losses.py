@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddp_operator.api.kubeobjects import format_time
-from ddp_operator.api.status import LastRestart, Nodes, Progress, Restarts, Status
+from ddp_operator.api.status import LastRestart, Nodes, Progress, RestartCounts, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.decide import decide
 from ddp_operator.decide.diagnosis import list_restart_failures
@@ -36,7 +36,7 @@ def known(kind: str, reason: str, **changes: Any) -> Status:
 
 
 MET = known(c.RENDEZVOUSED, c.ALL_RANKS_JOINED)
-REPLACING = known(c.RESTARTING, c.POD_REPLACEMENT, restarts=Restarts(replaced=1))
+REPLACING = known(c.RESTARTING, c.POD_REPLACEMENT).remember(restarts=RestartCounts(replaced=1))
 
 
 def run(*pods: Any, raw_job: Any = JOB, now: datetime = NOW, **more: Any) -> Decision:
@@ -55,7 +55,7 @@ def created(decision: Decision) -> list[CreatePod]:
 def test_disrupted_pod_is_reported_and_not_counted(lost: Any, category: str) -> None:
     decision = run(child_pod(0), lost)
     assert (decision.status.attempt, decision.status.phase, created(decision)) == (1, "Restarting", [])
-    assert decision.status.restarts == Restarts(replaced=1, all=1)
+    assert decision.status.counts == RestartCounts(replaced=1)
     failure = decision.status.last_failure
     last = decision.status.last_restart
     assert failure is not None
@@ -77,7 +77,7 @@ def test_ended_pod_and_second_lost_pod_are_replaced() -> None:
 def test_lost_pod_of_operators_gang_is_replaced() -> None:
     gang = {"spec": {"schedulingGroup": {"podGroupName": "train-1"}}}
     decision = run(child_pod(0, **gang), LOST, scheduling={"gang": "Native"})
-    assert (decision.status.attempt, decision.status.restarts.replaced) == (1, 1)
+    assert (decision.status.attempt, decision.status.counts.replaced) == (1, 1)
     following = run(child_pod(0, **gang), LOST, status=decision.status, scheduling={"gang": "Native"})
     assert created(following) == [CreatePod("train-1", 1, 1)]
 
@@ -96,11 +96,11 @@ def test_lost_pod_of_operators_gang_is_replaced() -> None:
 def test_pod_of_queued_job_lost_before_training_is_replaced_beside_peer(pods: Any, replaced: list[int] | None) -> None:
     queued = child_job(queue="q", at=NOW, conditions={}, status={"startTime": format_time(NOW)})
     first = run(*pods, raw_job=queued, status=STARTED)
-    assert (first.status.attempt, first.status.restarts.replaced) == (1, 0 if replaced is None else 1)
+    assert (first.status.attempt, first.status.counts.replaced) == (1, 0 if replaced is None else 1)
     following = run(*pods, raw_job=queued, status=first.status)
     assert created(following) == [CreatePod("train-1", index, 1) for index in replaced or ()]
     assert following.status.condition(c.RESTARTING) == first.status.condition(c.RESTARTING)
-    assert following.status.restarts == first.status.restarts
+    assert following.status.counts == first.status.counts
 
 
 @pytest.mark.parametrize(
@@ -121,8 +121,8 @@ def test_pod_of_queued_job_lost_before_training_is_replaced_beside_peer(pods: An
 )  # fmt: skip
 def test_attempt_restarts_if_peers_cannot_wait(pods: Any, changes: Any) -> None:
     decision = run(*pods, **changes)
-    before = changes.get("status", MET).restarts.replaced
-    assert (decision.status.attempt, decision.status.restarts.replaced) == (2, before)
+    before = changes.get("status", MET).counts.replaced
+    assert (decision.status.attempt, decision.status.counts.replaced) == (2, before)
 
 
 def test_peers_timeout_without_replacement_is_not_counted() -> None:
@@ -130,7 +130,7 @@ def test_peers_timeout_without_replacement_is_not_counted() -> None:
     failed = child_job(awaits_peers=True, conditions={"FailureTarget": "exit code 86"})
     for status, free in ((REPLACING, 1), (MET, 0)):
         decision = run(waited, child_pod(1, "Pending"), status=status, raw_job=failed, now=NOW + timedelta(minutes=1))
-        assert (decision.status.attempt, decision.status.restarts.free) == (2, free)
+        assert (decision.status.attempt, decision.status.counts.free) == (2, free)
 
 
 def test_restart_finishes_with_first_step_of_new_workers() -> None:
@@ -144,9 +144,9 @@ def test_restart_finishes_with_first_step_of_new_workers() -> None:
     restarted = page(step=7, phase="Rendezvous", restarts=1)
     pods = (child_pod(0), child_pod(1, suffix="r1"))
     joining = run(*pods, status=again, text=restarted).status
-    assert (joining.last_restart, joining.restarts.in_place) == (again.last_restart, 0)
+    assert (joining.last_restart, joining.counts.in_place) == (again.last_restart, 0)
     over = run(*pods, status=joining, text=page(step=8, steps=1, phase="Running", restarts=1), now=LATER)
-    restarts = over.status.restarts
+    restarts = over.status.counts
     assert (restarts.replaced, restarts.in_place, restarts.in_place_after_loss, restarts.all) == (1, 1, 1, 1)
     assert over.status.last_restart is not None
     assert (over.status.last_restart.level, over.status.last_restart.recovery_seconds) == ("ReplacedPod", 9)
@@ -160,7 +160,7 @@ def test_in_place_restarts_after_loss_are_not_counted(minutes: int, counted: int
     pods = [child_pod(0), child_pod(1)]
     seen = observe(typed, [JOB], pods, expected)
     seen = dataclasses.replace(seen, failures_in_place=list_restart_failures([(seen.pods[0], expected)]))
-    assert decide(typed, seen, NOW).status.restarts.counted == counted
+    assert decide(typed, seen, NOW).status.counts.counted == counted
 
 
 def test_restart_after_announced_stop_is_not_counted_before_loss_is_observed() -> None:
@@ -171,12 +171,12 @@ def test_restart_after_announced_stop_is_not_counted_before_loss_is_observed() -
     seen = observe(typed, [JOB], [child_pod(0), child_pod(1)], peer)
     seen = dataclasses.replace(seen, failures_in_place=list_restart_failures([(seen.pods[0], peer)]))
     status = decide(typed, seen, NOW).status
-    assert (status.restarts.counted, status.restarts.used, status.phase) == (0, 0, "Running")
+    assert (status.counts.counted, status.counts.used, status.phase) == (0, 0, "Running")
     known = present(status.last_failure)
     assert (known.category, known.message) == ("Preempted", text)
     lost = run(child_pod(0), LOST, status=status)
-    assert (lost.status.restarts.counted, lost.status.restarts.used) == (0, 0)
-    assert (lost.status.restarts.counted, lost.status.restarts.used) == (0, 0)
+    assert (lost.status.counts.counted, lost.status.counts.used) == (0, 0)
+    assert (lost.status.counts.counted, lost.status.counts.used) == (0, 0)
     assert present(lost.status.last_failure).message.startswith("the pod was lost: EvictionByEvictionAPI")
 
 
@@ -217,9 +217,9 @@ class TestSparePods:
         decision = self.run(child_pod(0), lost, child_pod(2))
         assert (decision.status.phase, decision.status.attempt) == ("Running", 1)
         assert created(decision) == [CreatePod("train-1", 1, 0)]
-        assert (decision.status.restarts.replaced, decision.status.restarts.counted) == (1, 0)
+        assert (decision.status.counts.replaced, decision.status.counts.counted) == (1, 0)
         again = self.run(child_pod(0), lost, child_pod(2), status=decision.status)
-        assert again.status.restarts.replaced == 1, "it is told once"
+        assert again.status.counts.replaced == 1, "it is told once"
         assert present(again.status.last_failure).pod == "train-1-1-abcde"
 
     def test_spare_takes_over_in_gang(self) -> None:

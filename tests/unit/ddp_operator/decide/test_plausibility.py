@@ -7,6 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
+from ddp_operator.api.status import STATE_VERSION
 from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness
 
@@ -29,7 +30,8 @@ def put_status(harness: ReconcilerHarness, status: Any, *, whole: bool) -> None:
 
 
 def counts(used: int, total: int = 0, **others: int) -> dict[str, Any]:
-    return {"restarts": {"used": used, "counted": used, "total": total, "free": 0, **others}}
+    restarts = {"used": used, "counted": used, "total": total, "free": 0, **others}
+    return {"operatorState": {"version": STATE_VERSION, "restarts": restarts}}
 
 
 @pytest.mark.parametrize(
@@ -45,7 +47,7 @@ def counts(used: int, total: int = 0, **others: int) -> dict[str, Any]:
         counts(3),
         counts(3, total=3),
         {"attempt": 99, "conditions": FINISHED, "phase": "Failed", "completionTime": "2026-11-20T12:00:00Z"},
-        {"conditions": FINISHED, "phase": "Failed", "restarts": {"total": 7}},
+        {"conditions": FINISHED, "phase": "Failed", **counts(0, 7)},
         {"conditions": FINISHED, "phase": "Failed"},
         {"conditions": FINISHED, "phase": "Failed", "completionTime": "2016-11-20T12:00:00Z"},
         {"conditions": end("Succeeded"), "phase": "Succeeded", "completionTime": LATER},
@@ -70,7 +72,7 @@ async def test_replaced_status_neither_ends_healthy_attempt_nor_counts(status: d
     assert {pod["metadata"]["uid"] for pod in harness.pods()} == pods
     after = harness.status
     assert (after.attempt, after.job_name, after.phase, after.completion_time) == (1, "train-1", "Running", None)
-    assert (after.restarts.all, after.restarts.used, after.restarts.counted) == (0, 0, 0)
+    assert (after.counts.all, after.counts.used, after.counts.counted) == (0, 0, 0)
 
 
 async def test_counts_of_replaced_status_are_those_of_existing_job() -> None:
@@ -82,10 +84,10 @@ async def test_counts_of_replaced_status_are_those_of_existing_job() -> None:
         harness.cluster.end(pod, 137)
     harness.clock.advance(30)
     await harness.train()
-    assert (harness.status.attempt, harness.status.restarts.used) == (2, 1)
+    assert (harness.status.attempt, harness.status.counts.used) == (2, 1)
     put_status(harness, {"attempt": 99}, whole=False)
     await harness.settle()
-    assert (harness.status.attempt, harness.status.restarts.used, harness.jobs()) == (2, 1, ["train-1", "train-2"])
+    assert (harness.status.attempt, harness.status.counts.used, harness.jobs()) == (2, 1, ["train-1", "train-2"])
 
 
 async def test_announced_attempt_replaces_healthy_one() -> None:

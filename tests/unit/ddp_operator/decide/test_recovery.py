@@ -7,7 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddp_operator.api.kubeobjects import format_time
-from ddp_operator.api.status import CheckpointStatus, LastFailure, Progress, Restarts, Status
+from ddp_operator.api.status import CheckpointStatus, LastFailure, Progress, RestartCounts, Status
 from ddp_operator.decide import losses
 from ddp_operator.decide.attempts import compute_start_delay
 from ddp_operator.decide.decide import decide
@@ -43,13 +43,13 @@ def failed_pod(code: int = 82, index: int = 0, category: str = "CUDAError", **ch
 def known(at: int, saved: int = 0, **restarts: Any) -> Status:
     """Return the status of a job with these steps."""
     made = CheckpointStatus(step=saved) if saved else None
-    return replace(STARTED, progress=Progress(step=at), checkpoint=made, restarts=Restarts(**restarts))
+    return replace(STARTED, progress=Progress(step=at), checkpoint=made).remember(restarts=RestartCounts(**restarts))
 
 
 class TestDisruption:
     def test_deleted_pod_is_not_counted(self) -> None:
         decision = run(child_pod(0), child_pod(1, deleting=True, grace=150))
-        assert (decision.status.attempt, decision.status.restarts.free) == (2, 1)
+        assert (decision.status.attempt, decision.status.counts.free) == (2, 1)
 
     @pytest.mark.parametrize(
         ("seconds", "steps", "delays"), [(60, 0, [0, 0, 0, 10, 20]), (60, 1, [0] * 5), (300, 0, [0] * 5)]
@@ -67,11 +67,11 @@ class TestDisruption:
             observed.append(compute_start_delay(status).total_seconds())
             restarting = present(status.condition("Restarting"))
             assert (f"not counted in {delay} s" in restarting.message) is (delay > 0)
-        assert (observed, status.restarts.free) == (delays, 5)
+        assert (observed, status.counts.free) == (delays, 5)
 
     def test_disruptions_are_counted_if_configured(self) -> None:
         decision = run(child_pod(0), child_pod(1, disrupted=True), recovery={"countDisruptions": True})
-        assert decision.status.restarts == Restarts(total=1, counted=1, used=1, without_progress=1, all=1)
+        assert decision.status.counts == RestartCounts(total=1, counted=1, used=1, without_progress=1)
         none = {"countDisruptions": True, "maxRestarts": 0}
         assert run(child_pod(0), child_pod(1, disrupted=True), recovery=none).status.phase == "Failed"
 
@@ -79,27 +79,27 @@ class TestDisruption:
     def test_that_ends_its_peers_is_free(self, jobs: Any) -> None:
         secondary = child_pod(0, "Failed", code=86, message=PEER_LOST)
         decision = run(secondary, child_pod(1, disrupted=True, deleting=True, grace=150), jobs=jobs)
-        assert (decision.status.attempt, decision.status.restarts.counted) == (2, 0)
+        assert (decision.status.attempt, decision.status.counts.counted) == (2, 0)
         assert failure(decision).category == "Preempted"
 
     def test_broken_collective_of_peers_is_secondary_failure(self) -> None:
         decision = run(failed_pod(category="NCCL"), child_pod(1, disrupted=True), jobs=[FAILED])
-        assert (failure(decision).category, decision.status.restarts.counted) == ("Preempted", 0)
+        assert (failure(decision).category, decision.status.counts.counted) == ("Preempted", 0)
 
     def test_disruption_does_not_excuse_failure(self) -> None:
         decision = run(failed_pod(category="CUDAError"), child_pod(1, disrupted=True), jobs=[FAILED])
-        assert (failure(decision).category, decision.status.restarts.counted) == ("CUDAError", 1)
+        assert (failure(decision).category, decision.status.counts.counted) == ("CUDAError", 1)
 
     def test_pod_that_was_deleted_before_job_failed_is_cause(self) -> None:
         secondary = child_pod(0, "Failed", code=86, message=PEER_LOST)
         gone = child_pod(1, "Failed", code=85, deleting=True, grace=9, at=NOW - timedelta(seconds=5))
         decision = run(secondary, gone, jobs=[FAILED], seconds=20)
-        assert (decision.status.restarts.counted, failure(decision).pod_index) == (0, 1)
+        assert (decision.status.counts.counted, failure(decision).pod_index) == (0, 1)
 
     def test_pods_deleted_by_failed_job_are_not_cause(self) -> None:
         secondary = child_pod(0, "Failed", code=86, message=PEER_LOST)
         stopped = child_pod(1, "Failed", code=85, deleting=True, grace=9, at=NOW + timedelta(seconds=1))
-        assert run(secondary, stopped, jobs=[FAILED], seconds=20).status.restarts.counted == 1
+        assert run(secondary, stopped, jobs=[FAILED], seconds=20).status.counts.counted == 1
 
     @pytest.mark.parametrize("job", [{"suspend": True}, {"deleting": True}, {"conditions": {"Complete": ""}}])
     def test_pods_deleted_with_stopped_job_are_no_loss(self, job: Any) -> None:
@@ -118,7 +118,7 @@ class TestDisruption:
         secondary = child_pod(0, "Failed", code=86, message=PEER_LOST)
         preempted = child_job(suspend=True, conditions={"Failed": "words"}, **about)
         decision = run(secondary, jobs=[preempted])
-        assert (decision.status.attempt, decision.status.restarts) == (2, Restarts(total=1, free=1, all=1))
+        assert (decision.status.attempt, decision.status.counts) == (2, RestartCounts(total=1, free=1))
         assert read_state(decision, "Restarting") == ("True", "Disrupted")
 
 
@@ -131,16 +131,16 @@ class TestSuspendedRecovery:
         secondary = child_pod(0, "Failed", code=86, message=PEER_LOST)
         for pods in ((secondary,), ()):
             decision = self.resumed(*pods)
-            assert (decision.status.attempt, decision.status.restarts) == (2, Restarts(total=1, free=1, all=1))
+            assert (decision.status.attempt, decision.status.counts) == (2, RestartCounts(total=1, free=1))
             assert read_state(decision, "Restarting") == ("True", "Resumed")
 
     def test_job_resumed_before_pod_deletion_has_no_failure(self) -> None:
         stopping = run(child_pod(0), jobs=[child_job(suspend=True)], suspend=True).status
         decision = run(child_pod(0, "Failed", code=86, message=PEER_LOST), jobs=[FAILED], status=stopping, seconds=20)
-        assert decision.status.restarts.free == 1
+        assert decision.status.counts.free == 1
 
     def test_root_cause_while_suspending_still_counts(self) -> None:
-        assert self.resumed(failed_pod()).status.restarts.counted == 1
+        assert self.resumed(failed_pod()).status.counts.counted == 1
 
 
 class TestBudget:
@@ -148,8 +148,8 @@ class TestBudget:
         before = known(2500, 2400, total=3, counted=3, used=3, step=1300, checkpoint_step=1400)
         decision = run(failed_pod(), jobs=[FAILED], status=before)
         assert decision.status.attempt == 2
-        assert (decision.status.restarts.counted, decision.status.restarts.used) == (4, 1)
-        assert decision.status.restarts.checkpoint_step == 2400
+        assert (decision.status.counts.counted, decision.status.counts.used) == (4, 1)
+        assert decision.status.counts.checkpoint_step == 2400
 
     def test_budget_is_not_renewed_by_unsaved_steps(self) -> None:
         before = known(2500, 2399, total=3, counted=3, used=3, step=1300, checkpoint_step=1400)
@@ -188,7 +188,7 @@ class TestCrashLoop:
             pod = child_pod(0, "Failed", code=82, message=last_words("CUDAError"), age=400)
             decision = run(pod, jobs=[FAILED], status=replace(status, attempt=1), recovery={"maxRestarts": 9})
             status = decision.status
-        assert (status.phase, status.restarts.counted) == ("Restarting", 5)
+        assert (status.phase, status.counts.counted) == ("Restarting", 5)
 
 
 class TestRepeatedFailure:
@@ -219,7 +219,7 @@ class TestRepeatedFailure:
 
     @pytest.mark.parametrize(("reached", "phase"), [(11, "Restarting"), (10, "Failed")])
     def test_repetition_uses_step_of_pod_0_if_rank_reports_none(self, reached: int, phase: str) -> None:
-        status = replace(STARTED, restarts=Restarts(step=10), progress=Progress(step=reached))
+        status = replace(STARTED, progress=Progress(step=reached)).remember(restarts=RestartCounts(step=10))
         assert self.again(None, before=None, status=status).status.phase == phase
 
     def test_same_observation_is_no_repetition(self) -> None:
@@ -234,7 +234,7 @@ class TestRepeatedFailure:
         words = last_words("UserError", signature=self.SIGNATURE, step=10, repeated=True, restarts=1)
         decision = run(child_pod(0), child_pod(1, "Failed", code=81, message=words), jobs=[FAILED])
         assert read_state(decision, "Failed") == ("True", "RepeatedFailure")
-        assert decision.status.restarts == Restarts(in_place=1, all=1)
+        assert decision.status.counts == RestartCounts(in_place=1)
         assert (failure(decision).signature, failure(decision).step) == (self.SIGNATURE, 10)
 
     def test_crash_loop_uses_step_of_failed_rank_not_of_page(self) -> None:
@@ -256,8 +256,8 @@ class TestCounts:
                 child_pod(1, "Failed", code=86, message=last_words("NCCL", secondary=True, restarts=in_place)),
             ]
             status = run(*pods, jobs=[FAILED], status=status, recovery={"maxRestarts": 9}).status
-        assert (status.phase, status.restarts.in_place, status.restarts.in_place_before) == ("Failed", 3, 2)
-        assert (status.restarts.total, status.restarts.all, status.restarts.counted) == (2, 5, 4)
+        assert (status.phase, status.counts.in_place, status.counts.in_place_before) == ("Failed", 3, 2)
+        assert (status.counts.total, status.counts.all, status.counts.counted) == (2, 5, 4)
 
 
 class TestLostNode:
@@ -302,12 +302,11 @@ class TestLostNode:
         status = replace(
             STARTED,
             attempt=2,
-            restarts=Restarts(total=3, counted=3, used=2, free=1, without_progress=2),
             last_failure=LastFailure(attempt=1, category=category),
-        )
+        ).remember(restarts=RestartCounts(total=3, counted=3, used=2, free=1, without_progress=2))
         decision = run(self.STUCK, status=status, jobs=[FAILED], seconds=121, nodes={"node-b": NOT_READY})
         result = failure(decision)
-        restarts = decision.status.restarts
+        restarts = decision.status.counts
         assert (result.category == "NodeLost") is explained
         charged = (restarts.counted, restarts.used, restarts.free, restarts.without_progress)
         assert charged == ((2, 1, 2, 1) if explained else (3, 2, 1, 2))
@@ -336,7 +335,7 @@ class TestLostNode:
         silent = child_pod(1, deleting=True, grace=30, node="node-b", unready=NOW + timedelta(seconds=50))
         result = run(peer, silent, jobs=[FAILED], seconds=51, status=early.status, nodes=nodes, **once)
         assert (failure(result).category, failure(result).node_name) == ("NodeLost", "node-b")
-        assert (result.status.attempt, result.status.restarts.free, result.status.failed_nodes) == (2, 1, ("node-b",))
+        assert (result.status.attempt, result.status.counts.free, result.status.failed_nodes) == (2, 1, ("node-b",))
         back = run(peer, silent, jobs=[FAILED], seconds=55, status=early.status, nodes={"node-b": READY}, **once)
         assert back.status.last_failure is None
         over = run(peer, silent, jobs=[FAILED], seconds=61, status=early.status, nodes={"node-b": READY}, **once)
@@ -422,7 +421,7 @@ class TestAvoidedNodes:
         assert (waiting.status.attempt, waiting.requeue_after) == (1, 10)
         decision = run(self.blocked(), status=status, seconds=60)
         assert (decision.status.attempt, decision.status.failed_nodes) == (2, ())
-        assert decision.status.restarts == Restarts(total=1, free=1, all=1)
+        assert decision.status.counts == RestartCounts(total=1, free=1)
         assert read_state(decision, "Restarting") == ("True", "NodesReadmitted")
 
     def test_message_names_the_nodes_that_the_operator_avoids(self) -> None:

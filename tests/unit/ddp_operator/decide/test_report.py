@@ -315,7 +315,7 @@ def test_restarts_of_replaced_pod_are_counted_beside_its_successor() -> None:
     report = last_words("UserError", restarts=1)
     replaced = child_pod(0, "Failed", code=130, message=report, suffix="first", age=60)
     pods = Pods(map(view_pod, (replaced, child_pod(0))))
-    assert record_final_progress(Status(), pods, NOW).restarts.in_place == 1
+    assert record_final_progress(Status(), pods, NOW).counts.in_place == 1
 
 
 @pytest.mark.parametrize(("step", "total", "percent"), [(61, 400, "15.2%"), (401, None, None)])

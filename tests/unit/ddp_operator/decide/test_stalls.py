@@ -281,7 +281,7 @@ class TestProgressAcrossARestart:
         gone = child_pod(0, "Failed", code=constants.EXIT_PREEMPTED, message=self.SAVED, deleting=True)
         later = run("", status=begun, pods=(gone,)).status
         assert self.shown(later) == (37, "0.5", 36, 1)
-        assert later.restarts == begun.restarts
+        assert later.counts == begun.counts
         assert run("", status=later, pods=(gone,), seconds=9).status == later
         # From the first pod of the new attempt on, its own values are shown.
         own = run(page(phase="Running", step=36), status=later, pods=(gone, child_pod(0, attempt=2))).status

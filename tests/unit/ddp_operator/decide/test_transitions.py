@@ -293,7 +293,7 @@ def test_usage_alone_causes_no_write() -> None:
 
 
 def test_usage_change_is_minor_and_counted_once() -> None:
-    old = Status(phase="Running", usage=Usage(since=NOW, gpus=8, gpu_seconds=10, waiting=10))
+    old = Status(phase="Running", usage=Usage(gpus=8, gpu_seconds=10, waiting=10))
     assert old.usage is not None
     lost = (LostUsage(cause="OOM", gpu_seconds=5),)
     new = replace(old, usage=replace(old.usage, gpu_seconds=35, productive=20, lost=lost))

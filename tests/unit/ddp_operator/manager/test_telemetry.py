@@ -12,7 +12,7 @@ import pytest
 
 from ddp_operator.api.cluster import ClusterError, VersionConflict
 from ddp_operator.api.faults import contain
-from ddp_operator.api.status import Condition, LastFailure, Progress, Restarts, Status
+from ddp_operator.api.status import Condition, LastFailure, Progress, RestartCounts, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.transitions import (
     Doubted,
@@ -47,8 +47,8 @@ USED = Used("OOM", 40, "h100")
 
 JOINED = change(RUNNING, conditions=(condition(c.RENDEZVOUSED),))
 FAILED_JOB = change(RUNNING, last_failure=OOM, conditions=(condition(c.FAILED),))
-IN_PLACE = change(RUNNING, restarts=Restarts(in_place=2))
-REPLACED = change(RUNNING, restarts=Restarts(replaced=1))
+IN_PLACE = RUNNING.remember(restarts=RestartCounts(in_place=2))
+REPLACED = RUNNING.remember(restarts=RestartCounts(replaced=1))
 STEPPED = change(JOINED, progress=Progress(step=1))
 TRANSITIONS: list[tuple[Status, Status, tuple[Transition, ...]]] = [
     (RUNNING, RUNNING, ()),

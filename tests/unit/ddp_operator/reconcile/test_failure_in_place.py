@@ -43,12 +43,12 @@ class TestPublishedFailure:
             await harness.settle()
             categories.append(present(harness.status.last_failure).category)
         assert categories == ["NCCL", "UserError", "UserError"]
-        assert harness.status.restarts.in_place == 0, "the workers have not joined again"
+        assert harness.status.counts.in_place == 0, "the workers have not joined again"
 
     async def test_restart_is_counted_and_reported_as_in_place(self) -> None:
         words = {"category": "UserError", "rank": 1, "message": "KeyError: 10", "step": 10}
         harness = await self.train(self.page(1), self.page(1, **words, restarts=1))
-        restarts = harness.status.restarts
+        restarts = harness.status.counts
         restart = harness.status.last_restart
         assert (restarts.used, restarts.counted, restarts.in_place, restarts.total, restarts.step) == (1, 1, 1, 0, 10)
         assert restart is not None
@@ -60,12 +60,12 @@ class TestPublishedFailure:
         for most, phase, used in ((2, "Running", 2), (4, "Failed", 0)):
             pages = [self.page(most, category="OOM", restarts=item) for item in range(1, most + 1)]
             harness = await self.train(*pages)
-            assert (harness.status.phase, harness.status.restarts.used) == (phase, used)
+            assert (harness.status.phase, harness.status.counts.used) == (phase, used)
         assert harness.state("Failed") == ("True", "RestartBudgetExhausted")
 
     async def test_restart_without_root_cause_is_not_counted(self) -> None:
         harness = await self.train(self.page(1, category="NCCL", secondary=True, restarts=1), self.page(1))
-        assert (harness.status.restarts.used, harness.status.restarts.in_place) == (0, 1)
+        assert (harness.status.counts.used, harness.status.counts.in_place) == (0, 1)
 
     async def test_restarts_after_last_page_are_read_from_termination_messages(self) -> None:
         harness = await ReconcilerHarness(nodes=2).train(TRAINING)
@@ -74,7 +74,7 @@ class TestPublishedFailure:
         for index, message in enumerate((secondary, cause)):
             harness.end_pod(index, message=last_words(restarts=1, lastFailure=message))
         await harness.settle()
-        restarts = harness.status.restarts
+        restarts = harness.status.counts
         restart = harness.status.last_restart
         assert (harness.status.phase, restarts.used, restarts.counted, restarts.in_place) == ("Succeeded", 1, 1, 1)
         assert restart is not None

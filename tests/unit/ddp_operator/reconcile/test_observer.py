@@ -240,7 +240,7 @@ def with_launcher(name: str, **changes: Any) -> Json:
 OURS = child_names.launcher_config_map_name(load_launcher().digest)
 
 
-KNOWN = replace(STATUS, children=("train",))
+KNOWN = STATUS.remember(children=("train",))
 """A status with the UID of the Service."""
 
 

@@ -21,6 +21,16 @@ from tests.support.fake_cluster import ReconcilerHarness
 TRAINING = page(step=7, total_steps=10, loss=0.5, phase="Running")
 
 
+async def fail_attempt(harness: ReconcilerHarness) -> None:
+    """End the pods of the current attempt, the first one by a CUDA error."""
+    harness.end_pod(0, 82)
+    await harness.settle()
+    for pod in harness.pods():
+        harness.cluster.end(pod, 137)
+    harness.clock.advance(30)
+    await harness.settle()
+
+
 class TestCreate:
     async def test_creates_service_config_map_and_job_owned_by_resource(self) -> None:
         harness = await ReconcilerHarness().settle()
@@ -56,7 +66,7 @@ class TestCreate:
         calls = len(harness.cluster.calls)
         await harness.reconcile()
         assert harness.cluster.calls[calls:] == ["status"]
-        assert (harness.status.attempt, harness.status.restarts) == (1, before.restarts)
+        assert (harness.status.attempt, harness.status.counts) == (1, before.counts)
 
     async def test_children_are_built_once_for_unchanged_spec(self, monkeypatch: pytest.MonkeyPatch) -> None:
         harness = await ReconcilerHarness().settle()
@@ -100,6 +110,29 @@ class TestCreate:
         text = "status.phase, status.progress.learningRate cannot be read and are left out; the job continues without"
         assert [line.partition(": ")[2] for line in logged] == [text]
         assert (harness.status.attempt, len(harness.jobs())) == (1, 1)
+
+    @pytest.mark.parametrize(
+        ("state", "problem"),
+        [(None, "is missing"), ({"version": 2}, "has version 2, and this operator reads 1")],
+    )
+    async def test_lost_state_of_operator_is_logged_and_used_restarts_stay_used(
+        self, state: Any, problem: str, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        harness = ReconcilerHarness(recovery={"maxRestarts": 1, "inPlaceRestarts": 0})
+        await harness.train()
+        await fail_attempt(harness)
+        await harness.train()
+        assert (harness.status.attempt, harness.status.restarts.used) == (2, 1)
+
+        raw = present(harness.raw)
+        status = {name: value for name, value in raw["status"].items() if name != "operatorState"}
+        status |= {} if state is None else {"operatorState": state}
+        harness.cluster.store.change(raw, status=status)
+        await fail_attempt(harness)
+        assert (harness.status.phase, harness.condition("Failed").reason) == ("Failed", "RestartBudgetExhausted")
+        text = f"status.operatorState {problem}; its counts are restored from status.restarts and the attempt"
+        logged = [record.getMessage().partition(": ")[2] for record in caplog.records]
+        assert logged.count(text) == 1
 
     async def test_second_pass_writes_nothing(self) -> None:
         harness = await ReconcilerHarness().settle()
@@ -304,7 +337,7 @@ class TestRefusedSpec:
         monkeypatch.setattr(harness.cluster, "create", create)
         await harness.settle()
         assert (harness.state("Accepted"), harness.jobs()[-1]) == (("True", "Valid"), f"train-{attempt}")
-        assert harness.status.restarts.total == attempt - 1
+        assert harness.status.counts.total == attempt - 1
 
     async def test_refused_patch_of_job_is_condition_and_no_error(self, monkeypatch: pytest.MonkeyPatch) -> None:
         harness = await ReconcilerHarness().train(TRAINING)
@@ -351,9 +384,9 @@ class TestPublishedProgress:
             ("True", "AllRanksJoined"),
             ("True", "Training"),
         )
-        assert (harness.status.phase, harness.status.restarts, harness.status.attempt) == (
+        assert (harness.status.phase, harness.status.counts, harness.status.attempt) == (
             "Running",
-            before.restarts,
+            before.counts,
             1,
         )
         assert (present(harness.status.progress).step, harness.status.reason) == (7, "")

@@ -62,7 +62,7 @@ class TestFailedPods:
         failure = present(harness.status.last_failure)
         assert (failure.attempt, failure.rank, failure.pod_index, failure.category) == (1, 1, 1, "CUDAError")
         assert (failure.message, failure.traceback, failure.remedy) == ("RuntimeError: boom", "line 1\nline 2", "do x")
-        assert (harness.status.attempt, harness.status.restarts.counted) == (2, 1)
+        assert (harness.status.attempt, harness.status.counts.counted) == (2, 1)
         assert harness.state("Restarting") == ("True", "GroupRestart")
         assert harness.status.phase == "Restarting"
 
@@ -128,7 +128,7 @@ class TestFailedPods:
             harness.clock.advance(11)
             await harness.settle()
             assert (harness.status.phase, harness.status.attempt) == ("Running", 1)
-        restarts = harness.status.restarts
+        restarts = harness.status.counts
         last = harness.status.last_restart
         assert (restarts.counted, restarts.total, restarts.replaced) == (0, 0, 2)
         assert last is not None

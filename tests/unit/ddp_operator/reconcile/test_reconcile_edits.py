@@ -31,7 +31,7 @@ class TestEdit:
         harness.edit(nodes=4)
         await harness.settle()
         assert (harness.status.attempt, harness.status.attempt_nodes, harness.jobs()) == (2, 4, ["train-2"])
-        assert (harness.status.restarts.counted, harness.status.restarts.free) == (0, 1)
+        assert (harness.status.counts.counted, harness.status.counts.free) == (0, 1)
         assert harness.state("Restarting") == ("True", "Resized")
         await harness.train(TRAINING)
         assert (harness.status.phase, len(harness.pods())) == ("Running", 4)
@@ -53,7 +53,7 @@ class TestEdit:
         harness.cluster.still.obedient = True
         await harness.train(TRAINING)
         assert (harness.status.phase, harness.status.attempt, harness.jobs()) == ("Running", 1, ["train-1"])
-        assert harness.status.restarts.total == 0
+        assert harness.status.counts.total == 0
         assert [e for e in harness.events if e in ("Suspended", "Resumed")] == ["Suspended", "Resumed"]
 
     async def test_deadlines_of_suspended_job_schedule_no_pass(self) -> None:

@@ -76,7 +76,7 @@ class TestOtherVersion:
         assert (after["metadata"]["uid"] == before["metadata"]["uid"]) is kept
         made = [] if kept else ["ddp-launcher-ffffffffffff"]
         assert harness.children()["ConfigMap"] == made
-        assert (harness.status.attempt, harness.status.restarts.total) == (1, 0)
+        assert (harness.status.attempt, harness.status.counts.total) == (1, 0)
 
     async def test_launcher_missing_for_kubelet_is_recreated_without_watch_event(
         self, monkeypatch: pytest.MonkeyPatch

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.cluster import Refused
-from ddp_operator.api.status import History, LastFailure, Status
+from ddp_operator.api.status import History, LastFailure, RestartCounts, Status
 from ddp_operator.decide.refusals import shorten_status
 from tests.support.builders import page
 from tests.support.decisions import present
@@ -81,8 +81,9 @@ async def test_status_that_is_refused_in_any_form_is_reported_by_event(phase: st
 def test_shortened_status_keeps_fields_of_decision() -> None:
     failure = LastFailure(attempt=1, category="UserError", message="m" * 2000, traceback="t" * 2000, signature="s")
     status = Status(attempt=3, last_failure=failure, history=History(columns="a", rows=("1",)))
+    status = status.remember(restarts=RestartCounts(total=2, counted=2, used=1))
     short = shorten_status(status)
-    assert (short.attempt, short.history, short.restarts) == (3, None, status.restarts)
+    assert (short.attempt, short.history, short.operator_state) == (3, None, status.operator_state)
     assert short.last_failure is not None
     assert (len(short.last_failure.message), short.last_failure.traceback) == (256, "")
     assert (short.last_failure.category, short.last_failure.signature) == ("UserError", "s")

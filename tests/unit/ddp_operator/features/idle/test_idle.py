@@ -58,8 +58,7 @@ def test_idle_job_is_suspended_after_its_condition_is_written() -> None:
 
 
 def test_ended_job_is_not_idle() -> None:
-    usage = Usage(gpus=8, since=NOW, idle_since=NOW)
-    status = Status(phase="Running", usage=usage)
+    status = Status(phase="Running", usage=Usage(gpus=8)).remember(idle_since=NOW)
     ended = set_conditions(status, [Fact(c.FAILED, "True", "UserError")], NOW, 1)
     later = NOW + timedelta(hours=1)
     for known, is_silent in ((status, False), (ended, True)):

@@ -70,8 +70,8 @@ async def test_job_leaves_and_avoids_reported_node() -> None:
     harness.clock.advance(LOOK_SECONDS)
     await harness.settle()
     status = harness.status
-    assert (status.attempt, status.failed_nodes, status.restarts.free) == (2, ("node-a",), 1)
-    assert status.restarts.counted == 0
+    assert (status.attempt, status.failed_nodes, status.counts.free) == (2, ("node-a",), 1)
+    assert status.counts.counted == 0
     assert present(status.last_restart).cause == c.NODE_UNHEALTHY
     assert (
         harness.condition(c.RESTARTING).message
