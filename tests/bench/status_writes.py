@@ -36,7 +36,7 @@ from tests.support.strategies import FULL
 
 PARALLEL: Final = 16
 STATUS: Final = {
-    "phase": "Running", "attempt": 1, "attemptNodes": 2, "jobName": "job-1", "selector": "a=b",
+    "phase": "Running", "attempt": 1, "jobName": "job-1", "selector": "a=b",
     "startTime": "2026-01-01T00:00:00Z", "attemptTime": "2026-01-01T00:00:00Z", "observedGeneration": 1,
     "nodes": {"desired": 2, "ready": 2, "succeeded": 0, "failed": 0},
     "progress": {"step": 1, "totalSteps": 10000, "percent": "1.0%", "loss": "2.3", "samplesPerSecond": "1000"},

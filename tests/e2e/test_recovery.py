@@ -253,14 +253,10 @@ def test_preflight_measures_network_between_pods(cluster: UserNamespace) -> None
     job.trained(steps=1)
     result = cluster.until(lambda: job.status.get("preflight"), "the preflight's figures in status")
     assert "failed" not in result
-    for figure in ("dnsMilliseconds", "tcpMilliseconds", "allReduceMegabytesPerSecond"):
-        assert float(result[figure]) >= 0, result
     assert float(result["allReduceMegabytesPerSecond"]) > 0
     assert result["transport"] == "Socket"
-    pair = result["slowestPair"]
-    assert pair["pods"] == [0, 1]
-    assert pair["nodes"] == [job.pod(index).spec.node_name for index in (0, 1)]
-    assert float(pair["megabytesPerSecond"]) > 0
+    nodes = " and ".join(job.pod(index).spec.node_name for index in (0, 1))
+    assert result["slowest"].startswith(f"pods 0 and 1 (nodes {nodes}): "), result
     print(result)
 
 

@@ -286,7 +286,7 @@ async def test_held_job_is_shown_with_its_runs_and_fails_as_its_last_one_when_re
         await actors.finish_pod("digits-1", index, exit_code=81, message=json.dumps(last_words("NCCL", secondary=True)))
     status = (await actors.phase("digits", "Failed"))["status"]
     assert (status["attempt"], status["lastFailure"]["message"]) == (1, "CUDA out of memory")
-    assert "heldSince" not in status["dev"]
+    assert "releaseTime" not in status["dev"]
 
 
 async def test_killed_leader_is_replaced_and_creates_no_duplicates(

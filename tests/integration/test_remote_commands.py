@@ -63,7 +63,7 @@ async def test_job_is_submitted_watched_scaled_and_explained_to_its_end(
 
     assert await ddp("scale", "digits", "1") == ExitCode.OK
     assert "scaled from 2 to 1 nodes" in capsys.readouterr().out
-    resized = await actors.resource("digits", lambda result: result["status"].get("attemptNodes") == 1)
+    resized = await actors.resource("digits", lambda result: result["status"]["nodes"]["desired"] == 1)
     job = resized["status"]["jobName"]
     assert await ddp("suspend", "digits") == ExitCode.OK
     await actors.phase("digits", "Suspended")
@@ -189,7 +189,7 @@ async def test_folder_of_script_is_stored_in_config_map_owned_by_jobs(
     config_map = await actors.get("ConfigMap", name)
     assert config_map is not None
     assert [owner["uid"] for owner in config_map["metadata"]["ownerReferences"]] == [job["metadata"]["uid"]]
-    assert job["status"]["code"]["digest"] == job["spec"]["code"]["digest"]
+    assert job["status"]["code"]["revision"] == job["spec"]["code"]["digest"][:12]
     [container] = job["spec"]["template"]["spec"]["containers"]
     assert container["command"] == ["python3", "train.py"]
 

@@ -13,7 +13,7 @@ from tests.support.builders import NOW, Json, child_job, child_pod, decode, job,
 
 T = TypeVar("T")
 
-STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)
+STARTED = Status(attempt=1, job_name="train-1", start_time=NOW).remember(nodes=2)
 RUNNING = (child_pod(0), child_pod(1))
 
 

@@ -19,6 +19,7 @@ _VALUES: Final[dict[Any, Any]] = {str: "text", int: 1, bool: True, datetime: TIM
 OF_0_2_0: Final[Json] = {
     "phase": "Running",
     "attempt": 3,
+    "attemptNodes": 2,
     "restarts": {
         "total": 2, "counted": 4, "free": 1, "disruptedInARow": 1, "used": 2, "withoutProgress": 1, "step": 90,
         "checkpointStep": 80, "inPlace": 3, "inPlaceBefore": 2, "inPlaceAfterLoss": 1, "replaced": 1, "beforeRun": 0,
@@ -26,6 +27,7 @@ OF_0_2_0: Final[Json] = {
     },
     "usage": {"gpus": 2, "since": TIME, "idleSince": TIME, "gpuSeconds": 7, "productive": 5, "waiting": 2, "lost": []},
     "children": ["uid-1", "uid-2"],
+    "startStep": 40,
 }  # fmt: skip
 """What an operator of 0.2.0 has stored of a job after two new attempts."""
 

@@ -317,11 +317,10 @@ def _explain_held(case: _Case) -> Why | None:
     hint = ""
     if dev.result == "Failed" and case.status.last_failure is not None:
         hint = _describe_hint(case.status.last_failure)
-    if dev.held_since is None:  # a former run
+    if dev.release_time is None:  # a former run
         return Why(case.name, case.phase, case.status.reason, sentence(what), hint)
-    if dev.release_time is not None:
-        left = format_duration(max(0.0, (dev.release_time - case.now).total_seconds()))
-        what += f"; the pods of {case.name} are held for {left} more"
+    left = format_duration(max(0.0, (dev.release_time - case.now).total_seconds()))
+    what += f"; the pods of {case.name} are held for {left} more"
     return Why(
         case.name, case.phase, case.status.reason, sentence(what), f"{hint} {case.fill(REMEDIES['Held'])}".strip()
     )
@@ -589,16 +588,13 @@ def _describe_preflight(preflight: PreflightStatus | None) -> str:
     """Return the result of a preflight that failed without ending the job."""
     if preflight is None or not preflight.failed:
         return ""
-    pair = preflight.slowest_pair
     findings = []
     if "transport" in preflight.failed:
         findings.append(f"traffic between pods uses {preflight.transport}")
     if "allreduce" in preflight.failed and preflight.all_reduce_megabytes_per_second:
         findings.append(f"an all-reduce transfers {preflight.all_reduce_megabytes_per_second} MB/s")
-    if "pairs" in preflight.failed and pair is not None:
-        nodes = f" (nodes {' and '.join(pair.nodes)})" if pair.nodes else ""
-        pods = " and ".join(map(str, pair.pods))
-        findings.append(f"pods {pods}{nodes} exchange {pair.megabytes_per_second} MB/s")
+    if "pairs" in preflight.failed and preflight.slowest:
+        findings.append(f"the slowest pair is {preflight.slowest}")
     details = f": {', '.join(findings)}" if findings else ""
     return f" But its preflight failed in {', '.join(preflight.failed)}{details}."
 

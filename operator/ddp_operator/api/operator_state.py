@@ -26,13 +26,14 @@ def take_over_former(stored: Any) -> Any:
     state = {
         "version": STATE_VERSION,
         "restarts": {name: restarts[name] for name in _COUNTS if name in restarts},
-        "children": stored.get("children", []),
     }
+    state |= {name: stored[former] for name, former in _FORMER_OF_STATUS.items() if former in stored}
     if isinstance(usage, Mapping):
         state |= {name: usage[former] for name, former in _FORMER_OF_USAGE.items() if former in usage}
     return {**stored, _NAME: state}
 
 
+_FORMER_OF_STATUS: Final = {"nodes": "attemptNodes", "children": "children", "startStep": "startStep"}
 _FORMER_OF_USAGE: Final = {"usageTime": "since", "idleSince": "idleSince"}
 
 
@@ -71,4 +72,5 @@ def restore_state(status: Status) -> OperatorState:
         step=max(known.step, status.progress.step or 0 if status.progress is not None else 0),
         checkpoint_step=max(known.checkpoint_step, status.checkpoint.step if status.checkpoint is not None else 0),
     )
-    return replace(status.operator_state, version=STATE_VERSION, restarts=counts)
+    nodes = status.operator_state.nodes or status.nodes.desired
+    return replace(status.operator_state, version=STATE_VERSION, restarts=counts, nodes=nodes)

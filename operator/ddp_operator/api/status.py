@@ -116,6 +116,8 @@ class OperatorState(StatusFields, frozen=True, kw_only=True):
     """
 
     version: int = field(default_factory=lambda: STATE_VERSION)  # a plain default would not be stored
+    nodes: int = 0
+    """Number of nodes of the current attempt."""
     restarts: RestartCounts = RestartCounts()
     children: tuple[str, ...] = ()
     """UIDs of the Services and NetworkPolicies that the operator has created for the job, or has compared with what it
@@ -124,6 +126,8 @@ class OperatorState(StatusFields, frozen=True, kw_only=True):
     """Time up to which status.usage counts."""
     idle_since: Time | None = None
     """Time since which the job holds GPUs without a step. None: it makes steps, or has no GPUs."""
+    start_step: int | None = None
+    """Step at which the job, or the run of `ddp dev`, started: 0, or the step of an existing checkpoint."""
 
 
 class Progress(StatusFields, frozen=True, kw_only=True):
@@ -148,22 +152,10 @@ class Progress(StatusFields, frozen=True, kw_only=True):
     last_step_time: Time | None = None
 
 
-class SlowestPair(StatusFields, frozen=True, kw_only=True):
-    """The pair of pods with the lowest bandwidth between them."""
-
-    pods: Annotated[tuple[int, ...], Meta(description="Completion indices of the pods.")]
-    nodes: Annotated[tuple[str, ...], Meta(description="Kubernetes nodes of the pods.")] = ()
-    megabytes_per_second: Annotated[
-        str, Meta(description="Bandwidth in one direction, over all ranks of the pods, in 10^6 bytes per second.")
-    ]
-
-
 class PreflightStatus(StatusFields, frozen=True, kw_only=True):
     """Results of the checks before training, from pod 0."""
 
     failed: Annotated[tuple[str, ...], Meta(description="Failed checks; the log of pod 0 has the reasons.")] = ()
-    dns_milliseconds: str | None = None
-    tcp_milliseconds: str | None = None
     all_reduce_milliseconds: Annotated[
         str | None, Meta(description="Time of an all-reduce of one number over all ranks.")
     ] = None
@@ -178,7 +170,13 @@ class PreflightStatus(StatusFields, frozen=True, kw_only=True):
         ),
     ] = None
     gpu_direct: Annotated[bool | None, Meta(description="True: all channels between pods use GPUDirect RDMA.")] = None
-    slowest_pair: SlowestPair | None = None
+    slowest: Annotated[
+        str,
+        Meta(
+            description="The pods with the lowest bandwidth between them, in one direction and over all their ranks, "
+            "in 10^6 bytes per second, such as: pods 2 and 7 (nodes gpu-a3 and gpu-b1): 21840 MB/s."
+        ),
+    ] = ""
 
 
 class CheckpointStatus(StatusFields, frozen=True, kw_only=True):
@@ -244,10 +242,10 @@ class LastRestart(StatusFields, frozen=True, kw_only=True):
 class CodeStatus(StatusFields, frozen=True, kw_only=True):
     """The code that the pods run, if `ddp submit --workdir` packed it."""
 
-    digest: Annotated[str, Meta(description="SHA-256 of the archive's tar.")]
-    commit: Annotated[str | None, Meta(description="Git commit of the folder.")] = None
-    dirty: Annotated[bool | None, Meta(description="True: the folder has changes since that commit.")] = None
-    revision: Annotated[str, Meta(description="Short form of commit and digest, such as 1a2b3c4d5e6f-dirty.")]
+    revision: Annotated[
+        str,
+        Meta(description="Short form of commit and digest of spec.code, such as 1a2b3c4d5e6f-dirty 9f86d081884c."),
+    ]
 
 
 class Straggler(StatusFields, frozen=True, kw_only=True):
@@ -300,9 +298,6 @@ class DevStatus(StatusFields, frozen=True, kw_only=True):
     result: Annotated[RunResult | None, Meta(description="How the run ended. Unset: it has not.")] = None
     start_time: Time | None = None
     completion_time: Time | None = None
-    held_since: Annotated[Time | None, Meta(description="Since when no rank runs. Unset: the pods are not held.")] = (
-        None
-    )
     release_time: Annotated[
         Time | None, Meta(description="When the pods end unless another run starts. Unset: the pods are not held.")
     ] = None
@@ -368,7 +363,6 @@ class InputStatus(StatusFields, frozen=True, kw_only=True):
         str, Meta(description="Folder that stores it: claim:NAME/PATH, or node:PATH for a cache on the nodes.")
     ] = ""
     etag: Annotated[str, Meta(description="ETag of the fetched file, from the source.")] = ""
-    checksum: Annotated[str, Meta(description="Checksum of the spec, which the fetched file matches.")] = ""
     reason: Annotated[
         str, Meta(description="Reason of the failure or of the retry, as in the condition InputsReady.")
     ] = ""
@@ -396,7 +390,6 @@ class Status(StatusFields, frozen=True, kw_only=True):
         str, Meta(description="Reason why the job waits or failed, as one identifier; conditions have the details.")
     ] = ""
     attempt: Annotated[int, Meta(description="1 for the first Job; increases by 1 with each restart of all pods.")] = 0
-    attempt_nodes: Annotated[int, Meta(description="Number of nodes of the current attempt.")] = 0
     job_name: str = ""
     start_time: Time | None = None
     attempt_time: Annotated[
@@ -421,9 +414,6 @@ class Status(StatusFields, frozen=True, kw_only=True):
     code: CodeStatus | None = None
     tracking: TrackingStatus | None = None
     history: History | None = None
-    start_step: Annotated[
-        int | None, Meta(description="Step at which the job started: 0, or the step of an existing checkpoint.")
-    ] = None
     goodput: Annotated[
         str | None, Meta(description="Share of the wall time with productive steps, 0 to 1 (docs/metrics.md).")
     ] = None
@@ -452,6 +442,11 @@ class Status(StatusFields, frozen=True, kw_only=True):
     def counts(self) -> RestartCounts:
         """What the operator counts to decide about restarts."""
         return self.operator_state.restarts
+
+    @property
+    def attempt_nodes(self) -> int:
+        """Number of nodes of the current attempt, of which nodes.desired informs users."""
+        return self.operator_state.nodes
 
     def remember(self, **members: Any) -> "Status":
         """Return the status with other members of the operator's state."""

@@ -72,7 +72,7 @@ class ObservedAttempt:
         page = self.state.observation.page
         if page is not None and page.dev is not None:
             return page.is_held
-        return self.recorded.dev is not None and self.recorded.dev.held_since is not None
+        return self.recorded.dev is not None and self.recorded.dev.release_time is not None
 
     @property
     def is_requeued(self) -> bool:

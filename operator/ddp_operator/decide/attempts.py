@@ -64,12 +64,11 @@ def start(state: State) -> State:
     status = replace(
         state.status,
         attempt=1,
-        attempt_nodes=state.spec.nodes,
         job_name=child_names.job_name(state.job.name, 1),
         start_time=truncate(state.now),
         attempt_time=truncate(state.now),
         selector=child_names.pod_selector(state.job.name),
-    )
+    ).remember(nodes=state.spec.nodes)
     return replace_fields(state, job=replace_fields(state.job, status=status))
 
 
@@ -86,13 +85,15 @@ def recover(state: State, newest: JobView) -> Decision:
     status = replace(
         state.status,
         attempt=newest.attempt,
-        attempt_nodes=state.job.size_of(newest.nodes).nodes,
         job_name=newest.name,
         start_time=state.status.start_time or truncate(state.now),
         attempt_time=truncate(state.now),
         completion_time=None,
         selector=child_names.pod_selector(state.job.name),
-    ).remember(restarts=replace(counts, total=past, counted=counted, used=max(counts.used, counted)))
+    ).remember(
+        nodes=state.job.size_of(newest.nodes).nodes,
+        restarts=replace(counts, total=past, counted=counted, used=max(counts.used, counted)),
+    )
     return _begin(replace_fields(state, refusal=None), status)
 
 
@@ -307,7 +308,7 @@ def resize_in_place(state: State) -> Decision:
     waits = state.attempt_job is not None and state.attempt_job.suspended
     kept = "the job keeps its queue position" if waits else "the other pods keep running"
     message = f"resized from {state.status.attempt_nodes} to {state.spec.nodes} nodes; {kept}"
-    status = replace(state.status, attempt_nodes=state.spec.nodes)
+    status = state.status.remember(nodes=state.spec.nodes)
     if status.is_true(c.RENDEZVOUSED):
         restart = _build_last_restart(status, state.now, None, c.RESIZED, level=None)
         status = replace(status, last_restart=restart)
@@ -407,20 +408,20 @@ def _build_next_attempt(state: State, counts: RestartCounts, reason: str, failur
     return replace(
         status,
         attempt=status.attempt + 1,
-        attempt_nodes=status.attempt_nodes if is_resize_waiting(state.job, state.attempt_job) else state.spec.nodes,
         job_name=child_names.job_name(state.job.name, status.attempt + 1),
         attempt_time=truncate(state.now),
         stragglers=(),
         last_restart=_build_last_restart(status, state.now, failure, reason),
         last_failure=failure or status.last_failure,
     ).remember(
+        nodes=status.attempt_nodes if is_resize_waiting(state.job, state.attempt_job) else state.spec.nodes,
         restarts=replace(
             counts,
             total=counts.total + 1,
             in_place=status.counts.in_place,
             in_place_before=status.counts.in_place,
             disrupted_in_a_row=_count_disruptions_in_a_row(state, reason),
-        )
+        ),
     )
 
 

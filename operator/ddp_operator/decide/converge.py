@@ -210,7 +210,7 @@ def _may_change_run(status: Status, now: datetime) -> bool:
     dev = status.dev
     if dev is None:
         return False
-    return dev.held_since is not None or (dev.start_time is not None and now - dev.start_time < _FIRST_STEP)
+    return dev.release_time is not None or (dev.start_time is not None and now - dev.start_time < _FIRST_STEP)
 
 
 def can_resize(state: State, attempt_job: JobView) -> bool:

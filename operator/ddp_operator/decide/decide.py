@@ -1,6 +1,6 @@
 """The state machine: (resource, observation, now) -> Decision. Pure, idempotent, level-triggered.
 
-The status records the attempt (attempt, attemptNodes, counts, lastFailure, the terminal conditions), which is the
+The status records the attempt (attempt, its nodes, counts, lastFailure, the terminal conditions), which is the
 desired state of the child objects. It is the only memory of the past, so a restarted operator continues from it.
 """
 

@@ -16,7 +16,6 @@ from ddp_operator.api.status import (
     Condition,
     ConditionStatus,
     Phase,
-    PreflightStatus,
     Status,
     TrackingStatus,
 )
@@ -134,37 +133,24 @@ def _describe_code(code: Code) -> CodeStatus:
         commit = code.commit[:12] + ("-dirty" if code.dirty else "")
     # Two dirty trees of a commit differ in their digest alone.
     revision = commit if commit and not code.dirty else f"{commit} {code.digest[:12]}".lstrip()
-    return CodeStatus(digest=code.digest, commit=code.commit, dirty=code.dirty, revision=revision)
+    return CodeStatus(revision=revision)
 
 
 def _record_page(state: State, status: Status, page: Page, pods: Pods) -> Status:
     """Return the status with the measurements in the report of pod 0."""
     status = record_run(status, page, state.now)
-    known_starts = [step for step in (status.start_step, page.began_at) if step is not None]
-    status = replace(status, start_step=min(known_starts, default=None))
+    known_starts = [step for step in (status.operator_state.start_step, page.began_at) if step is not None]
+    status = status.remember(start_step=min(known_starts, default=None))
+    known = status.preflight
     tracking = status.tracking
     if tracking is not None and page.links:
         tracking = replace(tracking, links=page.links)
     return replace(
         status,
         goodput=measure_goodput(status, page.progress, parse_time(state.job.created), state.now),
-        preflight=_name_nodes(build_preflight(page.preflight), status.preflight, pods) or status.preflight,
+        preflight=build_preflight(page.preflight, pods, known.slowest if known else "") or known,
         tracking=tracking,
     )
-
-
-def _name_nodes(measured: PreflightStatus | None, known: PreflightStatus | None, pods: Pods) -> PreflightStatus | None:
-    """Return a preflight with the nodes of its slowest pair, as they were when that pair was first reported."""
-    pair = measured.slowest_pair if measured else None
-    if measured is None or pair is None:
-        return measured
-
-    named = known.slowest_pair if known else None
-    if named is None or (named.pods, named.megabytes_per_second) != (pair.pods, pair.megabytes_per_second):
-        nodes = tuple(pods.newest[index].node_name for index in pair.pods if index in pods.newest)
-        complete = len(nodes) == len(pair.pods) and all(nodes)
-        named = replace(pair, nodes=nodes if complete else ())
-    return replace(measured, slowest_pair=named)
 
 
 @dataclass(frozen=True, slots=True)

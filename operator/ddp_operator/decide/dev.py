@@ -28,8 +28,7 @@ def record_run(status: Status, page: Page, now: datetime) -> Status:
         result=cast(RunResult, run.result) if run.result else None,
         start_time=convert_time(run.started),
         completion_time=convert_time(run.ended) if run.result else None,
-        held_since=(convert_time(run.ended) or before.held_since or truncate(now)) if page.is_held else None,
-        release_time=convert_time(run.release_at) if page.is_held else None,
+        release_time=(convert_time(run.release_at) or before.release_time or truncate(now)) if page.is_held else None,
         last_run=before.last_run,
     )
     return replace(status, dev=dev)
@@ -71,12 +70,11 @@ def begin_run(status: Status, number: int) -> Status:
         checkpoint=None,
         preflight=None,
         history=None,
-        start_step=None,
         goodput=None,
         stragglers=(),
         last_restart=None,
         last_failure=None if number else status.last_failure,
-    ).remember(restarts=forget_restarts(status.counts))
+    ).remember(restarts=forget_restarts(status.counts), start_step=None)
 
 
 def forget_restarts(counts: RestartCounts) -> RestartCounts:
@@ -87,7 +85,7 @@ def forget_restarts(counts: RestartCounts) -> RestartCounts:
 
 def release_pods(dev: DevStatus | None) -> DevStatus | None:
     """Return the run of a job whose pods are not held."""
-    return None if dev is None else replace(dev, held_since=None, release_time=None)
+    return None if dev is None else replace(dev, release_time=None)
 
 
 def describe_run(status: Status) -> str:

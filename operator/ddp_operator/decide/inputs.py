@@ -94,7 +94,7 @@ def _read_reports(state: State) -> Status:
     for item in state.spec.inputs or ():
         before = known.get(item.place) or InputStatus(name=item.label, phase="Pending", place=item.place)
         merged = _merge(before, reports.get(item.label))
-        inputs.append(replace(merged, name=item.label, checksum=item.checksum or ""))
+        inputs.append(replace(merged, name=item.label))
     return replace(state.status, inputs=tuple(inputs))
 
 

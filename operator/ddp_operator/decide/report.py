@@ -23,7 +23,6 @@ from ddp_operator.api.status import (
     PreflightStatus,
     Progress,
     RestartCounts,
-    SlowestPair,
     Status,
 )
 from ddp_operator.api.texts import format_duration
@@ -264,28 +263,36 @@ def _format_throughput(sample_rate: str | None, step_rate: str | None) -> str | 
     return f"{step_rate} steps/s" if step_rate else None
 
 
-def build_preflight(result: PreflightResult | None) -> PreflightStatus | None:
-    """Return the preflight for the status; None: it has not run."""
+def build_preflight(result: PreflightResult | None, pods: Pods, known: str = "") -> PreflightStatus | None:
+    """Return the preflight for the status; None: it has not run. ``known``: the slowest pair of the status."""
     if result is None:
         return None
 
     def measure(value: float | None, scale: float) -> str | None:
         return None if value is None else _number(value * scale)
 
-    pair_rate = measure(result.pair_rate, 1e-6)
-    pair = None
-    if len(result.pair) == 2 and pair_rate:
-        pair = SlowestPair(pods=(result.pair[0], result.pair[1]), megabytes_per_second=pair_rate)
     return PreflightStatus(
         failed=tuple(check for check in constants.PREFLIGHT_CHECKS if check in result.failed),
-        dns_milliseconds=measure(result.dns_seconds, 1e3),
-        tcp_milliseconds=measure(result.tcp_seconds, 1e3),
         all_reduce_milliseconds=measure(result.all_reduce_seconds, 1e3),
         all_reduce_megabytes_per_second=measure(result.all_reduce_rate, 1e-6),
         transport=result.transport or None,
         gpu_direct=result.gpu_direct,
-        slowest_pair=pair,
+        slowest=_describe_slowest_pair(result, pods, known),
     )
+
+
+def _describe_slowest_pair(result: PreflightResult, pods: Pods, known: str) -> str:
+    """Return the slowest pair of pods with its nodes, as they were when it was first reported; empty: unknown."""
+    rate = None if result.pair_rate is None else _number(result.pair_rate * 1e-6)
+    if len(result.pair) != 2 or not rate:
+        return ""
+    first, second = result.pair
+    pair = f"pods {first} and {second}"
+    if known.startswith(f"{pair} (") and known.endswith(f": {rate} MB/s"):
+        return known
+    nodes = [pods.newest[index].node_name for index in result.pair if index in pods.newest]
+    place = f" (nodes {' and '.join(nodes)})" if len(nodes) == 2 and all(nodes) else ""
+    return f"{pair}{place}: {rate} MB/s"
 
 
 def build_checkpoint(progress: RankProgress, uploads: Uploads | None = None) -> CheckpointStatus | None:
@@ -303,7 +310,7 @@ def measure_goodput(status: Status, progress: RankProgress, created: datetime | 
     began = status.dev.start_time if status.dev is not None else created
     ended = (status.dev.completion_time if status.dev is not None else None) or now
     wall_seconds = (ended - began).total_seconds() if began else 0.0
-    return compute_goodput(progress, wall_seconds, status.start_step or 0) or status.goodput
+    return compute_goodput(progress, wall_seconds, status.operator_state.start_step or 0) or status.goodput
 
 
 def compute_goodput(progress: RankProgress, wall_seconds: float, start_step: int = 0) -> str | None:

@@ -33,7 +33,6 @@ def condition(kind: str, status: Any, reason: str, message: str = "", *, age: in
 TRAINING = Status(
     phase="Running",
     attempt=1,
-    attempt_nodes=2,
     job_name="train-1",
     start_time=NOW - timedelta(hours=1),
     attempt_time=NOW - timedelta(hours=1),
@@ -50,7 +49,7 @@ TRAINING = Status(
         condition(c.PROGRESSING, "True", c.TRAINING, "training is making progress"),
         condition(c.RESTARTING, "False", c.NOT_RESTARTING),
     ),
-)
+).remember(nodes=2)
 
 
 @dataclass(frozen=True)
@@ -171,14 +170,14 @@ FAILED_INIT = child_pod(
 INIT_CONTAINERS = {
     "waits": Planted(
         pods=tuple(starting_pod(index, "wait-db", RUNS) for index in (0, 1)),
-        status=Status(attempt=1, attempt_nodes=2, job_name="train-1"),
+        status=Status(attempt=1, job_name="train-1").remember(nodes=2),
         get="Pending InitContainerRunning",
         describe=("pod train-1-0-abcde (and 1 more pod) runs init container wait-db since 2026-11-20T11:59:30Z",),
         why=("kubectl logs train-1-0-abcde -c wait-db.",),
     ),
     "crash loop": Planted(
         pods=(child_pod(0), starting_pod(1, "mesh", {"waiting": {"reason": "CrashLoopBackOff"}}, lastState=CRASHED)),
-        status=Status(attempt=1, attempt_nodes=2, job_name="train-1"),
+        status=Status(attempt=1, job_name="train-1").remember(nodes=2),
         get="Pending PodsNotStarting",
         describe=("CrashLoopBackOff: init container mesh: exit code 3: bucket s3://corpus not found",),
         why=("-c mesh --previous",),
@@ -186,7 +185,7 @@ INIT_CONTAINERS = {
     "fails": Planted(
         pods=(FAILED_INIT, child_pod(1)),
         jobs=(child_job(conditions={"Failed": "no"}),),
-        status=Status(attempt=1, attempt_nodes=2, job_name="train-1"),
+        status=Status(attempt=1, job_name="train-1").remember(nodes=2),
         get="Restarting Unknown",
         describe=("init container fetch, node node-a): bucket s3://corpus not found",),
         why=("init container fetch", "kubectl logs train-1-0-abcde -c fetch"),

@@ -101,7 +101,7 @@ def test_every_field_has_the_same_value_from_error_file_to_status(
     termination = view_pod(failed).termination
     assert termination is not None
     assert {name: getattr(termination, name) for name in vars(expected)} == vars(expected)
-    status = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=now)
+    status = Status(attempt=1, job_name="train-1", start_time=now).remember(nodes=2)
     typed = job(status=status, nodes=2)
     decision = decide(typed, observe(typed, (child_job(),), (child_pod(0), failed)), now + timedelta(seconds=1))
     assert decision.status.last_failure == LastFailure(

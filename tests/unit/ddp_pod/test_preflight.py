@@ -13,8 +13,9 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.status import PreflightStatus, SlowestPair
+from ddp_operator.api.status import PreflightStatus
 from ddp_operator.decide.report import build_preflight
+from ddp_operator.decide.views import Pods
 from ddp_pod.base.pod import Pod
 from ddp_pod.contract.plan import PreflightConfig
 from ddp_pod.network.preflight import (
@@ -256,13 +257,12 @@ def test_measurements_reach_status() -> None:
         direct=False,
         pair=PairRate(3, 12, 1.2e9),
     )
-    assert build_preflight(summarize_preflight(report)) == PreflightStatus(
+    assert build_preflight(summarize_preflight(report), Pods()) == PreflightStatus(
         failed=("tcp", "transport"),
-        dns_milliseconds="1.5",
         all_reduce_milliseconds="0.2",
         all_reduce_megabytes_per_second="1250",
         transport="Socket",
         gpu_direct=False,
-        slowest_pair=SlowestPair(pods=(3, 12), megabytes_per_second="1200"),
+        slowest="pods 3 and 12: 1200 MB/s",
     )
-    assert build_preflight(summarize_preflight(None)) is None
+    assert build_preflight(summarize_preflight(None), Pods()) is None

@@ -82,7 +82,7 @@ def _cards(run: RecordedRun) -> Iterable[str]:
     rates = [rate for part in run.series(column) for _, rate in part if rate > 0]
     facts = [
         ("duration", duration),
-        ("nodes", str(status.attempt_nodes) if status.attempt_nodes else None),
+        ("nodes", str(status.nodes.desired) if status.nodes.desired else None),
         ("epoch", _count(progress.epoch, progress.epochs)),
         ("step", _count(progress.step, progress.total_steps)),
         ("loss", progress.loss),

@@ -204,7 +204,7 @@ class _Running(NamedTuple):
         left = spread = 0.0
         if progress is not None and progress.eta_seconds is not None and progress.step and progress.total_steps:
             left = max(1.0, progress.eta_seconds - (now - (progress.last_step_time or now)).total_seconds())
-            made = max(1, progress.step - ((status and status.start_step) or 0))
+            made = max(1, progress.step - ((status and status.operator_state.start_step) or 0))
             by_mean_rate = elapsed * max(1, progress.total_steps - progress.step) / made
             spread = min(_MOST_SPREAD, max(_SPREAD, abs(log(by_mean_rate / left)) / 2))
         return cls(elapsed, left, spread, workload.seconds_limit, workload.usage)

@@ -58,11 +58,10 @@ def receive(monkeypatch: pytest.MonkeyPatch, code: int = 200) -> Iterator[Receiv
 
 SUCCEEDED = Status(
     attempt=1,
-    attempt_nodes=2,
     job_name="train-1",
     phase="Succeeded",
     conditions=(Condition(type=c.SUCCEEDED, status="True", reason="R", last_transition_time=NOW),),
-)
+).remember(nodes=2)
 
 
 def observe() -> Snapshot:

@@ -53,7 +53,7 @@ FAILURE = {
     "remedy": "check the path of the data",
     "conclusion": "failed 4 times, recovery.maxRestarts is 3",
 }
-HELD_UNTIL = {"heldSince": format_time(NOW), "releaseTime": format_time(NOW + timedelta(minutes=29))}
+HELD_UNTIL = {"releaseTime": format_time(NOW + timedelta(minutes=29))}
 FAILED = condition("Failed", "True", "RestartBudgetExhausted", "failed 4 times, recovery.maxRestarts is 3; last: …")
 
 
@@ -340,14 +340,14 @@ class TestWhatIsTold:
         flight = {
             "failed": ["transport", "pairs"],
             "transport": "Socket",
-            "slowestPair": {"pods": [0, 7], "nodes": ["a", "h"], "megabytesPerSecond": "1200"},
+            "slowest": "pods 0 and 7 (nodes a and h): 1200 MB/s",
         }
         good = condition(c.PROGRESSING, "True", c.TRAINING)
         explanation = explain_why(job(good, phase="Running", preflight=flight), (), NOW, option=" -n team")
         assert str(explanation) == (
             "x is running; nothing blocks it. But its preflight failed in transport, pairs: traffic between pods "
-            "uses Socket, pods 0 and 7 (nodes a and h) exchange 1200 MB/s. The reasons are in pod 0's log: ddp "
-            "logs x -n team --node 0."
+            "uses Socket, the slowest pair is pods 0 and 7 (nodes a and h): 1200 MB/s. The reasons are in pod 0's log: "
+            "ddp logs x -n team --node 0."
         )
         slow = {"failed": ["allreduce"], "allReduceMegabytesPerSecond": "30"}
         assert "an all-reduce transfers 30 MB/s" in why(good, phase="Running", preflight=slow).what

@@ -16,6 +16,7 @@ FULL = build_full_status()
 SHOWN: Json = {
     "phase": "Running",
     "attempt": 3,
+    "nodes": {"desired": 4},
     "restarts": {"all": 6, "inPlace": 3, "used": 2, "limit": 5},
     "progress": {"step": 120},
     "checkpoint": {"step": 100},
@@ -39,8 +40,9 @@ def test_state_of_0_2_0_is_taken_over() -> None:
     )  # fmt: skip
     assert status.counts.all == OF_0_2_0["restarts"]["all"]
     state = status.operator_state
-    assert (state.version, state.children, state.usage_time is not None) == (STATE_VERSION, ("uid-1", "uid-2"), True)
-    assert state.idle_since == state.usage_time
+    assert (state.version, state.nodes, state.children) == (STATE_VERSION, 2, ("uid-1", "uid-2"))
+    assert state.usage_time is not None
+    assert (state.idle_since, state.start_step) == (state.usage_time, 40)
 
 
 def test_spoiled_count_of_0_2_0_keeps_the_others() -> None:
@@ -70,7 +72,7 @@ def test_lost_state_keeps_the_budget_that_users_see(state: Any, problem: str) ->
     counts = status.counts
     assert (counts.total, counts.used, counts.counted, counts.all) == (2, 2, 2, 6)
     assert (counts.step, counts.checkpoint_step) == (120, 100), "older steps and checkpoints are no progress"
-    assert status.operator_state.version == STATE_VERSION
+    assert (status.operator_state.version, status.attempt_nodes) == (STATE_VERSION, 4)
 
 
 def test_long_version_is_named_briefly() -> None:

@@ -57,8 +57,8 @@ def test_fraction_that_was_stored_without_quotes_is_its_text(number: float) -> N
 
 def test_whole_number_instead_of_text_is_left_out() -> None:
     """12e7 is read as 120000000, from which nothing can tell what was stored."""
-    stored = read_status({"status": {"code": {"digest": "a", "revision": "b", "commit": 120000000}}})
-    assert stored.left_out == ("status.code.commit",)
+    stored = read_status({"status": {"lastFailure": {"attempt": 1, "category": "OOM", "pod": 120000000}}})
+    assert stored.left_out == ("status.lastFailure.pod",)
 
 
 @pytest.mark.parametrize("raw", [[], "x", 5, [1], {"a": 1, "phase": 5, "conditions": [5]}])

@@ -66,7 +66,7 @@ class TestMergedConditions:
 class TestScheduled:
     def describe(self, *raw: Any, nodes: int = 2, former: int = 0) -> tuple[str, str, str]:
         strays = [child_pod(n, owner="gone", suffix=f"gone{n}") for n in range(former)]
-        typed = job(status=Status(attempt=1, attempt_nodes=nodes))
+        typed = job(status=Status(attempt=1).remember(nodes=nodes))
         fact = describe_scheduling(typed, observe(typed, [child_job()], [*raw, *strays]), 1, nodes, NOW)
         return fact.status, fact.reason, fact.message
 
@@ -112,7 +112,7 @@ class TestRendezvoused:
         nodes: int = 1,
         seconds: float = 0,
     ) -> tuple[str, str, str]:
-        status = Status(attempt=1, attempt_nodes=nodes, conditions=(before,) if before else ())
+        status = Status(attempt=1, conditions=(before,) if before else ()).remember(nodes=nodes)
         typed = job(status=status, nodes=nodes)
         seen = observe(typed, [child_job()], raw, None if text is None else decode(text), page_requested=requested)
         state = State(typed, seen, NOW + timedelta(seconds=seconds))

@@ -67,7 +67,7 @@ class TestHeld:
         )
         for fact in (*facts, "until 2026-11-20T12:30:05Z", "`ddp rerun train`", "`ddp release train`"):
             assert fact in progressing.message
-        assert read_dev(status).held_since is not None
+        assert read_dev(status).release_time is not None
         assert (status.is_true("Rendezvoused"), present(status.progress).step) == (True, 3)
 
     @pytest.mark.parametrize(
@@ -90,7 +90,7 @@ class TestHeld:
     def test_deadline_ends_held_job(self) -> None:
         status = follow(report(1), report(1, "Succeeded"))
         decision = run_pass(*RUNNING, status=status, seconds=100, dev={}, activeDeadlineSeconds=50)
-        assert (decision.status.phase, read_dev(decision.status).held_since) == ("Failed", None)
+        assert (decision.status.phase, read_dev(decision.status).release_time) == ("Failed", None)
 
     def test_gpus_of_held_pods_are_lost_to_hold(self) -> None:
         held = follow(report(1), report(1, "Succeeded"))
@@ -202,7 +202,7 @@ class TestRelease:
         jobs = [child_job(conditions={"Complete": ""})]
         status = run_pass(*ends, jobs=jobs, status=follow(report(1), report(1, "Succeeded")), dev={}).status
         dev = read_dev(status)
-        assert (status.phase, dev.held_since, dev.completion_time) == ("Succeeded", None, NOW + timedelta(seconds=5))
+        assert (status.phase, dev.release_time, dev.completion_time) == ("Succeeded", None, NOW + timedelta(seconds=5))
 
 
 class TestLostPods:
@@ -213,7 +213,7 @@ class TestLostPods:
         pods = [child_pod(1 - lost), child_pod(lost, "Failed", code=85, disrupted=reason)]
         decision = run_pass(*pods, status=follow(*reports), seconds=20, dev={}, recovery={"maxRestarts": 0})
         assert (decision.status.phase, decision.status.attempt) == ("Restarting", 1)
-        assert read_dev(decision.status).held_since is None
+        assert read_dev(decision.status).release_time is None
         again = [child_pod(1 - lost), child_pod(lost, suffix="new")]
         status = follow(*reports, status=decision.status, pods=again)
         phase = "Held" if len(reports) == 2 else "Running"
@@ -253,7 +253,7 @@ class TestLostPods:
     @pytest.mark.parametrize("reports", [(report(1),), (report(1), report(2))], ids=["first run", "second run"])
     def test_single_pod_that_is_killed_ends_its_run(self, reports: tuple[str, ...]) -> None:
         options: Any = {"nodes": 1, "jobs": [child_job(nodes=1)], "recovery": {"maxRestarts": 0}}
-        before = follow(*reports, pods=[child_pod(0)], status=replace(STARTED, attempt_nodes=1), **options)
+        before = follow(*reports, pods=[child_pod(0)], status=replace(STARTED).remember(nodes=1), **options)
         options["dev"] = {}
         killed = child_pod(0, "Failed", code=137, reason="OOMKilled")
         status = run_pass(killed, status=before, seconds=20, **options).status
@@ -268,13 +268,16 @@ class TestLostPods:
         assert "`ddp rerun train`" in message
 
     def test_new_pods_without_code_are_held_and_job_explains_it(self) -> None:
-        status = Status(
-            attempt=2,
-            attempt_nodes=2,
-            job_name="train-2",
-            start_time=NOW,
-            dev=DevStatus(last_run=3),
-        ).remember(restarts=RestartCounts(total=1, free=1))
+        status = (
+            Status(
+                attempt=2,
+                job_name="train-2",
+                start_time=NOW,
+                dev=DevStatus(last_run=3),
+            )
+            .remember(nodes=2)
+            .remember(restarts=RestartCounts(total=1, free=1))
+        )
         pods = [child_pod(index, attempt=2) for index in (0, 1)]
         decision = run_pass(*pods, jobs=[child_job(2)], status=status, text=report(0, held=True), dev={})
         assert (decision.status.phase, read_state(decision, "Restarting")) == ("Held", ("False", "NotRestarting"))
@@ -289,7 +292,7 @@ class TestLostPods:
         stopping = [child_pod(index, deleting=True, grace=30) for index in (0, 1)]
         status = run_pass(*stopping, status=held, seconds=20, **options).status
         status = run_pass(status=status, jobs=[child_job(suspend=True)], seconds=40, **options).status
-        assert (status.phase, status.attempt, read_dev(status).held_since) == ("Suspended", 1, None)
+        assert (status.phase, status.attempt, read_dev(status).release_time) == ("Suspended", 1, None)
         again = [child_pod(index, suffix="again", age=0) for index in (0, 1)]
         status = follow("", report(1), status=status, pods=again, labels=labels)
         assert (status.phase, status.attempt, read_dev(status).run) == ("Running", 1, 1)

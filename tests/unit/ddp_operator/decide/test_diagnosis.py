@@ -47,7 +47,7 @@ def diagnosis(
     *pods: Any, job: Any = None, seconds: float = 1, replaces: bool = True, since: float | None = None
 ) -> Diagnosis | None:
     """Return the diagnosis of attempt 1. ``replaces``: its Job replaces lost pods, as that of a queue does."""
-    status = Status(attempt=1, attempt_nodes=2, attempt_time=None if since is None else at(since))
+    status = Status(attempt=1, attempt_time=None if since is None else at(since)).remember(nodes=2)
     typed = build_job(status=status, nodes=2)
     seen = observe(typed, [job or child_job(queue="q" if replaces else "")], pods)
     return diagnose(State(typed, seen, at(seconds)))

@@ -25,7 +25,7 @@ from tests.support.fake_cluster import ReconcilerHarness
 ELASTIC = {"minNodes": 2, "maxNodes": 4}
 TRAINING = page(step=7, total_steps=10, phase="Running")
 JOB = child_job(nodes=3)
-STARTED = Status(attempt=1, attempt_nodes=3, job_name="train-1", start_time=NOW)
+STARTED = Status(attempt=1, job_name="train-1", start_time=NOW).remember(nodes=3)
 
 
 run = partial(run_pass, status=STARTED, jobs=(JOB,), seconds=0, nodes=3, elastic=ELASTIC)
@@ -86,7 +86,7 @@ class TestSize:
 
     @pytest.mark.parametrize("view", [{"deleting": True}, {"conditions": {"Failed": ""}}])
     def test_resize_of_ended_job_is_ignored(self, view: Any) -> None:
-        status = replace(STARTED, attempt_nodes=4)
+        status = replace(STARTED).remember(nodes=4)
         decision = run(child_pod(0), nodes=4, status=status, jobs=[child_job(nodes=3, **view)])
         assert not [action for action in decision.actions if isinstance(action, ResizeJob)]
 

@@ -30,7 +30,7 @@ from tests.support.builders import NOW, child_job, child_pod, job, last_words, p
 from tests.support.decisions import present, run_pass
 from tests.support.fake_cluster import ReconcilerHarness
 
-STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW, attempt_time=NOW)
+STARTED = Status(attempt=1, job_name="train-1", start_time=NOW, attempt_time=NOW).remember(nodes=2)
 TRAINING = page(step=7, total_steps=10, checkpoint_step=5, phase="Running")
 
 

@@ -255,7 +255,7 @@ class TestSparePods:
         assert self.run(*pods).status.phase != "Succeeded"
 
 
-STATUS = Status(attempt=1, attempt_nodes=3, job_name="train-1", start_time=NOW - timedelta(hours=1))
+STATUS = Status(attempt=1, job_name="train-1", start_time=NOW - timedelta(hours=1)).remember(nodes=3)
 SILENT = NodeView(False, "the node is not ready: silent")
 
 

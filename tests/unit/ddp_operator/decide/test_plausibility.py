@@ -43,7 +43,7 @@ def counts(used: int, total: int = 0, **others: int) -> dict[str, Any]:
         {"attempt": 2, "jobName": "train-2", **counts(1, 1)},
         {"attempt": 0},
         {"attempt": -3},
-        {"attemptNodes": 7},
+        {"operatorState": {"version": STATE_VERSION, "nodes": 7}},
         counts(3),
         counts(3, total=3),
         {"attempt": 99, "conditions": FINISHED, "phase": "Failed", "completionTime": "2026-11-20T12:00:00Z"},

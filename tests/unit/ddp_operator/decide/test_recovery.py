@@ -18,7 +18,7 @@ from ddp_operator.decide.views import NodeView, view_node, view_pod
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page
 from tests.support.decisions import present, read_state, run_pass
 
-STARTED = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW - timedelta(hours=1))
+STARTED = Status(attempt=1, job_name="train-1", start_time=NOW - timedelta(hours=1)).remember(nodes=2)
 JOB = child_job()
 FAILED = child_job(conditions={"FailureTarget": "exit code 86"})
 NOT_READY = NodeView(False, "the node is not ready: Kubelet stopped posting node status.")

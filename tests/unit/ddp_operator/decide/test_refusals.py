@@ -106,7 +106,7 @@ def test_cache_finds_resources_by_exact_claim() -> None:
     assert set(resources_on_claim) == {"metadata", "status"}, "a spec may have a megabyte"
 
 
-TYPED = job(status=Status(attempt=1, attempt_nodes=2, job_name="train-1"), nodes=2)
+TYPED = job(status=Status(attempt=1, job_name="train-1").remember(nodes=2), nodes=2)
 
 
 def counted(active: int) -> Any:

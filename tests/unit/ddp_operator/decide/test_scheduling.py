@@ -23,7 +23,7 @@ from ddp_operator.decide.state import Observation, Problem
 from tests.support.builders import NOW, child_job, child_pod, job, observe, resource, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
 
-STATUS = Status(attempt=1, attempt_nodes=2, attempt_time=NOW)
+STATUS = Status(attempt=1, attempt_time=NOW).remember(nodes=2)
 FORBIDDEN = 'Error creating: pods "train-1-0-x7k2p" is forbidden: exceeded quota: team, requested: pods=1'
 QUEUED = child_job(suspend=True, queue="gpu", written=False)
 BOUND = {"conditions": [{"type": "PodScheduled", "status": "True"}]}

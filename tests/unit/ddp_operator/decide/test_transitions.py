@@ -145,7 +145,7 @@ def test_transition_emits_its_event(old: Any, new: Any, text: Any) -> None:
 
 
 def test_first_attempt_emits_no_event() -> None:
-    assert list_transition_events(Status(), Status(attempt=1, attempt_nodes=4, job_name="a-1")) == ()
+    assert list_transition_events(Status(), Status(attempt=1, job_name="a-1").remember(nodes=4)) == ()
 
 
 def test_next_attempt_emits_its_failure_first() -> None:

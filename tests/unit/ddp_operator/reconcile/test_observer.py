@@ -36,7 +36,7 @@ from tests.support.builders import (
 from tests.support.fake_cluster import ReconcilerHarness
 from tests.support.odd_objects import ODD_VALUES, replace_part
 
-STATUS = Status(attempt=1, attempt_nodes=2, job_name="train-1", start_time=NOW)
+STATUS = Status(attempt=1, job_name="train-1", start_time=NOW).remember(nodes=2)
 
 
 class Answers:

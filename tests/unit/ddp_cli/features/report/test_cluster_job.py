@@ -33,7 +33,7 @@ def job(**status: Any) -> dict[str, Any]:
     made = resource("digits", namespace="ml")
     made["metadata"] |= {"uid": "u", "creationTimestamp": format_time(NOW)}
     state = {
-        "phase": "Succeeded", "attempt": 1, "attemptNodes": 2, "startTime": format_time(NOW), "history": HISTORY,
+        "phase": "Succeeded", "attempt": 1, "nodes": {"desired": 2}, "startTime": format_time(NOW), "history": HISTORY,
         "completionTime": format_time(NOW + timedelta(seconds=80)), "restarts": {"all": 1},
         "tracking": {"runId": "digits-1", "links": ["https://wandb.ai/e/p/runs/digits-1?a&b"]},
     }  # fmt: skip

@@ -46,12 +46,11 @@ DEV = {
     "result": "Succeeded",
     "startTime": at(300),
     "completionTime": at(330),
-    "heldSince": at(330),
     "releaseTime": at(2130),
 }
 JOB = resource("digits", namespace="ml") | {
     "status": {
-        "phase": "Held", "attempt": 1, "attemptNodes": 2, "startTime": at(0), "history": history(300, 0.77),
+        "phase": "Held", "attempt": 1, "nodes": {"desired": 2}, "startTime": at(0), "history": history(300, 0.77),
         "progress": {"step": 20, "loss": "0.77"}, "dev": DEV,
         "conditions": [
             {"type": "Progressing", "status": "False", "reason": "Held", "lastTransitionTime": at(330), "message": "m"}

@@ -70,7 +70,7 @@ def rows(count: int = 12) -> list[dict[str, float]]:
 
 def write_run(folder: Path, *, phase: str = "Failed", figures: bool = True, **status: Any) -> Path:
     run = RunFolder.create(folder, "train", NOW)
-    state = {"phase": phase, "attempt": 2, "attemptNodes": 2, "lastFailure": FAILURE} | status
+    state = {"phase": phase, "attempt": 2, "nodes": {"desired": 2}, "lastFailure": FAILURE} | status
     run.write_status(resource() | {"status": state})
     run.write_event(datetime.fromtimestamp(1010.6, UTC), "Warning", "FailureUserError", "attempt 1: <b>boom</b>")
     run.write_facts({"commit": "abc1234 Fix <it>", "versions": "torch 2.9.0"})

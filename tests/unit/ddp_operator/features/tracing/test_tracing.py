@@ -37,8 +37,8 @@ def condition(kind: str, status: Any, reason: str = "R", *, since: float = 0) ->
 
 
 JOINING = Status(
-    attempt=1, attempt_nodes=2, job_name="train-1", attempt_time=NOW, conditions=(condition(c.RENDEZVOUSED, "False"),)
-)
+    attempt=1, job_name="train-1", attempt_time=NOW, conditions=(condition(c.RENDEZVOUSED, "False"),)
+).remember(nodes=2)
 JOINED = (condition(c.RENDEZVOUSED, "True", since=60), condition(c.PROGRESSING, "Unknown", c.NO_STEP_YET, since=60))
 ENDED = (condition(c.RENDEZVOUSED, "False"), condition(c.FAILED, "True", "Failed"))
 
@@ -96,7 +96,7 @@ def test_start_is_split_by_what_the_attempt_waited_for(snapshot: Snapshot, chang
 
 def test_ranks_that_restart_in_their_pods_only_join() -> None:
     joining = (condition(c.RENDEZVOUSED, "False", since=100),)
-    old = Status(attempt=1, attempt_nodes=2, job_name="train-1", attempt_time=NOW, conditions=joining)
+    old = Status(attempt=1, job_name="train-1", attempt_time=NOW, conditions=joining).remember(nodes=2)
     assert list_parts(observe(*PULLED), old, 107, conditions=JOINED) == {"rendezvous": (100, 107)}
 
 
