@@ -41,11 +41,12 @@ PACKAGE = "ddp_launcher"
 _ARCHIVE = "launcher.zip"
 _MODULES = {
     "exec": "rank.enter",
-    "history": "transfer.history",
-    "mirror": "transfer.mirror",
-    "tracking": "rank.tracking",
+    "history": "features.history.store",
+    "mirror": "features.mirror.process",
+    "order": "features.dev.orders",
+    "tracking": "features.tracking.runs",
 }
-_SUBCOMMANDS = (*_MODULES, "run", "fetch", "order", "worker", "forkserver")
+_SUBCOMMANDS = (*_MODULES, "fetch", "run", "worker", "forkserver")
 
 
 def main() -> int:
@@ -61,22 +62,29 @@ def main() -> int:
     if subcommand in _MODULES:
         return int(_import(_MODULES[subcommand]).main(argv))
     if subcommand == "fetch":
-        return int(_import("transfer.fetch").main(_SIGNALS))
-    if subcommand == "order":
-        return int(_import("dev.orders").main())
+        return int(_import("features.inputs.fetch").main(_SIGNALS))
     if subcommand == "run":
-        return int(_import("supervise.main").main(argv, _SIGNALS))
+        return int(_import("supervise.main").main(argv, _SIGNALS, _import("features")))
     if subcommand == "forkserver":
         # It returns only in a forked rank, with the arguments of the rank's shim.
-        argv = _import("torchrun.fork_server").serve(argv, lambda fork: _import("torchrun.launch").run_agent(fork))
-    _import("rank.worker").main(argv)  # raises SystemExit
+        argv = _import("torchrun.fork_server").serve(argv, _run_agent)
+    _import("rank.worker").main(argv, _load_rank_part)  # raises SystemExit
     return 0
 
 
 def observe_child(runtime: str, local_rank: int) -> None:
     """Observe this process, which a rank's program has started. Its sitecustomize calls this."""
     _register_package()
-    _import("rank.child").ChildHook(runtime, local_rank).start()
+    _import("rank.child").ChildHook(runtime, local_rank, _load_rank_part).start()
+
+
+def _run_agent(fork: object) -> None:
+    _import("torchrun.launch").run_agent(fork, _import("features").load_agent_parts)
+
+
+def _load_rank_part(name: str) -> object:
+    """Return a feature's part in a rank. Most ranks have none, and import nothing for it. Raises: any exception."""
+    return _import("features").load_rank_part(name)
 
 
 def _register_package() -> None:

@@ -101,7 +101,7 @@ def run_agent(index: int, job: AgentJob, port: int, folder: str, reports: int, g
         channel.report(PhaseEntered("Met"))
 
     agent.PodAgent._rendezvous = join_and_report  # type: ignore[method-assign]
-    agent.run_torchrun(AgentRequest(pod, list(WORKER), 0, 100), channel, None)  # type: ignore[arg-type]
+    agent.run_torchrun(AgentRequest(pod, list(WORKER), 0, 100), channel, None, [])  # type: ignore[arg-type]
 
 
 def fork_agent(release: int, *arguments: Any) -> int:

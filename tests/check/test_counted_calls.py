@@ -12,8 +12,8 @@ from typing import Final
 
 import pytest
 
-from ddp_pod.contract.check_record import ORDER_FILE
 from ddp_pod.contract.names import CHECK_VARIABLE
+from ddp_pod.features.check.contract import ORDER_FILE
 from tests.check.faults import SCRIPTS
 from tests.check.running import SECONDS
 

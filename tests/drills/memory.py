@@ -6,7 +6,7 @@ from pathlib import Path
 
 import psutil
 
-from ddp_pod.transfer.memory import MemoryCopy, list_copies
+from ddp_pod.features.memory.copies import MemoryCopy, list_copies
 from tests.drills.core import DrillOutcome, Perished, drill
 from tests.drills.scene import CHECKPOINT, STRIKE, Running, Scene, check_lost, kill
 

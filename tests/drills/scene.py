@@ -42,7 +42,7 @@ ARGUMENTS = (
 _PATH = os.pathsep.join([str(ROOT), str(ROOT / "operator"), str(ROOT / "trainer")])
 _FETCH = """
 import sys
-from ddp_pod.transfer.snapshots import SnapshotStore
+from ddp_pod.features.mirror.snapshots import SnapshotStore
 from ddp_pod.transfer.sources import open_storage
 SnapshotStore(*open_storage(sys.argv[1]), attempt=0, run_id="drill-0", keep=1).fetch_newest(sys.argv[2])
 """

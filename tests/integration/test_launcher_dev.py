@@ -22,8 +22,8 @@ from typing import Any
 
 import pytest
 
-from ddp_pod.contract.dev_order import REPLACED, Event, Order, decode_event, encode_order
 from ddp_pod.contract.plan import CodeConfig, DevConfig, loopback_address
+from ddp_pod.features.dev.contract import REPLACED, Event, Order, decode_event, encode_order
 from tests.support.launcher_folder import delivered_launcher
 from tests.support.launcher_pods import LauncherPods
 from tests.support.pod_python import POD_PYTHON

@@ -11,7 +11,7 @@ import torch
 
 from ddp_pod.base.pod import read_pod
 from ddp_pod.contract.plan import PreflightConfig
-from ddp_pod.network.probe import create_store
+from ddp_pod.features.preflight.probe import create_store
 from ddp_pod.torchrun.store import host_store
 from tests.support.launcher_config import encoded_config
 from tests.support.launcher_pods import LauncherPods

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.process
 # Replaces the module of torchrun's agent: it runs one rank after the other, on request.
 AGENT = """
 import json, os, socket
-def run_agent(fork):
+def run_agent(fork, load_parts):
     channel = socket.socket(fileno=fork.descriptors[0])
     channel.sendall(json.dumps({"pid": os.getpid()}).encode() + b"\\n")
     for line in channel.makefile():

@@ -13,7 +13,7 @@ import yaml
 from ddp_cli.__main__ import main
 from ddp_cli.commands.io import ExitCode
 from ddp_operator.api.constants import EXIT_USER_ERROR, KIND
-from ddp_pod.transfer import history
+from ddp_pod.features.history import store as history
 from tests.support.builders import job_manifest
 from tests.support.running_operator import Start, in_thread
 from tests.support.standin import ClusterActors, StandIn

@@ -51,6 +51,8 @@ class LauncherPods:
     """Changes of the default launcher configuration."""
     pass_fds: Sequence[int] = ()
     python: str = POD_PYTHON
+    launcher: Path | None = None
+    """The program that a pod starts, if it is another one than usual; such pods need ``warm=False``."""
     warm: bool = not IS_OTHER_PYTHON
     """Whether the launcher starts with torch imported already; tests of a fresh interpreter need False."""
 
@@ -99,7 +101,7 @@ class LauncherPods:
                 "DDP_TERMINATION_LOG": str(self.folder / f"termination-{index}"),
                 **self.env,
             }
-            argv = [str(delivered_launcher()), "run", "--", *command.argv]
+            argv = [str(self.launcher or delivered_launcher()), "run", "--", *command.argv]
             output = self.folder / f"log-{index}"
             if self.warm and not self.pass_fds:
                 self.running[index] = WarmProcess(argv, output=output, folder=self.folder, environ=env)

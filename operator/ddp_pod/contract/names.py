@@ -31,9 +31,10 @@ ENV_RUNTIME_DIR: Final = "DDP_RUNTIME_DIR"
 ENV_MEMORY_DIR: Final = "DDP_MEMORY_DIR"  # folder in shared memory for ddp_sdk.memory, set by the operator
 ENV_MEMORY_INTERVAL: Final = "DDP_MEMORY_INTERVAL"  # steps between two copies
 ENV_RUN_FD: Final = "DDP_RUN_FD"  # removed by the launcher: from which one on standby reads its run
+ENV_RANK_FEATURES: Final = "DDP_RANK_FEATURES"  # the launcher's features with a part in the ranks, comma-separated
 ENV_AGENT_PID: Final = "DDP_AGENT_PID"  # removed by the shim
 
-# Folder of a run's records, see check_record. `ddp check` sets it in its own environment, so templates may set it too.
+# Folder of a record, see features.check.contract. `ddp check` sets it in its own environment, so templates may set it.
 CHECK_VARIABLE: Final = "DDP_CHECK"
 
 # Files of the runtime directory.

@@ -130,6 +130,8 @@ class PodReport:
     """The failure before the last restart of the workers."""
     dev: DevRun | None = None
     """Only of pod 0 of a job with spec.dev."""
+    faults: int = number(default=0)
+    """How often a part of the launcher failed that training does not need; the pod's log has the first of each."""
 
     @property
     def joining(self) -> bool:

@@ -5,14 +5,14 @@ import os
 import re
 import socket
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
 from ..base.files import log
 from ..base.pod import Pod
+from ..base.service import Service
 from ..contract.failure_text import UNRESOLVED
 from ..contract.processes import find_family
 from ..failures.text import REFUSED
@@ -165,34 +165,39 @@ def count_connections(port: int, address: str = "") -> int:
     return count
 
 
-class UnreachablePeers:
+class MasterChecked(NamedTuple):
+    """An attempt to reach pod 0. ``problem``: None if it is reachable."""
+
+    problem: str | None
+
+
+class UnreachablePeers(Service):
     """Reports unreachable peers to the operator and in the pod's log."""
 
-    def __init__(self, pod: Pod) -> None:
+    name = "unreachable peers"
+
+    def __init__(self, pod: Pod, reader: object = None) -> None:
         self._pod = pod
         self._master_problem = ""
         self._peer_problem = ""
 
-    def record_master(self, problem: str | None) -> None:
-        """Record the result of an attempt to reach pod 0; None: it is reachable."""
+    def note(self, event: object) -> None:
+        """Record the result of an attempt to reach pod 0."""
+        if not isinstance(event, MasterChecked):
+            return
+        problem = event.problem
         target = self._pod.master if self._pod.node == 0 else f"{self._pod.master}:{self._pod.port}"
         self._master_problem = f"cannot reach pod 0 at {target}: {problem}" if problem else ""
 
-    @property
-    def problem(self) -> str:
-        """What the pod cannot reach; empty if it reaches everything."""
-        return (self._master_problem or self._peer_problem)[:_TEXT_LIMIT]
+    def report(self) -> Mapping[str, object]:
+        """Return what the pod cannot reach; empty if it reaches everything."""
+        return {"unreachable": (self._master_problem or self._peer_problem)[:_TEXT_LIMIT]}
 
     def run(self) -> None:
-        """Check the connections of the ranks and the agent continuously. Never returns."""
-        while True:
+        """Check the connections of the ranks and the agent continuously, if this pod has peers."""
+        while self._pod.is_multi_node:
             time.sleep(_INTERVAL)
             self.check(list_unacknowledged())
-
-    def start(self) -> None:
-        """Run in a thread, if this pod has peers."""
-        if self._pod.is_multi_node:
-            threading.Thread(target=self.run, daemon=True, name="unreachable peers").start()
 
     def check(self, connections: list[Connection]) -> None:
         """Record the connections that wait for an acknowledgement now."""

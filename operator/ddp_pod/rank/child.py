@@ -6,12 +6,17 @@ PYTHONPATH (``python -E``, ``-I``) stay invisible.
 """
 
 import os
-from typing import Any
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 from ..base.files import BOOTSTRAP, read_json
+from ..contract.names import ENV_RANK_FEATURES
 from . import counters
 from .groups import GroupRecorder
 from .hooks import ImportHook
+
+if TYPE_CHECKING:
+    from .part import RankPart, StepObserver
 
 _OPTIMIZERS = "torch.optim.optimizer"
 _SITECUSTOMIZE = """\
@@ -52,8 +57,9 @@ def set_python_path(runtime: str, local_rank: int) -> None:
 class ChildHook(ImportHook):
     """Counts the steps of this process once it has imported PyTorch's optimizers. Records its process group."""
 
-    def __init__(self, runtime: str, local_rank: int) -> None:
+    def __init__(self, runtime: str, local_rank: int, load_part: "Callable[[str], RankPart]") -> None:
         super().__init__(_OPTIMIZERS)
+        self._load_part = load_part
         self._runtime = runtime
         self._local_rank = local_rank
         self._groups = GroupRecorder(runtime, local_rank)
@@ -71,16 +77,20 @@ class ChildHook(ImportHook):
             pass
 
     def _count(self, module: Any) -> None:
-        from .steps import StepCounter, create_recorder
+        from .steps import StepCounter
 
         counters.announce(self._runtime, self._local_rank)
-        worker = read_json(os.path.join(self._runtime, "workers", f"{self._local_rank}.json"))
-        recorder = create_recorder(worker, self._groups)
+        observers: tuple[StepObserver, ...] = ()
+        if ENV_RANK_FEATURES in os.environ:
+            from .part import create_observers, load_parts
+
+            worker = read_json(os.path.join(self._runtime, "workers", f"{self._local_rank}.json"))
+            observers = create_observers(load_parts(self._load_part), worker, self._groups)
         private = counters.create_private_slot()
 
         def claim() -> Any | None:
             self._groups.note_step()
             # A check records every process that trains, not only the first one of a rank.
-            return private if recorder else counters.claim_slot(self._runtime, self._local_rank)
+            return private if observers else counters.claim_slot(self._runtime, self._local_rank)
 
-        StepCounter(private, claim, recorder).watch(module)
+        StepCounter(private, claim, observers).watch(module)

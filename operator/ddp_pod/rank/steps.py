@@ -9,12 +9,11 @@ import os
 import sys
 import time
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
-from ..contract.names import CHECK_VARIABLE
 from . import counters
 from .batches import BatchMeter
 from .hooks import EpochHook, ImportHook, read_lightning_plan
@@ -30,8 +29,7 @@ from .script_objects import (
 )
 
 if TYPE_CHECKING:
-    from .groups import GroupRecorder
-    from .recorder import Recorder
+    from .part import StepObserver
 
 _MODULE = "torch.optim.optimizer"
 _SAMPLE_SECONDS = 0.1  # between two measured iterations, so that the last loss of a short run is no old one
@@ -56,19 +54,19 @@ class StepCounter(ImportHook):
     the count.
 
     ``claim``: returns another slot at the first step, or None if this process is not to count. None: the slot is final.
-    ``recorder``: told of every iteration; None: nobody is.
+    ``observers``: told of every iteration.
     """
 
     # What every step needs. The script's work has displaced it from the cache, so it is little and close together.
     __slots__ = ("_alarm", "_followed", "_is_capturing", "_sample_step", "_slot", "_steps")
 
     def __init__(
-        self, slot: Any, claim: Callable[[], Any | None] | None = None, recorder: "Recorder | None" = None
+        self, slot: Any, claim: Callable[[], Any | None] | None = None, observers: "Sequence[StepObserver]" = ()
     ) -> None:
         super().__init__(_MODULE)
         self._slot = slot
         self._claim = claim
-        self._recorder = recorder
+        self._observers = observers
         self._followed: Callable[[], Any] = _no_optimizer  # a weak reference
         self._steps = 0.0
         self._alarm = 0.0  # time from which a step does more than count
@@ -98,12 +96,12 @@ class StepCounter(ImportHook):
         os.register_at_fork(after_in_child=self.stop)
         try:
             self._torch = sys.modules["torch"]
-            if self._recorder is not None:
-                self._recorder.watch(module)
+            for observer in self._observers:
+                observer.watch(module)
             self._hook = module.register_optimizer_step_post_hook(self._build_hook())
             self._losses = LossReader(self._torch, self._slot, self._on_backward)
             EpochHook(lambda: self._slot).start()
-            if self._recorder is None:
+            if not self._observers:
                 self._sampler = ReplicaSampler(self._torch, lambda: self._slot, self._losses)
                 self._sample_step = self._sampler.next_step
         except Exception:  # another version of PyTorch: the script runs without counters
@@ -114,7 +112,7 @@ class StepCounter(ImportHook):
     def stop(self) -> None:
         """Stop counting: after an error, and in a child of the rank, which shares the slot."""
         self._slot = [0.0] * len(self._slot)
-        for part in (self._losses, self._batch, self._recorder, self._sampler):
+        for part in (self._losses, self._batch, *self._observers, self._sampler):
             if part is not None:
                 part.stop()
         if self._hook is not None:
@@ -169,9 +167,9 @@ class StepCounter(ImportHook):
         is_sampled = self._sample(now)
         if now >= self._next_look:
             self._look(optimizer, now)
-        if self._recorder is not None:
-            self._recorder.end_step(optimizer)
-        is_checked = is_sampled or self._batch is not None or self._is_nested or self._recorder is not None
+        for observer in self._observers:
+            observer.end_step(optimizer)
+        is_checked = is_sampled or self._batch is not None or self._is_nested or bool(self._observers)
         self._alarm = 0.0 if is_checked else self._next_sample
 
     def _sample_replicas(self) -> None:
@@ -287,19 +285,6 @@ class StepCounter(ImportHook):
         slot[counters.SAMPLES] += (steps - 1.0) * (former or batch) + batch
         slot[counters.STEPS_WITH_SAMPLES] = self._steps
         slot[counters.BATCH] = batch
-
-
-def create_recorder(worker: Mapping[str, Any], groups: "GroupRecorder") -> "Recorder | None":
-    """Return the recorder of a process; None unless `ddp check` wants one. ``worker``: the record of its rank.
-
-    Its import takes milliseconds, which a rank outside of a check does not need.
-    """
-    folder = os.environ.get(CHECK_VARIABLE)
-    if not folder:
-        return None
-    from .recorder import Recorder
-
-    return Recorder(folder, worker["rank"], worker["worldSize"], groups)
 
 
 def _no_optimizer() -> None:

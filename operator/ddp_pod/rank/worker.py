@@ -7,15 +7,18 @@ import io
 import os
 import sys
 import time
-from collections.abc import Sequence
-from typing import Any, NoReturn
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..base.files import write_json
-from ..contract.names import ENV_AGENT_PID, ENV_RUNTIME_DIR, ENV_TRACKING_RUN, PAGES
+from ..contract.names import ENV_AGENT_PID, ENV_RANK_FEATURES, ENV_RUNTIME_DIR, PAGES
 from ..contract.processes import STACK_SIGNAL, set_parent_death_signal
 from . import counters
 from .groups import GroupRecorder, read_address
 from .tracebacks import find_exit_code, hide_own_frames, record_exception
+
+if TYPE_CHECKING:
+    from .part import RankPart, StepObserver
 
 
 class _RankFiles:
@@ -31,8 +34,11 @@ class _RankFiles:
         self.output = os.path.join(runtime, "output", local_rank)
 
 
-def main(argv: Sequence[str]) -> NoReturn:
-    """Become the user's program. ``argv``: kind, local rank, target and the target's arguments."""
+def main(argv: Sequence[str], load_part: "Callable[[str], RankPart]") -> NoReturn:
+    """Become the user's program. ``argv``: kind, local rank, target and the target's arguments.
+
+    ``load_part``: returns a feature's part in a rank.
+    """
     kind, local_rank, target = argv[:3]
     args = list(argv[3:])
     set_parent_death_signal(int(os.environ.pop(ENV_AGENT_PID, os.getppid())))
@@ -55,8 +61,12 @@ def main(argv: Sequence[str]) -> NoReturn:
     }
     write_json(files.worker, about)
     slot = _open_slot(runtime, about)
-    if ENV_TRACKING_RUN in os.environ:
-        importlib.import_module(f"{__package__}.tracking").set_rank_variables()
+    parts: Sequence[RankPart] = ()
+    if ENV_RANK_FEATURES in os.environ:  # most ranks have none, and import nothing for it
+        from .part import load_parts, prepare
+
+        parts = load_parts(load_part)
+        prepare(parts)
 
     _observe_children(runtime, int(local_rank))
     if kind == "program":
@@ -65,7 +75,7 @@ def main(argv: Sequence[str]) -> NoReturn:
     groups = GroupRecorder(runtime, int(local_rank), files.collectives)
     groups.start()
     if slot is not None:
-        _count_steps(slot, groups, about)
+        _count_steps(slot, groups, about, parts)
     _run_and_record(kind, target, args, files, about, groups)
 
 
@@ -81,15 +91,21 @@ def _open_slot(runtime: str, about: dict[str, Any]) -> Any:
     return slot
 
 
-def _count_steps(slot: Any, groups: GroupRecorder, about: dict[str, Any]) -> None:
+def _count_steps(slot: Any, groups: GroupRecorder, about: dict[str, Any], parts: "Sequence[RankPart]") -> None:
     """Count this rank's optimizer steps. The import takes milliseconds, which a job without counters does not need."""
-    from .steps import StepCounter, create_recorder
+    from .steps import StepCounter
+
+    observers: tuple[StepObserver, ...] = ()
+    if parts:
+        from .part import create_observers
+
+        observers = create_observers(parts, about, groups)
 
     def claim() -> Any:
         groups.note_step()
         return counters.take_slot(slot)
 
-    StepCounter(slot, claim, create_recorder(about, groups)).start()
+    StepCounter(slot, claim, observers).start()
 
 
 def _observe_children(runtime: str, local_rank: int) -> None:

@@ -1,12 +1,11 @@
 """The subcommand ``run``: prepare the pod and supervise torchrun."""
 
 import dataclasses
-import importlib
 import os
 import shutil
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 from ..base.files import BOOTSTRAP, add_delivered_packages, log
 from ..base.pod import (
@@ -17,10 +16,12 @@ from ..base.pod import (
     make_runtime_dir,
     read_pod,
 )
+from ..base.service import LauncherPart, Standby
 from ..contract.command_line import PythonLine, find_missing_program, split_python_line
 from ..contract.names import (
     ENV_COMPLETION_INDEX,
     ENV_OMP_NUM_THREADS,
+    ENV_RANK_FEATURES,
     ENV_RENDEZVOUS_SECRET,
     ENV_RUNTIME_DIR,
     EXIT_RETRYABLE,
@@ -31,18 +32,27 @@ from ..failures.termination import build_end, finish
 from ..failures.text import advise_on_program
 from ..progress.line_steps import find_total
 from ..rank.tracebacks import describe
-from ..rank.tracking import start_tracking
 from ..torchrun.fork_server import start_fork_server
 from .agent_process import ForkServer, list_worker_arguments
-from .standby import RunStart, find_standby
 from .supervisor import Supervisor
 
+Hold = Callable[[Pod, list[str], list[int]], int]
 
-def main(argv: Sequence[str], signals: list[int]) -> int:
-    """Run the pod. ``signals``: those received so far. Returns the exit code."""
+
+class Features(Protocol):
+    """The package of features, which this one may not import."""
+
+    def load_launcher_parts(self, pod: Pod) -> Sequence[LauncherPart]:
+        """Return the parts in this process."""
+
+    def list_rank_features(self) -> Sequence[str]:
+        """Return the features with a part in the ranks."""
+
+
+def main(argv: Sequence[str], signals: list[int], features: Features) -> int:
+    """Run the pod. ``signals``: those received so far; ``features``: the package. Returns the exit code."""
     index = os.environ.get(ENV_COMPLETION_INDEX, "")
     pod_index = int(index) if index.isdigit() else 0
-    standby = find_standby(os.environ)
     server: ForkServer | None = None
     try:
         command = list(argv[1:])
@@ -50,19 +60,27 @@ def main(argv: Sequence[str], signals: list[int]) -> int:
             raise ValueError("no training command after --")
         runtime = make_runtime_dir()
         pod = read_pod(os.environ, runtime.path)
-        if pod.dev is not None and standby is None:
-            return _hold(pod, command, signals, runtime)
+        parts = features.load_launcher_parts(pod)
+        names = features.list_rank_features()
+        standby = _find_standby(parts)
+        hold = next((part.hold for part in parts if part.hold is not None), None)
+        if hold is not None and standby is None:
+            return _hold(hold, pod, command, signals, runtime)
         former = ""
         if standby is not None:
-            server = _start_early(pod, command)
-            start = standby.wait()
+            server = _start_early(pod, command, parts, names)
+            start = standby.wait(pod)
             if start is None:
                 return 0
-            command = list(start.command)
+            command = start.command
+            pod = start.pod
             former = start.former
-            pod = _replace_code(pod, start)
         line = None if pod.program else split_python_line(command)
-        pod, has_installed = _prepare_pod(pod, command, line, signals, former)
+        has_installed = False
+        for part in parts:
+            if part.prepare is not None and part.prepare(pod, signals, former):
+                has_installed = True
+        pod = _complete_pod(pod, command, line)
     except PodSetupError as error:
         failure = build_end(pod_index, error.exit_code, str(error), remedy=error.hint, traceback=error.output)
         return finish(failure)
@@ -70,14 +88,15 @@ def main(argv: Sequence[str], signals: list[int]) -> int:
         return finish(build_end(pod_index, EXIT_USER_ERROR, str(error)))
 
     if server is None:
-        _set_environment(pod)
+        _set_environment(pod, names)
     elif has_installed:
         server[1].close()  # it ends; another one will find the packages
         server = None
-    start_tracking(pod.runtime)
     warm = _can_fork_ranks(pod, line)
+    services = [part.create for part in parts if part.create is not None]
     try:
-        return Supervisor(pod, _build_entry(command, line), signals, warm=warm, server=server).run()
+        entry = _build_entry(command, line)
+        return Supervisor(pod, entry, signals, warm=warm, server=server, features=services).run()
     except Exception as error:
         bug = describe(error)
         message = f"internal error of the launcher: {bug['type']}: {bug['message']}"
@@ -86,10 +105,19 @@ def main(argv: Sequence[str], signals: list[int]) -> int:
         _remove(runtime)
 
 
-def _hold(pod: Pod, command: list[str], signals: list[int], runtime: RuntimeDirectory) -> int:
-    """Hold the pod between the runs of `ddp dev`, each of which is a launcher of its own."""
+def _find_standby(parts: Sequence[LauncherPart]) -> Standby | None:
+    """Return this launcher's wait for a run; None: it starts at once."""
+    for part in parts:
+        standby = part.find_standby(os.environ) if part.find_standby is not None else None
+        if standby is not None:
+            return standby
+    return None
+
+
+def _hold(hold: Hold, pod: Pod, command: list[str], signals: list[int], runtime: RuntimeDirectory) -> int:
+    """Let a feature run the pod, with a launcher of its own for each run."""
     try:
-        return int(importlib.import_module("..dev.holder", __package__).hold(pod, command, signals))
+        return hold(pod, command, signals)
     finally:
         _remove(runtime)
 
@@ -99,48 +127,36 @@ def _remove(runtime: RuntimeDirectory) -> None:
         shutil.rmtree(runtime.path, ignore_errors=True)
 
 
-def _start_early(pod: Pod, command: list[str]) -> ForkServer | None:
+def _start_early(
+    pod: Pod, command: list[str], parts: Sequence[LauncherPart], names: Sequence[str]
+) -> ForkServer | None:
     """Start the import of PyTorch before the run is known. None: packages that it may need are not installed yet."""
-    if pod.code is not None and pod.code.requirements:
-        code: Any = importlib.import_module("..transfer.code", __package__)
-        if not code.has_packages(pod.code):
-            return None
-        code.use_packages(pod.code)
-    _set_environment(pod)
+    if not all(part.can_import_early(pod) for part in parts if part.can_import_early is not None):
+        return None
+    _set_environment(pod, names)
     line = None if pod.program else split_python_line(command)
     warm = _can_fork_ranks(pod, line)
     return start_fork_server(list_worker_arguments(_build_entry(command, line)) if warm else [])
 
 
-def _replace_code(pod: Pod, start: RunStart) -> Pod:
-    """Return the pod with the code of a run."""
-    if pod.code is None or not start.archive:
-        return pod
-    return dataclasses.replace(pod, code=dataclasses.replace(pod.code, archive=start.archive, digest=start.digest))
+def _complete_pod(pod: Pod, command: Sequence[str], line: PythonLine | None) -> Pod:
+    """Check that the program can start, and return the pod with its totals. Raises: PodSetupError.
 
-
-def _prepare_pod(
-    pod: Pod, command: Sequence[str], line: PythonLine | None, signals: list[int], former: str
-) -> tuple[Pod, bool]:
-    """Unpack the pod's code, check that the program can start, and read its totals. Raises: PodSetupError.
-
-    ``line``: the Python command line; None for another program; ``former``: see ``prepare_code``. Returns also whether
-    packages were installed.
+    ``line``: the Python command line; None for another program.
     """
-    has_installed = False
-    if pod.code is not None:
-        prepare_code: Any = importlib.import_module("..transfer.code", __package__).prepare_code
-        has_installed = prepare_code(pod.code, signals, former)
     problem = find_missing_program(line, command)
     if problem:
         raise PodSetupError(problem.message, problem.remedy or advise_on_program(pod.code))
     epochs = find_total(command, epochs=True)
     steps = find_total(command, epochs=False)
-    return dataclasses.replace(pod, epochs=pod.epochs or epochs, steps=steps), has_installed
+    return dataclasses.replace(pod, epochs=pod.epochs or epochs, steps=steps)
 
 
-def _set_environment(pod: Pod) -> None:
-    """Set the variables of torchrun and the ranks, and make the delivered packages available."""
+def _set_environment(pod: Pod, features: Sequence[str]) -> None:
+    """Set the variables of torchrun and the ranks, and make the delivered packages available.
+
+    ``features``: those with a part in the ranks.
+    """
     for name in [name for name in os.environ if name.startswith("PET_")]:
         del os.environ[name]  # torchrun would take defaults of its flags from them
     os.environ.pop(ENV_RENDEZVOUS_SECRET, None)
@@ -149,6 +165,9 @@ def _set_environment(pod: Pod) -> None:
         os.environ.setdefault(ENV_OMP_NUM_THREADS, threads)
     os.environ.setdefault("PYTHONUNBUFFERED", "1")
     os.environ[ENV_RUNTIME_DIR] = pod.runtime
+    os.environ.pop(ENV_RANK_FEATURES, None)
+    if features:
+        os.environ[ENV_RANK_FEATURES] = ",".join(features)
     add_delivered_packages(pod.runtime)
 
 

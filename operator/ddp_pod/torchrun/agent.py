@@ -20,7 +20,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from ..base.files import log
 from ..base.pod import Pod
-from ..contract.failure_record import Failure
+from ..contract.failure_record import Failure, KnownFailure
 from ..contract.names import STOPPING_FILE
 from ..failures.agent_failure import AgentEnd, ArgumentError, CauseUnknownError
 from ..failures.rules import WorkerEnd
@@ -33,25 +33,21 @@ from ..failures.worker_failure import (
     list_error_files,
     remove_error_files,
 )
-from ..network.preflight import PreflightError, find_fatal, run_preflight
-from ..transfer.memory import wait_for_copies
+from ..watchdog.group_waits import GroupFindings
 from ..watchdog.groups import list_trainers
+from ..watchdog.stall import JobStalled, PeersLost
 from .channel import (
     AgentRequest,
-    GroupFindings,
-    JobStalled,
     LauncherChannel,
-    PeersLost,
     PhaseEntered,
-    PreflightDone,
     RanksFailed,
     RanksFinished,
     Restarting,
     RoundJoined,
-    SnapshotNeeded,
     Verdict,
 )
 from .fork_server import RankForker
+from .part import AgentPart, LocalRank, Store
 from .ranks import ForkedRanks, ForkingLogs, RankProcesses, RanksForked, handle_stop_signals, hold_stop_signals
 from .rendezvous import STATIC, PodRendezvous, TrainingOver
 from .round_state import RoundState
@@ -67,7 +63,8 @@ _SECONDS_FOR_PEERS_OF_RANK_0 = 5.0  # the same if the success of rank 0 is enoug
 class PodAgent(LocalElasticAgent):
     """The agent of a pod. Without ``ForkingLogs`` torchrun starts its ranks, as interpreters.
 
-    The launcher decides about restarts after failures. ``restarts``: of the pod's ranks by former agents.
+    The launcher decides about restarts after failures. ``restarts``: of the pod's ranks by former agents; ``parts``: of
+    features.
     """
 
     def __init__(
@@ -76,6 +73,7 @@ class PodAgent(LocalElasticAgent):
         rendezvous: PodRendezvous,
         launcher: LauncherChannel,
         restarts: int,
+        parts: Sequence[AgentPart],
         spec: WorkerSpec,
         **options: Any,
     ) -> None:
@@ -84,6 +82,7 @@ class PodAgent(LocalElasticAgent):
         self._pod_rendezvous = rendezvous
         self._launcher = launcher
         self._restarts = restarts
+        self._parts = parts
         self._ranks = RankProcesses({})
         self._round_state: Any = None  # of the current round
         self._recorded: dict[int, float] = {}  # since when a running rank has an error file, by local rank
@@ -130,9 +129,8 @@ class PodAgent(LocalElasticAgent):
         return [Worker(local, first + local, first + local, total, total) for local in range(size)]
 
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
-        self._check_network(worker_group)
-        if self._pod.checkpoint is not None and self._pod.is_multi_node:
-            self._share_snapshot(worker_group)
+        for part in self._parts:
+            self._prepare_round(part, worker_group)
         remove_error_files(self._pod)
         self._recorded = {}
         self._cause_deadline = None
@@ -145,33 +143,30 @@ class PodAgent(LocalElasticAgent):
         self._launcher.report(PhaseEntered("Running"))
         return dict(self._ranks.pids)
 
-    def _share_snapshot(self, worker_group: WorkerGroup) -> None:
-        """Start all pods of the round with the same checkpoints. If a pod is lost meanwhile, join the next round."""
+    def _prepare_round(self, part: AgentPart, worker_group: WorkerGroup) -> None:
+        """Let a feature prepare the start of the ranks. If a pod is lost meanwhile, join the next round.
+
+        The request to restart precedes the rendezvous: the launcher counts the restart that the next round reports.
+        """
         rendezvous = self._pod_rendezvous
-        while not self._round_state.share_snapshot(self._synchronize, rendezvous.is_round_over):
+        while not self._call_part(part, worker_group):
             rendezvous.knows_cause = False
             self._delay = self._launcher.request(Restarting(rendezvous.is_cause_known, None))
             self._restarts += 1
             self._rendezvous(worker_group)
 
-    def _synchronize(self, known: str | None) -> str:
-        """Make the checkpoint folder equal a snapshot. For None: upload the folder, in other pods than pod 0 shards.
-
-        Returns the snapshot's name.
-        """
-        return str(self._launcher.request(SnapshotNeeded(known)))
-
-    def _check_network(self, worker_group: WorkerGroup) -> None:
-        """Run the preflight when all pods have joined for the first time. Raises: PreflightError."""
-        plan = self._pod.preflight
-        if plan is None or self._pod_rendezvous.current.number != 0:
-            return
-        ranks = [(worker.local_rank, worker.global_rank, worker.world_size) for worker in worker_group.workers]
-        report = run_preflight(torch, self._pod, plan, ranks)
-        self._launcher.report(PreflightDone(report))
-        fatal = find_fatal(report, plan)
-        if fatal:
-            raise PreflightError(fatal, report)
+    def _call_part(self, part: AgentPart, worker_group: WorkerGroup) -> bool:
+        try:
+            return part.prepare_round(
+                self._pod, _Round(self._pod_rendezvous, self._round_state, self._launcher, worker_group)
+            )
+        except KnownFailure:
+            raise
+        except Exception as error:
+            if part.is_vital(self._pod):
+                raise
+            _log_fault(part, error)
+            return True
 
     # -- monitoring
 
@@ -366,11 +361,19 @@ class PodAgent(LocalElasticAgent):
         is_stopping = os.path.exists(os.path.join(self._pod.runtime, STOPPING_FILE))
         if is_stopping and self._pod.is_multi_node:
             query_store(self._pod_rendezvous.announce_stop)
-        wait_for_copies(self._pod.node, os.environ)
+        for part in self._parts:
+            self._prepare_stop(part)
         self._ranks.kill(ending)
         may_save = self._pod.elastic or is_stopping or self._have_agreed_to_end(self._ranks.poll())
         grace = self._pod.grace if may_save else _SECONDS_TO_STOP
         self._ranks.stop(number, grace, saves=may_save, trainers=list_trainers(self._pod))
+
+    def _prepare_stop(self, part: AgentPart) -> None:
+        """Let a feature wait until the ranks can be stopped. They are stopped in any case."""
+        try:
+            part.prepare_stop(self._pod)
+        except Exception as error:
+            _log_fault(part, error)
 
     def _exit_barrier(self) -> None:
         """Do nothing: ``_await_peers`` has waited, where a restart is still possible."""
@@ -378,6 +381,38 @@ class PodAgent(LocalElasticAgent):
     def is_interrupted(self) -> bool:
         """Return whether another pod was asked to stop in the current round."""
         return bool(self._round_state is not None and self._find_interruption())
+
+
+def _log_fault(part: AgentPart, error: Exception) -> None:
+    log(f"internal error of the launcher in {part.name}; training continues without it. Please report this: {error!r}")
+
+
+class _Round:
+    """What a feature may know of a round, and do in it."""
+
+    def __init__(
+        self, rendezvous: PodRendezvous, state: RoundState, launcher: LauncherChannel, worker_group: WorkerGroup
+    ) -> None:
+        self._rendezvous = rendezvous
+        self._launcher = launcher
+        self.number = rendezvous.current.number
+        self.pods = state.pods
+        self.store: Store = state.store
+        self.ranks = [
+            LocalRank(worker.local_rank, worker.global_rank, worker.world_size) for worker in worker_group.workers
+        ]
+
+    def is_over(self) -> bool:
+        """Return whether the pods have to join another round."""
+        return self._rendezvous.is_round_over()
+
+    def report(self, event: object) -> None:
+        """Tell the feature's service."""
+        self._launcher.report(event)
+
+    def request(self, request: object) -> Any:
+        """Return what the feature's service replies."""
+        return self._launcher.request(request)
 
 
 def read_process_failure(rank: int, failure: Any, failed_at: dict[int, float]) -> WorkerEnd:
@@ -402,10 +437,12 @@ def read_process_failure(rank: int, failure: Any, failed_at: dict[int, float]) -
     )
 
 
-def run_torchrun(request: AgentRequest, launcher: LauncherChannel, forker: RankForker | None) -> AgentEnd:
-    """Run an agent to its end. Failures were reported when they happened.
+def run_torchrun(
+    request: AgentRequest, launcher: LauncherChannel, forker: RankForker | None, parts: Sequence[AgentPart]
+) -> AgentEnd:
+    """Run an agent to its end. ``parts``: of features. Failures were reported when they happened.
 
-    Raises: ArgumentError, PreflightError, and the errors of the rendezvous.
+    Raises: ArgumentError, the failures that the features know, and the errors of the rendezvous.
     """
     pod = request.pod
     config = _configure(pod)
@@ -429,7 +466,7 @@ def run_torchrun(request: AgentRequest, launcher: LauncherChannel, forker: RankF
         log(f"ranks start in fresh interpreters, and each imports PyTorch: {obstacle}")
     elif forker is not None:
         options["logs_specs"] = ForkingLogs(options["logs_specs"], forker, request.command, spec.role)
-    agent = PodAgent(pod, rendezvous, launcher, request.restarts, spec, **options)
+    agent = PodAgent(pod, rendezvous, launcher, request.restarts, parts, spec, **options)
 
     try:
         result = agent.run()

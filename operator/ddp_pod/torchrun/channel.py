@@ -1,15 +1,15 @@
 """The messages between the launcher and torchrun's agent, and the agent's end of their channel.
 
-A class whose docstring names a reply is a request: the agent waits for the reply.
+A class whose docstring names a reply is a request, sent as a ``Request``: the agent waits for the reply. Services and
+features have messages of their own; what the supervisor does not know it gives to the services.
 """
 
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from ..base.pod import Pod
 from ..contract.failure_record import Failure
-from ..network.preflight import PreflightReport
 from .frames import decode, encode, read_frame
 
 
@@ -23,6 +23,12 @@ class AgentRequest(NamedTuple):
     command: list[str]
     restarts: int
     restarts_left: int
+
+
+class Request(NamedTuple):
+    """The agent waits for the reply to ``asked``."""
+
+    asked: Any
 
 
 class Started(NamedTuple):
@@ -44,35 +50,8 @@ class PhaseEntered(NamedTuple):
     phase: str
 
 
-class PreflightDone(NamedTuple):
-    """The result of the preflight."""
-
-    report: PreflightReport
-
-
-class JobStalled(NamedTuple):
-    """The sum of the pods' stall reports, as pod 0 publishes it."""
-
-    stall: Sequence[Any]
-
-
-class GroupFindings(NamedTuple):
-    """Why the job's ranks do not train as one, as pod 0 publishes it: they wait, or their samples show it; or None."""
-
-    facts: Mapping[str, Any] | None
-
-
 class RanksFinished(NamedTuple):
     """All ranks of this pod have exited with 0, and the agent waits for those of other pods."""
-
-
-class SnapshotNeeded(NamedTuple):
-    """A round begins with a snapshot; None: first upload the folder, in other pods than pod 0 the shards.
-
-    The reply is the snapshot's name.
-    """
-
-    known: str | None
 
 
 class RoundJoined(NamedTuple):
@@ -80,10 +59,6 @@ class RoundJoined(NamedTuple):
 
     restarts: int
     explained: bool
-
-
-class PeersLost(NamedTuple):
-    """Peers report that they lost a rank. The reply, None, follows once a hang of this pod's ranks is recorded."""
 
 
 class RanksFailed(NamedTuple):
@@ -129,7 +104,7 @@ class LauncherChannel:
 
     def request(self, event: object) -> Any:
         """Send an event and return the launcher's reply, however late. Raises: EOFError if the launcher has ended."""
-        self.report(event)
+        self.report(Request(event))
         return decode(read_frame(self._channel))
 
     def wait_for_release(self) -> bool:

@@ -6,26 +6,31 @@ import os
 import socket
 import sys
 import traceback
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
 from ..base.files import log
+from ..base.pod import Pod
 from ..contract.names import ENV_AGENT_PID
 from ..failures.agent_failure import AgentEnd, examine_agent_error
 from .channel import AgentRequest, LauncherChannel, Started, StoreStarted
 from .fork_server import AgentFork
 from .frames import decode
+from .part import AgentPart
 
 _CPP_LOG_LEVEL = "TORCH_CPP_LOG_LEVEL"
 
 
-def run_agent(fork: AgentFork) -> NoReturn:
-    """Become torchrun's agent."""
+LoadParts = Callable[[Pod], Sequence[AgentPart]]
+
+
+def run_agent(fork: AgentFork, load_parts: LoadParts) -> NoReturn:
+    """Become torchrun's agent. ``load_parts``: returns the features' parts in it."""
     code = 1
     try:
         os.environ[ENV_AGENT_PID] = str(os.getpid())
-        code = _run_agent(fork)
+        code = _run_agent(fork, load_parts)
     except BaseException as error:
         log("".join(traceback.format_exception(type(error), error, error.__traceback__)))
     finally:
@@ -34,7 +39,7 @@ def run_agent(fork: AgentFork) -> NoReturn:
         os._exit(code)
 
 
-def _run_agent(fork: AgentFork) -> int:
+def _run_agent(fork: AgentFork, load_parts: LoadParts) -> int:
     """Run torchrun in this process and report to the launcher. Returns the exit code."""
     request: AgentRequest = decode(fork.request)
     channel = socket.socket(fileno=fork.descriptors[0])
@@ -47,7 +52,7 @@ def _run_agent(fork: AgentFork) -> int:
         agent: Any = importlib.import_module(".agent", __package__)
         if not launcher.wait_for_release():
             return 1
-        end: AgentEnd = agent.run_torchrun(request, launcher, fork.forker)
+        end: AgentEnd = agent.run_torchrun(request, launcher, fork.forker, load_parts(request.pod))
     except Exception as error:
         end = AgentEnd("error", examine_agent_error(request.pod, error))
     launcher.report(end)

@@ -31,8 +31,8 @@ class RoundState:
 
     def __init__(self, pod: Pod, store: SignedStore, pods: int) -> None:
         self._pod = pod
-        self._store = store
-        self._pods = pods
+        self.store = store
+        self.pods = pods
         self._exchanged_at = -math.inf
         self._has_stalled = False
         self._joiners: Any = []
@@ -49,7 +49,7 @@ class RoundState:
 
         Empty: the store does not respond, this pod takes no part, or the last exchange was just before ``now``.
         """
-        if now - self._exchanged_at < max(_SHORTEST_PAUSE, min(_LONGEST_PAUSE, self._pods / 100)):
+        if now - self._exchanged_at < max(_SHORTEST_PAUSE, min(_LONGEST_PAUSE, self.pods / 100)):
             return {}
         self._exchanged_at = now
         report = read_json(os.path.join(self._pod.runtime, STALL_REPORT_FILE))
@@ -61,27 +61,27 @@ class RoundState:
 
     def _read_samples(self, now: float) -> Any:
         """Return the samples of this pod's ranks; empty as long as the next comparison is not due."""
-        if now - self._compared_at < max(_SECONDS_TO_COMPARE, self._pods / 10):
+        if now - self._compared_at < max(_SECONDS_TO_COMPARE, self.pods / 10):
             return []
         self._compared_at = now
         return read_json(os.path.join(self._pod.runtime, REPLICAS_FILE)).get("samples") or []
 
     def _exchange(self, report: Mapping[str, Any], wait: Mapping[str, Any], samples: Any) -> Mapping[str, Any]:
         if report and not self._has_stalled:
-            self._store.append("stalled", self._pod.node)
+            self.store.append("stalled", self._pod.node)
             self._has_stalled = True
         if self._has_stalled:
-            self._store.write(f"stall/{self._pod.node}", report)
+            self.store.write(f"stall/{self._pod.node}", report)
         joiners = wait.get("joiners", [])
         if joiners != self._joiners and self._shared_joiners < _MOST_CHANGES:
-            self._store.append("joiners", [self._pod.node, joiners])
+            self.store.append("joiners", [self._pod.node, joiners])
             self._joiners = joiners
             self._shared_joiners += 1
         if samples and not self._shares_samples:
-            self._store.append("sampled", self._pod.node)
+            self.store.append("sampled", self._pod.node)
             self._shares_samples = True
         if samples and self._pod.node != 0:
-            self._store.write(f"samples/{self._pod.node}", samples)
+            self.store.write(f"samples/{self._pod.node}", samples)
         if self._pod.node == 0:
             if samples:
                 self._compare(decode_samples(0, samples))
@@ -90,79 +90,52 @@ class RoundState:
 
     def _compare(self, samples: list[RankSample]) -> None:
         """Compare the ranks of this pod with those of other pods, in a large job with some of them in turn."""
-        peers = sorted({pod for pod in self._store.read_log("sampled") if pod != 0})
+        peers = sorted({pod for pod in self.store.read_log("sampled") if pod != 0})
         first = self._first_compared
         compared = (peers[first:] + peers[:first])[:_MOST_COMPARED]
         self._first_compared = (first + _MOST_COMPARED) % len(peers) if len(peers) > _MOST_COMPARED else 0
         for pod in compared:
-            samples += decode_samples(pod, self._store.read(f"samples/{pod}"))
+            samples += decode_samples(pod, self.store.read(f"samples/{pod}"))
         facts = self._comparison.update(samples)
         self._difference = None if facts is None else to_json(facts)
 
     def forget(self) -> None:
         """Delete this pod's samples: the store keeps the values of all rounds."""
         if self._shares_samples and self._pod.node != 0:
-            query_store(lambda: self._store.delete(f"samples/{self._pod.node}"))
+            query_store(lambda: self.store.delete(f"samples/{self._pod.node}"))
 
     def _publish(self, *, waits: bool) -> None:
-        stalled = sorted(set(self._store.read_log("stalled")))
-        reports = [read_record(StallReport, self._store.read(f"stall/{pod}")) for pod in stalled]
+        stalled = sorted(set(self.store.read_log("stalled")))
+        reports = [read_record(StallReport, self.store.read(f"stall/{pod}")) for pod in stalled]
         job = {
             "step": read_json(os.path.join(self._pod.runtime, RUN_STEP_FILE)).get("step"),
-            "stall": to_json(combine_reports(reports, self._pods)) if stalled else None,
+            "stall": to_json(combine_reports(reports, self.pods)) if stalled else None,
             "groups": self._explain_wait() if waits else self._difference,
         }
         if job != self._published:
-            self._store.write("job", job)
+            self.store.write("job", job)
             self._published = job
 
     def _explain_wait(self) -> dict[str, Any] | None:
         """Return why ranks of the job wait for their process group; None if none does."""
         joiners: list[Joiner] = []
-        for parts in dict(self._store.read_log("joiners")).values():
+        for parts in dict(self.store.read_log("joiners")).values():
             joiners += decode_joiners(parts)
-        world_size = self._pods * self._pod.nproc_per_node
+        world_size = self.pods * self._pod.nproc_per_node
         wait = explain_wait(joiners, world_size, is_local=self._pod.local)
         return None if wait is None else to_json(wait)
 
     def _read_job(self) -> Mapping[str, Any]:
-        return self._store.read("job") or {}
+        return self.store.read("job") or {}
 
     def read_step(self) -> float | None:
         """Return the step that pod 0 has published, as most scripts report it in rank 0 only; None if it is unknown."""
         step = (query_store(self._read_job) or {}).get("step")
         return step if isinstance(step, (int, float)) and math.isfinite(step) else None
 
-    def share_snapshot(self, synchronize: Callable[[str | None], str], is_over: Callable[[], bool]) -> bool:
-        """Make all pods start with the same snapshot of ``checkpoint.url``. Returns False if the round ended before.
-
-        The folder of pod 0 is the newest, because rank 0 saves there, and other pods may have shards. They upload
-        first. Pod 0 waits for them until the join timeout, and uploads. Then the other pods fetch its snapshot.
-        ``synchronize`` does either, and returns the name of the snapshot. The launcher limits its time.
-        ``is_over``: whether the pods have to join another round, because one of them was lost.
-        """
-        if self._pod.node == 0:
-            deadline = time.monotonic() + self._pod.join_timeout_seconds
-            while self._count("uploaded") < self._pods - 1 and time.monotonic() < deadline:
-                if is_over():
-                    return False
-                self._pause()
-            self._store.write("snapshot", synchronize(None))
-            return True
-        synchronize(None)
-        self._store.append("uploaded", self._pod.node)
-        snapshot = self._store.read("snapshot")
-        while snapshot is None:
-            if is_over():
-                return False
-            self._pause()
-            snapshot = self._store.read("snapshot")
-        synchronize(snapshot)
-        return True
-
     def read_ended_pods(self) -> set[int]:
         """Return the pods whose ranks have all ended with exit code 0. Raises: RuntimeError without the store."""
-        return set(self._store.read_log("ended"))
+        return set(self.store.read_log("ended"))
 
     def count_ended_pods(self) -> int:
         """Return the number of pods whose ranks have all ended with exit code 0; 0 if the store does not respond."""
@@ -176,7 +149,7 @@ class RoundState:
         try:
             if is_interrupted():
                 return False
-            self._store.append("ended", self._pod.node)
+            self.store.append("ended", self._pod.node)
             self._wait(lambda: self._have_all_ended() or is_interrupted(), patience)
             return self._have_all_ended()
         except RuntimeError:  # the store has ended
@@ -184,13 +157,13 @@ class RoundState:
 
     def _have_all_ended(self) -> bool:
         """Pod 0 reads the log and publishes its end: the other pods read one short value."""
-        if self._pod.node == 0 and self._count("ended") >= self._pods:
-            self._store.write("over", True)
-        return self._store.read("over") is not None
+        if self._pod.node == 0 and self._count("ended") >= self.pods:
+            self.store.write("over", True)
+        return self.store.read("over") is not None
 
     def _count(self, log: str) -> int:
         """Return how many pods are in a log. A stranger can repeat a line, but not write one."""
-        return len(set(self._store.read_log(log)))
+        return len(set(self.store.read_log(log)))
 
     def _wait(self, condition: Callable[[], bool], patience: float) -> bool:
         deadline = time.monotonic() + patience
@@ -202,4 +175,4 @@ class RoundState:
 
     def _pause(self) -> None:
         """Sleep between two reads of the store, in a large job for longer."""
-        time.sleep(max(0.1, min(1.0, self._pods / 100)))
+        time.sleep(max(0.1, min(1.0, self.pods / 100)))

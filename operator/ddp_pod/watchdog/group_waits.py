@@ -6,7 +6,7 @@ The launchers share these through the rendezvous store; pod 0 compares them.
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..contract.group_facts import WAITING, GroupFacts
@@ -17,6 +17,15 @@ _MOST_LISTED = 4
 _LOOPBACK = re.compile(r"(localhost|127\.[0-9.]+|\[?::1\]?):")
 _OF_ONE_POD = re.compile(rf"{_LOOPBACK.pattern}|file:")
 _USE_ENVIRONMENT = "the launcher sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT: use them unchanged"
+
+
+class GroupFindings(NamedTuple):
+    """From the agent: why the job's ranks do not train as one, as pod 0 publishes it; None: they do, or it is unknown.
+
+    They wait, or their samples show it.
+    """
+
+    facts: Mapping[str, Any] | None
 
 
 class Joiner(NamedTuple):

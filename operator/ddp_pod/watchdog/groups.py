@@ -10,16 +10,18 @@ from typing import Any, NamedTuple
 
 from ..base.files import log, read_json, try_write_json
 from ..base.pod import Pod, WorkerRecord, list_workers
+from ..base.service import Conclusion, Service
 from ..contract.failure_record import EVIDENCE_ERROR, EVIDENCE_EXIT_CODE, Failure
 from ..contract.failure_table import NCCL, NETWORK
 from ..contract.group_facts import ALONE, OF_REPLICAS, SEPARATE, TOGETHER, UNKNOWN, WAITING, GroupFacts
 from ..contract.names import GROUP_WAIT_FILE, REPLICAS_FILE
 from ..contract.processes import process_state
+from ..contract.records import read_record
 from ..failures.kinds import FATAL
 from ..progress.output import read_last_lines
 from ..progress.rank_progress import RankReader
 from ..rank.groups import MEMBER, SLOTS, STEPPING, GroupRecord
-from .group_waits import MOST_JOINERS, Joiner, explain_wait
+from .group_waits import MOST_JOINERS, GroupFindings, Joiner, explain_wait
 from .replicas import ReplicaComparison, decode_samples, encode_samples
 from .stacks import collect_stacks
 
@@ -174,8 +176,10 @@ def _explain_unknown(ranks: Sequence[RankGroups], world: int, library: str) -> s
     return f"{message}rank {first.worker.rank} has created no process group and made no optimizer step"
 
 
-class GroupMonitor:
+class GroupMonitor(Service):
     """Observes process groups and replicas. ``job_wait``: of the job's ranks, as pod 0 has published it."""
+
+    name = "process groups"
 
     def __init__(self, pod: Pod, reader: RankReader) -> None:
         self._pod = pod
@@ -219,7 +223,15 @@ class GroupMonitor:
             subject = "replicas" if facts.state in OF_REPLICAS else "process group"
             log(f"{subject}: {facts.message}" + (f"; {facts.remedy}" if facts.remedy else ""))
 
-    def finish(self) -> GroupFacts | None:
+    def report(self) -> Mapping[str, object]:
+        """Return the facts for the report."""
+        return {"groups": self.facts}
+
+    def conclude(self) -> Conclusion:
+        """Return the facts of ranks that have ended."""
+        return Conclusion(groups=self.examine_ended())
+
+    def examine_ended(self) -> GroupFacts | None:
         """Return the facts of ranks that have ended."""
         ranks = read_groups(self._pod, self._reader.count_steps)
         facts = judge_groups(ranks, time.time(), has_ended=True)
@@ -237,8 +249,13 @@ class GroupMonitor:
         with suppress(OSError):
             os.unlink(self._samples_path)
 
-    def note_job(self, facts: GroupFacts | None) -> None:
+    def note(self, event: object) -> None:
         """Note why the job's ranks do not train as one, as pod 0 has published it."""
+        if isinstance(event, GroupFindings):
+            self.note_job(None if event.facts is None else read_record(GroupFacts, event.facts))
+
+    def note_job(self, facts: GroupFacts | None) -> None:
+        """Note why the job's ranks do not train as one."""
         is_different = facts is not None and facts.state in OF_REPLICAS
         self._difference = facts if is_different else None
         self.job_wait = None if is_different else facts

@@ -5,19 +5,20 @@ import math
 import os
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ..base.files import log, try_write_json
 from ..base.pod import AwakeClock, Pod, WorkerRecord, list_workers
+from ..base.service import Answer, Control, Service
 from ..contract.failure_record import Failure
 from ..contract.failure_table import HANG
 from ..contract.names import RUN_STEP_FILE, STALL_REPORT_FILE, STALLED_STATES
 from ..contract.plan import WatchdogConfig
 from ..contract.processes import SLEEPING_STATES, STOPPED_STATES, count_cpu_seconds, find_family, kill, process_state
 from ..contract.progress import RankProgress
-from ..contract.records import to_json
+from ..contract.records import read_record, to_json
 from ..contract.report import Stall
 from ..failures.worker_failure import examine_error
 from ..progress.rank_progress import PAGE_TIMEOUT, RankReader
@@ -28,6 +29,8 @@ from .stall import (
     HeartbeatWatchdog,
     Idleness,
     JobStall,
+    JobStalled,
+    PeersLost,
     RankActivity,
     RankStall,
     RankWait,
@@ -83,13 +86,15 @@ class _OpenStall:
     peers_wait: bool = False
 
 
-class StallMonitor:
-    """Detects stalls of this pod's ranks. ``job_stall``: all pods' reports of the stall, set by the supervisor."""
+class StallMonitor(Service):
+    """Detects stalls of this pod's ranks. ``job_stall``: all pods' reports of the stall."""
 
-    def __init__(self, pod: Pod, reader: RankReader, *, is_stopping: Callable[[], bool]) -> None:
+    name = "watchdog"
+
+    def __init__(self, pod: Pod, reader: RankReader) -> None:
         self._pod = pod
         self._reader = reader
-        self._is_stopping = is_stopping
+        self._control: Control | None = None
         self.job_stall: JobStall | None = None
         self._hangs = 0
         self._open: _OpenStall | None = None  # the current stall
@@ -104,13 +109,28 @@ class StallMonitor:
         self._pulse = StepPulse(self._clock.read(time.monotonic()))
         self._watchdog = HeartbeatWatchdog(pod.watchdog) if pod.watchdog else None
 
-    def record_hang(self) -> None:
-        """Write the error file of a rank of this pod for which ranks of other pods have waited until they failed."""
+    def start(self, control: Control) -> None:
+        """Start, with what tells whether the pod stops."""
+        self._control = control
+
+    def note(self, event: object) -> None:
+        """Note the sum of the pods' reports."""
+        if isinstance(event, JobStalled):
+            self.job_stall = read_record(JobStall, event.stall)
+
+    def answer(self, request: object) -> object:
+        """Record a hang of this pod's ranks.
+
+        The agent waits, so that it reports the hang as this pod's failure before other pods' request to restart.
+        """
+        if not isinstance(request, PeersLost):
+            return Answer.NOT_MINE
         error = self._describe_awaited()
         if error is not None and not error["secondary"]:
             self._record(error)
+        return None
 
-    def build_awaited(self) -> Failure | None:
+    def find_awaited(self) -> Failure | None:
         """Return the failure of the rank outside of collectives, which may explain those of its peers."""
         error = self._describe_awaited()
         return None if error is None else examine_error(self._pod, error)
@@ -148,13 +168,21 @@ class StallMonitor:
                 steps = [progress.run_step for progress in ranks.values() if progress.run_step is not None]
                 try_write_json(self._path(RUN_STEP_FILE), {"step": max(steps)} if steps else {})
             now = self._clock.tick(time.monotonic())
-            if plan is not None and self._watchdog is not None and not self._is_stopping():
+            if (
+                plan is not None
+                and self._watchdog is not None
+                and not (self._control is not None and self._control.is_stopping)
+            ):
                 self._check(plan, self._watchdog, ranks, now)
                 self._clock.tick(time.monotonic())
 
-    def log_stacks(self) -> None:
+    def log_state(self) -> None:
         """Write the stacks of all ranks to the log."""
         collect_stacks(self._pod, self._reader, list_workers(self._pod))
+
+    def report(self) -> Mapping[str, object]:
+        """Return the hangs and missing steps for the report."""
+        return {"stall": self.describe()}
 
     def describe(self) -> Stall:
         """Return what the pod reports about hangs and missing steps."""

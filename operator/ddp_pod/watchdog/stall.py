@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from ..contract.names import STALLED_STATES
 from ..contract.plan import WatchdogConfig
@@ -105,6 +105,16 @@ class JobStall:
     def is_stuck(self) -> bool:
         """Whether no rank of any pod computes, and some pod has seen steps."""
         return self.known > 0 and self.stuck >= self.pods
+
+
+class JobStalled(NamedTuple):
+    """From the agent: the sum of the pods' stall reports, as pod 0 publishes it."""
+
+    stall: Sequence[Any]
+
+
+class PeersLost(NamedTuple):
+    """From the agent: peers report that they lost a rank. The reply, None, follows once a hang is recorded."""
 
 
 def combine_reports(reports: Sequence[StallReport], pods: int) -> JobStall:

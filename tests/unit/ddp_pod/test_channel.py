@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from ddp_pod.torchrun.channel import LauncherChannel, PeersLost, Release
+from ddp_pod.torchrun.channel import LauncherChannel, Release, Request
 from ddp_pod.torchrun.frames import decode, encode, read_frame
 
 
@@ -25,9 +25,9 @@ def test_late_reply_answers_its_own_request(ends: tuple[LauncherChannel, socket.
 
     def reply() -> None:
         for _ in range(3):
-            number = decode(read_frame(launcher))
+            request: Request = decode(read_frame(launcher))
             time.sleep(0.1)
-            launcher.sendall(encode(number))
+            launcher.sendall(encode(request.asked))
 
     thread = threading.Thread(target=reply)
     thread.start()
@@ -42,5 +42,5 @@ def test_launcher_that_has_ended_releases_and_answers_nothing(ends: tuple[Launch
     launcher.sendall(encode(Release())[:-1])
     launcher.shutdown(socket.SHUT_WR)
     with pytest.raises(EOFError):
-        agent.request(PeersLost())
+        agent.request(0)
     assert not agent.wait_for_release()

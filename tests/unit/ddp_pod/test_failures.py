@@ -46,7 +46,7 @@ from ddp_pod.failures.worker_failure import (
     shorten_mismatch,
     unwrap_helper_error,
 )
-from ddp_pod.network.preflight import PreflightError, PreflightReport
+from ddp_pod.features.preflight.checks import PreflightError, PreflightReport
 from ddp_pod.torchrun.store import PortTakenError
 from tests.support.launcher_config import launcher_pod
 

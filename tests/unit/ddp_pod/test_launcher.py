@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.manifests.pod import _workers_grace
-from ddp_pod import bootstrap
+from ddp_pod import bootstrap, features
 from ddp_pod.base.files import write_json
 from ddp_pod.base.pod import Pod, read_pod
 from ddp_pod.contract.command_line import PythonLine, split_python_line
@@ -171,7 +171,7 @@ def test_missing_configuration_ends_pod_with_message(
     monkeypatch.delenv("DDP_LAUNCHER_CONFIG", raising=False)
     monkeypatch.setenv("DDP_RUNTIME_DIR", str(tmp_path / "runtime"))
     monkeypatch.setenv("DDP_TERMINATION_LOG", str(tmp_path / "message"))
-    assert main(["--", "-c", "pass"], []) == 81
+    assert main(["--", "-c", "pass"], [], features) == 81
     reported = json.loads((tmp_path / "message").read_text())
     assert (reported["category"], reported["exitCode"]) == ("UserError", 81)
     assert reported["message"].startswith("DDP_LAUNCHER_CONFIG is not set")
@@ -238,13 +238,13 @@ def test_pod_finishes_its_own_work_before_the_kubelet_kills_it(
     workers_grace = _workers_grace(parsed, {"terminationGracePeriodSeconds": total})
     pod = Supervisor(launcher_pod(tmp_path, grace=float(workers_grace)), [], [], warm=False)
     now = 100.0
-    monkeypatch.setattr("ddp_pod.supervise.supervisor.time.monotonic", lambda: now)
+    monkeypatch.setattr("ddp_pod.supervise.stop.time.monotonic", lambda: now)
     pod._receive_signal(signal.SIGTERM, None)
     now += workers_grace  # a long copy of the state in memory was saved meanwhile
     pod._note_stop_signals()
-    assert pod._stop_deadline is not None
-    assert pod._finish_by is not None
-    assert 100 + workers_grace <= pod._stop_deadline <= pod._finish_by <= 100 + total
+    assert pod._stop.of_workers is not None
+    assert pod.finish_by is not None
+    assert 100 + workers_grace <= pod._stop.of_workers <= pod.finish_by <= 100 + total
 
 
 def test_taken_port_is_replaced_if_port_file_exists(

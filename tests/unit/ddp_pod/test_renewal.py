@@ -17,8 +17,8 @@ from types import SimpleNamespace
 import pytest
 
 from ddp_pod.contract.names import ENV_RUN_FD
+from ddp_pod.features.dev import standby
 from ddp_pod.rank.worker import reopen_output
-from ddp_pod.supervise import standby
 from ddp_pod.torchrun.renewal import renew_imported_state
 
 

@@ -223,43 +223,6 @@ class TestWait:
         assert pods.states[0].exchange(1)["groups"] is None
 
 
-class TestSnapshot:
-    @pytest.mark.parametrize("newest", ["000000001-000000007", ""])
-    def test_all_pods_start_a_round_from_the_snapshot_of_pod_0(self, pods: RoundPods, newest: str) -> None:
-        requested = []
-
-        def synchronize(known: str | None) -> str:
-            requested.append(known)
-            return newest
-
-        with ThreadPoolExecutor() as pool:
-            for share in [pool.submit(state.share_snapshot, synchronize, lambda: False) for state in pods.states]:
-                assert share.result(timeout=60)
-        assert requested == [None, None, newest], "pod 1 uploads before pod 0, and fetches after it"
-
-    def test_pod_0_does_not_wait_longer_for_uploads_than_for_pods(self, tmp_path: Path) -> None:
-        store = round_store()
-        pod = launcher_pod(tmp_path, nodes=3, join_timeout_seconds=0.2)
-        assert RoundState(pod, store, 3).share_snapshot(lambda known: "newest", lambda: False)
-        assert store.read("snapshot") == "newest"
-
-    @pytest.mark.parametrize("node", [0, 1])
-    def test_end_of_the_round_ends_the_wait_for_a_lost_pod(self, tmp_path: Path, node: int) -> None:
-        store = round_store()
-        requested = []
-
-        def synchronize(known: str | None) -> str:
-            requested.append(known)
-            return "newest"
-
-        pod = launcher_pod(tmp_path, nodes=3, node=node, join_timeout_seconds=600.0)
-        with ThreadPoolExecutor() as pool:
-            share = pool.submit(RoundState(pod, store, 3).share_snapshot, synchronize, lambda: True)
-            assert not share.result(timeout=60)
-        assert requested == ([] if node == 0 else [None])
-        assert store.read("snapshot") is None
-
-
 def never() -> bool:
     return False
 

@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, RandomSampler, SequentialSampler
 
-from ddp_pod.rank.recorded_data import _find_size, _SizeHook, _write_indices
+from ddp_pod.features.check.recorded_data import _find_size, _SizeHook, _write_indices
 from ddp_pod.rank.script_objects import (
     IdentityMap,
     bypass_modes,

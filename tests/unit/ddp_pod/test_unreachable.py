@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ddp_pod.network import unreachable
-from ddp_pod.network.unreachable import Connection, UnreachablePeers, find_unacknowledged
+from ddp_pod.network.unreachable import Connection, MasterChecked, UnreachablePeers, find_unacknowledged
 from tests.support.launcher_config import launcher_pod
 
 HEAD = "  sl  local_address rem_address   st tx_queue rx_queue tr tm->when retrnsmt   uid  timeout inode\n"
@@ -45,12 +45,12 @@ def test_unacknowledged_connections_are_found_in_table(line: str, addresses: lis
 
 def test_unreachable_peer_is_on_page_until_it_acknowledges(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     peers = UnreachablePeers(launcher_pod(tmp_path, master="train-1-0.train", nodes=2, node=1))
-    assert peers.problem == ""
+    assert peers.report()["unreachable"] == ""
     peers.check([Connection("10.0.0.3", 2), Connection("10.0.0.2", 1)])
     problem = "10.0.0.2 and 1 more address do not acknowledge data"
-    assert peers.problem == problem
+    assert peers.report()["unreachable"] == problem
     peers.check([])
-    assert peers.problem == ""
+    assert peers.report()["unreachable"] == ""
     logged = capsys.readouterr()
     assert "the network drops packets" in logged.out + logged.err
     assert "all peers acknowledge data again" in logged.out + logged.err
@@ -58,11 +58,11 @@ def test_unreachable_peer_is_on_page_until_it_acknowledges(tmp_path: Path, capsy
 
 def test_unreachable_master_is_on_page_until_it_is_reached(tmp_path: Path) -> None:
     peers = UnreachablePeers(launcher_pod(tmp_path, master="train-1-0.train", port=29400, nodes=2, node=1))
-    peers.record_master("no connection: timed out")
+    peers.note(MasterChecked("no connection: timed out"))
     expected = "cannot reach pod 0 at train-1-0.train:29400: no connection: timed out"
-    assert peers.problem == expected
-    peers.record_master(None)
-    assert peers.problem == ""
+    assert peers.report()["unreachable"] == expected
+    peers.note(MasterChecked(None))
+    assert peers.report()["unreachable"] == ""
 
 
 UNRESOLVED = "name does not resolve yet"

@@ -29,6 +29,7 @@ from ddp_pod.watchdog.stall import (
     HeartbeatWatchdog,
     Idleness,
     JobStall,
+    PeersLost,
     RankActivity,
     RankStall,
     RankWait,
@@ -355,7 +356,7 @@ def monitor_of_sleeping_rank(
     """Return a monitor after a check: rank 3 has made no step for ``seconds``, after a pause of ``longest``."""
     (folder / "errors").mkdir()
     config = launcher_pod(folder, nodes=2, watchdog=WatchdogConfig(30, 300, 1000, "Restart"))
-    stalls = monitor.StallMonitor(config, RankReader(str(folder)), is_stopping=lambda: False)
+    stalls = monitor.StallMonitor(config, RankReader(str(folder)))
     watched = WorkerRecord(os.getpid(), 3, 0, 0, world_size=4)
     activity = RankActivity(3, 0, state, "rank 3 is in q.get (train.py:27)")
     examined = [monitor.StalledWorker(watched, activity, "Stack", OVER)]
@@ -372,14 +373,14 @@ def test_rank_outside_of_collectives_explains_failures_of_its_peers(
 ) -> None:
     stalls = monitor_of_sleeping_rank(tmp_path, monkeypatch, state, 24)
     is_cause = state not in ("Busy", "Waiting")
-    awaited = stalls.build_awaited()
+    awaited = stalls.find_awaited()
     assert (awaited is None) is (state == "Waiting")
     if awaited is not None:
         assert (awaited.category, awaited.rank, awaited.secondary) == ("Hang", 3, not is_cause)
         assert awaited.message == "no step for 24 s: rank 3 is in q.get (train.py:27)"
         assert awaited.traceback == "Stack"
 
-    stalls.record_hang()  # on a restart that other pods have requested
+    assert stalls.answer(PeersLost()) is None  # on a restart that other pods have requested
     assert bool(list((tmp_path / "errors").iterdir())) is is_cause
 
 
@@ -390,18 +391,18 @@ def test_rank_is_examined_early_if_no_pause_before_was_as_long(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, longest: float, is_known: bool
 ) -> None:
     stalls = monitor_of_sleeping_rank(tmp_path, monkeypatch, "IO", seconds, longest)
-    assert (stalls.build_awaited() is not None) is is_known
+    assert (stalls.find_awaited() is not None) is is_known
     stalls._examine_silence(HeartbeatWatchdog(PLAN), [], 1e6)  # its end: what it did remains known
-    assert (stalls.build_awaited() is not None) is is_known
+    assert (stalls.find_awaited() is not None) is is_known
     stalls.forget()
-    assert stalls.build_awaited() is None
+    assert stalls.find_awaited() is None
 
 
 @pytest.mark.parametrize(("steps", "reason"), [(0, "no step was counted"), (2, "too few steps were counted")])
 def test_log_has_why_idle_ranks_are_not_killed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], steps: int, reason: str
 ) -> None:
-    stalls = monitor.StallMonitor(launcher_pod(tmp_path), RankReader(str(tmp_path)), is_stopping=lambda: False)
+    stalls = monitor.StallMonitor(launcher_pod(tmp_path), RankReader(str(tmp_path)))
     monkeypatch.setattr(stalls, "_examine", lambda *_, **__: [])
     stalls._pulse.observe(mark(steps) if steps else {}, 5.0)
     stalls._open_stall(IDLE, [], 35.0)

@@ -209,7 +209,7 @@ class _CopyLayout:
 
 
 def _find_saved(place: RankPlace, environ: Mapping[str, str]) -> SavedCopies:
-    """Return the copies that launchers of earlier attempts saved for this rank (ddp_pod/transfer/memory.py)."""
+    """Return the copies that launchers of earlier attempts saved for this rank (ddp_pod/features/memory/copies.py)."""
     run = environ.get(ENV_RUN_ID, "")
     suffix = f"-{environ.get(ENV_ATTEMPT, '')}"
     run = run[: -len(suffix)] if run.endswith(suffix) else run

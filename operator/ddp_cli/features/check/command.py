@@ -28,8 +28,8 @@ from ddp_cli.view.display import can_redraw
 from ddp_cli.view.terminal import build_console, print_text
 from ddp_operator.api.documents import load_documents
 from ddp_operator.api.errors import InvalidManifest
-from ddp_pod.contract.check_record import MOST_STEPS
 from ddp_pod.contract.processes import STOP_SIGNALS
+from ddp_pod.features.check.contract import MOST_STEPS
 
 ELSEWHERE: Final[Elsewhere] = (
     *ELSEWHERE_ON_THIS_MACHINE,

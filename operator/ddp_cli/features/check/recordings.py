@@ -8,7 +8,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from ddp_pod.contract.check_record import (
+from ddp_pod.contract.records import read_record
+from ddp_pod.features.check.contract import (
     END,
     LOADER,
     MODEL,
@@ -23,7 +24,6 @@ from ddp_pod.contract.check_record import (
     StartRecord,
     StepRecord,
 )
-from ddp_pod.contract.records import read_record
 
 _FILE: Final = re.compile(r"(\d{1,4})\.(\d{1,3})\.jsonl")
 _MOST_PROCESSES: Final = 4096

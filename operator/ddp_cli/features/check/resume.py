@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from ddp_cli.features.check.recordings import Digests, Process, Recording
 from ddp_cli.features.check.training import use_join
 from ddp_cli.features.check.verdict import FAILED, CheckVerdict, failed, list_names, not_applicable, passed
-from ddp_pod.contract.check_record import LIMIT, SaveRecord, StepRecord
+from ddp_pod.features.check.contract import LIMIT, SaveRecord, StepRecord
 
 GRACE_SECONDS: Final = 30.0
 """A pod's time to end after SIGTERM, by default."""

@@ -25,10 +25,10 @@ from ddp_operator.api.parse import parse_status
 from ddp_operator.api.status import Condition
 from ddp_operator.decide.conditions import PROGRESSING, TRAINS_AS_ONE, WAITING_FOR_GROUP, find_obstacle
 from ddp_operator.decide.stalls import SLOW_REMEDY
-from ddp_pod.contract.check_record import MARK_FILE, MOST_STEPS, ORDER_FILE, Kill, Order, SaveRecord
 from ddp_pod.contract.names import CHECK_VARIABLE
 from ddp_pod.contract.processes import load_libc, set_parent_death_signal
 from ddp_pod.contract.records import to_json
+from ddp_pod.features.check.contract import MARK_FILE, MOST_STEPS, ORDER_FILE, Kill, Order, SaveRecord
 
 _BATCHES: Final = (6, 48)
 """Batches of an epoch; the second number, if the first is less than one accumulation of gradients."""

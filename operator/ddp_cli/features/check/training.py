@@ -11,7 +11,7 @@ from typing import Final
 
 from ddp_cli.features.check.recordings import Parameter, Process, Recording
 from ddp_cli.features.check.verdict import FAILED, CheckVerdict, failed, list_names, not_applicable, passed
-from ddp_pod.contract.check_record import LoaderRecord, StepRecord
+from ddp_pod.features.check.contract import LoaderRecord, StepRecord
 
 _GROUP_STEPS: Final = 3  # before the last of which the process group must exist
 _SHOWN: Final = 3  # steps in a message

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Final
 
 from ddp_cli.features.check.recordings import parse_record
-from ddp_pod.contract.check_record import SaveRecord, StepRecord
+from ddp_pod.features.check.contract import SaveRecord, StepRecord
 
 _MOST_FILES: Final = 1024  # of processes
 _MOST_SAVES: Final = 10_000

@@ -30,7 +30,7 @@ from ddp_operator.api.constants import KIND
 from ddp_operator.api.documents import load_documents
 from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.api.yaml_writer import format_documents
-from ddp_pod.contract.dev_order import Order
+from ddp_pod.features.dev.contract import Order
 
 ELSEWHERE: Final[Elsewhere] = ELSEWHERE_OF_A_RUN
 _LOCAL_OPTIONS: Final = ("python", "max_restarts", "metrics_port", "profiles", "quiet")

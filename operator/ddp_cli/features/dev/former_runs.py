@@ -4,8 +4,8 @@ from collections.abc import Sequence
 
 from ddp_cli.client.job import Job
 from ddp_cli.features.dev.orders import PodMissing, send_order
-from ddp_pod.contract.dev_order import Order
 from ddp_pod.contract.report import PodReport
+from ddp_pod.features.dev.contract import Order
 
 
 def list_former_runs(job: Job) -> Sequence[PodReport]:

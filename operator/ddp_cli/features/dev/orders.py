@@ -14,7 +14,7 @@ from ddp_cli.client.job import Job
 from ddp_cli.client.local_pod import LocalPod, find_local_pod
 from ddp_cli.client.logs import LogPod, list_running_pods
 from ddp_operator.api.status import ENDED_PHASES, Status
-from ddp_pod.contract.dev_order import Event, Order, decode_event, encode_order
+from ddp_pod.features.dev.contract import Event, Order, decode_event, encode_order
 
 _PIECE: Final = 256 * 1024
 _RETRY_SECONDS: Final = 1.0

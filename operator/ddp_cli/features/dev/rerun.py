@@ -14,7 +14,7 @@ from ddp_cli.client.packing.files import CannotPack, Selection
 from ddp_cli.client.packing.packed import PackedCode, pack_code
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.manifests.template import resolve_template
-from ddp_pod.contract.dev_order import MOST_CODE_BYTES
+from ddp_pod.features.dev.contract import MOST_CODE_BYTES
 
 _POLL_SECONDS: Final = 0.25
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Final
 
 from ddp_cli.client.logs import Line, LogPod, PodLogs, RunLogs
-from ddp_pod.contract.dev_order import RUN_LINE
+from ddp_pod.features.dev.contract import RUN_LINE
 
 _SECONDS_BEFORE_RUN: Final = 5
 """Of the logs that are read before a new run, which opening them may take."""

@@ -21,8 +21,8 @@ from ddp_cli.features.dev.run_lines import DevLogs
 from ddp_cli.view.display import View, can_redraw, choose_display
 from ddp_operator.api.texts import format_duration
 from ddp_operator.decide.failures import sentence
-from ddp_pod.contract.dev_order import Event, Order
 from ddp_pod.contract.failure_text import format_failure
+from ddp_pod.features.dev.contract import Event, Order
 
 _SECONDS_FOR_LINES: Final = 2.0  # that the last lines of a run may take
 _SILENCE_SECONDS: Final = 0.1

@@ -340,7 +340,12 @@ class TestPodOfAttempt:
 
     def test_environment_contains_every_name_of_pod_contract(self) -> None:
         of_local_pods = {constants.ENV_LOCAL_POD, constants.ENV_PORT_FILE, constants.ENV_LIFELINE_FD}
-        of_workers = {constants.ENV_RUNTIME_DIR, constants.ENV_AGENT_PID, constants.ENV_RUN_FD}
+        of_workers = {
+            constants.ENV_RUNTIME_DIR,
+            constants.ENV_AGENT_PID,
+            constants.ENV_RUN_FD,
+            constants.ENV_RANK_FEATURES,
+        }
         ours = {value for name, value in vars(constants).items() if name.startswith("ENV_")}
         expected = ours - of_local_pods - of_workers - {constants.ENV_COMPLETION_INDEX, constants.ENV_INPUTS}
         limits = {"limits": {"cpu": "1"}}

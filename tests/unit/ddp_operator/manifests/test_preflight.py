@@ -10,7 +10,7 @@ import pytest
 from ddp_operator.api.constants import ENV_LAUNCHER_CONFIG
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.manifests.children import build_children
-from ddp_pod.network.nccl_log import read_network
+from ddp_pod.features.preflight.nccl_log import read_network
 from tests.support.builders import claiming, job, template, trainer
 from tests.support.fabrics import FABRICS, complete, read_fabric
 

@@ -8,7 +8,7 @@ from ddp_cli.features.check.recordings import Process, Recording
 from ddp_cli.features.check.resume import judge_resume
 from ddp_cli.features.check.training import judge_training
 from ddp_cli.features.check.verdict import FAILED, PASSED
-from ddp_pod.contract.check_record import ModelRecord, SaveRecord, StartRecord, StepRecord
+from ddp_pod.features.check.contract import ModelRecord, SaveRecord, StartRecord, StepRecord
 
 SAVED = 2
 

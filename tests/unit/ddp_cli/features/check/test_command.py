@@ -13,7 +13,7 @@ from ddp_cli.__main__ import main
 from ddp_cli.features.check import command as check
 from ddp_cli.features.check.runs import CheckedRun, Request, Runs
 from ddp_cli.features.check.verdict import FAILED, NOT_APPLICABLE, PASSED, CheckVerdict
-from ddp_pod.contract.check_record import Order
+from ddp_pod.features.check.contract import Order
 
 VERDICTS = [
     CheckVerdict("one group", PASSED, "2 ranks"),

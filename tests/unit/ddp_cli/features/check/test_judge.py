@@ -14,7 +14,8 @@ from ddp_cli.features.check.recordings import Process, Recording, read_recording
 from ddp_cli.features.check.resume import judge_resume, judge_stop
 from ddp_cli.features.check.training import judge_training
 from ddp_cli.features.check.verdict import FAILED, NOT_APPLICABLE, PASSED, CheckVerdict
-from ddp_pod.contract.check_record import (
+from ddp_pod.contract.records import to_json
+from ddp_pod.features.check.contract import (
     LIMIT,
     EndRecord,
     LoaderRecord,
@@ -23,7 +24,6 @@ from ddp_pod.contract.check_record import (
     StartRecord,
     StepRecord,
 )
-from ddp_pod.contract.records import to_json
 
 STEPS = 12
 EPOCH = 4

@@ -23,8 +23,8 @@ from ddp_cli.features.check.runs import (
 )
 from ddp_cli.features.check.verdict import FAILED, NOT_APPLICABLE
 from ddp_cli.features.check.watch import Watch
-from ddp_pod.contract.check_record import LoaderRecord, Order, SaveRecord, StartRecord, StepRecord
 from ddp_pod.contract.records import to_json
+from ddp_pod.features.check.contract import LoaderRecord, Order, SaveRecord, StartRecord, StepRecord
 
 SEEDS = range(200)
 

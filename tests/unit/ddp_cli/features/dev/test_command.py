@@ -15,8 +15,8 @@ from ddp_cli.features.dev import session as dev_session
 from ddp_cli.features.dev.command import add_dev
 from ddp_cli.features.dev.orders import PodMissing
 from ddp_cli.features.dev.session import Session, describe_outcome
-from ddp_pod.contract.dev_order import Event
 from ddp_pod.contract.failure_record import Failure
+from ddp_pod.features.dev.contract import Event
 from tests.support.builders import resource
 
 

@@ -18,7 +18,7 @@ from ddp_cli.features.dev import orders, rerun
 from ddp_cli.features.dev.orders import PodMissing, check_takes_orders, send_order
 from ddp_cli.features.dev.rerun import pack_again, watch_files
 from ddp_cli.features.dev.run_lines import DevLogs
-from ddp_pod.contract.dev_order import Event, Order, decode_order, encode_event
+from ddp_pod.features.dev.contract import Event, Order, decode_order, encode_event
 from tests.support.builders import resource, template, trainer
 from tests.support.fake_backend import FakeBackend
 

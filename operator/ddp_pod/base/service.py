@@ -1,0 +1,173 @@
+"""What works in the launcher beside torchrun's agent, behind one interface. The supervisor imports no feature.
+
+The watch over hangs, the mirror of ``checkpoint.url`` and the copies in memory are services. The supervisor holds a
+tuple of them and calls their hooks; docs/adr/0058-features-of-the-launcher.md has the reasons.
+"""
+
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from typing import Any, ClassVar, Final, NamedTuple, Protocol
+
+from ..contract.failure_record import Failure
+from ..contract.group_facts import GroupFacts
+from ..contract.progress import Uploads
+from .pod import Pod
+
+
+class Answer:
+    """What ``Service.answer`` returns instead of a reply."""
+
+    NOT_MINE: Final[object] = object()
+    """The request is another service's."""
+    LATER: Final[object] = object()
+    """The service replies by ``Control.reply``, when it has done what the agent waits for."""
+
+
+class Control(Protocol):
+    """What a service may ask of the supervisor. Only ``wake`` and ``is_stopping`` may be used from another thread."""
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the pod was asked to stop."""
+
+    @property
+    def has_agent(self) -> bool:
+        """Whether an agent runs."""
+
+    @property
+    def finish_by(self) -> float | None:
+        """When the pod's own work must be done, by the monotonic clock; None: the pod was not asked to stop."""
+
+    def wake(self) -> None:
+        """Let the supervisor call ``follow`` now."""
+
+    def reply(self, reply: object) -> None:
+        """Reply to a request for which ``answer`` has returned ``LATER``."""
+
+    def abort(self, failure: Failure) -> None:
+        """End the workers, and the pod with this failure."""
+
+
+class Ending(NamedTuple):
+    """The workers have ended. ``checkpoint_step``: of the script's newest checkpoint; None: unknown."""
+
+    succeeded: bool
+    checkpoint_step: float | None
+
+
+class Conclusion(NamedTuple):
+    """A service's part in the end of the pod.
+
+    ``unsaved``: what is lost, which a pod that has trained to the end reports as its failure; empty: nothing.
+    """
+
+    unsaved: str = ""
+    uploads: Uploads | None = None
+    groups: GroupFacts | None = None
+
+
+class Service:
+    """A part of the launcher. Each method is a hook, called in the main thread unless its description states otherwise.
+
+    None of those may wait: signals and the end of the agent are handled between two calls.
+    """
+
+    name: ClassVar[str] = ""
+    is_vital: ClassVar[bool] = False
+    """Whether the pod must not train without it. Its fault ends the pod; that of another one is logged once."""
+
+    def start(self, control: Control) -> None:
+        """Start before the first agent, which imports PyTorch meanwhile."""
+
+    def run(self) -> None:
+        """Work in a thread of its own until the process ends. It runs again, after a pause, if it raises."""
+
+    def list_watched(self) -> Sequence[Any]:
+        """Return the descriptors and sockets to wait for."""
+        return ()
+
+    def find_timeout(self) -> float | None:
+        """Return after how many seconds to call ``follow`` at the latest; None: only for an event."""
+        return None
+
+    def follow(self, ready: Sequence[Any]) -> None:
+        """Handle the descriptors that are ready, and deadlines. It follows each event of the pod, and ``wake``."""
+
+    def is_ready(self) -> bool:
+        """Return whether the agent may join the rendezvous. It waits until all services are ready."""
+        return True
+
+    def note(self, event: object) -> None:
+        """Note what the agent reports, or another part of the launcher."""
+
+    def answer(self, request: object) -> object:
+        """Return the reply to a request of the agent, or a member of ``Answer``."""
+        return Answer.NOT_MINE
+
+    def explain(self, failure: Failure) -> Failure:
+        """Return the failure of a rank with a cause that only this service knows."""
+        return failure
+
+    def find_awaited(self) -> Failure | None:
+        """Return the failure of a rank that lives, for which its peers may have waited until they failed."""
+        return None
+
+    def log_state(self) -> None:
+        """Log what helps to find the cause of a hang. It may wait for the ranks, and be called from any thread."""
+
+    def forget(self) -> None:
+        """Forget the present ranks, which restart."""
+
+    def list_processes(self) -> Collection[int]:
+        """Return its processes, which outlive an agent."""
+        return ()
+
+    def note_end(self, pid: int) -> None:
+        """Note that a child of the launcher has ended."""
+
+    def finish(self, ending: Ending) -> None:
+        """Begin the last work, in the order of the services."""
+
+    def is_finished(self) -> bool:
+        """Return whether the last work is done. The supervisor waits for a vital service, and calls ``follow``."""
+        return True
+
+    def report(self) -> Mapping[str, object]:
+        """Return its fields of ``PodReport``. It may be called from any thread, at any time."""
+        return {}
+
+    def conclude(self) -> Conclusion:
+        """Return its part in the end of the pod, after the last work."""
+        return Conclusion()
+
+
+class NextRun(NamedTuple):
+    """The run of a launcher on standby. ``former``: the archive whose code the folder has; empty: the plan's."""
+
+    command: list[str]
+    pod: Pod
+    former: str
+
+
+class Standby(Protocol):
+    """A launcher that has imported PyTorch and waits."""
+
+    def wait(self, pod: Pod) -> NextRun | None:
+        """Return the run; None: this process is needed no longer."""
+
+
+class LauncherPart(NamedTuple):
+    """A feature's part in the launcher. The hooks that it does not use are None.
+
+    ``create``: its service, from the pod and the reader of the ranks; None: it has nothing to do in this pod.
+    ``prepare``: makes the ranks' program available, from the pod, the signals received so far, and the ``former``
+    archive; returns whether packages were installed. Raises: PodSetupError. ``can_import_early``: prepares the import
+    of PyTorch before the code of the run is known; returns whether it can.
+    ``find_standby``: this launcher's wait for its run, by its environment. ``hold``: runs the pod instead of a
+    launcher; returns the exit code.
+    """
+
+    create: Callable[[Pod, Any], Service | None] | None = None
+    prepare: Callable[[Pod, list[int], str], bool] | None = None
+    can_import_early: Callable[[Pod], bool] | None = None
+    find_standby: Callable[[MutableMapping[str, str]], Standby | None] | None = None
+    hold: Callable[[Pod, list[str], list[int]], int] | None = None

@@ -1,1 +1,0 @@
-"""The process that holds a pod of `ddp dev` between its runs."""

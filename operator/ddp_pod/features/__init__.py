@@ -1,0 +1,82 @@
+"""The features of the launcher. Each is a folder here and a line of the tuple; the packages below know none of them.
+
+A feature takes part by modules with fixed names, which are loaded only where it has something to do: every process of
+a pod compiles what it imports, and an archive may lack a feature that its job does not use.
+
+- ``launcher``: ``PART``, a ``base.service.LauncherPart``, in the pod's first process;
+- ``agent``: ``PART``, a ``torchrun.part.AgentPart``, in torchrun's agent;
+- ``rank``: ``PART``, a ``rank.part.RankPart``, in each rank and the Python processes that it starts.
+"""
+
+import importlib
+import os
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
+
+from ..contract.names import CHECK_VARIABLE, ENV_TRACKING_RUN
+
+if TYPE_CHECKING:
+    from ..base.pod import Pod
+    from ..base.service import LauncherPart
+    from ..rank.part import RankPart
+    from ..torchrun.part import AgentPart
+
+
+class Feature(NamedTuple):
+    """A capability that can be deleted with its folder. ``page``: of docs/; ``modules``: those that it has.
+
+    ``is_used``: whether it has something to do in a pod; ``rank_variable``: the environment variable that asks for
+    its part in a rank.
+    """
+
+    name: str
+    maturity: str
+    page: str
+    modules: Sequence[str]
+    is_used: Callable[["Pod"], bool] = lambda pod: True
+    rank_variable: str = ""
+
+
+FEATURES: Final = (
+    Feature("check", "beta", "check.md", ("rank",), rank_variable=CHECK_VARIABLE),
+    Feature("code", "stable", "your-code.md", ("launcher",), lambda pod: pod.code is not None),
+    Feature("dev", "beta", "dev.md", ("launcher",), lambda pod: pod.dev is not None),
+    Feature("history", "beta", "monitoring.md", ()),
+    Feature("inputs", "beta", "your-code.md", ()),
+    Feature("memory", "beta", "checkpoints.md", ("launcher", "agent")),  # before mirror, which uploads what it saves
+    Feature("mirror", "stable", "checkpoints.md", ("launcher", "agent"), lambda pod: pod.checkpoint is not None),
+    Feature("preflight", "beta", "api.md", ("launcher", "agent"), lambda pod: pod.preflight is not None),
+    Feature("tracking", "beta", "monitoring.md", ("launcher", "rank"), rank_variable=ENV_TRACKING_RUN),
+)
+"""Those without modules have subcommands only: see ``bootstrap``."""
+
+
+def load_launcher_parts(pod: "Pod") -> "list[LauncherPart]":
+    """Return the parts in the pod's first process."""
+    return [_load(feature.name, "launcher") for feature in _list_used(pod, "launcher")]
+
+
+def load_agent_parts(pod: "Pod") -> "list[AgentPart]":
+    """Return the parts in torchrun's agent."""
+    return [_load(feature.name, "agent") for feature in _list_used(pod, "agent")]
+
+
+def list_rank_features() -> list[str]:
+    """Return the features with a part in this pod's ranks, by the environment."""
+    return [feature.name for feature in FEATURES if feature.rank_variable and os.environ.get(feature.rank_variable)]
+
+
+def load_rank_part(name: str) -> "RankPart":
+    """Return a feature's part in a rank. Raises: ValueError for a name that is none; ImportError without its code."""
+    if all(feature.name != name for feature in FEATURES):
+        raise ValueError(f"there is no feature {name!r}")
+    part: RankPart = _load(name, "rank")
+    return part
+
+
+def _list_used(pod: "Pod", module: str) -> list[Feature]:
+    return [feature for feature in FEATURES if module in feature.modules and feature.is_used(pod)]
+
+
+def _load(name: str, module: str) -> Any:
+    return importlib.import_module(f".{name}.{module}", __package__).PART

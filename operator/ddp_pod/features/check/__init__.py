@@ -1,0 +1,1 @@
+"""`ddp check`: a record of what each rank does."""

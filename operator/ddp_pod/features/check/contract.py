@@ -1,0 +1,166 @@
+"""What `ddp check` asks of the ranks of a run, and what each of their processes records.
+
+The folder in CHECK_VARIABLE has the order, ``order.json``, and one file for each process: ``<rank>.<number>.jsonl``, a
+JSON object in each line. ``number`` counts the processes of the rank from 0. Nothing is recorded without that folder.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+from ...contract.records import items, number, text
+
+ORDER_FILE: Final = "order.json"
+MARK_FILE: Final = "marked"  # rank 0 creates it after the step ``Order.mark``
+MOST_STEPS: Final = 2000  # of a run
+MOST_RECORDS: Final = 20_000  # lines of a process
+MOST_TENSORS: Final = 4096  # of a model
+
+# Kinds of a record: the value of ``event``.
+START: Final = "start"
+MODEL: Final = "model"
+LOADER: Final = "loader"
+STEP: Final = "step"
+SAVE: Final = "save"
+END: Final = "end"
+
+LIMIT: Final = "limit"  # reason of an end: the order has no more steps
+
+
+@dataclass(frozen=True)
+class Kill:
+    """A process that ends itself with SIGKILL after its step ``step``. ``rank``: None: the process of every rank."""
+
+    step: int = number(MOST_STEPS, default=0)
+    rank: int | None = number()
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the ranks of a run have to do.
+
+    ``folder``: the copy of the user's folder; existing files outside of it are not overwritten by a save;
+    ``steps``: after so many steps a process ends with exit code 0; ``batches``: after so many batches an iteration of a
+    DataLoader ends; 0: no limit; ``kills``: of a rank's processes, in order: the last one is not killed;
+    ``mark``: the step after which rank 0 creates MARK_FILE; 0: never.
+    """
+
+    folder: str = text(4096)
+    steps: int = number(MOST_STEPS, default=0)
+    batches: int = number(MOST_STEPS, default=0)
+    kills: tuple[Kill, ...] = items(8)
+    mark: int = number(MOST_STEPS, default=0)
+
+
+@dataclass(frozen=True)
+class StartRecord:
+    """A process that imported PyTorch's optimizers. ``time``: Unix time, as in all records."""
+
+    event: str = START
+    time: float = 0.0
+    rank: int = 0
+    world_size: int = 1
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """A module that the script calls in training, before its first call.
+
+    ``built``: the line that built it; ``wrapper``: the class around all of its trainable
+    parameters that shares their gradients, such as DistributedDataParallel; empty: there is none; ``place``: the line
+    of the call, as train.py:12, like all places; ``names``, ``digests``: of its parameters on this rank, in order;
+    ``trainable``, ``sharded``: of the same parameters, 1 if it requires gradients, and if a rank has only a part of it;
+    ``buffer_names``: of its buffers, in order; ``places``: the line that built the module of each parameter;
+    ``shared``: the dimension of its parameters' device mesh whose ranks may read the same data; empty: there is none.
+    """
+
+    event: str = MODEL
+    time: float = 0.0
+    built: str = text(200)
+    wrapper: str = text(80)
+    place: str = text(200)
+    names: tuple[str, ...] = items(MOST_TENSORS)
+    digests: tuple[str, ...] = items(MOST_TENSORS)
+    trainable: tuple[int, ...] = items(MOST_TENSORS)
+    sharded: tuple[int, ...] = items(MOST_TENSORS)
+    buffer_names: tuple[str, ...] = items(MOST_TENSORS)
+    places: tuple[str, ...] = items(MOST_TENSORS)
+    shared: str = text(80)
+
+
+@dataclass(frozen=True)
+class LoaderRecord:
+    """The beginning of an iteration of a DataLoader.
+
+    ``built``, ``place``: the lines that built it and that iterate it; ``batches``: its length; None: it has none;
+    ``sampler_built``: the line that built its DistributedSampler; ``shuffles``, ``epoch``: of a
+    DistributedSampler; None: it is none.
+    """
+
+    event: str = LOADER
+    time: float = 0.0
+    loader: int = 0
+    iteration: int = 0
+    built: str = text(200)
+    place: str = text(200)
+    batches: int | None = number()
+    sampler_built: str = text(200)
+    shuffles: bool | None = None
+    epoch: int | None = None
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """A completed optimizer step, and what the iteration before it used.
+
+    ``step``: of the process, from 1; ``place``, ``backward``: the lines
+    of the step and of the last backward; ``loss``: the exact values of the roots of the backwards; ``rates``: learning
+    rates of the optimizer's groups; ``batch``: digest of the tensors that the outermost modules were called with;
+    ``indices``: digest of the samples' indices, from DataLoaders; ``loaders``: those that delivered a batch;
+    ``digests``, ``gradients``: of each parameter of all models so far, after the step; ``buffers``: of each of their
+    buffers, at the first call in the iteration; ``without_gradient``: parameters that require a gradient and have none;
+    ``not_finite``: loss, or the name of a parameter whose gradient is not finite; ``skipped``: steps that a GradScaler
+    has skipped so far; ``group_size``, ``group_rank``: of the default process group; 0: none; ``group_built``: the line
+    that created it; ``joins``: whether the script handles uneven data with Join.
+    """
+
+    event: str = STEP
+    time: float = 0.0
+    step: int = 0
+    place: str = text(200)
+    backward: str = text(200)
+    loss: tuple[str, ...] = items(64)
+    rates: tuple[float, ...] = items(64)
+    batch: str = text(40)
+    indices: str = text(40)
+    digests: tuple[str, ...] = items(MOST_TENSORS)
+    gradients: tuple[str, ...] = items(MOST_TENSORS)
+    buffers: tuple[str, ...] = items(MOST_TENSORS)
+    loaders: tuple[int, ...] = items(16)
+    without_gradient: tuple[str, ...] = items(64)
+    not_finite: str = text(200)
+    skipped: int = number(default=0)
+    group_size: int = number(default=0)
+    group_rank: int = number(default=0)
+    group_built: str = text(200)
+    joins: bool = False
+
+
+@dataclass(frozen=True)
+class SaveRecord:
+    """A checkpoint that the process wrote, or renamed to ``path``. ``step``: completed steps of the process."""
+
+    event: str = SAVE
+    time: float = 0.0
+    path: str = text(1000)
+    place: str = text(200)
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class EndRecord:
+    """The end of a process. ``reason``: limit, script, exception; a killed process has no such record."""
+
+    event: str = END
+    time: float = 0.0
+    step: int = 0
+    reason: str = text(40)

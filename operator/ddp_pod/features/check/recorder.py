@@ -1,0 +1,466 @@
+"""Record what a rank does at every step, for `ddp check`: ``contract`` describes order and records.
+
+Only a run of `ddp check` has a recorder. It may cost time, but must not change what the script computes: it draws no
+random numbers and keeps no graph. Errors of its own end the recording, not the script.
+"""
+
+import atexit
+import functools
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, TextIO
+
+from ...base.files import read_json
+from ...contract.records import read_record, to_json
+from ...rank import fingerprint
+from ...rank.batches import find_shared_dimension, has_trainable_parameter
+from ...rank.groups import GroupRecorder
+from ...rank.hooks import observe
+from ...rank.script_objects import (
+    IdentityMap,
+    bypass_modes,
+    is_of_package,
+    is_tensor,
+    is_training,
+    list_buffers,
+    list_modules,
+    list_names,
+    list_parameters,
+    list_placements,
+    list_rates,
+    list_values,
+    read_attributes,
+    read_property,
+    read_tensor,
+    strip_wrappers,
+)
+from ...rank.tracebacks import find_call
+from .contract import (
+    LIMIT,
+    MARK_FILE,
+    MOST_RECORDS,
+    ORDER_FILE,
+    EndRecord,
+    ModelRecord,
+    Order,
+    StartRecord,
+    StepRecord,
+)
+from .recorded_data import DataHook
+from .recorded_saves import SaveHook
+
+_WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
+_MOST_ELEMENTS = 1 << 24  # of a tensor in a batch
+_MOST_NUMBERS = 999  # processes of a rank
+_LIMIT_SECONDS = 10.0  # for which a rank waits at the last step until its peers have reached it
+_MARK_SECONDS = 0.2  # a step's pause after the mark, so that a signal reaches a fast script
+_MARK_STEPS = 50  # which have the pause
+
+
+def _guard(method: Callable[..., None]) -> Callable[..., None]:
+    """Let an error of the recorder end the recording."""
+
+    @functools.wraps(method)
+    def guarded(self: "Recorder", *arguments: Any, **options: Any) -> None:
+        if not self.is_active:
+            return
+        try:
+            method(self, *arguments, **options)
+        except Exception as error:
+            self.is_active = False
+            sys.stderr.write(f"ddp check: the record of rank {self.rank} ends here: {_describe(error)}\n")
+
+    return guarded
+
+
+def _describe(error: Exception) -> str:
+    """Return an exception as text, unless it is one that the script defines: its handler of a signal may raise it."""
+    return repr(error) if is_of_package(error, "builtins") else list_names(type(error))[0]
+
+
+class Recorder:
+    """Writes the records of one process, from its first training step on."""
+
+    def __init__(self, folder: str, rank: int, world_size: int, groups: GroupRecorder) -> None:
+        self.rank = rank
+        self._world_size = world_size
+        self._groups = groups
+        self.is_active = True
+        self.steps = 0
+        self.order = read_record(Order, read_json(os.path.join(folder, ORDER_FILE)))
+        self._folder = folder
+        self._number = 0
+        self._file: TextIO | None = None
+        self._waiting: list[dict[str, Any]] = []  # records before the file is open
+        self._lines = 0
+        self._torch: Any = None
+        self._has_hooks = False
+        self._models: list[Any] = []
+        self._members: set[int] = set()  # ids of the modules in the models
+        self._evaluated = IdentityMap()  # unused batches at the last call, by module outside of the models
+        self._depth = 0  # of the calls of modules
+        self._buffer_owner: Any = None  # at whose next call the buffers of the iteration are read
+        self._with_gradient: set[str] = set()
+        self._skipped = 0  # steps, by a GradScaler
+        self._optimizer_steps = 0
+        self._joins = False
+        self._places = IdentityMap()  # the lines that built the modules
+        self._data = DataHook(self)
+        self._saves = SaveHook(self, folder)
+        self._reset()
+
+    def _reset(self) -> None:
+        """Begin an iteration."""
+        self._batch: list[int] = []
+        self._loss: list[str] = []
+        self._backward = ""
+        self._rates: list[float] = []
+        self._gradients: dict[str, str] = {}  # digests by name
+        self._not_finite = ""
+        self._buffers: list[str] | None = None
+
+    # -- hooks
+
+    def watch(self, module: Any) -> None:
+        """Hook the optimizers. ``module``: torch.optim.optimizer, loaded; the other modules may not be yet."""
+        self._torch = sys.modules["torch"]
+        os.register_at_fork(after_in_child=self.stop)
+        module.register_optimizer_step_post_hook(self._note_optimizer_step)
+        module.Optimizer.__init__ = observe(
+            module.Optimizer.__init__, after=lambda _, optimizer, *arguments, **options: self._note_optimizer(optimizer)
+        )
+        kind = sys.modules["torch.nn.modules.module"].Module
+        kind.__init__ = observe(kind.__init__, after=self._note_module)
+        self._data.start()
+
+    def stop(self) -> None:
+        """Stop recording: in a child, and in a process that does not train."""
+        self.is_active = False
+        self._file = None
+
+    @_guard
+    def _note_optimizer(self, optimizer: Any) -> None:
+        """Hook the rest of PyTorch, which is loaded once the script builds an optimizer."""
+        if self._has_hooks:
+            return
+        self._has_hooks = True
+        self._hook_modules()
+        self._torch.autograd.backward = observe(self._torch.autograd.backward, before=self._note_loss)
+        self._hook_scaler()
+        self._hook_join()
+        self._saves.start(self._torch)
+
+    def _note_module(self, _: None, module: Any, *arguments: Any, **options: Any) -> None:
+        self._places[module] = _find_build(module)
+
+    def _hook_join(self) -> None:
+        kind = sys.modules["torch.distributed.algorithms.join"].Join
+        kind.__enter__ = observe(kind.__enter__, before=self._note_join)
+        kind.__exit__ = observe(kind.__exit__, after=lambda *_: self._end_together())
+
+    def _note_join(self, join: Any) -> None:
+        self._joins = True
+
+    def _hook_modules(self) -> None:
+        original = self._torch.nn.Module.__call__
+        recorder = self
+
+        @functools.wraps(original)
+        def call(module: Any, *arguments: Any, **options: Any) -> Any:
+            recorder._depth += 1
+            try:
+                if recorder._depth == 1:
+                    recorder._note_call(module, arguments, options)
+                elif module is recorder._buffer_owner:
+                    recorder._note_buffers()
+                return original(module, *arguments, **options)
+            finally:
+                recorder._depth -= 1
+
+        self._torch.nn.Module.__call__ = call
+
+    def _hook_scaler(self) -> None:
+        """Count the steps that a GradScaler skips: it then calls no optimizer."""
+        scaler = self._torch.amp.GradScaler
+        original = scaler.step
+        recorder = self
+
+        @functools.wraps(original)
+        def step(scaler: Any, *arguments: Any, **options: Any) -> Any:
+            before = recorder._optimizer_steps
+            result = original(scaler, *arguments, **options)
+            if recorder._optimizer_steps == before:
+                recorder._skipped += 1
+                recorder._not_finite = ""  # as intended: the scaler found its factor too large
+            return result
+
+        scaler.step = step
+
+    # -- during an iteration
+
+    @_guard
+    def _note_call(self, module: Any, arguments: Any, options: Any) -> None:
+        """Record the input of an outermost module in training."""
+        trains = is_training(module)
+        if id(module) in self._members and not trains:
+            self._data.discard()
+        elif not trains:
+            self._evaluated[module] = self._data.get_unused()
+        if not (trains and self._torch.is_grad_enabled() and has_trainable_parameter(self._torch, module)):
+            return
+        if id(module) not in self._members:
+            self._add_model(module)
+        self._data.use()
+        with bypass_modes(self._torch):
+            for tensor in fingerprint.find_tensors(self._torch, (arguments, options)):
+                part = tensor.reshape(-1)[:_MOST_ELEMENTS]
+                self._batch.append(fingerprint.digest(self._torch, part))
+        if self._buffers is None:
+            # DistributedDataParallel makes the buffers equal in its call, before it calls its module.
+            is_wrapped = _find_wrapper(module) == _WRAPPERS[0]
+            self._buffer_owner = read_attributes(module)["_modules"]["module"] if is_wrapped else None
+            if self._buffer_owner is None:
+                self._note_buffers()
+
+    @_guard
+    def _note_buffers(self) -> None:
+        self._buffer_owner = None
+        self._buffers = [self._digest(buffer) for model in self._models for _, buffer, _ in list_buffers(model)]
+
+    @_guard
+    def _note_loss(self, tensors: Any, *arguments: Any, **options: Any) -> None:
+        self._backward = find_call().place
+        for root in [tensors] if is_tensor(self._torch, tensors) else list_values(tensors):
+            with bypass_modes(self._torch):
+                plain = read_tensor(self._torch, root)
+                if plain is None:
+                    continue
+                value = float(plain.sum())
+            self._loss.append(value.hex())
+            if value != value or value in (float("inf"), float("-inf")):
+                self._not_finite = self._not_finite or f"the loss is {value}"
+
+    @_guard
+    def _note_optimizer_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
+        """Record gradients and learning rates, which the script may change after the step."""
+        self._optimizer_steps += 1
+        self._rates += list_rates(optimizer)
+        for name, parameter in self._list_parameters():
+            gradient = read_property(self._torch, parameter, "grad")
+            if gradient is None:
+                continue
+            self._with_gradient.add(name)
+            self._gradients[name] = self._digest(gradient)
+            with bypass_modes(self._torch):
+                part = read_tensor(self._torch, gradient)
+                if not self._not_finite and part is not None and not bool(part.isfinite().all()):
+                    self._not_finite = f"the gradient of {name} is not finite"
+
+    @_guard
+    def end_step(self, optimizer: Any) -> None:
+        """Write the record of an iteration, then do what the order has for this step."""
+        if not (self._loss or self._batch or any(self._rates)):
+            self._reset()
+            return  # torch.distributed.checkpoint creates an optimizer's state by a step without a rate
+        self.steps += 1
+        if self._file is None:
+            self._open()
+        batches = self._data.take()
+        parameters = list(self._list_parameters())
+        trainable = [name for name, parameter in parameters if self._requires_gradient(parameter)]
+        group_size, group_rank = self._find_group()
+        self.write(
+            StepRecord(
+                time=time.time(),
+                step=self.steps,
+                place=find_call().place,
+                backward=self._backward,
+                loss=tuple(self._loss[:64]),
+                rates=tuple(self._rates[:64]),
+                batch=_write_digest(fingerprint.combine(self._batch)) if self._batch else "",
+                indices=_write_digest(fingerprint.combine(batches.indices)) if batches.indices else "",
+                digests=tuple(self._digest(parameter) for _, parameter in parameters),
+                gradients=tuple(self._gradients.get(name, "") for name, _ in parameters),
+                buffers=tuple(self._buffers or ()),
+                loaders=tuple(batches.loaders),
+                without_gradient=tuple(name for name in trainable if name not in self._with_gradient)[:64],
+                not_finite=self._not_finite,
+                skipped=self._skipped,
+                group_size=group_size,
+                group_rank=group_rank,
+                group_built=self._groups.place,
+                joins=self._joins,
+            )
+        )
+        self._reset()
+        self._obey()
+
+    def _find_group(self) -> tuple[int, int]:
+        """Return size and rank of the default process group; 0 without one."""
+        distributed = self._torch.distributed
+        if not (distributed.is_available() and distributed.is_initialized()):
+            return 0, 0
+        return distributed.get_world_size(), distributed.get_rank()
+
+    # -- models
+
+    def _add_model(self, module: Any) -> None:
+        self._models.append(module)
+        for _, member in list_modules(module):
+            self._members.add(id(member))
+            self._data.discard(self._evaluated.get(member, {}))
+        parameters = list(list_parameters(module))
+        self.write(
+            ModelRecord(
+                time=time.time(),
+                built=self._places.get(module, ""),
+                wrapper=self._find_sharing(module),
+                place=find_call().place,
+                names=tuple(strip_wrappers(name) for name, _, _ in parameters),
+                digests=tuple(self._digest(parameter) for _, parameter, _ in parameters),
+                trainable=tuple(int(self._requires_gradient(parameter)) for _, parameter, _ in parameters),
+                sharded=tuple(int(self._is_incomplete(module, parameter)) for _, parameter, _ in parameters),
+                buffer_names=tuple(strip_wrappers(name) for name, _, _ in list_buffers(module)),
+                places=tuple(self._places.get(owner, "") for _, _, owner in parameters),
+                shared=find_shared_dimension(parameter for _, parameter, _ in parameters),
+            )
+        )
+
+    def _list_parameters(self) -> Iterator[tuple[str, Any]]:
+        for model in self._models:
+            for name, parameter, _ in list_parameters(model):
+                yield strip_wrappers(name), parameter
+
+    def _requires_gradient(self, parameter: Any) -> bool:
+        return bool(read_property(self._torch, parameter, "requires_grad"))
+
+    def _digest(self, tensor: Any) -> str:
+        """Return the digest of a tensor; empty if its class computes by itself."""
+        with bypass_modes(self._torch):
+            plain = read_tensor(self._torch, tensor)
+            return "" if plain is None else _write_digest(fingerprint.digest(self._torch, plain))
+
+    def _find_sharing(self, module: Any) -> str:
+        """Return the wrapper of all trainable parameters; empty if some have none."""
+        found = ""
+        covered: set[int] = set()
+        for _, part in list_modules(module):
+            wrapper = _find_wrapper(part)
+            if wrapper:
+                found = found or wrapper
+                covered.update(id(parameter) for _, parameter, _ in list_parameters(part))
+        parameters = [parameter for _, parameter, _ in list_parameters(module)]
+        is_covered = all(id(parameter) in covered for parameter in parameters if self._requires_gradient(parameter))
+        return found if is_covered else ""
+
+    def _is_incomplete(self, module: Any, parameter: Any) -> bool:
+        """Return whether this rank cannot read the whole parameter."""
+        is_sharded = any(placement.is_shard() for placement in list_placements(parameter))
+        return is_sharded or _find_wrapper(module) == _WRAPPERS[1] or read_tensor(self._torch, parameter) is None
+
+    # -- the file
+
+    @_guard
+    def write(self, record: Any) -> None:
+        """Write a record: once the process has made a step."""
+        raw = to_json(record)
+        if self._file is None:
+            self._waiting.append(raw)
+            del self._waiting[:-MOST_RECORDS]
+            return
+        self._lines += 1
+        if self._lines <= MOST_RECORDS:
+            self._file.write(json.dumps(raw) + "\n")
+            self._file.flush()
+
+    def _open(self) -> None:
+        """Open the file of this process. Raises: OSError."""
+        for number in range(_MOST_NUMBERS):
+            try:
+                self._file = open(self._path(f"{number}.jsonl"), "x", encoding="utf-8")  # noqa: SIM115 # for the process's life
+            except FileExistsError:
+                continue
+            self._number = number
+            break
+        waiting = self._waiting
+        self._waiting = []
+        atexit.register(lambda: self.write(EndRecord(time=time.time(), step=self.steps, reason="script")))
+        self.write(StartRecord(time=time.time(), rank=self.rank, world_size=self._world_size))
+        assert self._file is not None
+        self._file.writelines(json.dumps(raw) + "\n" for raw in waiting)
+
+    def _path(self, suffix: str) -> str:
+        return os.path.join(self._folder, f"{self.rank}.{suffix}")
+
+    # -- the order
+
+    def _obey(self) -> None:
+        order = self.order
+        if self._number < len(order.kills):
+            kill = order.kills[self._number]
+            if kill.step == self.steps and kill.rank in (None, self.rank):
+                os.kill(os.getpid(), signal.SIGKILL)
+        if order.mark and self._number == 0 and self.steps >= order.mark:
+            self._pause_at_mark(self.steps - order.mark)
+        elif order.steps and self.steps >= order.steps:
+            if self._joins:
+                self._note_limit()
+            else:
+                self._end()
+
+    @_guard
+    def _end_together(self) -> None:
+        """End where the ranks leave a Join: they make different numbers of steps, and one has made the last one."""
+        if self._count_at_limit():
+            self._end()
+
+    def _pause_at_mark(self, since: int) -> None:
+        if self.rank == 0 and since == 0:
+            open(os.path.join(self._folder, MARK_FILE), "w").close()
+        if since > _MARK_STEPS:
+            self._end()
+        time.sleep(_MARK_SECONDS)
+
+    def _end(self) -> None:
+        """End the process once all ranks have reached the last step, so that none loses a peer before."""
+        self.write(EndRecord(time=time.time(), step=self.steps, reason=LIMIT))
+        self._note_limit()
+        deadline = time.monotonic() + _LIMIT_SECONDS
+        while time.monotonic() < deadline and self._count_at_limit() < self._world_size:
+            time.sleep(0.02)
+        for stream in (sys.stdout, sys.stderr):
+            stream.flush()
+        os._exit(0)
+
+    def _note_limit(self) -> None:
+        open(self._path(f"{self._number}.limit"), "w").close()
+
+    def _count_at_limit(self) -> int:
+        return sum(name.endswith(f".{self._number}.limit") for name in os.listdir(self._folder))
+
+
+def _write_digest(number: int) -> str:
+    return f"{number:016x}"
+
+
+def _find_build(module: Any) -> str:
+    """Return the line that builds a module: not one of its own constructors."""
+    frame: Any = sys._getframe(3)
+    while frame.f_back is not None and frame.f_code.co_name == "__init__" and _is_argument(frame, module):
+        frame = frame.f_back
+    return find_call(frame).place
+
+
+def _is_argument(frame: Any, module: Any) -> bool:
+    names = frame.f_code.co_varnames
+    return bool(names) and frame.f_locals.get(names[0]) is module
+
+
+def _find_wrapper(module: Any) -> str:
+    """Return the class of a module that shares gradients; empty: it does not."""
+    names = list_names(type(module))
+    return next((name for name in _WRAPPERS if name in names), "")

@@ -1,0 +1,1 @@
+"""``spec.code``: the archive with the program."""

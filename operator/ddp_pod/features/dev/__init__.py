@@ -1,0 +1,1 @@
+"""`ddp dev`: a pod is held between runs."""

@@ -1,0 +1,1 @@
+"""``spec.history``: the records of ended jobs in a store."""

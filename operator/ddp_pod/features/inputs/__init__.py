@@ -1,0 +1,1 @@
+"""``spec.inputs``: data that a pod without GPUs fetches first."""

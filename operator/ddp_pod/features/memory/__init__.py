@@ -1,0 +1,1 @@
+"""``checkpoint.memory``: copies of the state in shared memory."""

@@ -1,0 +1,1 @@
+"""``checkpoint.url``: the checkpoint folder in a store."""

@@ -1,0 +1,1 @@
+"""``spec.preflight``: checks of the network before the ranks start."""

@@ -1,0 +1,1 @@
+"""``spec.tracking``: one run in experiment trackers for all attempts."""
