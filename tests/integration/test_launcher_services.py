@@ -57,7 +57,7 @@ while os.environ["TORCHELASTIC_RESTART_COUNT"] == "1" and not os.path.exists("en
 @pytest.mark.parametrize(
     "body", ["raise RuntimeError('a bug')", "return [{1: object}, 2.5]"], ids=["raises", "garbage"]
 )
-def test_pod_restarts_and_succeeds_with_a_feature_whose_every_hook_fails(tmp_path: Path, body: str) -> None:
+def test_pod_trains_on_if_each_hook_of_a_feature_fails(tmp_path: Path, body: str) -> None:
     replaced = {
         "features/preflight/launcher.py": SERVICE.format(body=body, hooks=HOOKS),
         "features/preflight/agent.py": AGENT,

@@ -41,7 +41,7 @@ CORE: Final[Mapping[str, str]] = MappingProxyType(
         "systems of the documents": "test_trainer_systems.py::test_documents_system_trains_on_two_ranks",
         "check of a script": "test_check.py::test_fault_is_reported_with_its_line",
         "check of a restart": "test_scripts.py::test_fault_is_reported_alone[scheduler not saved]",
-        "fault of a feature": "test_launcher_services.py::test_pod_restarts_and_succeeds_with_a_feature_whose_every_hook_fails[raises]",
+        "fault of a feature": "test_launcher_services.py::test_pod_trains_on_if_each_hook_of_a_feature_fails[raises]",
         "edited code in held pods": "test_launcher_dev.py::test_edited_code_runs_in_the_same_pods",
         "objects of a script": "test_counted_calls.py::test_objects_are_called_as_often_with_hooks_as_without",
         "mistake of a user": "test_trainer_endings.py::test_user_error_on_one_rank_ends_all_and_names_rank",

@@ -1,4 +1,4 @@
-"""The launcher as pods have it: the two files of its ConfigMap, behind a kubelet's symbolic links."""
+"""The launcher as pods have it: the two files of its ConfigMap with all features, behind a kubelet's symbolic links."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 
 from ddp_operator.manifests.children import load_launcher
+from ddp_pod.contract.names import OPTIONAL_FEATURES
 
 RANK_MODULES = [
     "base", "base.files", "contract", "contract.names", "contract.processes", "rank", "rank.child", "rank.counters",
@@ -29,7 +30,7 @@ def lay_out(folder: Path, replaced: Mapping[str, str] = MappingProxyType({})) ->
     written = folder / "..2026_01_01_00_00_00.000000000"
     written.mkdir(parents=True)
     (folder / "..data").symlink_to(written.name)
-    launcher = load_launcher()
+    launcher = load_launcher(frozenset(OPTIONAL_FEATURES))
     archive = _replace_sources(launcher.archive, replaced) if replaced else launcher.archive
     for name, content in (("launcher.py", launcher.bootstrap.encode()), ("launcher.zip", archive)):
         (written / name).write_bytes(content)

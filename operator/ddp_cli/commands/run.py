@@ -188,6 +188,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     resource = adapt.use_own_credentials(resource, others)
     if CHECK_VARIABLE in os.environ:
         adapt.shorten_watchdog(resource)
+        adapt.request_recorder(resource, os.environ[CHECK_VARIABLE])
         resource["spec"].setdefault("processGroupPolicy", "Warn")  # a check reports it together with its other findings
     errors = check_rules(resource, None)  # --nodes and --procs may violate one
     if errors:

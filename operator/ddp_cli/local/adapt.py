@@ -190,6 +190,13 @@ def shorten_watchdog(resource: dict[str, Any]) -> None:
     resource["spec"]["watchdog"] = {**watchdog, "stallSeconds": _CHECK_STALL_SECONDS, "action": "Report"}
 
 
+def request_recorder(resource: dict[str, Any], records: str) -> None:
+    """Have the ranks record their steps in a folder. The launcher of other jobs has no recorder."""
+    trainer: dict[str, Any] = find_trainer(resource["spec"]["template"])
+    variables = [variable for variable in trainer.get("env") or () if variable.get("name") != constants.CHECK_VARIABLE]
+    trainer["env"] = [*variables, {"name": constants.CHECK_VARIABLE, "value": records}]
+
+
 def share_cpus(resource: Object, procs: int, cpus: int) -> dict[str, Any]:
     """Set OMP_NUM_THREADS to each worker's share of this machine's ``cpus``, unless the manifest sets it.
 

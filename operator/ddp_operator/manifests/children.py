@@ -50,10 +50,38 @@ class Launcher:
     digest: str
 
 
+def load_launcher_of(job: DDPTrainingJob) -> Launcher:
+    """Return this version's launcher for the pods of a job."""
+    features = set()
+    if job.spec.dev is not None:
+        features.add("dev")
+    if _records_steps(job):
+        features.add("check")
+    return load_launcher(frozenset(features))
+
+
+def _records_steps(job: DDPTrainingJob) -> bool:
+    """Return whether the template has the variable of `ddp check`, as that of its local runs has."""
+    for container in _list_objects(job.spec.template.spec, "containers"):
+        names = [variable.get("name") for variable in _list_objects(container, "env")]
+        if constants.CHECK_VARIABLE in names:
+            return True
+    return False
+
+
+def _list_objects(owner: Any, member: str) -> list[Mapping[str, Any]]:
+    """Return a list's objects; empty if it has another type. The template may not have been checked yet."""
+    items = owner.get(member) if isinstance(owner, Mapping) else None
+    return [item for item in items if isinstance(item, Mapping)] if isinstance(items, list) else []
+
+
 @cache
-def load_launcher() -> Launcher:
-    """Return this version's launcher."""
-    sources = {**_read_modules(resources.files("ddp_pod")), **_read_delivered_modules()}
+def load_launcher(features: frozenset[str] = frozenset()) -> Launcher:
+    """Return this version's launcher. ``features``: those of OPTIONAL_FEATURES that it has."""
+    excluded = tuple(f"features/{name}/" for name in constants.OPTIONAL_FEATURES if name not in features)
+    modules = _read_modules(resources.files("ddp_pod"))
+    own = {path: source for path, source in modules.items() if not path.startswith(excluded)}
+    sources = {**own, **_read_delivered_modules()}
     bootstrap = sources.pop("bootstrap.py")
     names = sorted(sources)
     hashed = json.dumps([bootstrap, *((name, sources[name]) for name in names)])
@@ -90,7 +118,7 @@ def build_children(job: DDPTrainingJob, *, attempt: int, nodes: int) -> list[dic
     Raises: InvalidManifest for an invalid pod template.
     """
     template = resolve_template(job)
-    launcher = load_launcher()
+    launcher = load_launcher_of(job)
     config_map = build_launcher_config_map(job, launcher)
     if attempt == 0:
         return [config_map, build_fetch_job(job, template, launcher)]
@@ -134,7 +162,7 @@ def build_rendezvous_secret(job: DDPTrainingJob) -> dict[str, Any]:
 
 
 def build_launcher_config_map(job: DDPTrainingJob, launcher: Launcher) -> dict[str, Any]:
-    """Return the immutable ConfigMap with the launcher, one for each namespace and version.
+    """Return the immutable ConfigMap with the launcher, one for each namespace, version and choice of features.
 
     Its name has the hash, so an upgrade creates a new one. It stays when the last job is deleted, as kube-root-ca.crt
     does. The executor adds the custom resource's definition as its owner. It has no labels of the job: other jobs use

@@ -33,7 +33,7 @@ from ddp_operator.decide.scheduling import find_claim_problem, list_claims, name
 from ddp_operator.decide.stalls import Ranks
 from ddp_operator.decide.state import Children, Observation, Problem, Stall, Trouble, UnreachableReport, view_children
 from ddp_operator.decide.views import NodeView, PodView, view_node, view_pod
-from ddp_operator.manifests.children import build_children, load_launcher
+from ddp_operator.manifests.children import build_children, load_launcher_of
 from ddp_operator.reconcile.limits import MAX_SECONDS_AT_ONCE, PAGES_AT_ONCE, PageBudget
 from ddp_operator.reconcile.turns import Payer, Turns
 from ddp_operator.reconcile.verdicts import Verdict, compute_digest
@@ -532,7 +532,7 @@ def _find_shared(
     if any(f'configmap "{launcher}" not found' in problem.message for problem in problems.values()):
         launchers.pop(launcher, None)
     missing = launcher not in launchers
-    is_own_version = launcher == child_names.launcher_config_map_name(load_launcher().digest)
+    is_own_version = launcher == child_names.launcher_config_map_name(load_launcher_of(job).digest)
     complete = complete and not (missing and is_own_version)
     return SharedChildren(frozenset(shared), launchers, complete, launcher_lost=missing and not is_own_version)
 

@@ -37,6 +37,9 @@ ENV_AGENT_PID: Final = "DDP_AGENT_PID"  # removed by the shim
 # Folder of a record, see features.check.contract. `ddp check` sets it in its own environment, so templates may set it.
 CHECK_VARIABLE: Final = "DDP_CHECK"
 
+OPTIONAL_FEATURES: Final = ("check", "dev")
+"""Features of the launcher that an archive has only if the job uses them."""
+
 # Files of the runtime directory.
 STOPPING_FILE: Final = "stopping"  # exists after the pod has received a stop signal
 STALL_REPORT_FILE: Final = "stall.json"  # the watchdog's report, which the agent shares with peer pods

@@ -7,7 +7,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from ...rank import fingerprint
 from ...rank.hooks import ImportHook, observe
@@ -23,9 +23,7 @@ from ...rank.script_objects import (
 )
 from ...rank.tracebacks import find_call
 from .contract import LoaderRecord
-
-if TYPE_CHECKING:
-    from .recorder import Recorder
+from .sink import Records
 
 _MODULE = "torch.utils.data.dataloader"
 _SAMPLERS = ("torch.utils.data.distributed", "torch.utils.data.sampler")
@@ -170,7 +168,7 @@ _UNKNOWN = _Loader(-1, "")  # until the loader's iteration begins
 class DataHook(ImportHook):
     """Hooks PyTorch's DataLoader once it is imported."""
 
-    def __init__(self, recorder: "Recorder") -> None:
+    def __init__(self, recorder: Records) -> None:
         super().__init__(_MODULE)
         self._recorder = recorder
         self._loaders = IdentityMap()  # records of type _Loader

@@ -6,14 +6,12 @@ import pathlib
 import sys
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...rank.hooks import ImportHook, observe
 from ...rank.tracebacks import find_call
 from .contract import ORDER_FILE, SaveRecord
-
-if TYPE_CHECKING:
-    from .recorder import Recorder
+from .sink import Records
 
 _SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pickle", ".npz", ".tar", ".safetensors", ".distcp", ".model")
 _MOST_PATHS = 10_000
@@ -24,7 +22,7 @@ _FILES = (io.BufferedWriter, io.BufferedRandom, io.FileIO)
 class SaveHook:
     """Records files that PyTorch or safetensors writes, and others that have the suffix of a checkpoint."""
 
-    def __init__(self, recorder: "Recorder", folder: str) -> None:
+    def __init__(self, recorder: Records, folder: str) -> None:
         self._recorder = recorder
         self._order = os.path.join(folder, ORDER_FILE)
         self._paths: set[str] = set()

@@ -11,6 +11,7 @@ from ddp_cli.local.adapt import (
     Unsuitable,
     adapt_resource,
     check_code,
+    request_recorder,
     share_cpus,
     use_own_credentials,
 )
@@ -141,3 +142,12 @@ def test_code_missing_in_file_is_refused() -> None:
         Unsuitable, match=r"spec.code.image: a/b@sha256:1: no image is pulled on this machine; name the folder"
     ):
         check_code(resource(code={"image": "a/b@sha256:1"}), here)
+
+
+def test_recorder_is_requested_in_the_training_container_with_the_checks_own_folder() -> None:
+    former = {"name": "DDP_CHECK", "value": "/of/the/manifest"}
+    containers = [{"name": "sidecar"}, {"name": "trainer", "env": [former, {"name": "A", "value": "1"}]}]
+    resource: dict[str, Any] = {"spec": {"template": {"spec": {"containers": containers}}}}
+    request_recorder(resource, "/records")
+    assert containers[1]["env"] == [{"name": "A", "value": "1"}, {"name": "DDP_CHECK", "value": "/records"}]
+    assert containers[0] == {"name": "sidecar"}

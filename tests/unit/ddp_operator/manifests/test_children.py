@@ -95,6 +95,9 @@ class TestService:
             assert selector <= labels.items()
 
 
+RECORDED = template(trainer(env=[{"name": constants.CHECK_VARIABLE, "value": "/records"}]))
+
+
 class TestLauncherConfigMap:
     def test_is_in_immutable_config_map_named_by_its_hash(self) -> None:
         config_map = children()["ConfigMap"]
@@ -106,13 +109,46 @@ class TestLauncherConfigMap:
     def test_its_sources_are_those_of_repository(self) -> None:
         root = Path(bootstrap.__file__).parent
         sources = {file.relative_to(root).as_posix(): file.read_text(encoding="utf-8") for file in root.rglob("*.py")}
-        assert load_launcher().bootstrap == sources.pop("bootstrap.py")
-        with zipfile.ZipFile(io.BytesIO(load_launcher().archive)) as archive:
+        complete = load_launcher(frozenset(constants.OPTIONAL_FEATURES))
+        assert complete.bootstrap == sources.pop("bootstrap.py")
+        with zipfile.ZipFile(io.BytesIO(complete.archive)) as archive:
             archived = {name: archive.read(name).decode() for name in archive.namelist()}
         scripts = [path.relative_to(ROOT / "trainer").as_posix() for path in (ROOT / "trainer/ddp_sdk").rglob("*.py")]
         delivered = [*scripts, "ddp_trainer/exporter.py", "ddp_trainer/memory.py"]
         sources |= {name: (ROOT / "trainer" / name).read_text(encoding="utf-8") for name in delivered}
         assert archived == sources
+
+    @pytest.mark.parametrize(
+        ("spec", "features"),
+        [
+            ({}, set()),
+            ({"dev": {}}, {"dev"}),
+            ({"template": template(trainer(env=[{"name": constants.CHECK_VARIABLE, "value": "/records"}]))}, {"check"}),
+            (
+                {"template": template(trainer(env=[{"name": constants.CHECK_VARIABLE, "value": "/r"}])), "dev": {}},
+                {"check", "dev"},
+            ),
+        ],
+        ids=["plain", "dev", "check", "both"],
+    )
+    def test_archive_has_only_the_optional_features_that_the_job_uses(
+        self, spec: dict[str, Any], features: set[str]
+    ) -> None:
+        made = children(**spec)
+        archive = base64.b64decode(made["ConfigMap"]["binaryData"]["launcher.zip"])
+        with zipfile.ZipFile(io.BytesIO(archive)) as file:
+            modules = {name for name in file.namelist() if not name.startswith(("ddp_sdk/", "ddp_trainer/"))}
+        root = Path(bootstrap.__file__).parent
+        expected = {path.relative_to(root).as_posix() for path in root.rglob("*.py")} - {"bootstrap.py"}
+        for name in {"check", "dev"} - features:
+            absent = {module for module in expected if module.startswith(f"features/{name}/")}
+            assert absent, name
+            expected -= absent
+        assert modules == expected
+        volumes = made["Job"]["spec"]["template"]["spec"]["volumes"]
+        [mounted] = [volume["configMap"]["name"] for volume in volumes if volume["name"] == constants.LAUNCHER_VOLUME]
+        assert mounted == made["ConfigMap"]["metadata"]["name"]
+        assert (mounted == f"ddp-launcher-{load_launcher().digest[:12]}") is (not features)
 
     def test_archive_is_same_in_each_build(self) -> None:
         first = load_launcher()

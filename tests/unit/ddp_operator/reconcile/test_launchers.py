@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api import child_names
+from ddp_operator.api import child_names, constants
 from ddp_operator.api.cluster import Key, Object, Refused
 from ddp_operator.manifests.children import build_launcher_config_map, load_launcher
 from ddp_operator.reconcile.reconciler import Reconciler
@@ -27,6 +27,34 @@ async def test_jobs_share_launcher_which_one_operator_creates_and_next_one_compa
         await harness.reconciler.reconcile(Key("default", name))
         assert harness.cluster.calls.count("create ConfigMap") == creations, name
     assert harness.cluster.store.list("ConfigMap") == [launcher]
+
+
+async def test_namespace_with_jobs_of_ddp_dev_has_a_second_launcher_that_those_share() -> None:
+    harness = await ReconcilerHarness().settle()
+    harness.cluster.calls.clear()
+    for name in ("first-dev", "second-dev"):
+        harness.cluster.add(resource(name, dev={}))
+        await harness.reconciler.reconcile(Key("default", name))
+    assert harness.cluster.calls.count("create ConfigMap") == 1
+    dev = child_names.launcher_config_map_name(load_launcher(frozenset({"dev"})).digest)
+    assert {item["metadata"]["name"] for item in harness.cluster.store.list("ConfigMap")} == {NAME, dev}
+    mounted = {
+        job["metadata"]["name"]: volume["configMap"]["name"]
+        for job in harness.cluster.store.list("Job")
+        for volume in job["spec"]["template"]["spec"]["volumes"]
+        if volume["name"] == constants.LAUNCHER_VOLUME
+    }
+    assert mounted == {"train-1": NAME, "first-dev-1": dev, "second-dev-1": dev}
+
+
+async def test_deleted_launcher_of_a_job_of_ddp_dev_is_recreated_as_its_own() -> None:
+    harness = await ReconcilerHarness(dev={}).settle()
+    [launcher] = harness.cluster.store.list("ConfigMap")
+    harness.cluster.store.delete(launcher)
+    await harness.settle()
+    [again] = harness.cluster.store.list("ConfigMap")
+    assert again["metadata"]["name"] == launcher["metadata"]["name"] != NAME
+    assert harness.jobs() == ["train-1"], "it is this version's, so no new Job is needed"
 
 
 async def test_launcher_has_labels_of_a_job_only_if_a_policy_demands_them(monkeypatch: pytest.MonkeyPatch) -> None:

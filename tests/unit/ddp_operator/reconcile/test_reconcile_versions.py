@@ -7,7 +7,6 @@ import pytest
 
 from ddp_operator.api.cluster import Key, Snapshot
 from ddp_operator.manifests import children
-from ddp_operator.reconcile import observer
 from tests.support.builders import page
 from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness
@@ -57,8 +56,7 @@ class TestOtherVersion:
             harness.edit(suspend=True)
             await harness.settle()
         newer = children.Launcher("# newer", b"", "f" * 64)
-        for module in (children, observer):
-            monkeypatch.setattr(module, "load_launcher", lambda: newer)
+        monkeypatch.setattr(children, "load_launcher", lambda features: newer)
         [config_map] = harness.cluster.store.list("ConfigMap")
         [before] = harness.cluster.store.list("Job")
         await harness.settle()
