@@ -104,8 +104,8 @@ fuzz: install ## try thousands of generated manifests, job histories, failed cal
 		--numprocesses $(JOBS) --dist worksteal --verbose --timeout 3600 --durations=10 --durations-min=3 $(ARGS)
 
 .PHONY: nightly
-nightly: install ## run the long checks: tests marked nightly, fuzz, mutate, torch-versions, recipes, features, drills, soak
-	@$(MAKE) --keep-going pytest-nightly fuzz mutate torch-versions recipes features drills soak
+nightly: install ## run the long checks: tests marked nightly, fuzz, mutate, torch-versions, recipes, features, launcher-features, drills, soak
+	@$(MAKE) --keep-going pytest-nightly fuzz mutate torch-versions recipes features launcher-features drills soak
 
 .PHONY: pytest-nightly
 pytest-nightly: install s3 ## run the tests marked nightly, and those that `make test` leaves out
@@ -233,6 +233,10 @@ torch-versions: install ## run the launcher's process tests on other torch versi
 .PHONY: features
 features: install ## delete each feature in a copy, and check types and tests of the kernel there (ARGS=drains)
 	@JOBS=$(JOBS) .ci/features $(PY) $(ARGS)
+
+.PHONY: launcher-features
+launcher-features: install ## the same for the features of the launcher (ARGS=mirror)
+	@JOBS=$(JOBS) .ci/launcher-features $(PY) $(ARGS)
 
 .PHONY: recipes
 recipes: install ## run the recipes with the newest releases of their libraries (ARGS='-k trl')

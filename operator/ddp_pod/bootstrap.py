@@ -46,7 +46,10 @@ _MODULES = {
     "order": "features.dev.orders",
     "tracking": "features.tracking.runs",
 }
-_SUBCOMMANDS = (*_MODULES, "fetch", "run", "worker", "forkserver")
+_WITH_SIGNALS = {
+    "fetch": "features.inputs.fetch",
+}
+_SUBCOMMANDS = (*_MODULES, *_WITH_SIGNALS, "run", "worker", "forkserver")
 
 
 def main() -> int:
@@ -61,8 +64,8 @@ def main() -> int:
     # Each subcommand imports only its own modules: every rank would compile the rest again.
     if subcommand in _MODULES:
         return int(_import(_MODULES[subcommand]).main(argv))
-    if subcommand == "fetch":
-        return int(_import("features.inputs.fetch").main(_SIGNALS))
+    if subcommand in _WITH_SIGNALS:
+        return int(_import(_WITH_SIGNALS[subcommand]).main(_SIGNALS))
     if subcommand == "run":
         return int(_import("supervise.main").main(argv, _SIGNALS, _import("features")))
     if subcommand == "forkserver":

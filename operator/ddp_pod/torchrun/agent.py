@@ -131,6 +131,7 @@ class PodAgent(LocalElasticAgent):
     def _start_workers(self, worker_group: WorkerGroup) -> dict[int, Any]:
         for part in self._parts:
             self._prepare_round(part, worker_group)
+        # Only now: former ranks have ended, and a file that is removed later could be that of a new rank.
         remove_error_files(self._pod)
         self._recorded = {}
         self._cause_deadline = None
@@ -185,6 +186,8 @@ class PodAgent(LocalElasticAgent):
                 return RunResult(WorkerState.HEALTHY)
         elif not ending and self._lacks_cause(exit_codes) and self._awaits_cause():
             return RunResult(WorkerState.HEALTHY)
+        # Counted before the ranks are stopped, which may take the whole grace period: pods that end meanwhile did not
+        # end before this failure.
         ended_pods = self._round_state.count_ended_pods()
         self._stop_ranks(signal.SIGTERM, ending)
         result = self._collect_result(worker_group)
@@ -359,6 +362,7 @@ class PodAgent(LocalElasticAgent):
     def _stop_ranks(self, number: int, ending: Sequence[int] = ()) -> None:
         """Stop the ranks. Those that are ``ending`` have failed and nothing to save."""
         is_stopping = os.path.exists(os.path.join(self._pod.runtime, STOPPING_FILE))
+        # Before the first signal: when a rank of a peer fails because ranks here end, the peer has to find the reason.
         if is_stopping and self._pod.is_multi_node:
             query_store(self._pod_rendezvous.announce_stop)
         for part in self._parts:

@@ -70,6 +70,8 @@ class RoundState:
         if report and not self._has_stalled:
             self.store.append("stalled", self._pod.node)
             self._has_stalled = True
+        # Also without a report: that a stall is over must replace the former value. Pod 0 may read the log before this
+        # value exists; an absent report counts as none.
         if self._has_stalled:
             self.store.write(f"stall/{self._pod.node}", report)
         joiners = wait.get("joiners", [])
@@ -80,6 +82,7 @@ class RoundState:
         if samples and not self._shares_samples:
             self.store.append("sampled", self._pod.node)
             self._shares_samples = True
+        # A comparison may read samples of different steps: only equal steps are compared.
         if samples and self._pod.node != 0:
             self.store.write(f"samples/{self._pod.node}", samples)
         if self._pod.node == 0:
@@ -149,6 +152,7 @@ class RoundState:
         try:
             if is_interrupted():
                 return False
+            # After the question: a pod in this log counts as ended for all, and never leaves it.
             self.store.append("ended", self._pod.node)
             self._wait(lambda: self._have_all_ended() or is_interrupted(), patience)
             return self._have_all_ended()

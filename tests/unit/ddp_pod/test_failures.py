@@ -46,7 +46,6 @@ from ddp_pod.failures.worker_failure import (
     shorten_mismatch,
     unwrap_helper_error,
 )
-from ddp_pod.features.preflight.checks import PreflightError, PreflightReport
 from ddp_pod.torchrun.store import PortTakenError
 from tests.support.launcher_config import launcher_pod
 
@@ -597,31 +596,11 @@ def torchs(name: str, message: str) -> Exception:
     return error
 
 
-REPORT = PreflightReport(seconds={}, problems={}, transport="Socket")
 AGENT_ERRORS = [
     (torchs("RendezvousTimeoutError", ""), LOST_PEER, "not all 1 pods joined", "all pods of the job are scheduled"),
     (torchs("RendezvousConnectionError", "gone"), LOST_PEER, "lost the rendezvous at", "earliest"),
     (torchs("DistNetworkError", "gone"), LOST_PEER, "lost the rendezvous at", "earliest"),
     (PortTakenError(1, "in use"), Outcome("Network", 82), "the rendezvous on port 1: in use", "spec.rendezvous.port"),
-    (
-        PreflightError({"allreduce": "NCCL error"}, REPORT._replace(nccl_failed=True)),
-        Outcome("NCCL", 82),
-        "allreduce: NCCL error",
-        "another rank",
-    ),
-    (PreflightError({"tcp": "nccl:1"}, REPORT), Outcome("Network", 82), "tcp: nccl:1", "another rank"),
-    (
-        PreflightError({"transport": "uses Socket", "pairs": "slow"}, REPORT),
-        Outcome("Network", 82),
-        "transport: uses Socket; pairs: slow",
-        "docs/scaling.md",
-    ),
-    (
-        PreflightError({"transport": "not known"}, REPORT._replace(transport=None)),
-        Outcome("NCCL", 82),
-        "transport: not known",
-        "docs/scaling.md",
-    ),
     (ArgumentError("--x"), FATAL, "torchrun refused its options: --x", "correct the flags"),
     (ModuleNotFoundError("No module named 'torch'"), FATAL, "cannot run torchrun", "has PyTorch"),
     (OSError("EADDRINUSE"), UNKNOWN, "torchrun failed: OSError: EADDRINUSE", "no fixed port"),

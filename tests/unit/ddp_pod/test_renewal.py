@@ -16,8 +16,6 @@ from types import SimpleNamespace
 
 import pytest
 
-from ddp_pod.contract.names import ENV_RUN_FD
-from ddp_pod.features.dev import standby
 from ddp_pod.rank.worker import reopen_output
 from ddp_pod.torchrun.renewal import renew_imported_state
 
@@ -84,15 +82,3 @@ def test_stdout_of_a_replaced_file_can_be_reconfigured(monkeypatch: pytest.Monke
     assert shown == ("ascii", "backslashreplace", True, False, raw.name)
     assert written == "é\n".encode("latin-1")
     raw.close()
-
-
-def test_pipe_of_a_launcher_on_standby_is_not_inherited(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(standby, "set_parent_death_signal", lambda parent: None)
-    reader, writer = os.pipe()
-    os.set_inheritable(reader, True)
-    environment = {ENV_RUN_FD: str(reader)}
-    assert standby.find_standby(environment) is not None
-    assert not environment
-    assert not os.get_inheritable(reader)
-    os.close(reader)
-    os.close(writer)

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import gc
-import sys
 from collections.abc import Callable
 from typing import Any
 
-import numpy
 import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils.data import BatchSampler, DataLoader, Dataset, DistributedSampler, RandomSampler, SequentialSampler
 
-from ddp_pod.features.check.recorded_data import _find_size, _SizeHook, _write_indices
 from ddp_pod.rank.script_objects import (
     IdentityMap,
     bypass_modes,
@@ -97,9 +93,6 @@ def module() -> Any:
         (lambda: list_values(build_touchy(dict, values=fail)(b=2, a=1)), [1, 2]),
         (lambda: list_values({2: "b", 1: "a"}), ["b", "a"]),
         (lambda: list(list_rates(complete(TouchyOptimizer, torch.optim.SGD([torch.ones(1)], lr=0.5)))), [0.5]),
-        (lambda: _write_indices([Touchy(), 1]), ""),
-        (lambda: _write_indices([None, None]), ""),
-        (lambda: _write_indices([numpy.int64(3), (4, "x"), torch.tensor(5)]), _write_indices([3, (4, "x"), 5])),
         (lambda: strip_wrappers("module._orig_mod.my_module.weight"), "my_module.weight"),
     ],
 )
@@ -204,45 +197,3 @@ def test_identity_map_keeps_no_object_alive_and_confuses_none() -> None:
     gc.collect()
     assert len(values) == 1
     assert values.get(second) == 2
-
-
-class Numbers(Dataset[int]):
-    """A dataset that counts how often it is asked for its length."""
-
-    asked = 0
-
-    def __len__(self) -> int:
-        Numbers.asked += 1
-        return 10
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-
-@pytest.mark.parametrize(
-    ("build", "expected"),
-    [
-        (lambda data: DataLoader(data, batch_size=4), 3),
-        (lambda data: DataLoader(data, batch_size=4, drop_last=True, shuffle=True), 2),
-        (lambda data: DataLoader(data, batch_size=2, sampler=DistributedSampler(data, num_replicas=2, rank=0)), 3),
-        (lambda data: DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data, num_samples=7), 2, False)), 4),
-        (lambda data: DataLoader(data, batch_sampler=BatchSampler(SequentialSampler(data), 3, False)), 4),
-    ],
-)
-def test_length_is_what_pytorch_has_read(
-    build: Callable[[Any], Any], expected: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    sizes = IdentityMap()
-    for name in ("sampler", "distributed", "dataloader"):
-        module = sys.modules[f"torch.utils.data.{name}"]
-        monkeypatch.setattr(module, "len", len, raising=False)
-        _SizeHook(module.__name__, sizes).watch(module)
-    data = Numbers()
-    loader = build(data)
-    iterator = iter(loader)
-    next(iterator)
-
-    asked = Numbers.asked
-    length = _find_size(sizes, loader.batch_sampler)
-    assert (length, Numbers.asked) == (expected, asked)
-    assert len(loader) == expected

@@ -265,6 +265,8 @@ class Leader(Holder):
 
     async def _adopt(self, peer: Peer, plan: RunPlan, *, running: bool) -> None:
         """Take the run of a peer, which this pod has replaced another one for."""
+        # Nothing has waited since ``_on_peer`` read the flag: the lock is free whenever none is adopted. No test
+        # lets two peers bring a run at once.
         self._is_busy = True
         try:
             if not self.runs.has_code(plan.digest):
@@ -313,6 +315,7 @@ class Leader(Holder):
                 remedy="wait until it is done, and try again; nothing has changed",
             )
             return
+        # Between the question and this line nothing may wait: two orders would replace the run at the same time.
         self._is_busy = True
         try:
             is_done = await self._execute(order, stream)
