@@ -16,9 +16,9 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # File: module that prints it, and its arguments.
 GENERATED = {
-    "deploy/crds/ddptrainingjobs.yaml": "ddp_operator.api.crd",
-    "deploy/crds/clusterddptrainingprofiles.yaml": "ddp_operator.api.crd ClusterDDPTrainingProfile",
-    "deploy/crds/ddptrainingprofiles.yaml": "ddp_operator.api.crd DDPTrainingProfile",
+    "deploy/crds/ddptrainingjobs.yaml": "ddp_operator.features.crd",
+    "deploy/crds/clusterddptrainingprofiles.yaml": "ddp_operator.features.crd ClusterDDPTrainingProfile",
+    "deploy/crds/ddptrainingprofiles.yaml": "ddp_operator.features.crd DDPTrainingProfile",
     **{
         f"deploy/schemas/{kind.lower()}.json": f"docs.pages.schemas {kind}"
         for kind in ("DDPTrainingJob", "DDPTrainingProfile", "ClusterDDPTrainingProfile")
@@ -29,12 +29,12 @@ GENERATED = {
     "docs/metrics.md": "docs.pages.tables metrics",
     "docs/troubleshooting.md": "docs.pages.tables troubleshooting",
     "docs/images/watch.svg": "docs.pictures watch",
-    "charts/files/crd.yaml": "ddp_operator.api.crd",
-    "deploy/manifests/crd.yaml": "ddp_operator.api.crd",
-    "charts/files/cluster-profile-crd.yaml": "ddp_operator.api.crd ClusterDDPTrainingProfile",
-    "charts/files/profile-crd.yaml": "ddp_operator.api.crd DDPTrainingProfile",
-    "deploy/manifests/cluster-profile-crd.yaml": "ddp_operator.api.crd ClusterDDPTrainingProfile",
-    "deploy/manifests/profile-crd.yaml": "ddp_operator.api.crd DDPTrainingProfile",
+    "charts/files/crd.yaml": "ddp_operator.features.crd",
+    "deploy/manifests/crd.yaml": "ddp_operator.features.crd",
+    "charts/files/cluster-profile-crd.yaml": "ddp_operator.features.crd ClusterDDPTrainingProfile",
+    "charts/files/profile-crd.yaml": "ddp_operator.features.crd DDPTrainingProfile",
+    "deploy/manifests/cluster-profile-crd.yaml": "ddp_operator.features.crd ClusterDDPTrainingProfile",
+    "deploy/manifests/profile-crd.yaml": "ddp_operator.features.crd DDPTrainingProfile",
     "charts/files/rules.yaml": "charts.tooling.rules served",
     "charts/files/rules-home.yaml": "charts.tooling.rules home",
     "charts/files/rules-worker.yaml": "charts.tooling.rules worker",

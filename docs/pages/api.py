@@ -6,14 +6,15 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, get_args
 
 from ddp_operator.api import constants
 from ddp_operator.api.constants import EXIT_USER_ERROR
-from ddp_operator.api.crd import build_resource_schema, build_schema
+from ddp_operator.api.crd import build_resource_schema
 from ddp_operator.api.job import CRASH_LOOP_FAILURES
-from ddp_operator.api.rules import RULES
-from ddp_operator.api.spec import Recovery, Spec
+from ddp_operator.api.spec import Recovery
+from ddp_operator.decide.hooks import Maturity
+from ddp_operator.features import FEATURES, SCHEMA
 from ddp_pod.contract.failure_table import (
     CATEGORIES,
     CUDA,
@@ -44,15 +45,27 @@ The scale subresource is `spec.nodes`, for `kubectl scale ddp/NAME --replicas=4`
 
 def write_page() -> str:
     """Return the page."""
-    properties = build_resource_schema()["properties"] | {"spec": build_schema(Spec)}
-    lines = [_HEAD]
-    for part, title in (("spec", "What you write"), ("status", "What the operator writes")):
-        lines += [f"## {part}", "", f"{title}.", "", "| field | type | default | meaning |", "|---|---|---|---|"]
-        lines += [_row(*entry) for entry in _walk(properties[part], part)]
-        lines.append("")
+    lines = [_HEAD, "## spec", "", *_SPEC_INTRODUCTION, ""]
+    fields = list(_walk(SCHEMA.document, "spec"))
+    for maturity in get_args(Maturity):
+        rows = [_row(*entry) for entry in fields if _find_maturity(entry[0]) == maturity]
+        if rows:
+            lines += [f"### {maturity.capitalize()} fields", "", *_TABLE, *rows, ""]
+    status = build_resource_schema(SCHEMA)["properties"]["status"]
+    lines += ["## status", "", "What the operator writes.", "", *_TABLE]
+    lines += [*(_row(*entry) for entry in _walk(status, "status")), ""]
     lines += ["## When fields may change", "", f"{_find_immutability()}.", ""]
     lines += [*_write_limits(), "", *_write_restarts()]
     return "\n".join(lines) + "\n"
+
+
+def _find_maturity(path: str) -> Maturity:
+    """Return the maturity of a field: that of the feature that owns it; the kernel's own are stable."""
+    for feature in FEATURES:
+        owned = feature.fields.paths if feature.fields is not None else ()
+        if any(path == root or path.startswith((f"{root}.", f"{root}[")) for root in owned):
+            return feature.maturity
+    return "stable"
 
 
 def _write_limits() -> Iterator[str]:
@@ -68,7 +81,7 @@ def _write_limits() -> Iterator[str]:
 
 def _find_immutability() -> str:
     """Return the rule that names the fields which cannot be changed, and when."""
-    (message,) = (rule.message for rule in RULES if "once the job has started" in rule.message)
+    (message,) = (rule.message for rule in SCHEMA.rules if "once the job has started" in rule.message)
     return f"Of `spec`, {message}"
 
 
@@ -78,6 +91,11 @@ def _write_restarts() -> Iterator[str]:
     yield from (f"| {' | '.join(cells)} |" for cells in _list_retries())
 
 
+_TABLE: Final = ("| field | type | default | meaning |", "|---|---|---|---|")
+_SPEC_INTRODUCTION: Final = (
+    "What you write. Stable and beta fields change by the [promises of a release](releases.md); experimental ones may",
+    "change in each minor version. The fields of a [feature](architecture.md#features) have its maturity.",
+)
 _RESTARTS_INTRODUCTION = (
     "If that can help, all workers restart in the same pods, at once; the job keeps its nodes and its admission by a",
     "queue. Otherwise the operator starts a new attempt: a Job with new pods. Both kinds count against",

@@ -2,23 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Final, NamedTuple
+from typing import Final
 
 from ddp_operator.api.job import CRASH_LOOP_FAILURES, SILENT_POD_SECONDS, SILENT_START_SECONDS
+from ddp_operator.api.schema import Limit
 from ddp_operator.api.spec import Recovery, Rendezvous, Watchdog
 from ddp_operator.decide.attempts import PROMPT_DISRUPTIONS
+from ddp_operator.features import SCHEMA
 from ddp_pod.contract.failure_table import SIGNIFICANT_SECONDS
 from ddp_pod.failures.restarts import LONGEST_DELAY, PROMPT_RESTARTS
-
-
-class Limit(NamedTuple):
-    """A row. ``reason``: of the condition Failed, or another result. ``change``: the field that sets the limit."""
-
-    what: str
-    value: object
-    reason: str
-    change: str = "fixed"
-
 
 _RECOVERY: Final = "spec.recovery"
 _WATCHDOG: Final = "spec.watchdog"
@@ -103,7 +95,6 @@ LIMITS: Final = (
     Limit(
         "seconds that `ddp dev` holds pods without a run", "1800", "end as the last run ended", "spec.dev.holdSeconds"
     ),
-    Limit("minutes that pods may hold GPUs without a step", "no limit", "condition Idle, or suspension", "spec.idle"),
     Limit("seconds that the job may be active", "no limit", "DeadlineExceeded", "spec.activeDeadlineSeconds"),
     Limit(
         "seconds that an attempt may wait for all its pods to run",
@@ -111,4 +102,5 @@ LIMITS: Final = (
         "PendingDeadlineExceeded",
         "spec.pendingDeadlineSeconds",
     ),
+    *(limit for part in SCHEMA.owned for limit in part.limits),
 )

@@ -8,11 +8,12 @@ from typing import Any
 
 from ddp_operator.api.constants import API_VERSION, KIND
 from ddp_operator.api.crd import build_profile_schema, build_resource_schema
+from ddp_operator.features import SCHEMA
 
 
 def build_editor_schema(kind: str) -> dict[str, Any]:
     """Return the JSON Schema of what a user writes of a kind."""
-    schema = build_resource_schema() if kind == KIND else build_profile_schema()
+    schema = build_resource_schema(SCHEMA) if kind == KIND else build_profile_schema(SCHEMA)
     head = {"apiVersion": {"const": API_VERSION}, "kind": {"const": kind}, "status": {"type": "object"}}
     schema["properties"] |= {name: part for name, part in head.items() if name in schema["properties"]}
     schema["required"] = ["apiVersion", "kind", "metadata", *schema["required"]]

@@ -35,6 +35,7 @@ from ddp_operator.api.kubeobjects import utc_now
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.views import PodView, view_pod
+from ddp_operator.features import SCHEMA
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.cluster import KubeCluster
@@ -209,7 +210,7 @@ async def refuse_oversize_specs(port: int) -> None:
         {"a": {str(n): {} for n in range(99_999)}},
     ):
         with suppress(InvalidManifest):
-            parse_resource(resource(**spec))
+            parse_resource(resource(**spec), SCHEMA)
         await asyncio.sleep(0)
 
 

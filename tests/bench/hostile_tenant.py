@@ -24,6 +24,7 @@ import psutil
 
 from ddp_operator.api.constants import KIND, PROFILE_KIND
 from ddp_operator.api.crd import build_profile_crd
+from ddp_operator.features import SCHEMA
 from tests.support.builders import resource
 from tests.support.control_plane import free_ports
 from tests.support.hostile_jobs import (
@@ -111,7 +112,7 @@ def measure_attack(api: StandIn, folder: Path, attack: Attack | None, jobs: int,
     kubeconfig = api.write_kubeconfig(folder)
     api.add("Namespace", {"metadata": {"name": ATTACKER}, "spec": {}})
     api.insert(NESTED, NESTED_LISTS)
-    api.serve(custom_kind(build_profile_crd(PROFILE_KIND)))
+    api.serve(custom_kind(build_profile_crd(PROFILE_KIND, SCHEMA)))
     api.add(PROFILE_KIND, build_hostile_profile())
     hostile = HostileJobs(api, attack, jobs)
     if attack is not None and attack.early:

@@ -22,6 +22,7 @@ import psutil
 
 from ddp_operator.api import constants
 from ddp_operator.api.parse import parse_manifest
+from ddp_operator.features import SCHEMA
 from tests.bench.figures import ratio, table
 from tests.support.standin import StandIn
 
@@ -34,7 +35,7 @@ BASELINES = {
 
 def create_sample(server: StandIn) -> None:
     """Apply the sample as a user would, before the operator runs."""
-    body = json.dumps(parse_manifest(SAMPLE.read_text(encoding="utf-8")).resource).encode()
+    body = json.dumps(parse_manifest(SAMPLE.read_text(encoding="utf-8"), SCHEMA).resource).encode()
     where = f"{server.url}/apis/{constants.API_VERSION}/namespaces/default/{constants.PLURAL}"
     request = urllib.request.Request(where, body, {"Content-Type": "application/json"})
     urllib.request.urlopen(request, timeout=10).close()

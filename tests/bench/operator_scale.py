@@ -27,6 +27,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from ddp_operator.api.constants import API_VERSION, EXIT_RETRYABLE, KIND, LABEL_JOB_NAME, PLURAL
 from ddp_operator.api.parse import parse_resource
+from ddp_operator.features import SCHEMA
 from ddp_operator.kube.resources import path
 from ddp_operator.manifests.children import build_children, build_pod
 from tests.support import ROOT
@@ -265,7 +266,7 @@ def writes_in(made: Samples) -> Samples:
 async def write_by_hand(actors: ClusterActors, name: str, statuses: int, status: Mapping[str, Any]) -> None:
     """Write a job, its children and as many statuses, as a client without any logic would."""
     resource = await actors.create(job_manifest(name))
-    for child in build_children(parse_resource(resource), attempt=1, nodes=2):
+    for child in build_children(parse_resource(resource, SCHEMA), attempt=1, nodes=2):
         if child["kind"] == "ConfigMap":
             if "data" in child:
                 continue  # the launcher is written once

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_operator.api.parse import parse_manifest
+from ddp_operator.features import SCHEMA
 from tests.bench.figures import ratio, table
 from tests.support import ROOT
 
@@ -34,7 +35,7 @@ def ddp_run(folder: Path) -> list[subprocess.Popen[bytes]]:
 
 def by_hand(folder: Path) -> list[subprocess.Popen[bytes]]:
     """Start torchrun once for each node, with the sample's command line and number of threads."""
-    job = parse_manifest(SAMPLE.read_text(encoding="utf-8")).job
+    job = parse_manifest(SAMPLE.read_text(encoding="utf-8"), SCHEMA).job
     (container,) = job.spec.template.spec["containers"]
     interpreter, *script = [*container["command"], *container["args"]]
     assert interpreter == "python"

@@ -28,6 +28,7 @@ from ddp_operator.api.constants import KIND, PLURAL, VERSION
 from ddp_operator.api.crd import build_crd
 from ddp_operator.api.status import CheckpointStatus, Progress, Status
 from ddp_operator.decide.transitions import MAX_ROWS, extend_history
+from ddp_operator.features import SCHEMA
 from ddp_operator.kube.client import ResponseError
 from tests.bench.figures import ratio, table
 from tests.support.control_plane import ControlPlane
@@ -124,9 +125,9 @@ def without_rules(node: Any) -> Any:
 
 async def measure(options: argparse.Namespace) -> None:
     """Write the table and the ratios."""
-    ours = Subject("ours", build_crd())
-    figures = Subject("figures", build_crd(), {**STATUS, "history": full_history()})
-    subjects = [ours, Subject("bare", without_rules(build_crd())), figures]
+    ours = Subject("ours", build_crd(SCHEMA))
+    figures = Subject("figures", build_crd(SCHEMA), {**STATUS, "history": full_history()})
+    subjects = [ours, Subject("bare", without_rules(build_crd(SCHEMA))), figures]
     subjects += [Subject(path.stem.lower(), yaml.safe_load(path.read_text())) for path in options.against]
     spent: dict[str, list[float]] = {subject.name: [] for subject in subjects}
     with tempfile.TemporaryDirectory() as folder, ControlPlane(Path(folder), controllers=False) as plane:

@@ -10,6 +10,7 @@ from ddp_operator.api import constants
 from ddp_operator.api.cluster import AlreadyExists, Key, Object, Refused, Snapshot, VersionConflict
 from ddp_operator.api.job import owner_reference
 from ddp_operator.api.parse import parse_resource
+from ddp_operator.features import SCHEMA
 from tests.support.cluster_drivers import ClusterDriver
 from tests.support.cluster_drivers.base import index_of, living, serve
 
@@ -21,7 +22,7 @@ LABELS = {constants.LABEL_JOB_NAME: KEY.name, constants.LABEL_MANAGED_BY: consta
 
 
 def metadata(name: str, owner: Object | None = None) -> dict[str, Any]:
-    references = [owner_reference(parse_resource(owner))] if owner is not None else []
+    references = [owner_reference(parse_resource(owner, SCHEMA))] if owner is not None else []
     return {"name": name, "namespace": KEY.namespace, "labels": LABELS, "ownerReferences": references}
 
 

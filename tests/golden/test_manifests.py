@@ -15,6 +15,7 @@ import yaml
 from ddp_operator.api.crd import build_crd
 from ddp_operator.api.kubeobjects import is_native_pod_group
 from ddp_operator.api.parse import parse_manifest, parse_resource
+from ddp_operator.features import SCHEMA
 from ddp_operator.manifests.children import build_children, load_launcher
 from tests.support.builders import UID, resource, template, trainer
 from tests.support.fabrics import complete
@@ -126,9 +127,9 @@ CASES: dict[str, dict[str, Any]] = {
 
 def build(raw: dict[str, Any], attempt: int) -> list[dict[str, Any]]:
     """Return the children of a manifest, processed like a user's file."""
-    stored = dict(parse_manifest(yaml.safe_dump(raw)).resource)
+    stored = dict(parse_manifest(yaml.safe_dump(raw), SCHEMA).resource)
     stored["metadata"] = {**stored["metadata"], "uid": UID}
-    return build_children(parse_resource(stored), attempt=attempt, nodes=stored["spec"]["nodes"])
+    return build_children(parse_resource(stored, SCHEMA), attempt=attempt, nodes=stored["spec"]["nodes"])
 
 
 def normalised(children: list[dict[str, Any]]) -> str:
@@ -179,7 +180,7 @@ def test_every_golden_file_has_its_test() -> None:
 
 
 def test_columns_of_kubectl_get_are_as_kept(golden: Callable[[str, str], None]) -> None:
-    [version] = build_crd()["spec"]["versions"]
+    [version] = build_crd(SCHEMA)["spec"]["versions"]
     columns = version["additionalPrinterColumns"]
     width = max(len(column["name"]) for column in columns)
     lines = [

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from ddp_operator.api.constants import KIND
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_manifest
+from ddp_operator.features import SCHEMA
 from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.resources import path
 from ddp_operator.manifests.children import build_children
@@ -31,7 +32,7 @@ NAMES = st.text(st.sampled_from("ab-.9A_é "), max_size=55) | st.sampled_from(["
 
 def taken(raw: Any) -> bool:
     try:
-        parse_manifest(yaml.safe_dump(raw, allow_unicode=True))
+        parse_manifest(yaml.safe_dump(raw, allow_unicode=True), SCHEMA)
     except InvalidManifest:
         return False
     return True

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from ddp_operator.api.cel import check_rules
 from ddp_operator.api.constants import KIND, PLURAL
 from ddp_operator.api.crd import build_crd
+from ddp_operator.features import SCHEMA
 from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.resources import path
 from tests.property.conftest import tell_what_was_tried  # noqa: F401 - a fixture
@@ -28,7 +29,7 @@ from tests.support.strategies import FULL, RICH, mutated
 from .test_apiserver_manifests import as_kubectl_sends, taken
 
 pytestmark = pytest.mark.apiserver
-SCHEMA = build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
+RESOURCE = build_crd(SCHEMA)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
 LEAST = resource("least")
 MOST = resource(
     "most",
@@ -197,10 +198,10 @@ def taken_for(old: dict[str, Any], raw: dict[str, Any]) -> bool:
     if not taken(raw):
         return False
     new = copy.deepcopy(raw)
-    prune(new, SCHEMA, keep=("metadata",))
-    default(new, SCHEMA)
+    prune(new, RESOURCE, keep=("metadata",))
+    default(new, RESOURCE)
     new.pop("status", None)
-    return not check_rules(new | ({"status": old["status"]} if "status" in old else {}), old)
+    return not check_rules(new | ({"status": old["status"]} if "status" in old else {}), SCHEMA, old)
 
 
 @examples(300)
@@ -230,7 +231,7 @@ def test_job_of_older_schema_can_still_be_changed(server: UpdateServer, plane: C
     """A job was stored when templates were not validated; a change must satisfy the present rules."""
 
     async def scenario() -> None:
-        crd = build_crd()
+        crd = build_crd(SCHEMA)
         crd["metadata"]["name"] = f"{PLURAL}.older.example.com"
         crd["spec"]["group"] = "older.example.com"
         del crd["spec"]["names"]["categories"]

@@ -10,6 +10,7 @@ import pytest
 
 from ddp_operator.api import constants
 from ddp_operator.api.parse import parse_resource
+from ddp_operator.features import SCHEMA
 from ddp_operator.manifests.children import (
     build_launcher_config_map,
     build_network_policy,
@@ -37,7 +38,7 @@ async def suspend_new_job(actors: ClusterActors, **spec: Any) -> Any:
     """Create a suspended job, so that its UID is known before its children exist; return it typed."""
     await actors.create(job_manifest(suspend=True, **spec))
     stored = await actors.resource("digits", lambda job: (job.get("status") or {}).get("phase") == "Suspended")
-    return parse_resource(stored)
+    return parse_resource(stored, SCHEMA)
 
 
 async def resume(actors: ClusterActors) -> None:

@@ -19,11 +19,12 @@ from ddp_operator.decide.diagnosis import list_restart_failures
 from ddp_operator.decide.report import Page
 from ddp_operator.decide.state import Decision, DeleteJob, EnsureChildren, EvictPod, Observation, Refusal, Trouble
 from ddp_operator.decide.views import NodeView
+from ddp_operator.features import SCHEMA
 from tests.support import strategies
 from tests.support.builders import NOW, decode, job, observe, page
 
 STATUS = jsonschema.Draft202012Validator(
-    build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
+    build_crd(SCHEMA)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
 )
 pages = st.none() | st.builds(
     lambda step, phase, restarts: decode(page(step=step, phase=phase, restarts=restarts)),
@@ -100,7 +101,6 @@ def steps(draw: st.DrawFn) -> PassInput:
             "maxRestarts": draw(st.integers(0, 2)),
             "countDisruptions": draw(st.booleans()),
             "forceDeleteAfterSeconds": draw(st.sampled_from([0, 20, 120])),
-            "drains": draw(st.sampled_from([None, "Move"])),
         },
         "labels": draw(st.sampled_from([None, None, {"kueue.x-k8s.io/queue-name": "q"}])),
         **draw(

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ddp_cli.client.validation import check_manifest
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_manifest
+from ddp_operator.features import SCHEMA
 from tests.support.fuzzing import examples, tally
 from tests.support.strategies import FULL, RICH, json, mutated
 
@@ -28,4 +29,4 @@ def test_any_manifest_is_rendered_or_refused_with_message(raw: Any) -> None:
 @given(st.text(max_size=60) | st.text(alphabet="{}[]:,&*!|>-? \n\t#'\"%@ab1", max_size=40) | json.map(yaml.safe_dump))
 def test_any_text_is_refused_with_message(text: str) -> None:
     with pytest.raises(InvalidManifest):
-        parse_manifest(text)
+        parse_manifest(text, SCHEMA)

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.cel import check_rules
 from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.features import SCHEMA
 from ddp_operator.manifests.children import build_children, build_pod
 from ddp_operator.manifests.template import resolve_template
 from tests.support.builders import job, resource, template
@@ -24,7 +25,7 @@ indexes = st.integers(0, constants.MAX_NODES - 1)
 
 @given(resource_names, attempts, indexes)
 def test_accepted_name_gives_dns_labels(name: str, attempt: int, index: int) -> None:
-    assert check_rules({"metadata": {"name": name}, "spec": FULL["spec"]}) == []
+    assert check_rules({"metadata": {"name": name}, "spec": FULL["spec"]}, SCHEMA) == []
     host = child_names.pod_host(name, attempt, index)
     labels = [*host.split("."), child_names.job_name(name, attempt), child_names.service_name(name)]
     assert all(LABEL.fullmatch(label) for label in labels), labels
@@ -44,7 +45,7 @@ def test_no_two_pods_share_name(places: set[tuple[str, int, int]]) -> None:
 
 @given(resource_names, attempts)
 def test_job_is_known_as_its_resources_own(name: str, attempt: int) -> None:
-    assert child_names.is_job_name(child_names.job_name(name, attempt), name)
+    assert child_names.is_attempt_name(child_names.job_name(name, attempt), name)
 
 
 @given(st.integers(1, 9), st.integers(1, 50), st.booleans(), st.sampled_from(["Default", "Restricted"]))

@@ -16,13 +16,14 @@ from ddp_operator.decide.failures import parse_termination
 from ddp_operator.decide.report import build_checkpoint, build_progress
 from ddp_operator.decide.state import Observation, State
 from ddp_operator.decide.views import view_pod
+from ddp_operator.features import SCHEMA
 from ddp_pod.contract.failure_table import CATEGORIES
 from ddp_pod.contract.progress import SERIES, RankProgress
 from tests.support.builders import NOW, child_pod, job
 from tests.support.strategies import json
 
 STATUS = jsonschema.Draft202012Validator(
-    build_crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
+    build_crd(SCHEMA)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
 )
 progress = st.dictionaries(st.sampled_from([*SERIES, "totalSteps", "lastStepTime", "lostLossStep"]), st.floats())
 

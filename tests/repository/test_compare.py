@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.parse import parse_manifest
+from ddp_operator.features import SCHEMA
 from tests.bench.compare import AuditLog, format_table, list_lost_rows
 from tests.bench.neighbours import JOBSET, OURS, TOOLS, TRAINER
 
@@ -43,7 +44,7 @@ def test_audit_log_counts_calls_of_account_once(tmp_path: Path) -> None:
 
 
 def test_own_sample_is_valid_and_all_samples_get_names() -> None:
-    assert parse_manifest(OURS.sample.read_text()).job.spec.nodes == 2
+    assert parse_manifest(OURS.sample.read_text(), SCHEMA).job.spec.nodes == 2
     for tool in TOOLS:
         assert tool.load_job("job-7")["metadata"]["name"] == "job-7"
     assert "mine-node" not in json.dumps(JOBSET.load_job("job-7"))

@@ -17,6 +17,7 @@ from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import Status
 from ddp_operator.decide.report import Page, decode_report
 from ddp_operator.decide.state import Observation, view_children
+from ddp_operator.features import SCHEMA
 from ddp_pod.contract.progress import RankProgress
 from ddp_pod.contract.records import to_json
 from tests.support.launcher_config import encoded_config
@@ -73,7 +74,7 @@ def job(name: str = "train", *, status: Status | None = None, **spec: Any) -> DD
     raw["metadata"] |= {"uid": UID, "generation": 1, "resourceVersion": "1"}
     if status is not None:
         raw["status"] = msgspec.to_builtins(status)
-    return parse_resource(raw)
+    return parse_resource(raw, SCHEMA)
 
 
 def observe(

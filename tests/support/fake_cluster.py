@@ -21,6 +21,7 @@ from ddp_operator.api.cel import check_rules
 from ddp_operator.api.cluster import ClusterError, Event, Key, Object, Refused, Snapshot
 from ddp_operator.api.status import Condition, Profile, Status
 from ddp_operator.decide.hooks import Hooks
+from ddp_operator.features import SCHEMA
 from ddp_operator.reconcile import Reconciler
 
 from .builders import NOW, Json, page, resource, respond
@@ -95,7 +96,7 @@ class FakeCluster(LocalCluster):
         self.calls.append(f"{'dry-run' if dry_run else 'create'} {manifest['kind']}")
         if manifest["kind"] == constants.KIND and dry_run:
             sent = msgspec.json.decode(msgspec.json.encode(manifest["spec"]))  # a tuple becomes a list
-            errors = check_rules(manifest | {"spec": {"nodes": 1, "suspend": False} | sent})
+            errors = check_rules(manifest | {"spec": {"nodes": 1, "suspend": False} | sent}, SCHEMA)
             if errors:
                 raise Refused("\n".join(map(str, errors)), reason="Invalid")
         return await super().create(manifest, dry_run=dry_run)

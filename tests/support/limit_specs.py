@@ -99,7 +99,6 @@ def list_specs() -> Iterator[tuple[str, Json]]:
 def _full() -> Json:
     full: Json = {**FULL["spec"], **FURTHER, "template": RICH}
     full["metrics"] = {"port": 9400, "logPatterns": ["step (?P<step>[0-9]+)"]}
-    full["recovery"] |= {"nodeHealth": {"conditions": ["Xid*"], "taints": ["a*"]}}
     return full
 
 

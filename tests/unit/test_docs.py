@@ -14,6 +14,7 @@ from ddp_operator.api import constants
 from ddp_operator.api.crd import build_crd
 from ddp_operator.api.parse import find_among, parse_manifest
 from ddp_operator.api.status import Phase
+from ddp_operator.features import SCHEMA
 from ddp_operator.manifests.children import build_children
 from ddp_trainer.config.presets import PRESETS
 from tests.support import ROOT
@@ -89,7 +90,7 @@ class TestPages:
         profiles = find_among(item for document in documents.values() for item in document)
         for block, result in documents.items():
             if constants.KIND in {item.get("kind") for item in result}:
-                parse_manifest(block, profiles=profiles)
+                parse_manifest(block, SCHEMA, profiles=profiles)
 
     @pages_with(partial(fenced, language="python"))
     def test_python_runs(self, path: Path) -> None:
@@ -128,7 +129,7 @@ class TestReference:
         _, _, section = REFERENCE.partition("`kubectl get ddp` prints")
         rows = re.findall(r"^\| ([A-Z/, ]+) \|", section, flags=re.MULTILINE)
         named = [name for row in rows for name in row.split(", ")]
-        columns = build_crd()["spec"]["versions"][0]["additionalPrinterColumns"]
+        columns = build_crd(SCHEMA)["spec"]["versions"][0]["additionalPrinterColumns"]
         shown = [column["name"].upper() for column in columns if not column.get("priority")]
         assert named == [name for name in shown if name != "AGE"]
 

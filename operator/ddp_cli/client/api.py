@@ -12,10 +12,11 @@ from urllib.parse import urlencode
 from ddp_cli.client.errors import ApiError, ClientError, NotFound
 from ddp_cli.view.why import LeaseRenewal
 from ddp_operator.api import constants
-from ddp_operator.api.child_names import is_job_name
+from ddp_operator.api.child_names import feature_job_name, is_attempt_name
 from ddp_operator.api.kubeobjects import parse_time
 from ddp_operator.api.size import limit_nesting
 from ddp_operator.decide.scheduling import read_event_time
+from ddp_operator.features import FEATURES
 
 Object = dict[str, Any]
 
@@ -296,4 +297,6 @@ def _is_about(item: Mapping[str, Any], name: str, uid: str) -> bool:
         return False
     parts = str(item.get("name", "")).split("-")
     # A Job is <name>-<attempt>, its pods are <name>-<attempt>-<index>-<five characters>.
-    return any(is_job_name("-".join(parts[:end]), name) for end in {len(parts), len(parts) - 2} if end > 1)
+    jobs = ["-".join(parts[:end]) for end in {len(parts), len(parts) - 2} if end > 1]
+    of_features = {feature_job_name(name, feature.name) for feature in FEATURES}
+    return any(is_attempt_name(job, name) or job in of_features for job in jobs)

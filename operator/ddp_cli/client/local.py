@@ -27,6 +27,7 @@ from ddp_cli.view.why import Why, explain_why, omit_cluster_advice
 from ddp_operator.api.cel import check_rules
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.kubeobjects import count_pod_gpus, utc_now
+from ddp_operator.features import SCHEMA
 
 _POLL_SECONDS: Final = 0.2
 _CHANGE_SECONDS: Final = 30.0
@@ -151,7 +152,7 @@ def _ended(name: str) -> Conflict:
 
 def _check_change(old: Object, new: Object) -> None:
     """Check a changed resource as `ddp run` would check it. Raises: ClientError."""
-    errors = check_rules(new, old)
+    errors = check_rules(new, SCHEMA, old)
     if errors:
         raise ClientError(f"refused\n{InvalidManifest(errors)}")
     gpus = find_gpus(os.environ) if count_pod_gpus(new["spec"]["template"]["spec"]) else None

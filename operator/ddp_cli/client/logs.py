@@ -20,6 +20,7 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.kubeobjects import find_trainer
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES
+from ddp_operator.features import SCHEMA
 from ddp_operator.manifests.template import resolve_template
 from ddp_pod.contract.numbers import parse_count
 from ddp_pod.contract.plain_files import open_plain
@@ -329,7 +330,7 @@ def log_pod(pod: Mapping[str, Any]) -> LogPod:
 def _count_ranks(job: Mapping[str, Any]) -> int:
     """Return the number of ranks in each pod of a run."""
     try:
-        return resolve_template(parse_resource(job)).nproc
+        return resolve_template(parse_resource(job, SCHEMA)).nproc
     except InvalidManifest:
         return 1  # another version of ddp ran it, with other rules
 

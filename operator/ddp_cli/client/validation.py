@@ -14,6 +14,7 @@ from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.kubeobjects import is_native_pod_group
 from ddp_operator.api.parse import FindProfile, Manifest, find_none, parse_manifest
 from ddp_operator.api.pod_fields import find_unknown_fields, unknown_field
+from ddp_operator.features import SCHEMA
 from ddp_operator.manifests.children import PLACEHOLDER_UID, build_children
 
 # The newest with a schema: older versions accept fewer fields, and their API server names the others.
@@ -25,7 +26,7 @@ def check_manifest(text: str, code: Mapping[str, Any] | None = None, profiles: F
 
     ``code``: replaces spec.code. ``profiles``: finds profiles that are not in the file.
     """
-    manifest = parse_manifest(text, code, profiles)
+    manifest = parse_manifest(text, SCHEMA, code, profiles)
     unknown = find_unknown_fields(manifest.job.spec.template.spec)
     if unknown:
         raise InvalidManifest(unknown)

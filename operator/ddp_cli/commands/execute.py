@@ -11,6 +11,7 @@ from ddp_cli.client.logs import LogPod, list_running_pods
 from ddp_cli.commands.arguments import add_cluster_arguments, add_local_arguments, open_job
 from ddp_cli.commands.io import CommandError, ExitCode, integer
 from ddp_operator.api.parse import parse_resource
+from ddp_operator.features import SCHEMA
 from ddp_operator.manifests.template import resolve_template
 
 
@@ -37,7 +38,7 @@ def run(arguments: argparse.Namespace) -> int:
         if shutil.which(kubectl[0]) is None:
             raise CommandError("kubectl is not installed; install it: https://kubernetes.io/docs/tasks/tools/")
         os.execvp(kubectl[0], [*kubectl, "--", *words])  # noqa: S606
-    nproc = resolve_template(parse_resource(job.resource)).nproc
+    nproc = resolve_template(parse_resource(job.resource, SCHEMA)).nproc
     local_pod = find_local_pod(job.backend.folder(job.name), arguments.rank // nproc)
     words = [*local_pod.launcher, "exec", str(arguments.rank % nproc), "--", *arguments.extra]
     os.chdir(local_pod.folder)

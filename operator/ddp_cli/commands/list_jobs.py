@@ -65,9 +65,9 @@ def format_table(
     items: Iterable[Mapping[str, Any]], now: datetime, *, namespaces: bool = False, wide: bool = False
 ) -> list[str]:
     """Return the header and the rows. The columns are the CRD's printer columns."""
-    from ddp_operator.api.crd import build_crd
+    from ddp_operator.api.crd import build_columns
 
-    columns = build_crd()["spec"]["versions"][0]["additionalPrinterColumns"]
+    columns = build_columns()
     shown = [column for column in columns if wide or not column.get("priority")]
     header = [*(["NAMESPACE"] if namespaces else []), "NAME", *(column["name"].upper() for column in shown)]
     rows = [header]

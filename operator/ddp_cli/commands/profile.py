@@ -11,11 +11,10 @@ from ddp_cli.commands.io import CommandError, ExitCode, read_file
 from ddp_cli.commands.list_jobs import align
 from ddp_cli.view.terminal import print_text
 from ddp_operator.api.constants import CLUSTER_PROFILE_KIND, PROFILE_KIND
-from ddp_operator.api.crd import build_schema
 from ddp_operator.api.documents import load_documents
 from ddp_operator.api.parse import FindProfile, find_among
 from ddp_operator.api.profile import describe_values, read_profile
-from ddp_operator.api.spec import Spec
+from ddp_operator.features import SCHEMA
 
 _KINDS: Final = (PROFILE_KIND, CLUSTER_PROFILE_KIND)
 
@@ -95,7 +94,7 @@ def _format_table(profiles: Iterable[dict[str, Any]]) -> list[str]:
 def _describe(raw: dict[str, Any]) -> list[str]:
     """Return every value of a profile, and the field's description."""
     profile = read_profile(raw)
-    schema = build_schema(Spec)
+    schema = SCHEMA.document
     lines = [f"{profile.kind} {profile.name}, digest {profile.digest}", ""]
     for path, value in describe_values(profile.job):
         lines += [f"{path}: {json.dumps(value)}", *_explain(schema, path)]

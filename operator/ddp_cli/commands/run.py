@@ -166,6 +166,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
     from ddp_operator.api.errors import InvalidManifest
     from ddp_operator.api.kubeobjects import count_pod_gpus
     from ddp_operator.api.parse import parse_resource
+    from ddp_operator.features import SCHEMA
     from ddp_operator.manifests.children import build_children
     from ddp_operator.manifests.template import resolve_template
 
@@ -190,14 +191,14 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
         adapt.shorten_watchdog(resource)
         adapt.request_recorder(resource, os.environ[CHECK_VARIABLE])
         resource["spec"].setdefault("processGroupPolicy", "Warn")  # a check reports it together with its other findings
-    errors = check_rules(resource, None)  # --nodes and --procs may violate one
+    errors = check_rules(resource, SCHEMA)  # --nodes and --procs may violate one
     if errors:
         raise InvalidManifest(errors)
     wants_gpus = bool(count_pod_gpus(resource["spec"]["template"]["spec"]))
     gpu_ids = find_gpus(os.environ) if wants_gpus else None
     findings = [*adapt.check_job(manifest.resource["spec"]), *adapt.check_suitable(resource, gpu_ids)]
-    resource = adapt.share_cpus(resource, resolve_template(parse_resource(resource)).nproc, cpus)
-    job = parse_resource(resource)
+    resource = adapt.share_cpus(resource, resolve_template(parse_resource(resource, SCHEMA)).nproc, cpus)
+    job = parse_resource(resource, SCHEMA)
     nproc = resolve_template(job).nproc
     if not arguments.logs.isalpha() and int(arguments.logs) >= job.spec.nodes * nproc:
         raise CommandError(f"--logs: rank {arguments.logs} does not exist; the last is {job.spec.nodes * nproc - 1}")

@@ -25,6 +25,7 @@ from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempts import fail
 from ddp_operator.decide.failures import describe_detail, describe_end, describe_place
 from ddp_operator.decide.state import Observation, State
+from ddp_operator.features import SCHEMA
 
 _TRACEBACK_LINES = 15
 _SIGNAL_NAMES = {
@@ -161,7 +162,7 @@ def interrupt(
 
     ``number``: the signal that stopped `ddp run`; None: `ddp run` was killed. Raises: InvalidManifest.
     """
-    job = parse_resource(resource)
+    job = parse_resource(resource, SCHEMA)
     if job.status.phase in ENDED_PHASES:
         return None
     message = explain_interruption(resource, job.status, command, number=number)

@@ -17,6 +17,7 @@ from typing import Any, Final
 from ddp_cli.local.git import ask_git
 from ddp_operator._version import __version__
 from ddp_operator.api.parse import parse_resource
+from ddp_operator.features import SCHEMA
 from ddp_operator.manifests.template import resolve_template
 
 _GIT_SECONDS: Final = 2.0
@@ -142,7 +143,7 @@ def describe_environment(resource: Mapping[str, Any], folder: Path, environ: Map
 
 def _describe_versions(resource: Mapping[str, Any], environ: Mapping[str, str]) -> str:
     """Return the versions of Python and PyTorch, or the path of the interpreter if it is not that of `ddp run`."""
-    interpreter = find_interpreter(resolve_template(parse_resource(resource)).command.interpreter, environ)
+    interpreter = find_interpreter(resolve_template(parse_resource(resource, SCHEMA)).command.interpreter, environ)
     if interpreter != sys.executable:
         return f"ddp {__version__}, {interpreter}"
     return ", ".join((f"ddp {__version__}", f"Python {platform.python_version()}", *_read_versions("torch", "numpy")))

@@ -37,7 +37,7 @@ from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.refusals import exclusive_claim, explain_use
 from ddp_operator.decide.report import Page, apply_progress, build_progress, drop_pace
 from ddp_operator.decide.state import Observation, State
-from ddp_operator.features import FEATURES
+from ddp_operator.features import FEATURES, SCHEMA
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.reconcile.workqueue import backoff
 from ddp_pod.contract.processes import STOP_SIGNALS
@@ -323,7 +323,7 @@ class Run:
         if resource is None or self._is_over():
             return
         try:
-            state = State(parse_resource(resource), Observation(), utc_now())
+            state = State(parse_resource(resource, SCHEMA), Observation(), utc_now())
             decision = fail(state, None, c.OPERATOR_ERROR, message)
             self._cluster.store.change(resource, status=msgspec.to_builtins(c.summarize(decision.status, state.spec)))
             self._read_status()
@@ -483,7 +483,7 @@ def _continue_tracking(plan: LocalRunPlan, claim: ClaimLock | None) -> LocalRunP
 
 def _hold_claim(plan: LocalRunPlan) -> ClaimLock | None:
     """Lock the claim of the job's checkpoints. Raises: CannotStart, if another run uses it; OSError."""
-    claim = exclusive_claim(parse_resource(plan.resource))
+    claim = exclusive_claim(parse_resource(plan.resource, SCHEMA))
     if claim is None:
         return None
     try:

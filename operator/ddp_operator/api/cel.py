@@ -12,19 +12,20 @@ from cel_expr_python import cel
 from cel_expr_python.ext import ext_strings
 
 from ddp_operator.api.errors import FieldError
-from ddp_operator.api.rules import RULES, CelRule
+from ddp_operator.api.rules import CelRule
+from ddp_operator.api.schema import Schema
 
 _ABSENT = object()
 
 
-def check_rules(resource: Mapping[str, Any], old: Mapping[str, Any] | None = None) -> list[FieldError]:
+def check_rules(resource: Mapping[str, Any], schema: Schema, old: Mapping[str, Any] | None = None) -> list[FieldError]:
     """Return the errors that ``kubectl apply`` would report for CEL rules.
 
     ``resource`` must have its defaults, as in an API server. Transition rules are evaluated only if ``old``, the
     stored object, is given.
     """
     errors = []
-    for rule in RULES:
+    for rule in schema.rules:
         node = _lookup(resource, rule.at)
         if node is _ABSENT:
             continue

@@ -21,20 +21,15 @@ def job_name(name: str, attempt: int) -> str:
     return f"{name}-{attempt or 'inputs'}"
 
 
-def is_job_name(job: str, name: str) -> bool:
-    """Return whether ``job`` could be a Job of the resource ``name``."""
-    return is_attempt_name(job, name) or job == history_job_name(name)
-
-
 def is_attempt_name(job: str, name: str) -> bool:
     """Return whether ``job`` could be the Job of an attempt of the resource ``name``, or fetch its inputs."""
     prefix, _, attempt = job.rpartition("-")
     return prefix == name and (attempt == "inputs" or _ATTEMPT.fullmatch(attempt) is not None)
 
 
-def history_job_name(name: str) -> str:
-    """Return the name of the Job that stores the record of an ended resource."""
-    return f"{name}-history"
+def feature_job_name(name: str, feature: str) -> str:
+    """Return the name of the Job of a feature, whose name is a word that is no number."""
+    return f"{name}-{feature}"
 
 
 def rendezvous_secret_name(name: str, uid: str, nonce: str) -> str:

@@ -1,102 +1,28 @@
-"""The CustomResourceDefinitions, generated from ``spec.py``, ``status.py`` and ``rules.py``.
+"""The CustomResourceDefinitions, generated from a ``Schema`` and ``status.py``.
 
-``python -m ddp_operator.api.crd`` prints the definition of the job, or that of a kind of profile. ``make generate``
-writes them to ``deploy/crds``. A structural schema has neither ``$ref`` nor ``anyOf`` over types, so this module walks
-the types and inlines all of them.
+``make generate`` writes them to ``deploy/crds`` (``python -m ddp_operator.features.crd``).
 """
 
-import inspect
-import sys
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 import msgspec
-from msgspec import inspect as mi
 
 from ddp_operator.api import constants
 from ddp_operator.api.profile import LOCKS_REMOVED
-from ddp_operator.api.rules import RULES, CelRule
-from ddp_operator.api.spec import Spec
+from ddp_operator.api.rules import CelRule
+from ddp_operator.api.schema import Schema
 from ddp_operator.api.status import OPAQUE, Status
+from ddp_operator.api.structural import build_schema, without_defaults
 from ddp_operator.api.yaml_writer import format_documents
-
-_SCALARS = {mi.IntType: "integer", mi.FloatType: "number", mi.StrType: "string", mi.BoolType: "boolean"}
-
-
-def build_schema(cls: type[msgspec.Struct]) -> dict[str, Any]:
-    """Return the structural schema of a struct, with its descriptions and defaults at every level."""
-    return _convert(mi.type_info(cls))
-
-
-def _convert(info: mi.Type) -> dict[str, Any]:
-    if isinstance(info, mi.Metadata):
-        schema = _convert(info.type)
-        schema.update(info.extra_json_schema or {})
-        if OPAQUE in schema:
-            schema.pop("properties", None)
-        return schema
-    if isinstance(info, mi.StructType):
-        return _convert_struct(info)
-    if isinstance(info, mi.UnionType):
-        return _convert_union(info)
-    if isinstance(info, mi.LiteralType):
-        return {"type": "string", "enum": list(info.values)}
-    if isinstance(info, mi.VarTupleType | mi.ListType):
-        return {"type": "array", "items": _convert(info.item_type)}
-    if isinstance(info, mi.AnyType):
-        # The API server checks types of Kubernetes, such as a pod's spec, in the dry run. The schema has no type: for
-        # an object with unknown members, == in CEL would compare the number of members and only the common ones.
-        return {OPAQUE: True}
-    if isinstance(info, mi.DateTimeType):
-        return {"type": "string", "format": "date-time"}
-    return {"type": _SCALARS[type(info)]}
-
-
-def _convert_union(info: mi.UnionType) -> dict[str, Any]:
-    members = [member for member in info.types if not isinstance(member, mi.NoneType)]
-    if len(members) == 1:
-        return _convert(members[0])
-    assert {type(member) for member in members} == {mi.IntType, mi.StrType}, f"no structural schema for {members}"
-    return {"x-kubernetes-int-or-string": True}
-
-
-def _convert_struct(info: mi.StructType) -> dict[str, Any]:
-    schema: dict[str, Any] = {"type": "object"}
-    if info.cls.__doc__:
-        schema["description"] = " ".join(inspect.cleandoc(info.cls.__doc__).split())
-    properties: dict[str, Any] = {}
-    required: list[str] = []
-    for field in info.fields:
-        child = _convert(field.type)
-        if field.default is not msgspec.NODEFAULT:
-            if field.default is not None:
-                child["default"] = msgspec.json.decode(msgspec.json.encode(field.default))
-        elif field.default_factory is not msgspec.NODEFAULT:
-            # With an empty object here the API server fills in the defaults of the level below.
-            child["default"] = {}
-        elif field.required:
-            required.append(field.encode_name)
-        properties[field.encode_name] = child
-    schema["properties"] = properties
-    if required:
-        schema["required"] = required
-    return schema
-
-
-def without_defaults(schema: Any) -> Any:
-    """Return a copy without ``default``: a default in the status would look like an observation."""
-    if not isinstance(schema, dict):
-        return schema
-    return {name: without_defaults(value) for name, value in schema.items() if name != "default"}
-
 
 DEFAULTED: Final = ("nodes", "suspend")
 """Fields of a spec with a default in the CRD: the scale subresource reads the number of nodes."""
 
 
-def build_spec_schema() -> dict[str, Any]:
+def build_spec_schema(schema: Schema) -> dict[str, Any]:
     """Return the schema of a stored spec. The operator adds the values of a profile, and the defaults."""
-    complete = build_schema(Spec)
+    complete = build_schema(schema.spec)
     spec, required = _make_optional(complete)
     for name in DEFAULTED:
         spec["properties"][name] = complete["properties"][name]
@@ -185,19 +111,23 @@ def read_column(resource: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def build_crd() -> dict[str, Any]:
+def build_columns() -> list[dict[str, Any]]:
+    """Return the printer columns of the job."""
+    return [
+        {"name": name, "type": kind, "jsonPath": path} | ({"priority": priority} if priority else {})
+        for name, kind, path, priority in COLUMNS
+    ]
+
+
+def build_crd(schema: Schema) -> dict[str, Any]:
     """Return the CustomResourceDefinition of the job."""
     scale = {
         "specReplicasPath": ".spec.nodes",
         "statusReplicasPath": ".status.nodes.desired",
         "labelSelectorPath": ".status.selector",
     }
-    columns = [
-        {"name": name, "type": kind, "jsonPath": path} | ({"priority": priority} if priority else {})
-        for name, kind, path, priority in COLUMNS
-    ]
     names = {"kind": constants.KIND, "shortNames": list(constants.SHORT_NAMES), "categories": ["all"]}
-    return _define(names, "Namespaced", build_resource_schema(), columns, {"status": {}, "scale": scale})
+    return _define(names, "Namespaced", build_resource_schema(schema), build_columns(), {"status": {}, "scale": scale})
 
 
 _PROFILES: Final = {
@@ -206,13 +136,13 @@ _PROFILES: Final = {
 }
 
 
-def build_profile_crd(kind: str) -> dict[str, Any]:
+def build_profile_crd(kind: str, schema: Schema) -> dict[str, Any]:
     """Return the CustomResourceDefinition of a kind of profile, cluster-scoped or namespaced."""
     scope, short = _PROFILES[kind]
     columns = [
         {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
     ]
-    return _define({"kind": kind, "shortNames": [short]}, scope, build_profile_schema(), columns)
+    return _define({"kind": kind, "shortNames": [short]}, scope, build_profile_schema(schema), columns)
 
 
 def _define(
@@ -242,8 +172,8 @@ def _define(
     }
 
 
-def build_resource_schema() -> dict[str, Any]:
-    """Return the schema of the whole resource, with the CEL rules of ``rules.RULES`` at their nodes."""
+def build_resource_schema(schema: Schema) -> dict[str, Any]:
+    """Return the schema of the whole resource, with the CEL rules at their nodes."""
     status = without_defaults(build_schema(Status))
     conditions = status["properties"]["conditions"]
     conditions["x-kubernetes-list-type"] = "map"
@@ -252,7 +182,7 @@ def build_resource_schema() -> dict[str, Any]:
     # of the release before (operator_state.py), and an operator of that release may run beside a newer definition.
     for group in (status, *(status["properties"][name] for name in ("restarts", "usage"))):
         group[OPAQUE] = True
-    schema: dict[str, Any] = {
+    resource: dict[str, Any] = {
         "type": "object",
         "description": "Distributed PyTorch training: torchrun in a number of pods, monitored and restarted.",
         "required": ["spec"],
@@ -260,18 +190,18 @@ def build_resource_schema() -> dict[str, Any]:
             "apiVersion": {"type": "string"},
             "kind": {"type": "string"},
             "metadata": {"type": "object"},
-            "spec": build_spec_schema(),
+            "spec": build_spec_schema(schema),
             "status": status,
         },
     }
-    _add_rules(schema, RULES)
-    _bound_lists(schema["properties"]["spec"])
-    return schema
+    _add_rules(resource, schema.rules)
+    _bound_lists(resource["properties"]["spec"])
+    return resource
 
 
-def build_profile_schema() -> dict[str, Any]:
+def build_profile_schema(schema: Schema) -> dict[str, Any]:
     """Return the schema of a profile. It includes the rules that concern a single group of fields."""
-    job, _ = _make_optional(build_schema(Spec))
+    job, _ = _make_optional(build_schema(schema.spec))
     _bound_lists(job)
     job["description"] = "Part of a DDPTrainingJob's spec. The job's own values take precedence."
     for name in NOT_OF_PROFILES:
@@ -283,7 +213,7 @@ def build_profile_schema() -> dict[str, Any]:
         "items": {"type": "string", "maxLength": 512},
         "x-kubernetes-validations": [{"rule": "size(self) == 0", "message": LOCKS_REMOVED}],
     }
-    schema: dict[str, Any] = {
+    profile: dict[str, Any] = {
         "type": "object",
         "description": "Values for the jobs that name this profile in spec.profileRef.",
         "required": ["spec"],
@@ -298,19 +228,20 @@ def build_profile_schema() -> dict[str, Any]:
             },
         },
     }
-    group_rules = [rule for rule in RULES if rule.at.startswith("spec.") and rule.at.split(".")[1] in job["properties"]]
-    _add_rules({"properties": {"spec": job}}, group_rules)
-    return schema
+    members = job["properties"]
+    rules = [rule for rule in schema.rules if rule.at.startswith("spec.") and rule.at.split(".")[1] in members]
+    _add_rules({"properties": {"spec": job}}, rules)
+    return profile
 
 
 NOT_OF_PROFILES: Final = ("nodes", "suspend", "managedBy", "profileRef", "code")
 """Fields of a spec that a profile cannot have."""
 
 
-def _add_rules(schema: dict[str, Any], rules: Iterable[CelRule]) -> None:
+def _add_rules(root: dict[str, Any], rules: Iterable[CelRule]) -> None:
     """Add CEL rules to their schema nodes."""
     for rule in rules:
-        node = schema
+        node = root
         for name in rule.at.split(".") if rule.at else ():
             node = node["properties"][name]
         entry = {"rule": rule.cel, "message": rule.message}
@@ -323,10 +254,7 @@ def _add_rules(schema: dict[str, Any], rules: Iterable[CelRule]) -> None:
 
 def _bound_lists(spec: dict[str, Any]) -> None:
     """Bound lists and strings that CEL rules read: the API server estimates a rule's cost from these bounds."""
-    recovery = spec["properties"]["recovery"]["properties"]
-    recovery["nonRetryableExitCodes"]["maxItems"] = 255
-    for name in ("conditions", "taints"):
-        recovery["nodeHealth"]["properties"][name] |= {"maxItems": 32, "items": {"type": "string", "maxLength": 316}}
+    spec["properties"]["recovery"]["properties"]["nonRetryableExitCodes"]["maxItems"] = 255
 
     inputs = spec["properties"]["inputs"]
     inputs["maxItems"] = 16  # a termination message has room for the reports of as many
@@ -347,8 +275,3 @@ def render_crd(definition: Mapping[str, Any]) -> str:
     """Return a definition as YAML, with a note that it is generated."""
     header = "# Generated from operator/ddp_operator/api by `make generate`. Do not edit.\n"
     return header + format_documents([definition])
-
-
-if __name__ == "__main__":
-    kind = sys.argv[1] if len(sys.argv) > 1 else constants.KIND
-    sys.stdout.write(render_crd(build_crd() if kind == constants.KIND else build_profile_crd(kind)))

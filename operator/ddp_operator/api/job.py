@@ -9,7 +9,7 @@ from typing import Any, Final
 import msgspec
 
 from ddp_operator.api import constants
-from ddp_operator.api.rules import ONCE_RUN
+from ddp_operator.api.schema import KERNEL, Schema
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Status
 
@@ -52,6 +52,8 @@ class DDPTrainingJob:
     created: str = ""
     held: str = ""
     """Why Kueue does not let the pods of a job from a manager cluster run; ``spec.suspend`` is then true."""
+    schema: Schema = KERNEL
+    """That of the spec."""
     nonce: str = ""
     """The end of the name of the next Job's rendezvous Secret."""
 
@@ -120,7 +122,7 @@ class DDPTrainingJob:
     def spec_digest(self) -> str:
         """A digest of the fields whose change replaces the Job before a pod has run."""
         fields = msgspec.to_builtins(self.spec)
-        kept = {name: fields[name] for name in (*ONCE_RUN, "inputs") if name in fields}
+        kept = {name: fields[name] for name in (*self.schema.once_run, "inputs") if name in fields}
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -8,17 +8,17 @@ import math
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from functools import cache
 from typing import Any
 
 import msgspec
 
 from ddp_operator.api import constants
-from ddp_operator.api.crd import build_schema, build_spec_schema
+from ddp_operator.api.crd import build_spec_schema
 from ddp_operator.api.documents import load_documents
 from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings, unknown_member
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.profile import merge_profile, profile_reference, read_profile
+from ddp_operator.api.schema import Schema
 from ddp_operator.api.size import refuse_oversize
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Profile, Status
@@ -46,7 +46,7 @@ def parse_status(raw: Mapping[str, Any]) -> Status:
     return read_status(raw).status
 
 
-def parse_resource(raw: Mapping[str, Any]) -> DDPTrainingJob:
+def parse_resource(raw: Mapping[str, Any], schema: Schema) -> DDPTrainingJob:
     """Return the typed resource. Raises: InvalidManifest."""
     metadata = raw.get("metadata")
     if not isinstance(metadata, Mapping):
@@ -61,17 +61,18 @@ def parse_resource(raw: Mapping[str, Any]) -> DDPTrainingJob:
         annotations=metadata.get("annotations") or {},
         deleting="deletionTimestamp" in metadata,
         created=metadata.get("creationTimestamp") or "",
-        spec=_parse_spec(raw.get("spec")),
+        spec=_parse_spec(raw.get("spec"), schema),
         status=parse_status(raw),
+        schema=schema,
     )
 
 
-def complete_job(resource: Mapping[str, Any], profile: Profile | None) -> DDPTrainingJob:
+def complete_job(resource: Mapping[str, Any], profile: Profile | None, schema: Schema) -> DDPTrainingJob:
     """Return the typed resource, completed by its profile. Raises: InvalidManifest."""
     if profile is None:
-        return parse_resource(resource)
+        return parse_resource(resource, schema)
     refuse_oversize(resource.get("spec"))
-    return parse_resource({**resource, "spec": merge_profile(resource["spec"], profile)})
+    return parse_resource({**resource, "spec": merge_profile(resource["spec"], profile)}, schema)
 
 
 FindProfile = Callable[[str, str, str], Mapping[str, Any] | None]
@@ -88,7 +89,9 @@ def find_among(documents: Iterable[Mapping[str, Any]], otherwise: FindProfile = 
     return lambda kind, namespace, name: by_name.get((kind, name)) or otherwise(kind, namespace, name)
 
 
-def parse_manifest(text: str, code: Mapping[str, Any] | None = None, profiles: FindProfile = find_none) -> Manifest:
+def parse_manifest(
+    text: str, schema: Schema, code: Mapping[str, Any] | None = None, profiles: FindProfile = find_none
+) -> Manifest:
     """Return the training job of a YAML file, fully checked offline. The file may have further objects.
 
     ``code``: replaces spec.code, except mountPath and pip of the file.
@@ -98,7 +101,7 @@ def parse_manifest(text: str, code: Mapping[str, Any] | None = None, profiles: F
     """
     documents = load_documents(text)
     raw = _select_job(documents)
-    _check_shape(raw)
+    _check_shape(raw, schema)
     refuse_oversize(raw.get("spec"))
     others = tuple(document for document in documents if document is not raw)
 
@@ -107,21 +110,22 @@ def parse_manifest(text: str, code: Mapping[str, Any] | None = None, profiles: F
         kept = {name: written[name] for name in written if name in ("mountPath", "pip")}
         raw = {**raw, "spec": {**raw["spec"], "code": {**kept, **code}}}
 
-    own = _as_stored(raw.get("spec"), _spec_schema())
+    own = _as_stored(raw.get("spec"), schema.document)
     profile = _find_profile(raw, find_among(others, profiles))
     completed = own if profile is None else merge_profile(own, profile)
-    job = parse_resource(dict(raw) | {"spec": completed})
+    job = parse_resource(dict(raw) | {"spec": completed}, schema)
     spec = msgspec.json.decode(msgspec.json.encode(job.spec))
 
     from ddp_operator.api.cel import check_rules  # needs cel-expr-python, which the operator's image does not have
 
     # As in a cluster: the API server checks the job without its profile, then the operator has it check the whole.
+    stored = build_spec_schema(schema)
     for checked in (own, spec) if job.spec.profile_ref else (spec,):
-        errors = check_rules(dict(raw) | {"spec": _with_defaults(checked, build_spec_schema())})
+        errors = check_rules(dict(raw) | {"spec": _with_defaults(checked, stored)}, schema)
         if errors:
             raise InvalidManifest(errors)
 
-    resource = dict(raw) | {"spec": _with_defaults(spec, _spec_schema())}
+    resource = dict(raw) | {"spec": _with_defaults(spec, schema.document)}
     return Manifest(job, resource, others, dict(raw) | {"spec": own}, completed, profile)
 
 
@@ -161,12 +165,13 @@ def _find_profile(raw: Mapping[str, Any], profiles: FindProfile) -> Profile | No
     return read_profile(raw_profile)
 
 
-def _check_shape(raw: Mapping[str, Any]) -> None:
+def _check_shape(raw: Mapping[str, Any], schema: Schema) -> None:
     """Check the top-level fields and the metadata. Raises: InvalidManifest."""
     errors = []
+    members = schema.document["properties"]
     for name in map(str, raw):
         if name not in _TOP_LEVEL:
-            remedy = f"it belongs below spec: spec.{name}" if name in _SPEC else ""
+            remedy = f"it belongs below spec: spec.{name}" if name in members else ""
             errors.append(unknown_member(name, "", _TOP_LEVEL, belongs=remedy))
     errors += _check_metadata(raw.get("metadata"))
     if errors:
@@ -211,7 +216,6 @@ _ELSEWHERE = {
     **dict.fromkeys(("containers", "volumes", "nodeSelector", "tolerations"), "it belongs below spec.template.spec"),
     "queue": "write scheduling.queue, or for Kueue the label kueue.x-k8s.io/queue-name",
 }
-_SPEC = frozenset(field.encode_name for field in msgspec.structs.fields(Spec))
 _TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec", "status")
 # Members of Kubernetes' ObjectMeta; those that users write come first.
 _METADATA = (
@@ -221,14 +225,14 @@ _METADATA = (
 )
 
 
-def _parse_spec(raw: Any) -> Spec:
+def _parse_spec(raw: Any, schema: Schema) -> Spec:
     if raw is None:
         raise InvalidManifest([FieldError("spec", "Required value: add spec with at least spec.template")])
     refuse_oversize(raw)
     try:
-        return msgspec.convert(_as_stored(raw, _spec_schema()), Spec)
+        return msgspec.convert(_as_stored(raw, schema.document), schema.spec)
     except msgspec.ValidationError as error:
-        raise InvalidManifest([_explain(str(error))]) from None
+        raise InvalidManifest([_explain(str(error), schema.document)]) from None
 
 
 def _as_stored(value: Any, schema: Mapping[str, Any]) -> Any:
@@ -249,12 +253,7 @@ def _as_stored(value: Any, schema: Mapping[str, Any]) -> Any:
     }
 
 
-@cache
-def _spec_schema() -> dict[str, Any]:
-    return build_schema(Spec)
-
-
-def _explain(text: str) -> FieldError:
+def _explain(text: str, schema: Mapping[str, Any]) -> FieldError:
     """Convert an error message of msgspec to the API server's message, with a remedy."""
     match = re.fullmatch(r"(?P<problem>.*?)(?: - at `\$(?P<path>.*)`)?", text, re.DOTALL)
     assert match
@@ -264,7 +263,7 @@ def _explain(text: str) -> FieldError:
     unknown = re.fullmatch(r"Object contains unknown field `(.*)`", problem)
     if unknown:
         name = unknown[1]
-        known = tuple(_schema_at(path).get("properties", ()))
+        known = tuple(_schema_at(path, schema).get("properties", ()))
         remedy = _ELSEWHERE.get(name, "") if path == "spec" else ""
         return unknown_member(name, path, known, belongs=remedy)
 
@@ -276,20 +275,21 @@ def _explain(text: str) -> FieldError:
     if wrong_type:
         expected = _json_type(wrong_type[1].replace(" | null", ""))
         actual = _json_type(wrong_type[2])
-        message = f'{path} in body must be of type {expected}: "{actual}"; {_find_type_remedy(expected, path)}'
+        remedy = _find_type_remedy(expected, _schema_at(path, schema))
+        message = f'{path} in body must be of type {expected}: "{actual}"; {remedy}'
         return FieldError(path, message, actual)
 
     wrong_choice = re.fullmatch(r"Invalid enum value '?(.*?)'?", problem)
     if wrong_choice:
-        allowed = ", ".join(f'"{choice}"' for choice in _schema_at(path).get("enum", ()))
+        allowed = ", ".join(f'"{choice}"' for choice in _schema_at(path, schema).get("enum", ()))
         return FieldError(path, f'Unsupported value: "{wrong_choice[1]}": supported values: {allowed}')
 
     return FieldError(path, problem)
 
 
-def _find_type_remedy(expected: str, path: str) -> str:
-    """Return how to write a value of a JSON type."""
-    members = _schema_at(path).get("properties")
+def _find_type_remedy(expected: str, schema: Mapping[str, Any]) -> str:
+    """Return how to write a value of a JSON type. ``schema``: of the field."""
+    members = schema.get("properties")
     if expected == "object" and members:
         return f"write its fields below it: {', '.join(members)}"
     return _TYPE_REMEDIES.get(expected, "write one")
@@ -309,8 +309,8 @@ def _json_type(text: str) -> str:
     return re.sub(r"\b(int|float|str|bool)\b", lambda m: _JSON_TYPES[m[0]], text)
 
 
-def _schema_at(path: str) -> dict[str, Any]:
-    schema: dict[str, Any] = {"properties": {"spec": _spec_schema()}}
+def _schema_at(path: str, spec: Mapping[str, Any]) -> Mapping[str, Any]:
+    schema: Mapping[str, Any] = {"properties": {"spec": spec}}
     for name in re.sub(r"\[.*?\]", "", path).split("."):
         schema = schema.get("properties", {}).get(name, {})
         schema = schema.get("items", schema)

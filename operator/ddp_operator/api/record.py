@@ -16,7 +16,6 @@ from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.size import limit_nesting
-from ddp_operator.api.spec import Spec
 from ddp_pod.contract.names import HISTORY_FOLDER
 
 MAX_ARGUMENT: Final = 120 << 10
@@ -45,21 +44,6 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     events: tuple[dict[str, Any], ...] = ()
     logs: tuple[PodLog, ...] = ()
     note: str = ""
-
-
-def find_place(spec: Spec) -> str:
-    """Return the URL of the records, or their folder in the container."""
-    assert spec.history is not None
-    if spec.history.url:
-        return spec.history.url
-    return (spec.checkpoint.url or spec.checkpoint.path) if spec.checkpoint else ""
-
-
-def name_place(spec: Spec) -> str:
-    """Return the place of the records as the option --history names it."""
-    claim = spec.checkpoint.claim_name if spec.checkpoint else None
-    place = find_place(spec)
-    return f"claim/{claim}" if claim and "://" not in place else place
 
 
 def name_record(job: DDPTrainingJob) -> str:

@@ -1,16 +1,19 @@
 """CEL rules of the spec as data: the CRD contains them, and ``cel`` evaluates the same text offline.
 
+These are the rules of the kernel's fields, and what features write theirs with; a ``Schema`` has all of them.
+
 ``at`` is the schema node of the rule (its ``self``). ``field`` is the field that a refusal names, relative to ``at``.
 A rule whose text contains ``oldSelf`` is a transition rule; it is evaluated only if the stored object is known.
 
 The stored spec has defaults for ``nodes`` and ``suspend`` only: the operator must distinguish fields that the job sets
-from fields that it leaves to its profile. A rule over several fields reads the unset ones with ``_value_or_default``.
+from fields that it leaves to its profile. A rule over several fields reads the unset ones with ``read_or_default``.
 """
 
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Final
 
-import msgspec
+from msgspec import NODEFAULT, structs
 
 from ddp_operator.api.constants import MAX_NAME_LENGTH, MAX_NODES
 from ddp_operator.api.spec import Metrics, Preflight, Rendezvous, Spec
@@ -26,6 +29,8 @@ class CelRule:
     field: str = ""
     explanation: str = ""
     """CEL of a message that depends on values (``messageExpression``); used instead of ``message``."""
+    if_complete: bool = False
+    """True: the rule does not apply to a spec that a profile may still complete."""
 
     @property
     def is_transition(self) -> bool:
@@ -33,11 +38,12 @@ class CelRule:
         return "oldSelf" in self.cel
 
 
-def _between(at: str, least: int, most: int, remedy: str) -> CelRule:
+def require_between(at: str, least: int, most: int, remedy: str) -> CelRule:
+    """Return the rule that the number at a node is within bounds."""
     return CelRule(at, f"self >= {least} && self <= {most}", f"must be between {least} and {most}; {remedy}")
 
 
-def _value_or_default(path: str, default: str | int | bool | list[str]) -> str:
+def read_or_default(path: str, default: str | int | bool | list[str]) -> str:
     """Return CEL for the value of the member at ``path``, or ``default`` if the member is absent."""
     literal = str(default).lower() if isinstance(default, bool) else repr(default)
     return f"({_is_set(path)} ? self.{path} : {literal})"
@@ -49,24 +55,32 @@ def _is_set(path: str) -> str:
     return " && ".join(f"has(self.{'.'.join(parts[:end])})" for end in range(1, len(parts) + 1))
 
 
-# A spec that lacks one of the groups with defaults is not complete: a profile may still add to it.
-_GROUPS = [
-    field.encode_name for field in msgspec.structs.fields(Spec) if field.default_factory is not msgspec.NODEFAULT
-]
-_IS_INCOMPLETE = f"(has(self.profileRef) && !({' && '.join(map(_is_set, _GROUPS))}))"
-
-
-def _requires(path: str, condition: str, message: str) -> CelRule:
+def require(path: str, condition: str, message: str) -> CelRule:
     """Return the rule that the member at ``path`` requires a condition on other members. A profile may set those."""
-    return CelRule("spec", f"{_IS_INCOMPLETE} || !({_is_set(path)}) || {condition}", message, field=f".{path}")
+    return CelRule("spec", f"!({_is_set(path)}) || {condition}", message, field=f".{path}", if_complete=True)
 
 
-_BACKEND = _value_or_default("rendezvous.backend", Rendezvous().backend)
-_REQUIRED = _value_or_default("network.require", False)
-_CHECKS = _value_or_default("preflight.checks", [])
-_HEALTH_CONDITIONS = _value_or_default("recovery.nodeHealth.conditions", [])
-_HEALTH_TAINTS = _value_or_default("recovery.nodeHealth.taints", [])
-_PORTS = _value_or_default("rendezvous.port", Rendezvous().port), _value_or_default("metrics.port", Metrics().port)
+def require_folder_url(at: str) -> CelRule:
+    """Return the rule that the text at a node is the URL of a folder in a store."""
+    return CelRule(
+        at,
+        "self.matches('^[a-z][a-z0-9+.-]*://[^ ]+$') && !self.matches('^(data|https?|memory)://')",
+        "must be the URL of a writable folder, such as s3://bucket/prefix; change it",
+    )
+
+
+def complete_rules(rules: Iterable[CelRule], spec: type[Spec]) -> Iterator[CelRule]:
+    """Yield the rules; those of complete specs ignore one that lacks a group with defaults: a profile may add to it."""
+    groups = [field.encode_name for field in structs.fields(spec) if field.default_factory is not NODEFAULT]
+    is_incomplete = f"(has(self.profileRef) && !({' && '.join(map(_is_set, groups))}))"
+    for rule in rules:
+        yield replace(rule, cel=f"{is_incomplete} || {rule.cel}") if rule.if_complete else rule
+
+
+_BACKEND = read_or_default("rendezvous.backend", Rendezvous().backend)
+_REQUIRED = read_or_default("network.require", False)
+_CHECKS = read_or_default("preflight.checks", [])
+_PORTS = read_or_default("rendezvous.port", Rendezvous().port), read_or_default("metrics.port", Metrics().port)
 
 ONCE_STARTED = ("profileRef", "elastic", "spares", "rendezvous", "metrics", "scheduling", "networkPolicy", "inputs")
 """Immutable from attempt 1: the objects that all attempts share are built from them."""
@@ -86,11 +100,11 @@ ONCE_RUN = (
 )
 """Immutable after the first pod has run; until then an edit replaces the attempt's Job."""
 _DEADLINES = ("activeDeadlineSeconds", "pendingDeadlineSeconds")
-ONCE_ENDED = ("nodes", "suspend", "recovery", "idle", *_DEADLINES, "processGroupPolicy", "history")
+ONCE_ENDED = ("nodes", "suspend", "recovery", *_DEADLINES, "processGroupPolicy")
 """Immutable after the job has ended: an edit would have no effect."""
 
 
-def _immutable() -> CelRule:
+def forbid_changes(once_started: Sequence[str], once_run: Sequence[str], once_ended: Sequence[str]) -> CelRule:
     """Return the rule of the immutable fields, which depend on how far the job is.
 
     This is one rule for all fields, because the API server evaluates all rules at each write, also of the status, and
@@ -99,7 +113,7 @@ def _immutable() -> CelRule:
     """
     has_ended = "has(self.status.completionTime)"
     has_run = f"({has_ended} || has(self.status.firstRunTime))"
-    groups = ((ONCE_STARTED, ""), (ONCE_RUN, has_run), (ONCE_ENDED, has_ended))
+    groups = ((once_started, ""), (once_run, has_run), (once_ended, has_ended))
     unchanged_groups = []
     changed_names = []
     for names, condition in groups:
@@ -117,8 +131,8 @@ def _immutable() -> CelRule:
         "",
         "!has(self.status) || !has(oldSelf.status) || self.status != oldSelf.status"
         f" || !has(self.status.attempt) || self.status.attempt == 0 || ({' && '.join(unchanged_groups)})",
-        f"{', '.join(ONCE_STARTED)} can't be changed once the job has started; {', '.join(ONCE_RUN)} once a pod has "
-        f"run; {', '.join(ONCE_ENDED)} once the job has ended; {remedy}",
+        f"{', '.join(once_started)} can't be changed once the job has started; {', '.join(once_run)} once a pod has "
+        f"run; {', '.join(once_ended)} once the job has ended; {remedy}",
         field=".spec",
         explanation=f"""({" + ".join(changed_names)}).trim().replace(' ', ', ') + """
         f"""({has_ended} ? " can't be changed once the job has ended" """
@@ -136,7 +150,7 @@ def _is_unchanged(name: str) -> str:
 
 
 # Bounds beyond any real job, which Kubernetes and Python can represent.
-_YEAR = 366 * 24 * 3600
+YEAR: Final = 366 * 24 * 3600
 _MAX_RESTARTS = 10_000
 _MAX_STEPS = 2**31 - 1
 _MAX_PROCESSES = 1024
@@ -168,7 +182,7 @@ RULES: tuple[CelRule, ...] = (
         "self.matches('^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$')",
         "must consist of lower-case letters, digits, '-' and '.'; change it",
     ),
-    _between("spec.nodes", 1, MAX_NODES, "to stop all pods, set suspend: true"),
+    require_between("spec.nodes", 1, MAX_NODES, "to stop all pods, set suspend: true"),
     CelRule(
         "spec.managedBy",
         "size(self) <= 63 && self.matches('^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-A-Za-z0-9/_.~]+$')",
@@ -181,7 +195,7 @@ RULES: tuple[CelRule, ...] = (
         "can't be changed; delete the job and create it again",
         field=".managedBy",
     ),
-    _between("spec.spares", 0, 16, "to have no spare pods, set it to 0"),
+    require_between("spec.spares", 0, 16, "to have no spare pods, set it to 0"),
     CelRule(
         "spec",
         f"!has(self.spares) || self.spares == 0 || (self.nodes > 1 && !has(self.elastic) && {_BACKEND} != 'static')",
@@ -192,7 +206,7 @@ RULES: tuple[CelRule, ...] = (
     CelRule(
         "spec.elastic",
         "(!has(self.minNodes) || self.minNodes >= 1) && (!has(self.maxNodes)"
-        f" || ({_value_or_default('minNodes', 1)} <= self.maxNodes && self.maxNodes <= {MAX_NODES}))",
+        f" || ({read_or_default('minNodes', 1)} <= self.maxNodes && self.maxNodes <= {MAX_NODES}))",
         f"must be 1 <= minNodes <= maxNodes <= {MAX_NODES}; change them",
     ),
     CelRule(
@@ -214,8 +228,8 @@ RULES: tuple[CelRule, ...] = (
         " : (type(self) == string && self in ['auto', 'gpu', 'cpu'])",
         f"must be auto, gpu, cpu or a number between 1 and {_MAX_PROCESSES}; leave it out to use auto",
     ),
-    _between("spec.rendezvous.port", 1024, 65535, "leave it out to use the default"),
-    _between("spec.metrics.port", 1024, 65535, "leave it out to use the default"),
+    require_between("spec.rendezvous.port", 1024, 65535, "leave it out to use the default"),
+    require_between("spec.metrics.port", 1024, 65535, "leave it out to use the default"),
     CelRule(
         "spec.metrics.logPatterns",
         f"size(self) <= {_MAX_PATTERNS} && self.all(p, size(p) <= {_MAX_PATTERN})",
@@ -227,45 +241,31 @@ RULES: tuple[CelRule, ...] = (
         "must differ from rendezvous.port, because pod 0 listens on both; change one of them",
         field=".metrics.port",
     ),
-    _between("spec.metrics.epochs", 1, _MAX_STEPS, "leave it out if the log shows the total"),
-    _between("spec.rendezvous.joinTimeoutSeconds", 10, _YEAR, "pods need a few seconds to join"),
+    require_between("spec.metrics.epochs", 1, _MAX_STEPS, "leave it out if the log shows the total"),
+    require_between("spec.rendezvous.joinTimeoutSeconds", 10, YEAR, "pods need a few seconds to join"),
     CelRule(
         "spec",
-        f"{_BACKEND} != 'static' || {_value_or_default('recovery.inPlaceRestarts', 0)} == 0",
+        f"{_BACKEND} != 'static' || {read_or_default('recovery.inPlaceRestarts', 0)} == 0",
         "must be 0 with the static rendezvous, which can't restart workers; set it to 0 or set rendezvous.backend: "
         "c10d",
         field=".recovery.inPlaceRestarts",
     ),
-    _between("spec.recovery.inPlaceRestarts", 0, _MAX_RESTARTS, "0 disables restarts in the same pods"),
-    _requires(
-        "recovery.nodeHealth",
-        f"size({_HEALTH_CONDITIONS}) + size({_HEALTH_TAINTS}) > 0",
-        "needs conditions or taints, such as conditions: [Xid*]; add one or remove nodeHealth",
-    ),
-    *(
-        CelRule(
-            f"spec.recovery.nodeHealth.{name}",
-            "size(self) <= 32 && self.all(n, size(n) >= 1 && size(n) <= 316 && !n.matches('([*][^*]*){9}'))",
-            "must have at most 32 names of 1 to 316 characters with at most 8 stars (*); change them",
-        )
-        for name in ("conditions", "taints")
-    ),
-    _between("spec.recovery.maxRestarts", 0, _MAX_RESTARTS, "with 0 the first failure ends the job"),
-    _between("spec.recovery.resetAfterSteps", 1, _MAX_STEPS, "leave it out to use 1000"),
-    _between("spec.recovery.forceDeleteAfterSeconds", 0, _YEAR, "leave it out to use 120"),
+    require_between("spec.recovery.inPlaceRestarts", 0, _MAX_RESTARTS, "0 disables restarts in the same pods"),
+    require_between("spec.recovery.maxRestarts", 0, _MAX_RESTARTS, "with 0 the first failure ends the job"),
+    require_between("spec.recovery.resetAfterSteps", 1, _MAX_STEPS, "leave it out to use 1000"),
+    require_between("spec.recovery.forceDeleteAfterSeconds", 0, YEAR, "leave it out to use 120"),
     CelRule(
         "spec.recovery.nonRetryableExitCodes",
         "self.all(c, c >= 1 && c <= 255)",
         "must contain only exit codes between 1 and 255; remove all other values",
     ),
     *(
-        _between(f"spec.watchdog.{name}", 1, _YEAR, "to only report hangs, set action: Report")
+        require_between(f"spec.watchdog.{name}", 1, YEAR, "to only report hangs, set action: Report")
         for name in ("startSeconds", "stallSeconds", "checkpointSeconds")
     ),
-    _between("spec.idle.minutes", 1, _YEAR // 60, "remove idle to allow idle GPUs"),
-    _between("spec.dev.holdSeconds", 60, 24 * 3600, "`ddp release` ends the job earlier"),
-    _between("spec.preflight.minMegabytesPerSecond", 0, 10**7, "leave it out to accept any bandwidth"),
-    _requires(
+    require_between("spec.dev.holdSeconds", 60, 24 * 3600, "`ddp release` ends the job earlier"),
+    require_between("spec.preflight.minMegabytesPerSecond", 0, 10**7, "leave it out to accept any bandwidth"),
+    require(
         "preflight.minMegabytesPerSecond",
         f"self.preflight.minMegabytesPerSecond == 0 || {_REQUIRED} || 'allreduce' in {_CHECKS} || 'pairs' in {_CHECKS}",
         "needs the check allreduce, which measures the bandwidth; add allreduce to preflight.checks or remove this "
@@ -273,7 +273,7 @@ RULES: tuple[CelRule, ...] = (
     ),
     CelRule(
         "spec",
-        f"!{_REQUIRED} || {_value_or_default('preflight.mode', Preflight().mode)} != 'Off'",
+        f"!{_REQUIRED} || {read_or_default('preflight.mode', Preflight().mode)} != 'Off'",
         "needs the preflight, which detects the network that NCCL uses; set preflight.mode to Warn or Fail, or "
         "remove this field",
         field=".network.require",
@@ -289,8 +289,8 @@ RULES: tuple[CelRule, ...] = (
         "size(self) <= 8 && self.all(t, size(t) >= 1 && size(t) <= 40)",
         "must have at most 8 names of 1 to 40 characters; change them",
     ),
-    _between("spec.network.minPairMegabytesPerSecond", 0, 10**7, "leave it out for no minimum"),
-    _requires(
+    require_between("spec.network.minPairMegabytesPerSecond", 0, 10**7, "leave it out for no minimum"),
+    require(
         "network.minPairMegabytesPerSecond",
         f"self.network.minPairMegabytesPerSecond == 0 || {_REQUIRED} || 'pairs' in {_CHECKS}",
         "needs the check pairs, which measures the bandwidth; add pairs to preflight.checks, set network.require: "
@@ -301,14 +301,7 @@ RULES: tuple[CelRule, ...] = (
         "self.startsWith('/')",
         "must be an absolute path, such as /ckpt; add the leading slash",
     ),
-    *(
-        CelRule(
-            f"spec.{part}.url",
-            "self.matches('^[a-z][a-z0-9+.-]*://[^ ]+$') && !self.matches('^(data|https?|memory)://')",
-            "must be the URL of a writable folder, such as s3://bucket/prefix; change it",
-        )
-        for part in ("checkpoint", "history")
-    ),
+    require_folder_url("spec.checkpoint.url"),
     CelRule(
         "spec.checkpoint",
         "!has(self.url) || (!has(self.claimName) && !has(self.shared))",
@@ -316,13 +309,14 @@ RULES: tuple[CelRule, ...] = (
         "only; remove url, or claimName and shared",
     ),
     *(
-        _requires(f"checkpoint.{name}", "has(self.checkpoint.url)", "needs checkpoint.url; set it or remove this field")
+        require(f"checkpoint.{name}", "has(self.checkpoint.url)", "needs checkpoint.url; set it or remove this field")
         for name in ("secretRef", "keep")
     ),
-    _requires("history.secretRef", "has(self.history.url)", "needs history.url; set it or remove this field"),
-    _between("spec.checkpoint.keep", 1, 1000, "leave it out to keep 3 snapshots"),
-    _between("spec.checkpoint.memory.interval", 1, 1_000_000, "leave it out for an interval that fits the step time"),
-    _between("spec.checkpoint.graceSeconds", 0, _YEAR, "with 0 pods are killed at once"),
+    require_between("spec.checkpoint.keep", 1, 1000, "leave it out to keep 3 snapshots"),
+    require_between(
+        "spec.checkpoint.memory.interval", 1, 1_000_000, "leave it out for an interval that fits the step time"
+    ),
+    require_between("spec.checkpoint.graceSeconds", 0, YEAR, "with 0 pods are killed at once"),
     CelRule(
         "spec.code",
         "[has(self.configMapName), has(self.claimName), has(self.image)].filter(one, one).size() == 1",
@@ -359,7 +353,7 @@ RULES: tuple[CelRule, ...] = (
         )
         for name, where in (("path", "claim"), ("pip", "folder"))
     ),
-    _requires(
+    require(
         "tracking",
         "has(self.tracking.tensorboard) || has(self.tracking.mlflow) || has(self.tracking.wandb)",
         "needs a tracker; add tensorboard, mlflow or wandb, or remove tracking",
@@ -379,13 +373,13 @@ RULES: tuple[CelRule, ...] = (
         "self.matches('^[0-9]+([.][0-9]+)?(k|M|G|T|Ki|Mi|Gi|Ti)?$')",
         "must be a quantity such as 8Gi; leave it out to use half of the node's memory",
     ),
-    _requires(
+    require(
         "scheduling.queue",
         "(has(self.scheduling.gang) && self.scheduling.gang == 'Volcano')",
         "needs scheduling.gang: Volcano; set that, or remove this field and set the label "
         "kueue.x-k8s.io/queue-name for Kueue",
     ),
-    _requires(
+    require(
         "scheduling.topologyKey",
         "(has(self.scheduling.placement) && self.scheduling.placement != 'Any')",
         "needs scheduling.placement: Pack or Spread; set one of them or remove this field",
@@ -399,7 +393,7 @@ RULES: tuple[CelRule, ...] = (
         for name in ("topologyKey", "gangTopology")
     ),
     *(
-        _requires(
+        require(
             f"scheduling.{name}",
             f"{empty}(has(self.scheduling.gang) && self.scheduling.gang == 'Native')",
             "needs scheduling.gang: Native; set that or remove this field",
@@ -419,15 +413,14 @@ RULES: tuple[CelRule, ...] = (
         for name in ("schedulerName", "queue", "priorityClassName")
     ),
     *(
-        _requires(
+        require(
             f"networkPolicy.{name}",
             f"{empty}(has(self.networkPolicy.enabled) && self.networkPolicy.enabled)",
             "has no effect without networkPolicy.enabled: true; set that or remove this field",
         )
         for name, empty in (("egressCidrs", "size(self.networkPolicy.egressCidrs) == 0 || "), ("metricsFrom", ""))
     ),
-    _between("spec.activeDeadlineSeconds", 1, _YEAR, "leave it out for no deadline"),
-    _between("spec.pendingDeadlineSeconds", 1, _YEAR, "leave it out to wait without limit"),
-    _between("spec.ttlSecondsAfterFinished", 0, _YEAR, "leave it out to keep the finished job"),
-    _immutable(),
+    require_between("spec.activeDeadlineSeconds", 1, YEAR, "leave it out for no deadline"),
+    require_between("spec.pendingDeadlineSeconds", 1, YEAR, "leave it out to wait without limit"),
+    require_between("spec.ttlSecondsAfterFinished", 0, YEAR, "leave it out to keep the finished job"),
 )

@@ -180,26 +180,6 @@ class Shm(SpecFields, frozen=True, kw_only=True):
     ] = None
 
 
-class NodeHealth(SpecFields, frozen=True, kw_only=True):
-    """Node conditions and taints that mark a pod's node as unhealthy. Names may be shell patterns, such as Xid*."""
-
-    conditions: Annotated[
-        tuple[str, ...],
-        Meta(description="Types of node conditions. A node is unhealthy while the status of one of them is True."),
-    ] = ()
-    taints: Annotated[
-        tuple[str, ...],
-        Meta(description="Keys of taints. A node is unhealthy while it has one of them, with any effect."),
-    ] = ()
-    action: Annotated[
-        Literal["Migrate", "Report"] | None,
-        Meta(
-            description="Migrate: the pods save a checkpoint and stop, and a new, uncounted attempt avoids the "
-            "node. Report: set the condition NodesHealthy to False. Unset: Report."
-        ),
-    ] = None
-
-
 class Recovery(SpecFields, frozen=True, kw_only=True):
     """Restarts after a failure: first of the workers in the same pods, then of all pods, in a new Job."""
 
@@ -249,18 +229,6 @@ class Recovery(SpecFields, frozen=True, kw_only=True):
             description="Action if parameters of ranks differ that were equal, or if the loss of a rank was not finite "
             "before those of its peers. Report: set the condition TrainsAsOne to False. Restart: also restart the job "
             "from its checkpoint, counted, and avoid the node of the rank, if it is one. Unset: Report."
-        ),
-    ] = None
-    node_health: Annotated[
-        NodeHealth | None,
-        Meta(description="Unset: the operator reads a node only while a pod on it does not terminate."),
-    ] = None
-    drains: Annotated[
-        Literal["Move", "Report"] | None,
-        Meta(
-            description="For a node that a component such as Karpenter has tainted to drain it. Move: as Migrate of "
-            "nodeHealth. Report: as Report. Unset: not read. Pods that a DrainRequest or EvictionRequest names always "
-            "move."
         ),
     ] = None
     warm_start: Annotated[
@@ -344,19 +312,6 @@ class Network(SpecFields, frozen=True, kw_only=True):
         int | None,
         Meta(
             description="Minimum bandwidth between two pods for the check pairs, in 10^6 bytes per second. Unset: none."
-        ),
-    ] = None
-
-
-class Idle(SpecFields, frozen=True, kw_only=True):
-    """Action when the job holds GPUs without a step for long, in whatever state its pods are."""
-
-    minutes: Annotated[int, Meta(description="Minutes without a step or a heartbeat while pods hold GPUs.")]
-    action: Annotated[
-        Literal["Report", "Suspend"] | None,
-        Meta(
-            description="Suspend: set spec.suspend to true. Report: emit an Event and set the condition Idle, as "
-            "always for a script that has never reported a step. Unset: Report."
         ),
     ] = None
 
@@ -587,22 +542,6 @@ class NetworkPolicy(SpecFields, frozen=True, kw_only=True):
     ] = None
 
 
-class History(SpecFields, frozen=True, kw_only=True):
-    """Store a record of the ended job: spec, status, Events and the last lines of each rank (docs/monitoring.md)."""
-
-    url: Annotated[
-        str | None,
-        Meta(
-            description="Folder of the records of all jobs, such as s3://team/history, by fsspec and its plug-ins in "
-            "the job's image. Unset: the claim, folder or url of spec.checkpoint."
-        ),
-    ] = None
-    secret_ref: Annotated[
-        SecretReference | None,
-        Meta(description="Credentials for the url, if the training container has none."),
-    ] = None
-
-
 class Template(SpecFields, frozen=True, kw_only=True):
     """Pod template. The container named trainer (or the only one) runs the training script in its command/args. Its
     image needs Python and torch."""
@@ -668,10 +607,6 @@ class Spec(SpecFields, frozen=True, kw_only=True):
     shm: Shm = field(default_factory=Shm)
     recovery: Recovery = field(default_factory=Recovery)
     watchdog: Watchdog = field(default_factory=Watchdog)
-    idle: Annotated[
-        Idle | None,
-        Meta(description="Limit of the time for which pods may hold GPUs without a step. Unset: no limit."),
-    ] = None
     dev: Dev | None = None
     preflight: Preflight = field(default_factory=Preflight)
     network: Annotated[Network | None, Meta(description="Unset: NCCL selects the network (profile auto).")] = None
@@ -681,7 +616,6 @@ class Spec(SpecFields, frozen=True, kw_only=True):
         Meta(description="Data and models to fetch before the job requests GPUs, at most 16 (docs/your-code.md)."),
     ] = None
     metrics: Metrics = field(default_factory=Metrics)
-    history: History | None = None
     tracking: Tracking | None = None
     scheduling: Scheduling = field(default_factory=Scheduling)
     network_policy: NetworkPolicy = field(default_factory=NetworkPolicy)

@@ -22,15 +22,14 @@ RESTARTING: Final = "Restarting"
 UPLOADED: Final = "CheckpointsUploaded"
 TRAINS_AS_ONE: Final = "TrainsAsOne"
 TRAINING_COMPLETE: Final = "TrainingComplete"
-IDLE: Final = "Idle"
 NODES_HEALTHY: Final = "NodesHealthy"
 FEATURES_WORK: Final = "FeaturesWork"
 SUCCEEDED: Final = "Succeeded"
 FAILED: Final = "Failed"
-HISTORY_STORED: Final = "HistoryStored"
-_FINAL_TYPES: Final = (TRAINS_AS_ONE, TRAINING_COMPLETE, SUCCEEDED, FAILED, HISTORY_STORED)
+_FINAL_TYPES: Final = (TRAINS_AS_ONE, TRAINING_COMPLETE, SUCCEEDED, FAILED)
 _RUNNING_TYPES: Final = (ACCEPTED, SUSPENDED, INPUTS_READY, SCHEDULED, RENDEZVOUSED, PROGRESSING, RESTARTING)
-TYPES: Final = (*_RUNNING_TYPES, IDLE, NODES_HEALTHY, FEATURES_WORK, UPLOADED, *_FINAL_TYPES)
+TYPES: Final = (*_RUNNING_TYPES, NODES_HEALTHY, FEATURES_WORK, UPLOADED, *_FINAL_TYPES)
+"""Those of the kernel; features have further ones."""
 
 # Accepted
 VALID: Final = "Valid"
@@ -159,12 +158,6 @@ DOUBTS: Final = (
     LOSS_NOT_FINITE,
 )
 """Reasons why a job that succeeded may not have trained as intended, the most important first."""
-# HistoryStored: only of an ended job with spec.history; the reasons of a refused Job too
-STORED: Final = "Stored"
-NOT_STORED: Final = "NotStored"
-# Idle: only where spec.idle is set
-NO_STEPS: Final = "NoSteps"
-NOT_IDLE: Final = "NotIdle"
 # FeaturesWork: only after a fault of a feature
 FEATURE_FAULT: Final = "FeatureFault"
 NO_FAULT: Final = "NoFault"
@@ -214,11 +207,14 @@ class Fact:
 def merge_conditions(
     previous: Iterable[Condition], facts: Iterable[Fact], now: datetime, generation: int
 ) -> tuple[Condition, ...]:
-    """Return the conditions in the order of TYPES. A transition time changes only with the status."""
+    """Return the conditions in the order of TYPES, then those of features by name.
+
+    A transition time changes only with the status.
+    """
     old = {condition.type: condition for condition in previous}
     new = {fact.type: fact for fact in facts}
     merged = []
-    for kind in TYPES:
+    for kind in (*TYPES, *sorted({*old, *new}.difference(TYPES))):
         fact = new.get(kind)
         before = old.get(kind)
         if fact is None:

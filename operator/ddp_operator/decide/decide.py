@@ -273,7 +273,7 @@ def _resize(state: State) -> Decision | None:
 
 
 def _leave_unhealthy_nodes(state: State) -> Decision | None:
-    """Start an attempt on other nodes, if recovery.nodeHealth or a drain requires it."""
+    """Start an attempt on other nodes, if a feature requires it."""
     nodes = list_nodes_to_leave(state) if state.refusal is None else {}
     return leave_nodes(state, nodes) if nodes else None
 

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, MutableMappi
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import partial
+from functools import cache, partial
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
@@ -20,7 +20,9 @@ import msgspec
 from ddp_operator.api.cluster import ClusterError, Key, Object, Refused, Snapshot
 from ddp_operator.api.faults import FAULTS, describe_fault
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.status import QueueStatus, Status
+from ddp_operator.api.schema import OwnFields, Schema
+from ddp_operator.api.spec import SpecFields
+from ddp_operator.api.status import ConditionStatus, QueueStatus, Status
 from ddp_operator.decide.conditions import Fact
 from ddp_operator.decide.state import (
     FeatureAction,
@@ -104,21 +106,33 @@ class NodeHook:
     judge: Judge
 
 
-@dataclass(frozen=True, slots=True)
+Maturity = Literal["stable", "beta", "experimental"]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
 class Feature:
     """A capability that can be deleted with its folder. The hooks that it does not use are None.
 
-    ``page``: of docs/. ``settings``: the environment variables of the operator that it reads, each with a description.
-    ``start``: returns its service; None: it is switched off.
+    ``page``: of docs/. ``fields``: its part of the spec. ``conditions``: the types of its facts, each with the status
+    that needs no attention. ``settings``: the environment variables of the operator that it reads, each with a
+    description. ``start``: returns its service; None: it is switched off.
     """
 
     name: str
-    maturity: Literal["stable", "beta", "experimental"]
+    maturity: Maturity
     page: str
+    fields: OwnFields[SpecFields] | None = None
+    conditions: Mapping[str, ConditionStatus] = field(default_factory=dict)
     nodes: NodeHook | None = None
     review: Review | None = None
     settings: type[msgspec.Struct] | None = None
     start: Start | None = None
+
+
+@cache
+def build_schema(features: tuple[Feature, ...]) -> Schema:
+    """Return the fields of the kernel and of these features, one value for each list."""
+    return Schema([feature.fields for feature in features if feature.fields is not None])
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +141,16 @@ class Hooks:
 
     features: Sequence[Feature] = ()
     services: Mapping[str, Service] = field(default_factory=dict)
+
+    @property
+    def schema(self) -> Schema:
+        """The fields of the kernel and of the features."""
+        return build_schema(tuple(self.features))
+
+    @property
+    def conditions(self) -> Mapping[str, ConditionStatus]:
+        """The types of the features' conditions, each with the status that needs no attention."""
+        return {kind: status for feature in self.features for kind, status in feature.conditions.items()}
 
     def amend(self, manifest: Object) -> Object:
         """Return a child with the additions of all features."""

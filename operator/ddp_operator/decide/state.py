@@ -92,7 +92,7 @@ class CreatePod:
 
 @dataclass(frozen=True, slots=True)
 class SuspendResource:
-    """Set ``spec.suspend`` of the training job, because it holds GPUs without steps."""
+    """Set ``spec.suspend`` of the training job, because a feature demands it."""
 
 
 @dataclass(frozen=True, slots=True)

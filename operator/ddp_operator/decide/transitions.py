@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from itertools import pairwise
 from statistics import median
+from types import MappingProxyType
 from typing import Any, Final, Literal
 
 from msgspec.structs import replace
@@ -19,7 +20,16 @@ from ddp_operator.api.constants import KUEUE_QUEUE_LABEL
 from ddp_operator.api.crd import render_columns
 from ddp_operator.api.kubeobjects import count_pod_gpus, find_trainer, truncate
 from ddp_operator.api.spec import Spec
-from ddp_operator.api.status import ENDED_PHASES, Condition, History, LastFailure, LostUsage, Status, Usage
+from ddp_operator.api.status import (
+    ENDED_PHASES,
+    Condition,
+    ConditionStatus,
+    History,
+    LastFailure,
+    LostUsage,
+    Status,
+    Usage,
+)
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import find_doubts
 from ddp_operator.decide.failures import describe_failure, describe_restart
@@ -40,14 +50,12 @@ _MAX_LOGGED: Final = 300
 
 _WARNINGS: Final = frozenset((*c.BLOCKING, c.UNREACHABLE)) - {c.QUOTA_PENDING}
 _EVENT_TYPES: Final = (
-    *(c.SUSPENDED, c.INPUTS_READY, c.SCHEDULED, c.RENDEZVOUSED, c.IDLE, c.NODES_HEALTHY),
+    *(c.SUSPENDED, c.INPUTS_READY, c.SCHEDULED, c.RENDEZVOUSED, c.NODES_HEALTHY),
     *(c.FEATURES_WORK, c.UPLOADED),
-    *(c.TRAINS_AS_ONE, c.TRAINING_COMPLETE, c.SUCCEEDED, c.FAILED, c.HISTORY_STORED),
+    *(c.TRAINS_AS_ONE, c.TRAINING_COMPLETE, c.SUCCEEDED, c.FAILED),
 )
 """Conditions whose transitions are Events, in the order in which they happen."""
-_HEALTHY_IF_TRUE: Final = (
-    *(c.TRAINS_AS_ONE, c.TRAINING_COMPLETE, c.NODES_HEALTHY, c.FEATURES_WORK, c.UPLOADED, c.HISTORY_STORED),
-)
+_HEALTHY_IF_TRUE: Final = (c.TRAINS_AS_ONE, c.TRAINING_COMPLETE, c.NODES_HEALTHY, c.FEATURES_WORK, c.UPLOADED)
 _SILENCE_EVENTS: Final[Mapping[str, Literal["Normal", "Warning"]]] = {
     c.HELD: "Normal",
     c.NODE_NOT_READY: "Warning",
@@ -251,8 +259,13 @@ def _list_condition_states(status: Status) -> list[tuple[str, str, str, int, str
     ]
 
 
-def list_transition_events(old: Status, new: Status) -> tuple[Event, ...]:
-    """Return the Events for the change from one status to the next, in chronological order."""
+def list_transition_events(
+    old: Status, new: Status, features: Mapping[str, ConditionStatus] = MappingProxyType({})
+) -> tuple[Event, ...]:
+    """Return the Events for the change from one status to the next, in chronological order.
+
+    ``features``: the types of their conditions, each with the status that needs no attention.
+    """
     return (
         *_report_refusal(old, new),
         *_report_failure(old, new),
@@ -260,7 +273,7 @@ def list_transition_events(old: Status, new: Status) -> tuple[Event, ...]:
         *_report_replacement(old, new),
         *_report_attempt(old, new),
         *_report_progressing(old, new),
-        *_report_conditions(old, new),
+        *_report_conditions(old, new, features),
     )
 
 
@@ -323,13 +336,16 @@ def _report_progressing(old: Status, new: Status) -> Iterator[Event]:
         yield Event(_SILENCE_EVENTS[progressing.reason], progressing.reason, progressing.message)
 
 
-def _report_conditions(old: Status, new: Status) -> Iterator[Event]:
-    for kind in _EVENT_TYPES:
+def _report_conditions(old: Status, new: Status, features: Mapping[str, ConditionStatus]) -> Iterator[Event]:
+    for kind in (*_EVENT_TYPES, *features):
         before = old.condition(kind)
         condition = new.condition(kind)
         if condition is None or (before is not None and _is_same_state(before, condition)):
             continue
-        event = _build_condition_event(before, condition)
+        if kind in features:
+            event = _build_feature_event(condition, features[kind])
+        else:
+            event = _build_condition_event(before, condition)
         if event is not None:
             yield event
 
@@ -345,7 +361,7 @@ def _build_condition_event(before: Condition | None, condition: Condition) -> Ev
     if condition.type in _HEALTHY_IF_TRUE:
         return _build_health_event(before, condition)
     if condition.status == "True":
-        severity: Literal["Normal", "Warning"] = "Warning" if condition.type in (c.FAILED, c.IDLE) else "Normal"
+        severity: Literal["Normal", "Warning"] = "Warning" if condition.type == c.FAILED else "Normal"
         return Event(severity, condition.type, condition.message or condition.reason)
     is_warning = condition.type in (c.INPUTS_READY, c.SCHEDULED) and condition.reason in _WARNINGS
     if is_warning or (condition.type == c.RENDEZVOUSED and condition.reason == c.PEER_UNREACHABLE):
@@ -353,6 +369,14 @@ def _build_condition_event(before: Condition | None, condition: Condition) -> Ev
     if condition.type == c.SUSPENDED and before is not None and before.status == "True":
         return Event("Normal", "Resumed", "spec.suspend is false")
     return None
+
+
+def _build_feature_event(condition: Condition, expected: ConditionStatus) -> Event | None:
+    """Return the Event of a feature's condition that needs attention."""
+    if condition.status == expected:
+        return None
+    reason = condition.type if condition.status == "True" else condition.reason
+    return Event("Warning", reason, condition.message or condition.reason)
 
 
 def _build_health_event(before: Condition | None, condition: Condition) -> Event | None:

@@ -2,7 +2,8 @@
 
 from typing import Final
 
-from ddp_operator.decide.hooks import Feature
+from ddp_operator.api.schema import Schema
+from ddp_operator.decide.hooks import Feature, build_schema
 from ddp_operator.features import drains, history, idle, node_health, queue_estimate, tracing
 
 FEATURES: Final[tuple[Feature, ...]] = (
@@ -13,3 +14,5 @@ FEATURES: Final[tuple[Feature, ...]] = (
     queue_estimate.FEATURE,
     tracing.FEATURE,
 )
+SCHEMA: Final[Schema] = build_schema(FEATURES)
+"""The fields of the spec, those of features included."""

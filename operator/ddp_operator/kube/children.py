@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from itertools import islice
 from typing import Any, Final
 
-from ddp_operator.api import child_names, constants
+from ddp_operator.api import constants
 from ddp_operator.api.cluster import Key, Object, controller_of
 from ddp_operator.api.kubeobjects import find_trainer
 
@@ -83,7 +83,8 @@ def _is_controlled(kind: str, meta: Mapping[str, Any], name: str) -> bool:
     controller = controller_of({"metadata": meta})
     owner = str(controller.get("name"))
     if kind == "Pod":
-        return controller.get("kind") == "Job" and child_names.is_job_name(owner, name)
+        prefix, _, rest = owner.rpartition("-")  # of an attempt, or of a feature
+        return controller.get("kind") == "Job" and prefix == name and rest.isalnum()
     group = str(controller.get("apiVersion")).partition("/")[0]
     return (group, controller.get("kind"), owner) == (constants.GROUP, constants.KIND, name)
 

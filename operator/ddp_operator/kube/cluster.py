@@ -371,7 +371,7 @@ class KubeCluster:
         return await self._reader.about(item)
 
     async def read_log(self, pod: Object, container: str, lines: int, limit: int) -> bytes:
-        """Read a log through the API server. This is done for ended jobs with spec.history only."""
+        """Read a log through the API server. Only features do this, for ended jobs."""
         meta = pod["metadata"]
         params = {"container": container, "timestamps": "true", "tailLines": str(lines), "limitBytes": str(limit)}
         options: dict[str, Any] = {"params": params, "refusable": True, "is_text": True}

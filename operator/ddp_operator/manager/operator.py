@@ -14,6 +14,7 @@ import kopf
 from ddp_operator.api.cluster import Key
 from ddp_operator.api.constants import KIND
 from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.api.schema import Schema
 from ddp_operator.api.status import Profile
 from ddp_operator.decide.hooks import Feature, Hooks
 from ddp_operator.kube.cache import ObjectCache
@@ -85,7 +86,7 @@ class Operator:
         self.reconciler = Reconciler(
             self.cluster,
             progress_interval=settings.progress_interval,
-            defaults=_read_defaults(settings),
+            defaults=_read_defaults(settings, hooks.schema),
             is_multikueue_worker=settings.multikueue_worker,
             hooks=hooks,
             on_transition=self.metrics.on_transition,
@@ -239,9 +240,9 @@ class Operator:
         return None if self.sync.synced.is_set() else "the caches are not synchronized yet"
 
 
-def _read_defaults(settings: Settings) -> Profile | None:
+def _read_defaults(settings: Settings, schema: Schema) -> Profile | None:
     """Return the settings' defaults for jobs. Raises: SettingsError."""
     try:
-        return read_job_defaults(settings.job_defaults)
+        return read_job_defaults(settings.job_defaults, schema)
     except InvalidManifest as error:
         raise SettingsError(f"{PREFIX}JOB_DEFAULTS: {error}") from None

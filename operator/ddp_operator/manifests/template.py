@@ -14,10 +14,10 @@ from typing import Any, Final
 from ddp_operator.api import constants
 from ddp_operator.api.child_names import is_reserved_variable
 from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings
+from ddp_operator.api.faults import FAULTS, describe_fault
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import count_gpus, find_limits, list_claim_entries, parse_quantity
 from ddp_operator.api.pod_fields import find_unknown_fields
-from ddp_operator.api.record import find_place
 from ddp_operator.api.spec import NetworkPolicy, Peer, Spec
 from ddp_operator.manifests.environment import check_memory
 from ddp_operator.manifests.inputs import check_inputs
@@ -77,9 +77,9 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
     errors += check_network(spec, pod)
     errors += check_inputs(spec, trainer)
     errors += _check_urls(spec)
+    errors += check_owned_fields(job, pod, trainer)
     limits = find_limits(pod, trainer)
     errors += check_memory(spec, limits)
-    errors += _check_history(spec, pod, trainer)
     nproc = _resolve_nproc(trainer, limits, path, job)
     if isinstance(nproc, FieldError):
         errors.append(nproc)
@@ -100,33 +100,34 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
 
 
 def _check_urls(spec: Spec) -> Iterator[FieldError]:
-    """Refuse credentials in URLs, which are shown in the status, Events and logs."""
     tracking = spec.tracking
     mlflow = tracking.mlflow if tracking else None
     wandb = tracking.wandb if tracking else None
-    for path, url, remedy in (
-        ("checkpoint.url", spec.checkpoint and spec.checkpoint.url, "spec.checkpoint.secretRef"),
-        ("history.url", spec.history and spec.history.url, "spec.history.secretRef"),
-        ("tracking.mlflow.trackingUri", mlflow and mlflow.tracking_uri, "spec.tracking.mlflow.secretRef"),
-        ("tracking.wandb.baseUrl", wandb and wandb.base_url, "spec.tracking.wandb.secretRef"),
-    ):
-        if url and has_credentials(url):
-            yield FieldError(
-                f"spec.{path}", f"must not contain a password; put it into a Secret, and name that in {remedy}"
-            )
+    if spec.checkpoint is not None:
+        yield from check_url("spec.checkpoint.url", spec.checkpoint.url, "spec.checkpoint.secretRef")
+    if mlflow is not None:
+        yield from check_url("spec.tracking.mlflow.trackingUri", mlflow.tracking_uri, "spec.tracking.mlflow.secretRef")
+    if wandb is not None:
+        yield from check_url("spec.tracking.wandb.baseUrl", wandb.base_url, "spec.tracking.wandb.secretRef")
 
 
-def _check_history(spec: Spec, pod: Mapping[str, Any], trainer: Mapping[str, Any]) -> Iterator[FieldError]:
-    """Check that the records outlive the pods."""
-    place = find_place(spec) if spec.history is not None else "://"
-    if "://" in place or (spec.checkpoint and spec.checkpoint.claim_name):
-        return
-    names = {mount.get("name") for mount in find_mounts(trainer, place)}
-    if any(volume["name"] in names and "emptyDir" not in volume for volume in pod.get("volumes") or ()):
-        return
-    yield FieldError(
-        "spec.history", "needs a place that outlives the pods; set history.url, checkpoint.url or checkpoint.claimName"
-    )
+def check_url(path: str, url: str | None, remedy: str) -> Iterator[FieldError]:
+    """Refuse a password in a URL, which is shown in the status, Events and logs. ``remedy``: the field for it."""
+    if url and has_credentials(url):
+        yield FieldError(path, f"must not contain a password; put it into a Secret, and name that in {remedy}")
+
+
+def check_owned_fields(job: DDPTrainingJob, pod: Mapping[str, Any], trainer: Mapping[str, Any]) -> Iterator[FieldError]:
+    """Check the fields of features. One whose check fails by a fault refuses the job, as nobody has checked it."""
+    for part in job.schema.owned:
+        if part.check is None:
+            continue
+        try:
+            yield from part.check(job, pod, trainer)
+        except Exception as error:
+            FAULTS.add(f"feature {part.feature}", str(job), error)
+            problem = f"the feature {part.feature} cannot check its fields ({describe_fault(error)}); please report it"
+            yield FieldError(part.paths[0], problem)
 
 
 def find_mounts(trainer: Mapping[str, Any], folder: str) -> list[dict[str, Any]]:

@@ -3,7 +3,7 @@
 No watch delivers them. Each job's Workload is read by its name, at intervals that all these jobs share.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import datetime
 from typing import Final
@@ -21,7 +21,7 @@ from ddp_operator.api.cluster import (
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob, find_prebuilt_workload, owner_reference
 from ddp_operator.api.kubeobjects import find_worker_cluster
-from ddp_operator.api.status import Status
+from ddp_operator.api.status import ConditionStatus, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.multikueue import (
     build_edits,
@@ -54,11 +54,19 @@ class MultiKueue:
     """The jobs of one cluster that MultiKueue runs in another one, or has copied from another one."""
 
     def __init__(
-        self, cluster: Cluster, clock: Callable[[], datetime], turns: Turns, *, is_worker: bool = False
+        self,
+        cluster: Cluster,
+        clock: Callable[[], datetime],
+        turns: Turns,
+        conditions: Mapping[str, ConditionStatus],
+        *,
+        is_worker: bool = False,
     ) -> None:
         self._cluster = cluster
         self._clock = clock
         self._turns = turns
+        self._alarms = tuple(kind for kind, expected in conditions.items() if expected == "False")
+        """Conditions for which a feature may have suspended a job in its worker cluster."""
         self._is_worker = is_worker
         """Whether jobs of this cluster may become the owners of Workloads."""
         self._polled: set[Key] = set()
@@ -88,14 +96,14 @@ class MultiKueue:
         return True
 
     async def follow_worker(self, key: Key, resource: Object, workload: Object, status: Status) -> float:
-        """Suspend a job in its worker cluster if its spec, or its idle time there, demands it.
+        """Suspend a job in its worker cluster if its spec, or a feature there, demands it.
 
         Returns the seconds until the next pass. Raises: VersionConflict, ClusterError.
         """
         if await self.name_cluster(key, resource, find_cluster(workload)):
             return AT_ONCE
         suspend = bool(resource["spec"].get("suspend"))
-        if status.is_true(c.IDLE) and status.is_true(c.SUSPENDED) and not suspend:
+        if any(map(status.is_true, self._alarms)) and status.is_true(c.SUSPENDED) and not suspend:
             version = resource["metadata"]["resourceVersion"]
             await self._cluster.patch_resource(key, {"spec": {"suspend": True}}, resource_version=version)
             return AT_ONCE

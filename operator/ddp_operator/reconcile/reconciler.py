@@ -129,7 +129,8 @@ class Reconciler:
         self._hooks = hooks or Hooks()
         self._observer = Observer(cluster, clock, self._turns, progress_interval, self._hooks)
         self._executor = Executor(cluster, clock, self._turns, self._hooks)
-        self._multikueue = MultiKueue(cluster, clock, self._turns, is_worker=is_multikueue_worker)
+        conditions = self._hooks.conditions
+        self._multikueue = MultiKueue(cluster, clock, self._turns, conditions, is_worker=is_multikueue_worker)
         self._on_transition = on_transition
         self._node_reports = NodeReports()
         self._memory: defaultdict[Key, Memory] = defaultdict(Memory)
@@ -234,7 +235,7 @@ class Reconciler:
         try:
             verdict.repeat_refusal(digest, self._clock())
             payer = Payer(current.key.namespace)
-            return await self._turns.run(payer, complete_job, current.resource, profile)
+            return await self._turns.run(payer, complete_job, current.resource, profile, self._hooks.schema)
         except InvalidManifest as error:
             is_oversize = isinstance(error, OversizeSpec)
             if not was_refused:
@@ -311,7 +312,7 @@ class Reconciler:
 
         memory.status_written = now
         if not memory.status_shortened:
-            with contain("history", str(current.key)):
+            with contain("rows", str(current.key)):
                 new = extend_history(new, now)
         await self._patch_status(current, old, new)
         await self._publish_transitions(current, old, new, now)
@@ -332,7 +333,7 @@ class Reconciler:
                 if isinstance(transition, Ended):
                     _ended_logger.info(_Line(describe_end(current.resource["metadata"], old, new)))
         with suppress(ClusterError), contain("Events", subject):
-            for event in list_transition_events(old, new):
+            for event in list_transition_events(old, new, self._hooks.conditions):
                 await self._cluster.emit(current.resource, event)
             for transition in transitions:
                 if isinstance(transition, NodeFailed):

@@ -11,6 +11,7 @@ import kubernetes_validate
 import msgspec
 
 from ddp_operator.api.cel import check_rules
+from ddp_operator.features import SCHEMA
 from docs.pages.schemas import to_json_schema
 
 from .errors import ApiFailure
@@ -31,7 +32,9 @@ def admit(
     if kind.schema is not None:
         obj = _admit_custom(kind, obj, strictness, parts=("status",) if status_only and old is not None else None)
         if not status_only:
-            _refuse(kind, obj, [f"{error.path}: Invalid value: {error.message}" for error in check_rules(obj, old)])
+            _refuse(
+                kind, obj, [f"{error.path}: Invalid value: {error.message}" for error in check_rules(obj, SCHEMA, old)]
+            )
     elif kind.kind == "Job" and not status_only:
         if strictness == "Strict":
             _refuse_unknown_fields(obj)

@@ -19,7 +19,7 @@ from ddp_operator.api.constants import (
     MANAGED_BY,
     PORT_NAMES,
 )
-from ddp_operator.features import FEATURES
+from ddp_operator.features import FEATURES, SCHEMA
 from ddp_operator.kube.resources import group, plural
 from ddp_operator.kube.startup_checks import (
     GANG_PERMISSIONS,
@@ -51,7 +51,7 @@ class TestSettings:
     def test_defaults_are_operators_own(self) -> None:
         objects = render()
         settings = settings_of(objects)
-        assert read_job_defaults(settings.job_defaults) is None
+        assert read_job_defaults(settings.job_defaults, SCHEMA) is None
         assert asdict(settings.features["history"]) == {"history_image": container_of(objects)["image"]}
         assert replace(settings, job_defaults={}, features={}) == Settings(log_format="json")
 
@@ -59,7 +59,7 @@ class TestSettings:
         peer = {"namespaceSelector": {"matchLabels": {"a": "b"}}}
         policy = {"enabled": True, "egressCidrs": ["10.0.0.0/8"], "metricsFrom": [peer]}
         for source in ({"securityProfile": "Restricted"}, {"networkPolicy": policy}, {"history": {"url": "s3://a/b"}}):
-            job_defaults = read_job_defaults(settings_of(render({"jobDefaults": source})).job_defaults)
+            job_defaults = read_job_defaults(settings_of(render({"jobDefaults": source})).job_defaults, SCHEMA)
             assert job_defaults is not None
             assert job_defaults.job == source
 

@@ -13,6 +13,7 @@ from ddp_cli.client.packing.archive import format_size, list_largest
 from ddp_cli.client.packing.files import CannotPack, Selection
 from ddp_cli.client.packing.packed import PackedCode, pack_code
 from ddp_operator.api.parse import parse_resource
+from ddp_operator.features import SCHEMA
 from ddp_operator.manifests.template import resolve_template
 from ddp_pod.features.dev.contract import MOST_CODE_BYTES
 
@@ -25,7 +26,7 @@ class CannotPackAgain(ClientError):
 
 def pack_again(job: Job, folder: Path, include: Sequence[str] = ()) -> PackedCode:
     """Pack the folder of a job for a new run, by the rules of `ddp submit`. Raises: CannotPackAgain."""
-    parsed = parse_resource(job.resource)
+    parsed = parse_resource(job.resource, SCHEMA)
     if parsed.spec.code is None:
         raise CannotPackAgain(
             f"{job.name} has no spec.code, so its pods run the code of their image or of this machine's folder: run it "

@@ -29,6 +29,7 @@ from ddp_cli.view.terminal import print_text
 from ddp_operator.api import constants
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES
+from ddp_operator.features import SCHEMA
 from ddp_operator.manifests.template import resolve_template
 
 _POLL_SECONDS: Final = 0.2
@@ -322,7 +323,7 @@ class RunTarget:
 
     def check_rank(self, rank: int) -> None:
         """Check that the job has this rank. Raises: CommandError."""
-        job = parse_resource(self._read_job())
+        job = parse_resource(self._read_job(), SCHEMA)
         count = job.spec.nodes * resolve_template(job).nproc
         if rank >= count:
             raise _build_rank_error(job.name, rank, count)

@@ -6,7 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from ddp_operator.decide.hooks import Feature, NodeHook, Service
-from ddp_operator.features.drains.taints import judge_node, wants_nodes
+from ddp_operator.features.drains.taints import FIELDS, judge_node, wants_nodes
 
 if TYPE_CHECKING:  # of the operator's process, which `ddp run` does not have
     from ddp_operator.kube.services import ServiceContext
@@ -43,9 +43,10 @@ def _start(context: "ServiceContext") -> Service:
 
 
 FEATURE: Final = Feature(
-    "drains",
+    FIELDS.feature,
     maturity="beta",
     page="drains.md",
+    fields=FIELDS,
     nodes=NodeHook(wants_nodes, judge_node),
     settings=DrainSettings,
     start=_start,

@@ -1,10 +1,14 @@
 """``recovery.drains``: taints by which components announce that they empty a node (ADR 0051)."""
 
 from collections.abc import Mapping
-from typing import Final
+from typing import Annotated, Final, Literal
+
+from msgspec import Meta
 
 from ddp_operator.api.cluster import Object
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.schema import OwnFields
+from ddp_operator.api.spec import SpecFields
 from ddp_operator.decide.state import Trouble
 
 DRAIN_TAINTS: Final[Mapping[str, str]] = {
@@ -19,9 +23,25 @@ DRAIN_TAINTS: Final[Mapping[str, str]] = {
 """Components that drain a node with this taint. A cordon is no drain: many let the pods of a cordoned node end."""
 
 
+class DrainFields(SpecFields, frozen=True, kw_only=True):
+    """The part of this feature in ``spec.recovery``."""
+
+    drains: Annotated[
+        Literal["Move", "Report"] | None,
+        Meta(
+            description="For a node that a component such as Karpenter has tainted to drain it. Move: as Migrate of "
+            "nodeHealth. Report: as Report. Unset: not read. Pods that a DrainRequest or EvictionRequest names always "
+            "move."
+        ),
+    ] = None
+
+
+FIELDS: Final = OwnFields("drains", DrainFields, at="recovery")
+
+
 def wants_nodes(job: DDPTrainingJob) -> bool:
     """Return whether the spec asks for these taints."""
-    return job.spec.recovery.drains is not None
+    return FIELDS.read(job.spec).drains is not None
 
 
 def judge_node(job: DDPTrainingJob, raw: Object | None) -> Trouble | None:
@@ -33,4 +53,4 @@ def judge_node(job: DDPTrainingJob, raw: Object | None) -> Trouble | None:
             found.append(f"{drainer} drains it (taint {taint.get('key')}:{taint.get('effect')})")
     if not found:
         return None
-    return Trouble(", ".join(found), planned=True, leaves=job.spec.recovery.drains == "Move")
+    return Trouble(", ".join(found), planned=True, leaves=FIELDS.read(job.spec).drains == "Move")

@@ -6,7 +6,8 @@ import msgspec
 from msgspec import Meta
 
 from ddp_operator.decide.hooks import Feature, Service
-from ddp_operator.features.history.review import NAME, review
+from ddp_operator.features.history.fields import FIELDS
+from ddp_operator.features.history.review import HISTORY_STORED, review
 
 if TYPE_CHECKING:  # of the operator's process, which `ddp run` does not have
     from ddp_operator.kube.services import ServiceContext
@@ -28,5 +29,12 @@ def _start(context: "ServiceContext") -> Service:
 
 
 FEATURE: Final = Feature(
-    NAME, maturity="beta", page="monitoring.md", review=review, settings=HistorySettings, start=_start
+    FIELDS.feature,
+    maturity="beta",
+    page="monitoring.md",
+    fields=FIELDS,
+    conditions={HISTORY_STORED: "True"},
+    review=review,
+    settings=HistorySettings,
+    start=_start,
 )

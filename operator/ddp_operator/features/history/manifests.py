@@ -8,10 +8,12 @@ which may have the credentials.
 from collections.abc import Mapping
 from typing import Any, Final
 
-from ddp_operator.api import child_names, constants
+from ddp_operator.api import constants
+from ddp_operator.api.child_names import feature_job_name
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import find_limits
-from ddp_operator.api.record import find_place, name_record
+from ddp_operator.api.record import name_record
+from ddp_operator.features.history.fields import FIELDS, find_place
 from ddp_operator.manifests.children import build_metadata, load_launcher
 from ddp_operator.manifests.inputs import (
     build_small_job_spec,
@@ -37,7 +39,7 @@ def build_history_job(job: DDPTrainingJob, record: str, image: str) -> dict[str,
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
-        "metadata": build_metadata(job, child_names.history_job_name(job.name), attempt=0),
+        "metadata": build_metadata(job, feature_job_name(job.name, FIELDS.feature), attempt=0),
         "spec": build_small_job_spec(template, 1) | {"activeDeadlineSeconds": _STORE_SECONDS},
     }
 
@@ -64,7 +66,7 @@ def _build_pod(job: DDPTrainingJob, pod: Mapping[str, Any], trainer: str, comman
     mounts = list(container.get("volumeMounts") or ())
     volumes = list(kept.get("volumes") or ())
     if "://" in place:
-        owners = (spec.checkpoint, spec.history)
+        owners = (spec.checkpoint, FIELDS.read(spec).history)
         secrets = [owner.secret_ref.name for owner in owners if owner is not None and owner.secret_ref is not None]
         container["envFrom"] = [*(container.get("envFrom") or ()), *({"secretRef": {"name": name}} for name in secrets)]
     else:

@@ -6,17 +6,20 @@ The end of the Job that stores it changes nothing but the condition, and the Job
 from datetime import timedelta
 from typing import Final
 
-from ddp_operator.api import child_names
+from ddp_operator.api.child_names import feature_job_name
 from ddp_operator.api.cluster import controller_of
-from ddp_operator.api.record import name_place, name_record
-from ddp_operator.decide import conditions as c
+from ddp_operator.api.record import name_record
 from ddp_operator.decide.conditions import Fact, is_finished
 from ddp_operator.decide.state import AT_ONCE, FeatureAction, Observation, Remark, State
 from ddp_operator.decide.views import JobView
+from ddp_operator.features.history.fields import FIELDS, name_place
 
-NAME: Final = "history"
-STORE: Final = FeatureAction(NAME, "store")
-DELETE: Final = FeatureAction(NAME, "delete")
+HISTORY_STORED: Final = "HistoryStored"
+"""The condition. Its reasons are the next two."""
+STORED: Final = "Stored"
+NOT_STORED: Final = "NotStored"
+STORE: Final = FeatureAction(FIELDS.feature, "store")
+DELETE: Final = FeatureAction(FIELDS.feature, "delete")
 PATIENCE: Final = timedelta(minutes=15)
 """Longest time after the end of a job to store its record. It includes the ten minutes of the Job."""
 _LATER: Final = 10.0
@@ -29,7 +32,7 @@ def review(state: State) -> Remark | None:
     if not is_finished(status):
         return None
     view = find_job(state.observation, state.job.name)
-    if state.spec.history is None or ended is None or status.condition(c.HISTORY_STORED) is not None:
+    if FIELDS.read(state.spec).history is None or ended is None or status.condition(HISTORY_STORED) is not None:
         return None if view is None or view.deleting else Remark(actions=(DELETE,))
 
     seconds_left = (ended + PATIENCE - state.now).total_seconds()
@@ -39,12 +42,12 @@ def review(state: State) -> Remark | None:
         message = (
             f"{record}; after the deletion of the job: ddp report {state.job.name} --history {name_place(state.spec)}"
         )
-        fact = Fact(c.HISTORY_STORED, "True", c.STORED, message)
+        fact = Fact(HISTORY_STORED, "True", STORED, message)
     elif refusal is not None:
-        fact = Fact(c.HISTORY_STORED, "False", c.NOT_STORED, refusal.message)
+        fact = Fact(HISTORY_STORED, "False", NOT_STORED, refusal.message)
     elif seconds_left <= 0 or (view is not None and view.failed):
         problem = "no Job could be created" if view is None else _find_problem(state, view) or view.failed_message
-        fact = Fact(c.HISTORY_STORED, "False", c.NOT_STORED, problem or "no pod has stored the record in time")
+        fact = Fact(HISTORY_STORED, "False", NOT_STORED, problem or "no pod has stored the record in time")
     else:
         actions = (STORE,) if view is None else ()
         return Remark(actions=actions, wait=min(seconds_left, _LATER), holds=True)
@@ -53,7 +56,7 @@ def review(state: State) -> Remark | None:
 
 def find_job(observation: Observation, name: str) -> JobView | None:
     """Return the Job that stores the record of a job of this name."""
-    own = child_names.history_job_name(name)
+    own = feature_job_name(name, FIELDS.feature)
     return next((view for view in observation.feature_jobs if view.name == own), None)
 
 

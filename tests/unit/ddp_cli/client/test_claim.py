@@ -14,6 +14,7 @@ from ddp_cli.client.claim import _transfer, build_pod, put_on_claim
 from ddp_cli.client.errors import ApiError
 from ddp_cli.client.packing.packed import pack_code
 from ddp_operator.api.parse import parse_resource
+from ddp_operator.features import SCHEMA
 from ddp_operator.manifests.template import resolve_template
 from tests.support.builders import resource, template, trainer
 
@@ -29,7 +30,7 @@ def test_pod_has_jobs_image_and_place_and_no_gpu(tmp_path: Path) -> None:
         securityContext={"runAsUser": 7},
     )
     place = {"nodeSelector": {"pool": "a"}, "imagePullSecrets": [{"name": "registry"}], "hostNetwork": True}
-    job = parse_resource(resource("job", code=dict(code.spec), template=template(container, **place)))
+    job = parse_resource(resource("job", code=dict(code.spec), template=template(container, **place)), SCHEMA)
     pod = build_pod(code, resolve_template(job))["spec"]
     [sender] = pod["containers"]
     assert sender["image"] == "example.com/torch:1"
@@ -54,7 +55,7 @@ def test_pod_that_is_forbidden_has_requests_of_template(
     (tmp_path / "train.py").write_text("")
     code = pack_code(tmp_path, claim="sources")
     container = trainer(resources={"limits": {"memory": "2Gi", "nvidia.com/gpu": "8"}})
-    job = parse_resource(resource("job", code=dict(code.spec), template=template(container)))
+    job = parse_resource(resource("job", code=dict(code.spec), template=template(container)), SCHEMA)
     sent = []
 
     class Server:

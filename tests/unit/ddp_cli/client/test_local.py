@@ -16,13 +16,14 @@ from ddp_cli import Client, ClientError, Conflict, NotFound
 from ddp_cli.client.runs import read_job
 from ddp_cli.local.folder import DELETED, RunFolder
 from ddp_operator.api.parse import parse_manifest
+from ddp_operator.features import SCHEMA
 from tests.support.builders import resource
 
 
 def make_run(runs: Path, phase: str = "Running", second: int = 0, **spec: Any) -> RunFolder:
     folder = RunFolder.create(runs, "digits", datetime(2026, 11, 20, 12, 0, second, tzinfo=UTC))
     folder.write_manifest("kind: K", [], {}, "ddp run job.yaml")
-    job = parse_manifest(yaml.safe_dump(resource(**{"nodes": 2, **spec}))).resource
+    job = parse_manifest(yaml.safe_dump(resource(**{"nodes": 2, **spec})), SCHEMA).resource
     folder.write_status({**job, "status": {"phase": phase, "attempt": 1}})
     return folder
 

@@ -9,7 +9,6 @@ dry-run of the Job. The sentence is the same in all of them.
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import msgspec
 import pytest
 import yaml
 
@@ -17,7 +16,7 @@ from ddp_cli.client.validation import check_manifest
 from ddp_operator.api.cluster import Refused
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_manifest
-from ddp_operator.api.spec import Spec
+from ddp_operator.features import SCHEMA
 from ddp_operator.manifests.template import resolve_template
 from tests.support.builders import resource, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
@@ -58,7 +57,7 @@ def named(name: Any) -> Any:
     return resource() | {"metadata": {"name": name}}
 
 
-FIELDS = ", ".join(field.encode_name for field in msgspec.structs.fields(Spec))
+FIELDS = ", ".join(SCHEMA.document["properties"])
 ROWS = [
     BrokenManifest("misspelt field", "crd", job(verbose=3), f'unknown field "spec.verbose"; known fields: {FIELDS}'),
     BrokenManifest("field of another operator", "crd", job(replicas=3), 'unknown field "spec.replicas"; write nodes: the number of pods'),
@@ -166,12 +165,12 @@ def test_offline_check_refuses_manifest_in_one_sentence(row: BrokenManifest) -> 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.place == "crd"], **by_name)
 def test_is_refused_at_first_place(row: BrokenManifest) -> None:
-    assert refusal(parse_manifest, row.text) == row.sentence
+    assert refusal(lambda text: parse_manifest(text, SCHEMA), row.text) == row.sentence
 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.place == "operator"], **by_name)
 async def test_is_stored_and_not_accepted_and_has_no_child(row: BrokenManifest) -> None:
-    harness = await ReconcilerHarness(dict(parse_manifest(row.text).resource)).settle()
+    harness = await ReconcilerHarness(dict(parse_manifest(row.text, SCHEMA).resource)).settle()
     assert harness.state("Accepted") == ("False", "InvalidSpec")
     assert harness.condition("Accepted").message == row.sentence
     assert harness.children() == {"Service": [], "ConfigMap": [], "Job": []}
@@ -180,7 +179,7 @@ async def test_is_stored_and_not_accepted_and_has_no_child(row: BrokenManifest) 
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.place == "api server"], **by_name)
 async def test_dry_run_refuses_manifest_with_same_message(row: BrokenManifest, monkeypatch: pytest.MonkeyPatch) -> None:
-    manifest = parse_manifest(row.text)
+    manifest = parse_manifest(row.text, SCHEMA)
     resolve_template(manifest.job)  # the operator itself accepts it
     harness = ReconcilerHarness(dict(manifest.resource))
     path = row.sentence.split('"')[1]

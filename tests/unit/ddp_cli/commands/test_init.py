@@ -13,6 +13,7 @@ from ddp_cli.client.validation import check_manifest
 from ddp_cli.commands import run as cli_run
 from ddp_cli.commands.init import Script, write_manifest
 from ddp_operator.api.parse import parse_resource
+from ddp_operator.features import SCHEMA
 
 SCRIPT = "import argparse\n"
 
@@ -37,7 +38,7 @@ def test_generated_job_is_valid_for_any_script(path: str, name: str, gpus: int) 
     script = Script(("python3", path), job_name(PurePath(path).stem))
     text = write_manifest(script, ["--epochs", "5", 'say "x"'], nodes=2, gpus=gpus)
     resource = check_manifest(text).resource
-    job = parse_resource(resource)
+    job = parse_resource(resource, SCHEMA)
     assert (job.name, job.spec.nodes) == (name, 2)
     (container,) = resource["spec"]["template"]["spec"]["containers"]
     assert container["command"] == ["python3", path]

@@ -7,14 +7,14 @@ import msgspec
 import pytest
 import yaml
 
-from ddp_operator.api.crd import build_crd, build_schema, render_crd
+from ddp_operator.api.crd import build_crd, render_crd
 from ddp_operator.api.parse import parse_manifest
-from ddp_operator.api.spec import Spec
+from ddp_operator.features import SCHEMA
 from tests.support.builders import resource
 
-CRD = build_crd()
+CRD = build_crd(SCHEMA)
 [VERSION] = CRD["spec"]["versions"]
-SCHEMA = VERSION["schema"]["openAPIV3Schema"]
+RESOURCE = VERSION["schema"]["openAPIV3Schema"]
 
 
 def nodes(schema: dict[str, Any], path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
@@ -33,33 +33,33 @@ class TestCrdFile:
 class TestStructure:
     def test_schema_has_only_structural_keywords(self) -> None:
         forbidden = {"$ref", "anyOf", "oneOf", "allOf", "not", "$defs", "definitions", "additionalProperties", "title"}
-        assert [(path, sorted(forbidden & set(node))) for path, node in nodes(SCHEMA) if forbidden & set(node)] == []
+        assert [(path, sorted(forbidden & set(node))) for path, node in nodes(RESOURCE) if forbidden & set(node)] == []
 
     def test_every_node_has_type(self) -> None:
         peers = ("x-kubernetes-int-or-string", "x-kubernetes-preserve-unknown-fields")
-        assert [p for p, n in nodes(SCHEMA) if "type" not in n and not any(n.get(name) for name in peers)] == []
+        assert [p for p, n in nodes(RESOURCE) if "type" not in n and not any(n.get(name) for name in peers)] == []
 
     def test_no_two_objects_are_taken_for_equal_that_only_have_as_many_members(self) -> None:
         """An API server's == compares only the members in the schema, and of others only their number."""
-        objects = [(path, node) for path, node in nodes(SCHEMA["properties"]["spec"]) if node.get("type") == "object"]
+        objects = [(path, node) for path, node in nodes(RESOURCE["properties"]["spec"]) if node.get("type") == "object"]
         assert [p for p, n in objects if "properties" not in n or "x-kubernetes-preserve-unknown-fields" in n] == []
 
     def test_every_field_of_spec_is_described(self) -> None:
-        spec = SCHEMA["properties"]["spec"]
+        spec = RESOURCE["properties"]["spec"]
         assert [path for path, node in nodes(spec) if "description" not in node and not path.endswith("[]")] == []
 
     @pytest.mark.parametrize("column", VERSION["additionalPrinterColumns"], ids=lambda column: column["name"])
     def test_column_shows_field_that_exists(self, column: dict[str, Any]) -> None:
         if column["jsonPath"].startswith(".metadata"):
             return
-        node = SCHEMA
+        node = RESOURCE
         for name in column["jsonPath"].strip(".").split("."):
             node = node["properties"][name]
         assert node["type"] == column["type"]
 
     @pytest.mark.parametrize("path", ["scale.statusReplicasPath", "scale.labelSelectorPath", "scale.specReplicasPath"])
     def test_scale_paths_exist(self, path: str) -> None:
-        node = SCHEMA
+        node = RESOURCE
         for name in VERSION["subresources"]["scale"][path.split(".")[1]].strip(".").split("."):
             node = node["properties"][name]
 
@@ -87,10 +87,10 @@ def apply_defaults(value: Any, schema: dict[str, Any]) -> Any:
 )
 def test_defaults_of_schema_are_those_of_parser(spec: dict[str, Any]) -> None:
     raw = resource(**spec)
-    manifest = parse_manifest(yaml.safe_dump(raw))
-    stored = apply_defaults(yaml.safe_load(yaml.safe_dump(raw)), {"properties": {"spec": build_schema(Spec)}})
+    manifest = parse_manifest(yaml.safe_dump(raw), SCHEMA)
+    stored = apply_defaults(yaml.safe_load(yaml.safe_dump(raw)), {"properties": {"spec": SCHEMA.document}})
     assert manifest.resource["spec"] == stored["spec"]
-    assert msgspec.convert(stored["spec"], Spec) == manifest.job.spec
+    assert msgspec.convert(stored["spec"], SCHEMA.spec) == manifest.job.spec
 
 
 def test_api_server_fills_in_no_field_but_number_of_nodes_and_suspend() -> None:
@@ -98,5 +98,5 @@ def test_api_server_fills_in_no_field_but_number_of_nodes_and_suspend() -> None:
 
     An operator that is rolled back would also refuse every job for a new field that no user has set.
     """
-    results = {path[1:] for path, schema in nodes(SCHEMA["properties"]["spec"]) if "default" in schema}
+    results = {path[1:] for path, schema in nodes(RESOURCE["properties"]["spec"]) if "default" in schema}
     assert results == {"nodes", "suspend"}

@@ -8,13 +8,14 @@ import pytest
 from ddp_operator.api.crd import build_resource_schema
 from ddp_operator.api.job import CRASH_LOOP_FAILURES
 from ddp_operator.api.status import RestartCounts, Status
+from ddp_operator.features import SCHEMA
 from docs.pages.api import write_page
 from docs.pages.limits import LIMITS, Limit
 from tests.support.builders import job
 
 
 def field(path: str) -> dict[str, Any]:
-    spec = build_resource_schema()["properties"]["spec"]
+    spec = build_resource_schema(SCHEMA)["properties"]["spec"]
     for name in path.split(".")[1:]:
         spec = spec["properties"][name]
     return dict(spec)

@@ -9,18 +9,19 @@ from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.parse import load_documents, parse_manifest, parse_resource
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Status
+from ddp_operator.features import SCHEMA
 from tests.support.builders import resource, template
 
 NO_OBJECT = "the file: contains a document that is not a Kubernetes object; remove it, or pass the path of a job's YAML"
 
 
 def parse(**spec: Any) -> Spec:
-    return parse_manifest(yaml.safe_dump(resource(**spec))).job.spec
+    return parse_manifest(yaml.safe_dump(resource(**spec)), SCHEMA).job.spec
 
 
 def refusal(text: str | dict[str, Any]) -> list[str]:
     with pytest.raises(InvalidManifest) as refused:
-        parse_manifest(text if isinstance(text, str) else yaml.safe_dump(text))
+        parse_manifest(text if isinstance(text, str) else yaml.safe_dump(text), SCHEMA)
     return [str(error) for error in refused.value.errors]
 
 
@@ -41,13 +42,13 @@ class TestDefaults:
     @pytest.mark.parametrize(("backend", "given", "expected"), [("c10d", None, 3), ("static", None, 0), ("c10d", 5, 5)])
     def test_in_place_restarts_follow_rendezvous(self, backend: str, given: int | None, expected: int) -> None:
         raw = resource(rendezvous={"backend": backend}, recovery={"inPlaceRestarts": given})
-        assert parse_manifest(yaml.safe_dump(raw)).job.in_place_restarts == expected
+        assert parse_manifest(yaml.safe_dump(raw), SCHEMA).job.in_place_restarts == expected
 
 
 class TestJobFile:
     def test_other_objects_are_returned(self) -> None:
         text = yaml.safe_dump_all([{"kind": "ConfigMap", "metadata": {"name": "c"}}, resource()]) + "---\n"
-        assert [second["kind"] for second in parse_manifest(text).others] == ["ConfigMap"]
+        assert [second["kind"] for second in parse_manifest(text, SCHEMA).others] == ["ConfigMap"]
 
     @pytest.mark.parametrize("number", [2**63, 2**64, 1e22])
     def test_number_beyond_64_bits_is_no_integer(self, number: float) -> None:
@@ -180,13 +181,13 @@ class TestStored:
         raw = resource()
         raw["metadata"] |= {"uid": "u", "generation": 3, "resourceVersion": "7", "deletionTimestamp": "x"}
         raw["status"] = {"attempt": 2, "somethingNewer": {"a": 1}}
-        job = parse_resource(raw)
+        job = parse_resource(raw, SCHEMA)
         assert (job.uid, job.generation, job.resource_version, job.deleting) == ("u", 3, "7", True)
         assert job.status.attempt == 2
 
     @pytest.mark.parametrize("status", [{"attempt": "two"}, {"conditions": [{}]}, [], "x"])
     def test_unreadable_status_counts_as_none(self, status: Any) -> None:
-        assert parse_resource(resource() | {"status": status}).status == Status()
+        assert parse_resource(resource() | {"status": status}, SCHEMA).status == Status()
 
 
 def nest(levels: int, width: int) -> str:

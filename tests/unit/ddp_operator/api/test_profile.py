@@ -12,6 +12,7 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import find_among, parse_manifest
 from ddp_operator.api.profile import describe_values, merge_profile, read_profile
 from ddp_operator.api.status import Profile
+from ddp_operator.features import SCHEMA
 from tests.support.builders import profile, resource, template, trainer
 
 
@@ -79,8 +80,6 @@ COMPANIONS = [
     ("networkPolicy.egressCidrs", {"networkPolicy": {"egressCidrs": ["10.0.0.0/8"]}},
      {"networkPolicy": {"enabled": True}}),
     ("tracking", {"tracking": {"runId": "r"}}, {"tracking": {"mlflow": {"trackingUri": "http://m"}}}),
-    ("recovery.nodeHealth", {"recovery": {"nodeHealth": {"action": "Report"}}},
-     {"recovery": {"nodeHealth": {"taints": ["x"]}}}),
     ("network.minPairMegabytesPerSecond", {"network": {"minPairMegabytesPerSecond": 9}},
      {"preflight": {"checks": ["pairs"]}}),
     ("preflight.minMegabytesPerSecond", {"preflight": {"minMegabytesPerSecond": 9}},
@@ -91,7 +90,7 @@ COMPANIONS = [
 class TestManifest:
     def test_is_completed_from_its_own_file(self) -> None:
         raw = resource(profileRef={"name": "gpu"}, template=template({"name": "trainer", "command": ["x"]}))
-        manifest = parse_manifest(dump(raw, profile(BASE)))
+        manifest = parse_manifest(dump(raw, profile(BASE)), SCHEMA)
         assert manifest.job.spec.recovery.max_restarts == 9
         assert manifest.written["spec"] == raw["spec"]
         assert manifest.completed["recovery"] == {"maxRestarts": 9}
@@ -102,12 +101,12 @@ class TestManifest:
         self, field: str, needy: dict[str, Any], needed: dict[str, Any]
     ) -> None:
         raw = resource(profileRef={"name": "gpu"}, **needy)
-        parse_manifest(dump(raw, profile(needed)))
-        parse_manifest(dump(resource(profileRef={"name": "gpu"}, **needed), profile(needy)))
+        parse_manifest(dump(raw, profile(needed)), SCHEMA)
+        parse_manifest(dump(resource(profileRef={"name": "gpu"}, **needed), profile(needy)), SCHEMA)
         with pytest.raises(InvalidManifest, match=f"^spec.{field}: "):
-            parse_manifest(dump(raw, profile({})))
+            parse_manifest(dump(raw, profile({})), SCHEMA)
         with pytest.raises(InvalidManifest, match=f"^spec.{field}: "):
-            parse_manifest(dump(resource(**needy)))
+            parse_manifest(dump(resource(**needy)), SCHEMA)
 
     @pytest.mark.parametrize(
         ("own", "base", "words"),
@@ -128,11 +127,11 @@ class TestManifest:
         raw = resource(**{"profileRef": {"name": "gpu"}, **own})
         find = find_among([profile(base)] if base is not None else [])
         with pytest.raises(InvalidManifest, match=words):
-            parse_manifest(dump(raw), profiles=find)
+            parse_manifest(dump(raw), SCHEMA, profiles=find)
 
 
 def test_profile_schema_equals_job_schema_without_required() -> None:
-    schema = build_profile_schema()
+    schema = build_profile_schema(SCHEMA)
     jsonschema.Draft202012Validator.check_schema(schema)
     job = schema["properties"]["spec"]["properties"]["job"]
     assert not set(NOT_OF_PROFILES) & set(job["properties"])

@@ -1,39 +1,28 @@
 """Each CEL rule refuses its subject with a remedy, and accepts the default and its bounds."""
 
-import copy
 from typing import Any
 
 import msgspec
 import pytest
-import yaml
 
 from ddp_operator.api.cel import check_rules
-from ddp_operator.api.parse import parse_manifest, parse_resource
-from ddp_operator.api.rules import ONCE_RUN, RULES, CelRule
-from ddp_operator.api.spec import Spec
+from ddp_operator.api.parse import parse_resource
+from ddp_operator.api.rules import CelRule
+from ddp_operator.api.schema import KERNEL
 from ddp_operator.manifests.children import build_network_policy, build_service
-from tests.support.builders import resource, template, trainer
+from tests.support.builders import template, trainer
+from tests.support.fields import change, list_refused, store
 
 YEAR = 366 * 24 * 3600
 
 
 def stored(name: str = "train", **spec: Any) -> dict[str, Any]:
     """Return a resource in the form in which the API server evaluates a rule."""
-    return parse_manifest(yaml.safe_dump(resource(name, **{"nodes": 1, "suspend": False} | spec))).written
-
-
-def change(item: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
-    changed = copy.deepcopy(item)
-    *folders, last = path.split(".")
-    node = changed
-    for name in folders:
-        node = node.setdefault(name, {})
-    node[last] = value
-    return changed
+    return store(KERNEL, name, **spec)
 
 
 def refused(item: dict[str, Any], old: dict[str, Any] | None = None) -> list[str]:
-    return [error.path for error in check_rules(item, old)]
+    return list_refused(item, KERNEL, old)
 
 
 CODE = {"configMapName": "ddp-code-1", "digest": "0" * 64}
@@ -75,8 +64,6 @@ BAD: dict[str, tuple[Any, ...]] = {
     "spec.checkpoint.url": ("bucket/prefix", "memory://x", "https://x/y", "s3://", "s3://a b"),
     "spec.checkpoint.keep": (0, 1001, 3),
     "spec.checkpoint.secretRef": ({"name": "bucket"},),
-    "spec.history.url": ("bucket/prefix", "https://x/y"),
-    "spec.history.secretRef": ({"name": "bucket"},),
     "spec.checkpoint": (
         STORE | {"claimName": "c"},
         STORE | {"shared": True},
@@ -100,11 +87,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "spec.networkPolicy.egressCidrs": (["10.0.0.0/8"],),
     "spec.networkPolicy.metricsFrom": ([],),
     "spec.activeDeadlineSeconds": (0, -1, 10**15),
-    "spec.recovery.nodeHealth": ({}, {"action": "Migrate"}, {"conditions": [], "taints": []}),
-    "spec.recovery.nodeHealth.conditions": ([""], ["x"] * 33),
-    "spec.recovery.nodeHealth.taints": (["x" * 317], ["*x" * 9]),
     "spec.managedBy": ("", "multikueue", "/x", "kueue.x-k8s.io/", f"a.b/{'c' * 60}"),
-    "spec.idle.minutes": (0, -1, 10**9),
     "spec.dev.holdSeconds": (59, 86_401, 0),
     "spec.pendingDeadlineSeconds": (0, -1, 10**15),
     "spec.ttlSecondsAfterFinished": (-1, 10**15),
@@ -154,8 +137,6 @@ GOOD: dict[str, tuple[Any, ...]] = {
         {"egressCidrs": []},
     ),
     "spec.activeDeadlineSeconds": (1, YEAR),
-    "spec.recovery.nodeHealth": ({"conditions": ["Xid*"], "action": "Migrate"}, {"taints": ["nvsentinel.dev/*"]}),
-    "spec.idle": ({"minutes": 1}, {"minutes": 30, "action": "Suspend"}),
     "spec.dev": ({}, {"holdSeconds": 60}, {"holdSeconds": 86_400}),
     "spec.pendingDeadlineSeconds": (1, YEAR),
     "spec.ttlSecondsAfterFinished": (0, YEAR),
@@ -191,11 +172,11 @@ def test_every_single_object_rule_refuses_a_bad_value() -> None:
             item = change(item, "spec.preflight.mode", "Off")
         if path in ("spec.recovery", "spec.elastic"):
             item = change(item, "spec.rendezvous.backend", "static")
-        met |= {error.message for error in check_rules(item)}
-    assert {rule.message for rule in RULES if not rule.is_transition} - met == set()
+        met |= {error.message for error in check_rules(item, KERNEL)}
+    assert {rule.message for rule in KERNEL.rules if not rule.is_transition} - met == set()
 
 
-@pytest.mark.parametrize("rule", RULES, ids=lambda rule: f"{rule.at}{rule.field}")
+@pytest.mark.parametrize("rule", KERNEL.rules, ids=lambda rule: f"{rule.at}{rule.field}")
 def test_rule_message_has_remedy(rule: CelRule) -> None:
     problem, _, remedy = rule.message.rpartition("; ")
     assert problem
@@ -276,11 +257,9 @@ MUTABLE = {
     "spec.nodes": 4,
     "spec.suspend": True,
     "spec.activeDeadlineSeconds": 5,
-    "spec.idle": {"minutes": 5},
     "spec.ttlSecondsAfterFinished": 5,
     "spec.pendingDeadlineSeconds": 5,
     "spec.cleanPodPolicy": "All",
-    "spec.history": {},
     "spec.processGroupPolicy": "Fail",
     "spec.recovery.maxRestarts": 9,
     "metadata.labels": {"a": "b"},
@@ -292,13 +271,14 @@ RAN = {"attempt": 1, "firstRunTime": "2026-11-20T12:00:00Z"}
 
 def said(item: dict[str, Any], old: dict[str, Any]) -> list[str]:
     """Return the refusals of a change, each without its remedy."""
-    return [str(error).partition(" can't be changed once the job has started; ")[0] for error in check_rules(item, old)]
+    errors = check_rules(item, KERNEL, old)
+    return [str(error).partition(" can't be changed once the job has started; ")[0] for error in errors]
 
 
 def made_once(item: dict[str, Any]) -> list[dict[str, Any]]:
     """Return the specs of the objects that all attempts of a stored job share."""
     item = change(item, "metadata", item["metadata"] | {"uid": "1", "generation": 1, "resourceVersion": "1"})
-    job = parse_resource(item)
+    job = parse_resource(item, KERNEL)
     return [build_service(job)["spec"], build_network_policy(job)["spec"]]
 
 
@@ -340,13 +320,13 @@ class TestTransitionRules:
     def test_job_metadata_may_change_until_first_pod(self, path: str) -> None:
         old = stored() | {"status": {"attempt": 1}}
         field = path.split(".")[1]
-        assert (refused(change(old, path, FIXED[path]), old) == []) == (field in ONCE_RUN)
+        assert (refused(change(old, path, FIXED[path]), old) == []) == (field in KERNEL.once_run)
 
     @pytest.mark.parametrize("path", FIXED | MUTABLE)
     @pytest.mark.parametrize("ran", [RAN, {"attempt": 1}])
     def test_ended_job_refuses_ineffective_changes(self, path: str, ran: dict[str, Any]) -> None:
         old = stored() | {"status": ran | {"completionTime": "2026-11-20T13:00:00Z"}}
-        results = [str(error) for error in check_rules(change(old, path, (FIXED | MUTABLE)[path]), old)]
+        results = [str(error) for error in check_rules(change(old, path, (FIXED | MUTABLE)[path]), KERNEL, old)]
         if path in ("spec.ttlSecondsAfterFinished", "spec.cleanPodPolicy", "metadata.labels"):
             assert results == []
         else:
@@ -357,13 +337,13 @@ class TestTransitionRules:
     @pytest.mark.parametrize("stored_value", [None, "ddp-operator.dev/ddp-operator"])
     def test_manager_is_fixed_from_creation(self, stored_value: str | None) -> None:
         old = stored() if stored_value is None else change(stored(), "spec.managedBy", stored_value)
-        [error] = check_rules(change(old, "spec.managedBy", "kueue.x-k8s.io/multikueue"), old)
+        [error] = check_rules(change(old, "spec.managedBy", "kueue.x-k8s.io/multikueue"), KERNEL, old)
         assert error.path == "spec.managedBy"
-        assert check_rules(old, old) == []
+        assert check_rules(old, KERNEL, old) == []
 
     def test_every_field_is_tried(self) -> None:
         tried = {path.split(".")[1] for path in {**FIXED, **MUTABLE} if path.startswith("spec.")} | {"managedBy"}
-        assert tried == {field.encode_name for field in msgspec.structs.fields(Spec)}
+        assert tried == {field.encode_name for field in msgspec.structs.fields(KERNEL.spec)}
 
     def test_objects_created_once_use_only_fixed_fields(self) -> None:
         """All attempts share Service and NetworkPolicy, which are never patched: their fields must not change."""

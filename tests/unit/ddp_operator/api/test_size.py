@@ -12,6 +12,7 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_manifest, parse_resource
 from ddp_operator.api.profile import merge_profile, read_profile
 from ddp_operator.api.size import MAX_BYTES, MAX_DEPTH, MAX_VALUES, OversizeSpec, refuse_oversize
+from ddp_operator.features import SCHEMA
 from ddp_operator.manifests.children import build_children
 from tests.support.builders import job, profile, resource, template, trainer
 from tests.support.limit_specs import list_lines, list_specs
@@ -43,8 +44,8 @@ for _ in range(MAX_DEPTH):
 )
 def test_oversize_spec_is_refused_by_every_reader(spec: Any, facts: tuple[str, ...]) -> None:
     readers: list[Callable[[], Any]] = [
-        lambda: parse_resource(resource(**spec)),
-        lambda: parse_manifest(json.dumps(resource(**spec))),
+        lambda: parse_resource(resource(**spec), SCHEMA),
+        lambda: parse_manifest(json.dumps(resource(**spec)), SCHEMA),
     ]
     for read in readers:
         with pytest.raises(OversizeSpec) as raised:
@@ -59,7 +60,7 @@ def test_spec_that_profile_makes_oversize_is_refused() -> None:
     base = read_profile(profile({"template": template(trainer(command=half))}))
     spec = merge_profile({"template": template(trainer(args=half, command=None))}, base)
     with pytest.raises(OversizeSpec):
-        parse_resource(resource(**spec))
+        parse_resource(resource(**spec), SCHEMA)
 
 
 @pytest.mark.parametrize("spec", [None, [], "x", {"a": "é" * 100_000}, {"a": ["x"] * (MAX_VALUES - 1)}])

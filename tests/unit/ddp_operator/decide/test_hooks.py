@@ -105,7 +105,7 @@ def test_remark_of_another_kind_is_left_out(answer: Any) -> None:
             raise answer
         return answer
 
-    good = Remark(Fact(c.IDLE, "False", c.NOT_IDLE), (SuspendResource(), FeatureAction("good", "x")), 5, holds=True)
+    good = Remark(Fact("Fine", "False", "AllIsWell"), (SuspendResource(), FeatureAction("good", "x")), 5, holds=True)
     features = [
         Feature(name, maturity="experimental", page="x.md", review=hook)
         for name, hook in (("odd", review), ("silent", lambda _: None), ("good", lambda _: good))
@@ -172,6 +172,7 @@ def holding(remark: Callable[[], Remark | None], **answers: Any) -> Hooks:
         "odd",
         maturity="experimental",
         page="x.md",
+        conditions={"Done": "True"},
         review=lambda state: remark() if state.status.completion_time is not None else None,
     )
     return Hooks((feature,), {"odd": FakeService(**answers)})
@@ -186,10 +187,10 @@ async def end(harness: ReconcilerHarness) -> ReconcilerHarness:
 
 
 async def test_ended_job_stays_while_feature_holds_it_for_limited_time() -> None:
-    fact = Fact(c.HISTORY_STORED, "False", c.NOT_STORED, "soon")
+    fact = Fact("Done", "False", "NotDone", "soon")
     harness = ReconcilerHarness(hooks=holding(lambda: Remark(fact, holds=True)), ttlSecondsAfterFinished=0)
     await end(harness)
-    assert harness.condition(c.HISTORY_STORED).message == "soon"
+    assert harness.condition("Done").message == "soon"
     harness.clock.advance(LONGEST_HOLD.total_seconds() - 1)
     await harness.settle()
     assert harness.raw is not None
@@ -199,11 +200,11 @@ async def test_ended_job_stays_while_feature_holds_it_for_limited_time() -> None
 
 
 async def test_condition_of_ended_job_is_written_before_its_deletion() -> None:
-    fact = Fact(c.HISTORY_STORED, "False", c.NOT_STORED)
+    fact = Fact("Done", "False", "NotDone")
     harness = ReconcilerHarness(hooks=holding(lambda: Remark(fact)), ttlSecondsAfterFinished=0)
     await end(harness)
     assert harness.raw is None
-    assert c.NOT_STORED in harness.events
+    assert "NotDone" in harness.events
 
 
 @pytest.mark.parametrize("answer", [*GARBAGE[2:], math.nan, ZeroDivisionError(), TimeoutError(), AlreadyExists({})])

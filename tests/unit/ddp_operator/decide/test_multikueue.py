@@ -20,6 +20,7 @@ from ddp_operator.decide.multikueue import (
     follow_admission,
     list_flavors,
 )
+from ddp_operator.features import SCHEMA
 from ddp_operator.manifests.children import build_children
 from ddp_operator.manifests.workload import build_workload
 from tests.support.builders import NOW, resource
@@ -32,7 +33,7 @@ FLAVOR = {"spec": {"nodeLabels": {"pool": "a"}, "tolerations": [{"key": "gpu", "
 def job(labels: dict[str, str] = QUEUE, **spec: Any) -> Any:
     item = resource(**spec)
     item["metadata"]["labels"] = labels
-    return parse_resource(item)
+    return parse_resource(item, SCHEMA)
 
 
 def workload(*conditions: tuple[str, str, str], annotations: Any = None, **status: Any) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.size import MAX_BYTES, OMITTED
+from ddp_operator.features import SCHEMA
 from ddp_operator.kube.incoming import LARGE, limit_event, limit_response
 from tests.support.builders import profile, resource, template, trainer
 
@@ -34,7 +35,7 @@ async def test_oversize_spec_becomes_its_reason(spec: dict[str, Any], path: str)
     assert short["spec"]["nodes"] == 2
     assert ("checkpoint" in short["spec"]) == ("checkpoint" in spec)
     with pytest.raises(InvalidManifest, match=r"the limit is 256 KiB|more than 10000 values") as caught:
-        parse_resource(short)
+        parse_resource(short, SCHEMA)
     assert caught.value.errors[0].path == path
 
 
@@ -57,7 +58,7 @@ async def test_nested_spec_becomes_its_reason_beside_its_status(
     assert (limited["metadata"]["name"], limited["status"]) == ("train", {"attempt": 1})
     assert limited["spec"]["suspend"] is True
     with pytest.raises(InvalidManifest, match=reason):
-        parse_resource(limited)
+        parse_resource(limited, SCHEMA)
 
 
 async def test_loop_has_a_turn_between_items_of_page() -> None:

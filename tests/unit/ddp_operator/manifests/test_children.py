@@ -417,4 +417,4 @@ class TestChildNames:
         ],
     )
     def test_jobs_of_resource_are_known_by_name(self, job_name: str, ours: bool) -> None:
-        assert child_names.is_job_name(job_name, "train") is ours
+        assert child_names.is_attempt_name(job_name, "train") is ours

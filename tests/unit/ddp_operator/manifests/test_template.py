@@ -271,29 +271,3 @@ class TestProcesses:
         [message] = refusal(template(trainer(resources=resources)), procPerNode=asked)
         assert message.startswith("spec.procPerNode: Invalid value: ")
         assert words in message
-
-
-@pytest.mark.parametrize(
-    ("spec", "field"),
-    [
-        ({"history": {}}, "spec.history"),
-        ({"history": {}, "checkpoint": {"path": "/ckpt"}}, "spec.history"),
-        (
-            {
-                "history": {},
-                "checkpoint": {"path": "/data"},
-                "template": template(
-                    trainer(volumeMounts=[{"name": "data", "mountPath": "/data"}]),
-                    volumes=[{"name": "data", "emptyDir": {}}],
-                ),
-            },
-            "spec.history",
-        ),
-        ({"history": {"url": "s3://key:secret@team/history"}}, "spec.history.url"),
-    ],
-)
-def test_place_that_cannot_keep_records_is_refused(spec: Any, field: str) -> None:
-    with pytest.raises(InvalidManifest) as error:
-        resolve_template(job(**spec))
-    assert [problem.path for problem in error.value.errors] == [field]
-    assert "secret@" not in str(error.value)

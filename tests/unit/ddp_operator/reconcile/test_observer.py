@@ -353,8 +353,7 @@ class TestOddAnswers:
         cluster = Answers()
         good = {"metadata": {}, "spec": {"taints": [{"key": "a"}]}, "status": {"conditions": [{"type": "b"}]}}
         cluster.nodes = replace_part(good, part, value)
-        spec = {"recovery": {"nodeHealth": {"conditions": ["X*"], "taints": ["Y*"]}}}
-        observation = await Look(cluster).at(child_pod(0), child_pod(1), seconds=60, spec=spec)
+        observation = await Look(cluster).at(child_pod(0), child_pod(1), seconds=60)
         assert (len(observation.pods), observation.troubles) == (2, {})
 
     @pytest.mark.parametrize("value", ODD_VALUES.values(), ids=ODD_VALUES)

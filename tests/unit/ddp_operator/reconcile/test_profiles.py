@@ -6,6 +6,7 @@ import pytest
 
 from ddp_operator.api import constants
 from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.api.schema import KERNEL
 from ddp_operator.reconcile.prerequisites import read_job_defaults
 from tests.support.builders import Json, profile, resource, template, trainer
 from tests.support.decisions import present
@@ -175,7 +176,7 @@ SECURE: Json = {"networkPolicy": {"enabled": True, "egressCidrs": ["10.0.0.0/8"]
 
 def with_defaults(harness: ReconcilerHarness, given: Json = SECURE) -> ReconcilerHarness:
     """Return a harness whose operator was started with these defaults."""
-    harness.defaults = read_job_defaults(given)
+    harness.defaults = read_job_defaults(given, KERNEL)
     harness.restart_operator()
     return harness
 
@@ -259,8 +260,7 @@ class TestDefaultsOfTheOperator:
     @pytest.mark.parametrize(
         ("given", "words"),
         [
-            ({"nodes": 3}, 'unknown field "nodes"; known fields: networkPolicy, securityProfile, history'),
-            ({"history": {"secretRef": {"name": "keys"}}}, "spec.history"),
+            ({"nodes": 3}, 'unknown field "nodes"; known fields: networkPolicy, securityProfile'),
             ({"securityProfile": "Strict"}, 'spec.securityProfile: Unsupported value: "Strict"'),
             ({"networkPolicy": {"enabled": "yes"}}, "spec.networkPolicy.enabled"),
             ({"networkPolicy": {"enabled": True, "egressCidrs": ["10.0.0.1/8"]}}, "egressCidrs[0]"),
@@ -269,7 +269,7 @@ class TestDefaultsOfTheOperator:
     )
     def test_that_cannot_be_used_are_refused(self, given: Json, words: str) -> None:
         with pytest.raises(InvalidManifest) as caught:
-            read_job_defaults(given)
+            read_job_defaults(given, KERNEL)
         assert words in str(caught.value)
 
 

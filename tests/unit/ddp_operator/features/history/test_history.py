@@ -21,7 +21,7 @@ CLAIM = {"path": "/ckpt", "claimName": "claim"}
 
 
 def storing(image: str = "") -> Hooks:
-    return Hooks((feature.FEATURE,), {feature.NAME: HistoryStore(image)})
+    return Hooks((feature.FEATURE,), {feature.FEATURE.name: HistoryStore(image)})
 
 
 async def start(**spec: Any) -> ReconcilerHarness:

@@ -7,6 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from ddp_operator.api.parse import parse_resource
+from ddp_operator.features import SCHEMA
 from ddp_operator.features.history.manifests import build_history_job
 from tests.support.builders import NOW, Json, resource, template, trainer
 
@@ -20,7 +21,7 @@ def build(**spec: Any) -> Json:
     pod = template(container, volumes=[{"name": "data", "hostPath": {"path": "/mnt"}}], nodeSelector={"gpu": "h200"})
     raw = resource(template=pod, **spec)
     raw["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
-    job = parse_resource(raw)
+    job = parse_resource(raw, SCHEMA)
     object.__setattr__(job, "status", replace(job.status, completion_time=NOW, first_run_time=NOW))
     child = build_history_job(job, "RECORD", "")
     assert "kueue.x-k8s.io/queue-name" not in child["metadata"]["labels"]

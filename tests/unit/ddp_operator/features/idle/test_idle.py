@@ -25,7 +25,7 @@ def start(**spec: Any) -> JobTimeline:
 
 
 def read_idle(life: JobTimeline) -> tuple[str, str]:
-    result = present(life.status.condition(c.IDLE))
+    result = present(life.status.condition(feature.IDLE))
     return result.status, result.message
 
 

@@ -1,0 +1,172 @@
+"""The spec of the kernel together with the fields that features own. Pure.
+
+A ``Schema`` is built once from the list of features (``ddp_operator.features.SCHEMA``) and passed to all that parse,
+check or document a spec. The kernel's part is ``api/spec.py``; it refuses the fields of a feature that is not there.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Final,
+    Generic,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+)
+
+import msgspec
+from msgspec import NODEFAULT, Struct, structs
+
+from ddp_operator.api.errors import FieldError
+from ddp_operator.api.rules import ONCE_ENDED, ONCE_RUN, ONCE_STARTED, RULES, CelRule, complete_rules, forbid_changes
+from ddp_operator.api.spec import Spec, SpecFields
+from ddp_operator.api.structural import build_schema
+
+if TYPE_CHECKING:  # a job refers to its schema
+    from ddp_operator.api.job import DDPTrainingJob
+
+T_co = TypeVar("T_co", bound=SpecFields, covariant=True)
+Check = Callable[["DDPTrainingJob", Mapping[str, Any], Mapping[str, Any]], Iterable[FieldError]]
+"""Returns the errors of a job that CEL rules cannot find, from its pod spec and its training container."""
+Stage = Literal["started", "run", "ended"]
+
+
+class Limit(NamedTuple):
+    """A limit that can end a job or an attempt: a row of docs/api.md.
+
+    ``reason``: of the condition Failed, or another result. ``change``: the field that sets the limit.
+    """
+
+    what: str
+    value: object
+    reason: str
+    change: str = "fixed"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class OwnFields(Generic[T_co]):
+    """The fields of the spec that a feature owns.
+
+    ``kind``: a struct of them, whose members become members of the spec, or of its group ``at``. ``rules``: with
+    ``at`` from ``spec``. ``fixed_once``: when the members of the spec may no longer change; a group of the kernel has
+    its own rule. ``check``: what the rules cannot check. ``has_default``: whether the operator's settings may have
+    values for jobs that set none. ``limits``: what they limit.
+    """
+
+    feature: str
+    kind: type[T_co]
+    at: str = ""
+    rules: tuple[CelRule, ...] = ()
+    fixed_once: Stage | None = None
+    check: Check | None = None
+    has_default: bool = False
+    limits: tuple[Limit, ...] = ()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The members as a manifest names them."""
+        return tuple(field.encode_name for field in structs.fields(self.kind))
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """The paths of the members, such as ``spec.recovery.drains``."""
+        group = f"spec.{self.at}" if self.at else "spec"
+        return tuple(f"{group}.{name}" for name in self.names)
+
+    def read(self, spec: Spec) -> T_co:
+        """Return the feature's part of a spec. It is empty in a spec that was parsed without the feature."""
+        group: object = getattr(spec, self.at) if self.at else spec
+        names = [name for name in self.kind.__struct_fields__ if hasattr(group, name)]
+        return self.kind(**{name: getattr(group, name) for name in names})
+
+
+class Schema:
+    """The fields and rules of the kernel and of features."""
+
+    def __init__(self, owned: Sequence[OwnFields[SpecFields]] = ()) -> None:
+        self.owned: Final = tuple(owned)
+        self.spec: Final = _compose(self.owned)
+        """The struct that a spec is decoded as."""
+        self.once_run: Final = (*ONCE_RUN, *self._list_fixed("run"))
+
+    @cached_property
+    def rules(self) -> tuple[CelRule, ...]:
+        """All rules, the kernel's first."""
+        written = (*RULES, *(rule for part in self.owned for rule in part.rules))
+        started = (*ONCE_STARTED, *self._list_fixed("started"))
+        ended = (*ONCE_ENDED, *self._list_fixed("ended"))
+        return (*complete_rules(written, self.spec), forbid_changes(started, self.once_run, ended))
+
+    @cached_property
+    def document(self) -> dict[str, Any]:
+        """The structural schema of a complete spec, with its defaults. Do not change it."""
+        return build_schema(self.spec)
+
+    @cached_property
+    def with_defaults(self) -> tuple[str, ...]:
+        """The features' members for which the operator's settings may have values."""
+        return tuple(name for part in self.owned if part.has_default for name in part.names)
+
+    def _list_fixed(self, stage: Stage) -> list[str]:
+        return [name for part in self.owned if part.fixed_once == stage for name in part.names]
+
+
+def _compose(owned: Iterable[OwnFields[SpecFields]]) -> type[Spec]:
+    """Return the kernel's spec with the members of features."""
+    by_group: dict[str, list[structs.FieldInfo]] = {}
+    for part in owned:
+        by_group.setdefault(part.at, []).extend(structs.fields(part.kind))
+    if not by_group:
+        return Spec
+    added = by_group.pop("", [])
+    groups = [field for field in structs.fields(Spec) if field.name in by_group]
+    assert len(groups) == len(by_group), f"the spec has not all of the groups {', '.join(by_group)}"
+    for group in groups:
+        added.append(_extend_group(group, by_group[group.name]))
+    return cast(type[Spec], _extend(Spec, added))
+
+
+def _extend(base: type[Struct], members: Iterable[structs.FieldInfo]) -> type[Struct]:
+    fields = [(member.name, member.type, _read_default(member)) for member in members]
+    namespace = {"__doc__": base.__doc__}
+    return msgspec.defstruct(base.__name__, fields, bases=(base,), namespace=namespace, frozen=True, kw_only=True)
+
+
+def _read_default(member: structs.FieldInfo) -> Any:
+    if member.default is not NODEFAULT:
+        return msgspec.field(default=member.default)
+    if member.default_factory is not NODEFAULT:
+        return msgspec.field(default_factory=member.default_factory)
+    return msgspec.field()
+
+
+def _extend_group(group: structs.FieldInfo, members: Sequence[structs.FieldInfo]) -> structs.FieldInfo:
+    """Return a member of the spec whose struct has further members."""
+    extended: dict[type, type[Struct]] = {}
+
+    def extend(kind: Any) -> Any:
+        if get_origin(kind) is Annotated:
+            base, *notes = get_args(kind)
+            return Annotated[(extend(base), *notes)]
+        if get_origin(kind) in (Union, UnionType):
+            return Union[tuple(extend(part) for part in get_args(kind))]  # noqa: UP007 - of a computed tuple
+        if isinstance(kind, type) and issubclass(kind, SpecFields):
+            return extended.setdefault(kind, _extend(kind, members))
+        return kind
+
+    kind = extend(group.type)
+    factory = extended.get(group.default_factory, group.default_factory)
+    return structs.FieldInfo(group.name, group.encode_name, kind, group.default, factory)
+
+
+KERNEL: Final = Schema()
+"""Without features."""
