@@ -82,7 +82,13 @@ def list_features() -> Iterator[str]:
     """Yield the operator's features."""
     yield from ("| feature | maturity | hooks | page |", "|---|---|---|---|")
     for feature in FEATURES:
-        hooks = {"judges nodes": feature.nodes, "concludes": feature.review, "a service": feature.start}
+        hooks: dict[str, object] = {
+            "fields": feature.fields,
+            "judges nodes": feature.nodes,
+            "concludes": feature.review,
+            "records": feature.record,
+            "a service": feature.start,
+        }
         used = ", ".join(text for text, hook in hooks.items() if hook is not None)
         yield f"| `{feature.name}` | {feature.maturity} | {used} | [{feature.page}]({feature.page}) |"
 

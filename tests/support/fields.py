@@ -42,14 +42,17 @@ def list_refused(item: Json, schema: Schema, old: Json | None = None) -> list[st
     return [error.path for error in check_rules(item, schema, old)]
 
 
-def check_fields(feature: Feature, good: Mapping[str, Sequence[Any]], bad: Mapping[str, Sequence[Any]]) -> None:
+def check_fields(
+    feature: Feature, good: Mapping[str, Sequence[Any]], bad: Mapping[str, Sequence[Any]], others: Sequence[Json] = ()
+) -> None:
     """Check the rules of a feature: each refuses one of ``bad`` by its path, and none refuses ``good``.
 
-    ``good`` has the values by path; the kernel alone must refuse each as unknown.
+    Both have the values by path; the kernel alone must refuse each good one as unknown. ``others``: resources that
+    rules over several fields refuse.
     """
     schema = build_schema((feature,))
     base = store(schema, checkpoint={"path": "/ckpt"})
-    messages = set()
+    messages = {error.message for item in others for error in check_rules(item, schema)}
     for path, values in bad.items():
         for value in values:
             errors = check_rules(change(base, path, value), schema)

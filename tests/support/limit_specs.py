@@ -20,12 +20,6 @@ FURTHER: Json = {
     "inputs": [
         {"name": "a", "url": "https://a/b", "mountPath": "/in", "claimName": "c", "checksum": f"sha256:{0:064}"}
     ],
-    "tracking": {
-        "runName": "a",
-        "tensorboard": {"path": "/logs"},
-        "mlflow": {"trackingUri": "http://a", "experiment": "e", "secretRef": {"name": "s"}},
-        "wandb": {"project": "p", "entity": "e", "baseUrl": "https://w"},
-    },
     "scheduling": {"gang": "Volcano", "queue": "q", "priorityClassName": "p"},
     "networkPolicy": {
         "enabled": True,

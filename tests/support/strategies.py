@@ -70,7 +70,6 @@ FULL = resource(
     },
     checkpoint={"path": "/ckpt", "claimName": "c", "graceSeconds": 120},
     metrics={"port": 9400},
-    network={"profile": "auto", "require": False, "minPairMegabytesPerSecond": 0},
     activeDeadlineSeconds=60,
     ttlSecondsAfterFinished=60,
     securityProfile="Default",

@@ -178,7 +178,7 @@ def _prepare(text: str, arguments: argparse.Namespace) -> Any:
             f"PyTorch is not installed for {interpreter}, which would run the pods; run `pip install torch` there, "
             "activate an environment with PyTorch, or name its Python with --python"
         )
-    if manifest.job.spec.network and manifest.job.spec.network.require:
+    if (manifest.resource["spec"].get("network") or {}).get("require"):
         print_note("spec.network.require: ignored on this machine, where pods communicate over the loopback interface")
     changes = adapt.Changes(arguments.nodes, arguments.procs, arguments.cpu, arguments.extra, arguments.max_restarts)
     cpus = adapt.count_cpus()

@@ -103,17 +103,6 @@ class DDPTrainingJob:
         return JobSize(max(1, pods - self.spares), self.spares)
 
     @property
-    def tracking_run(self) -> str:
-        """The identity of the job's run in trackers; empty without tracking.
-
-        The UID distinguishes the run from that of a later job with the same name.
-        """
-        tracking = self.spec.tracking
-        if tracking is None:
-            return ""
-        return tracking.run_id or f"{self.name}-{self.uid[:8]}"
-
-    @property
     def counts_in_place(self) -> bool:
         """Whether restarts in the same pods count towards recovery.maxRestarts, as they have no separate limit."""
         return self.spec.recovery.in_place_restarts is None

@@ -16,7 +16,7 @@ from typing import Final
 from msgspec import NODEFAULT, structs
 
 from ddp_operator.api.constants import MAX_NAME_LENGTH, MAX_NODES
-from ddp_operator.api.spec import Metrics, Preflight, Rendezvous, Spec
+from ddp_operator.api.spec import Metrics, Rendezvous, Spec
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +78,6 @@ def complete_rules(rules: Iterable[CelRule], spec: type[Spec]) -> Iterator[CelRu
 
 
 _BACKEND = read_or_default("rendezvous.backend", Rendezvous().backend)
-_REQUIRED = read_or_default("network.require", False)
-_CHECKS = read_or_default("preflight.checks", [])
 _PORTS = read_or_default("rendezvous.port", Rendezvous().port), read_or_default("metrics.port", Metrics().port)
 
 ONCE_STARTED = ("profileRef", "elastic", "spares", "rendezvous", "metrics", "scheduling", "networkPolicy", "inputs")
@@ -88,14 +86,11 @@ ONCE_RUN = (
     "procPerNode",
     "shm",
     "watchdog",
-    "preflight",
-    "network",
     "securityProfile",
     "checkpoint",
     "successPolicy",
     "template",
     "code",
-    "tracking",
     "dev",
 )
 """Immutable after the first pod has run; until then an edit replaces the attempt's Job."""
@@ -156,11 +151,6 @@ _MAX_STEPS = 2**31 - 1
 _MAX_PROCESSES = 1024
 _MAX_PATTERNS = 8
 _MAX_PATTERN = 512
-
-NETWORK_PROFILE_REMOVED: Final = (
-    "removed; apply deploy/profiles/fabric-<name>.yaml and name it in spec.profileRef, or write its fields into the "
-    "template (docs/scaling.md); remove this field"
-)
 
 RULES: tuple[CelRule, ...] = (
     CelRule(
@@ -264,38 +254,6 @@ RULES: tuple[CelRule, ...] = (
         for name in ("startSeconds", "stallSeconds", "checkpointSeconds")
     ),
     require_between("spec.dev.holdSeconds", 60, 24 * 3600, "`ddp release` ends the job earlier"),
-    require_between("spec.preflight.minMegabytesPerSecond", 0, 10**7, "leave it out to accept any bandwidth"),
-    require(
-        "preflight.minMegabytesPerSecond",
-        f"self.preflight.minMegabytesPerSecond == 0 || {_REQUIRED} || 'allreduce' in {_CHECKS} || 'pairs' in {_CHECKS}",
-        "needs the check allreduce, which measures the bandwidth; add allreduce to preflight.checks or remove this "
-        "field",
-    ),
-    CelRule(
-        "spec",
-        f"!{_REQUIRED} || {read_or_default('preflight.mode', Preflight().mode)} != 'Off'",
-        "needs the preflight, which detects the network that NCCL uses; set preflight.mode to Warn or Fail, or "
-        "remove this field",
-        field=".network.require",
-    ),
-    CelRule(
-        "spec.network",
-        "!has(self.profile) || self.profile == 'auto'",
-        NETWORK_PROFILE_REMOVED,
-        field=".profile",
-    ),
-    CelRule(
-        "spec.network.transports",
-        "size(self) <= 8 && self.all(t, size(t) >= 1 && size(t) <= 40)",
-        "must have at most 8 names of 1 to 40 characters; change them",
-    ),
-    require_between("spec.network.minPairMegabytesPerSecond", 0, 10**7, "leave it out for no minimum"),
-    require(
-        "network.minPairMegabytesPerSecond",
-        f"self.network.minPairMegabytesPerSecond == 0 || {_REQUIRED} || 'pairs' in {_CHECKS}",
-        "needs the check pairs, which measures the bandwidth; add pairs to preflight.checks, set network.require: "
-        "true, or remove this field",
-    ),
     CelRule(
         "spec.checkpoint.path",
         "self.startsWith('/')",
@@ -352,21 +310,6 @@ RULES: tuple[CelRule, ...] = (
             f"must be a path in the {where}, without '..'; change it",
         )
         for name, where in (("path", "claim"), ("pip", "folder"))
-    ),
-    require(
-        "tracking",
-        "has(self.tracking.tensorboard) || has(self.tracking.mlflow) || has(self.tracking.wandb)",
-        "needs a tracker; add tensorboard, mlflow or wandb, or remove tracking",
-    ),
-    CelRule(
-        "spec.tracking.runId",
-        "self.matches('^[A-Za-z0-9_-]{1,64}$')",
-        "must be 1 to 64 letters, digits, '-' and '_'; leave it out to use the job's name and UID",
-    ),
-    CelRule(
-        "spec.tracking.tensorboard.path",
-        "self.startsWith('/')",
-        "must be an absolute path on a volume, such as /ckpt/tensorboard; add the leading slash",
     ),
     CelRule(
         "spec.shm.sizeLimit",

@@ -5,7 +5,7 @@ check or document a spec. The kernel's part is ``api/spec.py``; it refuses the f
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from types import UnionType
 from typing import (
@@ -26,18 +26,34 @@ from typing import (
 import msgspec
 from msgspec import NODEFAULT, Struct, structs
 
-from ddp_operator.api.errors import FieldError
+from ddp_operator.api.errors import FieldError, InvalidManifest
+from ddp_operator.api.faults import FAULTS, describe_fault
 from ddp_operator.api.rules import ONCE_ENDED, ONCE_RUN, ONCE_STARTED, RULES, CelRule, complete_rules, forbid_changes
 from ddp_operator.api.spec import Spec, SpecFields
 from ddp_operator.api.structural import build_schema
+from ddp_pod.contract.plan import PodPlan
 
 if TYPE_CHECKING:  # a job refers to its schema
     from ddp_operator.api.job import DDPTrainingJob
 
+T = TypeVar("T")
 T_co = TypeVar("T_co", bound=SpecFields, covariant=True)
 Check = Callable[["DDPTrainingJob", Mapping[str, Any], Mapping[str, Any]], Iterable[FieldError]]
 """Returns the errors of a job that CEL rules cannot find, from its pod spec and its training container."""
 Stage = Literal["started", "run", "ended"]
+
+
+@dataclass(frozen=True, slots=True)
+class PodAddition:
+    """What a feature adds to the training container.
+
+    ``defaults``: variables that the template may set. ``secrets``: names of Secrets whose keys become variables, before
+    the template's sources, which take precedence.
+    """
+
+    variables: Mapping[str, str] = field(default_factory=dict)
+    defaults: Mapping[str, str] = field(default_factory=dict)
+    secrets: tuple[str, ...] = ()
 
 
 class Limit(NamedTuple):
@@ -59,7 +75,8 @@ class OwnFields(Generic[T_co]):
     ``kind``: a struct of them, whose members become members of the spec, or of its group ``at``. ``rules``: with
     ``at`` from ``spec``. ``fixed_once``: when the members of the spec may no longer change; a group of the kernel has
     its own rule. ``check``: what the rules cannot check. ``has_default``: whether the operator's settings may have
-    values for jobs that set none. ``limits``: what they limit.
+    values for jobs that set none. ``limits``: what they limit. ``plan`` and ``pod``: what they add to the pods' plan
+    and to the training container.
     """
 
     feature: str
@@ -70,11 +87,13 @@ class OwnFields(Generic[T_co]):
     check: Check | None = None
     has_default: bool = False
     limits: tuple[Limit, ...] = ()
+    plan: Callable[["DDPTrainingJob", PodPlan], PodPlan] | None = None
+    pod: Callable[["DDPTrainingJob"], PodAddition] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
         """The members as a manifest names them."""
-        return tuple(field.encode_name for field in structs.fields(self.kind))
+        return tuple(member.encode_name for member in structs.fields(self.kind))
 
     @property
     def paths(self) -> tuple[str, ...]:
@@ -87,6 +106,18 @@ class OwnFields(Generic[T_co]):
         group: object = getattr(spec, self.at) if self.at else spec
         names = [name for name in self.kind.__struct_fields__ if hasattr(group, name)]
         return self.kind(**{name: getattr(group, name) for name in names})
+
+
+def call_owner(part: OwnFields[SpecFields], job: "DDPTrainingJob", hook: Callable[[], T]) -> T:
+    """Return what a hook returns. Raises: InvalidManifest, also for a fault: the job asks for what the hook does."""
+    try:
+        return hook()
+    except InvalidManifest:
+        raise
+    except Exception as error:
+        FAULTS.add(f"feature {part.feature}", str(job), error)
+        problem = f"the feature {part.feature} does not work ({describe_fault(error)}); please report it"
+        raise InvalidManifest([FieldError(part.paths[0], problem)]) from error
 
 
 class Schema:
@@ -128,7 +159,7 @@ def _compose(owned: Iterable[OwnFields[SpecFields]]) -> type[Spec]:
     if not by_group:
         return Spec
     added = by_group.pop("", [])
-    groups = [field for field in structs.fields(Spec) if field.name in by_group]
+    groups = [member for member in structs.fields(Spec) if member.name in by_group]
     assert len(groups) == len(by_group), f"the spec has not all of the groups {', '.join(by_group)}"
     for group in groups:
         added.append(_extend_group(group, by_group[group.name]))

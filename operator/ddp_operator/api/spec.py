@@ -28,59 +28,6 @@ class SecretReference(SpecFields, frozen=True, kw_only=True):
     name: Annotated[str, Meta(description="Name of the Secret.")]
 
 
-class TensorBoard(SpecFields, frozen=True, kw_only=True):
-    """Event files for TensorBoard."""
-
-    path: Annotated[
-        str,
-        Meta(
-            description="Absolute path in the container, on a volume that outlives the pods. Each run gets its own "
-            "folder in it; the script reads its path from TENSORBOARD_LOGGING_DIR."
-        ),
-    ]
-
-
-class MLflow(SpecFields, frozen=True, kw_only=True):
-    """A run in MLflow. The launcher finds or creates it before the ranks start."""
-
-    tracking_uri: Annotated[str, Meta(description="MLFLOW_TRACKING_URI, such as http://mlflow.team:5000.")]
-    experiment: Annotated[
-        str | None,
-        Meta(description="MLFLOW_EXPERIMENT_NAME; created if it does not exist. Unset: MLflow's default."),
-    ] = None
-    secret_ref: Annotated[
-        SecretReference | None,
-        Meta(description="Credentials, such as MLFLOW_TRACKING_TOKEN."),
-    ] = None
-
-
-class WandB(SpecFields, frozen=True, kw_only=True):
-    """A run in Weights & Biases."""
-
-    project: Annotated[str | None, Meta(description="WANDB_PROJECT.")] = None
-    entity: Annotated[str | None, Meta(description="WANDB_ENTITY: the team or user that owns the project.")] = None
-    base_url: Annotated[str | None, Meta(description="WANDB_BASE_URL of a self-hosted server.")] = None
-    secret_ref: Annotated[SecretReference | None, Meta(description="Credentials, such as WANDB_API_KEY.")] = None
-
-
-class Tracking(SpecFields, frozen=True, kw_only=True):
-    """Experiment trackers. All attempts, pods and restarts of the job are one run in each of them. Environment
-    variables in the template take precedence."""
-
-    run_name: Annotated[str | None, Meta(description="Name of the run. Unset: the job's name.")] = None
-    run_id: Annotated[
-        str | None,
-        Meta(
-            description="Identity of the run: at most 64 letters, digits, - and _. Set it to status.tracking.runId of "
-            "an earlier job to continue that job's run. Unset: the job's name and UID, so that a recreated job starts "
-            "a new run."
-        ),
-    ] = None
-    tensorboard: TensorBoard | None = None
-    mlflow: MLflow | None = None
-    wandb: WandB | None = None
-
-
 class NodeCache(SpecFields, frozen=True, kw_only=True):
     """A folder on each node, shared by all jobs of the node. Nothing deletes files from it."""
 
@@ -267,53 +214,6 @@ class Watchdog(SpecFields, frozen=True, kw_only=True):
             "job. Report: report the hang only, as always if no step was seen yet."
         ),
     ] = "Restart"
-
-
-class Preflight(SpecFields, frozen=True, kw_only=True):
-    """Network checks before training, once all pods of an attempt have joined. The status has the results."""
-
-    mode: Annotated[
-        Literal["Off", "Warn", "Fail"],
-        Meta(description="Fail: a failed check fails the attempt. Warn: it is only reported. Off: no checks."),
-    ] = "Warn"
-    checks: Annotated[
-        tuple[Literal["dns", "tcp", "allreduce", "pairs"], ...],
-        Meta(
-            description="dns: resolve the names of pod 0 and of the next pod. tcp: connect to both. allreduce: "
-            "measure the bandwidth over all ranks, in some seconds. pairs: allreduce, and the "
-            "bandwidth between pairs of pods, at most eight for each pod."
-        ),
-    ] = ("dns", "tcp")
-    min_megabytes_per_second: Annotated[
-        int, Meta(description="Minimum bus bandwidth for the check allreduce, in 10^6 bytes per second.")
-    ] = 0
-
-
-class Network(SpecFields, frozen=True, kw_only=True):
-    """The network between the nodes, and whether training may start on a different one (docs/scaling.md). It has no
-    effect on a job with a single pod."""
-
-    profile: Annotated[str | None, Meta(description="Removed: name a profile of deploy/profiles in profileRef.")] = None
-    transports: Annotated[
-        tuple[str, ...],
-        Meta(
-            description="Names in NCCL's log of the transports that require accepts, such as IB and NVLink, up to 8. "
-            "Empty: all but Socket."
-        ),
-    ] = ()
-    require: Annotated[
-        bool,
-        Meta(
-            description="True: the attempt fails before training if NCCL uses another transport, or if a pair of pods "
-            "is too slow."
-        ),
-    ] = False
-    min_pair_megabytes_per_second: Annotated[
-        int | None,
-        Meta(
-            description="Minimum bandwidth between two pods for the check pairs, in 10^6 bytes per second. Unset: none."
-        ),
-    ] = None
 
 
 class Dev(SpecFields, frozen=True, kw_only=True):
@@ -608,15 +508,12 @@ class Spec(SpecFields, frozen=True, kw_only=True):
     recovery: Recovery = field(default_factory=Recovery)
     watchdog: Watchdog = field(default_factory=Watchdog)
     dev: Dev | None = None
-    preflight: Preflight = field(default_factory=Preflight)
-    network: Annotated[Network | None, Meta(description="Unset: NCCL selects the network (profile auto).")] = None
     checkpoint: Checkpoint | None = None
     inputs: Annotated[
         tuple[Input, ...] | None,
         Meta(description="Data and models to fetch before the job requests GPUs, at most 16 (docs/your-code.md)."),
     ] = None
     metrics: Metrics = field(default_factory=Metrics)
-    tracking: Tracking | None = None
     scheduling: Scheduling = field(default_factory=Scheduling)
     network_policy: NetworkPolicy = field(default_factory=NetworkPolicy)
     active_deadline_seconds: Annotated[

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from ddp_operator.api.faults import contain
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.status import LastFailure
+from ddp_operator.api.status import LastFailure, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempt import count_failure, find_limit, find_permanent_limit
 from ddp_operator.decide.attempts import (
@@ -70,12 +70,14 @@ def decide(
     refusal: Refusal | None = None,
     progress_interval: float = 10.0,
     review: Callable[[State], tuple[Remark, ...]] = lambda _: (),
+    record: Callable[[State, Status], Status] = lambda _, status: status,
 ) -> Decision:
     """Return the status to write and the actions.
 
-    ``refusal``: why the present spec cannot be carried out; ``review``: returns the remarks of features.
+    ``refusal``: why the present spec cannot be carried out; ``review``: returns the remarks of features,
+    ``record`` the status with what they observe.
     """
-    state = State(job, observation, now, refusal, review)
+    state = State(job, observation, now, refusal, review, record)
     newest = _find_newest_job(state)
     if is_finished(job.status) and (newest is None or not contradicts(state, newest)):
         return clean_up(state)

@@ -17,7 +17,6 @@ from ddp_operator.api.status import (
     ConditionStatus,
     Phase,
     Status,
-    TrackingStatus,
 )
 from ddp_operator.api.texts import format_more_pods
 from ddp_operator.decide import conditions as c
@@ -30,7 +29,7 @@ from ddp_operator.decide.attempt import (
 from ddp_operator.decide.conditions import Fact, list_indexes, set_conditions
 from ddp_operator.decide.dev import describe_hold, describe_lost_code, record_failure, record_run, release_pods
 from ddp_operator.decide.losses import LostContact, describe_lost_contact, describe_nodes, describe_replacement
-from ddp_operator.decide.report import Page, build_preflight, drop_eta, drop_pace, measure_goodput
+from ddp_operator.decide.report import Page, drop_eta, drop_pace, measure_goodput
 from ddp_operator.decide.scheduling import describe_scheduling
 from ddp_operator.decide.stalls import describe_cut_off_training, describe_stall, describe_waiting
 from ddp_operator.decide.state import Observation, Refusal, State
@@ -102,14 +101,12 @@ def record_observation(attempt: ObservedAttempt) -> Status:
         status = replace(status, code=_describe_code(state.spec.code) if state.spec.code else None)
     if state.observation.page is not None:
         with contain("measurements", str(state.job)):
-            status = _record_page(state, status, state.observation.page, attempt.pods)
+            status = _record_page(state, status, state.observation.page)
     if not attempt.is_held:
         status = replace(status, dev=release_pods(status.dev))
-    if state.spec.tracking is not None and status.tracking is None:
-        status = replace(status, tracking=TrackingStatus(run_id=state.job.tracking_run))
     if state.observation.stragglers is not None:
         status = replace(status, stragglers=state.observation.stragglers)
-    return status
+    return state.record(state, status)
 
 
 def compute_phase(attempt: ObservedAttempt, restarting: Fact) -> Phase:
@@ -136,21 +133,12 @@ def _describe_code(code: Code) -> CodeStatus:
     return CodeStatus(revision=revision)
 
 
-def _record_page(state: State, status: Status, page: Page, pods: Pods) -> Status:
+def _record_page(state: State, status: Status, page: Page) -> Status:
     """Return the status with the measurements in the report of pod 0."""
     status = record_run(status, page, state.now)
     known_starts = [step for step in (status.operator_state.start_step, page.began_at) if step is not None]
     status = status.remember(start_step=min(known_starts, default=None))
-    known = status.preflight
-    tracking = status.tracking
-    if tracking is not None and page.links:
-        tracking = replace(tracking, links=page.links)
-    return replace(
-        status,
-        goodput=measure_goodput(status, page.progress, parse_time(state.job.created), state.now),
-        preflight=build_preflight(page.preflight, pods, known.slowest if known else "") or known,
-        tracking=tracking,
-    )
+    return replace(status, goodput=measure_goodput(status, page.progress, parse_time(state.job.created), state.now))
 
 
 @dataclass(frozen=True, slots=True)

@@ -49,6 +49,8 @@ T = TypeVar("T")
 Judge = Callable[[DDPTrainingJob, "Object | None"], "Trouble | None"]
 Review = Callable[[State], "Remark | None"]
 """Concludes from the state of a job, also of an ended one. A pass may call it several times, so it keeps nothing."""
+Record = Callable[[State, Status], Status]
+"""Returns the status with what the feature observes of the attempt."""
 Start = Callable[[Any], "Service | None"]
 """Takes a ``kube.services.ServiceContext``, which has the client: whoever decides does not load it."""
 Faults = MutableMapping[tuple[str, str], str]
@@ -125,6 +127,7 @@ class Feature:
     conditions: Mapping[str, ConditionStatus] = field(default_factory=dict)
     nodes: NodeHook | None = None
     review: Review | None = None
+    record: Record | None = None
     settings: type[msgspec.Struct] | None = None
     start: Start | None = None
 
@@ -279,6 +282,14 @@ class JobHooks:
                 remarks.append(remark)
         return tuple(remarks)
 
+    def record(self, state: State, status: Status) -> Status:
+        """Return the status with what the features observe of the attempt."""
+        for feature in self.hooks.features:
+            if feature.record is not None:
+                hook = partial(feature.record, state, status)
+                status = self.guard.call(feature.name, "record", hook, partial(_is_status, status), default=status)
+        return status
+
     async def act(self, action: FeatureAction, context: ActionContext) -> Outcome:
         """Let a feature carry out its action. Raises: Refused, ClusterError."""
         service = self.hooks.services.get(action.feature)
@@ -333,6 +344,15 @@ def _check(name: str, result: T, is_valid: Callable[[object], bool]) -> T:
 
 def _is_none(value: object) -> bool:
     return value is None
+
+
+def _is_status(before: Status, value: object) -> bool:
+    if value == before:
+        return True
+    if not isinstance(value, Status):
+        return False
+    msgspec.convert(msgspec.to_builtins(value), Status)  # the API server refuses other fields
+    return True
 
 
 def _is_flag(value: object) -> bool:

@@ -20,7 +20,6 @@ from ddp_operator.api.kubeobjects import truncate
 from ddp_operator.api.status import (
     CheckpointStatus,
     LastFailure,
-    PreflightStatus,
     Progress,
     RestartCounts,
     Status,
@@ -30,7 +29,7 @@ from ddp_operator.decide.failures import Termination, decode_object, sanitize_te
 from ddp_operator.decide.views import Pods
 from ddp_pod.contract.progress import RankProgress, Uploads
 from ddp_pod.contract.records import read_record
-from ddp_pod.contract.report import REPORT_LIMIT, PodReport, PreflightResult
+from ddp_pod.contract.report import REPORT_LIMIT, PodReport
 
 # Rates are measured over this many seconds, if there are readings: one step is too short, an hour too long.
 _RATE_WINDOW = 10.0
@@ -216,15 +215,15 @@ def build_progress(
     """
     # A process without a step may resume from a checkpoint: its zero is not the step of the run.
     steps = (progress.steps or None) if progress.step is None else progress.step
-    loss = _number(progress.loss) if progress.lost_loss_step is None else "nan"
+    loss = format_number(progress.loss) if progress.lost_loss_step is None else "nan"
     if steps is None and loss is None:
         return None
     before = previous or Progress()
     if rates is None:
         rates = Rates() if before.steps_per_second else average_rates(progress) or Rates()
-    step_rate = _number(rates.steps or None) or before.steps_per_second
+    step_rate = format_number(rates.steps or None) or before.steps_per_second
     # The script's own value (metrics.logPatterns) is used if its samples are not counted.
-    sample_rate = _number(rates.samples or progress.samples_per_second) or before.samples_per_second
+    sample_rate = format_number(rates.samples or progress.samples_per_second) or before.samples_per_second
     eta = None if rates == STALLED else _eta(steps, progress.total_steps, step_rate)
     return Progress(
         epoch=_whole(progress.epoch),
@@ -238,9 +237,9 @@ def build_progress(
         samples_per_second=sample_rate,
         steps_per_second=step_rate,
         throughput=None if rates == STALLED else _format_throughput(sample_rate, step_rate),
-        learning_rate=_number(progress.learning_rate),
-        val_accuracy=_number(progress.val_accuracy) or before.val_accuracy,
-        val_loss=_number(progress.val_loss) or before.val_loss,
+        learning_rate=format_number(progress.learning_rate),
+        val_accuracy=format_number(progress.val_accuracy) or before.val_accuracy,
+        val_loss=format_number(progress.val_loss) or before.val_loss,
         last_step_time=convert_time(progress.last_step_time),
     )
 
@@ -261,38 +260,6 @@ def _format_throughput(sample_rate: str | None, step_rate: str | None) -> str | 
     if sample_rate:
         return f"{sample_rate} samples/s"
     return f"{step_rate} steps/s" if step_rate else None
-
-
-def build_preflight(result: PreflightResult | None, pods: Pods, known: str = "") -> PreflightStatus | None:
-    """Return the preflight for the status; None: it has not run. ``known``: the slowest pair of the status."""
-    if result is None:
-        return None
-
-    def measure(value: float | None, scale: float) -> str | None:
-        return None if value is None else _number(value * scale)
-
-    return PreflightStatus(
-        failed=tuple(check for check in constants.PREFLIGHT_CHECKS if check in result.failed),
-        all_reduce_milliseconds=measure(result.all_reduce_seconds, 1e3),
-        all_reduce_megabytes_per_second=measure(result.all_reduce_rate, 1e-6),
-        transport=result.transport or None,
-        gpu_direct=result.gpu_direct,
-        slowest=_describe_slowest_pair(result, pods, known),
-    )
-
-
-def _describe_slowest_pair(result: PreflightResult, pods: Pods, known: str) -> str:
-    """Return the slowest pair of pods with its nodes, as they were when it was first reported; empty: unknown."""
-    rate = None if result.pair_rate is None else _number(result.pair_rate * 1e-6)
-    if len(result.pair) != 2 or not rate:
-        return ""
-    first, second = result.pair
-    pair = f"pods {first} and {second}"
-    if known.startswith(f"{pair} (") and known.endswith(f": {rate} MB/s"):
-        return known
-    nodes = [pods.newest[index].node_name for index in result.pair if index in pods.newest]
-    place = f" (nodes {' and '.join(nodes)})" if len(nodes) == 2 and all(nodes) else ""
-    return f"{pair}{place}: {rate} MB/s"
 
 
 def build_checkpoint(progress: RankProgress, uploads: Uploads | None = None) -> CheckpointStatus | None:
@@ -345,7 +312,8 @@ def _whole(value: float | None) -> int | None:
     return None if value is None or not math.isfinite(value) or abs(value) > 1e15 else int(value)
 
 
-def _number(value: float | None) -> str | None:
+def format_number(value: float | None) -> str | None:
+    """Return a measurement for the status."""
     if value is None:
         return None
     if not math.isfinite(value):

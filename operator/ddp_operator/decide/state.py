@@ -337,6 +337,8 @@ class State:
     refusal: Refusal | None = None
     review: Callable[["State"], tuple[Remark, ...]] = lambda _: ()
     """Returns the remarks of features."""
+    record: Callable[["State", Status], Status] = lambda _, status: status
+    """Returns the status with what features observe of the attempt."""
 
     @property
     def spec(self) -> Spec:

@@ -4,15 +4,17 @@ from typing import Final
 
 from ddp_operator.api.schema import Schema
 from ddp_operator.decide.hooks import Feature, build_schema
-from ddp_operator.features import drains, history, idle, node_health, queue_estimate, tracing
+from ddp_operator.features import drains, history, idle, node_health, preflight, queue_estimate, tracing, tracking
 
 FEATURES: Final[tuple[Feature, ...]] = (
     drains.FEATURE,
     history.FEATURE,
     idle.FEATURE,
     node_health.FEATURE,
+    preflight.FEATURE,
     queue_estimate.FEATURE,
     tracing.FEATURE,
+    tracking.FEATURE,
 )
 SCHEMA: Final[Schema] = build_schema(FEATURES)
 """The fields of the spec, those of features included."""

@@ -6,21 +6,20 @@ the fields with which pods connect to each other; ``template.py`` refuses templa
 
 import copy
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.job import CRASH_LOOP_FAILURES, DDPTrainingJob, inherited_labels
 from ddp_operator.api.kubeobjects import find_limits, parse_quantity
+from ddp_operator.api.schema import call_owner
 from ddp_operator.api.spec import Checkpoint, Code
 from ddp_operator.manifests.environment import (
     build_memory_environment,
-    build_tracking_environment,
     find_shm_limit,
-    list_tracking_secrets,
 )
 from ddp_operator.manifests.inputs import build_cache_check, build_fetch_pod, list_mounts, list_volumes
-from ddp_operator.manifests.preflight import plan_preflight
 from ddp_operator.manifests.scheduling import add_scheduling
 from ddp_operator.manifests.template import MAX_TEXT, ResolvedTemplate, measure_variable
 from ddp_pod.contract.plan import (
@@ -161,7 +160,14 @@ def _build_trainer(
     trainer["args"] = ["--", *template.command.argv]
     plan = build_plan(job, template, attempt=attempt, nodes=nodes)
     required = _build_environment(job, template, plan, attempt=attempt, pod=pod)
-    defaults = _build_default_environment(template) | build_tracking_environment(job)
+    defaults = _build_default_environment(template)
+    secrets: list[str] = []
+    for part in job.schema.owned:
+        if part.pod is not None:
+            addition = call_owner(part, job, partial(part.pod, job))
+            required |= addition.variables
+            defaults |= addition.defaults
+            secrets += addition.secrets
     written = list(trainer.get("env") or [])
     written_names = {variable["name"] for variable in written}
     secret_name = child_names.rendezvous_secret_name(job.name, job.uid, job.nonce)
@@ -174,9 +180,9 @@ def _build_trainer(
         *({"name": name, "value": value} for name, value in defaults.items() if name not in written_names),
         *written,
     ]
-    secrets = list_tracking_secrets(job)
     if secrets:
-        trainer["envFrom"] = [*secrets, *(trainer.get("envFrom") or [])]  # the last source takes precedence
+        sources = [{"secretRef": {"name": name}} for name in secrets]
+        trainer["envFrom"] = [*sources, *(trainer.get("envFrom") or [])]  # the last source takes precedence
     trainer["ports"] = [
         *(trainer.get("ports") or []),
         {"name": "rendezvous", "containerPort": spec.rendezvous.port},
@@ -195,7 +201,7 @@ def build_plan(job: DDPTrainingJob, template: ResolvedTemplate, *, attempt: int,
     is_elastic = elastic is not None and elastic.min_nodes < elastic.max_nodes
     watchdog = spec.watchdog
     saves = spec.checkpoint
-    return PodPlan(
+    plan = PodPlan(
         version=VERSION,
         nodes=nodes,
         spares=job.spares,
@@ -216,7 +222,6 @@ def build_plan(job: DDPTrainingJob, template: ResolvedTemplate, *, attempt: int,
         watchdog=WatchdogConfig(
             watchdog.start_seconds, watchdog.stall_seconds, watchdog.checkpoint_seconds, watchdog.action
         ),
-        preflight=plan_preflight(spec),
         checkpoint=CheckpointStoreConfig(saves.url, saves.keep or _DEFAULT_SNAPSHOTS) if saves and saves.url else None,
         log_patterns=tuple(spec.metrics.log_patterns),
         auto_instrument=spec.metrics.auto_instrument,
@@ -233,6 +238,10 @@ def build_plan(job: DDPTrainingJob, template: ResolvedTemplate, *, attempt: int,
         else None,
         dev=_plan_dev(job),
     )
+    for part in job.schema.owned:
+        if part.plan is not None:
+            plan = call_owner(part, job, partial(part.plan, job, plan))
+    return plan
 
 
 def _plan_dev(job: DDPTrainingJob) -> DevConfig | None:
@@ -262,8 +271,6 @@ def _build_environment(
     env |= build_memory_environment(job, attempt)
     if spec.checkpoint:
         env[constants.ENV_CHECKPOINT_DIR] = spec.checkpoint.path
-    if spec.tracking:
-        env[constants.ENV_TRACKING_RUN] = job.tracking_run
     return env
 
 

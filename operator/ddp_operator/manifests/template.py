@@ -8,20 +8,19 @@ import ipaddress
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any, Final
 
 from ddp_operator.api import constants
 from ddp_operator.api.child_names import is_reserved_variable
 from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings
-from ddp_operator.api.faults import FAULTS, describe_fault
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import count_gpus, find_limits, list_claim_entries, parse_quantity
 from ddp_operator.api.pod_fields import find_unknown_fields
+from ddp_operator.api.schema import Check, call_owner
 from ddp_operator.api.spec import NetworkPolicy, Peer, Spec
 from ddp_operator.manifests.environment import check_memory
 from ddp_operator.manifests.inputs import check_inputs
-from ddp_operator.manifests.preflight import check_network
 from ddp_operator.manifests.torchrun import InvalidCommand, UserCommand, split_user_command
 from ddp_pod.contract.credentials import has_credentials
 from ddp_pod.contract.log_patterns import compile_log_pattern
@@ -74,9 +73,9 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
     errors += _check_pod(pod, spec)
     errors += _check_trainer(trainer, path, spec)
     errors += check_containers(pod, _POD)
-    errors += check_network(spec, pod)
     errors += check_inputs(spec, trainer)
-    errors += _check_urls(spec)
+    if spec.checkpoint is not None:
+        errors += check_url("spec.checkpoint.url", spec.checkpoint.url, "spec.checkpoint.secretRef")
     errors += check_owned_fields(job, pod, trainer)
     limits = find_limits(pod, trainer)
     errors += check_memory(spec, limits)
@@ -99,18 +98,6 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
     return ResolvedTemplate(pod, index, command, nproc)
 
 
-def _check_urls(spec: Spec) -> Iterator[FieldError]:
-    tracking = spec.tracking
-    mlflow = tracking.mlflow if tracking else None
-    wandb = tracking.wandb if tracking else None
-    if spec.checkpoint is not None:
-        yield from check_url("spec.checkpoint.url", spec.checkpoint.url, "spec.checkpoint.secretRef")
-    if mlflow is not None:
-        yield from check_url("spec.tracking.mlflow.trackingUri", mlflow.tracking_uri, "spec.tracking.mlflow.secretRef")
-    if wandb is not None:
-        yield from check_url("spec.tracking.wandb.baseUrl", wandb.base_url, "spec.tracking.wandb.secretRef")
-
-
 def check_url(path: str, url: str | None, remedy: str) -> Iterator[FieldError]:
     """Refuse a password in a URL, which is shown in the status, Events and logs. ``remedy``: the field for it."""
     if url and has_credentials(url):
@@ -118,16 +105,16 @@ def check_url(path: str, url: str | None, remedy: str) -> Iterator[FieldError]:
 
 
 def check_owned_fields(job: DDPTrainingJob, pod: Mapping[str, Any], trainer: Mapping[str, Any]) -> Iterator[FieldError]:
-    """Check the fields of features. One whose check fails by a fault refuses the job, as nobody has checked it."""
+    """Check the fields of features."""
     for part in job.schema.owned:
-        if part.check is None:
-            continue
-        try:
-            yield from part.check(job, pod, trainer)
-        except Exception as error:
-            FAULTS.add(f"feature {part.feature}", str(job), error)
-            problem = f"the feature {part.feature} cannot check its fields ({describe_fault(error)}); please report it"
-            yield FieldError(part.paths[0], problem)
+        if part.check is not None:
+            yield from call_owner(part, job, partial(_run_check, part.check, job, pod, trainer))
+
+
+def _run_check(
+    check: Check, job: DDPTrainingJob, pod: Mapping[str, Any], trainer: Mapping[str, Any]
+) -> list[FieldError]:
+    return list(check(job, pod, trainer))
 
 
 def find_mounts(trainer: Mapping[str, Any], folder: str) -> list[dict[str, Any]]:

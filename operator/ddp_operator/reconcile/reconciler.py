@@ -257,9 +257,10 @@ class Reconciler:
         observation = await self._observer.observe(current.key, job, current.snapshot, memory)
         refusal = await self._executor.check(job, observation, memory)
         payer = Payer(job.namespace, len(observation.pods) + len(observation.orphans))
-        review = self._hooks.observe(job, memory.faults).review
+        hooks = self._hooks.observe(job, memory.faults)
+        features = hooks.review, hooks.record
         decision = await self._turns.run(
-            payer, decide, job, observation, self._clock(), refusal, self._progress_interval, review
+            payer, decide, job, observation, self._clock(), refusal, self._progress_interval, *features
         )
         if decision.needs_fresh_read and not current.fresh:
             # Watches may deliver the end of the Job before that of the pod with the root cause or the last step.
@@ -271,7 +272,7 @@ class Reconciler:
             memory.built = None
         if refusal is not None:
             decision = await self._turns.run(
-                payer, decide, job, observation, self._clock(), refusal, self._progress_interval, review
+                payer, decide, job, observation, self._clock(), refusal, self._progress_interval, *features
             )
 
         status = record_children(decision.status, memory)
@@ -312,7 +313,7 @@ class Reconciler:
 
         memory.status_written = now
         if not memory.status_shortened:
-            with contain("rows", str(current.key)):
+            with contain("history", str(current.key)):
                 new = extend_history(new, now)
         await self._patch_status(current, old, new)
         await self._publish_transitions(current, old, new, now)

@@ -16,7 +16,8 @@ from ddp_cli.client.validation import check_manifest
 from ddp_operator.api.cluster import Refused
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_manifest
-from ddp_operator.features import SCHEMA
+from ddp_operator.decide.hooks import Hooks
+from ddp_operator.features import FEATURES, SCHEMA
 from ddp_operator.manifests.template import resolve_template
 from tests.support.builders import resource, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
@@ -170,7 +171,7 @@ def test_is_refused_at_first_place(row: BrokenManifest) -> None:
 
 @pytest.mark.parametrize("row", [row for row in ROWS if row.place == "operator"], **by_name)
 async def test_is_stored_and_not_accepted_and_has_no_child(row: BrokenManifest) -> None:
-    harness = await ReconcilerHarness(dict(parse_manifest(row.text, SCHEMA).resource)).settle()
+    harness = await ReconcilerHarness(dict(parse_manifest(row.text, SCHEMA).resource), Hooks(FEATURES)).settle()
     assert harness.state("Accepted") == ("False", "InvalidSpec")
     assert harness.condition("Accepted").message == row.sentence
     assert harness.children() == {"Service": [], "ConfigMap": [], "Job": []}
@@ -181,7 +182,7 @@ async def test_is_stored_and_not_accepted_and_has_no_child(row: BrokenManifest) 
 async def test_dry_run_refuses_manifest_with_same_message(row: BrokenManifest, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = parse_manifest(row.text, SCHEMA)
     resolve_template(manifest.job)  # the operator itself accepts it
-    harness = ReconcilerHarness(dict(manifest.resource))
+    harness = ReconcilerHarness(dict(manifest.resource), Hooks(FEATURES))
     path = row.sentence.split('"')[1]
 
     def admit(job: Any) -> None:

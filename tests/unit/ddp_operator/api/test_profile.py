@@ -79,11 +79,6 @@ COMPANIONS = [
     ("scheduling.topologyKey", {"scheduling": {"topologyKey": "zone"}}, {"scheduling": {"placement": "Pack"}}),
     ("networkPolicy.egressCidrs", {"networkPolicy": {"egressCidrs": ["10.0.0.0/8"]}},
      {"networkPolicy": {"enabled": True}}),
-    ("tracking", {"tracking": {"runId": "r"}}, {"tracking": {"mlflow": {"trackingUri": "http://m"}}}),
-    ("network.minPairMegabytesPerSecond", {"network": {"minPairMegabytesPerSecond": 9}},
-     {"preflight": {"checks": ["pairs"]}}),
-    ("preflight.minMegabytesPerSecond", {"preflight": {"minMegabytesPerSecond": 9}},
-     {"preflight": {"checks": ["allreduce"]}}),
 ]  # fmt: skip
 
 

@@ -42,9 +42,6 @@ BAD: dict[str, tuple[Any, ...]] = {
     "spec.metrics.port": (80, 70000, 29400),
     "spec.metrics.logPatterns": (["(?P<step>.)"] * 9, ["x" * 513]),
     "spec.metrics.epochs": (0, -1),
-    "spec.tracking": ({}, {"runName": "x"}),
-    "spec.tracking.runId": ("", "a b", "a" * 65, "a/b"),
-    "spec.tracking.tensorboard.path": ("tb", ""),
     "spec.rendezvous.joinTimeoutSeconds": (9, 0, YEAR + 1),
     "spec.recovery.inPlaceRestarts": (-1, 10_001),
     "spec.recovery.maxRestarts": (-1, 10_001),
@@ -54,10 +51,6 @@ BAD: dict[str, tuple[Any, ...]] = {
     "spec.watchdog.startSeconds": (0, YEAR + 1),
     "spec.watchdog.stallSeconds": (0, -1),
     "spec.watchdog.checkpointSeconds": (0, 2**70),
-    "spec.preflight.minMegabytesPerSecond": (-1, 1),
-    "spec.network.minPairMegabytesPerSecond": (-1, 10**7 + 1, 1),
-    "spec.network.profile": ("ib", "socket"),
-    "spec.network.transports": (["x"] * 9, [""], ["x" * 41]),
     "spec.checkpoint.path": ("ckpt", "", "./c"),
     "spec.checkpoint.graceSeconds": (-1, YEAR + 1),
     "spec.checkpoint.memory.interval": (0, 1_000_001),
@@ -108,10 +101,6 @@ GOOD: dict[str, tuple[Any, ...]] = {
     "spec.recovery.resetAfterSteps": (1, 2**31 - 1),
     "spec.recovery.forceDeleteAfterSeconds": (0, YEAR),
     "spec.recovery.nonRetryableExitCodes": ([], [1], [255, 1]),
-    "spec.network": (
-        {"profile": "auto", "require": True, "minPairMegabytesPerSecond": 10**7},
-        {"minPairMegabytesPerSecond": 0},
-    ),
     "spec.checkpoint.path": ("/", "/c/d"),
     "spec.checkpoint.graceSeconds": (0, YEAR),
     "spec.checkpoint.memory.interval": (1, 1_000_000),
@@ -165,11 +154,8 @@ def test_bound_itself_is_taken(path: str, value: Any) -> None:
 def test_every_single_object_rule_refuses_a_bad_value() -> None:
     met = set()
     elastic = ("spec.elastic", {"minNodes": 2, "maxNodes": 3})
-    required = ("spec.network", {"require": True})
-    for path, value in [*cases, ("spec.recovery", {"inPlaceRestarts": 1}), elastic, required]:
+    for path, value in [*cases, ("spec.recovery", {"inPlaceRestarts": 1}), elastic]:
         item = change(BASE, path, value)
-        if path == "spec.network":
-            item = change(item, "spec.preflight.mode", "Off")
         if path in ("spec.recovery", "spec.elastic"):
             item = change(item, "spec.rendezvous.backend", "static")
         met |= {error.message for error in check_rules(item, KERNEL)}
@@ -186,9 +172,6 @@ def test_rule_message_has_remedy(rule: CelRule) -> None:
 
 ELASTIC = {"minNodes": 2, "maxNodes": 4}
 STATIC = {"spec.rendezvous.backend": "static"}
-REQUIRED = {"spec.network": {"require": True}}
-ALL_RANKS = {"spec.preflight": {"minMegabytesPerSecond": 5000, "checks": ["tcp"]}}
-PAIR = {"spec.network.minPairMegabytesPerSecond": 5000}
 DEPENDENT: list[tuple[dict[str, Any], list[str]]] = [
     (STATIC | {"spec.recovery.inPlaceRestarts": 1}, ["spec.recovery.inPlaceRestarts"]),
     (STATIC | {"spec.recovery.inPlaceRestarts": 0}, []),
@@ -204,16 +187,6 @@ DEPENDENT: list[tuple[dict[str, Any], list[str]]] = [
     ({"spec.nodes": 2, "spec.spares": 1, "spec.elastic": ELASTIC}, ["spec.spares"]),
     ({"spec.nodes": 2, "spec.spares": 1} | STATIC, ["spec.spares"]),
     ({"spec.nodes": 1, "spec.spares": 0} | STATIC, []),
-    (REQUIRED | {"spec.preflight": {"mode": "Off"}}, ["spec.network.require"]),
-    (REQUIRED | {"spec.preflight": {"mode": "Warn"}}, []),
-    (REQUIRED | {"spec.preflight": {}}, []),
-    (REQUIRED, []),
-    (ALL_RANKS, ["spec.preflight.minMegabytesPerSecond"]),
-    (ALL_RANKS | {"spec.preflight.checks": ["pairs"]}, []),
-    (ALL_RANKS | {"spec.network.require": True}, []),
-    (PAIR, ["spec.network.minPairMegabytesPerSecond"]),
-    (PAIR | {"spec.preflight.checks": ["pairs"]}, []),
-    (PAIR | {"spec.network.require": True}, []),
     ({"spec.rendezvous.port": 9400}, ["spec.metrics.port"]),
 ]
 
@@ -237,8 +210,6 @@ FIXED = {
     "spec.metrics.port": 30001,
     "spec.shm.sizeLimit": "1Gi",
     "spec.watchdog.stallSeconds": 60,
-    "spec.preflight.mode": "Off",
-    "spec.network": {"transports": ["IB"]},
     "spec.elastic": {"minNodes": 1, "maxNodes": 9},
     "spec.profileRef": {"name": "other"},
     "spec.spares": 0,
@@ -248,7 +219,6 @@ FIXED = {
     "spec.successPolicy": "RankZero",
     "spec.checkpoint.path": "/elsewhere",
     "spec.code": CODE,
-    "spec.tracking": {"wandb": {}},
     "spec.dev": {"holdSeconds": 60},
     "spec.inputs": [{"url": "https://host/file", "mountPath": "/data", "claimName": "data"}],
     "spec.template.spec.containers": [trainer(image="other")],

@@ -12,7 +12,6 @@ from ddp_cli.view.why import explain_why
 from ddp_operator.api.status import (
     Condition,
     LastFailure,
-    PreflightStatus,
     Progress,
     RestartCounts,
     Status,
@@ -121,23 +120,6 @@ def test_start_delay_doubles_with_each_init_container_failure(
     if seconds:
         assert waiting.requeue_after == seconds
         assert run(status=status, jobs=jobs, seconds=seconds).actions
-
-
-def test_preflight_measurements_are_kept_for_attempt() -> None:
-    text = page(phase="Running", step=3, preflight={"done": ["allreduce"], "allReduceSeconds": 0.4})
-    first = run(*RUNNING, text=text).status
-    assert first.preflight == PreflightStatus(all_reduce_milliseconds="400")
-    assert run(*RUNNING, status=first, text=TRAINING).status.preflight == first.preflight
-
-
-def test_slowest_pair_has_nodes_of_its_measurement() -> None:
-    text = page(phase="Running", step=3, preflight={"pair": [0, 1], "pairRate": 2e9})
-    first = run(child_pod(0, node="node-a"), child_pod(1, node="node-b"), text=text).status
-    assert first.preflight is not None
-    assert first.preflight.slowest == "pods 0 and 1 (nodes node-a and node-b): 2000 MB/s"
-    moved = [child_pod(0, node="elsewhere"), child_pod(1, node="node-b")]
-    again = run(*moved, status=first, text=text).status
-    assert again.preflight == first.preflight
 
 
 def test_suspended_job_waits_for_former_pods() -> None:

@@ -8,10 +8,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ddp_operator.api.cluster import AlreadyExists, ClusterError, Key, Refused, ServerError, Snapshot
 from ddp_operator.api.faults import FAULTS
-from ddp_operator.api.status import QueueStatus
+from ddp_operator.api.status import QueueStatus, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide import hooks as decide_hooks
 from ddp_operator.decide.conditions import Fact
@@ -112,6 +113,21 @@ def test_remark_of_another_kind_is_left_out(answer: Any) -> None:
     ]
     hooks = Hooks(features).observe(job(), {})
     assert State(job(), Observation(), NOW, review=hooks.review).remarks == (good,)
+    assert list(hooks.guard.describe()) == ["odd"]
+
+
+@pytest.mark.parametrize("answer", [None, {}, Status(attempt="one"), ZeroDivisionError()])  # type: ignore[arg-type]
+def test_record_of_another_kind_is_left_out(answer: Any) -> None:
+    def record(state: State, status: Status) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    odd = Feature("odd", maturity="experimental", page="x.md", record=record)
+    good = Feature("good", "beta", "x.md", record=lambda _, status: replace(status, job_name="from good"))
+    hooks = Hooks((odd, good)).observe(job(), {})
+    state = State(job(), Observation(), NOW)
+    assert hooks.record(state, Status(attempt=3)) == Status(attempt=3, job_name="from good")
     assert list(hooks.guard.describe()) == ["odd"]
 
 

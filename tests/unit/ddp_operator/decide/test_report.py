@@ -19,7 +19,6 @@ from ddp_operator.decide.report import (
     Rates,
     average_rates,
     build_checkpoint,
-    build_preflight,
     build_progress,
     decode_report,
     record_final_progress,
@@ -101,15 +100,6 @@ class TestReport:
     def test_first_step_of_workers_is_known_after_one_step(self, numbers: Any, began: int | None) -> None:
         assert decode(page(**numbers)).began_at == began
 
-    def test_preflight_measurements_have_their_units(self) -> None:
-        measured = {"failed": ["other", "allreduce", "tcp"]}
-        result = build_preflight(
-            decode(page(preflight=measured | {"allReduceRate": 5e6, "pair": [1]})).preflight, Pods()
-        )
-        assert result is not None
-        assert result.failed == ("tcp", "allreduce")
-        assert (result.all_reduce_megabytes_per_second, result.slowest) == ("5", "")
-
     def test_page_of_the_former_release_is_an_empty_report(self) -> None:
         """Its launcher has no `/report`; should a proxy answer with its metrics page, nothing is concluded from it."""
         text = '# TYPE ddp_step gauge\nddp_step{rank="0"} 5\nddp_launcher_phase{phase="Running"} 1\n'
@@ -140,7 +130,6 @@ def test_any_report_gives_a_storable_status(members: dict[str, Any]) -> None:
     report = decode_report(json.dumps(members).encode("utf-8", "surrogatepass"))
     progress = build_progress(report.progress, None, RateMeter().measure(1, report.progress, 0.0))
     status = Status(progress=progress, checkpoint=build_checkpoint(report.progress, report.uploads))
-    status = msgspec.structs.replace(status, preflight=build_preflight(report.preflight, Pods()))
     assert len(msgspec.json.encode(status)) < 9000
 
 

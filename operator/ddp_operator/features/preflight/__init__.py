@@ -1,0 +1,57 @@
+"""``spec.preflight`` and ``spec.network``: checks of the network before training, and their results."""
+
+from typing import Final
+
+from msgspec.structs import replace
+
+from ddp_operator.api.constants import PREFLIGHT_CHECKS
+from ddp_operator.api.status import PreflightStatus, Status
+from ddp_operator.decide.hooks import Feature
+from ddp_operator.decide.report import format_number
+from ddp_operator.decide.state import State
+from ddp_operator.decide.views import Pods
+from ddp_operator.features.preflight.fields import FIELDS
+from ddp_pod.contract.report import PreflightResult
+
+
+def record(state: State, status: Status) -> Status:
+    """Return the status with the results in the report of pod 0. They stay when a later report has none."""
+    page = state.observation.page
+    if page is None or page.preflight is None:
+        return status
+    known = status.preflight.slowest if status.preflight else ""
+    pods = state.observation.pods_of(status.attempt)
+    return replace(status, preflight=build_preflight(page.preflight, pods, known))
+
+
+def build_preflight(result: PreflightResult, pods: Pods, known: str = "") -> PreflightStatus:
+    """Return the results for the status. ``known``: the slowest pair of the status."""
+
+    def measure(value: float | None, scale: float) -> str | None:
+        return None if value is None else format_number(value * scale)
+
+    return PreflightStatus(
+        failed=tuple(check for check in PREFLIGHT_CHECKS if check in result.failed),
+        all_reduce_milliseconds=measure(result.all_reduce_seconds, 1e3),
+        all_reduce_megabytes_per_second=measure(result.all_reduce_rate, 1e-6),
+        transport=result.transport or None,
+        gpu_direct=result.gpu_direct,
+        slowest=_describe_slowest_pair(result, pods, known),
+    )
+
+
+def _describe_slowest_pair(result: PreflightResult, pods: Pods, known: str) -> str:
+    """Return the slowest pair of pods with its nodes, as they were when it was first reported; empty: unknown."""
+    rate = None if result.pair_rate is None else format_number(result.pair_rate * 1e-6)
+    if len(result.pair) != 2 or not rate:
+        return ""
+    first, second = result.pair
+    pair = f"pods {first} and {second}"
+    if known.startswith(f"{pair} (") and known.endswith(f": {rate} MB/s"):
+        return known
+    nodes = [pods.newest[index].node_name for index in result.pair if index in pods.newest]
+    place = f" (nodes {' and '.join(nodes)})" if len(nodes) == 2 and all(nodes) else ""
+    return f"{pair}{place}: {rate} MB/s"
+
+
+FEATURE: Final = Feature(FIELDS.feature, maturity="beta", page="scaling.md", fields=FIELDS, record=record)

@@ -1,0 +1,173 @@
+"""``spec.preflight`` and ``spec.network``: their rules, the check of the pods, and the plan of the checks."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import Annotated, Any, Final, Literal
+
+from msgspec import Meta, field
+
+from ddp_operator.api.constants import PREFLIGHT_CHECKS
+from ddp_operator.api.errors import FieldError
+from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.kubeobjects import count_pod_gpus
+from ddp_operator.api.rules import CelRule, read_or_default, require, require_between
+from ddp_operator.api.schema import OwnFields
+from ddp_operator.api.spec import SpecFields
+from ddp_pod.contract.plan import PodPlan, PreflightConfig
+
+NETWORK_PROFILE_REMOVED: Final = (
+    "removed; apply deploy/profiles/fabric-<name>.yaml and name it in spec.profileRef, or write its fields into the "
+    "template (docs/scaling.md); remove this field"
+)
+
+
+class Preflight(SpecFields, frozen=True, kw_only=True):
+    """Network checks before training, once all pods of an attempt have joined. The status has the results."""
+
+    mode: Annotated[
+        Literal["Off", "Warn", "Fail"],
+        Meta(description="Fail: a failed check fails the attempt. Warn: it is only reported. Off: no checks."),
+    ] = "Warn"
+    checks: Annotated[
+        tuple[Literal["dns", "tcp", "allreduce", "pairs"], ...],
+        Meta(
+            description="dns: resolve the names of pod 0 and of the next pod. tcp: connect to both. allreduce: "
+            "measure the bandwidth over all ranks, in some seconds. pairs: allreduce, and the "
+            "bandwidth between pairs of pods, at most eight for each pod."
+        ),
+    ] = ("dns", "tcp")
+    min_megabytes_per_second: Annotated[
+        int, Meta(description="Minimum bus bandwidth for the check allreduce, in 10^6 bytes per second.")
+    ] = 0
+
+
+class Network(SpecFields, frozen=True, kw_only=True):
+    """The network between the nodes, and whether training may start on a different one (docs/scaling.md). It has no
+    effect on a job with a single pod."""
+
+    profile: Annotated[str | None, Meta(description="Removed: name a profile of deploy/profiles in profileRef.")] = None
+    transports: Annotated[
+        tuple[str, ...],
+        Meta(
+            description="Names in NCCL's log of the transports that require accepts, such as IB and NVLink, up to 8. "
+            "Empty: all but Socket."
+        ),
+    ] = ()
+    require: Annotated[
+        bool,
+        Meta(
+            description="True: the attempt fails before training if NCCL uses another transport, or if a pair of pods "
+            "is too slow."
+        ),
+    ] = False
+    min_pair_megabytes_per_second: Annotated[
+        int | None,
+        Meta(
+            description="Minimum bandwidth between two pods for the check pairs, in 10^6 bytes per second. Unset: none."
+        ),
+    ] = None
+
+
+class PreflightFields(SpecFields, frozen=True, kw_only=True):
+    """The part of this feature in the spec."""
+
+    preflight: Preflight = field(default_factory=Preflight)
+    network: Annotated[Network | None, Meta(description="Unset: NCCL selects the network (profile auto).")] = None
+
+
+def _find_network(job: DDPTrainingJob) -> Network:
+    """Return the network settings of a job. They do not apply to a job with a single pod that is not elastic."""
+    network = FIELDS.read(job.spec).network
+    has_single_pod = job.spec.nodes == 1 and not job.spec.elastic
+    if has_single_pod or network is None:
+        return Network()
+    return network
+
+
+def _plan(job: DDPTrainingJob, plan: PodPlan) -> PodPlan:
+    """Return the plan with the checks before training and their thresholds, if there are checks."""
+    preflight = FIELDS.read(job.spec).preflight
+    network = _find_network(job)
+    min_pair_megabytes = network.min_pair_megabytes_per_second or 0
+
+    selected = set[str](preflight.checks)
+    if network.require:
+        selected.add("allreduce")
+        if min_pair_megabytes:
+            selected.add("pairs")
+    checks = tuple(check for check in PREFLIGHT_CHECKS if check in selected)
+    if not checks or preflight.mode == "Off":
+        return plan
+    config = PreflightConfig(
+        fail=preflight.mode == "Fail",
+        checks=checks,
+        min_bytes_per_second=preflight.min_megabytes_per_second * 10**6,
+        min_pair_bytes_per_second=min_pair_megabytes * 1e6,
+        require=network.require,
+        transports=network.transports,
+    )
+    return replace(plan, preflight=config)
+
+
+def _check(job: DDPTrainingJob, pod: Mapping[str, Any], trainer: Mapping[str, Any]) -> Iterator[FieldError]:
+    """Check that the pods can use the required network."""
+    written = FIELDS.read(job.spec).network
+    if written is not None and written.profile not in (None, "auto"):
+        yield FieldError("spec.network.profile", NETWORK_PROFILE_REMOVED, written.profile)
+    network = _find_network(job)
+    if (
+        network.require
+        and "Socket" not in network.transports
+        and not (count_pod_gpus(pod) or pod.get("resourceClaims"))
+    ):
+        message = (
+            "needs GPUs, because gloo on CPUs uses sockets; add nvidia.com/gpu to the trainer's limits, or remove this "
+            "field"
+        )
+        yield FieldError("spec.network.require", message, value=True)
+
+
+_REQUIRED: Final = read_or_default("network.require", False)
+_CHECKS: Final = read_or_default("preflight.checks", [])
+FIELDS: Final = OwnFields(
+    "preflight",
+    PreflightFields,
+    rules=(
+        require_between("spec.preflight.minMegabytesPerSecond", 0, 10**7, "leave it out to accept any bandwidth"),
+        require(
+            "preflight.minMegabytesPerSecond",
+            f"self.preflight.minMegabytesPerSecond == 0 || {_REQUIRED} || 'allreduce' in {_CHECKS}"
+            f" || 'pairs' in {_CHECKS}",
+            "needs the check allreduce, which measures the bandwidth; add allreduce to preflight.checks or remove this "
+            "field",
+        ),
+        CelRule(
+            "spec",
+            f"!{_REQUIRED} || {read_or_default('preflight.mode', Preflight().mode)} != 'Off'",
+            "needs the preflight, which detects the network that NCCL uses; set preflight.mode to Warn or Fail, or "
+            "remove this field",
+            field=".network.require",
+        ),
+        CelRule(
+            "spec.network",
+            "!has(self.profile) || self.profile == 'auto'",
+            NETWORK_PROFILE_REMOVED,
+            field=".profile",
+        ),
+        CelRule(
+            "spec.network.transports",
+            "size(self) <= 8 && self.all(t, size(t) >= 1 && size(t) <= 40)",
+            "must have at most 8 names of 1 to 40 characters; change them",
+        ),
+        require_between("spec.network.minPairMegabytesPerSecond", 0, 10**7, "leave it out for no minimum"),
+        require(
+            "network.minPairMegabytesPerSecond",
+            f"self.network.minPairMegabytesPerSecond == 0 || {_REQUIRED} || 'pairs' in {_CHECKS}",
+            "needs the check pairs, which measures the bandwidth; add pairs to preflight.checks, set network.require: "
+            "true, or remove this field",
+        ),
+    ),
+    fixed_once="run",
+    check=_check,
+    plan=_plan,
+)
