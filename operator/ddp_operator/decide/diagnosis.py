@@ -171,7 +171,8 @@ def _find_awaited(
     ]
     if not reports or not fatal:
         return None
-    pod, cause = min(reports, key=_order)
+    # A rank whose line is known explains more than one of which only the silence is.
+    pod, cause = min(reports, key=lambda report: (not report[1].traceback, _order(report)))
     failure = build_last_failure(attempt, pod, cause)
     return replace(failure, category=min(fatal, key=_order)[1].category) if cause.secondary else failure
 

@@ -7,7 +7,7 @@ from typing import Final
 
 from ..base.pod import Pod
 from ..contract.failure_record import EVIDENCE_STOPPED, EVIDENCE_TIMEOUT, Failure
-from ..contract.failure_table import CUDA, OOM, SIGNIFICANT_SECONDS
+from ..contract.failure_table import CUDA, HANG, OOM, SIGNIFICANT_SECONDS
 from ..contract.names import EXIT_PREEMPTED, EXIT_USER_ERROR
 from ..progress.rank_progress import RankReader
 from .worker_failure import add_last_lines, find_root_cause, is_unexplained_crash, read_recorded_failures
@@ -148,7 +148,7 @@ class InPlaceRestarts:
             failures = [
                 add_last_lines(self._pod, failure) if is_unexplained_crash(failure) else failure for failure in failures
             ]
-        if awaited is not None and not awaited.secondary and _have_timed_out(failures):
+        if awaited is not None and _explains(awaited, failures):
             failures = [*failures, awaited]
         self.failures = failures
         root_cause = find_root_cause(failures)
@@ -265,6 +265,19 @@ class InPlaceRestarts:
         failures = read_recorded_failures(self._pod) if running or not self.count else []
         is_fatal = any(failure.container_exit_code == EXIT_USER_ERROR for failure in failures)
         return failures if is_fatal or self.repeated or self._needs_new_pods or self.left <= 0 else []
+
+
+def _explains(awaited: Failure, failures: Sequence[Failure]) -> bool:
+    """Return whether a rank for which others have waited is the cause of their failures.
+
+    A rank outside of collectives is it only if they gave up the wait: a lost connection has another cause. Ranks in
+    collectives that do not match never continue, however the wait ends.
+    """
+    if awaited.secondary:
+        return False
+    if awaited.category == HANG.name:
+        return _have_timed_out(failures)
+    return all(failure.secondary or failure.evidence == EVIDENCE_STOPPED for failure in failures)
 
 
 def _have_timed_out(failures: Sequence[Failure]) -> bool:

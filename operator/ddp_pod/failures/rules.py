@@ -40,7 +40,10 @@ _ERRNOS: Final = {
 }
 _ERRNO_TEXT: Final = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, _ERRNOS))})(?!\w)", re.I)
 
-_PEERS: Final = re.compile(r"Dist(Backend|Network|Store)Error|gloo|nccl|ProcessGroup|TCPStore|c10d|rendezvous", re.I)
+_PEERS: Final = re.compile(
+    r"Dist(Backend|Network|Store)Error|gloo|nccl|ProcessGroup|TCPStore|c10d|rendezvous|caused pair closure", re.I
+)
+_COLLECTIVE_PLACE: Final = re.compile(r"[/\\]torch[/\\](distributed[/\\]|nn[/\\]parallel[/\\]distributed\.py)")
 _LOST: Final = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket closed|timed? ?out|remote p(eer|rocess)"
     r"|connectFullMesh|nccl(Remote|System|Internal)Error|unhandled system error|recvValue|Dist(Network|Store)Error",
@@ -198,13 +201,20 @@ def _judge_origin(chain: Sequence[ExceptionFacts]) -> Judgement:
     for facts in _list_explanations(chain):
         if facts.by_script:
             continue
-        if _NETWORK_FAULT.match(facts.types[0]) and _PEERS.search(facts.text):
+        if _NETWORK_FAULT.match(facts.types[0]) and _is_of_peers(facts):
             return _judge_communication_error(facts)
         if _GPU_FAULT.match(facts.types[0]) and _CUDA_MESSAGE.search(facts.text):
             return Judgement(_CUDA_ERROR, cause=facts)
     outermost = chain[0]
     lacks_module = outermost.types[0] == "SystemExit" and "No module named" in outermost.message
     return Judgement(FATAL if lacks_module or any(map(outermost.is_a, AT_START)) else SCRIPT_ERROR)
+
+
+def _is_of_peers(facts: ExceptionFacts) -> bool:
+    """Return whether an exception tells of other ranks: by the library that it names, or by the call that raised it."""
+    if _PEERS.search(facts.text):
+        return True
+    return bool(_COLLECTIVE_PLACE.search(facts.place) and _LOST.search(facts.message))
 
 
 def _judge_communication_error(facts: ExceptionFacts) -> Judgement:

@@ -46,6 +46,10 @@ FABRIC_REMEDY: Final = (
     "check that the node has the network's devices, that the pod requests them, and that the image has an NCCL plugin "
     "for them (docs/scaling.md); without spec.network.require the job trains on any transport"
 )
+DDP_FORWARD_REMEDY: Final = (
+    "the forward of a model in DistributedDataParallel shares its buffers (as those of BatchNorm) with all ranks: "
+    "where only some ranks evaluate, call model.module, or evaluate on all ranks"
+)
 STORE_REMEDY: Final = (
     "check that the pods can reach checkpoint.url, and that the credentials of secretRef allow reads and writes"
 )

@@ -376,9 +376,14 @@ def read_recorded_failures(pod: Pod) -> list[Failure]:
 
 
 def examine_error(pod: Pod, error: Mapping[str, Any]) -> Failure:
-    """Return the classified failure of a worker from the content of its error file."""
+    """Return the classified failure of a worker from the content of its error file.
+
+    The watchdog states the remedy where it has seen more than the error's text shows.
+    """
     end = WorkerEnd(error["exitCode"], time=time.time(), rank=error["rank"], local_rank=error["localRank"])
-    return _build_failure(pod, complete_worker_end(end, error))
+    failure = _build_failure(pod, complete_worker_end(end, error))
+    remedy = error.get("remedy")
+    return replace(failure, remedy=remedy) if isinstance(remedy, str) and remedy else failure
 
 
 def list_error_files(pod: Pod) -> set[int]:

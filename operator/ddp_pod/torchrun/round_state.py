@@ -35,6 +35,7 @@ class RoundState:
         self.pods = pods
         self._exchanged_at = -math.inf
         self._has_stalled = False
+        self._report: Mapping[str, Any] = {}  # of a stall of this pod, as its peers know it
         self._joiners: Any = []
         self._shared_joiners = 0
         self._published: Mapping[str, Any] = {}
@@ -70,10 +71,11 @@ class RoundState:
         if report and not self._has_stalled:
             self.store.append("stalled", self._pod.node)
             self._has_stalled = True
-        # Also without a report: that a stall is over must replace the former value. Pod 0 may read the log before this
-        # value exists; an absent report counts as none.
-        if self._has_stalled:
+        # That a stall is over replaces the former value. Pod 0 may read the log before this value exists; an absent
+        # report counts as none.
+        if report != self._report:
             self.store.write(f"stall/{self._pod.node}", report)
+            self._report = report
         joiners = wait.get("joiners", [])
         if joiners != self._joiners and self._shared_joiners < _MOST_CHANGES:
             self.store.append("joiners", [self._pod.node, joiners])

@@ -20,7 +20,8 @@ from ..contract.processes import SLEEPING_STATES, STOPPED_STATES, count_cpu_seco
 from ..contract.progress import RankProgress
 from ..contract.records import read_record, to_json
 from ..contract.report import Stall
-from ..failures.worker_failure import examine_error
+from ..failures.text import DDP_FORWARD_REMEDY
+from ..failures.worker_failure import examine_error, list_error_files
 from ..progress.rank_progress import PAGE_TIMEOUT, RankReader
 from .collectives import CollectivesRequest, RankCollectives
 from .stacks import Stack, collect_stacks
@@ -39,6 +40,7 @@ from .stall import (
     StepPulse,
     describe_stall,
     describe_waits,
+    group_waits,
     report_stall,
     should_kill_workers,
     stall_grace_seconds,
@@ -51,22 +53,29 @@ _SILENCE_FACTOR = 1.3  # by which the silence is longer when they are examined a
 _SAMPLES = 10  # of a rank's state
 _SECONDS_BETWEEN_SAMPLES = 0.01
 _KILLED = 128 + signal.SIGKILL
+_MISMATCH = "CollectiveMismatch"  # the type of its error, beside that of a hang
 
 
 class StalledWorker(NamedTuple):
-    """A worker of a stalled pod, its activity, its stack as text, and its collectives."""
+    """A worker of a stalled pod, its activity, its main thread's stack, and its collectives."""
 
     worker: WorkerRecord
     activity: RankActivity
-    stack: str
+    stack: Stack
     collectives: RankCollectives
+
+    @property
+    def is_known(self) -> bool:
+        """Whether it is known where the rank is."""
+        return self.activity.state == "Stopped" or bool(self.stack.frames)
 
     @property
     def wait(self) -> RankWait | None:
         """The collective in which it waits; None if it waits in none, or that is unknown."""
         pending = self.collectives.pending
-        is_waiting = self.activity.state == "Waiting" and pending is not None
-        return RankWait(self.worker.rank, pending.text) if is_waiting and pending is not None else None
+        if self.activity.state != "Waiting" or pending is None:
+            return None
+        return RankWait(self.worker.rank, pending.text, self.stack.script_place)
 
 
 @dataclasses.dataclass
@@ -125,24 +134,35 @@ class StallMonitor(Service):
         """
         if not isinstance(request, PeersLost):
             return Answer.NOT_MINE
-        error = self._describe_awaited()
+        error = self._describe_awaited() or self._describe_mismatch()
         if error is not None and not error["secondary"]:
             self._record(error)
         return None
 
     def find_awaited(self) -> Failure | None:
-        """Return the failure of the rank outside of collectives, which may explain those of its peers."""
-        error = self._describe_awaited()
+        """Return the failure of the rank that explains why others have timed out: outside of their collective."""
+        error = self._describe_awaited() or self._describe_mismatch()
         return None if error is None else examine_error(self._pod, error)
 
     def forget(self) -> None:
-        """Forget what ranks did that restart."""
+        """Forget what ranks did that restart, or that make steps again."""
         self._silence = None
         self._stalled = []
+        if self._open is None:
+            self._withdraw_report()
+
+    def _withdraw_report(self) -> None:
+        """Take back the report to the other pods."""
+        self.job_stall = None
+        with suppress(OSError):  # there is none, or the disk was full at the write
+            os.unlink(self._path(STALL_REPORT_FILE))
 
     def _find_awaited(self) -> StalledWorker | None:
-        """Return a rank of this pod that is outside of collectives, a computing one last; None if there is none."""
-        outside = [stalled for stalled in self._stalled if stalled.activity.state != "Waiting"]
+        """Return a rank of this pod that is outside of collectives, a computing one last; None if there is none.
+
+        A rank that has shown no stack may be anywhere, so it explains nothing.
+        """
+        outside = [stalled for stalled in self._stalled if stalled.activity.state != "Waiting" and stalled.is_known]
         return min(outside, key=lambda stalled: STALLED_STATES.index(stalled.activity.state), default=None)
 
     def _describe_awaited(self) -> dict[str, Any] | None:
@@ -152,6 +172,31 @@ class StallMonitor(Service):
             return None
         error = self._build_error(self._silence, awaited, is_root_cause=True)
         return {**error, "secondary": not (awaited.activity.behind or self._blocks_peers)}
+
+    def _describe_mismatch(self) -> dict[str, Any] | None:
+        """Return the error of a rank of this pod that waits in another collective than its peers, which all wait too.
+
+        None if nothing shows that, or if a rank of another pod is the odd one out.
+        """
+        job = self.job_stall if self._pod.is_multi_node else self._sum_up_waits()
+        if job is None or not job.has_mismatch:
+            return None
+        odd = next((found for found in self._stalled if found.wait is not None and job.is_odd(found.wait)), None)
+        return None if odd is None else self._build_mismatch(odd, job.waits)
+
+    def _sum_up_waits(self) -> JobStall | None:
+        """Return the reports of a job with one pod; None if it makes steps."""
+        return None if self._silence is None else _sum_up(self._report(self._silence))
+
+    def _build_mismatch(self, odd: StalledWorker, waits: Sequence[RankWait]) -> dict[str, Any]:
+        """Return the content of the error file of a rank whose collective is not that of its peers."""
+        return {
+            **_identify(odd),
+            "type": _MISMATCH,
+            "message": f"mismatch between collectives: {describe_waits(waits)}",
+            "secondary": False,
+            "remedy": DDP_FORWARD_REMEDY if odd.stack.is_in_forward else "",
+        }
 
     @property
     def _blocks_peers(self) -> bool:
@@ -218,6 +263,8 @@ class StallMonitor(Service):
     def _check(self, plan: WatchdogConfig, watchdog: HeartbeatWatchdog, ranks: RankMap, now: float) -> None:
         """Check once: log a new stall, and kill the workers when its grace period is over."""
         workers = self._list_training_workers()
+        if not workers and self._stalled:
+            return  # they have failed: what they did before explains it, until they start again
         stopped = {worker.local_rank for worker in workers if process_state(worker.pid) in STOPPED_STATES}
         idle = self._observe(watchdog, workers, stopped, ranks, now)
         stall = self._find_stall(plan, watchdog, workers, idle, now)
@@ -330,6 +377,9 @@ class StallMonitor(Service):
             asleep = frozenset(worker.local_rank for worker in workers if _measure_sleep(worker.pid) > 0.5)
             self._silence = RankStall(now - seconds, message.format(seconds), certain=False, idle=asleep)
             self._stalled = self._examine(self._silence, workers, quiet=True)
+            # Only the waits: a pause is no stall, but the collectives may time out before it is one.
+            report = StallReport(stuck=self._report(self._silence).stuck, waits=group_waits(self._waits))
+            try_write_json(self._path(STALL_REPORT_FILE), to_json(report))
 
     # -- the current stall
 
@@ -366,9 +416,7 @@ class StallMonitor(Service):
         if self._open is None:
             return
         self._open = None
-        self.job_stall = None
-        with suppress(OSError):  # the disk was full at the write
-            os.unlink(self._path(STALL_REPORT_FILE))
+        self._withdraw_report()
 
     def _is_unchanged(self, stall: RankStall, workers: Sequence[WorkerRecord]) -> bool:
         """Return whether the ranks do the same as when the stall was detected."""
@@ -397,14 +445,20 @@ class StallMonitor(Service):
         return now >= current.kill_at or (given_up and now >= current.give_up_at)
 
     def _examine(self, stall: RankStall, workers: Sequence[WorkerRecord], *, quiet: bool) -> list[StalledWorker]:
-        """Return what each worker does instead of a step. The log has the stacks unless ``quiet``."""
+        """Return what each worker does instead of a step. The log has the stacks unless ``quiet``.
+
+        A rank with an error file is ending. What it did before explains more than what it does then.
+        """
+        failed = list_error_files(self._pod)
+        workers = [worker for worker in workers if worker.local_rank not in failed]
         request = CollectivesRequest(self._pod, workers)
         stacks = collect_stacks(self._pod, self._reader, workers, quiet=quiet)
         # A rank that does not respond this time still waits where it did, or its stack shows that it does not.
         known = {stalled.worker.local_rank: stalled.collectives for stalled in self._stalled if quiet}
         reports = {**known, **request.read()}
         in_io = {stalled.worker.pid: stalled for stalled in self._stalled if stalled.activity.state == "IO"}
-        stalled = []
+        examined = {worker.local_rank for worker in workers}
+        stalled = [known for known in self._stalled if known.worker.local_rank not in examined]  # they have ended
         for worker in workers:
             stack = stacks.get(worker.local_rank)
             if worker.pid in in_io and not (stack and stack.frames):
@@ -414,7 +468,7 @@ class StallMonitor(Service):
             activity = describe_activity(stall, worker, stack, collectives, process_state(worker.pid))
             if activity.state == "Behind" and stack is not None and self._is_in_io(stall, worker, stack):
                 activity = dataclasses.replace(activity, state="IO")
-            stalled.append(StalledWorker(worker, activity, stack.text if stack else "", collectives))
+            stalled.append(StalledWorker(worker, activity, stack or Stack([], ""), collectives))
         return stalled
 
     def _is_in_io(self, stall: RankStall, worker: WorkerRecord, stack: Stack) -> bool:
@@ -432,8 +486,15 @@ class StallMonitor(Service):
         self._hangs += not current.stall.certain
         has_cause = any(activity.behind for activity in self._activities)
         is_deadlock = not has_cause and not current.remote_cause and current.kill_at < math.inf
+        mismatch = self._describe_mismatch() if is_deadlock else None
+        if mismatch is not None:
+            self._record(mismatch)
+        job = self.job_stall if self._pod.is_multi_node else self._sum_up_waits()
+        is_explained = job is not None and job.has_mismatch  # by the odd rank, of whatever pod
         for stalled in self._stalled:
-            is_root_cause = stalled.activity.behind or is_deadlock
+            if mismatch is not None and stalled.worker.local_rank == mismatch["localRank"]:
+                continue
+            is_root_cause = stalled.activity.behind or (is_deadlock and not is_explained)
             error = self._build_error(current.stall, stalled, is_root_cause=is_root_cause, is_deadlock=is_deadlock)
             self._record(error)
         log("killing the workers because of the hang")
@@ -445,7 +506,7 @@ class StallMonitor(Service):
         self, stall: RankStall, stalled: StalledWorker, *, is_root_cause: bool, is_deadlock: bool = False
     ) -> dict[str, Any]:
         """Return the content of the error file of a rank that hangs."""
-        has_cause = any(activity.behind for activity in self._activities)
+        has_cause = is_deadlock or any(activity.behind for activity in self._activities)
         secondary = not is_root_cause and (has_cause or self._pod.nodes > 1)
         remote_cause = self._open.remote_cause if self._open is not None else None
         message = f"{stall.message}: {stalled.activity.what}"
@@ -453,16 +514,7 @@ class StallMonitor(Service):
             message += f"; in another pod, {remote_cause.what}"
         elif is_root_cause:
             message += self._describe_peers(stalled, is_deadlock=is_deadlock)
-        return {
-            "rank": stalled.worker.rank,
-            "localRank": stalled.worker.local_rank,
-            "type": HANG.name,
-            "message": message,
-            "traceback": stalled.stack,
-            "exitCode": _KILLED,
-            "secondary": secondary,
-            "time": time.time(),
-        }
+        return {**_identify(stalled), "type": HANG.name, "message": message, "secondary": secondary}
 
     def _record(self, error: Mapping[str, Any]) -> None:
         """Write a rank's error file."""
@@ -473,11 +525,8 @@ class StallMonitor(Service):
         own = cause.wait.collective if cause.wait is not None else ""
         shared = self.job_stall.waits if self.job_stall is not None else ()
         waits = describe_waits([wait for wait in (*self._waits, *shared) if wait.collective != own])
-        text = f"; {waits}" if waits else ""
         if not is_deadlock:
-            return text
-        if own and waits:
-            return f"{text}: all ranks have to call the same collectives in the same order"
+            return f"; {waits}" if waits else ""
         return "; all ranks of the job wait: do they call the same collectives in the same order?"
 
 
@@ -499,7 +548,18 @@ def _measure_sleep(pid: int) -> float:
 
 def _sum_up(report: StallReport) -> JobStall:
     """Return the reports of a job with one pod, without a remote root cause."""
-    return JobStall(int(report.known), int(report.stuck), int(report.idle), 1, None)
+    return JobStall(int(report.known), int(report.stuck), int(report.idle), 1, None, report.waits)
+
+
+def _identify(stalled: StalledWorker) -> dict[str, Any]:
+    """Return the members that all error files of stalled ranks have."""
+    return {
+        "rank": stalled.worker.rank,
+        "localRank": stalled.worker.local_rank,
+        "traceback": stalled.stack.text,
+        "exitCode": _KILLED,
+        "time": time.time(),
+    }
 
 
 def describe_activity(

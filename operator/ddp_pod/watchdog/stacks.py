@@ -23,6 +23,7 @@ _COLLECTIVE_FILES = re.compile(
 _COLLECTIVE_CALLS = re.compile(
     r"\b(wait|all_\w+|broadcast\w*|barrier|reduce\w*|gather|scatter|synchronize|backward|item|tolist|cpu)\("
 )
+_DDP_FILE = re.compile(r"/torch/nn/parallel/distributed\.py$")
 # A lock that no call of the standard library acquires, such as a queue's, which waits for the work of another thread.
 _LOCK = re.compile(r"\bacquire\(|^\s*(async )?with [\w.\[\]\"']+( as \w+)?:")
 _STANDARD_LIBRARY = re.compile(r"[/\\]lib(64)?[/\\]python3[^/\\]*[/\\](?!(site|dist)-packages)|^<frozen ")
@@ -37,6 +38,9 @@ class StackFrame(NamedTuple):
     path: str
     line: int
     function: str
+
+    def __str__(self) -> str:
+        return f"{self.function} ({os.path.basename(self.path)}:{self.line})"
 
 
 class Stack(NamedTuple):
@@ -68,6 +72,17 @@ class Stack(NamedTuple):
         return linecache.getline(self.frames[-1].path, self.frames[-1].line)
 
     @property
+    def script_place(self) -> str:
+        """The innermost line of the script, such as ``evaluate (train.py:20)``; empty without one."""
+        own = [frame for frame in self.frames if not LIBRARY.search(frame.path)]
+        return str(own[-1]) if own else ""
+
+    @property
+    def is_in_forward(self) -> bool:
+        """Whether the wait is one of those in which DDP's forward shares the model's buffers."""
+        return any(frame.function == "_pre_forward" and _DDP_FILE.search(frame.path) for frame in self.frames)
+
+    @property
     def place(self) -> str:
         """The innermost frame of the script, and the library's frame that it called."""
         if not self.frames:
@@ -76,7 +91,7 @@ class Stack(NamedTuple):
         shown = [frame for frame in self.frames if not LIBRARY.search(frame.path)][-1:]
         if shown != [innermost]:
             shown.append(innermost)
-        return ", in ".join(f"{frame.function} ({os.path.basename(frame.path)}:{frame.line})" for frame in shown)
+        return ", in ".join(map(str, shown))
 
 
 def read_stack(text: str) -> Stack:

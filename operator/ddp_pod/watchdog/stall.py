@@ -2,17 +2,18 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from ..contract.names import STALLED_STATES
 from ..contract.plan import WatchdogConfig
 from ..contract.progress import RankProgress
-from ..contract.records import choice, items, text
+from ..contract.records import choice, items, number, text
 from ..contract.report import Stall, StalledRank
 from .collectives import COLLECTIVE_LIMIT
 
 ACTIVITY_LIMIT = 200  # characters
+PLACE_LIMIT = 100
 _STALLED_RANKS_SHOWN = 8
 _SECONDS_FOR_ROOT_CAUSE = 15.0  # two seconds of waiting for a page and five for stacks, twice at worst
 MOST_WAITS = 4  # different collectives of a job's ranks that its pods share
@@ -65,10 +66,15 @@ class RankActivity:
 
 @dataclass(frozen=True)
 class RankWait:
-    """A rank, and the collective in which it waits: its operation, number, group and shape as text."""
+    """A rank, and the collective in which it waits: its operation, number, group and shape as text.
+
+    ``place``: the line of the script that calls it; ``ranks``: how many ranks wait in the same one.
+    """
 
     rank: int = 0
     collective: str = text(COLLECTIVE_LIMIT)
+    place: str = text(PLACE_LIMIT)
+    ranks: int = number(default=1)
 
 
 @dataclass(frozen=True)
@@ -76,15 +82,15 @@ class StallReport:
     """The report of one pod to its peers; empty for a stall without evidence, or one that is over.
 
     ``known``: steps were made and have stopped. ``stuck``: no rank of the pod computes or is in I/O. ``idle``: no rank
-    uses the CPU. ``cause``: a rank of the pod for which its peers wait. ``wait``: of the pod's first rank that waits in
-    a collective.
+    uses the CPU. ``cause``: a rank of the pod for which its peers wait. ``waits``: of the pod's ranks, one for each
+    different collective.
     """
 
     known: bool = False
     stuck: bool = False
     idle: bool = False
     cause: RankActivity | None = None
-    wait: RankWait | None = None
+    waits: tuple[RankWait, ...] = items(MOST_WAITS)
 
 
 @dataclass(frozen=True)
@@ -106,6 +112,18 @@ class JobStall:
         """Whether no rank of any pod computes, and some pod has seen steps."""
         return self.known > 0 and self.stuck >= self.pods
 
+    @property
+    def has_mismatch(self) -> bool:
+        """Whether all ranks wait for each other, in different collectives."""
+        return self.pods > 0 and self.stuck >= self.pods and self.cause is None and len(self.waits) > 1
+
+    def is_odd(self, wait: RankWait) -> bool:
+        """Return whether a rank's collective is that of the fewest ranks; of two equal sides, that of the lowest rank.
+
+        Most ranks are where all belong, and what only some ranks do is usually left to rank 0.
+        """
+        return bool(self.waits) and min(self.waits, key=_order_waits).collective == wait.collective
+
 
 class JobStalled(NamedTuple):
     """From the agent: the sum of the pods' stall reports, as pod 0 publishes it."""
@@ -120,26 +138,43 @@ class PeersLost(NamedTuple):
 def combine_reports(reports: Sequence[StallReport], pods: int) -> JobStall:
     """Return the reports of a job with ``pods`` pods as one."""
     causes = [report.cause for report in reports if report.cause is not None and report.cause.state]
-    waits: dict[str, RankWait] = {}
-    for report in reports:
-        if report.wait is not None and report.wait.collective:
-            waits.setdefault(report.wait.collective, report.wait)
     return JobStall(
         known=sum(report.known for report in reports),
         stuck=sum(report.stuck for report in reports),
         idle=sum(report.idle for report in reports),
         pods=pods,
         cause=min(causes, key=lambda cause: not cause.hangs, default=None),
-        waits=tuple(waits.values())[:MOST_WAITS],
+        waits=group_waits([wait for report in reports for wait in report.waits]),
     )
+
+
+def group_waits(waits: Sequence[RankWait]) -> tuple[RankWait, ...]:
+    """Return one wait for each different collective, the one of the fewest ranks first: at most MOST_WAITS."""
+    groups: dict[str, RankWait] = {}
+    for wait in waits:
+        first = groups.get(wait.collective)
+        if first is None and wait.collective:
+            groups[wait.collective] = wait
+        elif first is not None:
+            groups[wait.collective] = replace(min(first, wait, key=_find_rank), ranks=first.ranks + wait.ranks)
+    return tuple(sorted(groups.values(), key=_order_waits)[:MOST_WAITS])
+
+
+def _find_rank(wait: RankWait) -> int:
+    return wait.rank
+
+
+def _order_waits(wait: RankWait) -> tuple[int, int]:
+    return wait.ranks, wait.rank
 
 
 def describe_waits(waits: Sequence[RankWait]) -> str:
     """Return which rank waits in which collective: one rank for each different collective."""
-    first: dict[str, int] = {}
-    for wait in waits:
-        first.setdefault(wait.collective, wait.rank)
-    return "; ".join(f"rank {rank} waits in {collective}" for collective, rank in list(first.items())[:MOST_WAITS])
+    texts = []
+    for wait in group_waits(waits):
+        place = f" at {wait.place}" if wait.place else ""
+        texts.append(f"rank {wait.rank} waits{place} in {wait.collective}")
+    return "; ".join(texts)
 
 
 def report_stall(stall: RankStall, ranks: Sequence[RankActivity], waits: Sequence[RankWait] = ()) -> StallReport:
@@ -148,7 +183,7 @@ def report_stall(stall: RankStall, ranks: Sequence[RankActivity], waits: Sequenc
     idle = all(rank.local_rank in stall.idle or rank.state == "Stopped" for rank in ranks)
     behind = [rank for rank in ranks if rank.behind and rank.hangs is not busy]
     cause = behind[0] if behind else None
-    return StallReport(stall.known, not busy, idle, cause, waits[0] if waits else None)
+    return StallReport(stall.known, not busy, idle, cause, group_waits(waits))
 
 
 def should_kill_workers(report: StallReport, job_stall: JobStall | None, *, certain: bool) -> bool:
@@ -326,7 +361,7 @@ def _count_new_steps(before: Mapping[int, StepMark], now: Mapping[int, StepMark]
     processes = {rank: mark.pid for rank, mark in before.items()}
     if any(processes.get(rank, mark.pid) != mark.pid for rank, mark in now.items()):
         return None
-    return sum(mark.steps for mark in now.values()) - sum(mark.steps for mark in before.values())
+    return sum(mark.steps - (before[rank].steps if rank in before else 0) for rank, mark in now.items())
 
 
 class Idleness:

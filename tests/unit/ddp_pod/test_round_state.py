@@ -132,7 +132,7 @@ class TestStall:
         pods.exchange(1, 1)
         shared = pods.exchange(0, 1)
         assert shared is not None
-        assert shared.waits == (reduces,)
+        assert shared.waits == (dataclasses.replace(reduces, ranks=2),)
         pods.report(1, report_stall(SILENT, [WAITS], [broadcasts]))
         pods.exchange(1, 2)
         shared = pods.exchange(0, 2)
@@ -146,7 +146,7 @@ class TestStall:
         pods.exchange(1, 1)
         assert RoundPods(tmp_path, store).exchange(0, 2) == JobStall(0, 1, 1, 2, SLEEPS)
 
-    @pytest.mark.parametrize("report", [{"cause": {"rank": 1}, "wait": 3}, {}, None])
+    @pytest.mark.parametrize("report", [{"cause": {"rank": 1}, "waits": 3}, {}, None])
     def test_invalid_report_of_a_peer_counts_as_none(self, tmp_path: Path, report: Any) -> None:
         store = round_store()
         store.append("stalled", 1)

@@ -210,7 +210,7 @@ def test_reports_of_peers_are_read_within_limits() -> None:
     job_stall = JobStall(1, 2, 0, 2, SLEEPS, (RankWait(0, "all_reduce 7 of the default group"),))
     assert read_record(JobStall, json.loads(json.dumps(to_json(job_stall)))) == job_stall
     for cause in (1, "text", {"what": "x"}, {**to_json(SLEEPS), "state": "Odd"}):
-        hostile = read_record(StallReport, {"known": True, "cause": cause, "wait": {"collective": 3}})
+        hostile = read_record(StallReport, {"known": True, "cause": cause, "waits": [{"collective": 3}, 7]})
         assert combine_reports([hostile], 2) == JobStall(known=1, pods=2)
 
 
@@ -351,7 +351,12 @@ def test_line_that_waits_for_a_lock_is_recognized(tmp_path: Path, line: str, wai
 
 
 def monitor_of_sleeping_rank(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, state: str, seconds: float, longest: float = 0.0
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    state: str,
+    seconds: float,
+    longest: float = 0.0,
+    collectives: RankCollectives = OVER,
 ) -> monitor.StallMonitor:
     """Return a monitor after a check: rank 3 has made no step for ``seconds``, after a pause of ``longest``."""
     (folder / "errors").mkdir()
@@ -359,7 +364,7 @@ def monitor_of_sleeping_rank(
     stalls = monitor.StallMonitor(config, RankReader(str(folder)))
     watched = WorkerRecord(os.getpid(), 3, 0, 0, world_size=4)
     activity = RankActivity(3, 0, state, "rank 3 is in q.get (train.py:27)")
-    examined = [monitor.StalledWorker(watched, activity, "Stack", OVER)]
+    examined = [monitor.StalledWorker(watched, activity, stack("/app/data.py"), collectives)]
     monkeypatch.setattr(stalls, "_examine", lambda *_, **__: examined)
     for step, at in ((1.0, 0.0), (2.0, longest), (3.0, longest)):
         stalls._pulse.observe(mark(step), at)
@@ -378,10 +383,71 @@ def test_rank_outside_of_collectives_explains_failures_of_its_peers(
     if awaited is not None:
         assert (awaited.category, awaited.rank, awaited.secondary) == ("Hang", 3, not is_cause)
         assert awaited.message == "no step for 24 s: rank 3 is in q.get (train.py:27)"
-        assert awaited.traceback == "Stack"
+        assert awaited.traceback == stack("/app/data.py").text
 
     assert stalls.answer(PeersLost()) is None  # on a restart that other pods have requested
     assert bool(list((tmp_path / "errors").iterdir())) is is_cause
+
+
+BROADCASTS = Collective("broadcast", 7, "the default group", ())
+
+
+def waiting_job(*waits: tuple[int, str, int]) -> JobStall:
+    """Return the reports of a job of two pods, all ranks of which wait. ``waits``: rank, operation, number of ranks."""
+    shared = [RankWait(rank, f"{name} 7 of the default group", ranks=count) for rank, name, count in waits]
+    return combine_reports([StallReport(stuck=True, waits=tuple(shared)), StallReport(stuck=True)], 2)
+
+
+@pytest.mark.parametrize(
+    ("job", "is_odd"),
+    [
+        (waiting_job((3, "all_reduce", 1), (0, "broadcast", 3)), True),  # most ranks are elsewhere
+        (waiting_job((3, "all_reduce", 1), (4, "broadcast", 1)), True),  # of two equal sides the lower rank
+        (waiting_job((3, "all_reduce", 1), (2, "broadcast", 1)), False),
+        (waiting_job((3, "all_reduce", 3), (4, "broadcast", 1)), False),
+        (waiting_job((3, "all_reduce", 4)), False),  # a network that does not respond
+        (dataclasses.replace(waiting_job((3, "all_reduce", 1), (0, "broadcast", 3)), stuck=1), False),
+        (dataclasses.replace(waiting_job((3, "all_reduce", 1), (0, "broadcast", 3)), cause=SLEEPS), False),
+        (None, False),
+    ],
+)
+def test_rank_in_another_collective_than_most_explains_the_end_of_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, job: JobStall | None, is_odd: bool
+) -> None:
+    stalls = monitor_of_sleeping_rank(tmp_path, monkeypatch, "Waiting", 24, collectives=PENDING)
+    stalls.job_stall = job
+    awaited = stalls.build_awaited()
+    assert (awaited is not None) is is_odd
+    if awaited is not None:
+        assert (awaited.category, awaited.rank, awaited.secondary) == ("UserError", 3, False)
+        assert "rank 3 waits" in awaited.message
+        assert awaited.signature == "CollectiveMismatch at data.py:1"
+        assert "same collectives" in awaited.remedy
+
+
+def test_silent_pod_shares_its_waits_before_it_stalls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stalls = monitor_of_sleeping_rank(tmp_path, monkeypatch, "Waiting", 6, collectives=PENDING)
+    report = read_record(StallReport, json.loads((tmp_path / "stall.json").read_text()))
+    wait = RankWait(3, CALL.text, "load (data.py:1)")
+    assert report == StallReport(stuck=True, waits=(wait,)), "it must not count as a stall"
+    stalls._examine_silence(HeartbeatWatchdog(PLAN), [WorkerRecord(os.getpid(), 3, 0, 0, world_size=4)], 1.0)
+    assert not (tmp_path / "stall.json").exists()
+
+
+def test_rank_that_is_ending_keeps_the_line_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddp_pod.watchdog.monitor.list_workers", lambda pod: [])
+    stalls = monitor_of_sleeping_rank(tmp_path, monkeypatch, "Busy", 24)
+    monkeypatch.undo()
+    (tmp_path / "errors" / "0.json").write_text("{}")  # its exception is recorded, and the process ends
+    worker = WorkerRecord(os.getpid(), 3, 0, 0, world_size=4)
+    known = [stalled.stack.place for stalled in stalls._examine(SILENT, [worker], quiet=True)]
+    assert known == ["load (data.py:1)"]
+
+
+def test_rank_without_a_stack_explains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stalls = monitor_of_sleeping_rank(tmp_path, monkeypatch, "Busy", 24)
+    stalls._stalled = [stalled._replace(stack=Stack([], "")) for stalled in stalls._stalled]
+    assert stalls.build_awaited() is None
 
 
 @pytest.mark.parametrize(
