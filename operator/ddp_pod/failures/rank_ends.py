@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 from ..base.pod import Pod, WorkerRecord, list_workers
 from ..contract.failure_record import MOST_RANK_ENDS, RANK_END_TEXT, RankEnd
 from ..contract.processes import process_state
-from ..progress.output import read_end
+from ..progress.output import read_end, read_last_lines
 from ..progress.rank_progress import RankReader, find_missing_steps
 from ..rank.tracebacks import RANK_PREFIX
 from .rules import WorkerEnd, classify
@@ -119,6 +119,19 @@ def examine_rank_ends(
     found = [end for end in ends if end is not None]
     found.sort(key=lambda end: (end.secondary, not end.exception, end.rank))
     return tuple(found[:MOST_RANK_ENDS])
+
+
+def describe_ended_ranks(pod: Pod, reader: RankReader, local_ranks: Sequence[int]) -> tuple[RankEnd, ...]:
+    """Return the step and the last line of ranks of this pod that have exited with 0, for peers that needed them."""
+    workers = [worker for worker in list_workers(pod) if worker.local_rank in local_ranks]
+    return tuple(_describe(pod, reader, worker) for worker in workers[:MOST_RANK_ENDS])
+
+
+def _describe(pod: Pod, reader: RankReader, worker: WorkerRecord) -> RankEnd:
+    lines = read_last_lines(pod, worker.local_rank).splitlines()
+    line = RANK_PREFIX.sub("", lines[-1]).strip() if lines else ""
+    step = reader.rank_progress(worker.local_rank).known_step
+    return RankEnd(rank=worker.rank, step=step, pod=pod.node, line=_shorten(line))
 
 
 def _examine(

@@ -8,10 +8,11 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final
 
 from ..base.pod import Pod
+from ..contract.failure_record import RankEnd
 from ..contract.failure_table import CATEGORIES, EXIT_CODES, HANG, KILLED, UNKNOWN
 from ..contract.failure_text import SENDER_REMEDY, UNRESOLVED
 from ..contract.names import ENV_LOCAL_POD
@@ -201,14 +202,18 @@ def describe_worker_failure(exit_code: int, exception_type: str, message: str, t
     return f"{name} ({os.path.basename(path)}, line {line})"
 
 
-def describe_early_exit(ranks: Sequence[int], pods: int) -> str:
-    """Return the text about peers that ended although a rank still needed them; the rank's own failure follows it."""
-    if ranks:
-        names = ", ".join(str(rank) for rank in ranks)
-        peers = f"rank{'s' if len(ranks) > 1 else ''} {names}"
-    else:
-        peers = f"{pods} other pod{'s' if pods > 1 else ''}"
-    return f"{peers} had already ended, with exit code 0, when this rank still needed it: "
+def describe_early_exit(end: RankEnd, count: int, victim: int) -> str:
+    """Return the text about a rank that ended although a peer needed it; the failure of that ``victim`` follows it.
+
+    ``count``: of all ranks, or of all pods, that had ended.
+    """
+    text = f"rank {end.rank} had already ended, with exit code 0"
+    if end.step is not None:
+        text += f" after step {end.step:g}"
+    if end.line:
+        text += f" and the last line {end.line!r}"
+    others = f" (and {count - 1} more)" if count > 1 else ""
+    return f"{text}{others}, when rank {victim} still needed it: "
 
 
 def describe_absence(pod: Pod, problem: str) -> tuple[str, str]:

@@ -24,6 +24,7 @@ from ..contract.failure_record import (
     EVIDENCE_TIMEOUT,
     TYPE_LIMIT,
     Failure,
+    RankEnd,
     order_causes,
 )
 from ..contract.failure_table import CATEGORIES, CUDA, EXIT_CODES, HANG, NETWORK, OOM, Outcome
@@ -31,7 +32,15 @@ from ..contract.failure_text import EARLY_EXIT_REMEDY
 from ..contract.names import EXIT_OK, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR
 from ..contract.processes import STOP_SIGNALS, count_oom_kills
 from ..progress.output import read_last_lines
-from ..rank.tracebacks import LIBRARY, PLACE, ExceptionFacts, find_exceptions, find_native_exception, parse_chain
+from ..rank.tracebacks import (
+    LIBRARY,
+    PLACE,
+    ExceptionFacts,
+    find_exceptions,
+    find_native_exception,
+    parse_chain,
+    shorten_message,
+)
 from .kinds import FULL_VOLUME, MISMATCH, SCRIPT_ERROR, SHARED_MEMORY
 from .rules import Judgement, WorkerEnd, judge
 from .text import advise, advise_on_output, describe_early_exit, describe_worker_failure, find_signal, is_native_crash
@@ -66,10 +75,14 @@ class FullVolume(NamedTuple):
 
 
 class EndedPeers(NamedTuple):
-    """Peers that had ended with exit code 0 when a worker failed: ranks of this pod, and whole other pods."""
+    """Peers that had ended with exit code 0 when a worker failed: ranks of this pod, or whole other pods.
 
-    ranks: Sequence[int] = ()
+    ``first``: the one that ended first; None: none had ended. ``pods``: how many other pods had; ``count``: all.
+    """
+
+    first: RankEnd | None = None
     pods: int = 0
+    count: int = 0
 
 
 _NO_PEERS: Final = EndedPeers()
@@ -168,14 +181,16 @@ def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS
     volume = _find_full_volume(judgement)
     if volume is not None and volume.path == _SHARED_MEMORY:
         judgement = judgement._replace(kind=SHARED_MEMORY)
-    message += _describe_cause(judgement.cause, message, volume)
-    if outcome.secondary and (ended_peers.ranks or ended_peers.pods):
+    cause = judgement.cause if judgement.cause.types[0] else find_innermost(end.chain)
+    message = shorten_message(message) + _describe_cause(cause, message, volume)
+    left = ended_peers.first if outcome.secondary else None
+    if left is not None:
         outcome = SCRIPT_ERROR
-        message = describe_early_exit(ended_peers.ranks, ended_peers.pods) + message
+        message = describe_early_exit(left, ended_peers.count, end.rank) + message
         remedy = EARLY_EXIT_REMEDY
     else:
         remedy = advise(judgement, end, only_exit_code=evidence == EVIDENCE_EXIT_CODE, code=pod.code)
-    return Failure(
+    failure = Failure(
         category=outcome.category,
         container_exit_code=outcome.exit_code,
         secondary=outcome.secondary,
@@ -191,6 +206,15 @@ def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS
         signature=build_signature(end, outcome),
         evidence=evidence,
     )
+    return failure if left is None else _attribute_to(left, pod, failure)
+
+
+def _attribute_to(left: RankEnd, pod: Pod, failure: Failure) -> Failure:
+    """Return a rank's failure as that of the peer which had left it. The victim's traceback would mislead."""
+    node = pod.node if left.pod is None else left.pod
+    is_own = node == pod.node
+    local_rank = left.rank - pod.node * pod.nproc_per_node if is_own else None
+    return replace(failure, rank=left.rank, local_rank=local_rank, pod_index=node, exit_code=EXIT_OK, traceback="")
 
 
 def _find_full_volume(judgement: Judgement) -> FullVolume | None:
@@ -226,10 +250,20 @@ def _find_volume(path: str) -> FullVolume | None:
 def _describe_cause(cause: ExceptionFacts, message: str, volume: FullVolume | None) -> str:
     """Return the exception that decides, unless the message contains it, and the full volume; empty without both."""
     line = cause.message.partition("\n")[0][:_CAUSE_LIMIT]
-    details = [f"caused by {cause.types[0].rpartition('.')[2]}: {line}"] if line not in message else []
+    link = "after" if cause.handled else "caused by"
+    details = [f"{link} {cause.types[0].rpartition('.')[2]}: {line}"] if line not in message else []
     if volume is not None:
         details.append(volume.description)
     return f" ({'; '.join(details)})" if details else ""
+
+
+def find_innermost(chain: Sequence[ExceptionFacts]) -> ExceptionFacts:
+    """Return the first exception of several, which those after it only pass on; empty without one.
+
+    Causes that an exception names come before those that were only handled when it was raised.
+    """
+    causes = [facts for facts in chain[1:] if not facts.handled] or list(chain[1:])
+    return causes[-1] if causes else ExceptionFacts()
 
 
 def _find_evidence(end: WorkerEnd, judgement: Judgement) -> str:

@@ -29,6 +29,8 @@ _FILE_SECONDS = 0.5  # between two files of progress while output arrives withou
 _END_BYTES = 8192  # kept of a rank's output, for a failure without an exception
 _END_LINES = 15
 _END_WIDTH = 300
+SECONDS_TO_KEEP = 1.0
+"""After which the last bytes of a rank's output are in its file, at the latest with the reader's next pause."""
 _CRASH_MARK = b"terminate called after"  # by the C++ runtime, before it aborts the process
 # The first line of a torchrun that a shell script started: its stack and summary follow, which are not the cause.
 _NESTED_TORCHRUN = re.compile(r'^(?!.*File ").*torch[./]distributed[./]elastic[./]', re.MULTILINE)
@@ -70,6 +72,8 @@ class _RankOutput:
         self._lines = lines
         self._pid: int | None = None  # of the last chunk's process
         self._is_read = False
+        self._is_kept = True  # whether the file has the last bytes
+        self._kept_at = 0.0
 
     def observe_process(self, worker: WorkerRecord | None) -> None:
         """Restart the counters if the rank has a new process."""
@@ -83,6 +87,7 @@ class _RankOutput:
     def write(self, chunk: bytes, rank: int) -> None:
         """Copy a chunk to the log."""
         self.end = (self.end + chunk)[-_END_BYTES:]
+        self._is_kept = False
         if _CRASH_MARK in self.end:
             self.write_end()  # the decision about a restart needs it before the reader ends
         _write_all(1, chunk if self._lines is None else self._lines.feed(chunk, rank, time.monotonic()))
@@ -96,8 +101,18 @@ class _RankOutput:
 
     def write_end(self) -> None:
         """Keep the last bytes for the termination message; if the disk is full, only the log has them."""
-        with suppress(OSError), open(_end_path(self._pod, self.local_rank), "wb") as file:
-            file.write(self.end)
+        path = _end_path(self._pod, self.local_rank)
+        self._is_kept = True
+        self._kept_at = time.monotonic()
+        with suppress(OSError):
+            with open(f"{path}.new", "wb") as file:
+                file.write(self.end)
+            os.replace(f"{path}.new", path)
+
+    def keep_end(self) -> None:
+        """Keep the last bytes, at most once a second: they explain why a rank is silent, or why its peers lost it."""
+        if not self._is_kept and time.monotonic() - self._kept_at >= SECONDS_TO_KEEP:
+            self.write_end()
 
 
 class _Copier:
@@ -141,6 +156,7 @@ class _Copier:
             finished = ending and not received
             for output in self._outputs.values():
                 output.flush(final=finished)
+                output.keep_end()
             if finished or not received or time.monotonic() - self._written_at > _FILE_SECONDS:
                 self._write_progress()
             if finished:

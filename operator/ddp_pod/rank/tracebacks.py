@@ -35,6 +35,8 @@ MESSAGE_PART = 4096  # characters kept of a long message's beginning, and of its
 _LOGGED_LIMIT = 8192  # characters of a traceback that the launcher reports of itself
 _RECORDED_LIMIT = 16384  # characters of a traceback in an error file
 _CHAIN_LIMIT = 16  # exceptions
+_FIRST_LINES = 8  # kept of a long message in a traceback
+_LAST_LINES = 4
 _CHAIN_PART = 1024  # characters kept of a message's beginning and end in the chain
 _LINE_LIMIT = 200
 _PLACE_LIMIT = 120
@@ -159,8 +161,24 @@ def _split_calls(text: str) -> list[_Block]:
 
 def describe(error: BaseException) -> dict[str, str]:
     """Return type, message and traceback of an exception."""
-    trace = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    trace = _format_exception(error, error.__traceback__)
     return {"type": type(error).__name__, "message": str(error), "traceback": trace[-_LOGGED_LIMIT:]}
+
+
+def _format_exception(error: BaseException, frames: Any) -> str:
+    """Return the traceback of an exception, without the middles of long messages, which would displace the frames."""
+    return "".join(map(_shorten_entry, traceback.format_exception(type(error), error, frames)))
+
+
+def _shorten_entry(entry: str) -> str:
+    """Return a part of a traceback without its middle, if it is a long message rather than a frame.
+
+    The message of a helper process, such as a DataLoader worker, has frames itself.
+    """
+    if PLACE.match(entry):
+        return entry
+    has_frames = any(map(PLACE.match, entry.splitlines()))
+    return shorten(entry if has_frames else shorten_message(entry), MESSAGE_PART)
 
 
 def find_exceptions(output: str) -> list[list[ExceptionFacts]]:
@@ -260,12 +278,11 @@ def record_exception(error: BaseException, path: str, about: Mapping[str, Any]) 
             message += explain_permission(link.error)
             break
     frames = without_own_frames(explained, explained.__traceback__)
-    trace = "".join(traceback.format_exception(type(explained), explained, frames))
     record = {
         "type": kind,
         "message": message,
         "chain": [_build_facts(link)._asdict() for link in links],
-        "traceback": fold_libraries(trace)[-_RECORDED_LIMIT:],
+        "traceback": fold_libraries(_format_exception(explained, frames))[-_RECORDED_LIMIT:],
         "exitCode": code & 255,
         "rank": about["rank"],
         "localRank": about["localRank"],
@@ -365,7 +382,7 @@ def _describe_exception(error: BaseException) -> tuple[str, str]:
         message = str(error)
     except Exception:  # the script's own __str__ may raise anything
         message = "<the exception cannot be shown>"
-    return _name_type(type(error)), shorten(message, MESSAGE_PART)
+    return _name_type(type(error)), _shorten_entry(message)
 
 
 def _name_type(kind: type) -> str:
@@ -376,6 +393,15 @@ def _name_type(kind: type) -> str:
 def shorten(text: str, part: int) -> str:
     """Return a text without the middle of a long one: a helper's whole traceback has the reason at its end."""
     return text if len(text) <= 2 * part else f"{text[:part]}\n...\n{text[-part:]}"
+
+
+def shorten_message(text: str) -> str:
+    """Return a message of at most a dozen lines and 2048 characters, without the middle of a longer one."""
+    lines = text.splitlines(True)
+    omitted = len(lines) - _FIRST_LINES - _LAST_LINES
+    if omitted > 1:
+        text = "".join([*lines[:_FIRST_LINES], f"... {omitted} lines ...\n", *lines[-_LAST_LINES:]])
+    return shorten(text, _CHAIN_PART)
 
 
 def _explain_exit(error: SystemExit) -> tuple[str, BaseException]:

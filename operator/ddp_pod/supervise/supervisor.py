@@ -25,7 +25,7 @@ from ..contract.processes import STOP_SIGNALS, find_family, kill, list_children,
 from ..contract.progress import RankProgress
 from ..contract.report import PodReport
 from ..failures.agent_failure import RUN_OVER, STORE_ERRORS, AgentEnd, build_absence_failure, examine_agent_exit
-from ..failures.rank_ends import find_remaining_processes
+from ..failures.rank_ends import describe_ended_ranks, find_remaining_processes
 from ..failures.restarts import InPlaceRestarts
 from ..failures.termination import complete_worker_failure, conclude
 from ..failures.worker_failure import find_root_cause
@@ -36,6 +36,7 @@ from ..progress.rank_progress import RankReader, create_counters
 from ..progress.step_hints import read_step_hint
 from ..rank.counters import CounterMemory
 from ..torchrun.channel import (
+    EndsNeeded,
     PhaseEntered,
     RanksFailed,
     RanksFinished,
@@ -375,6 +376,8 @@ class Supervisor:
     def _on_request(self, request: Any) -> None:
         """Reply to a request of the agent, which waits for the reply."""
         match request:
+            case EndsNeeded(local_ranks):
+                self._agent.reply(describe_ended_ranks(self.pod, self._ranks, local_ranks))
             case RanksFailed():
                 self._agent.reply(self._judge_failures(request))
             case RoundJoined(restarts, explained):

@@ -20,7 +20,7 @@ from torch.distributed.elastic.multiprocessing import SignalException
 
 from ..base.files import log
 from ..base.pod import Pod
-from ..contract.failure_record import Failure, KnownFailure
+from ..contract.failure_record import Failure, KnownFailure, RankEnd
 from ..contract.names import STOPPING_FILE
 from ..failures.agent_failure import AgentEnd, ArgumentError, CauseUnknownError
 from ..failures.rules import WorkerEnd
@@ -33,11 +33,13 @@ from ..failures.worker_failure import (
     list_error_files,
     remove_error_files,
 )
+from ..progress.output import SECONDS_TO_KEEP
 from ..watchdog.group_waits import GroupFindings
 from ..watchdog.groups import list_trainers
 from ..watchdog.stall import JobStalled, PeersLost
 from .channel import (
     AgentRequest,
+    EndsNeeded,
     LauncherChannel,
     PhaseEntered,
     RanksFailed,
@@ -179,21 +181,32 @@ class PodAgent(LocalElasticAgent):
         if not any(exit_codes.values()) and not ending:
             result = self._collect_result(worker_group)
             return self._await_peers(worker_group, result) if result.state == WorkerState.SUCCEEDED else result
-        succeeded = [worker.global_rank for worker in worker_group.workers if exit_codes.get(worker.local_rank) == 0]
+        succeeded = [local_rank for local_rank, code in exit_codes.items() if code == 0]
         self._find_interruption()
         if self._have_agreed_to_end(exit_codes):
             if self._awaits_siblings(ending):
                 return RunResult(WorkerState.HEALTHY)
         elif not ending and self._lacks_cause(exit_codes) and self._awaits_cause():
             return RunResult(WorkerState.HEALTHY)
-        # Counted before the ranks are stopped, which may take the whole grace period: pods that end meanwhile did not
-        # end before this failure.
-        ended_pods = self._round_state.count_ended_pods()
+        # Found before the ranks are stopped, which may take the whole grace period: pods that end meanwhile did not end
+        # before this failure.
+        ended_peers = EndedPeers() if self._pod.elastic else self._find_ended_peers(succeeded)
         self._stop_ranks(signal.SIGTERM, ending)
         result = self._collect_result(worker_group)
-        ended_peers = EndedPeers() if self._pod.elastic else EndedPeers(sorted(succeeded), ended_pods)
         self._report_failures(result, ended_peers, exit_codes)
         return result
+
+    def _find_ended_peers(self, succeeded: Sequence[int]) -> EndedPeers:
+        """Return the peers that had already ended with 0. ``succeeded``: the local ranks of this pod that had."""
+        ended_pods = self._round_state.count_ended_pods()
+        if not succeeded and not ended_pods:
+            return EndedPeers()
+        if succeeded:
+            time.sleep(SECONDS_TO_KEEP)  # their last lines may not have arrived
+            first = self._describe_end(succeeded)
+        else:
+            first = self._round_state.find_first_end()
+        return EndedPeers(first, ended_pods, len(succeeded) or ended_pods)
 
     def _find_interruption(self) -> str:
         """Return why the ranks of all pods may have been asked to end; empty: for no reason that a pod has announced.
@@ -229,9 +242,12 @@ class PodAgent(LocalElasticAgent):
         A script may leave its loop at a stop request and end with 0. The training goes on, so the ranks restart.
         """
         self._launcher.report(RanksFinished())
+        local_ranks = [worker.local_rank for worker in worker_group.workers]
         rank_0_is_enough = self._pod.success_policy == "RankZero" and self._pod.node == 0
         patience = _SECONDS_FOR_PEERS_OF_RANK_0 if rank_0_is_enough else _SECONDS_FOR_PEERS
-        has_succeeded = self._round_state.wait_for_ended_pods(patience, self._is_unfinished)
+        has_succeeded = self._round_state.wait_for_ended_pods(
+            patience, self._is_unfinished, lambda: self._describe_end(local_ranks)
+        )
         if has_succeeded or not self._interruption:
             if not has_succeeded and rank_0_is_enough:
                 log("rank 0 has succeeded, which is enough by spec.successPolicy: the other pods are not waited for")
@@ -239,6 +255,10 @@ class PodAgent(LocalElasticAgent):
         first_rank = worker_group.workers[0].global_rank
         self._request_verdict([build_interrupted_end(self._pod, first_rank, self._interruption)], EndedPeers())
         return RunResult(WorkerState.FAILED, failures={})
+
+    def _describe_end(self, local_ranks: Sequence[int]) -> RankEnd | None:
+        """Return how the first of some ranks of this pod ended that have exited with 0."""
+        return next(iter(self._launcher.request(EndsNeeded(local_ranks))), None)
 
     def _is_unfinished(self) -> bool:
         """Return whether other pods train on. Raises: RuntimeError without the store."""

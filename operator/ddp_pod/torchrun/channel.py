@@ -54,6 +54,12 @@ class RanksFinished(NamedTuple):
     """All ranks of this pod have exited with 0, and the agent waits for those of other pods."""
 
 
+class EndsNeeded(NamedTuple):
+    """Ranks of this pod have exited with 0, and peers may still need them. The reply has their RankEnds."""
+
+    local_ranks: Sequence[int]
+
+
 class RoundJoined(NamedTuple):
     """The pod has joined a round. The reply is whether its ranks may start."""
 

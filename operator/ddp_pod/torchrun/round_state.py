@@ -8,6 +8,7 @@ from typing import Any
 
 from ..base.files import read_json
 from ..base.pod import Pod
+from ..contract.failure_record import RankEnd
 from ..contract.names import GROUP_WAIT_FILE, REPLICAS_FILE, RUN_STEP_FILE, STALL_REPORT_FILE
 from ..contract.records import read_record, to_json
 from ..watchdog.group_waits import Joiner, decode_joiners, explain_wait
@@ -19,6 +20,7 @@ _SHORTEST_PAUSE = 0.5  # seconds between two exchanges
 _LONGEST_PAUSE = 5.0
 _SECONDS_TO_COMPARE = 5.0  # between two comparisons of the ranks' samples, at least
 _MOST_COMPARED = 64  # pods, in one comparison
+_SECONDS_TO_DESCRIBE = 2.0  # that a pod waits for its peers before it describes its end
 _MOST_CHANGES = 32  # of a pod's ranks that wait, in one round: each is kept in the store
 
 
@@ -146,20 +148,45 @@ class RoundState:
         """Return the number of pods whose ranks have all ended with exit code 0; 0 if the store does not respond."""
         return len(query_store(self.read_ended_pods) or ())
 
-    def wait_for_ended_pods(self, patience: float, is_interrupted: Callable[[], bool]) -> bool:
+    def find_first_end(self) -> RankEnd | None:
+        """Return the first rank of the pod that ended first, within seconds; None: it has not described its end."""
+        return query_store(self._read_first_end)
+
+    def _read_first_end(self) -> RankEnd | None:
+        ended = list(self.store.read_log("ended"))
+        if not ended:
+            return None
+        self._wait(lambda: self.store.read(f"end/{ended[0]}") is not None, 3 * _SECONDS_TO_DESCRIBE)
+        known = self.store.read(f"end/{ended[0]}")
+        return read_record(RankEnd, known) if known else None
+
+    def wait_for_ended_pods(
+        self, patience: float, is_interrupted: Callable[[], bool], describe: Callable[[], RankEnd | None]
+    ) -> bool:
         """Count this pod as ended and wait for its peers. Returns whether all have ended.
 
-        It waits for ``patience`` seconds at most, and ends early without the store, or once ``is_interrupted``.
+        ``describe``: returns the end of its first rank, for peers that may still need it. It waits for ``patience``
+        seconds at most, and ends early without the store, or once ``is_interrupted``.
         """
+
+        def is_over() -> bool:
+            return self._have_all_ended() or is_interrupted()
+
         try:
             if is_interrupted():
                 return False
             # After the question: a pod in this log counts as ended for all, and never leaves it.
             self.store.append("ended", self._pod.node)
-            self._wait(lambda: self._have_all_ended() or is_interrupted(), patience)
+            if not self._wait(is_over, min(patience, _SECONDS_TO_DESCRIBE)):
+                self._share_end(describe())  # its last lines have arrived meanwhile
+                self._wait(is_over, patience)
             return self._have_all_ended()
         except RuntimeError:  # the store has ended
             return False
+
+    def _share_end(self, end: RankEnd | None) -> None:
+        if end is not None:
+            self.store.write(f"end/{self._pod.node}", to_json(end))
 
     def _have_all_ended(self) -> bool:
         """Pod 0 reads the log and publishes its end: the other pods read one short value."""

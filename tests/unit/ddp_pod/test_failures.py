@@ -17,6 +17,7 @@ from ddp_pod.contract.failure_record import (
     EVIDENCE_STOPPED,
     EVIDENCE_TIMEOUT,
     Failure,
+    RankEnd,
 )
 from ddp_pod.contract.failure_table import PREEMPTED, Outcome
 from ddp_pod.contract.names import ENV_LOCAL_POD
@@ -367,21 +368,28 @@ def test_failure_records_its_evidence(end: WorkerEnd, evidence: str, tmp_path: P
 
 
 @pytest.mark.parametrize(
-    ("peers", "subject"),
+    ("peers", "text", "local_rank"),
     [
-        (EndedPeers([0]), "rank 0"),
-        (EndedPeers([0, 2], 1), "ranks 0, 2"),
-        (EndedPeers([], 1), "1 other pod"),
-        (EndedPeers([], 2), "2 other pods"),
+        (EndedPeers(RankEnd(0, pod=0), count=1), "", 0),
+        (
+            EndedPeers(RankEnd(9, 25.0, pod=9, line="bad record, giving up: 'caption'"), 2, 2),
+            " after step 25 and the last line \"bad record, giving up: 'caption'\" (and 1 more)",
+            None,
+        ),
     ],
 )
-def test_failure_after_peers_that_ended_with_0_is_the_scripts(tmp_path: Path, peers: EndedPeers, subject: str) -> None:
+def test_failure_after_a_peer_that_ended_with_0_is_that_peers(
+    tmp_path: Path, peers: EndedPeers, text: str, local_rank: int | None
+) -> None:
     pod = launcher_pod(tmp_path)
+    assert peers.first is not None
     lost = WorkerEnd(1, "RuntimeError", GLOO, traceback="T", rank=1)
     failure = examine_worker(pod, lost, peers)
     assert failure.outcome == SCRIPT
-    assert failure.message.startswith(subject)
-    assert failure.message.endswith(GLOO)
+    place = (failure.rank, failure.local_rank, failure.pod_index, failure.exit_code)
+    assert place == (peers.first.rank, local_rank, peers.first.pod, 0)
+    end = f"rank {peers.first.rank} had already ended, with exit code 0{text}"
+    assert failure.message == f"{end}, when rank 1 still needed it: RuntimeError: {GLOO}"
     assert "no rank may leave the loop before its peers" in failure.remedy
     assert examine_worker(pod, lost, EndedPeers()).outcome == LOST_PEER
     own = WorkerEnd(1, "ValueError", "boom")

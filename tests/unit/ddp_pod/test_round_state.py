@@ -11,6 +11,7 @@ import pytest
 from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from ddp_pod.base.files import write_json
+from ddp_pod.contract.failure_record import RankEnd
 from ddp_pod.contract.group_facts import DIFFERENT, GroupFacts
 from ddp_pod.contract.names import GROUP_WAIT_FILE, REPLICAS_FILE, RUN_STEP_FILE, STALL_REPORT_FILE
 from ddp_pod.contract.records import read_record, to_json
@@ -227,21 +228,25 @@ def never() -> bool:
     return False
 
 
+def no_end() -> None:
+    return None
+
+
 class TestEndedPods:
     def test_pod_waits_until_all_have_ended(self, pods: RoundPods) -> None:
         first, second = pods.states
         assert first.count_ended_pods() == 0
         with ThreadPoolExecutor(1) as threads:
-            waiting = threads.submit(first.wait_for_ended_pods, 60.0, never)
-            assert second.wait_for_ended_pods(60.0, never)
+            waiting = threads.submit(first.wait_for_ended_pods, 60.0, never, no_end)
+            assert second.wait_for_ended_pods(60.0, never, no_end)
             assert waiting.result(60.0)
         assert first.read_ended_pods() == {0, 1}
         assert first.count_ended_pods() == 2
 
     def test_pod_that_trains_on_ends_the_wait(self, pods: RoundPods) -> None:
         answers = iter([False, False, True])
-        assert not pods.states[0].wait_for_ended_pods(60.0, lambda: next(answers))
-        assert not pods.states[1].wait_for_ended_pods(60.0, lambda: True)
+        assert not pods.states[0].wait_for_ended_pods(60.0, lambda: next(answers), no_end)
+        assert not pods.states[1].wait_for_ended_pods(60.0, lambda: True, no_end)
         assert pods.states[1].read_ended_pods() == {0}, "a pod that restarts at once has not ended"
 
     def test_unsigned_and_repeated_lines_end_no_pod(self, tmp_path: Path) -> None:
@@ -254,12 +259,22 @@ class TestEndedPods:
         SignedStore(store, "", "run/0").append("ended", 0)
         store.set("run/0/over", "true")
         assert pods.states[0].count_ended_pods() == 1
-        assert not pods.states[1].wait_for_ended_pods(0.0, never)
+        assert not pods.states[1].wait_for_ended_pods(0.0, never, no_end)
 
     def test_patience_has_an_end(self, pods: RoundPods) -> None:
-        assert not pods.states[0].wait_for_ended_pods(0.0, never)
+        assert not pods.states[0].wait_for_ended_pods(0.0, never, no_end)
+
+    def test_pod_that_waits_for_its_peers_tells_them_how_its_rank_ended(
+        self, pods: RoundPods, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr("ddp_pod.torchrun.round_state._SECONDS_TO_DESCRIBE", 0.05)
+        end = RankEnd(1, 25.0, pod=1, line="giving up")
+        assert pods.states[0].find_first_end() is None, "no pod has ended"
+        answers = iter([False] * 9 + [True] * 9)
+        assert not pods.states[1].wait_for_ended_pods(60.0, lambda: next(answers), lambda: end)
+        assert pods.states[0].find_first_end() == end
 
     def test_lost_store_ends_the_wait(self, tmp_path: Path) -> None:
         state = RoundPods(tmp_path, LOST).states[0]
-        assert not state.wait_for_ended_pods(60.0, never)
+        assert not state.wait_for_ended_pods(60.0, never, no_end)
         assert state.count_ended_pods() == 0

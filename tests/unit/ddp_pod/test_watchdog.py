@@ -416,7 +416,7 @@ def test_rank_in_another_collective_than_most_explains_the_end_of_all(
 ) -> None:
     stalls = monitor_of_sleeping_rank(tmp_path, monkeypatch, "Waiting", 24, collectives=PENDING)
     stalls.job_stall = job
-    awaited = stalls.build_awaited()
+    awaited = stalls.find_awaited()
     assert (awaited is not None) is is_odd
     if awaited is not None:
         assert (awaited.category, awaited.rank, awaited.secondary) == ("UserError", 3, False)
@@ -447,7 +447,7 @@ def test_rank_that_is_ending_keeps_the_line_where_it_was(tmp_path: Path, monkeyp
 def test_rank_without_a_stack_explains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stalls = monitor_of_sleeping_rank(tmp_path, monkeypatch, "Busy", 24)
     stalls._stalled = [stalled._replace(stack=Stack([], "")) for stalled in stalls._stalled]
-    assert stalls.build_awaited() is None
+    assert stalls.find_awaited() is None
 
 
 @pytest.mark.parametrize(
