@@ -68,6 +68,21 @@ def read_ahead():
     time.sleep(600)
 threading.Thread(target=read_ahead, name="prefetch", daemon=True).start()
 """
+DEAD_PREFETCH = """
+import queue, threading
+ready = queue.Queue()
+def read_ahead():
+    raise ValueError("record 37 has 7 of 8 fields")
+if rank == 1:
+    threading.Thread(target=read_ahead, name="prefetch", daemon=True).start()
+"""
+OUTLIVES = """
+import threading
+def upload():
+    threading.Event().wait()
+if rank == 0:
+    threading.Thread(target=upload, name="uploader").start()
+"""
 # A minimal collective for two ranks that must not import torch.
 FILES = """
 def wait(step):
@@ -118,6 +133,27 @@ def test_sleeping_rank_is_root_cause_and_workers_restart_in_place(pods: PodsFact
         second.log,
     )
     assert "rank 1 is in load_batch (train.py:" in second.log
+
+
+def test_exception_that_ended_a_thread_explains_the_wait_for_it(pods: PodsFactory) -> None:
+    script = TRAIN.replace("MEET", GLOO + DEAD_PREFETCH).replace("HANG", "ready.get()")
+    job = pods(script, nodes=1, nproc=2, max_restarts=0, config=watchdog("Restart", stall=400))
+    (ended,) = job.run()
+    assert ended.message["category"] == "UserError", ended.log
+    assert ended.message["rank"] == 1
+    message = ended.message["message"]
+    assert message.startswith("ValueError: record 37 has 7 of 8 fields (in thread prefetch; rank 1 waits for it in ")
+    assert "load_batch (train.py:" in message
+    assert "in read_ahead" in ended.message["traceback"]
+
+
+def test_thread_that_outlives_the_program_is_named_and_ended_with_0(pods: PodsFactory) -> None:
+    script = TRAIN.replace("MEET", GLOO).replace("HANG", "pass") + OUTLIVES
+    job = pods(script, nodes=1, nproc=2, config=watchdog("Restart", stall=8))
+    (ended,) = job.run()
+    assert ended.code == 0, ended.log
+    assert "thread uploader (" in ended.log
+    assert "keeps its process alive: ending the process with 0" in ended.log
 
 
 def test_stopped_rank_fails_job_with_action_fail(pods: PodsFactory) -> None:

@@ -49,6 +49,7 @@ RUN_STEP_FILE: Final = "step.json"  # the run's step in pod 0, which its agent s
 COUNTERS_FILE: Final = "counters"  # the ranks' counters of optimizer steps: memory that the launcher reads
 STEP_HINT_FILE: Final = "step-hint.json"  # what makes the steps of rank 0 visible: {"hint": …}
 PAGES: Final = ("port", "prom", "log")
+ENDING: Final = "ending"  # the suffix of the file with what keeps a rank's process alive after its program
 """Sources of a rank's progress, the best first: the port of its exporter, the page that the exporter wrote at its end,
 the values in its log."""
 

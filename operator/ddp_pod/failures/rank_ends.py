@@ -29,6 +29,12 @@ _AFTERWARDS: Final = re.compile(
     r"\s|$|[│╰+-]+$|CUDA kernel errors|For debugging consider|Compile with `TORCH_USE|Search for `cuda|wandb: |\[W\d"
     r"|Exception ignored |.*\w:\d+: \w*Warning: |.*\b(?!100%)\d+%\|"
 )
+# The lines with which threading, and multiprocessing in a child, begin the report of an exception that nobody caught.
+_ORIGIN: Final = re.compile(
+    r"^Exception in thread (?P<thread>[^:\n]{1,80}?)( \(.*\))?:|^(?P<process>Process [\w:-]{1,80}):"
+)
+# The first frame of the thread that sends what a process puts into a multiprocessing queue; it reports and drops it.
+_FEEDER: Final = re.compile(r'\s*File "[^"]*multiprocessing[/\\]queues\.py", line \d+, in _feed$')
 _GROUP_PREFIX: Final = re.compile(r"^  \| ?")  # of the lines of an ExceptionGroup
 _QUOTE: Final = re.compile(r'(?<!\\)"')
 _ENVIRONMENT_BYTES: Final = 1 << 17
@@ -38,11 +44,20 @@ _HELPERS: Final = re.compile(r"torch_shm_manager\b|multiprocessing\.(resource_tr
 
 
 class PrintedTraceback(NamedTuple):
-    """The last traceback in a rank's output. ``is_last``: whether no output of the script follows it."""
+    """The last traceback in a rank's output. ``is_last``: whether no output of the script follows it.
+
+    ``origin``: the thread or the process that it ended, as ``thread prefetch``; empty: it may have been handled.
+    """
 
     exception_type: str
     message: str
     is_last: bool
+    origin: str = ""
+
+    @property
+    def text(self) -> str:
+        """The exception as Python prints it."""
+        return ": ".join(filter(None, (self.exception_type, self.message)))
 
 
 class RemainingProcess(NamedTuple):
@@ -70,7 +85,22 @@ def find_printed_traceback(output: str) -> PrintedTraceback | None:
     body = [*rest, *lines[number + 1 :]]
     if body and _FRAME.match(body[0][start:]):
         body = [line[start:] for line in body]
-    return _read_traceback(body)
+    found = _read_traceback(body)
+    return None if found is None else found._replace(origin=_find_origin(before, body))
+
+
+def _find_origin(before: Sequence[str], body: Sequence[str]) -> str:
+    """Return which thread or process an exception ended, from the lines before its traceback and those after it."""
+    origin = next(filter(None, map(_ORIGIN.search, reversed(before))), None)
+    if origin is not None:
+        return f"thread {origin['thread']}" if origin["thread"] else str(origin["process"])
+    return "the feeder thread of a queue" if body and _FEEDER.match(body[0]) else ""
+
+
+def find_dead_helper(output: str) -> PrintedTraceback | None:
+    """Return the last exception that ended a thread or a child of a rank, from its last output; None: none did."""
+    printed = find_printed_traceback(output)
+    return printed if printed is not None and printed.origin else None
 
 
 def _read_traceback(lines: Sequence[str]) -> PrintedTraceback | None:
@@ -151,7 +181,7 @@ def _examine(
     exception = ""
     is_secondary = False
     if printed is not None:
-        exception = ": ".join(filter(None, (printed.exception_type, printed.message)))
+        exception = printed.text
         is_secondary = classify(WorkerEnd(1, printed.exception_type, printed.message), oom_killed=False).secondary
     return RankEnd(
         rank=worker.rank,

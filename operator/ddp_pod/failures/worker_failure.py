@@ -77,12 +77,12 @@ class FullVolume(NamedTuple):
 class EndedPeers(NamedTuple):
     """Peers that had ended with exit code 0 when a worker failed: ranks of this pod, or whole other pods.
 
-    ``first``: the one that ended first; None: none had ended. ``pods``: how many other pods had; ``count``: all.
+    ``first``: the one that ended first; None: none had ended. ``pods``: how many other pods had; ``total``: all.
     """
 
     first: RankEnd | None = None
     pods: int = 0
-    count: int = 0
+    total: int = 0
 
 
 _NO_PEERS: Final = EndedPeers()
@@ -186,7 +186,7 @@ def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS
     left = ended_peers.first if outcome.secondary else None
     if left is not None:
         outcome = SCRIPT_ERROR
-        message = describe_early_exit(left, ended_peers.count, end.rank) + message
+        message = describe_early_exit(left, ended_peers.total, end.rank) + message
         remedy = EARLY_EXIT_REMEDY
     else:
         remedy = advise(judgement, end, only_exit_code=evidence == EVIDENCE_EXIT_CODE, code=pod.code)

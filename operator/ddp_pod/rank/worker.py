@@ -1,17 +1,19 @@
 """The worker shim: every rank starts here and becomes the user's program."""
 
+import atexit
 import errno
 import glob
 import importlib
 import io
 import os
+import shutil
 import sys
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..base.files import write_json
-from ..contract.names import ENV_AGENT_PID, ENV_RANK_FEATURES, ENV_RUNTIME_DIR, PAGES
+from ..contract.names import ENDING, ENV_AGENT_PID, ENV_LAUNCHER_CONFIG, ENV_RANK_FEATURES, ENV_RUNTIME_DIR, PAGES
 from ..contract.processes import STACK_SIGNAL, set_parent_death_signal
 from . import counters
 from .groups import GroupRecorder, read_address
@@ -19,6 +21,9 @@ from .tracebacks import find_exit_code, hide_own_frames, record_exception
 
 if TYPE_CHECKING:
     from .part import RankPart, StepObserver
+
+_SOCKET_NAME = 107  # bytes; unix(7)
+_SHORT_FOLDER = "/tmp"  # nosec B108 - mkdtemp creates a folder of its own in it
 
 
 class _RankFiles:
@@ -32,6 +37,7 @@ class _RankFiles:
         self.metrics = os.path.join(runtime, "metrics", local_rank)
         self.stacks = os.path.join(runtime, "stacks", local_rank)
         self.output = os.path.join(runtime, "output", local_rank)
+        self.ending = f"{self.output}.{ENDING}"
 
 
 def main(argv: Sequence[str], load_part: "Callable[[str], RankPart]") -> NoReturn:
@@ -72,6 +78,7 @@ def main(argv: Sequence[str], load_part: "Callable[[str], RankPart]") -> NoRetur
     if kind == "program":
         _execute_program(target, args, files, about)
     _enable_stacks(files.stacks)
+    _shorten_socket_names()
     groups = GroupRecorder(runtime, int(local_rank), files.collectives)
     groups.start()
     if slot is not None:
@@ -117,7 +124,13 @@ def _observe_children(runtime: str, local_rank: int) -> None:
 
 def _remove_stale_files(files: _RankFiles) -> None:
     groups = glob.glob(f"{glob.escape(files.groups)}.*")
-    for path in (files.error, f"{files.output}.end", *groups, *(f"{files.metrics}.{page}" for page in PAGES)):
+    for path in (
+        files.error,
+        files.ending,
+        f"{files.output}.end",
+        *groups,
+        *(f"{files.metrics}.{page}" for page in PAGES),
+    ):
         try:
             os.unlink(path)
         except OSError:
@@ -148,6 +161,25 @@ def _enable_stacks(path: str) -> None:
         faulthandler.enable()
 
 
+def _shorten_socket_names() -> None:
+    """Let multiprocessing keep its sockets in a folder with a short name if that of TMPDIR is too long for them.
+
+    DataLoader workers would fail to send their batches, and the rank would wait for them without an error.
+    """
+    import tempfile
+    from multiprocessing import process
+
+    folder = os.path.join(tempfile.gettempdir(), "pymp-xxxxxxxx", "listener-xxxxxxxx")
+    if len(os.fsencode(folder)) <= _SOCKET_NAME:
+        return
+    try:
+        short = tempfile.mkdtemp(prefix="pymp-", dir=_SHORT_FOLDER)
+    except OSError:
+        return  # the script's error will say what is wrong
+    vars(process.current_process())["_config"]["tempdir"] = short
+    atexit.register(shutil.rmtree, short, ignore_errors=True)
+
+
 def _run_and_record(
     kind: str, target: str, args: list[str], files: _RankFiles, about: dict[str, Any], groups: GroupRecorder
 ) -> NoReturn:
@@ -160,11 +192,21 @@ def _run_and_record(
         if os.getpid() == pid:
             if find_exit_code(error) == 0:
                 groups.close()
+                _guard_end(files)
             record_exception(error, files.error, about)
         raise
     if os.getpid() == pid:
         groups.close()
+        _guard_end(files)
     raise SystemExit(0)
+
+
+def _guard_end(files: _RankFiles) -> None:
+    """Limit what follows the program: threads, exit handlers and children for which the interpreter waits."""
+    from ..contract.plan import decode_plan
+    from .ending import guard_end
+
+    guard_end(decode_plan(os.environ.get(ENV_LAUNCHER_CONFIG)).watchdog, files.ending)
 
 
 def _run_python(kind: str, target: str, args: list[str]) -> None:

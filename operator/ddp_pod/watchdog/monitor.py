@@ -9,24 +9,27 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ..base.files import log, try_write_json
+from ..base.files import log, read_json, try_write_json
 from ..base.pod import AwakeClock, Pod, WorkerRecord, list_workers
 from ..base.service import Answer, Control, Service
 from ..contract.failure_record import Failure
 from ..contract.failure_table import HANG
-from ..contract.names import RUN_STEP_FILE, STALL_REPORT_FILE, STALLED_STATES
+from ..contract.names import ENDING, RUN_STEP_FILE, STALL_REPORT_FILE, STALLED_STATES
 from ..contract.plan import WatchdogConfig
 from ..contract.processes import SLEEPING_STATES, STOPPED_STATES, count_cpu_seconds, find_family, kill, process_state
 from ..contract.progress import RankProgress
 from ..contract.records import read_record, to_json
-from ..contract.report import Stall
+from ..contract.report import Stall, StalledRank
+from ..failures.rank_ends import PrintedTraceback, find_dead_helper
 from ..failures.text import DDP_FORWARD_REMEDY
 from ..failures.worker_failure import examine_error, list_error_files
+from ..progress.output import read_end, read_last_lines
 from ..progress.rank_progress import PAGE_TIMEOUT, RankReader
 from .collectives import CollectivesRequest, RankCollectives
 from .stacks import Stack, collect_stacks
 from .stall import (
     ACTIVITY_LIMIT,
+    STALLED_RANKS_SHOWN,
     HeartbeatWatchdog,
     Idleness,
     JobStall,
@@ -50,6 +53,7 @@ RankMap = Mapping[int, RankProgress]
 _SECONDS_BETWEEN_CHECKS = 5.0
 _SECONDS_OF_SILENCE = 5.0  # without a step, after which the ranks are examined, as their peers may give up
 _SILENCE_FACTOR = 1.3  # by which the silence is longer when they are examined again
+_SECONDS_OF_ORPHAN = 15.0  # of silence, after which a rank without the helper for which it waits is lost
 _SAMPLES = 10  # of a rank's state
 _SECONDS_BETWEEN_SAMPLES = 0.01
 _KILLED = 128 + signal.SIGKILL
@@ -57,12 +61,16 @@ _MISMATCH = "CollectiveMismatch"  # the type of its error, beside that of a hang
 
 
 class StalledWorker(NamedTuple):
-    """A worker of a stalled pod, its activity, its main thread's stack, and its collectives."""
+    """A worker of a stalled pod, its activity, its main thread's stack, and its collectives.
+
+    ``dead_helper``: the exception that ended a thread or a child of it, while its main thread waits for one.
+    """
 
     worker: WorkerRecord
     activity: RankActivity
     stack: Stack
     collectives: RankCollectives
+    dead_helper: PrintedTraceback | None = None
 
     @property
     def is_known(self) -> bool:
@@ -237,7 +245,9 @@ class StallMonitor(Service):
             age = self._pulse.measure_silence(now)
         current = self._open
         if current is None:
-            return Stall(self._hangs, age)
+            ending = self._list_ending()
+            seconds = age if ending else None
+            return Stall(self._hangs, age, seconds, tuple(ending[:STALLED_RANKS_SHOWN]))
         ranks = [*self._activities, *filter(None, [current.remote_cause])]
         stall = describe_stall(current.stall, ranks, now)
         return dataclasses.replace(stall, hangs=self._hangs, heartbeat_age=age)
@@ -295,9 +305,25 @@ class StallMonitor(Service):
             self._open_stall(stall, workers, now)
 
     def _list_training_workers(self) -> list[WorkerRecord]:
-        """Return the running workers whose exporter has not written its last page, as it does after the training."""
+        """Return the running workers whose program has not ended, nor their exporter, as it does after the training."""
         workers = [worker for worker in list_workers(self._pod) if process_state(worker.pid)]
-        return [worker for worker in workers if not os.path.exists(self._path("metrics", f"{worker.local_rank}.prom"))]
+        return [
+            worker
+            for worker in workers
+            if not os.path.exists(self._path("metrics", f"{worker.local_rank}.prom"))
+            and not os.path.exists(self._path("output", f"{worker.local_rank}.{ENDING}"))
+        ]
+
+    def _list_ending(self) -> list[StalledRank]:
+        """Return the ranks whose program is over, and what keeps their processes alive."""
+        ending = []
+        for worker in list_workers(self._pod):
+            known = read_json(self._path("output", f"{worker.local_rank}.{ENDING}"))
+            keeper = known.get("keeper")
+            if isinstance(keeper, str) and process_state(worker.pid):
+                what = f"the program of rank {worker.rank} is over, but {keeper}"
+                ending.append(StalledRank(worker.rank, "Behind", what[:ACTIVITY_LIMIT]))
+        return ending
 
     def _observe(
         self,
@@ -341,6 +367,9 @@ class StallMonitor(Service):
         stall = watchdog.find_stall(now)
         if stall is not None:
             return stall
+        orphaned = self._find_orphaned(workers, idle)
+        if orphaned is not None:
+            return orphaned
         silence = None if watchdog.known else self._pulse.measure_silence(now, plan.stall_seconds)
         # Steps may use less CPU than the threshold: a pod that makes steps is not idle.
         quiet = math.inf if watchdog.known else self._pulse.age(now)
@@ -357,12 +386,26 @@ class StallMonitor(Service):
         message = f"{subject} used no CPU for {seconds:.0f} s"
         return RankStall(now - seconds, message, certain=False, known=False, idle=frozenset(inactive))
 
+    def _find_orphaned(self, workers: Sequence[WorkerRecord], idle: Mapping[int, float]) -> RankStall | None:
+        """Return the stall of a rank that waits for a thread or a child which an exception has ended."""
+        orphans = [stalled.worker for stalled in self._stalled if stalled.dead_helper is not None]
+        present = {worker.pid for worker in workers}
+        silence = self._silence
+        if silence is None or not any(worker.pid in present for worker in orphans):
+            return None
+        if self._examined_silence < _SECONDS_OF_ORPHAN:
+            return None
+        asleep = frozenset(rank for rank, seconds in idle.items() if seconds >= _SECONDS_OF_SILENCE)
+        if not any(worker.local_rank in asleep for worker in orphans):
+            return None
+        return RankStall(silence.since, f"no step for {self._examined_silence:.0f} s", idle=asleep)
+
     def _examine_silence(self, watchdog: HeartbeatWatchdog, workers: Sequence[WorkerRecord], now: float) -> None:
         """Examine ranks early, and again at growing intervals: the collectives of their peers may time out first.
 
-        What ranks did that have ended remains known: it may explain the end of their peers. A single rank has none.
+        What ranks did that have ended remains known: it may explain the end of their peers.
         """
-        if not any(worker.world_size != 1 for worker in workers):
+        if not workers:
             return
         age = watchdog.age(now)
         seconds = self._pulse.age(now) if age is None else age
@@ -465,10 +508,16 @@ class StallMonitor(Service):
                 stalled.append(in_io[worker.pid])  # it may respond next time
                 continue
             collectives = reports.get(worker.local_rank, RankCollectives())
+            helper = None
+            if stack is not None and stack.waits_for_helper:
+                helper = find_dead_helper(read_end(self._pod, worker.local_rank))
             activity = describe_activity(stall, worker, stack, collectives, process_state(worker.pid))
-            if activity.state == "Behind" and stack is not None and self._is_in_io(stall, worker, stack):
+            if helper is not None:
+                what = f"{activity.what}; an exception has ended {helper.origin}: {helper.text}"
+                activity = dataclasses.replace(activity, state="Behind", what=what[:ACTIVITY_LIMIT])
+            elif activity.state == "Behind" and stack is not None and self._is_in_io(stall, worker, stack):
                 activity = dataclasses.replace(activity, state="IO")
-            stalled.append(StalledWorker(worker, activity, stack or Stack([], ""), collectives))
+            stalled.append(StalledWorker(worker, activity, stack or Stack([], ""), collectives, helper))
         return stalled
 
     def _is_in_io(self, stall: RankStall, worker: WorkerRecord, stack: Stack) -> bool:
@@ -514,7 +563,20 @@ class StallMonitor(Service):
             message += f"; in another pod, {remote_cause.what}"
         elif is_root_cause:
             message += self._describe_peers(stalled, is_deadlock=is_deadlock)
-        return {**_identify(stalled), "type": HANG.name, "message": message, "secondary": secondary}
+        error = {**_identify(stalled), "type": HANG.name, "message": message, "secondary": secondary}
+        if stalled.dead_helper is None:
+            return error
+        return {**error, **self._explain_by_helper(stalled, stalled.dead_helper, stall)}
+
+    def _explain_by_helper(self, stalled: StalledWorker, helper: PrintedTraceback, stall: RankStall) -> dict[str, Any]:
+        """Return the members of an error file that attribute a hang to the exception which ended a helper."""
+        place = f"; rank {stalled.worker.rank} waits for it in {stalled.stack.place}: {stall.message}"
+        return {
+            "type": helper.exception_type,
+            "message": f"{helper.message} (in {helper.origin}{place})",
+            "traceback": read_last_lines(self._pod, stalled.worker.local_rank) or stalled.stack.text,
+            "secondary": False,
+        }
 
     def _record(self, error: Mapping[str, Any]) -> None:
         """Write a rank's error file."""

@@ -12,9 +12,9 @@ from ..contract.records import choice, items, number, text
 from ..contract.report import Stall, StalledRank
 from .collectives import COLLECTIVE_LIMIT
 
-ACTIVITY_LIMIT = 200  # characters
+ACTIVITY_LIMIT = 320  # characters
 PLACE_LIMIT = 100
-_STALLED_RANKS_SHOWN = 8
+STALLED_RANKS_SHOWN = 8
 _SECONDS_FOR_ROOT_CAUSE = 15.0  # two seconds of waiting for a page and five for stacks, twice at worst
 MOST_WAITS = 4  # different collectives of a job's ranks that its pods share
 _PAUSES_NEEDED = 3  # between steps, before the length of the next one can be judged
@@ -219,7 +219,7 @@ def describe_stall(stall: RankStall, ranks: Sequence[RankActivity], now: float) 
     if not (report.known or report.cause or (report.stuck and report.idle)):
         return Stall()
     ordered = sorted(ranks, key=lambda rank: (STALLED_STATES.index(rank.state), rank.rank))
-    shown = tuple(StalledRank(rank.rank, rank.state, rank.what) for rank in ordered[:_STALLED_RANKS_SHOWN])
+    shown = tuple(StalledRank(rank.rank, rank.state, rank.what) for rank in ordered[:STALLED_RANKS_SHOWN])
     return Stall(seconds=max(0.0, now - stall.since), ranks=shown)
 
 

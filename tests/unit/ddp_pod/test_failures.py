@@ -370,7 +370,7 @@ def test_failure_records_its_evidence(end: WorkerEnd, evidence: str, tmp_path: P
 @pytest.mark.parametrize(
     ("peers", "text", "local_rank"),
     [
-        (EndedPeers(RankEnd(0, pod=0), count=1), "", 0),
+        (EndedPeers(RankEnd(0, pod=0), total=1), "", 0),
         (
             EndedPeers(RankEnd(9, 25.0, pod=9, line="bad record, giving up: 'caption'"), 2, 2),
             " after step 25 and the last line \"bad record, giving up: 'caption'\" (and 1 more)",

@@ -20,6 +20,7 @@ from ddp_pod.contract.records import to_json
 from ddp_pod.failures.rank_ends import (
     RemainingProcess,
     examine_rank_ends,
+    find_dead_helper,
     find_printed_traceback,
     find_remaining_processes,
 )
@@ -225,3 +226,46 @@ def test_processes_of_ranks_are_found_by_their_environment() -> None:
         for process in started:
             process.kill()
             process.communicate()
+
+
+HELPER_SCRIPT = """
+import multiprocessing, sys, threading
+def fail():
+    raise ValueError("record 37 has 7 of 8 fields")
+kind = sys.argv[1]
+if kind == "thread":
+    threading.Thread(target=fail, name="prefetch").start()
+elif kind == "process":
+    child = multiprocessing.get_context("fork").Process(target=fail, name="reader-1")
+    child.start()
+    child.join()
+elif kind == "feeder":
+    queue = multiprocessing.get_context("fork").Queue()
+    queue.put(lambda: 1)
+    queue.close()
+    queue.join_thread()
+else:
+    try:
+        fail()
+    except ValueError:
+        import traceback
+        traceback.print_exc()
+print("step 38", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize(
+    ("kind", "origin", "message"),
+    [
+        ("thread", "thread prefetch", "record 37 has 7 of 8 fields"),
+        ("process", "Process reader-1", "record 37 has 7 of 8 fields"),
+        ("feeder", "the feeder thread of a queue", "Can't pickle"),
+        ("handled", "", ""),
+    ],
+)
+def test_exception_that_nobody_caught_names_the_helper_that_it_ended(kind: str, origin: str, message: str) -> None:
+    done = subprocess.run([sys.executable, "-c", HELPER_SCRIPT, kind], stderr=subprocess.PIPE, text=True, check=False)
+    found = find_dead_helper(done.stderr)
+    assert (found.origin if found is not None else "") == origin, done.stderr
+    if found is not None:
+        assert message in found.text
