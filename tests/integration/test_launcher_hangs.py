@@ -289,7 +289,7 @@ def test_hang_names_rank_that_did_not_arrive_and_collective_of_its_peer(pods: Po
     cause = find_cause(pods(script, nodes=nodes, nproc=2 // nodes, config=watchdog("Fail")).run())
     assert re.search(
         r"rank 1 is in train_step \(train.py:\d+\), after all_reduce \d+ of the default group; "
-        r"rank 0 waits in all_reduce \d+ of the default group, shape \[10\]$",
+        r"rank 0 waits at train_step \(train.py:\d+\) in all_reduce \d+ of the default group, shape \[10\]$",
         cause,
     ), cause
 

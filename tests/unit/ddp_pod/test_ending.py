@@ -14,7 +14,7 @@ from ddp_pod import bootstrap
 from ddp_pod.rank import ending
 
 SCRIPT = """
-import atexit, multiprocessing, sys, threading, time
+import atexit, multiprocessing, os, sys, threading, time
 from ddp_pod.contract.plan import WatchdogConfig
 from ddp_pod.rank import ending
 
@@ -34,7 +34,9 @@ def flush():
     threading.Event().wait()
 
 def work():
-    time.sleep(600)
+    parent = os.getppid()
+    while os.getppid() == parent:
+        time.sleep(0.1)
 
 kind, action, path = sys.argv[1:]
 if kind in ("waiting", "working"):

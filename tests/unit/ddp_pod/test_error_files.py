@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import errno
 import json
 import os
@@ -122,16 +123,27 @@ def test_error_file_of_script_is_kept_and_full_disk_ignored(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (ValueError("a" * 4096 + "b" * 4096), "a" * 4096 + "b" * 4096),
-        (ValueError("a" * 4096 + "c" + "b" * 4096), "a" * 4096 + "\n...\n" + "b" * 4096),
+        (ValueError("a" * 1024 + "b" * 1024), "a" * 1024 + "b" * 1024),
+        (ValueError("a" * 1024 + "c" + "b" * 1024), "a" * 1024 + "\n...\n" + "b" * 1024),
+        (
+            ValueError("no such class:\n" + "\n".join(f"class {n}" for n in range(5000))),
+            "no such class:\n"
+            + "".join(f"class {n}\n" for n in range(7))
+            + "... 4989 lines ...\n"
+            + "\n".join(f"class {n}" for n in range(4996, 5000)),
+        ),
         (Unspeakable(), "<the exception cannot be shown>"),
     ],
-    ids=["long", "longer", "unspeakable"],
+    ids=["long", "longer", "lines", "unspeakable"],
 )
-def test_long_message_keeps_both_ends(error: Exception, message: str, tmp_path: Path) -> None:
+def test_long_message_keeps_both_ends_and_the_frames(error: Exception, message: str, tmp_path: Path) -> None:
+    with contextlib.suppress(type(error)):
+        raise error  # so that it has a frame
     recorded = record(error, tmp_path)
     assert recorded is not None
     assert recorded["message"] == message
+    assert recorded["traceback"].startswith("Traceback (most recent call last):\n  File ")
+    assert len(recorded["traceback"]) < 4096
 
 
 def test_long_traceback_of_a_helper_keeps_its_last_line(tmp_path: Path) -> None:
