@@ -17,6 +17,10 @@ GRADIENTS: Final = "gradients are shared"
 DATA: Final = "different data"
 ORDER: Final = "another order each epoch"
 STEPS: Final = "equal numbers of steps"
+CHANGE: Final = "weights change"
+PARAMETERS: Final = "same parameters"
+VALIDATION: Final = "separate validation data"
+SAVED: Final = "saved weights"
 WRITER: Final = "one writer"
 WEIGHTS: Final = "same initial weights"
 FINITE: Final = "finite"
@@ -64,6 +68,23 @@ _MARKED_SAVE: Final = (_SAVE, f'        torch.save(state, PATH + ".new")  {MARK}
 _SIGNAL: Final = "signal.signal(signal.SIGTERM, lambda *_: stop.fill_(1))\n"
 
 
+_OWN_SAMPLER: Final = """
+class OwnSampler(torch.utils.data.Sampler):
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        order = torch.randperm(len(data), generator=torch.Generator().manual_seed(self.epoch)).tolist()
+        return iter(order[rank::world_size])
+
+    def __len__(self):
+        return len(data) // world_size
+
+
+sampler = OwnSampler()
+"""
 _NESTED: Final = """
 if "NESTED" not in os.environ:
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2", __file__]
@@ -172,6 +193,112 @@ FAULTS: Final = MappingProxyType(
         ),
         "no set_epoch": Fault(ORDER, "mlp.py", ((_SET_EPOCH, ""), (_LOOP, _mark(_LOOP)))),
         "set_epoch with a constant": Fault(ORDER, "mlp.py", ((_SET_EPOCH, _mark("    sampler.set_epoch(0)")),)),
+        "nothing is learned": Fault(
+            CHANGE,
+            "mlp.py",
+            (
+                (_FORWARD, "        loss = 0 * cross_entropy(model(images), labels)\n"),
+                ("        loss.backward()\n", _mark("        loss.backward()")),
+            ),
+        ),
+        "head without an optimizer": Fault(
+            CHANGE,
+            "mlp.py",
+            (
+                (
+                    _WRAP,
+                    f"early = list(network.parameters())\nnetwork[3] = nn.Linear(32, 10)  {MARK}\n" + _WRAP,
+                ),
+                ("torch.optim.SGD(model.parameters(),", "torch.optim.SGD(early,"),
+            ),
+        ),
+        "modules in the order of a set": Fault(PARAMETERS, "heads.py"),
+        "own sampler that shuffles once": Fault(
+            ORDER, "mlp.py", ((_SAMPLER, _OWN_SAMPLER), (_SET_EPOCH, ""), (_LOOP, _mark(_LOOP)))
+        ),
+        "generator seeded in each epoch": Fault(
+            ORDER,
+            "mlp.py",
+            (
+                (_SAMPLER, "part = torch.utils.data.Subset(data, range(rank, len(data), world_size))\n"),
+                (
+                    _LOADER,
+                    _LOADER.replace("data, batch_size=32, sampler=sampler,", "part, batch_size=32, shuffle=True,"),
+                ),
+                (_SET_EPOCH, "    loader.generator.manual_seed(5)\n"),
+                (_LOOP, _mark(_LOOP)),
+            ),
+        ),
+        "workers that read the same samples": Fault(
+            DATA,
+            "stream.py",
+            (
+                (
+                    "loader = DataLoader(stream, batch_size=32, drop_last=True)\n",
+                    _mark("loader = DataLoader(stream, batch_size=32, drop_last=True, num_workers=2)"),
+                ),
+                ("stream.first_sample = 32 * first_batch", "stream.first_sample = 16 * first_batch"),
+            ),
+        ),
+        "split by rank": Fault(
+            VALIDATION,
+            "ema.py",
+            (
+                (
+                    "[0.9, 0.1])",
+                    "[0.9, 0.1], generator=torch.Generator().manual_seed(dist.get_rank()))",
+                ),
+                (
+                    "test_loader = DataLoader(test_data, batch_size=32)\n",
+                    _mark("test_loader = DataLoader(test_data, batch_size=32)"),
+                ),
+            ),
+        ),
+        "learning rate of a rank": Fault(
+            GRADIENTS,
+            "mlp.py",
+            (
+                (
+                    "        scheduler.step()\n",
+                    f"        scheduler.step()  {MARK}\n        optimizer.param_groups[0]['lr'] *= 1 + loss.item()\n",
+                ),
+            ),
+        ),
+        "no synchronization": Fault(
+            GRADIENTS,
+            "mlp.py",
+            (
+                (
+                    _FORWARD + "        loss.backward()\n",
+                    "        with model.no_sync():\n"
+                    "            loss = cross_entropy(model(images), labels)\n"
+                    f"            loss.backward()  {MARK}\n",
+                ),
+            ),
+        ),
+        "reference instead of a copy": Fault(
+            SAVED,
+            "mlp.py",
+            (
+                ("first_batch = 0\n", "first_batch = 0\nbest = None\n"),
+                (_LOOP, _LOOP + f"        if batch == 1:\n            best = network.state_dict()  {MARK}\n"),
+                (_SAVE, _SAVE + '        torch.save(best, "best.pt")\n'),
+            ),
+        ),
+        "loaded on one rank": Fault(
+            RESUME,
+            "mlp.py",
+            (
+                ("if os.path.exists(PATH):", "if rank == 0 and os.path.exists(PATH):"),
+                ("    state = torch.load(PATH)\n", _mark("    state = torch.load(PATH)")),
+                (
+                    '    torch.set_rng_state(state["random"][rank])\n',
+                    "position = torch.tensor([first_epoch, first_batch])\n"
+                    "dist.broadcast(position, 0)\n"
+                    "first_epoch, first_batch = position.tolist()\n",
+                ),
+            ),
+        ),
         "uneven parts that hang": Fault(
             STEPS,
             "mlp.py",

@@ -5,7 +5,7 @@ of one bit changes an element by a power of two below 2**64, and so changes the 
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from .script_objects import is_instance, is_tensor, list_values, read_tensor
@@ -13,7 +13,7 @@ from .script_objects import is_instance, is_tensor, list_values, read_tensor
 _CHUNK = 1 << 20  # elements whose weights are kept
 _MULTIPLIER = 0x9E3779B97F4A7C15 - (1 << 64)  # 2**64 divided by the golden ratio, as a signed number
 _OFFSET = 0x632BE59BD9B4E019  # odd
-_MASK = (1 << 64) - 1
+MASK = (1 << 64) - 1
 _MOST_VALUES = 1024  # of a batch
 
 _weights: dict[Any, Any] = {}  # by device
@@ -25,7 +25,7 @@ def digest(torch: Any, tensor: Any) -> int:
     Raises: RuntimeError and others for a tensor without a plain storage, such as a sparse one.
     """
     start = hash_text(f"{tensor.dtype}{tuple(tensor.shape)}")
-    return (start + int(digest_on_device(torch, tensor))) & _MASK
+    return (start + int(digest_on_device(torch, tensor))) & MASK
 
 
 def digest_on_device(torch: Any, tensor: Any) -> Any:
@@ -61,13 +61,32 @@ def combine(numbers: Iterable[int]) -> int:
     """Return one digest of several, in order."""
     total = 0
     for number in numbers:
-        total = (total * 0x100000001B3 + number + 1) & _MASK
+        total = (total * 0x100000001B3 + number + 1) & MASK
     return total
 
 
 def hash_text(text: str) -> int:
     """Return a digest of a text that is the same in every process: a signed number of 64 bits."""
-    return int.from_bytes(hashlib.blake2b(text.encode(), digest_size=8).digest(), "big", signed=True)
+    return hash_bytes(text.encode())
+
+
+def hash_bytes(data: bytes) -> int:
+    """Return a digest of bytes that is the same in every process: a signed number of 64 bits."""
+    return int.from_bytes(hashlib.blake2b(data, digest_size=8).digest(), "big", signed=True)
+
+
+def digest_samples(torch: Any, tensors: Sequence[Any], most: int) -> list[int]:
+    """Return digests of the first samples of a batch: of the rows of its tensors that are as long as the first one."""
+    whole = [tensor for tensor in tensors if tensor.dim() and tensor.numel()]
+    rows = [_digest_rows(torch, tensor[:most]) for tensor in whole if len(tensor) == len(whole[0])]
+    return [combine(parts) for parts in zip(*rows, strict=True)]
+
+
+def _digest_rows(torch: Any, tensor: Any) -> list[int]:
+    with torch.no_grad():
+        numbers = _view_integers(torch, tensor.reshape(-1)).reshape(len(tensor), -1)[:, :_CHUNK]
+        weights = _list_weights(torch, numbers.device)[: numbers.shape[1]]
+        return [number & MASK for number in (numbers.to(torch.int64) * weights).sum(1).tolist()]
 
 
 def find_tensors(torch: Any, value: Any) -> Iterator[Any]:

@@ -141,6 +141,13 @@ def list_rates(optimizer: Any) -> Iterator[float]:
             yield rate
 
 
+def list_optimized(optimizer: Any) -> Iterator[Any]:
+    """Yield the parameters of an optimizer's groups."""
+    groups = read_attributes(optimizer).get("param_groups")
+    for group in groups if type(groups) is list else ():
+        yield from list_values(group.get("params")) if type(group) is dict else ()
+
+
 # -- modules
 
 

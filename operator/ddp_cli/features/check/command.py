@@ -20,7 +20,7 @@ from ddp_cli.commands.io import CommandError, ExitCode, integer, print_note, rea
 from ddp_cli.commands.run import add_machine_arguments, select_python
 from ddp_cli.features.check.judge import judge
 from ddp_cli.features.check.runs import CheckedRun, Request, Runs
-from ddp_cli.features.check.verdict import FAILED, NOT_APPLICABLE, PASSED, CheckVerdict
+from ddp_cli.features.check.verdict import FAILED, NOT_APPLICABLE, PASSED, WARNING, CheckVerdict
 from ddp_cli.local.adapt import count_cpus
 from ddp_cli.local.machine import find_gpus
 from ddp_cli.local.screen import count
@@ -43,7 +43,7 @@ _TIMEOUT: Final = 1800
 _LEAST_RANKS: Final = 4
 _RANKS_PER_CPU: Final = 2
 _LEAST_STEPS: Final = 6  # fewer leave nothing to compare after a resume
-_COLORS: Final = {PASSED: "green", FAILED: "red"}
+_COLORS: Final = {PASSED: "green", FAILED: "red", WARNING: "yellow"}
 _OF_FOLDER: Final = ("run folder:", "files:", "report:", "next:", "log:")  # lines on files that are removed
 _NO_STEP: Final = (
     "the script ended without an optimizer step that ddp can see. If it resumed from the checkpoint of a finished "
@@ -86,6 +86,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         help=f"time for all runs; what they have shown until then is reported; default: {_TIMEOUT}",
     )
+    parser.add_argument(
+        "--strict", action="store_true", help="fail also for a warning, and for a check that is not applicable"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--plain", action="store_true", help="print a line for each run, also on a terminal")
     parser.add_argument("--keep", action="store_true", help="keep copies, logs and records of the runs")
@@ -114,14 +117,16 @@ def run(arguments: argparse.Namespace) -> int:
             raise CommandError("\n".join(problems) or _NO_STEP, ExitCode.BAD_INPUT if is_refused else ExitCode.FAILED)
         verdicts = judge(finished)
 
-    for problem in problems:
-        print_note(problem)
+    for note in [*problems, describe_cut(finished[0])]:
+        if note:
+            print_note(note)
     if arguments.json:
         print_text(json.dumps(build_document(verdicts, finished, request.seed), indent=2))
     else:
         print_verdicts(verdicts)
         print_text(summarize(verdicts, finished, request.seed))
-    failed = bool(problems) or any(verdict.state == FAILED for verdict in verdicts)
+    accepted = (PASSED,) if arguments.strict else (PASSED, WARNING, NOT_APPLICABLE)
+    failed = bool(problems) or any(verdict.state not in accepted for verdict in verdicts)
     return ExitCode.FAILED if failed else ExitCode.OK
 
 
@@ -216,6 +221,17 @@ def describe_problem(run: CheckedRun) -> str:
     return "\n".join([f"{run.name}: `ddp run` ended with exit code {run.code}", *lines])
 
 
+def describe_cut(reference: CheckedRun) -> str:
+    """Return how shorter epochs change what ``--steps`` reaches; empty if they do not."""
+    order = reference.order
+    if not reference.succeeded or reference.steps >= order.steps:
+        return ""
+    return (
+        f"the script ended after {reference.steps} of {order.steps} steps: a check cuts epochs to {order.batches} "
+        "batches; more epochs reach more steps"
+    )
+
+
 class RunProgress:
     """A line on stderr for each run, redrawn on a terminal."""
 
@@ -269,7 +285,9 @@ def describe_remedy(verdict: CheckVerdict) -> str:
 def summarize(verdicts: Sequence[CheckVerdict], runs: Sequence[CheckedRun], seed: int) -> str:
     """Return the last line: the numbers of checks by state, the time and the seed."""
     counts = Counter(verdict.state for verdict in verdicts)
-    states = ", ".join(f"{counts[state]} {state}" for state in (PASSED, FAILED, NOT_APPLICABLE) if counts[state])
+    states = ", ".join(
+        f"{counts[state]} {state}" for state in (PASSED, FAILED, WARNING, NOT_APPLICABLE) if counts[state]
+    )
     return f"{states}; {count(len(runs), 'run')} in {sum(run.seconds for run in runs):.0f} s; repeat with --seed {seed}"
 
 

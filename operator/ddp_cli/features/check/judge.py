@@ -14,9 +14,11 @@ from ddp_cli.features.check.verdict import FAILED, NOT_APPLICABLE, CheckVerdict,
 _CONSEQUENCES: Final = {
     "same initial weights": ("gradients are shared", "resumes exactly"),
     "gradients are shared": ("same initial weights", "resumes exactly"),
+    "weights change": ("resumes exactly", "gradients are shared"),
     "one writer": ("resumes exactly",),  # which may find a half-written checkpoint
     "finite": ("resumes exactly",),  # weights that are not finite do not show the step
     "equal numbers of steps": ("gradients are shared", "same initial weights", "resumes exactly", "stops in time"),
+    "same parameters": ("gradients are shared", "same initial weights", "resumes exactly"),
     "one group": (
         "gradients are shared",
         "different data",
@@ -27,6 +29,7 @@ _CONSEQUENCES: Final = {
         "stops in time",
     ),
 }
+_MEANINGLESS: Final = ("weights change",)  # failures that also make it pass
 
 
 def judge(runs: Sequence[CheckedRun]) -> list[CheckVerdict]:
@@ -35,7 +38,7 @@ def judge(runs: Sequence[CheckedRun]) -> list[CheckVerdict]:
     reference = recordings["reference"]
     repeat = recordings.get("repeat")
     world_size = max(process.start.world_size for process in reference.firsts)
-    verdicts = judge_training(reference, world_size)
+    verdicts = judge_training(reference, world_size, runs[0].stall)
     if runs[0].succeeded:
         later = (judge_resume(reference, repeat, recordings.get("resumed")), _judge_stop(runs, repeat))
     else:
@@ -46,15 +49,20 @@ def judge(runs: Sequence[CheckedRun]) -> list[CheckVerdict]:
 
 
 def omit_consequences(verdicts: Sequence[CheckVerdict]) -> list[CheckVerdict]:
-    """Report causes alone: a check is not applicable if a failed one that is reported makes it fail too."""
+    """Report causes alone: a check is not applicable if a failed one that is reported makes it fail too.
+
+    Weights that do not change are equal on all ranks and after each restart, so that proves nothing.
+    """
     failures = {verdict.check for verdict in verdicts if verdict.state == FAILED}
     causes: dict[str, str] = {}
+    reported: set[str] = set()
     for cause in reversed(_CONSEQUENCES):  # the first cause first: of two that explain each other, one is reported
         if cause in failures and cause not in causes:
-            causes |= {check: causes.get(check, cause) for check in _CONSEQUENCES[cause]}
+            reported.add(cause)
+            causes |= {check: causes.get(check, cause) for check in _CONSEQUENCES[cause] if check not in reported}
     return [
         CheckVerdict(verdict.check, NOT_APPLICABLE, f"repair `{causes[verdict.check]}` first")
-        if verdict.state == FAILED and verdict.check in causes
+        if verdict.check in causes and (verdict.state == FAILED or causes[verdict.check] in _MEANINGLESS)
         else verdict
         for verdict in verdicts
     ]

@@ -10,15 +10,21 @@ from typing import Any, Final, NamedTuple
 
 from ddp_pod.contract.records import read_record
 from ddp_pod.features.check.contract import (
+    BATCH,
     END,
+    FILE,
+    LOAD,
     LOADER,
     MODEL,
     MOST_RECORDS,
     SAVE,
     START,
     STEP,
+    BatchRecord,
     EndRecord,
+    FileRecord,
     LoaderRecord,
+    LoadRecord,
     ModelRecord,
     SaveRecord,
     StartRecord,
@@ -32,6 +38,9 @@ _KINDS: Final[dict[str, type]] = {
     START: StartRecord,
     MODEL: ModelRecord,
     LOADER: LoaderRecord,
+    BATCH: BatchRecord,
+    LOAD: LoadRecord,
+    FILE: FileRecord,
     STEP: StepRecord,
     SAVE: SaveRecord,
     END: EndRecord,
@@ -59,6 +68,9 @@ class Process:
     loaders: list[tuple[int, LoaderRecord]] = field(default_factory=list)
     steps: list[StepRecord] = field(default_factory=list)
     saves: list[SaveRecord] = field(default_factory=list)
+    batches: list[BatchRecord] = field(default_factory=list)
+    loads: list[LoadRecord] = field(default_factory=list)
+    files: list[FileRecord] = field(default_factory=list)
     end: EndRecord | None = None
 
     def add(self, record: Any) -> None:
@@ -74,6 +86,12 @@ class Process:
                 self.steps.append(record)
             case SaveRecord():
                 self.saves.append(record)
+            case BatchRecord():
+                self.batches.append(record)
+            case LoadRecord():
+                self.loads.append(record)
+            case FileRecord():
+                self.files.append(record)
             case EndRecord():
                 self.end = record
 
@@ -150,6 +168,11 @@ class Recording:
     def saves(self) -> list[SaveRecord]:
         """The saves of all processes."""
         return [save for processes in self.ranks.values() for process in processes for save in process.saves]
+
+
+def zip_steps(ranks: Sequence[Process]) -> Iterator[tuple[StepRecord, ...]]:
+    """Yield the records of each step that all ranks have made."""
+    yield from zip(*(process.steps for process in ranks), strict=False)
 
 
 def read_recording(folder: Path) -> Recording:

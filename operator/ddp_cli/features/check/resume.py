@@ -7,7 +7,7 @@ from typing import Final, NamedTuple
 
 from ddp_cli.features.check.recordings import Digests, Process, Recording
 from ddp_cli.features.check.training import use_join
-from ddp_cli.features.check.verdict import FAILED, CheckVerdict, failed, list_names, not_applicable, passed
+from ddp_cli.features.check.verdict import FAILED, NO_SAVE, CheckVerdict, failed, list_names, not_applicable, passed
 from ddp_pod.features.check.contract import LIMIT, SaveRecord, StepRecord
 
 GRACE_SECONDS: Final = 30.0
@@ -28,6 +28,10 @@ _SEEDS: Final = {
     _WEIGHTS: "call torch.use_deterministic_algorithms(True)",
 }
 _EPOCHS_TO_SAVE: Final = 2  # after which a script that saves each epoch has saved
+
+
+Files = dict[tuple[str, int], str]
+"""Digests of what a saved file has, by its path and the step of the run."""
 
 
 class _Randomness(NamedTuple):
@@ -55,16 +59,63 @@ def judge_resume(reference: Recording, repeat: Recording | None, resumed: Record
         return not_applicable("the first checkpoint is too late to kill a rank after it; use --steps")
     if use_join(reference.firsts):
         return not_applicable("the script handles uneven data with Join, which changes weights between steps")
+    different = _find_different_loads(reference, resumed, save)
+    if different is not None:
+        return different
     randomness = _find_randomness(reference, repeat)
+    files = _list_comparable_files(reference, repeat)
     verdict = passed()
     for rank in sorted(resumed.ranks.keys() & reference.ranks.keys()):
         # One rank saves, and its buffers are what all ranks load.
         facts = [fact for fact in randomness.comparable if fact != _BUFFERS or rank == 0]
-        verdict = _judge_rank(reference, resumed.ranks[rank], save, facts)
+        verdict = _judge_rank(reference, resumed.ranks[rank], save, facts, files)
         if verdict.state == FAILED:
             break
     reason = f"{verdict.reason}; {randomness.text}" if randomness.text else verdict.reason
     return replace(verdict, reason=reason)
+
+
+def _find_different_loads(reference: Recording, resumed: Recording, save: SaveRecord) -> CheckVerdict | None:
+    """Return a failure if ranks continue with different weights, of parameters that are equal in the reference."""
+    common = set.intersection(*(set(process.initial.items()) for process in reference.firsts))
+    equal = {parameter for parameter, _ in common}
+    restarts = zip(*(resumed.ranks[rank][1:] for rank in sorted(resumed.ranks)), strict=False)
+    for processes in restarts:
+        trained = [process for process in processes if process.steps]
+        loaded = [{item: digest for item, digest in process.initial.items() if item in equal} for process in trained]
+        if not loaded or all(digests == loaded[0] for digests in loaded):
+            continue
+        known = {process.rank: _describe_weights(resumed.ranks[process.rank][0], process) for process in trained}
+        other = next(process for process, digests in zip(trained, loaded, strict=True) if digests != loaded[0])
+        reason = (
+            f"after a restart rank {trained[0].rank} has {known[trained[0].rank]}, and rank {other.rank} "
+            f"{known[other.rank]}: the checkpoint is not loaded on all ranks"
+        )
+        place = next((load.place for process in trained for load in process.loads), "") or save.place
+        remedy = "load it on all ranks, or before DistributedDataParallel wraps the model, which then broadcasts it"
+        return failed(reason, place, remedy)
+    return None
+
+
+def _describe_weights(first: Process, process: Process) -> str:
+    """Return where the weights come from with which a process begins. ``first``: of its rank, which was killed."""
+    steps = [step.step for step in first.steps if _has(first.digests(step), process.initial)]
+    if steps:
+        return f"the weights of step {steps[-1]}"
+    return "its initial weights" if _has(first.initial, process.initial) else "other weights"
+
+
+def _list_comparable_files(reference: Recording, repeat: Recording | None) -> Files:
+    """Return what saved files have after each step, of the files that are equal in two uninterrupted runs."""
+    expected = _list_files(reference)
+    again = _list_files(repeat) if repeat is not None else {}
+    changing = {path for (path, step), content in again.items() if expected.get((path, step), content) != content}
+    known = {path for path, step in expected.keys() & again.keys()} - changing
+    return {(path, step): content for (path, step), content in expected.items() if path in known}
+
+
+def _list_files(recording: Recording) -> Files:
+    return {(file.path, file.step): file.content for process in recording.firsts for file in process.files}
 
 
 def _judge_without_save(first: Process) -> CheckVerdict:
@@ -133,7 +184,7 @@ def _read_fact(process: Process, step: StepRecord, fact: str) -> object:
 
 
 def _judge_rank(
-    reference: Recording, processes: Sequence[Process], save: SaveRecord, comparable: Sequence[str]
+    reference: Recording, processes: Sequence[Process], save: SaveRecord, comparable: Sequence[str], files: Files
 ) -> CheckVerdict:
     """Compare what the processes of a killed rank did with the uninterrupted run."""
     whole = reference.ranks[processes[0].rank][0]
@@ -148,7 +199,7 @@ def _judge_rank(
         if isinstance(position, CheckVerdict):
             return failed(position.reason, save.place, position.remedy)
         resume = _Resume(process, killed.steps[-1].step, position)
-        verdict = _judge_steps(whole, resume, save, comparable)
+        verdict = _judge_steps(whole, resume, save, comparable) or _judge_files(resume, files)
         if verdict is not None:
             return verdict
         history = history[:position] + process.steps
@@ -181,15 +232,21 @@ def _find_position(
         continued = [index for index in positions if index < len(history) and history[index].batch == batch]
         return (continued or [index for index in positions if index in saved] or positions)[-1]
     if _has(first.initial, loaded):
-        return failed(
-            "a restarted run begins anew at step 1: it loads no checkpoint",
-            "",
-            "load the newest checkpoint at the start as it was saved here (docs/checkpoints.md)",
-        )
+        return _explain_new_start(process)
     known = first.digests(history[-1])
     different = [parameter.name for parameter, digest in loaded.items() if known.get(parameter) != digest]
     reason = f"a restarted run has weights of no step before ({list_names(different)})"
     return failed(reason, "", "save all parameters right after a step, in full precision, and load them all")
+
+
+def _explain_new_start(process: Process) -> CheckVerdict:
+    reason = "a restarted run begins anew at step 1"
+    if process.loads:
+        name = process.loads[-1].path.rpartition("/")[2]
+        reason += f": it reads {name} at {process.loads[-1].place}, and no weight of it reaches the model"
+        return failed(reason, "", "load it into the model that is trained, with strict=True")
+    remedy = "load the newest checkpoint at the start as it was saved here (docs/checkpoints.md)"
+    return failed(f"{reason}: it loads no checkpoint", "", remedy)
 
 
 def _has(weights: Digests, loaded: Digests) -> bool:
@@ -218,6 +275,22 @@ def _judge_steps(whole: Process, resume: _Resume, save: SaveRecord, comparable: 
     return failed(f"{reason}: {cause}", save.place, remedy)
 
 
+def _judge_files(resume: _Resume, files: Files) -> CheckVerdict | None:
+    """Compare what the script saves after a restart with what it saves without one; None: it is equal."""
+    for file in resume.process.files:
+        step = resume.position + file.step
+        if file.step == 0 or files.get((file.path, step), file.content) == file.content:
+            continue
+        place = next((save.place for save in resume.process.saves if save.path.endswith(file.path)), "")
+        reason = (
+            f"resumed after step {resume.position}: {file.path} of step {step} is not that of an uninterrupted run, "
+            "although the trained weights are: it has a state that is not saved, or not loaded (an average of the "
+            "weights, a queue, a counter)"
+        )
+        return failed(reason, place, "save that state with the checkpoint, and load it at the start")
+    return None
+
+
 def _find_aligned_end(whole: Process, position: int) -> int:
     """Return up to which step a run compares that resumed here.
 
@@ -240,7 +313,10 @@ def _explain(whole: Process, resume: _Resume, step: StepRecord, fact: str) -> tu
     if fact == _LOSS:  # weights and batch are equal
         remedy = "save torch.get_rng_state() of each rank, and load it"
         return "the random state is not saved (dropout)", remedy
-    return "the optimizer's state is not saved", "save optimizer.state_dict(), and load it"
+    expected = whole.steps[resume.position + step.step - 1]
+    if expected.gradients != step.gradients:
+        return "batch and loss are equal, the gradients are not", ""
+    return "the optimizer's state is not that of the uninterrupted run", "save optimizer.state_dict(), and load it"
 
 
 def _explain_data(whole: Process, resume: _Resume, step: StepRecord, fact: str) -> tuple[str, str]:
@@ -271,7 +347,7 @@ def judge_stop(
     steps since its last checkpoint.
     """
     if signalled is None or not recording.firsts:
-        return not_applicable("the script ended before it could be stopped")
+        return not_applicable("the script ended before it could be stopped; use --steps, or more epochs")
     first = recording.firsts[0]
     more = sum(step.time >= signalled for step in first.steps)
     if seconds >= grace or (first.end is not None and first.end.reason == LIMIT):
@@ -283,7 +359,7 @@ def judge_stop(
         remedy = "write to another name and os.replace() it, and let SIGTERM wait for the end of a save"
         return failed(f"ended within a save: {torn} is not complete, so no restart can load it", place, remedy)
     if not saves:
-        return not_applicable("no checkpoint was written; the script ended in time")
+        return not_applicable(f"{NO_SAVE}; the script ended in time")
     last = first.steps[-1].step
     saved = max(save.step for save in saves)
     if any(save.time >= signalled for save in saves):

@@ -70,7 +70,8 @@ class CheckedRun:
 
     ``code``: exit code of `ddp run`, whose output is ``output``; ``problem``: why it was ended early; ``signalled``:
     Unix time of SIGTERM; ``stop_seconds``: from then to the end; ``steps``: that all ranks completed; ``ranks``: those
-    that completed a step; ``torn``: a checkpoint that is not complete.
+    that completed a step; ``torn``: a checkpoint that is not complete; ``stall``: the problem, if the ranks made no
+    progress any more.
     """
 
     name: str
@@ -86,6 +87,7 @@ class CheckedRun:
     signalled: float | None = None
     stop_seconds: float = 0.0
     torn: str = ""
+    stall: str = ""
 
     @property
     def succeeded(self) -> bool:
@@ -150,8 +152,10 @@ class Runs:
         process = self._start(home, copy, order)
         watch = Watch(records, restarts=bool(kills))
         torn = ""
+        stall = ""
         try:
             problem, signalled = self._follow(name, process, watch, order, home)
+            stall = problem if watch.find_stall() else ""
         finally:
             _end(process)
             ended = time.time()
@@ -173,6 +177,7 @@ class Runs:
             signalled=signalled,
             stop_seconds=ended - (signalled or ended),
             torn=torn,
+            stall=stall,
         )
         self._show(name, f"{run.steps} steps in {run.seconds:.0f} s\n")
         return run

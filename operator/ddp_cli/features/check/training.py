@@ -4,45 +4,68 @@
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from itertools import groupby, pairwise
-from typing import Final
+from itertools import zip_longest
+from typing import Final, NamedTuple
 
-from ddp_cli.features.check.recordings import Parameter, Process, Recording
-from ddp_cli.features.check.verdict import FAILED, CheckVerdict, failed, list_names, not_applicable, passed
-from ddp_pod.features.check.contract import LoaderRecord, StepRecord
+from ddp_cli.features.check.data import check_data, check_order, check_validation
+from ddp_cli.features.check.recordings import Parameter, Process, Recording, zip_steps
+from ddp_cli.features.check.verdict import (
+    FAILED,
+    NO_SAVE,
+    NOT_APPLICABLE,
+    PASSED,
+    CheckVerdict,
+    failed,
+    list_names,
+    not_applicable,
+    passed,
+    warned,
+)
+from ddp_pod.features.check.contract import LoaderRecord
 
+_LEAST_CONSTANT: Final = 3  # batches with one loss, which are no coincidence
 _GROUP_STEPS: Final = 3  # before the last of which the process group must exist
 _SHOWN: Final = 3  # steps in a message
+_OPTIONAL: Final = ("separate validation data", "own random numbers", "saved weights")
+"""Checks of what many scripts do not do: without it they are left out."""
+_BUILD_LATE: Final = "build the optimizer after the model is complete, from the parameters of the model that is trained"
+_PAIRING: Final = "DistributedDataParallel"  # it shares parameters and buffers by position
 _NO_LAUNCHER: Final = "start no launcher inside the script: ddp starts the ranks"
 
 
-def judge_training(recording: Recording, world_size: int) -> list[CheckVerdict]:
-    """Return the verdicts on one run that nobody interrupted. ``world_size``: ranks of the job."""
+def judge_training(recording: Recording, world_size: int, stall: str = "") -> list[CheckVerdict]:
+    """Return the verdicts on one run that nobody interrupted.
+
+    ``world_size``: ranks of the job; ``stall``: why the run made no progress any more.
+    """
     ranks = recording.firsts
     checks: tuple[tuple[str, Callable[[Sequence[Process], int], CheckVerdict]], ...] = (
         ("one group", _check_group),
+        ("same parameters", _check_parameters),
+        ("weights change", _check_change),
         ("gradients are shared", _check_gradients),
-        ("different data", _check_data),
-        ("another order each epoch", _check_order),
+        ("different data", check_data),
+        ("another order each epoch", check_order),
+        ("separate validation data", check_validation),
         ("equal numbers of steps", _check_steps),
         ("one writer", _check_writers),
         ("same initial weights", _check_weights),
+        ("own random numbers", _check_random),
         ("finite", _check_finite),
+        ("saved weights", _check_saved),
     )
     verdicts = []
     for name, check in checks:
         verdict = check(ranks, world_size)
         if check is _check_group and verdict.state != FAILED:
             verdict = _find_launcher(recording) or verdict
-        verdicts.append(replace(verdict, check=name))
+        if check is _check_steps and verdict.state == PASSED and stall:
+            verdict = _explain_stall(ranks, stall)
+        if verdict.state != NOT_APPLICABLE or name not in _OPTIONAL:
+            verdicts.append(replace(verdict, check=name))
     return verdicts
-
-
-def _zip_steps(ranks: Sequence[Process]) -> Iterator[tuple[StepRecord, ...]]:
-    """Yield the records of each step that all ranks have made."""
-    yield from zip(*(process.steps for process in ranks), strict=False)
 
 
 def use_join(ranks: Sequence[Process]) -> bool:
@@ -94,32 +117,92 @@ def _find_launcher(recording: Recording) -> CheckVerdict | None:
     return None
 
 
+# -- same parameters
+
+
+def _check_parameters(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
+    """Compare names by position: so DistributedDataParallel pairs the parameters and buffers of ranks."""
+    if len(ranks) < 2:
+        return not_applicable("fewer than two ranks train; use --nodes 2")
+    first = ranks[0]
+    for process in ranks[1:]:
+        for model, other in zip(first.models, process.models, strict=False):
+            for kind, names, others in (
+                ("parameters", model.names, other.names),
+                ("buffers", model.buffer_names, other.buffer_names),
+            ):
+                index = next((index for index, pair in enumerate(zip_longest(names, others)) if len({*pair}) > 1), None)
+                if index is None:
+                    continue
+                is_same_set = sorted(names) == sorted(others)
+                if not is_same_set and _PAIRING not in (model.wrapper, other.wrapper):
+                    continue  # such as the stages of a pipeline
+                problem = f"the same {kind} in different orders" if is_same_set else f"different {kind}"
+                shown = [", ".join(listed[index : index + _SHOWN]) or "none" for listed in (names, others)]
+                reason = (
+                    f"ranks register {problem}, and gradients are shared by position: from position {index + 1} on "
+                    f"rank {first.rank} has {shown[0]}, rank {process.rank} {shown[1]}"
+                )
+                place = model.places[index] if kind == "parameters" and index < len(model.places) else model.built
+                remedy = "register them in an order that all processes have: sorted(…) instead of a set"
+                return failed(reason, place, remedy if is_same_set else "build the same model on all ranks")
+    return passed("names and order are equal on all ranks")
+
+
+# -- weights change
+
+
+def _check_change(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
+    """Find training that changes nothing, and parameters that no optimizer steps."""
+    first = ranks[0]
+    steps = first.steps
+    place = steps[-1].place
+    if len(steps) < 2:
+        return not_applicable("the run has one step; use --steps")
+    if not any(rate for step in steps for rate in step.rates):
+        return not_applicable(f"the learning rate is 0 in all {len(steps)} steps; use --steps")
+    if _is_loss_constant(first):
+        value = float.fromhex(steps[0].loss[-1])
+        reason = f"the loss is {value:g} at each of {len(steps)} steps, whatever the batch: nothing is learned"
+        return failed(reason, steps[-1].backward or place, "")
+    trainable = [parameter for parameter, facts in first.facts.items() if facts.is_trainable and facts.initial]
+    weights = [first.initial, *(first.digests(step) for step in steps)]
+    constant = [item for item in trainable if len({digests.get(item, "") for digests in weights} - {""}) < 2]
+    if trainable and len(constant) == len(trainable):
+        reason = f"no parameter has changed in {len(steps)} steps"
+        if steps[-1].foreign:
+            return failed(f"{reason}: the optimizer has {steps[-1].foreign} others", place, _BUILD_LATE)
+        return failed(reason, place, "")
+    lost = [item for item in constant if item.name in steps[-1].unoptimized]
+    if lost:
+        reason = f"{list_names(item.name for item in lost)} get gradients and never change: no optimizer has them"
+        return failed(reason, first.facts[lost[0]].place, _BUILD_LATE)
+    if steps[-1].foreign:
+        reason = f"an optimizer has {steps[-1].foreign} parameters that no model has which was called"
+        return warned(reason, place, _BUILD_LATE)
+    return passed(f"{len(trainable) - len(constant)} of {len(trainable)} parameters have changed")
+
+
+def _is_loss_constant(process: Process) -> bool:
+    """Return whether the loss is the same for different batches."""
+    losses = {step.loss for step in process.steps}
+    batches = {step.batch for step in process.steps if step.batch}
+    return len(losses) == 1 and all(losses) and len(batches) >= _LEAST_CONSTANT
+
+
 # -- gradients are shared
 
 
 def _check_gradients(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
     if len(ranks) < 2:
-        return not_applicable("fewer than two ranks train")
+        return not_applicable("fewer than two ranks train; use --nodes 2")
     if use_join(ranks):
         return not_applicable("the script handles uneven data with Join: ranks make different numbers of steps")
     first = ranks[0]
     compared = _list_compared(ranks, is_trainable=True)
-    split = _find_unshared_gradients(ranks, compared)
-    if split:
-        step, names = split
-        facts = first.facts[names[0]]
-        is_wrapped = all(model.wrapper for model in first.models)
-        built = facts.place if is_wrapped else first.models[names[0].model].built
-        reason = f"ranks step with different gradients of {list_names(item.name for item in names)} (step {step})"
-        return failed(reason, built, "wrap the model: model = DistributedDataParallel(model)")
-    drift = _find_drift(ranks, compared)
-    if drift:
-        step, names = drift
-        reason = (
-            f"gradients are equal, but {list_names(item.name for item in names)} differs between ranks after step "
-            f"{step}: the script changes it outside of the optimizer"
-        )
-        return failed(reason, first.steps[step - 1].place, "change it by values that all ranks share (all_reduce)")
+    divergence = _find_divergence(ranks, compared)
+    if divergence is not None:
+        return divergence
     unused = _list_unused(ranks)
     if unused:
         reason = f"no gradient in {len(first.steps)} steps: {list_names(item.name for item in unused)}"
@@ -128,9 +211,72 @@ def _check_gradients(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
     if not compared:
         kinds = ", ".join(sorted(wrappers))
         return passed(f"{kinds} shares them") if kinds else not_applicable("every rank has parameters of its own")
-    if not wrappers and not any(len({step.batch for step in steps}) > 1 for steps in _zip_steps(ranks)):
+    if not wrappers and not any(len({step.batch for step in steps}) > 1 for steps in zip_steps(ranks)):
         return not_applicable("the ranks read the same batches, so equal gradients prove nothing")
     return passed(f"{len(compared)} parameters are equal on all ranks after each of {len(first.steps)} steps")
+
+
+def _find_divergence(ranks: Sequence[Process], compared: Sequence[Parameter]) -> CheckVerdict | None:
+    """Return why equal replicas do not stay equal: other learning rates, other gradients, or a change beside them."""
+    first = ranks[0]
+    rates = _find_different_rates(ranks)
+    split = _find_unshared_gradients(ranks, compared)
+    if rates and (split is None or rates.step <= split[0]):
+        remedy = "give the scheduler the same metric on all ranks: all_reduce it before scheduler.step()"
+        return failed(rates.reason, rates.place, remedy if rates.is_scheduled else "")
+    if split:
+        return _explain_split(ranks, *split)
+    drift = _find_drift(ranks, compared)
+    if drift is None:
+        return None
+    step, names = drift
+    reason = (
+        f"gradients are equal, but {list_names(item.name for item in names)} differs between ranks after step {step}: "
+        "the script changes it outside of the optimizer"
+    )
+    return failed(reason, first.steps[step - 1].place, "change it by values that all ranks share (all_reduce)")
+
+
+def _explain_split(ranks: Sequence[Process], step: int, names: Sequence[Parameter]) -> CheckVerdict:
+    """Return the failure for gradients that differ. A remedy is named only if the cause is known."""
+    first = ranks[0]
+    facts = first.facts[names[0]]
+    model = first.models[names[0].model]
+    reason = f"ranks step with different gradients of {list_names(item.name for item in names)} (step {step})"
+    if any(process.steps[step - 1].unsynchronized for process in ranks):
+        reason += f": the last backward before the step has not shared them, as in {model.wrapper}.no_sync()"
+        remedy = "leave no_sync() for the last micro-batch before optimizer.step()"
+        return failed(reason, first.steps[step - 1].backward, remedy)
+    if model.wrapper:
+        reason += f", although {model.wrapper} wraps the model: they are changed between backward and step"
+        return failed(reason, first.steps[step - 1].place, "")
+    is_wrapped = all(other.wrapper for other in first.models)
+    built = facts.place if is_wrapped else model.built
+    return failed(reason, built, "wrap the model: model = DistributedDataParallel(model)")
+
+
+class _Rates(NamedTuple):
+    """Learning rates that differ between ranks from a step on."""
+
+    step: int
+    reason: str
+    place: str
+    is_scheduled: bool
+
+
+def _find_different_rates(ranks: Sequence[Process]) -> _Rates | None:
+    for steps in zip_steps(ranks):
+        first = steps[0]
+        for rank, step in zip((process.rank for process in ranks), steps, strict=True):
+            pair = next((pair for pair in zip(first.rates, step.rates, strict=False) if pair[0] != pair[1]), None)
+            if pair is None:
+                continue
+            reason = (
+                f"the learning rate differs between ranks from step {first.step} on (rank {ranks[0].rank}: "
+                f"{pair[0]:g}, rank {rank}: {pair[1]:g})"
+            )
+            return _Rates(first.step, reason, first.scheduled or first.place, bool(first.scheduled))
+    return None
 
 
 def _list_compared(ranks: Sequence[Process], *, is_trainable: bool) -> list[Parameter]:
@@ -149,7 +295,7 @@ def _find_unshared_gradients(
 ) -> tuple[int, list[Parameter]] | None:
     """Return the first step with different gradients, and the parameters; None if the weights agree later again."""
     found = None
-    for steps in _zip_steps(ranks):
+    for steps in zip_steps(ranks):
         gradients = [process.gradients(step) for process, step in zip(ranks, steps, strict=True)]
         names = _list_different(gradients, compared)
         if names and found is None:
@@ -163,7 +309,7 @@ def _find_unshared_gradients(
 def _find_drift(ranks: Sequence[Process], compared: Sequence[Parameter]) -> tuple[int, list[Parameter]] | None:
     """Return the first step after which parameters differ that were equal before."""
     equal = set(compared) - set(_list_different([process.initial for process in ranks], compared))
-    for steps in _zip_steps(ranks):
+    for steps in zip_steps(ranks):
         weights = [process.digests(step) for process, step in zip(ranks, steps, strict=True)]
         names = [parameter for parameter in _list_different(weights, compared) if parameter in equal]
         if names:
@@ -182,90 +328,6 @@ def _list_unused(ranks: Sequence[Process]) -> list[Parameter]:
     trainable = [parameter for parameter, facts in first.facts.items() if facts.is_trainable]
     found = [parameter for parameter in trainable if parameter.name in unused]
     return [] if len(found) == len(trainable) else found  # no gradient is visible at all, as with flat parameters
-
-
-# -- different data
-
-
-def _check_data(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
-    if len(ranks) < 2:
-        return not_applicable("fewer than two ranks train")
-    first = ranks[0]
-    shared = [model.shared for process in ranks for model in process.models if model.shared]
-    if shared:
-        return not_applicable(f"ranks of the mesh dimension {shared[0]} may read the same data")
-
-    same = []
-    are_samples_same = True
-    seen = 0
-    for steps in _zip_steps(ranks):
-        batches = [step.batch for step in steps]
-        seen += all(batches)
-        if all(batches) and len(set(batches)) < len(batches):
-            same.append(steps[0].step)
-            are_samples_same &= len({step.indices for step in steps}) < len(steps)
-    if not seen:
-        return not_applicable("no tensor was passed to a model")
-    if not same:
-        return passed(f"the batches of {len(ranks)} ranks differ in each of {seen} steps")
-    loader = _find_training_loader(first)
-    place = first.models[0].place
-    if loader is not None and are_samples_same:
-        place = loader.sampler_built or loader.built
-    when = "at every step" if len(same) == seen else f"at step {', '.join(map(str, same[:_SHOWN]))} of {seen}"
-    return failed(
-        f"ranks get the same batch {when}",
-        place,
-        "give each rank its part of the data: DataLoader(…, sampler=DistributedSampler(dataset))",
-    )
-
-
-def _find_training_loader(process: Process) -> LoaderRecord | None:
-    """Return the DataLoader that delivers for most steps."""
-    counts: dict[int, int] = defaultdict(int)
-    for step in process.steps:
-        for number in set(step.loaders):
-            counts[number] += 1
-    best = max(counts, key=lambda number: counts[number], default=None)
-    return next((record for _, record in process.loaders if record.loader == best), None)
-
-
-# -- another order each epoch
-
-
-def _check_order(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
-    epochs = 0
-    for process in ranks:
-        for iterations in _group_iterations(process):
-            trained = [record for record, steps in iterations if record.shuffles and steps]
-            epochs = max(epochs, len(trained))
-            for before, after in pairwise(trained):
-                if before.epoch == after.epoch:
-                    return failed(
-                        f"the DistributedSampler is iterated twice with epoch {after.epoch}: the same order again",
-                        after.place,
-                        "call sampler.set_epoch(epoch) before this line",
-                    )
-    if epochs < 2:
-        return not_applicable("no DistributedSampler that shuffles was iterated twice")
-    return passed(f"{epochs} epochs with different numbers")
-
-
-def _group_iterations(process: Process) -> Iterator[list[tuple[LoaderRecord, int]]]:
-    """Yield for each DataLoader its iterations, each with the number of steps that used it.
-
-    A loader for validation delivers before at most one step: its last batch comes before the next step.
-    """
-    ordered = sorted(process.loaders, key=lambda item: (item[1].loader, item[1].iteration))
-    numbers = {number for step in process.steps for number in step.loaders}
-    for loader, group in groupby(ordered, key=lambda item: item[1].loader):
-        begins = list(group)
-        ends = [begin for begin, _ in begins[1:]] + [len(process.steps)]
-        iterations = []
-        for (begin, record), end in zip(begins, ends, strict=True):
-            steps = sum(loader in step.loaders for step in process.steps[begin:end])
-            iterations.append((record, steps if steps > 1 or numbers == {loader} else 0))
-        yield iterations
 
 
 # -- equal numbers of steps
@@ -288,6 +350,17 @@ def _check_steps(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
         reason = f"rank {most} made {counts[most]} steps, rank {fewest} {counts[fewest]}"
         return failed(reason, place, "give all ranks equally many batches, or use Join")
     return passed(f"{counts[fewest]} steps on each rank")
+
+
+def _explain_stall(ranks: Sequence[Process], stall: str) -> CheckVerdict:
+    """Return the failure of a run whose ranks wait for each other."""
+    left = [process for process in ranks if process.ended_itself]
+    if left and len(left) < len(ranks):
+        reason = f"rank {left[0].rank} left the loop after {len(left[0].steps)} steps, and others wait for it"
+        return failed(
+            reason, left[0].steps[-1].place, "end the loop on all ranks in the same step: all_reduce the condition"
+        )
+    return failed(f"the ranks stopped after {len(ranks[0].steps)} steps: {stall}", ranks[0].steps[-1].place, "")
 
 
 def _find_uneven_loader(ranks: Sequence[Process]) -> CheckVerdict | None:
@@ -319,7 +392,7 @@ def _check_writers(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
         for save in process.saves:
             writers[save.path].setdefault(process.rank, save.place)
     if not writers:
-        return not_applicable("no checkpoint was written")
+        return not_applicable(NO_SAVE)
     for path, places in writers.items():
         if len(places) > 1:
             first, second = sorted(places)[:2]
@@ -333,7 +406,7 @@ def _check_writers(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
 
 def _check_weights(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
     if len(ranks) < 2:
-        return not_applicable("fewer than two ranks train")
+        return not_applicable("fewer than two ranks train; use --nodes 2")
     first = ranks[0]
     trainable = _list_compared(ranks, is_trainable=True)
     frozen = _list_compared(ranks, is_trainable=False)
@@ -365,7 +438,7 @@ def _find_different_buffers(ranks: Sequence[Process]) -> tuple[int, str] | None:
     In an epoch each rank may have its own: training does not read the statistics of BatchNorm.
     """
     saved = {save.step for process in ranks for save in process.saves}
-    for steps in _zip_steps(ranks):
+    for steps in zip_steps(ranks):
         if steps[0].step - 1 not in saved:
             continue
         for index, name in enumerate(ranks[0].buffers):
@@ -373,6 +446,40 @@ def _find_different_buffers(ranks: Sequence[Process]) -> tuple[int, str] | None:
             if len(values) == len(ranks) and len(set(values)) > 1:
                 return steps[0].step, name
     return None
+
+
+# -- own random numbers
+
+
+def _check_random(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
+    drawn = [steps for steps in zip_steps(ranks) if all(step.random for step in steps)]
+    if len(ranks) < 2 or not drawn:
+        return not_applicable("no model draws random numbers")
+    if all(len({step.random for step in steps}) == 1 for steps in drawn):
+        return warned(
+            f"all ranks draw the same random numbers at each of {len(drawn)} steps (dropout, noise, masks)",
+            ranks[0].models[0].place,
+            "after the model is built, seed by rank: torch.manual_seed(seed + rank)",
+        )
+    return passed("the random states of ranks differ")
+
+
+# -- saved weights
+
+
+def _check_saved(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
+    saves = [save for process in ranks for save in process.saves]
+    for save in saves:
+        if save.taken is not None:
+            name = save.path.rpartition("/")[2]
+            reason = (
+                f"{name}, saved after step {save.step}, has the weights of that step, not those of step {save.taken} "
+                "where state_dict() was called: it returns references"
+            )
+            return failed(reason, save.taken_place, "copy it: copy.deepcopy(model.state_dict())")
+    if not saves:
+        return not_applicable(NO_SAVE)
+    return passed(f"{len({save.path for save in saves})} files have the weights of the step that saved them")
 
 
 # -- finite

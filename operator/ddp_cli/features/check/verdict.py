@@ -6,7 +6,9 @@ from typing import Final
 
 PASSED: Final = "passed"
 FAILED: Final = "failed"
+WARNING: Final = "warning"
 NOT_APPLICABLE: Final = "not applicable"
+NO_SAVE: Final = "no checkpoint was written; pass arguments with which the script saves sooner, or --steps"
 _SHOWN: Final = 3  # names in a message
 
 
@@ -29,6 +31,11 @@ def passed(reason: str = "") -> CheckVerdict:
 def failed(reason: str, place: str, remedy: str) -> CheckVerdict:
     """Return the verdict of a check that found a fault."""
     return CheckVerdict("", FAILED, reason, place, remedy)
+
+
+def warned(reason: str, place: str, remedy: str) -> CheckVerdict:
+    """Return the verdict of a check that found what may be intended."""
+    return CheckVerdict("", WARNING, reason, place, remedy)
 
 
 def not_applicable(reason: str) -> CheckVerdict:

@@ -14,13 +14,17 @@ MARK_FILE: Final = "marked"  # rank 0 creates it after the step ``Order.mark``
 MOST_STEPS: Final = 2000  # of a run
 MOST_RECORDS: Final = 20_000  # lines of a process
 MOST_TENSORS: Final = 4096  # of a model
+MOST_SAMPLES: Final = 64  # of a batch
 
 # Kinds of a record: the value of ``event``.
 START: Final = "start"
 MODEL: Final = "model"
 LOADER: Final = "loader"
+BATCH: Final = "batch"
 STEP: Final = "step"
 SAVE: Final = "save"
+LOAD: Final = "load"
+FILE: Final = "file"
 END: Final = "end"
 
 LIMIT: Final = "limit"  # reason of an end: the order has no more steps
@@ -93,7 +97,9 @@ class LoaderRecord:
 
     ``built``, ``place``: the lines that built it and that iterate it; ``batches``: its length; None: it has none;
     ``sampler_built``: the line that built its DistributedSampler; ``shuffles``, ``epoch``: of a
-    DistributedSampler; None: it is none.
+    DistributedSampler; None: it is none; ``setter``: which of its parts has set_epoch(), such as batch_sampler;
+    ``state``: the integers that its dataset and samplers have as attributes, such as dataset.epoch=1; ``workers``: its
+    processes.
     """
 
     event: str = LOADER
@@ -106,6 +112,27 @@ class LoaderRecord:
     sampler_built: str = text(200)
     shuffles: bool | None = None
     epoch: int | None = None
+    setter: str = text(80)
+    state: tuple[str, ...] = items(32)
+    workers: int = number(default=0)
+
+
+@dataclass(frozen=True)
+class BatchRecord:
+    """A batch that a DataLoader delivered.
+
+    ``content``, ``indices``: digests of its tensors, and of the indices of its samples; empty if it has none;
+    ``descents``: how often an index is less than the one before, also than that of the batch before; ``samples``:
+    digests of its first samples.
+    """
+
+    event: str = BATCH
+    loader: int = 0
+    iteration: int = 0
+    content: str = text(40)
+    indices: str = text(40)
+    descents: int = number(default=0)
+    samples: tuple[str, ...] = items(MOST_SAMPLES)
 
 
 @dataclass(frozen=True)
@@ -120,7 +147,11 @@ class StepRecord:
     buffers, at the first call in the iteration; ``without_gradient``: parameters that require a gradient and have none;
     ``not_finite``: loss, or the name of a parameter whose gradient is not finite; ``skipped``: steps that a GradScaler
     has skipped so far; ``group_size``, ``group_rank``: of the default process group; 0: none; ``group_built``: the line
-    that created it; ``joins``: whether the script handles uneven data with Join.
+    that created it; ``joins``: whether the script handles uneven data with Join; ``unoptimized``: parameters with a
+    gradient that no optimizer has; ``foreign``: parameters of the optimizers that have no gradient and are of no model;
+    ``scheduled``: the line of the last step of a scheduler; ``unsynchronized``: whether the last call of a
+    DistributedDataParallel left its gradients unshared; ``random``: digest of the random state, if calls of models
+    drew from it.
     """
 
     event: str = STEP
@@ -143,17 +174,48 @@ class StepRecord:
     group_rank: int = number(default=0)
     group_built: str = text(200)
     joins: bool = False
+    unoptimized: tuple[str, ...] = items(64)
+    foreign: int = number(default=0)
+    scheduled: str = text(200)
+    unsynchronized: bool = False
+    random: str = text(40)
 
 
 @dataclass(frozen=True)
 class SaveRecord:
-    """A checkpoint that the process wrote, or renamed to ``path``. ``step``: completed steps of the process."""
+    """A checkpoint that the process wrote, or renamed to ``path``. ``step``: completed steps of the process.
+
+    ``taken``: the step after which the script took the weights in it, if it has kept references to them since then;
+    ``taken_place``: the line that took them.
+    """
 
     event: str = SAVE
     time: float = 0.0
     path: str = text(1000)
     place: str = text(200)
     step: int = 0
+    taken: int | None = number()
+    taken_place: str = text(200)
+
+
+@dataclass(frozen=True)
+class LoadRecord:
+    """A checkpoint that the process read. ``step``: completed steps of the process."""
+
+    event: str = LOAD
+    path: str = text(1000)
+    place: str = text(200)
+    step: int = 0
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """What a saved file has. ``path``: below the checked folder; ``step``: of the save; ``content``: of its tensors."""
+
+    event: str = FILE
+    path: str = text(1000)
+    step: int = 0
+    content: str = text(40)
 
 
 @dataclass(frozen=True)

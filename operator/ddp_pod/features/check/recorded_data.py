@@ -1,12 +1,14 @@
 """Record the DataLoaders of a script, and end their iterations early."""
 
 import functools
+import math
 import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 from ...rank import fingerprint
@@ -23,7 +25,7 @@ from ...rank.script_objects import (
 )
 from ...rank.tracebacks import find_call
 from .contract import LoaderRecord
-from .sink import Records
+from .sink import Indices, Records
 
 _MODULE = "torch.utils.data.dataloader"
 _SAMPLERS = ("torch.utils.data.distributed", "torch.utils.data.sampler")
@@ -56,14 +58,16 @@ class _Loader:
 class _Iteration:
     """One iteration of a DataLoader. ``indices``: digests of the batches that were requested and not delivered.
 
-    ``record``: of its beginning, until PyTorch has read how much data there is.
+    ``record``: of its beginning, until PyTorch has read how much data there is; ``last``: the last index so far.
     """
 
     def __init__(self, loader: _Loader, record: LoaderRecord | None = None) -> None:
         self.loader = loader
         self.record = record
+        self.number = loader.iterations
         self.delivered = 0
-        self.indices: deque[int] = deque()
+        self.indices: deque[Indices] = deque()
+        self.last = -math.inf
 
 
 class _SamplerHook(ImportHook):
@@ -162,6 +166,20 @@ def _write_indices(index: Any) -> str:
     return " ".join(parts)
 
 
+def _read_numbers(text: str) -> Iterator[float]:
+    """Yield the indices in a text of `_write_indices` that are numbers."""
+    for part in text.split():
+        try:
+            yield float(part)
+        except ValueError:
+            pass
+
+
+def _list_numbers(name: str, part: Any) -> list[str]:
+    """Return the integers that an object has as attributes, such as dataset.epoch=1."""
+    return [f"{name}.{key}={value}" for key, value in read_attributes(part).items() if type(value) is int]
+
+
 _UNKNOWN = _Loader(-1, "")  # until the loader's iteration begins
 
 
@@ -179,6 +197,7 @@ class DataHook(ImportHook):
         self._count = 0
         self._batches = Batches([], [])
         self._unused: dict[int, int | None] = {}  # by loader: the last batch's indices
+        self._aside: dict[int, int | None] = {}  # what a call without gradients has used
 
     def start(self) -> None:
         """Watch for the imports."""
@@ -189,11 +208,18 @@ class DataHook(ImportHook):
 
     def use(self) -> None:
         """Note that a model is called: of each loader, with the last batch. Those before are skipped after a resume."""
-        for loader, indices in self._unused.items():
+        for loader, indices in (self._unused or self._aside).items():
             self._batches.loaders.append(loader)
             if indices is not None:
                 self._batches.indices.append(indices)
         self._unused.clear()
+        self._aside.clear()
+
+    def set_aside(self) -> None:
+        """Note a call without gradients: a validation, unless a call with gradients follows for the same batches."""
+        if self._unused:
+            self._aside = self._unused
+            self._unused = {}
 
     def discard(self, unused: dict[int, int | None] | None = None) -> None:
         """Note that a model is evaluated: with the batches since the last call of a model, or with ``unused``."""
@@ -207,6 +233,7 @@ class DataHook(ImportHook):
 
     def take(self) -> Batches:
         """Return what the models were called with since the last call."""
+        self._aside.clear()
         self.use()
         batches = self._batches
         self._batches = Batches([], [])
@@ -249,6 +276,7 @@ class DataHook(ImportHook):
         former = self._iterations.get(iterator)
         if former is not None and former.loader is _UNKNOWN:
             iteration.indices = former.indices
+            iteration.last = former.last
         self._iterations[iterator] = iteration
 
     def _forget(self, iterator: Any, *arguments: Any, **options: Any) -> None:
@@ -258,6 +286,8 @@ class DataHook(ImportHook):
     def _build_record(self, loader: Any, found: _Loader) -> LoaderRecord:
         found.iterations += 1
         attributes = read_attributes(loader)
+        parts = [(name, attributes.get(name)) for name in ("sampler", "batch_sampler", "dataset")]
+        parts.append(("batch_sampler.sampler", read_attributes(attributes.get("batch_sampler")).get("sampler")))
         samplers = (attributes.get("sampler"), read_attributes(attributes.get("batch_sampler")).get("sampler"))
         distributed = next((item for item in samplers if find_member(type(item), "set_epoch") is not None), None)
         state = read_attributes(distributed)
@@ -271,6 +301,9 @@ class DataHook(ImportHook):
             sampler_built=self._samplers.find_place(distributed),
             shuffles=None if distributed is None else state.get("shuffle") is True,
             epoch=None if distributed is None else epoch,
+            setter=next((name for name, part in parts if find_member(type(part), "set_epoch") is not None), ""),
+            state=tuple(text for name, part in parts for text in _list_numbers(name, part)),
+            workers=attributes["num_workers"] if type(attributes.get("num_workers")) is int else 0,
         )
 
     def _write_record(self, iteration: _Iteration) -> None:
@@ -313,7 +346,10 @@ class DataHook(ImportHook):
             return
         text = _write_indices(index)
         if text:
-            iteration.indices.append(fingerprint.hash_text(text))
+            numbers = [iteration.last, *_read_numbers(text)]
+            iteration.last = numbers[-1]
+            descents = sum(after < before for before, after in pairwise(numbers))
+            iteration.indices.append(Indices(fingerprint.hash_text(text), descents))
 
     def _wrap_delivery(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
         @functools.wraps(original)
@@ -329,7 +365,9 @@ class DataHook(ImportHook):
             finally:
                 self._write_record(iteration)
             iteration.delivered += 1
-            self._unused[iteration.loader.number] = iteration.indices.popleft() if iteration.indices else None
+            indices = iteration.indices.popleft() if iteration.indices else None
+            self._unused[iteration.loader.number] = None if indices is None else indices.digest
+            self._recorder.note_batch(iteration.loader.number, iteration.number, batch, indices or Indices(0, 0))
             return batch
 
         return deliver

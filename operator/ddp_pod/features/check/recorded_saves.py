@@ -1,22 +1,45 @@
 """Record the checkpoints that a script writes, and keep it from overwriting files outside of the checked folder."""
 
+import functools
+import hashlib
 import io
 import os
 import pathlib
+import re
 import sys
 import time
+import zipfile
 from collections.abc import Callable
 from typing import Any
 
 from ...rank.hooks import ImportHook, observe
+from ...rank.script_objects import IdentityMap, list_parameters, list_values, read_tensor
 from ...rank.tracebacks import find_call
-from .contract import ORDER_FILE, SaveRecord
+from .contract import ORDER_FILE, FileRecord, LoadRecord, SaveRecord
 from .sink import Records
 
 _SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pickle", ".npz", ".tar", ".safetensors", ".distcp", ".model")
 _MOST_PATHS = 10_000
+_MOST_STATES = 10_000  # objects that are searched in what is saved
+_MOST_BYTES = 1 << 28  # of a file whose tensors are compared
+_ENTRY = re.compile(r"/data/\d+$|\.npy$")
+_RANDOM_STATES = (16, 5056)  # bytes of a generator's state, which a right script need not restore
 _PATHS = (pathlib.PosixPath, pathlib.WindowsPath)
 _FILES = (io.BufferedWriter, io.BufferedRandom, io.FileIO)
+
+
+def _contain(method: Callable[..., None]) -> Callable[..., None]:
+    """Keep an error of the recorder from the script: only the fact is missing."""
+
+    @functools.wraps(method)
+    def contained(self: "SaveHook", *arguments: Any, **options: Any) -> None:
+        try:
+            if self._recorder.is_active:
+                method(self, *arguments, **options)
+        except Exception:
+            self._reference = None
+
+    return contained
 
 
 class SaveHook:
@@ -26,12 +49,18 @@ class SaveHook:
         self._recorder = recorder
         self._order = os.path.join(folder, ORDER_FILE)
         self._paths: set[str] = set()
+        self._unread: dict[str, int] = {}  # saved files whose contents are not recorded, with the step of the save
+        self._taken = IdentityMap()  # of state_dict(): the step and the line of the call
+        self._reference: tuple[int, str] | None = None  # of what is being saved
 
     def start(self, torch: Any) -> None:
         """Hook PyTorch, which opens the files of torch.save in C++, and the files that Python opens."""
         serialization = torch.serialization
         for name in ("_open_zipfile_writer", "_open_file_like"):
             setattr(serialization, name, self._wrap(getattr(serialization, name)))
+        self._torch = torch
+        torch.nn.Module.state_dict = observe(torch.nn.Module.state_dict, after=self._note_state)
+        torch.save = observe(torch.save, before=self._find_reference, after=self._forget_reference)
         _SafetensorsHook(self._wrap).start()
         sys.addaudithook(self._audit)
 
@@ -41,7 +70,9 @@ class SaveHook:
         def note(*arguments: Any, **options: Any) -> None:
             path = _find_path(arguments[place]) if len(arguments) > place else ""
             is_reading = len(arguments) > 1 and type(arguments[1]) is str and arguments[1].startswith("r")
-            if path and not is_reading:
+            if path and is_reading:
+                self._note_load(path)
+            elif path:
                 self._note(path)
 
         return observe(original, before=note)
@@ -67,9 +98,65 @@ class SaveHook:
         self._refuse_foreign(real)
         if len(self._paths) < _MOST_PATHS:
             self._paths.add(real)
+            self._unread[real] = self._recorder.steps
+        taken, taken_place = self._reference or (None, "")
         self._recorder.write(
-            SaveRecord(time=time.time(), path=real, place=find_call().place, step=self._recorder.steps)
+            SaveRecord(
+                time=time.time(),
+                path=real,
+                place=find_call().place,
+                step=self._recorder.steps,
+                taken=taken,
+                taken_place=taken_place,
+            )
         )
+
+    @_contain
+    def _note_load(self, path: str) -> None:
+        record = LoadRecord(path=os.path.realpath(path), place=find_call().place, step=self._recorder.steps)
+        self._recorder.write(record)
+
+    @_contain
+    def _note_state(self, state: Any, module: Any, *arguments: Any, **options: Any) -> None:
+        """Remember when a model's state was taken: its tensors are those of the model, which go on changing."""
+        if not arguments and options.get("destination") is None:
+            self._taken[state] = (self._recorder.steps, find_call().place, module)
+
+    @_contain
+    def _find_reference(self, value: Any, *arguments: Any, **options: Any) -> None:
+        """Find a state in what is being saved that was taken before an earlier step, and not copied."""
+        self._reference = None
+        waiting = [value]
+        for _ in range(_MOST_STATES):
+            if not waiting:
+                return
+            item = waiting.pop()
+            taken = self._taken.get(item)
+            if taken is not None and taken[0] < self._recorder.steps and self._is_reference(item, taken[2]):
+                self._reference = taken[:2]
+                return
+            if type(item) in (dict, list, tuple):
+                waiting += list_values(item)
+
+    def _is_reference(self, state: Any, module: Any) -> bool:
+        """Return whether tensors of a state are in the memory of the module's parameters."""
+        places = {_find_memory(self._torch, item) for _, item, _ in list_parameters(module)} - {0}
+        return any(_find_memory(self._torch, tensor) in places for tensor in list_values(state))
+
+    def _forget_reference(self, *_: Any, **options: Any) -> None:
+        self._reference = None
+
+    @_contain
+    def write_files(self) -> None:
+        """Record what the files have that were saved since the last call. Those that were renamed are gone."""
+        unread = self._unread
+        self._unread = {}
+        for path, step in unread.items():
+            content = digest_file(path)
+            if content:
+                folder = os.path.join(os.path.realpath(self._recorder.order.folder), "")
+                name = path[len(folder) :] if path.startswith(folder) else path
+                self._recorder.write(FileRecord(path=name, step=step, content=content))
 
     def _refuse_foreign(self, path: str) -> None:
         folder = self._recorder.order.folder
@@ -80,6 +167,30 @@ class SaveHook:
                 f"ddp check: {path} is outside of the checked folder and would be overwritten; pass another path to "
                 "the script"
             )
+
+
+def _find_memory(torch: Any, value: Any) -> int:
+    tensor = read_tensor(torch, value)
+    return 0 if tensor is None or not tensor.numel() else int(tensor.data_ptr())
+
+
+def digest_file(path: str) -> str:
+    """Return a digest of the tensors in a checkpoint; empty if it has none, is too large, or is being written.
+
+    The bytes of the file would not do: pickle writes a text once if it is the same object again.
+    """
+    digest = hashlib.blake2b(digest_size=8)
+    try:
+        if os.path.getsize(path) > _MOST_BYTES:
+            return ""
+        with zipfile.ZipFile(path) as archive:
+            entries = [entry for entry in archive.infolist() if _ENTRY.search(entry.filename)]
+            for entry in sorted(entries, key=lambda entry: (len(entry.filename), entry.filename)):
+                if entry.file_size not in _RANDOM_STATES:
+                    digest.update(archive.read(entry))
+    except (OSError, zipfile.BadZipFile, RuntimeError, ValueError):
+        return ""
+    return digest.hexdigest() if entries else ""
 
 
 def _find_path(target: Any) -> str:

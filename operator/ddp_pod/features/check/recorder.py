@@ -11,6 +11,7 @@ import os
 import signal
 import sys
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
@@ -23,12 +24,14 @@ from ...rank.hooks import observe
 from ...rank.script_objects import (
     IdentityMap,
     bypass_modes,
+    find_own_function,
     is_of_package,
     is_tensor,
     is_training,
     list_buffers,
     list_modules,
     list_names,
+    list_optimized,
     list_parameters,
     list_placements,
     list_rates,
@@ -43,7 +46,9 @@ from .contract import (
     LIMIT,
     MARK_FILE,
     MOST_RECORDS,
+    MOST_SAMPLES,
     ORDER_FILE,
+    BatchRecord,
     EndRecord,
     ModelRecord,
     Order,
@@ -52,6 +57,7 @@ from .contract import (
 )
 from .recorded_data import DataHook
 from .recorded_saves import SaveHook
+from .sink import Indices
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 _MOST_ELEMENTS = 1 << 24  # of a tensor in a batch
@@ -107,6 +113,9 @@ class Recorder:
         self._with_gradient: set[str] = set()
         self._skipped = 0  # steps, by a GradScaler
         self._optimizer_steps = 0
+        self._optimizers: list[weakref.ref[Any]] = []
+        self._scheduled = ""
+        self._before_call = 0  # digest of the random state
         self._joins = False
         self._places = IdentityMap()  # the lines that built the modules
         self._data = DataHook(self)
@@ -122,6 +131,8 @@ class Recorder:
         self._gradients: dict[str, str] = {}  # digests by name
         self._not_finite = ""
         self._buffers: list[str] | None = None
+        self._unsynchronized = False
+        self._random: list[int] = []
 
     # -- hooks
 
@@ -145,12 +156,14 @@ class Recorder:
     @_guard
     def _note_optimizer(self, optimizer: Any) -> None:
         """Hook the rest of PyTorch, which is loaded once the script builds an optimizer."""
+        self._optimizers.append(weakref.ref(optimizer))
         if self._has_hooks:
             return
         self._has_hooks = True
         self._hook_modules()
         self._torch.autograd.backward = observe(self._torch.autograd.backward, before=self._note_loss)
         self._hook_scaler()
+        self._hook_schedulers()
         self._hook_join()
         self._saves.start(self._torch)
 
@@ -172,16 +185,29 @@ class Recorder:
         @functools.wraps(original)
         def call(module: Any, *arguments: Any, **options: Any) -> Any:
             recorder._depth += 1
+            is_outermost = recorder._depth == 1
             try:
-                if recorder._depth == 1:
+                if is_outermost:
                     recorder._note_call(module, arguments, options)
                 elif module is recorder._buffer_owner:
                     recorder._note_buffers()
                 return original(module, *arguments, **options)
             finally:
                 recorder._depth -= 1
+                if is_outermost:
+                    recorder._note_draw()
 
         self._torch.nn.Module.__call__ = call
+
+    def _hook_schedulers(self) -> None:
+        """Note the lines of their steps. Some schedulers have a step of their own."""
+        for kind in list(vars(sys.modules["torch.optim.lr_scheduler"]).values()):
+            if isinstance(kind, type) and find_own_function(kind, "step") is not None:
+                kind.step = observe(kind.step, before=self._note_schedule)  # type: ignore[attr-defined]
+
+    @_guard
+    def _note_schedule(self, *_: Any, **options: Any) -> None:
+        self._scheduled = find_call().place
 
     def _hook_scaler(self) -> None:
         """Count the steps that a GradScaler skips: it then calls no optimizer."""
@@ -205,17 +231,23 @@ class Recorder:
     @_guard
     def _note_call(self, module: Any, arguments: Any, options: Any) -> None:
         """Record the input of an outermost module in training."""
-        trains = is_training(module)
+        self._before_call = 0
+        trains = is_training(module) and self._torch.is_grad_enabled()
         if id(module) in self._members and not trains:
-            self._data.discard()
-        elif not trains:
+            if is_training(module):
+                self._data.set_aside()
+            else:
+                self._data.discard()
+        elif not is_training(module):
             self._evaluated[module] = self._data.get_unused()
-        if not (trains and self._torch.is_grad_enabled() and has_trainable_parameter(self._torch, module)):
+        if not (trains and has_trainable_parameter(self._torch, module)):
             return
         if id(module) not in self._members:
             self._add_model(module)
         self._data.use()
+        self._unsynchronized = read_attributes(module).get("require_backward_grad_sync") is False
         with bypass_modes(self._torch):
+            self._before_call = self._digest_random_state()
             for tensor in fingerprint.find_tensors(self._torch, (arguments, options)):
                 part = tensor.reshape(-1)[:_MOST_ELEMENTS]
                 self._batch.append(fingerprint.digest(self._torch, part))
@@ -225,6 +257,43 @@ class Recorder:
             self._buffer_owner = read_attributes(module)["_modules"]["module"] if is_wrapped else None
             if self._buffer_owner is None:
                 self._note_buffers()
+
+    @_guard
+    def note_batch(self, loader: int, iteration: int, batch: Any, indices: Indices) -> None:
+        """Record a batch that a DataLoader delivers."""
+        with bypass_modes(self._torch):
+            tensors = list(fingerprint.find_tensors(self._torch, batch))
+            parts = [tensor.reshape(-1)[:_MOST_ELEMENTS] for tensor in tensors]
+            content = fingerprint.combine(fingerprint.digest(self._torch, part) for part in parts)
+            samples = fingerprint.digest_samples(self._torch, tensors, MOST_SAMPLES)
+        self.write(
+            BatchRecord(
+                loader=loader,
+                iteration=iteration,
+                content=_write_digest(content) if tensors else "",
+                indices=_write_digest(indices.digest & fingerprint.MASK) if indices.digest else "",
+                descents=indices.descents,
+                samples=tuple(map(_write_digest, samples)),
+            )
+        )
+
+    @_guard
+    def _note_draw(self) -> None:
+        """Note the random state before a call that has changed it."""
+        before = self._before_call
+        self._before_call = 0
+        if before:
+            with bypass_modes(self._torch):
+                if self._digest_random_state() != before:
+                    self._random.append(before)
+
+    def _digest_random_state(self) -> int:
+        """Return a digest of the default generators: of the CPU, and of the GPU in use."""
+        states = [self._torch.random.default_generator.get_state()]
+        cuda = self._torch.cuda
+        if cuda.is_available() and cuda.is_initialized():
+            states.append(cuda.default_generators[cuda.current_device()].get_state())
+        return fingerprint.combine(fingerprint.hash_bytes(state.numpy().tobytes()) for state in states)
 
     @_guard
     def _note_buffers(self) -> None:
@@ -269,10 +338,12 @@ class Recorder:
         self.steps += 1
         if self._file is None:
             self._open()
+        self._saves.write_files()
         batches = self._data.take()
         parameters = list(self._list_parameters())
         trainable = [name for name, parameter in parameters if self._requires_gradient(parameter)]
         group_size, group_rank = self._find_group()
+        unoptimized, foreign = self._compare_with_optimizers()
         self.write(
             StepRecord(
                 time=time.time(),
@@ -294,10 +365,31 @@ class Recorder:
                 group_rank=group_rank,
                 group_built=self._groups.place,
                 joins=self._joins,
+                unoptimized=tuple(unoptimized[:64]),
+                foreign=foreign,
+                scheduled=self._scheduled,
+                unsynchronized=self._unsynchronized,
+                random=_write_digest(fingerprint.combine(self._random)) if self._random else "",
             )
         )
         self._reset()
         self._obey()
+
+    def _compare_with_optimizers(self) -> tuple[list[str], int]:
+        """Return the parameters with a gradient that no optimizer has, and how many idle ones the models lack."""
+        optimized = {id(item): item for optimizer in self._optimizers for item in list_optimized(optimizer())}
+        known = set()
+        missing = []
+        for name, parameter in self._list_parameters():
+            known.add(id(parameter))
+            if name in self._with_gradient and id(parameter) not in optimized:
+                missing.append(name)
+        foreign = [
+            item
+            for number, item in optimized.items()
+            if number not in known and read_property(self._torch, item, "grad") is None
+        ]
+        return missing, len(foreign)
 
     def _find_group(self) -> tuple[int, int]:
         """Return size and rank of the default process group; 0 without one."""
@@ -388,10 +480,14 @@ class Recorder:
             break
         waiting = self._waiting
         self._waiting = []
-        atexit.register(lambda: self.write(EndRecord(time=time.time(), step=self.steps, reason="script")))
+        atexit.register(self._note_end)
         self.write(StartRecord(time=time.time(), rank=self.rank, world_size=self._world_size))
         assert self._file is not None
         self._file.writelines(json.dumps(raw) + "\n" for raw in waiting)
+
+    def _note_end(self) -> None:
+        self._saves.write_files()
+        self.write(EndRecord(time=time.time(), step=self.steps, reason="script"))
 
     def _path(self, suffix: str) -> str:
         return os.path.join(self._folder, f"{self.rank}.{suffix}")

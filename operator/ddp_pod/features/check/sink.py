@@ -1,8 +1,15 @@
 """Where the hooks of a check write what they observe."""
 
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from .contract import Order
+
+
+class Indices(NamedTuple):
+    """What a batch consists of: its digest, and how often an index is less than the one before."""
+
+    digest: int
+    descents: int
 
 
 class Records(Protocol):
@@ -14,3 +21,6 @@ class Records(Protocol):
 
     def write(self, record: Any) -> None:
         """Write a record: once the process has made a step."""
+
+    def note_batch(self, loader: int, iteration: int, batch: Any, indices: Indices) -> None:
+        """Record a batch that a DataLoader delivers."""

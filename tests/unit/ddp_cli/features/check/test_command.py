@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ import pytest
 from ddp_cli.__main__ import main
 from ddp_cli.features.check import command as check
 from ddp_cli.features.check.runs import CheckedRun, Request, Runs
-from ddp_cli.features.check.verdict import FAILED, NOT_APPLICABLE, PASSED, CheckVerdict
+from ddp_cli.features.check.verdict import FAILED, NOT_APPLICABLE, PASSED, WARNING, CheckVerdict
 from ddp_pod.features.check.contract import Order
 
 VERDICTS = [
@@ -225,3 +226,28 @@ def test_option_of_other_commands_is_refused_with_remedy(capsys: pytest.CaptureF
         main(["check", "job.yaml", "--quiet"])
     assert ended.value.code == 2
     assert "--quiet; it prints verdicts only" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("state", "code", "strict"), [(PASSED, 0, 0), (WARNING, 0, 1), (NOT_APPLICABLE, 0, 1), (FAILED, 1, 1)]
+)
+def test_strict_check_fails_for_what_it_cannot_say(
+    requests: list[Request], state: str, code: int, strict: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(check, "judge", lambda runs: [CheckVerdict("finite", state)])
+    assert main(["check", "train.py"]) == code
+    assert main(["check", "train.py", "--strict"]) == strict
+
+
+@pytest.mark.parametrize(("steps", "is_said"), [(20, False), (12, True)])
+def test_cut_of_epochs_is_said_if_it_costs_steps(
+    requests: list[Request],
+    steps: int,
+    is_said: bool,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    reference = dataclasses.replace(checked(steps=steps), order=Order(steps=20, batches=6))
+    monkeypatch.setattr(Runs, "run_all", lambda runs: [reference])
+    assert main(["check", "train.py"]) == 0
+    assert ("ended after 12 of 20 steps: a check cuts epochs to 6 batches" in capsys.readouterr().err) == is_said

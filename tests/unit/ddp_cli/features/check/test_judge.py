@@ -13,12 +13,15 @@ from ddp_cli.features.check.judge import omit_consequences
 from ddp_cli.features.check.recordings import Process, Recording, read_recording
 from ddp_cli.features.check.resume import judge_resume, judge_stop
 from ddp_cli.features.check.training import judge_training
-from ddp_cli.features.check.verdict import FAILED, NOT_APPLICABLE, PASSED, CheckVerdict
+from ddp_cli.features.check.verdict import FAILED, NOT_APPLICABLE, PASSED, WARNING, CheckVerdict
 from ddp_pod.contract.records import to_json
 from ddp_pod.features.check.contract import (
     LIMIT,
+    BatchRecord,
     EndRecord,
+    FileRecord,
     LoaderRecord,
+    LoadRecord,
     ModelRecord,
     SaveRecord,
     StartRecord,
@@ -60,6 +63,16 @@ def build_process(rank: int, *, steps: range = range(1, STEPS + 1), number: int 
                 epoch=epoch,
             )
             process.loaders.append((index - 1, loader))
+        process.batches.append(
+            BatchRecord(
+                loader=0,
+                iteration=(step - 1) // EPOCH + 1,
+                content=f"b{step}.{rank}",
+                indices=f"i{step}.{rank}",
+                descents=3,
+                samples=(f"s{step}.{rank}",),
+            )
+        )
         process.steps.append(
             StepRecord(
                 time=float(step),
@@ -135,9 +148,113 @@ def write_everywhere(ranks: list[Process]) -> None:
     ranks[1].saves = list(ranks[0].saves)
 
 
-def never_set_epoch(ranks: list[Process]) -> None:
+def repeat_epochs(ranks: list[Process], **values: Any) -> None:
+    """Deliver the same batches in the same order in each epoch."""
     for process in ranks:
-        change_loaders(process, epoch=0)
+        process.batches = [
+            dataclasses.replace(
+                batch, content=f"b{index % EPOCH}.{process.rank}", indices=f"i{index % EPOCH}.{process.rank}", **values
+            )
+            for index, batch in enumerate(process.batches)
+        ]
+
+
+def never_set_epoch(ranks: list[Process]) -> None:
+    repeat_epochs(ranks)
+    for process in ranks:
+        change_loaders(process, epoch=0, setter="sampler")
+
+
+def never_tell_own_sampler(ranks: list[Process]) -> None:
+    repeat_epochs(ranks)
+    for process in ranks:
+        change_loaders(process, epoch=None, sampler_built="", setter="batch_sampler")
+
+
+def seed_each_epoch(ranks: list[Process]) -> None:
+    repeat_epochs(ranks)
+    for process in ranks:
+        change_loaders(process, epoch=None, sampler_built="")
+
+
+def tell_the_epoch_to_the_main_process_only(ranks: list[Process]) -> None:
+    repeat_epochs(ranks)
+    for process in ranks:
+        process.batches = [dataclasses.replace(batch, indices="", descents=0) for batch in process.batches]
+        process.loaders = [
+            (begin, dataclasses.replace(loader, workers=2, sampler_built="", state=(f"dataset.epoch={number}",)))
+            for number, (begin, loader) in enumerate(process.loaders)
+        ]
+
+
+def deliver_twice(ranks: list[Process]) -> None:
+    """Deliver each batch by two workers."""
+    for process in ranks:
+        change_loaders(process, workers=2, sampler_built="")
+        process.batches = [
+            dataclasses.replace(batch, indices="", content=f"b{index // 2}")
+            for index, batch in enumerate(process.batches)
+        ]
+
+
+def deliver_samples_twice(ranks: list[Process]) -> None:
+    for process in ranks:
+        change_loaders(process, workers=2, sampler_built="")
+        process.batches = [
+            dataclasses.replace(batch, indices="", samples=(f"s{index // 2}",))
+            for index, batch in enumerate(process.batches)
+        ]
+
+
+def validate(ranks: list[Process], samples: Sequence[tuple[str, ...]]) -> None:
+    """Let each rank validate the samples after its first epoch."""
+    for process, own in zip(ranks, samples, strict=True):
+        process.loaders.append((EPOCH, LoaderRecord(loader=1, iteration=1, built="train.py:13", place="train.py:30")))
+        process.batches.append(BatchRecord(loader=1, iteration=1, content="v", samples=own))
+
+
+def split_differently(ranks: list[Process]) -> None:
+    validate(ranks, [("s1.1", "s2.1", "s3.1", "x"), ("s1.0", "s2.0", "s3.0", "y")])
+
+
+def learn_nothing(ranks: list[Process]) -> None:
+    for process in ranks:
+        change_steps(process, loss=("0x0.0p+0",), digests=("w0", "f"))
+
+
+def change_nothing(ranks: list[Process]) -> None:
+    for process in ranks:
+        change_steps(process, digests=("w0", "f"))
+
+
+def leave_out_of_the_optimizer(ranks: list[Process]) -> None:
+    for process in ranks:
+        change_model(process, trainable=(1, 1))
+        change_steps(process, gradients=lambda step, rank: (f"g{step}", f"h{step}"), unoptimized=("frozen",), foreign=2)
+
+
+def register_in_another_order(ranks: list[Process]) -> None:
+    change_model(ranks[1], names=("frozen", "weight"), digests=("f", "w0"))
+
+
+def schedule_on_own_metric(ranks: list[Process]) -> None:
+    change_steps(ranks[1], since=5, rates=(0.001,), digests=lambda step, rank: (f"w{step}.{rank}", "f"))
+    for process in ranks:
+        change_steps(process, scheduled="train.py:33")
+
+
+def skip_synchronization(ranks: list[Process]) -> None:
+    for process in ranks:
+        change_steps(
+            process,
+            gradients=lambda step, rank: (f"g{step}.{rank}", ""),
+            digests=lambda step, rank: (f"w{step}.{rank}", "f"),
+            unsynchronized=True,
+        )
+
+
+def keep_a_reference(ranks: list[Process]) -> None:
+    ranks[0].saves[-1] = dataclasses.replace(ranks[0].saves[-1], taken=4, taken_place="train.py:28")
 
 
 def begin_with_other_weights(ranks: list[Process]) -> None:
@@ -166,6 +283,19 @@ FAULTS: list[tuple[str, Change, str, str]] = [
         "another order each epoch",
         "train.py:18",
     ),
+    ("own sampler", never_tell_own_sampler, "another order each epoch", "train.py:18"),
+    ("seed in each epoch", seed_each_epoch, "another order each epoch", "train.py:18"),
+    ("epoch in the main process", tell_the_epoch_to_the_main_process_only, "another order each epoch", "train.py:12"),
+    ("workers deliver the same batches", deliver_twice, "different data", "train.py:12"),
+    ("workers deliver the same samples", deliver_samples_twice, "different data", "train.py:12"),
+    ("split by rank", split_differently, "separate validation data", "train.py:13"),
+    ("constant loss", learn_nothing, "weights change", "train.py:21"),
+    ("constant weights", change_nothing, "weights change", "train.py:22"),
+    ("head without an optimizer", leave_out_of_the_optimizer, "weights change", "net.py:2"),
+    ("other order", register_in_another_order, "same parameters", "net.py:1"),
+    ("own learning rate", schedule_on_own_metric, "gradients are shared", "train.py:33"),
+    ("no_sync", skip_synchronization, "gradients are shared", "train.py:21"),
+    ("reference", keep_a_reference, "saved weights", "train.py:28"),
     ("uneven data", lambda ranks: change_loaders(ranks[1], batches=3), "equal numbers of steps", "train.py:12"),
     ("fewer steps", lambda ranks: ranks[1].steps.pop(), "equal numbers of steps", "train.py:22"),
     ("two writers", write_everywhere, "one writer", "train.py:25"),
@@ -202,12 +332,92 @@ def test_fault_fails_one_check_and_names_its_line(change: Change, check: str, pl
     ranks = [build_process(rank) for rank in range(2)]
     change(ranks)
 
-    verdicts = judge_training(Recording({process.rank: [process] for process in ranks}), 2)
+    verdicts = omit_consequences(judge_training(Recording({process.rank: [process] for process in ranks}), 2))
 
     failed = {verdict.check: verdict for verdict in verdicts if verdict.state == FAILED}
     assert list(failed) == [check]
     assert failed[check].place == place
-    assert failed[check].remedy
+    assert failed[check].remedy or check == "weights change"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda ranks: repeat_epochs(ranks, descents=0),
+        lambda ranks: validate(ranks, [("v1", "v2", "v3")] * 2),
+        lambda ranks: change_steps(ranks[1], random="r1"),
+    ],
+    ids=["sequential data", "own validation data", "own random numbers"],
+)
+def test_right_variant_fails_no_check(change: Change) -> None:
+    ranks = [build_process(rank) for rank in range(2)]
+    change_steps(ranks[0], random="r0")
+    change(ranks)
+    verdicts = judge_training(Recording({process.rank: [process] for process in ranks}), 2)
+    assert not [verdict for verdict in verdicts if verdict.state in (FAILED, WARNING)]
+
+
+@pytest.mark.parametrize(
+    ("change", "check"),
+    [
+        (lambda ranks: [change_steps(process, random="r") for process in ranks], "own random numbers"),
+        (lambda ranks: validate(ranks, [("s1.0", "s2.0", "s3.0")] * 2), "separate validation data"),
+        (lambda ranks: [change_steps(process, foreign=3) for process in ranks], "weights change"),
+    ],
+    ids=["equal random numbers", "accuracy of the training data", "idle parameters"],
+)
+def test_what_may_be_intended_is_a_warning(change: Change, check: str) -> None:
+    ranks = [build_process(rank) for rank in range(2)]
+    change(ranks)
+    verdicts = judge_training(Recording({process.rank: [process] for process in ranks}), 2)
+    assert [verdict.check for verdict in verdicts if verdict.state == WARNING] == [check]
+    assert not [verdict for verdict in verdicts if verdict.state == FAILED]
+
+
+def test_run_that_hung_fails_the_numbers_of_steps() -> None:
+    ranks = [build_process(rank) for rank in range(2)]
+    ranks[0].end = None
+    recording = Recording({process.rank: [process] for process in ranks})
+    (verdict,) = [
+        verdict
+        for verdict in judge_training(recording, 2, "no rank recorded anything for 45 s")
+        if verdict.state == FAILED
+    ]
+    assert verdict.check == "equal numbers of steps"
+    assert "rank 1 left the loop after 12 steps" in verdict.reason
+
+
+CHECKS = (
+    *("one group", "same parameters", "weights change", "gradients are shared", "same initial weights"),
+    *("equal numbers of steps", "one writer", "finite", "resumes exactly"),
+)
+
+
+def test_one_of_any_failures_is_reported() -> None:
+    for states in product((PASSED, FAILED), repeat=len(CHECKS)):
+        verdicts = [CheckVerdict(check, state) for check, state in zip(CHECKS, states, strict=True)]
+        reported = [verdict for verdict in omit_consequences(verdicts) if verdict.state == FAILED]
+        assert bool(reported) == (FAILED in states), states
+
+
+def test_stages_of_a_pipeline_have_parameters_of_their_own() -> None:
+    ranks = [build_process(rank) for rank in range(2)]
+    for process in ranks:
+        change_model(process, wrapper="", names=(f"stage{process.rank}", "frozen"))
+    verdicts = judge_training(Recording({process.rank: [process] for process in ranks}), 2)
+    (verdict,) = [verdict for verdict in verdicts if verdict.check == "same parameters"]
+    assert verdict.state == PASSED
+
+
+def test_weights_that_never_change_prove_nothing_else() -> None:
+    verdicts = [
+        CheckVerdict("weights change", FAILED),
+        CheckVerdict("gradients are shared", PASSED),
+        CheckVerdict("resumes exactly", PASSED),
+        CheckVerdict("one writer", PASSED),
+    ]
+    states = [verdict.state for verdict in omit_consequences(verdicts)]
+    assert states == [FAILED, NOT_APPLICABLE, NOT_APPLICABLE, PASSED]
 
 
 # -- interrupted runs
@@ -238,6 +448,26 @@ def _shift(value: Callable[[int, int], Any]) -> Callable[[int, int], Any]:
     return lambda step, rank: value(step + 8, rank)
 
 
+def load_on_one_rank() -> Recording:
+    recording = build_resumed()
+    change_model(recording.ranks[1][1], digests=("w0", "f"))
+    return recording
+
+
+def load_nothing() -> Recording:
+    recording = build_resumed(1, weights="w0")
+    for processes in recording.ranks.values():
+        processes[1].loads.append(LoadRecord(path="/x/last.pt", place="train.py:16"))
+    return recording
+
+
+def lose_an_average() -> Recording:
+    recording = build_resumed()
+    recording.ranks[0][1].files.append(FileRecord(path="ema.pt", step=4, content="other"))
+    recording.ranks[0][1].saves.append(SaveRecord(path="/copy/ema.pt", place="train.py:25", step=4))
+    return recording
+
+
 def make_one_step_more() -> Recording:
     recording = build_resumed()
     for rank, processes in recording.ranks.items():
@@ -259,12 +489,24 @@ RESUMES: list[tuple[str, Recording, str]] = [
     ("buffers", change_resumed(buffers=lambda step, rank: ("x",)), "buffers"),
     ("random state", change_resumed(loss=lambda step, rank: ("x",)), "random state"),
     ("optimizer", change_resumed(digests=lambda step, rank: (f"o{step}", "f")), "optimizer"),
+    (
+        "other gradients",
+        change_resumed(digests=lambda step, rank: (f"o{step}", "f"), gradients=lambda *_: ("x", "")),
+        "the gradients are not",
+    ),
     ("steps repeated", make_one_step_more(), "13 steps"),
+    ("one rank", load_on_one_rank(), "rank 0 has the weights of step 8, and rank 1 its initial weights"),
+    ("nothing", load_nothing(), "reads last.pt at train.py:16, and no weight of it reaches the model"),
+    ("average", lose_an_average(), "ema.pt of step 12 is not that of an uninterrupted run"),
 ]
 
 
 def build_reference() -> Recording:
-    return Recording({rank: [build_process(rank)] for rank in range(2)})
+    ranks = {rank: [build_process(rank)] for rank in range(2)}
+    for step in (8, 12):
+        ranks[0][0].files.append(FileRecord(path="ema.pt", step=step, content=f"e{step}"))
+        ranks[0][0].files.append(FileRecord(path="log.pt", step=step, content=f"{step}"))
+    return Recording(ranks)
 
 
 def test_exact_resume_passes() -> None:
@@ -280,7 +522,7 @@ def test_inexact_resume_names_the_cause_and_the_save(resumed: Recording, cause: 
 
     assert (verdict.state, verdict.place) == (FAILED, "train.py:25")
     assert cause in verdict.reason
-    assert verdict.remedy
+    assert verdict.remedy or "gradients" in cause
 
 
 def add_generator(recording: Recording, begin: int = 9) -> Recording:

@@ -238,6 +238,6 @@ def test_end_and_resume_of_failed_reference_are_not_judged(tmp_path: Path, code:
         write(tmp_path, f"{rank}.0.jsonl", StartRecord(rank=rank, world_size=2), *loaders, step)
     run = CheckedRun("reference", Order(), tmp_path, code, 1.0, "", 1, 2, ())
     verdicts = {verdict.check: verdict for verdict in judge([run])}
-    assert len(verdicts) == 10
+    assert len(verdicts) == 12
     assert verdicts["resumes exactly"].state == state
     assert verdicts["stops in time"].state == NOT_APPLICABLE

@@ -1,9 +1,15 @@
-"""Which batches belong to a step."""
+"""What a rank of a check records: the batches of a step, and facts of its optimizer, loaders and files."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from pathlib import Path
+from typing import Any
 
+import pytest
 import torch
 from torch import nn
 
@@ -37,4 +43,84 @@ def test_batch_of_an_evaluation_before_the_first_step_is_discarded(tmp_path: Pat
     recorder._note_call(model, (torch.ones(1, 2),), {})
 
     assert recorder.is_active
+    assert recorder._data.take() == Batches([73], [3])
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """Return the records of ``recorded_script.py`` by kind."""
+    folder = tmp_path_factory.mktemp("records")
+    write_json(str(folder / ORDER_FILE), to_json(Order(folder=str(folder / "copy"))))
+    script = Path(__file__).with_name("recorded_script.py")
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
+    ran = subprocess.run(
+        [sys.executable, str(script), str(folder)], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (ran.returncode, ran.stderr) == (0, "")
+    records: dict[str, list[dict[str, Any]]] = {}
+    for line in (folder / "0.0.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        records.setdefault(record["event"], []).append(record)
+    return records
+
+
+Records = dict[str, list[dict[str, Any]]]
+
+
+def test_parameters_without_an_optimizer_are_recorded(recorded: Records) -> None:
+    for step in recorded["step"]:
+        assert step["unoptimized"] == ["head.weight", "head.bias"]
+        assert step["foreign"] == 2  # the head that was replaced
+
+
+def test_batches_have_their_order_and_their_samples(recorded: Records) -> None:
+    trained = [batch for batch in recorded["batch"] if batch["loader"] == 0]
+    assert [batch["iteration"] for batch in trained] == [1, 1, 2, 2]
+    assert [batch["descents"] for batch in trained] == [1, 1] * 2
+    assert [batch["indices"] for batch in trained[:2]] == [batch["indices"] for batch in trained[2:]]
+    assert len({sample for batch in trained for sample in batch["samples"]}) == 4
+    streamed = [batch for batch in recorded["batch"] if batch["loader"] == 1]
+    assert [batch.get("indices", "") for batch in streamed] == ["", ""]
+    assert [len(set(batch["samples"])) for batch in streamed] == [1, 1]
+    assert len({batch["content"] for batch in recorded["batch"]}) == 4
+
+
+def test_loader_names_its_setter_and_its_state(recorded: Records) -> None:
+    loader = recorded["loader"][0]
+    assert (loader["setter"], "batch_sampler.epoch=0" in loader["state"]) == ("batch_sampler", True)
+
+
+def test_validation_without_eval_is_no_training_data(recorded: Records) -> None:
+    assert [step["loaders"] for step in recorded["step"]] == [[0]] * 4
+
+
+def test_draws_of_a_model_and_the_line_of_the_scheduler_are_recorded(recorded: Records) -> None:
+    assert len({step["random"] for step in recorded["step"]}) == 4
+    assert "scheduled" not in recorded["step"][0] or "recorded_script.py" in recorded["step"][0]["scheduled"]
+    assert "recorded_script.py" in recorded["step"][-1]["scheduled"]
+
+
+def test_save_of_a_kept_reference_has_the_step_that_took_it(recorded: Records) -> None:
+    best, *others = recorded["save"]
+    assert (best["taken"], best["step"]) == (0, 4)
+    assert "recorded_script.py" in best["takenPlace"]
+    assert not [save for save in others if "taken" in save]
+
+
+def test_files_have_contents_under_their_last_name(recorded: Records) -> None:
+    assert {file["path"]: file["step"] for file in recorded["file"]} == {"best.pt": 4, "last.pt": 4}
+    assert len({file["content"] for file in recorded["file"]}) == 1  # the same weights
+    (load,) = recorded["load"]
+    assert load["path"].endswith("copy/last.pt")
+
+
+def test_batch_of_a_teacher_is_that_of_the_step(tmp_path: Path) -> None:
+    recorder = build_recorder(tmp_path)
+    model = nn.Linear(2, 2)
+    recorder._note_call(model, (torch.ones(1, 2),), {})
+    recorder._data.take()
+    recorder._data._unused[3] = 73
+    with torch.no_grad():
+        recorder._note_call(model, (torch.ones(1, 2),), {})
+    recorder._note_call(model, (torch.ones(1, 2),), {})
     assert recorder._data.take() == Batches([73], [3])
