@@ -65,6 +65,17 @@ def test_steps_that_an_eviction_repeats_are_reported(old: str, new: str, folder:
     assert "repeats the steps since the last checkpoint" in verdicts["stops in time"]["reason"]
 
 
+def test_average_that_is_not_saved_is_reported(folder: Path) -> None:
+    text = (SCRIPTS / "ema.py").read_text()
+    assert text.count("average=average, ") == 1
+    (folder / "ema.py").write_text(text.replace("average=average, ", ""))
+
+    verdicts = run_check(folder, "ema.py")
+
+    assert list(list_failures(verdicts)) == ["resumes exactly"]
+    assert "AveragedModel changes at each step and is not restored" in verdicts["resumes exactly"]["reason"]
+
+
 @pytest.mark.parametrize("script", RIGHT)
 def test_right_script_has_no_failed_check(script: str, folder: Path) -> None:
     verdicts = run_check(folder, f"{script}.py")

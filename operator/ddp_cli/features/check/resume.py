@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 from ddp_cli.features.check.recordings import Digests, Process, Recording
 from ddp_cli.features.check.training import use_join
 from ddp_cli.features.check.verdict import FAILED, NO_SAVE, CheckVerdict, failed, list_names, not_applicable, passed
-from ddp_pod.features.check.contract import LIMIT, SaveRecord, StepRecord
+from ddp_pod.features.check.contract import LIMIT, SCAN_STEP, SaveRecord, StepRecord
 
 GRACE_SECONDS: Final = 30.0
 """A pod's time to end after SIGTERM, by default."""
@@ -18,7 +18,8 @@ _BATCH: Final = "the batch"
 _BUFFERS: Final = "the buffers"
 _LOSS: Final = "the loss"
 _WEIGHTS: Final = "the weights after the step"
-_FACTS: Final = (_RATES, _ORDER, _BATCH, _BUFFERS, _LOSS, _WEIGHTS)
+_BESIDE: Final = "a module beside the model"
+_FACTS: Final = (_RATES, _ORDER, _BATCH, _BUFFERS, _LOSS, _WEIGHTS, _BESIDE)
 _SEEDS: Final = {
     _RATES: "compute the learning rate from the step alone",
     _ORDER: "give the sampler a seed or a seeded generator",
@@ -26,6 +27,7 @@ _SEEDS: Final = {
     _BUFFERS: "call torch.manual_seed() before the model is built",
     _LOSS: "call torch.manual_seed() at the start (dropout)",
     _WEIGHTS: "call torch.use_deterministic_algorithms(True)",
+    _BESIDE: "seed what changes it",
 }
 _EPOCHS_TO_SAVE: Final = 2  # after which a script that saves each epoch has saved
 
@@ -159,6 +161,8 @@ def _find_difference(
         for fact in facts:
             if is_part and fact == _BATCH:
                 continue
+            if fact == _BESIDE and min(wanted.step, step.step) <= SCAN_STEP:
+                continue
             value = _read_fact(before, wanted, fact)
             part = _read_fact(after, step, fact)
             if is_part and isinstance(value, tuple) and isinstance(part, tuple):
@@ -180,7 +184,15 @@ def _read_fact(process: Process, step: StepRecord, fact: str) -> object:
         return step.buffers
     if fact == _LOSS:
         return step.loss
+    if fact == _BESIDE:
+        return _list_moving(process, step)
     return process.digests(step)
+
+
+def _list_moving(process: Process, step: StepRecord) -> list[str]:
+    """Return the modules beside the models that a step has changed: others are copies, or wait for their end."""
+    before = process.steps[step.step - 2]
+    return [module for module in step.beside if module not in before.beside]
 
 
 def _judge_rank(
@@ -314,6 +326,11 @@ def _explain(whole: Process, resume: _Resume, step: StepRecord, fact: str) -> tu
         remedy = "save torch.get_rng_state() of each rank, and load it"
         return "the random state is not saved (dropout)", remedy
     expected = whole.steps[resume.position + step.step - 1]
+    if fact == _BESIDE:
+        moving = _list_moving(whole, expected) or _list_moving(resume.process, step)
+        kinds = list_names(module.partition(":")[0] for module in moving)
+        remedy = "save its state_dict() with the checkpoint, and load it at the start"
+        return f"{kinds} changes at each step and is not restored, such as an average of the weights", remedy
     if expected.gradients != step.gradients:
         return "batch and loss are equal, the gradients are not", ""
     return "the optimizer's state is not that of the uninterrupted run", "save optimizer.state_dict(), and load it"

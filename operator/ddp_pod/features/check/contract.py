@@ -14,6 +14,8 @@ MARK_FILE: Final = "marked"  # rank 0 creates it after the step ``Order.mark``
 MOST_STEPS: Final = 2000  # of a run
 MOST_RECORDS: Final = 20_000  # lines of a process
 MOST_TENSORS: Final = 4096  # of a model
+MOST_BESIDE: Final = 16  # modules beside the models
+SCAN_STEP: Final = 2  # of a process, after which all of its modules exist
 MOST_SAMPLES: Final = 64  # of a batch
 
 # Kinds of a record: the value of ``event``.
@@ -151,7 +153,8 @@ class StepRecord:
     gradient that no optimizer has; ``foreign``: parameters of the optimizers that have no gradient and are of no model;
     ``scheduled``: the line of the last step of a scheduler; ``unsynchronized``: whether the last call of a
     DistributedDataParallel left its gradients unshared; ``random``: digest of the random state, if calls of models
-    drew from it.
+    drew from it; ``beside``: class and digest of each module that is no part of the models, such as an average of the
+    weights, from the step SCAN_STEP on.
     """
 
     event: str = STEP
@@ -179,6 +182,7 @@ class StepRecord:
     scheduled: str = text(200)
     unsynchronized: bool = False
     random: str = text(40)
+    beside: tuple[str, ...] = items(MOST_BESIDE)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ random numbers and keeps no graph. Errors of its own end the recording, not the 
 
 import atexit
 import functools
+import gc
 import json
 import os
 import signal
@@ -45,9 +46,11 @@ from ...rank.tracebacks import find_call
 from .contract import (
     LIMIT,
     MARK_FILE,
+    MOST_BESIDE,
     MOST_RECORDS,
     MOST_SAMPLES,
     ORDER_FILE,
+    SCAN_STEP,
     BatchRecord,
     EndRecord,
     ModelRecord,
@@ -115,6 +118,7 @@ class Recorder:
         self._optimizer_steps = 0
         self._optimizers: list[weakref.ref[Any]] = []
         self._scheduled = ""
+        self._beside: list[weakref.ref[Any]] = []
         self._before_call = 0  # digest of the random state
         self._joins = False
         self._places = IdentityMap()  # the lines that built the modules
@@ -339,6 +343,8 @@ class Recorder:
         if self._file is None:
             self._open()
         self._saves.write_files()
+        if self.steps == SCAN_STEP:
+            self._find_beside()
         batches = self._data.take()
         parameters = list(self._list_parameters())
         trainable = [name for name, parameter in parameters if self._requires_gradient(parameter)]
@@ -370,10 +376,30 @@ class Recorder:
                 scheduled=self._scheduled,
                 unsynchronized=self._unsynchronized,
                 random=_write_digest(fingerprint.combine(self._random)) if self._random else "",
+                beside=tuple(sorted(self._list_beside())),
             )
         )
         self._reset()
         self._obey()
+
+    def _find_beside(self) -> None:
+        """Find the modules that are no part of the models and contain none: a script may keep them anywhere."""
+        kind = self._torch.nn.Module
+        found = [item for item in gc.get_objects() if issubclass(type(item), kind) and id(item) not in self._members]
+        parts = {id(item): [part for _, part in list_modules(item)] for item in found}
+        inner = {id(part) for item in found for part in parts[id(item)][1:]}
+        for item in found:
+            is_apart = id(item) not in inner and not any(id(part) in self._members for part in parts[id(item)])
+            if is_apart and any(True for _ in _list_state(item)):
+                self._beside.append(weakref.ref(item))
+        del self._beside[MOST_BESIDE:]
+
+    def _list_beside(self) -> Iterator[str]:
+        for reference in self._beside:
+            module = reference()
+            if module is not None:
+                state = "".join(self._digest(tensor) for tensor in _list_state(module))
+                yield f"{list_names(type(module))[0]}:{_write_digest(fingerprint.hash_text(state) & fingerprint.MASK)}"
 
     def _compare_with_optimizers(self) -> tuple[list[str], int]:
         """Return the parameters with a gradient that no optimizer has, and how many idle ones the models lack."""
@@ -549,6 +575,12 @@ def _find_build(module: Any) -> str:
     while frame.f_back is not None and frame.f_code.co_name == "__init__" and _is_argument(frame, module):
         frame = frame.f_back
     return find_call(frame).place
+
+
+def _list_state(module: Any) -> Iterator[Any]:
+    """Yield the parameters and buffers of a module."""
+    yield from (tensor for _, tensor, _ in list_parameters(module))
+    yield from (tensor for _, tensor, _ in list_buffers(module))
 
 
 def _is_argument(frame: Any, module: Any) -> bool:

@@ -17,6 +17,7 @@ from ddp_cli.features.check.verdict import FAILED, NOT_APPLICABLE, PASSED, WARNI
 from ddp_pod.contract.records import to_json
 from ddp_pod.features.check.contract import (
     LIMIT,
+    SCAN_STEP,
     BatchRecord,
     EndRecord,
     FileRecord,
@@ -87,6 +88,7 @@ def build_process(rank: int, *, steps: range = range(1, STEPS + 1), number: int 
                 gradients=(f"g{step}", ""),
                 buffers=(f"m{step}",),
                 loaders=(0,),
+                beside=(f"Average:{step}", "Teacher:0") if index >= SCAN_STEP else (),
                 group_size=2,
                 group_rank=rank,
             )
@@ -497,6 +499,7 @@ RESUMES: list[tuple[str, Recording, str]] = [
     ("steps repeated", make_one_step_more(), "13 steps"),
     ("one rank", load_on_one_rank(), "rank 0 has the weights of step 8, and rank 1 its initial weights"),
     ("nothing", load_nothing(), "reads last.pt at train.py:16, and no weight of it reaches the model"),
+    ("module", change_resumed(beside=lambda step, rank: (f"Average:x{step}",)), "Average changes at each step"),
     ("average", lose_an_average(), "ema.pt of step 12 is not that of an uninterrupted run"),
 ]
 

@@ -65,10 +65,12 @@ def train() -> None:
         optimizer.zero_grad()
         net(x).sum().backward()
         optimizer.step()
+        average.update_parameters(net)
         recorder.end_step(optimizer)
     scheduler.step()
 
 
+average = torch.optim.swa_utils.AveragedModel(net)
 kept = net.state_dict()
 train()
 with torch.no_grad():

@@ -107,6 +107,13 @@ def test_save_of_a_kept_reference_has_the_step_that_took_it(recorded: Records) -
     assert not [save for save in others if "taken" in save]
 
 
+def test_modules_beside_the_model_are_recorded(recorded: Records) -> None:
+    first, *later = [step.get("beside", []) for step in recorded["step"]]
+    assert first == []
+    averages = {module for modules in later for module in modules if module.startswith("AveragedModel:")}
+    assert len(averages) == 3
+
+
 def test_files_have_contents_under_their_last_name(recorded: Records) -> None:
     assert {file["path"]: file["step"] for file in recorded["file"]} == {"best.pt": 4, "last.pt": 4}
     assert len({file["content"] for file in recorded["file"]}) == 1  # the same weights
