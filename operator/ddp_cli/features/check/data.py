@@ -188,7 +188,12 @@ def check_validation(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
     trained: dict[int, set[str]] = {}
     validated: dict[int, dict[str, LoaderRecord]] = {}
     for process in ranks:
-        numbers = {number for step in process.steps for number in step.loaders}
+        numbers = {
+            iteration.record.loader
+            for iterations in list_iterations(process)
+            for iteration in iterations
+            if iteration.steps
+        }
         records = {record.loader: record for _, record in process.loaders}
         trained[process.rank] = {
             sample for batch in process.batches if batch.loader in numbers for sample in batch.samples
