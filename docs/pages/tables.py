@@ -18,7 +18,8 @@ from ddp_operator.decide.transitions import PRODUCTIVE, NodeFailed, Used
 from ddp_operator.features import FEATURES
 from ddp_operator.manager.telemetry import OperatorMetrics
 from ddp_pod.contract.failure_table import CATEGORIES, PREEMPTED, UNKNOWN
-from ddp_pod.failures.text import CRASH_REMEDY, SILENT_REMEDY
+from ddp_pod.failures.crashes import CRASH_REMEDY
+from ddp_pod.failures.text import SILENT_REMEDY
 from ddp_sdk.metrics_table import METRICS
 
 END: Final = "<!-- end of the generated table -->"

@@ -76,13 +76,6 @@ def read_ahead():
 if rank == 1:
     threading.Thread(target=read_ahead, name="prefetch", daemon=True).start()
 """
-OUTLIVES = """
-import threading
-def upload():
-    threading.Event().wait()
-if rank == 0:
-    threading.Thread(target=upload, name="uploader").start()
-"""
 # A minimal collective for two ranks that must not import torch.
 FILES = """
 def wait(step):
@@ -145,15 +138,6 @@ def test_exception_that_ended_a_thread_explains_the_wait_for_it(pods: PodsFactor
     assert message.startswith("ValueError: record 37 has 7 of 8 fields (in thread prefetch; rank 1 waits for it in ")
     assert "load_batch (train.py:" in message
     assert "in read_ahead" in ended.message["traceback"]
-
-
-def test_thread_that_outlives_the_program_is_named_and_ended_with_0(pods: PodsFactory) -> None:
-    script = TRAIN.replace("MEET", GLOO).replace("HANG", "pass") + OUTLIVES
-    job = pods(script, nodes=1, nproc=2, config=watchdog("Restart", stall=8))
-    (ended,) = job.run()
-    assert ended.code == 0, ended.log
-    assert "thread uploader (" in ended.log
-    assert "keeps its process alive: ending the process with 0" in ended.log
 
 
 def test_stopped_rank_fails_job_with_action_fail(pods: PodsFactory) -> None:

@@ -42,8 +42,8 @@ class FailureKind(NamedTuple):
 
 UNKNOWN_KIND: Final = FailureKind("", outcome=None)
 SHARED_MEMORY: Final = FailureKind(
-    "No shared memory, or a bus error", errnos=(errno.ENOSPC,), where=r"/dev/shm|</torch_|\(shm\)",
-    words=r"/dev/shm|\(shm\)|Bus error",
+    "No shared memory", errnos=(errno.ENOSPC,), where=r"/dev/shm|</torch_|\(shm\)",
+    words=r"/dev/shm|\(shm\)|killed by signal: Bus error",
     remedy="/dev/shm is full: raise spec.shm.sizeLimit and the memory limit, or use fewer DataLoader workers",
 )  # fmt: skip
 FULL_VOLUME: Final = FailureKind(

@@ -8,7 +8,6 @@ import os
 import re
 import signal
 import sys
-from collections.abc import Mapping
 from typing import Final
 
 from ..base.pod import Pod
@@ -18,6 +17,7 @@ from ..contract.failure_text import SENDER_REMEDY, UNRESOLVED
 from ..contract.names import ENV_LOCAL_POD
 from ..contract.plan import CodeConfig
 from ..rank.tracebacks import PLACE, ExceptionFacts
+from .crashes import SIGNALS
 from .rules import Judgement, WorkerEnd, complete_facts, find_kind
 
 REFUSED: Final = "nothing listens there yet"
@@ -32,7 +32,6 @@ _COLLISION: Final = re.compile(
 )
 _USAGE: Final = re.compile(r"^usage: .*: error: ", re.I | re.M | re.S)
 _WRONG_ARGUMENTS: Final = re.compile(r"SystemExit: (\S+: error: |click\.exceptions\.\w+: )")
-_CRASHES: Final = (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE)
 
 _LOCAL_RANK: Final = re.compile(r"unrecognized arguments: [^\n]{0,200}--local[-_]rank|No such option: --local[-_]rank")
 LOCAL_RANK_REMEDY: Final = (
@@ -73,11 +72,6 @@ REPEATED_COMMAND_REMEDY: Final = (
     "install files collide: move them to the image or to an init container, or let them accept what exists (mkdir -p)"
 )
 SILENT_REMEDY: Final = "the script ended itself: see its last lines in the log"
-_LIMIT_REMEDIES: Final[Mapping[int, str]] = {
-    signal.SIGXCPU: "the process has used the CPU time of its limit: raise it (ulimit -t, RLIMIT_CPU) or remove it",
-    signal.SIGXFSZ: "a file has reached the limit of its size: raise it (ulimit -f, RLIMIT_FSIZE) or remove it",
-}
-CRASH_REMEDY: Final = "it crashed in native code of a library or a kernel; the log has the Python stack, if any"
 
 
 def find_advice(text: str) -> str:
@@ -124,7 +118,8 @@ def is_usage(text: str, exit_code: int) -> bool:
 
 def is_native_crash(exit_code: int) -> bool:
     """Return whether a process ended by a signal that it raised itself, as native code does."""
-    return _find_number(exit_code) in _CRASHES
+    kind = SIGNALS.get(find_signal(exit_code))
+    return kind is not None and kind.is_crash
 
 
 def advise_on_output(text: str, exit_code: int, ranks: int = 1) -> str:
@@ -156,8 +151,8 @@ def advise(
     if end.exit_code == 2 and _WRONG_ARGUMENTS.match(end.text):
         return LOCAL_RANK_REMEDY if _LOCAL_RANK.search(end.text) else ARGUMENTS_REMEDY
     if category == UNKNOWN.name:
-        remedy = CRASH_REMEDY if is_native_crash(end.exit_code) else SILENT_REMEDY
-        return _LIMIT_REMEDIES.get(find_signal(end.exit_code), remedy)
+        kind = SIGNALS.get(find_signal(end.exit_code))
+        return SILENT_REMEDY if kind is None else kind.remedy
     if category == KILLED.name and find_signal(end.exit_code) != signal.SIGKILL:
         return SENDER_REMEDY
     return SILENT_REMEDY if only_exit_code else CATEGORIES[category].remedy

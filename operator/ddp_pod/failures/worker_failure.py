@@ -31,7 +31,7 @@ from ..contract.failure_table import CATEGORIES, CUDA, EXIT_CODES, HANG, NETWORK
 from ..contract.failure_text import EARLY_EXIT_REMEDY
 from ..contract.names import EXIT_OK, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR
 from ..contract.processes import STOP_SIGNALS, count_oom_kills
-from ..progress.output import read_last_lines
+from ..progress.output import read_end, read_last_lines
 from ..rank.tracebacks import (
     LIBRARY,
     PLACE,
@@ -41,6 +41,8 @@ from ..rank.tracebacks import (
     parse_chain,
     shorten_message,
 )
+from .crashes import SHARED_MEMORY as SHARED_MEMORY_FOLDER
+from .crashes import SIGNALS, CrashReport, explain_bus_error, is_complete, read_crash
 from .kinds import FULL_VOLUME, MISMATCH, SCRIPT_ERROR, SHARED_MEMORY
 from .rules import Judgement, WorkerEnd, judge
 from .text import advise, advise_on_output, describe_early_exit, describe_worker_failure, find_signal, is_native_crash
@@ -56,15 +58,13 @@ _HELPER: Final = re.compile(
 )
 _CAUSE_LIMIT: Final = 300  # characters of another exception of the chain in the message
 _CHAIN_LIMIT: Final = 16
-_SHARED_MEMORY: Final = "/dev/shm"
 _MOUNTS: Final = "/proc/self/mounts"
 _MOST_MOUNTS: Final = 1000
 # Others may belong to a server that does not answer.
 _LOCAL_TYPES: Final = ("tmpfs", "overlay", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs")
+_SECONDS_FOR_REPORT: Final = 3.0
 _MIB: Final = 1 << 20
 _TRACEBACK_START: Final = "Traceback (most recent call last):"
-# Signals of a crash of the process itself. Others come from outside, and SIGABRT from NCCL when a peer is lost.
-_CRASHES: Final = (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL)
 
 
 class FullVolume(NamedTuple):
@@ -179,10 +179,13 @@ def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS
     evidence = _find_evidence(end, judgement)
     message = describe_worker_failure(end.exit_code, end.exception_type, end.message, end.traceback)
     volume = _find_full_volume(judgement)
-    if volume is not None and volume.path == _SHARED_MEMORY:
+    if volume is not None and volume.path == SHARED_MEMORY_FOLDER:
         judgement = judgement._replace(kind=SHARED_MEMORY)
     cause = judgement.cause if judgement.cause.types[0] else find_innermost(end.chain)
     message = shorten_message(message) + _describe_cause(cause, message, volume)
+    if find_signal(end.exit_code) == signal.SIGBUS and not end.exception_type:
+        note = explain_bus_error(pod, end.local_rank)
+        message += f": {note}" if note else ""
     left = ended_peers.first if outcome.secondary else None
     if left is not None:
         outcome = SCRIPT_ERROR
@@ -220,7 +223,7 @@ def _attribute_to(left: RankEnd, pod: Pod, failure: Failure) -> Failure:
 def _find_full_volume(judgement: Judgement) -> FullVolume | None:
     """Return the full volume: the error of a write often names no path, and PyTorch's not even the reason."""
     if judgement.kind is SHARED_MEMORY:
-        return _find_volume(_SHARED_MEMORY)
+        return _find_volume(SHARED_MEMORY_FOLDER)
     # Without a path and a number, the write may be on another volume, or exceed a limit.
     is_known = judgement.cause.path or judgement.cause.errno == errno.ENOSPC
     return _find_volume(judgement.cause.path) if judgement.kind is FULL_VOLUME and is_known else None
@@ -287,7 +290,8 @@ def build_signature(end: WorkerEnd, outcome: Outcome) -> str:
 
     number = -code if code < 0 else code - 128
     if not exception_type and number > 0:
-        return signal.Signals(number).name if number in _CRASHES else ""
+        kind = SIGNALS.get(number)
+        return signal.Signals(number).name if kind is not None and kind.repeats else ""
     if not exception_type:
         return f"exit code {code}"
 
@@ -319,8 +323,12 @@ def add_last_lines(pod: Pod, failure: Failure) -> Failure:
     exit_code = failure.exit_code
     assert local_rank is not None
     assert exit_code is not None
+    crash = _read_crash(pod, local_rank) if is_native_crash(exit_code) else None
     last_lines = read_last_lines(pod, local_rank)
     traceback = last_lines or failure.traceback
+    if crash is not None:
+        traceback = crash.text
+        failure = replace(failure, message=": ".join(filter(None, (failure.message, crash.note))))
     exceptions = [] if failure.exception_type else _find_printed_exceptions(last_lines, exit_code)
     if not exceptions:
         remedy = advise_on_output(last_lines, exit_code, pod.nproc_per_node) or failure.remedy
@@ -334,6 +342,14 @@ def add_last_lines(pod: Pod, failure: Failure) -> Failure:
         end = reported._replace(exception_type=chain[0].types[0], message=chain[0].message)
         candidates.append(_build_failure(pod, complete_worker_end(end, {})._replace(chain=chain)))
     return min(candidates, key=lambda candidate: candidate.secondary)
+
+
+def _read_crash(pod: Pod, local_rank: int) -> CrashReport | None:
+    """Return faulthandler's report of a rank, whose lines may arrive after its end."""
+    deadline = time.monotonic() + _SECONDS_FOR_REPORT
+    while not is_complete(read_end(pod, local_rank)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return read_crash(read_end(pod, local_rank))
 
 
 def _find_printed_exceptions(output: str, exit_code: int) -> list[list[ExceptionFacts]]:

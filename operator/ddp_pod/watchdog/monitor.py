@@ -20,6 +20,7 @@ from ..contract.processes import SLEEPING_STATES, STOPPED_STATES, count_cpu_seco
 from ..contract.progress import RankProgress
 from ..contract.records import read_record, to_json
 from ..contract.report import Stall, StalledRank
+from ..failures.crashes import MappedFile, list_mapped_files, mappings_path
 from ..failures.rank_ends import PrintedTraceback, find_dead_helper
 from ..failures.text import DDP_FORWARD_REMEDY
 from ..failures.worker_failure import examine_error, list_error_files
@@ -123,6 +124,7 @@ class StallMonitor(Service):
         # Between two checks are a pause and the wait for pages of ranks that do not respond.
         self._clock = AwakeClock(self._interval + 2 * PAGE_TIMEOUT, time.monotonic())
         self._idleness = Idleness()
+        self._mapped: dict[int, list[MappedFile]] = {}  # by local rank
         self._pulse = StepPulse(self._clock.read(time.monotonic()))
         self._watchdog = HeartbeatWatchdog(pod.watchdog) if pod.watchdog else None
 
@@ -220,6 +222,7 @@ class StallMonitor(Service):
             if self._pod.node == 0 and self._pod.is_multi_node:
                 steps = [progress.run_step for progress in ranks.values() if progress.run_step is not None]
                 try_write_json(self._path(RUN_STEP_FILE), {"step": max(steps)} if steps else {})
+            self._keep_mappings()
             now = self._clock.tick(time.monotonic())
             if (
                 plan is not None
@@ -228,6 +231,14 @@ class StallMonitor(Service):
             ):
                 self._check(plan, self._watchdog, ranks, now)
                 self._clock.tick(time.monotonic())
+
+    def _keep_mappings(self) -> None:
+        """Keep which files the ranks map: after a bus error the process that knows it has ended."""
+        for worker in list_workers(self._pod):
+            files = list_mapped_files(worker.pid)
+            if files and files != self._mapped.get(worker.local_rank):
+                self._mapped[worker.local_rank] = files
+                try_write_json(mappings_path(self._pod, worker.local_rank), {"files": files})
 
     def log_state(self) -> None:
         """Write the stacks of all ranks to the log."""
@@ -367,7 +378,7 @@ class StallMonitor(Service):
         stall = watchdog.find_stall(now)
         if stall is not None:
             return stall
-        orphaned = self._find_orphaned(workers, idle)
+        orphaned = self._find_orphaned(workers)
         if orphaned is not None:
             return orphaned
         silence = None if watchdog.known else self._pulse.measure_silence(now, plan.stall_seconds)
@@ -386,17 +397,16 @@ class StallMonitor(Service):
         message = f"{subject} used no CPU for {seconds:.0f} s"
         return RankStall(now - seconds, message, certain=False, known=False, idle=frozenset(inactive))
 
-    def _find_orphaned(self, workers: Sequence[WorkerRecord], idle: Mapping[int, float]) -> RankStall | None:
+    def _find_orphaned(self, workers: Sequence[WorkerRecord]) -> RankStall | None:
         """Return the stall of a rank that waits for a thread or a child which an exception has ended."""
-        orphans = [stalled.worker for stalled in self._stalled if stalled.dead_helper is not None]
         present = {worker.pid for worker in workers}
+        orphans = [stalled.worker for stalled in self._stalled if stalled.dead_helper is not None]
+        orphans = [worker for worker in orphans if worker.pid in present]
         silence = self._silence
-        if silence is None or not any(worker.pid in present for worker in orphans):
+        if silence is None or not orphans or self._examined_silence < _SECONDS_OF_ORPHAN:
             return None
-        if self._examined_silence < _SECONDS_OF_ORPHAN:
-            return None
-        asleep = frozenset(rank for rank, seconds in idle.items() if seconds >= _SECONDS_OF_SILENCE)
-        if not any(worker.local_rank in asleep for worker in orphans):
+        asleep = frozenset(worker.local_rank for worker in orphans if _measure_sleep(worker.pid) > 0.5)
+        if not asleep:
             return None
         return RankStall(silence.since, f"no step for {self._examined_silence:.0f} s", idle=asleep)
 

@@ -504,7 +504,7 @@ TERMINATED = "terminate called after throwing an instance of "
             "look for the earliest failure",
         ),
         (f"{TERMINATED}'c10::Error'\n  what():  CUDA error: illegal access", CUDA, "Error: CUDA error", "nvidia-smi"),
-        ("Fatal Python error: Bus error\n", UNKNOWN, "worker killed by SIGABRT", "/dev/shm is full"),
+        ("Fatal Python error: Bus error\n", UNKNOWN, "worker killed by SIGABRT", "crashed in native code"),
         ("step 3\n", UNKNOWN, "worker killed by SIGABRT", "crashed in native code"),
     ],
 )

@@ -1,0 +1,194 @@
+"""What is known about a rank that a signal has killed: the signal's meaning, faulthandler's report, mapped files."""
+
+import collections
+import itertools
+import os
+import re
+import signal
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+from ..base.files import is_own_file, read_json
+from ..base.pod import Pod
+
+SHARED_MEMORY: Final = "/dev/shm"
+_MIB: Final = 1 << 20
+_MOST_MAPPINGS: Final = 4096  # read of one process
+_MOST_FILES: Final = 256  # kept of one process
+_FRAMES_SHOWN: Final = 15
+_RECURSION: Final = 30  # equal calls, after which a stack is one of endless recursion
+_MARK: Final = "Fatal Python error: "
+_REPORT: Final = re.compile(rf"^{_MARK}[^\n]*$", re.M)
+_THREAD: Final = re.compile(r"^(?P<current>Current t|T)hread 0x\w+[^\n]*:$")
+_FRAME: Final = re.compile(r'^  File "(?P<path>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$')
+
+
+class SignalKind(NamedTuple):
+    """A signal that ends a process. ``remedy``: what to do without more evidence.
+
+    ``is_crash``: whether the process's own code has caused it. ``repeats``: whether it is the script's: the same
+    end twice without progress is final. An abort may also be the reaction to a lost peer.
+    """
+
+    remedy: str
+    is_crash: bool = False
+    repeats: bool = False
+
+
+CRASH_REMEDY: Final = "it crashed in native code of a library or a kernel; the log has the Python stack, if any"
+_TIMER: Final = "a timer of the script or of a profiler ran out, and no handler was installed for its signal"
+_SENT: Final = "another process, or the script itself, has sent the signal, and the script has no handler for it"
+SIGNALS: Final[Mapping[int, SignalKind]] = {
+    signal.SIGSEGV: SignalKind(CRASH_REMEDY, is_crash=True, repeats=True),
+    signal.SIGABRT: SignalKind(CRASH_REMEDY, is_crash=True),
+    signal.SIGBUS: SignalKind(
+        "memory was accessed for which its file has no data: the file was shortened or rewritten in place (write a new "
+        "one and rename it), its storage failed (dmesg), or /dev/shm was full",
+        is_crash=True,
+        repeats=True,
+    ),
+    signal.SIGFPE: SignalKind("native code has divided an integer by zero", is_crash=True, repeats=True),
+    signal.SIGILL: SignalKind(
+        "the CPU of the node lacks an instruction, so use a build of the library for this CPU or another node; or "
+        "native code has stopped itself by a trap",
+        is_crash=True,
+        repeats=True,
+    ),
+    signal.SIGTRAP: SignalKind("native code has stopped itself by a trap", is_crash=True, repeats=True),
+    signal.SIGSYS: SignalKind(
+        "the container's seccomp profile forbids a system call: see securityContext.seccompProfile", repeats=True
+    ),
+    signal.SIGXCPU: SignalKind(
+        "the process has used the CPU time of its limit: raise it (ulimit -t, RLIMIT_CPU) or remove it"
+    ),
+    signal.SIGXFSZ: SignalKind(
+        "a file has reached the limit of its size: raise it (ulimit -f, RLIMIT_FSIZE) or remove it"
+    ),
+    signal.SIGPIPE: SignalKind("the process at the other end of a pipe has ended: see its own messages"),
+    signal.SIGALRM: SignalKind(_TIMER),
+    signal.SIGVTALRM: SignalKind(_TIMER),
+    signal.SIGPROF: SignalKind(_TIMER),
+    signal.SIGUSR1: SignalKind(_SENT),
+    signal.SIGUSR2: SignalKind(_SENT),
+}
+"""Signals with a meaning of their own. Those that request or force an end are in ``failure_table``."""
+
+
+class CrashReport(NamedTuple):
+    """Faulthandler's report of a crash. ``text``: the thread that crashed; ``note``: what its stack shows."""
+
+    text: str
+    note: str = ""
+
+
+def read_crash(output: str) -> CrashReport | None:
+    """Return the last report in the end of a rank's output; None without one.
+
+    Stacks of other threads are left out: what they did has nothing to do with the crash.
+    """
+    reports = list(_REPORT.finditer(output))
+    if not reports:
+        return None
+    head = reports[-1][0]
+    lines = output[reports[-1].end() :].splitlines()
+    start = next((n for n, line in enumerate(lines) if (m := _THREAD.match(line)) and m["current"] != "T"), None)
+    frames = [] if start is None else list(_read_frames(lines[start + 1 :]))
+    if not frames:
+        has_threads = any(map(_THREAD.match, lines))
+        return CrashReport(head, "in a thread without Python code" if has_threads else "")
+    shown = [f'  File "{frame["path"]}", line {frame["line"]} in {frame["function"]}' for frame in frames]
+    return CrashReport("\n".join([head, *shown[:_FRAMES_SHOWN]]), _describe_recursion(frames))
+
+
+def is_complete(output: str) -> bool:
+    """Return whether the end of a rank's output has no report of a crash, or one with the stack of a thread."""
+    report = output.rpartition(_MARK)
+    return not report[1] or any(map(_THREAD.match, report[2].splitlines()))
+
+
+def _read_frames(lines: list[str]) -> Iterator[re.Match[str]]:
+    for line in lines:
+        frame = _FRAME.match(line)
+        if frame is None:
+            return
+        if not is_own_file(frame["path"]):
+            yield frame
+
+
+def _describe_recursion(frames: list[re.Match[str]]) -> str:
+    """Return which function calls itself without an end; empty if the stack does not show that."""
+    calls = collections.Counter((frame["path"], frame["function"]) for frame in frames)
+    (path, function), count = calls.most_common(1)[0]
+    if count < _RECURSION:
+        return ""
+    line = next(frame["line"] for frame in frames if frame["function"] == function)
+    return f"endless recursion of {function} ({os.path.basename(path)}:{line}) has exhausted the stack"
+
+
+class MappedFile(NamedTuple):
+    """A file that a process maps into its memory. ``end``: bytes of the file that are mapped, from its beginning."""
+
+    path: str
+    inode: int
+    end: int
+
+
+def list_mapped_files(pid: int) -> list[MappedFile]:
+    """Return the data files that a process maps (Linux); empty if it cannot be read. Libraries are left out."""
+    files: dict[tuple[str, int], int] = {}
+    libraries = set()
+    try:
+        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as lines:
+            for line in itertools.islice(lines, _MOST_MAPPINGS):
+                addresses, access, offset, _, inode, *name = line.split(None, 5)
+                path = name[0].rstrip("\n") if name else ""
+                if "x" in access:
+                    libraries.add(path)
+                if not path.startswith("/"):
+                    continue
+                start, _, end = addresses.partition("-")
+                mapped = int(offset, 16) + int(end, 16) - int(start, 16)
+                files[path, int(inode)] = max(files.get((path, int(inode)), 0), mapped)
+    except (OSError, ValueError):
+        return []
+    data = [MappedFile(path, inode, end) for (path, inode), end in files.items() if path not in libraries]
+    return data[:_MOST_FILES]
+
+
+def find_shortened(files: list[MappedFile]) -> str:
+    """Return which mapped file is shorter than what is mapped of it; empty if none is.
+
+    A mapping ends at the end of a page. A file of the same name that took the place of the mapped one has no effect.
+    """
+    page = os.sysconf("SC_PAGE_SIZE")
+    for file in files:
+        try:
+            status = os.stat(file.path)
+        except (OSError, ValueError):
+            continue
+        if status.st_ino == file.inode and -(-status.st_size // page) * page < file.end:
+            return f"the file {file.path} has only {status.st_size} bytes, and the rank maps {file.end}"
+    return ""
+
+
+def explain_bus_error(pod: Pod, local_rank: int) -> str:
+    """Return what is known about a SIGBUS of a rank: a shortened file, or that there is space in shared memory."""
+    known = read_json(mappings_path(pod, local_rank)).get("files")
+    files = []
+    for item in known if isinstance(known, list) else ():
+        if isinstance(item, list) and list(map(type, item)) == [str, int, int]:
+            files.append(MappedFile(*item))
+    shortened = find_shortened(files)
+    if shortened:
+        return shortened
+    try:
+        space = os.statvfs(SHARED_MEMORY)
+    except OSError:
+        return ""
+    free = space.f_bavail * space.f_frsize
+    return f"{SHARED_MEMORY} has {free // _MIB} MiB free" if free >= _MIB else ""
+
+
+def mappings_path(pod: Pod, local_rank: int) -> str:
+    """Return the file in which the watchdog keeps the files that a rank maps."""
+    return os.path.join(pod.runtime, "output", f"{local_rank}.maps")

@@ -1,0 +1,135 @@
+"""What is known about ranks that a signal has killed: faulthandler's report, and files that they map."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ddp_pod.base.files import write_json
+from ddp_pod.failures.crashes import (
+    SIGNALS,
+    MappedFile,
+    explain_bus_error,
+    find_shortened,
+    is_complete,
+    list_mapped_files,
+    mappings_path,
+    read_crash,
+)
+from ddp_pod.failures.rules import WorkerEnd
+from ddp_pod.failures.worker_failure import add_last_lines, examine_worker
+from tests.support.launcher_config import launcher_pod
+
+CRASH = """
+import ctypes, faulthandler, sys, threading, time
+faulthandler.enable()
+def wait():
+    time.sleep(60)
+def deep(depth):
+    return deep(depth - 1) if depth else ctypes.string_at(0)
+threading.Thread(target=wait, daemon=True).start()
+libc = ctypes.CDLL(None)
+if sys.argv[1] == "own":
+    ctypes.string_at(0)
+elif sys.argv[1] == "deep":
+    deep(80)
+else:
+    thread = ctypes.c_ulong()
+    abort = ctypes.cast(libc.abort, ctypes.c_void_p)
+    libc.pthread_create(ctypes.byref(thread), None, abort, None)
+    wait()
+"""
+
+
+def crash(kind: str) -> str:
+    done = subprocess.run([sys.executable, "-c", CRASH, kind], capture_output=True, text=True, check=False)
+    assert done.returncode < 0
+    return done.stderr
+
+
+def test_report_shows_the_thread_that_crashed_and_no_other() -> None:
+    report = read_crash(f"step 3\n{crash('own')}")
+    assert report is not None
+    assert report.text.startswith("Fatal Python error: Segmentation fault\n  File ")
+    assert "in string_at" in report.text
+    assert "in wait" not in report.text
+    assert not report.note
+
+
+def test_crash_of_a_native_thread_blames_no_line_of_python() -> None:
+    report = read_crash(crash("native"))
+    assert report == ("Fatal Python error: Aborted", "in a thread without Python code")
+
+
+def test_stack_of_equal_calls_is_endless_recursion() -> None:
+    report = read_crash(crash("deep"))
+    assert report is not None
+    assert report.note.startswith("endless recursion of deep (<string>:")
+    assert report.text.count("\n") == 15
+
+
+def test_output_without_a_report_has_none_and_one_that_arrives_is_awaited() -> None:
+    assert read_crash("step 3\n") is None
+    assert is_complete("step 3\n")
+    assert not is_complete("step 3\nFatal Python error: ")
+    assert is_complete(crash("own"))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="mappings of a process are read from /proc")
+def test_mapped_file_that_was_shortened_explains_a_bus_error(tmp_path: Path) -> None:
+    pod = launcher_pod(tmp_path)
+    (tmp_path / "output").mkdir()
+    data = tmp_path / "tokens of train.bin"
+    data.write_bytes(b"x" * 100_000)
+    with data.open("r+b") as file, mmap.mmap(file.fileno(), 0) as mapped:
+        files = list_mapped_files(os.getpid())
+        assert len(mapped) == 100_000
+    own = [known for known in files if known.path == str(data)]
+    assert own == [MappedFile(str(data), data.stat().st_ino, 102_400)]
+    assert not any(known.path.endswith(".so") for known in files)
+    assert not find_shortened(own), "it is complete"
+
+    os.truncate(data, 5000)
+    write_json(mappings_path(pod, 0), {"files": files})
+    text = f"the file {data} has only 5000 bytes, and the rank maps 102400"
+    assert explain_bus_error(pod, 0) == text
+    failure = add_last_lines(pod, examine_worker(pod, WorkerEnd(-signal.SIGBUS)))
+    assert failure.message == f"worker killed by SIGBUS: {text}"
+    assert failure.signature == "SIGBUS"
+
+    (tmp_path / "new").write_bytes(b"")
+    (tmp_path / "new").replace(data)  # another file of this name
+    assert "only" not in explain_bus_error(pod, 0)
+
+
+@pytest.mark.parametrize("content", [{}, {"files": 3}, {"files": [3, ["a", "b", 1], ["a", 1]]}])
+def test_invalid_list_of_mappings_explains_nothing(tmp_path: Path, content: dict[str, object]) -> None:
+    pod = launcher_pod(tmp_path)
+    (tmp_path / "output").mkdir()
+    write_json(mappings_path(pod, 0), content)
+    assert "bytes" not in explain_bus_error(pod, 0)
+
+
+@pytest.mark.parametrize(
+    ("number", "word", "signature"),
+    [
+        (signal.SIGILL, "instruction", "SIGILL"),
+        (signal.SIGFPE, "divided", "SIGFPE"),
+        (signal.SIGSYS, "seccomp", "SIGSYS"),
+        (signal.SIGALRM, "timer", ""),
+        (signal.SIGUSR2, "no handler", ""),
+        (signal.SIGXFSZ, "ulimit -f", ""),
+        (signal.SIGABRT, "native code", ""),
+    ],
+)
+def test_signal_has_a_remedy_of_its_own(tmp_path: Path, number: signal.Signals, word: str, signature: str) -> None:
+    failure = examine_worker(launcher_pod(tmp_path), WorkerEnd(-number))
+    assert word in failure.remedy
+    assert failure.signature == signature
+    assert failure.remedy == SIGNALS[number].remedy
