@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_pod.transfer import memory
+from ddp_pod.features.memory import copies as memory
 from ddp_sdk.memory import copies
 from ddp_sdk.memory.copies import REPLICATED, SHARD, CopyFile, Header
 

@@ -133,7 +133,7 @@ def test_marker_wins_over_folder(path: str, markers: list[str], tier: str) -> No
 @pytest.mark.parametrize("mechanism", CORE)
 def test_core_test_of_mechanism_exists(mechanism: str) -> None:
     file, _, name = CORE[mechanism].partition("::")
-    (path,) = (ROOT / "tests").glob(f"*/{file}")
+    (path,) = (ROOT / "tests").rglob(file)
     source = path.read_text(encoding="utf-8")
     assert f"def {name.partition('[')[0]}(" in source
 

@@ -52,7 +52,7 @@ class DDPTrainingJob:
     created: str = ""
     held: str = ""
     """Why Kueue does not let the pods of a job from a manager cluster run; ``spec.suspend`` is then true."""
-    schema: Schema = KERNEL
+    schema: Schema = field(default=KERNEL, compare=False)
     """That of the spec."""
     nonce: str = ""
     """The end of the name of the next Job's rendezvous Secret."""

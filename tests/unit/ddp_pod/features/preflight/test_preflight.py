@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.status import PreflightStatus
-from ddp_operator.decide.report import build_preflight
 from ddp_operator.decide.views import Pods
+from ddp_operator.features.preflight import build_preflight
 from ddp_pod.base.pod import Pod
 from ddp_pod.contract.plan import PreflightConfig
 from ddp_pod.features.preflight.checks import (
@@ -257,7 +257,9 @@ def test_measurements_reach_status() -> None:
         direct=False,
         pair=PairRate(3, 12, 1.2e9),
     )
-    assert build_preflight(summarize_preflight(report), Pods()) == PreflightStatus(
+    result = summarize_preflight(report)
+    assert result is not None
+    assert build_preflight(result, Pods()) == PreflightStatus(
         failed=("tcp", "transport"),
         all_reduce_milliseconds="0.2",
         all_reduce_megabytes_per_second="1250",
@@ -265,4 +267,4 @@ def test_measurements_reach_status() -> None:
         gpu_direct=False,
         slowest="pods 3 and 12: 1200 MB/s",
     )
-    assert build_preflight(summarize_preflight(None), Pods()) is None
+    assert summarize_preflight(None) is None
