@@ -130,7 +130,7 @@ def test_sleeping_rank_is_root_cause_and_workers_restart_in_place(pods: PodsFact
 
 def test_exception_that_ended_a_thread_explains_the_wait_for_it(pods: PodsFactory) -> None:
     script = TRAIN.replace("MEET", GLOO + DEAD_PREFETCH).replace("HANG", "ready.get()")
-    job = pods(script, nodes=1, nproc=2, max_restarts=0, config=watchdog("Restart", stall=400))
+    job = pods(script, nodes=1, nproc=2, max_restarts=0, config=watchdog("Restart", stall=20))
     (ended,) = job.run()
     assert ended.message["category"] == "UserError", ended.log
     assert ended.message["rank"] == 1

@@ -55,6 +55,11 @@ class PrintedTraceback(NamedTuple):
     origin: str = ""
 
     @property
+    def is_thread(self) -> bool:
+        """Whether it ended a thread of the rank's own process."""
+        return self.origin.startswith("thread ")
+
+    @property
     def text(self) -> str:
         """The exception as Python prints it."""
         return ": ".join(filter(None, (self.exception_type, self.message)))

@@ -54,7 +54,7 @@ RankMap = Mapping[int, RankProgress]
 _SECONDS_BETWEEN_CHECKS = 5.0
 _SECONDS_OF_SILENCE = 5.0  # without a step, after which the ranks are examined, as their peers may give up
 _SILENCE_FACTOR = 1.3  # by which the silence is longer when they are examined again
-_SECONDS_OF_ORPHAN = 15.0  # of silence, after which a rank without the helper for which it waits is lost
+_SECONDS_OF_ORPHAN = 15.0  # of silence, after which a rank that may wait for a dead helper is named
 _SAMPLES = 10  # of a rank's state
 _SECONDS_BETWEEN_SAMPLES = 0.01
 _KILLED = 128 + signal.SIGKILL
@@ -308,7 +308,8 @@ class StallMonitor(Service):
         self._examined_silence = now - stall.since
         self._log_waiting_peers(current)
 
-        if not self._should_kill(current, now) or plan.action == "Report" or current.is_killed:
+        is_early = now - stall.since < plan.stall_seconds and not stall.certain
+        if is_early or not self._should_kill(current, now) or plan.action == "Report" or current.is_killed:
             return
         if stall.certain or self._is_unchanged(stall, workers):
             self._kill_hung_workers(current)
@@ -398,7 +399,10 @@ class StallMonitor(Service):
         return RankStall(now - seconds, message, certain=False, known=False, idle=frozenset(inactive))
 
     def _find_orphaned(self, workers: Sequence[WorkerRecord]) -> RankStall | None:
-        """Return the stall of a rank that waits for a thread or a child which an exception has ended."""
+        """Return the stall of a rank that waits for a thread or a child where an exception has ended one.
+
+        It is named early. The watchdog's time decides when it ends, as for any other stall.
+        """
         present = {worker.pid for worker in workers}
         orphans = [stalled.worker for stalled in self._stalled if stalled.dead_helper is not None]
         orphans = [worker for worker in orphans if worker.pid in present]
@@ -408,7 +412,8 @@ class StallMonitor(Service):
         asleep = frozenset(worker.local_rank for worker in orphans if _measure_sleep(worker.pid) > 0.5)
         if not asleep:
             return None
-        return RankStall(silence.since, f"no step for {self._examined_silence:.0f} s", idle=asleep)
+        message = f"no step for {self._examined_silence:.0f} s"
+        return RankStall(silence.since, message, certain=False, idle=asleep)
 
     def _examine_silence(self, watchdog: HeartbeatWatchdog, workers: Sequence[WorkerRecord], now: float) -> None:
         """Examine ranks early, and again at growing intervals: the collectives of their peers may time out first.
@@ -518,17 +523,27 @@ class StallMonitor(Service):
                 stalled.append(in_io[worker.pid])  # it may respond next time
                 continue
             collectives = reports.get(worker.local_rank, RankCollectives())
-            helper = None
-            if stack is not None and stack.waits_for_helper:
-                helper = find_dead_helper(read_end(self._pod, worker.local_rank))
+            helper = self._find_dead_helper(worker, stack)
             activity = describe_activity(stall, worker, stack, collectives, process_state(worker.pid))
             if helper is not None:
                 what = f"{activity.what}; an exception has ended {helper.origin}: {helper.text}"
-                activity = dataclasses.replace(activity, state="Behind", what=what[:ACTIVITY_LIMIT])
+                activity = dataclasses.replace(activity, what=what[:ACTIVITY_LIMIT])
+            if helper is not None and helper.is_last:
+                activity = dataclasses.replace(activity, state="Behind")
             elif activity.state == "Behind" and stack is not None and self._is_in_io(stall, worker, stack):
                 activity = dataclasses.replace(activity, state="IO")
             stalled.append(StalledWorker(worker, activity, stack or Stack([], ""), collectives, helper))
         return stalled
+
+    def _find_dead_helper(self, worker: WorkerRecord, stack: Stack | None) -> PrintedTraceback | None:
+        """Return the exception that has ended a thread, or a child, if a rank waits for one of this sort."""
+        if stack is None or not (stack.waits_for_thread or stack.waits_for_process):
+            return None
+        helper = find_dead_helper(read_end(self._pod, worker.local_rank))
+        if helper is None:
+            return None
+        fits = stack.waits_for_thread if helper.is_thread else stack.waits_for_process
+        return helper if fits else None
 
     def _is_in_io(self, stall: RankStall, worker: WorkerRecord, stack: Stack) -> bool:
         """Return whether a rank outside of collectives sleeps at times, without a lock, for less than a checkpoint."""
@@ -574,7 +589,8 @@ class StallMonitor(Service):
         elif is_root_cause:
             message += self._describe_peers(stalled, is_deadlock=is_deadlock)
         error = {**_identify(stalled), "type": HANG.name, "message": message, "secondary": secondary}
-        if stalled.dead_helper is None:
+        # If the script has gone on after it, another exception may be the reason.
+        if stalled.dead_helper is None or not stalled.dead_helper.is_last:
             return error
         return {**error, **self._explain_by_helper(stalled, stalled.dead_helper, stall)}
 

@@ -27,10 +27,9 @@ _DDP_FILE = re.compile(r"/torch/nn/parallel/distributed\.py$")
 # A lock that no call of the standard library acquires, such as a queue's, which waits for the work of another thread.
 _LOCK = re.compile(r"\bacquire\(|^\s*(async )?with [\w.\[\]\"']+( as \w+)?:")
 _STANDARD_LIBRARY = re.compile(r"[/\\]lib(64)?[/\\]python3[^/\\]*[/\\](?!(site|dist)-packages)|^<frozen ")
-_HELPER_FILES = re.compile(
-    r"[/\\]lib(64)?[/\\]python3[^/\\]*[/\\](threading|queue|selectors|multiprocessing[/\\]\w+|concurrent[/\\]futures[/\\]\w+)"
-    r"\.py$"
-)
+_LIBRARY_FOLDER = r"[/\\]lib(64)?[/\\]python3[^/\\]*[/\\]"
+_THREAD_FILES = re.compile(_LIBRARY_FOLDER + r"(threading|queue|concurrent[/\\]futures[/\\]\w+)\.py$")
+_PROCESS_FILES = re.compile(_LIBRARY_FOLDER + r"(selectors|multiprocessing[/\\]\w+)\.py$")
 _SHIM_FUNCTION = "_run_and_record"  # of worker.py, below which the script runs
 SECONDS_FOR_STACKS = 5.0
 _SECONDS_UNCHANGED = 1.0  # after which an incomplete stack is taken as final
@@ -71,9 +70,14 @@ class Stack(NamedTuple):
         return bool(_LOCK.search(self.innermost_line))
 
     @property
-    def waits_for_helper(self) -> bool:
-        """Whether the innermost frame waits for another thread or process of the program."""
-        return bool(self.frames and _HELPER_FILES.search(self.frames[-1].path))
+    def waits_for_thread(self) -> bool:
+        """Whether the innermost frame waits for another thread of the program."""
+        return bool(self.frames and _THREAD_FILES.search(self.frames[-1].path))
+
+    @property
+    def waits_for_process(self) -> bool:
+        """Whether the innermost frame waits for a message of another process of the program."""
+        return bool(self.frames and _PROCESS_FILES.search(self.frames[-1].path))
 
     @property
     def innermost_line(self) -> str:

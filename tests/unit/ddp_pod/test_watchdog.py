@@ -18,6 +18,7 @@ from ddp_pod.contract.processes import catches, count_cpu_seconds, count_oom_kil
 from ddp_pod.contract.progress import RankProgress
 from ddp_pod.contract.records import read_record, to_json
 from ddp_pod.contract.report import Stall
+from ddp_pod.failures.rank_ends import PrintedTraceback
 from ddp_pod.failures.rules import WorkerEnd
 from ddp_pod.failures.worker_failure import examine_worker
 from ddp_pod.progress.rank_progress import PAGE_TIMEOUT, RankReader
@@ -442,6 +443,54 @@ def test_rank_that_is_ending_keeps_the_line_where_it_was(tmp_path: Path, monkeyp
     worker = WorkerRecord(os.getpid(), 3, 0, 0, world_size=4)
     known = [stalled.stack.place for stalled in stalls._examine(SILENT, [worker], quiet=True)]
     assert known == ["load (data.py:1)"]
+
+
+RECORD = PrintedTraceback("ValueError", "record 37 is short", is_last=True, origin="thread prefetch")
+
+
+@pytest.mark.parametrize(("is_last", "category"), [(True, "UserError"), (False, "Hang")])
+def test_exception_of_a_thread_explains_the_wait_for_it_unless_the_script_went_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_last: bool, category: str
+) -> None:
+    stalls = monitor_of_sleeping_rank(tmp_path, monkeypatch, "Behind", 24)
+    helper = RECORD._replace(is_last=is_last)
+    stalls._stalled = [stalled._replace(dead_helper=helper) for stalled in stalls._stalled]
+    awaited = stalls.find_awaited()
+    assert awaited is not None
+    assert awaited.category == category
+    place = "load (data.py:1)"
+    expected = f"ValueError: record 37 is short (in thread prefetch; rank 3 waits for it in {place}: no step for 24 s)"
+    assert (awaited.message == expected) is is_last
+
+
+@pytest.mark.parametrize(("seconds", "is_named"), [(9, False), (16, True)])
+def test_rank_that_may_wait_for_a_dead_helper_is_named_early_and_ended_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, is_named: bool
+) -> None:
+    monkeypatch.setattr("ddp_pod.watchdog.monitor._measure_sleep", lambda pid: 1.0)
+    stalls = monitor_of_sleeping_rank(tmp_path, monkeypatch, "Behind", seconds)
+    watched = [stalled.worker for stalled in stalls._stalled]
+    assert stalls._find_orphaned(watched) is None, "no exception has ended a helper"
+    stalls._stalled = [stalled._replace(dead_helper=RECORD) for stalled in stalls._stalled]
+    stall = stalls._find_orphaned(watched)
+    assert (stall is not None) is is_named
+    assert stall is None or not stall.certain
+    assert stalls._find_orphaned([]) is None, "the rank has ended"
+
+
+@pytest.mark.parametrize(
+    ("inner", "thread", "process"),
+    [
+        ("/usr/lib/python3.11/threading.py", True, False),
+        ("/usr/lib/python3.11/queue.py", True, False),
+        ("/usr/lib/python3.11/concurrent/futures/_base.py", True, False),
+        ("/usr/lib/python3.11/selectors.py", False, True),
+        ("/usr/lib/python3.11/multiprocessing/connection.py", False, True),
+        ("/app/queue.py", False, False),
+    ],
+)
+def test_innermost_file_tells_for_what_sort_of_helper_a_rank_waits(inner: str, thread: bool, process: bool) -> None:
+    assert (stack(inner).waits_for_thread, stack(inner).waits_for_process) == (thread, process)
 
 
 def test_rank_without_a_stack_explains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
