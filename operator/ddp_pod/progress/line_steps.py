@@ -78,6 +78,7 @@ class NumberSeries:
         self.restarts = 0  # how often the number restarted, as with each epoch
         self.advances = 0
         self._counter: float | None = None  # of the last line
+        self._reached_at: float | None = None  # the counter at the first line whose number is the total
         self._base_value = 0.0  # of the last line in which both had advanced, or the number had restarted
         self._base_counter = 0.0
         self._gain = 0.0  # of the value while both advanced
@@ -106,8 +107,21 @@ class NumberSeries:
             self._base_counter = counter
         self.value = value
         self.total = total if total is not None and total >= value else None
+        if self.total is not None and self._is_last_index(value, self.total, counter):
+            self.total += 1
         self._counter = counter
         self._most_ahead = max(self._most_ahead, value - counter)
+
+    def _is_last_index(self, value: float, total: float, counter: float) -> bool:
+        """Return whether the number counts from 0 and its total is the last one, as in ``iteration 59/59`` of 60.
+
+        A number of what is done reaches its total only when nothing follows.
+        """
+        if self.first != 0 or value != total:
+            return False
+        if self._reached_at is None:
+            self._reached_at = counter
+        return counter > (self._reached_at + 1 if self.is_epoch else total)
 
     @property
     def scale(self) -> float | None:
@@ -303,23 +317,36 @@ _PAIR = re.compile(
     rf"(?P<name>[A-Za-z][A-Za-z_/ -]{{0,24}}?)['\"]?(?:\s*[:=]\s*|\s+)['\"]?(?P<value>{_NUMBER}|nan|-?inf)(?![\w:])"
 )
 _NAME_SEPARATORS = re.compile(r"[^a-z]+")
+_WHOLE_NAMES = {"loss", "total", "train", "training", "avg", "average", "mean", "overall", "sum", *_VALIDATION_NAMES}
 
 
 def find_metrics(line: str) -> dict[str, float]:
     """Return the metrics that a line names, by their fields of RankProgress."""
     metrics: dict[str, float] = {}
+    parts = set()  # metrics that are one of several parts, as far as the line shows
     for match in _PAIR.finditer(line[:_LINE_LIMIT]):
         field = _find_field(match["name"])
-        if field is not None:
-            value = float(match["value"].replace("_", ""))
-            is_percent = field == "val_accuracy" and math.isfinite(value) and value > 1.0
-            metrics.setdefault(field, value / 100.0 if is_percent else value)
+        if field is None or (field in metrics and (field not in parts or _is_part(match["name"]))):
+            continue
+        value = float(match["value"].replace("_", ""))
+        is_percent = field == "val_accuracy" and math.isfinite(value) and value > 1.0
+        metrics[field] = value / 100.0 if is_percent else value
+        parts.discard(field)
+        if _is_part(match["name"]):
+            parts.add(field)
     return metrics
+
+
+def _is_part(name: str) -> bool:
+    """Return whether a loss has a name of its own, as ``contrastive_loss``, which may be a part of the loss."""
+    return not _WHOLE_NAMES.issuperset(filter(None, _NAME_SEPARATORS.split(name.lower())))
 
 
 def _find_field(name: str) -> str | None:
     """Return the field of a metric's name such as ``train_loss``, ``val loss`` or ``lr``; None for any other."""
     words = _NAME_SEPARATORS.split(name.lower())
+    if len(words) > 1 and words[-2:] in (["loss", "step"], ["loss", "batch"]):
+        words = words[:-1]
     joined = "".join(words)
     is_validation = any(word in _VALIDATION_NAMES for word in words)
     if words[-1] == "loss" or joined.endswith("loss"):

@@ -145,6 +145,23 @@ def test_step_of_an_epoch_becomes_a_step_of_the_run(shape: Format) -> None:
     assert LineRun(epochs=EPOCHS).train(shape, range(10, 251, 10)).shown == (250, 1000, "1.234")
 
 
+def test_total_that_is_the_last_index_counts_from_zero() -> None:
+    run = LineRun().train(lambda at: f"iteration {at.step - 1}/59 | loss: 1.234", range(1, 61))
+    assert run.shown == (60, 60, "1.234")
+    done = LineRun()
+    done.print("step 0/60 loss 1.234", 0)  # a number of what is done
+    assert done.train(lambda at: f"step {at.step}/60 loss 1.234", range(1, 61)).shown == (60, 60, "1.234")
+
+
+def test_last_epoch_that_trains_on_counts_from_zero() -> None:
+    run = LineRun()
+    for step in range(1, 61):
+        run.print(f"Epoch {(step - 1) // 20}/2 {(step - 1) % 20 + 1}/20 loss: 1.234", step)
+    status = run.status
+    assert status is not None
+    assert (status.step, status.total_steps, status.epoch, status.epochs) == (60, 60, 3, 3)
+
+
 def test_total_of_cross_validation_is_that_of_all_folds() -> None:
     run = LineRun()
     totals = set()
@@ -389,6 +406,11 @@ def test_lines_beyond_the_limit_of_a_second_are_skipped() -> None:
         ("val_acc=91.5 val_loss=0.2", {"val_accuracy": 0.915, "val_loss": 0.2}),
         ("eval_accuracy: 0.91", {"val_accuracy": 0.91}),
         ("loss: nan", {"loss": float("nan")}),
+        ("Contrastive_loss: 3.6 (3.6) Caption_loss: 6.4 (6.4) Loss: 10 (9)", {"loss": 10}),
+        ("FocalLoss: 1.0, GeoLoss: 9.0, Loss: 10, lr: 1e-5", {"loss": 10, "learning_rate": 1e-5}),
+        ("total_loss=10 box_loss=4 cls_loss=6", {"loss": 10}),
+        ("box_loss=4 cls_loss=6", {"loss": 4}),
+        ("train_loss_step: 2.5 train_loss_epoch: 7.0", {"loss": 2.5}),
         ("glossy 3 closs", {}),
     ],
 )
