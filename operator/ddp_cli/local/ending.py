@@ -15,7 +15,7 @@ import msgspec
 
 from ddp_cli.local.folder import RunFolder, choose_rate
 from ddp_cli.local.screen import count
-from ddp_cli.view.why import REMEDIES, omit_cluster_advice
+from ddp_cli.view.why import REMEDIES, describe_stragglers, omit_cluster_advice
 from ddp_operator.api.cluster import claim_of, name_claim
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.parse import parse_resource, parse_status
@@ -81,6 +81,8 @@ def _results(status: Status, folder: RunFolder) -> list[str]:
     if rates:
         mean, most, last = map(_format_rate, (sum(rates) / len(rates), max(rates), rates[-1]))
         lines.append(f"  throughput: {mean} {unit} mean, {most} maximum, {last} at the end")
+    slow = describe_stragglers(status)
+    lines += [f"  slow rank:  {slow}"] if slow else []
     return lines
 
 

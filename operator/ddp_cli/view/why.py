@@ -508,13 +508,34 @@ def _describe_success(case: _Case) -> str:
     restarts = status.restarts.all
     if restarts:
         results.append(f"{restarts} restart{'s' if restarts != 1 else ''}")
-    return f"{case.name} has succeeded{duration}" + (f": {', '.join(results)}." if results else ".")
+    slow = describe_stragglers(status)
+    success = f"{case.name} has succeeded{duration}" + (f": {', '.join(results)}." if results else ".")
+    return f"{success} {slow}" if slow else success
+
+
+_SLOW_PARTS: Final = {
+    "data": "it waits for its data, so look at its storage and its DataLoader workers",
+    "compute": "its own computation takes long, so look at its node (throttling, other processes) and its batches",
+}
+
+
+def describe_stragglers(status: Status) -> str:
+    """Return the sentence about the slowest rank, for which all others wait in each step; empty without one."""
+    if not status.stragglers:
+        return ""
+    slowest = status.stragglers[0]
+    more = len(status.stragglers) - 1
+    others = f" ({more} more rank{'s are' if more > 1 else ' is'} slow)" if more else ""
+    part = _SLOW_PARTS[slowest.cause]
+    return f"Rank {slowest.rank} needs {slowest.ratio} times as long for a step as its peers{others}: {part}."
 
 
 def _describe_training(case: _Case) -> str:
     status = case.status
     remarks = _describe_aside(status) + _describe_preflight(status.preflight) + _describe_survived_failure(status)
     remarks += _describe_unknown_groups(status) + _describe_nodes(status)
+    slow = describe_stragglers(status)
+    remarks += f" {slow}" if slow else ""
     progress = status.progress
     if progress is None:
         return f"{case.name} is running; nothing blocks it.{remarks}"

@@ -469,6 +469,17 @@ def status_written(age: int, manager: str = "ddp-operator") -> list[dict[str, An
     return [{"manager": manager, "subresource": "status", "time": time}]
 
 
+@pytest.mark.parametrize("phase", ["Running", "Succeeded"])
+@pytest.mark.parametrize(("cause", "part"), [("data", "waits for its data"), ("compute", "its own computation")])
+def test_slow_rank_is_named_while_the_job_trains_and_afterwards(phase: str, cause: str, part: str) -> None:
+    slow = [{"rank": 1, "ratio": "23.4", "cause": cause}, {"rank": 5, "ratio": "1.4", "cause": "data"}]
+    trains = condition(c.PROGRESSING, "True", c.TRAINING)
+    text = why(trains, phase=phase, stragglers=slow, progress={"step": 7}).what
+    assert "Rank 1 needs 23.4 times as long for a step as its peers (1 more rank is slow): " in text
+    assert part in text
+    assert "Rank" not in why(trains, phase=phase, progress={"step": 7}).what
+
+
 def test_restarted_sidecar_of_training_job_names_command_for_its_log() -> None:
     message = "2/2 pods scheduled; sidecar mesh of pod x-1-1-abcde: 7 restarts (last reason: OOMKilled)"
     scheduled = condition(c.SCHEDULED, "True", c.SIDECAR_RESTARTED, message)
