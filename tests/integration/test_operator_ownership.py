@@ -115,4 +115,4 @@ async def test_child_with_same_content_is_adopted_after_crash(operator: Operator
     assert service is not None
     assert policy is not None
     uids = {service["metadata"]["uid"], policy["metadata"]["uid"]}
-    await actors.resource("digits", lambda job: set(job["status"].get("children", ())) == uids)
+    await actors.resource("digits", lambda job: set(job["status"]["operatorState"].get("children", ())) == uids)

@@ -166,12 +166,12 @@ def _shorten_socket_names() -> None:
 
     DataLoader workers would fail to send their batches, and the rank would wait for them without an error.
     """
+    folder = os.path.join(os.environ.get("TMPDIR", ""), "pymp-xxxxxxxx", "listener-xxxxxxxx")
+    if len(os.fsencode(folder)) <= _SOCKET_NAME:
+        return
     import tempfile
     from multiprocessing import process
 
-    folder = os.path.join(tempfile.gettempdir(), "pymp-xxxxxxxx", "listener-xxxxxxxx")
-    if len(os.fsencode(folder)) <= _SOCKET_NAME:
-        return
     try:
         short = tempfile.mkdtemp(prefix="pymp-", dir=_SHORT_FOLDER)
     except OSError:
@@ -206,7 +206,11 @@ def _guard_end(files: _RankFiles) -> None:
     from ..contract.plan import decode_plan
     from .ending import guard_end
 
-    guard_end(decode_plan(os.environ.get(ENV_LAUNCHER_CONFIG)).watchdog, files.ending)
+    try:
+        watchdog = decode_plan(os.environ.get(ENV_LAUNCHER_CONFIG)).watchdog
+    except ValueError:
+        return  # the script has cleared its environment
+    guard_end(watchdog, files.ending)
 
 
 def _run_python(kind: str, target: str, args: list[str]) -> None:

@@ -234,7 +234,9 @@ def fail():
     raise ValueError("record 37 has 7 of 8 fields")
 kind = sys.argv[1]
 if kind == "thread":
-    threading.Thread(target=fail, name="prefetch").start()
+    thread = threading.Thread(target=fail, name="prefetch")
+    thread.start()
+    thread.join()
 elif kind == "process":
     child = multiprocessing.get_context("fork").Process(target=fail, name="reader-1")
     child.start()
