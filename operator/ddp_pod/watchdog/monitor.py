@@ -57,6 +57,7 @@ _SILENCE_FACTOR = 1.3  # by which the silence is longer when they are examined a
 _SECONDS_OF_ORPHAN = 15.0  # of silence, after which a rank that may wait for a dead helper is named
 _SAMPLES = 10  # of a rank's state
 _SECONDS_BETWEEN_SAMPLES = 0.01
+_SECONDS_BETWEEN_MAPPINGS = 60.0  # at most, between two readings of the files that a rank maps
 _KILLED = 128 + signal.SIGKILL
 _MISMATCH = "CollectiveMismatch"  # the type of its error, beside that of a hang
 
@@ -125,6 +126,7 @@ class StallMonitor(Service):
         self._clock = AwakeClock(self._interval + 2 * PAGE_TIMEOUT, time.monotonic())
         self._idleness = Idleness()
         self._mapped: dict[int, list[MappedFile]] = {}  # by local rank
+        self._mappings_read: dict[int, float] = {}  # the age of each process at its last reading, in seconds
         self._pulse = StepPulse(self._clock.read(time.monotonic()))
         self._watchdog = HeartbeatWatchdog(pod.watchdog) if pod.watchdog else None
 
@@ -233,8 +235,18 @@ class StallMonitor(Service):
                 self._clock.tick(time.monotonic())
 
     def _keep_mappings(self) -> None:
-        """Keep which files the ranks map: after a bus error the process that knows it has ended."""
-        for worker in list_workers(self._pod):
+        """Keep which files the ranks map: after a bus error the process that knows it has ended.
+
+        Scripts map their files early. Reading thousands of mappings takes milliseconds, so the pauses grow.
+        """
+        workers = list_workers(self._pod)
+        read_at = {worker.pid: self._mappings_read.get(worker.pid, 0.0) for worker in workers}
+        self._mappings_read = read_at
+        for worker in workers:
+            age = time.time() - worker.started
+            if age < min(2 * read_at[worker.pid], read_at[worker.pid] + _SECONDS_BETWEEN_MAPPINGS):
+                continue
+            read_at[worker.pid] = age
             files = list_mapped_files(worker.pid)
             if files and files != self._mapped.get(worker.local_rank):
                 self._mapped[worker.local_rank] = files

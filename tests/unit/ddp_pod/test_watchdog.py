@@ -493,6 +493,19 @@ def test_innermost_file_tells_for_what_sort_of_helper_a_rank_waits(inner: str, t
     assert (stack(inner).waits_for_thread, stack(inner).waits_for_process) == (thread, process)
 
 
+def test_mappings_of_a_rank_are_read_at_growing_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 1000.0
+    read: list[float] = []
+    monkeypatch.setattr("time.time", lambda: now)
+    monkeypatch.setattr("ddp_pod.watchdog.monitor.list_workers", lambda pod: [WorkerRecord(7, 0, 0, 0, started=1000.0)])
+    monkeypatch.setattr("ddp_pod.watchdog.monitor.list_mapped_files", lambda pid: read.append(now) or [])
+    stalls = monitor.StallMonitor(launcher_pod(tmp_path), RankReader(str(tmp_path)))
+    for age in range(5, 300, 5):
+        now = 1000.0 + age
+        stalls._keep_mappings()
+    assert [moment - 1000.0 for moment in read] == [5, 10, 20, 40, 80, 140, 200, 260]
+
+
 def test_rank_without_a_stack_explains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stalls = monitor_of_sleeping_rank(tmp_path, monkeypatch, "Busy", 24)
     stalls._stalled = [stalled._replace(stack=Stack([], "")) for stalled in stalls._stalled]
