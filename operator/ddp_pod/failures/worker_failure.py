@@ -181,7 +181,7 @@ def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS
     volume = _find_full_volume(judgement)
     if volume is not None and volume.path == SHARED_MEMORY_FOLDER:
         judgement = judgement._replace(kind=SHARED_MEMORY)
-    cause = judgement.cause if judgement.cause.types[0] else find_innermost(end.chain)
+    cause = judgement.cause if judgement.cause.types[0] else _find_innermost(end.chain)
     message = shorten_message(message) + _describe_cause(cause, message, volume)
     if find_signal(end.exit_code) == signal.SIGBUS and not end.exception_type:
         note = explain_bus_error(pod, end.local_rank)
@@ -260,7 +260,7 @@ def _describe_cause(cause: ExceptionFacts, message: str, volume: FullVolume | No
     return f" ({'; '.join(details)})" if details else ""
 
 
-def find_innermost(chain: Sequence[ExceptionFacts]) -> ExceptionFacts:
+def _find_innermost(chain: Sequence[ExceptionFacts]) -> ExceptionFacts:
     """Return the first exception of several, which those after it only pass on; empty without one.
 
     Causes that an exception names come before those that were only handled when it was raised.

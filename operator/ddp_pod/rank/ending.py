@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
-from ..base.files import write_json
+from ..base.files import try_write_json
 from ..contract.plan import WatchdogConfig
 from ..contract.processes import count_cpu_seconds
 from .tracebacks import LIBRARY
@@ -43,16 +43,16 @@ def guard_end(watchdog: WatchdogConfig | None, path: str) -> None:
 
 def _watch_end(watchdog: WatchdogConfig, path: str) -> None:
     began = time.monotonic()
+    written = ""
     time.sleep(_SECONDS_TO_END)
     idle_since = began
     checked = time.monotonic()
     work = _measure_work()
     while True:
         keeper = _describe_keepers()
-        try:
-            write_json(path, {"keeper": keeper, "since": time.time() - (time.monotonic() - began)})
-        except OSError:
-            pass  # the disk is full
+        if keeper != written:
+            written = keeper
+            try_write_json(path, {"keeper": keeper})
         time.sleep(_SECONDS_BETWEEN_CHECKS)
         now = time.monotonic()
         before = work

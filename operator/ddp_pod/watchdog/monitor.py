@@ -190,14 +190,16 @@ class StallMonitor(Service):
 
         None if nothing shows that, or if a rank of another pod is the odd one out.
         """
-        job = self.job_stall if self._pod.is_multi_node else self._sum_up_waits()
+        job = self._sum_up_job()
         if job is None or not job.has_mismatch:
             return None
         odd = next((found for found in self._stalled if found.wait is not None and job.is_odd(found.wait)), None)
         return None if odd is None else self._build_mismatch(odd, job.waits)
 
-    def _sum_up_waits(self) -> JobStall | None:
-        """Return the reports of a job with one pod; None if it makes steps."""
+    def _sum_up_job(self) -> JobStall | None:
+        """Return the reports of all pods; None if they are unknown, or the only pod makes steps."""
+        if self._pod.is_multi_node:
+            return self.job_stall
         return None if self._silence is None else _sum_up(self._report(self._silence))
 
     def _build_mismatch(self, odd: StalledWorker, waits: Sequence[RankWait]) -> dict[str, Any]:
@@ -575,7 +577,7 @@ class StallMonitor(Service):
         mismatch = self._describe_mismatch() if is_deadlock else None
         if mismatch is not None:
             self._record(mismatch)
-        job = self.job_stall if self._pod.is_multi_node else self._sum_up_waits()
+        job = self._sum_up_job()
         is_explained = job is not None and job.has_mismatch  # by the odd rank, of whatever pod
         for stalled in self._stalled:
             if mismatch is not None and stalled.worker.local_rank == mismatch["localRank"]:
