@@ -19,6 +19,7 @@ from ddp_pod.contract.failure_table import (
     CATEGORIES,
     CUDA,
     IMAGE_PULL,
+    NODE_FAULT,
     NODE_LOST,
     OOM,
     POD_DELETED,
@@ -115,10 +116,12 @@ def _list_retries() -> Iterator[tuple[str, str, str, str]]:
     """Yield the rows: the failure, when it leads to a restart of each kind, and when it ends the job."""
     recovery = Recovery()
     codes = ", ".join(map(str, (EXIT_USER_ERROR, *recovery.non_retryable_exit_codes)))
-    yield f"a script that cannot start: {', '.join(AT_START)}; exit codes {codes}", "no", "no", "at once"
+    at_once = f"{', '.join(AT_START)}, and mistakes that every attempt repeats; exit codes {codes}"
+    yield f"a script that cannot start: {at_once}", "no", "no", "at once"
 
     not_counted = (PREEMPTED, POD_DELETED, NODE_LOST)
-    counted = [category for category in CATEGORIES.values() if category not in (*not_counted, IMAGE_PULL, CUDA)]
+    of_nodes = (CUDA, NODE_FAULT)
+    counted = [category for category in CATEGORIES.values() if category not in (*not_counted, *of_nodes, IMAGE_PULL)]
     limits = "limits"
     repeated = "the same twice without progress, or limits"
     second = "if no step was made since the last restart"
@@ -128,6 +131,7 @@ def _list_retries() -> Iterator[tuple[str, str, str, str]]:
     yield outside, "first", second, limits
 
     yield f"`{CUDA.name}`, `{OOM.name}` if the kernel killed the rank", "no", "first", limits
+    yield f"`{NODE_FAULT.name}`", "no", "first, on other nodes", repeated
     yield "a probe or hook for which the kubelet killed the training container", "no", "first", repeated
     yield "a killed pod or launcher", "no", "first", limits
     yield ", ".join(f"`{category.name}`" for category in not_counted), "no", "always, not counted", "never"

@@ -39,7 +39,7 @@ from ddp_operator.decide.report import drop_eta, record_failed_step, record_fina
 from ddp_operator.decide.state import AT_ONCE, Decision, State, Trouble
 from ddp_operator.decide.views import JobView, Pods, PodView
 from ddp_pod.contract.failure_record import RankEnd
-from ddp_pod.contract.failure_table import NODE_LOST, POD_DELETED, PREEMPTED, REPLICAS, SIGNIFICANT_SECONDS
+from ddp_pod.contract.failure_table import NODE_FAULT, NODE_LOST, POD_DELETED, PREEMPTED, REPLICAS, SIGNIFICANT_SECONDS
 from ddp_pod.contract.failure_text import describe_rank_end
 
 # A pod's clock may be wrong: a failure time older than this is replaced by the current time.
@@ -100,7 +100,7 @@ def recover(state: State, newest: JobView) -> Decision:
 def restart(state: State, cause: LastFailure, counts: RestartCounts) -> Decision:
     """Start the next attempt after a failure that is counted in ``counts``."""
     status = _build_next_attempt(state, counts, c.GROUP_RESTART, cause)
-    if cause.category == REPLICAS.name:
+    if cause.category in (REPLICAS.name, NODE_FAULT.name):
         status = replace(status, failed_nodes=add_failed_nodes(status.failed_nodes, iter((cause.node_name,))))
     delay = compute_start_delay(status)
     when = f" in {delay.total_seconds():.0f} s" if delay else ""

@@ -13,7 +13,7 @@ class Category(NamedTuple):
     meaning: str
     remedy: str
     own: bool = False
-    """Whether the script causes it, so that a repetition without progress ends the job."""
+    """Whether the script, or what it runs on, causes it, so that a repetition without progress ends the job."""
     symptom: bool = False
     """Whether ranks report it after losing a peer, so that a lost pod or node is the better explanation."""
     vague: bool = False
@@ -80,12 +80,19 @@ REPLICAS: Final = Category(
     "check the GPU and the memory of the rank's node; let the script change parameters by the optimizer alone; if the "
     "message names a loss, check the rank's batch too",
 )
+NODE_FAULT: Final = Category(
+    "NodeFault",
+    "the node's hardware or storage: an input/output error, an instruction that its CPU lacks, memory of a GPU",
+    "check the node (dmesg, nvidia-smi -q -d ECC) and the storage behind the path; status.failedNodes lists the nodes "
+    "that the next attempts avoid",
+    own=True,
+)
 UNKNOWN: Final = Category("Unknown", "an exit without a known reason", "", own=True, vague=True)
 CATEGORIES: Final = {
     category.name: category
     for category in (
         USER_ERROR, OOM, CUDA, NCCL, NETWORK, HANG, KILLED, PREEMPTED, POD_DELETED, NODE_LOST, IMAGE_PULL, REPLICAS,
-        UNKNOWN,
+        NODE_FAULT, UNKNOWN,
     )
 }  # fmt: skip
 
@@ -120,4 +127,6 @@ def judge_exit_code(code: int) -> Outcome:
     number = -code if code < 0 else code - 128
     if number in _FROM_OUTSIDE:
         return Outcome(KILLED.name, EXIT_RETRYABLE)
+    if number == signal.SIGILL:
+        return Outcome(NODE_FAULT.name, EXIT_RETRYABLE)
     return EXIT_CODES.get(code, EXIT_CODES[EXIT_RETRYABLE])

@@ -47,7 +47,12 @@ SIGNALS: Final[Mapping[int, SignalKind]] = {
         is_crash=True,
         repeats=True,
     ),
-    signal.SIGFPE: SignalKind("native code has divided an integer by zero", is_crash=True, repeats=True),
+    signal.SIGFPE: SignalKind(
+        "native code has divided an integer by zero, unless a process has sent the signal; the log has the Python "
+        "stack, if any",
+        is_crash=True,
+        repeats=True,
+    ),
     signal.SIGILL: SignalKind(
         "the CPU of the node lacks an instruction, so use a build of the library for this CPU or another node; or "
         "native code has stopped itself by a trap",
@@ -56,7 +61,9 @@ SIGNALS: Final[Mapping[int, SignalKind]] = {
     ),
     signal.SIGTRAP: SignalKind("native code has stopped itself by a trap", is_crash=True, repeats=True),
     signal.SIGSYS: SignalKind(
-        "the container's seccomp profile forbids a system call: see securityContext.seccompProfile", repeats=True
+        "a seccomp profile forbids a system call (securityContext.seccompProfile), unless a process has sent the "
+        "signal",
+        repeats=True,
     ),
     signal.SIGXCPU: SignalKind(
         "the process has used the CPU time of its limit: raise it (ulimit -t, RLIMIT_CPU) or remove it"
@@ -172,7 +179,7 @@ def find_shortened(files: list[MappedFile]) -> str:
 
 
 def explain_bus_error(pod: Pod, local_rank: int) -> str:
-    """Return what is known about a SIGBUS of a rank: a shortened file, or that there is space in shared memory."""
+    """Return what is known about a SIGBUS of a rank: a shortened file, or how much space shared memory has."""
     known = read_json(mappings_path(pod, local_rank)).get("files")
     files = []
     for item in known if isinstance(known, list) else ():
@@ -185,8 +192,9 @@ def explain_bus_error(pod: Pod, local_rank: int) -> str:
         space = os.statvfs(SHARED_MEMORY)
     except OSError:
         return ""
-    free = space.f_bavail * space.f_frsize
-    return f"{SHARED_MEMORY} has {free // _MIB} MiB free" if free >= _MIB else ""
+    free = space.f_bavail * space.f_frsize // _MIB
+    size = space.f_blocks * space.f_frsize // _MIB
+    return f"{SHARED_MEMORY} has {free} MiB free" if free else f"{SHARED_MEMORY} of {size} MiB is full"
 
 
 def mappings_path(pod: Pod, local_rank: int) -> str:

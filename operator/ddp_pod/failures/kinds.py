@@ -5,15 +5,18 @@
 
 import errno
 import re
+from collections.abc import Collection
 from typing import Final, NamedTuple
 
-from ..contract.failure_table import KILLED, OOM, USER_ERROR, Outcome
+from ..contract.failure_table import KILLED, NODE_FAULT, OOM, USER_ERROR, Outcome
 from ..contract.failure_text import NON_FINITE_REMEDY
 from ..contract.names import EXIT_OOM, EXIT_RETRYABLE, EXIT_USER_ERROR
+from ..rank.read_files import CUT_ARCHIVE, HTML_PAGE, LFS_POINTER
 
 FATAL: Final = Outcome(USER_ERROR.name, EXIT_USER_ERROR)
 SCRIPT_ERROR: Final = Outcome(USER_ERROR.name, EXIT_RETRYABLE)
 OUT_OF_MEMORY: Final = Outcome(OOM.name, EXIT_OOM)
+FAULT_OF_NODE: Final = Outcome(NODE_FAULT.name, EXIT_RETRYABLE)
 
 NO_DEVICES: Final = "No CUDA GPUs are available"
 # Ranks call different collectives. TORCH_DISTRIBUTED_DEBUG=DETAIL names them; gloo notices only the sizes.
@@ -31,6 +34,10 @@ class FailureKind(NamedTuple):
     """Classes of the exception or their bases; with a dot at the end those of a package."""
     where: str = ""
     """A regular expression of message, path, file or source line that an exception of errnos and types matches."""
+    statuses: Collection[int] = ()
+    """Of HTTP."""
+    contents: tuple[str, ...] = ()
+    """What a file is that could not be read: see ``read_files``."""
     words: str = ""
     """A regular expression of messages."""
     own_words: bool = False
@@ -115,7 +122,8 @@ KINDS: Final = (
         remedy="another process uses that port: use MASTER_ADDR and MASTER_PORT unchanged in the script, and no fixed "
         "port"),
     FailureKind(
-        "An input/output error of a volume", errnos=(errno.EIO, errno.ESTALE, errno.ENOTCONN),
+        "An input/output error of a volume", outcome=FAULT_OF_NODE,
+        errnos=(errno.EIO, errno.ESTALE, errno.ENOTCONN),
         remedy="the storage behind the path failed (NFS, FUSE, a disk): check the volume and the node (dmesg, the "
         "Events of the CSI driver)"),
     FailureKind(
@@ -130,6 +138,23 @@ KINDS: Final = (
         words="DataLoader worker .* (killed by signal|exited unexpectedly)",
         remedy="a DataLoader worker or another helper process was killed (Killed: usually for memory) or crashed; see "
         "its own error above in the log, raise the memory limit, or use fewer or smaller workers"),
+    FailureKind(
+        "A service that refuses access", statuses=(401, 403, 407),
+        remedy="a service refused the script's request: check the token or the credentials in the pod's environment "
+        "(env, a Secret), that they have not expired, and that they allow this object"),
+    FailureKind(
+        "A service without the requested object", statuses=(404, 410),
+        remedy="a service has no object at that address: correct the name, the revision or the address"),
+    FailureKind(
+        "A service that is overloaded or failing", statuses=(408, 425, 429, *range(500, 600)),
+        remedy="a service answered that it cannot serve the request now: retry in the script with growing pauses, send "
+        "fewer requests at once (each rank sends its own), or download before training (spec.inputs)"),
+    FailureKind(
+        "A certificate that is not trusted", types=("ssl.SSLCertVerificationError",),
+        words="CERTIFICATE_VERIFY_FAILED",
+        remedy="the pod does not trust the service's certificate: for a company's own CA mount its certificate and set "
+        "SSL_CERT_FILE and REQUESTS_CA_BUNDLE; one that has expired or is for another name needs another address, or "
+        "the node's clock is wrong"),
     FailureKind(
         "A service outside of the job",
         errnos=(errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT, errno.EPIPE, errno.EHOSTUNREACH,
@@ -170,25 +195,35 @@ KINDS: Final = (
         remedy="the script waits for input, which a pod does not have: remove breakpoint(), pdb.set_trace() and "
         "input()"),
     FailureKind(
-        "A damaged or incomplete file", types=("EOFError", "zipfile.BadZipFile", "zlib.error", "lzma.LZMAError"),
+        "A pointer instead of a file", outcome=FATAL, contents=(LFS_POINTER,),
+        remedy="the file is the pointer that Git LFS leaves instead of the content: run git lfs pull where the folder "
+        "or image is packed, or fetch the file itself (spec.inputs)"),
+    FailureKind(
+        "A page instead of a file", outcome=FATAL, contents=(HTML_PAGE,),
+        remedy="the file is a web page, such as a login or an error page: the download had a wrong address or no "
+        "access; delete it and fetch it again"),
+    FailureKind(
+        "A damaged or incomplete file", contents=(CUT_ARCHIVE,),
+        types=("EOFError", "zipfile.BadZipFile", "zlib.error", "lzma.LZMAError"),
         words=r"failed finding central directory|invalid load key|Unsupported operand \d|was truncated|EOF: reading"
         r"|Ran out of input|not fully covered|deserializing header|invalid magic number|unexpected EOF",
         remedy="the file is incomplete or of another format: a process ended while it wrote it, or a download failed; "
         "delete it, resume from an earlier checkpoint, and write to a temporary name before os.replace()"),
     FailureKind(
-        "Objects in a checkpoint (weights_only)", words="Weights only load failed",
+        "Objects in a checkpoint (weights_only)", outcome=FATAL, words="Weights only load failed",
         remedy="the file has objects other than tensors: save only state_dict(); if you trust it, allow its classes by "
         "torch.serialization.add_safe_globals(), or call torch.load(…, weights_only=False)"),
     FailureKind(
-        "A checkpoint of another model or number of ranks",
+        "A checkpoint of another model or number of ranks", outcome=FATAL,
         words=r"loading state_dict|loaded state dict|(?i:missing|unexpected) key\S* in (checkpoint )?state_dict"
         r"|Size mismatch between saved",
         remedy="the checkpoint belongs to another model, optimizer or number of ranks: build the same ones, or start "
         "without it; keys that begin with module. are of a model in DDP: save model.module.state_dict()"),
     FailureKind(
-        "No process group", words="Default process group has not been initialized",
-        remedy="call torch.distributed.init_process_group() in each rank before collectives, DistributedDataParallel "
-        "and DistributedSampler, and none of them after destroy_process_group()"),
+        "No process group, or two", outcome=FATAL,
+        words="Default process group has not been initialized|default process group twice",
+        remedy="call torch.distributed.init_process_group() once in each rank, before collectives, "
+        "DistributedDataParallel and DistributedSampler, and none of them after destroy_process_group()"),
     FailureKind(
         "Another number of ranks than the script expects", own_words=True,
         words=r"(?i)\b(match(es)?|equal|divisible|bigger)\b[^\n]{0,200}\bworld.?size\b"
@@ -197,10 +232,18 @@ KINDS: Final = (
         "spec.procPerNode), or let the script read them, in Lightning with Trainer(num_nodes=int(os.environ"
         "['GROUP_WORLD_SIZE']), devices=int(os.environ['LOCAL_WORLD_SIZE']))"),
     FailureKind(
-        "Parameters without a gradient in DDP",
+        "Parameters without a gradient in DDP", outcome=FATAL,
         words="Expected to have finished reduction|Expected to mark a variable ready only once",
         remedy="some parameters took no part in the loss: use all outputs of forward(), or pass "
         "find_unused_parameters=True to DistributedDataParallel; TORCH_DISTRIBUTED_DEBUG=DETAIL names them"),
+    FailureKind(
+        "A loss without a usable graph", outcome=FATAL,
+        words="does not require grad|modified by an inplace operation|through the graph a second time",
+        remedy="compute the loss in this step from parameters that require a gradient, without no_grad() and detach(), "
+        "call backward() once for it, and clone a tensor before it is changed in place"),
+    FailureKind(
+        "Numbers of different types", outcome=FATAL, words=r"(must|to) have the same dtype|expected scalar type",
+        remedy="convert the input to the type of the model's parameters (x.to(p.dtype)), or run both under autocast"),
     FailureKind(
         "Objects that a new process cannot receive", types=("_pickle.PicklingError",),
         words=r"(?i:can(no|')t pickle) |Can't get (local object|attribute)",
@@ -261,9 +304,15 @@ KINDS: Final = (
         remedy="a rank selects a GPU that its pod does not have: select the GPU of LOCAL_RANK, and set procPerNode to "
         "gpu"),
     FailureKind(
-        "A failed assertion of a CUDA kernel", words="device-side assert", outcome=None,
-        remedy="usually an index out of range, such as a label beyond the number of classes or a token beyond the "
-        "vocabulary: run the batch on the CPU, or set CUDA_LAUNCH_BLOCKING=1 to see the call"),
+        "A fault of a GPU", outcome=FAULT_OF_NODE,
+        words=r"(?i)uncorrectable (ECC|NVLink) error|fallen off the bus|GPU is lost|hardware stack error|Xid \d",
+        remedy="the node's GPU has failed (nvidia-smi -q -d ECC, Xid in dmesg): drain the node and have the GPU reset "
+        "or replaced; the next attempt avoids it"),
+    FailureKind(
+        "An index out of range, or a failed assertion of a CUDA kernel", words="device-side assert", outcome=None,
+        types=("IndexError",), where=r"[/\\]torch[/\\]nn[/\\]",
+        remedy="usually an index out of range, a label beyond the classes or a token beyond the vocabulary: compare it "
+        "with the layer's size; for a CUDA kernel run the batch on the CPU, or set CUDA_LAUNCH_BLOCKING=1"),
     FailureKind(
         "Mismatch between collectives", words=MISMATCH.pattern,
         remedy="all ranks must call the same collectives, in the same order and with tensors of the same shape: look "

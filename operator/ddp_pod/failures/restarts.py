@@ -7,7 +7,7 @@ from typing import Final
 
 from ..base.pod import Pod
 from ..contract.failure_record import EVIDENCE_STOPPED, EVIDENCE_TIMEOUT, Failure
-from ..contract.failure_table import CUDA, HANG, OOM, SIGNIFICANT_SECONDS
+from ..contract.failure_table import CUDA, HANG, NODE_FAULT, OOM, SIGNIFICANT_SECONDS
 from ..contract.names import EXIT_PREEMPTED, EXIT_USER_ERROR
 from ..progress.rank_progress import RankReader
 from .worker_failure import add_last_lines, find_root_cause, is_unexplained_crash, read_recorded_failures
@@ -193,7 +193,7 @@ class InPlaceRestarts:
             self._in_a_row = 0
 
     def _is_pod_suspect(self, root_cause: Failure) -> bool:
-        """Return whether the pod itself may be the cause: its memory, its GPU, or a fault that prevents any step."""
+        """Return whether the pod or its node may be the cause: memory, GPU, disk, CPU, or a fault before any step."""
         limit = self._pod.restarts_without_progress
         if limit is None:
             return False
@@ -201,7 +201,7 @@ class InPlaceRestarts:
         killed_for_memory = root_cause.category == OOM.name and root_cause.exit_code == _KILLED
         decides = self._pod.node == 0 or not root_cause.secondary
         is_without_progress = decides and self._recurrence.without_progress > limit
-        return is_without_progress or killed_for_memory or root_cause.category == CUDA.name
+        return is_without_progress or killed_for_memory or root_cause.category in (CUDA.name, NODE_FAULT.name)
 
     def count_in_place(self, *, has_cause: bool, run_step: float | None = None) -> None:
         """Count a restart by torchrun. ``has_cause``: whether a pod knows why; ``run_step``: see ``observe``."""

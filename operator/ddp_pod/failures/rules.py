@@ -1,6 +1,7 @@
 """The classification of the end of a worker: category, exit code of the pod, secondary or not, and kind of failure.
 
-What is most certain decides: errno, then the type of the exception or of one in its chain, then the words of messages.
+What is most certain decides: errno, HTTP status, the content of a file, then the type of the exception or of one in its
+chain, then the words of messages.
 """
 
 import builtins
@@ -144,7 +145,7 @@ def find_kind(chain: Sequence[ExceptionFacts]) -> Judgement | None:
     certain = [facts for facts in chain if not facts.handled or facts.errno in _EXHAUSTED]
     possible = [facts for facts in _list_explanations(chain) if facts not in certain]
     for exceptions in (certain, possible):
-        for matches, facts, kind in itertools.product((_has_errno, _has_type, _has_words), exceptions, KINDS):
+        for matches, facts, kind in itertools.product(_MATCHES, exceptions, KINDS):
             if matches(kind, facts):
                 return Judgement(kind.outcome or SCRIPT_ERROR, kind, facts)
     return None
@@ -182,6 +183,14 @@ def _has_errno(kind: FailureKind, facts: ExceptionFacts) -> bool:
     return facts.errno in kind.errnos and _is_where(kind, facts)
 
 
+def _has_status(kind: FailureKind, facts: ExceptionFacts) -> bool:
+    return facts.status in kind.statuses
+
+
+def _has_content(kind: FailureKind, facts: ExceptionFacts) -> bool:
+    return facts.content in kind.contents
+
+
 def _has_type(kind: FailureKind, facts: ExceptionFacts) -> bool:
     return any(map(facts.is_a, kind.types)) and _is_where(kind, facts)
 
@@ -194,6 +203,9 @@ def _has_words(kind: FailureKind, facts: ExceptionFacts) -> bool:
     if not kind.words or (facts.by_script and not kind.own_words):
         return False
     return bool(re.search(kind.words, facts.text if facts.message else f"{facts.text}{facts.line}"))
+
+
+_MATCHES: Final = (_has_errno, _has_status, _has_content, _has_type, _has_words)  # the most certain first
 
 
 def _judge_origin(chain: Sequence[ExceptionFacts]) -> Judgement:

@@ -12,7 +12,7 @@ from typing import Final
 
 from ..base.pod import Pod
 from ..contract.failure_record import RankEnd
-from ..contract.failure_table import CATEGORIES, EXIT_CODES, HANG, KILLED, UNKNOWN
+from ..contract.failure_table import CATEGORIES, EXIT_CODES, HANG, KILLED, NODE_FAULT, UNKNOWN
 from ..contract.failure_text import SENDER_REMEDY, UNRESOLVED
 from ..contract.names import ENV_LOCAL_POD
 from ..contract.plan import CodeConfig
@@ -150,9 +150,11 @@ def advise(
         return advise_on_module(module[1], code)
     if end.exit_code == 2 and _WRONG_ARGUMENTS.match(end.text):
         return LOCAL_RANK_REMEDY if _LOCAL_RANK.search(end.text) else ARGUMENTS_REMEDY
+    kind = SIGNALS.get(find_signal(end.exit_code))
+    if category in (UNKNOWN.name, NODE_FAULT.name) and kind is not None:
+        return kind.remedy
     if category == UNKNOWN.name:
-        kind = SIGNALS.get(find_signal(end.exit_code))
-        return SILENT_REMEDY if kind is None else kind.remedy
+        return SILENT_REMEDY
     if category == KILLED.name and find_signal(end.exit_code) != signal.SIGKILL:
         return SENDER_REMEDY
     return SILENT_REMEDY if only_exit_code else CATEGORIES[category].remedy

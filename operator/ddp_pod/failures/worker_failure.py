@@ -27,7 +27,7 @@ from ..contract.failure_record import (
     RankEnd,
     order_causes,
 )
-from ..contract.failure_table import CATEGORIES, CUDA, EXIT_CODES, HANG, NETWORK, OOM, Outcome
+from ..contract.failure_table import CATEGORIES, CUDA, EXIT_CODES, HANG, NETWORK, NODE_FAULT, OOM, Outcome
 from ..contract.failure_text import EARLY_EXIT_REMEDY
 from ..contract.names import EXIT_OK, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR
 from ..contract.processes import STOP_SIGNALS, count_oom_kills
@@ -367,7 +367,7 @@ def attribute_to_interruption(failure: Failure, reason: str) -> Failure:
 
     A lack of memory and a fault of the GPU are the pod's own, and may need another pod.
     """
-    if failure.secondary or failure.category in (OOM.name, CUDA.name):
+    if failure.secondary or failure.category in (OOM.name, CUDA.name, NODE_FAULT.name):
         return failure
     return _build_consequence(failure, EXIT_PREEMPTED, reason)
 

@@ -12,9 +12,11 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
+from types import CodeType
 from typing import Any, NamedTuple
 
 from ..base.files import is_own_file, write_json
+from .read_files import ReadFile, find_read_file
 from .script_objects import is_instance
 
 PLACE = re.compile(r'  File "([^"]*)", line (\d+)')
@@ -41,6 +43,7 @@ _CHAIN_PART = 1024  # characters kept of a message's beginning and end in the ch
 _LINE_LIMIT = 200
 _PLACE_LIMIT = 120
 _SOURCE_LIMIT = 1 << 20
+_FAILED_STATUSES = range(400, 600)  # of HTTP, RFC 9110
 _SERIALIZATION = os.path.join("torch", "serialization.py")
 # OSErrors whose number is not the system's.
 _OWN_NUMBERS = ("ssl.SSLError", "socket.gaierror", "socket.herror")
@@ -61,6 +64,10 @@ class ExceptionFacts(NamedTuple):
     """The source line there."""
     handled: bool = False
     """Whether the outermost exception was raised while this one was handled, rather than because of it."""
+    status: int | None = None
+    """The status of an HTTP response that a library's exception carries, 400 to 599."""
+    content: str = ""
+    """What the file is that could not be read (``read_files``), if that is not what was expected."""
 
     @property
     def text(self) -> str:
@@ -277,11 +284,16 @@ def record_exception(error: BaseException, path: str, about: Mapping[str, Any]) 
         if isinstance(link.error, PermissionError) and not link.handled:
             message += explain_permission(link.error)
             break
+    facts = [_build_facts(link) for link in links]
+    read = next(filter(None, map(_find_file, links)), None)
+    if read is not None:
+        message += read.describe()
+        facts = [item._replace(content=read.content) for item in facts]
     frames = without_own_frames(explained, explained.__traceback__)
     record = {
         "type": kind,
         "message": message,
-        "chain": [_build_facts(link)._asdict() for link in links],
+        "chain": [item._asdict() for item in facts],
         "traceback": fold_libraries(_format_exception(explained, frames))[-_RECORDED_LIMIT:],
         "exitCode": code & 255,
         "rank": about["rank"],
@@ -341,6 +353,35 @@ def _walk_chain(error: BaseException) -> Iterator[_Link]:
             waiting.append(_Link(error.__context__, handled=True))
 
 
+def _find_file(link: _Link) -> ReadFile | None:
+    """Return the file that an exception is about but does not name."""
+    names_file = isinstance(link.error, (SyntaxError, ImportError)) or getattr(link.error, "filename", None)
+    if link.handled or names_file:
+        return None
+    trace = link.error.__traceback__
+    while trace is not None:
+        if _is_save(trace.tb_frame.f_code):
+            return None  # its unfinished file is a consequence
+        trace = trace.tb_next
+    return find_read_file(link.error, LIBRARY)
+
+
+def _is_save(code: CodeType) -> bool:
+    """Return whether a function is torch.save."""
+    return code.co_name == "save" and code.co_filename.endswith(_SERIALIZATION)
+
+
+def _find_status(error: BaseException) -> int | None:
+    """Return the HTTP status of a library's exception: of itself, or of its response (requests, httpx, botocore)."""
+    if type(error).__module__ in ("builtins", "__main__"):
+        return None
+    response: Any = getattr(error, "response", None)
+    metadata: Any = response.get("ResponseMetadata") if is_instance(response, dict) else None
+    values = [getattr(holder, name, None) for holder in (error, response) for name in ("status_code", "status", "code")]
+    values.append(metadata.get("HTTPStatusCode") if is_instance(metadata, dict) else None)
+    return next((value for value in values if type(value) is int and value in _FAILED_STATUSES), None)
+
+
 def _build_facts(link: _Link) -> ExceptionFacts:
     error = link.error
     bases = [base for base in type(error).__mro__ if base not in (object, BaseException, Exception)]
@@ -353,6 +394,7 @@ def _build_facts(link: _Link) -> ExceptionFacts:
         error.errno if is_numbered else None,  # type: ignore[attr-defined]
         path if isinstance(path, str) else "",
         handled=link.handled,
+        status=_find_status(error),
     )
     trace = error.__traceback__
     while trace is not None:
@@ -360,7 +402,7 @@ def _build_facts(link: _Link) -> ExceptionFacts:
         if not is_own_file(code.co_filename):
             line = linecache.getline(code.co_filename, trace.tb_lineno, trace.tb_frame.f_globals)
             facts = facts._replace(place=code.co_filename, line=line.strip()[:_LINE_LIMIT])
-        if code.co_name == "save" and code.co_filename.endswith(_SERIALIZATION):  # its errors have no path
+        if _is_save(code):  # its errors have no path
             file = trace.tb_frame.f_locals.get("f")
             facts = facts._replace(path=file if type(file) is str else facts.path)
         trace = trace.tb_next

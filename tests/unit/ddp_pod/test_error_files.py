@@ -418,3 +418,59 @@ def test_calls_inside_libraries_are_folded_only_if_that_saves_lines(calls: int, 
 )
 def test_traceback_that_needs_no_folding_is_unchanged(text: str) -> None:
     assert fold_libraries(text) == text
+
+
+class Response:
+    """A response as those of requests and httpx."""
+
+    def __init__(self, status: int) -> None:
+        self.status_code = status
+
+
+class ApiError(Exception):
+    """An error of a client library. Its module is not the script's."""
+
+    def __init__(self, response: object) -> None:
+        super().__init__("request failed")
+        self.response = response
+
+
+@pytest.mark.parametrize(
+    ("error", "remedy"),
+    [
+        (urllib.error.HTTPError("http://h/x", 403, "Forbidden", None, None), "refused the script's request"),  # type: ignore[arg-type]
+        (ApiError(Response(401)), "refused the script's request"),
+        (ApiError({"ResponseMetadata": {"HTTPStatusCode": 404}}), "has no object at that address"),
+        (ApiError(Response(429)), "retry in the script with growing pauses"),
+        (urllib.error.HTTPError("http://h/x", 503, "Unavailable", None, None), "retry in the script with growing"),  # type: ignore[arg-type]
+    ],
+)
+def test_status_of_a_service_decides_the_remedy(error: Exception, remedy: str, tmp_path: Path) -> None:
+    pod = launcher_pod(tmp_path)
+    errors = Path(pod.runtime, "errors")
+    errors.mkdir(parents=True)
+    record_exception(error, str(errors / "0.json"), ABOUT | {"rank": 0})
+
+    assert remedy in examine_worker(pod, WorkerEnd(1)).remedy
+
+
+@pytest.mark.parametrize(
+    ("error", "category"),
+    [
+        (OSError(errno.EIO, os.strerror(errno.EIO), "/data/shard-3.tar"), "NodeFault"),
+        (RuntimeError("CUDA error: uncorrectable ECC error encountered"), "NodeFault"),
+        (OSError(errno.ENOENT, os.strerror(errno.ENOENT), "/data/shard-3.tar"), "UserError"),
+    ],
+)
+def test_fault_of_the_machine_has_a_category_that_moves_the_pod(
+    error: Exception, category: str, tmp_path: Path
+) -> None:
+    pod = launcher_pod(tmp_path)
+    errors = Path(pod.runtime, "errors")
+    errors.mkdir(parents=True)
+    record_exception(error, str(errors / "0.json"), ABOUT | {"rank": 0})
+
+    failure = examine_worker(pod, WorkerEnd(1))
+
+    assert (failure.category, failure.container_exit_code) == (category, 82)
+    assert failure.signature != ""

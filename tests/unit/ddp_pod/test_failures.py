@@ -69,6 +69,7 @@ MISMATCH = (
 
 EXCEPTIONS = {
     SCRIPT: [
+        ("_pickle.UnpicklingError: Weights only load failed. … Unsupported operand 60", "incomplete"),
         ("ValueError: boom", "fix the line of the script"),
         ("ValueError: unknown loss: infonce", "fix the line of the script"),
         ("RuntimeError: Expected all tensors to be on the same device, cuda:0 and cpu!", "fix the line"),
@@ -102,7 +103,6 @@ EXCEPTIONS = {
         ("RuntimeError: [enforce fail] . open file failed with strerror: Permission denied", "fsGroup"),
         ("RuntimeError: File /ckpt/last.pt cannot be opened.", "fsGroup"),
         ("RuntimeError: Parent directory /ckpt/new does not exist.", "os.makedirs"),
-        ("OSError: [Errno 116] Stale file handle", "storage"),
         ("BlockingIOError: [Errno 11] Resource temporarily unavailable", "podPidsLimit"),
         ("RuntimeError: can't start new thread", "podPidsLimit"),
         ("BlockingIOError: [Errno 11] Unable to open file (unable to lock file, errno = 11)", "the lock of"),
@@ -113,12 +113,7 @@ EXCEPTIONS = {
         ("EOFError: EOF when reading a line", "breakpoint()"),
         ("bdb.BdbQuit: ", "breakpoint()"),
         ("EOFError: Ran out of input", "incomplete"),
-        ("_pickle.UnpicklingError: Weights only load failed. … Unsupported operand 60", "incomplete"),
-        ("_pickle.UnpicklingError: Weights only load failed. … Unsupported global: C", "add_safe_globals"),
         ("RuntimeError: PytorchStreamReader failed: failed finding central directory", "incomplete"),
-        ("RuntimeError: Error(s) in loading state_dict for Net:", "another model"),
-        ("ValueError: Default process group has not been initialized", "init_process_group()"),
-        ("RuntimeError: Expected to have finished reduction in the prior", "find_unused_parameters"),
         ("ValueError: the product (1 * 1) does not match the world size (2).", "GROUP_WORLD_SIZE"),
         ("RuntimeError: Mesh should not be bigger than default world size 2, but found 4 ranks!", "--procs"),
         ("AssertionError: world size (6) is not divisible by tensor_parallel (4)", "spec.procPerNode"),
@@ -141,6 +136,13 @@ EXCEPTIONS = {
         (f"RuntimeError: {MISMATCH}", "the same collectives"),
     ],
     FATAL: [
+        ("_pickle.UnpicklingError: Weights only load failed. … Unsupported global: C", "add_safe_globals"),
+        ("RuntimeError: Error(s) in loading state_dict for Net:", "another model"),
+        ("ValueError: Default process group has not been initialized", "init_process_group()"),
+        ("RuntimeError: Expected to have finished reduction in the prior", "find_unused_parameters"),
+        ("RuntimeError: element 0 of tensors does not require grad and does not have a grad_fn", "without no_grad()"),
+        ("ValueError: trying to initialize the default process group twice!", "once in each rank"),
+        ("RuntimeError: mat1 and mat2 must have the same dtype, but got Double and Float", "type of the model's"),
         ("ModuleNotFoundError: No module named 'einops'", "install it in the image"),
         ("ModuleNotFoundError: No module named 'data.loader'", "data has no module loader: correct the name"),
         ("SyntaxError: invalid syntax", "fix the line"),
@@ -187,6 +189,10 @@ EXCEPTIONS = {
         (f"RuntimeError: {GLOO}", "another rank or the network failed first"),
         (f"SystemExit: RuntimeError: {GLOO}", "another rank or the network failed first"),
         ("torch.distributed.DistNetworkError: failed to recv, got 0 bytes", "another rank"),
+    ],
+    Outcome("NodeFault", 82): [
+        ("OSError: [Errno 116] Stale file handle", "storage"),
+        ("torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered", "drain the node"),
     ],
     Outcome("Network", 82): [
         ("torch.distributed.DistNetworkError: port: 29500, EADDRINUSE, address already in use", "no fixed port")

@@ -10,7 +10,7 @@ import pytest
 
 from ddp_pod.base.files import write_json
 from ddp_pod.contract.failure_record import EVIDENCE_STOPPED, EVIDENCE_TIMEOUT, Failure
-from ddp_pod.contract.failure_table import CUDA, OOM
+from ddp_pod.contract.failure_table import CUDA, NODE_FAULT, OOM
 from ddp_pod.contract.plan import DevConfig
 from ddp_pod.failures.restarts import LONGEST_DELAY, PROMPT_RESTARTS, UNCOUNTED_RESTARTS, InPlaceRestarts, Recurrence
 from ddp_pod.failures.worker_failure import find_root_cause
@@ -295,6 +295,7 @@ def test_pod_whose_ranks_report_no_step_uses_the_step_of_pod_0(tmp_path: Path) -
         (failure(container_exit_code=81), False),
         (failure(container_exit_code=85), False),
         (failure(category=CUDA.name), False),
+        (failure(category=NODE_FAULT.name), False),
         (failure(category=OOM.name, container_exit_code=84), True),
         (failure(category=OOM.name, container_exit_code=84, exit_code=137), False),
         (failure(category="Unknown", exit_code=137), True),

@@ -74,6 +74,11 @@ class TestLedger:
         charged = RestartCounts(total=1, counted=1, used=1, step=3)
         assert (first.counts, second.counts) == (charged, charged)
 
+    @pytest.mark.parametrize(("category", "avoided"), [("NodeFault", ("node-b",)), ("UserError", ())])
+    def test_next_attempt_avoids_node_whose_hardware_failed(self, category: str, avoided: tuple[str, ...]) -> None:
+        failed = child_pod(1, "Failed", code=82, message=last_words(category), node="node-b")
+        assert run(trained(), pods=[child_pod(0), failed]).status.failed_nodes == avoided
+
     def test_lost_status_is_recovered_from_newest_job(self) -> None:
         jobs = [child_job(2, conditions={"Failed": ""}), child_job(3, nodes=4)]
         status = run(Status(), jobs).status

@@ -1,0 +1,137 @@
+"""The file that failing code was reading: errors of parsers, unlike those of the system, do not name it.
+
+It is found in the frames of the exception: an argument of the library function that the script called, or an open file
+of the script itself. This module is loaded before the program starts, like ``tracebacks``.
+"""
+
+import io
+import os
+import re
+import stat
+from collections.abc import Iterator
+from typing import Any, Final, NamedTuple
+
+from ..base.files import is_own_file
+from .script_objects import is_instance
+
+LFS_POINTER: Final = "a Git LFS pointer"
+HTML_PAGE: Final = "an HTML page"
+EMPTY: Final = "an empty file"
+CUT_ARCHIVE: Final = "an incomplete zip archive"
+_PAGE: Final = re.compile(rb"\s*<(!doctype html|html)\b", re.I)
+_LFS: Final = b"version https://git-lfs.github.com/spec/"
+_ZIP: Final = b"PK\x03\x04"
+_ZIP_END: Final = b"PK\x05\x06"  # of the record at an archive's end, before a comment of at most 65,535 bytes
+_ZIP_TAIL: Final = 65_557
+_FIRST_BYTES: Final = 256
+_MOST_VALUES: Final = 64  # of a frame
+_PATH_LIMIT: Final = 300  # characters
+# Of a parser in C, which has no frame: the script's own open file is what it read.
+_PARSERS: Final = (
+    "UnpicklingError",
+    "EOFError",
+    "UnicodeDecodeError",
+    "JSONDecodeError",
+    "Error",
+    "error",
+    "BadGzipFile",
+)
+
+
+class ReadFile(NamedTuple):
+    """A file with its size in bytes. ``content``: what it is instead of what was expected; empty: that is unknown."""
+
+    path: str
+    size: int
+    content: str = ""
+
+    def describe(self) -> str:
+        """Return the file in words, for the end of a message."""
+        content = f", {self.content}" if self.content else ""
+        return f" (file {self.path}: {self.size} bytes{content})"
+
+
+def find_read_file(error: BaseException, library: "re.Pattern[str]") -> ReadFile | None:
+    """Return the file that the code which raised an exception was reading; None if its frames show none.
+
+    ``library``: matches paths of code that is not the script's.
+    """
+    call: Any = None  # the library function that the script called last
+    own: Any = None  # the script's innermost frame
+    trace = error.__traceback__
+    while trace is not None:
+        path = trace.tb_frame.f_code.co_filename
+        if is_own_file(path):
+            pass
+        elif not library.search(path):
+            own = trace.tb_frame
+            call = None
+        elif call is None:
+            call = trace.tb_frame
+        trace = trace.tb_next
+    if call is not None:
+        names = call.f_code.co_varnames[: call.f_code.co_argcount]
+        return _examine_first(call.f_locals.get(name) for name in names)
+    if own is not None and type(error).__name__ in _PARSERS:
+        return _examine_first(value for value in _list_values(own) if not is_instance(value, str))
+    return None
+
+
+def _list_values(frame: Any) -> Iterator[Any]:
+    """Yield the last values of a frame: module code has many, and the file is opened shortly before it is read."""
+    yield from reversed(list(frame.f_locals.values())[-_MOST_VALUES:])
+
+
+def _examine_first(values: Iterator[Any]) -> ReadFile | None:
+    for value in values:
+        path = _find_path(value)
+        found = examine_file(path) if path else None
+        if found is not None:
+            return found
+    return None
+
+
+def _find_path(value: Any) -> str:
+    """Return the path of a value that is one, or a file that is open for reading; empty for any other."""
+    if is_instance(value, io.IOBase):  # it may be closed by now
+        name = getattr(value, "name", "")
+        mode = getattr(value, "mode", "")
+        return name if type(name) is str and type(mode) is str and mode.startswith("r") else ""
+    if type(value).__module__ == "pathlib":
+        return str(value)
+    return value if type(value) is str and len(value) <= _PATH_LIMIT else ""
+
+
+def examine_file(path: str) -> ReadFile | None:
+    """Return what a regular file is; None if there is none at the path, or it cannot be read."""
+    try:
+        status = os.stat(path)
+        if not stat.S_ISREG(status.st_mode):
+            return None
+        with open(path, "rb") as file:
+            first = file.read(_FIRST_BYTES)
+    except (OSError, ValueError):
+        return None
+    return ReadFile(path, status.st_size, _name_content(path, first, status.st_size))
+
+
+def _name_content(path: str, first: bytes, size: int) -> str:
+    if not size:
+        return EMPTY
+    if first.startswith(_LFS):
+        return LFS_POINTER
+    if _PAGE.match(first):
+        return HTML_PAGE
+    if first.startswith(_ZIP) and not _is_archive(path, size):
+        return CUT_ARCHIVE
+    return ""
+
+
+def _is_archive(path: str, size: int) -> bool:
+    """Return whether a zip archive has its end (APPNOTE.TXT 4.3.16)."""
+    try:
+        with open(path, "rb") as file:
+            file.seek(max(0, size - _ZIP_TAIL))
+            return _ZIP_END in file.read(_ZIP_TAIL)
+    except OSError:
+        return True
