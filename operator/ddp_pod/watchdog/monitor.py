@@ -81,11 +81,17 @@ class StalledWorker(NamedTuple):
 
     @property
     def wait(self) -> RankWait | None:
-        """The collective in which it waits; None if it waits in none, or that is unknown."""
-        pending = self.collectives.pending
-        if self.activity.state != "Waiting" or pending is None:
+        """The collective, or the call of torch.distributed without one, in which it waits; None if that is unknown.
+
+        ``new_group`` and others wait through the store for all ranks: peers in a collective never come.
+        """
+        if self.activity.state != "Waiting":
             return None
-        return RankWait(self.worker.rank, pending.text, self.stack.script_place)
+        pending = self.collectives.pending
+        call = "" if pending is None else pending.text
+        if self.collectives.are_over and self.stack.is_in_torch:
+            call = self.stack.library_call
+        return RankWait(self.worker.rank, call, self.stack.script_place) if call else None
 
 
 @dataclasses.dataclass

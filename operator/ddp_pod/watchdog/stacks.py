@@ -91,6 +91,16 @@ class Stack(NamedTuple):
         return str(own[-1]) if own else ""
 
     @property
+    def library_call(self) -> str:
+        """The function of a library that the script has called, such as ``new_group``; empty without one."""
+        called = ""
+        for frame in reversed(self.frames):
+            if not LIBRARY.search(frame.path):
+                return called
+            called = frame.function
+        return ""
+
+    @property
     def is_in_forward(self) -> bool:
         """Whether the wait is one of those in which DDP's forward shares the model's buffers."""
         return any(frame.function == "_pre_forward" and _DDP_FILE.search(frame.path) for frame in self.frames)

@@ -390,6 +390,27 @@ def test_rank_outside_of_collectives_explains_failures_of_its_peers(
     assert bool(list((tmp_path / "errors").iterdir())) is is_cause
 
 
+C10D = "/usr/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
+
+
+@pytest.mark.parametrize(
+    ("state", "collectives", "inner", "call"),
+    [
+        ("Waiting", PENDING, C10D, PENDING.pending.text if PENDING.pending else ""),
+        ("Waiting", OVER, C10D, "load"),
+        ("Waiting", NONE, C10D, ""),
+        ("Waiting", OVER, "/app/data.py", ""),
+        ("Behind", OVER, C10D, ""),
+    ],
+)
+def test_rank_waits_in_its_collective_or_in_the_call_of_the_library(
+    state: str, collectives: RankCollectives, inner: str, call: str
+) -> None:
+    watched = WorkerRecord(1, 3, 0, 0, world_size=4)
+    stalled = monitor.StalledWorker(watched, RankActivity(3, 0, state, "it waits"), stack(inner), collectives)
+    assert (stalled.wait.collective if stalled.wait else "") == call
+
+
 BROADCASTS = Collective("broadcast", 7, "the default group", ())
 
 
