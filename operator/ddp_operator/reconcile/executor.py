@@ -6,6 +6,7 @@ All jobs of a namespace share the launcher's ConfigMap. Its owner is the definit
 Kubernetes deletes it when no job can exist any more, and the operator needs no right to delete ConfigMaps.
 """
 
+import asyncio
 import dataclasses
 import secrets
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -88,6 +89,8 @@ class Executor:
         self._hooks = hooks
         self._launchers: set[str] = set()
         """UIDs of the launchers' ConfigMaps that this process has created or compared. They are immutable."""
+        self._creations: dict[Key, asyncio.Lock] = {}
+        """Held while a launcher is created: jobs that start at the same time need one request, not one each."""
 
     async def check(self, job: DDPTrainingJob, observation: Observation, memory: Memory) -> Refusal | None:
         """Return the reason why the spec is not acceptable, or None.
@@ -351,6 +354,20 @@ class Executor:
         """
         if observed in self._launchers:
             return None
+        metadata = manifest["metadata"]
+        key = Key(metadata["namespace"], metadata["name"])
+        lock = self._creations.setdefault(key, asyncio.Lock())
+        has_waited = lock.locked()
+        async with lock:
+            # A lock is dropped with its success, so it is in the table for those who waited in vain only.
+            if has_waited and self._creations.get(key) is not lock:
+                return None
+            outcome = await self._create_or_compare_launcher(job, manifest)
+            if outcome is None:
+                self._creations.pop(key, None)
+            return outcome
+
+    async def _create_or_compare_launcher(self, job: DDPTrainingJob, manifest: Manifest) -> Outcome:
         owner = await self._cluster.definition()
         owners = {} if owner is None else {"ownerReferences": [owner]}
         manifest = {**manifest, "metadata": manifest["metadata"] | owners}

@@ -1,11 +1,12 @@
 """The launcher that the jobs of a namespace share, and other objects with its name."""
 
+import asyncio
 from typing import Any
 
 import pytest
 
 from ddp_operator.api import child_names, constants
-from ddp_operator.api.cluster import Key, Object, Refused
+from ddp_operator.api.cluster import Key, Object, Refused, ServerError
 from ddp_operator.manifests.children import build_launcher_config_map, load_launcher
 from ddp_operator.reconcile.reconciler import Reconciler
 from tests.support.builders import job, resource
@@ -27,6 +28,32 @@ async def test_jobs_share_launcher_which_one_operator_creates_and_next_one_compa
         await harness.reconciler.reconcile(Key("default", name))
         assert harness.cluster.calls.count("create ConfigMap") == creations, name
     assert harness.cluster.store.list("ConfigMap") == [launcher]
+
+
+@pytest.mark.parametrize(("refused", "creations"), [(0, 1), (2, 3)])
+async def test_jobs_that_start_at_once_create_the_launcher_once(
+    refused: int, creations: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    harness = ReconcilerHarness()
+    create = harness.cluster.create
+    tried = 0
+
+    async def create_slowly(manifest: Object, *, dry_run: bool = False) -> Any:
+        nonlocal tried
+        if manifest["kind"] == "ConfigMap":
+            tried += 1
+            await asyncio.sleep(0)  # another pass goes on
+            if tried <= refused:
+                raise ServerError("unavailable")
+        return await create(manifest, dry_run=dry_run)
+
+    monkeypatch.setattr(harness.cluster, "create", create_slowly)
+    names = ("train", "second", "third")
+    for name in names[1:]:
+        harness.cluster.add(resource(name))
+    passes = (harness.reconciler.reconcile(Key("default", name)) for name in names)
+    await asyncio.gather(*passes, return_exceptions=True)
+    assert tried == creations
 
 
 async def test_namespace_with_jobs_of_ddp_dev_has_a_second_launcher_that_those_share() -> None:
