@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from ddp_cli.view.why import name_stragglers
 from ddp_operator.api.status import Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.inputs import describe_progress
@@ -142,6 +143,9 @@ def describe_wait(status: Status, page: Page, processes: int, *, spoken: bool) -
     if page.restarts and not page.training and status.progress is not None:
         return "restarted in the same pods; no step since"
     has_step = status.progress is not None or page.training
+    slow = name_stragglers(status) if page.training else ""
+    if slow:
+        return slow
     return "" if spoken or has_step else f"{count(processes, 'process', 'es')} started; no output of the script yet"
 
 

@@ -523,11 +523,18 @@ def describe_stragglers(status: Status) -> str:
     """Return the sentence about the slowest rank, for which all others wait in each step; empty without one."""
     if not status.stragglers:
         return ""
+    part = _SLOW_PARTS[status.stragglers[0].cause]
+    return f"{_capitalize(name_stragglers(status))}: {part}."
+
+
+def name_stragglers(status: Status) -> str:
+    """Return which rank is slow, by which factor, and how many more are; empty without one."""
+    if not status.stragglers:
+        return ""
     slowest = status.stragglers[0]
     more = len(status.stragglers) - 1
     others = f" ({more} more rank{'s are' if more > 1 else ' is'} slow)" if more else ""
-    part = _SLOW_PARTS[slowest.cause]
-    return f"Rank {slowest.rank} needs {slowest.ratio} times as long for a step as its peers{others}: {part}."
+    return f"rank {slowest.rank} needs {slowest.ratio} times as long for a step as its peers{others}"
 
 
 def _describe_training(case: _Case) -> str:

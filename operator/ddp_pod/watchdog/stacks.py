@@ -92,13 +92,13 @@ class Stack(NamedTuple):
 
     @property
     def library_call(self) -> str:
-        """The function of a library that the script has called, such as ``new_group``; empty without one."""
-        called = ""
-        for frame in reversed(self.frames):
-            if not LIBRARY.search(frame.path):
-                return called
-            called = frame.function
-        return ""
+        """The function of the innermost module that others have called, such as ``new_group``; empty for the script's.
+
+        A decorator of another module, which has the name ``wrapper``, may stand between.
+        """
+        if not self.frames or not LIBRARY.search(self.frames[-1].path):
+            return ""
+        return next(frame.function for frame in self.frames if frame.path == self.frames[-1].path)
 
     @property
     def is_in_forward(self) -> bool:

@@ -25,7 +25,7 @@ from ddp_pod.progress.rank_progress import PAGE_TIMEOUT, RankReader
 from ddp_pod.rank import worker
 from ddp_pod.watchdog import monitor
 from ddp_pod.watchdog.collectives import Collective, GroupState, RankCollectives
-from ddp_pod.watchdog.stacks import SECONDS_FOR_STACKS, Stack, collect_stacks, read_stack
+from ddp_pod.watchdog.stacks import SECONDS_FOR_STACKS, Stack, StackFrame, collect_stacks, read_stack
 from ddp_pod.watchdog.stall import (
     HeartbeatWatchdog,
     Idleness,
@@ -409,6 +409,12 @@ def test_rank_waits_in_its_collective_or_in_the_call_of_the_library(
     watched = WorkerRecord(1, 3, 0, 0, world_size=4)
     stalled = monitor.StalledWorker(watched, RankActivity(3, 0, state, "it waits"), stack(inner), collectives)
     assert (stalled.wait.collective if stalled.wait else "") == call
+
+
+def test_call_of_the_innermost_module_is_named_behind_its_decorator() -> None:
+    inner = [(C10D, 2169, "_new_process_group_helper"), (C10D, 5000, "new_group")]
+    frames = [("/app/train.py", 14, "<module>"), (C10D.replace("distributed_", ""), 81, "wrapper"), *reversed(inner)]
+    assert Stack([StackFrame(*frame) for frame in frames], "").library_call == "new_group"
 
 
 BROADCASTS = Collective("broadcast", 7, "the default group", ())

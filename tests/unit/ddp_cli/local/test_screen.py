@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ddp_cli.local.screen import LogFile, describe_wait, format_line
-from ddp_operator.api.status import Condition, Progress, Status
+from ddp_operator.api.status import Condition, Progress, Status, Straggler
 from ddp_operator.decide.report import Page
 from ddp_pod.contract.progress import RankProgress
 from tests.support.builders import NOW
@@ -69,3 +69,10 @@ def test_line_has_rank_prefix_only_for_several_ranks(line: str, procs: int, sing
     file = LogFile(1, 2, Path("attempt-1-pod-2.log"))
     assert format_line(line, file, procs, "2") == single
     assert format_line(line, file, procs, "all") == everyone
+
+
+def test_slow_rank_is_named_while_the_job_trains() -> None:
+    slow = Status(phase="Running", stragglers=(Straggler(rank=3, ratio="23.0", cause="compute"),))
+    told = "rank 3 needs 23.0 times as long for a step as its peers"
+    assert describe_wait(slow, Page(phase="Running", ranks=(RankProgress(step=4.0),)), 4, spoken=True) == told
+    assert describe_wait(slow, Page(phase="Rendezvous"), 4, spoken=True) == ""
