@@ -155,8 +155,10 @@ class InPlaceRestarts:
         if self._reader.reads_log:
             time.sleep(_SECONDS_TO_SETTLE)  # a rank's last lines may not have reached its page
         self.failed_step = self._reader.step(root_cause.local_rank or 0)
-        step = run_step if self.failed_step is None else self.failed_step
         counted = self._reader.count_steps(root_cause.local_rank or 0)
+        step = self.failed_step
+        if step is None and run_step is not None:
+            step = max(run_step, counted or 0.0)  # pod 0 shares its step now and then, so it may be an older one
         lasted = time.monotonic() - self.began
         self.repeated = self._recurrence.observe(root_cause.signature, step, lasted, counted)
         self._note_progress()

@@ -288,6 +288,16 @@ def test_pod_whose_ranks_report_no_step_uses_the_step_of_pod_0(tmp_path: Path) -
     assert found.failed_step is None
 
 
+def test_same_failure_is_a_repetition_although_pod_0_has_shared_an_older_step(tmp_path: Path) -> None:
+    class Counting(WithoutSteps):
+        def count_steps(self, rank: int) -> int:
+            return 5
+
+    found = InPlaceRestarts(launcher_pod(tmp_path, in_place_restarts=9), cast(RankReader, Counting()))
+    assert [found.observe([failure(signature="exit code 3")], run_step=step) for step in (2, 5)] == [True, False]
+    assert found.repeated
+
+
 @pytest.mark.parametrize(
     ("found", "again"),
     [
