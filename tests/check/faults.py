@@ -68,6 +68,13 @@ _MARKED_SAVE: Final = (_SAVE, f'        torch.save(state, PATH + ".new")  {MARK}
 _SIGNAL: Final = "signal.signal(signal.SIGTERM, lambda *_: stop.fill_(1))\n"
 
 
+_LEAVE_LOOP: Final = (
+    "            dist.destroy_process_group()\n            sys.exit(143)\n",
+    "            break\n    if stop:\n        break\n",
+)
+_RESULT: Final = '    torch.save(network.state_dict(), "trained.pt")'
+
+
 _OWN_SAMPLER: Final = """
 class OwnSampler(torch.utils.data.Sampler):
     epoch = 0
@@ -457,6 +464,24 @@ FAULTS: Final = MappingProxyType(
                 (_SIGNAL, "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"),
                 ("EPOCHS = 6", "EPOCHS = 1000"),
                 ("        optimizer.step()\n", _mark("        optimizer.step()")),
+            ),
+        ),
+        "result of a whole training after SIGTERM": Fault(
+            STOP,
+            "mlp.py",
+            (
+                (_INIT, _INIT + 'if os.path.exists("trained.pt"):\n    dist.destroy_process_group()\n    sys.exit()\n'),
+                _LEAVE_LOOP,
+                ('    torch.save(network.state_dict(), "trained.pt")\n', _mark(_RESULT)),
+            ),
+        ),
+        "last epoch saved after SIGTERM": Fault(
+            STOP,
+            "mlp.py",
+            (
+                _MARKED_SAVE,
+                _LEAVE_LOOP,
+                ("if rank == 0:\n    torch.save(network", "save(EPOCHS, 0)\nif rank == 0:\n    torch.save(network"),
             ),
         ),
     }

@@ -1,14 +1,14 @@
 """Judge the runs of a check."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from ddp_cli.features.check.recordings import Recording, read_recording
-from ddp_cli.features.check.resume import judge_resume, judge_stop
+from ddp_cli.features.check.resume import judge_continuation, judge_resume, judge_stop
 from ddp_cli.features.check.runs import CheckedRun
 from ddp_cli.features.check.training import judge_training
-from ddp_cli.features.check.verdict import FAILED, NOT_APPLICABLE, CheckVerdict, not_applicable
+from ddp_cli.features.check.verdict import FAILED, NOT_APPLICABLE, PASSED, CheckVerdict, not_applicable
 
 # From effects to causes; the last cause of a check is named.
 _CONSEQUENCES: Final = {
@@ -40,7 +40,8 @@ def judge(runs: Sequence[CheckedRun]) -> list[CheckVerdict]:
     world_size = max(process.start.world_size for process in reference.firsts)
     verdicts = judge_training(reference, world_size, runs[0].stall)
     if runs[0].succeeded:
-        later = (judge_resume(reference, repeat, recordings.get("resumed")), _judge_stop(runs, repeat))
+        resume = judge_resume(reference, repeat, recordings.get("resumed"))
+        later = (resume, _judge_stop(runs, recordings, is_exact=resume.state == PASSED))
     else:
         later = (not_applicable("the reference has failed; repair its cause first"),) * 2
     verdicts.append(replace(later[0], check="resumes exactly"))
@@ -68,10 +69,16 @@ def omit_consequences(verdicts: Sequence[CheckVerdict]) -> list[CheckVerdict]:
     ]
 
 
-def _judge_stop(runs: Sequence[CheckedRun], repeat: Recording | None) -> CheckVerdict:
+def _judge_stop(runs: Sequence[CheckedRun], recordings: Mapping[str, Recording], *, is_exact: bool) -> CheckVerdict:
+    """Judge how the script ends at SIGTERM. ``is_exact``: whether it resumes exactly from its regular checkpoints."""
     run = next((run for run in runs if run.name == "repeat"), None)
+    repeat = recordings.get("repeat")
     if run is None or repeat is None:
         return not_applicable("the script was not stopped")
     if run.problem:
         return not_applicable("the run was ended before the script could be stopped")
-    return judge_stop(repeat, run.signalled, run.stop_seconds, torn=run.torn)
+    verdict = judge_stop(repeat, run.signalled, run.stop_seconds, torn=run.torn)
+    continued = recordings.get("continued")
+    if continued is None or verdict.state == FAILED:
+        return verdict
+    return judge_continuation(recordings["reference"], repeat, continued, is_exact=is_exact) or verdict

@@ -11,6 +11,7 @@ from typing import Any, Final, NamedTuple
 from ddp_pod.contract.records import read_record
 from ddp_pod.features.check.contract import (
     BATCH,
+    COMPLETED,
     END,
     FILE,
     LOAD,
@@ -126,8 +127,8 @@ class Process:
 
     @property
     def ended_itself(self) -> bool:
-        """Whether the script came to its own end. A process that was stopped has another end, or none."""
-        return self.end is not None and self.end.reason == "script"
+        """Whether the script came to its end with exit code 0. A process that was stopped has another end, or none."""
+        return self.end is not None and self.end.reason == COMPLETED
 
 
 class ParameterFacts(NamedTuple):

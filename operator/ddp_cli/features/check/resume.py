@@ -205,7 +205,7 @@ def _judge_rank(
     texts = []
     for killed, process in pairwise(processes):
         if not process.steps:
-            reason = f"the script made no step after the kill at step {len(history)}"
+            reason = f"the script made no step after its interruption at step {len(history)}"
             return failed(reason, save.place, "load the checkpoint at the start as it was saved here")
         position = _find_position(processes[0], history, process, saved)
         if isinstance(position, CheckVerdict):
@@ -282,7 +282,9 @@ def _judge_steps(whole: Process, resume: _Resume, save: SaveRecord, comparable: 
         return None
     step, fact = difference
     number = resume.position + step.step
-    reason = f"killed after step {resume.killed}, resumed after step {resume.position}: {fact} differs at step {number}"
+    reason = (
+        f"interrupted after step {resume.killed}, resumed after step {resume.position}: {fact} differs at step {number}"
+    )
     cause, remedy = _explain(whole, resume, step, fact)
     return failed(f"{reason}: {cause}", save.place, remedy)
 
@@ -352,6 +354,32 @@ def _explain_data(whole: Process, resume: _Resume, step: StepRecord, fact: str) 
         remedy = "save the position in the epoch, and skip the batches before it; or save at the end of an epoch"
         return f"the epoch begins anew with step {known[0]}", remedy
     return "the data continues in another order", "save the epoch and the state of the sampler's generator"
+
+
+def judge_continuation(
+    reference: Recording, repeat: Recording, continued: Recording, *, is_exact: bool
+) -> CheckVerdict | None:
+    """Return a failure if a script that ended with exit code 0 at SIGTERM does not continue at its next start.
+
+    ``is_exact``: whether it resumes exactly after a kill: then it also has to after this end.
+    """
+    stopped = repeat.firsts[0]
+    last = len(stopped.steps)
+    total = len(reference.firsts[0].steps)
+    save = max(repeat.saves, key=lambda save: save.time, default=None)
+    place = stopped.steps[-1].place if save is None else save.place
+    remedy = "leave by sys.exit(143) once the checkpoint is saved, so that nothing runs that ends a whole training"
+    head = f"SIGTERM ended the script with exit code 0 after step {last} of {total} or more"
+    if not continued.firsts:
+        return failed(f"{head}, and its next start makes no step: the rest of the training is lost", place, remedy)
+    if save is None or not is_exact:
+        return None
+    facts = _find_randomness(reference, repeat).comparable
+    for rank in sorted(continued.ranks.keys() & reference.ranks.keys()):
+        verdict = _judge_rank(reference, [repeat.ranks[rank][0], *continued.ranks[rank]], save, facts, {})
+        if verdict.state == FAILED:
+            return failed(f"{head}; {verdict.reason}", place, remedy)
+    return None
 
 
 def judge_stop(

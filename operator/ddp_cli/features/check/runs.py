@@ -9,16 +9,17 @@ import sys
 import tempfile
 import time
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Final, Self
+from typing import Final, NamedTuple, Self
 
 from ddp_cli.client.errors import ClientError
 from ddp_cli.client.runs import open_run
 from ddp_cli.features.check.copying import copy_folder
+from ddp_cli.features.check.recordings import Recording, read_recording
 from ddp_cli.features.check.watch import Watch
 from ddp_cli.local.machine import ENV_PYTHON, choose_python
 from ddp_operator.api.parse import parse_status
@@ -35,6 +36,7 @@ _BATCHES: Final = (6, 48)
 _LEAST_COMPARED: Final = 2
 """Steps that the last process of the resumed run has in common with the reference, at least."""
 _MAX_RESTARTS: Final = 8  # of the resumed run
+_CONTINUED_STEPS: Final = 3  # of a run in the folder of one that was stopped
 RECORDS: Final = "records"
 _OBSTACLES: Final = (TRAINS_AS_ONE, PROGRESSING)  # conditions
 _POLL_SECONDS: Final = 0.05
@@ -95,6 +97,14 @@ class CheckedRun:
         return not self.problem and (not self.code or self.signalled is not None)
 
 
+class _Copy(NamedTuple):
+    """A copy of the user's folder. ``began``: Unix time of its first run; ``saves``: of its runs."""
+
+    folder: Path
+    began: float
+    saves: list[SaveRecord]
+
+
 class Runs:
     """The runs of a check, and the temporary folder that has their copies and records until the end."""
 
@@ -122,34 +132,52 @@ class Runs:
 
         batches = reference.order.batches
         mark = choose_mark(reference.saves, reference.steps, self._random)
-        runs.append(self._run("repeat", steps=MOST_STEPS, batches=batches, mark=mark))
+        with self._copy("repeat") as copy:
+            runs.append(self._run("repeat", copy, steps=MOST_STEPS, batches=batches, mark=mark))
+            if not runs[-1].problem and has_completed_early(read_recording(runs[-1].records), reference.steps):
+                runs.append(self._run("continued", copy, steps=_CONTINUED_STEPS, batches=batches))
         kills = choose_kills(reference.saves, reference.steps, reference.ranks, self._random)
         if kills:
             first_save = min(save.step for save in reference.saves if save.step)
             steps = max(reference.steps - first_save, *(kill.step + 1 for kill in kills))
-            runs.append(self._run("resumed", steps=steps, batches=batches, kills=kills))
+            with self._copy("resumed") as copy:
+                runs.append(self._run("resumed", copy, steps=steps, batches=batches, kills=kills))
         return runs
 
     def _run_reference(self) -> CheckedRun:
         """Run the reference, again with longer epochs if it makes no step."""
         for batches in _BATCHES:
             name = "reference" if batches == _BATCHES[0] else f"reference-{batches}"
-            run = self._run(name, steps=self._request.steps, batches=batches)
+            with self._copy(name) as copy:
+                run = self._run(name, copy, steps=self._request.steps, batches=batches)
             if run.steps or run.code or run.problem:
                 break
         return run
 
-    def _run(self, name: str, *, steps: int, batches: int, mark: int = 0, kills: tuple[Kill, ...] = ()) -> CheckedRun:
+    @contextmanager
+    def _copy(self, name: str) -> Iterator[_Copy]:
+        """Copy the folder for a run, and remove at the end what was saved in it and elsewhere."""
+        folder = self.scratch / name / (self._request.folder.resolve().name or "copy")
+        copy_folder(self._request.folder, folder)
+        copy = _Copy(folder, time.time(), [])
+        try:
+            yield copy
+        finally:
+            remove_saves(copy.saves, folder, copy.began)
+            if not self._request.keep:
+                shutil.rmtree(folder, ignore_errors=True)
+
+    def _run(
+        self, name: str, copy: _Copy, *, steps: int, batches: int, mark: int = 0, kills: tuple[Kill, ...] = ()
+    ) -> CheckedRun:
         home = self.scratch / name
-        copy = home / (self._request.folder.resolve().name or "copy")
-        copy_folder(self._request.folder, copy)
-        order = Order(folder=str(copy), steps=steps, batches=batches, mark=mark, kills=kills)
+        order = Order(folder=str(copy.folder), steps=steps, batches=batches, mark=mark, kills=kills)
         records = home / RECORDS
-        records.mkdir()
+        records.mkdir(parents=True)
         (records / ORDER_FILE).write_text(json.dumps(to_json(order)), encoding="utf-8")
 
         began = time.time()
-        process = self._start(home, copy, order)
+        process = self._start(home, copy.folder, order)
         watch = Watch(records, restarts=bool(kills))
         torn = ""
         stall = ""
@@ -160,9 +188,7 @@ class Runs:
             _end(process)
             ended = time.time()
             torn = find_torn(watch.saves)
-            remove_saves(watch.saves, copy, began)
-        if not self._request.keep:
-            shutil.rmtree(copy, ignore_errors=True)
+            copy.saves.extend(watch.saves)
         run = CheckedRun(
             name=name,
             order=order,
@@ -254,6 +280,15 @@ def find_run_obstacle(runs: Path) -> Condition | None:
     except (ClientError, ValueError):
         return None
     return obstacle if obstacle is not None and obstacle.type in _OBSTACLES else None
+
+
+def has_completed_early(repeat: Recording, steps: int) -> bool:
+    """Return whether all ranks have ended with exit code 0 before the last of the reference's ``steps``.
+
+    A script that leaves its loop at SIGTERM runs what follows the loop, as after a whole training.
+    """
+    firsts = repeat.firsts
+    return bool(firsts) and all(process.ended_itself and len(process.steps) < steps for process in firsts)
 
 
 def choose_mark(saves: Sequence[SaveRecord], steps: int, chooser: random.Random) -> int:

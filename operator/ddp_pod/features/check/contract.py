@@ -29,7 +29,10 @@ LOAD: Final = "load"
 FILE: Final = "file"
 END: Final = "end"
 
-LIMIT: Final = "limit"  # reason of an end: the order has no more steps
+# Reasons of an end.
+LIMIT: Final = "limit"  # the order has no more steps
+COMPLETED: Final = "script"  # exit code 0
+ERROR: Final = "error"  # another exit code, or an exception
 
 
 @dataclass(frozen=True)
@@ -224,7 +227,7 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class EndRecord:
-    """The end of a process. ``reason``: limit, script, exception; a killed process has no such record."""
+    """The end of a process. ``reason``: LIMIT, COMPLETED or ERROR; a killed process has no such record."""
 
     event: str = END
     time: float = 0.0

@@ -44,6 +44,8 @@ from ...rank.script_objects import (
 )
 from ...rank.tracebacks import find_call
 from .contract import (
+    COMPLETED,
+    ERROR,
     LIMIT,
     MARK_FILE,
     MOST_BESIDE,
@@ -94,8 +96,10 @@ def _describe(error: Exception) -> str:
 class Recorder:
     """Writes the records of one process, from its first training step on."""
 
-    def __init__(self, folder: str, rank: int, world_size: int, groups: GroupRecorder) -> None:
+    def __init__(self, folder: str, rank: int, world_size: int, groups: GroupRecorder, error: str = "") -> None:
+        """``error``: the file that exists once the rank has ended with another exit code than 0."""
         self.rank = rank
+        self._error = error
         self._world_size = world_size
         self._groups = groups
         self.is_active = True
@@ -513,7 +517,8 @@ class Recorder:
 
     def _note_end(self) -> None:
         self._saves.write_files()
-        self.write(EndRecord(time=time.time(), step=self.steps, reason="script"))
+        reason = ERROR if os.path.exists(self._error) else COMPLETED
+        self.write(EndRecord(time=time.time(), step=self.steps, reason=reason))
 
     def _path(self, suffix: str) -> str:
         return os.path.join(self._folder, f"{self.rank}.{suffix}")

@@ -11,11 +11,12 @@ import pytest
 
 from ddp_cli.features.check.judge import omit_consequences
 from ddp_cli.features.check.recordings import Process, Recording, read_recording
-from ddp_cli.features.check.resume import judge_resume, judge_stop
+from ddp_cli.features.check.resume import judge_continuation, judge_resume, judge_stop
 from ddp_cli.features.check.training import judge_training
 from ddp_cli.features.check.verdict import FAILED, NOT_APPLICABLE, PASSED, WARNING, CheckVerdict
 from ddp_pod.contract.records import to_json
 from ddp_pod.features.check.contract import (
+    COMPLETED,
     LIMIT,
     SCAN_STEP,
     BatchRecord,
@@ -95,7 +96,7 @@ def build_process(rank: int, *, steps: range = range(1, STEPS + 1), number: int 
         )
         if step % EPOCH == 0 and rank == 0:
             process.saves.append(SaveRecord(time=float(step), path="/x/last.pt", place="train.py:25", step=index))
-    process.end = EndRecord(step=len(process.steps), reason="script")
+    process.end = EndRecord(step=len(process.steps), reason=COMPLETED)
     return process
 
 
@@ -611,7 +612,7 @@ def test_randomness_is_named_and_the_rest_is_compared() -> None:
     assert inexact.state == FAILED
 
 
-@pytest.mark.parametrize(("reason", "state"), [("script", FAILED), ("limit", NOT_APPLICABLE)])
+@pytest.mark.parametrize(("reason", "state"), [(COMPLETED, FAILED), (LIMIT, NOT_APPLICABLE)])
 def test_missing_checkpoint_fails_a_script_that_had_the_time_to_save(reason: str, state: str) -> None:
     recording = build_reference()
     for processes in recording.ranks.values():
@@ -659,6 +660,42 @@ def test_stop_that_the_script_ignores_fails() -> None:
         processes[0].end = EndRecord(reason=LIMIT)
 
     assert judge_stop(recording, 11.5, 8.0).state == FAILED
+
+
+def continue_after_stop(begin: int, weights: str) -> tuple[Recording, Recording]:
+    """Return a run that ended with exit code 0 at SIGTERM after step 10, and the next start from its folder."""
+    stopped = {rank: [build_process(rank, steps=range(1, 11))] for rank in range(2)}
+    continued = {rank: [build_process(rank, steps=range(begin, begin + 2))] for rank in range(2)}
+    for processes in continued.values():
+        change_model(processes[0], digests=(weights, "f"))
+        processes[0].end = EndRecord(reason=LIMIT)
+    return Recording(stopped), Recording(continued)
+
+
+@pytest.mark.parametrize(
+    ("begin", "weights", "is_exact", "fails"),
+    [(9, "w8", True, False), (11, "w10", True, False), (9, "w10", True, True), (9, "w10", False, False)],
+    ids=["last save", "save at the signal", "steps repeated", "inexact after each end"],
+)
+def test_end_with_code_0_at_a_signal_fails_if_the_next_start_does_not_continue(
+    begin: int, weights: str, is_exact: bool, fails: bool
+) -> None:
+    stopped, continued = continue_after_stop(begin, weights)
+
+    verdict = judge_continuation(build_reference(), stopped, continued, is_exact=is_exact)
+
+    assert (verdict is not None) is fails
+
+
+def test_end_with_code_0_at_a_signal_fails_if_the_next_start_makes_no_step() -> None:
+    stopped, _ = continue_after_stop(9, "w8")
+
+    verdict = judge_continuation(build_reference(), stopped, Recording({}), is_exact=True)
+
+    assert verdict is not None
+    assert (verdict.state, verdict.place) == (FAILED, "train.py:25")
+    assert "after step 10 of 12" in verdict.reason
+    assert "sys.exit(143)" in verdict.remedy
 
 
 @pytest.mark.parametrize(("begin", "state"), [(5.5, FAILED), (12.5, PASSED)], ids=["at the same time", "in turn"])

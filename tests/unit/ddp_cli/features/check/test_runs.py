@@ -12,19 +12,31 @@ import pytest
 import yaml
 
 from ddp_cli.features.check.judge import judge
+from ddp_cli.features.check.recordings import read_recording
 from ddp_cli.features.check.runs import (
     CheckedRun,
     choose_kills,
     choose_mark,
     find_run_obstacle,
     find_torn,
+    has_completed_early,
     move_python_path,
     remove_saves,
 )
 from ddp_cli.features.check.verdict import FAILED, NOT_APPLICABLE
 from ddp_cli.features.check.watch import Watch
 from ddp_pod.contract.records import to_json
-from ddp_pod.features.check.contract import LoaderRecord, Order, SaveRecord, StartRecord, StepRecord
+from ddp_pod.features.check.contract import (
+    COMPLETED,
+    ERROR,
+    LIMIT,
+    EndRecord,
+    LoaderRecord,
+    Order,
+    SaveRecord,
+    StartRecord,
+    StepRecord,
+)
 
 SEEDS = range(200)
 
@@ -62,6 +74,26 @@ def test_mark_is_in_second_half_without_a_regular_save_soon_after(
     chosen = {choose_mark(saves(*saved), steps, random.Random(seed)) for seed in SEEDS}
     assert chosen == set(marks) - {step for save in saved for step in (save - 1, save)}
     assert choose_mark(saves(*range(steps)), steps, random.Random(0)) in marks
+
+
+@pytest.mark.parametrize(
+    ("reasons", "steps", "completed"),
+    [
+        ((COMPLETED, COMPLETED), 3, True),
+        ((COMPLETED, COMPLETED), 2, False),
+        ((COMPLETED, ERROR), 3, False),
+        ((LIMIT, LIMIT), 3, False),
+        ((COMPLETED, None), 3, False),
+    ],
+)
+def test_run_has_completed_early_if_all_ranks_exit_with_0_before_the_last_step(
+    tmp_path: Path, reasons: tuple[str | None, ...], steps: int, completed: bool
+) -> None:
+    for rank, reason in enumerate(reasons):
+        records = [StartRecord(), StepRecord(step=1), StepRecord(step=2)]
+        ends = [EndRecord(reason=reason)] if reason else []
+        write(tmp_path, f"{rank}.0.jsonl", *records, *ends)
+    assert has_completed_early(read_recording(tmp_path), steps) is completed
 
 
 class Clock:

@@ -15,7 +15,7 @@ from torch import nn
 
 from ddp_pod.base.files import write_json
 from ddp_pod.contract.records import to_json
-from ddp_pod.features.check.contract import ORDER_FILE, Order
+from ddp_pod.features.check.contract import COMPLETED, END, ERROR, ORDER_FILE, Order
 from ddp_pod.features.check.recorded_data import Batches
 from ddp_pod.features.check.recorder import Recorder
 from ddp_pod.rank.groups import GroupRecorder
@@ -131,3 +131,15 @@ def test_batch_of_a_teacher_is_that_of_the_step(tmp_path: Path) -> None:
         recorder._note_call(model, (torch.ones(1, 2),), {})
     recorder._note_call(model, (torch.ones(1, 2),), {})
     assert recorder._data.take() == Batches([73], [3])
+
+
+@pytest.mark.parametrize(("has_failed", "reason"), [(False, COMPLETED), (True, ERROR)])
+def test_end_has_the_exit_code_by_the_error_file_of_the_rank(tmp_path: Path, has_failed: bool, reason: str) -> None:
+    write_json(str(tmp_path / ORDER_FILE), to_json(Order()))
+    error = tmp_path / "error.json"
+    recorder = Recorder(str(tmp_path), 0, 1, GroupRecorder(str(tmp_path), 0), str(error))
+    if has_failed:
+        error.touch()
+    recorder._note_end()
+    (end,) = [record for record in recorder._waiting if record["event"] == END]
+    assert end["reason"] == reason
