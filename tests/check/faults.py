@@ -72,6 +72,18 @@ _LEAVE_LOOP: Final = (
     "            dist.destroy_process_group()\n            sys.exit(143)\n",
     "            break\n    if stop:\n        break\n",
 )
+_NORMALIZER: Final = """
+class Normalizer:
+    def __init__(self):
+        self.mean = 1.0
+
+    def update(self, value):
+        self.mean += 0.1 * (value - self.mean)
+        return self.mean
+
+
+normalizer = Normalizer()
+"""
 _RESULT: Final = '    torch.save(network.state_dict(), "trained.pt")'
 
 
@@ -473,6 +485,71 @@ FAULTS: Final = MappingProxyType(
                 (_INIT, _INIT + 'if os.path.exists("trained.pt"):\n    dist.destroy_process_group()\n    sys.exit()\n'),
                 _LEAVE_LOOP,
                 ('    torch.save(network.state_dict(), "trained.pt")\n', _mark(_RESULT)),
+            ),
+        ),
+        "queue not saved": Fault(
+            RESUME,
+            "mlp.py",
+            (
+                ("first_epoch = 0\n", "queue = torch.zeros(64, 10)\nfirst_epoch = 0\n"),
+                (
+                    _FORWARD,
+                    "        output = model(images)\n"
+                    "        loss = cross_entropy(output, labels) + 0.1 * (output @ queue.T).logsumexp(1).mean()\n"
+                    "        queue = torch.cat([output.detach(), queue])[:64]\n",
+                ),
+                _MARKED_SAVE,
+            ),
+        ),
+        "normalizer not saved": Fault(
+            RESUME,
+            "mlp.py",
+            (
+                ("first_epoch = 0\n", _NORMALIZER + "first_epoch = 0\n"),
+                ("        loss.backward()\n", "        (loss / normalizer.update(loss.item())).backward()\n"),
+                _MARKED_SAVE,
+            ),
+        ),
+        "own warmup not saved": Fault(
+            RESUME,
+            "mlp.py",
+            (
+                ("first_epoch = 0\n", "seen = 0\nfirst_epoch = 0\n"),
+                (
+                    "        optimizer.step()\n        scheduler.step()\n",
+                    "        seen += len(images)\n"
+                    "        optimizer.param_groups[0]['lr'] = 0.1 * min(1, seen / 900)\n"
+                    "        optimizer.step()\n",
+                ),
+                _MARKED_SAVE,
+            ),
+        ),
+        "average of weights in a dictionary not saved": Fault(
+            RESUME,
+            "mlp.py",
+            (
+                (
+                    "first_epoch = 0\n",
+                    "shadow = {name: value.clone() for name, value in network.state_dict().items()}\nfirst_epoch = 0\n",
+                ),
+                (
+                    "        scheduler.step()\n",
+                    "        scheduler.step()\n"
+                    "        for name, value in network.state_dict().items():\n"
+                    "            shadow[name].data.lerp_(value, 0.1)\n",
+                ),
+                _MARKED_SAVE,
+            ),
+        ),
+        "noise of the start after a restart": Fault(
+            RESUME,
+            "mlp.py",
+            (
+                ("random=random_states, ", ""),
+                ('    torch.set_rng_state(state["random"][rank])\n', ""),
+                ("nn.Dropout(0.2), ", ""),
+                (_LOOP, _LOOP + "        images = images + 0.1 * torch.randn_like(images)\n"),
+                _MARKED_SAVE,
             ),
         ),
         "last epoch saved after SIGTERM": Fault(

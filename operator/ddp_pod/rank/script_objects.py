@@ -87,6 +87,17 @@ def find_own_function(kind: type, name: str) -> Any:
     return member if type(member) is FunctionType else None
 
 
+def list_own_members(kind: type) -> dict[str, Any]:
+    """Return what a class itself defines, by name."""
+    return dict(_read_members(kind))
+
+
+def find_module_name(kind: type) -> str:
+    """Return the name of the module that defines a class; empty if it is not known."""
+    module = _read_module(kind)
+    return module if type(module) is str else ""
+
+
 def is_of_package(value: Any, package: str) -> bool:
     """Return whether a value's class is defined in a package."""
     module = _read_module(type(value))

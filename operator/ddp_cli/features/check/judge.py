@@ -8,7 +8,7 @@ from ddp_cli.features.check.recordings import Recording, read_recording
 from ddp_cli.features.check.resume import judge_continuation, judge_resume, judge_stop
 from ddp_cli.features.check.runs import CheckedRun
 from ddp_cli.features.check.training import judge_training
-from ddp_cli.features.check.verdict import FAILED, NOT_APPLICABLE, PASSED, CheckVerdict, not_applicable
+from ddp_cli.features.check.verdict import FAILED, NOT_APPLICABLE, PASSED, WARNING, CheckVerdict, not_applicable
 
 # From effects to causes; the last cause of a check is named.
 _CONSEQUENCES: Final = {
@@ -41,7 +41,7 @@ def judge(runs: Sequence[CheckedRun]) -> list[CheckVerdict]:
     verdicts = judge_training(reference, world_size, runs[0].stall)
     if runs[0].succeeded:
         resume = judge_resume(reference, repeat, recordings.get("resumed"))
-        later = (resume, _judge_stop(runs, recordings, is_exact=resume.state == PASSED))
+        later = (resume, _judge_stop(runs, recordings, is_exact=resume.state in (PASSED, WARNING)))
     else:
         later = (not_applicable("the reference has failed; repair its cause first"),) * 2
     verdicts.append(replace(later[0], check="resumes exactly"))

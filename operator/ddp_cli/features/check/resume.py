@@ -1,14 +1,36 @@
 """Judge whether an interrupted script continues as if nothing had happened, and ends in time. Pure."""
 
+from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Final, NamedTuple
 
 from ddp_cli.features.check.recordings import Digests, Process, Recording
+from ddp_cli.features.check.state import LostValue, choose_causes, describe_lost, find_lost_values, find_silent
 from ddp_cli.features.check.training import use_join
-from ddp_cli.features.check.verdict import FAILED, NO_SAVE, CheckVerdict, failed, list_names, not_applicable, passed
-from ddp_pod.features.check.contract import LIMIT, SCAN_STEP, SaveRecord, StepRecord
+from ddp_cli.features.check.verdict import (
+    FAILED,
+    NO_SAVE,
+    PASSED,
+    WARNING,
+    CheckVerdict,
+    failed,
+    list_names,
+    not_applicable,
+    passed,
+    warned,
+)
+from ddp_pod.features.check.contract import (
+    DATA_DRAWS,
+    LIMIT,
+    MODEL_DRAWS,
+    SCAN_STEP,
+    SCRIPT_DRAWS,
+    WEIGHTS,
+    SaveRecord,
+    StepRecord,
+)
 
 GRACE_SECONDS: Final = 30.0
 """A pod's time to end after SIGTERM, by default."""
@@ -29,6 +51,19 @@ _SEEDS: Final = {
     _WEIGHTS: "call torch.use_deterministic_algorithms(True)",
     _BESIDE: "seed what changes it",
 }
+_SOURCES: Final = {
+    MODEL_DRAWS: "the model (dropout, noise, masks)",
+    DATA_DRAWS: "the augmentation of the data",
+    SCRIPT_DRAWS: "the script between data and model",
+}
+_STATES: Final = {
+    "torch": "torch.get_rng_state()",
+    "cuda": "torch.cuda.get_rng_state()",
+    "numpy": "numpy.random.get_state()",
+    "random": "random.getstate()",
+}
+SOURCES: Final = tuple(_SOURCES)
+_SAVE_VALUES: Final = "save it with the checkpoint, and load it at the start"
 _EPOCHS_TO_SAVE: Final = 2  # after which a script that saves each epoch has saved
 
 
@@ -43,12 +78,25 @@ class _Randomness(NamedTuple):
     text: str = ""
 
 
+class _Expected(NamedTuple):
+    """What an uninterrupted run does. ``comparable``: facts that are equal in the ``repeat``; ``files``: likewise."""
+
+    reference: Recording
+    repeat: Recording | None
+    comparable: Sequence[str]
+    files: Files
+
+
 class _Resume(NamedTuple):
-    """A process that continued a run: after which step of it. ``killed``: the step after which the former ended."""
+    """A process that continued a run: after which step of it. ``killed``: the step after which the former ended.
+
+    ``lost``: the values beside the models that it has not restored.
+    """
 
     process: Process
     killed: int
     position: int
+    lost: Sequence[LostValue]
 
 
 def judge_resume(reference: Recording, repeat: Recording | None, resumed: Recording | None) -> CheckVerdict:
@@ -70,7 +118,8 @@ def judge_resume(reference: Recording, repeat: Recording | None, resumed: Record
     for rank in sorted(resumed.ranks.keys() & reference.ranks.keys()):
         # One rank saves, and its buffers are what all ranks load.
         facts = [fact for fact in randomness.comparable if fact != _BUFFERS or rank == 0]
-        verdict = _judge_rank(reference, resumed.ranks[rank], save, facts, files)
+        expected = _Expected(reference, repeat, facts, files)
+        verdict = _choose_worse(verdict, _judge_rank(expected, resumed.ranks[rank], save))
         if verdict.state == FAILED:
             break
     reason = f"{verdict.reason}; {randomness.text}" if randomness.text else verdict.reason
@@ -195,14 +244,21 @@ def _list_moving(process: Process, step: StepRecord) -> list[str]:
     return [module for module in step.beside if module not in before.beside]
 
 
-def _judge_rank(
-    reference: Recording, processes: Sequence[Process], save: SaveRecord, comparable: Sequence[str], files: Files
-) -> CheckVerdict:
+def _choose_worse(former: CheckVerdict, verdict: CheckVerdict) -> CheckVerdict:
+    """Return the verdict of a rank, unless a rank before has a warning that this one lacks."""
+    return former if former.state == WARNING and verdict.state == PASSED else verdict
+
+
+def _judge_rank(expected: _Expected, processes: Sequence[Process], save: SaveRecord) -> CheckVerdict:
     """Compare what the processes of a killed rank did with the uninterrupted run."""
-    whole = reference.ranks[processes[0].rank][0]
-    saved = {save.step for save in reference.saves}
+    rank = processes[0].rank
+    comparable = expected.comparable
+    whole = expected.reference.ranks[rank][0]
+    repeat = next(iter(expected.repeat.ranks.get(rank, ())), None) if expected.repeat is not None else None
+    saved = {save.step for save in expected.reference.saves}
     history = list(processes[0].steps)  # by position in the run
     texts = []
+    warning = None
     for killed, process in pairwise(processes):
         if not process.steps:
             reason = f"the script made no step after its interruption at step {len(history)}"
@@ -210,10 +266,17 @@ def _judge_rank(
         position = _find_position(processes[0], history, process, saved)
         if isinstance(position, CheckVerdict):
             return failed(position.reason, save.place, position.remedy)
-        resume = _Resume(process, killed.steps[-1].step, position)
-        verdict = _judge_steps(whole, resume, save, comparable) or _judge_files(resume, files)
-        if verdict is not None:
+        lost = find_lost_values(whole, repeat, process, position)
+        resume = _Resume(process, killed.steps[-1].step, position, lost)
+        verdict = (
+            _judge_steps(whole, resume, save, comparable)
+            or _judge_draws(whole, resume, save, comparable)
+            or _judge_files(resume, expected.files)
+            or _judge_values(resume, save)
+        )
+        if verdict is not None and verdict.state == FAILED:
             return verdict
+        warning = warning or verdict
         history = history[:position] + process.steps
         texts.append(str(position))
     if not texts:
@@ -223,6 +286,8 @@ def _judge_rank(
     if whole.ended_itself and last.ended_itself and len(history) != total:
         reason = f"the resumed run made {len(history)} steps, the uninterrupted one {total}"
         return failed(reason, save.place, "save the number of completed steps or epochs, and begin there")
+    if warning is not None:
+        return warning
     exactness = "bit-equal" if _WEIGHTS in comparable else "equal batches and learning rates"
     return passed(f"continued after step {' and '.join(texts)}, {exactness} until step {min(len(history), total)}")
 
@@ -289,6 +354,36 @@ def _judge_steps(whole: Process, resume: _Resume, save: SaveRecord, comparable: 
     return failed(f"{reason}: {cause}", save.place, remedy)
 
 
+def _judge_draws(whole: Process, resume: _Resume, save: SaveRecord, comparable: Sequence[str]) -> CheckVerdict | None:
+    """Find random numbers that repeat those of the start, if their effect cannot be compared; None: there are none."""
+    if (_LOSS in comparable and _BATCH in comparable) or resume.position >= len(whole.steps):
+        return None
+    for step in resume.process.steps[:1]:
+        repeated = _list_other_draws(whole, resume, step, SOURCES) & {*whole.steps[step.step - 1].draws}
+        if repeated and resume.position:
+            reason, remedy = _describe_draws(repeated, resume, step, is_repeated=True)
+            return failed(f"resumed after step {resume.position}: {reason}", save.place, remedy)
+    return None
+
+
+def _judge_values(resume: _Resume, save: SaveRecord) -> CheckVerdict | None:
+    """Find tensors that the script keeps beside the models and loses; None: there are none.
+
+    Averages of the weights are what is used later. Of others, such as the sums of a metric, only the script knows.
+    """
+    names, are_weights = find_silent(resume.lost)
+    if not names:
+        return None
+    reason = f"resumed after step {resume.position}: {describe_lost(names)}"
+    if are_weights:
+        return failed(f"{reason}: an average of the weights", save.place, _SAVE_VALUES)
+    return warned(
+        f"{reason}; the steps until {resume.position + len(resume.process.steps)} do not depend on it",
+        save.place,
+        f"unless it is a metric, {_SAVE_VALUES}",
+    )
+
+
 def _judge_files(resume: _Resume, files: Files) -> CheckVerdict | None:
     """Compare what the script saves after a restart with what it saves without one; None: it is equal."""
     for file in resume.process.files:
@@ -318,15 +413,28 @@ def _find_aligned_end(whole: Process, position: int) -> int:
 
 def _explain(whole: Process, resume: _Resume, step: StepRecord, fact: str) -> tuple[str, str]:
     """Return the cause of a difference, and what to save."""
+    values = choose_causes(resume.lost)
+    lost = (describe_lost(values), _SAVE_VALUES) if values else None
     if fact == _RATES:
-        return "the scheduler is not saved", "save scheduler.state_dict() and optimizer.state_dict(), and load both"
+        if whole.steps[-1].scheduled or resume.process.steps[-1].scheduled:
+            return "the scheduler is not saved", "save scheduler.state_dict() and optimizer.state_dict(), and load both"
+        return lost or ("no scheduler has changed it", "")
     if fact in (_ORDER, _BATCH):
-        return _explain_data(whole, resume, step, fact)
+        return _explain_data(whole, resume, step, fact, lost)
     if fact == _BUFFERS:
         return "buffers are not saved", "save model.state_dict(), which has them, not the parameters alone"
     if fact == _LOSS:  # weights and batch are equal
-        remedy = "save torch.get_rng_state() of each rank, and load it"
-        return "the random state is not saved (dropout)", remedy
+        draws = _list_other_draws(whole, resume, step, (MODEL_DRAWS, SCRIPT_DRAWS))
+        if draws:
+            return _explain_draws(whole, resume, step, draws)
+        return lost or ("weights, batch and random state are equal", "")
+    return _explain_weights(whole, resume, step, fact, lost)
+
+
+def _explain_weights(
+    whole: Process, resume: _Resume, step: StepRecord, fact: str, lost: tuple[str, str] | None
+) -> tuple[str, str]:
+    """Return why weights or averages of them differ after a step with the right batch and loss."""
     expected = whole.steps[resume.position + step.step - 1]
     if fact == _BESIDE:
         moving = _list_moving(whole, expected) or _list_moving(resume.process, step)
@@ -334,12 +442,49 @@ def _explain(whole: Process, resume: _Resume, step: StepRecord, fact: str) -> tu
         remedy = "save its state_dict() with the checkpoint, and load it at the start"
         return f"{kinds} changes at each step and is not restored, such as an average of the weights", remedy
     if expected.gradients != step.gradients:
-        return "batch and loss are equal, the gradients are not", ""
+        return lost or ("batch and loss are equal, the gradients are not", "")
+    averages = [value.name for value in resume.lost if value.kind == WEIGHTS and not value.is_reset]
+    if averages:
+        return describe_lost(averages), _SAVE_VALUES
     return "the optimizer's state is not that of the uninterrupted run", "save optimizer.state_dict(), and load it"
 
 
-def _explain_data(whole: Process, resume: _Resume, step: StepRecord, fact: str) -> tuple[str, str]:
+def _list_other_draws(whole: Process, resume: _Resume, step: StepRecord, sources: Collection[str]) -> set[str]:
+    """Return what draws at most steps, and at this one from another random state than the uninterrupted run."""
+    counts = Counter(entry.partition("=")[0] for other in whole.steps for entry in other.draws)
+    expected = whole.steps[resume.position + step.step - 1].draws
+    usual = {key for key, count in counts.items() if 2 * count > len(whole.steps) and key.split()[0] in sources}
+    usual &= {entry.partition("=")[0] for entry in expected}
+    return {entry for entry in step.draws if entry.partition("=")[0] in usual} - {*expected}
+
+
+def _explain_draws(whole: Process, resume: _Resume, step: StepRecord, draws: set[str]) -> tuple[str, str]:
+    repeated = draws & {*whole.steps[step.step - 1].draws}
+    return _describe_draws(repeated or draws, resume, step, is_repeated=bool(repeated))
+
+
+def _describe_draws(draws: set[str], resume: _Resume, step: StepRecord, *, is_repeated: bool) -> tuple[str, str]:
+    """Return what is wrong with random numbers, and what to save."""
+    sources = {entry.split()[0] for entry in draws}
+    generators = {entry.split()[1].partition("=")[0] for entry in draws}
+    who = " and ".join(_SOURCES[source] for source in SOURCES if source in sources)
+    calls = ", ".join(_STATES[generator] for generator in _STATES if generator in generators)
+    remedy = f"save {calls} of each rank, and load it"
+    if is_repeated:
+        number = resume.position + step.step
+        return f"the random state is not restored: {who} of step {number} draws the numbers of step {step.step}", remedy
+    return f"the random state is not restored ({who})", remedy
+
+
+def _explain_data(
+    whole: Process, resume: _Resume, step: StepRecord, fact: str, lost: tuple[str, str] | None
+) -> tuple[str, str]:
     if fact == _BATCH and step.indices:
+        draws = _list_other_draws(whole, resume, step, SOURCES)
+        if draws:
+            return _explain_draws(whole, resume, step, draws)
+        if lost is not None:
+            return lost
         remedy = "save the random states of each rank (torch, random, numpy), and load them"
         return "the samples are the same, their random augmentation is not", remedy
     used = step.indices or step.batch
@@ -374,9 +519,9 @@ def judge_continuation(
         return failed(f"{head}, and its next start makes no step: the rest of the training is lost", place, remedy)
     if save is None or not is_exact:
         return None
-    facts = _find_randomness(reference, repeat).comparable
+    expected = _Expected(reference, repeat, _find_randomness(reference, repeat).comparable, {})
     for rank in sorted(continued.ranks.keys() & reference.ranks.keys()):
-        verdict = _judge_rank(reference, [repeat.ranks[rank][0], *continued.ranks[rank]], save, facts, {})
+        verdict = _judge_rank(expected, [repeat.ranks[rank][0], *continued.ranks[rank]], save)
         if verdict.state == FAILED:
             return failed(f"{head}; {verdict.reason}", place, remedy)
     return None

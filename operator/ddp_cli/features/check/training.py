@@ -23,13 +23,25 @@ from ddp_cli.features.check.verdict import (
     passed,
     warned,
 )
-from ddp_pod.features.check.contract import LoaderRecord
+from ddp_pod.features.check.contract import DATA_DRAWS, MODEL_DRAWS, SCRIPT_DRAWS, LoaderRecord
 
 _LEAST_CONSTANT: Final = 3  # batches with one loss, which are no coincidence
 _GROUP_STEPS: Final = 3  # before the last of which the process group must exist
 _SHOWN: Final = 3  # steps in a message
 _OPTIONAL: Final = ("separate validation data", "own random numbers", "saved weights")
 """Checks of what many scripts do not do: without it they are left out."""
+_DRAWS: Final = {
+    MODEL_DRAWS: "in the model (dropout, noise, masks)",
+    SCRIPT_DRAWS: "between data and model (noise, masks)",
+    DATA_DRAWS: "for the augmentation of their data",
+}
+_SEED_CALLS: Final = {
+    "torch": "torch.manual_seed(seed + rank)",
+    "cuda": "torch.manual_seed(seed + rank)",
+    "numpy": "numpy.random.seed(seed + rank)",
+    "random": "random.seed(seed + rank)",
+}
+_SHARED_DRAWS: Final = f"{SCRIPT_DRAWS} random"
 _BUILD_LATE: Final = "build the optimizer after the model is complete, from the parameters of the model that is trained"
 _PAIRING: Final = "DistributedDataParallel"  # it shares parameters and buffers by position
 _NO_LAUNCHER: Final = "start no launcher inside the script: ddp starts the ranks"
@@ -452,16 +464,27 @@ def _find_different_buffers(ranks: Sequence[Process]) -> tuple[int, str] | None:
 
 
 def _check_random(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
-    drawn = [steps for steps in zip_steps(ranks) if all(step.random for step in steps)]
-    if len(ranks) < 2 or not drawn:
-        return not_applicable("no model draws random numbers")
-    if all(len({step.random for step in steps}) == 1 for steps in drawn):
-        return warned(
-            f"all ranks draw the same random numbers at each of {len(drawn)} steps (dropout, noise, masks)",
-            ranks[0].models[0].place,
-            "after the model is built, seed by rank: torch.manual_seed(seed + rank)",
-        )
-    return passed("the random states of ranks differ")
+    """Compare what ranks draw at most steps. Python's own generator may decide what all ranks do."""
+    if len(ranks) < 2:
+        return not_applicable("fewer than two ranks train; use --nodes 2")
+    drawn: dict[str, list[set[str]]] = defaultdict(list)
+    total = 0
+    for steps in zip_steps(ranks):
+        total += 1
+        draws = [dict(entry.split("=") for entry in step.draws if "=" in entry) for step in steps]
+        for key in set.intersection(*(set(states) for states in draws)):
+            drawn[key].append({states[key] for states in draws})
+    usual = {key: states for key, states in drawn.items() if 2 * len(states) > total and key != _SHARED_DRAWS}
+    for source, kinds in _DRAWS.items():
+        for generator, call in _SEED_CALLS.items():
+            states = usual.get(f"{source} {generator}", [])
+            if states and all(len(digests) == 1 for digests in states):
+                return warned(
+                    f"all ranks draw the same random numbers {kinds} at each of {len(states)} steps",
+                    ranks[0].models[0].place,
+                    f"after the model is built, seed by rank: {call}",
+                )
+    return passed("the random states of ranks differ") if usual else not_applicable("nothing draws random numbers")
 
 
 # -- saved weights

@@ -17,6 +17,17 @@ MOST_TENSORS: Final = 4096  # of a model
 MOST_BESIDE: Final = 16  # modules beside the models
 SCAN_STEP: Final = 2  # of a process, after which all of its modules exist
 MOST_SAMPLES: Final = 64  # of a batch
+MOST_STATES: Final = 512  # values beside the models
+
+# Kinds of a value beside the models.
+NUMBERS: Final = "number"
+TENSORS: Final = "tensor"
+WEIGHTS: Final = "weights"  # tensors with the shapes of all parameters
+
+# What draws random numbers.
+MODEL_DRAWS: Final = "model"
+DATA_DRAWS: Final = "data"
+SCRIPT_DRAWS: Final = "script"
 
 # Kinds of a record: the value of ``event``.
 START: Final = "start"
@@ -155,9 +166,10 @@ class StepRecord:
     that created it; ``joins``: whether the script handles uneven data with Join; ``unoptimized``: parameters with a
     gradient that no optimizer has; ``foreign``: parameters of the optimizers that have no gradient and are of no model;
     ``scheduled``: the line of the last step of a scheduler; ``unsynchronized``: whether the last call of a
-    DistributedDataParallel left its gradients unshared; ``random``: digest of the random state, if calls of models
-    drew from it; ``beside``: class and digest of each module that is no part of the models, such as an average of the
-    weights, from the step SCAN_STEP on.
+    DistributedDataParallel left its gradients unshared; ``draws``: what has drawn random numbers, the generator and
+    the digest of its state before, such as model torch=1f; ``state``: name, kind and digest of the values beside the
+    models that have changed before the first call of the iteration, such as norm.mean=number:1f; ``beside``: class and
+    digest of each module that is no part of the models, such as an average of the weights, from the step SCAN_STEP on.
     """
 
     event: str = STEP
@@ -184,7 +196,8 @@ class StepRecord:
     foreign: int = number(default=0)
     scheduled: str = text(200)
     unsynchronized: bool = False
-    random: str = text(40)
+    draws: tuple[str, ...] = items(16)
+    state: tuple[str, ...] = items(MOST_STATES)
     beside: tuple[str, ...] = items(MOST_BESIDE)
 
 

@@ -263,7 +263,11 @@ class DataHook(ImportHook):
         def iterate(loader: Any) -> Any:
             found = self._loaders.get(loader)
             record = self._build_record(loader, found) if found is not None and self._recorder.is_active else None
-            iterator = original(loader)
+            self._recorder.enter_data()
+            try:
+                iterator = original(loader)
+            finally:
+                self._recorder.leave_data()
             if found is not None and is_instance(iterator, self._kind):
                 self._begin(iterator, found, record)
             return iterator
@@ -360,9 +364,11 @@ class DataHook(ImportHook):
             most = self._find_limit(iteration.loader)
             if most is not None and iteration.delivered >= most:
                 raise StopIteration
+            self._recorder.enter_data()
             try:
                 batch = original(iterator)
             finally:
+                self._recorder.leave_data()
                 self._write_record(iteration)
             iteration.delivered += 1
             indices = iteration.indices.popleft() if iteration.indices else None

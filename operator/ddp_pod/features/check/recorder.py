@@ -48,11 +48,13 @@ from .contract import (
     ERROR,
     LIMIT,
     MARK_FILE,
+    MODEL_DRAWS,
     MOST_BESIDE,
     MOST_RECORDS,
     MOST_SAMPLES,
     ORDER_FILE,
     SCAN_STEP,
+    SCRIPT_DRAWS,
     BatchRecord,
     EndRecord,
     ModelRecord,
@@ -61,7 +63,9 @@ from .contract import (
     StepRecord,
 )
 from .recorded_data import DataHook
+from .recorded_draws import DrawMeter
 from .recorded_saves import SaveHook
+from .recorded_state import StateReader
 from .sink import Indices
 
 _WRAPPERS = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
@@ -123,7 +127,8 @@ class Recorder:
         self._optimizers: list[weakref.ref[Any]] = []
         self._scheduled = ""
         self._beside: list[weakref.ref[Any]] = []
-        self._before_call = 0  # digest of the random state
+        self._draws: DrawMeter | None = None  # once the script builds an optimizer
+        self._states: StateReader | None = None
         self._joins = False
         self._places = IdentityMap()  # the lines that built the modules
         self._data = DataHook(self)
@@ -140,7 +145,7 @@ class Recorder:
         self._not_finite = ""
         self._buffers: list[str] | None = None
         self._unsynchronized = False
-        self._random: list[int] = []
+        self._state: tuple[str, ...] | None = None
 
     # -- hooks
 
@@ -168,6 +173,8 @@ class Recorder:
         if self._has_hooks:
             return
         self._has_hooks = True
+        self._draws = DrawMeter(self._torch)
+        self._states = StateReader(self._torch)
         self._hook_modules()
         self._torch.autograd.backward = observe(self._torch.autograd.backward, before=self._note_loss)
         self._hook_scaler()
@@ -203,7 +210,7 @@ class Recorder:
             finally:
                 recorder._depth -= 1
                 if is_outermost:
-                    recorder._note_draw()
+                    recorder._note_draws(MODEL_DRAWS)
 
         self._torch.nn.Module.__call__ = call
 
@@ -239,7 +246,7 @@ class Recorder:
     @_guard
     def _note_call(self, module: Any, arguments: Any, options: Any) -> None:
         """Record the input of an outermost module in training."""
-        self._before_call = 0
+        self._note_draws(SCRIPT_DRAWS)
         trains = is_training(module) and self._torch.is_grad_enabled()
         if id(module) in self._members and not trains:
             if is_training(module):
@@ -255,10 +262,11 @@ class Recorder:
         self._data.use()
         self._unsynchronized = read_attributes(module).get("require_backward_grad_sync") is False
         with bypass_modes(self._torch):
-            self._before_call = self._digest_random_state()
             for tensor in fingerprint.find_tensors(self._torch, (arguments, options)):
                 part = tensor.reshape(-1)[:_MOST_ELEMENTS]
                 self._batch.append(fingerprint.digest(self._torch, part))
+        if self._state is None:
+            self._state = () if self._states is None else self._states.read(sys._getframe(), self._models)
         if self._buffers is None:
             # DistributedDataParallel makes the buffers equal in its call, before it calls its module.
             is_wrapped = _find_wrapper(module) == _WRAPPERS[0]
@@ -286,22 +294,22 @@ class Recorder:
         )
 
     @_guard
-    def _note_draw(self) -> None:
-        """Note the random state before a call that has changed it."""
-        before = self._before_call
-        self._before_call = 0
-        if before:
-            with bypass_modes(self._torch):
-                if self._digest_random_state() != before:
-                    self._random.append(before)
+    def enter_data(self) -> None:
+        """Note that a DataLoader begins to load."""
+        if self._draws is not None:
+            self._draws.enter_data(SCRIPT_DRAWS)
 
-    def _digest_random_state(self) -> int:
-        """Return a digest of the default generators: of the CPU, and of the GPU in use."""
-        states = [self._torch.random.default_generator.get_state()]
-        cuda = self._torch.cuda
-        if cuda.is_available() and cuda.is_initialized():
-            states.append(cuda.default_generators[cuda.current_device()].get_state())
-        return fingerprint.combine(fingerprint.hash_bytes(state.numpy().tobytes()) for state in states)
+    @_guard
+    def leave_data(self) -> None:
+        """Note that a DataLoader has loaded."""
+        if self._draws is not None:
+            self._draws.leave_data()
+
+    @_guard
+    def _note_draws(self, source: str) -> None:
+        """Note what has drawn random numbers since the last call."""
+        if self._draws is not None:
+            self._draws.mark(source)
 
     @_guard
     def _note_buffers(self) -> None:
@@ -349,6 +357,7 @@ class Recorder:
         self._saves.write_files()
         if self.steps == SCAN_STEP:
             self._find_beside()
+        self._note_draws(SCRIPT_DRAWS)
         batches = self._data.take()
         parameters = list(self._list_parameters())
         trainable = [name for name, parameter in parameters if self._requires_gradient(parameter)]
@@ -379,7 +388,8 @@ class Recorder:
                 foreign=foreign,
                 scheduled=self._scheduled,
                 unsynchronized=self._unsynchronized,
-                random=_write_digest(fingerprint.combine(self._random)) if self._random else "",
+                draws=() if self._draws is None else self._draws.take(),
+                state=self._state or (),
                 beside=tuple(sorted(self._list_beside())),
             )
         )

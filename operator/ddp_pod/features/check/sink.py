@@ -22,5 +22,11 @@ class Records(Protocol):
     def write(self, record: Any) -> None:
         """Write a record: once the process has made a step."""
 
+    def enter_data(self) -> None:
+        """Note that a DataLoader begins to load."""
+
+    def leave_data(self) -> None:
+        """Note that a DataLoader has loaded."""
+
     def note_batch(self, loader: int, iteration: int, batch: Any, indices: Indices) -> None:
         """Record a batch that a DataLoader delivers."""

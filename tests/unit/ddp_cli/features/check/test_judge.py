@@ -90,6 +90,14 @@ def build_process(rank: int, *, steps: range = range(1, STEPS + 1), number: int 
                 buffers=(f"m{step}",),
                 loaders=(0,),
                 beside=(f"Average:{step}", "Teacher:0") if index >= SCAN_STEP else (),
+                scheduled="train.py:23",
+                draws=(f"model torch=d{step}.{rank}",),
+                state=(
+                    f"mean=number:m{step}",
+                    f"queue=tensor:q{step}",
+                    f"shadow=weights:a{step}",
+                    f"matrix=tensor:{(step - 1) % EPOCH}",
+                ),
                 group_size=2,
                 group_rank=rank,
             )
@@ -350,13 +358,13 @@ def test_fault_fails_one_check_and_names_its_line(change: Change, check: str, pl
     [
         lambda ranks: repeat_epochs(ranks, descents=0),
         lambda ranks: validate(ranks, [("v1", "v2", "v3")] * 2),
-        lambda ranks: change_steps(ranks[1], random="r1"),
+        lambda ranks: change_steps(ranks[1], draws=("model torch=r1",)),
     ],
     ids=["sequential data", "own validation data", "own random numbers"],
 )
 def test_right_variant_fails_no_check(change: Change) -> None:
     ranks = [build_process(rank) for rank in range(2)]
-    change_steps(ranks[0], random="r0")
+    change_steps(ranks[0], draws=("model torch=r0",))
     change(ranks)
     verdicts = judge_training(Recording({process.rank: [process] for process in ranks}), 2)
     assert not [verdict for verdict in verdicts if verdict.state in (FAILED, WARNING)]
@@ -365,7 +373,7 @@ def test_right_variant_fails_no_check(change: Change) -> None:
 @pytest.mark.parametrize(
     ("change", "check"),
     [
-        (lambda ranks: [change_steps(process, random="r") for process in ranks], "own random numbers"),
+        (lambda ranks: [change_steps(process, draws=("data numpy=r",)) for process in ranks], "own random numbers"),
         (lambda ranks: validate(ranks, [("s1.0", "s2.0", "s3.0")] * 2), "separate validation data"),
         (lambda ranks: [change_steps(process, foreign=3) for process in ranks], "weights change"),
     ],
@@ -492,7 +500,49 @@ RESUMES: list[tuple[str, Recording, str]] = [
     ("other order", change_resumed(indices=lambda step, rank: "x"), "another order"),
     ("augmentation", change_resumed(batch=lambda step, rank: "x"), "augmentation"),
     ("buffers", change_resumed(buffers=lambda step, rank: ("x",)), "buffers"),
-    ("random state", change_resumed(loss=lambda step, rank: ("x",)), "random state"),
+    (
+        "random state",
+        change_resumed(loss=lambda step, rank: ("x",), draws=lambda step, rank: (f"model torch=x{step}",)),
+        "the random state is not restored (the model",
+    ),
+    (
+        "random numbers of the start",
+        change_resumed(loss=lambda *_: ("x",), draws=lambda step, rank: (f"model torch=d{step - 8}.{rank}",)),
+        "the model (dropout, noise, masks) of step 9 draws the numbers of step 1",
+    ),
+    (
+        "random numbers of the data",
+        change_resumed(batch=lambda *_: "x", draws=lambda step, rank: (f"model torch=d{step - 8}.{rank}",)),
+        "the random state is not restored",
+    ),
+    (
+        "queue in the loss",
+        change_resumed(loss=lambda *_: ("x",), state=lambda step, rank: (f"queue=tensor:x{step}", "matrix=tensor:9")),
+        "queue changes at each step and is not restored",
+    ),
+    (
+        "sum of an epoch",
+        change_resumed(loss=lambda *_: ("x",), state=lambda *_: ("matrix=tensor:9",)),
+        "matrix changes at each step and is not restored",
+    ),
+    (
+        "replay of samples",
+        change_resumed(batch=lambda *_: "x", state=lambda step, rank: (f"queue=tensor:x{step}",)),
+        "queue changes at each step and is not restored",
+    ),
+    (
+        "own learning rate",
+        change_resumed(
+            rates=lambda *_: (1.0,), state=lambda step, rank: (f"mean=number:x{step}",), scheduled=lambda *_: ""
+        ),
+        "the scheduler is not saved",
+    ),
+    (
+        "average in a dictionary",
+        change_resumed(state=lambda step, rank: (f"shadow=weights:x{step}",)),
+        "shadow changes at each step and is not restored",
+    ),
+    ("unknown", change_resumed(loss=lambda step, rank: ("x",)), "weights, batch and random state are equal"),
     ("optimizer", change_resumed(digests=lambda step, rank: (f"o{step}", "f")), "optimizer"),
     (
         "other gradients",
@@ -528,7 +578,56 @@ def test_inexact_resume_names_the_cause_and_the_save(resumed: Recording, cause: 
 
     assert (verdict.state, verdict.place) == (FAILED, "train.py:25")
     assert cause in verdict.reason
-    assert verdict.remedy or "gradients" in cause
+    assert bool(verdict.remedy) is (" are " not in cause)
+
+
+def test_learning_rate_of_an_own_counter_names_the_counter() -> None:
+    reference = build_reference()
+    resumed = change_resumed(rates=lambda *_: (1.0,), state=lambda step, rank: (f"mean=number:x{step}",))
+    for recording in (reference, resumed):
+        for processes in recording.ranks.values():
+            for process in processes:
+                change_steps(process, scheduled="")
+
+    assert "mean changes at each step and is not restored" in judge_resume(reference, reference, resumed).reason
+
+
+@pytest.mark.parametrize(
+    ("state", "expected"),
+    [
+        (lambda step, rank: (f"queue=tensor:x{step}",), WARNING),
+        (lambda step, rank: (f"queue=tensor:{'x' if step < 11 else 'q'}{step}",), PASSED),
+        (lambda step, rank: (f"mean=number:x{step}",), PASSED),
+        (lambda step, rank: (f"matrix=tensor:x{step}",), PASSED),
+        (lambda step, rank: (), PASSED),
+    ],
+    ids=["queue", "queue that is full again", "number", "sum of an epoch", "not there"],
+)
+def test_lost_tensors_on_which_nothing_depends_are_a_warning(state: Callable[..., Any], expected: str) -> None:
+    verdict = judge_resume(build_reference(), build_reference(), change_resumed(state=state))
+
+    assert (verdict.state, "queue" in verdict.reason) == (expected, expected == WARNING)
+
+
+def test_values_that_differ_between_uninterrupted_runs_are_not_compared() -> None:
+    repeat = build_reference()
+    for processes in repeat.ranks.values():
+        change_steps(processes[0], state=lambda step, rank: (f"queue=tensor:t{step}",))
+
+    resumed = change_resumed(state=lambda step, rank: (f"queue=tensor:x{step}",))
+
+    assert judge_resume(build_reference(), repeat, resumed).state == PASSED
+
+
+def test_random_numbers_of_the_start_fail_a_script_whose_losses_cannot_be_compared() -> None:
+    repeat = build_reference()
+    for processes in repeat.ranks.values():
+        change_steps(processes[0], loss=("other",), digests=("other", "f"))
+
+    repeated = change_resumed(draws=lambda step, rank: (f"model torch=d{step - 8}.{rank}",))
+
+    assert judge_resume(build_reference(), repeat, build_resumed()).state == PASSED
+    assert "draws the numbers of step 1" in judge_resume(build_reference(), repeat, repeated).reason
 
 
 def add_generator(recording: Recording, begin: int = 9) -> Recording:

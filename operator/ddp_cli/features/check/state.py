@@ -1,0 +1,97 @@
+"""Find the values beside the models that a restart loses: queues, counters, normalizers, averages of weights. Pure."""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Final, NamedTuple
+
+from ddp_cli.features.check.recordings import Process
+from ddp_cli.features.check.verdict import list_names
+from ddp_pod.features.check.contract import SCAN_STEP, TENSORS, WEIGHTS, StepRecord
+
+_MOVING: Final = 0.5  # of the steps that change a value
+_LEAST_STEPS: Final = 2  # after a restart, at which a value differs
+
+Values = Mapping[str, str]
+"""Kind and digest of each value before a step, by its name."""
+
+
+class LostValue(NamedTuple):
+    """A value that a script changes at most steps, and that a restart does not restore.
+
+    ``is_lasting``: whether it differs at all steps after the restart; ``is_reset``: whether an uninterrupted run gives
+    it a former value again, as an average over an epoch.
+    """
+
+    name: str
+    kind: str
+    is_lasting: bool
+    is_reset: bool
+
+
+def find_lost_values(whole: Process, repeat: Process | None, process: Process, position: int) -> list[LostValue]:
+    """Return the values that a process has not restored which continued a run after ``position`` steps.
+
+    ``whole``, ``repeat``: two uninterrupted runs; what differs between them depends on neither.
+    """
+    if repeat is None or not process.steps or position >= len(whole.steps):
+        return []
+    expected = _list_values(whole.steps)
+    again = _list_values(repeat.steps)
+    values = _list_values(process.steps)
+    lost = []
+    for name in _list_moving(whole.steps):
+        is_repeated = all(before.get(name) == after.get(name) for before, after in zip(expected, again, strict=False))
+        pairs = [
+            (before[name], after[name])
+            for before, after in zip(expected[position:], values, strict=False)
+            if name in before and name in after
+        ]
+        if is_repeated and pairs and name in values[0] and pairs[0][0] != pairs[0][1]:
+            is_lasting = len(pairs) >= _LEAST_STEPS and all(before != after for before, after in pairs)
+            kind = pairs[0][0].partition(":")[0]
+            lost.append(LostValue(name, kind, is_lasting, _is_reset([step[name] for step in expected if name in step])))
+    return lost
+
+
+def choose_causes(lost: Sequence[LostValue]) -> list[str]:
+    """Return the values that may explain why a resumed run differs: rather those that are never reset."""
+    kept = [value.name for value in lost if not value.is_reset]
+    return kept or [value.name for value in lost]
+
+
+def describe_lost(names: Sequence[str]) -> str:
+    """Return what is wrong with lost values."""
+    verb = "changes" if len(names) == 1 else "change"
+    return f"{list_names(names)} {verb} at each step and {'is' if len(names) == 1 else 'are'} not restored"
+
+
+def find_silent(lost: Sequence[LostValue]) -> tuple[list[str], bool]:
+    """Return lost values on which the training does not depend, and whether they are averages of the weights."""
+    silent = [value for value in lost if value.is_lasting and not value.is_reset]  # those of an epoch are reset
+    weights = [value.name for value in silent if value.kind == WEIGHTS]
+    tensors = [value.name for value in silent if value.kind == TENSORS]
+    return weights or tensors, bool(weights)
+
+
+def _list_values(steps: Sequence[StepRecord]) -> list[dict[str, str]]:
+    """Return all values before each step: a record has those that have changed."""
+    values: dict[str, str] = {}
+    history = []
+    for step in steps:
+        entries = (entry.rpartition("=") for entry in step.state)
+        values = {**values, **{name: value for name, _, value in entries}}
+        history.append(values)
+    return history
+
+
+def _list_moving(steps: Sequence[StepRecord]) -> list[str]:
+    """Return the names of the values that most steps change, in the order of the script."""
+    later = steps[SCAN_STEP:]
+    counts = Counter(entry.rpartition("=")[0] for step in later for entry in step.state)
+    return [name for name, count in counts.items() if count > _MOVING * len(later)]
+
+
+def _is_reset(values: Sequence[str]) -> bool:
+    """Return whether a value occurs again after another one."""
+    changes = [after for before, after in zip(["", *values], values, strict=False) if before != after]
+    return len(set(changes)) < len(changes)

@@ -1,0 +1,127 @@
+"""What a rank records of the values beside its models."""
+
+from __future__ import annotations
+
+import sys
+from collections import deque
+from types import SimpleNamespace
+from typing import Any, NamedTuple
+
+import numpy
+import pytest
+import torch
+from torch import nn
+
+from ddp_pod.features.check.contract import NUMBERS, TENSORS, WEIGHTS
+from ddp_pod.features.check.recorded_state import StateReader
+
+
+class Slots:
+    """An object without a dictionary."""
+
+    __slots__ = ("mean", "unset")
+
+    def __init__(self) -> None:
+        self.mean = 1.0
+
+
+class Pair(NamedTuple):
+    """A record."""
+
+    count: int
+    mean: torch.Tensor
+
+
+class Average:
+    """An average of weights; ``steps``: of all objects."""
+
+    steps = 0
+
+    def __init__(self, model: nn.Module) -> None:
+        self.shadow = {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+class Net(nn.Module):
+    """A model with a value that is no buffer."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(2, 3)
+        self.seen = 0
+
+
+def read(reader: StateReader, model: nn.Module, **variables: Any) -> dict[str, str]:
+    """Return kind and digest of the changed values, read in a frame that has these variables."""
+
+    def step(values: dict[str, Any]) -> tuple[str, ...]:
+        return reader.read(sys._getframe(), [model])
+
+    entries = step(variables)
+    return {name: entry for name, _, entry in (entry.rpartition("=") for entry in entries)}
+
+
+@pytest.mark.parametrize(
+    ("value", "change", "kind"),
+    [
+        (Slots(), lambda value: setattr(value, "mean", 2.0), NUMBERS),
+        (SimpleNamespace(count=1), lambda value: setattr(value, "count", 2), NUMBERS),
+        (deque([torch.zeros(2)], maxlen=1), lambda value: value.append(torch.ones(2)), TENSORS),
+        ([Pair(1, torch.zeros(2))], lambda value: value[0].mean.data.add_(1), TENSORS),
+        ({"reward": numpy.zeros(3)}, lambda value: value["reward"].__iadd__(1), TENSORS),
+        (torch.zeros(()), lambda value: value.add_(1), NUMBERS),
+        ([1, 2], lambda value: value.append(3), NUMBERS),
+    ],
+    ids=["slots", "namespace", "deque", "record", "array", "number", "list"],
+)
+def test_changed_value_is_read_wherever_the_script_keeps_it(value: Any, change: Any, kind: str) -> None:
+    reader = StateReader(torch)
+    model = Net()
+    first = read(reader, model, values=value)
+    read(reader, model, values=value)
+    unchanged = read(reader, model, values=value)
+    change(value)
+    changed = read(reader, model, values=value)
+    names = changed.keys() - unchanged.keys()  # of the value, and of what contains it
+    assert names
+    assert all(changed[name].startswith(f"{kind}:") and changed[name] != first[name] for name in names)
+
+
+def test_tensors_with_the_shapes_of_all_parameters_are_weights() -> None:
+    model = Net()
+    entries = read(StateReader(torch), model, average=Average(model))
+    assert next(entry for name, entry in entries.items() if name.endswith(".shadow")).startswith(f"{WEIGHTS}:")
+
+
+def test_values_of_classes_and_of_modules_are_read() -> None:
+    reader = StateReader(torch)
+    model = Net()
+    first = read(reader, model, kind=Average)
+    assert "Net.seen" in first
+    read(reader, model, kind=Average)
+    model.seen += 1
+    Average.steps += 1
+    changed = read(reader, model, kind=Average)
+    assert {"Net.seen", "Average.steps"} <= set(changed)
+
+
+def test_value_without_a_change_is_not_read_any_more() -> None:
+    reader = StateReader(torch)
+    data = torch.zeros(2)
+    for _ in range(8):
+        read(reader, Net(), data=data)
+    data.add_(1)
+    assert not [name for name in read(reader, Net(), data=data) if "data" in name]
+
+
+def test_reading_keeps_no_variable_of_a_function_alive() -> None:
+    reader = StateReader(torch)
+    model = Net()
+
+    def step() -> Any:
+        value = torch.ones(2)
+        reader.read(sys._getframe(), [model])
+        reference = __import__("weakref").ref(value)
+        del value
+        return reference
+
+    assert step()() is None
