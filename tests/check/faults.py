@@ -552,6 +552,25 @@ FAULTS: Final = MappingProxyType(
                 _MARKED_SAVE,
             ),
         ),
+        "epochs left by the loss of a rank": Fault(
+            STEPS,
+            "mlp.py",
+            (
+                (_LOOP, _mark(_LOOP)),
+                (
+                    "        dist.all_reduce(stop)\n",
+                    "        dist.all_reduce(stop)\n        if batch == 2 + rank:\n            break\n",
+                ),
+            ),
+        ),
+        "stream without its epoch after a restart": Fault(
+            RESUME,
+            "stream.py",
+            (
+                ("    stream.epoch = epoch\n", "    stream.epoch = epoch - first_epoch\n"),
+                ("        checkpoints.end_step(epoch, batch)\n", _mark("        checkpoints.end_step(epoch, batch)")),
+            ),
+        ),
         "last epoch saved after SIGTERM": Fault(
             STOP,
             "mlp.py",

@@ -6,7 +6,7 @@ from itertools import groupby, pairwise
 from typing import Final, NamedTuple
 
 from ddp_cli.features.check.recordings import Process, zip_steps
-from ddp_cli.features.check.verdict import CheckVerdict, failed, not_applicable, passed, warned
+from ddp_cli.features.check.verdict import FAILED, CheckVerdict, failed, not_applicable, passed, warned
 from ddp_pod.features.check.contract import BatchRecord, LoaderRecord
 
 _SHOWN: Final = 3  # steps in a message
@@ -139,6 +139,7 @@ def check_order(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
     """Compare the batches of epochs. Without shuffling, an equal order is what the script asks for."""
     epochs = 0
     is_sequential = False
+    warning = None
     for process in ranks:
         for iterations in list_iterations(process):
             trained = [iteration for iteration in iterations if iteration.steps and len(iteration.batches) > 1]
@@ -148,11 +149,14 @@ def check_order(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
                 if before.order[:most] != after.order[:most] or not all(after.order[:most]):
                     continue
                 verdict = _explain_order(before, after)
-                if verdict is not None:
+                if verdict is not None and verdict.state == FAILED:
                     return verdict
+                warning = warning or verdict
                 is_sequential = True
     if epochs < 2:
         return not_applicable("no DataLoader was iterated twice for training; use --steps")
+    if warning is not None:
+        return warning
     if is_sequential:
         return not_applicable("each epoch has the same order, and nothing shuffles")
     return passed(f"{epochs} epochs with different orders")
@@ -169,12 +173,16 @@ def _explain_order(before: Iteration, after: Iteration) -> CheckVerdict | None:
         reason += f", although {name} has changed{where}"
         remedy = "set persistent_workers=False, or keep the epoch in shared memory" if record.workers else ""
         return failed(reason, record.built, remedy)
-    if not after.is_shuffled:
-        return None
-    if record.setter and not changed:
+    may_shuffle = after.is_shuffled or not after.has_indices
+    if record.setter and not changed and may_shuffle:
         owner = "sampler" if record.sampler_built else f"loader.{record.setter}"
         remedy = f"call {owner}.set_epoch(epoch) before this line"
         return failed(f"{reason}: the epoch of the {record.setter} is the same", record.place, remedy)
+    if not after.has_indices:
+        remedy = "if it shuffles, let its seed depend on the epoch"
+        return warned(f"{reason}: it is a stream, and nothing shows whether it shuffles", record.built, remedy)
+    if not after.is_shuffled:
+        return None
     return failed(
         reason, record.place, "shuffle by a seed that depends on the epoch, or seed once, before the first epoch"
     )

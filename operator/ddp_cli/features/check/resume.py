@@ -28,6 +28,7 @@ from ddp_pod.features.check.contract import (
     SCAN_STEP,
     SCRIPT_DRAWS,
     WEIGHTS,
+    LoaderRecord,
     SaveRecord,
     StepRecord,
 )
@@ -64,6 +65,7 @@ _STATES: Final = {
 }
 SOURCES: Final = tuple(_SOURCES)
 _SAVE_VALUES: Final = "save it with the checkpoint, and load it at the start"
+_EPOCH: Final = ".epoch"  # end of an attribute's name
 _EPOCHS_TO_SAVE: Final = 2  # after which a script that saves each epoch has saved
 
 
@@ -489,16 +491,41 @@ def _explain_data(
         return "the samples are the same, their random augmentation is not", remedy
     used = step.indices or step.batch
     known = [record.step for record in whole.steps if used in (record.indices, record.batch)]
+    loader = _find_loader(resume.process, step.step)
+    remedy = _describe_epoch(loader)
     if known and known[0] == 1:
-        remedy = (
-            "save the epoch, begin there, and call sampler.set_epoch(epoch); skip the batches before the checkpoint"
-        )
-        return "the data begins anew with step 1", remedy
+        return "the data begins anew with step 1", f"{remedy}; skip the batches before the checkpoint"
     begins = [begin for begin, _ in whole.loaders if begin < resume.position + step.step]
     if known and known[0] - 1 in begins:
         remedy = "save the position in the epoch, and skip the batches before it; or save at the end of an epoch"
         return f"the epoch begins anew with step {known[0]}", remedy
-    return "the data continues in another order", "save the epoch and the state of the sampler's generator"
+    expected = _find_loader(whole, resume.position + step.step)
+    if loader is not None and expected is not None:
+        for former, value in zip(expected.state, loader.state, strict=False):
+            name, _, number = former.partition("=")
+            if former != value and name.endswith(_EPOCH) and value.startswith(f"{name}="):
+                return f"{value.replace('=', ' is ')}, and was {number} in the uninterrupted run", remedy
+    if step.indices and not (loader is not None and loader.setter):
+        remedy = "save the random states of each rank (torch, random, numpy), or those of the sampler, and load them"
+    return "the data continues in another order", remedy
+
+
+def _find_loader(process: Process, step: int) -> LoaderRecord | None:
+    """Return the last DataLoader that began to deliver before a step, of those that deliver for it."""
+    used = process.steps[step - 1].loaders
+    records = [record for begin, record in process.loaders if begin < step and (record.loader in used or not used)]
+    return records[-1] if records else None
+
+
+def _describe_epoch(loader: LoaderRecord | None) -> str:
+    """Return how to continue with the right epoch, by what the script has."""
+    if loader is None:
+        return "save the position in the data, and begin there"
+    if loader.setter:
+        owner = "sampler" if loader.sampler_built else f"loader.{loader.setter}"
+        return f"save the epoch, begin there, and call {owner}.set_epoch(epoch)"
+    name = next((text.partition("=")[0] for text in loader.state if text.partition("=")[0].endswith(_EPOCH)), "")
+    return f"save the epoch, begin there, and set loader.{name}" if name else "save the epoch, and begin there"
 
 
 def judge_continuation(

@@ -9,7 +9,7 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Final, NamedTuple
 
-from ddp_cli.features.check.data import check_data, check_order, check_validation
+from ddp_cli.features.check.data import Iteration, check_data, check_order, check_validation, list_iterations
 from ddp_cli.features.check.recordings import Parameter, Process, Recording, zip_steps
 from ddp_cli.features.check.verdict import (
     FAILED,
@@ -350,7 +350,7 @@ def _check_steps(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
         return not_applicable("the job has one rank; use --nodes 2")
     if use_join(ranks):
         return not_applicable("the script handles uneven data with Join")
-    uneven = _find_uneven_loader(ranks)
+    uneven = _find_uneven_loader(ranks) or _find_uneven_epochs(ranks)
     if uneven:
         return uneven
     counts = {process.rank: len(process.steps) for process in ranks}
@@ -362,6 +362,27 @@ def _check_steps(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
         reason = f"rank {most} made {counts[most]} steps, rank {fewest} {counts[fewest]}"
         return failed(reason, place, "give all ranks equally many batches, or use Join")
     return passed(f"{counts[fewest]} steps on each rank")
+
+
+def _find_uneven_epochs(ranks: Sequence[Process]) -> CheckVerdict | None:
+    """Return a failure if ranks leave an epoch after different numbers of steps. The last one may be cut."""
+    epochs: dict[tuple[int, int], dict[int, Iteration]] = defaultdict(dict)
+    for process in ranks:
+        for iterations in list_iterations(process):
+            for iteration in iterations[:-1]:
+                if iteration.steps:
+                    epochs[iteration.record.loader, iteration.record.iteration][process.rank] = iteration
+    for (_, number), members in sorted(epochs.items()):
+        fewest = min(members, key=lambda rank: members[rank].steps)
+        most = max(members, key=lambda rank: members[rank].steps)
+        if len(members) == len(ranks) and members[fewest].steps != members[most].steps:
+            reason = (
+                f"rank {fewest} leaves epoch {number} after {members[fewest].steps} steps, rank {most} after "
+                f"{members[most].steps}: from there on they pair gradients of different epochs"
+            )
+            remedy = "end an epoch on all ranks in the same step: all_reduce the condition"
+            return failed(reason, members[fewest].record.place, remedy)
+    return None
 
 
 def _explain_stall(ranks: Sequence[Process], stall: str) -> CheckVerdict:

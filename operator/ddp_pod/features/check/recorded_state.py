@@ -36,7 +36,7 @@ _MOST_MEMBERS = 32  # of a container, at each end
 _MOST_DEPTH = 6
 _MOST_ELEMENTS = 1 << 16  # of a tensor; a larger one is sampled
 _MOST_BYTES = 1 << 18  # of an array
-_SCAN_SECONDS = 0.5
+_SCAN_SECONDS = 3.0  # usual scans take milliseconds
 _SCANS = 4  # without a change, after which a value is not read any more
 _FRAMES = 64
 _OPTIMIZED = 1  # flag of a function's code, whose frame copies its variables
@@ -93,7 +93,7 @@ class StateReader:
     def _scan(self, frame: Any, models: list[Any]) -> dict[str, str]:
         deadline = time.monotonic() + _SCAN_SECONDS
         owned, scopes = _list_scopes(frame)
-        self._shapes = self._shapes or _list_shapes(models)
+        self._shapes = self._shapes or _list_shapes(self._torch, models)
         seen = {id(part) for model in models for _, part in list_modules(model)}
         waiting = collections.deque(_list_variables(scopes))
         waiting.extend(self._list_parts(models))
@@ -279,5 +279,7 @@ def _list_variables(scopes: list[_Scope]) -> Iterator[_Value]:
                 names.add(name)
 
 
-def _list_shapes(models: list[Any]) -> frozenset[tuple[int, ...]]:
-    return frozenset(tuple(parameter.shape) for model in models for _, parameter, _ in list_parameters(model))
+def _list_shapes(torch: Any, models: list[Any]) -> frozenset[tuple[int, ...]]:
+    with bypass_modes(torch):
+        parameters = [read_tensor(torch, item) for model in models for _, item, _ in list_parameters(model)]
+        return frozenset(tuple(parameter.shape) for parameter in parameters if parameter is not None)

@@ -222,7 +222,8 @@ class Recorder:
 
     @_guard
     def _note_schedule(self, *_: Any, **options: Any) -> None:
-        self._scheduled = find_call().place
+        if self.steps:  # a scheduler makes its first step as it is built
+            self._scheduled = find_call().place
 
     def _hook_scaler(self) -> None:
         """Count the steps that a GradScaler skips: it then calls no optimizer."""

@@ -217,6 +217,13 @@ def deliver_samples_twice(ranks: list[Process]) -> None:
         ]
 
 
+def repeat_stream(ranks: list[Process]) -> None:
+    repeat_epochs(ranks, descents=0)
+    for process in ranks:
+        process.batches = [dataclasses.replace(batch, indices="") for batch in process.batches]
+        change_loaders(process, sampler_built="", shuffles=None)
+
+
 def validate(ranks: list[Process], samples: Sequence[tuple[str, ...]]) -> None:
     """Let each rank validate the samples after its first epoch. The last batch seems to be one of the next step."""
     for process in ranks:
@@ -376,8 +383,9 @@ def test_right_variant_fails_no_check(change: Change) -> None:
         (lambda ranks: [change_steps(process, draws=("data numpy=r",)) for process in ranks], "own random numbers"),
         (lambda ranks: validate(ranks, [("s1.0", "s2.0", "s3.0")] * 2), "separate validation data"),
         (lambda ranks: [change_steps(process, foreign=3) for process in ranks], "weights change"),
+        (repeat_stream, "another order each epoch"),
     ],
-    ids=["equal random numbers", "accuracy of the training data", "idle parameters"],
+    ids=["equal random numbers", "accuracy of the training data", "idle parameters", "stream in the same order"],
 )
 def test_what_may_be_intended_is_a_warning(change: Change, check: str) -> None:
     ranks = [build_process(rank) for rank in range(2)]
@@ -385,6 +393,15 @@ def test_what_may_be_intended_is_a_warning(change: Change, check: str) -> None:
     verdicts = judge_training(Recording({process.rank: [process] for process in ranks}), 2)
     assert [verdict.check for verdict in verdicts if verdict.state == WARNING] == [check]
     assert not [verdict for verdict in verdicts if verdict.state == FAILED]
+
+
+def test_epochs_that_ranks_leave_after_different_steps_fail() -> None:
+    ranks = [build_process(rank) for rank in range(2)]
+    ranks[1].loaders = [(begin and begin - 1, loader) for begin, loader in ranks[1].loaders]
+    verdicts = {verdict.check: verdict for verdict in judge_training(Recording({0: [ranks[0]], 1: [ranks[1]]}), 2)}
+    verdict = verdicts["equal numbers of steps"]
+    assert (verdict.state, verdict.place) == (FAILED, "train.py:18")
+    assert "rank 1 leaves epoch 1 after 3 steps, rank 0 after 4" in verdict.reason
 
 
 def test_run_that_hung_fails_the_numbers_of_steps() -> None:
@@ -579,6 +596,21 @@ def test_inexact_resume_names_the_cause_and_the_save(resumed: Recording, cause: 
     assert (verdict.state, verdict.place) == (FAILED, "train.py:25")
     assert cause in verdict.reason
     assert bool(verdict.remedy) is (" are " not in cause)
+
+
+def test_stream_that_continues_with_another_epoch_names_its_attribute() -> None:
+    reference = build_reference()
+    resumed = change_resumed(batch=lambda *_: "x", indices=lambda *_: "")
+    for recording, epoch in ((reference, 2), (resumed, 0)):
+        for processes in recording.ranks.values():
+            for process in processes:
+                change_steps(process, indices="")
+                change_loaders(process, state=(f"dataset.epoch={epoch}",), sampler_built="")
+
+    verdict = judge_resume(reference, reference, resumed)
+
+    assert "dataset.epoch is 0, and was 2 in the uninterrupted run" in verdict.reason
+    assert verdict.remedy == "save the epoch, begin there, and set loader.dataset.epoch"
 
 
 def test_learning_rate_of_an_own_counter_names_the_counter() -> None:

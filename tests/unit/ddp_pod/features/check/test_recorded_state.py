@@ -12,8 +12,15 @@ import pytest
 import torch
 from torch import nn
 
+from ddp_pod.features.check import recorded_state
 from ddp_pod.features.check.contract import NUMBERS, TENSORS, WEIGHTS
 from ddp_pod.features.check.recorded_state import StateReader
+
+
+@pytest.fixture(autouse=True)
+def unlimited(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a scan take any time: the machine may be busy."""
+    monkeypatch.setattr(recorded_state, "_SCAN_SECONDS", 600.0)
 
 
 class Slots:
