@@ -563,14 +563,6 @@ FAULTS: Final = MappingProxyType(
                 ),
             ),
         ),
-        "stream without its epoch after a restart": Fault(
-            RESUME,
-            "stream.py",
-            (
-                ("    stream.epoch = epoch\n", "    stream.epoch = epoch - first_epoch\n"),
-                ("        checkpoints.end_step(epoch, batch)\n", _mark("        checkpoints.end_step(epoch, batch)")),
-            ),
-        ),
         "last epoch saved after SIGTERM": Fault(
             STOP,
             "mlp.py",

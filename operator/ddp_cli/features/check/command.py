@@ -43,11 +43,12 @@ _TIMEOUT: Final = 1800
 _LEAST_RANKS: Final = 4
 _RANKS_PER_CPU: Final = 2
 _LEAST_STEPS: Final = 6  # fewer leave nothing to compare after a resume
+_LINE_LIMIT: Final = 300  # of a line of the script's log
 _COLORS: Final = {PASSED: "green", FAILED: "red", WARNING: "yellow"}
 _OF_FOLDER: Final = ("run folder:", "files:", "report:", "next:", "log:")  # lines on files that are removed
 _NO_STEP: Final = (
-    "the script ended without an optimizer step that ddp can see. If it resumed from the checkpoint of a finished "
-    "training, name the checkpoint in .ddpignore; docs/check.md lists what ddp cannot see"
+    "the script ended with exit code 0 and without an optimizer step that ddp can see. If a finished training is the "
+    "cause, name its files in .ddpignore; docs/check.md lists what ddp cannot see"
 )
 
 
@@ -114,10 +115,11 @@ def run(arguments: argparse.Namespace) -> int:
         problems = [text for text in map(describe_problem, finished) if text]
         if not finished[0].steps:
             is_refused = finished[0].code == ExitCode.BAD_INPUT
-            raise CommandError("\n".join(problems) or _NO_STEP, ExitCode.BAD_INPUT if is_refused else ExitCode.FAILED)
+            message = "\n".join(problems) or describe_no_step(finished[0])
+            raise CommandError(message, ExitCode.BAD_INPUT if is_refused else ExitCode.FAILED)
         verdicts = judge(finished)
 
-    for note in [*problems, describe_cut(finished[0])]:
+    for note in [*problems, describe_left_out(runs.left_out), describe_cut(finished[0])]:
         if note:
             print_note(note)
     if arguments.json:
@@ -219,6 +221,19 @@ def describe_problem(run: CheckedRun) -> str:
     output = run.output.replace(f"{run.order.folder}/", "")
     lines = [line for line in output.strip().splitlines() if not line.strip().startswith(_OF_FOLDER)]
     return "\n".join([f"{run.name}: `ddp run` ended with exit code {run.code}", *lines])
+
+
+def describe_no_step(run: CheckedRun) -> str:
+    """Return why there is nothing to check, with what the script has written last."""
+    lines = [f"  {line[:_LINE_LIMIT]}" for line in run.last_lines]
+    return "\n".join([_NO_STEP, "its last lines:", *lines] if lines else [_NO_STEP])
+
+
+def describe_left_out(entries: Sequence[str]) -> str:
+    """Return what earlier trainings have left in the folder, with which the script makes no step, or very few."""
+    if not entries:
+        return ""
+    return f"{', '.join(entries)}: of an earlier training that leaves no steps; left out of the copies"
 
 
 def describe_cut(reference: CheckedRun) -> str:

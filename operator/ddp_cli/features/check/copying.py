@@ -3,6 +3,7 @@
 import shutil
 from collections import Counter
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from typing import Final
 
@@ -47,6 +48,14 @@ def copy_folder(folder: Path, target: Path, *, most: int = MOST) -> None:
         f"files. Largest entries so far: {list_largest(sizes.items())}. Name what the script does not need in "
         ".ddpignore, and move data out of the folder: the script can read it by an absolute path"
     )
+
+
+def list_files(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the path below the folder and the place of each file that is copied. Raises: ClientError."""
+    root = folder.resolve()
+    for path, place in islice(_list_entries(root, "", (root,)), _MOST_FILES):
+        if place.is_file():
+            yield path, place
 
 
 def _list_entries(folder: Path, prefix: str, above: tuple[Path, ...]) -> Iterator[tuple[str, Path]]:

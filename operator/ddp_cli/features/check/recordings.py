@@ -3,6 +3,7 @@
 import json
 import re
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -14,6 +15,7 @@ from ddp_pod.features.check.contract import (
     COMPLETED,
     END,
     FILE,
+    IDLE_SUFFIX,
     LOAD,
     LOADER,
     MODEL,
@@ -24,6 +26,7 @@ from ddp_pod.features.check.contract import (
     BatchRecord,
     EndRecord,
     FileRecord,
+    IdleRecord,
     LoaderRecord,
     LoadRecord,
     ModelRecord,
@@ -187,6 +190,18 @@ def read_recording(folder: Path) -> Recording:
             process.add(record)
         ranks.setdefault(process.rank, []).append(process)
     return Recording(ranks)
+
+
+def read_idle(folder: Path) -> IdleRecord | None:
+    """Return what the processes of a run without a step have done; None if they left no record."""
+    records = []
+    for file in sorted(folder.glob(f"*.{IDLE_SUFFIX}"))[:_MOST_PROCESSES]:
+        with suppress(OSError, ValueError, RecursionError):
+            records.append(read_record(IdleRecord, json.loads(file.read_bytes()[:_LINE_LIMIT])))
+    if not records:
+        return None
+    opened = dict.fromkeys(path for record in records for path in record.opened)
+    return IdleRecord(any(record.is_cut for record in records), tuple(opened))
 
 
 def _read_records(path: Path) -> Iterator[Any]:

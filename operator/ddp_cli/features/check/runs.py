@@ -19,7 +19,8 @@ from typing import Final, NamedTuple, Self
 from ddp_cli.client.errors import ClientError
 from ddp_cli.client.runs import open_run
 from ddp_cli.features.check.copying import copy_folder
-from ddp_cli.features.check.recordings import Recording, read_recording
+from ddp_cli.features.check.outputs import find_outputs
+from ddp_cli.features.check.recordings import Recording, read_idle, read_recording
 from ddp_cli.features.check.watch import Watch
 from ddp_cli.local.machine import ENV_PYTHON, choose_python
 from ddp_operator.api.parse import parse_status
@@ -29,15 +30,20 @@ from ddp_operator.decide.stalls import SLOW_REMEDY
 from ddp_pod.contract.names import CHECK_VARIABLE
 from ddp_pod.contract.processes import load_libc, set_parent_death_signal
 from ddp_pod.contract.records import to_json
-from ddp_pod.features.check.contract import MARK_FILE, MOST_STEPS, ORDER_FILE, Kill, Order, SaveRecord
+from ddp_pod.features.check.contract import MARK_FILE, MOST_STEPS, ORDER_FILE, IdleRecord, Kill, Order, SaveRecord
 
 _BATCHES: Final = (6, 48)
 """Batches of an epoch; the second number, if the first is less than one accumulation of gradients."""
+_FEW_STEPS: Final = 6
+"""Steps of a reference; with fewer an earlier training may have left too few."""
 _LEAST_COMPARED: Final = 2
 """Steps that the last process of the resumed run has in common with the reference, at least."""
 _MAX_RESTARTS: Final = 8  # of the resumed run
 _CONTINUED_STEPS: Final = 3  # of a run in the folder of one that was stopped
 RECORDS: Final = "records"
+_LOG_BYTES: Final = 16_384  # of the end of a log
+_LAST_LINES: Final = 5
+_LAUNCHER: Final = "[launcher]"  # prefix of the launcher's lines in a log
 _OBSTACLES: Final = (TRAINS_AS_ONE, PROGRESSING)  # conditions
 _POLL_SECONDS: Final = 0.05
 _OBSTACLE_SECONDS: Final = 2.0  # between two readings of what the launchers have observed
@@ -73,7 +79,7 @@ class CheckedRun:
     ``code``: exit code of `ddp run`, whose output is ``output``; ``problem``: why it was ended early; ``signalled``:
     Unix time of SIGTERM; ``stop_seconds``: from then to the end; ``steps``: that all ranks completed; ``ranks``: those
     that completed a step; ``torn``: a checkpoint that is not complete; ``stall``: the problem, if the ranks made no
-    progress any more.
+    progress any more; ``last_lines``: of the script's log, if it made no step.
     """
 
     name: str
@@ -90,6 +96,7 @@ class CheckedRun:
     stop_seconds: float = 0.0
     torn: str = ""
     stall: str = ""
+    last_lines: Sequence[str] = ()
 
     @property
     def succeeded(self) -> bool:
@@ -106,7 +113,10 @@ class _Copy(NamedTuple):
 
 
 class Runs:
-    """The runs of a check, and the temporary folder that has their copies and records until the end."""
+    """The runs of a check, and the temporary folder that has their copies and records until the end.
+
+    ``left_out``: what earlier trainings have written, which the copies lack.
+    """
 
     def __init__(self, request: Request, show: Callable[[str, str], None]) -> None:
         """``show`` receives the name of a run and its progress."""
@@ -114,6 +124,7 @@ class Runs:
         self._show = show
         self._random = random.Random(request.seed)
         self._deadline = time.monotonic() + request.timeout
+        self.left_out: Sequence[str] = ()
         self.scratch = Path(tempfile.mkdtemp(prefix="ddp-check-")).resolve()
 
     def __enter__(self) -> Self:
@@ -145,20 +156,37 @@ class Runs:
         return runs
 
     def _run_reference(self) -> CheckedRun:
-        """Run the reference, again with longer epochs if it makes no step."""
-        for batches in _BATCHES:
-            name = "reference" if batches == _BATCHES[0] else f"reference-{batches}"
-            with self._copy(name) as copy:
-                run = self._run(name, copy, steps=self._request.steps, batches=batches)
-            if run.steps or run.code or run.problem:
-                break
+        """Run the reference; with few steps again without what earlier trainings have left, or with longer epochs."""
+        run = self._run_whole("reference", _BATCHES[0])
+        if run.steps >= min(_FEW_STEPS, self._request.steps) or run.code or run.problem:
+            return run
+        idle = read_idle(run.records)
+        outputs = find_outputs(self._request.folder, list_read_files(run, idle))
+        for number, left_out in enumerate(dict.fromkeys([tuple(outputs[:1]), tuple(outputs)]), 2):
+            if left_out:
+                self.left_out = left_out
+                again = self._run_whole(f"reference-{number}", _BATCHES[0])
+                if again.steps > run.steps:
+                    return again
+        self.left_out = ()
+        if not run.steps and (idle is None or idle.is_cut):
+            return self._run_whole(f"reference-{_BATCHES[1]}", _BATCHES[1])
         return run
+
+    def _run_whole(self, name: str, batches: int) -> CheckedRun:
+        with self._copy(name) as copy:
+            return self._run(name, copy, steps=self._request.steps, batches=batches)
 
     @contextmanager
     def _copy(self, name: str) -> Iterator[_Copy]:
         """Copy the folder for a run, and remove at the end what was saved in it and elsewhere."""
         folder = self.scratch / name / (self._request.folder.resolve().name or "copy")
         copy_folder(self._request.folder, folder)
+        for entry in self.left_out:
+            if (folder / entry).is_dir():
+                shutil.rmtree(folder / entry)
+            else:
+                (folder / entry).unlink()
         copy = _Copy(folder, time.time(), [])
         try:
             yield copy
@@ -204,6 +232,7 @@ class Runs:
             stop_seconds=ended - (signalled or ended),
             torn=torn,
             stall=stall,
+            last_lines=() if watch.steps else read_last_lines(home / "runs"),
         )
         self._show(name, f"{run.steps} steps in {run.seconds:.0f} s\n")
         return run
@@ -271,6 +300,27 @@ class Runs:
             time.sleep(_POLL_SECONDS)
         watch.read()
         return "", signalled
+
+
+def list_read_files(run: CheckedRun, idle: IdleRecord | None) -> list[str]:
+    """Return the files of the checked folder that the processes of a run have read. ``idle``: those without a step."""
+    folder = Path(run.order.folder)
+    loads = [load for processes in read_recording(run.records).ranks.values() for load in processes[0].loads]
+    paths = [Path(load.path) for load in loads if not load.step]
+    read = [str(path.relative_to(folder)) for path in paths if path.is_relative_to(folder)]
+    return [*read, *(idle.opened if idle is not None else ())]
+
+
+def read_last_lines(runs: Path) -> list[str]:
+    """Return the last lines that the script has written in the newest run, of the first pod that has any."""
+    for log in sorted(runs.glob("*/logs/*.log")):
+        with suppress(OSError), log.open("rb") as file:
+            file.seek(max(0, log.stat().st_size - _LOG_BYTES))
+            text = file.read().decode("utf-8", errors="replace")
+            lines = [line for line in text.splitlines() if line.strip() and not line.startswith(_LAUNCHER)]
+            if lines:
+                return lines[-_LAST_LINES:]
+    return []
 
 
 def find_run_obstacle(runs: Path) -> Condition | None:

@@ -10,6 +10,7 @@ from typing import Final
 from ...contract.records import items, number, text
 
 ORDER_FILE: Final = "order.json"
+IDLE_SUFFIX: Final = "idle.json"  # of a file with an IdleRecord, after the rank
 MARK_FILE: Final = "marked"  # rank 0 creates it after the step ``Order.mark``
 MOST_STEPS: Final = 2000  # of a run
 MOST_RECORDS: Final = 20_000  # lines of a process
@@ -17,6 +18,7 @@ MOST_TENSORS: Final = 4096  # of a model
 MOST_BESIDE: Final = 16  # modules beside the models
 SCAN_STEP: Final = 2  # of a process, after which all of its modules exist
 MOST_SAMPLES: Final = 64  # of a batch
+MOST_OPENED: Final = 256  # files of a process without a step
 MOST_STATES: Final = 512  # values beside the models
 
 # Kinds of a value beside the models.
@@ -236,6 +238,17 @@ class FileRecord:
     path: str = text(1000)
     step: int = 0
     content: str = text(40)
+
+
+@dataclass(frozen=True)
+class IdleRecord:
+    """The end of a process without a step. ``opened``: files below the checked folder that it has read.
+
+    ``is_cut``: whether the end of a DataLoader's iteration was ordered.
+    """
+
+    is_cut: bool = False
+    opened: tuple[str, ...] = items(MOST_OPENED)
 
 
 @dataclass(frozen=True)

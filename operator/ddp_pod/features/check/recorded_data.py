@@ -196,6 +196,7 @@ class DataHook(ImportHook):
         self._kind: type = object  # of the iterators
         self._count = 0
         self._batches = Batches([], [])
+        self.has_cut = False  # whether an iteration was ended early
         self._unused: dict[int, int | None] = {}  # by loader: the last batch's indices
         self._aside: dict[int, int | None] = {}  # what a call without gradients has used
 
@@ -363,6 +364,7 @@ class DataHook(ImportHook):
                 return original(iterator)
             most = self._find_limit(iteration.loader)
             if most is not None and iteration.delivered >= most:
+                self.has_cut = True
                 raise StopIteration
             self._recorder.enter_data()
             try:

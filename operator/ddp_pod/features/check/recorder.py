@@ -5,6 +5,7 @@ random numbers and keeps no graph. Errors of its own end the recording, not the 
 """
 
 import atexit
+import contextlib
 import functools
 import gc
 import json
@@ -16,7 +17,7 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any, TextIO
 
-from ...base.files import read_json
+from ...base.files import read_json, write_json
 from ...contract.records import read_record, to_json
 from ...rank import fingerprint
 from ...rank.batches import find_shared_dimension, has_trainable_parameter
@@ -46,10 +47,12 @@ from ...rank.tracebacks import find_call
 from .contract import (
     COMPLETED,
     ERROR,
+    IDLE_SUFFIX,
     LIMIT,
     MARK_FILE,
     MODEL_DRAWS,
     MOST_BESIDE,
+    MOST_OPENED,
     MOST_RECORDS,
     MOST_SAMPLES,
     ORDER_FILE,
@@ -57,6 +60,7 @@ from .contract import (
     SCRIPT_DRAWS,
     BatchRecord,
     EndRecord,
+    IdleRecord,
     ModelRecord,
     Order,
     StartRecord,
@@ -114,6 +118,7 @@ class Recorder:
         self._file: TextIO | None = None
         self._waiting: list[dict[str, Any]] = []  # records before the file is open
         self._lines = 0
+        self._opened: dict[str, None] = {}  # files that were read before the first step
         self._torch: Any = None
         self._has_hooks = False
         self._models: list[Any] = []
@@ -160,6 +165,8 @@ class Recorder:
         kind = sys.modules["torch.nn.modules.module"].Module
         kind.__init__ = observe(kind.__init__, after=self._note_module)
         self._data.start()
+        sys.addaudithook(self._note_open)
+        atexit.register(self._note_idle)
 
     def stop(self) -> None:
         """Stop recording: in a child, and in a process that does not train."""
@@ -181,6 +188,24 @@ class Recorder:
         self._hook_schedulers()
         self._hook_join()
         self._saves.start(self._torch)
+
+    def _note_open(self, event: str, arguments: tuple[Any, ...]) -> None:
+        """Note the files that the script reads before its first step: one may end it there."""
+        if event != "open" or self._file is not None or not self.is_active or len(self._opened) >= MOST_OPENED:
+            return
+        path, mode = arguments[:2]
+        if type(path) is str and (type(mode) is not str or mode.startswith("r")):
+            with contextlib.suppress(OSError):  # the current folder is gone
+                self._opened[os.path.abspath(path)] = None
+
+    def _note_idle(self) -> None:
+        """Write what a process without a step has done. Files outside of the checked folder do not count."""
+        if self._file is None and self.is_active:
+            folder = os.path.join(os.path.realpath(self.order.folder), "")
+            paths = map(os.path.realpath, self._opened)
+            opened = tuple(path[len(folder) :] for path in paths if path.startswith(folder))
+            with contextlib.suppress(OSError):
+                write_json(self._path(IDLE_SUFFIX), to_json(IdleRecord(self._data.has_cut, opened)))
 
     def _note_module(self, _: None, module: Any, *arguments: Any, **options: Any) -> None:
         self._places[module] = _find_build(module)

@@ -12,15 +12,18 @@ import pytest
 import yaml
 
 from ddp_cli.features.check.judge import judge
-from ddp_cli.features.check.recordings import read_recording
+from ddp_cli.features.check.recordings import read_idle, read_recording
 from ddp_cli.features.check.runs import (
     CheckedRun,
+    Request,
+    Runs,
     choose_kills,
     choose_mark,
     find_run_obstacle,
     find_torn,
     has_completed_early,
     move_python_path,
+    read_last_lines,
     remove_saves,
 )
 from ddp_cli.features.check.verdict import FAILED, NOT_APPLICABLE
@@ -29,8 +32,10 @@ from ddp_pod.contract.records import to_json
 from ddp_pod.features.check.contract import (
     COMPLETED,
     ERROR,
+    IDLE_SUFFIX,
     LIMIT,
     EndRecord,
+    IdleRecord,
     LoaderRecord,
     Order,
     SaveRecord,
@@ -273,3 +278,58 @@ def test_end_and_resume_of_failed_reference_are_not_judged(tmp_path: Path, code:
     assert len(verdicts) == 12
     assert verdicts["resumes exactly"].state == state
     assert verdicts["stops in time"].state == NOT_APPLICABLE
+
+
+class PlannedRuns(Runs):
+    """Runs without processes. ``steps``: of a run by what is left out of the copy, or by the batches of its epochs."""
+
+    def __init__(self, folder: Path, steps: dict[object, int]) -> None:
+        super().__init__(Request(folder=folder, options=[], arguments=[], steps=20, seed=0), lambda *_: None)
+        self._steps = steps
+        self.names: list[str] = []
+
+    def _run_whole(self, name: str, batches: int) -> CheckedRun:
+        self.names.append(name)
+        steps = self._steps.get(batches if batches > 6 else tuple(self.left_out), 0)
+        return CheckedRun(name, Order(folder=str(self.scratch)), self.scratch, 0, 1.0, "", steps, 2, ())
+
+
+@pytest.mark.parametrize(
+    ("steps", "names", "left_out"),
+    [
+        ({(): 20}, ["reference"], ()),
+        ({(): 2, ("b.pt",): 20}, ["reference", "reference-2"], ("b.pt",)),
+        ({("b.pt", "a.pt"): 20}, ["reference", "reference-2", "reference-3"], ("b.pt", "a.pt")),
+        ({48: 20}, ["reference", "reference-2", "reference-3", "reference-48"], ()),
+        ({(): 2}, ["reference", "reference-2", "reference-3"], ()),
+    ],
+    ids=["whole", "newest left out", "all left out", "longer epochs", "short training"],
+)
+def test_reference_with_few_steps_runs_without_earlier_trainings(
+    tmp_path: Path, steps: dict[object, int], names: list[str], left_out: tuple[str, ...]
+) -> None:
+    for name, time in (("train.py", 1.0), ("a.pt", 2.0), ("b.pt", 3.0)):
+        (tmp_path / name).write_bytes(b"\x80\x02.")
+        os.utime(tmp_path / name, (time, time))
+    with PlannedRuns(tmp_path, steps) as runs:
+        run = runs._run_reference()
+    assert (runs.names, tuple(runs.left_out)) == (names, left_out)
+    assert run.steps == max(steps.values())
+
+
+def test_run_without_a_step_has_the_last_lines_of_the_script(tmp_path: Path) -> None:
+    logs = tmp_path / "train-1" / "logs"
+    logs.mkdir(parents=True)
+    (logs / "attempt-1-pod-0.log").write_text("[launcher] preflight\n")
+    lines = [f"line {number}" for number in range(9)]
+    (logs / "attempt-1-pod-1.log").write_text("\n".join([*lines, "unable to locate 2 gpus", "", "[launcher] end"]))
+    assert read_last_lines(tmp_path) == [*lines[-4:], "unable to locate 2 gpus"]
+    assert read_last_lines(tmp_path / "absent") == []
+
+
+def test_processes_without_a_step_record_what_they_read(tmp_path: Path) -> None:
+    assert read_idle(tmp_path) is None
+    for rank, record in enumerate((IdleRecord(opened=("a", "b")), IdleRecord(is_cut=True, opened=("a",)))):
+        (tmp_path / f"{rank}.{IDLE_SUFFIX}").write_text(json.dumps(to_json(record)))
+    (tmp_path / f"2.{IDLE_SUFFIX}").write_text("{")
+    assert read_idle(tmp_path) == IdleRecord(is_cut=True, opened=("a", "b"))

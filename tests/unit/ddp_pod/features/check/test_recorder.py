@@ -15,7 +15,7 @@ from torch import nn
 
 from ddp_pod.base.files import write_json
 from ddp_pod.contract.records import to_json
-from ddp_pod.features.check.contract import COMPLETED, END, ERROR, ORDER_FILE, Order
+from ddp_pod.features.check.contract import COMPLETED, END, ERROR, IDLE_SUFFIX, ORDER_FILE, Order
 from ddp_pod.features.check.recorded_data import Batches
 from ddp_pod.features.check.recorder import Recorder
 from ddp_pod.rank.groups import GroupRecorder
@@ -144,3 +144,15 @@ def test_end_has_the_exit_code_by_the_error_file_of_the_rank(tmp_path: Path, has
     recorder._note_end()
     (end,) = [record for record in recorder._waiting if record["event"] == END]
     assert end["reason"] == reason
+
+
+def test_process_without_a_step_records_what_it_has_read(tmp_path: Path) -> None:
+    (tmp_path / "copy").mkdir()
+    (tmp_path / "copy" / "state.json").touch()
+    write_json(str(tmp_path / ORDER_FILE), to_json(Order(folder=str(tmp_path / "copy"))))
+    recorder = Recorder(str(tmp_path), 0, 1, GroupRecorder(str(tmp_path), 0))
+    for path, mode in (("copy/state.json", "rb"), ("copy/log.txt", "w"), ("elsewhere.json", "r")):
+        recorder._note_open("open", (str(tmp_path / path), mode, 0))
+    recorder._note_idle()
+    record = json.loads((tmp_path / f"0.{IDLE_SUFFIX}").read_text())
+    assert record == {"isCut": False, "opened": ["state.json"]}
