@@ -92,11 +92,9 @@ def check_data(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
     if loader is not None and are_samples_same:
         place = loader.sampler_built or loader.built
     when = "at every step" if len(same) == seen else f"at step {', '.join(map(str, same[:_SHOWN]))} of {seen}"
-    return failed(
-        f"ranks get the same batch {when}",
-        place,
-        "give each rank its part of the data: DataLoader(…, sampler=DistributedSampler(dataset))",
-    )
+    has_indices = any(step.indices for step in first.steps)
+    remedy = "DataLoader(…, sampler=DistributedSampler(dataset))" if has_indices else "every N-th sample of N ranks"
+    return failed(f"ranks get the same batch {when}", place, f"give each rank its part of the data: {remedy}")
 
 
 def _find_repeated_batches(process: Process) -> CheckVerdict | None:
@@ -226,6 +224,6 @@ def check_validation(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
                     f"ranks split the data differently: rank {other} trains on {len(shared)} of {len(samples)} samples "
                     f"that rank {rank} validates"
                 )
-                remedy = "split by a generator with the same seed on all ranks: random_split(…, generator=…)"
+                remedy = "split by random numbers that are the same on all ranks: a generator with one seed"
                 return failed(reason, samples[min(shared)].built, remedy)
     return passed("no sample of a validation was trained on")

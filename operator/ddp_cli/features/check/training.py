@@ -3,6 +3,7 @@
 ``resume`` judges the interrupted runs.
 """
 
+import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
@@ -42,6 +43,7 @@ _SEED_CALLS: Final = {
     "random": "random.seed(seed + rank)",
 }
 _SHARED_DRAWS: Final = f"{SCRIPT_DRAWS} random"
+_PLACE: Final = re.compile(r"\((\S+\.py:\d+)\)")  # the launchers name the line of the script first
 _BUILD_LATE: Final = "build the optimizer after the model is complete, from the parameters of the model that is trained"
 _PAIRING: Final = "DistributedDataParallel"  # it shares parameters and buffers by position
 _NO_LAUNCHER: Final = "start no launcher inside the script: ddp starts the ranks"
@@ -393,7 +395,9 @@ def _explain_stall(ranks: Sequence[Process], stall: str) -> CheckVerdict:
         return failed(
             reason, left[0].steps[-1].place, "end the loop on all ranks in the same step: all_reduce the condition"
         )
-    return failed(f"the ranks stopped after {len(ranks[0].steps)} steps: {stall}", ranks[0].steps[-1].place, "")
+    place = _PLACE.search(stall)
+    line = ranks[0].steps[-1].place if place is None else place[1]
+    return failed(f"the ranks stopped after {len(ranks[0].steps)} steps: {stall}", line, "")
 
 
 def _find_uneven_loader(ranks: Sequence[Process]) -> CheckVerdict | None:
@@ -458,7 +462,9 @@ def _check_weights(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
     buffers = None if use_join(ranks) else _find_different_buffers(ranks)
     if buffers:
         reason = f"the buffer {buffers[1]} differs between ranks at step {buffers[0]}"
+        is_wrapped = any(model.wrapper == _PAIRING for model in first.models)
         remedy = "leave broadcast_buffers of DistributedDataParallel on, or use SyncBatchNorm"
+        remedy = remedy if is_wrapped else "broadcast or average the buffers before the save"
         return failed(reason, first.models[0].built, remedy)
     if not trainable and not frozen:
         return not_applicable("every rank has parameters of its own")

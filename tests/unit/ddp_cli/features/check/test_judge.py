@@ -417,6 +417,26 @@ def test_run_that_hung_fails_the_numbers_of_steps() -> None:
     assert "rank 1 left the loop after 12 steps" in verdict.reason
 
 
+def test_hang_of_all_ranks_has_the_line_that_the_launchers_name() -> None:
+    ranks = [build_process(rank) for rank in range(2)]
+    for process in ranks:
+        process.end = None
+    stall = "no step; rank 0 waits for other ranks in <module> (train.py:72), in all_reduce (distributed_c10d.py:3252)"
+    verdicts = judge_training(Recording({process.rank: [process] for process in ranks}), 2, stall)
+    verdict = next(verdict for verdict in verdicts if verdict.check == "equal numbers of steps")
+    assert (verdict.state, verdict.place) == (FAILED, "train.py:72")
+
+
+@pytest.mark.parametrize(("indices", "remedy"), [("i", "DistributedSampler"), ("", "every N-th sample")])
+def test_remedy_for_equal_batches_names_a_sampler_only_if_samples_have_indices(indices: str, remedy: str) -> None:
+    ranks = [build_process(rank) for rank in range(2)]
+    share_batches(ranks)
+    for process in ranks:
+        change_steps(process, indices=indices)
+    verdicts = judge_training(Recording({process.rank: [process] for process in ranks}), 2)
+    assert remedy in next(verdict.remedy for verdict in verdicts if verdict.check == "different data")
+
+
 CHECKS = (
     *("one group", "same parameters", "weights change", "gradients are shared", "same initial weights"),
     *("equal numbers of steps", "one writer", "finite", "resumes exactly"),
