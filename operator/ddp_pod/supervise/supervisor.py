@@ -29,6 +29,7 @@ from ..failures.rank_ends import describe_ended_ranks, find_remaining_processes
 from ..failures.restarts import InPlaceRestarts
 from ..failures.termination import complete_worker_failure, conclude
 from ..failures.worker_failure import find_root_cause
+from ..network.peers import PeerWatch
 from ..network.unreachable import UnreachablePeers, count_connections
 from ..progress.metrics import MetricsEndpoint
 from ..progress.output import OutputReader
@@ -98,10 +99,11 @@ class Supervisor:
         counters = create_counters(pod)
         self._reader = _create_output_reader(pod, counters)
         self._ranks = RankReader(pod.runtime, counters)
-        self.metrics = MetricsEndpoint(self._ranks, self._build_report)
+        peers = PeerWatch(pod)
+        self.metrics = MetricsEndpoint(self._ranks, self._build_report, peers.report_peers)
         self._restarts = InPlaceRestarts(pod, self._ranks)
         created = [create(pod, self._ranks) for create in (*_OWN_SERVICES, *features)]
-        self._services = Services([service for service in created if service is not None])
+        self._services = Services([peers, *(service for service in created if service is not None)])
         self._wake, self._wake_end = os.pipe()
         os.set_blocking(self._wake, False)
         os.set_blocking(self._wake_end, False)

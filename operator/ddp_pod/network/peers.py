@@ -1,0 +1,163 @@
+"""Which of its peers a pod reaches: one witness of a lost node (docs/adr/0061-lost-node-by-several-witnesses.md).
+
+Each pod connects to the ports of up to three others in turn, so each pod has up to three witnesses. The kernel of a
+peer answers: neither a long garbage collection, a stopped process nor a busy CPU there counts as silence.
+"""
+
+import errno
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final, NamedTuple
+
+from ..base.files import log
+from ..base.pod import AwakeClock, Pod
+from ..base.service import Service
+from ..contract.report import PeerContact, PeerReport, choose_peer_steps
+
+_INTERVAL: Final = 3.0  # between two probes of a peer: 90 bytes a second
+_INTERVAL_OF_SILENT: Final = 1.0
+_TIMEOUT: Final = 2.0  # of one probe: the kernel repeats a lost packet after one second
+_LONGEST_WAIT: Final = 8.0  # of a reader: the endpoint closes a connection after ten seconds
+_LONGEST_PAUSE: Final = 5.0  # of this process that counts as silence of a peer
+# The peer's kernel sends nothing more, and keeps no state of the connection.
+_RESET: Final = struct.pack("ii", 1, 0)
+_REFUSED: Final = (errno.ECONNREFUSED, errno.ECONNRESET)
+
+
+class Address(NamedTuple):
+    """Where a peer is reached. ``family``: of sockets."""
+
+    family: int
+    host: str
+
+
+class _Peer:
+    """What this pod knows of a peer. ``silent_since``: when the first probe without an answer began; None: it answers.
+
+    A peer that has never answered counts for nothing: a NetworkPolicy may hide it, or it has not started.
+    """
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.address: Address | None = None
+        self.has_answered = False
+        self.silent_since: float | None = None
+        self.due = 0.0
+
+    def note(self, *, answers: bool, began: float) -> bool:
+        """Note the result of a probe. Returns whether the peer has fallen silent, or answers again."""
+        was_silent = self.silent_since is not None
+        if answers:
+            self.has_answered = True
+            self.silent_since = None
+        elif self.has_answered and not was_silent:
+            self.silent_since = began
+        return was_silent != (self.silent_since is not None)
+
+    def move(self, address: Address | None) -> None:
+        """Note where the peer is now. Another pod in its place has not answered yet."""
+        if address != self.address:
+            self.address = address
+            self.has_answered = False
+            self.silent_since = None
+
+
+class PeerWatch(Service):
+    """Probes some peers, and tells its readers as soon as one is silent."""
+
+    name = "peer watch"
+
+    def __init__(
+        self,
+        pod: Pod,
+        *,
+        resolve: Callable[[str], Address | None] | None = None,
+        probe: Callable[[Address, int], bool] | None = None,
+    ) -> None:
+        """``resolve``: raises OSError if the name service does not respond; ``probe``: whether an address answers."""
+        self._pod = pod
+        self._resolve = resolve or resolve_host
+        self._probe = probe or probe_port
+        self._peers = [_Peer(index) for index in list_probed_peers(pod)]
+        self._clock = AwakeClock(_LONGEST_PAUSE, time.monotonic())
+        self._changed = threading.Condition()
+
+    def run(self) -> None:
+        """Probe the peers without end."""
+        while self._peers:
+            now = self._tick()
+            peer = min(self._peers, key=lambda peer: peer.due)
+            if peer.due > now:
+                time.sleep(min(peer.due - now, _INTERVAL_OF_SILENT))
+                continue
+            self.check(peer, now)
+
+    def check(self, peer: _Peer, now: float) -> None:
+        """Probe a peer. Its name is resolved again while it does not answer: another pod may have taken its place."""
+        if peer.address is None or peer.silent_since is not None or not peer.has_answered:
+            with suppress(OSError):  # without an answer of the name service the last address remains
+                peer.move(self._resolve(self._pod.pod_host.format(peer.index)))
+        answers = peer.address is not None and self._probe(peer.address, self._pod.metrics_port)
+        with self._changed:
+            has_changed = peer.address is not None and peer.note(answers=answers, began=now)
+            peer.due = self._tick() + (_INTERVAL if answers or not peer.has_answered else _INTERVAL_OF_SILENT)
+            if has_changed:
+                self._changed.notify_all()
+        if has_changed:
+            log(f"pod {peer.index} {'answers again' if answers else 'does not answer: its node may be lost'}")
+
+    def report_peers(self, seconds: float) -> PeerReport:
+        """Return what this pod knows, after at most ``seconds``: at once if a peer is silent. Any thread calls this."""
+        deadline = time.monotonic() + min(seconds, _LONGEST_WAIT)
+        with self._changed:
+            while not any(peer.silent_since is not None for peer in self._peers):
+                left = deadline - time.monotonic()
+                if left <= 0:
+                    break
+                self._changed.wait(left)
+            now = self._clock.read(time.monotonic())
+            contacts = [_describe(peer, now) for peer in self._peers if peer.has_answered]
+        return PeerReport(pod=self._pod.node, contacts=tuple(contacts))
+
+    def _tick(self) -> float:
+        return self._clock.tick(time.monotonic())
+
+
+def _describe(peer: _Peer, now: float) -> PeerContact:
+    silence = None if peer.silent_since is None else max(0.0, now - peer.silent_since)
+    return PeerContact(pod=peer.index, silent_seconds=silence)
+
+
+def list_probed_peers(pod: Pod) -> Sequence[int]:
+    """Return the indexes of the peers that a pod probes; none under `ddp run`, on one machine."""
+    if not pod.is_multi_node or pod.local or not pod.metrics_port or not pod.pod_host:
+        return ()
+    pods = max(pod.nodes + pod.spares, pod.max_nodes)
+    return [(pod.node + step) % pods for step in choose_peer_steps(pods)]
+
+
+def resolve_host(host: str) -> Address | None:
+    """Return the address of a host; None if it does not exist. Raises: OSError if no name server responds."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0]
+    except socket.gaierror as error:
+        if error.errno == socket.EAI_NONAME:
+            return None
+        raise
+    return Address(family, str(address[0]))
+
+
+def probe_port(address: Address, port: int) -> bool:
+    """Return whether a machine answers at a port, also by refusing the connection."""
+    with socket.socket(address.family, socket.SOCK_STREAM) as connection:
+        connection.settimeout(_TIMEOUT)
+        try:
+            connection.connect((address.host, port))
+        except OSError as error:
+            return error.errno in _REFUSED
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        return True

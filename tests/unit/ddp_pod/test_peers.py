@@ -1,0 +1,160 @@
+"""The pod as a witness: which peers it probes, when one counts as silent, and what its readers learn."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_pod.base.pod import Pod
+from ddp_pod.contract.report import PeerContact, PeerReport
+from ddp_pod.network.peers import Address, PeerWatch, list_probed_peers, probe_port, resolve_host
+from tests.support.launcher_config import launcher_pod
+
+HERE = Address(socket.AF_INET, "10.0.0.1")
+THERE = Address(socket.AF_INET, "10.0.0.2")
+
+
+def pod(folder: Path, **changes: Any) -> Pod:
+    options = {"nodes": 2, "master": "train-1-0.train", "pod_host": "train-1-{}.train", "metrics_port": 9400}
+    return launcher_pod(folder, **{**options, **changes})
+
+
+class Network:
+    """The peers' addresses by name, and which of these answer."""
+
+    def __init__(self, folder: Path, **changes: Any) -> None:
+        self.names: dict[str, Address | None] = {"train-1-1.train": HERE}
+        self.answering = {HERE}
+        self.has_name_server = True
+        self.watch = PeerWatch(pod(folder, **changes), resolve=self.resolve, probe=self.probe)
+
+    def resolve(self, host: str) -> Address | None:
+        if not self.has_name_server:
+            raise OSError("no name server")
+        return self.names.get(host)
+
+    def probe(self, address: Address, port: int) -> bool:
+        assert port == 9400
+        return address in self.answering
+
+    def check(self, now: float) -> None:
+        for peer in self.watch._peers:
+            self.watch.check(peer, now)
+
+    @property
+    def silent(self) -> list[int]:
+        contacts = self.watch.report_peers(0.0).contacts
+        return [contact.pod for contact in contacts if contact.silent_seconds is not None]
+
+
+@pytest.mark.parametrize(
+    ("changes", "peers"),
+    [
+        ({"nodes": 2, "node": 1}, [0]),
+        ({"nodes": 3, "spares": 1, "node": 2}, [3, 0, 1]),
+        ({"nodes": 8, "node": 6}, [7, 0, 3]),
+        ({"nodes": 2, "elastic": True, "min_nodes": 1, "max_nodes": 4}, [1, 2, 3]),
+        ({"nodes": 1}, []),
+        ({"master": "127.0.0.1"}, []),
+        ({"metrics_port": 0}, []),
+    ],
+    ids=["pair", "with spare", "many", "elastic", "single", "one machine", "no port"],
+)
+def test_each_pod_probes_three_others(tmp_path: Path, changes: dict[str, Any], peers: list[int]) -> None:
+    assert list(list_probed_peers(pod(tmp_path, **changes))) == peers
+
+
+def test_peer_is_silent_from_the_first_probe_without_answer_until_it_answers(tmp_path: Path) -> None:
+    network = Network(tmp_path)
+    network.check(0.0)
+    assert network.watch.report_peers(0.0) == PeerReport(contacts=(PeerContact(pod=1, silent_seconds=None),))
+    network.answering.clear()
+    network.check(3.0)
+    network.check(5.0)
+    assert network.silent == [1]
+    assert network.watch._peers[0].silent_since == 3.0
+    network.answering.add(HERE)
+    network.check(7.0)
+    assert network.silent == []
+
+
+def test_peer_that_has_never_answered_counts_for_nothing(tmp_path: Path) -> None:
+    network = Network(tmp_path)
+    network.answering.clear()
+    network.check(0.0)
+    assert network.watch.report_peers(0.0).contacts == ()
+
+
+def test_pod_in_the_place_of_a_silent_one_starts_anew(tmp_path: Path) -> None:
+    network = Network(tmp_path)
+    network.check(0.0)
+    network.answering.clear()
+    network.check(3.0)
+    network.names["train-1-1.train"] = THERE
+    network.check(5.0)
+    assert network.watch.report_peers(0.0).contacts == ()
+    network.answering.add(THERE)
+    network.check(6.0)
+    assert [contact.pod for contact in network.watch.report_peers(0.0).contacts] == [1]
+
+
+def test_peer_without_a_name_is_not_silent(tmp_path: Path) -> None:
+    network = Network(tmp_path)
+    network.check(0.0)
+    network.answering.clear()
+    network.names.clear()
+    network.check(3.0)
+    network.check(4.0)
+    assert network.silent == []
+
+
+def test_outage_of_name_server_hides_no_silence_and_invents_none(tmp_path: Path) -> None:
+    network = Network(tmp_path)
+    network.check(0.0)
+    network.has_name_server = False
+    network.check(3.0)
+    assert network.silent == []
+    network.answering.clear()
+    network.check(6.0)
+    network.check(7.0)
+    assert network.silent == [1]
+
+
+def test_reader_waits_until_a_peer_falls_silent(tmp_path: Path) -> None:
+    network = Network(tmp_path)
+    network.check(0.0)
+    reports: list[PeerReport] = []
+    reader = threading.Thread(target=lambda: reports.append(network.watch.report_peers(8.0)))
+    reader.start()
+    network.answering.clear()
+    network.check(3.0)
+    reader.join(60)
+    assert [contact.pod for contact in reports[0].contacts] == [1]
+    assert reports[0].contacts[0].silent_seconds is not None
+
+
+def test_probe_counts_each_answer_of_the_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = Address(socket.AF_INET, "127.0.0.1")
+        port = server.getsockname()[1]
+        assert probe_port(address, port), "nobody accepts the connection"
+    assert probe_port(address, port), "refused"
+
+    def connect(self: socket.socket, target: object) -> None:
+        raise OSError(113, "No route to host")
+
+    monkeypatch.setattr("ddp_pod.network.peers.socket.socket.connect", connect)
+    assert not probe_port(address, port)
+
+
+def test_unknown_host_has_no_address() -> None:
+    found = resolve_host("localhost")
+    assert found is not None
+    try:
+        assert resolve_host("no-such-host.invalid") is None
+    except OSError:  # here is no name server
+        return
