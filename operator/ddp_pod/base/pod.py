@@ -5,7 +5,7 @@ import json
 import math
 import os
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ..contract.names import (
     DEFAULT_RENDEZVOUS_PORT,
@@ -26,6 +26,8 @@ from ..contract.plan import VERSION, PodPlan, decode_plan, from_json, loopback_a
 from ..contract.processes import count_oom_kills, read_cpu_quota
 from .files import read_json
 
+_IDENTITY_BYTES: Final = 8
+
 
 class PodSetupError(Exception):
     """The ranks cannot start. ``exit_code``: the launcher's; ``output``: the last lines of the failed command."""
@@ -43,7 +45,8 @@ class Pod(PodPlan):
 
     ``oom_kills``: the cgroup's count before the ranks start; ``run_id``: of the attempt;
     ``steps``: the run's total, if an option of the script's command sets it. ``ip``: of this pod, empty if unknown;
-    ``secret``: with which the pods of the attempt sign what they exchange in the rendezvous store.
+    ``secret``: with which the pods of the attempt sign what they exchange in the rendezvous store; ``identity``: of
+    this launcher, which tells the pod apart from another one in its place.
     """
 
     node: int
@@ -56,6 +59,7 @@ class Pod(PodPlan):
     steps: int | None = None
     ip: str = ""
     secret: str = ""
+    identity: str = ""
     run_id: str = "run"
 
     @property
@@ -120,6 +124,7 @@ def read_pod(env: Mapping[str, str], runtime: str) -> Pod:
         oom_kills=count_oom_kills(),
         ip=env.get(ENV_POD_IP, ""),
         secret=env.get(ENV_RENDEZVOUS_SECRET, "").strip(),
+        identity=os.urandom(_IDENTITY_BYTES).hex(),
         run_id=env.get(ENV_RUN_ID) or "run",
     )
     if pod.is_multi_node and not pod.secret:

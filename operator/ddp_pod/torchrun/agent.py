@@ -51,11 +51,12 @@ from .channel import (
 from .fork_server import RankForker
 from .part import AgentPart, LocalRank, Store
 from .ranks import ForkedRanks, ForkingLogs, RankProcesses, RanksForked, handle_stop_signals, hold_stop_signals
-from .rendezvous import STATIC, PodRendezvous, TrainingOver
+from .rendezvous import STATIC, PodRendezvous, PodReplacedError, TrainingOver
 from .round_state import RoundState
 from .store import query_store
 
 _SECONDS_TO_STOP = 30.0  # for ranks that have nothing to save, and at least for a rank to end after its exception
+_SECONDS_TO_STOP_IN_VAIN = 5.0  # for ranks that wait for a lost pod, so that they cannot agree on saving
 _SECONDS_TO_PRINT = 0.5  # that a rank has for its traceback, while peers wait for its end
 _SECONDS_FOR_CAUSE = 20.0  # that ranks without a failure continue while peers only report that they lost one
 _SECONDS_FOR_PEERS = 300.0  # that a pod whose ranks have ended waits for those of its peers
@@ -390,7 +391,15 @@ class PodAgent(LocalElasticAgent):
         self._ranks.kill(ending)
         may_save = self._pod.elastic or is_stopping or self._have_agreed_to_end(self._ranks.poll())
         grace = self._pod.grace if may_save else _SECONDS_TO_STOP
+        if not is_stopping and self._has_lost_member():
+            grace = min(grace, _SECONDS_TO_STOP_IN_VAIN)
         self._ranks.stop(number, grace, saves=may_save, trainers=list_trainers(self._pod))
+
+    def _has_lost_member(self) -> bool:
+        """Return whether another pod takes the place of a member that was lost without an announcement."""
+        if not self._pod.is_multi_node or self._round_state is None:
+            return False
+        return bool(query_store(self._pod_rendezvous.has_lost_member))
 
     def _prepare_stop(self, part: AgentPart) -> None:
         """Let a feature wait until the ranks can be stopped. They are stopped in any case."""
@@ -500,6 +509,8 @@ def run_torchrun(
         return AgentEnd("signal", interrupted=interrupted)
     except TrainingOver:
         return AgentEnd("ok")
+    except PodReplacedError:  # the run goes on with its successor
+        raise
     except Exception:
         rendezvous.shutdown()
         raise

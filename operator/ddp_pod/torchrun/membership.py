@@ -40,6 +40,54 @@ def choose_members(
     return sorted(candidates[: size.most])
 
 
+class Registration(NamedTuple):
+    """A line in the log of a round. ``restarts``: of the pod's ranks, None as it leaves; ``identity``: of the pod."""
+
+    pod: int
+    restarts: int | None
+    identity: str
+
+
+class Seats:
+    """Which pod is behind each index. A pod whose place another one has taken never gets it back.
+
+    The lost pod may live on behind a broken network, and return while its successor trains.
+    """
+
+    def __init__(self) -> None:
+        self._owners: dict[int, str] = {}
+        self._replaced: set[str] = set()
+
+    def note_round(self, members: Sequence[int], identities: Sequence[str]) -> None:
+        """Note who has taken part in a round. The rounds come in their order."""
+        for pod, identity in zip(members, identities, strict=True):
+            former = self._owners.get(pod, identity)
+            if former != identity:
+                self._replaced.add(former)
+            self._owners[pod] = identity
+
+    def select(self, log: Sequence[Registration]) -> dict[int, Registration]:
+        """Return the last registration of each index, of the pod that has a right to it.
+
+        A pod that has not taken part yet was created after the loss of the one that has.
+        """
+        selected: dict[int, Registration] = {}
+        for line in log:
+            if line.identity in self._replaced:
+                continue
+            before = selected.get(line.pod)
+            is_former = line.identity == self._owners.get(line.pod, line.identity)
+            if before is not None and before.identity != line.identity and is_former:
+                continue
+            selected[line.pod] = line
+        return selected
+
+    def find_replaced(self, log: Sequence[Registration]) -> set[int]:
+        """Return the members in whose places other pods have registered."""
+        selected = self.select(log)
+        return {pod for pod, line in selected.items() if line.identity != self._owners.get(pod, line.identity)}
+
+
 class Heartbeats:
     """Detects stopped heartbeats from this pod's own observations.
 

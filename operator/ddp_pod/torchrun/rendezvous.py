@@ -27,7 +27,10 @@ from torch.distributed.elastic.rendezvous import api
 
 from ..base.files import log
 from ..base.pod import Pod
-from .membership import GroupSize, Heartbeats, choose_members
+from ..contract.failure_record import KnownFailure
+from ..contract.failure_table import PREEMPTED, Outcome
+from ..contract.names import EXIT_PREEMPTED
+from .membership import GroupSize, Heartbeats, Registration, Seats, choose_members
 from .store import SignedStore, host_store
 
 STATIC = "static"
@@ -45,11 +48,20 @@ class TrainingOver(Exception):
     """The run has ended while this pod was on standby."""
 
 
+class PodReplacedError(KnownFailure):
+    """Another pod has this pod's index: this one was declared lost, and must not train beside its successor."""
+
+    def __init__(self, pod: int) -> None:
+        message = f"another pod has taken the place of this pod {pod}, which was lost to its peers; this one ends"
+        super().__init__(message, Outcome(PREEMPTED.name, EXIT_PREEMPTED), PREEMPTED.remedy)
+
+
 class Round(NamedTuple):
     """A published round. ``members``: pod indices by rank; ``address``, ``port``: of rank 0's store.
 
     ``restarts``: of the ranks before this round. All members count the same, except one that took another's place.
     ``explained``: whether a pod knew the cause of the restart, or pods have joined, left or been replaced.
+    ``identities``: of the members.
     """
 
     number: int
@@ -58,6 +70,7 @@ class Round(NamedTuple):
     address: str
     port: int
     explained: bool
+    identities: Sequence[str] = ()
 
 
 _BEFORE_FIRST = Round(number=-1, members=(), restarts=0, address="", port=0, explained=True)
@@ -83,10 +96,12 @@ class PodRendezvous(api.RendezvousHandler):
         self._lost_at: float | None = None  # the store
         self._beat_seconds = max(_SHORTEST_BEAT, min(_LONGEST_BEAT, pod.nodes * _PAUSE_PER_POD))
         self._heartbeats = Heartbeats(self._beat_seconds * _MISSED_BEATS, time.monotonic())
+        self._seats = Seats()
         self.current = _BEFORE_FIRST
         self.restarts = 0
         self.knows_cause = True  # it joins
         self.is_cause_known = False
+        self._has_taken_part = False  # in a round, as another agent of this pod may have
         self._next = 0  # the round for which this pod registers, or has registered last
         self._has_left = threading.Event()
         if pod.regroups:
@@ -115,7 +130,8 @@ class PodRendezvous(api.RendezvousHandler):
     def next_rendezvous(self) -> Any:
         """Join the next round that has a place for this pod.
 
-        Raises: RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError, TrainingOver.
+        Raises: RendezvousClosedError, RendezvousConnectionError, RendezvousTimeoutError, TrainingOver,
+        PodReplacedError.
         """
         try:
             self.current = self._join()
@@ -135,11 +151,27 @@ class PodRendezvous(api.RendezvousHandler):
         while True:
             self._next = last.number + 1
             published = self._read_round(self._next)
+            is_late = published is not None
             if published is None:
                 published = self._await_round(last.members)
-                if self._pod.node in published.members:
+            self._seats.note_round(published.members, published.identities)
+            if self._pod.node in published.members:
+                self._check_identity(published, is_late=is_late)
+                if not is_late:
                     return published
             last = published
+
+    def _check_identity(self, published: Round, *, is_late: bool) -> None:
+        """Raises: PodReplacedError if the member with this pod's index is another pod that has replaced this one.
+
+        ``is_late``: whether the round was published before this agent had registered. A new pod reads the rounds of
+        its predecessors first.
+        """
+        identity = published.identities[published.members.index(self._pod.node)]
+        if identity == self._pod.identity:
+            self._has_taken_part = True
+        elif self._has_taken_part or not is_late:
+            raise PodReplacedError(self._pod.node)
 
     def _await_round(self, previous: Sequence[int]) -> Round:
         """Register for the next round and wait until it is published, with this pod or without it.
@@ -148,7 +180,7 @@ class PodRendezvous(api.RendezvousHandler):
         """
         is_standby = bool(self._pod.spares and previous and self._pod.node not in previous)
         since = time.monotonic()
-        self._shared.append(f"{self._next}/pods", [self._pod.node, self.restarts])
+        self._register(self.restarts)
         if not is_standby:
             self.request_restart(knows_cause=self.knows_cause, is_change=self.current.number < 0)
         while True:
@@ -173,7 +205,8 @@ class PodRendezvous(api.RendezvousHandler):
 
     def _publish(self, previous: Sequence[int], waited: float) -> Round | None:
         """Publish the next round if it is complete. Only pod 0 does."""
-        registrations = self._read_registrations()
+        lines = self._seats.select(self._read_log())
+        registrations = {pod: line.restarts for pod, line in lines.items()}
         dead = self._find_dead({*registrations, *previous})
         if dead.intersection(previous):
             self.request_restart(knows_cause=True, is_change=True)
@@ -183,12 +216,28 @@ class PodRendezvous(api.RendezvousHandler):
         counts = {registrations[pod] or 0 for pod in members}
         explained = len(counts) > 1 or members != list(previous) or self._read_cause()
         address = [self._pod.address, self._prepare_rank_store()]
-        self._shared.write(f"{self._next}/members", [members, max(counts), *address, explained])
+        identities = [lines[pod].identity for pod in members]
+        self._shared.write(f"{self._next}/members", [members, max(counts), *address, explained, identities])
         return self._read_round(self._next)
 
     def _read_registrations(self) -> dict[int, int | None]:
         """Return the restarts of each pod that has registered for the next round; None for a pod that has left."""
-        return dict(self._shared.read_log(f"{self._next}/pods"))
+        return {pod: line.restarts for pod, line in self._seats.select(self._read_log()).items()}
+
+    def _read_log(self) -> list[Registration]:
+        return [Registration(*line) for line in self._shared.read_log(f"{self._next}/pods")]
+
+    def _register(self, restarts: int | None) -> None:
+        """Register for the next round; None: this pod leaves."""
+        self._shared.append(f"{self._next}/pods", [self._pod.node, restarts, self._pod.identity])
+
+    def has_lost_member(self) -> bool:
+        """Return whether another pod joins in the place of a member that has not announced its stop.
+
+        Ranks that wait for the lost member cannot agree on saving. Raises: RuntimeError without the store.
+        """
+        replaced = self._seats.find_replaced(self._read_log()).intersection(self.current.members)
+        return bool(replaced.difference(self._shared.read_log(f"{self.current.number}/stopping")))
 
     def _prepare_rank_store(self) -> int:
         """Return the port of a new store: restarted ranks would read the addresses of their peers from the old one."""
@@ -244,7 +293,7 @@ class PodRendezvous(api.RendezvousHandler):
         """Leave the run, so that its other pods do not wait for this one."""
         self._has_left.set()
         try:
-            self._shared.append(f"{self._next}/pods", [self._pod.node, None])
+            self._register(None)
             if self._pod.regroups and self._pod.node in self.current.members:
                 self.request_restart(knows_cause=True, is_change=True)
         except RuntimeError as error:  # the store has ended

@@ -12,7 +12,7 @@ import pytest
 from torch.distributed.elastic.rendezvous import api
 
 from ddp_pod.torchrun import rendezvous
-from ddp_pod.torchrun.rendezvous import STATIC, PodRendezvous, TrainingOver
+from ddp_pod.torchrun.rendezvous import STATIC, PodRendezvous, PodReplacedError, TrainingOver
 from ddp_pod.torchrun.store import host_store
 from tests.support.launcher_config import launcher_pod
 
@@ -220,6 +220,62 @@ def test_pod_that_took_anothers_place_learns_the_restarts_of_its_peers(fixed: Jo
     fixed.pods[1] = fixed.start(1)
     fixed.meet(0, 1, 2)
     assert [pod.current.restarts for pod in fixed.pods] == [5, 5, 5]
+
+
+@pytest.fixture
+def replaced(tmp_path: Path) -> Iterator[Job]:
+    """Return a job whose pod 1 was lost without a word, and has a successor that has not joined yet."""
+    job = Job(tmp_path, 3)
+    for index in range(3):
+        job.pods[index] = job.start(index, identity=f"first-{index}")
+    job.meet(0, 1, 2)
+    yield job
+    job.close()
+
+
+def test_pod_that_returns_after_its_replacement_joins_no_round_and_ends(replaced: Job) -> None:
+    lost = replaced.pods[1]
+    replaced.pods[1] = replaced.start(1, identity="second")
+    assert replaced.meet(0, 1, 2) == [(0, 3), (1, 3), (2, 3)]
+    with pytest.raises(PodReplacedError):
+        replaced.threads.submit(lost.next_rendezvous).result(SOON)
+    again = replaced.start(1, identity="first-1")  # the next agent of that pod
+    with pytest.raises(PodReplacedError):
+        replaced.threads.submit(again.next_rendezvous).result(SOON)
+    assert not replaced.waits(0), "the peers train on"
+    assert replaced.meet(0, 1, 2) == [(0, 3), (1, 3), (2, 3)]
+
+
+@pytest.mark.parametrize("returns_first", [True, False])
+def test_successor_takes_the_seat_if_the_lost_pod_joins_the_same_round(replaced: Job, returns_first: bool) -> None:
+    lost = replaced.pods[1]
+    successor = replaced.start(1, identity="second")
+    order = [lost, successor] if returns_first else [successor, lost]
+    joins = []
+    for number, pod in enumerate(order, start=1):
+        joins.append(replaced.threads.submit(pod.next_rendezvous))
+        until(lambda: len(replaced.pods[0]._shared.read_log("1/pods")) == number)  # noqa: B023
+    replaced.meet(0, 2)
+    assert read(joins[order.index(successor)]) == (1, 3)
+    with pytest.raises(PodReplacedError):
+        joins[order.index(lost)].result(SOON)
+
+
+def test_lost_member_is_told_from_one_that_stops_and_one_that_restarts(replaced: Job) -> None:
+    (restarted,) = replaced.join(1)
+    until(lambda: replaced.is_registered(1, 1))
+    assert not replaced.pods[0].has_lost_member()
+    successor = replaced.start(1, identity="second")
+    joined = replaced.threads.submit(successor.next_rendezvous)
+    until(lambda: len(replaced.pods[0]._shared.read_log("1/pods")) == 2)
+    assert replaced.pods[0].has_lost_member()
+    replaced.pods[1].current = replaced.pods[0].current
+    replaced.pods[1].announce_stop()
+    assert not replaced.pods[0].has_lost_member()
+    replaced.meet(0, 2)
+    joined.result(SOON)
+    with pytest.raises(PodReplacedError):
+        restarted.result(SOON)
 
 
 def test_static_rendezvous_uses_the_store_of_the_pods(fixed: Job) -> None:
