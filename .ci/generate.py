@@ -37,6 +37,7 @@ GENERATED = {
     "deploy/manifests/profile-crd.yaml": "ddp_operator.features.crd DDPTrainingProfile",
     "charts/files/rules.yaml": "charts.tooling.rules served",
     "charts/files/rules-home.yaml": "charts.tooling.rules home",
+    "charts/files/rules-nodes.yaml": "charts.tooling.rules nodes",
     "charts/files/rules-worker.yaml": "charts.tooling.rules worker",
     "charts/files/rules-coscheduling.yaml": "charts.tooling.rules coscheduling",
     "charts/files/rules-native.yaml": "charts.tooling.rules native",

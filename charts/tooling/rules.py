@@ -1,7 +1,8 @@
 """Print the rules of the operator's roles: exactly what the operator checks at its start that it may do.
 
 ``python -m charts.tooling.rules`` prints those for the namespaces that it serves (``served``), for its own one
-(``home``), or for a gang scheduler's groups; ``make generate`` writes them to ``charts/files/rules*.yaml``.
+(``home``), for the Leases of nodes (``nodes``), or for a gang scheduler's groups; ``make generate`` writes them to
+``charts/files/rules*.yaml``.
 """
 
 import sys
@@ -11,6 +12,7 @@ from ddp_operator.kube.resources import group, plural
 from ddp_operator.kube.startup_checks import (
     GANG_PERMISSIONS,
     HOME_PERMISSIONS,
+    NODE_PERMISSIONS,
     PERMISSIONS,
     WORKER_PERMISSIONS,
     split_permission,
@@ -33,5 +35,11 @@ def render_rules(permissions: Mapping[str, Sequence[str]]) -> str:
 
 
 if __name__ == "__main__":
-    tables = {"served": PERMISSIONS, "home": HOME_PERMISSIONS, "worker": WORKER_PERMISSIONS, **GANG_PERMISSIONS}
+    tables = {
+        "served": PERMISSIONS,
+        "home": HOME_PERMISSIONS,
+        "nodes": NODE_PERMISSIONS,
+        "worker": WORKER_PERMISSIONS,
+        **GANG_PERMISSIONS,
+    }
     sys.stdout.write(render_rules(tables[sys.argv[1]]))

@@ -16,8 +16,16 @@ from ddp_operator.reconcile.acting import ActionContext
 class FakeService(Service):
     """A service whose answers a test sets; an exception is raised."""
 
-    def __init__(self, departures: Any = None, amended: Any = None, place: Any = None, acted: Any = None) -> None:
+    def __init__(
+        self,
+        departures: Any = None,
+        amended: Any = None,
+        place: Any = None,
+        acted: Any = None,
+        suspicions: Any = None,
+    ) -> None:
         self.departures = {} if departures is None else departures
+        self.suspicions = {} if suspicions is None else suspicions
         self.amended = amended
         self.place = place
         self.acted = acted
@@ -37,6 +45,10 @@ class FakeService(Service):
         """Return ``departures``."""
         result: Mapping[str, str] = _answer(self.departures)
         return result
+
+    def list_suspicions(self, key: Key) -> Any:
+        """Return ``suspicions``."""
+        return _answer(self.suspicions)
 
     async def locate(self, workload: Object, before: QueueStatus | None) -> Any:
         """Return ``place``, or what it returns."""

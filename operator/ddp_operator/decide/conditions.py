@@ -117,6 +117,7 @@ NOT_RUNNING: Final = "NotRunning"
 WAITING_FOR_PEERS: Final = "WaitingForPeers"
 HELD: Final = "Held"  # of `ddp dev`; the phase too
 NODE_NOT_READY: Final = "NodeNotReady"  # of Rendezvoused too
+NODE_SILENT: Final = "NodeSilent"  # of Rendezvoused too
 # Restarting
 GROUP_RESTART: Final = "GroupRestart"
 POD_REPLACEMENT: Final = "PodReplacement"

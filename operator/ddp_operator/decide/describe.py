@@ -23,17 +23,25 @@ from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempt import (
     ObservedAttempt,
     account_restarts,
+    count_new_restarts,
     has_quorum,
     observe_attempt,
 )
 from ddp_operator.decide.conditions import Fact, list_indexes, set_conditions
 from ddp_operator.decide.dev import describe_hold, describe_lost_code, record_failure, record_run, release_pods
-from ddp_operator.decide.losses import LostContact, describe_lost_contact, describe_nodes, describe_replacement
+from ddp_operator.decide.losses import (
+    LostContact,
+    describe_lost_contact,
+    describe_nodes,
+    describe_replacement,
+    is_replacing,
+)
 from ddp_operator.decide.report import Page, drop_eta, drop_pace, measure_goodput
 from ddp_operator.decide.scheduling import describe_scheduling
 from ddp_operator.decide.stalls import describe_cut_off_training, describe_stall, describe_waiting
 from ddp_operator.decide.state import Observation, Refusal, State
 from ddp_operator.decide.views import Pods
+from ddp_pod.contract.failure_table import NODE_LOST
 from ddp_pod.contract.group_facts import (
     ALONE,
     DIFFERENT,
@@ -50,6 +58,7 @@ from ddp_pod.contract.progress import Uploads
 _WITHOUT_STEPS = (c.HELD, c.STALLED, c.PEER_UNREACHABLE, c.NO_STEP_YET)
 # A launcher serves its page within a second of its start; a longer silence has another cause.
 _PAGE_PATIENCE = timedelta(seconds=30)
+_TIME_TO_JOIN = timedelta(minutes=3)
 _UNREADABLE_PAGE = "the operator cannot read the report of pod 0"
 _FOREIGN_PAGE = (
     "pod 0 serves no report: its launcher is of an older release (docs/releases.md), or another program uses its "
@@ -231,7 +240,7 @@ def _describe_rendezvous(attempt: ObservedAttempt, lost_contact: LostContact | N
 
     rendezvous = describe_rendezvous(attempt)
     if lost_contact is not None and rendezvous.reason == c.WAITING_FOR_WORKERS:
-        return Fact(c.RENDEZVOUSED, "False", c.NODE_NOT_READY, lost_contact.message)
+        return Fact(c.RENDEZVOUSED, "False", lost_contact.reason, lost_contact.message)
     return describe_waiting(attempt, rendezvous)
 
 
@@ -322,7 +331,7 @@ def _add_lost_contact(progressing: Fact, lost_contact: LostContact | None, statu
     if progressing.status == "True" and last_step is not None and last_step > lost_contact.since:
         message = f"{progressing.message}; {lost_contact.message}"
         return Fact(c.PROGRESSING, "True", progressing.reason, message)
-    return Fact(c.PROGRESSING, "False" if last_step else "Unknown", c.NODE_NOT_READY, lost_contact.message)
+    return Fact(c.PROGRESSING, "False" if last_step else "Unknown", lost_contact.reason, lost_contact.message)
 
 
 def _describe_uploads(attempt: ObservedAttempt, status: Status) -> Fact | None:
@@ -361,6 +370,9 @@ def describe_rendezvous(attempt: ObservedAttempt) -> Fact:
     if page is None:
         if before is not None and _keeps_without_page(observation, before):
             return Fact(c.RENDEZVOUSED, before.status, before.reason, before.message)
+    elif _awaits_replacement(attempt, page):
+        message = f"{size.nodes}/{size.nodes} pods running; the workers wait for a new pod in the place of the lost one"
+        return Fact(c.RENDEZVOUSED, "False", c.WAITING_FOR_WORKERS, message)
     elif page.training or page.phase in ("Running", "Stopping", "Done", "Held"):
         return Fact(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED, joined)
     elif not page.phase and before is not None and before.status == "True":
@@ -374,6 +386,21 @@ def describe_rendezvous(attempt: ObservedAttempt) -> Fact:
         message = f"{problem}; it is unknown whether training has started; {_STILL_HANDLED}"
         return Fact(c.RENDEZVOUSED, "Unknown", c.NO_METRICS_PAGE, message)
     return Fact(c.RENDEZVOUSED, "False", c.WAITING_FOR_WORKERS, _describe_starting_workers(size, page))
+
+
+def _awaits_replacement(attempt: ObservedAttempt, page: Page) -> bool:
+    """Return whether the ranks of pod 0 still run as before the loss of a node: nobody has closed their connections.
+
+    They restart when the new pod joins, which takes it the time to import PyTorch.
+    """
+    state = attempt.state
+    failure = state.status.last_failure
+    is_of_node = failure is not None and failure.category == NODE_LOST.name
+    if not (is_of_node and is_replacing(state)) or state.job.spares or state.spec.elastic is not None:
+        return False
+    created = max(pod.created for pod in attempt.pods.newest.values())
+    is_new = state.now - created < _TIME_TO_JOIN
+    return is_new and page.phase == "Running" and not count_new_restarts(state.status, page.restarts)
 
 
 def _describe_missing_pods(pods: Pods, size: JobSize) -> Fact | None:

@@ -33,6 +33,7 @@ from ddp_operator.decide.state import (
     Remark,
     State,
     SuspendResource,
+    Suspicion,
     Trouble,
 )
 
@@ -79,6 +80,10 @@ class Service:
 
     def list_departures(self, key: Key) -> Mapping[str, str]:
         """Return who requests that pods of a job leave their nodes, and why, by the name of the pod."""
+        return {}
+
+    def list_suspicions(self, key: Key) -> Mapping[str, Suspicion]:
+        """Return the pods of a job that may be lost with their nodes, by the UID of the pod."""
         return {}
 
     async def locate(self, workload: Object, before: QueueStatus | None) -> QueuePlace | None:
@@ -307,6 +312,15 @@ class JobHooks:
             found.update(self.guard.call(name, "list_departures", hook, _are_texts, default=none))
         return found
 
+    def list_suspicions(self, key: Key) -> Mapping[str, Suspicion]:
+        """Return the pods of the job that may be lost with their nodes, by the UID of the pod."""
+        found: dict[str, Suspicion] = {}
+        none: Mapping[str, Suspicion] = {}
+        for name, service in self.hooks.services.items():
+            hook = partial(service.list_suspicions, key)
+            found.update(self.guard.call(name, "list_suspicions", hook, _are_suspicions, default=none))
+        return found
+
     async def locate(self, workload: Object, before: QueueStatus | None) -> QueuePlace:
         """Return the place of a waiting Workload by the first feature that knows it."""
         unknown: QueuePlace | None = None
@@ -397,6 +411,12 @@ def _is_place(value: object) -> bool:
 
 def _are_texts(value: object) -> bool:
     return isinstance(value, Mapping) and all(isinstance(text, str) for item in value.items() for text in item)
+
+
+def _are_suspicions(value: object) -> bool:
+    return isinstance(value, Mapping) and all(
+        isinstance(uid, str) and isinstance(suspicion, Suspicion) for uid, suspicion in value.items()
+    )
 
 
 def _is_same_object(manifest: Object, value: object) -> bool:

@@ -41,10 +41,11 @@ MOST_NODES = 32
 
 
 class LostContact(NamedTuple):
-    """A pod of the attempt runs on a node that is not ready."""
+    """A pod of the attempt runs on a node that is not ready, or that witnesses get no answer from."""
 
     since: datetime
     message: str
+    reason: str = c.NODE_NOT_READY
 
 
 class _SilentPod(NamedTuple):
@@ -88,7 +89,7 @@ def describe_lost_contact(state: State, pods: Iterable[PodView]) -> LostContact 
         if problem and since:
             silent_pods.append(_SilentPod(since, pod, problem))
     if not silent_pods:
-        return None
+        return _describe_suspicions(state, pods)
 
     since, pod, problem = min(silent_pods, key=lambda silent: (silent.since, silent.pod.index))
     more = format_more_pods(len(silent_pods) - 1, preposition="of")
@@ -102,6 +103,22 @@ def describe_lost_contact(state: State, pods: Iterable[PodView]) -> LostContact 
             "is Ready by then"
         )
     return LostContact(since, f"{report}; {consequence}")
+
+
+def _describe_suspicions(state: State, pods: Iterable[PodView]) -> LostContact | None:
+    """Return since when witnesses get no answer from a pod, and what they know; None: they do from all."""
+    suspicions = state.observation.suspicions
+    silent_pods = [
+        _SilentPod(suspicions[pod.uid].since, pod, suspicions[pod.uid].message)
+        for pod in pods
+        if pod.alive and pod.uid in suspicions
+    ]
+    if not silent_pods:
+        return None
+    since, pod, problem = min(silent_pods, key=lambda silent: (silent.since, silent.pod.index))
+    more = format_more_pods(len(silent_pods) - 1, preposition="of")
+    message = f"node {pod.node_name} of pod {pod.index}{more} may be lost since {format_time(since)}: {problem}"
+    return LostContact(since, message, c.NODE_SILENT)
 
 
 def find_lost_pods(state: State) -> tuple[tuple[PodView, str], ...]:
@@ -175,6 +192,9 @@ def _find_due_time(job: DDPTrainingJob, pod: PodView) -> datetime | None:
 
 def _find_loss(state: State, pod: PodView) -> str:
     """Return why a pod has to be declared failed now; empty: it has not."""
+    suspicion = state.observation.suspicions.get(pod.uid)
+    if suspicion is not None and suspicion.is_lost:
+        return suspicion.message
     due = _find_due_time(state.job, pod)
     node = state.observation.nodes.get(pod.node_name, NodeView(True, ""))
     if due is None or state.now < due or node.ready:
@@ -193,15 +213,18 @@ def is_replaced(state: State, pod: PodView) -> bool:
     """Return whether a lost pod is replaced in its Job; otherwise the attempt is over.
 
     In a queue it always is, because a new Job would go to the end of the queue. In an elastic job it is if enough peers
-    including pod 0 continue. In any other job the peers must be able to wait, and a spare or a healthy node must be
-    available, because only pods of a new Job avoid a failed node.
+    including pod 0 continue. In any other job the peers must be able to wait. Pod 0 of a lost node is replaced only if
+    a spare exists: its peers would wait for the store that it has hosted.
     """
     if is_queued(state.job, state.attempt_job) or _trains_without_lost_pods(state):
         return True
     if state.spec.recovery.count_disruptions or _was_replaced_before(state, pod):
         return False
     taken = pod.disrupted or pod.deleting or _is_killed_in_run(state, pod)
-    has_place = bool(state.job.spares) or state.spec.dev is not None or not is_lost_with_node(pod)
+    is_movable = (
+        pod.index != 0 and pod.node_name in state.status.failed_nodes and state.spec.recovery.avoid_failed_nodes
+    )
+    has_place = bool(state.job.spares) or state.spec.dev is not None or not is_lost_with_node(pod) or is_movable
     return taken and has_place and _can_peers_wait(state)
 
 

@@ -216,6 +216,14 @@ class Trouble(NamedTuple):
     leaves: bool
 
 
+class Suspicion(NamedTuple):
+    """A pod that may be lost with its node. ``message``: what is known; ``is_lost``: whether that is enough."""
+
+    since: datetime
+    message: str
+    is_lost: bool
+
+
 @dataclass(frozen=True, slots=True)
 class Remark:
     """What a feature concludes about a job: a condition, actions, and the seconds until it has to look again.
@@ -287,6 +295,8 @@ class Observation(Children):
     """Whether a feature judges the nodes."""
     departures: Mapping[str, str] = field(default_factory=dict)
     """Who requests that a pod leaves its node, and why, by the name of the pod."""
+    suspicions: Mapping[str, Suspicion] = field(default_factory=dict)
+    """The pods that may be lost, by the UID of the pod."""
     faults: Mapping[str, str] = field(default_factory=dict)
     """What the hooks of features have raised in this pass, by the name of the feature."""
     failures_in_place: tuple[tuple[PodView, Termination], ...] = ()

@@ -59,6 +59,7 @@ _HEALTHY_IF_TRUE: Final = (c.TRAINS_AS_ONE, c.TRAINING_COMPLETE, c.NODES_HEALTHY
 _SILENCE_EVENTS: Final[Mapping[str, Literal["Normal", "Warning"]]] = {
     c.HELD: "Normal",
     c.NODE_NOT_READY: "Warning",
+    c.NODE_SILENT: "Warning",
     c.PEER_UNREACHABLE: "Warning",
     c.WAITING_FOR_PEERS: "Normal",
 }

@@ -4,12 +4,23 @@ from typing import Final
 
 from ddp_operator.api.schema import Schema
 from ddp_operator.decide.hooks import Feature, build_schema
-from ddp_operator.features import drains, history, idle, node_health, preflight, queue_estimate, tracing, tracking
+from ddp_operator.features import (
+    drains,
+    history,
+    idle,
+    lost_nodes,
+    node_health,
+    preflight,
+    queue_estimate,
+    tracing,
+    tracking,
+)
 
 FEATURES: Final[tuple[Feature, ...]] = (
     drains.FEATURE,
     history.FEATURE,
     idle.FEATURE,
+    lost_nodes.FEATURE,
     node_health.FEATURE,
     preflight.FEATURE,
     queue_estimate.FEATURE,

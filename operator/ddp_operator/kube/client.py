@@ -12,6 +12,7 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AbstractAsyncContextManager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
 from typing import Any, Final, TypeVar
 
 import aiohttp
@@ -148,7 +149,16 @@ class ApiClient:
         """Returns the maximum seconds for a write that starts now, 0 if it must not be sent. None: no limit."""
         self._info: kopf.ConnectionInfo | None = None
         self._session: aiohttp.ClientSession | None = None
+        self._server_time = ""
         self._lock = asyncio.Lock()
+
+    @property
+    def server_time(self) -> datetime | None:
+        """The time of the API server at its last response; None: it has sent none."""
+        try:
+            return parsedate_to_datetime(self._server_time)
+        except ValueError:
+            return None
 
     async def connect(self) -> kopf.ConnectionInfo:
         """Log in if there are no credentials, or if they expire soon. Raises: StartupError."""
@@ -266,6 +276,7 @@ class ApiClient:
             ) as response:
                 raw = await _read(response, max_bytes, f"{method} {path}")
                 statuses.append(str(response.status))
+                self._server_time = response.headers.get("Date", "")
                 if is_text and response.status < 400:
                     return response.status, raw, 0.0
                 # Only our custom resources have fields without a schema, and metadata have managedFields.

@@ -71,6 +71,10 @@ start: without them only jobs that use it are refused."""
 HOME_PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {"Lease": ("get", "create", "update", "delete")}
 """Permissions in the operator's own namespace, in addition to those in the served namespaces."""
 
+NODE_PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {"Lease": ("get",)}
+"""Permissions in kube-node-lease, where kubelets renew the Leases of their nodes. Without them a lost node is found by
+the node controller only, so they are not checked at the start."""
+
 OPTIONAL: Final = frozenset(
     {
         f"{CRD_KIND}:{CRD_NAME}",

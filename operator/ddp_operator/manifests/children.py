@@ -11,7 +11,7 @@ import hashlib
 import io
 import json
 import zipfile
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
@@ -23,7 +23,7 @@ import msgspec
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.job import DDPTrainingJob, inherited_labels, kueue_metadata, owner_reference
 from ddp_operator.manifests.inputs import build_fetch_job_spec
-from ddp_operator.manifests.pod import build_fetch_template, build_pod_template
+from ddp_operator.manifests.pod import avoid_nodes, build_fetch_template, build_pod_template
 from ddp_operator.manifests.scheduling import build_pod_group
 from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
 
@@ -228,8 +228,11 @@ def build_job(
     }
 
 
-def build_pod(job: Mapping[str, Any], index: int, *, suffix: str) -> dict[str, Any]:
-    """Return the pod of a completion index, equal to that of the Job controller. ``suffix``: the end of its name."""
+def build_pod(job: Mapping[str, Any], index: int, *, suffix: str, avoided: Sequence[str] = ()) -> dict[str, Any]:
+    """Return the pod of a completion index, equal to that of the Job controller. ``suffix``: the end of its name.
+
+    ``avoided``: nodes that were lost since the Job was created.
+    """
     name = job["metadata"]["name"]
     uid = job["metadata"]["uid"]
     template = copy.deepcopy(dict(job["spec"]["template"]))
@@ -238,6 +241,8 @@ def build_pod(job: Mapping[str, Any], index: int, *, suffix: str) -> dict[str, A
     labels |= {LABEL_CONTROLLER_UID: uid, "controller-uid": uid, LABEL_COMPLETION_INDEX: str(index)}
     spec: dict[str, Any] = template["spec"]
     spec.setdefault("hostname", f"{name}-{index}")
+    if avoided:
+        avoid_nodes(spec, avoided)
     source = {"fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.labels['{LABEL_COMPLETION_INDEX}']"}}
     for container in (*(spec.get("initContainers") or ()), *spec["containers"]):
         env = container.setdefault("env", [])

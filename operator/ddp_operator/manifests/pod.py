@@ -50,7 +50,7 @@ def build_pod_template(
     add_scheduling(metadata, pod, job, attempt=attempt)
 
     if job.spec.recovery.avoid_failed_nodes and job.status.failed_nodes:
-        _avoid_nodes(pod, job.status.failed_nodes)
+        avoid_nodes(pod, job.status.failed_nodes)
 
     trainer = pod["containers"][template.trainer_index]
     _build_trainer(trainer, job, template, attempt=attempt, nodes=nodes, pod=pod)
@@ -348,17 +348,17 @@ def _list_code_volumes(code: Code) -> Iterator[tuple[str, dict[str, Any], str]]:
         yield constants.PACKAGES_VOLUME, {"emptyDir": {}}, constants.PACKAGES_MOUNT_PATH
 
 
-def _avoid_nodes(pod: dict[str, Any], nodes: Sequence[str]) -> None:
+def avoid_nodes(pod: dict[str, Any], nodes: Sequence[str]) -> None:
     """Exclude nodes in the pod's node affinity, in each term of the user, because terms are alternatives."""
     # A matchFields requirement has one value. The label kubernetes.io/hostname may differ from the node's name.
     exclusions = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in nodes]
     affinity = pod.get("affinity") or {}
     node = affinity.get("nodeAffinity") or {}
     required = node.get(_REQUIRED) or {}
-    terms = [
-        {**term, "matchFields": [*(term.get("matchFields") or []), *exclusions]}
-        for term in required.get("nodeSelectorTerms") or [{}]
-    ]
+    terms = []
+    for term in required.get("nodeSelectorTerms") or [{}]:
+        fields = term.get("matchFields") or []
+        terms.append({**term, "matchFields": [*fields, *(item for item in exclusions if item not in fields)]})
     pod["affinity"] = {**affinity, "nodeAffinity": {**node, _REQUIRED: {**required, "nodeSelectorTerms": terms}}}
 
 

@@ -224,7 +224,9 @@ class Executor:
                 patch = {"metadata": metadata}
                 await self._cluster.patch_job(job.namespace, name, patch, seen=_find_job(observation, name).raw)
             case CreatePod(name, index, serial):
-                await self._create_pod(_find_job(observation, name), index, child_names.replacement_suffix(serial))
+                avoided = job.status.failed_nodes if job.spec.recovery.avoid_failed_nodes else ()
+                view = _find_job(observation, name)
+                await self._create_pod(view, index, child_names.replacement_suffix(serial), avoided)
             case FailPod() | EvictPod():
                 await self._disrupt_pod(observation, action)
             case SuspendResource():
@@ -273,12 +275,12 @@ class Executor:
                 break
         return await self._create(job, child, memory)
 
-    async def _create_pod(self, view: JobView, index: int, suffix: str) -> None:
+    async def _create_pod(self, view: JobView, index: int, suffix: str, avoided: Sequence[str]) -> None:
         """Create the pod of an index from the template of its Job. Raises: ClusterError."""
         current = await self._cluster.job(str(view.raw["metadata"]["namespace"]), view.name)
         if current is None or current["metadata"]["uid"] != view.uid:
             return
-        manifest = build_pod(current, index, suffix=suffix)
+        manifest = build_pod(current, index, suffix=suffix, avoided=avoided)
         # OwnerReferencesPermissionEnforcement refuses `true` from accounts that may not change the owner's finalizers.
         manifest["metadata"]["ownerReferences"][0]["blockOwnerDeletion"] = False
         # If the pod exists or is refused, the Job controller creates one after its back-off.

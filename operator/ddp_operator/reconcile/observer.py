@@ -193,6 +193,7 @@ class Observer:
             troubles=await self._watch_nodes(job, children, memory, hooks),
             reads_nodes=hooks.reads_nodes(),
             departures=hooks.list_departures(key),
+            suspicions=hooks.list_suspicions(key),
             problems=problems,
             queue=memory.queue if kueue.waits_in_queue(job, children.job(job.status.attempt)) else None,
             polling_jobs=len(self._polling),

@@ -24,6 +24,7 @@ from ddp_operator.kube.resources import group, plural
 from ddp_operator.kube.startup_checks import (
     GANG_PERMISSIONS,
     HOME_PERMISSIONS,
+    NODE_PERMISSIONS,
     PERMISSIONS,
     WORKER_PERMISSIONS,
     split_permission,
@@ -132,6 +133,13 @@ class TestSecurity:
         assert [role["metadata"]["namespace"] for role in served] == ["a", "b"]
         assert all(granted(role) == expected for role in served)
         assert granted(home) == checked(HOME_PERMISSIONS)
+
+    def test_leases_of_nodes_are_read_by_operator_of_all_namespaces_only(self) -> None:
+        (role,) = (r for r in of_kind(render(), "Role") if r["metadata"]["namespace"] == "kube-node-lease")
+        assert granted(role) == checked(NODE_PERMISSIONS)
+        (binding,) = (b for b in of_kind(render(), "RoleBinding") if b["metadata"]["namespace"] == "kube-node-lease")
+        assert binding["roleRef"]["name"] == role["metadata"]["name"]
+        assert binding["subjects"][0]["name"] == "ddp-operator"
 
     def test_only_worker_cluster_of_multikueue_may_adopt_workloads(self) -> None:
         clusterwide = next(r for r in of_kind(render(), "ClusterRole") if r["metadata"]["name"] == "ddp-operator")

@@ -77,6 +77,13 @@ def test_departures_that_are_no_texts_are_left_out(answer: Any) -> None:
     assert list(hooks.guard.describe()) == ["odd"]
 
 
+@pytest.mark.parametrize("answer", [*GARBAGE[1:], {"uid": "text"}, ZeroDivisionError()])
+def test_suspicions_that_are_none_are_left_out(answer: Any) -> None:
+    hooks = serving(suspicions=answer).observe(job(), {})
+    assert hooks.list_suspicions(Key("default", "train")) == {}
+    assert list(hooks.guard.describe()) == ["odd"]
+
+
 @pytest.mark.parametrize(
     "answer", [*GARBAGE[1:], {}, {"kind": "Pod", "metadata": {"name": "a"}}, {"kind": "Job", "metadata": {"name": "b"}}]
 )

@@ -21,7 +21,7 @@ from ddp_operator.decide.losses import (
     find_lost_pods,
     list_nodes_to_inspect,
 )
-from ddp_operator.decide.state import CreatePod, Decision, State, SuspendJob
+from ddp_operator.decide.state import CreatePod, Decision, FailPod, State, SuspendJob, Suspicion
 from ddp_operator.decide.views import NodeView
 from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, page
 from tests.support.decisions import STARTED, present, run_pass
@@ -305,3 +305,74 @@ def test_next_check_is_at_first_due_pod() -> None:
     assert second - first == 30
     assert look(30, 0) == first
     assert compute_next_check(State(*see(child_pod(0)), NOW)) is None
+
+
+class TestSuspicion:
+    """A pod that several witnesses get no answer from."""
+
+    SILENT = child_pod(1, node="node-b")
+    UID = "uid-train-1-1-abcde"
+    LOST_POD = child_pod(1, "Failed", disrupted="NodeLost", deleting=True, node="node-b")
+
+    def suspect(self, *, is_lost: bool) -> dict[str, Suspicion]:
+        return {self.UID: Suspicion(NOW, "1/1 of its peers get no answer from it", is_lost)}
+
+    def test_is_in_status_before_the_pod_is_declared_lost(self) -> None:
+        before = run(child_pod(0), self.SILENT, text=page(step=5, phase="Running"))
+        status = replace(before.status, progress=Progress(step=5, last_step_time=NOW))
+        decision = run(child_pod(0), self.SILENT, status=status, observed={"suspicions": self.suspect(is_lost=False)})
+        condition = present(decision.status.condition(c.PROGRESSING))
+        assert (condition.status, condition.reason) == ("False", c.NODE_SILENT)
+        assert condition.message == (
+            "node node-b of pod 1 may be lost since 2026-11-20T12:00:00Z: 1/1 of its peers get no answer from it"
+        )
+        assert decision.status.reason == c.NODE_SILENT
+        assert decision.status.failed_nodes == ()
+        assert not [action for action in decision.actions if isinstance(action, FailPod)]
+
+    def test_lost_pod_is_failed_at_once_after_its_node_is_recorded(self) -> None:
+        first = run(child_pod(0), self.SILENT, observed={"suspicions": self.suspect(is_lost=True)})
+        assert (first.actions, first.status.failed_nodes) == ((), ("node-b",))
+        second = run(
+            child_pod(0), self.SILENT, status=first.status, observed={"suspicions": self.suspect(is_lost=True)}
+        )
+        (action,) = (action for action in second.actions if isinstance(action, FailPod))
+        assert (action.uid, action.message) == (self.UID, "1/1 of its peers get no answer from it")
+
+    def test_worker_of_lost_node_is_replaced_in_its_job(self) -> None:
+        status = replace(MET, failed_nodes=("node-b",))
+        decision = run(child_pod(0), self.LOST_POD, status=status)
+        assert (decision.status.attempt, decision.status.phase) == (1, "Restarting")
+        following = run(child_pod(0), self.LOST_POD, status=decision.status)
+        assert created(following) == [CreatePod("train-1", 1, 1)]
+
+    @pytest.mark.parametrize(
+        ("lost", "failed_nodes", "options"),
+        [
+            (child_pod(0, "Failed", disrupted="NodeLost", deleting=True, node="node-b"), ("node-b",), {}),
+            (LOST_POD, (), {}),
+            (LOST_POD, ("node-b",), {"recovery": {"avoidFailedNodes": False}}),
+        ],
+        ids=["pod 0 hosts the store", "node is not avoided yet", "nodes are not avoided"],
+    )
+    def test_other_pod_of_lost_node_starts_a_new_attempt(
+        self, lost: Any, failed_nodes: tuple[str, ...], options: dict[str, Any]
+    ) -> None:
+        peer = child_pod(1) if lost is not self.LOST_POD else child_pod(0)
+        decision = run(peer, lost, status=replace(MET, failed_nodes=failed_nodes), **options)
+        assert (decision.status.attempt, present(decision.status.last_failure).category) == (2, "NodeLost")
+
+    def test_peers_are_not_reported_as_joined_while_their_ranks_still_wait_for_the_lost_pod(self) -> None:
+        status = replace(MET, failed_nodes=("node-b",))
+        hung = page(step=5, phase="Running")
+        replacing = run(child_pod(0), self.LOST_POD, status=status, text=hung).status
+        new = child_pod(1, suffix="r1", age=0)
+        decision = run(child_pod(0), new, status=replacing, text=hung)
+        assert present(decision.status.condition(c.RENDEZVOUSED)).status == "False"
+        assert decision.status.phase == "Restarting"
+        rejoined = page(step=5, phase="Running", restarts=1)
+        decision = run(child_pod(0), new, status=decision.status, text=rejoined)
+        assert present(decision.status.condition(c.RENDEZVOUSED)).status == "True"
+        assert decision.status.phase == "Running"
+        late = run(child_pod(0), new, status=replacing, text=hung, now=NOW + timedelta(minutes=10))
+        assert present(late.status.condition(c.RENDEZVOUSED)).status == "True", "it is not believed for ever"

@@ -1,0 +1,297 @@
+"""The service that listens to the pods of running jobs, and asks all witnesses once one of them reports silence.
+
+While nothing is silent a job costs two or three waiting requests. Leases are read for suspected nodes only.
+"""
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Final, NamedTuple
+
+from ddp_operator.api import constants
+from ddp_operator.api.cluster import Key, Snapshot
+from ddp_operator.api.faults import contain
+from ddp_operator.api.kubeobjects import utc_now
+from ddp_operator.api.status import Status
+from ddp_operator.decide.hooks import Service
+from ddp_operator.decide.state import Suspicion
+from ddp_operator.decide.views import PodView, view_pod
+from ddp_operator.features.lost_nodes.contacts import Contact
+from ddp_operator.features.lost_nodes.evidence import JobEvidence, PodEvidence, Reach, judge_pods
+from ddp_operator.features.lost_nodes.leases import LeaseReading
+from ddp_operator.kube.cache import ObjectCache
+from ddp_pod.contract.report import choose_peer_steps
+
+logger = logging.getLogger(__name__)
+
+WAIT: Final = 8
+"""Seconds after which a pod responds although no peer is silent."""
+PAUSE: Final = 1.0
+"""Seconds between two rounds of questions about silent pods."""
+MOST_JOBS: Final = 2000
+MOST_SILENT: Final = 16
+"""Silent pods of a job that are examined at a time."""
+MOST_NODES_AT_ONCE: Final = 8
+"""Nodes that are declared lost in a minute, in the whole cluster."""
+_MINUTE: Final = timedelta(seconds=60)
+_OTHERS: Final = 8  # pods asked in a round beside the witnesses
+_CONTROL_NODES: Final = 4  # other nodes of the job whose Leases are read for comparison
+_FOLLOWED: Final = ("Running", "Restarting")
+_TOO_MANY: Final = f"; {MOST_NODES_AT_ONCE} nodes were lost in the last minute: the operator waits"
+
+Fetch = Callable[[str, int, int], Awaitable[Contact]]
+ReadLease = Callable[[str], Awaitable[LeaseReading]]
+
+
+class Group(NamedTuple):
+    """The running pods of an attempt by index. ``size``: of the pods that have not ended; ``port``: of the reports.
+
+    ``ring``: the number of pods by which each pod chooses those that it probes.
+    """
+
+    pods: Mapping[int, PodView]
+    size: int
+    ring: int
+    port: int
+
+
+class _Reached(NamedTuple):
+    """The operator's requests to a pod. ``answered``: the time of the last answer."""
+
+    reach: Reach
+    answered: datetime
+
+
+@dataclass(eq=False)
+class _Followed:
+    """A job that the service follows. ``turn``: of the pods that are listened to."""
+
+    port: int
+    task: asyncio.Task[None] | None = None
+    turn: int = 0
+    reached: dict[str, _Reached] = field(default_factory=dict)
+    """By the UID of the pod."""
+    suspicions: Mapping[str, Suspicion] = field(default_factory=dict)
+
+
+@dataclass(eq=False)
+class NodeWatch(Service):
+    """Finds lost pods. ``on_change`` is called for a job of which something else is suspected than before."""
+
+    store: ObjectCache
+    on_change: Callable[[Key], None]
+    fetch: Fetch
+    read_lease: ReadLease
+    clock: Callable[[], datetime] = utc_now
+    pause: float = PAUSE
+    _jobs: dict[Key, _Followed] = field(default_factory=dict)
+    _declared: deque[tuple[datetime, str]] = field(default_factory=deque)
+    """Nodes that were declared lost in the last minute."""
+
+    def note_status(self, snapshot: Snapshot, old: Status, new: Status, now: datetime) -> None:
+        """Follow a job whose pods train, and no other one."""
+        metadata = snapshot.resource["metadata"]
+        key = Key(str(metadata["namespace"]), str(metadata["name"]))
+        if new.phase in _FOLLOWED and new.attempt > 0:
+            if key not in self._jobs and len(self._jobs) < MOST_JOBS:
+                followed = _Followed(_find_port(snapshot))
+                followed.task = asyncio.get_running_loop().create_task(self._follow(key, followed))
+                self._jobs[key] = followed
+        else:
+            self._forget(key)
+
+    def list_suspicions(self, key: Key) -> Mapping[str, Suspicion]:
+        """See ``Service``."""
+        followed = self._jobs.get(key)
+        return {} if followed is None else followed.suspicions
+
+    async def close(self) -> None:
+        """End all requests."""
+        for key in list(self._jobs):
+            self._forget(key)
+
+    def _forget(self, key: Key) -> None:
+        followed = self._jobs.pop(key, None)
+        if followed is not None and followed.task is not None:
+            followed.task.cancel()
+
+    async def _follow(self, key: Key, followed: _Followed) -> None:
+        """Listen to a job's pods until it is forgotten. A fault ends one round."""
+        while True:
+            with contain("feature lost-nodes", str(key)):
+                group = view_group(self.store.snapshot(key), followed.port)
+                silent = await self._listen(group, followed)
+                while silent:
+                    group = view_group(self.store.snapshot(key), followed.port)
+                    silent = await self._examine(key, group, followed, silent)
+                    await asyncio.sleep(self.pause)
+            await asyncio.sleep(self.pause)
+
+    async def _listen(self, group: Group, followed: _Followed) -> set[int]:
+        """Wait until a pod reports a silent peer, or does not respond itself. Returns the silent pods."""
+        asked = choose_listeners(group, followed.turn)
+        followed.turn += 1
+        if not asked:
+            await asyncio.sleep(WAIT)
+            return set()
+        requests = [asyncio.create_task(self._ask(group, index, followed, WAIT)) for index in asked]
+        try:
+            for finished in asyncio.as_completed(requests):
+                silent = await finished
+                if silent:
+                    return silent
+        finally:
+            for request in requests:
+                request.cancel()
+        return set()
+
+    async def _ask(self, group: Group, index: int, followed: _Followed, wait: int) -> set[int]:
+        """Return the pods that a pod reports as silent, or this pod if it does not respond."""
+        contact = await self._reach(group.pods[index], group.port, followed, wait)
+        if contact.report is not None:
+            silent = {peer.pod for peer in contact.report.contacts if peer.silent_seconds is not None}
+            return silent.intersection(group.pods)
+        reached = followed.reached.get(group.pods[index].uid)
+        return {index} if reached is not None and reached.reach != "Answers" else set()
+
+    async def _reach(self, pod: PodView, port: int, followed: _Followed, wait: int) -> Contact:
+        contact = await self.fetch(pod.address, port, wait)
+        before = followed.reached.get(pod.uid)
+        if contact.reach == "Answers":
+            followed.reached[pod.uid] = _Reached("Answers", self.clock())
+        elif before is not None:  # a NetworkPolicy may hide a pod that has never answered
+            followed.reached[pod.uid] = before._replace(reach=contact.reach)
+        return contact
+
+    async def _examine(self, key: Key, group: Group, followed: _Followed, silent: set[int]) -> set[int]:
+        """Ask all witnesses of the silent pods, and conclude. Returns the pods that are silent now."""
+        examined = sorted(silent.intersection(group.pods))[:MOST_SILENT]
+        witnesses = {index: list_witnesses(group, index) for index in examined}
+        others = choose_others(group, followed.turn)  # which may know of further silent pods
+        followed.turn += 1
+        asked = sorted({*examined, *others, *(peer for peers in witnesses.values() for peer in peers)})
+        contacts = await asyncio.gather(
+            *(self._reach(group.pods[index], group.port, followed, wait=0) for index in asked)
+        )
+        reports = {index: contact.report for index, contact in zip(asked, contacts, strict=True)}
+        silences: dict[int, list[float]] = {index: [] for index in examined}
+        named: set[int] = set()
+        for witness in asked:
+            report = reports[witness]
+            for peer in report.contacts if report is not None else ():
+                if peer.silent_seconds is not None:
+                    named.add(peer.pod)
+                if peer.pod in silences and peer.pod != witness:
+                    silences[peer.pod].append(peer.silent_seconds or 0.0)
+        evidence = await self._collect(group, followed, silences)
+        self._conclude(key, group, followed, judge_pods(evidence, self.clock()))
+        unreached = {index for index in examined if not self._is_reached(group.pods[index], followed)}
+        return named.intersection(group.pods) | unreached
+
+    def _is_reached(self, pod: PodView, followed: _Followed) -> bool:
+        """Return whether the pod has answered the operator's last request, or none ever."""
+        reached = followed.reached.get(pod.uid)
+        return reached is None or reached.reach == "Answers"
+
+    async def _collect(self, group: Group, followed: _Followed, silences: Mapping[int, Sequence[float]]) -> JobEvidence:
+        """Read the Leases of the silent pods' nodes, and of some others for comparison."""
+        nodes = {group.pods[index].node_name for index in silences}
+        others = sorted({pod.node_name for pod in group.pods.values()} - nodes)[:_CONTROL_NODES]
+        names = sorted(nodes) + others
+        readings = dict(zip(names, await asyncio.gather(*map(self.read_lease, names)), strict=True))
+        now = self.clock()
+        pods = []
+        for index, peers in silences.items():
+            pod = group.pods[index]
+            reached = followed.reached.get(pod.uid)
+            lease = readings[pod.node_name]
+            since = reached.answered if reached is not None else now
+            pods.append(
+                PodEvidence(
+                    name=pod.name,
+                    uid=pod.uid,
+                    index=index,
+                    node=pod.node_name,
+                    peers=peers,
+                    reach=reached.reach if reached is not None else "",
+                    reach_seconds=max(0.0, (now - since).total_seconds()),
+                    lease=lease.age,
+                    lease_problem=lease.problem,
+                )
+            )
+        known = [age for age in (readings[name].age for name in others) if age is not None]
+        late = sum(age.is_late for age in known)
+        return JobEvidence(pods, group.size, len(known) - late, late)
+
+    def _conclude(self, key: Key, group: Group, followed: _Followed, suspicions: Mapping[str, Suspicion]) -> None:
+        """Record what is suspected now, and let the job's next pass read it if that has changed."""
+        nodes = {pod.uid: pod.node_name for pod in group.pods.values()}
+        limited = {uid: self._limit_rate(nodes[uid], suspicion) for uid, suspicion in suspicions.items()}
+        before = {uid: suspicion.is_lost for uid, suspicion in followed.suspicions.items()}
+        followed.suspicions = limited
+        if before != {uid: suspicion.is_lost for uid, suspicion in limited.items()}:
+            for uid, suspicion in limited.items():
+                state = "is lost" if suspicion.is_lost else "may be lost"
+                logger.warning("%s: node %s %s: %s", key, nodes[uid], state, suspicion.message)
+            self.on_change(key)
+
+    def _limit_rate(self, node: str, suspicion: Suspicion) -> Suspicion:
+        """Return the suspicion, without its conclusion if too many nodes were lost in the last minute."""
+        if not suspicion.is_lost:
+            return suspicion
+        now = self.clock()
+        while self._declared and now - self._declared[0][0] >= _MINUTE:
+            self._declared.popleft()
+        known = {name for _, name in self._declared}
+        if node not in known and len(known) >= MOST_NODES_AT_ONCE:
+            return suspicion._replace(message=f"{suspicion.message}{_TOO_MANY}", is_lost=False)
+        if node not in known:
+            self._declared.append((now, node))
+        return suspicion
+
+
+def _find_port(snapshot: Snapshot) -> int:
+    """Return the port of the pods' reports."""
+    metrics = (snapshot.resource.get("spec") or {}).get("metrics") or {}
+    return int(metrics.get("port") or constants.DEFAULT_METRICS_PORT)
+
+
+def view_group(snapshot: Snapshot | None, port: int) -> Group:
+    """Return the running pods of the current attempt in a snapshot."""
+    if snapshot is None:
+        return Group({}, 0, 0, port)
+    attempt = (snapshot.resource.get("status") or {}).get("attempt")
+    pods = [view_pod(raw) for raw in snapshot.pods]
+    own = [pod for pod in pods if pod.attempt == attempt and pod.alive and not pod.deleting]
+    running = {pod.index: pod for pod in own if pod.running and pod.has_run and pod.address and pod.node_name}
+    return Group(running, len({pod.index for pod in own}), _count_ring(snapshot), port)
+
+
+def _count_ring(snapshot: Snapshot) -> int:
+    spec = snapshot.resource.get("spec") or {}
+    most = (spec.get("elastic") or {}).get("maxNodes")
+    return max(int(spec.get("nodes") or 1) + int(spec.get("spares") or 0), int(most or 0))
+
+
+def choose_listeners(group: Group, turn: int) -> Sequence[int]:
+    """Return the pods to listen to: pod 0, a witness of it, and another one in turn."""
+    indexes = sorted(group.pods)
+    if not indexes:
+        return ()
+    return list(dict.fromkeys((indexes[0], indexes[-1], indexes[turn % len(indexes)])))
+
+
+def choose_others(group: Group, turn: int) -> Sequence[int]:
+    """Return some pods in turn."""
+    indexes = sorted(group.pods)
+    first = turn * _OTHERS % max(1, len(indexes))
+    return (indexes[first:] + indexes[:first])[:_OTHERS]
+
+
+def list_witnesses(group: Group, index: int) -> Sequence[int]:
+    """Return the running pods that probe a pod."""
+    witnesses = [(index - step) % group.ring for step in choose_peer_steps(group.ring)]
+    return [witness for witness in witnesses if witness in group.pods]

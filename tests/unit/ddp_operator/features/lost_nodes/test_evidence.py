@@ -1,0 +1,108 @@
+"""Which silent pods are lost: at least two kinds of witnesses must agree, and none may contradict."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+import pytest
+
+from ddp_operator.decide.state import Suspicion
+from ddp_operator.features.lost_nodes.evidence import JobEvidence, LeaseAge, PodEvidence, judge_pods
+from tests.support.builders import NOW
+
+LATE = LeaseAge(13.5, 10.0)
+FRESH = LeaseAge(8.0, 10.0)
+LOST = PodEvidence(
+    name="train-1-1-x",
+    uid="u1",
+    index=1,
+    node="node-b",
+    peers=(7.0,),
+    reach="Silent",
+    reach_seconds=7.0,
+    lease=LATE,
+)
+
+
+def judge(pod: PodEvidence, *, pods: int = 2, fresh: int = 1, late: int = 0) -> Suspicion | None:
+    return judge_pods(JobEvidence((pod,), pods, fresh, late), NOW).get(pod.uid)
+
+
+def test_silent_pod_with_late_lease_is_lost() -> None:
+    suspicion = judge(LOST)
+    assert suspicion == Suspicion(
+        NOW - timedelta(seconds=7),
+        "1/1 of its peers get no answer from it, nor does the operator, and its kubelet has renewed its Lease 14 s "
+        "ago: it has no power or no network, or restarts",
+        is_lost=True,
+    )
+
+
+@pytest.mark.parametrize(
+    "evidence",
+    [
+        pytest.param(replace(LOST, lease=FRESH), id="kubelet-renews-its-lease"),
+        pytest.param(replace(LOST, lease=LeaseAge(12.9, 10.0)), id="lease-misses-no-renewal-yet"),
+        pytest.param(replace(LOST, lease=LeaseAge(26.0, 25.0)), id="kubelet-renews-more-rarely"),
+        pytest.param(replace(LOST, lease=None, lease_problem="no right"), id="lease-cannot-be-read"),
+        pytest.param(replace(LOST, peers=(4.0,)), id="silence-is-short"),
+        pytest.param(replace(LOST, peers=(9.0, 9.0, 0.0, 0.0)), id="half-of-the-peers"),
+        pytest.param(replace(LOST, peers=(), reach="Silent"), id="only-the-operator-gets-no-answer"),
+        pytest.param(replace(LOST, reach="Answers", reach_seconds=1.0), id="operator-gets-an-answer"),
+        pytest.param(replace(LOST, peers=(0.0,), reach="Frozen", reach_seconds=16.0), id="page-is-slow"),
+        pytest.param(
+            replace(LOST, peers=(0.0,), reach="Frozen", reach_seconds=9.0, lease=LeaseAge(30.0, 10.0)),
+            id="page-is-slow-for-a-short-time",
+        ),
+    ],
+)
+def test_pod_without_second_witness_is_not_lost(evidence: PodEvidence) -> None:
+    suspicion = judge(evidence)
+    assert suspicion is None or not suspicion.is_lost
+
+
+def test_majority_of_peers_is_enough_without_operators_own_requests() -> None:
+    suspicion = judge(replace(LOST, peers=(9.0, 7.0, 0.0), reach="", reach_seconds=0.0), pods=8)
+    assert suspicion is not None
+    assert suspicion.is_lost
+    assert suspicion.since == NOW - timedelta(seconds=7)
+
+
+def test_frozen_node_is_lost_and_named_as_frozen() -> None:
+    frozen = replace(LOST, peers=(0.0,), reach="Frozen", reach_seconds=16.0, lease=LeaseAge(26.0, 10.0))
+    suspicion = judge(frozen)
+    assert suspicion is not None
+    assert suspicion.is_lost
+    assert suspicion.message.endswith("it is frozen")
+
+
+def test_silent_pod_whose_kubelet_renews_is_told_apart() -> None:
+    suspicion = judge(replace(LOST, peers=(40.0,), lease=FRESH))
+    assert suspicion is not None
+    assert "the node lives, and the pod or its network does not" in suspicion.message
+
+
+@pytest.mark.parametrize(
+    ("pods", "fresh", "late", "text"),
+    [
+        (2, 0, 1, "as after an outage of the API server"),
+        (8, 2, 2, "as after an outage of the API server"),
+        (2, 0, 0, "no Lease of another node can be read"),
+        (1, 1, 0, "1/1 pods are silent at once"),
+    ],
+)
+def test_loss_that_many_share_is_no_loss(pods: int, fresh: int, late: int, text: str) -> None:
+    suspicion = judge(LOST, pods=pods, fresh=fresh, late=late)
+    assert suspicion is not None
+    assert not suspicion.is_lost
+    assert text in suspicion.message
+
+
+def test_more_than_half_of_pods_silent_at_once_are_not_lost() -> None:
+    silent = [replace(LOST, uid=f"u{index}", index=index, peers=(9.0, 9.0, 9.0)) for index in range(5)]
+    suspicions = judge_pods(JobEvidence(silent, 8, 3, 0), NOW)
+    assert len(suspicions) == 5
+    assert not any(suspicion.is_lost for suspicion in suspicions.values())
+    suspicions = judge_pods(JobEvidence(silent[:4], 8, 3, 0), NOW)
+    assert all(suspicion.is_lost for suspicion in suspicions.values())

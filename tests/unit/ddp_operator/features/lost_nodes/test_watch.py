@@ -1,0 +1,167 @@
+"""The service: when it asks the witnesses, what it concludes, and that it neither hurries nor repeats itself."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+
+from ddp_operator.api.cluster import Key, Snapshot
+from ddp_operator.api.constants import KIND
+from ddp_operator.api.status import Status
+from ddp_operator.features.lost_nodes.contacts import Contact
+from ddp_operator.features.lost_nodes.evidence import LeaseAge
+from ddp_operator.features.lost_nodes.leases import LeaseReading
+from ddp_operator.features.lost_nodes.watch import MOST_NODES_AT_ONCE, NodeWatch, choose_listeners, view_group
+from ddp_operator.kube.cache import ObjectCache
+from ddp_pod.contract.report import PeerContact, PeerReport, choose_peer_steps
+from tests.support.builders import NOW, Json, child_job, child_pod, job_manifest
+
+TRAIN = Key("default", "train")
+RUNNING = Status(phase="Running", attempt=1)
+FRESH = LeaseReading(LeaseAge(4.0, 10.0))
+LATE = LeaseReading(LeaseAge(14.0, 10.0))
+
+
+def pod(index: int) -> Json:
+    return child_pod(index, node=f"node-{index}", status={"podIP": f"10.0.0.{index}"})
+
+
+class World:
+    """Pods that answer or do not, and their nodes' Leases."""
+
+    def __init__(self, pods: int = 2) -> None:
+        self.now = NOW
+        self.silent: dict[int, float] = {}
+        """Seconds for which the peers have had no answer from a pod."""
+        self.leases: dict[str, LeaseReading] = {}
+        self.reads: list[str] = []
+        self.changes: list[Key] = []
+        self.store = ObjectCache()
+        resource = job_manifest("train", nodes=pods)
+        resource["metadata"] |= {"uid": "uid-1", "resourceVersion": "1", "namespace": "default"}
+        resource["status"] = {"attempt": 1}
+        self.resource = resource
+        self.store.apply(KIND, resource)
+        for index, (kind, child) in enumerate([("Job", child_job()), *(("Pod", pod(index)) for index in range(pods))]):
+            child["metadata"]["resourceVersion"] = str(index + 2)
+            self.store.apply(kind, child)
+        self.pods = pods
+        self.watch = NodeWatch(self.store, self.changes.append, self.fetch, self.read, clock=self.clock, pause=0.0)
+
+    def clock(self) -> datetime:
+        return self.now
+
+    async def fetch(self, address: str, port: int, wait: int) -> Contact:
+        await asyncio.sleep(0)
+        index = int(address.rpartition(".")[2])
+        if index in self.silent:
+            return Contact("Silent")
+        peers = {(index + step) % self.pods for step in choose_peer_steps(self.pods)}
+        contacts = tuple(PeerContact(pod=peer, silent_seconds=self.silent.get(peer)) for peer in sorted(peers))
+        return Contact("Answers", PeerReport(pod=index, contacts=contacts))
+
+    async def read(self, node: str) -> LeaseReading:
+        self.reads.append(node)
+        return self.leases.get(node, FRESH)
+
+    def follow(self, status: Status = RUNNING) -> None:
+        self.watch.note_status(Snapshot(self.resource), Status(), status, self.now)
+
+    async def until(self, probe: Any) -> None:
+        for _ in range(2000):
+            if probe():
+                return
+            await asyncio.sleep(0.005)
+        raise AssertionError("never happened")
+
+    @property
+    def lost(self) -> list[str]:
+        found = self.watch.list_suspicions(TRAIN)
+        return sorted(uid for uid, suspicion in found.items() if suspicion.is_lost)
+
+
+@pytest.fixture
+async def world() -> AsyncIterator[World]:
+    world = World()
+    world.follow()
+    await asyncio.sleep(0.05)
+    yield world
+    await world.watch.close()
+
+
+async def test_healthy_job_costs_no_read_of_a_lease(world: World) -> None:
+    await asyncio.sleep(0.05)
+    assert (world.reads, world.changes, world.watch.list_suspicions(TRAIN)) == ([], [], {})
+
+
+async def test_silent_pod_is_suspected_and_then_lost(world: World) -> None:
+    world.silent[1] = 2.0
+    await world.until(lambda: world.watch.list_suspicions(TRAIN))
+    assert world.lost == []
+    assert set(world.reads) == {"node-0", "node-1"}
+    world.leases["node-1"] = LATE
+    world.silent[1] = 7.0
+    await world.until(lambda: world.lost)
+    assert world.lost == ["uid-train-1-1-abcde"]
+    assert world.changes == [TRAIN, TRAIN], "one pass for each new conclusion"
+
+
+async def test_suspicion_ends_when_the_pod_answers(world: World) -> None:
+    world.silent[1] = 2.0
+    await world.until(lambda: world.watch.list_suspicions(TRAIN))
+    world.silent.clear()
+    await world.until(lambda: not world.watch.list_suspicions(TRAIN))
+    assert world.changes == [TRAIN, TRAIN]
+
+
+async def test_pod_0_is_found_by_its_witness(world: World) -> None:
+    world.silent[0] = 7.0
+    world.leases["node-0"] = LATE
+    await world.until(lambda: world.lost)
+    assert world.lost == ["uid-train-1-0-abcde"]
+
+
+async def test_outage_of_api_server_makes_no_pod_lost(world: World) -> None:
+    world.leases |= {"node-0": LATE, "node-1": LATE}
+    world.silent[1] = 9.0
+    await world.until(lambda: world.watch.list_suspicions(TRAIN))
+    await asyncio.sleep(0.05)
+    assert world.lost == []
+
+
+@pytest.mark.parametrize("phase", ["Succeeded", "Failed", "Pending", "Suspended"])
+async def test_job_that_does_not_train_is_followed_no_longer(world: World, phase: Any) -> None:
+    world.silent[1] = 2.0
+    await world.until(lambda: world.watch.list_suspicions(TRAIN))
+    world.follow(Status(phase=phase, attempt=1))
+    assert world.watch.list_suspicions(TRAIN) == {}
+
+
+async def test_number_of_nodes_lost_in_a_minute_is_limited() -> None:
+    world = World(pods=24)
+    world.follow()
+    await asyncio.sleep(0.1)
+    lost = range(1, MOST_NODES_AT_ONCE + 3)
+    world.leases |= {f"node-{index}": LATE for index in lost}
+    world.silent |= dict.fromkeys(lost, 9.0)
+    await world.until(lambda: len(world.lost) == MOST_NODES_AT_ONCE)
+    await world.until(lambda: any("waits" in item.message for item in world.watch.list_suspicions(TRAIN).values()))
+    assert len(world.lost) == MOST_NODES_AT_ONCE
+    world.now += timedelta(seconds=61)
+    await world.until(lambda: len(world.watch._declared) <= MOST_NODES_AT_ONCE)
+    await world.watch.close()
+
+
+async def test_pods_that_end_or_have_no_address_are_no_members() -> None:
+    world = World(pods=4)
+    ended = child_pod(3, "Succeeded")
+    ended["metadata"]["resourceVersion"] = "99"
+    world.store.apply("Pod", ended)
+    group = view_group(world.store.snapshot(TRAIN), 9400)
+    assert sorted(group.pods) == [0, 1, 2]
+    assert [list(choose_listeners(group, turn)) for turn in range(3)] == [[0, 2], [0, 2, 1], [0, 2]]
+    assert view_group(None, 9400).pods == {}
