@@ -396,7 +396,8 @@ def _awaits_replacement(attempt: ObservedAttempt, page: Page) -> bool:
     state = attempt.state
     failure = state.status.last_failure
     is_of_node = failure is not None and failure.category == NODE_LOST.name
-    if not (is_of_node and is_replacing(state)) or state.job.spares or state.spec.elastic is not None:
+    continues = state.job.spares or state.spec.elastic is not None or state.spec.dev is not None
+    if continues or not (is_of_node and is_replacing(state)):
         return False
     created = max(pod.created for pod in attempt.pods.newest.values())
     is_new = state.now - created < _TIME_TO_JOIN

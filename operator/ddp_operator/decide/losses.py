@@ -213,19 +213,25 @@ def is_replaced(state: State, pod: PodView) -> bool:
     """Return whether a lost pod is replaced in its Job; otherwise the attempt is over.
 
     In a queue it always is, because a new Job would go to the end of the queue. In an elastic job it is if enough peers
-    including pod 0 continue. In any other job the peers must be able to wait. Pod 0 of a lost node is replaced only if
-    a spare exists: its peers would wait for the store that it has hosted.
+    including pod 0 continue. In any other job the peers must be able to wait. A pod of a lost node may live on: pod 0
+    could then train alone in an elastic job, or upload checkpoints beside its successor.
     """
     if is_queued(state.job, state.attempt_job) or _trains_without_lost_pods(state):
         return True
     if state.spec.recovery.count_disruptions or _was_replaced_before(state, pod):
         return False
     taken = pod.disrupted or pod.deleting or _is_killed_in_run(state, pod)
-    is_movable = (
-        pod.index != 0 and pod.node_name in state.status.failed_nodes and state.spec.recovery.avoid_failed_nodes
-    )
-    has_place = bool(state.job.spares) or state.spec.dev is not None or not is_lost_with_node(pod) or is_movable
+    has_place = bool(state.job.spares) or state.spec.dev is not None or not is_lost_with_node(pod)
+    has_place = has_place or _can_avoid_node(state, pod)
     return taken and has_place and _can_peers_wait(state)
+
+
+def _can_avoid_node(state: State, pod: PodView) -> bool:
+    """Return whether a pod of a lost node can be replaced elsewhere, and its successor has no rival."""
+    is_avoided = pod.node_name in state.status.failed_nodes and state.spec.recovery.avoid_failed_nodes
+    uploads = state.spec.checkpoint is not None and state.spec.checkpoint.url is not None
+    may_compete = pod.index == 0 and (uploads or state.spec.elastic is not None)
+    return is_avoided and not may_compete
 
 
 def _is_killed_in_run(state: State, pod: PodView) -> bool:

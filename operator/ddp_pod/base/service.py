@@ -43,6 +43,9 @@ class Control(Protocol):
     def reply(self, reply: object) -> None:
         """Reply to a request for which ``answer`` has returned ``LATER``."""
 
+    def restart_agent(self, failure: Failure) -> None:
+        """Start another agent in place of one that has lost the rendezvous store by this failure."""
+
     def abort(self, failure: Failure) -> None:
         """End the workers, and the pod with this failure."""
 

@@ -115,6 +115,12 @@ def build_absence_failure(pod: Pod, problem: str) -> Failure:
     return _build_failure(pod, MASTER_NOT_FOUND, _Verdict(_PEER_LOST, message, remedy))
 
 
+def build_move_failure(pod: Pod, address: str) -> Failure:
+    """Return the failure of an agent whose store was lost with pod 0. ``address``: of the new pod 0."""
+    message = f"lost the rendezvous store with pod 0, which was replaced; the new one is at {address}:{pod.port}"
+    return _build_failure(pod, STORE_ERRORS[0], _Verdict(_PEER_LOST, message, NETWORK.remedy))
+
+
 def build_store_failure(pod: Pod, problem: str, message: str) -> Failure:
     """Return the failure of a pod without its checkpoints. ``problem``: one of STORE_PROBLEMS."""
     if problem == SUPERSEDED:

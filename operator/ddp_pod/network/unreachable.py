@@ -95,6 +95,7 @@ class Connection(NamedTuple):
 
     address: str
     inode: int
+    port: int = 0
 
 
 def find_unacknowledged(table: str) -> Iterator[Connection]:
@@ -106,7 +107,8 @@ def find_unacknowledged(table: str) -> Iterator[Connection]:
         queue, _, _ = columns[4].partition(":")
         is_open = int(columns[3], 16) in (_ESTABLISHED, _CONNECTING)
         if is_open and int(queue, 16) and int(columns[6], 16) >= _RETRANSMISSIONS:
-            yield Connection(_decode_address(columns[2].partition(":")[0]), int(columns[9]))
+            address, _, port = columns[2].partition(":")
+            yield Connection(_decode_address(address), int(columns[9]), int(port, 16))
 
 
 def _decode_address(text: str) -> str:

@@ -29,6 +29,7 @@ from ..failures.rank_ends import describe_ended_ranks, find_remaining_processes
 from ..failures.restarts import InPlaceRestarts
 from ..failures.termination import complete_worker_failure, conclude
 from ..failures.worker_failure import find_root_cause
+from ..network.master import MasterWatch
 from ..network.peers import PeerWatch
 from ..network.unreachable import UnreachablePeers, count_connections
 from ..progress.metrics import MetricsEndpoint
@@ -64,7 +65,7 @@ _LINGER_SECONDS = 3.0
 _LINGER_SECONDS_AFTER_FAILURE = 1.0
 _SECONDS_TO_END_PROCESSES = 5.0
 _SECONDS_BETWEEN_CHECKS = 0.2  # of deadlines
-_OWN_SERVICES: tuple[CreateService, ...] = (StallMonitor, GroupMonitor, UnreachablePeers)
+_OWN_SERVICES: tuple[CreateService, ...] = (StallMonitor, GroupMonitor, UnreachablePeers, MasterWatch)
 
 
 class Supervisor:
@@ -195,6 +196,12 @@ class Supervisor:
     def reply(self, reply: object) -> None:
         """Reply to the agent's request."""
         self._agent.reply(reply)
+
+    def restart_agent(self, failure: Failure) -> None:
+        """Start another agent in place of one that has lost the rendezvous store by this failure."""
+        if self.has_agent and not self.is_stopping:
+            self._end = AgentEnd("error", failure)
+            self._agent.kill()
 
     def abort(self, failure: Failure) -> None:
         """End the workers, and the pod with this failure."""

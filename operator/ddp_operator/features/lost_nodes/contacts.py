@@ -11,7 +11,7 @@ from ddp_operator.features.lost_nodes.evidence import Reach
 from ddp_pod.contract.records import read_record
 from ddp_pod.contract.report import PeerReport
 
-CONNECT_SECONDS: Final = 2.5
+CONNECT_SECONDS: Final = 1.5
 """The kernel repeats a lost packet after one second."""
 RESPONSE_SECONDS: Final = 3.0
 _LIMIT: Final = 1 << 14

@@ -29,7 +29,7 @@ logger = logging.getLogger(__name__)
 
 WAIT: Final = 8
 """Seconds after which a pod responds although no peer is silent."""
-PAUSE: Final = 1.0
+PAUSE: Final = 0.5
 """Seconds between two rounds of questions about silent pods."""
 MOST_JOBS: Final = 2000
 MOST_SILENT: Final = 16

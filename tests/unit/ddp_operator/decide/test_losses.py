@@ -339,21 +339,27 @@ class TestSuspicion:
         (action,) = (action for action in second.actions if isinstance(action, FailPod))
         assert (action.uid, action.message) == (self.UID, "1/1 of its peers get no answer from it")
 
-    def test_worker_of_lost_node_is_replaced_in_its_job(self) -> None:
+    @pytest.mark.parametrize("index", [0, 1])
+    def test_pod_of_lost_node_is_replaced_in_its_job(self, index: int) -> None:
         status = replace(MET, failed_nodes=("node-b",))
-        decision = run(child_pod(0), self.LOST_POD, status=status)
+        lost = child_pod(index, "Failed", disrupted="NodeLost", deleting=True, node="node-b")
+        decision = run(child_pod(1 - index), lost, status=status)
         assert (decision.status.attempt, decision.status.phase) == (1, "Restarting")
-        following = run(child_pod(0), self.LOST_POD, status=decision.status)
-        assert created(following) == [CreatePod("train-1", 1, 1)]
+        following = run(child_pod(1 - index), lost, status=decision.status)
+        assert created(following) == [CreatePod("train-1", index, 1)]
 
     @pytest.mark.parametrize(
         ("lost", "failed_nodes", "options"),
         [
-            (child_pod(0, "Failed", disrupted="NodeLost", deleting=True, node="node-b"), ("node-b",), {}),
+            (
+                child_pod(0, "Failed", disrupted="NodeLost", deleting=True, node="node-b"),
+                ("node-b",),
+                {"checkpoint": {"path": "/checkpoints", "url": "s3://team/train"}},
+            ),
             (LOST_POD, (), {}),
             (LOST_POD, ("node-b",), {"recovery": {"avoidFailedNodes": False}}),
         ],
-        ids=["pod 0 hosts the store", "node is not avoided yet", "nodes are not avoided"],
+        ids=["pod 0 may upload", "node is not avoided yet", "nodes are not avoided"],
     )
     def test_other_pod_of_lost_node_starts_a_new_attempt(
         self, lost: Any, failed_nodes: tuple[str, ...], options: dict[str, Any]

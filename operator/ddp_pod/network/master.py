@@ -1,0 +1,75 @@
+"""The move of pod 0 to another address: its node was lost, and the connection to its store does not break by itself."""
+
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Final
+
+from ..base.files import log
+from ..base.pod import Pod
+from ..base.service import Control, Service
+from ..failures.agent_failure import build_move_failure
+from .peers import Address, resolve_host
+from .unreachable import Connection, list_unacknowledged
+
+_INTERVAL: Final = 2.0
+_TIMEOUT: Final = 2.0
+
+
+class MasterWatch(Service):
+    """Restarts the agent when pod 0 no longer acknowledges its requests, and another pod 0 serves the store.
+
+    Both must be true: pod 0 may only be slow, and its name changes while it still trains with its peers.
+    """
+
+    name = "master watch"
+
+    def __init__(
+        self,
+        pod: Pod,
+        reader: object = None,
+        *,
+        resolve: Callable[[str], Address | None] | None = None,
+        accepts: Callable[[Address, int], bool] | None = None,
+    ) -> None:
+        self._pod = pod
+        self._resolve = resolve or resolve_host
+        self._accepts = accepts or accepts_connection
+        self._control: Control | None = None
+        self._moved_to = ""
+
+    def start(self, control: Control) -> None:
+        """Keep the access to the agent."""
+        self._control = control
+
+    def run(self) -> None:
+        """Check the connections to the store continuously, if pod 0 is on another machine."""
+        while self._pod.is_multi_node and self._pod.node != 0 and not self._pod.local:
+            time.sleep(_INTERVAL)
+            self.check(list_unacknowledged())
+
+    def check(self, connections: Sequence[Connection]) -> None:
+        """Note where pod 0 is now, if it does not acknowledge requests to the store."""
+        silent = {connection.address for connection in connections if connection.port == self._pod.port}
+        if not silent or self._control is None:
+            return
+        with suppress(OSError):
+            address = self._resolve(self._pod.master)
+            if address is not None and address.host not in silent and self._accepts(address, self._pod.port):
+                self._moved_to = address.host
+                self._control.wake()
+
+    def follow(self, ready: Sequence[object]) -> None:
+        """Restart the agent if pod 0 has moved."""
+        if self._moved_to and self._control is not None:
+            log(f"pod 0 was replaced: its rendezvous store is at {self._moved_to} now")
+            self._control.restart_agent(build_move_failure(self._pod, self._moved_to))
+            self._moved_to = ""
+
+
+def accepts_connection(address: Address, port: int) -> bool:
+    """Return whether a server accepts connections."""
+    with socket.socket(address.family, socket.SOCK_STREAM) as connection:
+        connection.settimeout(_TIMEOUT)
+        return connection.connect_ex((address.host, port)) == 0

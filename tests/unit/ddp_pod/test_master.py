@@ -1,0 +1,84 @@
+"""The move of pod 0: the agent restarts once the old store is silent and the new one accepts connections."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+
+from ddp_pod.contract.failure_record import Failure
+from ddp_pod.failures.agent_failure import STORE_ERRORS
+from ddp_pod.network.master import MasterWatch, accepts_connection
+from ddp_pod.network.peers import Address
+from ddp_pod.network.unreachable import Connection
+from tests.support.launcher_config import launcher_pod
+
+OLD = Connection("10.0.0.1", 1, 29400)
+NEW = Address(socket.AF_INET, "10.0.0.9")
+
+
+class FakeControl:
+    def __init__(self) -> None:
+        self.failures: list[Failure] = []
+        self.woken = 0
+
+    def wake(self) -> None:
+        self.woken += 1
+
+    def restart_agent(self, failure: Failure) -> None:
+        self.failures.append(failure)
+
+
+def restarts(folder: Path, *silent: Connection, now_at: Address | None = NEW, serves: bool = True) -> list[Failure]:
+    control = FakeControl()
+    pod = launcher_pod(folder, node=1, nodes=2, master="train-1-0.train", port=29400)
+    watch = MasterWatch(pod, resolve=lambda host: now_at, accepts=lambda address, port: serves)
+    watch.start(control)  # type: ignore[arg-type]
+    watch.check(silent)
+    watch.follow(())
+    watch.follow(())
+    return control.failures
+
+
+def test_agent_restarts_when_pod_0_has_moved(tmp_path: Path) -> None:
+    (failure,) = restarts(tmp_path, OLD)
+    assert failure.exception_type in STORE_ERRORS
+    assert failure.secondary
+    assert "the new one is at 10.0.0.9:29400" in failure.message
+
+
+@pytest.mark.parametrize(
+    ("silent", "now_at", "serves"),
+    [
+        ((), NEW, True),
+        ((OLD,), Address(socket.AF_INET, OLD.address), True),
+        ((OLD,), None, True),
+        ((OLD,), NEW, False),
+        ((OLD._replace(port=443),), NEW, True),
+    ],
+    ids=["pod 0 acknowledges", "same address", "no name", "store not served yet", "another server is silent"],
+)
+def test_agent_continues_without_a_move(
+    tmp_path: Path, silent: tuple[Connection, ...], now_at: Address | None, serves: bool
+) -> None:
+    assert restarts(tmp_path, *silent, now_at=now_at, serves=serves) == []
+
+
+def test_outage_of_name_server_is_no_move(tmp_path: Path) -> None:
+    def fail(host: str) -> Address | None:
+        raise OSError("no name server")
+
+    control = FakeControl()
+    watch = MasterWatch(launcher_pod(tmp_path, node=1, nodes=2, master="train-1-0.train"), resolve=fail)
+    watch.start(control)  # type: ignore[arg-type]
+    watch.check([OLD])
+    watch.follow(())
+    assert control.failures == []
+
+
+def test_server_is_told_from_a_refused_connection() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        assert accepts_connection(Address(socket.AF_INET, "127.0.0.1"), port)
+    assert not accepts_connection(Address(socket.AF_INET, "127.0.0.1"), port)
