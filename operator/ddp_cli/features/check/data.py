@@ -16,6 +16,26 @@ _OVERLAP: Final = 0.25  # of the samples of a validation
 _REPEATED: Final = 0.5  # of the samples of an epoch
 
 
+class LoaderKey(NamedTuple):
+    """What a DataLoader of one rank has in common with that of another: its line, and how often that has built one.
+
+    Their numbers differ if one rank builds more, such as one for a validation.
+    """
+
+    built: str
+    index: int
+
+
+def identify_loaders(process: Process) -> dict[int, LoaderKey]:
+    """Return the key of each DataLoader of a process, by its number."""
+    built = {record.loader: record.built for _, record in process.loaders}
+    keys: dict[int, LoaderKey] = {}
+    for number in sorted(built):
+        index = sum(key.built == built[number] for key in keys.values())
+        keys[number] = LoaderKey(built[number], index)
+    return keys
+
+
 class Iteration(NamedTuple):
     """An iteration of a DataLoader. ``steps``: those that it delivered for; 0: not for training."""
 

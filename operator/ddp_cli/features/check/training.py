@@ -10,7 +10,15 @@ from dataclasses import replace
 from itertools import zip_longest
 from typing import Final, NamedTuple
 
-from ddp_cli.features.check.data import Iteration, check_data, check_order, check_validation, list_iterations
+from ddp_cli.features.check.data import (
+    Iteration,
+    LoaderKey,
+    check_data,
+    check_order,
+    check_validation,
+    identify_loaders,
+    list_iterations,
+)
 from ddp_cli.features.check.recordings import Parameter, Process, Recording, zip_steps
 from ddp_cli.features.check.verdict import (
     FAILED,
@@ -368,12 +376,13 @@ def _check_steps(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
 
 def _find_uneven_epochs(ranks: Sequence[Process]) -> CheckVerdict | None:
     """Return a failure if ranks leave an epoch after different numbers of steps. The last one may be cut."""
-    epochs: dict[tuple[int, int], dict[int, Iteration]] = defaultdict(dict)
+    epochs: dict[tuple[LoaderKey, int], dict[int, Iteration]] = defaultdict(dict)
     for process in ranks:
+        keys = identify_loaders(process)
         for iterations in list_iterations(process):
             for iteration in iterations[:-1]:
                 if iteration.steps:
-                    epochs[iteration.record.loader, iteration.record.iteration][process.rank] = iteration
+                    epochs[keys[iteration.record.loader], iteration.record.iteration][process.rank] = iteration
     for (_, number), members in sorted(epochs.items()):
         fewest = min(members, key=lambda rank: members[rank].steps)
         most = max(members, key=lambda rank: members[rank].steps)
@@ -401,12 +410,13 @@ def _explain_stall(ranks: Sequence[Process], stall: str) -> CheckVerdict:
 
 
 def _find_uneven_loader(ranks: Sequence[Process]) -> CheckVerdict | None:
-    trains = {number for process in ranks for step in process.steps for number in step.loaders}
-    lengths: dict[int, dict[int, LoaderRecord]] = defaultdict(dict)
+    lengths: dict[LoaderKey, dict[int, LoaderRecord]] = defaultdict(dict)
     for process in ranks:
+        keys = identify_loaders(process)
+        trains = {number for step in process.steps for number in step.loaders}
         for _, record in process.loaders:
             if record.batches is not None and record.loader in trains:
-                lengths[record.loader].setdefault(process.rank, record)
+                lengths[keys[record.loader]].setdefault(process.rank, record)
     for records in lengths.values():
         longest = max(records, key=lambda rank: records[rank].batches or 0)
         shortest = min(records, key=lambda rank: records[rank].batches or 0)

@@ -1,5 +1,6 @@
 """Record what draws random numbers in an iteration: the models, the data, or the script between them."""
 
+import random
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -50,12 +51,12 @@ class DrawMeter:
             if cuda.is_available() and cuda.is_initialized():
                 yield "cuda", _hash(cuda.default_generators[cuda.current_device()].get_state())
         numpy = sys.modules.get("numpy.random")
-        if numpy is not None:
-            _, keys, position, *_ = numpy.get_state()
-            yield "numpy", fingerprint.hash_bytes(keys.tobytes() + str(position).encode())
-        python = sys.modules.get("random")
-        if python is not None:
-            yield "random", hash(python.getstate()[1])
+        if hasattr(numpy, "get_state"):  # not while it is imported
+            state = numpy.get_state(legacy=False)
+            if state["bit_generator"] == "MT19937":
+                key = state["state"]["key"].tobytes()
+                yield "numpy", fingerprint.hash_bytes(key + str(state["state"]["pos"]).encode())
+        yield "random", hash(random.getstate()[1])
 
 
 def _hash(state: Any) -> int:

@@ -395,6 +395,17 @@ def test_what_may_be_intended_is_a_warning(change: Change, check: str) -> None:
     assert not [verdict for verdict in verdicts if verdict.state == FAILED]
 
 
+def test_loaders_of_ranks_are_compared_by_the_lines_that_built_them() -> None:
+    """One rank has built another one before, for its validation."""
+    ranks = [build_process(rank) for rank in range(2)]
+    change_loaders(ranks[0], loader=1)
+    change_steps(ranks[0], loaders=(1,))
+    validation = LoaderRecord(loader=0, iteration=1, built="train.py:9", place="train.py:30", batches=1)
+    ranks[0].loaders.append((4, validation))
+    verdicts = {verdict.check: verdict for verdict in judge_training(Recording({0: [ranks[0]], 1: [ranks[1]]}), 2)}
+    assert verdicts["equal numbers of steps"].state == PASSED
+
+
 def test_epochs_that_ranks_leave_after_different_steps_fail() -> None:
     ranks = [build_process(rank) for rank in range(2)]
     ranks[1].loaders = [(begin and begin - 1, loader) for begin, loader in ranks[1].loaders]
