@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections import deque
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -127,8 +128,8 @@ def test_reading_keeps_no_variable_of_a_function_alive() -> None:
     def step() -> Any:
         value = torch.ones(2)
         reader.read(sys._getframe(), [model])
-        reference = __import__("weakref").ref(value)
+        reference = weakref.ref(value)
         del value
-        return reference
+        return reference()  # while the frame exists
 
-    assert step()() is None
+    assert step() is None
