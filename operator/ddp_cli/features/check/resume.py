@@ -445,7 +445,7 @@ def _explain_weights(
         return f"{kinds} changes at each step and is not restored, such as an average of the weights", remedy
     if expected.gradients != step.gradients:
         return lost or ("batch and loss are equal, the gradients are not", "")
-    averages = [value.name for value in resume.lost if value.kind == WEIGHTS and not value.is_reset]
+    averages = [value.name for value in resume.lost if value.kind == WEIGHTS and not (value.is_reset or value.is_late)]
     if averages:
         return describe_lost(averages), _SAVE_VALUES
     return "the optimizer's state is not that of the uninterrupted run", "save optimizer.state_dict(), and load it"

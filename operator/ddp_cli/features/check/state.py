@@ -19,13 +19,15 @@ class LostValue(NamedTuple):
     """A value that a script changes at most steps, and that a restart does not restore.
 
     ``is_lasting``: whether it differs at all steps after the restart; ``is_reset``: whether an uninterrupted run gives
-    it a former value again, as an average over an epoch.
+    it a former value again, as an average over an epoch; ``is_late``: whether it does not exist before the first step after
+    the restart: it may then differ because the step did.
     """
 
     name: str
     kind: str
     is_lasting: bool
     is_reset: bool
+    is_late: bool
 
 
 def find_lost_values(whole: Process, repeat: Process | None, process: Process, position: int) -> list[LostValue]:
@@ -46,17 +48,24 @@ def find_lost_values(whole: Process, repeat: Process | None, process: Process, p
             for before, after in zip(expected[position:], values, strict=False)
             if name in before and name in after
         ]
-        if is_repeated and pairs and name in values[0] and pairs[0][0] != pairs[0][1]:
-            is_lasting = len(pairs) >= _LEAST_STEPS and all(before != after for before, after in pairs)
-            kind = pairs[0][0].partition(":")[0]
-            lost.append(LostValue(name, kind, is_lasting, _is_reset([step[name] for step in expected if name in step])))
+        if is_repeated and pairs and pairs[0][0] != pairs[0][1]:
+            lost.append(
+                LostValue(
+                    name=name,
+                    kind=pairs[0][0].partition(":")[0],
+                    is_lasting=len(pairs) >= _LEAST_STEPS and all(before != after for before, after in pairs),
+                    is_reset=_is_reset([step[name] for step in expected if name in step]),
+                    is_late=name not in values[0],
+                )
+            )
     return lost
 
 
 def choose_causes(lost: Sequence[LostValue]) -> list[str]:
     """Return the values that may explain why a resumed run differs: rather those that are never reset."""
-    kept = [value.name for value in lost if not value.is_reset]
-    return kept or [value.name for value in lost]
+    early = [value for value in lost if not value.is_late]
+    kept = [value.name for value in early if not value.is_reset]
+    return kept or [value.name for value in early]
 
 
 def describe_lost(names: Sequence[str]) -> str:

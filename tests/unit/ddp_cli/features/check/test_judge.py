@@ -591,6 +591,13 @@ RESUMES: list[tuple[str, Recording, str]] = [
         "shadow changes at each step and is not restored",
     ),
     ("unknown", change_resumed(loss=lambda step, rank: ("x",)), "weights, batch and random state are equal"),
+    (
+        "output of a step that differs",
+        change_resumed(
+            loss=lambda step, rank: ("x",), state=lambda step, rank: (f"queue=tensor:x{step}",) if step > 9 else ()
+        ),
+        "weights, batch and random state are equal",
+    ),
     ("optimizer", change_resumed(digests=lambda step, rank: (f"o{step}", "f")), "optimizer"),
     (
         "other gradients",
@@ -659,12 +666,13 @@ def test_learning_rate_of_an_own_counter_names_the_counter() -> None:
     ("state", "expected"),
     [
         (lambda step, rank: (f"queue=tensor:x{step}",), WARNING),
+        (lambda step, rank: (f"queue=tensor:x{step}",) if step > 9 else (), WARNING),
         (lambda step, rank: (f"queue=tensor:{'x' if step < 11 else 'q'}{step}",), PASSED),
         (lambda step, rank: (f"mean=number:x{step}",), PASSED),
         (lambda step, rank: (f"matrix=tensor:x{step}",), PASSED),
         (lambda step, rank: (), PASSED),
     ],
-    ids=["queue", "queue that is full again", "number", "sum of an epoch", "not there"],
+    ids=["queue", "queue of the first step", "queue that is full again", "number", "sum of an epoch", "not there"],
 )
 def test_lost_tensors_on_which_nothing_depends_are_a_warning(state: Callable[..., Any], expected: str) -> None:
     verdict = judge_resume(build_reference(), build_reference(), change_resumed(state=state))
