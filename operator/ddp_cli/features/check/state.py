@@ -19,8 +19,8 @@ class LostValue(NamedTuple):
     """A value that a script changes at most steps, and that a restart does not restore.
 
     ``is_lasting``: whether it differs at all steps after the restart; ``is_reset``: whether an uninterrupted run gives
-    it a former value again, as an average over an epoch; ``is_late``: whether it does not exist before the first step after
-    the restart: it may then differ because the step did.
+    it a former value again, as an average over an epoch; ``is_late``: whether it does not exist before the first step
+    after the restart: it may then differ because the step did.
     """
 
     name: str

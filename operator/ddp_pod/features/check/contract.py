@@ -24,6 +24,7 @@ MOST_STATES: Final = 512  # values beside the models
 # Kinds of a value beside the models.
 NUMBERS: Final = "number"
 TENSORS: Final = "tensor"
+EMPTY: Final = "empty"  # a container
 WEIGHTS: Final = "weights"  # tensors with the shapes of all parameters
 
 # What draws random numbers.

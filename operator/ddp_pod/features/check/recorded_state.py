@@ -29,7 +29,7 @@ from ...rank.script_objects import (
     read_tensor,
 )
 from ...rank.tracebacks import LIBRARY
-from .contract import MOST_STATES, NUMBERS, SCAN_STEP, TENSORS, WEIGHTS
+from .contract import EMPTY, MOST_STATES, NUMBERS, SCAN_STEP, TENSORS, WEIGHTS
 
 _MOST_VALUES = 4096  # that a scan visits
 _MOST_MEMBERS = 32  # of a container, at each end
@@ -175,11 +175,13 @@ class _Numbers:
         self._digests: list[int] = []
         self._found: set[tuple[int, ...]] = set()
         self._kind = ""
+        self._is_empty = False
 
     @property
     def entry(self) -> str:
         """Kind and digest; empty without a number."""
         kind = WEIGHTS if self._shapes and self._shapes <= self._found else self._kind
+        kind = EMPTY if self._is_empty else kind
         return f"{kind}:{fingerprint.combine(self._digests):016x}" if kind else ""
 
     def add(self, value: Any, depth: int = 0) -> None:
@@ -193,6 +195,7 @@ class _Numbers:
             self._add_array(value)
         elif depth < _MOST_DEPTH and is_instance(value, dict, *_CONTAINERS):
             members = _list_items(value)
+            self._is_empty = not (members or depth)
             self._digests.append(len(members))
             for member in members[:_MOST_MEMBERS] + members[_MOST_MEMBERS:][-_MOST_MEMBERS:]:
                 self.add(member, depth + 1)

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from ddp_pod.features.check import recorded_state
-from ddp_pod.features.check.contract import NUMBERS, TENSORS, WEIGHTS
+from ddp_pod.features.check.contract import EMPTY, NUMBERS, TENSORS, WEIGHTS
 from ddp_pod.features.check.recorded_state import StateReader
 
 
@@ -89,7 +89,7 @@ def test_changed_value_is_read_wherever_the_script_keeps_it(value: Any, change: 
     unchanged = read(reader, model, values=value)
     change(value)
     changed = read(reader, model, values=value)
-    names = changed.keys() - unchanged.keys()  # of the value, and of what contains it
+    names = first.keys() & changed.keys() - unchanged.keys()  # of the value, and of what contains it
     assert names
     assert all(changed[name].startswith(f"{kind}:") and changed[name] != first[name] for name in names)
 
@@ -110,6 +110,16 @@ def test_values_of_classes_and_of_modules_are_read() -> None:
     Average.steps += 1
     changed = read(reader, model, kind=Average)
     assert {"Net.seen", "Average.steps"} <= set(changed)
+
+
+def test_empty_container_is_read_before_it_is_filled() -> None:
+    reader = StateReader(torch)
+    replay: deque[torch.Tensor] = deque(maxlen=4)
+    first = read(reader, Net(), replay=replay)
+    replay.append(torch.ones(2))
+    changed = read(reader, Net(), replay=replay)
+    kinds = {name: (first[name].partition(":")[0], changed[name].partition(":")[0]) for name in first.keys() & changed}
+    assert (EMPTY, TENSORS) in kinds.values()
 
 
 def test_value_without_a_change_is_not_read_any_more() -> None:
