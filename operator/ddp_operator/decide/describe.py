@@ -282,8 +282,8 @@ def _describe_progressing(attempt: ObservedAttempt, rendezvous: Fact, status: St
 
     page = state.observation.page
     before = state.status.condition(c.PROGRESSING)
-    stepping = page is not None and page.training
-    joining = page is not None and page.joining
+    joining = page is not None and (page.joining or _awaits_replacement(attempt, page))
+    stepping = page is not None and page.training and not joining
     keeps_training = attempt.was_joined and not joining and before is not None and before.status == "True"
     if stepping or keeps_training:
         lost_code = describe_lost_code(status.dev)

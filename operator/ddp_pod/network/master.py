@@ -14,6 +14,7 @@ from .peers import Address, resolve_host
 from .unreachable import Connection, list_unacknowledged
 
 _INTERVAL: Final = 2.0
+_INTERVAL_OF_SILENT: Final = 0.5
 _TIMEOUT: Final = 2.0
 
 
@@ -37,6 +38,7 @@ class MasterWatch(Service):
         self._resolve = resolve or resolve_host
         self._accepts = accepts or accepts_connection
         self._control: Control | None = None
+        self._is_silent = False
         self._moved_to = ""
 
     def start(self, control: Control) -> None:
@@ -46,12 +48,13 @@ class MasterWatch(Service):
     def run(self) -> None:
         """Check the connections to the store continuously, if pod 0 is on another machine."""
         while self._pod.is_multi_node and self._pod.node != 0 and not self._pod.local:
-            time.sleep(_INTERVAL)
+            time.sleep(_INTERVAL_OF_SILENT if self._is_silent else _INTERVAL)
             self.check(list_unacknowledged())
 
     def check(self, connections: Sequence[Connection]) -> None:
         """Note where pod 0 is now, if it does not acknowledge requests to the store."""
         silent = {connection.address for connection in connections if connection.port == self._pod.port}
+        self._is_silent = bool(silent)
         if not silent or self._control is None:
             return
         with suppress(OSError):

@@ -59,14 +59,14 @@ class PodEvidence:
 
 @dataclass(frozen=True, slots=True)
 class JobEvidence:
-    """The silent pods of a job. ``pods``: the number of the attempt's.
+    """The silent pods of a job. ``nodes``: the number of those on which the pods of the attempt run.
 
     ``fresh``, ``late``: how many Leases of nodes of other pods are renewed, and are not: an API server that no kubelet
     reached makes all Leases late.
     """
 
     silent: Sequence[PodEvidence]
-    pods: int
+    nodes: int
     fresh: int
     late: int
 
@@ -75,7 +75,7 @@ def judge_pods(evidence: JobEvidence, now: datetime) -> Mapping[str, Suspicion]:
     """Return what is suspected of the pods, by their UIDs."""
     silent = [(pod, _find_silence(pod)) for pod in evidence.silent]
     suspected = [(pod, silence) for pod, silence in silent if silence is not None]
-    obstacle = _find_obstacle(evidence, len(suspected))
+    obstacle = _find_obstacle(evidence, len({pod.node for pod, _ in suspected}))
     return {pod.uid: _judge_pod(pod, silence, obstacle, now) for pod, silence in suspected}
 
 
@@ -109,11 +109,13 @@ def _find_silence(pod: PodEvidence) -> _Silence | None:
 
 def _find_obstacle(evidence: JobEvidence, suspected: int) -> str:
     """Return why no pod of the job may be declared lost now; empty: nothing speaks against it."""
-    if suspected * 2 > evidence.pods:
-        return f"{suspected}/{evidence.pods} pods are silent at once, as if the network were split: the operator waits"
+    if suspected * 2 > evidence.nodes:
+        return (
+            f"{suspected}/{evidence.nodes} nodes are silent at once, as if the network were split: the operator waits"
+        )
     if evidence.late and evidence.late >= evidence.fresh:
         return "the Leases of other nodes are late too, as after an outage of the API server: the operator waits"
-    if evidence.pods > 1 and not evidence.fresh:
+    if not evidence.fresh:
         return "no Lease of another node can be read: the operator waits"
     return ""
 

@@ -47,13 +47,12 @@ ReadLease = Callable[[str], Awaitable[LeaseReading]]
 
 
 class Group(NamedTuple):
-    """The running pods of an attempt by index. ``size``: of the pods that have not ended; ``port``: of the reports.
+    """The running pods of an attempt by index. ``port``: of their reports.
 
     ``ring``: the number of pods by which each pod chooses those that it probes.
     """
 
     pods: Mapping[int, PodView]
-    size: int
     ring: int
     port: int
 
@@ -199,7 +198,8 @@ class NodeWatch(Service):
     async def _collect(self, group: Group, followed: _Followed, silences: Mapping[int, Sequence[float]]) -> JobEvidence:
         """Read the Leases of the silent pods' nodes, and of some others for comparison."""
         nodes = {group.pods[index].node_name for index in silences}
-        others = sorted({pod.node_name for pod in group.pods.values()} - nodes)[:_CONTROL_NODES]
+        used = {pod.node_name for pod in group.pods.values()}
+        others = sorted(used - nodes)[:_CONTROL_NODES]
         names = sorted(nodes) + others
         readings = dict(zip(names, await asyncio.gather(*map(self.read_lease, names)), strict=True))
         now = self.clock()
@@ -224,7 +224,7 @@ class NodeWatch(Service):
             )
         known = [age for age in (readings[name].age for name in others) if age is not None]
         late = sum(age.is_late for age in known)
-        return JobEvidence(pods, group.size, len(known) - late, late)
+        return JobEvidence(pods, len(used), len(known) - late, late)
 
     def _conclude(self, key: Key, group: Group, followed: _Followed, suspicions: Mapping[str, Suspicion]) -> None:
         """Record what is suspected now, and let the job's next pass read it if that has changed."""
@@ -262,12 +262,12 @@ def _find_port(snapshot: Snapshot) -> int:
 def view_group(snapshot: Snapshot | None, port: int) -> Group:
     """Return the running pods of the current attempt in a snapshot."""
     if snapshot is None:
-        return Group({}, 0, 0, port)
+        return Group({}, 0, port)
     attempt = (snapshot.resource.get("status") or {}).get("attempt")
     pods = [view_pod(raw) for raw in snapshot.pods]
     own = [pod for pod in pods if pod.attempt == attempt and pod.alive and not pod.deleting]
     running = {pod.index: pod for pod in own if pod.running and pod.has_run and pod.address and pod.node_name}
-    return Group(running, len({pod.index for pod in own}), _count_ring(snapshot), port)
+    return Group(running, _count_ring(snapshot), port)
 
 
 def _count_ring(snapshot: Snapshot) -> int:

@@ -375,6 +375,7 @@ class TestSuspicion:
         new = child_pod(1, suffix="r1", age=0)
         decision = run(child_pod(0), new, status=replacing, text=hung)
         assert present(decision.status.condition(c.RENDEZVOUSED)).status == "False"
+        assert present(decision.status.condition(c.PROGRESSING)).status == "False"
         assert decision.status.phase == "Restarting"
         rejoined = page(step=5, phase="Running", restarts=1)
         decision = run(child_pod(0), new, status=decision.status, text=rejoined)

@@ -25,8 +25,8 @@ LOST = PodEvidence(
 )
 
 
-def judge(pod: PodEvidence, *, pods: int = 2, fresh: int = 1, late: int = 0) -> Suspicion | None:
-    return judge_pods(JobEvidence((pod,), pods, fresh, late), NOW).get(pod.uid)
+def judge(pod: PodEvidence, *, nodes: int = 2, fresh: int = 1, late: int = 0) -> Suspicion | None:
+    return judge_pods(JobEvidence((pod,), nodes, fresh, late), NOW).get(pod.uid)
 
 
 def test_silent_pod_with_late_lease_is_lost() -> None:
@@ -63,7 +63,7 @@ def test_pod_without_second_witness_is_not_lost(evidence: PodEvidence) -> None:
 
 
 def test_majority_of_peers_is_enough_without_operators_own_requests() -> None:
-    suspicion = judge(replace(LOST, peers=(9.0, 7.0, 0.0), reach="", reach_seconds=0.0), pods=8)
+    suspicion = judge(replace(LOST, peers=(9.0, 7.0, 0.0), reach="", reach_seconds=0.0), nodes=8)
     assert suspicion is not None
     assert suspicion.is_lost
     assert suspicion.since == NOW - timedelta(seconds=7)
@@ -84,25 +84,33 @@ def test_silent_pod_whose_kubelet_renews_is_told_apart() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pods", "fresh", "late", "text"),
+    ("nodes", "fresh", "late", "text"),
     [
         (2, 0, 1, "as after an outage of the API server"),
         (8, 2, 2, "as after an outage of the API server"),
         (2, 0, 0, "no Lease of another node can be read"),
-        (1, 1, 0, "1/1 pods are silent at once"),
+        (1, 1, 0, "1/1 nodes are silent at once"),
     ],
 )
-def test_loss_that_many_share_is_no_loss(pods: int, fresh: int, late: int, text: str) -> None:
-    suspicion = judge(LOST, pods=pods, fresh=fresh, late=late)
+def test_loss_that_many_share_is_no_loss(nodes: int, fresh: int, late: int, text: str) -> None:
+    suspicion = judge(LOST, nodes=nodes, fresh=fresh, late=late)
     assert suspicion is not None
     assert not suspicion.is_lost
     assert text in suspicion.message
 
 
-def test_more_than_half_of_pods_silent_at_once_are_not_lost() -> None:
-    silent = [replace(LOST, uid=f"u{index}", index=index, peers=(9.0, 9.0, 9.0)) for index in range(5)]
+def test_more_than_half_of_nodes_silent_at_once_are_not_lost() -> None:
+    silent = [
+        replace(LOST, uid=f"u{index}", index=index, node=f"node-{index}", peers=(9.0, 9.0, 9.0)) for index in range(5)
+    ]
     suspicions = judge_pods(JobEvidence(silent, 8, 3, 0), NOW)
     assert len(suspicions) == 5
     assert not any(suspicion.is_lost for suspicion in suspicions.values())
     suspicions = judge_pods(JobEvidence(silent[:4], 8, 3, 0), NOW)
     assert all(suspicion.is_lost for suspicion in suspicions.values())
+
+
+def test_all_pods_of_a_node_are_lost_with_it() -> None:
+    silent = [replace(LOST, uid=f"u{index}", index=index) for index in range(2)]
+    suspicions = judge_pods(JobEvidence(silent, 2, 1, 0), NOW)
+    assert [suspicion.is_lost for suspicion in suspicions.values()] == [True, True]
