@@ -38,6 +38,8 @@ MOST_NODES_AT_ONCE: Final = 8
 """Nodes that are declared lost in a minute, in the whole cluster."""
 _MINUTE: Final = timedelta(seconds=60)
 _OTHERS: Final = 8  # pods asked in a round beside the witnesses
+_PROMPT_ROUNDS: Final = 30  # of questions, after which a pod that is not lost is examined more rarely
+_LONGEST_PAUSE: Final = 20  # pauses
 _CONTROL_NODES: Final = 4  # other nodes of the job whose Leases are read for comparison
 _FOLLOWED: Final = ("Running", "Restarting")
 _TOO_MANY: Final = f"; {MOST_NODES_AT_ONCE} nodes were lost in the last minute: the operator waits"
@@ -123,10 +125,12 @@ class NodeWatch(Service):
             with contain("feature lost-nodes", str(key)):
                 group = view_group(self.store.snapshot(key), followed.port)
                 silent = await self._listen(group, followed)
+                rounds = 0
                 while silent:
                     group = view_group(self.store.snapshot(key), followed.port)
                     silent = await self._examine(key, group, followed, silent)
-                    await asyncio.sleep(self.pause)
+                    rounds += 1
+                    await asyncio.sleep(self.pause * max(1, min(_LONGEST_PAUSE, rounds // _PROMPT_ROUNDS)))
             await asyncio.sleep(self.pause)
 
     async def _listen(self, group: Group, followed: _Followed) -> set[int]:
@@ -153,6 +157,9 @@ class NodeWatch(Service):
         if contact.report is not None:
             silent = {peer.pod for peer in contact.report.contacts if peer.silent_seconds is not None}
             return silent.intersection(group.pods)
+        if contact.reach == "Answers":  # a launcher of an older release responds at once
+            await asyncio.sleep(wait)
+            return set()
         reached = followed.reached.get(group.pods[index].uid)
         return {index} if reached is not None and reached.reach != "Answers" else set()
 
