@@ -18,8 +18,8 @@ from ..base.pod import AwakeClock, Pod
 from ..base.service import Service
 from ..contract.report import PeerContact, PeerReport, choose_peer_steps
 
-_INTERVAL: Final = 3.0  # between two probes of a peer: 90 bytes a second
-_INTERVAL_OF_SILENT: Final = 1.0
+_INTERVAL: Final = 3.0  # between two probes: 75 bytes a second
+_INTERVAL_OF_SUSPECT: Final = 1.0  # between two probes of a peer that is silent, or asked for
 _TIMEOUT: Final = 2.0  # of one probe: the kernel repeats a lost packet after one second
 _LONGEST_WAIT: Final = 8.0  # of a reader: the endpoint closes a connection after ten seconds
 _LONGEST_PAUSE: Final = 5.0  # of this process that counts as silence of a peer
@@ -46,6 +46,7 @@ class _Peer:
         self.address: Address | None = None
         self.has_answered = False
         self.silent_since: float | None = None
+        self.checked = 0.0
         self.due = 0.0
 
     def note(self, *, answers: bool, began: float) -> bool:
@@ -92,7 +93,7 @@ class PeerWatch(Service):
             now = self._tick()
             peer = min(self._peers, key=lambda peer: peer.due)
             if peer.due > now:
-                time.sleep(min(peer.due - now, _INTERVAL_OF_SILENT))
+                time.sleep(min(peer.due - now, _INTERVAL_OF_SUSPECT / 2))
                 continue
             self.check(peer, now)
 
@@ -104,16 +105,23 @@ class PeerWatch(Service):
         answers = peer.address is not None and self._probe(peer.address, self._pod.metrics_port)
         with self._changed:
             has_changed = peer.address is not None and peer.note(answers=answers, began=now)
-            peer.due = self._tick() + (_INTERVAL if answers or not peer.has_answered else _INTERVAL_OF_SILENT)
+            is_suspect = peer.has_answered and not answers
+            peer.checked = self._tick()
+            peer.due = peer.checked + (_INTERVAL_OF_SUSPECT if is_suspect else _INTERVAL * len(self._peers))
             if has_changed:
                 self._changed.notify_all()
         if has_changed:
             log(f"pod {peer.index} {'answers again' if answers else 'does not answer: its node may be lost'}")
 
     def report_peers(self, seconds: float) -> PeerReport:
-        """Return what this pod knows, after at most ``seconds``: at once if a peer is silent. Any thread calls this."""
+        """Return what this pod knows, after at most ``seconds``: at once if a peer is silent. Any thread calls this.
+
+        Who does not wait suspects a peer: all are probed soon.
+        """
         deadline = time.monotonic() + min(seconds, _LONGEST_WAIT)
         with self._changed:
+            for peer in self._peers if not seconds else ():
+                peer.due = min(peer.due, peer.checked + _INTERVAL_OF_SUSPECT)
             while not any(peer.silent_since is not None for peer in self._peers):
                 left = deadline - time.monotonic()
                 if left <= 0:

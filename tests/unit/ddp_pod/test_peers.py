@@ -124,6 +124,18 @@ def test_outage_of_name_server_hides_no_silence_and_invents_none(tmp_path: Path)
     assert network.silent == [1]
 
 
+def test_peers_are_probed_in_turn_and_at_once_if_a_reader_does_not_wait(tmp_path: Path) -> None:
+    network = Network(tmp_path, nodes=4)
+    network.names |= {f"train-1-{index}.train": HERE for index in (2, 3)}
+    network.check(0.0)
+    checked = [peer.checked for peer in network.watch._peers]
+    assert [peer.due for peer in network.watch._peers] == [time + 9.0 for time in checked]
+    network.watch.report_peers(0.1)
+    assert [peer.due for peer in network.watch._peers] == [time + 9.0 for time in checked]
+    network.watch.report_peers(0.0)
+    assert [peer.due for peer in network.watch._peers] == [time + 1.0 for time in checked]
+
+
 def test_reader_waits_until_a_peer_falls_silent(tmp_path: Path) -> None:
     network = Network(tmp_path)
     network.check(0.0)

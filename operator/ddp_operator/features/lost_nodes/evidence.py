@@ -129,7 +129,7 @@ def _judge_pod(pod: PodEvidence, silence: _Silence, obstacle: str, now: datetime
     limit = (RENEWALS_OF_FROZEN if silence.is_frozen else RENEWALS) * pod.lease.interval
     if pod.lease.seconds <= limit:
         conclusion = f"; it counts as lost after {limit:.0f} s without a renewal"
-        if pod.lease.seconds + _RENEWED_AFTER < silence.seconds:
+        if pod.lease.seconds + _RENEWED_AFTER < silence.seconds and not silence.is_frozen:
             conclusion = ", while the pod was silent: the node lives, and the pod or its network does not"
         return Suspicion(since, f"{text}{conclusion}", is_lost=False)
     if obstacle:

@@ -60,10 +60,10 @@ class Group(NamedTuple):
 
 
 class _Reached(NamedTuple):
-    """The operator's requests to a pod. ``answered``: the time of the last answer."""
+    """The end of the operator's requests to a pod. ``since``: the last answer, or when the next one was due."""
 
     reach: Reach
-    answered: datetime
+    since: datetime
 
 
 @dataclass(eq=False)
@@ -164,12 +164,14 @@ class NodeWatch(Service):
         return {index} if reached is not None and reached.reach != "Answers" else set()
 
     async def _reach(self, pod: PodView, port: int, followed: _Followed, wait: int) -> Contact:
+        due = self.clock() + timedelta(seconds=wait)
         contact = await self.fetch(pod.address, port, wait)
         before = followed.reached.get(pod.uid)
         if contact.reach == "Answers":
             followed.reached[pod.uid] = _Reached("Answers", self.clock())
         elif before is not None:  # a NetworkPolicy may hide a pod that has never answered
-            followed.reached[pod.uid] = before._replace(reach=contact.reach)
+            since = min(due, self.clock()) if before.reach == "Answers" else before.since
+            followed.reached[pod.uid] = _Reached(contact.reach, since)
         return contact
 
     async def _examine(self, key: Key, group: Group, followed: _Followed, silent: set[int]) -> set[int]:
@@ -215,7 +217,7 @@ class NodeWatch(Service):
             pod = group.pods[index]
             reached = followed.reached.get(pod.uid)
             lease = readings[pod.node_name]
-            since = reached.answered if reached is not None else now
+            since = reached.since if reached is not None else now
             pods.append(
                 PodEvidence(
                     name=pod.name,

@@ -77,6 +77,12 @@ def test_frozen_node_is_lost_and_named_as_frozen() -> None:
     assert suspicion.message.endswith("it is frozen")
 
 
+def test_node_of_frozen_pod_is_not_said_to_live() -> None:
+    suspicion = judge(replace(LOST, peers=(0.0,), reach="Frozen", reach_seconds=30.0, lease=LeaseAge(18.0, 10.0)))
+    assert suspicion is not None
+    assert "lives" not in suspicion.message
+
+
 def test_silent_pod_whose_kubelet_renews_is_told_apart() -> None:
     suspicion = judge(replace(LOST, peers=(40.0,), lease=FRESH))
     assert suspicion is not None
