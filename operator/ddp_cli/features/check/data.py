@@ -23,7 +23,7 @@ class LoaderKey(NamedTuple):
     """
 
     built: str
-    index: int
+    turn: int
 
 
 def identify_loaders(process: Process) -> dict[int, LoaderKey]:
@@ -31,8 +31,8 @@ def identify_loaders(process: Process) -> dict[int, LoaderKey]:
     built = {record.loader: record.built for _, record in process.loaders}
     keys: dict[int, LoaderKey] = {}
     for number in sorted(built):
-        index = sum(key.built == built[number] for key in keys.values())
-        keys[number] = LoaderKey(built[number], index)
+        turn = sum(key.built == built[number] for key in keys.values())
+        keys[number] = LoaderKey(built[number], turn)
     return keys
 
 

@@ -51,7 +51,7 @@ class DrawMeter:
             if cuda.is_available() and cuda.is_initialized():
                 yield "cuda", _hash(cuda.default_generators[cuda.current_device()].get_state())
         numpy = sys.modules.get("numpy.random")
-        if hasattr(numpy, "get_state"):  # not while it is imported
+        if numpy is not None and hasattr(numpy, "get_state"):  # not while it is imported
             state = numpy.get_state(legacy=False)
             if state["bit_generator"] == "MT19937":
                 key = state["state"]["key"].tobytes()
