@@ -51,7 +51,9 @@ def test_every_object_is_valid_and_in_namespace(folder: str) -> None:
     for result in objects:
         if result["apiVersion"] != "monitoring.coreos.com/v1":
             kubernetes_validate.validate(result, "1.31", strict=True)
-        assert result["metadata"].get("namespace") in (None, namespace["metadata"]["name"])
+        reads_nodes = result["metadata"]["name"] == "ddp-operator-nodes"
+        expected = "kube-node-lease" if reads_nodes else namespace["metadata"]["name"]
+        assert result["metadata"].get("namespace") in (None, expected)
     for binding in of_kind(objects, "ClusterRoleBinding") + of_kind(objects, "RoleBinding"):
         assert [subject["namespace"] for subject in binding["subjects"]] == [namespace["metadata"]["name"]]
 
@@ -86,6 +88,15 @@ def test_namespaced_overlay_has_same_rules_in_role() -> None:
     (deployment,) = of_kind(objects, "Deployment")
     env = {e["name"]: e.get("value") for e in deployment["spec"]["template"]["spec"]["containers"][0]["env"]}
     assert env["DDP_OPERATOR_NAMESPACES"] == role["metadata"]["namespace"]
+
+
+@pytest.mark.parametrize("folder", ["manifests", "overlays/ha"])
+def test_leases_of_nodes_are_readable_in_their_namespace(folder: str) -> None:
+    objects = build(folder)
+    for kind in ("Role", "RoleBinding"):
+        (item,) = (item for item in of_kind(objects, kind) if item["metadata"]["name"] == "ddp-operator-nodes")
+        assert item["metadata"]["namespace"] == "kube-node-lease"
+    assert item["subjects"][0]["namespace"] == "ddp-operator"
 
 
 def test_ha_overlay_has_two_pods_and_budget() -> None:
