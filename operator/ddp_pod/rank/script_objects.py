@@ -145,17 +145,21 @@ def list_values(value: Any) -> list[Any]:
 
 def list_rates(optimizer: Any) -> Iterator[float]:
     """Yield the learning rates of an optimizer's groups that can be read without waiting for a device."""
-    groups = read_attributes(optimizer).get("param_groups")
-    for group in groups if type(groups) is list else ():
+    for group in list_groups(optimizer):
         rate = read_number(group.get("lr")) if type(group) is dict else None
         if rate is not None:
             yield rate
 
 
+def list_groups(optimizer: Any) -> list[Any]:
+    """Return the groups of an optimizer's parameters."""
+    groups = read_attributes(optimizer).get("param_groups")
+    return groups if type(groups) is list else []
+
+
 def list_optimized(optimizer: Any) -> Iterator[Any]:
     """Yield the parameters of an optimizer's groups."""
-    groups = read_attributes(optimizer).get("param_groups")
-    for group in groups if type(groups) is list else ():
+    for group in list_groups(optimizer):
         yield from list_values(group.get("params")) if type(group) is dict else ()
 
 

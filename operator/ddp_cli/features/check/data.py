@@ -2,7 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from itertools import groupby, pairwise
+from itertools import combinations, groupby, pairwise
 from typing import Final, NamedTuple
 
 from ddp_cli.features.check.recordings import Process, zip_steps
@@ -13,6 +13,7 @@ _SHOWN: Final = 3  # steps in a message
 _SEQUENTIAL: Final = 1  # descents of the indices in an epoch without shuffling: a sampler fills up its last batch
 _LEAST_SHARED: Final = 3  # samples, which are more than a coincidence
 _OVERLAP: Final = 0.25  # of the samples of a validation
+_SHARED: Final = 0.1  # of the samples of an epoch that two ranks read; fewer may be equal by chance
 _REPEATED: Final = 0.5  # of the samples of an epoch
 
 
@@ -106,15 +107,24 @@ def check_data(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
     if not seen:
         return twice or not_applicable("no tensor was passed to a model")
     if not same:
-        return twice or passed(f"the batches of {len(ranks)} ranks differ in each of {seen} steps")
+        overlap = twice or _find_overlap(ranks)
+        return overlap or passed(f"the batches of {len(ranks)} ranks differ in each of {seen} steps")
     loader = _find_training_loader(first)
     place = first.models[0].place
     if loader is not None and are_samples_same:
         place = loader.sampler_built or loader.built
     when = "at every step" if len(same) == seen else f"at step {', '.join(map(str, same[:_SHOWN]))} of {seen}"
     has_indices = any(step.indices for step in first.steps)
-    remedy = "DataLoader(…, sampler=DistributedSampler(dataset))" if has_indices else "every N-th sample of N ranks"
-    return failed(f"ranks get the same batch {when}", place, f"give each rank its part of the data: {remedy}")
+    return failed(f"ranks get the same batch {when}", place, _find_share(loader, has_indices=has_indices))
+
+
+def _find_share(loader: LoaderRecord | None, *, has_indices: bool) -> str:
+    """Return how to give each rank its part of the data. ``loader``: the one of the training; None: there is none."""
+    if loader is None:
+        return "draw other samples on each rank: seed by seed + rank, or take every N-th sample"
+    if not has_indices:
+        return "give each rank its part of the data: every N-th sample or shard, by torch.distributed.get_rank()"
+    return "give each rank its part of the data: DataLoader(…, sampler=DistributedSampler(dataset))"
 
 
 def _find_repeated_batches(process: Process) -> CheckVerdict | None:
@@ -140,6 +150,32 @@ def _find_repeated_batches(process: Process) -> CheckVerdict | None:
     return None
 
 
+def _find_overlap(ranks: Sequence[Process]) -> CheckVerdict | None:
+    """Return a warning for samples of an epoch that two ranks train on, as if each shuffled all of the data.
+
+    The last batch does not count: samplers fill it up. Nor does an epoch in which a rank itself draws samples twice.
+    """
+    epochs: dict[tuple[int, int], list[tuple[int, LoaderRecord, list[str]]]] = defaultdict(list)
+    for process in ranks:
+        for iterations in list_iterations(process):
+            for iteration in iterations:
+                samples = [sample for batch in iteration.batches[:-1] for sample in batch.samples]
+                if iteration.steps and samples and len(set(samples)) == len(samples):
+                    key = (iteration.record.loader, iteration.record.iteration)
+                    epochs[key].append((process.rank, iteration.record, samples))
+    for readers in epochs.values():
+        for (rank, record, samples), (other, _, others) in combinations(readers, 2):
+            shared = len({*samples} & {*others})
+            if shared >= max(_LEAST_SHARED, _SHARED * min(len(samples), len(others))):
+                reason = (
+                    f"ranks {rank} and {other} both train on {shared} of {len(samples)} samples of epoch "
+                    f"{record.iteration}, as if each shuffled all of the data"
+                )
+                remedy = "give each rank its own part of one order: the same seed on all ranks, then every N-th sample"
+                return warned(reason, record.sampler_built or record.built, remedy)
+    return None
+
+
 def _find_training_loader(process: Process) -> LoaderRecord | None:
     """Return the DataLoader that delivers for most steps."""
     counts: dict[int, int] = defaultdict(int)
@@ -159,14 +195,12 @@ def check_order(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
     is_sequential = False
     warning = None
     for process in ranks:
-        for iterations in list_iterations(process):
-            trained = [iteration for iteration in iterations if iteration.steps and len(iteration.batches) > 1]
+        for trained in _list_epochs(process):
             epochs = max(epochs, len(trained))
-            for before, after in pairwise(trained):
-                most = min(len(before.order), len(after.order))
-                if before.order[:most] != after.order[:most] or not all(after.order[:most]):
+            for number, (before, after) in enumerate(pairwise(trained), 1):
+                if not _have_same_order(before, after):
                     continue
-                verdict = _explain_order(before, after)
+                verdict = _explain_order(before, after, number)
                 if verdict is not None and verdict.state == FAILED:
                     return verdict
                 warning = warning or verdict
@@ -180,11 +214,33 @@ def check_order(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
     return passed(f"{epochs} epochs with different orders")
 
 
-def _explain_order(before: Iteration, after: Iteration) -> CheckVerdict | None:
-    """Return the failure for two epochs with the same batches; None if nothing shuffles them."""
+def _list_epochs(process: Process) -> Iterator[list[Iteration]]:
+    """Yield the epochs of each DataLoader for training. Those that one line builds in turn count as one."""
+    epochs: dict[str, list[Iteration]] = defaultdict(list)
+    for iterations in list_iterations(process):
+        trained = [iteration for iteration in iterations if iteration.steps and len(iteration.batches) > 1]
+        key = trained[0].record.built if len(iterations) == 1 and trained else f"loader {iterations[0].record.loader}"
+        epochs[key] += trained
+    yield from epochs.values()
+
+
+def _have_same_order(before: Iteration, after: Iteration) -> bool:
+    """Return whether two epochs begin with the same batches. Equal indices in two DataLoaders may be other samples."""
+    orders = [before.order, after.order]
+    if before.record.loader != after.record.loader:
+        orders = [tuple(batch.content for batch in iteration.batches) for iteration in (before, after)]
+    most = min(map(len, orders))
+    return orders[0][:most] == orders[1][:most] and all(orders[0][:most])
+
+
+def _explain_order(before: Iteration, after: Iteration, number: int) -> CheckVerdict | None:
+    """Return the failure for two epochs with the same batches; None if nothing shuffles them.
+
+    ``number``: of the first one.
+    """
     record = after.record
     changed = next((text for text in record.state if text not in before.record.state), "")
-    reason = f"epochs {before.record.iteration} and {record.iteration} have the same batches in the same order"
+    reason = f"epochs {number} and {number + 1} have the same batches in the same order"
     if changed and not after.has_indices:
         name = changed.partition("=")[0]
         where = ": the workers keep the copy of the first epoch" if record.workers else ""

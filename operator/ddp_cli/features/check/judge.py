@@ -15,6 +15,8 @@ _CONSEQUENCES: Final = {
     "same initial weights": ("gradients are shared", "resumes exactly"),
     "gradients are shared": ("same initial weights", "resumes exactly"),
     "weights change": ("resumes exactly", "gradients are shared"),
+    "saved weights": ("resumes exactly",),
+    "separate validation data": ("different data",),
     "one writer": ("resumes exactly",),  # which may find a half-written checkpoint
     "finite": ("resumes exactly",),  # weights that are not finite do not show the step
     "equal numbers of steps": ("gradients are shared", "same initial weights", "resumes exactly", "stops in time"),
@@ -63,7 +65,7 @@ def omit_consequences(verdicts: Sequence[CheckVerdict]) -> list[CheckVerdict]:
             causes |= {check: causes.get(check, cause) for check in _CONSEQUENCES[cause] if check not in reported}
     return [
         CheckVerdict(verdict.check, NOT_APPLICABLE, f"repair `{causes[verdict.check]}` first")
-        if verdict.check in causes and (verdict.state == FAILED or causes[verdict.check] in _MEANINGLESS)
+        if verdict.check in causes and (verdict.state in (FAILED, WARNING) or causes[verdict.check] in _MEANINGLESS)
         else verdict
         for verdict in verdicts
     ]

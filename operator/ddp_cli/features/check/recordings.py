@@ -112,8 +112,13 @@ class Process:
 
     @property
     def initial(self) -> Digests:
-        """The digests of the parameters before the first step."""
-        return {parameter: facts.initial for parameter, facts in self.facts.items()}
+        """The digests of the parameters before the first step.
+
+        Loose parameters stand alone: torch.func puts them into a module for a call, which is recorded with them.
+        """
+        loose = {number for number, model in enumerate(self.models) if model.loose}
+        known = self.facts.items()
+        return {parameter: facts.initial for parameter, facts in known if not loose or parameter.model in loose}
 
     @cached_property
     def buffers(self) -> list[str]:

@@ -8,7 +8,7 @@ from typing import Final, NamedTuple
 
 from ddp_cli.features.check.recordings import Digests, Process, Recording
 from ddp_cli.features.check.state import LostValue, choose_causes, describe_lost, find_lost_values, find_silent
-from ddp_cli.features.check.training import use_join
+from ddp_cli.features.check.training import BUILD_LATE, use_join
 from ddp_cli.features.check.verdict import (
     FAILED,
     NO_SAVE,
@@ -131,7 +131,8 @@ def judge_resume(reference: Recording, repeat: Recording | None, resumed: Record
 def _find_different_loads(reference: Recording, resumed: Recording, save: SaveRecord) -> CheckVerdict | None:
     """Return a failure if ranks continue with different weights, of parameters that are equal in the reference."""
     common = set.intersection(*(set(process.initial.items()) for process in reference.firsts))
-    equal = {parameter for parameter, _ in common}
+    facts = reference.firsts[0].facts
+    equal = {parameter for parameter, _ in common if not facts[parameter].is_sharded}
     restarts = zip(*(resumed.ranks[rank][1:] for rank in sorted(resumed.ranks)), strict=False)
     for processes in restarts:
         trained = [process for process in processes if process.steps]
@@ -208,9 +209,10 @@ def _find_difference(
 ) -> tuple[StepRecord, str] | None:
     """Return the first step that differs from the expected one, and its first fact that does."""
     for wanted, step in zip(expected, steps, strict=False):
-        is_part = step.step == 1 and len(step.loss) < len(wanted.loss)
+        begins_late = step.step == 1 and len(step.loss) < len(wanted.loss)
+        is_part = begins_late or (step.step == 1 and len(step.rates) < len(wanted.rates))
         for fact in facts:
-            if is_part and fact == _BATCH:
+            if begins_late and fact == _BATCH:
                 continue
             if fact == _BESIDE and min(wanted.step, step.step) <= SCAN_STEP:
                 continue
@@ -219,6 +221,10 @@ def _find_difference(
             if is_part and isinstance(value, tuple) and isinstance(part, tuple):
                 # Several optimizers step in turn, and the first ends the iteration. This process began within one.
                 value = value[len(value) - len(part) :]
+            if isinstance(value, dict) and isinstance(part, dict):
+                # A model that the script wraps again later is recorded twice, or once if the process began after that.
+                value = {parameter: digest for parameter, digest in value.items() if parameter in part}
+                part = {parameter: digest for parameter, digest in part.items() if parameter in value}
             if value != part:
                 return step, fact
     return None
@@ -443,6 +449,8 @@ def _explain_weights(
         kinds = list_names(module.partition(":")[0] for module in moving)
         remedy = "save its state_dict() with the checkpoint, and load it at the start"
         return f"{kinds} changes at each step and is not restored, such as an average of the weights", remedy
+    if step.foreign and not expected.foreign:
+        return f"the optimizer has {step.foreign} parameters of no model that is trained", BUILD_LATE
     if expected.gradients != step.gradients:
         return lost or ("batch and loss are equal, the gradients are not", "")
     averages = [value.name for value in resume.lost if value.kind == WEIGHTS and not (value.is_reset or value.is_late)]

@@ -32,7 +32,7 @@ from ddp_cli.features.check.verdict import (
     passed,
     warned,
 )
-from ddp_pod.features.check.contract import DATA_DRAWS, MODEL_DRAWS, SCRIPT_DRAWS, LoaderRecord
+from ddp_pod.features.check.contract import DATA_DRAWS, ERROR, MODEL_DRAWS, SCRIPT_DRAWS, LoaderRecord, StepRecord
 
 _LEAST_CONSTANT: Final = 3  # batches with one loss, which are no coincidence
 _GROUP_STEPS: Final = 3  # before the last of which the process group must exist
@@ -52,8 +52,9 @@ _SEED_CALLS: Final = {
 }
 _SHARED_DRAWS: Final = f"{SCRIPT_DRAWS} random"
 _PLACE: Final = re.compile(r"\((\S+\.py:\d+)\)")  # the launchers name the line of the script first
-_BUILD_LATE: Final = "build the optimizer after the model is complete, from the parameters of the model that is trained"
+BUILD_LATE: Final = "build the optimizer after the model is complete, from the parameters of the model that is trained"
 _PAIRING: Final = "DistributedDataParallel"  # it shares parameters and buffers by position
+_LEAVE_TOGETHER: Final = "end the loop on all ranks in the same step: all_reduce the condition"
 _NO_LAUNCHER: Final = "start no launcher inside the script: ddp starts the ranks"
 
 
@@ -193,23 +194,24 @@ def _check_change(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
     if trainable and len(constant) == len(trainable):
         reason = f"no parameter has changed in {len(steps)} steps"
         if steps[-1].foreign:
-            return failed(f"{reason}: the optimizer has {steps[-1].foreign} others", place, _BUILD_LATE)
+            return failed(f"{reason}: the optimizer has {steps[-1].foreign} others", place, BUILD_LATE)
         return failed(reason, place, "")
     lost = [item for item in constant if item.name in steps[-1].unoptimized]
     if lost:
         reason = f"{list_names(item.name for item in lost)} get gradients and never change: no optimizer has them"
-        return failed(reason, first.facts[lost[0]].place, _BUILD_LATE)
+        return failed(reason, first.facts[lost[0]].place, BUILD_LATE)
     if steps[-1].foreign:
         reason = f"an optimizer has {steps[-1].foreign} parameters that no model has which was called"
-        return warned(reason, place, _BUILD_LATE)
+        return warned(reason, place, BUILD_LATE)
     return passed(f"{len(trainable) - len(constant)} of {len(trainable)} parameters have changed")
 
 
 def _is_loss_constant(process: Process) -> bool:
-    """Return whether the loss is the same for different batches."""
+    """Return whether the loss is the same for different batches, and finite."""
     losses = {step.loss for step in process.steps}
     batches = {step.batch for step in process.steps if step.batch}
-    return len(losses) == 1 and all(losses) and len(batches) >= _LEAST_CONSTANT
+    is_finite = not any(step.not_finite for step in process.steps)
+    return is_finite and len(losses) == 1 and all(losses) and len(batches) >= _LEAST_CONSTANT
 
 
 # -- gradients are shared
@@ -244,10 +246,12 @@ def _find_divergence(ranks: Sequence[Process], compared: Sequence[Parameter]) ->
     rates = _find_different_rates(ranks)
     split = _find_unshared_gradients(ranks, compared)
     if rates and (split is None or rates.step <= split[0]):
-        remedy = "give the scheduler the same metric on all ranks: all_reduce it before scheduler.step()"
-        return failed(rates.reason, rates.place, remedy if rates.is_scheduled else "")
+        return failed(rates.reason, rates.place, rates.remedy)
     if split:
         return _explain_split(ranks, *split)
+    late = _find_late_gradients(ranks)
+    if late is not None:
+        return late
     drift = _find_drift(ranks, compared)
     if drift is None:
         return None
@@ -257,6 +261,21 @@ def _find_divergence(ranks: Sequence[Process], compared: Sequence[Parameter]) ->
         "the script changes it outside of the optimizer"
     )
     return failed(reason, first.steps[step - 1].place, "change it by values that all ranks share (all_reduce)")
+
+
+def _find_late_gradients(ranks: Sequence[Process]) -> CheckVerdict | None:
+    """Return the failure for parameters that were frozen while the model was wrapped, and get gradients later."""
+    first = ranks[0]
+    split = _find_unshared_gradients(ranks, _list_compared(ranks, is_trainable=False))
+    if split is None:
+        return None
+    step, names = split
+    model = first.models[names[0].model]
+    reason = f"ranks step with different gradients of {list_names(item.name for item in names)} (step {step})"
+    if not model.wrapper:
+        return failed(reason, first.facts[names[0]].place, "")
+    reason += f": {model.wrapper} was built before they got requires_grad, and does not share them"
+    return failed(reason, model.built, f"set requires_grad before {model.wrapper} wraps the model, or wrap it again")
 
 
 def _explain_split(ranks: Sequence[Process], step: int, names: Sequence[Parameter]) -> CheckVerdict:
@@ -272,6 +291,11 @@ def _explain_split(ranks: Sequence[Process], step: int, names: Sequence[Paramete
     if model.wrapper:
         reason += f", although {model.wrapper} wraps the model: they are changed between backward and step"
         return failed(reason, first.steps[step - 1].place, "")
+    if model.bypassed:
+        reason += f": the module is called without the DistributedDataParallel of {model.bypassed}, which shares them"
+        return failed(reason, model.place, "call the wrapped model, as model(batch), not its module or methods of it")
+    if model.loose:
+        return failed(reason, model.place, "average the gradients over the ranks before the step (all_reduce)")
     is_wrapped = all(other.wrapper for other in first.models)
     built = facts.place if is_wrapped else model.built
     return failed(reason, built, "wrap the model: model = DistributedDataParallel(model)")
@@ -283,7 +307,7 @@ class _Rates(NamedTuple):
     step: int
     reason: str
     place: str
-    is_scheduled: bool
+    remedy: str
 
 
 def _find_different_rates(ranks: Sequence[Process]) -> _Rates | None:
@@ -297,8 +321,22 @@ def _find_different_rates(ranks: Sequence[Process]) -> _Rates | None:
                 f"the learning rate differs between ranks from step {first.step} on (rank {ranks[0].rank}: "
                 f"{pair[0]:g}, rank {rank}: {pair[1]:g})"
             )
-            return _Rates(first.step, reason, first.scheduled or first.place, bool(first.scheduled))
+            place, remedy = _explain_rates(steps)
+            return _Rates(first.step, reason, place, remedy)
     return None
+
+
+def _explain_rates(steps: Sequence[StepRecord]) -> tuple[str, str]:
+    """Return the line that sets the learning rates of a step that differ between ranks, and what to change there."""
+    first = steps[0]
+    if first.step == 1:
+        return first.optimizer or first.place, "give the optimizer the same learning rate on all ranks"
+    scheduled = next((step.scheduled for step in steps if step.scheduled), "")
+    if not scheduled:
+        return first.place, ""
+    if any(step.measured for step in steps):
+        return scheduled, "give the scheduler the same metric on all ranks: all_reduce it before scheduler.step()"
+    return scheduled, "call scheduler.step() equally often on all ranks"
 
 
 def _list_compared(ranks: Sequence[Process], *, is_trainable: bool) -> list[Parameter]:
@@ -348,6 +386,8 @@ def _list_unused(ranks: Sequence[Process]) -> list[Parameter]:
     unused = {name for process in ranks for name in process.steps[-1].without_gradient}
     first = ranks[0]
     trainable = [parameter for parameter, facts in first.facts.items() if facts.is_trainable]
+    if any(model.loose for model in first.models):
+        trainable = [parameter for parameter in trainable if first.models[parameter.model].loose]
     found = [parameter for parameter in trainable if parameter.name in unused]
     return [] if len(found) == len(trainable) else found  # no gradient is visible at all, as with flat parameters
 
@@ -371,7 +411,21 @@ def _check_steps(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
         place = next(process.steps[-1].place for process in ranks if process.rank == most)
         reason = f"rank {most} made {counts[most]} steps, rank {fewest} {counts[fewest]}"
         return failed(reason, place, "give all ranks equally many batches, or use Join")
-    return passed(f"{counts[fewest]} steps on each rank")
+    return _find_early_end(ranks) or passed(f"{counts[fewest]} steps on each rank")
+
+
+def _find_early_end(ranks: Sequence[Process]) -> CheckVerdict | None:
+    """Return a failure if a rank ends with exit code 0, and another one reads more batches and fails without it."""
+    for process in ranks:
+        for peer in ranks:
+            has_failed = peer.end is not None and peer.end.reason == ERROR
+            if process.ended_itself and has_failed and len(peer.batches) > len(process.batches):
+                reason = (
+                    f"rank {process.rank} left the loop after {len(process.steps)} steps, and rank {peer.rank} failed "
+                    "at its next batch"
+                )
+                return failed(reason, process.steps[-1].place, _LEAVE_TOGETHER)
+    return None
 
 
 def _find_uneven_epochs(ranks: Sequence[Process]) -> CheckVerdict | None:
@@ -401,9 +455,7 @@ def _explain_stall(ranks: Sequence[Process], stall: str) -> CheckVerdict:
     left = [process for process in ranks if process.ended_itself]
     if left and len(left) < len(ranks):
         reason = f"rank {left[0].rank} left the loop after {len(left[0].steps)} steps, and others wait for it"
-        return failed(
-            reason, left[0].steps[-1].place, "end the loop on all ranks in the same step: all_reduce the condition"
-        )
+        return failed(reason, left[0].steps[-1].place, _LEAVE_TOGETHER)
     place = _PLACE.search(stall)
     line = ranks[0].steps[-1].place if place is None else place[1]
     return failed(f"the ranks stopped after {len(ranks[0].steps)} steps: {stall}", line, "")
@@ -461,8 +513,11 @@ def _check_weights(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
     if different:
         is_frozen = not first.facts[different[0]].is_trainable
         reason = f"ranks begin with different {list_names(item.name for item in different)}"
+        model = first.models[different[0].model]
         remedy = "wrap the model in DistributedDataParallel, or call torch.manual_seed() before it is built"
-        place = first.facts[different[0]].place if is_frozen else first.models[different[0].model].built
+        if model.wrapper == _PAIRING:
+            remedy = "change weights before DistributedDataParallel wraps the model: it makes the ranks equal once"
+        place = first.facts[different[0]].place if is_frozen else model.built
         return failed(reason, place, remedy)
     drift = _find_drift(ranks, frozen)
     if drift:

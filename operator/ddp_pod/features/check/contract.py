@@ -93,6 +93,8 @@ class ModelRecord:
     of the call, as train.py:12, like all places; ``names``, ``digests``: of its parameters on this rank, in order;
     ``trainable``, ``sharded``: of the same parameters, 1 if it requires gradients, and if a rank has only a part of it;
     ``buffer_names``: of its buffers, in order; ``places``: the line that built the module of each parameter;
+    ``bypassed``: the line of a DistributedDataParallel that has its parameters, if it is called without it;
+    ``loose``: whether it stands for the parameters of an optimizer that no module has;
     ``shared``: the dimension of its parameters' device mesh whose ranks may read the same data; empty: there is none.
     """
 
@@ -100,6 +102,8 @@ class ModelRecord:
     time: float = 0.0
     built: str = text(200)
     wrapper: str = text(80)
+    bypassed: str = text(200)
+    loose: bool = False
     place: str = text(200)
     names: tuple[str, ...] = items(MOST_TENSORS)
     digests: tuple[str, ...] = items(MOST_TENSORS)
@@ -118,7 +122,7 @@ class LoaderRecord:
     ``sampler_built``: the line that built its DistributedSampler; ``shuffles``, ``epoch``: of a
     DistributedSampler; None: it is none; ``setter``: which of its parts has set_epoch(), such as batch_sampler;
     ``state``: the integers that its dataset and samplers have as attributes, such as dataset.epoch=1; ``workers``: its
-    processes.
+    processes; ``is_stream``: whether its dataset is an IterableDataset.
     """
 
     event: str = LOADER
@@ -134,6 +138,7 @@ class LoaderRecord:
     setter: str = text(80)
     state: tuple[str, ...] = items(32)
     workers: int = number(default=0)
+    is_stream: bool = False
 
 
 @dataclass(frozen=True)
@@ -168,7 +173,8 @@ class StepRecord:
     has skipped so far; ``group_size``, ``group_rank``: of the default process group; 0: none; ``group_built``: the line
     that created it; ``joins``: whether the script handles uneven data with Join; ``unoptimized``: parameters with a
     gradient that no optimizer has; ``foreign``: parameters of the optimizers that have no gradient and are of no model;
-    ``scheduled``: the line of the last step of a scheduler; ``unsynchronized``: whether the last call of a
+    ``optimizer``: the line that built the last optimizer; ``scheduled``: the line of the last step of a scheduler;
+    ``measured``: whether it was given a metric; ``unsynchronized``: whether the last call of a
     DistributedDataParallel left its gradients unshared; ``draws``: what has drawn random numbers, the generator and
     the digest of its state before, such as model torch=1f; ``state``: name, kind and digest of the values beside the
     models that have changed before the first call of the iteration, such as norm.mean=number:1f; ``beside``: class and
@@ -197,7 +203,9 @@ class StepRecord:
     joins: bool = False
     unoptimized: tuple[str, ...] = items(64)
     foreign: int = number(default=0)
+    optimizer: str = text(200)
     scheduled: str = text(200)
+    measured: bool = False
     unsynchronized: bool = False
     draws: tuple[str, ...] = items(16)
     state: tuple[str, ...] = items(MOST_STATES)

@@ -19,6 +19,7 @@ from ...rank.script_objects import (
     find_member,
     is_instance,
     is_of_package,
+    list_names,
     list_values,
     read_attributes,
     read_tensor,
@@ -309,12 +310,16 @@ class DataHook(ImportHook):
             setter=next((name for name, part in parts if find_member(type(part), "set_epoch") is not None), ""),
             state=tuple(text for name, part in parts for text in _list_numbers(name, part)),
             workers=attributes["num_workers"] if type(attributes.get("num_workers")) is int else 0,
+            is_stream="IterableDataset" in list_names(type(attributes.get("dataset"))),
         )
 
-    def _write_record(self, iteration: _Iteration) -> None:
+    def _write_record(self, iteration: _Iteration, iterator: Any) -> None:
         """Write the record of an iteration that has begun: now PyTorch has read the sizes, or never does."""
         if iteration.record is not None:
             batches = self._find_length(iteration.loader.find())
+            if batches is None:  # the script keeps the iterator alone
+                sampler = read_attributes(iterator).get("_index_sampler")
+                batches = None if iteration.record.is_stream else _find_size(self._sizes, sampler)
             self._recorder.write(replace(iteration.record, batches=batches))
             iteration.record = None
 
@@ -371,7 +376,7 @@ class DataHook(ImportHook):
                 batch = original(iterator)
             finally:
                 self._recorder.leave_data()
-                self._write_record(iteration)
+                self._write_record(iteration, iterator)
             iteration.delivered += 1
             indices = iteration.indices.popleft() if iteration.indices else None
             self._unused[iteration.loader.number] = None if indices is None else indices.digest

@@ -9,6 +9,7 @@ import re
 import sys
 import time
 import zipfile
+from collections import OrderedDict
 from collections.abc import Callable
 from typing import Any
 
@@ -50,7 +51,7 @@ class SaveHook:
         self._order = os.path.join(folder, ORDER_FILE)
         self._paths: set[str] = set()
         self._unread: dict[str, int] = {}  # saved files whose contents are not recorded, with the step of the save
-        self._taken = IdentityMap()  # of state_dict(): the step and the line of the call
+        self._taken = IdentityMap()  # of tensors in a state_dict(): step and line of the call, and the model
         self._reference: tuple[int, str] | None = None  # of what is being saved
 
     def start(self, torch: Any) -> None:
@@ -120,7 +121,10 @@ class SaveHook:
     def _note_state(self, state: Any, module: Any, *arguments: Any, **options: Any) -> None:
         """Remember when a model's state was taken: its tensors are those of the model, which go on changing."""
         if not arguments and options.get("destination") is None:
-            self._taken[state] = (self._recorder.steps, find_call().place, module)
+            taken = (self._recorder.steps, find_call().place, module)
+            for tensor in list_values(state):
+                if _find_memory(self._torch, tensor):
+                    self._taken[tensor] = taken
 
     @_contain
     def _find_reference(self, value: Any, *arguments: Any, **options: Any) -> None:
@@ -135,13 +139,13 @@ class SaveHook:
             if taken is not None and taken[0] < self._recorder.steps and self._is_reference(item, taken[2]):
                 self._reference = taken[:2]
                 return
-            if type(item) in (dict, list, tuple):
+            if type(item) in (dict, OrderedDict, list, tuple):
                 waiting += list_values(item)
 
-    def _is_reference(self, state: Any, module: Any) -> bool:
-        """Return whether tensors of a state are in the memory of the module's parameters."""
-        places = {_find_memory(self._torch, item) for _, item, _ in list_parameters(module)} - {0}
-        return any(_find_memory(self._torch, tensor) in places for tensor in list_values(state))
+    def _is_reference(self, tensor: Any, module: Any) -> bool:
+        """Return whether a tensor is in the memory of a module's parameters."""
+        place = _find_memory(self._torch, tensor)
+        return any(_find_memory(self._torch, item) == place for _, item, _ in list_parameters(module))
 
     def _forget_reference(self, *_: Any, **options: Any) -> None:
         self._reference = None

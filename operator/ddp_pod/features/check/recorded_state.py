@@ -10,7 +10,7 @@ import sys
 import time
 import types
 import weakref
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -74,13 +74,14 @@ class StateReader:
         self._shapes: frozenset[tuple[int, ...]] = frozenset()  # of the models' parameters
         self._common = frozenset(read_attributes(torch.nn.Identity()))  # attributes of every module
 
-    def read(self, frame: Any, models: list[Any]) -> tuple[str, ...]:
+    def read(self, frame: Any, models: list[Any], groups: Iterable[Any] = ()) -> tuple[str, ...]:
         """Return ``name=kind:digest`` of each value that has changed since the last call; at the first two of all.
 
-        ``frame``: the innermost one; ``models``: those that the script trains.
+        ``frame``: the innermost one; ``models``: those that the script trains; ``groups``: of their optimizers, which
+        a variable of the script may name.
         """
         self._scans += 1
-        entries = self._scan(frame, models)
+        entries = self._scan(frame, models, groups)
         changed = []
         for name, entry in entries.items():
             is_same = self._known.get(name) == entry
@@ -90,11 +91,11 @@ class StateReader:
         self._known.update(entries)
         return tuple(changed[:MOST_STATES])
 
-    def _scan(self, frame: Any, models: list[Any]) -> dict[str, str]:
+    def _scan(self, frame: Any, models: list[Any], groups: Iterable[Any]) -> dict[str, str]:
         deadline = time.monotonic() + _SCAN_SECONDS
         owned, scopes = _list_scopes(frame)
         self._shapes = self._shapes or _list_shapes(self._torch, models)
-        seen = {id(part) for model in models for _, part in list_modules(model)}
+        seen = {id(part) for model in models for _, part in list_modules(model)} | set(map(id, groups))
         waiting = collections.deque(_list_variables(scopes))
         waiting.extend(self._list_parts(models))
         has_rest = True

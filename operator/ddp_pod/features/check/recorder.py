@@ -15,7 +15,7 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterator
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from ...base.files import read_json, write_json
 from ...contract.records import read_record, to_json
@@ -31,6 +31,7 @@ from ...rank.script_objects import (
     is_tensor,
     is_training,
     list_buffers,
+    list_groups,
     list_modules,
     list_names,
     list_optimized,
@@ -80,6 +81,22 @@ _MARK_SECONDS = 0.2  # a step's pause after the mark, so that a signal reaches a
 _MARK_STEPS = 50  # which have the pause
 
 
+class _Key(NamedTuple):
+    """A parameter: the position of its model, and its name there."""
+
+    model: int
+    name: str
+
+
+class _LooseParameters:
+    """Parameters that an optimizer has, and no module. It has the tables of a module."""
+
+    def __init__(self, items: list[Any]) -> None:
+        self._parameters = {f"parameter {number}": item for number, item in enumerate(items)}
+        self._modules: dict[str, Any] = {}
+        self._buffers: dict[str, Any] = {}
+
+
 def _guard(method: Callable[..., None]) -> Callable[..., None]:
     """Let an error of the recorder end the recording."""
 
@@ -126,11 +143,14 @@ class Recorder:
         self._evaluated = IdentityMap()  # unused batches at the last call, by module outside of the models
         self._depth = 0  # of the calls of modules
         self._buffer_owner: Any = None  # at whose next call the buffers of the iteration are read
-        self._with_gradient: set[str] = set()
+        self._wrappers: list[weakref.ref[Any]] = []  # DistributedDataParallel, as it is built
+        self._with_gradient: set[_Key] = set()
         self._skipped = 0  # steps, by a GradScaler
         self._optimizer_steps = 0
         self._optimizers: list[weakref.ref[Any]] = []
+        self._optimizer_built = ""
         self._scheduled = ""
+        self._measured = False  # whether the scheduler follows a metric
         self._beside: list[weakref.ref[Any]] = []
         self._draws: DrawMeter | None = None  # once the script builds an optimizer
         self._states: StateReader | None = None
@@ -146,7 +166,7 @@ class Recorder:
         self._loss: list[str] = []
         self._backward = ""
         self._rates: list[float] = []
-        self._gradients: dict[str, str] = {}  # digests by name
+        self._gradients: dict[_Key, str] = {}  # digests
         self._not_finite = ""
         self._buffers: list[str] | None = None
         self._unsynchronized = False
@@ -158,6 +178,7 @@ class Recorder:
         """Hook the optimizers. ``module``: torch.optim.optimizer, loaded; the other modules may not be yet."""
         self._torch = sys.modules["torch"]
         os.register_at_fork(after_in_child=self.stop)
+        module.register_optimizer_step_pre_hook(self._note_loose_parameters)
         module.register_optimizer_step_post_hook(self._note_optimizer_step)
         module.Optimizer.__init__ = observe(
             module.Optimizer.__init__, after=lambda _, optimizer, *arguments, **options: self._note_optimizer(optimizer)
@@ -177,6 +198,7 @@ class Recorder:
     def _note_optimizer(self, optimizer: Any) -> None:
         """Hook the rest of PyTorch, which is loaded once the script builds an optimizer."""
         self._optimizers.append(weakref.ref(optimizer))
+        self._optimizer_built = find_call().place
         if self._has_hooks:
             return
         self._has_hooks = True
@@ -209,6 +231,8 @@ class Recorder:
 
     def _note_module(self, _: None, module: Any, *arguments: Any, **options: Any) -> None:
         self._places[module] = _find_build(module)
+        if _find_wrapper(module) == _WRAPPERS[0]:
+            self._wrappers.append(weakref.ref(module))
 
     def _hook_join(self) -> None:
         kind = sys.modules["torch.distributed.algorithms.join"].Join
@@ -246,9 +270,10 @@ class Recorder:
                 kind.step = observe(kind.step, before=self._note_schedule)  # type: ignore[attr-defined]
 
     @_guard
-    def _note_schedule(self, *_: Any, **options: Any) -> None:
+    def _note_schedule(self, scheduler: Any, *arguments: Any, **options: Any) -> None:
         if self.steps:  # a scheduler makes its first step as it is built
             self._scheduled = find_call().place
+            self._measured = bool(arguments or options)
 
     def _hook_scaler(self) -> None:
         """Count the steps that a GradScaler skips: it then calls no optimizer."""
@@ -274,11 +299,10 @@ class Recorder:
         """Record the input of an outermost module in training."""
         self._note_draws(SCRIPT_DRAWS)
         trains = is_training(module) and self._torch.is_grad_enabled()
-        if id(module) in self._members and not trains:
-            if is_training(module):
-                self._data.set_aside()
-            else:
-                self._data.discard()
+        if is_training(module) and not trains:
+            self._data.set_aside()
+        elif id(module) in self._members and not trains:
+            self._data.discard()
         elif not is_training(module):
             self._evaluated[module] = self._data.get_unused()
         if not (trains and has_trainable_parameter(self._torch, module)):
@@ -292,7 +316,8 @@ class Recorder:
                 part = tensor.reshape(-1)[:_MOST_ELEMENTS]
                 self._batch.append(fingerprint.digest(self._torch, part))
         if self._state is None:
-            self._state = () if self._states is None else self._states.read(sys._getframe(), self._models)
+            groups = [group for optimizer in self._optimizers for group in list_groups(optimizer())]
+            self._state = () if self._states is None else self._states.read(sys._getframe(), self._models, groups)
         if self._buffers is None:
             # DistributedDataParallel makes the buffers equal in its call, before it calls its module.
             is_wrapped = _find_wrapper(module) == _WRAPPERS[0]
@@ -356,20 +381,35 @@ class Recorder:
                 self._not_finite = self._not_finite or f"the loss is {value}"
 
     @_guard
+    def _note_loose_parameters(self, optimizer: Any, arguments: Any, options: Any) -> None:
+        """Before the first step, take the parameters of the optimizer for a model if the modules train none.
+
+        Such are those of torch.func.functional_call.
+        """
+        if self.steps or self._optimizer_steps:
+            return
+        gradients = [read_property(self._torch, item, "grad") for _, item in self._list_parameters()]
+        if any(gradient is not None for gradient in gradients):
+            return
+        items = [item for item in list_optimized(optimizer) if read_property(self._torch, item, "grad") is not None]
+        if items:
+            self._add_model(_LooseParameters(items))
+
+    @_guard
     def _note_optimizer_step(self, optimizer: Any, arguments: Any, options: Any) -> None:
         """Record gradients and learning rates, which the script may change after the step."""
         self._optimizer_steps += 1
         self._rates += list_rates(optimizer)
-        for name, parameter in self._list_parameters():
+        for key, parameter in self._list_parameters():
             gradient = read_property(self._torch, parameter, "grad")
             if gradient is None:
                 continue
-            self._with_gradient.add(name)
-            self._gradients[name] = self._digest(gradient)
+            self._with_gradient.add(key)
+            self._gradients[key] = self._digest(gradient)
             with bypass_modes(self._torch):
                 part = read_tensor(self._torch, gradient)
                 if not self._not_finite and part is not None and not bool(part.isfinite().all()):
-                    self._not_finite = f"the gradient of {name} is not finite"
+                    self._not_finite = f"the gradient of {key.name} is not finite"
 
     @_guard
     def end_step(self, optimizer: Any) -> None:
@@ -386,7 +426,7 @@ class Recorder:
         self._note_draws(SCRIPT_DRAWS)
         batches = self._data.take()
         parameters = list(self._list_parameters())
-        trainable = [name for name, parameter in parameters if self._requires_gradient(parameter)]
+        trainable = [key for key, parameter in parameters if self._requires_gradient(parameter)]
         group_size, group_rank = self._find_group()
         unoptimized, foreign = self._compare_with_optimizers()
         self.write(
@@ -400,10 +440,10 @@ class Recorder:
                 batch=_write_digest(fingerprint.combine(self._batch)) if self._batch else "",
                 indices=_write_digest(fingerprint.combine(batches.indices)) if batches.indices else "",
                 digests=tuple(self._digest(parameter) for _, parameter in parameters),
-                gradients=tuple(self._gradients.get(name, "") for name, _ in parameters),
+                gradients=tuple(self._gradients.get(key, "") for key, _ in parameters),
                 buffers=tuple(self._buffers or ()),
                 loaders=tuple(batches.loaders),
-                without_gradient=tuple(name for name in trainable if name not in self._with_gradient)[:64],
+                without_gradient=tuple(key.name for key in trainable if key not in self._with_gradient)[:64],
                 not_finite=self._not_finite,
                 skipped=self._skipped,
                 group_size=group_size,
@@ -412,7 +452,9 @@ class Recorder:
                 joins=self._joins,
                 unoptimized=tuple(unoptimized[:64]),
                 foreign=foreign,
+                optimizer=self._optimizer_built,
                 scheduled=self._scheduled,
+                measured=self._measured,
                 unsynchronized=self._unsynchronized,
                 draws=() if self._draws is None else self._draws.take(),
                 state=self._state or (),
@@ -446,10 +488,10 @@ class Recorder:
         optimized = {id(item): item for optimizer in self._optimizers for item in list_optimized(optimizer())}
         known = set()
         missing = []
-        for name, parameter in self._list_parameters():
+        for key, parameter in self._list_parameters():
             known.add(id(parameter))
-            if name in self._with_gradient and id(parameter) not in optimized:
-                missing.append(name)
+            if key in self._with_gradient and id(parameter) not in optimized:
+                missing.append(key.name)
         foreign = [
             item
             for number, item in optimized.items()
@@ -477,6 +519,8 @@ class Recorder:
                 time=time.time(),
                 built=self._places.get(module, ""),
                 wrapper=self._find_sharing(module),
+                bypassed=self._find_bypassed(module),
+                loose=type(module) is _LooseParameters,
                 place=find_call().place,
                 names=tuple(strip_wrappers(name) for name, _, _ in parameters),
                 digests=tuple(self._digest(parameter) for _, parameter, _ in parameters),
@@ -488,10 +532,10 @@ class Recorder:
             )
         )
 
-    def _list_parameters(self) -> Iterator[tuple[str, Any]]:
-        for model in self._models:
+    def _list_parameters(self) -> Iterator[tuple[_Key, Any]]:
+        for number, model in enumerate(self._models):
             for name, parameter, _ in list_parameters(model):
-                yield strip_wrappers(name), parameter
+                yield _Key(number, strip_wrappers(name)), parameter
 
     def _requires_gradient(self, parameter: Any) -> bool:
         return bool(read_property(self._torch, parameter, "requires_grad"))
@@ -514,6 +558,17 @@ class Recorder:
         parameters = [parameter for _, parameter, _ in list_parameters(module)]
         is_covered = all(id(parameter) in covered for parameter in parameters if self._requires_gradient(parameter))
         return found if is_covered else ""
+
+    def _find_bypassed(self, module: Any) -> str:
+        """Return the line of a DistributedDataParallel that has parameters of a module, which is called without it."""
+        if any(_find_wrapper(part) for _, part in list_modules(module)):
+            return ""
+        own = {id(parameter) for _, parameter, _ in list_parameters(module)}
+        for reference in self._wrappers:
+            wrapper = reference()
+            if wrapper is not None and any(id(parameter) in own for _, parameter, _ in list_parameters(wrapper)):
+                return str(self._places.get(wrapper, ""))
+        return ""
 
     def _is_incomplete(self, module: Any, parameter: Any) -> bool:
         """Return whether this rank cannot read the whole parameter."""

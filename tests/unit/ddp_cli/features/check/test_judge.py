@@ -14,10 +14,7 @@ from ddp_cli.features.check.recordings import Process, Recording, read_recording
 from ddp_cli.features.check.training import judge_training
 from ddp_cli.features.check.verdict import FAILED, NOT_APPLICABLE, PASSED, WARNING, CheckVerdict
 from ddp_pod.contract.records import to_json
-from ddp_pod.features.check.contract import (
-    BatchRecord,
-    LoaderRecord,
-)
+from ddp_pod.features.check.contract import ERROR, BatchRecord, EndRecord, LoaderRecord
 from tests.unit.ddp_cli.features.check.recorded_runs import (
     EPOCH,
     Change,
@@ -133,6 +130,17 @@ def validate(ranks: list[Process], samples: Sequence[tuple[str, ...]]) -> None:
         process.batches.append(BatchRecord(loader=1, iteration=1, content="v", samples=own))
 
 
+def share_samples(ranks: list[Process], *, shared: range = range(EPOCH)) -> None:
+    """Let both ranks read the same samples in these batches of each epoch, beside others of their own."""
+    for process in ranks:
+        process.batches = [
+            dataclasses.replace(
+                batch, samples=(*([f"s{index}"] if index % EPOCH in shared else []), f"{index}.{process.rank}")
+            )
+            for index, batch in enumerate(process.batches)
+        ]
+
+
 def split_differently(ranks: list[Process]) -> None:
     validate(ranks, [("s1.1", "s2.1", "s3.1", "x"), ("s1.0", "s2.0", "s3.0", "y")])
 
@@ -182,7 +190,90 @@ def begin_with_other_weights(ranks: list[Process]) -> None:
     change_steps(ranks[1], digests=("x", "f"))
 
 
+def call_without_the_wrapper(ranks: list[Process]) -> None:
+    leave_unwrapped(ranks)
+    for process in ranks:
+        change_model(process, bypassed="train.py:11")
+
+
+def train_loose_parameters(ranks: list[Process]) -> None:
+    leave_unwrapped(ranks)
+    for process in ranks:
+        change_model(process, built="", places=(), loose=True)
+
+
+def train_beside_a_skeleton(ranks: list[Process]) -> None:
+    """Call a module whose parameters torch.func replaces by others, which the optimizer has."""
+    for process in ranks:
+        skeleton = dataclasses.replace(process.models[0], names=("skeleton",), digests=("s",), trainable=(1,))
+        change_model(process, loose=True, built="", wrapper="")
+        process.models.append(skeleton)
+        process.steps = [
+            dataclasses.replace(
+                step, digests=(*step.digests, "s"), gradients=(*step.gradients, ""), without_gradient=("skeleton",)
+            )
+            for step in process.steps
+        ]
+
+
+def unfreeze_late(ranks: list[Process]) -> None:
+    for process in ranks:
+        change_steps(process, since=5, gradients=("g", f"own {process.rank}"), digests=("w", f"own {process.rank}"))
+
+
+def build_loader_in_each_epoch(ranks: list[Process], content: str = "b{number}.{rank}") -> None:
+    """Deliver the same batches by a new DataLoader in each epoch."""
+    repeat_epochs(ranks)
+    for process in ranks:
+        process.loaders = [
+            (begin, dataclasses.replace(record, loader=number, iteration=1, epoch=0, setter="sampler"))
+            for number, (begin, record) in enumerate(process.loaders)
+        ]
+        process.batches = [
+            dataclasses.replace(
+                batch,
+                loader=batch.iteration - 1,
+                iteration=1,
+                content=content.format(number=index % EPOCH, rank=process.rank, index=index),
+            )
+            for index, batch in enumerate(process.batches)
+        ]
+        process.steps = [
+            dataclasses.replace(step, loaders=(index // EPOCH,)) for index, step in enumerate(process.steps)
+        ]
+
+
+def leave_early(ranks: list[Process]) -> None:
+    """End a rank after its second epoch; its peer fails in the third one."""
+    for process in ranks:
+        process.steps = process.steps[: 2 * EPOCH]
+        process.loaders = process.loaders[: 3 - process.rank]
+        process.batches = process.batches[: 2 * EPOCH + 1 - process.rank]
+    ranks[0].end = EndRecord(step=2 * EPOCH, reason=ERROR)
+
+
+def set_own_rates(ranks: list[Process], **values: Any) -> None:
+    change_steps(ranks[1], rates=(0.5,), **values)
+
+
 FAULTS: list[tuple[str, Change, str, str]] = [
+    ("left early", leave_early, "equal numbers of steps", "train.py:22"),
+    ("beside the wrapper", call_without_the_wrapper, "gradients are shared", "train.py:20"),
+    ("loose parameters", train_loose_parameters, "gradients are shared", "train.py:20"),
+    ("unfrozen late", unfreeze_late, "gradients are shared", "train.py:10"),
+    ("new loader in each epoch", build_loader_in_each_epoch, "another order each epoch", "train.py:18"),
+    (
+        "rate of a rank",
+        lambda ranks: [set_own_rates(ranks), change_steps(ranks[0], optimizer="train.py:13")],
+        "gradients are shared",
+        "train.py:13",
+    ),
+    (
+        "schedule of a rank",
+        lambda ranks: [set_own_rates(ranks, since=4), change_steps(ranks[0], scheduled="train.py:24")],
+        "gradients are shared",
+        "train.py:24",
+    ),
     ("no group", lambda ranks: change_steps(ranks[0], group_size=0), "one group", "train.py:22"),
     ("small group", lambda ranks: change_steps(ranks[0], group_size=1), "one group", "train.py:22"),
     ("two groups", lambda ranks: change_steps(ranks[1], group_rank=0), "one group", "train.py:22"),
@@ -266,8 +357,18 @@ def test_fault_fails_one_check_and_names_its_line(change: Change, check: str, pl
         lambda ranks: repeat_epochs(ranks, descents=0),
         lambda ranks: validate(ranks, [("v1", "v2", "v3")] * 2),
         lambda ranks: change_steps(ranks[1], draws=("model torch=r1",)),
+        lambda ranks: share_samples(ranks, shared=range(EPOCH - 1, EPOCH)),
+        lambda ranks: build_loader_in_each_epoch(ranks, content="b{index}.{rank}"),
+        train_beside_a_skeleton,
     ],
-    ids=["sequential data", "own validation data", "own random numbers"],
+    ids=[
+        "sequential data",
+        "own validation data",
+        "own random numbers",
+        "last batch filled up",
+        "other data",
+        "skeleton",
+    ],
 )
 def test_right_variant_fails_no_check(change: Change) -> None:
     ranks = [build_process(rank) for rank in range(2)]
@@ -283,9 +384,16 @@ def test_right_variant_fails_no_check(change: Change) -> None:
         (lambda ranks: [change_steps(process, draws=("data numpy=r",)) for process in ranks], "own random numbers"),
         (lambda ranks: validate(ranks, [("s1.0", "s2.0", "s3.0")] * 2), "separate validation data"),
         (lambda ranks: [change_steps(process, foreign=3) for process in ranks], "weights change"),
+        (share_samples, "different data"),
         (repeat_stream, "another order each epoch"),
     ],
-    ids=["equal random numbers", "accuracy of the training data", "idle parameters", "stream in the same order"],
+    ids=[
+        "equal random numbers",
+        "accuracy of the training data",
+        "idle parameters",
+        "own orders of all data",
+        "stream in the same order",
+    ],
 )
 def test_what_may_be_intended_is_a_warning(change: Change, check: str) -> None:
     ranks = [build_process(rank) for rank in range(2)]
@@ -304,6 +412,53 @@ def test_loaders_of_ranks_are_compared_by_the_lines_that_built_them() -> None:
     ranks[0].loaders.append((4, validation))
     verdicts = {verdict.check: verdict for verdict in judge_training(Recording({0: [ranks[0]], 1: [ranks[1]]}), 2)}
     assert verdicts["equal numbers of steps"].state == PASSED
+
+
+@pytest.mark.parametrize(
+    ("change", "reason", "remedy"),
+    [
+        (call_without_the_wrapper, "without the DistributedDataParallel of train.py:11", "call the wrapped model"),
+        (unfreeze_late, "built before they got requires_grad", "set requires_grad before"),
+        (begin_with_other_weights, "different weight", "change weights before DistributedDataParallel wraps"),
+        (lambda ranks: set_own_rates(ranks), "from step 1 on", "the same learning rate on all ranks"),
+        (
+            lambda ranks: set_own_rates(ranks, since=4, scheduled="train.py:24"),
+            "from step 4 on",
+            "equally often on all ranks",
+        ),
+        (
+            lambda ranks: set_own_rates(ranks, since=4, scheduled="train.py:24", measured=True),
+            "from step 4 on",
+            "the same metric",
+        ),
+        (
+            lambda ranks: [share_batches(ranks), *(process.loaders.clear() for process in ranks)],
+            "the same batch",
+            "draw other samples on each rank",
+        ),
+    ],
+)
+def test_remedy_fits_the_cause(change: Change, reason: str, remedy: str) -> None:
+    ranks = [build_process(rank) for rank in range(2)]
+    change(ranks)
+    verdicts = judge_training(Recording({process.rank: [process] for process in ranks}), 2)
+    (failed,) = [verdict for verdict in omit_consequences(verdicts) if verdict.state == FAILED]
+    assert reason in failed.reason
+    assert remedy in failed.remedy
+
+
+def test_loss_that_is_never_finite_is_the_cause_alone() -> None:
+    ranks = [build_process(rank) for rank in range(2)]
+    for process in ranks:
+        change_steps(process, loss=("-inf",), not_finite="the loss is -inf")
+    verdicts = judge_training(Recording({process.rank: [process] for process in ranks}), 2)
+    assert [verdict.check for verdict in verdicts if verdict.state == FAILED] == ["finite"]
+
+
+def test_warning_that_a_failure_explains_is_not_reported() -> None:
+    failure = CheckVerdict("separate validation data", FAILED)
+    first, second = omit_consequences([CheckVerdict("different data", WARNING), failure])
+    assert (first.state, second) == (NOT_APPLICABLE, failure)
 
 
 def test_epochs_that_ranks_leave_after_different_steps_fail() -> None:

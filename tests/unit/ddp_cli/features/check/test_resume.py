@@ -264,6 +264,66 @@ def test_exact_resume_of_a_script_with_two_optimizers_passes() -> None:
     assert judge_resume(reference, reference, add_generator(change_resumed(loss=lambda *_: ("x",)))).state == FAILED
 
 
+def test_exact_resume_of_a_script_with_two_optimizers_and_one_loss_passes() -> None:
+    def split(recording: Recording) -> Recording:
+        for processes in recording.ranks.values():
+            for process in processes:
+                process.steps = [
+                    dataclasses.replace(step, rates=step.rates if step.step == 1 else (0.5, *step.rates))
+                    for step in process.steps
+                ]
+        return recording
+
+    reference = split(build_reference())
+    assert judge_resume(reference, reference, split(build_resumed())).state == PASSED
+
+
+def test_exact_resume_of_a_model_that_is_wrapped_twice_passes() -> None:
+    reference = build_reference()
+    for process in reference.firsts:
+        process.models.append(process.models[0])
+        process.steps = [dataclasses.replace(step, digests=step.digests * 2) for step in process.steps]
+    assert judge_resume(reference, reference, build_resumed()).state == PASSED
+
+
+def test_exact_resume_of_loose_parameters_passes() -> None:
+    reference = build_reference()
+    resumed = build_resumed()
+    for recording in (reference, resumed):
+        for processes in recording.ranks.values():
+            for process in processes:
+                skeleton = dataclasses.replace(process.models[0], digests=(f"of process {process.number}", "f"))
+                process.models[0] = dataclasses.replace(process.models[0], loose=True)
+                process.models.append(skeleton)
+                process.steps = [dataclasses.replace(step, digests=(*step.digests, "s", "f")) for step in process.steps]
+    assert judge_resume(reference, reference, resumed).state == PASSED
+
+
+def test_parts_of_sharded_weights_differ_between_ranks_after_a_restart() -> None:
+    """They are equal before the first step, as those of a layer whose weights begin with 1."""
+    reference = build_reference()
+    resumed = build_resumed()
+    for recording in (reference, resumed):
+        for processes in recording.ranks.values():
+            for process in processes:
+                change_model(process, sharded=(1, 0))
+                process.steps = [
+                    dataclasses.replace(step, digests=(f"{step.digests[0]}.{process.rank}", "f"))
+                    for step in process.steps
+                ]
+                if process.number:
+                    change_model(process, digests=(f"{process.models[0].digests[0]}.{process.rank}", "f"))
+    assert judge_resume(reference, reference, resumed).state == PASSED
+
+
+def test_optimizer_of_a_former_model_is_named() -> None:
+    resumed = change_resumed(digests=lambda *_: ("x", "f"), foreign=lambda *_: 2)
+    verdict = judge_resume(build_reference(), build_reference(), resumed)
+    assert verdict.state == FAILED
+    assert "the optimizer has 2 parameters of no model" in verdict.reason
+    assert "build the optimizer after" in verdict.remedy
+
+
 def test_weights_that_never_change_are_those_of_the_last_save() -> None:
     reference = build_reference()
     resumed = build_resumed(5, weights="w")

@@ -143,3 +143,13 @@ def test_reading_keeps_no_variable_of_a_function_alive() -> None:
         return reference()  # while the frame exists
 
     assert step() is None
+
+
+def test_group_of_an_optimizer_is_no_value_of_the_script() -> None:
+    model = Net()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    group = optimizer.param_groups[0]
+    reader = StateReader(torch)
+    changed = reader.read(sys._getframe(), [model], [group])
+    assert not [entry for entry in changed if "group" in entry]
+    assert [entry for entry in StateReader(torch).read(sys._getframe(), [model]) if "group" in entry]

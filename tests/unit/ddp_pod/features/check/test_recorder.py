@@ -46,12 +46,10 @@ def test_batch_of_an_evaluation_before_the_first_step_is_discarded(tmp_path: Pat
     assert recorder._data.take() == Batches([73], [3])
 
 
-@pytest.fixture(scope="module")
-def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """Return the records of ``recorded_script.py`` by kind."""
-    folder = tmp_path_factory.mktemp("records")
+def run_script(folder: Path, name: str) -> dict[str, list[dict[str, Any]]]:
+    """Run a script of this folder; return its records by kind."""
     write_json(str(folder / ORDER_FILE), to_json(Order(folder=str(folder / "copy"))))
-    script = Path(__file__).with_name("recorded_script.py")
+    script = Path(__file__).with_name(name)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     ran = subprocess.run(
         [sys.executable, str(script), str(folder)], env=environment, capture_output=True, text=True, check=False
@@ -62,6 +60,18 @@ def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[st
         record = json.loads(line)
         records.setdefault(record["event"], []).append(record)
     return records
+
+
+@pytest.fixture(scope="module")
+def recorded(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """Return the records of ``recorded_script.py`` by kind."""
+    return run_script(tmp_path_factory.mktemp("records"), "recorded_script.py")
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
+    """Return the records of ``recorded_models.py`` by kind."""
+    return run_script(tmp_path_factory.mktemp("records"), "recorded_models.py")
 
 
 Records = dict[str, list[dict[str, Any]]]
@@ -132,6 +142,49 @@ def test_batch_of_a_teacher_is_that_of_the_step(tmp_path: Path) -> None:
         recorder._note_call(model, (torch.ones(1, 2),), {})
     recorder._note_call(model, (torch.ones(1, 2),), {})
     assert recorder._data.take() == Batches([73], [3])
+
+
+def test_validation_by_an_average_in_training_mode_is_no_training_data(tmp_path: Path) -> None:
+    """As of an AveragedModel without eval(): the last batch does not count for the next step."""
+    recorder = build_recorder(tmp_path)
+    model = nn.Linear(2, 2)
+    recorder._note_call(model, (torch.ones(1, 2),), {})
+    recorder._data.take()
+    recorder._data._unused[4] = 74
+    with torch.no_grad():
+        recorder._note_call(nn.Linear(2, 2), (torch.ones(1, 2),), {})
+    recorder._data._unused[3] = 73
+
+    recorder._note_call(model, (torch.ones(1, 2),), {})
+
+    assert recorder._data.take() == Batches([73], [3])
+
+
+def test_models_with_equal_names_have_gradients_of_their_own(records: Records) -> None:
+    gradients = records["step"][-1]["gradients"]
+    assert len(gradients) == 2
+    assert gradients[0] != gradients[1]
+
+
+def test_parameters_of_no_module_are_a_model(tmp_path: Path) -> None:
+    *_, model = run_script(tmp_path, "recorded_parameters.py")["model"]
+    assert model["names"] == ["parameter 0", "parameter 1"]
+    assert "built" not in model
+    assert "recorded_parameters.py" in model["place"]
+
+
+def test_module_that_is_called_beside_its_wrapper_has_the_line_of_the_wrapper(records: Records) -> None:
+    first, second = records["model"][:2]
+    assert "recorded_models.py" in first["bypassed"]
+    assert "bypassed" not in second
+
+
+def test_shallow_copies_of_weights_are_references(records: Records) -> None:
+    assert [save["taken"] for save in records["save"] if "taken" in save] == [1, 1]
+
+
+def test_loader_of_which_the_script_keeps_the_iterator_has_a_length(records: Records) -> None:
+    assert [loader["batches"] for loader in records["loader"]] == [3]
 
 
 @pytest.mark.parametrize(("has_failed", "reason"), [(False, COMPLETED), (True, ERROR)])
