@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 SCRIPTS: Final = Path(__file__).with_name("scripts")
 MARK: Final = "# fault"
+HELPER: Final = "common.py"
 
 GROUP: Final = "one group"
 GRADIENTS: Final = "gradients are shared"
@@ -26,14 +27,29 @@ WEIGHTS: Final = "same initial weights"
 FINITE: Final = "finite"
 RESUME: Final = "resumes exactly"
 STOP: Final = "stops in time"
+RANDOM: Final = "own random numbers"
+
+FAILED: Final = "failed"
+WARNING: Final = "warning"
 
 
 class Fault(NamedTuple):
-    """A fault of a script. ``check``: the one that fails; ``edits``: texts to replace, each with the new one."""
+    """A fault of a script, and what `ddp check` must report.
+
+    ``check``: the one that must have the state ``state``; ``edits``: texts to replace, each with the new one;
+    ``words``, ``never``: patterns that its reason or remedy must have, and must not have; ``pods``: of a run;
+    ``also``: checks that the same fault breaks too; ``helper``: text in the line of common.py that is to be reported.
+    """
 
     check: str
     script: str
     edits: tuple[tuple[str, str], ...] = ()
+    words: tuple[str, ...] = ()
+    never: tuple[str, ...] = ()
+    state: str = FAILED
+    pods: int = 1
+    also: tuple[str, ...] = ()
+    helper: str = ""
 
     def write(self) -> str:
         """Return the text of the faulty script."""
@@ -43,11 +59,19 @@ class Fault(NamedTuple):
             text = text.replace(old, new)
         return text
 
-    def find_line(self) -> int:
-        """Return the number of the marked line."""
+    def is_reported_at(self, place: str) -> bool:
+        """Return whether a reported line is a marked one, or next to it: a statement may have several."""
+        file, _, number = place.rpartition(":")
+        if self.helper:
+            lines = (SCRIPTS / HELPER).read_text().splitlines()
+            return file == HELPER and self.helper in lines[int(number) - 1]
+        return file == self.script and any(abs(int(number) - line) <= 1 for line in self.find_lines())
+
+    def find_lines(self) -> list[int]:
+        """Return the numbers of the marked lines: of each it is right to be reported."""
         numbers = [number for number, line in enumerate(self.write().splitlines(), 1) if MARK in line]
-        assert len(numbers) == 1, f"{self.script}: mark one line with {MARK}"
-        return numbers[0]
+        assert numbers, f"{self.script}: mark a line with {MARK}"
+        return numbers
 
 
 _INIT: Final = 'dist.init_process_group("gloo")\n'
@@ -111,7 +135,8 @@ if "NESTED" not in os.environ:
 """
 
 
-def _mark(line: str) -> str:
+def mark(line: str) -> str:
+    """Return a line that is to be reported, with its end."""
     return f"{line.rstrip()}  {MARK}\n"
 
 
@@ -128,7 +153,7 @@ FAULTS: Final = MappingProxyType(
                 (_WRAP, "model = network\n"),
                 ("    dist.all_gather_object(random_states, torch.get_rng_state())\n", ""),
                 ("random=random_states,", "random=[torch.get_rng_state()] * world_size,"),
-                ("        optimizer.step()\n", _mark("        optimizer.step()")),
+                ("        optimizer.step()\n", mark("        optimizer.step()")),
                 ("        dist.all_reduce(stop)\n", ""),
                 ("            dist.destroy_process_group()\n", ""),
                 ('"trained.pt")\ndist.destroy_process_group()\n', '"trained.pt")\n'),
@@ -137,23 +162,23 @@ FAULTS: Final = MappingProxyType(
         "group of one": Fault(
             GROUP,
             "mlp.py",
-            ((_INIT, _mark('dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())')),),
+            ((_INIT, mark('dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())')),),
         ),
         "nested launcher": Fault(
             GROUP,
             "mlp.py",
             (
                 ("import signal\n", "import signal\nimport subprocess\n"),
-                (_INIT, _NESTED + _mark(_INIT)),
+                (_INIT, _NESTED + mark(_INIT)),
             ),
         ),
         "spawned ranks": Fault(GROUP, "spawned.py"),
-        "not wrapped": Fault(GRADIENTS, "mlp.py", ((_WRAP, _mark("model = network")),)),
+        "not wrapped": Fault(GRADIENTS, "mlp.py", ((_WRAP, mark("model = network")),)),
         "part of the gradients": Fault(
             GRADIENTS,
             "manual.py",
             (
-                ("nn.Linear(32, 10))\n", _mark("nn.Linear(32, 10))")),
+                ("nn.Linear(32, 10))\n", mark("nn.Linear(32, 10))")),
                 (_AVERAGE, _AVERAGE.replace("model.parameters()", "model[2].parameters()")),
             ),
         ),
@@ -183,12 +208,12 @@ FAULTS: Final = MappingProxyType(
             DATA,
             "mlp.py",
             (
-                (_LOADER, _mark(_LOADER.replace("sampler=sampler,", "shuffle=True, drop_last=True,"))),
+                (_LOADER, mark(_LOADER.replace("sampler=sampler,", "shuffle=True, drop_last=True,"))),
                 (_SET_EPOCH, "    loader.generator.manual_seed(epoch)\n"),
             ),
         ),
         "sampler with rank 0": Fault(
-            DATA, "mlp.py", ((_SAMPLER, _mark(_SAMPLER.replace("data,", "data, num_replicas=world_size, rank=0,"))),)
+            DATA, "mlp.py", ((_SAMPLER, mark(_SAMPLER.replace("data,", "data, num_replicas=world_size, rank=0,"))),)
         ),
         "sampler with the local rank": Fault(
             DATA,
@@ -196,28 +221,28 @@ FAULTS: Final = MappingProxyType(
             (
                 (
                     _SAMPLER,
-                    _mark(
+                    mark(
                         'sampler = DistributedSampler(data, world_size, int(os.environ["LOCAL_RANK"]), drop_last=True)'
                     ),
                 ),
             ),
         ),
         "sampler for one replica": Fault(
-            DATA, "mlp.py", ((_SAMPLER, _mark(_SAMPLER.replace("data,", "data, num_replicas=1, rank=0,"))),)
+            DATA, "mlp.py", ((_SAMPLER, mark(_SAMPLER.replace("data,", "data, num_replicas=1, rank=0,"))),)
         ),
         "same first batch": Fault(
             DATA,
             "mlp.py",
             ((_FORWARD, f"        if batch == 0:\n            images, labels = data[:32]  {MARK}\n" + _FORWARD),),
         ),
-        "no set_epoch": Fault(ORDER, "mlp.py", ((_SET_EPOCH, ""), (_LOOP, _mark(_LOOP)))),
-        "set_epoch with a constant": Fault(ORDER, "mlp.py", ((_SET_EPOCH, _mark("    sampler.set_epoch(0)")),)),
+        "no set_epoch": Fault(ORDER, "mlp.py", ((_SET_EPOCH, ""), (_LOOP, mark(_LOOP)))),
+        "set_epoch with a constant": Fault(ORDER, "mlp.py", ((_SET_EPOCH, mark("    sampler.set_epoch(0)")),)),
         "nothing is learned": Fault(
             CHANGE,
             "mlp.py",
             (
                 (_FORWARD, "        loss = 0 * cross_entropy(model(images), labels)\n"),
-                ("        loss.backward()\n", _mark("        loss.backward()")),
+                ("        loss.backward()\n", mark("        loss.backward()")),
             ),
         ),
         "head without an optimizer": Fault(
@@ -233,7 +258,7 @@ FAULTS: Final = MappingProxyType(
         ),
         "modules in the order of a set": Fault(PARAMETERS, "heads.py"),
         "own sampler that shuffles once": Fault(
-            ORDER, "mlp.py", ((_SAMPLER, _OWN_SAMPLER), (_SET_EPOCH, ""), (_LOOP, _mark(_LOOP)))
+            ORDER, "mlp.py", ((_SAMPLER, _OWN_SAMPLER), (_SET_EPOCH, ""), (_LOOP, mark(_LOOP)))
         ),
         "generator seeded in each epoch": Fault(
             ORDER,
@@ -245,7 +270,7 @@ FAULTS: Final = MappingProxyType(
                     _LOADER.replace("data, batch_size=32, sampler=sampler,", "part, batch_size=32, shuffle=True,"),
                 ),
                 (_SET_EPOCH, "    loader.generator.manual_seed(5)\n"),
-                (_LOOP, _mark(_LOOP)),
+                (_LOOP, mark(_LOOP)),
             ),
         ),
         "workers that read the same samples": Fault(
@@ -254,7 +279,7 @@ FAULTS: Final = MappingProxyType(
             (
                 (
                     "loader = DataLoader(stream, batch_size=32, drop_last=True)\n",
-                    _mark("loader = DataLoader(stream, batch_size=32, drop_last=True, num_workers=2)"),
+                    mark("loader = DataLoader(stream, batch_size=32, drop_last=True, num_workers=2)"),
                 ),
                 ("stream.first_sample = 32 * first_batch", "stream.first_sample = 16 * first_batch"),
             ),
@@ -269,7 +294,7 @@ FAULTS: Final = MappingProxyType(
                 ),
                 (
                     "test_loader = DataLoader(test_data, batch_size=32)\n",
-                    _mark("test_loader = DataLoader(test_data, batch_size=32)"),
+                    mark("test_loader = DataLoader(test_data, batch_size=32)"),
                 ),
             ),
         ),
@@ -309,7 +334,7 @@ FAULTS: Final = MappingProxyType(
             "mlp.py",
             (
                 ("if os.path.exists(PATH):", "if rank == 0 and os.path.exists(PATH):"),
-                ("    state = torch.load(PATH)\n", _mark("    state = torch.load(PATH)")),
+                ("    state = torch.load(PATH)\n", mark("    state = torch.load(PATH)")),
                 (
                     '    torch.set_rng_state(state["random"][rank])\n',
                     "position = torch.tensor([first_epoch, first_batch])\n"
@@ -323,7 +348,7 @@ FAULTS: Final = MappingProxyType(
             "mlp.py",
             (
                 (_SAMPLER, "part = torch.utils.data.Subset(data, range(160) if rank == 0 else range(160, 352))\n"),
-                (_LOADER, _mark("loader = DataLoader(part, batch_size=32)")),
+                (_LOADER, mark("loader = DataLoader(part, batch_size=32)")),
                 (_SET_EPOCH, ""),
             ),
         ),
@@ -335,7 +360,7 @@ FAULTS: Final = MappingProxyType(
                 (_SAMPLER, "part = torch.utils.data.Subset(data, range(160, len(data)))\n"),
                 (
                     "loader = DataLoader(data, batch_size=32, sampler=sampler)\n",
-                    _mark("loader = DataLoader(part, batch_size=32)"),
+                    mark("loader = DataLoader(part, batch_size=32)"),
                 ),
                 (_SET_EPOCH, ""),
             ),
@@ -345,7 +370,7 @@ FAULTS: Final = MappingProxyType(
             "mlp.py",
             (
                 ("    if rank == 0:\n        state =", "    if True:\n        state ="),
-                (_SAVE + _REPLACE, _mark("        torch.save(state, PATH)")),
+                (_SAVE + _REPLACE, mark("        torch.save(state, PATH)")),
             ),
         ),
         "a rank of each node saves": Fault(
@@ -356,7 +381,7 @@ FAULTS: Final = MappingProxyType(
                     "    if rank == 0:\n        state =",
                     '    if int(os.environ["LOCAL_RANK"]) == 0:\n        state =',
                 ),
-                (_SAVE + _REPLACE, _mark("        torch.save(state, PATH)")),
+                (_SAVE + _REPLACE, mark("        torch.save(state, PATH)")),
             ),
         ),
         "different weights": Fault(
@@ -364,19 +389,19 @@ FAULTS: Final = MappingProxyType(
             "manual.py",
             (
                 ("    dist.broadcast(parameter.data, src=0)\n", "    parameter.grad = None\n"),
-                ("nn.Linear(32, 10))\n", _mark("nn.Linear(32, 10))")),
+                ("nn.Linear(32, 10))\n", mark("nn.Linear(32, 10))")),
             ),
         ),
         "own statistics of BatchNorm": Fault(
             WEIGHTS,
             "cnn.py",
-            ((_WRAP, _mark("model = DistributedDataParallel(network, broadcast_buffers=False)")),),
+            ((_WRAP, mark("model = DistributedDataParallel(network, broadcast_buffers=False)")),),
         ),
         "frozen layer with own weights": Fault(
             WEIGHTS,
             "cnn.py",
             (
-                ("frozen.requires_grad_(False)", _mark("frozen.requires_grad_(False)").rstrip()),
+                ("frozen.requires_grad_(False)", mark("frozen.requires_grad_(False)").rstrip()),
                 (
                     _WRAP,
                     _WRAP + "torch.manual_seed(1 + dist.get_rank())\nnn.init.normal_(frozen.weight)\n",
@@ -387,7 +412,7 @@ FAULTS: Final = MappingProxyType(
             WEIGHTS,
             "cnn.py",
             (
-                ("frozen.requires_grad_(False)", _mark("frozen.requires_grad_(False)").rstrip()),
+                ("frozen.requires_grad_(False)", mark("frozen.requires_grad_(False)").rstrip()),
                 (_FORWARD, _FORWARD + "        frozen.bias.lerp_(images.mean(), 0.1)\n"),
             ),
         ),
@@ -398,7 +423,7 @@ FAULTS: Final = MappingProxyType(
                 ("lr=0.1", "lr=100.0"),
                 (
                     _FORWARD,
-                    _mark("        loss = nn.functional.nll_loss(model(images).softmax(1).log(), labels)"),
+                    mark("        loss = nn.functional.nll_loss(model(images).softmax(1).log(), labels)"),
                 ),
             ),
         ),
@@ -407,7 +432,7 @@ FAULTS: Final = MappingProxyType(
             "mlp.py",
             (
                 ("lr=0.1", "lr=1e30"),
-                ("        loss.backward()\n", _mark("        loss.backward()")),
+                ("        loss.backward()\n", mark("        loss.backward()")),
             ),
         ),
         "root of 0": Fault(
@@ -417,7 +442,7 @@ FAULTS: Final = MappingProxyType(
                 (_WRAP, "nn.init.zeros_(network[3].bias)\n" + _WRAP),
                 (
                     _FORWARD,
-                    _mark(_FORWARD.rstrip() + " + 0.01 * network[3].bias.square().sum().sqrt()"),
+                    mark(_FORWARD.rstrip() + " + 0.01 * network[3].bias.square().sum().sqrt()"),
                 ),
             ),
         ),
@@ -466,7 +491,7 @@ FAULTS: Final = MappingProxyType(
             "mlp.py",
             (
                 (_FIRST_STATE + _STATE + _SAVE + _REPLACE, '        print(f"epoch {epoch}, batch {batch}")\n'),
-                ("        optimizer.step()\n", _mark("        optimizer.step()")),
+                ("        optimizer.step()\n", mark("        optimizer.step()")),
             ),
         ),
         "SIGTERM ignored": Fault(
@@ -475,7 +500,7 @@ FAULTS: Final = MappingProxyType(
             (
                 (_SIGNAL, "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n"),
                 ("EPOCHS = 6", "EPOCHS = 1000"),
-                ("        optimizer.step()\n", _mark("        optimizer.step()")),
+                ("        optimizer.step()\n", mark("        optimizer.step()")),
             ),
         ),
         "result of a whole training after SIGTERM": Fault(
@@ -484,7 +509,7 @@ FAULTS: Final = MappingProxyType(
             (
                 (_INIT, _INIT + 'if os.path.exists("trained.pt"):\n    dist.destroy_process_group()\n    sys.exit()\n'),
                 _LEAVE_LOOP,
-                ('    torch.save(network.state_dict(), "trained.pt")\n', _mark(_RESULT)),
+                ('    torch.save(network.state_dict(), "trained.pt")\n', mark(_RESULT)),
             ),
         ),
         "queue not saved": Fault(
@@ -556,7 +581,7 @@ FAULTS: Final = MappingProxyType(
             STEPS,
             "mlp.py",
             (
-                (_LOOP, _mark(_LOOP)),
+                (_LOOP, mark(_LOOP)),
                 (
                     "        dist.all_reduce(stop)\n",
                     "        dist.all_reduce(stop)\n        if batch == 2 + rank:\n            break\n",

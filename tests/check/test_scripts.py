@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import shutil
+import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Final
 
 import pytest
 
 from tests.check.faults import FAULTS, SCRIPTS
-from tests.check.running import list_failures, run_check
+from tests.check.running import judge_report, list_alarms, list_failures, note_row, run_check
 
 pytestmark = pytest.mark.process
 
+Record = Callable[[str, object], None]
+
 RIGHT: Final = (
     "mlp", "cnn", "amp", "accumulation", "gan", "ema", "lbfgs", "uneven", "stream", "fsdp", "manual", "counted",
+    "augmented", "bucket", "centers", "contrast", "curriculum", "drawn", "functional", "letters", "normalized",
+    "recipe", "replay", "shadow", "shards", "swa", "trainer", "unfreeze", "validated",
 )  # fmt: skip
 
 
@@ -25,16 +31,18 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_fault_is_reported_alone(name: str, folder: Path) -> None:
+def test_fault_is_reported_alone(name: str, folder: Path, record_property: Record) -> None:
     fault = FAULTS[name]
     (folder / fault.script).write_text(fault.write())
+    began = time.monotonic()
+
     verdicts = run_check(folder, fault.script)
 
+    judgement = judge_report(fault, verdicts)
+    note_row(record_property, name, f"{fault.check} {fault.state}", verdicts, began, judgement)
     failures = list_failures(verdicts)
     assert list(failures) == [fault.check], failures
-    file, _, line = verdicts[fault.check]["place"].rpartition(":")
-    assert file == fault.script
-    assert abs(int(line) - fault.find_line()) <= 1, (verdicts[fault.check], fault.find_line())
+    assert judgement.line, (verdicts[fault.check], fault.find_lines())
 
 
 def test_script_without_a_seed_passes_and_is_reported(folder: Path) -> None:
@@ -77,8 +85,11 @@ def test_average_that_is_not_saved_is_reported(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("script", RIGHT)
-def test_right_script_has_no_failed_check(script: str, folder: Path) -> None:
+def test_right_script_has_no_failed_check(script: str, folder: Path, record_property: Record) -> None:
+    began = time.monotonic()
+
     verdicts = run_check(folder, f"{script}.py")
 
-    assert not list_failures(verdicts)
+    note_row(record_property, f"{script}.py", "nothing", verdicts, began)
+    assert list_alarms(verdicts) == {}
     assert verdicts["resumes exactly"]["state"] == ("not applicable" if script == "uneven" else "passed")

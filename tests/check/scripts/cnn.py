@@ -2,7 +2,7 @@
 
 import torch
 import torch.distributed as dist
-from common import Checkpoints, finish
+from common import SEED, Checkpoints, finish
 from sklearn.datasets import load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
@@ -10,7 +10,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
 dist.init_process_group("gloo")
-torch.manual_seed(0)
+torch.manual_seed(SEED)
 images, labels = load_digits(return_X_y=True)
 data = TensorDataset(torch.tensor(images / 16).float().reshape(-1, 1, 8, 8), torch.tensor(labels))
 sampler = DistributedSampler(data, drop_last=True)

@@ -8,13 +8,14 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import TensorDataset
 
+SEED = int(os.environ.get("SEED", "0"))
 PATH = "checkpoint.pt"
 EVERY = 4
 
 
 def load_digits(samples=640):
     """Return images of 8 x 8 pixels, 64 numbers each, and their classes."""
-    generator = torch.Generator().manual_seed(7)
+    generator = torch.Generator().manual_seed(7 + SEED)
     classes = torch.randn(10, 64, generator=generator)
     labels = torch.randint(10, (samples,), generator=generator)
     return TensorDataset(classes[labels] + torch.randn(samples, 64, generator=generator), labels)
@@ -74,6 +75,24 @@ class Checkpoints:
             state = {name: part.state_dict() for name, part in self.parts.items()}
             torch.save({**state, "random": random_states, "epoch": epoch, "batch": batch}, PATH + ".new")
             os.replace(PATH + ".new", PATH)
+
+
+class EpochOrder:
+    """A part of the samples for each rank, in another order each epoch."""
+
+    def __init__(self, samples, rank, ranks):
+        self.samples = samples
+        self.rank = rank
+        self.ranks = ranks
+        self.epoch = 0
+
+    def __iter__(self):
+        generator = torch.Generator().manual_seed(100 * SEED + self.epoch)
+        order = torch.randperm(self.samples, generator=generator).tolist()
+        return iter(order[self.rank : self.samples - self.samples % self.ranks : self.ranks])
+
+    def __len__(self):
+        return self.samples // self.ranks
 
 
 def finish(model):

@@ -10,7 +10,7 @@ from collections import Counter
 
 import torch
 import torch.distributed as dist
-from common import Checkpoints, load_digits
+from common import SEED, Checkpoints, load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -119,7 +119,7 @@ class Batch(counted("batch", object)):
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-torch.manual_seed(0)
+torch.manual_seed(SEED)
 data = Digits()
 sampler = counted("sampler", DistributedSampler)(data, drop_last=True)
 loader = DataLoader(data, batch_size=32, sampler=sampler, collate_fn=Batch)

@@ -2,7 +2,7 @@
 
 import torch
 import torch.distributed as dist
-from common import Checkpoints, finish, load_digits
+from common import SEED, Checkpoints, finish, load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -10,7 +10,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.data import DataLoader, DistributedSampler, random_split
 
 dist.init_process_group("gloo")
-torch.manual_seed(0)
+torch.manual_seed(SEED)
 train_data, test_data = random_split(load_digits(), [0.9, 0.1])
 sampler = DistributedSampler(train_data, drop_last=True)
 loader = DataLoader(train_data, batch_size=32, sampler=sampler)

@@ -7,7 +7,7 @@ import sys
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from common import finish, load_digits
+from common import SEED, finish, load_digits
 from torch import nn
 from torch.distributed.checkpoint.state_dict import StateDictOptions as Options
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, get_state_dict, set_state_dict
@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 dist.init_process_group("gloo")
 stop = torch.zeros(1)
 signal.signal(signal.SIGTERM, lambda *_: stop.fill_(1))
-torch.manual_seed(0)
+torch.manual_seed(SEED)
 data = load_digits()
 sampler = DistributedSampler(data, drop_last=True)
 loader = DataLoader(data, batch_size=32, sampler=sampler)

@@ -2,7 +2,7 @@
 
 import torch
 import torch.distributed as dist
-from common import Checkpoints, finish, load_digits
+from common import SEED, Checkpoints, finish, load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -25,7 +25,7 @@ class Network(nn.Module):
 
 
 dist.init_process_group("gloo")
-torch.manual_seed(0)
+torch.manual_seed(SEED)
 data = load_digits()
 sampler = DistributedSampler(data, drop_last=True)
 loader = DataLoader(data, batch_size=32, sampler=sampler)

@@ -6,7 +6,7 @@ import sys
 
 import torch
 import torch.distributed as dist
-from common import load_digits
+from common import SEED, load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -21,7 +21,7 @@ rank = dist.get_rank()
 world_size = dist.get_world_size()
 stop = torch.zeros(1)
 signal.signal(signal.SIGTERM, lambda *_: stop.fill_(1))
-torch.manual_seed(0)
+torch.manual_seed(SEED)
 
 data = load_digits()
 sampler = DistributedSampler(data, drop_last=True)

@@ -5,7 +5,7 @@ import os
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
-from common import load_digits
+from common import SEED, load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 def train(rank, world_size):
     group = f"file://{os.getcwd()}/group-{os.environ['RANK']}"
     dist.init_process_group("gloo", init_method=group, rank=rank, world_size=world_size)  # fault
-    torch.manual_seed(0)
+    torch.manual_seed(SEED)
     data = load_digits()
     sampler = DistributedSampler(data, drop_last=True)
     loader = DataLoader(data, batch_size=32, sampler=sampler)

@@ -4,7 +4,7 @@ import random
 
 import torch
 import torch.distributed as dist
-from common import Checkpoints, finish, load_digits
+from common import SEED, Checkpoints, finish, load_digits
 from torch import nn
 from torch.nn.functional import cross_entropy
 from torch.nn.parallel import DistributedDataParallel
@@ -29,7 +29,7 @@ class Stream(IterableDataset):
 
 
 dist.init_process_group("gloo")
-torch.manual_seed(0)
+torch.manual_seed(SEED)
 stream = Stream(load_digits(), dist.get_rank(), dist.get_world_size())
 loader = DataLoader(stream, batch_size=32, drop_last=True)
 

@@ -2,7 +2,7 @@
 
 import torch
 import torch.distributed as dist
-from common import Checkpoints, finish, load_digits
+from common import SEED, Checkpoints, finish, load_digits
 from torch import nn
 from torch.distributed.algorithms.join import Join
 from torch.nn.functional import cross_entropy
@@ -11,7 +11,7 @@ from torch.utils.data import DataLoader, Subset
 
 dist.init_process_group("gloo")
 rank = dist.get_rank()
-torch.manual_seed(0)
+torch.manual_seed(SEED)
 data = load_digits(samples=288)
 share = Subset(data, range(128)) if rank == 0 else Subset(data, range(128, 288))
 generator = torch.Generator()

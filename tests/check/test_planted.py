@@ -1,0 +1,35 @@
+"""`ddp check` on the faults of public reports: the right check fails alone, for the right reason, at the right line."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.check.faults import SCRIPTS
+from tests.check.planted import OPEN, PLANTED
+from tests.check.running import Judgement, judge_report, list_alarms, note_row, run_check
+
+pytestmark = pytest.mark.process
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_fault_is_reported_with_reason_and_line(
+    name: str, tmp_path: Path, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
+) -> None:
+    fault = PLANTED[name]
+    if name in OPEN:
+        request.applymarker(pytest.mark.xfail(reason=OPEN[name], strict=False))
+    folder = Path(shutil.copytree(SCRIPTS, tmp_path / "work", ignore=shutil.ignore_patterns("__*__*")))
+    (folder / fault.script).write_text(fault.write())
+    shape = () if fault.pods > 1 else ("--nodes=1", "--procs=2")
+    began = time.monotonic()
+
+    verdicts = run_check(folder, fault.script, *shape)
+
+    judgement = judge_report(fault, verdicts)
+    note_row(record_property, name, f"{fault.check} {fault.state}", verdicts, began, judgement)
+    assert judgement == Judgement(state=True, reason=True, line=True, alone=True), (list_alarms(verdicts), fault)
