@@ -959,7 +959,10 @@ _ENDING: Final = {
                 "                    continue\n"
                 "                loss = self.train_batch(images, labels)\n",
             ),
-            ("        self.optimizer.step()\n", mark("        self.optimizer.step()")),
+            (
+                "            for images, labels in self.loader:\n",
+                mark("            for images, labels in self.loader:"),
+            ),
         ),
         words=("steps",),
     ),
