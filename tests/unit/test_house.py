@@ -30,7 +30,6 @@ LONG_FILES = {
     "deploy/manifests/crd.yaml": "generated: the same, where kustomize may read it",
     "operator/ddp_cli/view/why.py": "one explanation with its remedy for each state of a job",
     "tests/check/planted.py": "one table: each fault with the verdict that it must have",
-    "tests/unit/ddp_cli/features/check/test_judge.py": "the faults of all checks, in records that they share",
     **dict.fromkeys(
         (
             "deploy/crds/clusterddptrainingprofiles.yaml",
