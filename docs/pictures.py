@@ -24,7 +24,6 @@ import sys
 import tempfile
 import termios
 from contextlib import suppress
-from datetime import UTC, datetime
 from pathlib import Path
 
 DOCS = Path(__file__).resolve().parent
@@ -165,15 +164,14 @@ def draw_reports(folder: Path) -> None:
     """Take the pictures of the runs' reports."""
     from PIL import Image
 
-    from ddp_cli.features.report.page import build_page
-    from ddp_cli.features.report.run import read_run
+    from ddp_cli.features.ui.pages import build_report
 
     for picture, (name, width, height, *flags) in SHOTS.items():
         (run,) = folder.glob(f"{name}/{name}-*")
         with tempfile.TemporaryDirectory() as scratch:
             page = Path(scratch, "report.html")
             shot = Path(scratch, "shot.png")
-            page.write_text(build_page(read_run(run), datetime.now(UTC)), encoding="utf-8")
+            page.write_text(build_report(run), encoding="utf-8")
             command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", *flags]
             command += [f"--user-data-dir={scratch}/profile", f"--window-size={width},{height}", f"--screenshot={shot}"]
             subprocess.run([*command, page.as_uri()], check=True, capture_output=True)

@@ -16,5 +16,5 @@ wanted = [
     *project["dependencies"],
     *(name for extra in sys.argv[1:] for name in project["optional-dependencies"][extra]),
 ]
-LEFT_OUT = ("torch", "cel-expr-python", "rich")
+LEFT_OUT = ("torch", "cel-expr-python", "jinja2", "rich")
 print("\n".join(requirement for requirement in wanted if not requirement.startswith(LEFT_OUT)))

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import html
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from markupsafe import escape
 
 from tests.support.ddp_run import DdpRun, manifest
 from tests.support.unchanged_loops import LOOPS, UNCHANGED_LOOPS
@@ -83,7 +83,7 @@ def test_shell_loop_shows_reason_and_pattern_in_output_status_summary_and_report
     assert pattern in message
     assert job.output.count(message) == 2, "while it runs, and in the summary"
     assert f"  progress:   {message}" in job.output
-    assert html.escape(message) in report
+    assert escape(message) in report
 
 
 def read_no_step_yet(job: DdpRun) -> str:

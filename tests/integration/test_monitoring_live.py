@@ -23,9 +23,9 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_cli.features.report.cluster_job import read_job
-from ddp_cli.features.report.page import build_page
-from ddp_cli.features.report.run import read_run
+from ddp_cli.features.ui.cluster_job import read_job
+from ddp_cli.features.ui.job_page import build_job_page
+from ddp_cli.features.ui.run import read_run
 from ddp_operator.manager.settings import Settings
 from tests.support import PATIENCE
 from tests.support.builders import job_manifest
@@ -246,7 +246,7 @@ def test_figures_are_those_of_run(watched: ScrapedRun) -> None:
 
 
 def test_report_of_job_is_written_from_prometheus(watched: ScrapedRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddp_cli.features.report.cluster_job._LEAST_STEP", 1)  # it scrapes that often here
+    monkeypatch.setattr("ddp_cli.features.ui.cluster_job._LEAST_STEP", 1)  # it scrapes that often here
     job = yaml.safe_load((watched.run_folder / "status.yaml").read_text())
     job["metadata"] |= {"name": "run", "namespace": "local"}  # as the configuration labels the scraped series
     del job["status"]["history"]
@@ -258,4 +258,4 @@ def test_report_of_job_is_written_from_prometheus(watched: ScrapedRun, monkeypat
     assert scraped[-1] == pytest.approx(written[-1])
     assert [rank.rank for rank in run.ranks] == [0, 1]
     assert all(rank.steps > 0 for rank in run.ranks)
-    assert "<figure>" in build_page(run, datetime.now(UTC))
+    assert {chart["id"] for chart in build_job_page(run, datetime.now(UTC)).curves["charts"]} >= {"loss", "rate"}

@@ -74,7 +74,7 @@ def test_transient_or_auxiliary_error_is_reported_and_run_continues(
         raise KeyError("chart")
 
     monkeypatch.setattr(RunRecorder, "sample", sample)
-    monkeypatch.setattr("ddp_cli.features.report.pages.build_report", draw)
+    monkeypatch.setattr("ddp_cli.features.ui.pages.build_report", draw)
     run = FailingRun(tmp_path, monkeypatch, lambda number: KeyError("lost") if number in (1, 3, 4, 5) else None)
     assert run.run("print('done')") == ExitCode.OK
     assert run.read("errors.log").count("KeyError: 'lost'") == 4

@@ -30,7 +30,7 @@ TESTS = {
     "operator": (
         *(f"unit/ddp_operator/{name}" for name in ("decide", "kube", "reconcile")),
         "unit/ddp_pod",
-        "unit/ddp_cli/features/report",
+        "unit/ddp_cli/features/ui",
         "unit/ddp_cli/view",
         "contract/test_cluster_contract.py",
     ),

@@ -32,20 +32,20 @@ class Api:
     def __init__(self, client: Any, namespace: str, home: str = "", *, chosen: bool = True) -> None:
         self.client = client
         self.namespace = namespace
-        self._home = home
+        self.home = home
         self._chosen = chosen  # the user named the namespace; it is not the context's
         self.host = client.configuration.host.rstrip("/")
 
     @property
     def option(self) -> str:
         """The -n option of a suggested command; empty for the namespace of the context."""
-        return "" if self.namespace == self._home else f" -n {self.namespace}"
+        return "" if self.namespace == self.home else f" -n {self.namespace}"
 
     def within(self, namespace: str | None) -> "Api":
         """Return an Api for the namespace of a file, unless the user named another."""
         if self._chosen or not namespace:
             return self
-        return Api(self.client, namespace, self._home, chosen=False)
+        return Api(self.client, namespace, self.home, chosen=False)
 
     def request(
         self,
@@ -268,8 +268,7 @@ def list_pods(api: Api, name: str) -> list[Object]:
 def list_events(api: Api, name: str, uid: str) -> list[Object]:
     """Return the Events about a job and about its children, oldest first. Raises: ClientError."""
     items = api.request("GET", api_path("v1", "events", api.namespace))["items"]
-    events = (event for event in items if _is_about(event.get("involvedObject") or {}, name, uid))
-    return sorted(events, key=read_event_time)
+    return sorted((event for event in items if is_about(event, name, uid)), key=read_event_time)
 
 
 def find_lease_renewal(api: Api) -> LeaseRenewal | None:
@@ -290,7 +289,9 @@ def _read_renewal(lease: Mapping[str, Any]) -> LeaseRenewal | None:
     return LeaseRenewal(time, timedelta(seconds=spec.get("leaseDurationSeconds") or 0))
 
 
-def _is_about(item: Mapping[str, Any], name: str, uid: str) -> bool:
+def is_about(event: Mapping[str, Any], name: str, uid: str) -> bool:
+    """Return whether an Event is about a job or one of its children."""
+    item = event.get("involvedObject") or {}
     if item.get("kind") == constants.KIND:
         return bool(item.get("uid") == uid or (not item.get("uid") and item.get("name") == name))
     if item.get("kind") not in ("Job", "Pod"):

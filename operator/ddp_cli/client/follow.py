@@ -3,7 +3,7 @@
 import json
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
 from ddp_cli.client.api import Api, Object, job_path, list_jobs
@@ -49,28 +49,49 @@ def follow_jobs(
 
     ``until``: monotonic time. An unreachable server is retried for 30 seconds. Raises: ClientError.
     """
-    failures = -_TRIES  # the first failure is final until a call has succeeded
     query = {"fieldSelector": f"metadata.name={name}"} if name else {}
+
+    def is_chosen(job: Object) -> bool:
+        return name in ("", job["metadata"]["name"])
+
+    path = job_path(namespace)
+    yield from follow_objects(
+        api, path, query, lambda: list_jobs(api, namespace), keep=is_chosen, until=until, sleep=sleep
+    )
+
+
+def follow_objects(
+    api: Api,
+    path: str,
+    query: Mapping[str, str],
+    read_list: Callable[[], Object],
+    *,
+    keep: Callable[[Object], bool] = lambda item: True,
+    until: float = math.inf,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Iterator[Jobs]:
+    """Yield the objects of a list that ``keep`` selects as ``follow_jobs`` does. Raises: ClientError."""
+    failures = -_TRIES  # the first failure is final until a call has succeeded
     while True:
         try:
-            listing = list_jobs(api, namespace)
+            listing = read_list()
             failures = 0
-            jobs = {_key(item): item for item in listing["items"] if name in ("", item["metadata"]["name"])}
-            yield dict(jobs)
+            objects = {_key(item): item for item in listing["items"] if keep(item)}
+            yield dict(objects)
             version = listing["metadata"]["resourceVersion"]
             seconds = math.ceil(min(_WATCH_SECONDS, until - time.monotonic()))
             if seconds <= 0:
                 return
             watch = {"watch": "true", "resourceVersion": version, "timeoutSeconds": str(seconds)}
-            for line in api.lines(job_path(namespace), query | watch, timeout=seconds + 30):
+            for line in api.lines(path, {**query, **watch}, timeout=seconds + 30):
                 event = json.loads(limit_nesting(line.encode()))
                 if event["type"] == "ERROR":  # such as 410: the resource version is too old
                     break
                 if event["type"] == "DELETED":
-                    jobs.pop(_key(event["object"]), None)
-                elif name in ("", event["object"]["metadata"]["name"]):
-                    jobs[_key(event["object"])] = event["object"]
-                yield dict(jobs)
+                    objects.pop(_key(event["object"]), None)
+                elif keep(event["object"]):
+                    objects[_key(event["object"])] = event["object"]
+                yield dict(objects)
         except (ClientError, ValueError):
             failures += 1
             if failures < 0 or failures >= _TRIES:

@@ -66,7 +66,10 @@ class Line:
 
 @dataclass(frozen=True)
 class PodLogs:
-    """The logs of a job in a cluster. ``since``: read only lines of the last seconds, and future ones."""
+    """The logs of a job in a cluster. ``since``: read only lines of the last seconds, and future ones.
+
+    ``silence_seconds``: the silence of a followed pod after which its stream is opened again.
+    """
 
     api: Api
     name: str
@@ -74,10 +77,11 @@ class PodLogs:
     attempt: int | None
     tail: int | None
     since: int | None = None
+    silence_seconds: float = _FOLLOW_SECONDS
 
     def pods(self) -> list[LogPod]:
         """Return the pods whose container has started, by attempt and index."""
-        started = [log_pod(pod) for pod in list_pods(self.api, self.name) if _has_log(pod)]
+        started = [log_pod(pod) for pod in list_pods(self.api, self.name) if has_log(pod)]
         selected = [pod for pod in started if self.node in (None, pod.node) and self.attempt in (None, pod.attempt)]
         return sorted(selected, key=lambda pod: (pod.attempt, pod.node, pod.name))
 
@@ -105,7 +109,7 @@ class PodLogs:
         while True:
             is_broken = False
             try:
-                for text in self.api.lines(path, query, timeout=_FOLLOW_SECONDS if follow else 30.0):
+                for text in self.api.lines(path, query, timeout=self.silence_seconds if follow else 30.0):
                     line = split_line(text, pod)
                     if line.order > last:
                         last = line.order
@@ -146,12 +150,12 @@ class RunLogs:
         self._attempt = attempt
         self._tail = tail
         self._starts: dict[str, int] = {}
-        self._nproc = _count_ranks(read_job(folder))
+        self.nproc = _count_ranks(read_job(folder))
 
     def pods(self) -> list[LogPod]:
         """Return the pods that have a log, by attempt and index."""
         return [
-            LogPod(str(file.path), "", file.attempt, file.node, self._nproc)
+            LogPod(str(file.path), "", file.attempt, file.node, self.nproc)
             for file in find_logs(self._folder.logs)
             if self._node in (None, file.node) and self._attempt in (None, file.attempt)
         ]
@@ -345,7 +349,8 @@ def split_line(text: str, pod: LogPod) -> Line:
     return Line(moment, f"ranks {first}-{first + pod.nproc - 1}", content)
 
 
-def _has_log(pod: Mapping[str, Any]) -> bool:
+def has_log(pod: Mapping[str, Any]) -> bool:
+    """Return whether a container of a pod has started."""
     states = [status.get("state") or {} for status in (pod.get("status") or {}).get("containerStatuses") or ()]
     return any("running" in state or "terminated" in state for state in states)
 

@@ -66,7 +66,7 @@ class Report(str):
 
     def _repr_html_(self) -> str:
         style = "width:100%;height:720px;border:0"
-        return f'<iframe srcdoc="{escape(self)}" sandbox="" style="{style}"></iframe>'
+        return f'<iframe srcdoc="{escape(self)}" sandbox="allow-scripts" style="{style}"></iframe>'
 
 
 class Table(list[dict[str, float]]):

@@ -74,7 +74,7 @@ class RecordApi(Api):
 
     def __init__(self, record: Record) -> None:
         self._record = record
-        self.namespace = self._home = str(record.resource["metadata"]["namespace"])
+        self.namespace = self.home = str(record.resource["metadata"]["namespace"])
 
     def request(
         self,

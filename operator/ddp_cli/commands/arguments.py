@@ -68,7 +68,7 @@ def is_local(arguments: argparse.Namespace) -> bool:
     name = getattr(arguments, "name", None)
     if arguments.local or is_run_folder(name):
         return True
-    if not _has_cluster(arguments):
+    if not has_cluster(arguments):
         print_text(f"no cluster is configured; using the runs on this machine in {arguments.runs_dir}", file=sys.stderr)
         return True
     return False
@@ -101,7 +101,7 @@ def open_job(arguments: argparse.Namespace) -> Job:
             raise
         missing = error
     if not arguments.history:
-        if _has_cluster(arguments):
+        if has_cluster(arguments):
             missing.args = (f"{missing}; if the job was deleted, name the place of its record with --history",)
         raise missing
     from ddp_cli.client.api import connect
@@ -146,7 +146,7 @@ def _names_cluster(arguments: argparse.Namespace) -> bool:
     return bool(arguments.kubeconfig or arguments.context or arguments.namespace)
 
 
-def _has_cluster(arguments: argparse.Namespace) -> bool:
+def has_cluster(arguments: argparse.Namespace) -> bool:
     """Return whether the arguments, the environment or a kubeconfig select a cluster."""
     if _names_cluster(arguments):
         return True

@@ -20,18 +20,24 @@ FEATURES: Final[tuple[CommandFeature, ...]] = (
         ),
     ),
     CommandFeature(
-        name="report",
-        maturity="stable",
-        page="monitoring.md",
+        name="ui",
+        maturity="beta",
+        page="ui.md",
         commands=(
             Command(
+                name="ui",
+                module="ddp_cli.features.ui.command",
+                help="show jobs and runs in the browser",
+                after="watch",
+            ),
+            Command(
                 name="report",
-                module="ddp_cli.features.report.command",
-                help="write an HTML report with the charts of a run",
+                module="ddp_cli.features.ui.report_command",
+                help="save the page of a run or job as one HTML file",
                 after="render",
             ),
         ),
-        reports="ddp_cli.features.report.pages",
+        reports="ddp_cli.features.ui.pages",
     ),
     CommandFeature(
         name="convert",

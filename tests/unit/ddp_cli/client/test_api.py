@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from kubernetes import client
 
-from ddp_cli.client.api import Api, _is_about, open_exec
+from ddp_cli.client.api import Api, is_about, open_exec
 from ddp_cli.client.errors import ApiError
 
 
@@ -24,7 +24,7 @@ from ddp_cli.client.errors import ApiError
     ],
 )
 def test_events_of_other_jobs_are_excluded(thing: dict[str, Any], ours: bool) -> None:
-    assert _is_about(thing, "x", "u") is ours
+    assert is_about({"involvedObject": thing}, "x", "u") is ours
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ class LostNode(Api):
     """A cluster whose API server does not reach the node of a pod, which is deleted later."""
 
     def __init__(self, status: int | None) -> None:
-        self.namespace = self._home = "team"
+        self.namespace = self.home = "team"
         self.status = status
         self.phase = "Running"
         self.reads = 0

@@ -108,7 +108,7 @@ class ClaimApi(Api):
     """A cluster whose temporary pod prints a record."""
 
     def __init__(self, phase: str, output: bytes) -> None:
-        self.namespace = self._home = "team"
+        self.namespace = self.home = "team"
         self.status: Json = {"phase": phase}
         self.output = base64.encodebytes(output).decode()
         self.created: Json = {}

@@ -14,8 +14,9 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from ddp_cli.__main__ import main
-from ddp_cli.features.report.cluster_job import read_job
-from ddp_cli.features.report.page import build_page
+from ddp_cli.features.ui.cluster_job import read_job
+from ddp_cli.features.ui.job_page import build_job_page
+from ddp_cli.features.ui.render import render_saved
 from ddp_operator.api.kubeobjects import format_time
 from tests.support.builders import NOW, resource
 
@@ -64,9 +65,10 @@ def test_figures_are_those_of_status_cut_where_training_was_interrupted() -> Non
 
 
 def test_page_has_charts_links_and_command() -> None:
-    page = build_page(read_job(job(), EVENTS, NOW), NOW)
-    assert page.count("<figure>") == 3  # throughput, loss, validation accuracy
-    assert '<a href="https://wandb.ai/e/p/runs/digits-1?a&amp;b">' in page
+    job_page = build_job_page(read_job(job(), EVENTS, NOW), NOW)
+    assert [chart["id"] for chart in job_page.curves["charts"]] == ["loss", "rate", "accuracy"]
+    page = render_saved(job_page)
+    assert '<a href="https://wandb.ai/e/p/runs/digits-1?a&amp;b"' in page
     assert "python train.py" in page
     assert "example.com/train:1" in page
     assert ">Succeeded</span>" in page

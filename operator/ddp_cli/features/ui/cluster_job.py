@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from ddp_cli.client.points import read_points
-from ddp_cli.features.report.run import LoggedEvent, RankTime, RecordedRun, Row, list_rank_times, make_run
+from ddp_cli.features.ui.run import LoggedEvent, RankTime, RecordedRun, Row, list_rank_times, make_run
 from ddp_cli.local.folder import COLUMNS
 from ddp_operator.api import constants
 from ddp_operator.api.kubeobjects import parse_time

@@ -6,7 +6,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ddp_cli.client.points import read_points
-from ddp_cli.features.report.run import RecordedRun, make_run
+from ddp_cli.features.ui.run import RecordedRun, make_run
 from ddp_operator.api.kubeobjects import utc_now
 from ddp_operator.api.status import Restarts, Status
 from ddp_operator.decide.dev import record_run

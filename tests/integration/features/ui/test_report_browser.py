@@ -9,10 +9,8 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from ddp_cli.features.report.page import build_page
-from ddp_cli.features.report.run import read_run
-from tests.support.builders import NOW
-from tests.unit.ddp_cli.features.report.test_page import write_run
+from ddp_cli.features.ui.pages import build_report
+from tests.unit.ddp_cli.features.ui.test_run import write_run
 
 pytestmark = pytest.mark.chromium
 
@@ -27,7 +25,7 @@ def browse(profile: Path, *words: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture
 def page(tmp_path: Path) -> Path:
     path = tmp_path / "report.html"
-    path.write_text(build_page(read_run(write_run(tmp_path)), NOW), encoding="utf-8")
+    path.write_text(build_report(write_run(tmp_path)), encoding="utf-8")
     return path
 
 
@@ -51,5 +49,5 @@ def test_page_renders_in_both_themes_without_requests(page: Path, tmp_path: Path
 
 def test_browser_renders_charts_and_text(page: Path, tmp_path: Path) -> None:
     seen = browse(tmp_path / "profile", "--dump-dom", page.as_uri()).stdout
-    assert seen.count("<svg") == 3
+    assert seen.count("<canvas") == 3
     assert "ValueError: &lt;script&gt;" in seen

@@ -10,10 +10,11 @@ from typing import Any
 import pytest
 
 from ddp_cli.__main__ import main
-from ddp_cli.features.report.cluster_job import read_job
-from ddp_cli.features.report.held_run import select_run
-from ddp_cli.features.report.page import build_page
-from ddp_cli.features.report.run import RecordedRun
+from ddp_cli.features.ui.cluster_job import read_job
+from ddp_cli.features.ui.held_run import select_run
+from ddp_cli.features.ui.job_page import build_job_page
+from ddp_cli.features.ui.render import render_saved
+from ddp_cli.features.ui.run import RecordedRun
 from ddp_operator.api.kubeobjects import format_time
 from ddp_pod.contract.failure_record import Failure
 from ddp_pod.contract.progress import RankProgress
@@ -87,7 +88,7 @@ def test_page_has_only_what_belongs_to_run(
     run = select(number)
     assert [point for part in run.series("loss") for point in part] == points
     assert [event.message for event in run.events] == events
-    page = build_page(run, NOW + timedelta(seconds=400))
+    page = render_saved(build_job_page(run, NOW + timedelta(seconds=400)))
     for fact in (*facts, f"digits, run {number}"):
         assert fact in page
     assert absent not in page

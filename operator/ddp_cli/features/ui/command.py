@@ -1,0 +1,116 @@
+"""`ddp ui`: pages about the jobs of a cluster and the runs of this machine, in the browser of this user."""
+
+import argparse
+import asyncio
+import os
+import signal
+import sys
+import tempfile
+import webbrowser
+from contextlib import suppress
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from ddp_cli.client.errors import ClientError
+from ddp_cli.commands.arguments import add_cluster_arguments, add_local_arguments, has_cluster
+from ddp_cli.commands.io import CommandError, ExitCode, integer, print_note
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Declare the arguments."""
+    parser.add_argument("-A", "--all-namespaces", action="store_true", help="show the jobs of all namespaces")
+    parser.add_argument("--no-browser", action="store_true", help="only print the address, as for an SSH tunnel")
+    parser.add_argument(
+        "--port", type=integer(0, 65535), default=0, metavar="N", help="port on 127.0.0.1; default: a free one"
+    )
+    add_local_arguments(parser, named=False)
+    add_cluster_arguments(parser)
+    parser.epilog = (
+        "The pages read the cluster with your kubeconfig and your rights, and the folder of runs; they change nothing. "
+        "Ctrl-C ends them."
+    )
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Serve the pages until Ctrl-C. Raises: CommandError."""
+    try:
+        import aiohttp  # noqa: F401
+        import jinja2  # noqa: F401
+    except ImportError as error:
+        raise CommandError(f"{error}; install ddp with its extra ui") from None
+    asyncio.run(_serve(arguments))
+    return ExitCode.OK
+
+
+async def _serve(arguments: argparse.Namespace) -> None:
+    from aiohttp import web
+
+    from ddp_cli.features.ui.server import Server
+    from ddp_cli.features.ui.sources import ClusterJobs, LocalRuns
+
+    loop = asyncio.get_running_loop()
+    server: Server
+
+    def on_change() -> None:
+        with suppress(RuntimeError):  # the loop has ended
+            loop.call_soon_threadsafe(server.notify)
+
+    sources: list[Any] = [LocalRuns(arguments.runs_dir)]
+    places = f"runs in {arguments.runs_dir}"
+    if not arguments.local and has_cluster(arguments):
+        from ddp_cli.client.api import connect
+
+        api = await asyncio.to_thread(
+            connect, namespace=arguments.namespace, context=arguments.context, kubeconfig=arguments.kubeconfig
+        )
+        sources.insert(0, ClusterJobs(api, everywhere=arguments.all_namespaces, on_change=on_change))
+        scope = "all namespaces" if arguments.all_namespaces else f"namespace {api.namespace}"
+        places = f"{scope} of {api.host}, and {places}"
+    elif arguments.all_namespaces:
+        raise CommandError("-A shows the jobs of a cluster, and no cluster is configured; use --kubeconfig")
+    server = Server(sources, places)
+    if len(sources) > 1:
+        sources[0].start()
+
+    runner = web.AppRunner(server.build(), access_log=None, shutdown_timeout=0.5)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", arguments.port).start()
+    except OSError as error:
+        raise CommandError(f"--port {arguments.port}: {error.strerror or error}; choose another port") from None
+    try:
+        address = f"http://127.0.0.1:{runner.addresses[0][1]}/?token={server.token}"
+        first = asyncio.create_task(server.refresh())
+        print(address, flush=True)  # ours, with its secret
+        print_note(f"shows {places}; Ctrl-C ends it")
+        if not arguments.no_browser and not await asyncio.to_thread(open_browser, address):
+            print_note("no browser was found here; open the address, or through a tunnel: ssh -L PORT:127.0.0.1:PORT")
+        await _wait_for_signal(loop)
+        first.cancel()
+    finally:
+        await runner.cleanup()
+
+
+async def _wait_for_signal(loop: asyncio.AbstractEventLoop) -> None:
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, ended.set)
+    await ended.wait()
+
+
+def open_browser(address: str) -> bool:
+    """Open the address in the user's browser; return whether one was started.
+
+    A file that only the user may read leads there: other users see the arguments of processes.
+    """
+    if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
+        if not os.environ.get("BROWSER"):
+            return False
+    folder = Path(tempfile.mkdtemp(prefix="ddp-ui-"))
+    page = folder / "open.html"
+    page.write_text(f'<meta http-equiv="refresh" content="0;url={escape(address)}">', encoding="utf-8")
+    try:
+        return webbrowser.open(page.as_uri())
+    except (webbrowser.Error, OSError) as error:
+        raise ClientError(f"the browser cannot be opened ({error}); use --no-browser") from None

@@ -1,0 +1,115 @@
+"""The curves of a run as data for the browser, and a small one as the points of an SVG polyline. Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from operator import itemgetter
+from typing import Any, Final
+
+from ddp_cli.features.ui.run import Point, RecordedRun, split_processes, split_step_time
+from ddp_cli.local.folder import choose_rate
+
+SPARK_WIDTH: Final = 96
+SPARK_HEIGHT: Final = 24
+_SPARK_POINTS: Final = 48
+_MOST_POINTS: Final = 2000
+_STEP_PARTS: Final = ("data", "compute", "waiting and other")
+
+Part = dict[str, list[float | None]]
+"""One process of a run: its times ``t`` in seconds since the start, steps ``s`` and values ``v``."""
+
+
+def draw_sparkline(points: Sequence[Point]) -> str:
+    """Return the points of a polyline; empty for fewer than two finite ones."""
+    drawn = thin([(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)], _SPARK_POINTS)
+    if len(drawn) < 2:
+        return ""
+    left = drawn[0][0]
+    width = (drawn[-1][0] - left) or 1.0
+    low = min(y for _, y in drawn)
+    height = (max(y for _, y in drawn) - low) or 1.0
+    return " ".join(
+        f"{(x - left) / width * SPARK_WIDTH:.1f},{1 + (1 - (y - low) / height) * (SPARK_HEIGHT - 2):.1f}"
+        for x, y in drawn
+    )
+
+
+def thin(points: Sequence[Point], most: int) -> list[Point]:
+    """Return at most ``most`` points: the minimum, the maximum and the last of each bucket."""
+    if len(points) <= most:
+        return list(points)
+    size = math.ceil(len(points) / (most // 3))
+    kept: list[Point] = []
+    for start in range(0, len(points), size):
+        bucket = points[start : start + size]
+        extremes = {min(bucket, key=itemgetter(1)), max(bucket, key=itemgetter(1)), bucket[-1]}
+        kept += sorted(extremes)
+    return kept
+
+
+def build_curves(run: RecordedRun, name: str = "") -> dict[str, Any]:
+    """Return the charts of a run with their marks. ``name``: of the line of its loss; empty: training."""
+    rate, unit = choose_rate(run.rows)
+    charts = [
+        _build_chart(run, "loss", "Loss", "", {name or "training": "loss", "validation": "validation_loss"}),
+        _build_chart(run, "rate", "Throughput", unit, {name or unit: rate}),
+        _build_chart(run, "accuracy", "Validation accuracy", "", {name or "accuracy": "validation_accuracy"}),
+        _build_step_time(run),
+        _build_chart(run, "learning-rate", "Learning rate", "", {name or "learning rate": "learning_rate"}),
+    ]
+    first_rows = [part[0] for part in split_processes(run.rows)]
+    attempts = [
+        (after["time"] - run.start, int(after.get("attempt", 1)))
+        for before, after in pairwise(first_rows)
+        if after.get("attempt", 1) > before.get("attempt", 1)
+    ]
+    return {
+        "start": run.start,
+        "end": run.end,
+        "charts": [chart for chart in charts if chart is not None],
+        "marks": [{"t": mark.time, "label": mark.label, "cause": mark.cause} for mark in run.marks],
+        "attempts": [{"t": time, "attempt": attempt} for time, attempt in attempts],
+        "checkpoints": [{"t": time, "step": step} for time, step in run.checkpoints],
+    }
+
+
+def _build_chart(
+    run: RecordedRun, key: str, title: str, unit: str, columns: Mapping[str, str]
+) -> dict[str, Any] | None:
+    """Return a chart with a line for each column that has two points or more; None: there is none."""
+    lines = []
+    for name, column in columns.items():
+        parts = [part for rows in split_processes(run.rows) if (part := _build_part(run, rows, column))["t"]]
+        if sum(len(part["t"]) for part in parts) > 1:
+            lines.append({"name": name, "parts": parts})
+    return {"id": key, "title": title, "unit": unit, "lines": lines} if lines else None
+
+
+def _build_part(run: RecordedRun, rows: Sequence[Mapping[str, float]], column: str) -> Part:
+    points = [(row["time"] - run.start, row[column]) for row in rows if column in row]
+    steps = {row["time"] - run.start: row["step"] for row in rows if "step" in row}
+    finite = thin([point for point in points if math.isfinite(point[1])], _MOST_POINTS)
+    lost = [(time, None) for time, value in points if not math.isfinite(value)]
+    kept: list[tuple[float, float | None]] = sorted([*finite, *lost[:_MOST_POINTS]], key=itemgetter(0))
+    return {
+        "t": [round(time, 3) for time, _ in kept],
+        "s": [steps.get(time) for time, _ in kept],
+        "v": [value for _, value in kept],
+    }
+
+
+def _build_step_time(run: RecordedRun) -> dict[str, Any] | None:
+    stretches = split_step_time(run.rows)
+    steps = {row["time"]: row["step"] for row in run.rows if "step" in row}
+    lines = []
+    for number, name in enumerate(_STEP_PARTS, 1):
+        parts: list[Part] = []
+        for stretch in stretches:
+            points = thin([(row[0], 1000 * row[number]) for row in stretch], _MOST_POINTS)
+            if points:
+                times = [round(time - run.start, 3) for time, _ in points]
+                values: list[float | None] = [value for _, value in points]
+                parts.append({"t": list(times), "s": [steps.get(time) for time, _ in points], "v": values})
+        if parts:
+            lines.append({"name": name, "parts": parts})
+    return {"id": "step-time", "title": "Time of a step on rank 0", "unit": "ms", "lines": lines} if lines else None

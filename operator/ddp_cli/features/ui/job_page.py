@@ -1,0 +1,423 @@
+"""The page of one job as typed records: what it does and why, its life as bars, its ranks, and its settings. Pure."""
+
+import shlex
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
+
+from msgspec.structs import replace as replace_fields
+
+from ddp_cli.features.ui.curves import build_curves
+from ddp_cli.features.ui.rows import Attention, choose_tone, judge_attention
+from ddp_cli.features.ui.run import RecordedRun, split_processes
+from ddp_cli.local.ending import explain_interruption
+from ddp_cli.view.why import Why, explain_why, omit_cluster_advice
+from ddp_operator.api.status import ENDED_PHASES, LastFailure, Progress, Status, Straggler
+from ddp_operator.api.texts import format_duration
+from ddp_operator.api.yaml_writer import format_documents
+from ddp_operator.decide import conditions as c
+from ddp_operator.decide.failures import describe_detail, describe_place
+from ddp_operator.decide.report import Page, read_rate
+from ddp_operator.decide.stalls import RATIO
+
+_MOST_BARS: Final = 200
+_YAML_CHARACTERS: Final = 256 << 10
+_HIDDEN_STATUS: Final = ("history", "operatorState", "profile")
+_STARTS: Final = {
+    "Scheduled": "start",
+    "Rendezvoused": "first step",
+    c.STALLED: "stalled",
+    c.TRAINING: "steps",
+    "Suspended": "suspended",
+    c.RESUMED: "queue",
+    c.GROUP_RESTART: "restart",
+    c.DISRUPTED: "restart",
+    c.POD_REPLACEMENT: "restart",
+    c.RESTARTED_IN_PLACE: "restart",
+    c.RESIZED: "restart",
+    c.DRAINED: "restart",
+}
+"""Events, and what a job does after each."""
+_STATES: Final = {
+    "Stopped": "stopped",
+    "Behind": "behind its peers",
+    "IO": "waits for its storage",
+    "Busy": "computes",
+    "Waiting": "waits for its peers",
+}
+
+
+class Command(NamedTuple):
+    """A command to copy, and what it does."""
+
+    text: str
+    purpose: str
+
+
+class Card(NamedTuple):
+    """A measured value with its name."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+class Bar(NamedTuple):
+    """A part of a job's life, in seconds since its start."""
+
+    kind: str
+    start: float
+    end: float
+
+    @property
+    def length(self) -> float:
+        """Its duration in seconds."""
+        return self.end - self.start
+
+
+class PodFacts(NamedTuple):
+    """What is known of a pod of the newest attempt. ``report``: its last one; None: not read."""
+
+    number: int
+    name: str = ""
+    node: str = ""
+    state: str = ""
+    report: Page | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class RankRow:
+    """A rank, or a pod whose report was not read. Times in seconds; ``ratio``: of its own work to the median rank's."""
+
+    rank: str
+    pod: str = ""
+    node: str = ""
+    state: str = ""
+    step: float | None = None
+    seen: datetime | None = None
+    step_time: float | None = None
+    data: float | None = None
+    compute: float | None = None
+    ratio: float | None = None
+    note: str = ""
+
+    @property
+    def own(self) -> float | None:
+        """The time of its own work in a step: in synchronous training, a straggler differs only here."""
+        return None if self.data is None or self.compute is None else self.data + self.compute
+
+    @property
+    def wait(self) -> float | None:
+        """The part of a step that is mostly waiting for its peers."""
+        return None if self.step_time is None or self.own is None else max(0.0, self.step_time - self.own)
+
+
+@dataclass(frozen=True, slots=True)
+class JobPage:
+    """All that the page of a job shows."""
+
+    key: str
+    place: str
+    run: RecordedRun
+    phase: str
+    title: str
+    attention: Attention
+    what: str
+    todo: str
+    failure: LastFailure | None
+    cards: Sequence[Card]
+    bars: Sequence[Bar]
+    ranks: Sequence[RankRow]
+    commands: Sequence[Command]
+    yaml: str
+    ranks_note: str = ""
+
+    @property
+    def status(self) -> Status:
+        """The status of the job."""
+        return self.run.status
+
+    @property
+    def tone(self) -> str:
+        """The name of the colour of its state."""
+        return choose_tone(self.phase, self.attention, doubtful=bool(c.find_doubts(self.status)))
+
+    @property
+    def failed_at(self) -> str:
+        """Where the last failure happened."""
+        return f"attempt {self.failure.attempt}, {describe_place(self.failure)}" if self.failure else ""
+
+    @property
+    def failed_with(self) -> str:
+        """What the last failure was."""
+        return describe_detail(self.failure) if self.failure else ""
+
+    @property
+    def links(self) -> list[str]:
+        """Addresses of the run in experiment trackers; pods report them, so others than web pages are left out."""
+        links = self.status.tracking.links if self.status.tracking is not None else ()
+        return [link for link in links if link.startswith(("https://", "http://"))]
+
+    @property
+    def curves(self) -> dict[str, Any]:
+        """The charts as data."""
+        return build_curves(self.run)
+
+
+def build_job_page(
+    run: RecordedRun,
+    now: datetime,
+    *,
+    key: str = "",
+    place: str = "",
+    why: Why | None = None,
+    pods: Sequence[PodFacts] = (),
+    ranks_note: str = "",
+    argument: str = "",
+) -> JobPage:
+    """Return the page of a run. ``argument``: the job in commands; empty: the run has none."""
+    status = run.status
+    local = bool(run.command)
+    why = why or explain_why(run.resource, (), now)
+    attention = judge_attention(status, why, now)
+    what = why.what
+    todo = omit_cluster_advice(why.todo) if local else why.todo
+    phase: str = "Interrupted" if run.interrupted else why.phase if status.phase is None else status.phase
+    if run.interrupted:
+        what, _, remedy = explain_interruption(run.resource, status, run.command).partition(" Start it with: ")
+        todo = f"Start it with: {remedy}" if remedy else ""
+    if phase == "Held" and status.dev is not None:
+        phase = status.dev.result or phase
+    failure = status.last_failure
+    if failure is not None and local:
+        failure = replace_fields(failure, remedy=omit_cluster_advice(failure.remedy))
+    return JobPage(
+        key=key,
+        place=place,
+        run=run,
+        phase=phase,
+        title=f"{phase} with a warning" if c.find_doubts(status) and phase == "Succeeded" else phase,
+        attention=attention,
+        what=what,
+        todo=todo,
+        failure=failure,
+        cards=list(_list_cards(run, now)),
+        bars=list_bars(run, now),
+        ranks=list_ranks(status, pods, run),
+        commands=list(_list_commands(run, argument, local=local)) if argument else (),
+        yaml=format_settings(run.resource),
+        ranks_note=ranks_note,
+    )
+
+
+def _list_cards(run: RecordedRun, now: datetime) -> Iterator[Card]:
+    status = run.status
+    progress = status.progress or Progress()
+    if progress.step is not None:
+        total = f"of {progress.total_steps:,}" if progress.total_steps else ""
+        yield Card("step", f"{progress.step:,}", total)
+    if progress.epoch is not None:
+        yield Card("epoch", f"{progress.epoch:,}", f"of {progress.epochs:,}" if progress.epochs else "")
+    yield from (
+        Card(name, value, note)
+        for name, value, note in (
+            ("loss", progress.loss, ""),
+            ("val. loss", progress.val_loss, ""),
+            ("val. accuracy", progress.val_accuracy, ""),
+        )
+        if value is not None
+    )
+    if progress.throughput:
+        value, _, unit = progress.throughput.partition(" ")
+        yield Card("throughput", value, unit)
+    if progress.eta and status.phase not in ENDED_PHASES:
+        yield Card("time left", progress.eta)
+    if status.start_time:
+        end = status.completion_time or now
+        yield Card("duration", format_duration((end - status.start_time).total_seconds()))
+    yield Card("nodes", f"{status.nodes.ready + status.nodes.succeeded}", f"of {status.nodes.desired}")
+    if status.usage is not None and status.usage.gpus:
+        yield Card("GPUs", str(status.usage.gpus))
+    yield Card("restarts", str(status.restarts.all), f"attempt {status.attempt}" if status.attempt > 1 else "")
+    goodput = read_rate(status.goodput)
+    if goodput is not None:
+        yield Card("goodput", f"{100 * goodput:.0f} %")
+
+
+def _list_commands(run: RecordedRun, argument: str, *, local: bool) -> Iterator[Command]:
+    """Yield the commands for what one would do next."""
+    status = run.status
+    ended = status.phase in ENDED_PHASES
+    yield Command(f"ddp logs {argument}" + ("" if ended else " -f"), "read its log")
+    yield Command(f"ddp why {argument}", "explain it in a terminal")
+    yield Command(f"ddp report {argument}", "save this page as a file")
+    if local:
+        yield Command(run.command, "run it again")
+        return
+    if status.dev is not None:
+        yield Command(f"ddp rerun {argument}", "run changed code in its pods")
+        yield Command(f"ddp release {argument}", "end its pods")
+    if not ended and status.phase == "Suspended":
+        yield Command(f"ddp resume {argument}", "resume it")
+    elif not ended:
+        yield Command(f"ddp suspend {argument}", "stop it after a checkpoint")
+        yield Command(f"ddp scale {argument} N", "change the number of its pods")
+    yield Command(f"ddp delete {argument}", "delete it")
+
+
+def list_bars(run: RecordedRun, now: datetime) -> list[Bar]:
+    """Return what a job did from its start to its end: queue, start, first step, steps, restarts, stalls."""
+    end = (run.status.completion_time or now).timestamp() if run.under_way else run.start + run.end
+    changes: list[tuple[float, str]] = [(run.start, "queue")]
+    changes += [(event.time, _STARTS[event.reason]) for event in run.events if event.reason in _STARTS]
+    changes += [(event.time, "restart") for event in run.events if event.reason.startswith("Failure")]
+    for kind in (c.SCHEDULED, c.RENDEZVOUSED):  # Events are deleted after an hour
+        condition = run.status.condition(kind)
+        if condition is not None and condition.status == "True" and run.status.attempt == 1:
+            changes.append((condition.last_transition_time.timestamp(), _STARTS[kind]))
+    stretches = [(part[0]["time"], part[-1]["time"]) for part in split_processes(run.rows)]
+    changes = [change for change in changes if not _is_inside(change, stretches)]
+    changes += [(first, "steps") for first, _ in stretches]
+    changes += [(last, "restart") for _, last in stretches[:-1]]
+    changes.sort(key=lambda change: change[0])
+    bars: list[Bar] = []
+    for number, (time, kind) in enumerate(changes):
+        until = changes[number + 1][0] if number + 1 < len(changes) else end
+        if kind == "first step" and any(bar.kind == "steps" for bar in bars):
+            kind = "restart"
+        if bars and bars[-1].kind == kind:
+            bars[-1] = bars[-1]._replace(end=max(until, time) - run.start)
+        elif until > time:
+            bars.append(Bar(kind, time - run.start, until - run.start))
+    return bars[-_MOST_BARS:]
+
+
+def _is_inside(change: tuple[float, str], stretches: Sequence[tuple[float, float]]) -> bool:
+    """Return whether steps were made before and after a change that is no interruption."""
+    time, kind = change
+    return kind != "stalled" and any(first <= time < last for first, last in stretches)
+
+
+def list_ranks(status: Status, pods: Sequence[PodFacts], run: RecordedRun) -> list[RankRow]:
+    """Return the ranks of the newest attempt, those that need a look first."""
+    rows = [row for pod in pods for row in _list_pod(pod)]
+    if not rows:
+        rows = [
+            RankRow(str(rank.rank), step_time=rank.step, data=rank.data, compute=rank.compute) for rank in run.ranks
+        ]
+    median = statistics.median([own for row in rows if (own := row.own) is not None] or [0.0])
+    slow = {str(straggler.rank): straggler for straggler in status.stragglers}
+    rows = [_judge_rank(row, median, slow.get(row.rank)) for row in rows]
+    failed = status.last_failure if status.phase == "Failed" else None
+    failed_rank = str(failed.rank) if failed is not None else ""
+    return sorted(rows, key=lambda row: (row.rank != failed_rank, not row.note, -(row.ratio or 0.0)))
+
+
+def _judge_rank(row: RankRow, median: float, straggler: Straggler | None) -> RankRow:
+    """Return a rank with its ratio to the median rank, and why its peers wait for it."""
+    ratio = row.own / median if median and row.own is not None else None
+    if straggler is not None:
+        note = f"{straggler.ratio} times as slow as its peers, in its {straggler.cause}"
+        return replace(row, ratio=ratio or read_rate(straggler.ratio), note=row.note or note)
+    note = row.note
+    if not note and ratio is not None and ratio >= RATIO:
+        note = f"its own {'data' if (row.data or 0.0) > (row.compute or 0.0) else 'computation'} takes long"
+    return replace(row, ratio=ratio, note=note)
+
+
+def _list_pod(pod: PodFacts) -> Iterator[RankRow]:
+    if pod.report is None or not pod.report.ranks:
+        yield RankRow("", str(pod.number), pod.node, pod.state)
+        return
+    stalled = {place.rank: place for place in pod.report.stall.ranks}
+    for rank in pod.report.ranks:
+        place = stalled.get(rank.rank)
+        whole = (rank.step_seconds, rank.data_seconds, rank.compute_seconds)
+        seen = rank.last_step_time
+        yield RankRow(
+            str(rank.rank),
+            str(pod.number),
+            pod.node,
+            _STATES.get(place.state, place.state) if place is not None else pod.state or pod.report.phase.lower(),
+            rank.known_step,
+            datetime.fromtimestamp(seen, UTC) if seen and 0 < seen < 4e9 else None,
+            *(None if seconds is None or not rank.steps else seconds / rank.steps for seconds in whole),
+            note=place.what if place is not None else "",
+        )
+
+
+def format_settings(resource: Mapping[str, Any], *, hide_values: bool = False) -> str:
+    """Return a resource as YAML, bounded. ``hide_values``: without the values of environment variables."""
+    metadata = {name: value for name, value in resource["metadata"].items() if name != "managedFields"}
+    stored = resource.get("status") or {}
+    status = {name: value for name, value in stored.items() if name not in _HIDDEN_STATUS}
+    shown = {**resource, "metadata": metadata, "status": status}
+    text = format_documents([_hide(shown) if hide_values else shown])
+    if len(text) > _YAML_CHARACTERS:
+        text = f"{text[:_YAML_CHARACTERS]}\n# cut here: the whole has {len(text):,} characters\n"
+    return text
+
+
+def _hide(value: Any) -> Any:
+    """Return a value without those of environment variables: people pass a saved page on."""
+    if isinstance(value, Mapping):
+        hidden = {"value": "(hidden)"} if {"name", "value"} == set(value) else {}
+        return {name: _hide(item) for name, item in value.items()} | hidden
+    return [_hide(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+class Difference(NamedTuple):
+    """A setting that differs between jobs, and its value in each."""
+
+    name: str
+    values: tuple[str, ...]
+
+
+_MOST_DIFFERENCES: Final = 300
+_INCIDENTAL: Final = ("rendezvous.port", "command", "uid", "directory")
+
+
+def find_differences(runs: Sequence[RecordedRun]) -> list[Difference]:
+    """Return the settings and arguments that differ between runs."""
+    flat = [dict(_flatten("", run.resource.get("spec") or {})) | dict(run.facts) for run in runs]
+    names = [name for name in dict.fromkeys(name for settings in flat for name in settings) if name not in _INCIDENTAL]
+    found = [Difference(name, tuple(settings.get(name, "") for settings in flat)) for name in names]
+    return [difference for difference in found if len(set(difference.values)) > 1][:_MOST_DIFFERENCES]
+
+
+def _flatten(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _flatten(f"{path}.{name}" if path else str(name), item)
+    elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        yield from _list_options(shlex.join(value), path)
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            name = item.get("name", number) if isinstance(item, Mapping) else number
+            yield from _flatten(f"{path}[{name}]", item)
+    else:
+        yield path, str(value)
+
+
+def _list_options(command: str, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the options of a command line by name, and its other words together."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        words = command.split()
+    others = []
+    number = 0
+    while number < len(words):
+        word = words[number]
+        number += 1
+        if not word.startswith("--") or word == "--":
+            others.append(word)
+            continue
+        name, has_value, value = word.partition("=")
+        if not has_value and number < len(words) and not words[number].startswith("-"):
+            value = words[number]
+            number += 1
+        yield f"{path} {name}".strip(), value or "set"
+    yield f"{path or 'command'} (words)", " ".join(others)

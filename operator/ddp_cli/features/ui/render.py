@@ -1,0 +1,152 @@
+"""Draw the pages: templates whose text is always escaped, and cleaned of control characters and credentials."""
+
+import base64
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache
+from importlib import resources
+from typing import Any, Final
+
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from ddp_cli.features.ui.commands import split_commands
+from ddp_cli.features.ui.job_page import JobPage, format_settings
+from ddp_cli.features.ui.rows import TITLES, Attention, Row
+from ddp_cli.view.terminal import make_printable
+from ddp_operator._version import __version__
+from ddp_operator.api.kubeobjects import utc_now
+from ddp_operator.api.texts import format_duration
+
+STATIC: Final = resources.files(__package__) / "static"
+SCRIPTS: Final = ("uPlot.iife.min.js", "idiomorph.min.js", "page.js", "charts.js")
+_LIVE: Final = ("idiomorph.min.js",)
+"""Not part of a saved page, which does not change."""
+STYLES: Final = ("uPlot.min.css", "page.css")
+PARTS: Final = ("head", "now", "timeline", "ranks", "events", "settings")
+"""The parts of a job's page that change, each a template and an element."""
+_SHOWN_RANKS: Final = 100
+
+
+def _clean(value: Any) -> Any:
+    """Return a value of a template. Markup is ours."""
+    if isinstance(value, str) and not isinstance(value, Markup):
+        return make_printable(value)
+    return value
+
+
+def _format_time(moment: datetime | None) -> Markup:
+    """Return a time, which the browser shows in the user's zone."""
+    if moment is None:
+        return Markup("")
+    utc = moment.astimezone(UTC)
+    return Markup('<time datetime="{}">{}</time>').format(utc.isoformat(), f"{utc:%Y-%m-%d %H:%M:%S} UTC")
+
+
+def _format_milliseconds(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f"{1000 * seconds:,.1f}" if seconds < 1 else f"{1000 * seconds:,.0f}"
+
+
+def _find_commands(text: str) -> Markup:
+    """Return an explanation with its commands marked."""
+    parts = [
+        (_COMMAND if is_command else Markup("{}")).format(part)
+        for part, is_command in split_commands(make_printable(text))
+    ]
+    return Markup("").join(parts)
+
+
+_COMMAND: Final = Markup('<span class="command"><code>{}</code><button type="button" data-copy>Copy</button></span>')
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader(str(__package__)),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_clean,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "time": _format_time,
+        "moment": lambda seconds: _format_time(datetime.fromtimestamp(seconds, UTC)),
+        "duration": format_duration,
+        "ms": _format_milliseconds,
+        "commands": _find_commands,
+    }
+    environment.globals |= {"version": __version__, "titles": TITLES, "attentions": list(Attention)}
+    return environment
+
+
+def render(template: str, **values: Any) -> str:
+    """Return a page or a part of one."""
+    return _environment().get_template(f"{template}.html").render(**values)
+
+
+def render_row(row: Row) -> str:
+    """Return a row of the list."""
+    return render("row", row=row)
+
+
+def render_parts(page: JobPage, ranks: int = 1) -> dict[str, str]:
+    """Return the parts of a job's page by the names of their elements. ``ranks``: the page of the table of ranks."""
+    first = _SHOWN_RANKS * (ranks - 1)
+    return {name: render(name, page=page, shown=_SHOWN_RANKS, first=first, saved=False) for name in PARTS}
+
+
+def to_json(value: Any) -> str:
+    """Return JSON that is safe inside of a script element, without numbers that JSON does not have."""
+    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def clean_data(value: Any) -> Any:
+    """Return data for the browser with clean texts."""
+    if isinstance(value, str):
+        return make_printable(value)
+    if isinstance(value, Mapping):
+        return {name: clean_data(item) for name, item in value.items()}
+    return [clean_data(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def render_saved(page: JobPage, lines: Sequence[Any] = (), note: str = "") -> str:
+    """Return the page of a job as one file that needs no server: its policy allows its own scripts and styles alone."""
+    scripts = [_read_static(name) for name in SCRIPTS if name not in _LIVE]
+    style = "".join(map(_read_static, STYLES))
+    policy = (
+        f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}; img-src data:; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    settings = format_settings(page.run.resource, hide_values=True)
+    return render(
+        "saved",
+        page=page,
+        settings=settings,
+        lines=lines,
+        log_note=note,
+        curves=Markup(to_json(clean_data(page.curves))),
+        policy=policy,
+        scripts=list(map(Markup, scripts)),
+        style=Markup(style),
+        shown=_SHOWN_RANKS,
+        first=0,
+        saved=True,
+        now=utc_now(),
+    )
+
+
+@cache
+def _read_static(name: str) -> str:
+    text = (STATIC / name).read_text(encoding="utf-8")
+    assert "</script" not in text
+    return f"{text}\n"
+
+
+def _hash(text: str) -> str:
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"

@@ -1,0 +1,182 @@
+"""The list of jobs as typed rows, and the order in which a person must look at them. Pure."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime, timedelta
+from enum import IntEnum
+from typing import Any, Final
+
+from ddp_cli.client.points import read_points
+from ddp_cli.features.ui.curves import draw_sparkline
+from ddp_cli.view.why import Why, explain_why
+from ddp_operator.api.kubeobjects import parse_time
+from ddp_operator.api.status import Progress, Status
+from ddp_operator.api.stored_fields import read_status
+from ddp_operator.decide import conditions as c
+
+_NEWS: Final = timedelta(days=1)
+"""A job that failed longer ago does not need a person any more."""
+_LONGEST: Final = 300
+_PATIENCE: Final = timedelta(minutes=5)
+"""A job that still starts, or is restarted, after this time needs a person."""
+_QUEUED: Final = (c.QUOTA_PENDING, c.QUEUE_STOPPED, c.WAITING_FOR_PODS, c.UNSCHEDULABLE)
+_BROKEN: Final = frozenset(c.BLOCKING) - frozenset(_QUEUED)
+
+
+class Attention(IntEnum):
+    """What a row asks of a person, in the order of the list."""
+
+    NEEDED = 0
+    WAITING = 1
+    TRAINING = 2
+    PAUSED = 3
+    ENDED = 4
+
+
+TITLES: Final = {
+    Attention.NEEDED: "Needs you",
+    Attention.WAITING: "Waiting",
+    Attention.TRAINING: "Training",
+    Attention.PAUSED: "Paused",
+    Attention.ENDED: "Ended",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """A job in the list. ``key``: its path below the page's address."""
+
+    key: str
+    name: str
+    place: str
+    phase: str = "Unknown"
+    attention: Attention = Attention.NEEDED
+    reason: str = ""
+    percent: float | None = None
+    progress: Progress = field(default_factory=Progress)
+    restarts: int = 0
+    gpus: str = ""
+    curve: str = ""
+    started: datetime | None = None
+    ended: datetime | None = None
+    waiting: str = ""
+    """Its place in a queue, and the expected start."""
+
+    doubtful: bool = False
+    """Whether a success may not be what was intended."""
+
+    @property
+    def tone(self) -> str:
+        """The name of the colour of its state."""
+        return choose_tone(self.phase, self.attention, doubtful=self.doubtful)
+
+
+def choose_tone(phase: str, attention: Attention, *, doubtful: bool) -> str:
+    """Return the name of the colour of a state."""
+    if phase in ("Failed", "Rejected", "Interrupted", "Unknown"):
+        return "bad"
+    if phase == "Succeeded":
+        return "warn" if doubtful else "good"
+    tones = {Attention.NEEDED: "bad", Attention.TRAINING: "busy", Attention.PAUSED: "idle"}
+    return tones.get(attention, "warn")
+
+
+def judge_attention(status: Status, why: Why, now: datetime) -> Attention:
+    """Return what a job asks of a person: this decides what stands on top, and what the pages emphasize."""
+    phase = why.phase
+    if phase == "Succeeded":
+        return Attention.NEEDED if c.find_doubts(status) and _is_news(status, now) else Attention.ENDED
+    if phase in ("Failed", "Rejected"):
+        return Attention.NEEDED if _is_news(status, now) else Attention.ENDED
+    if phase in ("Suspended", "Held"):
+        return Attention.PAUSED
+    obstacle = c.find_obstacle(status)
+    if why.reason == "NoOperator" or phase == "Unknown" or why.reason in (c.STALLED, c.INADMISSIBLE):
+        return Attention.NEEDED
+    if obstacle is None:
+        is_doubtful = status.is_false(c.TRAINS_AS_ONE) or status.is_false(c.UPLOADED)
+        return Attention.NEEDED if is_doubtful or _is_lost(status.progress) else Attention.TRAINING
+    is_late = now - obstacle.last_transition_time > _PATIENCE
+    is_late = is_late and why.reason not in _QUEUED  # a queue may take days
+    return Attention.NEEDED if why.reason in _BROKEN or is_late else Attention.WAITING
+
+
+def build_row(resource: Mapping[str, Any], now: datetime, *, key: str, place: str = "") -> Row:
+    """Return the row of a resource; one that cannot be read has a row with the reason."""
+    metadata = resource["metadata"]
+    row = Row(key, str(metadata["name"]), place or str(metadata.get("namespace") or ""))
+    try:
+        return _fill(row, resource, now)
+    except Exception as error:  # the fields come from users and other versions; a row may not end the page
+        return replace(row, reason=f"This job cannot be read: {type(error).__name__}: {error}"[:_LONGEST])
+
+
+def _fill(row: Row, resource: Mapping[str, Any], now: datetime) -> Row:
+    status = read_status(resource).status
+    why = explain_why(resource, (), now)
+    attention = judge_attention(status, why, now)
+    progress = status.progress or Progress()
+    reason = "" if attention is Attention.TRAINING and not status.stragglers else shorten(why.what, why.name)
+    points = [(point["time"], point["loss"]) for point in read_points(status.history) if "loss" in point]
+    return replace(
+        row,
+        phase=why.phase,
+        attention=attention,
+        reason=reason,
+        percent=100.0 if why.phase == "Succeeded" else read_percent(progress),
+        progress=progress,
+        restarts=status.restarts.all,
+        gpus=str(status.usage.gpus) if status.usage is not None and status.usage.gpus else _count_gpus(resource),
+        curve=draw_sparkline(points),
+        started=status.start_time or parse_time(resource["metadata"].get("creationTimestamp")),
+        ended=status.completion_time,
+        waiting=_describe_queue(status),
+        doubtful=bool(c.find_doubts(status)),
+    )
+
+
+def shorten(what: str, name: str) -> str:
+    """Return an explanation without the job's name, which stands beside it."""
+    text = what.removeprefix(name).strip()
+    for verb in ("is ", "has been ", "has "):
+        text = text.removeprefix(verb)
+    return (text[:1].upper() + text[1:])[:_LONGEST]
+
+
+def read_percent(progress: Progress) -> float | None:
+    """Return the finished part, 0 to 100; None: it is unknown."""
+    try:
+        value = float((progress.percent or "").rstrip("%"))
+    except ValueError:
+        return None
+    return min(100.0, max(0.0, value)) if math.isfinite(value) else None
+
+
+def _describe_queue(status: Status) -> str:
+    queue = status.queue
+    if queue is None:
+        return ""
+    waits = f", waits for {queue.waits_for}" if queue.waits_for else ""
+    return f"Place {queue.position} of {queue.of} in {queue.cluster_queue}{waits}"
+
+
+def _count_gpus(resource: Mapping[str, Any]) -> str:
+    containers = resource["spec"]["template"]["spec"].get("containers") or ()
+    limits = ((container.get("resources") or {}).get("limits") or {} for container in containers)
+    counts = (int(value) for limit in limits for kind, value in limit.items() if kind.endswith("/gpu"))
+    total = sum(counts) * int(resource["spec"].get("nodes") or 1)
+    return str(total) if total else ""
+
+
+def _is_news(status: Status, now: datetime) -> bool:
+    return status.completion_time is None or now - status.completion_time < _NEWS
+
+
+def _is_lost(progress: Progress | None) -> bool:
+    return progress is not None and (progress.loss or "").lstrip("-") in ("nan", "inf")
+
+
+def sort_rows(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows that need a person first, then the newest."""
+    return sorted(rows, key=lambda row: (row.attention, -(row.started.timestamp() if row.started else 0.0)))

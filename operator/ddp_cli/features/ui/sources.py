@@ -1,0 +1,389 @@
+"""The jobs of the pages: runs in a folder of this machine, by the times of their files, and a cluster's, by watches."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+from ddp_cli.client.api import Api, Object, api_path, find_lease_renewal, is_about
+from ddp_cli.client.cluster_backend import ClusterBackend
+from ddp_cli.client.errors import ApiError, ClientError, NotFound
+from ddp_cli.client.follow import Jobs, follow_jobs, follow_objects
+from ddp_cli.client.job import Job
+from ddp_cli.client.local import LocalBackend
+from ddp_cli.client.logs import RunLogs, has_log, log_pod
+from ddp_cli.client.runs import read_job as read_run_job
+from ddp_cli.features.ui.cluster_job import read_job
+from ddp_cli.features.ui.job_page import JobPage, PodFacts, build_job_page
+from ddp_cli.features.ui.logs import (
+    WINDOW_LINES,
+    LogPiece,
+    LogQuery,
+    PodFollower,
+    RunFollower,
+    read_pod_piece,
+    read_run_piece,
+)
+from ddp_cli.features.ui.rows import Row, build_row
+from ddp_cli.features.ui.run import RecordedRun, read_run
+from ddp_cli.local.folder import RunFolder
+from ddp_cli.local.own_files import is_own_folder
+from ddp_cli.view.why import LeaseRenewal, explain_why
+from ddp_operator.api import constants
+from ddp_operator.api.kubeobjects import utc_now
+from ddp_operator.api.status import ENDED_PHASES
+from ddp_operator.decide.report import decode_report
+from ddp_operator.decide.scheduling import read_event_time
+from ddp_operator.decide.views import view_pod
+
+_MOST_RUNS: Final = 1000
+_MOST_REPORTS: Final = 16
+_REPORT_LINES: Final = 4
+_AGE_SECONDS: Final = 15.0
+"""After this time the texts of a job that waits are written again: they state for how long."""
+_RETRY_SECONDS: Final = 5.0
+_VIEW_SECONDS: Final = 60
+"""An opened job is watched until it has not been read for this time."""
+_MOST_EVENTS: Final = 500
+_MOST_OBJECTS: Final = 2000
+
+Changed = Callable[[], None]
+LogFollower = RunFollower | PodFollower
+
+
+@dataclass
+class LocalRuns:
+    """The runs in a folder. A run is read again when one of its files has changed, or its process has ended."""
+
+    kind: ClassVar = "run"
+    runs: Path
+    problem: str = ""
+    _rows: dict[str, tuple[object, Row]] = field(default_factory=dict)
+
+    def refresh(self) -> Mapping[str, Row]:
+        """Return the rows of the newest runs."""
+        folders = self._list_folders()
+        self._rows = {name: self._rows[name] for name in folders if name in self._rows}
+        for name, path in folders.items():
+            signature = _sign_status(path)
+            before = self._rows.get(name)
+            if before is None or before[0] != signature:
+                self._rows[name] = signature, _read_row(name, path)
+        return {row.key: row for _, row in self._rows.values()}
+
+    def _list_folders(self) -> dict[str, Path]:
+        """Return this user's newest run folders by name."""
+        if self.runs.is_symlink():
+            self.problem = f"{self.runs} is a link; name its target with --runs-dir"
+            return {}
+        paths = [path.parent for path in self.runs.glob("*/status.yaml") if is_own_folder(path.parent)]
+        newest = sorted(paths, key=_last_change, reverse=True)[:_MOST_RUNS]
+        self.problem = (
+            f"only the newest {_MOST_RUNS} of {len(paths)} runs are listed" if len(paths) > _MOST_RUNS else ""
+        )
+        return {path.name: path for path in newest}
+
+    def read_run(self, key: str) -> RecordedRun:
+        """Return what the run's folder has. Raises: ClientError."""
+        try:
+            return read_run(self.find_folder(key).path)
+        except (ValueError, OSError) as error:
+            raise ClientError(str(error)) from None
+
+    def find_folder(self, key: str) -> RunFolder:
+        """Return the folder of a run: one of those that exist, never a path that a browser names. Raises: NotFound."""
+        name = key.removeprefix("run/")
+        path = self._list_folders().get(name)
+        if path is None:
+            raise NotFound(f"run {name[:80]} does not exist in {self.runs}; it may have been deleted")
+        return RunFolder(path)
+
+    def read_page(self, key: str) -> JobPage:
+        """Return the page of a run. Raises: ClientError."""
+        return build_run_page(self.read_run(key), self.find_folder(key), key=key)
+
+    def sign(self, key: str) -> object:
+        """Return the times of the files of a run."""
+        try:
+            folder = self.find_folder(key)
+        except NotFound:
+            return None
+        paths = [folder.status, folder.metrics, folder.events, folder.summary, *folder.reports.glob("*.json")]
+        return tuple(map(_last_change, paths)), folder.in_use
+
+    def read_log(self, key: str, query: LogQuery, cursor: str) -> LogPiece:
+        """Return a piece of the log of a run. Raises: ClientError."""
+        folder = self.find_folder(key)
+        return read_run_piece(folder, count_ranks(folder), query, cursor)
+
+    def follow_log(self, key: str) -> LogFollower:
+        """Return the reader of the future lines of a run. Raises: ClientError."""
+        folder = self.find_folder(key)
+        return RunFollower(folder, count_ranks(folder))
+
+    def renew(self, key: str) -> None:
+        """Do nothing: all is read from files."""
+
+
+def count_ranks(folder: RunFolder) -> int:
+    """Return the number of ranks in each pod of a run. Raises: ClientError."""
+    return RunLogs(folder, None, None, None).nproc
+
+
+def build_run_page(run: RecordedRun, folder: RunFolder, *, key: str = "") -> JobPage:
+    """Return the page of a run on this machine."""
+    attempt = run.status.attempt
+    pods = []
+    for file in find_reports(folder, attempt):
+        with suppress(OSError):
+            index = int(file.stem.rpartition("-")[2])
+            report = decode_report(folder.read(file).encode("utf-8", "replace"))
+            state = "" if run.under_way else "ended"
+            pods.append(PodFacts(index, node="this machine", state=state, report=report))
+    argument = LocalBackend(folder.path.parent).argument(folder.path.name)
+    return build_job_page(run, utc_now(), key=key, place="this machine", pods=pods, argument=argument)
+
+
+def find_reports(folder: RunFolder, attempt: int) -> list[Path]:
+    """Return the files with the last reports of an attempt's pods."""
+    files = folder.reports.glob(f"attempt-{attempt}-pod-*.json")
+    return sorted(file for file in files if file.stem.rpartition("-")[2].isdecimal())
+
+
+def _last_change(path: Path) -> int:
+    try:
+        return path.lstat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _sign_status(path: Path) -> object:
+    folder = RunFolder(path)
+    return _last_change(folder.status), folder.in_use
+
+
+def _read_row(name: str, path: Path) -> Row:
+    """Return the row of a run; one that cannot be read has a row with the reason."""
+    key = f"run/{name}"
+    try:
+        resource = read_run_job(RunFolder(path))
+    except ClientError as error:
+        return Row(key, name, "this machine", reason=str(error))
+    named = {**resource, "metadata": {**resource["metadata"], "name": name}}
+    return build_row(named, utc_now(), key=key, place="this machine")
+
+
+@dataclass
+class _Watched:
+    """What is watched of an opened job."""
+
+    pods: Jobs = field(default_factory=dict)
+    events: Jobs = field(default_factory=dict)
+    reports: dict[str, Any] = field(default_factory=dict)
+    note: str = ""
+    lease: LeaseRenewal | None = None
+    read_at: float = 0.0
+    version: int = 0
+
+
+class ClusterJobs:
+    """The jobs of a namespace, or of all, by watches: of the jobs always, of Events and pods of opened jobs."""
+
+    kind: ClassVar = "job"
+
+    def __init__(self, api: Api, *, everywhere: bool, on_change: Changed = lambda: None) -> None:
+        self.problem = ""
+        self._api = api
+        self._namespace = None if everywhere else api.namespace
+        self._on_change = on_change
+        self._lock = threading.Lock()
+        self._jobs: Jobs = {}
+        self._rows: dict[str, tuple[str, float, Row]] = {}
+        self._watched: dict[str, _Watched] = {}
+
+    def start(self) -> None:
+        """Watch the jobs until the process ends."""
+        threading.Thread(target=self._watch_jobs, daemon=True).start()
+
+    def _watch_jobs(self) -> None:
+        while True:
+            try:
+                for jobs in follow_jobs(self._api, self._namespace):
+                    self.problem = ""
+                    self._jobs = jobs
+                    self._on_change()
+            except ClientError as error:
+                self.problem = str(error)
+            except Exception as error:  # a response of a foreign server; the page shows it, and the watch goes on
+                self.problem = f"{self._api.host}: {type(error).__name__}: {error}"
+            self._on_change()
+            time.sleep(_RETRY_SECONDS)
+
+    def refresh(self) -> Mapping[str, Row]:
+        """Return the rows of the jobs."""
+        now = time.monotonic()
+        jobs = {f"job/{namespace}/{name}": job for (namespace, name), job in self._jobs.items()}
+        self._rows = {key: entry for key, entry in self._rows.items() if key in jobs}
+        for key, job in jobs.items():
+            version = str(job["metadata"].get("resourceVersion"))
+            entry = self._rows.get(key)
+            if entry is None or entry[0] != version or now - entry[1] > _AGE_SECONDS:
+                self._rows[key] = version, now, build_row(job, utc_now(), key=key)
+        return {key: row for key, (_, _, row) in self._rows.items()}
+
+    def find(self, key: str) -> Job:
+        """Return a job. Raises: NotFound."""
+        _, namespace, name = key.split("/", 2)
+        resource = self._jobs.get((namespace, name))
+        if resource is None:
+            raise NotFound(f"job {name[:80]} does not exist in namespace {namespace[:80]}; it may have been deleted")
+        return Job(ClusterBackend(self._within(namespace)), name, resource)
+
+    def _within(self, namespace: str) -> Api:
+        """Return the API of the namespace of a job that the API server has listed."""
+        return Api(self._api.client, namespace, self._api.home)
+
+    def read_run(self, key: str) -> RecordedRun:
+        """Return what the status and the Events have. Raises: ClientError."""
+        job = self.find(key)
+        watched = self._watch(key, job)
+        return read_job(job.resource, self._sort_events(watched), utc_now())
+
+    def read_page(self, key: str) -> JobPage:
+        """Return the page of a job. Raises: ClientError."""
+        job = self.find(key)
+        watched = self._watch(key, job)
+        events = self._sort_events(watched)
+        now = utc_now()
+        argument = job.backend.argument(job.name)
+        api = self._within(job.resource["metadata"]["namespace"])
+        why = explain_why(job.resource, events, now, option=api.option, lease=watched.lease)
+        run = read_job(job.resource, events, now)
+        pods = list(_list_pods(run.status.attempt, watched))
+        place = job.resource["metadata"]["namespace"]
+        return build_job_page(
+            run, now, key=key, place=place, why=why, pods=pods, ranks_note=watched.note, argument=argument
+        )
+
+    def sign(self, key: str) -> object:
+        """Return the versions of a job, its pods and its Events."""
+        _, namespace, name = key.split("/", 2)
+        job = self._jobs.get((namespace, name))
+        watched = self._watched.get(key)
+        if watched is not None:
+            watched.read_at = time.monotonic()
+        version = job["metadata"].get("resourceVersion") if job else None
+        return version, watched.version if watched else 0, time.monotonic() // _AGE_SECONDS
+
+    def read_log(self, key: str, query: LogQuery, cursor: str) -> LogPiece:
+        """Return the last lines of the pods that exist. Raises: ClientError."""
+        job = self.find(key)
+        tail = int(cursor) if cursor.isdecimal() and len(cursor) < 9 else WINDOW_LINES
+        return read_pod_piece(job.backend.logs(job.name, node=None, attempt=None, tail=tail), query, cursor)
+
+    def follow_log(self, key: str) -> LogFollower:
+        """Return the reader of the future lines of a job's pods. Raises: ClientError."""
+        job = self.find(key)
+        watched = self._watch(key, job)
+        api = self._within(job.resource["metadata"]["namespace"])
+        return PodFollower(api, job.name, lambda: [log_pod(pod) for pod in list(watched.pods.values()) if has_log(pod)])
+
+    def renew(self, key: str) -> None:
+        """Read the reports of the job's pods once, through the API server, as far as the user may."""
+        watched = self._watched.get(key)
+        if watched is not None:
+            self._read_reports(watched)
+
+    def _sort_events(self, watched: _Watched) -> list[Object]:
+        return sorted(watched.events.values(), key=read_event_time)
+
+    def _watch(self, key: str, job: Job) -> _Watched:
+        """Return what is watched of a job; start the watches at its first reading. Raises: ClientError."""
+        with self._lock:
+            watched = self._watched.get(key)
+            if watched is not None:
+                watched.read_at = time.monotonic()
+                return watched
+            watched = self._watched[key] = _Watched(read_at=time.monotonic())
+        metadata = job.resource["metadata"]
+        api = self._within(metadata["namespace"])
+        watched.lease = find_lease_renewal(api)
+        labels = {"labelSelector": f"{constants.LABEL_JOB_NAME}={job.name}"}
+
+        def is_ours(event: Object) -> bool:
+            return is_about(event, job.name, metadata["uid"])
+
+        for attribute, path, query, keep in (
+            ("pods", api_path("v1", "pods", api.namespace), labels, lambda item: True),
+            ("events", api_path("v1", "events", api.namespace), {}, is_ours),
+        ):
+            ready = threading.Event()
+            arguments = (key, watched, attribute, api, path, query, keep, ready)
+            threading.Thread(target=self._follow, args=arguments, daemon=True).start()
+            ready.wait(1.0)
+        if (job.resource.get("status") or {}).get("phase") not in ENDED_PHASES:
+            threading.Thread(target=self._read_reports, args=(watched,), daemon=True).start()
+        return watched
+
+    def _follow(
+        self,
+        key: str,
+        watched: _Watched,
+        attribute: str,
+        api: Api,
+        path: str,
+        query: Mapping[str, str],
+        keep: Callable[[Object], bool],
+        ready: threading.Event,
+    ) -> None:
+        """Watch the objects of an opened job, until nobody has read it for a minute."""
+        while time.monotonic() - watched.read_at < _VIEW_SECONDS:
+            until = time.monotonic() + _VIEW_SECONDS
+            try:
+                objects = follow_objects(
+                    api, path, query, lambda: api.request("GET", path, query), keep=keep, until=until
+                )
+                for found in objects:
+                    setattr(watched, attribute, dict(list(found.items())[-_MOST_OBJECTS:]))
+                    watched.version += 1
+                    ready.set()
+                    self._on_change()
+            except (ClientError, ValueError, LookupError, TypeError) as error:
+                watched.note = watched.note or f"The {attribute} of this job cannot be read: {error}"
+                ready.set()
+                time.sleep(_RETRY_SECONDS)
+        self._watched.pop(key, None)
+
+    def _read_reports(self, watched: _Watched) -> None:
+        problem = ""
+        pods = [pod for pod in map(view_pod, list(watched.pods.values())) if pod.phase == "Running"]
+        for pod in sorted(pods, key=lambda pod: pod.index)[:_MOST_REPORTS]:
+            namespace = pod.raw["metadata"]["namespace"]
+            path = api_path("v1", "pods", namespace, f"{pod.name}:{constants.DEFAULT_METRICS_PORT}", "proxy/report")
+            try:
+                lines = [line for _, line in zip(range(_REPORT_LINES), self._api.lines(path), strict=False)]
+                watched.reports[pod.uid] = decode_report("\n".join(lines).encode())
+            except ApiError as error:
+                problem = f"The ranks of some pods cannot be read: {error}"
+                if error.status == 403:
+                    break
+        if len(pods) > _MOST_REPORTS:
+            problem = problem or f"The ranks of the first {_MOST_REPORTS} of {len(pods)} pods"
+        watched.note = problem
+        watched.version += 1
+        self._on_change()
+
+
+def _list_pods(attempt: int, watched: _Watched) -> Iterator[PodFacts]:
+    """Yield the facts of the newest pods of an attempt."""
+    views = [view for view in map(view_pod, list(watched.pods.values())) if view.attempt == attempt]
+    newest = {view.index: view for view in sorted(views, key=lambda view: view.created)}
+    for index, view in sorted(newest.items()):
+        state = view.waiting_reason or ("being deleted" if view.deleting else view.phase.lower())
+        yield PodFacts(index, view.name, view.node_name, state, watched.reports.get(view.uid))
+
+
+Source = LocalRuns | ClusterJobs

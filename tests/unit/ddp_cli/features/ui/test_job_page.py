@@ -1,0 +1,97 @@
+"""The life, the ranks and the settings of a job."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from ddp_cli.features.ui.job_page import PodFacts, find_differences, format_settings, list_bars, list_ranks
+from ddp_cli.features.ui.run import LoggedEvent, RecordedRun, make_run, read_run
+from ddp_operator.api.parse import parse_status
+from ddp_operator.decide.report import decode_report
+from ddp_pod.contract.report import Stall, StalledRank
+from tests.support.builders import NOW, resource
+from tests.support.builders import page as build_report
+from tests.unit.ddp_cli.features.ui.test_run import write_run
+
+NO_STALL = Stall()
+
+
+def make(rows: list[tuple[float, float]], events: list[tuple[float, str]], end: float) -> RecordedRun:
+    status = {
+        "phase": "Failed",
+        "startTime": "1970-01-01T00:00:00Z",
+        "completionTime": f"1970-01-01T00:00:{end:02.0f}Z",
+    }
+    job = resource() | {"status": status}
+    logged = [LoggedEvent(time, "Normal", reason, "") for time, reason in events]
+    made = [{"time": time, "steps": step, "step": step} for time, step in rows]
+    return make_run(job, parse_status(job), made, logged, name="x", under_way=False)
+
+
+def test_bars_follow_queue_start_steps_restart_and_stall() -> None:
+    events = [
+        (5.0, "Scheduled"),
+        (12.0, "Rendezvoused"),
+        (20.0, "FailureKilled"),
+        (22.0, "Rendezvoused"),
+        (31.0, "Stalled"),
+    ]
+    run = make([(14.0, 1.0), (20.0, 9.0), (24.0, 1.0), (31.0, 8.0)], events, 40.0)
+    assert [(bar.kind, bar.start, bar.end) for bar in list_bars(run, NOW)] == [
+        ("queue", 0.0, 5.0), ("start", 5.0, 12.0), ("first step", 12.0, 14.0), ("steps", 14.0, 20.0),
+        ("restart", 20.0, 24.0), ("steps", 24.0, 31.0), ("stalled", 31.0, 40.0),
+    ]  # fmt: skip
+
+
+def test_job_without_events_and_steps_has_one_bar() -> None:
+    assert [(bar.kind, bar.length) for bar in list_bars(make([], [], 30.0), NOW)] == [("queue", 30.0)]
+
+
+def report(count: int, slow: int, stall: Stall = NO_STALL) -> PodFacts:
+    counters = {"steps": 10, "step": 10, "stepSeconds": 2.0, "dataSeconds": 0.1}
+    ranks = [{"rank": n, **counters, "computeSeconds": 1.5 if n == slow else 1.0} for n in range(count)]
+    page = replace(decode_report(build_report(ranks=ranks).encode()), stall=stall)
+    return PodFacts(0, node="node-a", report=page)
+
+
+def test_slowest_rank_is_first_with_its_reason(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path))
+    rows = list_ranks(parse_status(resource()), [report(4, slow=2)], run)
+    assert rows[0].rank == "2"
+    assert rows[0].note == "its own computation takes long"
+    assert [row.note for row in rows[1:]] == ["", "", ""]
+    assert (rows[0].node, rows[0].wait) == ("node-a", 0.2 - 0.16)
+
+
+def test_hanging_rank_states_where_it_hangs(tmp_path: Path) -> None:
+    stall = Stall(seconds=40, ranks=(StalledRank(3, "IO", "read in loader.py:7"),))
+    rows = list_ranks(parse_status(resource()), [report(4, slow=-1, stall=stall)], read_run(write_run(tmp_path)))
+    assert (rows[0].rank, rows[0].state, rows[0].note) == ("3", "waits for its storage", "read in loader.py:7")
+
+
+def test_pod_without_a_report_has_a_row(tmp_path: Path) -> None:
+    (row,) = list_ranks(
+        parse_status(resource()), [PodFacts(5, node="n", state="ImagePullBackOff")], read_run(write_run(tmp_path))
+    )
+    assert (row.pod, row.state) == ("5", "ImagePullBackOff")
+
+
+def test_differences_name_options_and_settings(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path))
+    other = replace(run, resource=resource(nodes=7), facts={**run.facts, "commit": "def"})
+    container = {"name": "trainer", "args": ["train.py", "--lr", "0.1", "--amp", "--seed=3"]}
+    changed = {"name": "trainer", "args": ["train.py", "--lr", "0.2", "--seed=3"]}
+    run.resource["spec"]["template"]["spec"]["containers"] = [container]
+    other.resource["spec"]["template"]["spec"]["containers"] = [changed]
+    found = {difference.name: difference.values for difference in find_differences([run, other])}
+    assert found["template.spec.containers[trainer].args --lr"] == ("0.1", "0.2")
+    assert found["template.spec.containers[trainer].args --amp"] == ("set", "")
+    assert found["commit"] == ("abc1234 Fix <it>", "def")
+    assert not any("--seed" in name for name in found)
+
+
+def test_settings_are_bounded() -> None:
+    text = format_settings(resource() | {"status": {"message": "x" * 500_000}})
+    assert len(text) < 300_000
+    assert "cut here" in text

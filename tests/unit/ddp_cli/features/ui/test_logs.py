@@ -1,0 +1,127 @@
+"""Logs in pieces from the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from ddp_cli.client.errors import ClientError
+from ddp_cli.client.logs import Line, LogPod
+from ddp_cli.features.ui import logs
+from ddp_cli.features.ui.logs import LogQuery, RunFollower, ShownLine, read_pod_piece, read_run_piece, show_line
+from ddp_cli.local.folder import RunFolder
+from tests.support.builders import NOW
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    return RunFolder.create(tmp_path, "train", NOW)
+
+
+def write(folder: RunFolder, text: str, attempt: int = 1, pod: int = 0) -> None:
+    with (folder.logs / f"attempt-{attempt}-pod-{pod}.log").open("a") as stream:
+        stream.write(text)
+
+
+ALL = LogQuery()
+
+
+def read_all(folder: RunFolder, query: LogQuery = ALL, nproc: int = 1) -> list[ShownLine]:
+    """Return the lines of all pieces, as a reader sees them who asks for older lines until there are none."""
+    piece = read_run_piece(folder, nproc, query)
+    lines = list(piece.lines)
+    while piece.before:
+        piece = read_run_piece(folder, nproc, query, piece.before)
+        lines = [*piece.lines, *lines]
+    return lines
+
+
+@pytest.mark.parametrize("chunk", [64, 1000, 256 << 10])
+def test_pieces_together_are_the_log(folder: RunFolder, monkeypatch: pytest.MonkeyPatch, chunk: int) -> None:
+    monkeypatch.setattr(logs, "_CHUNK", chunk)
+    expected = [f"line {number} é" for number in range(1003)]
+    write(folder, "".join(f"{line}\n" for line in expected))
+    assert [line.text for line in read_all(folder)] == expected
+
+
+def test_piece_reads_only_the_end_of_a_large_log(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(folder, "x" * 99 + "\n")
+    path = folder.logs / "attempt-1-pod-0.log"
+    with path.open("r+b") as stream:
+        stream.truncate(40 << 30)  # a sparse file: reading it would take minutes
+        stream.seek(0, 2)
+        stream.write(b"\nthe end\n")
+    assert read_run_piece(folder, 1, LogQuery()).lines[-1].text == "the end"
+
+
+def test_search_gives_up_after_its_limit_and_continues_there(
+    folder: RunFolder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(logs, "_MOST_BYTES", 4000)
+    monkeypatch.setattr(logs, "_CHUNK", 1000)
+    write(folder, "needle\n" + "hay\n" * 3000)
+    piece = read_run_piece(folder, 1, LogQuery(text="NEEDLE"))
+    assert piece.lines == []
+    assert "older lines are searched on request" in piece.note
+    assert [line.text for line in read_all(folder, LogQuery(text="needle"))] == ["needle"]
+
+
+def test_rank_selects_its_lines_and_those_of_all_ranks(folder: RunFolder) -> None:
+    write(folder, "[rank0]: a\n[rank1]: b\nlauncher\n")
+    write(folder, "[rank2]: c\n[rank3]: d\n", pod=1)
+    assert [line.text for line in read_all(folder, LogQuery(rank=1), 2)] == ["b", "launcher"]
+    assert [line.text for line in read_all(folder, LogQuery(rank=3), 2)] == ["d"]
+    assert {line.prefix for line in read_all(folder, nproc=2)} == {"rank 0", "rank 1", "ranks 0-1", "rank 2", "rank 3"}
+
+
+def test_earlier_attempts_are_older_pieces(folder: RunFolder) -> None:
+    write(folder, "first\n", attempt=1)
+    write(folder, "second\n", attempt=2)
+    assert [line.text for line in read_run_piece(folder, 1, LogQuery()).lines] == ["second"]
+    assert [(line.attempt, line.text) for line in read_all(folder)] == [(1, "first"), (2, "second")]
+
+
+def test_line_is_shown_without_control_characters_and_bounded() -> None:
+    shown = show_line(Line("", "rank 0", "\x1b[31mred\x1b[0m \u202eabc \x07" + "y" * 9000), 1)
+    assert shown.text.startswith("red abc yyy")
+    assert shown.text.endswith("(cut; the line is longer)")
+    assert len(shown.text) < 2100
+
+
+@pytest.mark.parametrize("cursor", ["../x", "1:2:3x", "9" * 40, "1:" + "9," * 100])
+def test_odd_cursor_is_refused(folder: RunFolder, cursor: str) -> None:
+    with pytest.raises(ClientError, match="reload the page"):
+        read_run_piece(folder, 1, LogQuery(), cursor)
+
+
+def test_follower_reads_new_lines_of_new_attempts(folder: RunFolder) -> None:
+    write(folder, "old\n")
+    follower = RunFollower(folder, 1)
+    write(folder, "new\n")
+    write(folder, "newer\n", attempt=2)
+    lines, dropped = follower.read(LogQuery())
+    assert ([line.text for line in lines], dropped) == (["new", "newer"], 0)
+    write(folder, "z\n" * 1000)
+    lines, dropped = follower.read(LogQuery())
+    assert (len(lines), dropped) == (400, 600)
+
+
+class Source:
+    """The logs of two pods with the kubelet's times."""
+
+    def pods(self) -> list[LogPod]:
+        return [LogPod("a", "", 1, 0, 1), LogPod("b", "", 1, 1, 1)]
+
+    def is_over(self) -> bool:
+        return True
+
+    def lines(self, pod: LogPod, *, follow: bool) -> Iterator[Line]:
+        for second in range(2):
+            yield Line(f"2026-11-29T10:00:0{second}.{pod.node}Z", f"rank {pod.node}", f"{pod.name}{second}")
+
+
+def test_lines_of_pods_are_merged_by_time() -> None:
+    assert [line.text for line in read_pod_piece(Source(), LogQuery()).lines] == ["a0", "b0", "a1", "b1"]
+    assert [line.text for line in read_pod_piece(Source(), LogQuery(rank=1)).lines] == ["b0", "b1"]

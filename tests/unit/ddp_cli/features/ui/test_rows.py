@@ -1,0 +1,76 @@
+"""The list: what needs a person, in which order, and rows of jobs that cannot be read."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import pytest
+
+from ddp_cli.features.ui.rows import Attention, build_row, sort_rows
+from tests.support.builders import NOW, resource
+
+
+def condition(kind: str, status: str, reason: str, age: int = 10) -> dict[str, Any]:
+    since = (NOW - timedelta(seconds=age)).isoformat()
+    return {"type": kind, "status": status, "reason": reason, "message": "m", "lastTransitionTime": since}
+
+
+LONG_AGO = (NOW - timedelta(days=3)).isoformat()
+TRAINING = [condition("Accepted", "True", "Valid"), condition("Progressing", "True", "Training")]
+
+
+def waits(kind: str, reason: str, age: int = 10) -> dict[str, Any]:
+    return {"phase": "Running", "conditions": [condition(kind, "False", reason, age)]}
+
+
+STATES: dict[str, tuple[dict[str, Any], Attention]] = {
+    "training": ({"phase": "Running", "conditions": TRAINING}, Attention.TRAINING),
+    "stalled": (waits("Progressing", "Stalled"), Attention.NEEDED),
+    "nan": ({"phase": "Running", "conditions": TRAINING, "progress": {"loss": "nan"}}, Attention.NEEDED),
+    "queued": (waits("Scheduled", "QuotaPending", 9999), Attention.WAITING),
+    "no image": (waits("Scheduled", "ImagePull"), Attention.NEEDED),
+    "starts": (waits("Rendezvoused", "WaitingForRanks"), Attention.WAITING),
+    "starts long": (waits("Rendezvoused", "WaitingForRanks", 999), Attention.NEEDED),
+    "suspended": ({"phase": "Suspended", "conditions": TRAINING}, Attention.PAUSED),
+    "failed now": ({"phase": "Failed", "completionTime": NOW.isoformat()}, Attention.NEEDED),
+    "failed long ago": ({"phase": "Failed", "completionTime": LONG_AGO}, Attention.ENDED),
+    "succeeded": ({"phase": "Succeeded", "completionTime": NOW.isoformat()}, Attention.ENDED),
+}
+
+
+@pytest.mark.parametrize("state", STATES)
+def test_state_of_a_job_decides_what_it_asks_of_a_person(state: str) -> None:
+    status, attention = STATES[state]
+    assert build_row(resource() | {"status": status}, NOW, key="run/x").attention is attention
+
+
+def test_jobs_that_need_a_person_are_first_then_the_newest() -> None:
+    rows = []
+    for number, (status, _) in enumerate(STATES.values()):
+        started = (NOW + timedelta(seconds=number)).isoformat()
+        rows.append(build_row(resource() | {"status": {**status, "startTime": started}}, NOW, key=str(number)))
+    ordered = [row.attention for row in sort_rows(rows)]
+    assert ordered == sorted(ordered)
+    needed = [row.started for row in sort_rows(rows) if row.attention is Attention.NEEDED]
+    assert needed == sorted(needed, reverse=True)
+
+
+@pytest.mark.parametrize("status", [{"phase": "Frozen"}, [1], {"conditions": 3, "phase": "Running"}, {"progress": "x"}])
+def test_job_with_an_odd_status_has_a_row(status: Any) -> None:
+    row = build_row(resource() | {"status": status}, NOW, key="run/x")
+    assert row.name
+    assert row.phase in ("Unknown", "Running", "Pending")
+
+
+def test_job_that_cannot_be_read_has_a_row_with_the_reason() -> None:
+    broken = {"metadata": {"name": "x"}, "spec": {"template": 3, "nodes": []}, "status": {"phase": "Running"}}
+    row = build_row(broken, NOW, key="job/a/x")
+    assert row.attention is Attention.NEEDED
+    assert "cannot be read" in row.reason
+
+
+def test_row_has_a_curve_of_the_history() -> None:
+    history = {"columns": "time,loss", "rows": ["1,2.0", "2,nan", "3,1.0", "x,y"]}
+    row = build_row(resource() | {"status": {"phase": "Running", "history": history}}, NOW, key="run/x")
+    assert row.curve == "0.0,1.0 96.0,23.0"

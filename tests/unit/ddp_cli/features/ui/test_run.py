@@ -1,0 +1,107 @@
+"""What a run's folder has, as series and tables."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_cli.features.ui.run import (
+    LoggedEvent,
+    Mark,
+    find_marks,
+    list_rank_times,
+    read_run,
+    split_step_time,
+)
+from ddp_cli.local.folder import COLUMNS, RunFolder
+from ddp_operator.decide.report import Page, Rates
+from ddp_pod.contract.progress import RankProgress
+from tests.support.builders import NOW, resource
+from tests.support.builders import page as build_report
+
+FAILURE = {
+    "attempt": 1,
+    "rank": 1,
+    "pod": "train-1-1",
+    "exitCode": 1,
+    "category": "UserError",
+    "message": "ValueError: <script>alert(1)</script>",
+    "traceback": "Traceback …\nValueError",
+    "remedy": "look at the data",
+}
+RANKS = [
+    {"rank": 1, "steps": 10, "stepSeconds": 2.0, "dataSeconds": 0.5, "computeSeconds": 1.0},
+    {"rank": 0, "steps": 10, "stepSeconds": "broken", "dataSeconds": 0},
+]
+
+
+def rows(count: int = 12) -> list[dict[str, float]]:
+    """A run whose workers are restarted in the same pods halfway, and whose last row is of attempt 2."""
+    made = [
+        {
+            "time": 1000.0 + n, "attempt": 1.0, "epoch": 1.0, "step": float(n), "loss": 2.0 / (n + 1),
+            "samples_per_second": 100.0 + n, "checkpoint_step": n // 4 * 4.0,
+            "steps": float(n if n < count // 2 else n - count // 2),
+        }
+        for n in range(count)
+    ]  # fmt: skip
+    for row in made:
+        row |= {"step_seconds": row["steps"], "data_seconds": row["steps"] / 4, "compute_seconds": row["steps"] / 2}
+    made[-1]["attempt"] = 2.0
+    return made
+
+
+def write_run(folder: Path, *, phase: str = "Failed", figures: bool = True, **status: Any) -> Path:
+    run = RunFolder.create(folder, "train", NOW)
+    state = {"phase": phase, "attempt": 2, "nodes": {"desired": 2}, "lastFailure": FAILURE} | status
+    run.write_status(resource() | {"status": state})
+    run.write_event(datetime.fromtimestamp(1010.6, UTC), "Warning", "FailureUserError", "attempt 1: <b>boom</b>")
+    run.write_facts({"commit": "abc1234 Fix <it>", "versions": "torch 2.9.0"})
+    run.write(run.reports / "attempt-2-pod-0.json", build_report(ranks=RANKS))
+    run.write(run.reports / "attempt-1-pod-0.json", build_report(ranks=[RANKS[0] | {"steps": 99}]))
+    if figures:
+        for row in rows():
+            progress = RankProgress()
+            progress.update({field: row[name] for name, field in COLUMNS.items() if field and name in row})
+            figures_of = Page(ranks=(progress,), rates=Rates(samples=row["samples_per_second"]))
+            run.write_row(datetime.fromtimestamp(row["time"], UTC), int(row["attempt"]), figures_of)
+    return run.path
+
+
+class TestRun:
+    def test_restart_is_matched_with_late_event(self) -> None:
+        events = [
+            LoggedEvent(1000.0, "Normal", "Started", "attempt 1"),
+            LoggedEvent(1009.0, "Warning", "FailureUnknown", "killed"),  # in place: reported by the next page
+            LoggedEvent(1010.5, "Warning", "FailureOOM", "memory"),
+            LoggedEvent(1010.5, "Normal", "Disrupted", "attempt 2"),
+            LoggedEvent(1020.0, "Warning", "FailureOOM", "again"),  # no step followed it
+        ]
+        assert find_marks(rows(), events, 1000.0) == [
+            Mark(5.0, "restart", "killed"),
+            Mark(10.5, "OOM", "memory"),
+            Mark(20.0, "OOM", "again"),
+        ]
+
+    def test_step_time_is_split_between_rows_of_one_process(self) -> None:
+        parts = split_step_time(rows())
+        assert [len(part) for part in parts] == [5, 4, 0]  # twelve rows, without the steps over the restarts
+        assert parts[0][0] == (1001.0, 0.25, 0.5, 0.25)
+
+    def test_ranks_are_of_last_attempt_and_malformed_rows_are_ignored(self, tmp_path: Path) -> None:
+        (first, second) = read_run(write_run(tmp_path)).ranks
+        assert (first.rank, first.steps, first.step) == (0, 10, 0.0)
+        assert (second.rank, second.step, second.data, second.compute) == (1, 0.2, 0.05, 0.1)
+        assert second.wait == pytest.approx(0.05)
+        assert list_rank_times([Page(ranks=(RankProgress(step=3.0), RankProgress(1, steps=0.0)))]) == []
+
+    def test_broken_folders_are_refused_in_one_sentence(self, tmp_path: Path) -> None:
+        with pytest.raises(ValueError, match=r"status\.yaml is missing"):
+            read_run(tmp_path)
+        for text in ("- 1", "{status: {attempt: two}}", "{"):
+            (tmp_path / "status.yaml").write_text(text)
+            with pytest.raises(ValueError, match=r"status\.yaml: invalid"):
+                read_run(tmp_path)

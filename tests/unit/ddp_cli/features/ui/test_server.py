@@ -1,0 +1,196 @@
+"""The border of the server: who may read, and what a browser may name."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+from yarl import URL
+
+from ddp_cli.features.ui.server import Server
+from ddp_cli.features.ui.sources import LocalRuns
+from tests.unit.ddp_cli.features.ui.test_run import write_run
+
+Client = TestClient[Any, Any]
+
+
+@pytest.fixture
+def runs(tmp_path: Path) -> Path:
+    return tmp_path / "ddp-runs"
+
+
+@pytest.fixture
+def name(runs: Path) -> str:
+    return write_run(runs).name
+
+
+@pytest.fixture
+async def server(runs: Path, name: str) -> Server:
+    server = Server([LocalRuns(runs)], "here")
+    await server.refresh()
+    return server
+
+
+@pytest.fixture
+async def stranger(server: Server) -> AsyncIterator[Client]:
+    async with TestClient(TestServer(server.build())) as client:
+        yield client
+
+
+@pytest.fixture
+async def client(server: Server, stranger: Client) -> Client:
+    response = await stranger.get("/", params={"token": server.token})
+    assert "http-equiv" in await response.text()
+    return stranger
+
+
+@pytest.mark.parametrize("path", ["/", "/events", "/run/x", "/static/page.js", "/compare", "/nowhere"])
+async def test_request_without_the_secret_is_refused(stranger: Client, path: str) -> None:
+    response = await stranger.get(path)
+    assert response.status == 403
+    assert "Open the address" in await response.text()
+
+
+async def test_wrong_secret_gives_no_cookie(stranger: Client) -> None:
+    response = await stranger.get("/", params={"token": "é" * 43})
+    assert response.status == 403
+    assert not response.cookies
+
+
+async def test_cookie_is_for_this_site_only(server: Server, stranger: Client) -> None:
+    response = await stranger.get("/", params={"token": server.token})
+    (cookie,) = response.cookies.values()
+    assert (cookie["httponly"], cookie["samesite"], cookie["path"]) == (True, "Strict", "/")
+    assert response.headers["Referrer-Policy"] == "no-referrer"
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "127.0.0.1.evil.example", "10.0.0.1", ""])
+async def test_other_host_is_refused(client: Client, host: str) -> None:
+    response = await client.get("/", headers={"Host": host})
+    assert response.status == 403
+
+
+async def test_host_of_a_tunnel_is_accepted(server: Server, stranger: Client) -> None:
+    headers = {"Host": "localhost:9999"}
+    response = await stranger.get("/", params={"token": server.token}, headers=headers)
+    assert "ddp-ui-9999" in response.cookies
+    cookie = {"Cookie": f"ddp-ui-9999={server.token}"}
+    assert (await stranger.get("/", headers=headers | cookie)).status == 200
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+        {"Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "same-site", "Sec-Fetch-Mode": "cors"},
+        {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"},
+    ],
+)
+async def test_request_of_another_site_is_refused(client: Client, headers: dict[str, str]) -> None:
+    response = await client.get("/", headers=headers)
+    assert response.status == 403
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "PATCH", "OPTIONS"])
+async def test_nothing_can_be_changed(client: Client, method: str) -> None:
+    assert (await client.request(method, "/")).status == 403
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/run/..%2f..%2fetc",
+        "/run/%2e%2e",
+        "/run/.",
+        "/run/%00",
+        "/job/team/mine",
+        "/static/..%2fserver.py",
+        "/static/../server.py",
+        "/run/nowhere/log",
+    ],
+)
+async def test_path_outside_of_the_runs_does_not_exist(client: Client, path: str) -> None:
+    response = await client.get(URL(path, encoded=True))
+    assert response.status in (403, 404)
+    assert "root:" not in await response.text()
+
+
+async def test_link_to_another_folder_is_no_run(client: Client, runs: Path, tmp_path: Path) -> None:
+    target = write_run(tmp_path / "elsewhere")
+    (runs / "linked").symlink_to(target)
+    assert (await client.get("/run/linked")).status == 404
+
+
+async def test_pages_have_no_inline_code_and_a_strict_policy(client: Client, name: str) -> None:
+    for path in ("/", f"/run/{name}", f"/compare?job=run/{name}&job=run/{name}"):
+        response = await client.get(path)
+        text = await response.text()
+        assert response.status == 200
+        policy = response.headers["Content-Security-Policy"]
+        assert policy.startswith("default-src 'none'; script-src 'self'; style-src 'self'")
+        assert "unsafe" not in policy
+        assert "<style" not in text
+        assert ' style="' not in text
+        assert "<script>" not in text
+
+
+async def test_list_sends_rows_and_then_only_what_has_changed(client: Client, runs: Path, name: str) -> None:
+    async with client.get("/events") as response:
+        first = await read_event(response.content)
+        assert list(first["rows"]) == [f"run/{name}"]
+        other = write_run(runs, phase="Succeeded").name
+        second = await read_event(response.content)
+        assert list(second["rows"]) == [f"run/{other}"]
+        assert second["gone"] == []
+
+
+async def test_job_sends_the_parts_that_have_changed(client: Client, runs: Path, name: str) -> None:
+    async with client.get(f"/run/{name}/events") as response:
+        first = await read_event(response.content)
+        assert set(first) == {"head", "now", "timeline", "ranks", "events", "settings"}
+        curves = await read_event(response.content)
+        assert curves["charts"]
+        with (runs / name / "events.log").open("a") as stream:
+            stream.write("2026-11-29T10:00:00+0000 Normal Scheduled: 2/2 pods scheduled\n")
+        changed = await read_event(response.content)
+        assert "events" in changed
+        assert "settings" not in changed
+
+
+async def test_deleted_run_is_a_problem_and_no_fault(client: Client) -> None:
+    async with client.get("/run/gone/events") as response:
+        assert "does not exist" in await read_event(response.content)
+
+
+async def test_number_of_streams_is_bounded(client: Client) -> None:
+    responses = [await client.get("/events") for _ in range(33)]
+    assert [response.status for response in responses] == [200] * 32 + [502]
+    for response in responses:
+        response.close()
+
+
+async def test_log_is_sent_escaped(client: Client, runs: Path, name: str) -> None:
+    (runs / name / "logs" / "attempt-1-pod-0.log").write_text("<img src=x onerror=alert(1)>\n\x1b[2J\n")
+    piece = await (await client.get(f"/run/{name}/log")).json()
+    assert "&lt;img" in piece["html"]
+    assert "<img" not in piece["html"]
+    assert "\x1b" not in piece["html"]
+
+
+async def test_comparison_needs_two_jobs(client: Client, name: str) -> None:
+    assert (await client.get(f"/compare?job=run/{name}")).status == 502
+
+
+async def read_event(stream: asyncio.StreamReader | Any) -> Any:
+    """Return the data of the next event."""
+    while True:
+        line = (await stream.readline()).decode()
+        if line.startswith("data: "):
+            return json.loads(line[6:])
