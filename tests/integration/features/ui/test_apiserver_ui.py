@@ -1,0 +1,135 @@
+"""The cluster side of `ddp ui` at a real API server: rows and pages by watches, no polling, and no further rights."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import pytest
+
+from ddp_cli.client.api import connect
+from ddp_cli.client.errors import NotFound
+from ddp_cli.features.ui.rows import Attention
+from ddp_cli.features.ui.sources import ClusterJobs
+from tests.support.builders import resource
+from tests.support.control_plane import ControlPlane
+
+pytestmark = [pytest.mark.apiserver, pytest.mark.timeout(300)]
+T = TypeVar("T")
+POLICY = "apiVersion: audit.k8s.io/v1\nkind: Policy\nrules: [{level: Metadata, omitStages: [RequestReceived]}]\n"
+CRD = Path(__file__).resolve().parents[4] / "deploy" / "crds" / "ddptrainingjobs.yaml"
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ControlPlane]:
+    folder = tmp_path_factory.mktemp("audited-plane")
+    (folder / "policy.yaml").write_text(POLICY)
+    flags = [f"--audit-policy-file={folder / 'policy.yaml'}", f"--audit-log-path={folder / 'audit.log'}"]
+    with ControlPlane(folder, controllers=False, apiserver=flags) as plane:
+        plane.kubectl("apply", "--server-side", "-f", str(CRD))
+        plane.kubectl("wait", "--for=condition=Established", "crd/ddptrainingjobs.ddp-operator.dev")
+        plane.kubectl("create", "namespace", "team")
+        yield plane
+
+
+def until(check: Callable[[], T | None]) -> T:
+    """Return the first value that is true."""
+    while True:
+        value = check()
+        if value:
+            return value
+        time.sleep(0.05)
+
+
+def create(plane: ControlPlane, name: str) -> None:
+    job = resource() | {"metadata": {"name": name, "namespace": "team"}}
+    job.pop("status", None)
+    plane.kubectl("apply", "-f", "-", stdin=json.dumps(job))
+
+
+def set_status(plane: ControlPlane, name: str, **status: Any) -> None:
+    patch = json.dumps({"status": status})
+    plane.kubectl("patch", "ddp", name, "-n", "team", "--subresource=status", "--type=merge", "-p", patch)
+
+
+def post_event(plane: ControlPlane, name: str, kind: str, about: str, message: str) -> None:
+    uid = plane.kubectl("get", "ddp", name, "-n", "team", "-o", "jsonpath={.metadata.uid}").stdout
+    involved = {"kind": kind, "name": about, "namespace": "team", **({"uid": uid} if kind != "Pod" else {})}
+    event = {
+        "apiVersion": "v1", "kind": "Event", "metadata": {"name": f"{about}.{len(message)}", "namespace": "team"},
+        "involvedObject": involved, "type": "Warning", "reason": "Stalled", "message": message,
+        "lastTimestamp": "2026-11-29T10:00:00Z",
+    }  # fmt: skip
+    plane.kubectl("apply", "-f", "-", stdin=json.dumps(event))
+
+
+def read_verbs(plane: ControlPlane) -> Counter[tuple[str, str]]:
+    """Return how often our client has used each verb on each resource."""
+    lines = (plane.admin.parent / "audit.log").read_text().splitlines()
+    ours = [entry for line in lines if "python" in (entry := json.loads(line)).get("userAgent", "").lower()]
+    return Counter((entry["verb"], (entry.get("objectRef") or {}).get("resource", "")) for entry in ours)
+
+
+def test_jobs_and_an_opened_job_follow_by_watches_alone(plane: ControlPlane) -> None:
+    changes: list[int] = []
+    jobs = ClusterJobs(
+        connect(kubeconfig=str(plane.admin), namespace="team"), everywhere=False, on_change=lambda: changes.append(1)
+    )
+    create(plane, "one")
+    jobs.start()
+    assert until(jobs.refresh)["job/team/one"].phase == "Pending"
+
+    set_status(plane, "one", phase="Running", attempt=1, progress={"step": 5, "totalSteps": 10, "percent": "50.0%"})
+    until(lambda: jobs.refresh()["job/team/one"].percent == 50.0)
+    page = jobs.read_page("job/team/one")
+    assert (page.place, page.commands[0].text) == ("team", "ddp logs one -n team -f")
+
+    before = jobs.sign("job/team/one")
+    post_event(plane, "one", "DDPTrainingJob", "one", "rank 3 hangs")
+    post_event(plane, "one", "Pod", "other-1-0-abcde", "of another job")
+    until(lambda: jobs.read_page("job/team/one").run.events)
+    assert jobs.sign("job/team/one") != before
+    assert [event.message for event in jobs.read_page("job/team/one").run.events] == ["rank 3 hangs"]
+
+    for step in range(6, 16):
+        set_status(plane, "one", progress={"step": step})
+    until(lambda: jobs.read_page("job/team/one").status.progress.step == 15)  # type: ignore[union-attr]
+    create(plane, "two")
+    set_status(plane, "two", phase="Failed", completionTime="2099-01-01T00:00:00Z")
+    until(lambda: (row := jobs.refresh().get("job/team/two")) and row.attention is Attention.NEEDED)
+    plane.kubectl("delete", "ddp", "one", "-n", "team")
+    until(lambda: "job/team/one" not in jobs.refresh())
+    with pytest.raises(NotFound, match="may have been deleted"):
+        jobs.read_page("job/team/one")
+
+    verbs = read_verbs(plane)
+    assert verbs["list", "ddptrainingjobs"] == verbs["list", "pods"] == verbs["list", "events"] == 1
+    assert not {verb for verb, _ in verbs} - {"list", "watch"}
+    assert len(changes) > 10
+
+
+def test_user_without_rights_sees_the_reason_and_its_remedy(plane: ControlPlane) -> None:
+    plane.kubectl("create", "serviceaccount", "guest", "-n", "team")
+    kubeconfig = plane.account("team", "guest")
+    jobs = ClusterJobs(connect(kubeconfig=str(kubeconfig), namespace="team"), everywhere=True)
+    jobs.start()
+    assert "ask the cluster's administrator" in until(lambda: jobs.problem)
+    assert jobs.refresh() == {}
+
+
+def test_user_who_may_read_jobs_only_has_the_page_of_a_job(plane: ControlPlane) -> None:
+    plane.kubectl("create", "serviceaccount", "reader", "-n", "team")
+    plane.kubectl("create", "role", "reader", "-n", "team", "--verb=get,list,watch", "--resource=ddptrainingjobs")
+    plane.kubectl("create", "rolebinding", "reader", "-n", "team", "--role=reader", "--serviceaccount=team:reader")
+    create(plane, "three")
+    kubeconfig = plane.account("team", "reader")
+    jobs = ClusterJobs(connect(kubeconfig=str(kubeconfig), namespace="team"), everywhere=False)
+    jobs.start()
+    until(jobs.refresh)
+    page = jobs.read_page("job/team/three")
+    assert page.what.startswith("three is new") or "No operator" in page.what
+    assert "cannot be read" in until(lambda: jobs.read_page("job/team/three").ranks_note)
