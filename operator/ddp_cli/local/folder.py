@@ -20,6 +20,7 @@ from typing import Any, Final, Self
 import msgspec
 
 from ddp_cli.local.own_files import open_below
+from ddp_cli.local.thinning import MOST_ROWS, thin_rows
 from ddp_operator.api.documents import load_documents
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.status import ENDED_PHASES
@@ -97,6 +98,7 @@ class RunFolder:
         self.on_problem: Callable[[str], None] = lambda problem: None
         self._failing: set[Path] = set()
         self._since = ""
+        self._rows = 0  # in metrics.csv
         self.left_out: tuple[str, ...] = ()
         self.changes = path / "changes.json"
         self.status = path / "status.yaml"
@@ -354,6 +356,19 @@ class RunFolder:
                 writer.writerow(COLUMNS)
             row = [derived[name] if field is None else getattr(page.progress, field) for name, field in COLUMNS.items()]
             writer.writerow(row)
+        self._rows += 1
+        if self._rows > 2 * MOST_ROWS:
+            self._thin_rows()
+
+    def _thin_rows(self) -> None:
+        """Replace metrics.csv by fewer rows, so that it stays bounded while the run grows."""
+        kept = thin_rows([row for row in self.read_rows() if "time" in row], MOST_ROWS)
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, list(COLUMNS), extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(kept)
+        if self.write(self.metrics, text.getvalue()):
+            self._rows = len(kept)
 
     def write(self, path: Path, text: str) -> bool:
         """Replace a file atomically; return whether it was written."""

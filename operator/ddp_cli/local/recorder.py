@@ -1,6 +1,8 @@
-"""Read the pods' reports once a second while they run, for the display and the run folder."""
+"""Read the pods' reports while they run, at first ten times a second, for the display and the run folder."""
 
 import asyncio
+import math
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import datetime
@@ -19,8 +21,16 @@ from ddp_pod.contract.progress import RankProgress
 _EVERY_SECONDS: Final = 1.0
 # Before the first report exists it is read more often: a user waits for it, and training has not started.
 _FIRST_SECONDS: Final = 0.1
-# Only pod 0's report has the job's progress; those of other pods are stored every fifth time.
-_OTHERS_EVERY: Final = 5
+# Only pod 0's report has the job's progress; those of other pods are stored less often.
+_OTHERS_SECONDS: Final = 5.0
+_READINGS: Final = 100  # of a run that has just begun: a curve of four points shows nothing
+
+
+def choose_pause(trained_since: float | None, now: float) -> float:
+    """Return the seconds until the next reading: short for a young run, so that its curves have points."""
+    if trained_since is None:
+        return _FIRST_SECONDS
+    return min(_EVERY_SECONDS, max(_FIRST_SECONDS, (now - trained_since) / _READINGS))
 
 
 class RunRecorder:
@@ -35,16 +45,19 @@ class RunRecorder:
         self._stepped: set[str] = set()
         self.page = Page()
         self.port: int | None = None
+        self._trained_since: float | None = None
         self.on_page: Callable[[], None] = lambda: None
 
     async def run(self) -> None:
         """Sample until cancelled."""
-        count = 0
+        others_at = -math.inf
         while True:
-            await self.sample(everyone=count % _OTHERS_EVERY == 0)
-            count += self.page.training
+            now = time.monotonic()
+            everyone = not self.page.training or now - others_at >= _OTHERS_SECONDS
+            others_at = now if everyone else others_at
+            await self.sample(everyone=everyone)
             self.on_page()
-            await asyncio.sleep(_EVERY_SECONDS if self.port is not None else _FIRST_SECONDS)
+            await asyncio.sleep(choose_pause(self._trained_since, time.monotonic()))
 
     async def sample(self, *, everyone: bool) -> None:
         """Read pod 0's report, or every pod's."""
@@ -66,6 +79,8 @@ class RunRecorder:
                 self._stepped.add(name_file(pod))
             if index == 0:
                 self.port = self._cluster.kubelet.port_of(pod)
+                if page.training and self._trained_since is None:
+                    self._trained_since = time.monotonic()
                 self._record(pod, page)
 
     def record_end(self, pod: Object) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 from ddp_cli.local.ending import read_record
 from ddp_cli.local.folder import RunFolder
+from ddp_cli.local.thinning import is_new_process
 from ddp_operator.api.parse import parse_status
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.decide.conditions import (
@@ -191,9 +192,7 @@ def split_processes(rows: Sequence[Row]) -> list[list[Row]]:
     """Return the rows of each process of rank 0. A new one has a later attempt, or its step counter decreases."""
     parts: list[list[Row]] = []
     for row in rows:
-        before = parts[-1][-1] if parts else None
-        new = before is not None and any(row.get(name, 0) > before.get(name, 0) for name in ("attempt", "restarts"))
-        if before is None or new or row.get("steps", 0.0) < before.get("steps", 0.0):
+        if not parts or is_new_process(parts[-1][-1], row):
             parts.append([])
         parts[-1].append(row)
     return parts

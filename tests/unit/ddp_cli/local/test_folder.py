@@ -201,6 +201,17 @@ def test_planted_temporary_file_is_replaced_and_not_followed(tmp_path: Path) -> 
     assert (tmp_path / "changes.json").read_text() == "{}"
 
 
+def test_metrics_of_a_long_run_stay_bounded(folder: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddp_cli.local.folder.MOST_ROWS", 50)
+    for step in range(1000):
+        loss = 99.0 if step == 500 else float(step % 7)
+        moment = datetime.fromtimestamp(1000.0 + step, UTC)
+        folder.write_row(moment, 1, Page(ranks=(RankProgress(step=step, steps=step, loss=loss),)))
+    rows = folder.read_rows()
+    assert 20 < len(rows) <= 102
+    assert (rows[0]["step"], rows[-1]["step"], max(row["loss"] for row in rows)) == (0.0, 999.0, 99.0)
+
+
 def test_metrics_rows_omit_unknown_values(folder: RunFolder) -> None:
     folder.write_row(NOW, 1, Page(ranks=(RankProgress(step=5.0, loss=0.5),)))
     folder.write_row(NOW, 2, Page(ranks=(RankProgress(step=6.0, val_accuracy=0.9),), rates=Rates(steps=4.0)))
