@@ -315,6 +315,16 @@ class RunFolder:
                 pages.append(decode_report(self.read(path).encode("utf-8", "replace")))
         return pages
 
+    def read_pod_reports(self, attempt: int) -> list[tuple[int, Page]]:
+        """Return the last reports of the pods of an attempt with their indexes."""
+        pages = []
+        for path in self.reports.glob(f"attempt-{attempt}-pod-*.json"):
+            number = path.stem.rpartition("-")[2]
+            if number.isdecimal():
+                with suppress(OSError):
+                    pages.append((int(number), decode_report(self.read(path).encode("utf-8", "replace"))))
+        return sorted(pages, key=lambda item: item[0])
+
     def read_events(self) -> str:
         """Return the lines of events.log; empty before the first event."""
         try:

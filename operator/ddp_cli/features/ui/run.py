@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from itertools import chain, pairwise
 from pathlib import Path
@@ -97,6 +97,8 @@ class RecordedRun:
     ranks: Sequence[RankTime]
     step_hint: str = ""
     """Why no step of the script is visible, and the remedy."""
+    reports: Sequence[tuple[int, Page]] = ()
+    """The last reports of the pods of the newest attempt of a run on this machine, by their index."""
 
     @property
     def interrupted(self) -> bool:
@@ -138,7 +140,8 @@ def read_run(path: Path) -> RecordedRun:
     status = parse_status(resource)
     rows = [row for row in folder.read_rows() if "time" in row]
     events = parse_events(folder.read_events())
-    return make_run(
+    reports = folder.read_pod_reports(status.attempt)
+    run = make_run(
         resource,
         status,
         rows,
@@ -147,9 +150,10 @@ def read_run(path: Path) -> RecordedRun:
         command=folder.command_line,
         facts=folder.facts,
         under_way=under_way,
-        step_hint=folder.read_step_hint(status.attempt),
-        ranks=list_rank_times(folder.read_reports(f"attempt-{status.attempt}-*")),
+        step_hint=next((page.step_hint for number, page in reports if number == 0), ""),
+        ranks=list_rank_times(page for _, page in reports),
     )
+    return replace(run, reports=reports)
 
 
 def make_run(

@@ -57,6 +57,7 @@ class Server:
         self._rows: dict[str, Row] = {}
         self._html: dict[str, tuple[Row, str]] = {}
         self._changed = asyncio.Event()
+        self._reading = asyncio.Lock()
         self._streams = 0
 
     def build(self) -> web.Application:
@@ -142,7 +143,8 @@ class Server:
 
     async def refresh(self) -> None:
         """Read the rows of all places."""
-        self._rows = await asyncio.to_thread(self._read_rows)
+        async with self._reading:  # each open list asks for it, and sources are read by one thread at a time
+            self._rows = await asyncio.to_thread(self._read_rows)
 
     def _read_rows(self) -> dict[str, Row]:
         rows: dict[str, Row] = {}

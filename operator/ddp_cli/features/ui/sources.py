@@ -1,5 +1,6 @@
 """The jobs of the pages: runs in a folder of this machine, by the times of their files, and a cluster's, by watches."""
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -64,27 +65,38 @@ class LocalRuns:
     _rows: dict[str, tuple[object, Row]] = field(default_factory=dict)
 
     def refresh(self) -> Mapping[str, Row]:
-        """Return the rows of the newest runs."""
-        folders = self._list_folders()
-        self._rows = {name: self._rows[name] for name in folders if name in self._rows}
-        for name, path in folders.items():
-            signature = _sign_status(path)
+        """Return the rows of the newest runs. One that has ended is read again only if its status has changed."""
+        written = self._list_runs()
+        self._rows = {name: self._rows[name] for name in written if name in self._rows}
+        for name, time_written in written.items():
             before = self._rows.get(name)
+            has_ended = before is not None and before[1].phase in ENDED_PHASES
+            signature = time_written, not has_ended and RunFolder(self.runs / name).in_use
             if before is None or before[0] != signature:
-                self._rows[name] = signature, _read_row(name, path)
+                self._rows[name] = signature, _read_row(name, self.runs / name)
         return {row.key: row for _, row in self._rows.values()}
 
-    def _list_folders(self) -> dict[str, Path]:
-        """Return this user's newest run folders by name."""
+    def _list_runs(self) -> dict[str, int]:
+        """Return the names of the newest runs, and when the status of each was written."""
         if self.runs.is_symlink():
             self.problem = f"{self.runs} is a link; name its target with --runs-dir"
             return {}
-        paths = [path.parent for path in self.runs.glob("*/status.yaml") if is_own_folder(path.parent)]
-        newest = sorted(paths, key=_last_change, reverse=True)[:_MOST_RUNS]
-        self.problem = (
-            f"only the newest {_MOST_RUNS} of {len(paths)} runs are listed" if len(paths) > _MOST_RUNS else ""
-        )
-        return {path.name: path for path in newest}
+        names = []
+        with suppress(OSError), os.scandir(self.runs) as entries:
+            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        written = {name: _last_change(self.runs / name / "status.yaml") for name in names}
+        newest = sorted(filter(written.get, names), key=written.__getitem__, reverse=True)
+        self.problem = ""
+        if len(newest) > _MOST_RUNS:
+            self.problem = f"only the newest {_MOST_RUNS} of {len(newest)} runs are listed"
+        return {name: written[name] for name in newest[:_MOST_RUNS]}
+
+    def find_folder(self, key: str) -> RunFolder:
+        """Return the folder of a run: one of those that exist, never a path that a browser names. Raises: NotFound."""
+        name = key.removeprefix("run/")
+        if name not in self._list_runs() or not is_own_folder(self.runs / name):
+            raise NotFound(f"run {name[:80]} does not exist in {self.runs}; it may have been deleted")
+        return RunFolder(self.runs / name)
 
     def read_run(self, key: str) -> RecordedRun:
         """Return what the run's folder has. Raises: ClientError."""
@@ -92,14 +104,6 @@ class LocalRuns:
             return read_run(self.find_folder(key).path)
         except (ValueError, OSError) as error:
             raise ClientError(str(error)) from None
-
-    def find_folder(self, key: str) -> RunFolder:
-        """Return the folder of a run: one of those that exist, never a path that a browser names. Raises: NotFound."""
-        name = key.removeprefix("run/")
-        path = self._list_folders().get(name)
-        if path is None:
-            raise NotFound(f"run {name[:80]} does not exist in {self.runs}; it may have been deleted")
-        return RunFolder(path)
 
     def read_page(self, key: str) -> JobPage:
         """Return the page of a run. Raises: ClientError."""
@@ -135,22 +139,10 @@ def count_ranks(folder: RunFolder) -> int:
 
 def build_run_page(run: RecordedRun, folder: RunFolder, *, key: str = "") -> JobPage:
     """Return the page of a run on this machine."""
-    attempt = run.status.attempt
-    pods = []
-    for file in find_reports(folder, attempt):
-        with suppress(OSError):
-            index = int(file.stem.rpartition("-")[2])
-            report = decode_report(folder.read(file).encode("utf-8", "replace"))
-            state = "" if run.under_way else "ended"
-            pods.append(PodFacts(index, node="this machine", state=state, report=report))
+    state = "" if run.under_way else "ended"
+    pods = [PodFacts(number, node="this machine", state=state, report=page) for number, page in run.reports]
     argument = LocalBackend(folder.path.parent).argument(folder.path.name)
     return build_job_page(run, utc_now(), key=key, place="this machine", pods=pods, argument=argument)
-
-
-def find_reports(folder: RunFolder, attempt: int) -> list[Path]:
-    """Return the files with the last reports of an attempt's pods."""
-    files = folder.reports.glob(f"attempt-{attempt}-pod-*.json")
-    return sorted(file for file in files if file.stem.rpartition("-")[2].isdecimal())
 
 
 def _last_change(path: Path) -> int:
@@ -160,14 +152,11 @@ def _last_change(path: Path) -> int:
         return 0
 
 
-def _sign_status(path: Path) -> object:
-    folder = RunFolder(path)
-    return _last_change(folder.status), folder.in_use
-
-
 def _read_row(name: str, path: Path) -> Row:
     """Return the row of a run; one that cannot be read has a row with the reason."""
     key = f"run/{name}"
+    if not is_own_folder(path):
+        return Row(key, name, "this machine", reason="This folder belongs to another user, and is not read.")
     try:
         resource = read_run_job(RunFolder(path))
     except ClientError as error:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from aiohttp.test_utils import TestClient, TestServer
 from yarl import URL
 
+from ddp_cli.features.ui.rows import Row
 from ddp_cli.features.ui.server import Server
 from ddp_cli.features.ui.sources import LocalRuns
 from tests.unit.ddp_cli.features.ui.test_run import write_run
@@ -162,6 +164,23 @@ async def test_job_sends_the_parts_that_have_changed(client: Client, runs: Path,
         changed = await read_event(response.content)
         assert "events" in changed
         assert "settings" not in changed
+
+
+async def test_sources_are_read_by_one_thread_at_a_time(runs: Path) -> None:
+    class Counting(LocalRuns):
+        readers = 0
+        most = 0
+
+        def refresh(self) -> Mapping[str, Row]:
+            type(self).readers += 1
+            type(self).most = max(self.most, self.readers)
+            time.sleep(0.05)
+            type(self).readers -= 1
+            return {}
+
+    server = Server([Counting(runs)], "here")
+    await asyncio.gather(*(server.refresh() for _ in range(4)))
+    assert Counting.most == 1
 
 
 async def test_deleted_run_is_a_problem_and_no_fault(client: Client) -> None:
