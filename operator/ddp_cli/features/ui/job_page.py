@@ -334,18 +334,23 @@ def _list_pod(pod: PodFacts) -> Iterator[RankRow]:
     stalled = {place.rank: place for place in pod.report.stall.ranks}
     for rank in pod.report.ranks:
         place = stalled.get(rank.rank)
-        whole = (rank.step_seconds, rank.data_seconds, rank.compute_seconds)
         seen = rank.last_step_time
         yield RankRow(
-            str(rank.rank),
-            str(pod.number),
-            pod.node,
-            _STATES.get(place.state, place.state) if place is not None else pod.state or pod.report.phase.lower(),
-            rank.known_step,
-            datetime.fromtimestamp(seen, UTC) if seen and 0 < seen < 4e9 else None,
-            *(None if seconds is None or not rank.steps else seconds / rank.steps for seconds in whole),
+            rank=str(rank.rank),
+            pod=str(pod.number),
+            node=pod.node,
+            state=_STATES.get(place.state, place.state) if place is not None else pod.state or pod.report.phase.lower(),
+            step=rank.known_step,
+            seen=datetime.fromtimestamp(seen, UTC) if seen and 0 < seen < 4e9 else None,
+            step_time=_divide(rank.step_seconds, rank.steps),
+            data=_divide(rank.data_seconds, rank.steps),
+            compute=_divide(rank.compute_seconds, rank.steps),
             note=place.what if place is not None else "",
         )
+
+
+def _divide(seconds: float | None, steps: float | None) -> float | None:
+    return seconds / steps if seconds is not None and steps else None
 
 
 def format_settings(resource: Mapping[str, Any], *, hide_values: bool = False) -> str:
