@@ -96,6 +96,7 @@ class StateReader:
         owned, scopes = _list_scopes(frame)
         self._shapes = self._shapes or _list_shapes(self._torch, models)
         seen = {id(part) for model in models for _, part in list_modules(model)} | set(map(id, groups))
+        memory = _list_memory(self._torch, models)
         waiting = collections.deque(_list_variables(scopes))
         waiting.extend(self._list_parts(models))
         has_rest = True
@@ -111,8 +112,10 @@ class StateReader:
                 continue
             if type(item.value) not in _SHARED:
                 seen.add(id(item.value))
-            found = _Numbers(self._torch, self._shapes)
+            found = _Numbers(self._torch, self._shapes, memory)
             found.add(item.value)
+            if found.is_view:
+                continue
             if found.entry:
                 entries[item.name] = found.entry
             elif item.depth < _MOST_DEPTH:
@@ -168,9 +171,15 @@ class StateReader:
 
 
 class _Numbers:
-    """The numbers and tensors in a value, and their digest. ``shapes``: of the models' parameters."""
+    """The numbers and tensors in a value, and their digest.
 
-    def __init__(self, torch: Any, shapes: frozenset[tuple[int, ...]]) -> None:
+    ``shapes``, ``memory``: of the models' parameters; ``is_view``: whether the value refers to them, as a state_dict
+    that the script has saved and keeps.
+    """
+
+    def __init__(self, torch: Any, shapes: frozenset[tuple[int, ...]], memory: frozenset[int]) -> None:
+        self._memory = memory
+        self.is_view = False
         self._torch = torch
         self._shapes = shapes
         self._digests: list[int] = []
@@ -206,6 +215,7 @@ class _Numbers:
             tensor = read_tensor(self._torch, value)
             if tensor is None or tensor.layout is not self._torch.strided or tensor.is_meta:
                 return
+            self.is_view = self.is_view or (tensor.numel() > 0 and tensor.data_ptr() in self._memory)
             if type(value) is not self._torch.nn.Parameter:
                 self._found.add(tuple(tensor.shape))
             part = tensor.reshape(-1)
@@ -281,6 +291,13 @@ def _list_variables(scopes: list[_Scope]) -> Iterator[_Value]:
             if type(name) is str and not name.startswith("__"):
                 yield _Value(f"{function}.{name}" if name in names else name, value, 0)
                 names.add(name)
+
+
+def _list_memory(torch: Any, models: list[Any]) -> frozenset[int]:
+    """Return where the parameters are in memory."""
+    with bypass_modes(torch):
+        parameters = [read_tensor(torch, item) for model in models for _, item, _ in list_parameters(model)]
+        return frozenset(item.data_ptr() for item in parameters if item is not None and not item.is_meta)
 
 
 def _list_shapes(torch: Any, models: list[Any]) -> frozenset[tuple[int, ...]]:

@@ -146,10 +146,19 @@ def test_reading_keeps_no_variable_of_a_function_alive() -> None:
 
 
 def test_group_of_an_optimizer_is_no_value_of_the_script() -> None:
-    model = Net()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    group = optimizer.param_groups[0]
-    reader = StateReader(torch)
-    changed = reader.read(sys._getframe(), [model], [group])
+    group = {"lr": 0.1}
+    other = {"lr": 0.1}
+    changed = StateReader(torch).read(sys._getframe(), [Net()], [group])
     assert not [entry for entry in changed if "group" in entry]
-    assert [entry for entry in StateReader(torch).read(sys._getframe(), [model]) if "group" in entry]
+    assert [entry for entry in changed if "other" in entry]
+    assert other
+
+
+def test_state_of_a_model_that_a_variable_keeps_is_no_value_of_the_script() -> None:
+    model = Net()
+    content = {"model": model.state_dict(), "epoch": 1}
+    copy = {"model": {name: value.clone() for name, value in content["model"].items()}}
+    changed = StateReader(torch).read(sys._getframe(), [model])
+    assert not [entry for entry in changed if "content" in entry]
+    assert [entry for entry in changed if "copy" in entry]
+    assert copy
