@@ -1001,6 +1001,7 @@ OPEN: Final = MappingProxyType(
         "copy of weights before the broadcast": "modules beside the models are not compared between ranks",
         "generator of rank 0 for all": "rank 0 is judged first, whose gradients differ because of the data of rank 1",
         "metric shared by rank 0 only": "gloo ends the ranks before the collectives can be compared",
+        "one optimizer steps without gradients": "gradients that the script clears count as those of an idle layer",
         "one optimizer of two not saved": "a variable that holds the loaded file is named",
         "place in the queue not saved": "a variable that holds the loaded file is named",
         "scaler not saved": "the cause is not known",
