@@ -145,14 +145,14 @@ def test_stop_of_member_is_known_to_its_peers_in_the_same_round(fixed: Job) -> N
     fixed.pods[1].announce_stop()  # before the first round, which its ranks have not joined
     fixed.meet(0, 1, 2)
     assert [pod.find_interruption(ended()) for pod in fixed.pods] == ["", "", ""]
-    fixed.pods[1].announce_stop()
-    assert fixed.pods[0].find_interruption(ended()) == "pod 1 was asked to stop"
+    fixed.pods[1].announce_stop()  # the store does not acknowledge it
+    until(lambda: fixed.pods[0].find_interruption(ended()) == "pod 1 was asked to stop")
     assert fixed.pods[0].find_unfinished(ended(0)) == "pod 1 was asked to stop"
     assert fixed.pods[1].find_interruption(ended()) == "", "its own stop is none of a peer"
     assert fixed.pods[0].find_interruption(ended(1)) == "", "its ranks had ended before"
     assert fixed.pods[0].find_unfinished(ended(0, 1)) == ""
     fixed.pods[2].announce_stop()
-    assert fixed.pods[0].find_interruption(ended()) == "pod 1 and 1 more were asked to stop"
+    until(lambda: fixed.pods[0].find_interruption(ended()) == "pod 1 and 1 more were asked to stop")
     assert not fixed.waits(0), "the others train until the pod has left"
     for pod in fixed.pods:
         pod.restarts = 1
