@@ -186,7 +186,7 @@ if os.environ["DDP_METRICS_PORT"] == "0":
     (pod,) = cluster.store.list("Pod")
     log = cluster.kubelet.log_of(pod)
     assert log.name == "attempt-3-pod-0.log"
-    await happens(lambda: cluster.kubelet.port_of(pod) is not None and "port" in log.read_text())
+    await happens(lambda: cluster.kubelet.port_of(pod) is not None and "port 0\n" in log.read_text())
     await cluster.delete("Pod", "default", pod["metadata"]["name"], uid=pod["metadata"]["uid"])
     await until(cluster, finished)
     assert log.read_text().splitlines()[0] == "port 0"
