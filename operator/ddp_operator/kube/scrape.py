@@ -1,4 +1,4 @@
-"""Read the report of a training pod within limits.
+"""Read the report and other pages of a training pod within limits.
 
 The pod runs code of users. A request is plain HTTP/1.0 without credentials, cookies, redirects and compression, and its
 time and size are bounded.
@@ -18,7 +18,7 @@ CONNECTIONS_OF_NAMESPACE: Final = 16
 """Reports of one namespace that are read concurrently."""
 _HEAD_LIMIT: Final = 1 << 14
 _CHUNK: Final = 1 << 16
-_STATUS: Final = re.compile(rb"HTTP/1\.[01] (\d{3})")
+STATUS: Final = re.compile(rb"HTTP/1\.[01] (\d{3})")
 _LENGTH: Final = re.compile(rb"\r\ncontent-length: *(\d{1,9})", re.IGNORECASE)
 
 
@@ -48,7 +48,7 @@ async def fetch_report(address: str, port: int) -> bytes | None:
     except (TimeoutError, OSError, ValueError):
         return None
     head, _, body = response.partition(b"\r\n\r\n")
-    status = _STATUS.match(head)
+    status = STATUS.match(head)
     length = _LENGTH.search(head)
     if status is None or len(body) > REPORT_LIMIT or (length is not None and int(length[1]) != len(body)):
         return None
@@ -61,14 +61,24 @@ async def _request(address: str, port: int) -> bytes:
     """Return a response, as much of it as may be used. Raises: OSError, ValueError."""
     reader, writer = await asyncio.open_connection(address, port)
     try:
-        host = f"[{address}]" if ":" in address else address
-        writer.write(f"GET /report HTTP/1.0\r\nHost: {host}\r\n\r\n".encode("ascii"))
-        response = b""
-        while len(response) <= _HEAD_LIMIT + REPORT_LIMIT:
-            chunk = await reader.read(_CHUNK)
-            if not chunk:
-                break
-            response += chunk
-        return response
+        send_request(writer, address, "/report")
+        return await read_response(reader, _HEAD_LIMIT + REPORT_LIMIT)
     finally:
         writer.close()
+
+
+def send_request(writer: asyncio.StreamWriter, address: str, target: str) -> None:
+    """Request a page of a pod by its address. Raises: ValueError, if the address is no text of ASCII."""
+    host = f"[{address}]" if ":" in address else address
+    writer.write(f"GET {target} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode("ascii"))
+
+
+async def read_response(reader: asyncio.StreamReader, limit: int) -> bytes:
+    """Return a response up to its end; of a longer one little more than ``limit`` bytes. Raises: OSError."""
+    response = b""
+    while len(response) <= limit:
+        chunk = await reader.read(_CHUNK)
+        if not chunk:
+            break
+        response += chunk
+    return response

@@ -1,13 +1,13 @@
 """Requests to pods for what they know of their peers. A pod runs code of users: time and size are limited."""
 
 import asyncio
-import re
 from contextlib import suppress
 from typing import Final, NamedTuple
 
 import msgspec
 
 from ddp_operator.features.lost_nodes.evidence import Reach
+from ddp_operator.kube.scrape import STATUS, read_response, send_request
 from ddp_pod.contract.records import read_record
 from ddp_pod.contract.report import PeerReport
 
@@ -15,7 +15,6 @@ CONNECT_SECONDS: Final = 1.5
 """The kernel repeats a lost packet after one second."""
 RESPONSE_SECONDS: Final = 3.0
 _LIMIT: Final = 1 << 14
-_STATUS: Final = re.compile(rb"HTTP/1\.[01] (\d{3})")
 
 
 class Contact(NamedTuple):
@@ -34,12 +33,10 @@ async def fetch_peers(address: str, port: int, wait: int) -> Contact:
         return Contact("Answers")
     except (TimeoutError, OSError):
         return Contact("Silent")
-    host = f"[{address}]" if ":" in address else address
-    response = b""
     try:
-        writer.write(f"GET /peers?wait={wait} HTTP/1.0\r\nHost: {host}\r\n\r\n".encode("ascii"))
+        send_request(writer, address, f"/peers?wait={wait}")
         async with asyncio.timeout(wait + RESPONSE_SECONDS):
-            response = await _read(reader)
+            response = await read_response(reader, _LIMIT)
     except TimeoutError:
         return Contact("Frozen")
     except OSError:
@@ -49,20 +46,10 @@ async def fetch_peers(address: str, port: int, wait: int) -> Contact:
     return Contact("Answers", decode_report(response))
 
 
-async def _read(reader: asyncio.StreamReader) -> bytes:
-    response = b""
-    while len(response) <= _LIMIT:
-        chunk = await reader.read(_LIMIT)
-        if not chunk:
-            break
-        response += chunk
-    return response
-
-
 def decode_report(response: bytes) -> PeerReport | None:
     """Return the report in a response; None: it has none."""
     head, _, body = response.partition(b"\r\n\r\n")
-    status = _STATUS.match(head)
+    status = STATUS.match(head)
     if status is None or status[1] != b"200" or len(body) > _LIMIT:
         return None
     with suppress(msgspec.DecodeError, RecursionError):
