@@ -309,21 +309,18 @@ class RunFolder:
 
     def read_reports(self, pattern: str = "*") -> list[Page]:
         """Return the last reports of pods by the pattern of their names, such as attempt-1-pod-0."""
-        pages = []
-        for path in sorted(self.reports.glob(f"{pattern}.json")):
-            with suppress(OSError):
-                pages.append(decode_report(self.read(path).encode("utf-8", "replace")))
-        return pages
+        return [page for _, page in self._list_reports(pattern)]
 
     def read_pod_reports(self, attempt: int) -> list[tuple[int, Page]]:
         """Return the last reports of the pods of an attempt with their indexes."""
-        pages = []
-        for path in self.reports.glob(f"attempt-{attempt}-pod-*.json"):
-            number = path.stem.rpartition("-")[2]
-            if number.isdecimal():
-                with suppress(OSError):
-                    pages.append((int(number), decode_report(self.read(path).encode("utf-8", "replace"))))
-        return sorted(pages, key=lambda item: item[0])
+        named = [(name.rpartition("-")[2], page) for name, page in self._list_reports(f"attempt-{attempt}-pod-*")]
+        return sorted(((int(index), page) for index, page in named if index.isdecimal()), key=lambda item: item[0])
+
+    def _list_reports(self, pattern: str) -> Iterator[tuple[str, Page]]:
+        """Yield the names and the pages of the reports that can be read, by their names."""
+        for path in sorted(self.reports.glob(f"{pattern}.json")):
+            with suppress(OSError):
+                yield path.stem, decode_report(self.read(path).encode("utf-8", "replace"))
 
     def read_events(self) -> str:
         """Return the lines of events.log; empty before the first event."""

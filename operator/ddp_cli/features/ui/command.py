@@ -79,16 +79,18 @@ async def _serve(arguments: argparse.Namespace) -> None:
         await web.TCPSite(runner, "127.0.0.1", arguments.port).start()
     except OSError as error:
         raise CommandError(f"--port {arguments.port}: {error.strerror or error}; choose another port") from None
+    folder = tempfile.TemporaryDirectory(prefix="ddp-ui-", ignore_cleanup_errors=True)
     try:
         address = f"http://127.0.0.1:{runner.addresses[0][1]}/?token={server.token}"
         first = asyncio.create_task(server.refresh())
         print(address, flush=True)  # ours, with its secret
         print_note(f"shows {places}; Ctrl-C ends it")
-        if not arguments.no_browser and not await asyncio.to_thread(open_browser, address):
+        if not arguments.no_browser and not await asyncio.to_thread(open_browser, address, Path(folder.name)):
             print_note("no browser was found here; open the address, or through a tunnel: ssh -L PORT:127.0.0.1:PORT")
         await _wait_for_signal(loop)
         first.cancel()
     finally:
+        folder.cleanup()
         await runner.cleanup()
 
 
@@ -99,15 +101,14 @@ async def _wait_for_signal(loop: asyncio.AbstractEventLoop) -> None:
     await ended.wait()
 
 
-def open_browser(address: str) -> bool:
+def open_browser(address: str, folder: Path) -> bool:
     """Open the address in the user's browser; return whether one was started.
 
-    A file that only the user may read leads there: other users see the arguments of processes.
+    A file in a ``folder`` that only the user may read leads there: other users see the arguments of processes.
     """
     if sys.platform == "linux" and not (os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY")):
         if not os.environ.get("BROWSER"):
             return False
-    folder = Path(tempfile.mkdtemp(prefix="ddp-ui-"))
     page = folder / "open.html"
     page.write_text(f'<meta http-equiv="refresh" content="0;url={escape(address)}">', encoding="utf-8")
     try:

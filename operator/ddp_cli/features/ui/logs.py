@@ -173,12 +173,17 @@ def _read_back(
         return 0, [], False
 
 
-def read_pod_piece(source: LogSource, query: LogQuery, cursor: str = "", *, can_grow: bool = True) -> LogPiece:
-    """Return the last lines of a job's pods, merged by their times. ``cursor``: how many lines of each pod are read.
+def read_tail(cursor: str) -> int:
+    """Return how many lines of each pod a piece reads."""
+    return min(int(cursor), _MOST_TAIL) if cursor.isdecimal() and len(cursor) < 9 else WINDOW_LINES
+
+
+def read_pod_piece(source: LogSource, query: LogQuery, cursor: str = "") -> LogPiece:
+    """Return the last lines of a job's pods, merged by their times. ``cursor``: see ``read_tail``.
 
     The API server reads from the end only, so older lines come with the newer ones. Raises: ClientError.
     """
-    tail = min(int(cursor), _MOST_TAIL) if cursor.isdecimal() and len(cursor) < 9 else WINDOW_LINES
+    tail = read_tail(cursor)
     pods = source.pods()
     if query.rank is not None:
         pods = [pod for pod in pods if pod.node == query.rank // pod.nproc]
@@ -193,8 +198,8 @@ def read_pod_piece(source: LogSource, query: LogQuery, cursor: str = "", *, can_
         total += 1
         if query.takes(line):
             kept.append(show_line(line, attempt))
-    more = f"{4 * tail}" if can_grow and total >= tail and tail < _MOST_TAIL else ""
-    if can_grow and total >= tail and not more:
+    more = f"{4 * tail}" if total >= tail and tail < _MOST_TAIL else ""
+    if total >= tail and not more:
         note = f"{note} Older lines: ddp logs.".strip()
     return LogPiece(list(kept), more, note)
 

@@ -20,13 +20,13 @@ from ddp_cli.client.runs import read_job as read_run_job
 from ddp_cli.features.ui.cluster_job import read_job
 from ddp_cli.features.ui.job_page import JobPage, PodFacts, build_job_page
 from ddp_cli.features.ui.logs import (
-    WINDOW_LINES,
     LogPiece,
     LogQuery,
     PodFollower,
     RunFollower,
     read_pod_piece,
     read_run_piece,
+    read_tail,
 )
 from ddp_cli.features.ui.rows import Row, build_row
 from ddp_cli.features.ui.run import RecordedRun, read_run
@@ -270,8 +270,8 @@ class ClusterJobs:
     def read_log(self, key: str, query: LogQuery, cursor: str) -> LogPiece:
         """Return the last lines of the pods that exist. Raises: ClientError."""
         job = self.find(key)
-        tail = int(cursor) if cursor.isdecimal() and len(cursor) < 9 else WINDOW_LINES
-        return read_pod_piece(job.backend.logs(job.name, node=None, attempt=None, tail=tail), query, cursor)
+        source = job.backend.logs(job.name, node=None, attempt=None, tail=read_tail(cursor))
+        return read_pod_piece(source, query, cursor)
 
     def follow_log(self, key: str) -> LogFollower:
         """Return the reader of the future lines of a job's pods. Raises: ClientError."""
