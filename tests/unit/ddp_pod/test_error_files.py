@@ -33,18 +33,12 @@ from ddp_pod.rank.tracebacks import (
 )
 from tests.support import ROOT
 from tests.support.launcher_config import launcher_pod
+from tests.support.rank_errors import ABOUT, catch, examine
 
-ABOUT = {"rank": 5, "localRank": 0, "restart": 2}
 SCRIPT = Outcome("UserError", 82)
 MEMORY = Outcome("OOM", 84)
 NO_SPACE = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "/ckpt/step-4.pt")
 REFUSED = ConnectionRefusedError(errno.ECONNREFUSED, "Connection refused")
-
-
-def catch(work: Callable[[], object]) -> BaseException:
-    with pytest.raises(BaseException) as caught:  # noqa: PT011 a SystemExit is no Exception
-        work()
-    return caught.value
 
 
 def record(error: BaseException, folder: Path) -> dict[str, Any] | None:
@@ -229,15 +223,6 @@ def chain(outer: BaseException, *causes: BaseException, link: str = "cause") -> 
             raise outer from cause if link == "cause" else None
 
     return work
-
-
-def examine(work: Callable[[], object], folder: Path) -> Failure:
-    """Return the failure of a rank whose script does the work."""
-    (folder / "errors").mkdir(exist_ok=True)
-    path = folder / "errors" / "0.json"
-    path.unlink(missing_ok=True)
-    record_exception(catch(work), str(path), ABOUT)
-    return examine_worker(launcher_pod(folder), WorkerEnd(1))
 
 
 STREAM = RuntimeError("basic_ios::clear: iostream error")
@@ -446,12 +431,7 @@ class ApiError(Exception):
     ],
 )
 def test_status_of_a_service_decides_the_remedy(error: Exception, remedy: str, tmp_path: Path) -> None:
-    pod = launcher_pod(tmp_path)
-    errors = Path(pod.runtime, "errors")
-    errors.mkdir(parents=True)
-    record_exception(error, str(errors / "0.json"), ABOUT | {"rank": 0})
-
-    assert remedy in examine_worker(pod, WorkerEnd(1)).remedy
+    assert remedy in examine(chain(error), tmp_path).remedy
 
 
 @pytest.mark.parametrize(
@@ -465,12 +445,7 @@ def test_status_of_a_service_decides_the_remedy(error: Exception, remedy: str, t
 def test_fault_of_the_machine_has_a_category_that_moves_the_pod(
     error: Exception, category: str, tmp_path: Path
 ) -> None:
-    pod = launcher_pod(tmp_path)
-    errors = Path(pod.runtime, "errors")
-    errors.mkdir(parents=True)
-    record_exception(error, str(errors / "0.json"), ABOUT | {"rank": 0})
-
-    failure = examine_worker(pod, WorkerEnd(1))
+    failure = examine(chain(error), tmp_path)
 
     assert (failure.category, failure.container_exit_code) == (category, 82)
     assert failure.signature != ""

@@ -12,26 +12,11 @@ import pytest
 import torch
 
 from ddp_pod.failures.rules import WorkerEnd
-from ddp_pod.failures.worker_failure import complete_worker_end, examine_worker
-from ddp_pod.rank.tracebacks import record_exception
-from tests.support.launcher_config import launcher_pod
+from ddp_pod.failures.worker_failure import complete_worker_end
+from tests.support.rank_errors import examine
 
 POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a21\nsize 12345\n"
 PAGE = b"\n<!DOCTYPE html>\n<html><body>404</body></html>"
-ABOUT = {"rank": 0, "localRank": 0, "restart": 0}
-
-
-def fail(work: Callable[[], object], folder: Path) -> tuple[str, str]:
-    """Return message and remedy of the failure of a rank that does something."""
-    pod = launcher_pod(folder)
-    errors = Path(pod.runtime, "errors")
-    errors.mkdir(parents=True, exist_ok=True)
-    try:
-        work()
-    except Exception as error:
-        record_exception(error, str(errors / "0.json"), ABOUT)
-    failure = examine_worker(pod, WorkerEnd(1))
-    return failure.message, failure.remedy
 
 
 def read_pickle(path: Path) -> object:
@@ -54,10 +39,10 @@ def test_file_of_another_kind_is_named_with_its_remedy(
     path = tmp_path / "weights.pt"
     path.write_bytes(content)
 
-    message, advice = fail(lambda: read(path), tmp_path)
+    failure = examine(lambda: read(path), tmp_path)
 
-    assert f"(file {path}: {len(content)} bytes, {name})" in message
-    assert remedy in advice
+    assert f"(file {path}: {len(content)} bytes, {name})" in failure.message
+    assert remedy in failure.remedy
 
 
 def test_archive_without_its_end_is_named(tmp_path: Path) -> None:
@@ -66,25 +51,25 @@ def test_archive_without_its_end_is_named(tmp_path: Path) -> None:
     whole = path.read_bytes()
     path.write_bytes(whole[:-100])
 
-    message, advice = fail(lambda: torch.load(path), tmp_path)
+    failure = examine(lambda: torch.load(path), tmp_path)
 
-    assert f"{len(whole) - 100} bytes, an incomplete zip archive" in message
-    assert "incomplete" in advice
+    assert f"{len(whole) - 100} bytes, an incomplete zip archive" in failure.message
+    assert "incomplete" in failure.remedy
 
 
 def test_empty_file_is_named(tmp_path: Path) -> None:
     path = tmp_path / "config.json"
     path.touch()
 
-    message, _ = fail(lambda: read_json(path), tmp_path)
+    failure = examine(lambda: read_json(path), tmp_path)
 
-    assert "0 bytes, an empty file" in message
+    assert "0 bytes, an empty file" in failure.message
 
 
 def test_error_without_a_file_names_none(tmp_path: Path) -> None:
-    message, _ = fail(lambda: json.loads("{"), tmp_path)
+    failure = examine(lambda: json.loads("{"), tmp_path)
 
-    assert "(file" not in message
+    assert "(file" not in failure.message
 
 
 def test_file_open_for_writing_is_not_what_a_parser_read(tmp_path: Path) -> None:
@@ -92,9 +77,9 @@ def test_file_open_for_writing_is_not_what_a_parser_read(tmp_path: Path) -> None
         with (tmp_path / "log.txt").open("w"):
             pickle.loads(b"\x00")
 
-    message, _ = fail(parse, tmp_path)
+    failure = examine(parse, tmp_path)
 
-    assert "(file" not in message
+    assert "(file" not in failure.message
 
 
 def test_records_of_a_former_launcher_are_read() -> None:
