@@ -7,10 +7,11 @@ from inspect import isawaitable
 from typing import Any
 
 from ddp_operator.api.cluster import Key, Object
+from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import QueueStatus
 from ddp_operator.decide.hooks import Service
-from ddp_operator.decide.state import FeatureAction
-from ddp_operator.reconcile.acting import ActionContext
+from ddp_operator.decide.state import Children, Decision, FeatureAction
+from ddp_operator.reconcile.acting import ActionContext, PlacementContext
 
 
 class FakeService(Service):
@@ -23,12 +24,16 @@ class FakeService(Service):
         place: Any = None,
         acted: Any = None,
         suspicions: Any = None,
+        placed: Mapping[str, Any] | None = None,
+        manages: str = "",
     ) -> None:
         self.departures = {} if departures is None else departures
         self.suspicions = {} if suspicions is None else suspicions
         self.amended = amended
         self.place = place
         self.acted = acted
+        self.placed = placed or {}
+        self.manages = manages
         self.actions: list[FeatureAction] = []
 
     def amend(self, manifest: Object) -> Any:
@@ -53,6 +58,25 @@ class FakeService(Service):
     async def locate(self, workload: Object, before: QueueStatus | None) -> Any:
         """Return ``place``, or what it returns."""
         return await self.place() if callable(self.place) else _answer(self.place)
+
+    async def follow(self, context: PlacementContext) -> Any:
+        """Return ``placed["follow"]``."""
+        return _answer(self.placed.get("follow"))
+
+    async def enqueue(self, job: DDPTrainingJob, context: PlacementContext) -> Any:
+        """Return ``placed["enqueue"]``."""
+        return _answer(self.placed.get("enqueue"))
+
+    async def admit(self, job: DDPTrainingJob, context: PlacementContext) -> Any:
+        """Return ``placed["admit"]``, or what it returns for this job."""
+        answer = self.placed.get("admit", job)
+        return answer(job) if callable(answer) else _answer(answer)
+
+    async def report_pass(
+        self, job: DDPTrainingJob, decision: Decision, children: Children, context: PlacementContext
+    ) -> Any:
+        """Return ``placed["report_pass"]``."""
+        return _answer(self.placed.get("report_pass"))
 
 
 def _answer(value: Any) -> Any:

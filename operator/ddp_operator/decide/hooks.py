@@ -25,9 +25,12 @@ from ddp_operator.api.spec import SpecFields
 from ddp_operator.api.status import ConditionStatus, QueueStatus, Status
 from ddp_operator.decide.conditions import Fact
 from ddp_operator.decide.state import (
+    Children,
+    Decision,
     FeatureAction,
     Outcome,
     Problem,
+    Queued,
     QueuePlace,
     Refusal,
     Remark,
@@ -38,10 +41,13 @@ from ddp_operator.decide.state import (
 )
 
 if TYPE_CHECKING:  # of a higher layer: what actions use
-    from ddp_operator.reconcile.acting import ActionContext
+    from ddp_operator.reconcile.acting import ActionContext, PlacementContext
 
 SECONDS_TO_ACT = 300.0
 """Limit of one action of a feature. Jobs that end together may wait for each other in it."""
+
+SECONDS_TO_PLACE = 60.0
+"""Limit of a hook that reads and writes what decides where a job's pods run."""
 
 SECONDS_TO_LOCATE = 10.0
 """Limit of a hook that waits in a pass."""
@@ -61,8 +67,12 @@ Faults = MutableMapping[tuple[str, str], str]
 class Service:
     """The part of a feature that works for all jobs: one for each process of the operator. Each method is a hook.
 
-    ``prepare``, ``run``, ``close`` and ``act`` may wait. The others are called in passes: of these only ``locate`` may.
+    ``prepare``, ``run``, ``close`` and ``act`` may wait. The others are called in passes. Of these ``locate`` may wait,
+    and the hooks of placement, ``follow``, ``enqueue``, ``admit`` and ``report_pass``: their fault makes the job wait.
     """
+
+    manages: str = ""
+    """The value of ``spec.managedBy`` of the jobs whose pods run in another cluster by this service."""
 
     async def prepare(self) -> None:
         """Read what the first Job needs. All jobs wait for it, for a limited time."""
@@ -92,6 +102,35 @@ class Service:
         ``before``: the place in the job's status. Raises: Refused, ClusterError, which are no faults.
         """
         return None
+
+    async def follow(self, context: PlacementContext) -> float | Refusal | None:
+        """Return the seconds until the next pass over a resource that it manages; None: it runs in no cluster.
+
+        Raises: Refused, ClusterError.
+        """
+        return None
+
+    async def enqueue(self, job: DDPTrainingJob, context: PlacementContext) -> Queued | Refusal:
+        """Queue a job that it manages and that runs in no cluster. The kernel writes the status of one that has not
+        ended. Raises: Refused, ClusterError.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no queue")
+
+    async def admit(self, job: DDPTrainingJob, context: PlacementContext) -> DDPTrainingJob | Refusal:
+        """Return a job that was copied from another cluster as its quota allows. Raises: Refused, ClusterError."""
+        return job
+
+    async def report_pass(
+        self, job: DDPTrainingJob, decision: Decision, children: Children, context: PlacementContext
+    ) -> float | None:
+        """Report the written status of such a copy. Returns the seconds until the next pass; None: at the next event.
+
+        Raises: Refused, ClusterError.
+        """
+        return None
+
+    def forget(self, key: Key) -> None:
+        """Drop a job that has ended or was deleted."""
 
     async def act(self, action: FeatureAction, context: ActionContext) -> Outcome:
         """Carry out an action of a remark, in a limited time. Raises: Refused, ClusterError, as all actions do."""
@@ -176,6 +215,24 @@ class Hooks:
         for name, service in self.services.items():
             hook = partial(service.note_status, snapshot, old, new, now)
             guard.call(name, "note_status", hook, _is_none, default=None)
+
+    def find_manager(self, manager: str) -> str | None:
+        """Return the feature that places the jobs of a manager; None: another controller does."""
+        return next((name for name, service in self.services.items() if service.manages == manager), None)
+
+    async def follow(self, feature: str, context: PlacementContext, faults: Faults) -> float | Refusal | None:
+        """Return when to look again at a resource that runs in another cluster; None: it runs in none."""
+        call = partial(self.services[feature].follow, context)
+        unset: float | Refusal | None = _name_fault(feature)
+        return await Guard(str(context.key), faults).wait(
+            feature, "follow", call, _is_followed, limit=SECONDS_TO_PLACE, default=unset
+        )
+
+    def forget(self, key: Key) -> None:
+        """Tell all features that a job has ended or was deleted."""
+        guard = Guard(str(key))
+        for name, service in self.services.items():
+            guard.call(name, "forget", partial(service.forget, key), _is_none, default=None)
 
     def observe(self, job: DDPTrainingJob, faults: Faults) -> JobHooks:
         """Return the hooks for one pass over a job. ``faults``: of its former passes, which this one updates."""
@@ -295,6 +352,36 @@ class JobHooks:
                 status = self.guard.call(feature.name, "record", hook, partial(_is_status, status), default=status)
         return status
 
+    async def enqueue(self, feature: str, context: PlacementContext) -> Queued | Refusal:
+        """Let a feature queue a job that runs in no cluster."""
+        call = partial(self.hooks.services[feature].enqueue, self.job, context)
+        refused: Queued | Refusal = _name_fault(feature)
+        return await self.guard.wait(feature, "enqueue", call, _is_queued, limit=SECONDS_TO_PLACE, default=refused)
+
+    async def admit(self, context: PlacementContext) -> DDPTrainingJob | Refusal:
+        """Return a copied job as the features admit it."""
+        job = self.job
+        for name, service in self.hooks.services.items():
+            refused: DDPTrainingJob | Refusal = _name_fault(name)
+            call = partial(service.admit, job, context)
+            is_valid = partial(_is_admitted, job)
+            admitted = await self.guard.wait(name, "admit", call, is_valid, limit=SECONDS_TO_PLACE, default=refused)
+            if isinstance(admitted, Refusal):
+                return admitted
+            job = admitted
+        return job
+
+    async def report_pass(self, decision: Decision, children: Children, context: PlacementContext) -> float | None:
+        """Let the features report the written status of a copied job. Returns the seconds until the next pass."""
+        waits: list[float] = []
+        for name, service in self.hooks.services.items():
+            unset: float | None = SECONDS_TO_PLACE  # after a fault
+            call = partial(service.report_pass, self.job, decision, children, context)
+            wait = await self.guard.wait(name, "report_pass", call, _is_wait, limit=SECONDS_TO_PLACE, default=unset)
+            if wait is not None:
+                waits.append(wait)
+        return min(waits, default=None)
+
     async def act(self, action: FeatureAction, context: ActionContext) -> Outcome:
         """Let a feature carry out its action. Raises: Refused, ClusterError."""
         service = self.hooks.services.get(action.feature)
@@ -350,6 +437,12 @@ class JobHooks:
         return judges
 
 
+def _name_fault(feature: str) -> Refusal:
+    """Return the refusal of a job whose placement depends on a feature that has a fault."""
+    text = f"the feature {feature} does not work, so the job waits; the operator's log has the fault: report it"
+    return Refusal("FeatureFault", text)
+
+
 def _check(name: str, result: T, is_valid: Callable[[object], bool]) -> T:
     if not is_valid(result):
         raise TypeError(f"{name} returned {type(result).__name__}")
@@ -391,8 +484,31 @@ def _is_own_action(feature: str, action: object) -> bool:
     return is_own or isinstance(action, SuspendResource)
 
 
+def _is_wait(value: object) -> bool:
+    return value is None or _is_delay(value)
+
+
+def _is_refusal(value: object) -> bool:
+    return isinstance(value, Refusal) and isinstance(value.message, str)
+
+
+def _is_followed(value: object) -> bool:
+    return _is_wait(value) or _is_refusal(value)
+
+
+def _is_queued(value: object) -> bool:
+    if not isinstance(value, Queued):
+        return _is_refusal(value)
+    return _is_delay(value.wait) and _is_status(Status(), value.status)
+
+
+def _is_admitted(job: DDPTrainingJob, value: object) -> bool:
+    is_same = isinstance(value, DDPTrainingJob) and (value.namespace, value.name) == (job.namespace, job.name)
+    return is_same or _is_refusal(value)
+
+
 def _is_outcome(value: object) -> bool:
-    return value is None or _is_delay(value) or (isinstance(value, Refusal) and isinstance(value.message, str))
+    return _is_wait(value) or _is_refusal(value)
 
 
 def _is_delay(value: object) -> bool:

@@ -15,8 +15,8 @@ from ddp_operator.api.kubeobjects import truncate
 from ddp_operator.api.status import InputStatus, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempts import fail
-from ddp_operator.decide.conditions import Fact, set_conditions
-from ddp_operator.decide.describe import describe_suspension
+from ddp_operator.decide.conditions import Fact
+from ddp_operator.decide.describe import describe_before_start
 from ddp_operator.decide.losses import fail_lost_pods
 from ddp_operator.decide.scheduling import compute_event_poll_delay, describe_scheduling
 from ddp_operator.decide.state import AT_ONCE, Action, Decision, DeleteJob, EnsureChildren, State
@@ -43,14 +43,14 @@ def fetch_inputs(state: State, progress_interval: float) -> Decision | None:
     waits = [_LATER if view is None or stopping else progress_interval]
     if view is not None and not stopping and (state.spec.suspend or not current):
         actions.append(DeleteJob(view.name, view.uid))
-    elif view is None and not _count_alive_pods(state) and not state.spec.suspend:
+    elif view is None and not state.observation.count_alive() and not state.spec.suspend:
         actions.append(EnsureChildren(0, 0))
         status = replace(status, attempt_time=truncate(state.now))
     actions += fail_lost_pods(state, waits)
     delay = compute_event_poll_delay(state.job, state.observation, state.now, state.observation.polling_jobs)
     if delay is not None:
         waits.append(delay)
-    return Decision(describe_waiting(state, status, _describe_fetch(state, status)), tuple(actions), min(waits))
+    return Decision(describe_before_start(state, status, _describe_fetch(state, status)), tuple(actions), min(waits))
 
 
 def are_fetched(job: DDPTrainingJob) -> bool:
@@ -59,15 +59,11 @@ def are_fetched(job: DDPTrainingJob) -> bool:
     return job.status.is_true(c.INPUTS_READY) and fetched == [item.place for item in job.spec.inputs or ()]
 
 
-def _count_alive_pods(state: State) -> int:
-    return sum(pod.alive for pod in (*state.observation.pods, *state.observation.orphans))
-
-
 def _succeed(state: State, status: Status) -> Decision:
     inputs = tuple(replace(item, phase="Fetched", reason="", message="") for item in status.inputs)
     size = _format_size(sum(item.bytes for item in inputs))
     fact = Fact(c.INPUTS_READY, "True", c.FETCHED, f"{len(inputs)}/{len(inputs)} inputs fetched, {size}")
-    return Decision(describe_waiting(state, replace(status, inputs=inputs), fact), requeue_after=AT_ONCE)
+    return Decision(describe_before_start(state, replace(status, inputs=inputs), fact), requeue_after=AT_ONCE)
 
 
 def _fail(state: State, status: Status, view: JobView) -> Decision:
@@ -80,7 +76,7 @@ def _fail(state: State, status: Status, view: JobView) -> Decision:
         message = ends[-1].message
         if ends[-1].remedy:
             message += f"; {ends[-1].remedy}"
-    status = describe_waiting(state, status, Fact(c.INPUTS_READY, "False", reason, message))
+    status = describe_before_start(state, status, Fact(c.INPUTS_READY, "False", reason, message))
     ended = dataclasses.replace(state, job=dataclasses.replace(state.job, status=status))
     decision = fail(ended, None, reason, message)
     return dataclasses.replace(decision, status=replace(decision.status, nodes=status.nodes))
@@ -149,20 +145,6 @@ def describe_progress(inputs: Sequence[InputStatus | InputReport]) -> str:
         message += f", {complete}/{len(inputs)} complete"
     waiting = next((item for item in inputs if item.message), None)
     return message if waiting is None else f"{message}; input {waiting.name}: {waiting.message}"
-
-
-def describe_waiting(state: State, status: Status, fact: Fact) -> Status:
-    """Return the status of a job that has no attempt yet. ``fact``: what it waits for."""
-    suspended = describe_suspension(state.job, status, _count_alive_pods(state))
-    facts = [
-        Fact(c.ACCEPTED, "True", c.VALID),
-        suspended,
-        fact,
-        Fact(c.SUCCEEDED, "False", c.NOT_FINISHED),
-        Fact(c.FAILED, "False", c.NOT_FINISHED),
-    ]
-    status = replace(status, phase="Suspended" if suspended.status == "True" else "Pending")
-    return set_conditions(status, facts, state.now, state.job.generation)
 
 
 def _format_size(number: int) -> str:

@@ -135,6 +135,7 @@ class Refusal:
         "ProfileNotFound",
         "Forbidden",
         "ServerError",
+        "FeatureFault",
     ]
     message: str
 
@@ -192,6 +193,10 @@ class Children:
         """Return the pods of an attempt."""
         return self._attempts.get(attempt) or Pods()
 
+    def count_alive(self) -> int:
+        """Return the number of pods of any attempt that may run a process."""
+        return sum(pod.alive for pod in (*self.pods, *self.orphans))
+
     def former_alive(self, attempt: int) -> int:
         """Return the number of pods of former attempts that may still run a process."""
         orphans = sum(pod.alive for pod in self.orphans)
@@ -243,6 +248,14 @@ class QueuePlace:
 
     queue: QueueStatus | None = None
     problem: Problem | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Queued:
+    """The status of a job that waits for another cluster, and the seconds until the next pass."""
+
+    status: Status
+    wait: float
 
 
 @dataclass(frozen=True, slots=True)

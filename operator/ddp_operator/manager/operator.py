@@ -87,7 +87,6 @@ class Operator:
             self.cluster,
             progress_interval=settings.progress_interval,
             defaults=_read_defaults(settings, hooks.schema),
-            is_multikueue_worker=settings.multikueue_worker,
             hooks=hooks,
             on_transition=self.metrics.on_transition,
         )

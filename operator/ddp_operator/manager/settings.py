@@ -54,9 +54,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         dict[str, Any],
         Meta(description="defaults of networkPolicy, securityProfile and history, as part of a spec in JSON"),
     ] = {}
-    multikueue_worker: Annotated[
-        bool, Meta(description="whether MultiKueue copies jobs to this cluster: true or false")
-    ] = False
     identity: Annotated[
         str | None,
         Meta(description="unique identity for leader election; unset: host name and a random suffix"),

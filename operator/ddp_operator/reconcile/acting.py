@@ -1,10 +1,12 @@
-"""What the executor gives a feature that carries out one of its actions (``Service.act``)."""
+"""What a pass gives a feature that carries out one of its actions, or decides where the pods of a job run."""
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
+from datetime import datetime
 
-from ddp_operator.api.cluster import Cluster, Object
+from ddp_operator.api.cluster import Cluster, Key, Object
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.status import ConditionStatus
 from ddp_operator.decide.state import Observation, Outcome
 from ddp_operator.manifests.template import ResolvedTemplate
 from ddp_operator.reconcile.turns import Turns
@@ -23,3 +25,18 @@ class ActionContext:
     cluster: Cluster
     turns: Turns
     create_job: Callable[[Object, ResolvedTemplate], Awaitable[Outcome]]
+
+
+@dataclass(frozen=True, slots=True)
+class PlacementContext:
+    """A resource in one pass, for a feature that decides in which cluster, and when, its pods run.
+
+    ``conditions``: the types of the features' conditions, each with the status that needs no attention.
+    """
+
+    key: Key
+    resource: Object
+    cluster: Cluster
+    turns: Turns
+    clock: Callable[[], datetime]
+    conditions: Mapping[str, ConditionStatus]

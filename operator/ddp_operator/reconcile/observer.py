@@ -110,14 +110,6 @@ class Memory:
     """Time of the last refusal of the status by the API server."""
     status_shortened: bool = False
     """Whether the API server accepts only a shortened status."""
-    workload: tuple[datetime, Object | None] | None = None
-    """The Workload of a job that Kueue has copied from a manager cluster, and the time of its last read."""
-    workload_problem: str = ""
-    """Why that Workload does not cover the job's pods; empty: it does."""
-    workload_generation: int = 0
-    """Generation of the job at that read."""
-    flavors: Mapping[str, Object] = field(default_factory=dict)
-    """The ResourceFlavors of that Workload by name."""
     left_out: tuple[str, ...] = ()
     """Fields of the stored status that could not be read in the last pass."""
     state_problem: str = ""

@@ -15,10 +15,9 @@ import msgspec
 from msgspec.structs import replace
 
 from ddp_operator.api.cluster import Cluster, ClusterError, Event, Key, Object, Refused, Snapshot, VersionConflict
-from ddp_operator.api.constants import MULTIKUEUE
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.faults import contain
-from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.job import DDPTrainingJob, find_prebuilt_workload
 from ddp_operator.api.kubeobjects import find_foreign_manager, utc_now
 from ddp_operator.api.parse import complete_job, parse_status
 from ddp_operator.api.size import OversizeSpec
@@ -28,7 +27,6 @@ from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.decide import decide
 from ddp_operator.decide.hooks import Hooks
-from ddp_operator.decide.multikueue import find_cluster
 from ddp_operator.decide.refusals import (
     describe_refused_status,
     report_refused,
@@ -47,8 +45,8 @@ from ddp_operator.decide.transitions import (
     is_minor_change,
     list_transition_events,
 )
+from ddp_operator.reconcile.acting import PlacementContext
 from ddp_operator.reconcile.executor import Executor
-from ddp_operator.reconcile.multikueue import MultiKueue
 from ddp_operator.reconcile.observer import Memory, Observer, digest_resource, record_children, seconds_since
 from ddp_operator.reconcile.prerequisites import find_profile, refuse_invalid
 from ddp_operator.reconcile.turns import Payer, Turns
@@ -117,7 +115,6 @@ class Reconciler:
         clock: Callable[[], datetime] = utc_now,
         progress_interval: float = 10.0,
         defaults: Profile | None = None,
-        is_multikueue_worker: bool = False,
         hooks: Hooks | None = None,
         on_transition: Callable[[str, Transition], None] | None = None,
     ) -> None:
@@ -129,8 +126,6 @@ class Reconciler:
         self._hooks = hooks or Hooks()
         self._observer = Observer(cluster, clock, self._turns, progress_interval, self._hooks)
         self._executor = Executor(cluster, clock, self._turns, self._hooks)
-        conditions = self._hooks.conditions
-        self._multikueue = MultiKueue(cluster, clock, self._turns, conditions, is_worker=is_multikueue_worker)
         self._on_transition = on_transition
         self._node_reports = NodeReports()
         self._memory: defaultdict[Key, Memory] = defaultdict(Memory)
@@ -164,48 +159,62 @@ class Reconciler:
         manager = find_foreign_manager(snapshot.resource)
         current = CurrentPass(key, snapshot, self._memory[key], fresh)
         _log_left_out(current)
-        if manager == MULTIKUEUE:
-            return await self._run_elsewhere(current)
         if manager is not None:
-            return None  # its manager creates the pods and writes the status
+            feature = self._hooks.find_manager(manager)
+            if feature is None:
+                return None  # its manager creates the pods and writes the status
+            return await self._run_elsewhere(current, feature)
 
         prepared = await self._prepare(current)
         if isinstance(prepared, PassEnd):
             return prepared.requeue_after
-        admitted = await self._multikueue.admit(prepared, current.memory)
-        if isinstance(admitted, Refusal):
-            return (await self._refuse(current, admitted)).requeue_after
-        return await self._reconcile_job(current, admitted)
+        if find_prebuilt_workload(prepared):
+            return await self._reconcile_copy(current, prepared)
+        return await self._reconcile_job(current, prepared)
 
-    async def _run_elsewhere(self, current: CurrentPass) -> float | None:
-        """Queue a job that MultiKueue runs in another cluster. While it runs there, Kueue copies its status here.
+    async def _run_elsewhere(self, current: CurrentPass, feature: str) -> float | None:
+        """Queue a job that a feature runs in another cluster. While it runs there, its status comes from there.
 
         Raises: VersionConflict, ClusterError.
         """
-        workload = await self._multikueue.find_workload(current.resource)
-        status = parse_status(current.resource)
-        if isinstance(workload, Refusal):
-            return (await self._refuse(current, workload)).requeue_after
-        if workload is not None and find_cluster(workload):
-            return await self._multikueue.follow_worker(current.key, current.resource, workload, status)
-        if not is_finished(status) and await self._multikueue.name_cluster(current.key, current.resource, ""):
-            return AT_ONCE
+        context = self._build_placement(current)
+        followed = await self._hooks.follow(feature, context, current.memory.faults)
+        if isinstance(followed, Refusal):
+            return (await self._refuse(current, followed)).requeue_after
+        if followed is not None:
+            return followed
 
         prepared = await self._prepare(current)
         if isinstance(prepared, PassEnd):
             return prepared.requeue_after
         job = prepared
-        if is_finished(status):
-            await self._multikueue.finish(job, workload)  # its worker cluster has done what features do
+        queued = await self._hooks.observe(job, current.memory.faults).enqueue(feature, context)
+        if is_finished(job.status):  # the other cluster has done what features do
             ended = await self._turns.run(Payer(job.namespace), decide, job, Observation(), self._clock())
             await self._executor.execute(job, Observation(), ended.actions, current.memory)
             self._forget(current.key)
             return ended.requeue_after
-        queued = await self._multikueue.queue(job, workload)
         if isinstance(queued, Refusal):
             return (await self._refuse(current, queued)).requeue_after
-        await self._write(current, job.status, queued)
-        return self._multikueue.plan_read(current.key)
+        await self._write(current, job.status, queued.status)
+        return queued.wait
+
+    async def _reconcile_copy(self, current: CurrentPass, job: DDPTrainingJob) -> float | None:
+        """Reconcile a job that was copied from another cluster, whose quota a feature reads.
+
+        Raises: VersionConflict, ClusterError.
+        """
+        context = self._build_placement(current)
+        admitted = await self._hooks.observe(job, current.memory.faults).admit(context)
+        if not isinstance(admitted, Refusal) and find_prebuilt_workload(admitted):
+            admitted = Refusal(c.FEATURE_FAULT, "no feature of this operator admits jobs that Kueue has copied")
+        if isinstance(admitted, Refusal):
+            return (await self._refuse(current, admitted)).requeue_after
+        return await self._reconcile_job(current, admitted, context)
+
+    def _build_placement(self, current: CurrentPass) -> PlacementContext:
+        conditions = self._hooks.conditions
+        return PlacementContext(current.key, current.resource, self._cluster, self._turns, self._clock, conditions)
 
     async def _prepare(self, current: CurrentPass) -> DDPTrainingJob | PassEnd:
         """Return the typed job. Raises: as ``_run_pass``."""
@@ -248,10 +257,12 @@ class Reconciler:
                 return await self._report(current, old, new, _AFTER_UNREADABLE)
             return await self._refuse(current, refuse_invalid(error, f"with {profile.kind} {profile.name}".rstrip()))
 
-    async def _reconcile_job(self, current: CurrentPass, job: DDPTrainingJob) -> float | None:
+    async def _reconcile_job(
+        self, current: CurrentPass, job: DDPTrainingJob, placement: PlacementContext | None = None
+    ) -> float | None:
         """Observe, decide, execute and write the status. Returns the seconds until the next pass.
 
-        Raises: VersionConflict, ClusterError.
+        ``placement``: of a job that was copied from another cluster. Raises: VersionConflict, ClusterError.
         """
         memory = current.memory
         observation = await self._observer.observe(current.key, job, current.snapshot, memory)
@@ -277,7 +288,7 @@ class Reconciler:
 
         status = record_children(decision.status, memory)
         postponed = await self._write(current, job.status, status)
-        recheck = await self._multikueue.report(current.key, job, decision, observation, memory)
+        recheck = None if placement is None else await hooks.report_pass(decision, observation, placement)
         if is_finished(status):
             self._forget(current.key)
         delays = (decision.requeue_after, wait, observation.recheck_after, postponed, recheck)
@@ -390,7 +401,7 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         self._memory.pop(key, None)
         self._observer.forget(key)
-        self._multikueue.forget(key)
+        self._hooks.forget(key)
 
 
 def _log_left_out(current: CurrentPass) -> None:

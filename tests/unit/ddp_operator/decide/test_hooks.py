@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,8 +11,10 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from ddp_operator.api import constants
 from ddp_operator.api.cluster import AlreadyExists, ClusterError, Key, Refused, ServerError, Snapshot
 from ddp_operator.api.faults import FAULTS
+from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import QueueStatus, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide import hooks as decide_hooks
@@ -33,7 +36,7 @@ from ddp_operator.decide.state import (
 )
 from ddp_operator.kube import services
 from ddp_operator.kube.services import ServiceContext, prepare_services, run_service, start_services
-from tests.support.builders import NOW, child_job, child_pod, job
+from tests.support.builders import NOW, child_job, child_pod, job, resource
 from tests.support.fake_cluster import ReconcilerHarness
 from tests.support.fake_features import FakeService
 from tests.support.queued_job import QueuedJob
@@ -358,6 +361,73 @@ async def test_problem_that_feature_finds_replaces_that_of_kueue() -> None:
     assert harness.state(c.SCHEDULED) == ("False", c.INADMISSIBLE)
     assert "9 > 8" in harness.condition(c.SCHEDULED).message
     assert harness.status.queue is None
+
+
+PLACED = "example.com/elsewhere"
+COPIED = {constants.KUEUE_ORIGIN_LABEL: "multikueue", constants.KUEUE_PREBUILT_WORKLOAD: "theirs"}
+
+
+def admit_copy(job: DDPTrainingJob) -> DDPTrainingJob:
+    return dataclasses.replace(job, labels={})
+
+
+def copied(**placed: Any) -> ReconcilerHarness:
+    """Return a job that was copied from another cluster, and a feature that answers so about it."""
+    item = resource()
+    item["metadata"]["labels"] = COPIED
+    return ReconcilerHarness(item, Hooks(services={"odd": FakeService(placed=placed)}))
+
+
+@pytest.mark.parametrize("answer", [*GARBAGE, Status(), ZeroDivisionError(), TimeoutError()])
+async def test_copied_job_waits_for_feature_that_fails_to_admit_it(answer: Any) -> None:
+    harness = copied(admit=lambda _: answer) if not isinstance(answer, Exception) else copied(admit=answer)
+    await harness.settle()
+    assert harness.jobs() == []
+    assert harness.state(c.ACCEPTED) == ("False", c.FEATURE_FAULT)
+    assert "the feature odd does not work" in harness.condition(c.ACCEPTED).message
+    harness.hooks.services["odd"].placed = {"admit": admit_copy}  # type: ignore[attr-defined]
+    await harness.settle()
+    assert len(harness.jobs()) == 1
+
+
+async def test_copied_job_waits_without_feature_that_admits_it() -> None:
+    harness = copied()
+    await harness.settle()
+    assert harness.jobs() == []
+    assert "no feature of this operator admits jobs" in harness.condition(c.ACCEPTED).message
+
+
+async def test_copied_job_waits_if_quota_is_forbidden_and_that_is_no_fault() -> None:
+    harness = copied(admit=Refused("no", reason="Forbidden"))
+    with pytest.raises(ClusterError):
+        await harness.reconcile()
+    assert harness.jobs() == []
+
+
+@pytest.mark.parametrize("answer", [*GARBAGE[1:], math.nan, -1.0, ZeroDivisionError()])
+async def test_copied_job_trains_beside_feature_that_fails_to_report_it(answer: Any) -> None:
+    harness = copied(admit=admit_copy, report_pass=answer)
+    await harness.train()
+    assert harness.status.phase == "Running"
+    assert harness.requeue is not None
+
+
+@pytest.mark.parametrize("hook", ["follow", "enqueue"])
+@pytest.mark.parametrize("answer", [*GARBAGE[2:], math.nan, ZeroDivisionError()])
+async def test_job_elsewhere_waits_for_feature_that_fails(hook: str, answer: Any) -> None:
+    service = FakeService(placed={hook: answer}, manages=PLACED)
+    harness = ReconcilerHarness(hooks=Hooks(services={"odd": service}), managedBy=PLACED)
+    await harness.settle()
+    assert harness.jobs() == []
+    assert harness.state(c.ACCEPTED) == ("False", c.FEATURE_FAULT)
+
+
+async def test_job_of_other_controller_is_left_alone() -> None:
+    service = FakeService(placed={"follow": ZeroDivisionError()}, manages=PLACED)
+    harness = ReconcilerHarness(hooks=Hooks(services={"odd": service}), managedBy="example.com/another")
+    await harness.settle()
+    assert harness.jobs() == []
+    assert harness.status == Status()
 
 
 async def test_pass_that_is_cancelled_in_a_hook_ends() -> None:

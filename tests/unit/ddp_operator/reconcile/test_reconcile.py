@@ -91,12 +91,6 @@ class TestCreate:
         assert harness.status.attempt == attempt
         assert bool(harness.cluster.calls) == bool(attempt)
 
-    async def test_job_of_multikueue_without_queue_is_rejected(self) -> None:
-        harness = await ReconcilerHarness(managedBy=constants.MULTIKUEUE).settle()
-        assert harness.status.phase == "Rejected"
-        assert f"{constants.KUEUE_QUEUE_LABEL} is missing" in harness.condition("Accepted").message
-        assert harness.jobs() == []
-
     async def test_stored_field_that_cannot_be_read_is_logged_once_and_the_others_count(
         self, caplog: pytest.LogCaptureFixture
     ) -> None:

@@ -11,7 +11,8 @@ from ddp_operator.api import constants
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import Condition, Status
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.multikueue import (
+from ddp_operator.features import SCHEMA
+from ddp_operator.features.multikueue.admission import (
     build_edits,
     build_release,
     build_report,
@@ -20,9 +21,8 @@ from ddp_operator.decide.multikueue import (
     follow_admission,
     list_flavors,
 )
-from ddp_operator.features import SCHEMA
+from ddp_operator.features.multikueue.workload import build_workload
 from ddp_operator.manifests.children import build_children
-from ddp_operator.manifests.workload import build_workload
 from tests.support.builders import NOW, resource
 
 QUEUE = {constants.KUEUE_QUEUE_LABEL: "team"}

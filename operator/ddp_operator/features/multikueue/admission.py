@@ -20,7 +20,7 @@ from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import Fact, is_finished, summarize
-from ddp_operator.decide.inputs import describe_waiting
+from ddp_operator.decide.describe import describe_before_start
 from ddp_operator.decide.kueue import explain_waiting, find_condition
 from ddp_operator.decide.report import drop_eta
 from ddp_operator.decide.state import Observation, State
@@ -88,7 +88,7 @@ def describe_queueing(
         conditions=tuple(item for item in old.conditions if item.type in MANAGER_CONDITIONS),
     )
     fact = Fact(c.SCHEDULED, "False", reason, message)
-    return summarize(describe_waiting(State(job, Observation(), now), status, fact), job.spec)
+    return summarize(describe_before_start(State(job, Observation(), now), status, fact), job.spec)
 
 
 def list_flavors(workload: Mapping[str, Any] | None) -> tuple[str, ...]:

@@ -16,10 +16,12 @@ import yaml
 from ddp_operator.api import child_names
 from ddp_operator.api.cluster import ClusterError, Key
 from ddp_operator.api.constants import ANNOTATION_CLUSTER, KIND
+from ddp_operator.decide.hooks import Hooks
+from ddp_operator.features.multikueue import FEATURE, service
 from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.cluster import KubeCluster
 from ddp_operator.kube.resources import path
-from ddp_operator.reconcile import Reconciler, multikueue
+from ddp_operator.reconcile.reconciler import Reconciler
 from tests.support import PATIENCE, ROOT
 from tests.support.builders import job_manifest
 from tests.support.control_plane import ControlPlane
@@ -31,6 +33,11 @@ KEY = Key("default", "digits")
 PLACES = ("standin", pytest.param("control-plane", marks=[pytest.mark.apiserver, pytest.mark.timeout(600)]))
 
 
+def start_operator(cluster: KubeCluster, *, is_worker: bool) -> Reconciler:
+    """Return an operator with this feature."""
+    return Reconciler(cluster, hooks=Hooks([FEATURE], {FEATURE.name: service.MultiKueue(is_worker=is_worker)}))
+
+
 class TwoClusters:
     """A manager and a worker cluster, each with an operator, and Kueue in both."""
 
@@ -39,7 +46,7 @@ class TwoClusters:
         self.kueue = MultiKueue(self.manager, self.worker)
         self.clusters = [KubeCluster(account.client) for account in accounts]
         self.operators = [
-            Reconciler(cluster, is_multikueue_worker=is_worker)
+            start_operator(cluster, is_worker=is_worker)
             for cluster, is_worker in zip(self.clusters, (False, True), strict=True)
         ]
 
@@ -104,7 +111,7 @@ async def both(
 ) -> AsyncIterator[TwoClusters]:
     """Two stand-ins, or two real API servers."""
     for name in ("_WAITING_INTERVAL", "_RUNNING_INTERVAL"):
-        monkeypatch.setattr(multikueue, name, 0.0)
+        monkeypatch.setattr(service, name, 0.0)
     users = []
     accounts = []
     async with AsyncExitStack() as stack:
@@ -270,7 +277,7 @@ async def test_job_takes_no_workload_by_its_labels(
 
 
 async def test_job_of_cluster_that_is_no_worker_adopts_nothing(both: TwoClusters) -> None:
-    both.operators[1] = Reconciler(both.clusters[1])
+    both.operators[1] = start_operator(both.clusters[1], is_worker=False)
     await both.submit()
     held = await both.until(both.worker, KIND, KEY.name, lambda job: job and phase_of(job)[0] == "Suspended")
     [message] = [item["message"] for item in held["status"]["conditions"] if item["type"] == "Suspended"]

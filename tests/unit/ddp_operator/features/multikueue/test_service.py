@@ -1,4 +1,4 @@
-"""The reconciler and a Workload of MultiKueue in states that are rare in a cluster (contract/test_multikueue.py)."""
+"""The reconciler and a Workload of MultiKueue in states that are rare in a cluster (contract/features/multikueue)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,9 @@ from typing import Any
 import pytest
 
 from ddp_operator.api import constants
+from ddp_operator.decide.hooks import Hooks
+from ddp_operator.features.multikueue import FEATURE
+from ddp_operator.features.multikueue.service import MultiKueue
 from tests.support.builders import resource
 from tests.support.fake_cluster import ReconcilerHarness
 
@@ -14,11 +17,16 @@ LABELS = {constants.KUEUE_QUEUE_LABEL: "team"}
 COPY = LABELS | {constants.KUEUE_ORIGIN_LABEL: "multikueue", constants.KUEUE_PREBUILT_WORKLOAD: "theirs"}
 
 
+def build_hooks() -> Hooks:
+    """Return this feature's hooks."""
+    return Hooks([FEATURE], {FEATURE.name: MultiKueue()})
+
+
 def start(
     monkeypatch: pytest.MonkeyPatch, item: Any, *conditions: str, **metadata: Any
 ) -> tuple[ReconcilerHarness, list[Any]]:
     """Return a job with a Workload whose conditions are True, and the patches of that Workload."""
-    harness = ReconcilerHarness(item)
+    harness = ReconcilerHarness(item, build_hooks())
     meta = {"name": "w", "namespace": "default", "uid": "u", "resourceVersion": "1", "generation": 1, **metadata}
     known = [{"type": kind, "status": "True", "reason": "So", "message": ""} for kind in conditions]
     workload = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "Workload", "metadata": meta, "spec": {}}
@@ -55,3 +63,10 @@ async def test_workload_of_another_owner_admits_no_pod(monkeypatch: pytest.Monke
     assert harness.status.phase == "Suspended"
     assert "Workload theirs belongs to another object" in harness.condition("Suspended").message
     assert (harness.jobs(), patches) == ([], [])
+
+
+async def test_job_of_multikueue_without_queue_is_rejected() -> None:
+    harness = await ReconcilerHarness(hooks=build_hooks(), managedBy=constants.MULTIKUEUE).settle()
+    assert harness.status.phase == "Rejected"
+    assert f"{constants.KUEUE_QUEUE_LABEL} is missing" in harness.condition("Accepted").message
+    assert harness.jobs() == []
