@@ -18,7 +18,7 @@ from typing import Any, Final
 
 from ddp_pod.base.pod import Pod
 from ddp_pod.contract.plan import VERSION, PodPlan
-from ddp_pod.network.peers import Address, probe_port
+from ddp_pod.features.lost_nodes.peers import Address, probe_port
 from ddp_pod.torchrun.rendezvous import PodRendezvous, PodReplacedError
 from ddp_pod.torchrun.store import host_store
 

@@ -138,6 +138,13 @@ class Service:
         """Return its fields of ``PodReport``. It may be called from any thread, at any time."""
         return {}
 
+    def read_page(self, path: str, query: str) -> object:
+        """Return the record that it serves as JSON at a path of the pod's endpoint; None: the path is not its own.
+
+        It is called in a thread of the endpoint, and may wait for a few seconds.
+        """
+        return None
+
     def conclude(self) -> Conclusion:
         """Return its part in the end of the pod, after the last work."""
         return Conclusion()
@@ -161,7 +168,7 @@ class Standby(Protocol):
 class LauncherPart(NamedTuple):
     """A feature's part in the launcher. The hooks that it does not use are None.
 
-    ``create``: its service, from the pod and the reader of the ranks; None: it has nothing to do in this pod.
+    ``create``: its services, from the pod and the reader of the ranks; empty: it has nothing to do in this pod.
     ``prepare``: makes the ranks' program available, from the pod, the signals received so far, and the ``former``
     archive; returns whether packages were installed. Raises: PodSetupError. ``can_import_early``: prepares the import
     of PyTorch before the code of the run is known; returns whether it can.
@@ -169,7 +176,7 @@ class LauncherPart(NamedTuple):
     launcher; returns the exit code.
     """
 
-    create: Callable[[Pod, Any], Service | None] | None = None
+    create: Callable[[Pod, Any], Sequence[Service]] | None = None
     prepare: Callable[[Pod, list[int], str], bool] | None = None
     can_import_early: Callable[[Pod], bool] | None = None
     find_standby: Callable[[MutableMapping[str, str]], Standby | None] | None = None

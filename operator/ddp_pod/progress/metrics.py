@@ -11,19 +11,18 @@ from contextlib import suppress
 from ..base.files import log, try_write_json
 from ..contract.progress import RankProgress
 from ..contract.records import to_json
-from ..contract.report import PeerReport, PodReport
+from ..contract.report import PodReport
 from .prometheus import format_page
 from .rank_progress import RankReader
 
 BuildReport = Callable[[Sequence[RankProgress]], PodReport]
 """Returns the report of a pod with the progress of its ranks."""
-ReportPeers = Callable[[float], PeerReport]
-"""Returns what a pod knows of its peers, after at most some seconds."""
+ReadPage = Callable[[str, str], "bytes | None"]
+"""Returns the JSON text of another page, by its path and query; None: there is none."""
 _HEAD_LIMIT = 1 << 14
 _MOST_CONNECTIONS = 16
 _CONNECTION_SECONDS = 10.0  # from the first byte of a connection to its last
-_NOT_FOUND = b"only /report, /metrics, /peers and /healthz\n"
-_WAIT = re.compile(rb"wait=(\d)")
+_NOT_FOUND = b"only /report, /metrics, /healthz and what docs/pod-contract.md lists\n"
 _HOST = re.compile(rb"\r\nhost:[ \t]*([^\r\n]*)", re.IGNORECASE)
 # A web page can resolve its own name to this machine, but no address, not localhost and not this machine's name.
 _OWN_HOST = re.compile(
@@ -43,10 +42,10 @@ def _open_server(host: str, port: int) -> socket.socket:
 class MetricsEndpoint:
     """Serves the pod's report, and the same for Prometheus."""
 
-    def __init__(self, ranks: RankReader, build_report: BuildReport, report_peers: ReportPeers | None = None) -> None:
+    def __init__(self, ranks: RankReader, build_report: BuildReport, read_page: ReadPage | None = None) -> None:
         self._ranks = ranks
         self._build_report = build_report
-        self._report_peers = report_peers
+        self._read_page = read_page
         self._is_on_loopback = False
         self._open = OpenConnections(_MOST_CONNECTIONS)
         self._builders = threading.BoundedSemaphore(_MOST_CONNECTIONS)
@@ -120,14 +119,13 @@ class MetricsEndpoint:
             return "403 Forbidden", b"only for requests to localhost, this machine's name or an address\n"
         method, target, _ = request_line
         path, _, query = target.partition(b"?") if method in (b"GET", b"HEAD") else (b"", b"", b"")
-        if path == b"/peers" and self._report_peers is not None:
-            wait = _WAIT.fullmatch(query)
-            report = self._report_peers(float(wait[1]) if wait else 0.0)
-            return "200 OK", json.dumps(to_json(report), allow_nan=False).encode()
         if path in (b"/report", b"/metrics"):
             return self.build_page(path)
         if path == b"/healthz":
             return "200 OK", b"ok\n"
+        page = self._read_page(path.decode("latin-1"), query.decode("latin-1")) if path and self._read_page else None
+        if page is not None:
+            return "200 OK", page
         return "404 Not Found", _NOT_FOUND
 
     def build_page(self, path: bytes) -> tuple[str, bytes]:

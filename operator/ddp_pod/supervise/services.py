@@ -1,6 +1,7 @@
 """The services of one pod: each call of a hook, and what it raises or returns, goes through here."""
 
 import dataclasses
+import json
 import math
 import os
 import threading
@@ -160,6 +161,17 @@ class Services:
             except Exception as error:
                 self._note_fault(service, "report", error)
         return fields
+
+    def read_page(self, path: str, query: str) -> bytes | None:
+        """Return the JSON text of a page that a service serves; None: none does. As ``report``, it ends no pod."""
+        for service in self._services:
+            try:
+                record = service.read_page(path, query)
+                if record is not None:
+                    return json.dumps(to_json(record), allow_nan=False).encode()
+            except Exception as error:
+                self._note_fault(service, "read_page", error)
+        return None
 
     def conclude(self) -> Conclusion:
         """Return all parts in the end of the pod as one."""

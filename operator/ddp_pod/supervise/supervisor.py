@@ -29,8 +29,6 @@ from ..failures.rank_ends import describe_ended_ranks, find_remaining_processes
 from ..failures.restarts import InPlaceRestarts
 from ..failures.termination import complete_worker_failure, conclude
 from ..failures.worker_failure import find_root_cause
-from ..network.master import MasterWatch
-from ..network.peers import PeerWatch
 from ..network.unreachable import UnreachablePeers, count_connections
 from ..progress.metrics import MetricsEndpoint
 from ..progress.output import OutputReader
@@ -56,7 +54,7 @@ from .release import AgentRelease
 from .services import Services
 from .stop import StopDeadlines
 
-CreateService = Callable[[Pod, RankReader], Service | None]
+CreateServices = Callable[[Pod, RankReader], Sequence[Service]]
 
 _ENV_LOG_PREFIX = "DDP_LOG_PREFIX"  # set by the user: 0 writes lines without the rank as prefix
 _SECONDS_WITHOUT_WORKERS = 1.0  # after which a stopping agent is killed
@@ -65,7 +63,7 @@ _LINGER_SECONDS = 3.0
 _LINGER_SECONDS_AFTER_FAILURE = 1.0
 _SECONDS_TO_END_PROCESSES = 5.0
 _SECONDS_BETWEEN_CHECKS = 0.2  # of deadlines
-_OWN_SERVICES: tuple[CreateService, ...] = (StallMonitor, GroupMonitor, UnreachablePeers, MasterWatch)
+_OWN_SERVICES: tuple[Callable[[Pod, RankReader], Service], ...] = (StallMonitor, GroupMonitor, UnreachablePeers)
 
 
 class Supervisor:
@@ -83,7 +81,7 @@ class Supervisor:
         *,
         warm: bool,
         server: ForkServer | None = None,
-        features: Sequence[CreateService] = (),
+        features: Sequence[CreateServices] = (),
     ) -> None:
         self.pod = pod
         self._signals = signals
@@ -100,11 +98,10 @@ class Supervisor:
         counters = create_counters(pod)
         self._reader = _create_output_reader(pod, counters)
         self._ranks = RankReader(pod.runtime, counters)
-        peers = PeerWatch(pod)
-        self.metrics = MetricsEndpoint(self._ranks, self._build_report, peers.report_peers)
         self._restarts = InPlaceRestarts(pod, self._ranks)
-        created = [create(pod, self._ranks) for create in (*_OWN_SERVICES, *features)]
-        self._services = Services([peers, *(service for service in created if service is not None)])
+        own = [create(pod, self._ranks) for create in _OWN_SERVICES]
+        self._services = Services([*own, *(service for create in features for service in create(pod, self._ranks))])
+        self.metrics = MetricsEndpoint(self._ranks, self._build_report, self._services.read_page)
         self._wake, self._wake_end = os.pipe()
         os.set_blocking(self._wake, False)
         os.set_blocking(self._wake_end, False)

@@ -19,7 +19,7 @@ from ddp_pod.base.files import write_json
 from ddp_pod.contract import names
 from ddp_pod.contract.progress import SERIES, RankProgress, Uploads
 from ddp_pod.contract.records import to_json
-from ddp_pod.contract.report import MemoryCopies, PeerReport, PodReport, PreflightResult, Stall, StalledRank, TrackedRun
+from ddp_pod.contract.report import MemoryCopies, PodReport, PreflightResult, Stall, StalledRank, TrackedRun
 from ddp_pod.progress.metrics import MetricsEndpoint
 from ddp_pod.progress.prometheus import format_page, merge_pages, read_script_page
 from ddp_pod.progress.rank_progress import RankReader, complete_progress, fetch_page, find_missing_steps, merge_counters
@@ -43,10 +43,10 @@ def build_endpoint(folder: Path) -> MetricsEndpoint:
     def build_report(ranks: Sequence[RankProgress]) -> PodReport:
         return PodReport(phase="Done", restarts=2, ranks=tuple(ranks))
 
-    def report_peers(seconds: float) -> PeerReport:
-        return PeerReport(pod=int(seconds))
+    def read_page(path: str, query: str) -> bytes | None:
+        return f"page of {query}".encode() if path == "/own" else None
 
-    return MetricsEndpoint(RankReader(str(folder)), build_report, report_peers)
+    return MetricsEndpoint(RankReader(str(folder)), build_report, read_page)
 
 
 METRICS = b"GET /metrics HTTP/1.1\r\n\r\n"
@@ -60,11 +60,14 @@ METRICS = b"GET /metrics HTTP/1.1\r\n\r\n"
         (b"GET /metrics?name=x HTTP/1.1", b"200 OK", b'ddp_launcher_phase{phase="Done"} 1\n'),
         (b"GET /healthz HTTP/1.1", b"200 OK", b"ok\n"),
         (b"HEAD /healthz HTTP/1.1", b"200 OK", b""),
-        (b"GET /peers HTTP/1.1", b"200 OK", b'{"pod": 0}'),
-        (b"GET /peers?wait=8 HTTP/1.1", b"200 OK", b'{"pod": 8}'),
-        (b"GET /peers?wait=99 HTTP/1.1", b"200 OK", b'{"pod": 0}'),
-        (b"GET / HTTP/1.1", b"404 Not Found", b"only /report, /metrics, /peers and /healthz\n"),
-        (b"GET /metrics", b"404 Not Found", b"only /report, /metrics, /peers and /healthz\n"),
+        (b"GET /own?wait=8 HTTP/1.1", b"200 OK", b"page of wait=8"),
+        (b"POST /own HTTP/1.1", b"404 Not Found", b"only /report, /metrics, "),
+        (
+            b"GET / HTTP/1.1",
+            b"404 Not Found",
+            b"only /report, /metrics, /healthz and what docs/pod-contract.md lists\n",
+        ),
+        (b"GET /metrics", b"404 Not Found", b"only /report, /metrics, /healthz and what docs/pod-contract.md lists\n"),
     ],
 )
 def test_endpoint_serves_the_report_as_json_and_for_prometheus(

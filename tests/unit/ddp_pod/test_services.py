@@ -32,6 +32,7 @@ CALLS: dict[str, tuple[Callable[[Services], object], object]] = {
     "note_end": (lambda services: services.note_end(1), None),
     "finish": (lambda services: services.finish(Ending(True, None)), None),
     "report": (lambda services: services.report(), {}),
+    "read_page": (lambda services: services.read_page("/page", ""), None),
     "conclude": (lambda services: services.conclude(), Conclusion()),
 }
 """By the name of a hook: its call, and the result without the service."""
@@ -71,11 +72,17 @@ def test_failing_hook_counts_is_logged_once_and_changes_nothing(
     assert capsys.readouterr().err.count(f"internal error of the launcher in fake.{name};") == 1
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if name != "report"])
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in ("report", "read_page")])
 def test_fault_of_a_vital_service_is_the_launchers(name: str) -> None:
     call, _ = CALLS[name]
     with pytest.raises(ValueError, match="a bug"):
         call(Services([Vital(**{name: fail})]))
+
+
+def test_fault_in_a_page_ends_no_pod_and_another_service_answers() -> None:
+    services = Services([Vital(read_page=fail), Fake(read_page=None), Fake(read_page=Stall(hangs=2))])
+    assert services.read_page("/page", "") == b'{"hangs": 2}'
+    assert services.faults == 1
 
 
 def test_fault_in_the_report_ends_no_pod() -> None:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...base.pod import Pod
@@ -41,8 +41,8 @@ class MemoryKeeper(Service):
         return {"memory": summarize_copies(find_memory_folder(self._pod.node, os.environ))}
 
 
-def _create(pod: Pod, reader: Any) -> Service:
-    return MemoryKeeper(pod)
+def _create(pod: Pod, reader: Any) -> Sequence[Service]:
+    return (MemoryKeeper(pod),)
 
 
 PART = LauncherPart(create=_create)

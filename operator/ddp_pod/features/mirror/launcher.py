@@ -173,8 +173,8 @@ class MirrorService(Service):
         mirror.close()
 
 
-def _create(pod: Pod, reader: Any) -> Service:
-    return MirrorService(pod)
+def _create(pod: Pod, reader: Any) -> Sequence[Service]:
+    return (MirrorService(pod),)
 
 
 PART = LauncherPart(create=_create)

@@ -1,6 +1,6 @@
 """The result of the preflight, in the pod's log and report."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...base.files import log
@@ -28,8 +28,8 @@ class Preflight(Service):
         return {"preflight": summarize_preflight(self._report)}
 
 
-def _create(pod: Pod, reader: Any) -> Service:
-    return Preflight()
+def _create(pod: Pod, reader: Any) -> Sequence[Service]:
+    return (Preflight(),)
 
 
 PART = LauncherPart(create=_create)

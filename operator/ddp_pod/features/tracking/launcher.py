@@ -1,6 +1,6 @@
 """The job's run in experiment trackers, in the pod's first process."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...base.pod import Pod
@@ -25,8 +25,8 @@ class Tracking(Service):
         return {"runs": list_tracked_runs(self._runtime)}
 
 
-def _create(pod: Pod, reader: Any) -> Service | None:
-    return Tracking(pod.runtime) if is_tracked() else None
+def _create(pod: Pod, reader: Any) -> Sequence[Service]:
+    return (Tracking(pod.runtime),) if is_tracked() else ()
 
 
 PART = LauncherPart(create=_create)

@@ -236,7 +236,7 @@ from ddp_pod.base import files
 files.ARCHIVE = {str(archive)!r}
 files.add_delivered_packages({str(folder)!r})
 """
-    subprocess.run([sys.executable, "-S", "-c", code], check=True)
+    subprocess.run([sys.executable, "-E", "-S", "-c", code], check=True)
     return folder / "python"
 
 

@@ -5,6 +5,7 @@ peer answers: neither a long garbage collection, a stopped process nor a busy CP
 """
 
 import errno
+import re
 import socket
 import struct
 import threading
@@ -13,11 +14,13 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, NamedTuple
 
-from ..base.files import log
-from ..base.pod import AwakeClock, Pod
-from ..base.service import Service
-from ..contract.report import PeerContact, PeerReport, choose_peer_steps
+from ...base.files import log
+from ...base.pod import AwakeClock, Pod
+from ...base.service import Service
+from ...contract.report import PeerContact, PeerReport, choose_peer_steps
 
+_PATH: Final = "/peers"
+_WAIT: Final = re.compile(r"wait=(\d)")
 _INTERVAL: Final = 3.0  # between two probes: 75 bytes a second
 _INTERVAL_OF_SUSPECT: Final = 1.0  # between two probes of a peer that is silent, or asked for
 _TIMEOUT: Final = 2.0  # of one probe: the kernel repeats a lost packet after one second
@@ -112,6 +115,13 @@ class PeerWatch(Service):
                 self._changed.notify_all()
         if has_changed:
             log(f"pod {peer.index} {'answers again' if answers else 'does not answer: its node may be lost'}")
+
+    def read_page(self, path: str, query: str) -> PeerReport | None:
+        """Return what this pod knows; with ``wait=8`` once a peer is silent, or after that time."""
+        if path != _PATH:
+            return None
+        wait = _WAIT.fullmatch(query)
+        return self.report_peers(float(wait[1]) if wait else 0.0)
 
     def report_peers(self, seconds: float) -> PeerReport:
         """Return what this pod knows, after at most ``seconds``: at once if a peer is silent. Any thread calls this.

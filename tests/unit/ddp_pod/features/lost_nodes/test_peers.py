@@ -11,7 +11,7 @@ import pytest
 
 from ddp_pod.base.pod import Pod
 from ddp_pod.contract.report import PeerContact, PeerReport
-from ddp_pod.network.peers import Address, PeerWatch, list_probed_peers, probe_port, resolve_host
+from ddp_pod.features.lost_nodes.peers import Address, PeerWatch, list_probed_peers, probe_port, resolve_host
 from tests.support.launcher_config import launcher_pod
 
 HERE = Address(socket.AF_INET, "10.0.0.1")
@@ -136,6 +136,18 @@ def test_peers_are_probed_in_turn_and_at_once_if_a_reader_does_not_wait(tmp_path
     assert [peer.due for peer in network.watch._peers] == [time + 1.0 for time in checked]
 
 
+@pytest.mark.parametrize(("query", "seconds"), [("", 0.0), ("wait=8", 8.0), ("wait=99", 0.0), ("wait=x", 0.0)])
+def test_page_waits_as_long_as_its_reader_asks(
+    query: str, seconds: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    network = Network(tmp_path)
+    waits: list[float] = []
+    monkeypatch.setattr(network.watch, "report_peers", waits.append)
+    network.watch.read_page("/peers", query)
+    assert network.watch.read_page("/metrics", query) is None
+    assert waits == [seconds]
+
+
 def test_reader_waits_until_a_peer_falls_silent(tmp_path: Path) -> None:
     network = Network(tmp_path)
     network.check(0.0)
@@ -159,7 +171,7 @@ def test_probe_counts_each_answer_of_the_machine(monkeypatch: pytest.MonkeyPatch
     def connect(self: socket.socket, target: object) -> None:
         raise OSError(113, "No route to host")
 
-    monkeypatch.setattr("ddp_pod.network.peers.socket.socket.connect", connect)
+    monkeypatch.setattr("ddp_pod.features.lost_nodes.peers.socket.socket.connect", connect)
     assert not probe_port(address, port)
 
 

@@ -6,12 +6,12 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final
 
-from ..base.files import log
-from ..base.pod import Pod
-from ..base.service import Control, Service
-from ..failures.agent_failure import build_move_failure
+from ...base.files import log
+from ...base.pod import Pod
+from ...base.service import Control, Service
+from ...failures.agent_failure import build_move_failure
+from ...network.unreachable import Connection, list_unacknowledged
 from .peers import Address, resolve_host
-from .unreachable import Connection, list_unacknowledged
 
 _INTERVAL: Final = 2.0
 _INTERVAL_OF_SILENT: Final = 0.5
@@ -29,7 +29,6 @@ class MasterWatch(Service):
     def __init__(
         self,
         pod: Pod,
-        reader: object = None,
         *,
         resolve: Callable[[str], Address | None] | None = None,
         accepts: Callable[[Address, int], bool] | None = None,

@@ -9,8 +9,8 @@ import pytest
 
 from ddp_pod.contract.failure_record import Failure
 from ddp_pod.failures.agent_failure import STORE_ERRORS
-from ddp_pod.network.master import MasterWatch, accepts_connection
-from ddp_pod.network.peers import Address
+from ddp_pod.features.lost_nodes.master import MasterWatch, accepts_connection
+from ddp_pod.features.lost_nodes.peers import Address
 from ddp_pod.network.unreachable import Connection
 from tests.support.launcher_config import launcher_pod
 
