@@ -48,8 +48,8 @@ def put_on_claim(api: Api, code: PackedCode, template: ResolvedTemplate) -> str:
         return _send(api, name, code)
 
 
-def run_on_claim(api: Api, claim: str, image: str, command: Sequence[str], limit: int) -> str:
-    """Return the output of a command that reads a claim, at most ``limit`` characters. Raises: ClientError."""
+def run_on_claim(api: Api, claim: str, image: str, command: Sequence[str], limit: int) -> list[str]:
+    """Return the lines that a command prints of a claim, at most ``limit`` characters. Raises: ClientError."""
     container = {
         "name": "read",
         "image": image,
@@ -59,11 +59,8 @@ def run_on_claim(api: Api, claim: str, image: str, command: Sequence[str], limit
         "terminationMessagePolicy": "FallbackToLogsOnError",
     }
     manifest = _build_claim_pod("ddp-history-", claim, container, {})
-    output: list[str] = []
     with _running_pod(api, (manifest,), claim, "Succeeded") as name:
-        for line in api.lines(api_path("v1", "pods", api.namespace, name, "log"), {"limitBytes": str(limit)}):
-            output.append(line)
-    return "".join(output)
+        return list(api.lines(api_path("v1", "pods", api.namespace, name, "log"), {"limitBytes": str(limit)}))
 
 
 @contextmanager

@@ -54,10 +54,10 @@ def name_record(job: DDPTrainingJob) -> str:
 
 
 def build_pattern(namespace: str, name: str) -> str:
-    """Return the pattern of the paths of a job's records. An empty namespace stands for all. Raises: ValueError."""
-    if not _NAME.fullmatch(name) or (namespace and not _NAME.fullmatch(namespace)):
+    """Return the pattern of the paths of records. An empty namespace or name stands for all. Raises: ValueError."""
+    if any(text and not _NAME.fullmatch(text) for text in (name, namespace)):
         raise ValueError(f"{name}: not the name of a job; records have those of metadata.name and metadata.namespace")
-    return f"{HISTORY_FOLDER}/{namespace or '*'}/{'?' * 8}T{'?' * 6}Z-{name}-{'?' * 8}.json.gz"
+    return f"{HISTORY_FOLDER}/{namespace or '*'}/{'?' * 8}T{'?' * 6}Z-{name or '*'}-{'?' * 8}.json.gz"
 
 
 def encode_record(record: Record) -> str:
@@ -104,7 +104,8 @@ def decode_record(data: bytes) -> Record:
         metadata = record.resource["metadata"]
         if not isinstance(record.resource["spec"]["template"]["spec"], dict):
             raise ValueError("its resource has no pod template")
-        build_pattern(metadata["namespace"], metadata["name"])
+        if not all(map(_NAME.fullmatch, (metadata["namespace"], metadata["name"]))):
+            raise ValueError("its names are none of Kubernetes")
         str(metadata["uid"])
     except (zlib.error, LookupError, TypeError, RecursionError) as error:
         raise ValueError(f"{type(error).__name__}: {error}") from None

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ddp_cli.client.errors import ClientError
-from ddp_cli.commands.arguments import add_cluster_arguments, add_local_arguments, has_cluster
+from ddp_cli.commands.arguments import add_cluster_arguments, add_history_argument, add_local_arguments, has_cluster
 from ddp_cli.commands.io import CommandError, ExitCode, integer, print_note
 
 
@@ -25,6 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--port", type=integer(0, 65535), default=0, metavar="N", help="port on 127.0.0.1; default: a free one"
     )
     add_local_arguments(parser, named=False)
+    add_history_argument(parser)
     add_cluster_arguments(parser)
     parser.epilog = (
         "The pages read the cluster with your kubeconfig and your rights, and the folder of runs; they change nothing. "
@@ -46,6 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
 async def _serve(arguments: argparse.Namespace) -> None:
     from aiohttp import web
 
+    from ddp_cli.client.api import Api, connect
+    from ddp_cli.features.ui.records import RecordedJobs
     from ddp_cli.features.ui.server import Server
     from ddp_cli.features.ui.sources import ClusterJobs, LocalRuns
 
@@ -56,22 +59,25 @@ async def _serve(arguments: argparse.Namespace) -> None:
         with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(server.notify)
 
-    sources: list[Any] = [LocalRuns(arguments.runs_dir)]
-    places = f"runs in {arguments.runs_dir}"
-    if not arguments.local and has_cluster(arguments):
-        from ddp_cli.client.api import connect
+    def login() -> Api:
+        return connect(namespace=arguments.namespace, context=arguments.context, kubeconfig=arguments.kubeconfig)
 
-        api = await asyncio.to_thread(
-            connect, namespace=arguments.namespace, context=arguments.context, kubeconfig=arguments.kubeconfig
-        )
-        sources.insert(0, ClusterJobs(api, everywhere=arguments.all_namespaces, on_change=on_change))
-        scope = "all namespaces" if arguments.all_namespaces else f"namespace {api.namespace}"
-        places = f"{scope} of {api.host}, and {places}"
+    sources: list[Any] = [LocalRuns(arguments.runs_dir)]
+    places = [f"runs in {arguments.runs_dir}"]
+    namespace = arguments.namespace or ""
+    if not arguments.local and has_cluster(arguments):
+        api = await asyncio.to_thread(login)
+        sources.append(ClusterJobs(api, everywhere=arguments.all_namespaces, on_change=on_change))
+        namespace = "" if arguments.all_namespaces else api.namespace
+        places.insert(0, f"namespace {namespace} of {api.host}" if namespace else f"all namespaces of {api.host}")
     elif arguments.all_namespaces:
         raise CommandError("-A shows the jobs of a cluster, and no cluster is configured; use --kubeconfig")
-    server = Server(sources, places)
-    if len(sources) > 1:
-        sources[0].start()
+    if arguments.history:
+        sources.append(RecordedJobs(arguments.history, namespace, login, arguments.history_image, on_change))
+        places.append(f"records in {arguments.history}")
+    server = Server(sources, " · ".join(places))
+    for source in sources:
+        source.start()
 
     runner = web.AppRunner(server.build(), access_log=None, shutdown_timeout=0.5)
     await runner.setup()
@@ -84,7 +90,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
         address = f"http://127.0.0.1:{runner.addresses[0][1]}/?token={server.token}"
         first = asyncio.create_task(server.refresh())
         print(address, flush=True)  # ours, with its secret
-        print_note(f"shows {places}; Ctrl-C ends it")
+        print_note(f"shows {', '.join(places)}; Ctrl-C ends it")
         if not arguments.no_browser and not await asyncio.to_thread(open_browser, address, Path(folder.name)):
             print_note("no browser was found here; open the address, or through a tunnel: ssh -L PORT:127.0.0.1:PORT")
         await _wait_for_signal(loop)

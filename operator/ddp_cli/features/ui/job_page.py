@@ -176,12 +176,13 @@ def build_job_page(
     pods: Sequence[PodFacts] = (),
     ranks_note: str = "",
     argument: str = "",
+    deleted: bool = False,
 ) -> JobPage:
     """Return the page of a run. ``argument``: the job in commands; empty: the run has none."""
     status = run.status
     local = bool(run.command)
     why = why or explain_why(run.resource, (), now)
-    attention = judge_attention(status, why, now)
+    attention = Attention.DELETED if deleted else judge_attention(status, why, now)
     what = why.what
     todo = omit_cluster_advice(why.todo) if local else why.todo
     phase: str = "Interrupted" if run.interrupted else why.phase if status.phase is None else status.phase
@@ -193,12 +194,13 @@ def build_job_page(
     failure = status.last_failure
     if failure is not None and local:
         failure = replace_fields(failure, remedy=omit_cluster_advice(failure.remedy))
+    title = f"{phase} with a warning" if c.find_doubts(status) and phase == "Succeeded" else phase
     return JobPage(
         key=key,
         place=place,
         run=run,
         phase=phase,
-        title=f"{phase} with a warning" if c.find_doubts(status) and phase == "Succeeded" else phase,
+        title=f"{title}, deleted" if deleted else title,
         attention=attention,
         what=what,
         todo=todo,
@@ -206,7 +208,7 @@ def build_job_page(
         cards=list(_list_cards(run, now)),
         bars=list_bars(run, now),
         ranks=list_ranks(status, pods, run),
-        commands=list(_list_commands(run, argument, local=local)) if argument else (),
+        commands=list(_list_commands(run, argument, local=local, deleted=deleted)) if argument else (),
         yaml=format_settings(run.resource),
         ranks_note=ranks_note,
     )
@@ -246,7 +248,7 @@ def _list_cards(run: RecordedRun, now: datetime) -> Iterator[Card]:
         yield Card("goodput", f"{100 * goodput:.0f} %")
 
 
-def _list_commands(run: RecordedRun, argument: str, *, local: bool) -> Iterator[Command]:
+def _list_commands(run: RecordedRun, argument: str, *, local: bool, deleted: bool) -> Iterator[Command]:
     """Yield the commands for what one would do next."""
     status = run.status
     ended = status.phase in ENDED_PHASES
@@ -255,6 +257,7 @@ def _list_commands(run: RecordedRun, argument: str, *, local: bool) -> Iterator[
     yield Command(f"ddp report {argument}", "save this page as a file")
     if local:
         yield Command(run.command, "run it again")
+    if local or deleted:
         return
     if status.dev is not None:
         yield Command(f"ddp rerun {argument}", "run changed code in its pods")

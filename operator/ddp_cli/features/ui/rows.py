@@ -32,6 +32,7 @@ class Attention(IntEnum):
     TRAINING = 2
     PAUSED = 3
     ENDED = 4
+    DELETED = 5
 
 
 TITLES: Final = {
@@ -40,6 +41,7 @@ TITLES: Final = {
     Attention.TRAINING: "Training",
     Attention.PAUSED: "Paused",
     Attention.ENDED: "Ended",
+    Attention.DELETED: "Deleted",
 }
 
 
@@ -65,6 +67,8 @@ class Row:
 
     doubtful: bool = False
     """Whether a success may not be what was intended."""
+
+    uid: str = ""
 
     @property
     def tone(self) -> str:
@@ -133,6 +137,7 @@ def _fill(row: Row, resource: Mapping[str, Any], now: datetime) -> Row:
         ended=status.completion_time,
         waiting=_describe_queue(status),
         doubtful=bool(c.find_doubts(status)),
+        uid=str(resource["metadata"].get("uid") or ""),
     )
 
 

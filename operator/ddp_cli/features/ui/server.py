@@ -19,7 +19,7 @@ from ddp_cli.client.errors import ClientError, NotFound
 from ddp_cli.features.ui.compare import render_comparison
 from ddp_cli.features.ui.logs import LogQuery
 from ddp_cli.features.ui.render import SCRIPTS, STATIC, STYLES, clean_data, render, render_parts, render_row, to_json
-from ddp_cli.features.ui.rows import Row, sort_rows
+from ddp_cli.features.ui.rows import Attention, Row, sort_rows
 from ddp_cli.features.ui.sources import Source
 
 _POLICY: Final = (
@@ -71,7 +71,7 @@ class Server:
                 web.get("/static/{name}", self._send_static),
             ]
         )
-        for path in ("/run/{name}", "/job/{namespace}/{name}"):
+        for path in ("/{kind:run}/{name}", "/{kind:job|record}/{namespace}/{name}"):
             app.add_routes(
                 [
                     web.get(path, self._show_job),
@@ -150,6 +150,10 @@ class Server:
         rows: dict[str, Row] = {}
         for source in self._sources:
             rows |= source.refresh()
+        present = {row.uid for row in rows.values() if row.attention is not Attention.DELETED}
+        rows = {  # a record is stored before its job is deleted
+            key: row for key, row in rows.items() if row.attention is not Attention.DELETED or row.uid not in present
+        }
         for key, row in rows.items():
             before = self._html.get(key)
             if before is None or before[0] != row:
@@ -191,8 +195,7 @@ class Server:
 
     @staticmethod
     def _key(request: web.Request) -> str:
-        parts = request.match_info
-        return f"job/{parts['namespace']}/{parts['name']}" if "namespace" in parts else f"run/{parts['name']}"
+        return "/".join(request.match_info.values())
 
     async def _show_job(self, request: web.Request) -> web.Response:
         key = self._key(request)

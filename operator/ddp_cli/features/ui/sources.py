@@ -28,6 +28,7 @@ from ddp_cli.features.ui.logs import (
     read_run_piece,
     read_tail,
 )
+from ddp_cli.features.ui.records import RecordedJobs
 from ddp_cli.features.ui.rows import Row, build_row
 from ddp_cli.features.ui.run import RecordedRun, read_run
 from ddp_cli.local.folder import RunFolder
@@ -63,6 +64,9 @@ class LocalRuns:
     runs: Path
     problem: str = ""
     _rows: dict[str, tuple[object, Row]] = field(default_factory=dict)
+
+    def start(self) -> None:
+        """Do nothing: the files are read while a page is open."""
 
     def refresh(self) -> Mapping[str, Row]:
         """Return the rows of the newest runs. One that has ended is read again only if its status has changed."""
@@ -375,4 +379,4 @@ def _list_pods(attempt: int, watched: _Watched) -> Iterator[PodFacts]:
         yield PodFacts(index, view.name, view.node_name, state, watched.reports.get(view.uid))
 
 
-Source = LocalRuns | ClusterJobs
+Source = LocalRuns | ClusterJobs | RecordedJobs

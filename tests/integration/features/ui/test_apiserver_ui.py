@@ -11,10 +11,16 @@ from typing import Any, TypeVar
 
 import pytest
 
-from ddp_cli.client.api import connect
+from ddp_cli.client.api import connect, get_job
+from ddp_cli.client.cluster_backend import find_events
 from ddp_cli.client.errors import NotFound
+from ddp_cli.features.ui.records import RecordedJobs
 from ddp_cli.features.ui.rows import Attention
 from ddp_cli.features.ui.sources import ClusterJobs
+from ddp_operator.api.parse import parse_resource
+from ddp_operator.api.record import Record, encode_record, name_record
+from ddp_operator.features import SCHEMA
+from ddp_pod.features.history import store as history
 from tests.support.builders import resource
 from tests.support.control_plane import ControlPlane
 
@@ -110,6 +116,32 @@ def test_jobs_and_an_opened_job_follow_by_watches_alone(plane: ControlPlane) -> 
     assert verbs["list", "ddptrainingjobs"] == verbs["list", "pods"] == verbs["list", "events"] == 1
     assert not {verb for verb, _ in verbs} - {"list", "watch"}
     assert len(changes) > 10
+
+
+def test_deleted_job_opens_from_the_record_that_the_operator_stores(plane: ControlPlane, tmp_path: Path) -> None:
+    create(plane, "ended")
+    failed = {"type": "Failed", "status": "True", "reason": "UserError", "message": "KeyError: 'x'"}
+    failed |= {"lastTransitionTime": "2026-11-29T10:00:00Z"}
+    end = {"phase": "Failed", "attempt": 1, "completionTime": "2026-11-29T10:00:00Z", "conditions": [failed]}
+    set_status(plane, "ended", **end)
+    post_event(plane, "ended", "DDPTrainingJob", "ended", "rank 3 hung")
+    api = connect(kubeconfig=str(plane.admin), namespace="team")
+    stored = get_job(api, "ended")
+    record = encode_record(Record(resource=stored, events=tuple(find_events(api, stored))))
+    history.main([record, str(tmp_path), name_record(parse_resource(stored, SCHEMA))])
+
+    jobs = ClusterJobs(api, everywhere=False)
+    jobs.start()
+    until(lambda: "job/team/ended" in jobs.refresh())
+    deleted = RecordedJobs(str(tmp_path), "team", lambda: api, "", lambda: None)
+    deleted.read()
+    plane.kubectl("delete", "ddp", "ended", "-n", "team")
+    until(lambda: "job/team/ended" not in jobs.refresh())
+    ((key, row),) = deleted.refresh().items()
+    assert (row.name, row.attention, row.uid) == ("ended", Attention.DELETED, stored["metadata"]["uid"])
+    page = deleted.read_page(key)
+    assert "KeyError" in page.what
+    assert [event.message for event in page.run.events] == ["rank 3 hung"]
 
 
 def test_user_without_rights_sees_the_reason_and_its_remedy(plane: ControlPlane) -> None:

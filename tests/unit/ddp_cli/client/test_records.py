@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import os
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -15,7 +16,7 @@ import pytest
 from ddp_cli.client.api import Api, Object
 from ddp_cli.client.errors import ClientError, NotFound
 from ddp_cli.client.job import Job
-from ddp_cli.client.records import _SHOW, READER_IMAGE, open_record
+from ddp_cli.client.records import _SHOW, READER_IMAGE, open_record, read_records
 from ddp_operator.api.constants import KIND
 from ddp_operator.api.record import PodLog, Record, build_pattern, encode_record
 from tests.support.builders import Json, resource
@@ -100,7 +101,7 @@ def test_missing_and_damaged_records_are_named(place: Path) -> None:
         open_at(place, "other")
     with pytest.raises(NotFound, match="no record of train"):
         open_at(place, namespace="else")
-    with pytest.raises(ClientError, match="record of a-train cannot be read"):
+    with pytest.raises(ClientError, match=r"-a-train-1a2b3c4d\.json\.gz cannot be read"):
         open_at(place, "a-train")
 
 
@@ -110,7 +111,7 @@ class ClaimApi(Api):
     def __init__(self, phase: str, output: bytes) -> None:
         self.namespace = self.home = "team"
         self.status: Json = {"phase": phase}
-        self.output = base64.encodebytes(output).decode()
+        self.output = "./a-record:\n" + base64.encodebytes(output).decode()
         self.created: Json = {}
         self.calls: list[str] = []
 
@@ -144,12 +145,34 @@ def test_claim_that_cannot_be_mounted_is_named_and_pod_deleted() -> None:
     assert api.calls[-1] == "DELETE"
 
 
-def test_command_on_claim_prints_newest_record_or_nothing(place: Path) -> None:
-    def show(folder: str, name: str) -> bytes:
-        words = ["sh", "-c", _SHOW, "sh", folder, build_pattern("team", name), "1000000"]
-        done = subprocess.run(words, cwd=place.parent, capture_output=True, check=True, timeout=60)
-        return base64.b64decode(done.stdout)
+def test_command_on_claim_prints_newest_records_first_or_nothing(place: Path) -> None:
+    def show(folder: str, name: str, most: int = 1) -> list[str]:
+        words = ["sh", "-c", _SHOW, "sh", folder, build_pattern("team", name), "1000000", str(most)]
+        done = subprocess.run(words, cwd=place.parent, capture_output=True, check=True, timeout=60, text=True)
+        return done.stdout.splitlines()
 
-    assert show(f"./{place.name}", "train") == build_record()
-    assert show(f"./{place.name}", "other") == b""
-    assert show("./missing", "train") == b""
+    head, *lines = show(f"./{place.name}", "train")
+    assert head == "ddp-history/team/20261120T120004Z-train-1a2b3c4d.json.gz:"
+    assert base64.b64decode("".join(lines)) == build_record()
+    heads = [line for line in show(f"./{place.name}", "", 9) if line.endswith(":")]
+    assert [head.split("/")[-1][:8] for head in heads] == ["20261121", "20261120", "20261119"]
+    assert show(f"./{place.name}", "other") == []
+    assert show("./missing", "train") == []
+
+
+def test_newest_records_of_a_folder_come_first_and_a_pipe_is_named(place: Path) -> None:
+    os.mkfifo(place / "ddp-history" / "team" / "20261122T120004Z-piped-1a2b3c4d.json.gz")
+    found = list(read_records(str(place), "", "", no_cluster, most=3))
+    assert [record.path.split("/")[-1][:8] for record in found] == ["20261122", "20261121", "20261120"]
+    assert "no regular file" in found[0].problem
+    assert found[2].decode().resource["metadata"]["name"] == "train"
+    known = {record.path for record in found}
+    assert list(read_records(str(place), "", "", no_cluster, most=3, known=known)) == []
+
+
+def test_claim_whose_output_is_cut_has_the_whole_records(place: Path) -> None:
+    api = ClaimApi("Succeeded", build_record())
+    api.output += "./cut:\nabc\n"
+    whole, cut = read_records("claim/ckpt", "team", "", lambda: api, most=9)
+    assert whole.data == build_record()
+    assert "was cut" in cut.problem

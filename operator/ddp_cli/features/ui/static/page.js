@@ -204,7 +204,7 @@
     async function load(before) {
       const number = before ? turn : ++turn;
       const response = await fetch(`${section.dataset.log}?${query()}&before=${before ?? ""}`);
-      const isReplaced = !before || !before.includes(":") && section.dataset.log.startsWith("/job/");
+      const isReplaced = !before || !section.dataset.log.startsWith("/run/");
       if (number !== turn) return;
       if (!response.ok) { lines.textContent = "The log cannot be read; reload the page."; return; }
       const piece = await response.json();

@@ -1,0 +1,150 @@
+"""The jobs that were deleted, from their records at the place that the user names (``--history``)."""
+
+import shlex
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import PurePath
+from typing import ClassVar, Final, NoReturn
+
+from ddp_cli.client.api import Api
+from ddp_cli.client.errors import ClientError, NotFound
+from ddp_cli.client.records import RecordBackend, StoredRecord, is_claim, read_records
+from ddp_cli.features.ui.cluster_job import read_job
+from ddp_cli.features.ui.job_page import JobPage, build_job_page
+from ddp_cli.features.ui.logs import LogPiece, LogQuery, read_pod_piece, read_tail
+from ddp_cli.features.ui.rows import Attention, Row, build_row
+from ddp_cli.features.ui.run import RecordedRun
+from ddp_operator.api.kubeobjects import utc_now
+from ddp_operator.api.record import Record
+
+_MOST_RECORDS: Final = 200
+_MOST_BYTES: Final = 8 << 20
+"""Of all records together, compressed; the oldest beyond it are left out."""
+_AGAIN_SECONDS: Final = 60.0
+
+
+class RecordedJobs:
+    """The deleted jobs of a namespace, or of all (empty). A claim is read once, because a temporary pod reads it."""
+
+    kind: ClassVar = "record"
+
+    def __init__(
+        self, place: str, namespace: str, connect: Callable[[], Api], image: str, on_change: Callable[[], None]
+    ) -> None:
+        self.problem = ""
+        self._place = place
+        self._namespace = namespace
+        self._connect = connect
+        self._image = image
+        self._on_change = on_change
+        self._stored: dict[str, StoredRecord] = {}
+        self._rows: dict[str, Row] = {}
+
+    def start(self) -> None:
+        """Read the records until the process ends."""
+        threading.Thread(target=self._follow, daemon=True).start()
+
+    def _follow(self) -> None:
+        self.read()
+        while not is_claim(self._place):
+            time.sleep(_AGAIN_SECONDS)
+            self.read()
+
+    def read(self) -> None:
+        """Read the records that are new."""
+        known = {record.path for record in self._stored.values()}
+        stored = dict(self._stored)
+        size = 0
+        try:
+            for record in read_records(
+                self._place, self._namespace, "", self._connect, image=self._image, most=_MOST_RECORDS, known=known
+            ):
+                stored[_find_key(record.path)] = record
+                size += len(record.data)
+                if size > _MOST_BYTES:
+                    break
+            self.problem = ""
+        except ClientError as error:
+            self.problem = f"Records of deleted jobs: {error}"
+        self._stored = _keep_newest(stored)
+        self._rows = {key: self._rows.get(key) or self._build_row(key, record) for key, record in self._stored.items()}
+        self._on_change()
+
+    def refresh(self) -> Mapping[str, Row]:
+        """Return the rows of the records."""
+        return self._rows
+
+    def _build_row(self, key: str, record: StoredRecord) -> Row:
+        try:
+            resource = record.decode().resource
+        except ClientError as error:
+            path = PurePath(record.path)
+            row = Row(key, path.name, path.parent.name, reason=str(error))
+        else:
+            row = build_row(resource, utc_now(), key=key)
+        return replace(row, place=f"{row.place}, record", attention=Attention.DELETED)
+
+    def _find(self, key: str) -> Record:
+        """Return a record. Raises: ClientError."""
+        stored = self._stored.get(key)
+        if stored is None:
+            raise NotFound(f"{self._place} has no record {key.rpartition('/')[2][:80]}")
+        return stored.decode()
+
+    def read_run(self, key: str) -> RecordedRun:
+        """Return what a record has. Raises: ClientError."""
+        record = self._find(key)
+        return read_job(record.resource, record.events, utc_now())
+
+    def read_page(self, key: str) -> JobPage:
+        """Return the page of a deleted job. Raises: ClientError."""
+        record = self._find(key)
+        metadata = record.resource["metadata"]
+        return build_job_page(
+            self.read_run(key),
+            utc_now(),
+            key=key,
+            place=f"{metadata['namespace']}, record",
+            why=RecordBackend(record).why(metadata["name"]),
+            argument=f"{metadata['name']} -n {metadata['namespace']} --history {shlex.quote(self._place)}",
+            deleted=True,
+        )
+
+    def sign(self, key: str) -> object:
+        """Return what never changes: a record does not."""
+        return key in self._stored
+
+    def read_log(self, key: str, query: LogQuery, cursor: str) -> LogPiece:
+        """Return the last lines in a record. Raises: ClientError."""
+        record = self._find(key)
+        name = record.resource["metadata"]["name"]
+        source = RecordBackend(record).logs(name, node=None, attempt=None, tail=read_tail(cursor))
+        return read_pod_piece(source, query, cursor)
+
+    def follow_log(self, key: str) -> NoReturn:
+        """Raise NotFound: a deleted job writes no lines."""
+        raise NotFound(f"{key.rpartition('/')[2][:80]}: a deleted job writes no lines")
+
+    def renew(self, key: str) -> None:
+        """Do nothing: a deleted job has no pods."""
+
+
+def _find_key(path: str) -> str:
+    """Return the key of a row: its namespace and the name of its file."""
+    file = PurePath(path)
+    return f"record/{file.parent.name}/{file.name.removesuffix('.json.gz')}"
+
+
+def _keep_newest(stored: Mapping[str, StoredRecord]) -> dict[str, StoredRecord]:
+    """Return the newest records within the limits of their number and size."""
+    newest = sorted(stored, key=lambda key: key.rpartition("/")[2], reverse=True)[:_MOST_RECORDS]
+    kept: dict[str, StoredRecord] = {}
+    size = 0
+    for key in newest:
+        size += len(stored[key].data)
+        if size > _MOST_BYTES:
+            break
+        kept[key] = stored[key]
+    return kept
