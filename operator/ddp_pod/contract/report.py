@@ -105,6 +105,10 @@ class DevRun:
     """When the pods end unless another run starts."""
 
 
+MOST_HINTS: Final = 8
+"""Silent pods of which one pod tells its readers, beside those that it probes."""
+
+
 def choose_peer_steps(pods: int) -> tuple[int, ...]:
     """Return the distances from a pod's index to those of the pods that it probes, in a job with so many pods.
 
@@ -124,10 +128,14 @@ class PeerContact:
 
 @dataclass(frozen=True)
 class PeerReport:
-    """What one pod knows of its next peers, which the launcher serves at ``/peers``. ``pod``: its own index."""
+    """What one pod knows of its peers, which the launcher serves at ``/peers``. ``pod``: its own index.
+
+    ``contacts``: the peers that it probes; ``hints``: pods that others have told it are silent.
+    """
 
     pod: int = number(default=0)
     contacts: tuple[PeerContact, ...] = items(PEER_WITNESSES)
+    hints: tuple[int, ...] = items(MOST_HINTS)
 
 
 @dataclass(frozen=True)

@@ -37,6 +37,7 @@ MOST_SILENT: Final = 16
 MOST_NODES_AT_ONCE: Final = 8
 """Nodes that are declared lost in a minute, in the whole cluster."""
 _MINUTE: Final = timedelta(seconds=60)
+_HINT_PAUSE: Final = timedelta(seconds=20)  # twice as long as a pod passes a hint on
 _OTHERS: Final = 8  # pods asked in a round beside the witnesses
 _PROMPT_ROUNDS: Final = 30  # of questions, after which a pod that is not lost is examined more rarely
 _LONGEST_PAUSE: Final = 20  # pauses
@@ -76,6 +77,15 @@ class _Followed:
     reached: dict[str, _Reached] = field(default_factory=dict)
     """By the UID of the pod."""
     suspicions: Mapping[str, Suspicion] = field(default_factory=dict)
+    hinted: dict[int, datetime] = field(default_factory=dict)
+    """When a hint about a pod was last followed."""
+
+    def accept_hints(self, hints: Sequence[int], now: datetime) -> set[int]:
+        """Return the pods that a witness has named, each once in a while: anyone who reaches a pod can send hints."""
+        self.hinted = {pod: time for pod, time in self.hinted.items() if now - time < _HINT_PAUSE}
+        accepted = set(hints).difference(self.hinted)
+        self.hinted |= dict.fromkeys(accepted, now)
+        return accepted
 
 
 @dataclass(eq=False)
@@ -156,7 +166,8 @@ class NodeWatch(Service):
         contact = await self._reach(group.pods[index], group.port, followed, wait)
         if contact.report is not None:
             silent = {peer.pod for peer in contact.report.contacts if peer.silent_seconds is not None}
-            return silent.intersection(group.pods)
+            hinted = followed.accept_hints(contact.report.hints, self.clock())
+            return (silent | hinted).intersection(group.pods)
         if contact.reach == "Answers":  # a launcher of an older release responds at once
             await asyncio.sleep(wait)
             return set()

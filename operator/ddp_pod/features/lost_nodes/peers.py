@@ -1,7 +1,8 @@
 """Which of its peers a pod reaches: one witness of a lost node (docs/adr/0061-lost-node-by-several-witnesses.md).
 
 Each pod connects to the ports of up to three others in turn, so each pod has up to three witnesses. The kernel of a
-peer answers: neither a long garbage collection, a stopped process nor a busy CPU there counts as silence.
+peer answers: neither a long garbage collection, a stopped process nor a busy CPU there counts as silence. The operator
+listens to the first and the last pod of a job: a witness tells these at once whom it finds silent.
 """
 
 import errno
@@ -17,10 +18,12 @@ from typing import Final, NamedTuple
 from ...base.files import log
 from ...base.pod import AwakeClock, Pod
 from ...base.service import Service
-from ...contract.report import PeerContact, PeerReport, choose_peer_steps
+from ...contract.report import MOST_HINTS, PeerContact, PeerReport, choose_peer_steps
 
 _PATH: Final = "/peers"
 _WAIT: Final = re.compile(r"wait=(\d)")
+_HINT: Final = re.compile(r"silent=(\d{1,5})")
+_HINT_SECONDS: Final = 10.0  # for which a hint is passed on
 _INTERVAL: Final = 3.0  # between two probes: 75 bytes a second
 _INTERVAL_OF_SUSPECT: Final = 1.0  # between two probes of a peer that is silent, or asked for
 _TIMEOUT: Final = 2.0  # of one probe: the kernel repeats a lost packet after one second
@@ -81,11 +84,18 @@ class PeerWatch(Service):
         *,
         resolve: Callable[[str], Address | None] | None = None,
         probe: Callable[[Address, int], bool] | None = None,
+        tell: Callable[[Address, int, int], None] | None = None,
     ) -> None:
-        """``resolve``: raises OSError if the name service does not respond; ``probe``: whether an address answers."""
+        """``resolve``: raises OSError if the name service does not respond; ``probe``: whether an address answers.
+
+        ``tell``: sends the index of a silent pod to another one, which may not respond.
+        """
         self._pod = pod
         self._resolve = resolve or resolve_host
         self._probe = probe or probe_port
+        self._tell = tell or send_hint
+        self._hints: dict[int, float] = {}
+        """When other pods have told this one that a pod is silent."""
         self._peers = [_Peer(index) for index in list_probed_peers(pod)]
         self._clock = AwakeClock(_LONGEST_PAUSE, time.monotonic())
         self._changed = threading.Condition()
@@ -113,13 +123,46 @@ class PeerWatch(Service):
             peer.due = peer.checked + (_INTERVAL_OF_SUSPECT if is_suspect else _INTERVAL * len(self._peers))
             if has_changed:
                 self._changed.notify_all()
+        if has_changed and not answers:
+            self._tell_listeners(peer.index)
         if has_changed:
             log(f"pod {peer.index} {'answers again' if answers else 'does not answer: its node may be lost'}")
 
+    def _tell_listeners(self, silent: int) -> None:
+        """Tell the pods to which the operator listens that a pod is silent. The probes do not wait for it."""
+        for index in self.list_listeners(silent):
+            threading.Thread(target=self._tell_listener, args=(index, silent), daemon=True).start()
+
+    def list_listeners(self, silent: int) -> Sequence[int]:
+        """Return the pods to tell that one is silent: the operator listens to the first and the last pod of a job."""
+        return sorted({0, count_pods(self._pod) - 1} - {self._pod.node, silent})
+
+    def _tell_listener(self, index: int, silent: int) -> None:
+        with suppress(OSError):
+            address = self._resolve(self._pod.pod_host.format(index))
+            if address is not None:
+                self._tell(address, self._pod.metrics_port, silent)
+
+    def take_hint(self, silent: int) -> None:
+        """Note that a pod is silent for a witness, and tell the readers. Any thread calls this."""
+        now = time.monotonic()
+        with self._changed:
+            self._hints = {pod: since for pod, since in self._hints.items() if now - since < _HINT_SECONDS}
+            if silent < count_pods(self._pod) and (silent in self._hints or len(self._hints) < MOST_HINTS):
+                self._hints[silent] = now
+                self._changed.notify_all()
+
     def read_page(self, path: str, query: str) -> PeerReport | None:
-        """Return what this pod knows; with ``wait=8`` once a peer is silent, or after that time."""
+        """Return what this pod knows; with ``wait=8`` once a pod is silent, or after that time.
+
+        ``silent=5``: a peer tells it that pod 5 is.
+        """
         if path != _PATH:
             return None
+        hint = _HINT.fullmatch(query)
+        if hint:
+            self.take_hint(int(hint[1]))
+            return PeerReport(pod=self._pod.node)
         wait = _WAIT.fullmatch(query)
         return self.report_peers(float(wait[1]) if wait else 0.0)
 
@@ -132,14 +175,18 @@ class PeerWatch(Service):
         with self._changed:
             for peer in self._peers if not seconds else ():
                 peer.due = min(peer.due, peer.checked + _INTERVAL_OF_SUSPECT)
-            while not any(peer.silent_since is not None for peer in self._peers):
+            while not (self._list_hints() or any(peer.silent_since is not None for peer in self._peers)):
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
                 self._changed.wait(left)
             now = self._clock.read(time.monotonic())
-            contacts = [_describe(peer, now) for peer in self._peers if peer.has_answered]
-        return PeerReport(pod=self._pod.node, contacts=tuple(contacts))
+            contacts = tuple(_describe(peer, now) for peer in self._peers if peer.has_answered)
+            return PeerReport(pod=self._pod.node, contacts=contacts, hints=self._list_hints())
+
+    def _list_hints(self) -> tuple[int, ...]:
+        now = time.monotonic()
+        return tuple(sorted(pod for pod, since in self._hints.items() if now - since < _HINT_SECONDS))
 
     def _tick(self) -> float:
         return self._clock.tick(time.monotonic())
@@ -154,8 +201,13 @@ def list_probed_peers(pod: Pod) -> Sequence[int]:
     """Return the indexes of the peers that a pod probes; none under `ddp run`, on one machine."""
     if not pod.is_multi_node or pod.local or not pod.metrics_port or not pod.pod_host:
         return ()
-    pods = max(pod.nodes + pod.spares, pod.max_nodes)
+    pods = count_pods(pod)
     return [(pod.node + step) % pods for step in choose_peer_steps(pods)]
+
+
+def count_pods(pod: Pod) -> int:
+    """Return the number of the job's pods, in an elastic job at most."""
+    return max(pod.nodes + pod.spares, pod.max_nodes)
 
 
 def resolve_host(host: str) -> Address | None:
@@ -179,3 +231,13 @@ def probe_port(address: Address, port: int) -> bool:
             return error.errno in _REFUSED
         connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
         return True
+
+
+def send_hint(address: Address, port: int, silent: int) -> None:
+    """Tell a pod that another one is silent. Raises: OSError."""
+    request = f"GET {_PATH}?silent={silent} HTTP/1.1\r\n\r\n".encode()
+    with socket.socket(address.family, socket.SOCK_STREAM) as connection:
+        connection.settimeout(_TIMEOUT)
+        connection.connect((address.host, port))
+        connection.sendall(request)
+        connection.recv(1)  # the pod has read it

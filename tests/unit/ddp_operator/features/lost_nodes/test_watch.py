@@ -37,6 +37,8 @@ class World:
         self.now = NOW
         self.silent: dict[int, float] = {}
         """Seconds for which the peers have had no answer from a pod."""
+        self.hints: tuple[int, ...] = ()
+        self.tells_by_hints_only = False
         self.leases: dict[str, LeaseReading] = {}
         self.reads: list[str] = []
         self.requests = 0
@@ -67,7 +69,9 @@ class World:
             return Contact("Silent")
         peers = {(index + step) % self.pods for step in choose_peer_steps(self.pods)}
         contacts = tuple(PeerContact(pod=peer, silent_seconds=self.silent.get(peer)) for peer in sorted(peers))
-        return Contact("Answers", PeerReport(pod=index, contacts=contacts))
+        if wait and self.tells_by_hints_only and index not in (0, self.pods - 1):
+            await asyncio.sleep(3600)
+        return Contact("Answers", PeerReport(pod=index, contacts=contacts, hints=self.hints))
 
     async def read(self, node: str) -> LeaseReading:
         self.reads.append(node)
@@ -179,3 +183,22 @@ async def test_pods_that_end_or_have_no_address_are_no_members() -> None:
     assert sorted(group.pods) == [0, 1, 2]
     assert [list(choose_listeners(group, turn)) for turn in range(3)] == [[0, 2], [0, 2, 1], [0, 2]]
     assert view_group(None, 9400).pods == {}
+
+
+async def test_hint_lets_operator_ask_the_witnesses_of_a_pod_that_it_does_not_hear_of() -> None:
+    world = World(pods=64)
+    world.tells_by_hints_only = True
+    world.hints = (40, 99)
+    world.silent[40] = 7.0
+    world.leases["node-40"] = LATE
+    world.follow()
+    await world.until(lambda: world.lost)
+    assert world.lost == ["uid-train-1-40-abcde"]
+    await world.watch.close()
+
+
+async def test_hint_about_a_living_pod_is_followed_once(world: World) -> None:
+    world.hints = (1,)
+    await asyncio.sleep(0.2)
+    assert len(world.reads) == 2, "of the pod's node and of another one"
+    assert world.watch.list_suspicions(TRAIN) == {}

@@ -4,14 +4,25 @@ from __future__ import annotations
 
 import socket
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ddp_pod.base.pod import Pod
-from ddp_pod.contract.report import PeerContact, PeerReport
-from ddp_pod.features.lost_nodes.peers import Address, PeerWatch, list_probed_peers, probe_port, resolve_host
+from ddp_pod.contract.report import MOST_HINTS, PeerContact, PeerReport, PodReport
+from ddp_pod.features.lost_nodes.peers import (
+    Address,
+    PeerWatch,
+    list_probed_peers,
+    probe_port,
+    resolve_host,
+    send_hint,
+)
+from ddp_pod.progress.metrics import MetricsEndpoint
+from ddp_pod.progress.rank_progress import RankReader
+from ddp_pod.supervise.services import Services
 from tests.support.launcher_config import launcher_pod
 
 HERE = Address(socket.AF_INET, "10.0.0.1")
@@ -30,7 +41,8 @@ class Network:
         self.names: dict[str, Address | None] = {"train-1-1.train": HERE}
         self.answering = {HERE}
         self.has_name_server = True
-        self.watch = PeerWatch(pod(folder, **changes), resolve=self.resolve, probe=self.probe)
+        self.told: list[tuple[Address, int]] = []
+        self.watch = PeerWatch(pod(folder, **changes), resolve=self.resolve, probe=self.probe, tell=self.tell)
 
     def resolve(self, host: str) -> Address | None:
         if not self.has_name_server:
@@ -40,6 +52,10 @@ class Network:
     def probe(self, address: Address, port: int) -> bool:
         assert port == 9400
         return address in self.answering
+
+    def tell(self, address: Address, port: int, silent: int) -> None:
+        assert port == 9400
+        self.told.append((address, silent))
 
     def check(self, now: float) -> None:
         for peer in self.watch._peers:
@@ -182,3 +198,51 @@ def test_unknown_host_has_no_address() -> None:
         assert resolve_host("no-such-host.invalid") is None
     except OSError:  # here is no name server
         return
+
+
+def test_witness_tells_the_pods_to_which_the_operator_listens_once(tmp_path: Path) -> None:
+    network = Network(tmp_path, nodes=8, node=2)
+    first, last = Address(socket.AF_INET, "10.0.0.7"), Address(socket.AF_INET, "10.0.0.8")
+    network.names = {"train-1-3.train": HERE, "train-1-0.train": first, "train-1-7.train": last}
+    network.check(0.0)
+    network.answering.clear()
+    for now in (3.0, 5.0):
+        network.check(now)
+    deadline = time.monotonic() + 60
+    while len(network.told) < 2 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert sorted(network.told) == [(first, 3), (last, 3)]
+
+
+@pytest.mark.parametrize(
+    ("node", "silent", "listeners"), [(2, 3, [0, 7]), (0, 3, [7]), (1, 0, [7]), (6, 7, [0]), (0, 7, [])]
+)
+def test_pod_tells_neither_itself_nor_the_silent_one(
+    node: int, silent: int, listeners: list[int], tmp_path: Path
+) -> None:
+    watch = Network(tmp_path, nodes=8, node=node).watch
+    assert list(watch.list_listeners(silent)) == listeners
+
+
+def test_hint_of_a_peer_wakes_the_reader_and_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    watch = Network(tmp_path, nodes=64).watch
+    reports: list[PeerReport] = []
+    reader = threading.Thread(target=lambda: reports.append(watch.report_peers(8.0)))
+    reader.start()
+    services = Services([watch])
+    port = MetricsEndpoint(RankReader(str(tmp_path)), lambda ranks: PodReport(), services.read_page).serve(
+        0, "127.0.0.1"
+    )
+    send_hint(Address(socket.AF_INET, "127.0.0.1"), port, 40)
+    reader.join(60)
+    assert reports[0].hints == (40,)
+    now = time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now + 11)
+    assert watch.report_peers(0.0).hints == ()
+
+
+def test_hints_are_bounded(tmp_path: Path) -> None:
+    watch = Network(tmp_path, nodes=64).watch
+    for silent in (64, 99_999, *range(63)):
+        watch.take_hint(silent)
+    assert watch.report_peers(0.0).hints == tuple(range(MOST_HINTS))
