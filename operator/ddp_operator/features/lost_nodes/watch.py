@@ -162,7 +162,12 @@ class NodeWatch(Service):
         return set()
 
     async def _ask(self, group: Group, index: int, followed: _Followed, wait: int) -> set[int]:
-        """Return the pods that a pod reports as silent, or this pod if it does not respond."""
+        """Return the pods that a pod reports as silent, or this pod if it does not respond.
+
+        A pod that has not answered yet is asked without waiting: it may freeze within the first seconds.
+        """
+        if group.pods[index].uid not in followed.reached:
+            wait = 0
         contact = await self._reach(group.pods[index], group.port, followed, wait)
         if contact.report is not None:
             silent = {peer.pod for peer in contact.report.contacts if peer.silent_seconds is not None}

@@ -42,6 +42,8 @@ class World:
         self.leases: dict[str, LeaseReading] = {}
         self.reads: list[str] = []
         self.requests = 0
+        self.frozen: set[int] = set()
+        self.waits: list[int] = []
         self.is_old = False
         self.changes: list[Key] = []
         self.store = ObjectCache()
@@ -62,11 +64,14 @@ class World:
     async def fetch(self, address: str, port: int, wait: int) -> Contact:
         await asyncio.sleep(0)
         self.requests += 1
+        self.waits.append(wait)
         if self.is_old:
             return Contact("Answers")
         index = int(address.rpartition(".")[2])
         if index in self.silent:
             return Contact("Silent")
+        if index in self.frozen:
+            return Contact("Frozen")
         peers = {(index + step) % self.pods for step in choose_peer_steps(self.pods)}
         contacts = tuple(PeerContact(pod=peer, silent_seconds=self.silent.get(peer)) for peer in sorted(peers))
         if wait and self.tells_by_hints_only and index not in (0, self.pods - 1):
@@ -112,7 +117,17 @@ async def test_launcher_of_older_release_is_not_asked_without_pause() -> None:
     world.is_old = True
     world.follow()
     await asyncio.sleep(0.2)
-    assert world.requests == 2
+    assert world.waits == [0, 0, 8, 8]
+    await world.watch.close()
+
+
+async def test_pod_that_freezes_before_it_has_waited_for_a_reader_is_suspected() -> None:
+    world = World()
+    world.follow()
+    await world.until(lambda: world.requests >= 4)
+    assert world.waits[:4] == [0, 0, 8, 8]
+    world.frozen.add(1)
+    await world.until(lambda: "uid-train-1-1-abcde" in world.watch.list_suspicions(TRAIN))
     await world.watch.close()
 
 
