@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
@@ -23,6 +24,7 @@ Object = dict[str, Any]
 FIELD_MANAGER: Final = "ddp"
 MERGE_PATCH: Final = "application/merge-patch+json"
 _TIMEOUT_SECONDS: Final = 30.0
+_CHUNK: Final = 1 << 16
 _IN_CLUSTER_NAMESPACE: Final = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
 
 
@@ -76,6 +78,25 @@ class Api:
             raise self._unreachable(error) from None
         finally:
             response.close()
+
+    def read(self, path: str, limit: int, seconds: float) -> bytes:
+        """Return a response of a pod, which may be hostile: its size and its whole time are bounded.
+
+        Raises: ClientError.
+        """
+        deadline = time.monotonic() + seconds
+        response = self._send("GET", path, None, None, "", seconds)
+        data = b""
+        try:
+            while chunk := response.read1(_CHUNK):
+                data += chunk
+                if len(data) > limit or time.monotonic() > deadline:
+                    raise ApiError(f"{self.host}{path}: the response exceeds {limit:,} bytes or {seconds:.0f} seconds")
+        except _connection_errors() as error:
+            raise self._unreachable(error) from None
+        finally:
+            response.close()
+        return data
 
     def build_headers(self) -> dict[str, str]:
         """Return the headers of each call, with the login."""

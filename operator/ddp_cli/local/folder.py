@@ -20,7 +20,6 @@ from typing import Any, Final, Self
 import msgspec
 
 from ddp_cli.local.own_files import open_below
-from ddp_cli.local.thinning import MOST_ROWS, thin_rows
 from ddp_operator.api.documents import load_documents
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.status import ENDED_PHASES
@@ -30,6 +29,8 @@ from ddp_operator.decide.report import Page, Rates, decode_report
 from ddp_operator.features import SCHEMA
 from ddp_pod.contract.credentials import hide_credentials
 from ddp_pod.contract.plain_files import open_plain
+from ddp_pod.contract.progress import RankProgress
+from ddp_pod.contract.thinning import MOST_ROWS, thin_rows
 
 RUNTIME_LEFTOVERS: Final = ("**/*.tmp", "output/*", "groups/*.collectives")
 """Temporary files and pipes of a pod's processes in its runtime folder."""
@@ -346,13 +347,7 @@ class RunFolder:
 
     def write_row(self, moment: datetime, attempt: int, page: Page) -> None:
         """Append a row to metrics.csv; unknown values are left empty."""
-        rates = page.rates or Rates()
-        derived = {
-            "time": f"{moment.timestamp():.3f}",
-            "attempt": attempt,
-            "samples_per_second": page.progress.samples_per_second if rates.samples is None else rates.samples,
-            "steps_per_second": rates.steps,
-        }
+        values = list_values(round(moment.timestamp(), 3), attempt, page.progress, page.rates)
         new = not self.metrics.exists() or not self.metrics.stat().st_size
         with (
             self._tolerantly(self.metrics),
@@ -361,8 +356,7 @@ class RunFolder:
             writer = csv.writer(stream)
             if new:
                 writer.writerow(COLUMNS)
-            row = [derived[name] if field is None else getattr(page.progress, field) for name, field in COLUMNS.items()]
-            writer.writerow(row)
+            writer.writerow(values.values())
         self._rows += 1
         if self._rows > 2 * MOST_ROWS:
             self._thin_rows()
@@ -449,6 +443,18 @@ def remove_temporary_files(folder: Path, *patterns: str) -> None:
         for file in folder.glob(pattern):
             with suppress(OSError):
                 file.unlink()
+
+
+def list_values(time: float, attempt: int, progress: RankProgress, rates: Rates | None) -> dict[str, float | None]:
+    """Return the values of the columns of a row; None: unknown."""
+    samples = rates.samples if rates is not None else None
+    derived = {
+        "time": time,
+        "attempt": attempt,
+        "samples_per_second": progress.samples_per_second if samples is None else samples,
+        "steps_per_second": rates.steps if rates is not None else None,
+    }
+    return {name: derived[name] if field is None else getattr(progress, field) for name, field in COLUMNS.items()}
 
 
 def choose_rate(rows: Iterable[Mapping[str, float]]) -> tuple[str, str]:

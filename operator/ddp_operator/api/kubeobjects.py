@@ -10,6 +10,7 @@ from typing import Any, Final
 from ddp_operator.api.constants import (
     ANNOTATION_CLUSTER,
     CONTROLLER_NAME,
+    DEFAULT_METRICS_PORT,
     MULTIKUEUE,
     POD_GROUP,
     SCHEDULING_GROUP,
@@ -78,6 +79,12 @@ def find_trainer(pod: Mapping[str, Any]) -> Any:
     """Return the training container of a pod or a pod template: the one named ``trainer``, else the first."""
     containers = (pod.get("spec") or {}).get("containers") or [{}]
     return next((item for item in containers if item.get("name") == TRAINER_CONTAINER), containers[0])
+
+
+def find_metrics_port(resource: Mapping[str, Any]) -> int:
+    """Return the port of the reports of a training job's pods."""
+    port = _mapping(_mapping(resource.get("spec")).get("metrics")).get("port")
+    return port if isinstance(port, int) else DEFAULT_METRICS_PORT
 
 
 def list_claim_entries(pod: Mapping[str, Any]) -> list[Mapping[str, Any]]:

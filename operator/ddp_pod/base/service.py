@@ -139,7 +139,7 @@ class Service:
         return {}
 
     def read_page(self, path: str, query: str) -> object:
-        """Return the record that it serves as JSON at a path of the pod's endpoint; None: the path is not its own.
+        """Return what it serves at a path of the pod's endpoint, a text or a record; None: the path is not its own.
 
         It is called in a thread of the endpoint, and may wait for a few seconds.
         """

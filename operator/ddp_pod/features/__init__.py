@@ -46,6 +46,8 @@ FEATURES: Final = (
     Feature("lost_nodes", "beta", "lost-nodes.md", ("launcher",), lambda pod: pod.is_multi_node and not pod.local),
     Feature("memory", "beta", "checkpoints.md", ("launcher", "agent")),  # before mirror, which uploads what it saves
     Feature("mirror", "stable", "checkpoints.md", ("launcher", "agent"), lambda pod: pod.checkpoint is not None),
+    # The folder of a run on a laptop has the same.
+    Feature("points", "beta", "ui.md", ("launcher",), lambda pod: pod.node == 0 and not pod.local),
     Feature("preflight", "beta", "api.md", ("launcher", "agent"), lambda pod: pod.preflight is not None),
     Feature("tracking", "beta", "monitoring.md", ("launcher", "rank"), rank_variable=ENV_TRACKING_RUN),
 )

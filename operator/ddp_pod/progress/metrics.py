@@ -18,7 +18,7 @@ from .rank_progress import RankReader
 BuildReport = Callable[[Sequence[RankProgress]], PodReport]
 """Returns the report of a pod with the progress of its ranks."""
 ReadPage = Callable[[str, str], "bytes | None"]
-"""Returns the JSON text of another page, by its path and query; None: there is none."""
+"""Returns another page, by its path and query; None: there is none."""
 _HEAD_LIMIT = 1 << 14
 _MOST_CONNECTIONS = 16
 _CONNECTION_SECONDS = 10.0  # from the first byte of a connection to its last

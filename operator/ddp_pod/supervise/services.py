@@ -163,12 +163,14 @@ class Services:
         return fields
 
     def read_page(self, path: str, query: str) -> bytes | None:
-        """Return the JSON text of a page that a service serves; None: none does. As ``report``, it ends no pod."""
+        """Return the text of a page that a service serves; None: none does. As ``report``, it ends no pod."""
         for service in self._services:
             try:
-                record = service.read_page(path, query)
-                if record is not None:
-                    return json.dumps(to_json(record), allow_nan=False).encode()
+                page = service.read_page(path, query)
+                if isinstance(page, str):
+                    return page.encode()
+                if page is not None:
+                    return json.dumps(to_json(page), allow_nan=False).encode()
             except Exception as error:
                 self._note_fault(service, "read_page", error)
         return None

@@ -26,7 +26,7 @@ from ddp_cli.features.drill import probe
 from ddp_cli.features.drill.recovery import MeasuredRecovery, Sample, measure, parse_sample
 from ddp_cli.local.folder import RunFolder
 from ddp_cli.view.terminal import print_text
-from ddp_operator.api import constants
+from ddp_operator.api.kubeobjects import find_metrics_port
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.features import SCHEMA
@@ -259,8 +259,7 @@ class PodTarget:
         try:
             while True:
                 for pod in [pod for pod in list_running_pods(self._api, self._name) if pod.node == 0][-1:]:
-                    metrics = get_job(self._api, self._name)["spec"].get("metrics") or {}
-                    port = metrics.get("port", constants.DEFAULT_METRICS_PORT)
+                    port = find_metrics_port(get_job(self._api, self._name))
                     command = build_probe_command("watch", str(port), str(_POLL_SECONDS))
                     for line in execute_in_pod(self._api, pod, command):
                         samples.put(parse_sample(json.loads(line), time.monotonic(), pod.attempt))

@@ -9,7 +9,7 @@ from contextlib import suppress
 from datetime import datetime
 from typing import Any, Final
 
-from ddp_cli.client.points import read_points
+from ddp_cli.client.points import join_points, read_points
 from ddp_cli.features.ui.run import LoggedEvent, RankTime, RecordedRun, Row, list_rank_times, make_run
 from ddp_cli.local.folder import COLUMNS
 from ddp_operator.api import constants
@@ -29,15 +29,19 @@ _RANK_SERIES: Final = (
 
 
 def read_job(
-    resource: Mapping[str, Any], events: Iterable[Mapping[str, Any]], now: datetime, prometheus: str | None = None
+    resource: Mapping[str, Any],
+    events: Iterable[Mapping[str, Any]],
+    now: datetime,
+    prometheus: str | None = None,
+    points: Sequence[Row] = (),
 ) -> RecordedRun:
-    """Return the run with the metrics of the status, or of the Prometheus at this URL.
+    """Return the run with the metrics of the status and the points of pod 0, or of the Prometheus at this URL.
 
     Raises: ValueError, if a response of Prometheus cannot be read; OSError.
     """
     metadata = resource["metadata"]
     status = parse_status(resource)
-    rows: Sequence[Row] = read_points(status.history)
+    rows: Sequence[Row] = join_points(read_points(status.history), points)
     ranks: Sequence[RankTime] = ()
     if prometheus:
         start_time = status.start_time or parse_time(metadata.get("creationTimestamp")) or now

@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from ddp_cli.client.api import get_job
+from ddp_cli.client.api import Api, Object, get_job
 from ddp_cli.client.cluster_backend import ClusterBackend, find_events
 from ddp_cli.client.errors import ClientError
 from ddp_cli.client.hooks import list_former_runs
 from ddp_cli.client.job import Job
+from ddp_cli.client.logs import list_running_pods
+from ddp_cli.client.points import read_pod_points
 from ddp_cli.features.ui.cluster_job import read_job
 from ddp_cli.features.ui.held_run import select_run
 from ddp_cli.features.ui.job_page import build_job_page
@@ -22,7 +24,7 @@ from ddp_cli.features.ui.logs import (
     read_run_piece,
 )
 from ddp_cli.features.ui.render import render_saved
-from ddp_cli.features.ui.run import RecordedRun, read_run
+from ddp_cli.features.ui.run import RecordedRun, Row, read_run
 from ddp_cli.features.ui.sources import build_run_page, count_ranks
 from ddp_cli.local.folder import RunFolder
 from ddp_operator.api.kubeobjects import utc_now
@@ -42,13 +44,23 @@ def build_job_report(job: Job, prometheus: str | None, run: int | None) -> str:
             return _save_run(_select(job, read_run(folder.path), run), folder)
         resource = get_job(job.backend.api, job.name)
         events = find_events(job.backend.api, resource)
-        recorded = _select(job, read_job(resource, events, now, prometheus), run)
+        points = () if prometheus else _read_points(job.backend.api, resource)
+        recorded = _select(job, read_job(resource, events, now, prometheus, points), run)
     except ValueError as error:
         raise ClientError(str(error)) from None
     lines, note = _read_end(job) if run is None else ((), "")
     argument = job.backend.argument(job.name)
     place = str(resource["metadata"]["namespace"])
     return render_saved(build_job_page(recorded, now, place=place, argument=argument), lines, note)
+
+
+def _read_points(api: Api, resource: Object) -> Sequence[Row]:
+    """Return the points of the running pod 0; none if it does not run or may not be read: the status has some."""
+    with suppress(ClientError):
+        for pod in list_running_pods(api, resource["metadata"]["name"]):
+            if pod.node == 0:
+                return read_pod_points(api, resource, pod.name, pod.attempt)
+    return ()
 
 
 def _save_run(run: RecordedRun, folder: RunFolder) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 
 from ddp_cli.local.ending import read_record
 from ddp_cli.local.folder import RunFolder
-from ddp_cli.local.thinning import is_new_process
 from ddp_operator.api.parse import parse_status
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.decide.conditions import (
@@ -25,6 +24,7 @@ from ddp_operator.decide.conditions import (
 )
 from ddp_operator.decide.report import Page
 from ddp_pod.contract.failure_table import UNKNOWN
+from ddp_pod.contract.thinning import is_new_process
 
 Point = tuple[float, float]
 Row = Mapping[str, float]

@@ -3,11 +3,11 @@
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import ClassVar, Final
 
 from ddp_cli.client.api import Api, Object, api_path, find_lease_renewal, is_about
 from ddp_cli.client.cluster_backend import ClusterBackend
@@ -16,6 +16,7 @@ from ddp_cli.client.follow import Jobs, follow_jobs, follow_objects
 from ddp_cli.client.job import Job
 from ddp_cli.client.local import LocalBackend
 from ddp_cli.client.logs import RunLogs, has_log, log_pod
+from ddp_cli.client.points import read_pod_page, read_pod_points
 from ddp_cli.client.runs import read_job as read_run_job
 from ddp_cli.features.ui.cluster_job import read_job
 from ddp_cli.features.ui.job_page import JobPage, PodFacts, build_job_page
@@ -37,13 +38,13 @@ from ddp_cli.view.why import LeaseRenewal, explain_why
 from ddp_operator.api import constants
 from ddp_operator.api.kubeobjects import utc_now
 from ddp_operator.api.status import ENDED_PHASES
-from ddp_operator.decide.report import decode_report
+from ddp_operator.decide.report import Page, decode_report
 from ddp_operator.decide.scheduling import read_event_time
 from ddp_operator.decide.views import view_pod
+from ddp_pod.contract.report import REPORT_LIMIT
 
 _MOST_RUNS: Final = 1000
 _MOST_REPORTS: Final = 16
-_REPORT_LINES: Final = 4
 _AGE_SECONDS: Final = 15.0
 """After this time the texts of a job that waits are written again: they state for how long."""
 _RETRY_SECONDS: Final = 5.0
@@ -175,7 +176,10 @@ class _Watched:
 
     pods: Jobs = field(default_factory=dict)
     events: Jobs = field(default_factory=dict)
-    reports: dict[str, Any] = field(default_factory=dict)
+    reports: dict[str, Page] = field(default_factory=dict)
+    points: Sequence[Mapping[str, float]] = ()
+    """Of pod 0, when it was last read; the status has newer ones."""
+
     note: str = ""
     lease: LeaseRenewal | None = None
     read_at: float = 0.0
@@ -243,7 +247,7 @@ class ClusterJobs:
         """Return what the status and the Events have. Raises: ClientError."""
         job = self.find(key)
         watched = self._watch(key, job)
-        return read_job(job.resource, self._sort_events(watched), utc_now())
+        return read_job(job.resource, self._sort_events(watched), utc_now(), points=watched.points)
 
     def read_page(self, key: str) -> JobPage:
         """Return the page of a job. Raises: ClientError."""
@@ -254,7 +258,7 @@ class ClusterJobs:
         argument = job.backend.argument(job.name)
         api = self._within(job.resource["metadata"]["namespace"])
         why = explain_why(job.resource, events, now, option=api.option, lease=watched.lease)
-        run = read_job(job.resource, events, now)
+        run = read_job(job.resource, events, now, points=watched.points)
         pods = list(_list_pods(run.status.attempt, watched))
         place = job.resource["metadata"]["namespace"]
         return build_job_page(
@@ -288,7 +292,7 @@ class ClusterJobs:
         """Read the reports of the job's pods once, through the API server, as far as the user may."""
         watched = self._watched.get(key)
         if watched is not None:
-            self._read_reports(watched)
+            self._read_reports(watched, self.find(key).resource)
 
     def _sort_events(self, watched: _Watched) -> list[Object]:
         return sorted(watched.events.values(), key=read_event_time)
@@ -318,7 +322,7 @@ class ClusterJobs:
             threading.Thread(target=self._follow, args=arguments, daemon=True).start()
             ready.wait(1.0)
         if (job.resource.get("status") or {}).get("phase") not in ENDED_PHASES:
-            threading.Thread(target=self._read_reports, args=(watched,), daemon=True).start()
+            threading.Thread(target=self._read_reports, args=(watched, job.resource), daemon=True).start()
         return watched
 
     def _follow(
@@ -350,18 +354,18 @@ class ClusterJobs:
                 time.sleep(_RETRY_SECONDS)
         self._watched.pop(key, None)
 
-    def _read_reports(self, watched: _Watched) -> None:
+    def _read_reports(self, watched: _Watched, job: Object) -> None:
         problem = ""
         pods = [pod for pod in map(view_pod, list(watched.pods.values())) if pod.phase == "Running"]
         for pod in sorted(pods, key=lambda pod: pod.index)[:_MOST_REPORTS]:
-            namespace = pod.raw["metadata"]["namespace"]
-            path = api_path("v1", "pods", namespace, f"{pod.name}:{constants.DEFAULT_METRICS_PORT}", "proxy/report")
             try:
-                lines = [line for _, line in zip(range(_REPORT_LINES), self._api.lines(path), strict=False)]
-                watched.reports[pod.uid] = decode_report("\n".join(lines).encode())
-            except ApiError as error:
+                data = read_pod_page(self._api, job, pod.name, "report", REPORT_LIMIT)
+                watched.reports[pod.uid] = decode_report(data)
+                if pod.index == 0:
+                    watched.points = read_pod_points(self._api, job, pod.name, pod.attempt)
+            except ClientError as error:
                 problem = f"The ranks of some pods cannot be read: {error}"
-                if error.status == 403:
+                if isinstance(error, ApiError) and error.status == 403:
                     break
         if len(pods) > _MOST_REPORTS:
             problem = problem or f"The ranks of the first {_MOST_REPORTS} of {len(pods)} pods"

@@ -11,10 +11,9 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
-from ddp_operator.api import constants
 from ddp_operator.api.cluster import Key, Snapshot
 from ddp_operator.api.faults import contain
-from ddp_operator.api.kubeobjects import utc_now
+from ddp_operator.api.kubeobjects import find_metrics_port, utc_now
 from ddp_operator.api.status import Status
 from ddp_operator.decide.hooks import Service
 from ddp_operator.decide.state import Suspicion
@@ -108,7 +107,7 @@ class NodeWatch(Service):
         key = Key(str(metadata["namespace"]), str(metadata["name"]))
         if new.phase in _FOLLOWED and new.attempt > 0:
             if key not in self._jobs and len(self._jobs) < MOST_JOBS:
-                followed = _Followed(_find_port(snapshot))
+                followed = _Followed(find_metrics_port(snapshot.resource))
                 followed.task = asyncio.get_running_loop().create_task(self._follow(key, followed))
                 self._jobs[key] = followed
         else:
@@ -276,12 +275,6 @@ class NodeWatch(Service):
         if node not in known:
             self._declared.append((now, node))
         return suspicion
-
-
-def _find_port(snapshot: Snapshot) -> int:
-    """Return the port of the pods' reports."""
-    metrics = (snapshot.resource.get("spec") or {}).get("metrics") or {}
-    return int(metrics.get("port") or constants.DEFAULT_METRICS_PORT)
 
 
 def view_group(snapshot: Snapshot | None, port: int) -> Group:

@@ -151,14 +151,22 @@ class Holder:
 
     def build_page(self, path: bytes) -> tuple[str, bytes]:
         """Return status and body of the pod's report, or of its page for Prometheus."""
-        port = self.runs.port
-        if port is not None:
-            with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
-                return "200 OK", self._pass_on(port, path.decode())
+        page = self.read_page(path.decode(), "")
+        if page is not None:
+            return "200 OK", page
         report = self._build_report()
         if path == b"/report":
             return "200 OK", json.dumps(to_json(report), allow_nan=False).encode()
         return "200 OK", format_page(report, {}).encode("utf-8", "replace")
+
+    def read_page(self, path: str, query: str) -> bytes | None:
+        """Return a page of the present run; None: there is no run, or it does not serve that page."""
+        port = self.runs.port
+        if port is None:
+            return None
+        with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+            return self._pass_on(port, path)
+        return None
 
     def _build_report(self) -> PodReport:
         """Return the report on a run that has ended."""
@@ -166,14 +174,17 @@ class Holder:
         ranks = (last.progress,) if last.progress is not None else ()
         return PodReport(phase=self.phase, ranks=ranks, restarts=last.restarts, dev=self.describe())
 
-    def _pass_on(self, port: int, path: str) -> bytes:
+    def _pass_on(self, port: int, path: str) -> bytes | None:
         """Return the page of the present run. Raises: OSError, ValueError."""
         connection = http.client.HTTPConnection("127.0.0.1", port, timeout=_SECONDS_FOR_REPORT)
         with contextlib.closing(connection):
             connection.request("GET", path)
-            body = connection.getresponse().read()
+            response = connection.getresponse()
+            body = response.read()
+        if response.status != http.client.OK:
+            return None
         run = self.describe()
-        if path == "/metrics" or run is None:
+        if path != "/report" or run is None:
             return body
         return json.dumps({**json.loads(body), "dev": to_json(run)}).encode()
 
@@ -182,7 +193,7 @@ class _HeldEndpoint(MetricsEndpoint):
     """The endpoint of a held pod, whose pages come from the holder."""
 
     def __init__(self, holder: Holder) -> None:
-        super().__init__(RankReader(""), lambda ranks: PodReport())
+        super().__init__(RankReader(""), lambda ranks: PodReport(), holder.read_page)
         self._holder = holder
 
     def build_page(self, path: bytes) -> tuple[str, bytes]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -17,10 +18,16 @@ from ddp_cli.client.errors import NotFound
 from ddp_cli.features.ui.records import RecordedJobs
 from ddp_cli.features.ui.rows import Attention
 from ddp_cli.features.ui.sources import ClusterJobs
+from ddp_operator.api import constants
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.record import Record, encode_record, name_record
 from ddp_operator.features import SCHEMA
+from ddp_pod.contract.progress import RankProgress
+from ddp_pod.contract.report import PodReport
 from ddp_pod.features.history import store as history
+from ddp_pod.progress.metrics import MetricsEndpoint
+from ddp_pod.progress.points import PointKeeper
+from ddp_pod.progress.rank_progress import RankReader
 from tests.support.builders import resource
 from tests.support.control_plane import ControlPlane
 
@@ -142,6 +149,49 @@ def test_deleted_job_opens_from_the_record_that_the_operator_stores(plane: Contr
     page = deleted.read_page(key)
     assert "KeyError" in page.what
     assert [event.message for event in page.run.events] == ["rank 3 hung"]
+
+
+def find_own_address() -> str:
+    """Return an address of this machine that is not its loopback, to which an API server connects for a pod."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect(("192.0.2.1", 9))  # sends nothing
+        return str(probe.getsockname()[0])
+
+
+def test_points_and_ranks_of_pod_0_are_read_through_the_api_server_at_the_port_of_the_spec(
+    plane: ControlPlane, tmp_path: Path
+) -> None:
+    keeper = PointKeeper(RankReader(str(tmp_path)))
+    for step in range(1, 301):
+        keeper.add(RankProgress(step=float(step), steps=float(step), loss=1 / step), 1e9 + step)
+    report = PodReport(ranks=(RankProgress(rank=0, step=300.0),))
+    port = MetricsEndpoint(RankReader(str(tmp_path)), lambda ranks: report, None, keeper.format).serve(0)
+    job = resource(metrics={"port": port}) | {"metadata": {"name": "curved", "namespace": "team"}}
+    plane.kubectl("apply", "-f", "-", stdin=json.dumps(job))
+    rows = {"columns": "time,step,loss", "rows": ["1000000400,400,0.001"]}
+    set_status(plane, "curved", phase="Running", attempt=1, history=rows)
+    labels = {constants.LABEL_JOB_NAME: "curved", constants.LABEL_ATTEMPT: "1"}
+    annotations = {constants.ANNOTATION_COMPLETION_INDEX: "0"}
+    pod = {
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {"name": "curved-1-0-x", "namespace": "team", "labels": labels, "annotations": annotations},
+        "spec": {"containers": [{"name": "trainer", "image": "example.com/train:1"}], "nodeName": "node-1"},
+    }  # fmt: skip
+    plane.kubectl("create", "serviceaccount", "default", "-n", "team")
+    plane.kubectl("apply", "-f", "-", stdin=json.dumps(pod))
+    address = find_own_address()
+    status = {"phase": "Running", "podIP": address, "podIPs": [{"ip": address}]}
+    patch = json.dumps({"status": status})
+    plane.kubectl("patch", "pod", "curved-1-0-x", "-n", "team", "--subresource=status", "--type=merge", "-p", patch)
+
+    jobs = ClusterJobs(connect(kubeconfig=str(plane.admin), namespace="team"), everywhere=False)
+    jobs.start()
+    until(lambda: "job/team/curved" in jobs.refresh())
+    until(lambda: len(jobs.read_run("job/team/curved").rows) > 300)
+    page = jobs.read_page("job/team/curved")
+    assert page.ranks_note == ""
+    assert [row.step for row in page.ranks] == [300.0]
+    assert [row["step"] for row in page.run.rows] == [*map(float, range(1, 301)), 400.0]
 
 
 def test_user_without_rights_sees_the_reason_and_its_remedy(plane: ControlPlane) -> None:

@@ -42,5 +42,5 @@ def _choose(bucket: Sequence[tuple[int, Row]]) -> set[int]:
 
 def is_new_process(before: Row, after: Row) -> bool:
     """Return whether rank 0 was started again between two rows: its attempt grows, or its step counter decreases."""
-    has_grown = any(after.get(name, 0) > before.get(name, 0) for name in ("attempt", "restarts"))
+    has_grown = any(after[name] > before[name] for name in ("attempt", "restarts") if name in before and name in after)
     return has_grown or after.get("steps", 0.0) < before.get("steps", 0.0)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import math
 
-from ddp_cli.local.recorder import choose_pause
-from ddp_cli.local.thinning import MOST_ROWS, thin_rows
+from ddp_pod.contract.thinning import MOST_ROWS, thin_rows
 
 
 def make_rows(count: int, start: int = 0) -> list[dict[str, float]]:
@@ -37,7 +36,3 @@ def test_rows_that_are_thinned_again_and_again_have_equal_distances() -> None:
     old = sum(row["time"] < 10_000 for row in rows)
     new = sum(row["time"] >= 40_000 for row in rows)
     assert 0.5 < old / new < 2
-
-
-def test_young_run_is_read_often_and_an_old_one_once_a_second() -> None:
-    assert [choose_pause(since, 100.0) for since in (None, 100.0, 50.0, 0.0)] == [0.1, 0.1, 0.5, 1.0]
