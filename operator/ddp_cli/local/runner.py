@@ -21,6 +21,7 @@ from ddp_cli.local.cluster import LocalCluster
 from ddp_cli.local.container import ClaimInUse, ClaimLock
 from ddp_cli.local.ending import describe_run, interrupt
 from ddp_cli.local.folder import DELETED, RunFolder, is_out_of_space
+from ddp_cli.local.log_times import LogClock
 from ddp_cli.local.machine import describe_environment
 from ddp_cli.local.recorder import RunRecorder
 from ddp_cli.local.screen import LogFile, Tail, count, describe_wait, find_logs, format_line
@@ -165,6 +166,8 @@ class Run:
             self._showing = True
             await self._optional("environment.json", self._write_facts)
             tail = Tail(partial(find_logs, self._folder.logs), self._on_log_line)
+            clock = LogClock(self._folder)
+            tasks += [asyncio.create_task(self._optional("the times of log lines", clock.run))]
             tasks += [asyncio.create_task(self._optional("metrics", self._recorder.run))]
             tasks += [asyncio.create_task(self._optional("changes by other commands", self._apply_changes))]
             if self._follows:
@@ -173,6 +176,7 @@ class Run:
             await self._drain()
             if self._follows:
                 tail.read()
+            clock.note()
         except Exception as error:
             self._give_up("the run", error)
         finally:

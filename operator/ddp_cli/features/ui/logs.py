@@ -8,7 +8,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -17,8 +17,10 @@ from ddp_cli.client.api import Api
 from ddp_cli.client.errors import ClientError
 from ddp_cli.client.logs import Line, LogPod, LogSource, PodLogs, split_line
 from ddp_cli.local.folder import RunFolder
+from ddp_cli.local.log_times import find_time, read_notes
 from ddp_cli.local.screen import LogFile, Tail, find_logs
 from ddp_cli.view.terminal import make_printable
+from ddp_operator.api.kubeobjects import format_micro_time, utc_now
 
 WINDOW_LINES: Final = 400
 _CHUNK: Final = 256 << 10
@@ -55,7 +57,7 @@ def _is_of_rank(prefix: str, rank: int) -> bool:
 
 
 class ShownLine(NamedTuple):
-    """A line as it is shown: its rank, its attempt, its time (empty on this machine) and its text."""
+    """A line as it is shown: its rank, its attempt, its time (empty: not known) and its text."""
 
     prefix: str
     attempt: int
@@ -80,10 +82,7 @@ def show_line(line: Line, attempt: int) -> ShownLine:
 
 
 def read_run_piece(folder: RunFolder, nproc: int, query: LogQuery, cursor: str = "") -> LogPiece:
-    """Return the last lines of a run before a cursor, of one attempt: those of earlier ones are older pieces.
-
-    The logs on this machine have no times, so the lines of each pod are together.
-    """
+    """Return the last lines of a run before a cursor, of one attempt: those of earlier ones are older pieces."""
     files = find_logs(folder.logs)
     attempts = sorted({file.attempt for file in files}, reverse=True)
     attempt, offsets = _parse_cursor(cursor)
@@ -118,31 +117,44 @@ def _choose_pods(files: Sequence[LogFile], query: LogQuery, nproc: int) -> list[
     return list(files[:MOST_PODS])
 
 
+class _FoundLine(NamedTuple):
+    """A line, and its end in its file. ``file``: the number of its file among several."""
+
+    line: Line
+    end: int
+    file: int = 0
+
+
 def _read_attempt(
     folder: RunFolder, files: Sequence[LogFile], nproc: int, query: LogQuery, ends: Sequence[int] | None
 ) -> LogPiece:
-    share = max(1, WINDOW_LINES // max(1, len(files)))
-    lines: list[ShownLine] = []
+    """Return the last lines of an attempt before some offsets, by their times; untimed files have equal shares."""
     starts = []
     is_cut = False
+    found: list[_FoundLine] = []
     for number, file in enumerate(files):
+        notes = read_notes(folder, file.path)
         pod = LogPod(str(file.path), "", file.attempt, file.node, nproc)
+        most = WINDOW_LINES if notes else max(1, WINDOW_LINES // len(files))
         end = ends[number] if ends is not None else None
-        start, found, gave_up = _read_back(folder, pod, query, end, share, _MOST_BYTES // len(files))
+        start, lines, gave_up = _read_back(folder, pod, query, end, most, _MOST_BYTES // len(files))
         starts.append(start)
         is_cut = is_cut or gave_up
-        lines += [show_line(line, file.attempt) for line in found]
+        found += [_FoundLine(replace(line, time=find_time(notes, end)), end, number) for line, end, _ in lines]
+    found.sort(key=lambda item: item.line.time)
+    for item in found[:-WINDOW_LINES]:
+        starts[item.file] = item.end  # the next piece has it
     attempt = files[0].attempt if files else 0
     before = f"{attempt}:{','.join(map(str, starts))}" if any(starts) else ""
     note = f"Searched {_MOST_BYTES >> 20} MiB; older lines are searched on request." if is_cut and query.text else ""
-    return LogPiece(lines, before, note)
+    return LogPiece([show_line(item.line, attempt) for item in found[-WINDOW_LINES:]], before, note)
 
 
 def _read_back(
     folder: RunFolder, pod: LogPod, query: LogQuery, end: int | None, most: int, limit: int
-) -> tuple[int, list[Line], bool]:
+) -> tuple[int, list[_FoundLine], bool]:
     """Return the last lines of a file before ``end``, where they begin, and whether the limit of bytes was reached."""
-    found: deque[Line] = deque()
+    found: deque[_FoundLine] = deque()
     try:
         with open(Path(pod.name), "rb", opener=folder.open_file) as stream:
             size = stream.seek(0, os.SEEK_END)
@@ -161,7 +173,7 @@ def _read_back(
                     offset -= len(raw)
                     line = split_line(f" {raw.decode('utf-8', 'replace')}", pod)
                     if raw and query.takes(line):
-                        found.appendleft(line)
+                        found.appendleft(_FoundLine(line, offset + len(raw)))
                         if len(found) >= most:
                             return max(0, offset), list(found), False
                     offset -= 1
@@ -222,7 +234,7 @@ class RunFollower:
     def _add(self, file: LogFile, text: str) -> None:
         if len(self._lines) < _MOST_TAIL:
             pod = LogPod(str(file.path), "", file.attempt, file.node, self._nproc)
-            self._lines.append(show_line(split_line(f" {text}", pod), file.attempt))
+            self._lines.append(show_line(split_line(f"{format_micro_time(utc_now())} {text}", pod), file.attempt))
 
     def close(self) -> None:
         """End it: it holds nothing."""

@@ -76,6 +76,18 @@ def test_rank_selects_its_lines_and_those_of_all_ranks(folder: RunFolder) -> Non
     assert {line.prefix for line in read_all(folder, nproc=2)} == {"rank 0", "rank 1", "ranks 0-1", "rank 2", "rank 3"}
 
 
+def test_lines_of_several_pods_are_ordered_by_their_times_across_pieces(folder: RunFolder) -> None:
+    for pod in (0, 1):
+        lines = [f"pod {pod} line {number:04}\n" for number in range(700)]
+        write(folder, "".join(lines), pod=pod)
+        size = len(lines[0])
+        notes = [f"{size * (number + 1)} {1000 * (2 * number + pod)}\n" for number in range(700)]
+        (folder.logs / f"attempt-1-pod-{pod}.times").write_text("".join(notes))
+    lines = read_all(folder)
+    assert [line.text for line in lines] == [f"pod {pod} line {number:04}" for number in range(700) for pod in (0, 1)]
+    assert [line.time for line in lines] == sorted(line.time for line in lines)
+
+
 def test_earlier_attempts_are_older_pieces(folder: RunFolder) -> None:
     write(folder, "first\n", attempt=1)
     write(folder, "second\n", attempt=2)
