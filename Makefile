@@ -198,6 +198,7 @@ bench: install ## measure ddp run and a worker's restart relative to plain torch
 	@$(PY) -m tests.bench.recovery
 	@$(PY) -m tests.bench.warm_start
 	@$(PY) -m tests.bench.step_hook
+	@$(PY) -m tests.bench.check_cost
 	@$(PY) -m tests.bench.memory_copies
 	@$(PY) -m tests.bench.operator_idle
 

@@ -7,6 +7,7 @@
     launcher.py exec …              (for `ddp exec`: run a command with the environment of a rank)
     launcher.py worker …            (internal: a rank in a new interpreter)
     launcher.py forkserver …        (internal: import PyTorch once for the agent and the ranks)
+    launcher.py podserver …         (internal: import PyTorch once for the pods of several runs on one machine)
     launcher.py tracking …          (internal: find the job's run in MLflow)
     launcher.py mirror …            (internal: fetch and upload the checkpoint folder)
 
@@ -26,12 +27,18 @@ import signal
 import sys
 
 _SIGNALS: list[int] = []  # received and not handled yet
+
+
+def _catch_signals() -> None:
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+        if number == signal.SIGTERM or signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+            signal.signal(number, lambda received, frame: _SIGNALS.append(received))
+
+
 if __name__ == "__main__" and sys.argv[1:2] in (["run"], ["fetch"]):
     # The kernel drops signals for which a container's first process has no handler. Without these handlers, before
     # any slow import, a pod that is deleted right after its start would run for its whole grace period.
-    for _number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-        if _number == signal.SIGTERM or signal.getsignal(_number) is not signal.SIG_IGN:  # as under nohup
-            signal.signal(_number, lambda received, frame: _SIGNALS.append(received))
+    _catch_signals()
 
 import importlib
 import os
@@ -49,7 +56,7 @@ _MODULES = {
 _WITH_SIGNALS = {
     "fetch": "features.inputs.fetch",
 }
-_SUBCOMMANDS = (*_MODULES, *_WITH_SIGNALS, "run", "worker", "forkserver")
+_SUBCOMMANDS = (*_MODULES, *_WITH_SIGNALS, "run", "worker", "forkserver", "podserver")
 
 
 def main() -> int:
@@ -66,6 +73,10 @@ def main() -> int:
         return int(_import(_MODULES[subcommand]).main(argv))
     if subcommand in _WITH_SIGNALS:
         return int(_import(_WITH_SIGNALS[subcommand]).main(_SIGNALS))
+    if subcommand == "podserver":
+        _import_for_pods()
+        # It returns only in a forked launcher or rank.
+        subcommand, argv = _import("torchrun.pod_server").serve_pods(argv, _run_agent, _catch_signals)
     if subcommand == "run":
         return int(_import("supervise.main").main(argv, _SIGNALS, _import("features")))
     if subcommand == "forkserver":
@@ -79,6 +90,15 @@ def observe_child(runtime: str, local_rank: int) -> None:
     """Observe this process, which a rank's program has started. Its sitecustomize calls this."""
     _register_package()
     _import("rank.child").ChildHook(runtime, local_rank, _load_rank_part).start()
+
+
+def _import_for_pods() -> None:
+    """Import what launchers and ranks will need: each would compile it again after its fork."""
+    _import("supervise.main")
+    _import("rank.worker")
+    features = _import("features")
+    for name in features.list_rank_features():
+        features.load_rank_part(name)
 
 
 def _run_agent(fork: object) -> None:

@@ -15,32 +15,51 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
-from typing import Final
+from typing import Final, Protocol
 
+from ddp_cli.local.pod_servers import PodServers
 from ddp_operator.api.constants import ENV_LIFELINE_FD, ENV_LOCAL_POD
 from ddp_pod.contract.processes import kill, load_libc, set_parent_death_signal
 
 _SECONDS_TO_DIE: Final = 15.0
+_servers: PodServers | None = None
+
+
+def use_servers(servers: PodServers) -> None:
+    """Have this process fork its pods from servers where they can."""
+    global _servers
+    _servers = servers
+
+
+class Child(Protocol):
+    """A child of this process: a `subprocess.Popen`, or one that a pod server has forked."""
+
+    pid: int
+    returncode: int | None
+
+    def wait(self) -> int:
+        """Wait for its end; return the exit code, negative for a signal."""
+        ...
 
 
 class PodProcess:
     """The running process of a pod."""
 
-    def __init__(self, popen: subprocess.Popen[bytes], mark: str) -> None:
-        self._popen = popen
+    def __init__(self, child: Child, mark: str) -> None:
+        self._child = child
         self._mark = mark
-        self.pid = popen.pid
+        self.pid = child.pid
 
     # Only ``wait`` reaps the process, so its number stays valid until ``wait`` has returned.
 
     def terminate(self) -> None:
         """Send SIGTERM to the first process, as the kubelet does."""
-        if self._popen.returncode is None:
+        if self._child.returncode is None:
             kill(self.pid, signal.SIGTERM)
 
     def kill(self) -> None:
         """Kill all processes of the pod."""
-        if self._popen.returncode is None:
+        if self._child.returncode is None:
             _kill_group(self.pid)
         _kill_marked(self._mark)
 
@@ -49,7 +68,7 @@ class PodProcess:
         await _wait_for_exit(self.pid)
         # The leader is dead but not reaped, so its group's number cannot belong to another process.
         _kill_group(self.pid)
-        code = self._popen.wait()
+        code = self._child.wait()
         await _end_marked(self._mark)
         return code if code >= 0 else 128 - code
 
@@ -75,11 +94,16 @@ def start(
 
     Raises: OSError, if the program or the folder does not exist or is not permitted.
     """
-    load_libc()  # before the fork, for the child
+    environment = {**environment, ENV_LOCAL_POD: mark}
     with log.open("ab") as output:
+        if _servers is not None:
+            forked = _servers.fork(command, environment, folder, output=output.fileno(), lifeline=lifeline.read_end)
+            if forked is not None:
+                return PodProcess(forked, mark)
+        load_libc()  # before the fork, for the child
         popen = subprocess.Popen(
             list(command),
-            env={**environment, ENV_LOCAL_POD: mark, ENV_LIFELINE_FD: str(lifeline.read_end)},
+            env={**environment, ENV_LIFELINE_FD: str(lifeline.read_end)},
             pass_fds=(lifeline.read_end,),
             cwd=folder,
             stdin=subprocess.DEVNULL,

@@ -18,7 +18,7 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from importlib.machinery import PathFinder
 from typing import Any, NamedTuple, NoReturn, Optional
@@ -35,6 +35,8 @@ _SETS_EARLY = re.compile(
         \s* (?: \] \s* =(?!=) | [,:] )""",
     re.VERBOSE,
 )
+PATHS = "PYTHONPATH"
+_kept: list[tuple[int, socket.socket]] = []  # the server that was forked with this launcher, until it is used
 _SECONDS_TO_ASK = 0.1  # in which a launcher that is not on standby has asked for its agent
 
 
@@ -72,11 +74,21 @@ def start_fork_server(worker: Sequence[str]) -> tuple[int, socket.socket]:
 
     ``worker``: the arguments of a rank's shim. If empty, the server forks no ranks and becomes the first agent.
     """
+    if _kept:
+        return _wake_kept(worker)
     requests, theirs = socket.socketpair()
     os.set_inheritable(theirs.fileno(), True)
     command = [sys.executable, "-u", BOOTSTRAP, "forkserver", str(theirs.fileno()), str(os.getpid()), *worker]
     pid = os.posix_spawn(sys.executable, command, os.environ)
     theirs.close()
+    return pid, requests
+
+
+def _wake_kept(worker: Sequence[str]) -> tuple[int, socket.socket]:
+    """Start the server that was forked with this launcher."""
+    pid, requests = _kept.pop()
+    with suppress(OSError):  # it has ended: the first request fails as well
+        requests.sendall(encode(ServerStart(list(worker), dict(os.environ), os.getcwd())))
     return pid, requests
 
 
@@ -96,14 +108,26 @@ def serve(argv: Sequence[str], run_agent: Callable[[AgentFork], NoReturn]) -> li
     forks_ranks = bool(argv[2:])
     set_parent_death_signal(launcher)
     requests = socket.socket(fileno=int(argv[0]))
-    problem = _import_torch(with_optimizer=forks_ranks)
+    problem = import_torch(with_optimizer=forks_ranks)
     if problem is None and not select.select([requests], [], [], _SECONDS_TO_ASK)[0]:
         importlib.import_module(".agent", __package__)  # on standby there is time for it; ranks then have it too
+    return _serve(requests, launcher, problem, run_agent, forks_ranks=forks_ranks)
+
+
+def _serve(
+    requests: socket.socket,
+    launcher: int,
+    problem: Exception | None,
+    run_agent: Callable[[AgentFork], NoReturn],
+    *,
+    forks_ranks: bool,
+) -> list[str]:
+    """Fork agents, or become the first one. Returns only in a forked rank, with the arguments of its shim."""
     if not forks_ranks:
         received = _receive(requests)
         run_agent(AgentFork(*received, problem, os.getpid(), None))
 
-    obstacle = find_obstacle_in_server(_count_lasting_threads())
+    obstacle = find_obstacle_in_server(count_lasting_threads())
     received = _fork_on_request(requests, launcher)
     agent = os.getpid()
     ranks, theirs = socket.socketpair()
@@ -118,7 +142,59 @@ def serve(argv: Sequence[str], run_agent: Callable[[AgentFork], NoReturn]) -> li
     run_agent(AgentFork(*received, problem, server, RankForker(ranks)))
 
 
-def _import_torch(*, with_optimizer: bool) -> Exception | None:
+class ServerStart(NamedTuple):
+    """What a server that is forked with its launcher has to know. ``worker``: see ``start_fork_server``."""
+
+    worker: list[str]
+    environment: dict[str, str]
+    folder: str
+
+
+def serve_kept(requests: socket.socket, launcher: int, run_agent: Callable[[AgentFork], NoReturn]) -> list[str]:
+    """Serve in a process that was forked with PyTorch, beside its launcher. Returns as ``serve`` does."""
+    os.setsid()
+    set_parent_death_signal(launcher)
+    try:
+        start: ServerStart = decode(read_frame(requests))
+    except EOFError:
+        os._exit(0)
+    replace_paths(os.environ.get(PATHS, ""), start.environment.get(PATHS, ""))
+    set_environment(start.environment)
+    os.chdir(start.folder)
+    return _serve(requests, launcher, None, run_agent, forks_ranks=bool(start.worker))
+
+
+def keep_server(pid: int, requests: socket.socket) -> None:
+    """Keep a server that was forked with this launcher for its first request."""
+    _kept.append((pid, requests))
+
+
+def replace_paths(before: str, after: str) -> None:
+    """Replace the folders of a PYTHONPATH in the import path of this process."""
+    former = _split_paths(before)
+    rest = [path for path in sys.path if path not in former]
+    sys.path[:] = [*_split_paths(after), *rest]
+
+
+def _split_paths(paths: str) -> list[str]:
+    return [os.path.abspath(path) for path in paths.split(os.pathsep)] if paths else []
+
+
+def list_imported_below(paths: str) -> list[str]:
+    """Return the files of modules that were imported from the folders of a PYTHONPATH."""
+    folders = tuple(os.path.join(path, "") for path in _split_paths(paths))
+    files = [getattr(module, "__file__", None) for module in list(sys.modules.values())]
+    return [file for file in files if isinstance(file, str) and file.startswith(folders)]
+
+
+def set_environment(environment: Mapping[str, str]) -> None:
+    """Replace the environment of this process."""
+    for name in set(os.environ) - set(environment):
+        del os.environ[name]
+    os.environ.update(environment)
+
+
+def import_torch(*, with_optimizer: bool) -> Exception | None:
     """Import PyTorch and freeze its objects. Returns the exception if that fails."""
     problem: Exception | None = None
     gc.disable()  # collections during the import take a fifth of its time
@@ -175,7 +251,7 @@ def _close_all(descriptors: Iterable[int]) -> None:
         os.close(descriptor)
 
 
-def _count_lasting_threads() -> int:
+def count_lasting_threads() -> int:
     """Return the number of threads without those that a library ends before each fork, as OpenBLAS does."""
     pid = os.fork()
     if pid == 0:
@@ -231,9 +307,7 @@ def _become_rank(request: RankRequest, descriptors: Sequence[int], obstacle: str
     output, errors, pid_end = descriptors
     os.dup2(output, 1)
     os.dup2(errors, 2)
-    for name in set(os.environ) - set(request.environment):
-        del os.environ[name]
-    os.environ.update(request.environment)
+    set_environment(request.environment)
     os.write(pid_end, str(os.getpid()).encode())
     _close_all(descriptors)
 

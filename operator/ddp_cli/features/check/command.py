@@ -159,6 +159,7 @@ def build_request(arguments: argparse.Namespace) -> Request:
         steps=arguments.steps,
         seed=random.randrange(10**6) if arguments.seed is None else arguments.seed,
         timeout=arguments.timeout,
+        pods=shape.pods,
         keep=arguments.keep,
     )
 

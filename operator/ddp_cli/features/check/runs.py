@@ -5,14 +5,12 @@ import os
 import random
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple, Self
 
@@ -21,6 +19,7 @@ from ddp_cli.client.runs import open_run
 from ddp_cli.features.check.copying import copy_folder
 from ddp_cli.features.check.outputs import find_outputs
 from ddp_cli.features.check.recordings import Recording, read_idle, read_recording
+from ddp_cli.features.check.run_process import RunHost, RunOrder, RunProcess
 from ddp_cli.features.check.watch import Watch
 from ddp_cli.local.machine import ENV_PYTHON, choose_python
 from ddp_operator.api.parse import parse_status
@@ -28,7 +27,6 @@ from ddp_operator.api.status import Condition
 from ddp_operator.decide.conditions import PROGRESSING, TRAINS_AS_ONE, WAITING_FOR_GROUP, find_obstacle
 from ddp_operator.decide.stalls import SLOW_REMEDY
 from ddp_pod.contract.names import CHECK_VARIABLE
-from ddp_pod.contract.processes import load_libc, set_parent_death_signal
 from ddp_pod.contract.records import to_json
 from ddp_pod.features.check.contract import MARK_FILE, MOST_STEPS, ORDER_FILE, IdleRecord, Kill, Order, SaveRecord
 
@@ -59,7 +57,7 @@ class Request:
     """What to check.
 
     ``options``: of `ddp run`, with the script; ``text``: its standard input; ``arguments``: of the script;
-    ``timeout``: seconds for all runs.
+    ``timeout``: seconds for all runs; ``pods``: of each run.
     """
 
     folder: Path
@@ -68,6 +66,7 @@ class Request:
     steps: int
     seed: int
     timeout: float = 1800.0
+    pods: int = 2
     keep: bool = False
     text: str = ""
 
@@ -124,6 +123,7 @@ class Runs:
         self._show = show
         self._random = random.Random(request.seed)
         self._deadline = time.monotonic() + request.timeout
+        self._host = RunHost(request.pods)
         self.left_out: Sequence[str] = ()
         self.scratch = Path(tempfile.mkdtemp(prefix="ddp-check-")).resolve()
 
@@ -131,6 +131,7 @@ class Runs:
         return self
 
     def __exit__(self, *error: object) -> None:
+        self._host.close()
         if not self._request.keep:
             shutil.rmtree(self.scratch, ignore_errors=True)
 
@@ -221,7 +222,7 @@ class Runs:
             name=name,
             order=order,
             records=records,
-            code=process.returncode,
+            code=process.wait(),
             seconds=time.time() - began,
             output=(home / "output.txt").read_text(encoding="utf-8", errors="replace"),
             steps=watch.steps,
@@ -237,33 +238,27 @@ class Runs:
         self._show(name, f"{run.steps} steps in {run.seconds:.0f} s\n")
         return run
 
-    def _start(self, home: Path, copy: Path, order: Order) -> subprocess.Popen[bytes]:
-        """Start `ddp run` in the copy. It ends with this process."""
+    def _start(self, home: Path, copy: Path, order: Order) -> RunProcess:
+        """Start `ddp run` in the copy."""
         restarts = _MAX_RESTARTS if order.kills else 0
         options = ["--quiet", "--plain", "--runs-dir", str(home / "runs"), "--max-restarts", str(restarts)]
-        command = [sys.executable, "-P", "-m", "ddp_cli", "run", *options, *self._request.options]
         environment = {
             **_ENVIRONMENT,
             ENV_PYTHON: choose_python(os.environ),
             **os.environ,
             CHECK_VARIABLE: str(home / RECORDS),
         }
-        load_libc()  # before the fork, for the child
         (home / "input.txt").write_text(self._request.text, encoding="utf-8")
-        with (home / "input.txt").open("rb") as text, (home / "output.txt").open("wb") as output:
-            return subprocess.Popen(
-                [*command, "--", *self._request.arguments],
-                cwd=copy,
-                env=move_python_path(environment, self._request.folder.resolve(), copy),
-                stdin=text,
-                stdout=output,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-                preexec_fn=partial(set_parent_death_signal, os.getpid()),  # noqa: PLW1509 (from the main thread)
-            )
+        run = RunOrder(
+            words=[*options, *self._request.options, "--", *self._request.arguments],
+            folder=str(copy),
+            environment=move_python_path(environment, self._request.folder.resolve(), copy),
+            is_first=not (order.mark or order.kills),
+        )
+        return self._host.start(run, home / "input.txt", home / "output.txt")
 
     def _follow(
-        self, name: str, process: subprocess.Popen[bytes], watch: Watch, order: Order, home: Path
+        self, name: str, process: RunProcess, watch: Watch, order: Order, home: Path
     ) -> tuple[str, float | None]:
         """Wait for the end of a run; return why it has to be ended, and the time of the signal that was ordered."""
         until = time.monotonic() + _RUN_SECONDS
@@ -360,7 +355,7 @@ def choose_kills(saves: Sequence[SaveRecord], steps: int, ranks: int, chooser: r
     return Kill(step=first, rank=chooser.randrange(ranks)), Kill(step=second)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _end(process: RunProcess) -> None:
     """End a run that still runs. A second signal has `ddp run` kill its pods at once."""
     for _ in range(2):
         if process.poll() is None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -21,7 +22,7 @@ from tests.unit.test_docs import fenced
 pytestmark = [pytest.mark.process, pytest.mark.timeout(600)]
 
 
-def start_check(folder: Path, *edits: tuple[str, str]) -> subprocess.Popen[str]:
+def start_check(folder: Path, *edits: tuple[str, str], options: tuple[str, ...] = ()) -> subprocess.Popen[str]:
     """Start the check of the tutorial's script, with some texts replaced."""
     (script,) = fenced((ROOT / "docs" / "tutorial.md").read_text(encoding="utf-8"), "python")
     for old, new in edits:
@@ -31,7 +32,7 @@ def start_check(folder: Path, *edits: tuple[str, str]) -> subprocess.Popen[str]:
     (folder / "temporary").mkdir()
     (folder / "project" / "train.py").write_text(script)
     return subprocess.Popen(
-        [sys.executable, "-m", "ddp_cli", "check", "train.py", "--cpu", "--json"],
+        [sys.executable, "-m", "ddp_cli", "check", "train.py", "--cpu", "--json", *options],
         cwd=folder / "project",
         env=os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "TMPDIR": str(folder / "temporary")},
         stdout=subprocess.PIPE,
@@ -81,6 +82,22 @@ def test_fault_is_reported_with_its_line(tmp_path: Path) -> None:
     assert failed["place"].startswith("train.py:")
     assert "set_epoch" in failed["remedy"]
     assert result["states"]["stops in time"] == "passed"
+
+
+def test_runs_share_two_imports_and_a_rank_gets_another_order_of_sets(tmp_path: Path) -> None:
+    edit = ("import torch\n", 'import torch\nprint("seed", hash("ddp"), os.environ["DDP_LOCAL_POD"], flush=True)\n')
+    with start_check(tmp_path, edit, options=("--keep",)) as process:
+        result = finish(process)
+    assert process.returncode == 0, result
+
+    logs = {(log.parts[-5], log.stem[-1]): log for log in (tmp_path / "temporary").glob("*/*/runs/*/logs/*.log")}
+    seeds = {key: set(re.findall(r"^seed (-?\d+)", log.read_text(), re.MULTILINE)) for key, log in logs.items()}
+    assert seeds["reference", "0"].isdisjoint(seeds["reference", "1"])
+    for run in ("repeat", "resumed"):
+        assert seeds[run, "0"] == seeds["reference", "1"]
+        assert seeds[run, "1"] == seeds["reference", "0"]
+    assert all(len(group) == 1 for group in seeds.values())  # also after restarts
+    assert list_processes(tmp_path) == []
 
 
 def test_launchers_explain_ranks_that_wait_for_each_other(tmp_path: Path) -> None:
