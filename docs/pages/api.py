@@ -109,6 +109,16 @@ _RESTARTS_INTRODUCTION = (
     f"no steps, {SIGNIFICANT_SECONDS:g} seconds of running are progress, unless the same failure recurs after the same",
     "time. See also the [categories and remedies](troubleshooting.md#it-fails) and the",
     "[exit codes](pod-contract.md#exit-codes-of-the-launcher).",
+    "",
+    "A mistake ends the job at its first occurrence, whatever steps were made: each attempt would meet it again. It is",
+    "an exception of Python's classes for mistakes (KeyError, TypeError, ValueError, AssertionError, … and their",
+    "subclasses), a RuntimeError of PyTorch about shapes, types or gradients, or an error about a path or file on a",
+    "local disk where nobody has written since the rank started. If anything from outside took part, the failure is",
+    "no mistake: an error of the system, a service, a peer, a device, memory or a helper process anywhere in the",
+    "exception's chain (also one that `from None` replaces), or an assertion about files, availability or finite",
+    "numbers. Ranks that call different collectives, or leave the loop before their peers, within",
+    f"{SIGNIFICANT_SECONDS:g} seconds of the start do so again. A script that is to be restarted anyway exits with",
+    "code 82.",
 )
 
 
@@ -116,8 +126,12 @@ def _list_retries() -> Iterator[tuple[str, str, str, str]]:
     """Yield the rows: the failure, when it leads to a restart of each kind, and when it ends the job."""
     recovery = Recovery()
     codes = ", ".join(map(str, (EXIT_USER_ERROR, *recovery.non_retryable_exit_codes)))
-    at_once = f"{', '.join(AT_START)}, and mistakes that every attempt repeats; exit codes {codes}"
-    yield f"a script that cannot start: {at_once}", "no", "no", "at once"
+    yield (
+        f"mistakes that every attempt repeats, such as {', '.join(AT_START)}; exit codes {codes}",
+        "no",
+        "no",
+        "at once",
+    )
 
     not_counted = (PREEMPTED, POD_DELETED, NODE_LOST)
     of_nodes = (CUDA, NODE_FAULT)
@@ -127,6 +141,7 @@ def _list_retries() -> Iterator[tuple[str, str, str, str]]:
     second = "if no step was made since the last restart"
     script = ", ".join(f"`{category.name}`" for category in counted if category.own)
     yield script, "first", second, repeated
+    yield "a rank that waits for no peer in the same line (`Hang`)", "first", second, repeated
     outside = ", ".join(f"`{category.name}`" for category in counted if not category.own)
     yield outside, "first", second, limits
 

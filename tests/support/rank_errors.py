@@ -14,7 +14,9 @@ from ddp_pod.failures.worker_failure import examine_worker
 from ddp_pod.rank.tracebacks import record_exception
 from tests.support.launcher_config import launcher_pod
 
-ABOUT: Final = {"rank": 5, "localRank": 0, "restart": 2}
+STARTED: Final = 1_700_000_000.0
+"""When the rank started: all files of a test are newer."""
+ABOUT: Final = {"rank": 5, "localRank": 0, "restart": 2, "started": STARTED}
 
 
 def catch(work: Callable[[], object]) -> BaseException:

@@ -30,7 +30,7 @@ from ddp_operator.decide.losses import is_consequence, is_replacing
 from ddp_operator.decide.report import Page, apply_progress, count_in_place, record_final_progress
 from ddp_operator.decide.state import State
 from ddp_operator.decide.views import Pods
-from ddp_pod.contract.failure_table import CATEGORIES, PREEMPTED, SIGNIFICANT_SECONDS
+from ddp_pod.contract.failure_table import CATEGORIES, PREEMPTED, SIGNIFICANT_SECONDS, USER_ERROR
 
 # Pages of one incident report times that differ by less.
 _SAME_INCIDENT = timedelta(minutes=2)
@@ -362,7 +362,19 @@ def find_permanent_limit(state: State, diagnosis: Diagnosis) -> RestartLimit | N
         return RestartLimit(
             c.REPEATED_FAILURE, f"not restarted: {cause.signature} occurred twice without progress in between"
         )
-    return RestartLimit(cause.category) if diagnosis.permanent else None
+    return RestartLimit(cause.category, _describe_mistake(state, cause)) if diagnosis.permanent else None
+
+
+def _describe_mistake(state: State, cause: LastFailure) -> str:
+    """Return why the first failure of the script ends the job, and how to allow a restart; empty if it chose that."""
+    if cause.category != USER_ERROR.name or not cause.signature:
+        return ""
+    if cause.exit_code in state.spec.recovery.non_retryable_exit_codes:
+        return f"not restarted: exit code {cause.exit_code} is in recovery.nonRetryableExitCodes"
+    return (
+        f"not restarted: each attempt would end with {cause.signature} (a script that is to be restarted anyway exits "
+        "with code 82)"
+    )
 
 
 def count_failure(state: State, cause: LastFailure, times: int | None = None) -> RestartCounts:

@@ -26,44 +26,38 @@ _FRAME: Final = re.compile(r'^  File "(?P<path>[^"]*)", line (?P<line>\d+) in (?
 class SignalKind(NamedTuple):
     """A signal that ends a process. ``remedy``: what to do without more evidence.
 
-    ``is_crash``: whether the process's own code has caused it. ``repeats``: whether it is the script's: the same
-    end twice without progress is final. An abort may also be the reaction to a lost peer.
+    ``is_crash``: whether the process's own code has caused it.
     """
 
     remedy: str
     is_crash: bool = False
-    repeats: bool = False
 
 
 CRASH_REMEDY: Final = "it crashed in native code of a library or a kernel; the log has the Python stack, if any"
 _TIMER: Final = "a timer of the script or of a profiler ran out, and no handler was installed for its signal"
 _SENT: Final = "another process, or the script itself, has sent the signal, and the script has no handler for it"
 SIGNALS: Final[Mapping[int, SignalKind]] = {
-    signal.SIGSEGV: SignalKind(CRASH_REMEDY, is_crash=True, repeats=True),
+    signal.SIGSEGV: SignalKind(CRASH_REMEDY, is_crash=True),
     signal.SIGABRT: SignalKind(CRASH_REMEDY, is_crash=True),
     signal.SIGBUS: SignalKind(
         "memory was accessed for which its file has no data: the file was shortened or rewritten in place (write a new "
         "one and rename it), its storage failed (dmesg), or /dev/shm was full",
         is_crash=True,
-        repeats=True,
     ),
     signal.SIGFPE: SignalKind(
         "native code has divided an integer by zero, unless a process has sent the signal; the log has the Python "
         "stack, if any",
         is_crash=True,
-        repeats=True,
     ),
     signal.SIGILL: SignalKind(
         "the CPU of the node lacks an instruction, so use a build of the library for this CPU or another node; or "
         "native code has stopped itself by a trap",
         is_crash=True,
-        repeats=True,
     ),
-    signal.SIGTRAP: SignalKind("native code has stopped itself by a trap", is_crash=True, repeats=True),
+    signal.SIGTRAP: SignalKind("native code has stopped itself by a trap", is_crash=True),
     signal.SIGSYS: SignalKind(
         "a seccomp profile forbids a system call (securityContext.seccompProfile), unless a process has sent the "
         "signal",
-        repeats=True,
     ),
     signal.SIGXCPU: SignalKind(
         "the process has used the CPU time of its limit: raise it (ulimit -t, RLIMIT_CPU) or remove it"

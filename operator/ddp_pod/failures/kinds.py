@@ -67,6 +67,31 @@ NO_GPU: Final = FailureKind(
     rf"|accelerator support: None|start of device string: None|{NO_DEVICES}",
     remedy="the pod has no GPU: request one in the trainer's resources.limits (nvidia.com/gpu), or train on CPUs with "
     "the backend gloo")  # fmt: skip
+NON_FINITE: Final = FailureKind(
+    "A loss or a gradient that is not finite", own_words=True, remedy=NON_FINITE_REMEDY,
+    words=r"(?i)\b(loss|gradients?)\b[^\n]{0,80}\b(nan|inf|infinite|not finite|not a finite|non-?finite)\b"
+    r"|\b(nan|inf|infinite|non-?finite)\b (loss|gradients?)\b|returned nan values in its"
+    r"|\b(isfinite|isnan|isinf)\(")  # fmt: skip
+HELPER: Final = FailureKind(
+        "A helper process, such as a DataLoader worker, has ended",
+        errnos=(errno.ECONNRESET, errno.ECONNREFUSED, errno.EPIPE, errno.ENOENT),
+        types=("EOFError", "concurrent.futures.process.BrokenProcessPool"),
+        where=r"[/\\]multiprocessing[/\\](connection|managers|resource_sharer)|process pool",
+        words="DataLoader worker .* (killed by signal|exited unexpectedly)",
+        remedy="a DataLoader worker or another helper process was killed (Killed: usually for memory) or crashed; see "
+        "its own error above in the log, raise the memory limit, or use fewer or smaller workers")  # fmt: skip
+OTHER_SIZE: Final = FailureKind(
+        "Another number of ranks than the script expects", own_words=True,
+        words=r"(?i)\b(match(es)?|equal|divisible|bigger)\b[^\n]{0,200}\bworld.?size\b"
+        r"|\bworld.?size\b[^\n]{0,200}(\b(match(es)?|equal|divisible|multiple)\b|!=)",
+        remedy="the script expects another number of ranks than the job has: change --nodes and --procs (spec.nodes, "
+        "spec.procPerNode), or let the script read them, in Lightning with Trainer(num_nodes=int(os.environ"
+        "['GROUP_WORLD_SIZE']), devices=int(os.environ['LOCAL_WORLD_SIZE']))")  # fmt: skip
+COLLECTIVES: Final = FailureKind(
+        "Mismatch between collectives", words=MISMATCH.pattern,
+        remedy="all ranks must call the same collectives, in the same order and with tensors of the same shape: look "
+        "for a call under a condition such as `if rank == 0`, and for data of unequal length; "
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL names the calls of two ranks that differ")  # fmt: skip
 KINDS: Final = (
     FailureKind(
         "Too many open files", errnos=(errno.EMFILE, errno.ENFILE), words="received 0 items of ancdata",
@@ -130,14 +155,7 @@ KINDS: Final = (
         "A program of another format", errnos=(errno.ENOEXEC,), outcome=FATAL,
         remedy="the node cannot run the program: a script needs a first line such as #!/bin/bash, and a binary must be "
         "built for the node's architecture (uname -m) and the image's C library"),
-    FailureKind(
-        "A helper process, such as a DataLoader worker, has ended",
-        errnos=(errno.ECONNRESET, errno.ECONNREFUSED, errno.EPIPE, errno.ENOENT),
-        types=("EOFError", "concurrent.futures.process.BrokenProcessPool"),
-        where=r"[/\\]multiprocessing[/\\](connection|managers|resource_sharer)|process pool",
-        words="DataLoader worker .* (killed by signal|exited unexpectedly)",
-        remedy="a DataLoader worker or another helper process was killed (Killed: usually for memory) or crashed; see "
-        "its own error above in the log, raise the memory limit, or use fewer or smaller workers"),
+    HELPER,
     FailureKind(
         "A service that refuses access", statuses=(401, 403, 407),
         remedy="a service refused the script's request: check the token or the credentials in the pod's environment "
@@ -224,13 +242,7 @@ KINDS: Final = (
         words="Default process group has not been initialized|default process group twice",
         remedy="call torch.distributed.init_process_group() once in each rank, before collectives, "
         "DistributedDataParallel and DistributedSampler, and none of them after destroy_process_group()"),
-    FailureKind(
-        "Another number of ranks than the script expects", own_words=True,
-        words=r"(?i)\b(match(es)?|equal|divisible|bigger)\b[^\n]{0,200}\bworld.?size\b"
-        r"|\bworld.?size\b[^\n]{0,200}(\b(match(es)?|equal|divisible|multiple)\b|!=)",
-        remedy="the script expects another number of ranks than the job has: change --nodes and --procs (spec.nodes, "
-        "spec.procPerNode), or let the script read them, in Lightning with Trainer(num_nodes=int(os.environ"
-        "['GROUP_WORLD_SIZE']), devices=int(os.environ['LOCAL_WORLD_SIZE']))"),
+    OTHER_SIZE,
     FailureKind(
         "Parameters without a gradient in DDP", outcome=FATAL,
         words="Expected to have finished reduction|Expected to mark a variable ready only once",
@@ -313,19 +325,12 @@ KINDS: Final = (
         types=("IndexError",), where=r"[/\\]torch[/\\]nn[/\\]",
         remedy="usually an index out of range, a label beyond the classes or a token beyond the vocabulary: compare it "
         "with the layer's size; for a CUDA kernel run the batch on the CPU, or set CUDA_LAUNCH_BLOCKING=1"),
-    FailureKind(
-        "Mismatch between collectives", words=MISMATCH.pattern,
-        remedy="all ranks must call the same collectives, in the same order and with tensors of the same shape: look "
-        "for a call under a condition such as `if rank == 0`, and for data of unequal length; "
-        "TORCH_DISTRIBUTED_DEBUG=DETAIL names the calls of two ranks that differ"),
+    COLLECTIVES,
     FailureKind(
         "Builds of torch and torchvision that do not match", outcome=None,
         words=r"(?i)operator torch(vision|audio)::\w+ does not exist|undefined symbol: \w*(c10|torch|at)\w*",
         remedy="torch and its extension (torchvision, torchaudio, …) are of different builds: install the versions "
         "that belong together, from the same index (https://pytorch.org/get-started/locally)"),
-    FailureKind(
-        "A loss or a gradient that is not finite", own_words=True, remedy=NON_FINITE_REMEDY,
-        words=r"(?i)\b(loss|gradients?)\b[^\n]{0,80}\b(nan|inf|infinite|not finite|not a finite|non-?finite)\b"
-        r"|\b(nan|inf|infinite|non-?finite)\b (loss|gradients?)\b|returned nan values in its"),
+    NON_FINITE,
 )  # fmt: skip
 """The first kind that applies decides."""

@@ -10,7 +10,7 @@ from ..contract.failure_record import EVIDENCE_STOPPED, EVIDENCE_TIMEOUT, Failur
 from ..contract.failure_table import CUDA, HANG, NODE_FAULT, OOM, SIGNIFICANT_SECONDS
 from ..contract.names import EXIT_PREEMPTED, EXIT_USER_ERROR
 from ..progress.rank_progress import RankReader
-from .worker_failure import add_last_lines, find_root_cause, is_unexplained_crash, read_recorded_failures
+from .worker_failure import OF_HELPER, add_last_lines, find_root_cause, is_unexplained_crash, read_recorded_failures
 
 UNCOUNTED_RESTARTS: Final = 100
 """Restarts of a pod after failures of other pods that are not counted; more are no coincidence."""
@@ -23,7 +23,7 @@ LONGEST_DELAY: Final = 30.0
 _SECONDS_TO_SETTLE: Final = 0.2
 _SAME_TIME: Final = 0.1  # two runs that ended after the same time differ by at most this share of it
 _SAME_STEPS: Final = 2  # steps; two failures at the same place of a script differ by less
-_FINAL: Final = (EXIT_USER_ERROR, EXIT_PREEMPTED)
+_PREFETCHED: Final = 16  # steps by which the workers of a DataLoader are ahead of their rank, at most usually
 _KILLED: Final = 128 + signal.SIGKILL
 _PEERS_CHANGE: Final = "other pods join or leave, or their ranks have failed"
 _PEERS_LOST: Final = "ranks of other pods have lost a peer, and no pod has reported why"
@@ -69,10 +69,11 @@ class Recurrence:
         self._farthest = max(self._farthest, step or 0.0)
 
     def _is_progress(self, signature: str, step: float | None, lasted: float, counted: int | None) -> bool:
+        ahead = _PREFETCHED if signature in self._seen and signature.endswith(OF_HELPER) else 0
         if step:
-            return step > self._farthest
+            return step > self._farthest + ahead
         if counted is not None:
-            return counted > 0 and abs(counted - self._counts.get(signature, -_SAME_STEPS)) >= _SAME_STEPS
+            return counted > 0 and abs(counted - self._counts.get(signature, -_SAME_STEPS)) >= _SAME_STEPS + ahead
         before = self._seen.get(signature)
         as_late = before is not None and abs(lasted - before) <= _SAME_TIME * before
         return lasted >= SIGNIFICANT_SECONDS and not as_late
@@ -171,7 +172,8 @@ class InPlaceRestarts:
 
         self._needs_new_pods = self.left <= 0 or self._is_pod_suspect(root_cause)
         is_watched = self._pod.dev is not None  # by a user, who wants to see the failure and runs again
-        is_final = self.repeated or is_watched or any(failure.container_exit_code in _FINAL for failure in failures)
+        is_preempted = any(failure.container_exit_code == EXIT_PREEMPTED for failure in failures)
+        is_final = self.repeated or is_watched or is_preempted or root_cause.container_exit_code == EXIT_USER_ERROR
         return not self._needs_new_pods and not is_final
 
     def _observe_interruption(self, failures: Sequence[Failure], *, stopping: bool, run_step: float | None) -> bool:
@@ -265,7 +267,7 @@ class InPlaceRestarts:
         # After a restart the error files belong to the former workers until the new ones run. Without a restart they
         # belong to the current workers, even before the agent reports that it has started them.
         failures = read_recorded_failures(self._pod) if running or not self.count else []
-        is_fatal = any(failure.container_exit_code == EXIT_USER_ERROR for failure in failures)
+        is_fatal = bool(failures) and find_root_cause(failures).container_exit_code == EXIT_USER_ERROR
         return failures if is_fatal or self.repeated or self._needs_new_pods or self.left <= 0 else []
 
 

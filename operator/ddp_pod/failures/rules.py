@@ -81,6 +81,8 @@ class WorkerEnd(NamedTuple):
     """Whether the agent has stopped it after the end of another rank."""
     chain: Sequence[ExceptionFacts] = ()
     """The exceptions that led to its end, the outermost first; empty: only their texts are known."""
+    place: str = ""
+    """The line of the script in which it hung, outside of collectives and of I/O; empty: somewhere else."""
 
     @property
     def text(self) -> str:
@@ -107,7 +109,7 @@ def judge(end: WorkerEnd, *, oom_killed: bool, non_retryable: Collection[int] = 
     """Return the outcome and the kind of a worker's end."""
     if end.exception_type == HANG.name:
         return Judgement(EXIT_CODES[EXIT_HANG])
-    judgement = _judge_chain(_list_exceptions(end)) if end.exception_type else Judgement(judge_exit_code(end.exit_code))
+    judgement = _judge_chain(list_exceptions(end)) if end.exception_type else Judgement(judge_exit_code(end.exit_code))
     if end.exit_code in EXIT_CODES:
         return judgement._replace(outcome=EXIT_CODES[end.exit_code])
     if end.exit_code in non_retryable:
@@ -128,7 +130,7 @@ def _judge_chain(chain: Sequence[ExceptionFacts]) -> Judgement:
     return judgement
 
 
-def _list_exceptions(end: WorkerEnd) -> list[ExceptionFacts]:
+def list_exceptions(end: WorkerEnd) -> list[ExceptionFacts]:
     """Return the exceptions that led to an end, if necessary from its texts."""
     if end.chain:
         return [complete_facts(facts) for facts in end.chain]

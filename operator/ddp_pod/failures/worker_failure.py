@@ -16,7 +16,7 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from ..base.files import read_json
-from ..base.pod import Pod
+from ..base.pod import Pod, list_workers
 from ..contract.failure_record import (
     EVIDENCE_ERROR,
     EVIDENCE_EXIT_CODE,
@@ -27,11 +27,22 @@ from ..contract.failure_record import (
     RankEnd,
     order_causes,
 )
-from ..contract.failure_table import CATEGORIES, CUDA, EXIT_CODES, HANG, NETWORK, NODE_FAULT, OOM, Outcome
+from ..contract.failure_table import (
+    CATEGORIES,
+    CUDA,
+    EXIT_CODES,
+    HANG,
+    NETWORK,
+    NODE_FAULT,
+    OOM,
+    SIGNIFICANT_SECONDS,
+    Outcome,
+)
 from ..contract.failure_text import EARLY_EXIT_REMEDY
 from ..contract.names import EXIT_OK, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR
 from ..contract.processes import STOP_SIGNALS, count_oom_kills
 from ..progress.output import read_end, read_last_lines
+from ..rank.lasting_files import LOCAL_TYPES
 from ..rank.tracebacks import (
     LIBRARY,
     PLACE,
@@ -43,8 +54,9 @@ from ..rank.tracebacks import (
 )
 from .crashes import SHARED_MEMORY as SHARED_MEMORY_FOLDER
 from .crashes import SIGNALS, CrashReport, explain_bus_error, is_complete, read_crash
-from .kinds import FULL_VOLUME, MISMATCH, SCRIPT_ERROR, SHARED_MEMORY
-from .rules import Judgement, WorkerEnd, judge
+from .kinds import FATAL, FULL_VOLUME, HELPER, MISMATCH, SCRIPT_ERROR, SHARED_MEMORY, UNKNOWN_KIND, FailureKind
+from .mistakes import recurs
+from .rules import Judgement, WorkerEnd, judge, list_exceptions
 from .text import advise, advise_on_output, describe_early_exit, describe_worker_failure, find_signal, is_native_crash
 
 _CALL: Final = re.compile(
@@ -56,12 +68,12 @@ _HELPER: Final = re.compile(
     r"|-- (?P<process>Process \d+) terminated with the following error:\nTraceback"
     r"|Traceback \(most recent call last\): \((?P<rank>RANK \d+)\)"
 )
+OF_HELPER: Final = " of a helper process"
+"""The end of the signature of a failure that a rank notices some steps later."""
 _CAUSE_LIMIT: Final = 300  # characters of another exception of the chain in the message
 _CHAIN_LIMIT: Final = 16
 _MOUNTS: Final = "/proc/self/mounts"
 _MOST_MOUNTS: Final = 1000
-# Others may belong to a server that does not answer.
-_LOCAL_TYPES: Final = ("tmpfs", "overlay", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs")
 _SECONDS_FOR_REPORT: Final = 3.0
 _MIB: Final = 1 << 20
 _TRACEBACK_START: Final = "Traceback (most recent call last):"
@@ -105,6 +117,8 @@ def complete_worker_end(reported: WorkerEnd, error: Mapping[str, Any]) -> Worker
         end = end._replace(traceback=error["traceback"])
     if isinstance(error.get("time"), (int, float)) and math.isfinite(error["time"]):
         end = end._replace(time=error["time"])
+    if isinstance(error.get("place"), str):
+        end = end._replace(place=error["place"])
     if not end.exception_type and ": " in end.message:  # a script under @record: "ValueError: text"
         exception_type, _, message = end.message.partition(": ")
         end = end._replace(exception_type=exception_type, message=message)
@@ -125,10 +139,13 @@ def complete_worker_end(reported: WorkerEnd, error: Mapping[str, Any]) -> Worker
 def _read_chain(records: Any) -> Sequence[ExceptionFacts]:
     """Return the chain in a worker's error file; empty if it is malformed."""
     try:
-        chain = [ExceptionFacts(**record)._replace(types=tuple(record["types"])) for record in records[:_CHAIN_LIMIT]]
-    except (TypeError, KeyError):
+        chain = [
+            ExceptionFacts(**{**record, "types": tuple(record["types"]), "hides": tuple(record.get("hides", ()))})
+            for record in records[:_CHAIN_LIMIT]
+        ]
+    except (TypeError, KeyError, AttributeError):
         return ()
-    texts = [text for facts in chain for text in (*facts.types, *facts[1:2], *facts[3:6])]
+    texts = [text for facts in chain for text in (*facts.types, *facts.hides, *facts[1:2], *facts[3:6])]
     return chain if all(facts.types for facts in chain) and all(isinstance(text, str) for text in texts) else ()
 
 
@@ -171,6 +188,8 @@ def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS
     oom_killed = count_oom_kills() > pod.oom_kills
     judgement = judge(end, oom_killed=oom_killed, non_retryable=pod.non_retryable_exit_codes)
     outcome = judgement.outcome
+    if outcome == SCRIPT_ERROR and _recurs(pod, end, judgement):
+        outcome = FATAL
     if outcome.category == HANG.name and pod.watchdog is not None and pod.watchdog.action == "Fail":
         outcome = outcome._replace(exit_code=EXIT_USER_ERROR)
     if end.hang_is_secondary:
@@ -188,7 +207,8 @@ def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS
         message += f": {note}" if note else ""
     left = ended_peers.first if outcome.secondary else None
     if left is not None:
-        outcome = SCRIPT_ERROR
+        is_young = _measure_run(pod, end) < SIGNIFICANT_SECONDS  # after hours, leaving the loop may depend on times
+        outcome = FATAL if is_young and not left.exception else SCRIPT_ERROR
         message = describe_early_exit(left, ended_peers.total, end.rank) + message
         remedy = EARLY_EXIT_REMEDY
     else:
@@ -206,10 +226,26 @@ def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS
         traceback=end.traceback,
         remedy=remedy,
         time=end.time,
-        signature=build_signature(end, outcome),
+        signature=build_signature(end, outcome, judgement.kind),
         evidence=evidence,
     )
     return failure if left is None else _attribute_to(left, pod, failure)
+
+
+def _recurs(pod: Pod, end: WorkerEnd, judgement: Judgement) -> bool:
+    """Return whether each attempt would end in the same way."""
+    if not end.exception_type:
+        return False
+    return recurs(judgement.kind, list_exceptions(end), lasted=_measure_run(pod, end), elastic=pod.elastic)
+
+
+def _measure_run(pod: Pod, end: WorkerEnd) -> float:
+    """Return for how many seconds a rank has run; infinite if that is unknown."""
+    try:
+        started = [worker.started for worker in list_workers(pod) if worker.local_rank == end.local_rank]
+    except OSError:
+        return math.inf
+    return (end.time or time.time()) - started[0] if started else math.inf
 
 
 def _attribute_to(left: RankEnd, pod: Pod, failure: Failure) -> Failure:
@@ -237,7 +273,7 @@ def _find_volume(path: str) -> FullVolume | None:
             mounts = [line.split() for line in itertools.islice(file, _MOST_MOUNTS)]
         for _, mount, kind, options, *_ in reversed(mounts):  # the innermost is mounted last
             is_elsewhere = below and os.path.commonpath((below, mount)) != mount
-            if is_elsewhere or kind not in _LOCAL_TYPES or "ro" in options.split(","):
+            if is_elsewhere or kind not in LOCAL_TYPES or "ro" in options.split(","):
                 continue
             space = os.statvfs(mount)
             if space.f_files and not space.f_favail:
@@ -278,24 +314,27 @@ def _find_evidence(end: WorkerEnd, judgement: Judgement) -> str:
     return EVIDENCE_ERROR if has_reason or find_signal(end.exit_code) else EVIDENCE_EXIT_CODE
 
 
-def build_signature(end: WorkerEnd, outcome: Outcome) -> str:
+def build_signature(end: WorkerEnd, outcome: Outcome, kind: FailureKind = UNKNOWN_KIND) -> str:
     """Return the signature of a script's failure, equal for its repetitions; empty for failures of another origin.
 
-    It is the exception and its innermost place in the script's own code, or the exit code if there is no exception.
+    It is the exception, or the hang, and its innermost place in the script's own code; or the exit code, or the signal.
     """
     code = end.exit_code
     exception_type = end.exception_type
+    if exception_type == HANG.name and end.place and not outcome.secondary:
+        return f"{HANG.name} in {end.place}"[:TYPE_LIMIT]
     if outcome.secondary or not CATEGORIES[outcome.category].own or code in EXIT_CODES:
         return ""  # the script chose the reaction by one of the launcher's exit codes
 
     number = -code if code < 0 else code - 128
     if not exception_type and number > 0:
-        kind = SIGNALS.get(number)
-        return signal.Signals(number).name if kind is not None and kind.repeats else ""
+        return signal.Signals(number).name if number in SIGNALS else ""
     if not exception_type:
         return f"exit code {code}"
 
     name = exception_type.rpartition(".")[2]
+    if kind is HELPER:
+        return f"{name}{OF_HELPER}"  # noticed at whatever line the rank has reached
     frames = PLACE.findall(end.traceback.rpartition(_TRACEBACK_START)[2])
     own_frames = [frame for frame in frames if not LIBRARY.search(frame[0])] or frames
     if not own_frames:

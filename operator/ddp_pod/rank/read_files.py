@@ -26,16 +26,21 @@ _ZIP_TAIL: Final = 65_557
 _FIRST_BYTES: Final = 256
 _MOST_VALUES: Final = 64  # of a frame
 _PATH_LIMIT: Final = 300  # characters
-# Of a parser in C, which has no frame: the script's own open file is what it read.
-_PARSERS: Final = (
+# Of parsers. Those in C have no frame: the script's own open file is what they read.
+_PARSERS: Final = {
     "UnpicklingError",
     "EOFError",
     "UnicodeDecodeError",
     "JSONDecodeError",
+    "TOMLDecodeError",
+    "YAMLError",
     "Error",
     "error",
     "BadGzipFile",
-)
+    "BadZipFile",
+    "LZMAError",
+    "SafetensorError",
+}
 
 
 class ReadFile(NamedTuple):
@@ -72,9 +77,15 @@ def find_read_file(error: BaseException, library: "re.Pattern[str]") -> ReadFile
     if call is not None:
         names = call.f_code.co_varnames[: call.f_code.co_argcount]
         return _examine_first(call.f_locals.get(name) for name in names)
-    if own is not None and type(error).__name__ in _PARSERS:
+    if own is not None and is_parser_error(error):
         return _examine_first(value for value in _list_values(own) if not is_instance(value, str))
     return None
+
+
+def is_parser_error(error: BaseException) -> bool:
+    """Return whether an exception is about the content of a file."""
+    is_of_torch = type(error) is RuntimeError and "PytorchStreamReader" in str(error)
+    return is_of_torch or any(kind.__name__ in _PARSERS for kind in type(error).__mro__)
 
 
 def _list_values(frame: Any) -> Iterator[Any]:

@@ -3,6 +3,7 @@
 This module is loaded before the program starts: a rank without free file descriptors cannot import one later.
 """
 
+import errno
 import itertools
 import linecache
 import os
@@ -16,7 +17,8 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from ..base.files import is_own_file, write_json
-from .read_files import ReadFile, find_read_file
+from .lasting_files import is_lasting_error, is_lasting_file
+from .read_files import ReadFile, find_read_file, is_parser_error
 from .script_objects import is_instance
 
 PLACE = re.compile(r'  File "([^"]*)", line (\d+)')
@@ -45,6 +47,7 @@ _PLACE_LIMIT = 120
 _SOURCE_LIMIT = 1 << 20
 _FAILED_STATUSES = range(400, 600)  # of HTTP, RFC 9110
 _SERIALIZATION = os.path.join("torch", "serialization.py")
+_CUT_TEXT = "unexpected end of data"  # of codecs that decode several bytes
 # OSErrors whose number is not the system's.
 _OWN_NUMBERS = ("ssl.SSLError", "socket.gaierror", "socket.herror")
 
@@ -68,6 +71,10 @@ class ExceptionFacts(NamedTuple):
     """The status of an HTTP response that a library's exception carries, 400 to 599."""
     content: str = ""
     """What the file is that could not be read (``read_files``), if that is not what was expected."""
+    lasting: bool = False
+    """Whether the next attempt would find the file or the path that it is about as this one did."""
+    hides: tuple[str, ...] = ()
+    """The class, and its bases, of an exception that it replaces by ``from None``."""
 
     @property
     def text(self) -> str:
@@ -267,7 +274,7 @@ def hide_own_frames() -> None:
 def record_exception(error: BaseException, path: str, about: Mapping[str, Any]) -> None:
     """Write a rank's error file, unless the script wrote one or exits with code 0.
 
-    ``about``: the rank, its local rank and the number of restarts, as in the worker's own record.
+    ``about``: the rank, its local rank, its start and the number of restarts, as in the worker's own record.
     """
     code = find_exit_code(error)
     if code == 0 or os.path.exists(path):
@@ -284,11 +291,16 @@ def record_exception(error: BaseException, path: str, about: Mapping[str, Any]) 
         if isinstance(link.error, PermissionError) and not link.handled:
             message += explain_permission(link.error)
             break
-    facts = [_build_facts(link) for link in links]
+    since = about["started"]
+    facts = [_build_facts(link, since) for link in links]
     read = next(filter(None, map(_find_file, links)), None)
     if read is not None:
         message += read.describe()
-        facts = [item._replace(content=read.content) for item in facts]
+        is_kept = is_lasting_file(read.path, since)
+        facts = [
+            item._replace(content=read.content, lasting=item.lasting or (is_kept and is_parser_error(link.error)))
+            for item, link in zip(facts, links, strict=True)
+        ]
     frames = without_own_frames(explained, explained.__traceback__)
     record = {
         "type": kind,
@@ -382,10 +394,10 @@ def _find_status(error: BaseException) -> int | None:
     return next((value for value in values if type(value) is int and value in _FAILED_STATUSES), None)
 
 
-def _build_facts(link: _Link) -> ExceptionFacts:
+def _build_facts(link: _Link, since: float) -> ExceptionFacts:
+    """Return the facts about an exception. ``since``: when the rank started."""
     error = link.error
-    bases = [base for base in type(error).__mro__ if base not in (object, BaseException, Exception)]
-    types = tuple(_name_type(base) for base in bases[:_CHAIN_LIMIT]) or ("Exception",)
+    types = _name_types(error)
     is_numbered = isinstance(error, OSError) and isinstance(error.errno, int) and not set(types) & set(_OWN_NUMBERS)
     path = getattr(error, "filename", None) if isinstance(error, OSError) else None
     facts = ExceptionFacts(
@@ -395,6 +407,7 @@ def _build_facts(link: _Link) -> ExceptionFacts:
         path if isinstance(path, str) else "",
         handled=link.handled,
         status=_find_status(error),
+        hides=_name_types(error.__context__) if error.__suppress_context__ and not error.__cause__ else (),
     )
     trace = error.__traceback__
     while trace is not None:
@@ -406,7 +419,17 @@ def _build_facts(link: _Link) -> ExceptionFacts:
             file = trace.tb_frame.f_locals.get("f")
             facts = facts._replace(path=file if type(file) is str else facts.path)
         trace = trace.tb_next
-    return facts
+    return facts._replace(lasting=_is_lasting(error, facts, since))
+
+
+def _is_lasting(error: BaseException, facts: ExceptionFacts, since: float) -> bool:
+    """Return whether the next attempt would find what an exception is about as this one did."""
+    if isinstance(error, UnicodeDecodeError):
+        return error.reason != _CUT_TEXT  # a file that is still written ends within a character
+    number = facts.errno
+    if isinstance(error, RuntimeError) and facts.path and not os.path.isdir(os.path.dirname(facts.path) or "."):
+        number = errno.ENOENT  # of torch.save, whose errors have no number
+    return bool(facts.path) and number is not None and is_lasting_error(number, facts.path, since)
 
 
 def find_exit_code(error: BaseException) -> int:
@@ -425,6 +448,14 @@ def _describe_exception(error: BaseException) -> tuple[str, str]:
     except Exception:  # the script's own __str__ may raise anything
         message = "<the exception cannot be shown>"
     return _name_type(type(error)), _shorten_entry(message)
+
+
+def _name_types(error: BaseException | None) -> tuple[str, ...]:
+    """Return the names of an exception's class and its bases; empty without an exception."""
+    if error is None:
+        return ()
+    bases = [base for base in type(error).__mro__ if base not in (object, BaseException, Exception)]
+    return tuple(_name_type(base) for base in bases[:_CHAIN_LIMIT]) or ("Exception",)
 
 
 def _name_type(kind: type) -> str:

@@ -608,7 +608,8 @@ class StallMonitor(Service):
             message += f"; in another pod, {remote_cause.what}"
         elif is_root_cause:
             message += self._describe_peers(stalled, is_deadlock=is_deadlock)
-        error = {**_identify(stalled), "type": HANG.name, "message": message, "secondary": secondary}
+        place = stalled.stack.script_place if stalled.activity.state == "Behind" else ""
+        error = {**_identify(stalled), "type": HANG.name, "message": message, "secondary": secondary, "place": place}
         # If the script has gone on after it, another exception may be the reason.
         if stalled.dead_helper is None or not stalled.dead_helper.is_last:
             return error

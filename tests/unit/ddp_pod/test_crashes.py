@@ -122,10 +122,10 @@ def test_invalid_list_of_mappings_explains_nothing(tmp_path: Path, content: dict
         (signal.SIGILL, "instruction", "SIGILL"),
         (signal.SIGFPE, "divided", "SIGFPE"),
         (signal.SIGSYS, "seccomp", "SIGSYS"),
-        (signal.SIGALRM, "timer", ""),
-        (signal.SIGUSR2, "no handler", ""),
-        (signal.SIGXFSZ, "ulimit -f", ""),
-        (signal.SIGABRT, "native code", ""),
+        (signal.SIGALRM, "timer", "SIGALRM"),
+        (signal.SIGUSR2, "no handler", "SIGUSR2"),
+        (signal.SIGXFSZ, "ulimit -f", "SIGXFSZ"),
+        (signal.SIGABRT, "native code", "SIGABRT"),
     ],
 )
 def test_signal_has_a_remedy_of_its_own(tmp_path: Path, number: signal.Signals, word: str, signature: str) -> None:

@@ -58,7 +58,9 @@ def write_error_file(folder: Path) -> None:
     (folder / "errors").mkdir()
     with pytest.raises(KeyError) as caught:
         raise_error()
-    record_exception(caught.value, str(folder / "errors" / "1.json"), {"rank": 3, "localRank": 1, "restart": 0})
+    record_exception(
+        caught.value, str(folder / "errors" / "1.json"), {"rank": 3, "localRank": 1, "restart": 0, "started": 0.0}
+    )
 
 
 def test_every_field_has_the_same_value_from_error_file_to_status(
@@ -94,7 +96,7 @@ def test_every_field_has_the_same_value_from_error_file_to_status(
     expected = dataclasses.replace(examined, restarts=2, step=STEP)
     message = json.loads(message_file.read_text())
     assert read_record(PodEnd, message) == PodEnd(**vars(expected), progress=PROGRESS, uploads=Uploads(step=100.0))
-    assert code == expected.container_exit_code == 82
+    assert code == expected.container_exit_code == 81
 
     # The operator parses it, decides, and writes the status.
     failed = child_pod(1, "Failed", code=code, message=message, at=now)
@@ -118,6 +120,8 @@ def test_every_field_has_the_same_value_from_error_file_to_status(
         time=truncate(datetime.fromtimestamp(expected.time or 0, UTC)),
         signature=expected.signature,
         step=int(STEP),
+        conclusion=f"not restarted: each attempt would end with {expected.signature} (a script that is to be restarted "
+        "anyway exits with code 82)",
     )
     assert (expected.category, expected.rank, expected.exit_code) == ("UserError", 3, 1)
     assert expected.message == "KeyError: 'labels'"

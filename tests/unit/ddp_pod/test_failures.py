@@ -588,11 +588,14 @@ IN_LIBRARY = KEY_ERROR.replace("/src/", "/usr/lib/python3.12/site-packages/")
         (WorkerEnd(-11), None, "SIGSEGV"),
         (WorkerEnd(139), None, "SIGSEGV"),
         (WorkerEnd(-9), None, ""),
-        (WorkerEnd(-6), None, ""),
+        (WorkerEnd(-6), None, "SIGABRT"),
+        (WorkerEnd(-3), None, ""),
         (WorkerEnd(82), None, ""),
         (WorkerEnd(1, "RuntimeError", "x", KEY_ERROR), CUDA, ""),
         (WorkerEnd(1, "RuntimeError", "x", KEY_ERROR), LOST_PEER, ""),
         (WorkerEnd(137, "Hang", "x", KEY_ERROR), Outcome("Hang", 83), ""),
+        (WorkerEnd(137, "Hang", "x", place="load (data.py:7)"), Outcome("Hang", 83), "Hang in load (data.py:7)"),
+        (WorkerEnd(137, "Hang", "x", place="load (data.py:7)"), Outcome("Hang", 83, True), ""),
     ],
 )
 def test_repetitions_of_a_failure_of_the_script_share_a_signature(

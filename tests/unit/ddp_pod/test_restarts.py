@@ -374,7 +374,7 @@ def test_pod_ends_with_the_failures_that_no_restart_follows(
     tmp_path: Path, budget: int, spent: int, repeated: bool, fatal: bool, running: bool, final: bool
 ) -> None:
     (tmp_path / "errors").mkdir()
-    kind = "ModuleNotFoundError" if fatal else "ValueError"
+    kind = "ModuleNotFoundError" if fatal else "OSError"
     error = {"rank": 1, "localRank": 1, "exitCode": 1, "type": kind, "message": "the cause"}
     write_json(str(tmp_path / "errors" / "1.json"), error)
     found = restarts(tmp_path, budget)

@@ -1,0 +1,83 @@
+"""Whether every attempt would fail as this one did, by what a rank has recorded of its exception.
+
+A mistake in the script, its configuration or its data depends on nothing that another attempt changes. As soon as a
+service, a peer, a device, memory, a helper process or a volume took part, another attempt may succeed.
+"""
+
+import re
+from collections.abc import Sequence
+from typing import Final
+
+from ..contract.failure_table import SIGNIFICANT_SECONDS
+from ..rank.tracebacks import LIBRARY, ExceptionFacts
+from .kinds import COLLECTIVES, NON_FINITE, OTHER_SIZE, FailureKind
+
+# Builtin classes, also those of libraries that derive from them.
+_MISTAKES: Final = {
+    "ArithmeticError", "AssertionError", "AttributeError", "ImportError", "LookupError", "NameError",
+    "NotImplementedError", "RecursionError", "StopIteration", "SyntaxError", "TypeError",
+}  # fmt: skip
+_WRONG_VALUES: Final = {
+    "ValueError", "_pickle.PicklingError", "pickle.PicklingError", "configparser.Error", "argparse.ArgumentError",
+    "pydantic_core._pydantic_core.ValidationError",
+}  # fmt: skip
+# A library's ValueError may be about what a service has answered; floating point numbers depend on their order.
+_OUTSIDE: Final = {"OSError", "EOFError", "MemoryError", "FloatingPointError", "UnicodeDecodeError"}
+# What passes on another exception of the chain.
+_NEUTRAL: Final = {
+    "RuntimeError", "SystemExit", "ExceptionGroup", "BaseExceptionGroup", "Exception",
+    "multiprocessing.pool.RemoteTraceback", "concurrent.futures.process._RemoteTraceback",
+}  # fmt: skip
+# Of torch's checks of arguments, which are all RuntimeErrors: of a device or of peers they tell otherwise.
+_TENSORS: Final = re.compile(
+    r"(?i)\b(tensors?|shapes?|dims?|dimensions?|dtypes?|strides?|channels?|require[sd]? grad|input type)\b"
+)
+_DEVICES: Final = re.compile(r"(?i)\b(CUDA|HIP|cu(DNN|BLAS)\w*) error|nccl|gloo|enforce fail|allocat")
+# What a message, an assertion or the line of a raise may have looked at: the script has checked something outside.
+_CHECKED: Final = re.compile(
+    r"(?i)exists?\b|not found|no such|is_?(file|dir)|available|alive|return_?code|status|timed? ?out|connect|network"
+    r"|download|server|https?\b|\bmount|disk|space left|memory|gpu|cuda|nccl|\b(b?locked|busy|ready|retr(y|ies))\b"
+    r"|finite|is_?nan|is_?inf|\bnan\b|\binf\b"
+)
+
+
+def recurs(kind: FailureKind, chain: Sequence[ExceptionFacts], *, lasted: float, elastic: bool) -> bool:
+    """Return whether each attempt would raise these exceptions again.
+
+    ``lasted``: seconds that the rank has run; ``elastic``: whether the next attempt may have another number of ranks.
+    Ranks that leave their common order within minutes do so again; after hours that depends on times.
+    """
+    if kind is COLLECTIVES:
+        return lasted < SIGNIFICANT_SECONDS
+    if kind is NON_FINITE or (kind is OTHER_SIZE and elastic):  # the former may be the fault of a device
+        return False
+    is_known = any(_is_mistake(facts) and (facts is chain[0] or not facts.handled) for facts in chain)
+    return is_known and all(_is_mistake(facts) or _is_neutral(facts) for facts in chain)
+
+
+def _is_mistake(facts: ExceptionFacts) -> bool:
+    if facts.lasting:
+        return True
+    if _is_from_outside(facts):
+        return False
+    if facts.types[0] == "RuntimeError":
+        return not facts.by_script and bool(_TENSORS.search(facts.message)) and not _DEVICES.search(facts.message)
+    if facts.is_a("AssertionError") or not _WRONG_VALUES.isdisjoint(facts.types):
+        is_own = facts.types[0] in (*_MISTAKES, *_WRONG_VALUES) or _is_of_script(facts)
+        return is_own and not _CHECKED.search(f"{facts.message}\n{facts.line}")
+    return not _MISTAKES.isdisjoint(facts.types)
+
+
+def _is_neutral(facts: ExceptionFacts) -> bool:
+    return not _is_from_outside(facts) and (facts.types[0] in _NEUTRAL or _is_of_script(facts))
+
+
+def _is_from_outside(facts: ExceptionFacts) -> bool:
+    if facts.hides and _MISTAKES.union(_WRONG_VALUES).isdisjoint(facts.hides):
+        return True
+    return facts.errno is not None or facts.status is not None or not _OUTSIDE.isdisjoint(facts.types)
+
+
+def _is_of_script(facts: ExceptionFacts) -> bool:
+    """Return whether the script itself has raised an exception, of whatever class."""
+    return bool(facts.place) and not LIBRARY.search(facts.place)

@@ -1,0 +1,228 @@
+"""Failures that every attempt would repeat, from real exceptions, and those that another attempt may escape."""
+
+from __future__ import annotations
+
+import errno
+import json
+import multiprocessing
+import os
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Mapping
+from email.message import Message
+from pathlib import Path
+from typing import Final
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from ddp_pod.base.files import write_json
+from ddp_pod.contract.failure_record import Failure, RankEnd
+from ddp_pod.failures.rules import WorkerEnd
+from ddp_pod.failures.worker_failure import EndedPeers, examine_worker
+from ddp_pod.rank import lasting_files
+from ddp_pod.rank.lasting_files import is_lasting_error
+from ddp_pod.rank.tracebacks import record_exception
+from tests.support.launcher_config import launcher_pod
+from tests.support.rank_errors import ABOUT, catch, examine
+
+HOUR: Final = 3600.0
+
+
+def examine_later(work: Callable[[], object], folder: Path, about: Mapping[str, object] = ABOUT) -> Failure:
+    """Return the failure of a rank that started in an hour, so that all files are older than it."""
+    (folder / "errors").mkdir(exist_ok=True)
+    record_exception(catch(work), str(folder / "errors" / "0.json"), {**about, "started": time.time() + HOUR})
+    return examine_worker(launcher_pod(folder), WorkerEnd(1))
+
+
+def assert_positive(value: float) -> None:
+    assert value > 0, "the learning rate must be positive"
+
+
+def assert_path(path: str) -> None:
+    assert os.path.exists(path)
+
+
+def assert_finite(loss: float) -> None:
+    assert torch.isfinite(torch.tensor(loss))
+
+
+def load_yaml(path: Path) -> object:
+    with path.open() as file:
+        return yaml.safe_load(file)
+
+
+def refuse(status: int) -> None:
+    raise urllib.error.HTTPError("http://store/data.bin", status, "refused", Message(), None)
+
+
+def wrap(cause: Exception) -> None:
+    try:
+        raise cause
+    except Exception as error:
+        raise RuntimeError("cannot build batch 5") from error
+
+
+def replace_cause(cause: Exception) -> None:
+    try:
+        raise cause
+    except Exception:
+        raise ValueError("batch 5") from None
+
+
+def fail_in_handler() -> None:
+    try:
+        raise ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")
+    except OSError:
+        undefined  # type: ignore[name-defined]  # noqa: B018, F821
+
+
+def exit_after_mistake() -> None:
+    try:
+        {}["lr"]
+    except KeyError:
+        sys.exit(3)
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda: {}["label"],
+        lambda: list(range(2))[3],
+        lambda: None.shape,  # type: ignore[attr-defined]
+        lambda: len(3),  # type: ignore[arg-type]
+        lambda: float("NA"),
+        lambda: 1 / 0,
+        lambda: os.environ["DDP_NO_SUCH_VARIABLE"],
+        lambda: torch.randn(16, 9) @ torch.randn(8, 4),
+        lambda: torch.zeros(3) + torch.zeros(4),
+        lambda: nn.Conv2d(3, 8, 1)(torch.zeros(1, 4, 8, 8)),
+        lambda: nn.BatchNorm1d(4)(torch.zeros(1, 4)),
+        lambda: nn.Linear(8, 4)(torch.zeros(2, 8, dtype=torch.float64)),
+        lambda: nn.functional.cross_entropy(torch.zeros(1, 3), torch.tensor([5])),
+        lambda: torch.zeros(2, requires_grad=True).add_(1),
+        lambda: b"caf\xe9 au lait".decode(),
+        lambda: multiprocessing.get_context("spawn").Process(target=lambda: None).start(),
+        lambda: assert_positive(-1),
+        lambda: wrap(KeyError("token")),
+        lambda: replace_cause(KeyError("token")),
+        exit_after_mistake,
+    ],
+)
+def test_mistake_ends_the_job_at_once(work: Callable[[], object], tmp_path: Path) -> None:
+    failure = examine(work, tmp_path)
+    assert failure.outcome.exit_code == 81, failure.message
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda: urllib.request.urlopen("http://127.0.0.1:9/"),
+        lambda: refuse(403),
+        lambda: refuse(503),
+        lambda: wrap(TimeoutError("no answer")),
+        lambda: wrap(OSError(errno.ENOSPC, "No space left on device")),
+        lambda: replace_cause(ConnectionResetError(errno.ECONNRESET, "Connection reset by peer")),
+        lambda: subprocess.run([sys.executable, "-c", "exit(3)"], check=True),
+        lambda: json.loads(""),
+        lambda: b"caf\xc3".decode(),
+        lambda: assert_path("/no/such/folder"),
+        lambda: assert_finite(float("nan")),
+        lambda: sys.exit("the feature store does not answer"),
+        lambda: (_ for _ in ()).throw(RuntimeError("the feature store does not answer")),
+        fail_in_handler,
+    ],
+)
+def test_failure_with_a_cause_outside_is_not_final(work: Callable[[], object], tmp_path: Path) -> None:
+    failure = examine(work, tmp_path)
+    assert failure.outcome.exit_code != 81, failure.message
+
+
+@pytest.mark.parametrize("read", [torch.load, load_yaml])
+def test_damaged_file_is_final_only_if_nobody_has_written_it_since_the_start(
+    read: Callable[[Path], object], tmp_path: Path
+) -> None:
+    path = tmp_path / "config.yaml"
+    path.write_text("lr: 0.1\n  wd: [1\n")
+    assert examine(lambda: read(path), tmp_path).outcome.exit_code == 82
+    assert examine_later(lambda: read(path), tmp_path / "..").outcome.exit_code == 81
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda folder: (folder / "data" / "train.bin").read_bytes(),
+        lambda folder: torch.save(torch.zeros(1), folder / "runs" / "model.pt"),
+        lambda folder: folder.mkdir(),
+        lambda folder: folder.open(),
+    ],
+)
+def test_path_is_final_only_if_nobody_has_written_there_since_the_start(
+    work: Callable[[Path], object], tmp_path: Path
+) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    (folder / "file").touch()
+    assert examine(lambda: work(folder), tmp_path).outcome.exit_code == 82
+    (tmp_path / "errors" / "0.json").unlink()
+    assert examine_later(lambda: work(folder), tmp_path).outcome.exit_code == 81
+
+
+def test_missing_file_in_an_empty_folder_may_be_of_a_volume_that_is_not_mounted_yet(tmp_path: Path) -> None:
+    assert not is_lasting_error(errno.ENOENT, str(tmp_path / "x"), time.time() + HOUR)
+
+
+@pytest.mark.parametrize(
+    ("mount", "number", "lasting"),
+    [
+        ("rw,relatime - ext4 /dev/x rw", errno.ENOENT, True),
+        ("rw,relatime - nfs4 server:/x rw", errno.ENOENT, False),
+        ("ro,relatime - nfs4 server:/x rw", errno.EROFS, True),
+        ("ro,relatime - ext4 /dev/x ro,errors=remount-ro", errno.EROFS, False),
+        ("rw,relatime - ext4 /dev/x rw", errno.EIO, False),
+        ("garbage", errno.ENOENT, False),
+    ],
+)
+def test_mount_decides_whether_a_path_stays_as_it_is(
+    mount: str, number: int, lasting: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(f"1 0 8:1 / / rw - overlay overlay rw\n2 1 8:2 / {tmp_path} {mount}\n")
+    monkeypatch.setattr(lasting_files, "_MOUNTS", str(mounts))
+    assert is_lasting_error(number, str(tmp_path / "x" / "y"), time.time() + HOUR) is lasting
+
+
+def write_start(folder: Path, seconds: float) -> None:
+    """Write the record of a rank that started some seconds ago."""
+    (folder / "workers").mkdir()
+    record = {"pid": 1, "rank": 0, "localRank": 0, "restart": 0, "started": time.time() - seconds}
+    write_json(str(folder / "workers" / "0.json"), record)
+
+
+MISMATCH: Final = "Detected mismatch between collectives on ranks"
+LOST: Final = "[pair.cc:553] Connection closed by peer [10.0.0.1]:2456. gloo/transport/tcp"
+
+
+@pytest.mark.parametrize(
+    ("message", "left", "seconds", "code"),
+    [
+        (MISMATCH, None, 20, 81),
+        (MISMATCH, None, 2 * HOUR, 82),
+        (LOST, RankEnd(rank=1), 20, 81),
+        (LOST, RankEnd(rank=1), 2 * HOUR, 82),
+        (LOST, RankEnd(rank=1, exception="TimeoutError"), 20, 82),
+    ],
+)
+def test_ranks_that_part_within_minutes_do_so_in_each_attempt(
+    message: str, left: RankEnd | None, seconds: float, code: int, tmp_path: Path
+) -> None:
+    write_start(tmp_path, seconds)
+    end = WorkerEnd(1, "RuntimeError", message, time=time.time())
+    failure = examine_worker(launcher_pod(tmp_path), end, EndedPeers(left, total=1))
+    assert failure.outcome.exit_code == code
