@@ -111,6 +111,26 @@ def find_unacknowledged(table: str) -> Iterator[Connection]:
             yield Connection(_decode_address(address), int(columns[9]), int(port, 16))
 
 
+def find_servers(table: str, port: int) -> Iterator[str]:
+    """Yield the addresses to whose ``port`` connections of the text of ``/proc/net/tcp`` are established."""
+    for line in table.splitlines()[1:]:
+        columns = line.split()
+        if len(columns) < 10 or int(columns[3], 16) != _ESTABLISHED:
+            continue
+        address, _, remote_port = columns[2].partition(":")
+        if int(remote_port, 16) == port:
+            yield _decode_address(address)
+
+
+def list_servers(port: int) -> set[str]:
+    """Return the addresses to whose ``port`` this pod has connections."""
+    servers: set[str] = set()
+    for path in _TABLES:
+        with suppress(OSError, ValueError), open(path, encoding="ascii", errors="replace") as file:
+            servers.update(find_servers(file.read(_MOST_BYTES), port))
+    return servers
+
+
 def _decode_address(text: str) -> str:
     """Return an address that the kernel prints as hexadecimal words in the machine's byte order."""
     words = [bytes.fromhex(text[start : start + 8]) for start in range(0, len(text), 8)]

@@ -1,8 +1,12 @@
-"""The move of pod 0 to another address: its node was lost, and the connection to its store does not break by itself."""
+"""The move of pod 0 to another address: its node was lost, and the connection to its store does not break by itself.
+
+A machine without power or network acknowledges nothing. That of a frozen pod does, so its name is looked up now and
+then, and the launcher at its old address is asked for a response.
+"""
 
 import socket
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -10,16 +14,18 @@ from ...base.files import log
 from ...base.pod import Pod
 from ...base.service import Control, Service
 from ...failures.agent_failure import build_move_failure
-from ...network.unreachable import Connection, list_unacknowledged
+from ...network.unreachable import Connection, list_servers, list_unacknowledged
 from .peers import Address, resolve_host
 
 _INTERVAL: Final = 2.0
 _INTERVAL_OF_SILENT: Final = 0.5
 _TIMEOUT: Final = 2.0
+_SECONDS_PER_LOOK: Final = 5.0  # between two requests of a pod to the name service
+_PODS_PER_SECOND: Final = 100  # in a large job, for all its pods
 
 
 class MasterWatch(Service):
-    """Restarts the agent when pod 0 no longer acknowledges its requests, and another pod 0 serves the store.
+    """Restarts the agent when pod 0 does not acknowledge or does not respond, and another pod 0 serves the store.
 
     Both must be true: pod 0 may only be slow, and its name changes while it still trains with its peers.
     """
@@ -32,10 +38,15 @@ class MasterWatch(Service):
         *,
         resolve: Callable[[str], Address | None] | None = None,
         accepts: Callable[[Address, int], bool] | None = None,
+        responds: Callable[[Address, int], bool] | None = None,
     ) -> None:
         self._pod = pod
         self._resolve = resolve or resolve_host
         self._accepts = accepts or accepts_connection
+        self._responds = responds or responds_to_request
+        self._looked_at = time.monotonic()
+        self._responsive: set[str] = set()
+        """Addresses of pod 0 at which its launcher has responded: a NetworkPolicy may hide it."""
         self._control: Control | None = None
         self._is_silent = False
         self._moved_to = ""
@@ -49,6 +60,37 @@ class MasterWatch(Service):
         while self._pod.is_multi_node and self._pod.node != 0 and not self._pod.local:
             time.sleep(_INTERVAL_OF_SILENT if self._is_silent else _INTERVAL)
             self.check(list_unacknowledged())
+            now = time.monotonic()
+            if now - self._looked_at >= max(_SECONDS_PER_LOOK, self._pod.nodes / _PODS_PER_SECOND):
+                self._looked_at = now
+                self.check_name(list_servers(self._pod.port))
+
+    def check_name(self, servers: Collection[str]) -> None:
+        """Note where pod 0 is now, if its name has changed and the pod at the old address is frozen.
+
+        ``servers``: the addresses to which this pod's connections to the store lead.
+        """
+        if not servers or not self._pod.metrics_port:
+            return
+        with suppress(OSError):
+            address = self._resolve(self._pod.master)
+            if address is None:
+                return
+            if address.host in servers:
+                self._ask({address.host} - self._responsive)
+                return
+            if self._responsive.issuperset(servers) and self._accepts(address, self._pod.port):
+                self._responsive.clear()
+                self._ask(servers)
+                if not self._responsive:
+                    self._note_move(address)
+
+    def _ask(self, hosts: Collection[str]) -> None:
+        """Note at which of these addresses a launcher responds."""
+        for host in hosts:
+            family = socket.AF_INET6 if ":" in host else socket.AF_INET
+            if self._responds(Address(family, host), self._pod.metrics_port):
+                self._responsive.add(host)
 
     def check(self, connections: Sequence[Connection]) -> None:
         """Note where pod 0 is now, if it does not acknowledge requests to the store."""
@@ -59,8 +101,12 @@ class MasterWatch(Service):
         with suppress(OSError):
             address = self._resolve(self._pod.master)
             if address is not None and address.host not in silent and self._accepts(address, self._pod.port):
-                self._moved_to = address.host
-                self._control.wake()
+                self._note_move(address)
+
+    def _note_move(self, address: Address) -> None:
+        if self._control is not None:
+            self._moved_to = address.host
+            self._control.wake()
 
     def follow(self, ready: Sequence[object]) -> None:
         """Restart the agent if pod 0 has moved."""
@@ -75,3 +121,13 @@ def accepts_connection(address: Address, port: int) -> bool:
     with socket.socket(address.family, socket.SOCK_STREAM) as connection:
         connection.settimeout(_TIMEOUT)
         return connection.connect_ex((address.host, port)) == 0
+
+
+def responds_to_request(address: Address, port: int) -> bool:
+    """Return whether a launcher responds to a request for its health."""
+    try:
+        with socket.create_connection((address.host, port), timeout=_TIMEOUT) as connection:
+            connection.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
+            return bool(connection.recv(1))
+    except OSError:
+        return False

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import socket
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from ddp_pod.contract.failure_record import Failure
+from ddp_pod.contract.report import PodReport
 from ddp_pod.failures.agent_failure import STORE_ERRORS
-from ddp_pod.features.lost_nodes.master import MasterWatch, accepts_connection
+from ddp_pod.features.lost_nodes import master
+from ddp_pod.features.lost_nodes.master import MasterWatch, accepts_connection, responds_to_request
 from ddp_pod.features.lost_nodes.peers import Address
-from ddp_pod.network.unreachable import Connection
+from ddp_pod.network.unreachable import Connection, list_servers
+from ddp_pod.progress.metrics import MetricsEndpoint
+from ddp_pod.progress.rank_progress import RankReader
 from tests.support.launcher_config import launcher_pod
 
 OLD = Connection("10.0.0.1", 1, 29400)
@@ -75,6 +80,82 @@ def test_outage_of_name_server_is_no_move(tmp_path: Path) -> None:
     watch.check([OLD])
     watch.follow(())
     assert control.failures == []
+
+
+def moves(
+    folder: Path,
+    servers: set[str],
+    *,
+    now_at: Address | None = NEW,
+    serves: bool = True,
+    responses: tuple[bool, bool] = (True, False),
+) -> bool:
+    """Return whether the agent restarts. ``responses``: of the launcher at the old address, before and after."""
+    control = FakeControl()
+    pod = launcher_pod(folder, node=1, nodes=2, master="train-1-0.train", port=29400, metrics_port=9400)
+    places = iter((Address(socket.AF_INET, OLD.address), now_at))
+    answers = iter(responses)
+    watch = MasterWatch(
+        pod,
+        resolve=lambda host: next(places),
+        accepts=lambda address, port: serves,
+        responds=lambda address, port: next(answers),
+    )
+    watch.start(control)  # type: ignore[arg-type]
+    watch.check_name({OLD.address})
+    watch.check_name(servers)
+    watch.follow(())
+    return bool(control.failures)
+
+
+def test_agent_restarts_when_frozen_pod_0_was_replaced(tmp_path: Path) -> None:
+    assert moves(tmp_path, {OLD.address})
+
+
+@pytest.mark.parametrize(
+    ("servers", "options"),
+    [
+        (set(), {}),
+        ({OLD.address}, {"now_at": Address(socket.AF_INET, OLD.address)}),
+        ({OLD.address, NEW.host}, {}),
+        ({OLD.address}, {"now_at": None}),
+        ({OLD.address}, {"serves": False}),
+        ({OLD.address}, {"responses": (True, True)}),
+        ({OLD.address}, {"responses": (False, False)}),
+    ],
+    ids=[
+        "no connection",
+        "same address",
+        "connected to the new one",
+        "no name",
+        "not served yet",
+        "it responds",
+        "it never did",
+    ],
+)
+def test_agent_stays_with_pod_0_whose_name_or_launcher_tells_that_it_lives(
+    tmp_path: Path, servers: set[str], options: dict[str, Any]
+) -> None:
+    assert not moves(tmp_path, servers, **options)
+
+
+def test_response_is_told_from_a_machine_that_only_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(master, "_TIMEOUT", 0.2)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        address = Address(socket.AF_INET, "127.0.0.1")
+        port = server.getsockname()[1]
+        assert not responds_to_request(address, port)
+        endpoint = MetricsEndpoint(RankReader(""), lambda ranks: PodReport())
+        monkeypatch.setattr(master, "_TIMEOUT", 30.0)
+        assert responds_to_request(address, endpoint.serve(0, "127.0.0.1"))
+    assert not responds_to_request(address, port)
+
+
+def test_servers_are_those_of_this_pods_connections() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()):
+        port = server.getsockname()[1]
+        assert list_servers(port) == {"127.0.0.1"}
+    assert list_servers(1) == set()
 
 
 def test_server_is_told_from_a_refused_connection() -> None:
