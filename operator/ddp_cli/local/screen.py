@@ -143,6 +143,8 @@ def describe_wait(status: Status, page: Page, processes: int, *, spoken: bool) -
     if page.restarts and not page.training and status.progress is not None:
         return "restarted in the same pods; no step since"
     has_step = status.progress is not None or page.training
+    if page.stall.awaited:
+        return page.stall.awaited
     slow = name_stragglers(status) if page.training else ""
     if slow:
         return slow

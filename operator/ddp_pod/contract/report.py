@@ -69,13 +69,14 @@ class Stall:
     """Missing steps and heartbeats of a pod.
 
     ``heartbeat_age``: time since a rank last made progress; ``seconds``: for how long the ranks have made no step, only
-    while they make none.
+    while they make none; ``awaited``: what a rank does for which its peers wait, before that counts as a stall.
     """
 
     hangs: int = number(default=0)
     heartbeat_age: float | None = number(1e9)
     seconds: float | None = number(1e9)
     ranks: tuple[StalledRank, ...] = items(8)
+    awaited: str = text(400)
 
 
 @dataclass(frozen=True)

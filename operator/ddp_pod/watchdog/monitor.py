@@ -206,7 +206,11 @@ class StallMonitor(Service):
         """Return the reports of all pods; None if they are unknown, or the only pod makes steps."""
         if self._pod.is_multi_node:
             return self.job_stall
-        return None if self._silence is None else _sum_up(self._report(self._silence))
+        if self._silence is None:
+            return None
+        awaited = self._find_awaited()
+        summary = _sum_up(self._report(self._silence))
+        return dataclasses.replace(summary, awaited="" if awaited is None else awaited.activity.what)
 
     def _build_mismatch(self, odd: StalledWorker, waits: Sequence[RankWait]) -> dict[str, Any]:
         """Return the content of the error file of a rank whose collective is not that of its peers."""
@@ -278,10 +282,17 @@ class StallMonitor(Service):
         if current is None:
             ending = self._list_ending()
             seconds = age if ending else None
-            return Stall(self._hangs, age, seconds, tuple(ending[:STALLED_RANKS_SHOWN]))
+            return Stall(self._hangs, age, seconds, tuple(ending[:STALLED_RANKS_SHOWN]), self._describe_pause())
         ranks = [*self._activities, *filter(None, [current.remote_cause])]
         stall = describe_stall(current.stall, ranks, now)
         return dataclasses.replace(stall, hangs=self._hangs, heartbeat_age=age)
+
+    def _describe_pause(self) -> str:
+        """Return what a rank of the job does for which its peers wait in a collective; empty if none is known."""
+        job = self._sum_up_job()
+        if self._silence is None or job is None or not (job.waits and job.awaited):
+            return ""
+        return f"{job.awaited}; {describe_waits(job.waits[:1])}"
 
     @property
     def _activities(self) -> list[RankActivity]:
@@ -456,7 +467,12 @@ class StallMonitor(Service):
             self._silence = RankStall(now - seconds, message.format(seconds), certain=False, idle=asleep)
             self._stalled = self._examine(self._silence, workers, quiet=True)
             # Only the waits: a pause is no stall, but the collectives may time out before it is one.
-            report = StallReport(stuck=self._report(self._silence).stuck, waits=group_waits(self._waits))
+            awaited = self._find_awaited()
+            report = StallReport(
+                stuck=self._report(self._silence).stuck,
+                waits=group_waits(self._waits),
+                awaited="" if awaited is None else awaited.activity.what,
+            )
             try_write_json(self._path(STALL_REPORT_FILE), to_json(report))
 
     # -- the current stall

@@ -83,7 +83,7 @@ class StallReport:
 
     ``known``: steps were made and have stopped. ``stuck``: no rank of the pod computes or is in I/O. ``idle``: no rank
     uses the CPU. ``cause``: a rank of the pod for which its peers wait. ``waits``: of the pod's ranks, one for each
-    different collective.
+    different collective. ``awaited``: what a rank does for which its peers may wait, in a pause that is no stall yet.
     """
 
     known: bool = False
@@ -91,13 +91,14 @@ class StallReport:
     idle: bool = False
     cause: RankActivity | None = None
     waits: tuple[RankWait, ...] = items(MOST_WAITS)
+    awaited: str = text(ACTIVITY_LIMIT)
 
 
 @dataclass(frozen=True)
 class JobStall:
     """The reports of all pods: how many know steps, are stuck and are idle, of how many, and one root cause.
 
-    ``waits``: one rank for each different collective, at most MOST_WAITS.
+    ``waits``: one rank for each different collective, at most MOST_WAITS; ``awaited``: as in the first of the reports.
     """
 
     known: int = 0
@@ -106,6 +107,7 @@ class JobStall:
     pods: int = 0
     cause: RankActivity | None = None
     waits: tuple[RankWait, ...] = items(MOST_WAITS)
+    awaited: str = text(ACTIVITY_LIMIT)
 
     @property
     def is_stuck(self) -> bool:
@@ -145,6 +147,7 @@ def combine_reports(reports: Sequence[StallReport], pods: int) -> JobStall:
         pods=pods,
         cause=min(causes, key=lambda cause: not cause.hangs, default=None),
         waits=group_waits([wait for report in reports for wait in report.waits]),
+        awaited=next((report.awaited for report in reports if report.awaited), ""),
     )
 
 

@@ -462,6 +462,26 @@ def test_silent_pod_shares_its_waits_before_it_stalls(tmp_path: Path, monkeypatc
     assert not (tmp_path / "stall.json").exists()
 
 
+def test_pause_names_the_rank_for_which_a_peer_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "workers").mkdir()
+    waiting = StallReport(stuck=True, waits=(RankWait(0, CALL.text, "main (train.py:9)"),))
+    stalls = monitor_of_sleeping_rank(tmp_path, monkeypatch, "Busy", 6)
+    report = read_record(StallReport, json.loads((tmp_path / "stall.json").read_text()))
+    assert report.cause is None, "a rank that computes is no stall"
+
+    stalls.job_stall = combine_reports([waiting, report], 2)
+    described = stalls.describe()
+    rank = "rank 3 is in q.get (train.py:27)"
+    assert described.awaited == f"{rank}; rank 0 waits at main (train.py:9) in {CALL.text}"
+    assert (described.seconds, described.ranks) == (None, ())
+
+    stalls.job_stall = combine_reports([StallReport(), report], 2)
+    assert not stalls.describe().awaited, "all ranks validate"
+    stalls.job_stall = combine_reports([waiting, report], 2)
+    stalls.forget()
+    assert not stalls.describe().awaited, "a step was made"
+
+
 def test_rank_that_is_ending_keeps_the_line_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ddp_pod.watchdog.monitor.list_workers", lambda pod: [])
     stalls = monitor_of_sleeping_rank(tmp_path, monkeypatch, "Busy", 24)

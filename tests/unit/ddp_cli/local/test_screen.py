@@ -10,6 +10,7 @@ from ddp_cli.local.screen import LogFile, describe_wait, format_line
 from ddp_operator.api.status import Condition, Progress, Status, Straggler
 from ddp_operator.decide.report import Page
 from ddp_pod.contract.progress import RankProgress
+from ddp_pod.contract.report import Stall
 from tests.support.builders import NOW
 
 
@@ -69,6 +70,12 @@ def test_line_has_rank_prefix_only_for_several_ranks(line: str, procs: int, sing
     file = LogFile(1, 2, Path("attempt-1-pod-2.log"))
     assert format_line(line, file, procs, "2") == single
     assert format_line(line, file, procs, "all") == everyone
+
+
+def test_awaited_rank_is_named_before_the_job_stalls() -> None:
+    told = "rank 1 is in validate (train.py:12); rank 0 waits in all_reduce 7"
+    page = Page(phase="Running", ranks=(RankProgress(step=4.0),), stall=Stall(awaited=told))
+    assert describe_wait(Status(phase="Running"), page, 2, spoken=True) == told
 
 
 def test_slow_rank_is_named_while_the_job_trains() -> None:
