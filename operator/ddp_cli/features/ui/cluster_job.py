@@ -10,7 +10,7 @@ from datetime import datetime
 from typing import Any, Final
 
 from ddp_cli.client.points import join_points, read_points
-from ddp_cli.features.ui.run import LoggedEvent, RankTime, RecordedRun, Row, list_rank_times, make_run
+from ddp_cli.features.ui.run import LoggedEvent, RecordedRun, Row, make_run
 from ddp_cli.local.folder import COLUMNS
 from ddp_operator.api import constants
 from ddp_operator.api.kubeobjects import parse_time
@@ -42,14 +42,14 @@ def read_job(
     metadata = resource["metadata"]
     status = parse_status(resource)
     rows: Sequence[Row] = join_points(read_points(status.history), points)
-    ranks: Sequence[RankTime] = ()
+    reports: Sequence[tuple[None, Page]] = ()
     if prometheus:
         start_time = status.start_time or parse_time(metadata.get("creationTimestamp")) or now
         source = _Prometheus(prometheus, f'namespace="{metadata["namespace"]}",ddp_job="{metadata["name"]}"')
         start = start_time.timestamp()
         end = (status.completion_time or now).timestamp()
         rows = source.read_rows(start, end) or rows
-        ranks = source.read_ranks(status.attempt, start, end)
+        reports = [(None, source.read_ranks(status.attempt, start, end))]
     candidates = [_read_event(event, metadata["name"]) for event in events]
     return make_run(
         resource,
@@ -59,7 +59,7 @@ def read_job(
         name=metadata["name"],
         under_way=True,  # a job in a cluster cannot be interrupted like a `ddp run`
         facts=_facts(resource),
-        ranks=ranks,
+        reports=reports,
     )
 
 
@@ -119,8 +119,8 @@ class _Prometheus:
                         row[name] = value
         return [row for _, row in sorted(rows.items()) if "step" in row or "loss" in row]
 
-    def read_ranks(self, attempt: int, start: float, end: float) -> list[RankTime]:
-        """Return the mean step of each rank of an attempt."""
+    def read_ranks(self, attempt: int, start: float, end: float) -> Page:
+        """Return the counters of each rank of an attempt."""
         names = "|".join(_RANK_SERIES)
         series = f'{{__name__=~"{names}",{self._labels},ddp_attempt="{attempt}"}}'
         window = f"[{max(60, math.ceil(end - start))}s]"
@@ -131,7 +131,7 @@ class _Prometheus:
                 rank = int(metric["rank"])
                 values = {FIELDS[metric["__name__"]]: float(result["value"][1])}
                 ranks.setdefault(rank, RankProgress(rank)).update(values)
-        return list_rank_times([Page(ranks=tuple(ranks.values()))])
+        return Page(ranks=tuple(ranks[number] for number in sorted(ranks)))
 
     def _query(self, kind: str, **parameters: object) -> list[dict[str, Any]]:
         url = f"{self._url}/api/v1/{kind}?{urllib.parse.urlencode(parameters)}"

@@ -4,11 +4,10 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from ddp_cli.features.ui.curves import build_curves
-from ddp_cli.features.ui.job_page import find_differences
+from ddp_cli.features.ui.job_page import find_differences, list_cards
 from ddp_cli.features.ui.render import clean_data, render, to_json
 from ddp_cli.features.ui.run import RecordedRun
-from ddp_operator.api.status import Progress
-from ddp_operator.api.texts import format_duration
+from ddp_operator.api.kubeobjects import utc_now
 
 _COMPARED: Final = ("loss", "accuracy", "rate", "learning-rate")
 
@@ -45,26 +44,12 @@ def join_curves(runs: Sequence[RecordedRun]) -> dict[str, Any]:
 
 def list_results(runs: Sequence[RecordedRun]) -> list[tuple[str, list[str]]]:
     """Return the measured values of the runs, a row for each that is known of one of them."""
-    rows: dict[str, list[str]] = {}
+    now = utc_now()
+    columns = []
     for run in runs:
-        status = run.status
-        progress = status.progress or Progress()
-        duration = ""
-        if status.start_time and status.completion_time:
-            duration = format_duration((status.completion_time - status.start_time).total_seconds())
+        values = {"phase": run.status.phase or ""}
+        values |= {card.name: f"{card.value} {card.note}".strip() for card in list_cards(run, now)}
         losses = [row["loss"] for row in run.rows if "loss" in row]
-        values = {
-            "phase": status.phase or "",
-            "step": f"{progress.step:,}" if progress.step is not None else "",
-            "loss": progress.loss or "",
-            "lowest loss": f"{min(losses):.4g}" if losses else "",
-            "val. loss": progress.val_loss or "",
-            "val. accuracy": progress.val_accuracy or "",
-            "throughput": progress.throughput or "",
-            "duration": duration,
-            "restarts": str(status.restarts.all),
-            "goodput": status.goodput or "",
-        }
-        for name, value in values.items():
-            rows.setdefault(name, []).append(value)
-    return [(name, values) for name, values in rows.items() if any(values)]
+        columns.append(values | ({"lowest loss": f"{min(losses):.4g}"} if losses else {}))
+    names = dict.fromkeys(name for values in columns for name in values)
+    return [(name, [values.get(name, "") for values in columns]) for name in names]

@@ -2,17 +2,16 @@
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import pairwise
-from operator import itemgetter
 from typing import Any, Final
 
 from ddp_cli.features.ui.run import Point, RecordedRun, split_processes, split_step_time
 from ddp_cli.local.folder import choose_rate
+from ddp_pod.contract.thinning import thin_rows
 
 SPARK_WIDTH: Final = 96
 SPARK_HEIGHT: Final = 24
-_SPARK_POINTS: Final = 48
-_MOST_POINTS: Final = 2000
 _STEP_PARTS: Final = ("data", "compute", "waiting and other")
 
 Part = dict[str, list[float | None]]
@@ -21,7 +20,7 @@ Part = dict[str, list[float | None]]
 
 def draw_sparkline(points: Sequence[Point]) -> str:
     """Return the points of a polyline; empty for fewer than two finite ones."""
-    drawn = thin([(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)], _SPARK_POINTS)
+    drawn = [(x, y) for x, y in points if math.isfinite(x) and math.isfinite(y)]
     if len(drawn) < 2:
         return ""
     left = drawn[0][0]
@@ -34,21 +33,9 @@ def draw_sparkline(points: Sequence[Point]) -> str:
     )
 
 
-def thin(points: Sequence[Point], most: int) -> list[Point]:
-    """Return at most ``most`` points: the minimum, the maximum and the last of each bucket."""
-    if len(points) <= most:
-        return list(points)
-    size = math.ceil(len(points) / (most // 3))
-    kept: list[Point] = []
-    for start in range(0, len(points), size):
-        bucket = points[start : start + size]
-        extremes = {min(bucket, key=itemgetter(1)), max(bucket, key=itemgetter(1)), bucket[-1]}
-        kept += sorted(extremes)
-    return kept
-
-
 def build_curves(run: RecordedRun, name: str = "") -> dict[str, Any]:
     """Return the charts of a run with their marks. ``name``: of the line of its loss; empty: training."""
+    run = replace(run, rows=thin_rows(run.rows))
     rate, unit = choose_rate(run.rows)
     charts = [
         _build_chart(run, "loss", "Loss", "", {name or "training": "loss", "validation": "validation_loss"}),
@@ -86,15 +73,11 @@ def _build_chart(
 
 
 def _build_part(run: RecordedRun, rows: Sequence[Mapping[str, float]], column: str) -> Part:
-    points = [(row["time"] - run.start, row[column]) for row in rows if column in row]
-    steps = {row["time"] - run.start: row["step"] for row in rows if "step" in row}
-    finite = thin([point for point in points if math.isfinite(point[1])], _MOST_POINTS)
-    lost = [(time, None) for time, value in points if not math.isfinite(value)]
-    kept: list[tuple[float, float | None]] = sorted([*finite, *lost[:_MOST_POINTS]], key=itemgetter(0))
+    shown = [row for row in rows if column in row]
     return {
-        "t": [round(time, 3) for time, _ in kept],
-        "s": [steps.get(time) for time, _ in kept],
-        "v": [value for _, value in kept],
+        "t": [round(row["time"] - run.start, 3) for row in shown],
+        "s": [row.get("step") for row in shown],
+        "v": [row[column] if math.isfinite(row[column]) else None for row in shown],
     }
 
 
@@ -105,11 +88,11 @@ def _build_step_time(run: RecordedRun) -> dict[str, Any] | None:
     for number, name in enumerate(_STEP_PARTS, 1):
         parts: list[Part] = []
         for stretch in stretches:
-            points = thin([(row[0], 1000 * row[number]) for row in stretch], _MOST_POINTS)
-            if points:
-                times = [round(time - run.start, 3) for time, _ in points]
-                values: list[float | None] = [value for _, value in points]
-                parts.append({"t": list(times), "s": [steps.get(time) for time, _ in points], "v": values})
+            if stretch:
+                times = [row[0] for row in stretch]
+                values: list[float | None] = [1000 * row[number] for row in stretch]
+                seconds: list[float | None] = [round(time - run.start, 3) for time in times]
+                parts.append({"t": seconds, "s": [steps.get(time) for time in times], "v": values})
         if parts:
             lines.append({"name": name, "parts": parts})
     return {"id": "step-time", "title": "Time of a step on rank 0", "unit": "ms", "lines": lines} if lines else None

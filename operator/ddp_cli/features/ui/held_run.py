@@ -50,7 +50,7 @@ def select_run(recorded: RecordedRun, number: int, former: Sequence[PodReport] =
         command=recorded.command,
         facts=recorded.facts,
         under_way=True,  # its end is known
-        ranks=recorded.ranks if number == dev.run else (),
+        reports=recorded.reports if number == dev.run else (),
         step_hint=recorded.step_hint if number == dev.run else "",
     )
 

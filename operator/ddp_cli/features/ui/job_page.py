@@ -78,9 +78,9 @@ class Bar(NamedTuple):
 
 
 class PodFacts(NamedTuple):
-    """What is known of a pod of the newest attempt. ``report``: its last one; None: not read."""
+    """A pod of the newest attempt, with its index and its last report; None: not known."""
 
-    number: int
+    number: int | None
     name: str = ""
     node: str = ""
     state: str = ""
@@ -205,7 +205,7 @@ def build_job_page(
         what=what,
         todo=todo,
         failure=failure,
-        cards=list(_list_cards(run, now)),
+        cards=list(list_cards(run, now)),
         bars=list_bars(run, now),
         ranks=list_ranks(status, pods, run),
         commands=list(_list_commands(run, argument, local=local, deleted=deleted)) if argument else (),
@@ -214,7 +214,8 @@ def build_job_page(
     )
 
 
-def _list_cards(run: RecordedRun, now: datetime) -> Iterator[Card]:
+def list_cards(run: RecordedRun, now: datetime) -> Iterator[Card]:
+    """Yield the measured values of a run."""
     status = run.status
     progress = status.progress or Progress()
     if progress.step is not None:
@@ -305,11 +306,8 @@ def _is_inside(change: tuple[float, str], stretches: Sequence[tuple[float, float
 
 def list_ranks(status: Status, pods: Sequence[PodFacts], run: RecordedRun) -> list[RankRow]:
     """Return the ranks of the newest attempt, those that need a look first."""
+    pods = pods or [PodFacts(number, report=page) for number, page in run.reports]
     rows = [row for pod in pods for row in _list_pod(pod)]
-    if not rows:
-        rows = [
-            RankRow(str(rank.rank), step_time=rank.step, data=rank.data, compute=rank.compute) for rank in run.ranks
-        ]
     median = statistics.median([own for row in rows if (own := row.own) is not None] or [0.0])
     slow = {str(straggler.rank): straggler for straggler in status.stragglers}
     rows = [_judge_rank(row, median, slow.get(row.rank)) for row in rows]
@@ -331,8 +329,9 @@ def _judge_rank(row: RankRow, median: float, straggler: Straggler | None) -> Ran
 
 
 def _list_pod(pod: PodFacts) -> Iterator[RankRow]:
+    index = "" if pod.number is None else str(pod.number)
     if pod.report is None or not pod.report.ranks:
-        yield RankRow("", str(pod.number), pod.node, pod.state)
+        yield RankRow("", index, pod.node, pod.state)
         return
     stalled = {place.rank: place for place in pod.report.stall.ranks}
     for rank in pod.report.ranks:
@@ -340,7 +339,7 @@ def _list_pod(pod: PodFacts) -> Iterator[RankRow]:
         seen = rank.last_step_time
         yield RankRow(
             rank=str(rank.rank),
-            pod=str(pod.number),
+            pod=index,
             node=pod.node,
             state=_STATES.get(place.state, place.state) if place is not None else pod.state or pod.report.phase.lower(),
             step=rank.known_step,

@@ -1,9 +1,9 @@
 """Read a run folder as series and tables for the page."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from itertools import chain, pairwise
 from pathlib import Path
@@ -55,27 +55,6 @@ class LoggedEvent:
 
 
 @dataclass(frozen=True, slots=True)
-class RankTime:
-    """One rank's mean step at the end of the run, in seconds."""
-
-    rank: int
-    steps: int
-    step: float
-    data: float
-    compute: float
-
-    @property
-    def own(self) -> float:
-        """Time of the rank's own work: in synchronous training, a straggler differs only here."""
-        return self.data + self.compute
-
-    @property
-    def wait(self) -> float:
-        """The remaining time: mostly waiting for other ranks."""
-        return max(0.0, self.step - self.own)
-
-
-@dataclass(frozen=True, slots=True)
 class RecordedRun:
     """A run for the page. Times are seconds since its start, ``start`` is in Unix seconds, and charts end at ``end``.
 
@@ -94,11 +73,10 @@ class RecordedRun:
     rows: Sequence[Row]
     marks: Sequence[Mark]
     events: Sequence[LoggedEvent]
-    ranks: Sequence[RankTime]
     step_hint: str = ""
     """Why no step of the script is visible, and the remedy."""
-    reports: Sequence[tuple[int, Page]] = ()
-    """The last reports of the pods of the newest attempt of a run on this machine, by their index."""
+    reports: Sequence[tuple[int | None, Page]] = ()
+    """The last reports of the pods of the newest attempt, by their index, if it is known."""
 
     @property
     def interrupted(self) -> bool:
@@ -141,7 +119,7 @@ def read_run(path: Path) -> RecordedRun:
     rows = [row for row in folder.read_rows() if "time" in row]
     events = parse_events(folder.read_events())
     reports = folder.read_pod_reports(status.attempt)
-    run = make_run(
+    return make_run(
         resource,
         status,
         rows,
@@ -151,9 +129,8 @@ def read_run(path: Path) -> RecordedRun:
         facts=folder.facts,
         under_way=under_way,
         step_hint=next((page.step_hint for number, page in reports if number == 0), ""),
-        ranks=list_rank_times(page for _, page in reports),
+        reports=reports,
     )
-    return replace(run, reports=reports)
 
 
 def make_run(
@@ -166,7 +143,7 @@ def make_run(
     under_way: bool,
     command: str = "",
     facts: Mapping[str, str] | None = None,
-    ranks: Sequence[RankTime] = (),
+    reports: Sequence[tuple[int | None, Page]] = (),
     step_hint: str = "",
 ) -> RecordedRun:
     """Return the run with these rows and events, which may be in any order."""
@@ -187,7 +164,7 @@ def make_run(
         rows=rows,
         marks=find_marks(rows, events, start),
         events=events,
-        ranks=ranks,
+        reports=reports,
         step_hint=step_hint,
     )
 
@@ -255,19 +232,3 @@ def parse_events(text: str) -> list[LoggedEvent]:
             with suppress(ValueError):
                 events.append(LoggedEvent(datetime.fromisoformat(match[1]).timestamp(), *match.groups()[1:]))
     return events
-
-
-def list_rank_times(pages: Iterable[Page]) -> list[RankTime]:
-    """Return the ranks' mean steps in order, without ranks that made no step or do not measure its parts."""
-    ranks = {rank.rank: rank for page in pages for rank in page.ranks}
-    return [
-        RankTime(
-            number,
-            int(rank.steps),
-            (rank.step_seconds or 0.0) / rank.steps,
-            (rank.data_seconds or 0.0) / rank.steps,
-            (rank.compute_seconds or 0.0) / rank.steps,
-        )
-        for number, rank in sorted(ranks.items())
-        if rank.steps and rank.data_seconds is not None
-    ]

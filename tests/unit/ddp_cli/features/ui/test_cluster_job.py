@@ -122,8 +122,8 @@ def test_prometheus_has_more_than_status(prometheus: tuple[str, list[dict[str, s
     url, asked = prometheus
     run = read_job(job(attempt=2), [], NOW, f"{url}/")
     assert run.series("loss") == [[(15.0, 1.0), (45.0, 1 / 3)], [(60.0, 0.2)]]
-    (rank,) = run.ranks
-    assert (rank.rank, rank.steps, rank.step, rank.own) == (3, 10, 0.5, 0.4)
+    (rank,) = build_job_page(run, NOW).ranks
+    assert (rank.rank, rank.pod, rank.step_time, rank.own) == ("3", "", 0.5, 0.4)
     assert all('namespace="ml",ddp_job="digits"' in item["query"] for item in asked)
     assert {(item["start"], item["end"]) for item in asked if "start" in item} == {
         (str(START * 1.0), str(START + 80.0))

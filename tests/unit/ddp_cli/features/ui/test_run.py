@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
+from ddp_cli.features.ui.job_page import list_ranks
 from ddp_cli.features.ui.run import (
     LoggedEvent,
     Mark,
     find_marks,
-    list_rank_times,
     read_run,
     split_step_time,
 )
@@ -91,12 +91,11 @@ class TestRun:
         assert [len(part) for part in parts] == [5, 4, 0]  # twelve rows, without the steps over the restarts
         assert parts[0][0] == (1001.0, 0.25, 0.5, 0.25)
 
-    def test_ranks_are_of_last_attempt_and_malformed_rows_are_ignored(self, tmp_path: Path) -> None:
-        (first, second) = read_run(write_run(tmp_path)).ranks
-        assert (first.rank, first.steps, first.step) == (0, 10, 0.0)
-        assert (second.rank, second.step, second.data, second.compute) == (1, 0.2, 0.05, 0.1)
-        assert second.wait == pytest.approx(0.05)
-        assert list_rank_times([Page(ranks=(RankProgress(step=3.0), RankProgress(1, steps=0.0)))]) == []
+    def test_ranks_are_of_last_attempt(self, tmp_path: Path) -> None:
+        run = read_run(write_run(tmp_path))
+        rows = sorted(list_ranks(run.status, (), run), key=lambda row: row.rank)
+        assert [(row.rank, row.step_time) for row in rows] == [("0", None), ("1", 0.2)]
+        assert (rows[1].data, rows[1].compute, rows[1].wait) == (0.05, 0.1, pytest.approx(0.05))
 
     def test_broken_folders_are_refused_in_one_sentence(self, tmp_path: Path) -> None:
         with pytest.raises(ValueError, match=r"status\.yaml is missing"):
