@@ -38,6 +38,8 @@ def make_runs(folder: Path) -> RunFolder:
         counters = {"steps": 10, "step": 10, "stepSeconds": 2.0, "dataSeconds": 0.1, "computeSeconds": 1.0}
         ranks = [{"rank": 8 * pod + n, **counters} for n in range(8)]
         run.write(run.reports / f"attempt-1-pod-{pod}.json", build_report(ranks=ranks))
+    run.write_manifest("", (), resource(), "ddp run")  # this process holds its lock: the run is under way
+    run.write_status(resource() | {"status": {"phase": "Running", "attempt": 1, "history": HISTORY}})
     return run
 
 
@@ -76,7 +78,7 @@ def measure_delay(client: Client, run: RunFolder) -> float:
         read_event(stream)
         for step in range(10):
             time.sleep(0.7)
-            run.write_status(resource() | {"status": {"phase": "Succeeded", "attempt": 1, "progress": {"step": step}}})
+            run.write_status(resource() | {"status": {"phase": "Running", "attempt": 1, "progress": {"step": step}}})
             began = time.perf_counter()
             read_event(stream)
             delays.append(time.perf_counter() - began)

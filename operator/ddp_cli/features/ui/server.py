@@ -7,9 +7,10 @@ carries; the names of the host are checked against DNS rebinding; and nothing he
 import asyncio
 import hmac
 import json
+import operator
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, Final
 
@@ -55,6 +56,7 @@ class Server:
         self._sources = sources
         self._places = places
         self._rows: dict[str, Row] = {}
+        self._parts: list[Mapping[str, Row]] = []
         self._html: dict[str, tuple[Row, str]] = {}
         self._changed = asyncio.Event()
         self._reading = asyncio.Lock()
@@ -147,17 +149,19 @@ class Server:
             self._rows = await asyncio.to_thread(self._read_rows)
 
     def _read_rows(self) -> dict[str, Row]:
-        rows: dict[str, Row] = {}
-        for source in self._sources:
-            rows |= source.refresh()
-        present = {row.uid for row in rows.values() if row.attention is not Attention.DELETED}
-        rows = {  # a record is stored before its job is deleted
-            key: row for key, row in rows.items() if row.attention is not Attention.DELETED or row.uid not in present
-        }
+        parts = [source.refresh() for source in self._sources]
+        if len(parts) == len(self._parts) and all(map(operator.is_, parts, self._parts)):
+            return self._rows
+        self._parts = parts
+        listed = [row for part in parts for row in part.values()]
+        present = {row.uid for row in listed if row.attention is not Attention.DELETED}
+        # A record is stored before its job is deleted.
+        rows = {row.key: row for row in listed if row.attention is not Attention.DELETED or row.uid not in present}
+        html = {}
         for key, row in rows.items():
             before = self._html.get(key)
-            if before is None or before[0] != row:
-                self._html[key] = row, render_row(row)
+            html[key] = before if before is not None and before[0] == row else (row, render_row(row))
+        self._html = html
         return rows
 
     def _find_source(self, key: str) -> Source:
@@ -179,16 +183,19 @@ class Server:
         """Send the rows that are new or have changed, and the keys of those that were deleted."""
         async with _Stream(self, request) as stream:
             sent: dict[str, str] = {}
+            seen: object = None
             while True:
                 await self.refresh()
-                html = {key: self._html[key][1] for key in self._rows}
-                changed = {key: text for key, text in html.items() if sent.get(key) != text}
-                gone = [key for key in sent if key not in html]
-                if changed or gone or not sent:
+                state = self._rows, self._problems
+                if state != seen:
+                    seen = state
+                    html = {key: self._html[key][1] for key in self._rows}
+                    changed = {key: text for key, text in html.items() if sent.get(key) != text}
+                    gone = [key for key in sent if key not in html]
                     order = [row.key for row in sort_rows(list(self._rows.values()))]
                     data = {"rows": changed, "gone": gone, "order": order, "problems": clean_data(self._problems)}
                     await stream.send("rows", data)
-                sent = html
+                    sent = html
                 await stream.rest()
                 await self._wait()
         return stream.response

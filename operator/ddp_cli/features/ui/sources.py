@@ -1,5 +1,6 @@
 """The jobs of the pages: runs in a folder of this machine, by the times of their files, and a cluster's, by watches."""
 
+import math
 import os
 import threading
 import time
@@ -7,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import ClassVar, Final
+from typing import ClassVar, Final, NamedTuple
 
 from ddp_cli.client.api import Api, Object, api_path, find_lease_renewal, is_about
 from ddp_cli.client.cluster_backend import ClusterBackend
@@ -44,6 +45,9 @@ from ddp_operator.decide.views import view_pod
 from ddp_pod.contract.report import REPORT_LIMIT
 
 _MOST_RUNS: Final = 1000
+_SWEEP_SECONDS: Final = 10.0
+"""In about this time, runs that no process writes are looked at once, while a page is open."""
+_PARTS_OF_SWEEP: Final = 20
 _MOST_REPORTS: Final = 16
 _AGE_SECONDS: Final = 15.0
 """After this time the texts of a job that waits are written again: they state for how long."""
@@ -57,51 +61,96 @@ Changed = Callable[[], None]
 LogFollower = RunFollower | PodFollower
 
 
-@dataclass
+class _ReadRun(NamedTuple):
+    """A run as it was last read. ``is_quiet``: no process writes it any more, so it is looked at less often."""
+
+    written: int
+    is_quiet: bool
+    row: Row
+
+
 class LocalRuns:
-    """The runs in a folder. A run is read again when one of its files has changed, or its process has ended."""
+    """The runs in a folder. A run is read again when its status has changed, or its process has ended."""
 
     kind: ClassVar = "run"
-    runs: Path
-    problem: str = ""
-    _rows: dict[str, tuple[object, Row]] = field(default_factory=dict)
+
+    def __init__(self, runs: Path) -> None:
+        self.problem = ""
+        self._runs = runs
+        self._changed = 0
+        """When the folder itself was changed last: a run was added or deleted."""
+        self._listed_at = -math.inf
+        self._written: dict[str, int] = {}
+        """The runs of the folder, and when the status of each was written; 0: it has none yet."""
+        self._read: dict[str, _ReadRun] = {}
+        self._rows: Mapping[str, Row] = {}
+        self._turn = 0
 
     def start(self) -> None:
         """Do nothing: the files are read while a page is open."""
 
     def refresh(self) -> Mapping[str, Row]:
-        """Return the rows of the newest runs. One that has ended is read again only if its status has changed."""
-        written = self._list_runs()
-        self._rows = {name: self._rows[name] for name in written if name in self._rows}
-        for name, time_written in written.items():
-            before = self._rows.get(name)
-            has_ended = before is not None and before[1].phase in ENDED_PHASES
-            signature = time_written, not has_ended and RunFolder(self.runs / name).in_use
-            if before is None or before[0] != signature:
-                self._rows[name] = signature, _read_row(name, self.runs / name)
-        return {row.key: row for _, row in self._rows.values()}
-
-    def _list_runs(self) -> dict[str, int]:
-        """Return the names of the newest runs, and when the status of each was written."""
-        if self.runs.is_symlink():
-            self.problem = f"{self.runs} is a link; name its target with --runs-dir"
-            return {}
-        names = []
-        with suppress(OSError), os.scandir(self.runs) as entries:
-            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-        written = {name: _last_change(self.runs / name / "status.yaml") for name in names}
-        newest = sorted(filter(written.get, names), key=written.__getitem__, reverse=True)
-        self.problem = ""
+        """Return the rows of the newest runs; the same object as before if nothing has changed."""
+        self._list_runs()
+        for name in self._choose_due():
+            self._written[name] = _last_change(self._runs / name)
+        newest = sorted(filter(self._written.get, self._written), key=self._written.__getitem__, reverse=True)
         if len(newest) > _MOST_RUNS:
             self.problem = f"only the newest {_MOST_RUNS} of {len(newest)} runs are listed"
-        return {name: written[name] for name in newest[:_MOST_RUNS]}
+        read = {name: self._read_again(name) for name in newest[:_MOST_RUNS]}
+        if read != self._read:
+            self._rows = {run.row.key: run.row for run in read.values()}
+        self._read = read
+        return self._rows
+
+    def _list_runs(self) -> None:
+        """Read the names of the runs, if the folder has changed."""
+        changed = 0
+        self.problem = ""
+        with suppress(OSError):
+            changed = self._runs.lstat().st_mtime_ns
+        if changed == self._changed and time.monotonic() - self._listed_at < _SWEEP_SECONDS:
+            return
+        self._changed = changed
+        self._listed_at = time.monotonic()
+        if self._runs.is_symlink():
+            self.problem = f"{self._runs} is a link; name its target with --runs-dir"
+            self._written = {}
+            return
+        names: list[str] = []
+        with suppress(OSError), os.scandir(self._runs) as entries:
+            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        self._written = {name: self._written.get(name) or _last_change(self._runs / name) for name in names}
+
+    def _choose_due(self) -> list[str]:
+        """Return the runs to look at now: those that may change, and a part of the others in turn."""
+        quiet = [name for name, run in self._read.items() if run.is_quiet]
+        share = math.ceil(len(quiet) / _PARTS_OF_SWEEP)
+        first = self._turn % len(quiet) if quiet else 0
+        self._turn += share
+        resting = {*quiet} - {*quiet[first : first + share]}
+        return [name for name in self._written if name not in resting]
+
+    def _read_again(self, name: str) -> _ReadRun:
+        before = self._read.get(name)
+        written = self._written[name]
+        if before is not None and before.written == written and before.is_quiet:
+            return before
+        in_use = RunFolder(self._runs / name).in_use
+        if before is not None and before.written == written and in_use:
+            return before
+        row = _read_row(name, self._runs / name)
+        return _ReadRun(written, row.phase in ENDED_PHASES or not in_use, row)
 
     def find_folder(self, key: str) -> RunFolder:
         """Return the folder of a run: one of those that exist, never a path that a browser names. Raises: NotFound."""
         name = key.removeprefix("run/")
-        if name not in self._list_runs() or not is_own_folder(self.runs / name):
-            raise NotFound(f"run {name[:80]} does not exist in {self.runs}; it may have been deleted")
-        return RunFolder(self.runs / name)
+        if name not in self._written:
+            self._listed_at = -math.inf
+            self._list_runs()
+        if not self._written.get(name) or not is_own_folder(self._runs / name):
+            raise NotFound(f"run {name[:80]} does not exist in {self._runs}; it may have been deleted")
+        return RunFolder(self._runs / name)
 
     def read_run(self, key: str) -> RecordedRun:
         """Return what the run's folder has. Raises: ClientError."""
@@ -121,7 +170,7 @@ class LocalRuns:
         except NotFound:
             return None
         paths = [folder.status, folder.metrics, folder.events, folder.summary, *folder.reports.glob("*.json")]
-        return tuple(map(_last_change, paths)), folder.in_use
+        return tuple(map(_find_mtime, paths)), folder.in_use
 
     def read_log(self, key: str, query: LogQuery, cursor: str) -> LogPiece:
         """Return a piece of the log of a run. Raises: ClientError."""
@@ -150,7 +199,11 @@ def build_run_page(run: RecordedRun, folder: RunFolder, *, key: str = "") -> Job
     return build_job_page(run, utc_now(), key=key, place="this machine", pods=pods, argument=argument)
 
 
-def _last_change(path: Path) -> int:
+def _last_change(run: Path) -> int:
+    return _find_mtime(RunFolder(run).status)
+
+
+def _find_mtime(path: Path) -> int:
     try:
         return path.lstat().st_mtime_ns
     except OSError:
@@ -198,7 +251,8 @@ class ClusterJobs:
         self._on_change = on_change
         self._lock = threading.Lock()
         self._jobs: Jobs = {}
-        self._rows: dict[str, tuple[str, float, Row]] = {}
+        self._entries: dict[str, tuple[str, float, Row]] = {}
+        self._rows: Mapping[str, Row] = {}
         self._watched: dict[str, _Watched] = {}
 
     def start(self) -> None:
@@ -220,16 +274,20 @@ class ClusterJobs:
             time.sleep(_RETRY_SECONDS)
 
     def refresh(self) -> Mapping[str, Row]:
-        """Return the rows of the jobs."""
+        """Return the rows of the jobs; the same object as before if nothing has changed."""
         now = time.monotonic()
         jobs = {f"job/{namespace}/{name}": job for (namespace, name), job in self._jobs.items()}
-        self._rows = {key: entry for key, entry in self._rows.items() if key in jobs}
+        entries = {}
         for key, job in jobs.items():
             version = str(job["metadata"].get("resourceVersion"))
-            entry = self._rows.get(key)
+            entry = self._entries.get(key)
             if entry is None or entry[0] != version or now - entry[1] > _AGE_SECONDS:
-                self._rows[key] = version, now, build_row(job, utc_now(), key=key)
-        return {key: row for key, (_, _, row) in self._rows.items()}
+                entry = version, now, build_row(job, utc_now(), key=key)
+            entries[key] = entry
+        if entries != self._entries:
+            self._rows = {key: row for key, (_, _, row) in entries.items()}
+        self._entries = entries
+        return self._rows
 
     def find(self, key: str) -> Job:
         """Return a job. Raises: NotFound."""
@@ -362,7 +420,8 @@ class ClusterJobs:
                 data = read_pod_page(self._api, job, pod.name, "report", REPORT_LIMIT)
                 watched.reports[pod.uid] = decode_report(data)
                 if pod.index == 0:
-                    watched.points = read_pod_points(self._api, job, pod.name, pod.attempt)
+                    with suppress(ClientError):  # a launcher of an older release has none
+                        watched.points = read_pod_points(self._api, job, pod.name, pod.attempt)
             except ClientError as error:
                 problem = f"The ranks of some pods cannot be read: {error}"
                 if isinstance(error, ApiError) and error.status == 403:

@@ -1,0 +1,66 @@
+"""The runs of a folder: what is looked at on each refresh, and how soon a change is seen."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_cli.features.ui import sources
+from ddp_cli.features.ui.sources import LocalRuns
+from ddp_cli.local.folder import RunFolder
+from tests.support.builders import NOW, resource
+
+
+def make_run(runs: Path, name: str, phase: str) -> RunFolder:
+    run = RunFolder.create(runs, name, NOW)
+    if phase == "Running":
+        run.write_manifest("", (), resource(), "ddp run")  # this process holds its lock
+    set_status(run, phase)
+    return run
+
+
+def set_status(run: RunFolder, phase: str, **status: Any) -> None:
+    run.write_status(resource() | {"status": {"phase": phase, "attempt": 1, **status}})
+
+
+@pytest.fixture
+def ended(tmp_path: Path) -> list[RunFolder]:
+    return [make_run(tmp_path, f"ended-{number}", "Succeeded") for number in range(40)]
+
+
+def test_refresh_without_changes_returns_the_same_rows_and_looks_at_a_part_of_the_ended_runs(
+    tmp_path: Path, ended: list[RunFolder], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    running = make_run(tmp_path, "live", "Running")
+    runs = LocalRuns(tmp_path)
+    rows = runs.refresh()
+    assert len(rows) == 41
+    seen: list[str] = []
+    look = sources._last_change
+    monkeypatch.setattr(sources, "_last_change", lambda run: seen.append(run.name) or look(run))  # type: ignore[func-returns-value]
+    assert runs.refresh() is rows
+    assert len(seen) == 3
+    assert running.path.name in seen
+
+
+def test_running_run_is_read_at_once_and_an_ended_one_within_a_sweep(tmp_path: Path, ended: list[RunFolder]) -> None:
+    running = make_run(tmp_path, "live", "Running")
+    runs = LocalRuns(tmp_path)
+    runs.refresh()
+    set_status(running, "Running", progress={"step": 7})
+    assert runs.refresh()[f"run/{running.path.name}"].progress.step == 7
+    set_status(ended[30], "Failed")
+    phases = {runs.refresh()[f"run/{ended[30].path.name}"].phase for _ in range(20)}
+    assert "Failed" in phases
+
+
+def test_run_that_is_added_or_deleted_is_seen_at_the_next_refresh(tmp_path: Path, ended: list[RunFolder]) -> None:
+    runs = LocalRuns(tmp_path)
+    runs.refresh()
+    added = make_run(tmp_path, "new", "Running")
+    (ended[0].path).rename(tmp_path.parent / "elsewhere")
+    rows = runs.refresh()
+    assert f"run/{added.path.name}" in rows
+    assert f"run/{ended[0].path.name}" not in rows
