@@ -47,7 +47,7 @@ def list_results(runs: Sequence[RecordedRun]) -> list[tuple[str, list[str]]]:
     now = utc_now()
     columns = []
     for run in runs:
-        values = {"phase": run.status.phase or ""}
+        values: dict[str, str] = {"phase": run.status.phase or ""}
         values |= {card.name: f"{card.value} {card.note}".strip() for card in list_cards(run, now)}
         losses = [row["loss"] for row in run.rows if "loss" in row]
         columns.append(values | ({"lowest loss": f"{min(losses):.4g}"} if losses else {}))
