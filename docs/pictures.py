@@ -6,10 +6,12 @@ cluster; ``make verify`` compares it.
 ``screens check`` takes one of them.
 ``python -m docs.pictures runs FOLDER`` makes runs there and takes pictures of their reports with a headless Chromium
 (`make pictures`); ``reports FOLDER`` takes them of the same runs again.
+``python -m docs.pictures pages`` takes pictures of `ddp ui` with the jobs of docs/example_jobs.py.
 """
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import io
 import os
@@ -39,13 +41,22 @@ RUNS = {
 }
 """Run and what `ddp run` is told."""
 SHOTS = {
-    "report": ("digits", 1240, 1150),
     "report-dark": ("digits", 1240, 1150, DARK),
     "report-restarts": ("restarts", 1240, 1610),
     "report-narrow": ("restarts", 500, 2600, DARK),
     "report-ranks": ("ranks", 1240, 1640),
 }
 """Picture, its run and its size in pixels."""
+PAGES = {
+    "ui-list": ("/", 720, "document.querySelectorAll('#rows tr').length > 5"),
+    "ui-job": ("/job/vision/detr-large", 1330, "document.querySelectorAll('.ranks tbody tr').length > 10"),
+    "ui-compare": (
+        "/compare?job=job/vision/resnet50-lr3&job=job/vision/resnet50-lr1",
+        900,
+        "document.querySelectorAll('#charts canvas').length > 0",
+    ),
+}
+"""Picture of `ddp ui`, its page, its height in pixels and when it is complete."""
 SCREENS = {
     "run": ("epoch 20/60", "run", "train.py", "--nodes", "2", "--", "--epochs", "60"),
     "run-failed": ("in a browser", "run", "train.py", "--procs", "2"),
@@ -156,14 +167,13 @@ def make_runs(folder: Path) -> None:
         with tempfile.TemporaryDirectory(prefix="train-") as work:
             for file in ("standin.py", "standin.yaml", "../deploy/samples/checkpoint.yaml"):
                 shutil.copy(DOCS / file, work)
-            command = [sys.executable, "-m", "ddp_cli", "run", *words[:1], "--runs-dir", str(folder / name)]
+            command = [sys.executable, "-m", "ddp_cli", "run", *words[:1]]
             subprocess.run([*command, "--name", name, "--quiet", *words[1:]], cwd=work, check=name == "digits")
+            shutil.move(Path(work, "ddp-runs"), folder / name)  # the pages name no folder of this machine
 
 
 def draw_reports(folder: Path) -> None:
     """Take the pictures of the runs' reports."""
-    from PIL import Image
-
     from ddp_cli.features.ui.pages import build_report
 
     for picture, (name, width, height, *flags) in SHOTS.items():
@@ -175,8 +185,42 @@ def draw_reports(folder: Path) -> None:
             command = ["chromium", "--headless=new", "--no-sandbox", "--disable-gpu", "--hide-scrollbars", *flags]
             command += [f"--user-data-dir={scratch}/profile", f"--window-size={width},{height}", f"--screenshot={shot}"]
             subprocess.run([*command, page.as_uri()], check=True, capture_output=True)
-            # A page of few colours: a palette makes a tenth of it.
-            Image.open(shot).convert("RGB").quantize(64).save(DOCS / "images" / f"{picture}.png", optimize=True)
+            save_picture(shot, picture)
+
+
+async def draw_pages() -> None:
+    """Take the pictures of `ddp ui` in both themes."""
+    from aiohttp import web
+
+    from docs.example_jobs import open_server
+    from tests.support.browser import Browser
+
+    server = open_server()
+    runner = web.AppRunner(server.build())
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    base = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    with tempfile.TemporaryDirectory() as scratch:
+        async with Browser("chromium", Path(scratch)) as browser:
+            await browser.go(f"{base}/?token={server.token}")
+            await browser.until("document.querySelectorAll('#rows tr').length > 5")
+            for picture, (path, height, ready) in PAGES.items():
+                await browser.resize(1240, height)
+                await browser.go(base + path)
+                await browser.until(ready)
+                for theme in ("light", "dark"):
+                    await browser.choose_theme(theme)
+                    await browser.shoot(Path(scratch, "shot.png"))
+                    name = picture if theme == "light" else f"{picture}-dark"
+                    save_picture(Path(scratch, "shot.png"), name)
+    await runner.cleanup()
+
+
+def save_picture(shot: Path, name: str) -> None:
+    """Store a picture of a page with few colours: a palette makes a tenth of it."""
+    from PIL import Image
+
+    Image.open(shot).convert("RGB").quantize(128).save(DOCS / "images" / f"{name}.png", optimize=True)
 
 
 def main(argv: list[str]) -> None:
@@ -185,6 +229,8 @@ def main(argv: list[str]) -> None:
         sys.stdout.write(draw_watch())
     elif argv[0] == "screens":
         draw_screens(*argv[1:])
+    elif argv[0] == "pages":
+        asyncio.run(draw_pages())
     else:
         folder = Path(argv[1]).resolve()
         if argv[0] == "runs":

@@ -1,10 +1,11 @@
 """Measure the pages of `ddp ui`: 200 jobs, a job of 1,000 ranks, the delay of a change, and the CPU time while idle.
 
-``python -m tests.bench.ui_pages``; it needs no browser: first paint in one adds its own start.
+``python -m tests.bench.ui_pages``; with Chromium also the first paint of the list, and of a page of one sentence.
 """
 
 from __future__ import annotations
 
+import asyncio
 import json
 import subprocess
 import sys
@@ -19,6 +20,7 @@ import psutil
 
 from ddp_cli.local.folder import RunFolder
 from ddp_operator.api.kubeobjects import utc_now
+from tests.support.browser import Browser, explain_missing
 from tests.support.builders import page as build_report
 from tests.support.builders import resource
 
@@ -94,16 +96,35 @@ def measure_idle(client: Client, process: psutil.Process) -> float:
         return (sum(process.cpu_times()[:2]) - before) / IDLE_SECONDS
 
 
+async def measure_paint(address: str, folder: Path) -> tuple[float, float]:
+    """Return the median milliseconds until Chromium paints the list, and a page of one sentence."""
+    paint = "performance.getEntriesByName('first-contentful-paint')[0]?.startTime"
+    times: dict[str, list[float]] = {"": [], "nowhere": []}
+    base, _, _ = address.partition("?")
+    async with Browser("chromium", folder) as browser:
+        await browser.resize(1240, 900)
+        await browser.go(address)
+        await browser.until(f"document.querySelectorAll('#rows tr').length === {JOBS}")
+        for _ in range(9):
+            for path, found in times.items():
+                await browser.go("about:blank")
+                await browser.until("location.protocol === 'about:'")
+                await browser.go(base + path)
+                found.append(await browser.until(f"location.pathname === '/{path}' && {paint}"))
+    return median(times[""]), median(times["nowhere"])
+
+
 def main() -> None:
     """Print the figures."""
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:
         runs = Path(scratch, "ddp-runs")
         many = make_runs(runs)
         command = [sys.executable, "-m", "ddp_cli", "ui", "--local", "--no-browser", "--runs-dir", str(runs)]
         began = time.perf_counter()
         with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as server:
             assert server.stdout is not None
-            client = Client(server.stdout.readline().strip())
+            address = server.stdout.readline().strip()
+            client = Client(address)
             print(f"start until the address is printed: {time.perf_counter() - began:.2f} s")
             with client.open("/events") as stream:
                 rows = 0
@@ -114,6 +135,9 @@ def main() -> None:
                 seconds, size = client.measure(path)
                 print(f"{name}: {1000 * seconds:.0f} ms, {size / 1000:.0f} kB")
             print(f"change until the list has it: {measure_delay(client, many):.2f} s")
+            if not explain_missing("chromium"):
+                shown, short = asyncio.run(measure_paint(address, Path(scratch)))
+                print(f"first paint of the list: {shown:.0f} ms; of a page of one sentence: {short:.0f} ms")
             print(f"idle with an open list: {100 * measure_idle(client, psutil.Process(server.pid)):.2f} % of a CPU")
             server.terminate()
 

@@ -116,7 +116,12 @@ class Browser:
         for domain in ("Page", "Runtime", "Network", "Log"):
             await self._call(f"{domain}.enable")
         await self._call("Page.addScriptToEvaluateOnNewDocument", source=VIOLATIONS)
-        features = [{"name": "prefers-color-scheme", "value": "dark"}]
+        await self._call("Emulation.setScrollbarsHidden", hidden=True)
+        await self.choose_theme("dark")
+
+    async def choose_theme(self, theme: str) -> None:
+        """Have Chromium prefer light or dark colours; another browser keeps the dark ones of its profile."""
+        features = [{"name": "prefers-color-scheme", "value": theme}]
         await self._call("Emulation.setEmulatedMedia", features=features)
 
     async def _open_firefox(self) -> None:

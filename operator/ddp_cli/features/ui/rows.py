@@ -9,10 +9,11 @@ from typing import Any, Final
 
 from ddp_cli.client.points import read_points
 from ddp_cli.features.ui.curves import draw_sparkline
-from ddp_cli.view.why import Why, explain_why
+from ddp_cli.view.why import Why, explain_why, name_stragglers
 from ddp_operator.api.kubeobjects import parse_time
-from ddp_operator.api.status import Progress, Status
+from ddp_operator.api.status import Progress, QueueStatus, Status
 from ddp_operator.api.stored_fields import read_status
+from ddp_operator.api.texts import format_duration
 from ddp_operator.decide import conditions as c
 
 _NEWS: Final = timedelta(days=1)
@@ -62,9 +63,6 @@ class Row:
     curve: str = ""
     started: datetime | None = None
     ended: datetime | None = None
-    waiting: str = ""
-    """Its place in a queue, and the expected start."""
-
     doubtful: bool = False
     """Whether a success may not be what was intended."""
 
@@ -121,13 +119,12 @@ def _fill(row: Row, resource: Mapping[str, Any], now: datetime) -> Row:
     why = explain_why(resource, (), now)
     attention = judge_attention(status, why, now)
     progress = status.progress or Progress()
-    reason = "" if attention is Attention.TRAINING and not status.stragglers else shorten(why.what, why.name)
     points = [(point["time"], point["loss"]) for point in read_points(status.history) if "loss" in point]
     return replace(
         row,
         phase=why.phase,
         attention=attention,
-        reason=reason,
+        reason=describe_state(status, why, attention, now),
         percent=100.0 if why.phase == "Succeeded" else read_percent(progress),
         progress=progress,
         restarts=status.restarts.all,
@@ -135,17 +132,26 @@ def _fill(row: Row, resource: Mapping[str, Any], now: datetime) -> Row:
         curve=draw_sparkline(points),
         started=status.start_time or parse_time(resource["metadata"].get("creationTimestamp")),
         ended=status.completion_time,
-        waiting=_describe_queue(status),
         doubtful=bool(c.find_doubts(status)),
         uid=str(resource["metadata"].get("uid") or ""),
     )
 
 
-def shorten(what: str, name: str) -> str:
-    """Return an explanation without the job's name, which stands beside it."""
-    text = what.removeprefix(name).strip()
+def describe_state(status: Status, why: Why, attention: Attention, now: datetime) -> str:
+    """Return in few words why a job is in its state: the list has room for three short lines."""
+    failure = status.last_failure
+    obstacle = c.find_obstacle(status)
+    text = why.what.removeprefix(why.name).strip()
     for verb in ("is ", "has been ", "has "):
         text = text.removeprefix(verb)
+    if failure is not None and why.phase in ("Failed", "Rejected"):
+        text = f"{failure.category} of rank {failure.rank}: {failure.message}"
+    elif obstacle is not None and why.reason == c.STALLED:
+        text = obstacle.message
+    elif status.queue is not None and attention is Attention.WAITING:
+        text = _describe_queue(status.queue, now)
+    elif attention is Attention.TRAINING:
+        text = name_stragglers(status)
     return (text[:1].upper() + text[1:])[:_LONGEST]
 
 
@@ -158,12 +164,14 @@ def read_percent(progress: Progress) -> float | None:
     return min(100.0, max(0.0, value)) if math.isfinite(value) else None
 
 
-def _describe_queue(status: Status) -> str:
-    queue = status.queue
-    if queue is None:
-        return ""
+def _describe_queue(queue: QueueStatus, now: datetime) -> str:
+    """Return the expected start and the place in a queue."""
+    start = ""
+    if queue.start_p50 is not None:
+        seconds = max(0.0, (queue.start_p50 - now).total_seconds())
+        start = f"Expected to start in about {format_duration(seconds)}. "
     waits = f", waits for {queue.waits_for}" if queue.waits_for else ""
-    return f"Place {queue.position} of {queue.of} in {queue.cluster_queue}{waits}"
+    return f"{start}Place {queue.position} of {queue.of} in {queue.cluster_queue}{waits}"
 
 
 def _count_gpus(resource: Mapping[str, Any]) -> str:

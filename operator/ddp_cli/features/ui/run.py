@@ -22,6 +22,7 @@ from ddp_operator.decide.conditions import (
     RESIZED,
     RESUMED,
 )
+from ddp_operator.decide.failures import describe_detail, describe_place
 from ddp_operator.decide.report import Page
 from ddp_pod.contract.failure_table import UNKNOWN
 from ddp_pod.contract.thinning import is_new_process
@@ -32,6 +33,7 @@ Row = Mapping[str, float]
 _FAILURE = "Failure"
 _OTHER_CAUSES = (RESIZED, DISRUPTED, POD_REPLACEMENT, RESUMED, NODES_READMITTED)
 _RESTART = "restart"
+_SAME_SECONDS = 60.0
 _LATE = 15.0  # seconds after which the operator reports an in-place restart at the latest
 
 
@@ -162,11 +164,30 @@ def make_run(
         start=start,
         end=max(times, default=0.0) - start,
         rows=rows,
-        marks=find_marks(rows, events, start),
+        marks=find_marks(rows, [*events, *_recall_restart(status, events)], start),
         events=events,
         reports=reports,
         step_hint=step_hint,
     )
+
+
+def _recall_restart(status: Status, events: Sequence[LoggedEvent]) -> list[LoggedEvent]:
+    """Return an event for the last restart, if it has none any more: the API server deletes Events after an hour."""
+    restart = status.last_restart
+    if restart is None or not restart.cause:
+        return []
+    time = restart.time.timestamp()
+    if any(is_cause(event) and abs(event.time - time) < _SAME_SECONDS for event in events):
+        return []
+    failure = status.last_failure
+    is_failure = failure is not None and failure.category == restart.cause
+    message = f"{describe_place(failure)}: {describe_detail(failure)}" if failure is not None and is_failure else ""
+    return [LoggedEvent(time, "Warning", f"{_FAILURE}{restart.cause}" if is_failure else restart.cause, message)]
+
+
+def is_cause(event: LoggedEvent) -> bool:
+    """Return whether an event is the cause of an interruption."""
+    return event.reason.startswith(_FAILURE) or event.reason in _OTHER_CAUSES
 
 
 def split_processes(rows: Sequence[Row]) -> list[list[Row]]:
@@ -186,7 +207,7 @@ def find_marks(rows: Sequence[Row], events: Sequence[LoggedEvent], start: float)
     """
     marks = []
     gaps = [(before[-1]["time"], after[0]["time"]) for before, after in pairwise(split_processes(rows))]
-    causes = [event for event in events if event.reason.startswith(_FAILURE) or event.reason in _OTHER_CAUSES]
+    causes = [event for event in events if is_cause(event)]
     for event in causes:
         # An event's time is truncated to a second.
         inside = (gap for gap in gaps if gap[0] - 1 < event.time <= gap[1])

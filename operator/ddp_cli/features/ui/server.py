@@ -42,6 +42,8 @@ _PING_SECONDS: Final = 10.0
 _CURVES_SECONDS: Final = 1.0
 _FOLLOW_SECONDS: Final = 0.3
 _MOST_STREAMS: Final = 32
+_FIRST_ROWS: Final = 40
+"""Rows of the page itself, so that it is painted soon; the stream sends the others."""
 MOST_COMPARED: Final = 8
 _COOKIE: Final = "ddp-ui"
 
@@ -175,7 +177,8 @@ class Server:
         return [source.problem for source in self._sources if source.problem]
 
     async def _show_list(self, request: web.Request) -> web.Response:
-        rows = [self._html[row.key][1] for row in sort_rows(list(self._rows.values()))]
+        first = sort_rows(list(self._rows.values()))[:_FIRST_ROWS]
+        rows = [self._html[row.key][1] for row in first]
         text = render("list", rows=rows, places=self._places, problems=self._problems)
         return web.Response(text=text, content_type="text/html")
 

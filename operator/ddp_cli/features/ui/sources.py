@@ -299,7 +299,8 @@ class ClusterJobs:
 
     def _within(self, namespace: str) -> Api:
         """Return the API of the namespace of a job that the API server has listed."""
-        return Api(self._api.client, namespace, self._api.home)
+        same = namespace == self._api.namespace
+        return self._api if same else Api(self._api.client, namespace, self._api.home)
 
     def read_run(self, key: str) -> RecordedRun:
         """Return what the status and the Events have. Raises: ClientError."""

@@ -140,7 +140,7 @@ const ddpCharts = {};
     if (!joined) return null;
     const isLog = options.log && series.slice(1).every((_, place) => joined[place + 1].every((v) => v == null || v > 0));
     const plot = new uPlot({
-      width: holder.clientWidth, height: holder.clientHeight, legend: { show: false }, padding: [8, 8, 0, 0],
+      width: holder.clientWidth, height: holder.clientHeight, legend: { show: false }, padding: [8, 20, 0, 0],
       series,
       scales: {
         x: { time: false, min: options.range?.[0], max: options.range?.[1] },
@@ -288,7 +288,11 @@ const ddpCharts = {};
     if (data.marks.length) signs.push("┆ interruption, numbered as in the timeline");
     if (data.checkpoints.length) signs.push("▲ checkpoint");
     if (data.charts.length) signs.push("drag to zoom, double-click to reset");
-    document.getElementById("signs").textContent = signs.join("   ");
+    document.getElementById("signs").replaceChildren(...signs.map((text) => {
+      const sign = document.createElement("span");
+      sign.textContent = text;
+      return sign;
+    }));
   }
 
   ddpCharts.show = (curves) => { data = curves; draw(); };

@@ -64,6 +64,18 @@ def test_figures_are_those_of_status_cut_where_training_was_interrupted() -> Non
     assert run.end == 80
 
 
+def test_interruption_whose_event_was_deleted_has_the_cause_of_the_last_restart() -> None:
+    restart = {"attempt": 1, "cause": "OOMKilled", "time": format_time(NOW + timedelta(seconds=30))}
+    failure = {"attempt": 1, "rank": 5, "pod": "p", "category": "OOMKilled", "message": "memory limit", "exitCode": 137}
+    status = {"lastRestart": restart, "lastFailure": failure}
+    (mark,) = read_job(job(**status), (), NOW).marks
+    assert (mark.label, mark.time) == ("OOMKilled", 30.0)
+    assert "rank 5" in mark.cause
+    assert "memory limit" in mark.cause
+    (kept,) = read_job(job(**status), EVENTS, NOW).marks
+    assert kept.cause == "attempt 1: rank 1 was killed"
+
+
 def test_page_has_charts_links_and_command() -> None:
     job_page = build_job_page(read_job(job(), EVENTS, NOW), NOW)
     assert [chart["id"] for chart in job_page.curves["charts"]] == ["loss", "rate", "accuracy"]

@@ -74,3 +74,28 @@ def test_row_has_a_curve_of_the_history() -> None:
     history = {"columns": "time,loss", "rows": ["1,2.0", "2,nan", "3,1.0", "x,y"]}
     row = build_row(resource() | {"status": {"phase": "Running", "history": history}}, NOW, key="run/x")
     assert row.curve == "0.0,1.0 96.0,23.0"
+
+
+FAILURE = {"attempt": 1, "rank": 3, "pod": "x-1-3", "exitCode": 1, "category": "UserError", "message": "label 1000"}
+QUEUE = {"clusterQueue": "gpu", "position": 3, "of": 17, "waitsFor": "nvidia.com/gpu"}
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        ({"phase": "Failed", "lastFailure": FAILURE}, "UserError of rank 3: label 1000"),
+        (waits("Progressing", "Stalled") | {"progress": {"step": 4}}, "M"),
+        (
+            waits("Scheduled", "QuotaPending")
+            | {"phase": "Pending", "queue": QUEUE | {"startP50": (NOW + timedelta(minutes=40)).isoformat()}},
+            "Expected to start in about 40m00s. Place 3 of 17 in gpu, waits for nvidia.com/gpu",
+        ),
+        (
+            {"phase": "Running", "conditions": TRAINING, "stragglers": [{"rank": 1, "ratio": "1.7", "cause": "data"}]},
+            "Rank 1 needs 1.7 times as long for a step as its peers",
+        ),
+        ({"phase": "Running", "conditions": TRAINING}, ""),
+    ],
+)
+def test_reason_names_what_a_person_looks_for(status: dict[str, Any], reason: str) -> None:
+    assert build_row(resource() | {"status": status}, NOW, key="k").reason == reason

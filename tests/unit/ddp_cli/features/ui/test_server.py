@@ -153,6 +153,19 @@ async def test_list_sends_rows_and_then_only_what_has_changed(client: Client, ru
         assert second["gone"] == []
 
 
+async def test_list_has_its_first_rows_and_the_stream_all_of_them(
+    client: Client, runs: Path, server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddp_cli.features.ui.server._FIRST_ROWS", 2)
+    for _ in range(3):
+        write_run(runs)
+    await server.refresh()
+    text = await (await client.get("/")).text()
+    assert text.count("<tr role=") == 1 + 2
+    async with client.get("/events") as response:
+        assert len((await read_event(response.content))["rows"]) == 4
+
+
 async def test_job_sends_the_parts_that_have_changed(client: Client, runs: Path, name: str) -> None:
     async with client.get(f"/run/{name}/events") as response:
         first = await read_event(response.content)
