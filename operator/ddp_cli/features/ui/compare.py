@@ -5,7 +5,7 @@ from typing import Any, Final
 
 from ddp_cli.features.ui.curves import build_curves
 from ddp_cli.features.ui.job_page import find_differences, list_cards
-from ddp_cli.features.ui.render import clean_data, render, to_json
+from ddp_cli.features.ui.render import render, to_json
 from ddp_cli.features.ui.run import RecordedRun
 from ddp_operator.api.kubeobjects import utc_now
 
@@ -19,7 +19,7 @@ def render_comparison(runs: Sequence[RecordedRun], keys: Sequence[str]) -> str:
         runs=list(zip(keys, runs, strict=True)),
         results=list_results(runs),
         differences=find_differences(runs),
-        curves=to_json(clean_data(join_curves(runs))),
+        curves=to_json(join_curves(runs)),
     )
 
 

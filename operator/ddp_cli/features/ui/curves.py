@@ -12,7 +12,7 @@ from ddp_pod.contract.thinning import thin_rows
 
 SPARK_WIDTH: Final = 96
 SPARK_HEIGHT: Final = 24
-_STEP_PARTS: Final = ("data", "compute", "waiting and other")
+_STEP_PARTS: Final = {"data": "data", "compute": "compute", "waiting and other": "wait"}
 
 Part = dict[str, list[float | None]]
 """One process of a run: its times ``t`` in seconds since the start, steps ``s`` and values ``v``."""
@@ -36,12 +36,13 @@ def draw_sparkline(points: Sequence[Point]) -> str:
 def build_curves(run: RecordedRun, name: str = "") -> dict[str, Any]:
     """Return the charts of a run with their marks. ``name``: of the line of its loss; empty: training."""
     run = replace(run, rows=thin_rows(run.rows))
+    steps = replace(run, rows=split_step_time(run.rows))
     rate, unit = choose_rate(run.rows)
     charts = [
         _build_chart(run, "loss", "Loss", "", {name or "training": "loss", "validation": "validation_loss"}),
         _build_chart(run, "rate", "Throughput", unit, {name or unit: rate}),
         _build_chart(run, "accuracy", "Validation accuracy", "", {name or "accuracy": "validation_accuracy"}),
-        _build_step_time(run),
+        _build_chart(steps, "step-time", "Time of a step on rank 0", "ms", _STEP_PARTS),
         _build_chart(run, "learning-rate", "Learning rate", "", {name or "learning rate": "learning_rate"}),
     ]
     first_rows = [part[0] for part in split_processes(run.rows)]
@@ -79,20 +80,3 @@ def _build_part(run: RecordedRun, rows: Sequence[Mapping[str, float]], column: s
         "s": [row.get("step") for row in shown],
         "v": [row[column] if math.isfinite(row[column]) else None for row in shown],
     }
-
-
-def _build_step_time(run: RecordedRun) -> dict[str, Any] | None:
-    stretches = split_step_time(run.rows)
-    steps = {row["time"]: row["step"] for row in run.rows if "step" in row}
-    lines = []
-    for number, name in enumerate(_STEP_PARTS, 1):
-        parts: list[Part] = []
-        for stretch in stretches:
-            if stretch:
-                times = [row[0] for row in stretch]
-                values: list[float | None] = [1000 * row[number] for row in stretch]
-                seconds: list[float | None] = [round(time - run.start, 3) for time in times]
-                parts.append({"t": seconds, "s": [steps.get(time) for time in times], "v": values})
-        if parts:
-            lines.append({"name": name, "parts": parts})
-    return {"id": "step-time", "title": "Time of a step on rank 0", "unit": "ms", "lines": lines} if lines else None

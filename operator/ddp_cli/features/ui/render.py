@@ -101,18 +101,15 @@ def render_parts(page: JobPage, ranks: int = 1) -> dict[str, str]:
 
 
 def to_json(value: Any) -> str:
-    """Return JSON that is safe inside of a script element, without numbers that JSON does not have."""
-    text = json.dumps(value, allow_nan=False, separators=(",", ":"))
+    """Return JSON with clean texts that is safe inside of a script element, without numbers that JSON does not have."""
+    text = json.dumps(_clean_data(value), allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def clean_data(value: Any) -> Any:
-    """Return data for the browser with clean texts."""
-    if isinstance(value, str):
-        return make_printable(value)
+def _clean_data(value: Any) -> Any:
     if isinstance(value, Mapping):
-        return {name: clean_data(item) for name, item in value.items()}
-    return [clean_data(item) for item in value] if isinstance(value, list | tuple) else value
+        return {name: _clean_data(item) for name, item in value.items()}
+    return [_clean_data(item) for item in value] if isinstance(value, list | tuple) else _clean(value)
 
 
 def render_saved(page: JobPage, lines: Sequence[Any] = (), note: str = "") -> str:
@@ -130,7 +127,7 @@ def render_saved(page: JobPage, lines: Sequence[Any] = (), note: str = "") -> st
         settings=settings,
         lines=lines,
         log_note=note,
-        curves=Markup(to_json(clean_data(page.curves))),
+        curves=Markup(to_json(page.curves)),
         policy=policy,
         scripts=list(map(Markup, scripts)),
         style=Markup(style),

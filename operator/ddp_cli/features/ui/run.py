@@ -224,24 +224,19 @@ def find_marks(rows: Sequence[Row], events: Sequence[LoggedEvent], start: float)
     return sorted(marks, key=lambda mark: mark.time)
 
 
-def split_step_time(rows: Sequence[Row]) -> list[list[tuple[float, float, float, float]]]:
-    """Return (time, data, compute, wait) in seconds a step between neighbouring rows, a stretch for each process.
-
-    Empty if data and compute were not measured.
-    """
+def split_step_time(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows with data, compute and wait in milliseconds a step since the row before; none if not measured."""
     needed = ("steps", "step_seconds", "data_seconds", "compute_seconds")
-    stretches = []
-    for part in split_processes(rows):
-        parts = []
-        for before, after in pairwise(part):
-            if not all(name in before and name in after for name in needed):
-                continue
-            steps, whole, data, compute = (after[name] - before[name] for name in needed)
-            if steps > 0 and min(whole, data, compute) >= 0:
-                rest = max(0.0, whole - data - compute)
-                parts.append((after["time"], data / steps, compute / steps, rest / steps))
-        stretches.append(parts)
-    return stretches if any(data or compute for parts in stretches for _, data, compute, _ in parts) else []
+    found: list[Row] = []
+    for before, after in pairwise(rows):
+        if is_new_process(before, after) or not all(name in before and name in after for name in needed):
+            continue
+        steps, whole, data, compute = (after[name] - before[name] for name in needed)
+        if steps > 0 and min(whole, data, compute) >= 0:
+            wait = max(0.0, whole - data - compute)
+            parts = {"data": data, "compute": compute, "wait": wait}
+            found.append({**after, **{name: 1000 * seconds / steps for name, seconds in parts.items()}})
+    return found if any(row["data"] or row["compute"] for row in found) else []
 
 
 def parse_events(text: str) -> list[LoggedEvent]:

@@ -19,9 +19,10 @@ from aiohttp import web
 from ddp_cli.client.errors import ClientError, NotFound
 from ddp_cli.features.ui.compare import render_comparison
 from ddp_cli.features.ui.logs import LogQuery
-from ddp_cli.features.ui.render import SCRIPTS, STATIC, STYLES, clean_data, render, render_parts, render_row, to_json
+from ddp_cli.features.ui.render import SCRIPTS, STATIC, STYLES, render, render_parts, render_row, to_json
 from ddp_cli.features.ui.rows import Attention, Row, sort_rows
 from ddp_cli.features.ui.sources import Source
+from ddp_cli.view.terminal import make_printable
 
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
@@ -196,7 +197,12 @@ class Server:
                     changed = {key: text for key, text in html.items() if sent.get(key) != text}
                     gone = [key for key in sent if key not in html]
                     order = [row.key for row in sort_rows(list(self._rows.values()))]
-                    data = {"rows": changed, "gone": gone, "order": order, "problems": clean_data(self._problems)}
+                    data = {
+                        "rows": changed,
+                        "gone": gone,
+                        "order": order,
+                        "problems": list(map(make_printable, self._problems)),
+                    }
                     await stream.send("rows", data)
                     sent = html
                 await stream.rest()
@@ -210,9 +216,7 @@ class Server:
     async def _show_job(self, request: web.Request) -> web.Response:
         key = self._key(request)
         page = await asyncio.to_thread(self._find_source(key).read_page, key)
-        text = render(
-            "job", page=page, parts=render_parts(page, read_page(request)), curves=to_json(clean_data(page.curves))
-        )
+        text = render("job", page=page, parts=render_parts(page, read_page(request)), curves=to_json(page.curves))
         return web.Response(text=text, content_type="text/html")
 
     async def _stream_job(self, request: web.Request) -> web.StreamResponse:
@@ -221,28 +225,26 @@ class Server:
         source = self._find_source(key)
         async with _Stream(self, request) as stream:
             sent: dict[str, str] = {}
-            curves_at = 0.0
+            drawn = ""
+            due = 0.0
             seen: object = self
             clock = asyncio.get_running_loop().time
             while True:
                 signature = await asyncio.to_thread(source.sign, key)
                 if signature != seen:
-                    seen = signature
                     page = await asyncio.to_thread(source.read_page, key)
                     parts = await asyncio.to_thread(render_parts, page, read_page(request))
                     changed = {name: text for name, text in parts.items() if sent.get(name) != text}
                     if changed:
                         await stream.send("parts", changed)
-                    curves = to_json(clean_data(page.curves))
-                    is_due = clock() - curves_at >= _CURVES_SECONDS * (1 + len(curves) // 100_000)
-                    if curves != sent.get("curves") and is_due:
-                        curves_at = clock()
-                        await stream.send("curves", curves)
-                        parts["curves"] = curves
-                    elif curves != sent.get("curves"):
-                        seen = self  # sent at a later look
-                        parts["curves"] = sent.get("curves", "")
-                    sent = {**sent, **parts}
+                    sent = parts
+                    curves = to_json(page.curves)
+                    is_due = clock() >= due
+                    seen = signature if is_due or curves == drawn else self  # otherwise at a later look
+                    if is_due and curves != drawn:
+                        drawn = curves
+                        due = clock() + _CURVES_SECONDS * (1 + len(curves) // 100_000)
+                        await stream.write("curves", curves)
                 await stream.rest()
                 await self._wait()
         return stream.response
@@ -351,12 +353,15 @@ class _Stream:
         self._server._streams -= 1
         if isinstance(error, ClientError):
             with suppress(ConnectionError):
-                await self.send("problem", clean_data(str(error)))
+                await self.send("problem", make_printable(str(error)))
         return isinstance(error, ClientError | ConnectionError)
 
     async def send(self, event: str, data: Any) -> None:
         """Send one event. Raises: ConnectionError, if the page was closed."""
-        text = data if isinstance(data, str) and event == "curves" else json.dumps(data)
+        await self.write(event, json.dumps(data))
+
+    async def write(self, event: str, text: str) -> None:
+        """Send one event whose data are JSON already. Raises: ConnectionError, if the page was closed."""
         self._sent_at = asyncio.get_running_loop().time()
         await self._response.write(f"event: {event}\ndata: {text}\n\n".encode())
 
