@@ -25,9 +25,10 @@ from ddp_operator.features import SCHEMA
 from ddp_pod.contract.progress import RankProgress
 from ddp_pod.contract.report import PodReport
 from ddp_pod.features.history import store as history
+from ddp_pod.features.points.launcher import PointKeeper
 from ddp_pod.progress.metrics import MetricsEndpoint
-from ddp_pod.progress.points import PointKeeper
 from ddp_pod.progress.rank_progress import RankReader
+from ddp_pod.supervise.services import Services
 from tests.support.builders import resource
 from tests.support.control_plane import ControlPlane
 
@@ -165,7 +166,7 @@ def test_points_and_ranks_of_pod_0_are_read_through_the_api_server_at_the_port_o
     for step in range(1, 301):
         keeper.add(RankProgress(step=float(step), steps=float(step), loss=1 / step), 1e9 + step)
     report = PodReport(ranks=(RankProgress(rank=0, step=300.0),))
-    port = MetricsEndpoint(RankReader(str(tmp_path)), lambda ranks: report, None, keeper.format).serve(0)
+    port = MetricsEndpoint(RankReader(str(tmp_path)), lambda ranks: report, Services([keeper]).read_page).serve(0)
     job = resource(metrics={"port": port}) | {"metadata": {"name": "curved", "namespace": "team"}}
     plane.kubectl("apply", "-f", "-", stdin=json.dumps(job))
     rows = {"columns": "time,step,loss", "rows": ["1000000400,400,0.001"]}

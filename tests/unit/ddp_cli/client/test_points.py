@@ -8,7 +8,7 @@ from ddp_cli.client.api import Api
 from ddp_cli.client.points import join_points, read_pod_points
 from ddp_pod.contract.progress import RankProgress
 from ddp_pod.contract.thinning import MOST_ROWS
-from ddp_pod.progress.points import PointKeeper
+from ddp_pod.features.points.launcher import PointKeeper
 from ddp_pod.progress.rank_progress import RankReader
 from tests.support.builders import resource
 
@@ -31,7 +31,7 @@ def test_points_have_rates_from_counters_and_come_from_the_port_of_the_spec(tmp_
         keeper.add(
             RankProgress(step=10.0 + second, steps=1.0 + second, samples=64.0 * (1 + second), loss=1.0), float(second)
         )
-    api = PodApi(keeper.format())
+    api = PodApi(keeper.format().encode())
     rows = read_pod_points(api, resource(metrics={"port": 9500}), "train-1-0-x", 1)
     assert api.paths == ["/api/v1/namespaces/default/pods/train-1-0-x:9500/proxy/points"]
     assert [(row["time"], row["step"], row["attempt"]) for row in rows] == [(float(n), 10.0 + n, 1.0) for n in range(4)]
