@@ -6,6 +6,7 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
+from itertools import groupby
 from typing import Any, Final, get_args
 
 from ddp_operator.api import constants
@@ -29,6 +30,8 @@ from ddp_pod.contract.failure_table import (
 from ddp_pod.failures.rules import AT_START
 from docs.pages.limits import LIMITS
 
+_REFERENCE: Final = "secretRef"
+"""A reference with a name only. The page has one entry for both, with the meaning of the reference."""
 _HEAD: Final = f"""\
 # The resource `{constants.KIND}`
 
@@ -38,9 +41,8 @@ A namespaced resource with `apiVersion: {constants.API_VERSION}` and the short n
 {" and ".join(f"`{name}`" for name in constants.SHORT_NAMES)}. `kubectl explain ddp.spec` prints these descriptions.
 
 The API server refuses unknown fields, values out of range and combinations that cannot work; its message, and that of
-`ddp render`, names the field and the remedy. Numbers with a fraction are strings in `status`; times are in UTC.
-
-The scale subresource is `spec.nodes`, for `kubectl scale ddp/NAME --replicas=4` and a HorizontalPodAutoscaler.
+`ddp render`, names the field and the remedy. The scale subresource is `spec.nodes`, for
+`kubectl scale ddp/NAME --replicas=4` and a HorizontalPodAutoscaler.
 """
 
 
@@ -49,12 +51,12 @@ def write_page() -> str:
     lines = [_HEAD, "## spec", "", *_SPEC_INTRODUCTION, ""]
     fields = list(_walk(SCHEMA.document, "spec"))
     for maturity in get_args(Maturity):
-        rows = [_row(*entry) for entry in fields if _find_maturity(entry[0]) == maturity]
-        if rows:
-            lines += [f"### {maturity.capitalize()} fields", "", *_TABLE, *rows, ""]
+        entries = [_describe_field(*entry) for entry in fields if _find_maturity(entry[0]) == maturity]
+        if entries:
+            lines += [f"### {maturity.capitalize()} fields", "", *entries, ""]
     status = build_resource_schema(SCHEMA)["properties"]["status"]
-    lines += ["## status", "", "What the operator writes.", "", *_TABLE]
-    lines += [*(_row(*entry) for entry in _walk(status, "status")), ""]
+    lines += ["## status", "", *_STATUS_INTRODUCTION, ""]
+    lines += [*_list_status_fields(status), ""]
     lines += ["## When fields may change", "", f"{_find_immutability()}.", ""]
     lines += [*_write_limits(), "", *_write_restarts()]
     return "\n".join(lines) + "\n"
@@ -71,13 +73,13 @@ def _find_maturity(path: str) -> Maturity:
 
 def _write_limits() -> Iterator[str]:
     yield from ("## Limits that can end a job", "")
-    yield from ("A name in the third column is the reason of the condition `Failed`.", "")
-    yield from ("| limit | value | result | set by |", "|---|---|---|---|")
+    yield from ("Each with its value, its result (a name: the reason of the condition `Failed`), and what sets it.", "")
     for limit in LIMITS:
         change = re.sub(r"spec\.[\w.]+", r"`\g<0>`", limit.change)
         what = re.sub(r"spec\.[\w.]+", r"`\g<0>`", limit.what)
         reason = f"`{limit.reason}`" if limit.reason.isalpha() else limit.reason
-        yield f"| {what} | {limit.value} | {reason} | {change} |"
+        result = f"; {reason}" if reason else ""
+        yield f"- {what}: {limit.value}{result} ({change})"
 
 
 def _find_immutability() -> str:
@@ -92,17 +94,18 @@ def _write_restarts() -> Iterator[str]:
     yield from (f"| {' | '.join(cells)} |" for cells in _list_retries())
 
 
-_TABLE: Final = ("| field | type | default | meaning |", "|---|---|---|---|")
 _SPEC_INTRODUCTION: Final = (
-    "What you write. Stable and beta fields change by the [promises of a release](releases.md); experimental ones may",
-    "change in each minor version. The fields of a [feature](architecture.md#features) have its maturity.",
+    "What you write, with type and default; without a type it is a string, also one of named values, or an object.",
+    "Stable and beta fields change by the [promises of a release](releases.md), experimental ones in each minor",
+    "version.",
+)
+_STATUS_INTRODUCTION: Final = (
+    "What the operator writes. Unknown values are omitted. Numbers with a fraction are strings; times are in UTC.",
 )
 _RESTARTS_INTRODUCTION = (
-    "If that can help, all workers restart in the same pods, at once; the job keeps its nodes and its admission by a",
-    "queue. Otherwise the operator starts a new attempt: a Job with new pods. Both kinds count against",
-    "`recovery.maxRestarts`; the count resets when a checkpoint has advanced by `recovery.resetAfterSteps` steps.",
-    "Evictions, preemptions, deleted pods and lost nodes do not count, unless `recovery.countDisruptions` is set.",
-    "Under `ddp run` the default of `maxRestarts` is 0. *Limits* in the table:",
+    "If that can help, all workers restart in the same pods; the job keeps its nodes and its admission by a queue.",
+    "Otherwise the operator starts a new attempt: a Job with new pods. Both count against `recovery.maxRestarts` (by",
+    "default 0 under `ddp run`). *Limits* in the table:",
     f"{CRASH_LOOP_FAILURES} failures in a row without progress, or more than `maxRestarts`.",
     "",
     "Progress is a step beyond the highest step so far, from any [source](your-script.md). If the script reports",
@@ -110,15 +113,14 @@ _RESTARTS_INTRODUCTION = (
     "time. See also the [categories and remedies](troubleshooting.md#it-fails) and the",
     "[exit codes](pod-contract.md#exit-codes-of-the-launcher).",
     "",
-    "A mistake ends the job at its first occurrence, whatever steps were made: each attempt would meet it again. It is",
-    "an exception of Python's classes for mistakes (KeyError, TypeError, ValueError, AssertionError, … and their",
-    "subclasses), a RuntimeError of PyTorch about shapes, types or gradients, or an error about a path or file on a",
-    "local disk where nobody has written since the rank started. If anything from outside took part, the failure is",
-    "no mistake: an error of the system, a service, a peer, a device, memory or a helper process anywhere in the",
-    "exception's chain (also one that `from None` replaces), or an assertion about files, availability or finite",
-    "numbers. Ranks that call different collectives, or leave the loop before their peers, within",
-    f"{SIGNIFICANT_SECONDS:g} seconds of the start do so again. A script that is to be restarted anyway exits with",
-    "code 82.",
+    "A mistake ends the job at its first occurrence, whatever steps were made. It is an exception of Python's classes",
+    "for mistakes (KeyError, TypeError, ValueError, AssertionError, … and their subclasses), a RuntimeError of PyTorch",
+    "about shapes, types or gradients, or an error about a path or file on a local disk where nobody has written since",
+    "the rank started. It is none if anything from outside took part: an error of the system, a service, a peer, a",
+    "device, memory or a helper process anywhere in the exception's chain (also one that `from None` replaces), or an",
+    "assertion about files, availability or finite numbers. Ranks that call different collectives, or leave the loop",
+    f"before their peers, within {SIGNIFICANT_SECONDS:g} seconds of the start do so again. To be restarted anyway, a",
+    "script exits with code 82.",
 )
 
 
@@ -153,37 +155,68 @@ def _list_retries() -> Iterator[tuple[str, str, str, str]]:
     yield f"`{IMAGE_PULL.name}`", "no", "the kubelet retries", "after `pendingDeadlineSeconds`"
 
 
+def _list_status_fields(status: Mapping[str, Any]) -> Iterator[str]:
+    """Yield an entry for each field, and one for neighbours of an object and a type that need no description."""
+    fields = list(_walk(status, "status"))
+    for (parent, text, kind), entries in groupby(fields, key=_find_group):
+        if text:
+            yield from (f"- `{path}`{kind}: {text}" for path, _, _ in entries)
+            continue
+        first, *others = (path for path, _, _ in entries)
+        names = [f"`{first}`", *(f"`{path.removeprefix(parent)}`" for path in others)]
+        yield f"- {', '.join(names)}{kind}"
+
+
+def _find_group(entry: tuple[str, Mapping[str, Any], bool]) -> tuple[str, str, str]:
+    """Return the object of a field, its description and its type."""
+    path, schema, _ = entry
+    parent, point, _ = path.rpartition(".")
+    return parent + point, _format_text(schema.get("description", "")), _format_type(schema)
+
+
 def _walk(schema: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
     """Yield every field with its path, its schema, and whether it is required."""
     for name, field in schema.get("properties", {}).items():
         below = f"{path}.{name}"
+        if name == _REFERENCE:
+            yield f"{below}.name", field, False
+            continue
         yield below, field, name in schema.get("required", ())
         yield from _walk(field, below)
         if "properties" in field.get("items", {}):
             yield from _walk(field["items"], f"{below}[]")
 
 
-def _row(path: str, schema: Mapping[str, Any], required: bool) -> str:
-    default = "required" if required else ""
-    if "default" in schema and schema.get("type") != "object":
-        default = f"`{json.dumps(schema['default'])}`"
-    return f"| `{path}` | {_type(schema)} | {default} | {_cell(schema.get('description', ''))} |"
+def _describe_field(path: str, schema: Mapping[str, Any], required: bool) -> str:
+    remark = ""
+    if required:
+        remark = "required"
+    elif "default" in schema and schema.get("type") != "object":
+        remark = f"`{json.dumps(schema['default'])}`"
+    return f"- `{path}`{_format_type(schema, remark)}: {_format_text(schema.get('description', ''))}"
+
+
+def _format_type(schema: Mapping[str, Any], remark: str = "") -> str:
+    """Return the type of a field and a remark in parentheses. Strings, choices and objects are not named."""
+    kind = _type(schema)
+    parts = [part for part in ("" if kind in ("string", "choice", "object") else kind, remark) if part]
+    return f" ({', '.join(parts)})" if parts else ""
 
 
 def _type(schema: Mapping[str, Any]) -> str:
     if "enum" in schema:
         explained = all(f"{choice}:" in schema.get("description", "") for choice in schema["enum"])
-        return "choice" if explained else " or ".join(f"`{choice}`" for choice in schema["enum"])
+        return "choice" if explained else ", ".join(f"`{choice}`" for choice in schema["enum"])
     if schema.get("x-kubernetes-int-or-string"):
         return "integer or string"
     if schema.get("type") == "array":
-        return f"list of {_type(schema['items'])}"
-    kind = str(schema.get("type", "object"))
-    return f"{kind} ({schema['format']})" if "format" in schema else kind
+        items = _type(schema["items"])
+        return "list" if items in ("object", "choice") else f"list of {items}"
+    return "time" if schema.get("format") == "date-time" else str(schema.get("type", "object"))
 
 
-def _cell(text: str) -> str:
-    return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;")
+def _format_text(text: str) -> str:
+    return re.sub(r"docs/([\w-]+\.md)", r"[\1](\1)", " ".join(text.split()).replace("<", "&lt;"))
 
 
 if __name__ == "__main__":

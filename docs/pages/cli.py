@@ -25,23 +25,17 @@ _HEAD: Final = """\
 
 <!-- Generated from the commands' parsers by `make generate`. Do not edit. -->
 
-`ddp run`, `init`, `render` and `convert` work on this machine. All other commands use a cluster. They log in as kubectl
-does, with the kubeconfig and its current context, or with the service account of their pod, and need the same
-permissions as kubectl.
-
-The package also installs a kubectl plugin: `kubectl ddp why my-job` is `ddp why my-job`. Commands, flags and names of
-jobs are completed by [argcomplete](https://pypi.org/project/argcomplete) of the extra `cli`: add the line
-`eval "$(register-python-argcomplete ddp)"` to `~/.bashrc` or `~/.zshrc`.
-
+`ddp run`, `check`, `init`, `render` and `convert` work on this machine. All other commands use a cluster: as kubectl
+does, with the kubeconfig and its current context, or the service account of their pod, and with kubectl's permissions.
 `ddp list`, `watch`, `why`, `logs`, `report`, `suspend`, `resume`, `scale` and `delete` also accept runs of `ddp run`:
-with `--local`, with the path of a run folder, or if no cluster is configured. In the last case a message states this.
+with `--local`, with the path of a run folder, or, with a message, if no cluster is configured.
 
-Results go to standard output and messages to standard error, so programs can parse `-o json`.
+Results go to standard output and messages to standard error, so programs can parse `-o json`. `kubectl ddp why my-job`
+is `ddp why my-job`. [argcomplete](https://pypi.org/project/argcomplete) of the extra `cli` completes commands, flags
+and names of jobs: add `eval "$(register-python-argcomplete ddp)"` to `~/.bashrc` or `~/.zshrc`.
 
 ## Exit codes
 
-| code | meaning |
-|---|---|
 """
 
 
@@ -51,24 +45,45 @@ def write_page() -> str:
     actions = parser._subparsers._group_actions if parser._subparsers else []
     choices = dict(actions[0].choices or {})
     shared = _find_shared_arguments(choices)
-    lines = [f"| {code} | {meaning} |" for code, meaning in MEANINGS.items()]
-    lines += ["", "## Commands", "", "| command | action |", "|---|---|"]
-    lines += [f"| [`ddp {command.name}`](#ddp-{command.name}) | {command.help} |" for command in COMMANDS]
-    lines += ["", "## Arguments of several commands", "", "| argument | meaning | commands |", "|---|---|---|"]
-    lines += [f"{row} {_list_commands(names)} |" for row, names in shared.items()]
+    described = {name: [*_describe(choices[name], shared)] for name in choices}
+    lines = [f"- {code}: {meaning}" for code, meaning in MEANINGS.items()]
+    lines += ["", "## Commands", ""]
+    lines += [f"- {_format_usage(choices[command.name], described)}: {command.help}" for command in COMMANDS]
+    lines += ["", "## Arguments of several commands", *_list_shared(shared)]
     for command in COMMANDS:
-        lines += ["", f"## ddp {command.name}", "", *_describe(choices[command.name], shared)]
+        if described[command.name]:
+            lines += ["", f"## ddp {command.name}", *described[command.name]]
     return _HEAD + "\n".join(lines) + "\n"
 
 
 def _find_shared_arguments(choices: Mapping[str, argparse.ArgumentParser]) -> dict[str, list[str]]:
-    """Return the rows of arguments that several commands have, each with the names of these commands."""
+    """Return the arguments that several commands have, each with the names of these commands."""
     commands: dict[str, list[str]] = {}
     for name, parser in choices.items():
         for action in parser._actions:
             if not isinstance(action, argparse._HelpAction):
-                commands.setdefault(_format_row(action), []).append(name)
-    return {row: names for row, names in commands.items() if len(names) > 1}
+                commands.setdefault(_format_argument(action), []).append(name)
+    return {entry: names for entry, names in commands.items() if len(names) > 1}
+
+
+def _list_shared(shared: Mapping[str, list[str]]) -> Iterator[str]:
+    """Yield the shared arguments, those of the same commands together."""
+    groups: dict[str, list[str]] = {}
+    for entry, names in shared.items():
+        groups.setdefault(_list_commands(names), []).append(entry)
+    for commands, entries in groups.items():
+        yield from ("", f"**{commands}**", "", *entries)
+
+
+def _format_usage(parser: argparse.ArgumentParser, described: Mapping[str, list[str]]) -> str:
+    """Return a command with its positional arguments, and a link if it has a section."""
+    usage = f"`{' '.join([parser.prog, *map(_format_positional, _find_positionals(parser))])}`"
+    name = parser.prog.split()[-1]
+    return f"[{usage}](#ddp-{name})" if described[name] else usage
+
+
+def _find_positionals(parser: argparse.ArgumentParser) -> list[argparse.Action]:
+    return [action for action in parser._actions if not action.option_strings]
 
 
 def _list_commands(names: list[str]) -> str:
@@ -78,21 +93,20 @@ def _list_commands(names: list[str]) -> str:
 
 
 def _describe(parser: argparse.ArgumentParser, shared: Collection[str]) -> Iterator[str]:
-    """Yield a command's usage, the arguments that no other command has, and the notes of its help."""
-    positionals = [action for action in parser._actions if not action.option_strings]
-    yield "    " + " ".join([parser.prog, *map(_format_positional, positionals), "[flags]"])
-    rows = [_format_row(action) for action in parser._actions if not isinstance(action, argparse._HelpAction)]
-    own = [row for row in rows if row not in shared]
+    """Yield the arguments of a command that no other command has, and the notes of its help."""
+    actions = [action for action in parser._actions if not isinstance(action, argparse._HelpAction)]
+    own = [entry for entry in map(_format_argument, actions) if entry not in shared]
     if own:
-        yield from ("", "| argument | meaning |", "|---|---|")
+        yield ""
         yield from own
     if parser.epilog:
         yield ""
         yield parser.epilog
 
 
-def _format_row(action: argparse.Action) -> str:
-    return f"| {_name(action)} | {_help(action)} |"
+def _format_argument(action: argparse.Action) -> str:
+    required = "required; " if action.option_strings and action.required else ""
+    return f"- {_name(action)}: {required}{action.help or ''}"
 
 
 def _format_positional(action: argparse.Action) -> str:
@@ -102,17 +116,12 @@ def _format_positional(action: argparse.Action) -> str:
 
 def _name(action: argparse.Action) -> str:
     if not action.option_strings:
-        return f"`{_format_positional(action)}`".replace("|", "\\|")
+        return f"`{_format_positional(action)}`"
     flags = ", ".join(f"`{flag}`" for flag in action.option_strings)
     if action.nargs == 0:
         return flags
     value = action.metavar or "|".join(map(str, action.choices or (action.dest.upper(),)))
-    return f"{flags} `{value}`".replace("|", "\\|")
-
-
-def _help(action: argparse.Action) -> str:
-    required = "required; " if action.option_strings and action.required else ""
-    return (required + (action.help or "")).replace("|", "\\|")
+    return f"{flags} `{value}`"
 
 
 if __name__ == "__main__":

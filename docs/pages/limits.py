@@ -1,4 +1,4 @@
-"""The limits that can end a job or an attempt: a table of docs/api.md."""
+"""The limits that can end a job or an attempt: a table of docs/api.md, without those that a field alone describes."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ from typing import Final
 
 from ddp_operator.api.job import CRASH_LOOP_FAILURES, SILENT_POD_SECONDS, SILENT_START_SECONDS
 from ddp_operator.api.schema import Limit
-from ddp_operator.api.spec import Recovery, Rendezvous, Watchdog
+from ddp_operator.api.spec import Recovery
 from ddp_operator.decide.attempts import PROMPT_DISRUPTIONS
 from ddp_operator.features import SCHEMA
 from ddp_pod.contract.failure_table import SIGNIFICANT_SECONDS
 from ddp_pod.failures.restarts import LONGEST_DELAY, PROMPT_RESTARTS
 
 _RECOVERY: Final = "spec.recovery"
-_WATCHDOG: Final = "spec.watchdog"
 LIMITS: Final = (
     Limit(
-        "restarts after failures of both kinds, since a checkpoint last advanced by spec.recovery.resetAfterSteps",
+        "restarts after failures, since a checkpoint last advanced by spec.recovery.resetAfterSteps",
         Recovery().max_restarts,
         "RestartBudgetExhausted",
         f"{_RECOVERY}.maxRestarts",
     ),
     Limit("failures in a row without progress", CRASH_LOOP_FAILURES, "CrashLoop"),
     Limit(
-        "occurrences of the same failure of the script without progress in between",
+        "occurrences of the same failure of the script without progress",
         2,
         "RepeatedFailure",
         "fixed; exit code 82 is exempt",
@@ -40,67 +39,37 @@ LIMITS: Final = (
         f"{_RECOVERY}.nonRetryableExitCodes",
     ),
     Limit(
-        "restarts in the same pods in an attempt (0 with the static rendezvous)",
+        "restarts of an attempt in the same pods",
         "the rest of maxRestarts",
         "the next failure gets new pods",
         f"{_RECOVERY}.inPlaceRestarts, which is then a separate limit",
     ),
     Limit(
-        "failures in a row without progress that lead to a restart in the same pods",
+        "the same, in a row without progress",
         CRASH_LOOP_FAILURES - 2,
         "the next failure gets new pods",
         f"no limit if {_RECOVERY}.inPlaceRestarts is set",
     ),
     Limit(
-        "restarts in the same pods in a row without progress, of any kind, at once",
+        "the same, of any kind, before a delay",
         PROMPT_RESTARTS,
-        f"a delay of 1 s before the next one, which doubles up to {LONGEST_DELAY:g} s",
+        f"the next one after 1 s, which doubles up to {LONGEST_DELAY:g} s",
     ),
     Limit(
-        "restarts of all pods after disruptions, lost nodes, a change of spec.nodes or a resumption",
+        "restarts after disruptions, lost nodes, a change of spec.nodes or a resumption",
         "no limit",
         "",
         f"{_RECOVERY}.countDisruptions: the first two count towards maxRestarts",
     ),
     Limit(
-        "disruptions in a row, each less than 300 s after the restart before it and without a step",
+        "disruptions in a row without a step, each less than 300 s after a restart",
         PROMPT_DISRUPTIONS,
-        "a delay of 10 s before the next attempt, which doubles up to 6 minutes",
+        "the next attempt after 10 s, which doubles up to 6 minutes",
     ),
     Limit(
-        "seconds for all pods to join the rendezvous",
-        Rendezvous().join_timeout_seconds,
-        "a failure (Network)",
-        "spec.rendezvous.joinTimeoutSeconds",
-    ),
-    Limit("seconds until the first step", Watchdog().start_seconds, "a failure (Hang)", f"{_WATCHDOG}.startSeconds"),
-    Limit("seconds without a step", Watchdog().stall_seconds, "a failure (Hang)", f"{_WATCHDOG}.stallSeconds"),
-    Limit(
-        "seconds without a step while a checkpoint is saved, or the ranks wait for one that is in I/O",
-        Watchdog().checkpoint_seconds,
-        "a failure (Hang)",
-        f"{_WATCHDOG}.checkpointSeconds",
-    ),
-    Limit(
-        "seconds to wait for a terminating pod on a lost node",
-        Recovery().force_delete_after_seconds,
-        "a restart with new pods, not counted",
-        f"{_RECOVERY}.forceDeleteAfterSeconds",
-    ),
-    Limit(
-        "seconds to wait for the root cause while pods report only secondary failures and one pod reports nothing",
+        "seconds to wait for a silent pod while the others report only secondary failures",
         f"{SILENT_POD_SECONDS} ({SILENT_START_SECONDS} for a pod that has not run yet)",
         "the failure counts as reported",
-    ),
-    Limit(
-        "seconds that `ddp dev` holds pods without a run", "1800", "end as the last run ended", "spec.dev.holdSeconds"
-    ),
-    Limit("seconds that the job may be active", "no limit", "DeadlineExceeded", "spec.activeDeadlineSeconds"),
-    Limit(
-        "seconds that an attempt may wait for all its pods to run",
-        "no limit",
-        "PendingDeadlineExceeded",
-        "spec.pendingDeadlineSeconds",
     ),
     *(limit for part in SCHEMA.owned for limit in part.limits),
 )

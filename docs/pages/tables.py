@@ -55,16 +55,22 @@ def list_categories() -> Iterator[str]:
         yield f"| `{category.name}` | {category.meaning} | {kind} | {remedy} |"
 
 
+def check_type(name: str, kind: str) -> None:
+    """Raise ValueError if the name of a series does not show its type as docs/metrics.md states."""
+    shown = "counter" if name.endswith("_total") else "histogram" if name.endswith("_duration_seconds") else "gauge"
+    if kind != shown:
+        raise ValueError(f"{name} is a {kind}: docs/metrics.md states that such a name is a {shown}")
+
+
 def list_trainer_series() -> Iterator[str]:
     """Yield the series of a rank."""
-    yield from ("| name | type | meaning |", "|---|---|---|")
     for metric in METRICS:
-        yield f"| `{metric.name}` | {metric.kind} | {metric.help} |"
+        check_type(metric.name, metric.kind)
+        yield f"- `{metric.name}`: {metric.help}"
 
 
 def list_operator_series() -> Iterator[str]:
     """Yield the series of the operator's page, by name."""
-    yield from ("| name | type | labels | meaning |", "|---|---|---|---|")
     metrics = OperatorMetrics(lambda: 0.0, lambda: (SAMPLE_RESOURCE,))
     metrics.on_call("get", "pods", "200")
     metrics.on_transition("team", Used(PRODUCTIVE, 1))
@@ -73,33 +79,24 @@ def list_operator_series() -> Iterator[str]:
     for family in metrics.registry.collect():
         if family.name.startswith("ddp_operator_"):
             names = {name for sample in family.samples for name in sample.labels} - {"le"}
-            labels = ", ".join(f"`{name}`" for name in sorted(names))
+            labels = f" ({', '.join(sorted(names))})" if names else ""
             name = f"{family.name}_total" if family.type == "counter" else family.name
-            rows.append(f"| `{name}` | {family.type} | {labels} | {family.documentation} |")
+            check_type(name, family.type)
+            rows.append(f"- `{name}`{labels}: {family.documentation}")
     yield from sorted(rows)
 
 
 def list_features() -> Iterator[str]:
     """Yield the operator's features."""
-    yield from ("| feature | maturity | hooks | page |", "|---|---|---|---|")
     for feature in FEATURES:
-        hooks: dict[str, object] = {
-            "fields": feature.fields,
-            "judges nodes": feature.nodes,
-            "concludes": feature.review,
-            "records": feature.record,
-            "a service": feature.start,
-        }
-        used = ", ".join(text for text, hook in hooks.items() if hook is not None)
-        yield f"| `{feature.name}` | {feature.maturity} | {used} | [{feature.page}]({feature.page}) |"
+        yield f"- [{feature.name}]({feature.page}): {feature.maturity}"
 
 
 def list_command_features() -> Iterator[str]:
     """Yield the commands' features."""
-    yield from ("| feature | maturity | commands | page |", "|---|---|---|---|")
     for feature in sorted(COMMAND_FEATURES):
         commands = ", ".join(f"`ddp {command.name}`" for command in feature.commands)
-        yield f"| `{feature.name}` | {feature.maturity} | {commands} | [{feature.page}]({feature.page}) |"
+        yield f"- [{feature.name}]({feature.page}): {feature.maturity}, {commands}"
 
 
 PAGES: Final[dict[str, dict[str, Callable[[], Iterator[str]]]]] = {

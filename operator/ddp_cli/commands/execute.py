@@ -21,8 +21,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rank", type=integer(0), default=0, metavar="RANK", help="default: 0")
     add_cluster_arguments(parser)
     parser.epilog = (
-        "The command follows after --: ddp exec mine --rank 3 -- nvidia-smi; default: a shell. It starts in the rank's "
-        "working folder. In a cluster it needs kubectl and the permission pods/exec. The exit code is the command's."
+        "The command follows after --: ddp exec mine --rank 3 -- nvidia-smi; default: a shell in the rank's folder. "
+        "In a cluster it needs kubectl and the permission pods/exec. The exit code is the command's."
     )
 
 

@@ -31,8 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_local_arguments(parser, named=False)
     add_cluster_arguments(parser)
     parser.epilog = (
-        "Exit code for one job or run: 0 if it succeeded, 1 if it failed. All jobs of a namespace are watched until "
-        "Ctrl-C."
+        "The exit code for one job or run is 1 if it failed. All jobs of a namespace are watched until Ctrl-C."
     )
 
 

@@ -29,7 +29,7 @@ class SecretReference(SpecFields, frozen=True, kw_only=True):
 
 
 class NodeCache(SpecFields, frozen=True, kw_only=True):
-    """A folder on each node, shared by all jobs of the node. Nothing deletes files from it."""
+    """Folder on each node, shared by its jobs. Nothing deletes files from it."""
 
     path: Annotated[str, Meta(description="Absolute path on the nodes, on a disk with room for all cached inputs.")]
 
@@ -41,36 +41,31 @@ class Input(SpecFields, frozen=True, kw_only=True):
     url: Annotated[
         str,
         Meta(
-            description="A file, or all files below a folder or prefix: https://, file://, or any scheme of fsspec and "
-            "its plug-ins in the image: s3://, gs://, hf://, … Files that were fetched before are not fetched again."
+            description="A file, or all files below a folder or prefix: https://, file://, or a scheme of fsspec: "
+            "s3://, gs://, hf://, …"
         ),
     ]
     mount_path: Annotated[
         str,
-        Meta(
-            description="Absolute path in the container: of the fetched folder, or of a folder with the fetched file."
-        ),
+        Meta(description="Absolute path in the container: of the fetched folder, or of a folder with the file."),
     ]
     claim_name: Annotated[
         str | None,
         Meta(
-            description="PersistentVolumeClaim that stores the input; several inputs and jobs may share it. Set either "
+            description="PersistentVolumeClaim that stores the input; inputs and jobs may share it. Set either "
             "this or nodeCache."
         ),
     ] = None
     node_cache: NodeCache | None = None
     checksum: Annotated[
         str | None,
-        Meta(
-            description="For an input of one file: sha256: and 64 hexadecimal digits. The job fails if the file "
-            "differs."
-        ),
+        Meta(description="Of a single file: sha256: and 64 hexadecimal digits. The job fails if the file differs."),
     ] = None
     secret_ref: Annotated[
         SecretReference | None,
         Meta(
-            description="Secret whose keys become environment variables of the fetching pod: credentials of the "
-            "plug-in, such as AWS_ACCESS_KEY_ID or HF_TOKEN. For https://: HTTP_AUTHORIZATION, the value of the header."
+            description="Secret whose keys become variables of the fetching pod, such as AWS_ACCESS_KEY_ID, "
+            "HF_TOKEN, or HTTP_AUTHORIZATION (the header for https://)."
         ),
     ] = None
 
@@ -98,20 +93,20 @@ class Rendezvous(SpecFields, frozen=True, kw_only=True):
     backend: Annotated[
         Literal["c10d", "static"],
         Meta(
-            description="c10d: agents join a rendezvous at a store on pod 0, and rejoin it after a failure. static: "
-            "the ranks use that store too, at its port, and do not restart in the same pods."
+            description="c10d: agents join at a store on pod 0, and rejoin after a failure. static: the ranks use "
+            "that store too, at its port, and do not restart in the same pods."
         ),
     ] = "c10d"
     port: Annotated[int, Meta(description="Port of the rendezvous store on pod 0, 1024 to 65535.")] = (
         DEFAULT_RENDEZVOUS_PORT
     )
     join_timeout_seconds: Annotated[
-        int, Meta(description="Seconds that a pod waits for pod 0 and for all other pods before it fails.")
+        int, Meta(description="Seconds that a pod waits for pod 0 and all other pods before it fails (Network).")
     ] = 600
 
 
 class Elastic(SpecFields, frozen=True, kw_only=True):
-    """Bounds within which the number of pods may change while the job runs, without a new Job."""
+    """Bounds within which the number of pods may change without a new Job."""
 
     min_nodes: Annotated[
         int, Meta(description="Training continues while at least this many pods run, 1 to maxNodes.")
@@ -120,75 +115,72 @@ class Elastic(SpecFields, frozen=True, kw_only=True):
 
 
 class Shm(SpecFields, frozen=True, kw_only=True):
-    """Shared memory of a pod (``/dev/shm``), which DataLoader workers and NCCL use."""
+    """Shared memory (/dev/shm) for DataLoader workers and NCCL."""
 
     size_limit: Annotated[
-        str | None, Meta(description="Upper bound as a quantity (8Gi). Unset: half of the node's memory.")
+        str | None, Meta(description="A quantity, such as 8Gi. Unset: half of the node's memory.")
     ] = None
 
 
 class Recovery(SpecFields, frozen=True, kw_only=True):
-    """Restarts after a failure: first of the workers in the same pods, then of all pods, in a new Job."""
+    """Restarts after a failure (docs/api.md, Restarts)."""
 
     in_place_restarts: Annotated[
         int | None,
         Meta(
-            description="Maximum restarts of an attempt's workers in the same pods, not counted towards "
-            "maxRestarts. Unset: they count, and maxRestarts is the limit. Always 0 with the static "
-            "rendezvous."
+            description="Maximum restarts of an attempt in the same pods, which then do not count towards "
+            "maxRestarts. Unset: maxRestarts is the limit. Always 0 with the static rendezvous."
         ),
     ] = None
     max_restarts: Annotated[
         int,
-        Meta(description="Maximum restarts after failures, in the same or with new pods (docs/api.md, Restarts)."),
+        Meta(description="Maximum restarts after failures, in the same or with new pods."),
     ] = MAX_RESTARTS
     reset_after_steps: Annotated[
         int,
-        Meta(
-            description="A checkpoint this many steps beyond the one at the last counted restart resets the count for "
-            "maxRestarts to 0."
-        ),
+        Meta(description="Steps by which a checkpoint must advance to reset the count for maxRestarts."),
     ] = 1000
     count_disruptions: Annotated[
-        bool, Meta(description="True: restarts after evictions, preemptions and lost nodes count towards maxRestarts.")
+        bool, Meta(description="True: evictions, preemptions and lost nodes count towards maxRestarts.")
     ] = False
     non_retryable_exit_codes: Annotated[
         tuple[int, ...],
-        Meta(description="Exit codes of the training script after which the job is not restarted, each 1 to 255."),
+        Meta(description="Exit codes of the script, 1 to 255, after which the job is not restarted."),
     ] = (2, 126, 127)
     force_delete_after_seconds: Annotated[
         int,
         Meta(
-            description="Seconds that the operator waits for a terminating pod on a deleted or unready node before it "
-            "marks the pod as failed and removes it."
+            description="Seconds until the operator removes a pod that terminates on a deleted or unready node, "
+            "and marks it as failed."
         ),
     ] = 120
     avoid_failed_nodes: Annotated[
         bool,
         Meta(
-            description="True: pods of later attempts avoid lost nodes (status.failedNodes), unless the job cannot be "
+            description="True: later attempts avoid lost nodes (status.failedNodes), unless the job cannot be "
             "scheduled without them."
         ),
     ] = True
     replica_mismatch: Annotated[
         Literal["Report", "Restart"] | None,
         Meta(
-            description="Action if parameters of ranks differ that were equal, or if the loss of a rank was not finite "
-            "before those of its peers. Report: set the condition TrainsAsOne to False. Restart: also restart the job "
-            "from its checkpoint, counted, and avoid the node of the rank, if it is one. Unset: Report."
+            description="If parameters of ranks differ that were equal, or a rank's loss was not finite before "
+            "those of its peers. Report: set the condition TrainsAsOne to False. Restart: also "
+            "restart from the checkpoint, counted, without the rank's node, if it is one. Unset: "
+            "Report."
         ),
     ] = None
     warm_start: Annotated[
         Literal["Auto", "Off"] | None,
         Meta(
-            description="Auto: a pod imports PyTorch once and forks its ranks from that process at each start and "
-            "restart. Off: each rank starts in a new interpreter. Unset: Auto."
+            description="Auto: a pod imports PyTorch once and forks its ranks at each start. Off: each rank "
+            "starts in a new interpreter. Unset: Auto."
         ),
     ] = None
 
 
 class Watchdog(SpecFields, frozen=True, kw_only=True):
-    """Detection of hangs: training that makes no progress. A step, or a call of ``heartbeat()``, is progress."""
+    """Detection of hangs. A step, or a call of heartbeat(), is progress."""
 
     start_seconds: Annotated[
         int, Meta(description="Maximum seconds from the start of the workers to their first step.")
@@ -197,7 +189,7 @@ class Watchdog(SpecFields, frozen=True, kw_only=True):
         int,
         Meta(
             description="Maximum seconds without a step or heartbeat of any rank of a pod; without either, "
-            "maximum seconds without CPU use."
+            "without CPU use."
         ),
     ] = 300
     checkpoint_seconds: Annotated[
@@ -210,21 +202,21 @@ class Watchdog(SpecFields, frozen=True, kw_only=True):
     action: Annotated[
         Literal["Restart", "Fail", "Report"],
         Meta(
-            description="Action after a hang. Restart: restart the workers, as after any failure. Fail: fail the "
-            "job. Report: report the hang only, as always if no step was seen yet."
+            description="Restart: restart the workers, as after any failure. Fail: fail the job. Report: only "
+            "report, as always before the first visible step."
         ),
     ] = "Restart"
 
 
 class Dev(SpecFields, frozen=True, kw_only=True):
-    """The pods stay when their ranks end, so that `ddp rerun` starts the ranks with changed code (docs/dev.md).
-    processGroupPolicy and recovery.replicaMismatch only report."""
+    """The pods stay when their ranks end, for `ddp rerun` (docs/dev.md). processGroupPolicy and
+    recovery.replicaMismatch only report."""
 
     hold_seconds: Annotated[
         int,
         Meta(
-            description="Seconds for which the pods are held without a run, 60 to 86400. Then the job ends as its last "
-            "run ended."
+            description="Seconds without a run, 60 to 86400, until the pods are released and the job ends as its "
+            "last run did."
         ),
     ] = 1800
 
@@ -241,10 +233,7 @@ class CheckpointMemory(SpecFields, frozen=True, kw_only=True):
     ] = None
     interval: Annotated[
         int | None,
-        Meta(
-            description="Steps between two copies. Unset: so many steps that copies take at most 1 % of the training "
-            "time."
-        ),
+        Meta(description="Steps between two copies. Unset: so many that copies take at most 1 % of the training time."),
     ] = None
 
 
@@ -255,33 +244,30 @@ class Checkpoint(SpecFields, frozen=True, kw_only=True):
     claim_name: Annotated[
         str | None,
         Meta(
-            description="PersistentVolumeClaim mounted at the path, shared by all pods. "
-            "Unset: the volume that the pod template mounts there, otherwise a volume that is deleted with the pod."
+            description="PersistentVolumeClaim mounted at the path, shared by all pods. Unset: the template's "
+            "volume there, otherwise one that is deleted with the pod."
         ),
     ] = None
     url: Annotated[
         str | None,
         Meta(
-            description="Folder in an object store for copies of the path, instead of a claim: "
-            "s3://bucket/prefix, gs://…, file://…, or any scheme of fsspec and its plug-ins in the "
-            "image. Each job needs its own folder (docs/checkpoints.md)."
+            description="Folder of this job in an object store for copies of the path, instead of a claim: "
+            "s3://bucket/prefix, gs://…, file://…, or another scheme of fsspec (docs/checkpoints.md)."
         ),
     ] = None
     secret_ref: Annotated[
         SecretReference | None,
         Meta(
-            description="Secret whose keys become environment variables of the trainer container: credentials of the "
-            "object store, such as AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL."
+            description="Secret whose keys become variables of the trainer container, such as AWS_ACCESS_KEY_ID, "
+            "AWS_SECRET_ACCESS_KEY and AWS_ENDPOINT_URL."
         ),
     ] = None
-    keep: Annotated[int | None, Meta(description="Number of newest snapshots that are kept at the url. Unset: 3.")] = (
-        None
-    )
+    keep: Annotated[int | None, Meta(description="Newest snapshots that are kept at the url. Unset: 3.")] = None
     shared: Annotated[
         bool | None,
         Meta(
             description="True: other jobs may write to the claim at the same time, each its own files. Otherwise "
-            "the job waits until they have ended."
+            "the job waits for them."
         ),
     ] = None
     grace_seconds: Annotated[int, Meta(description="Seconds after SIGTERM for a pod to save a checkpoint.")] = 120
@@ -292,19 +278,17 @@ class Checkpoint(SpecFields, frozen=True, kw_only=True):
 
 
 class Code(SpecFields, frozen=True, kw_only=True):
-    """The working directory of the training command, packed by `ddp submit --workdir`. Each pod unpacks it once,
-    before its ranks start. Exactly one of configMapName, claimName and image holds the archive."""
+    """Working directory of the training command, packed by `ddp submit --workdir`, unpacked in each pod before its
+    ranks start. Set one of configMapName, claimName and image."""
 
-    digest: Annotated[
-        str, Meta(description="SHA-256 of the archive's tar, in hex. A pod fails if its archive has another digest.")
-    ]
+    digest: Annotated[str, Meta(description="SHA-256 of the archive's tar, in hex; each pod checks it.")]
     config_map_name: Annotated[str | None, Meta(description="ConfigMap whose key code.tar.gz is the archive.")] = None
     claim_name: Annotated[str | None, Meta(description="PersistentVolumeClaim with the archive.")] = None
     path: Annotated[str | None, Meta(description="Path of the archive in the claim.")] = None
     image: Annotated[
         str | None,
         Meta(
-            description="OCI image of your own, named by its digest, with the archive as /code.tar.gz; an image volume "
+            description="Your OCI image, named by its digest, with the archive as /code.tar.gz: an image volume "
             "(Kubernetes 1.35, or 1.31 with the feature gate ImageVolume)."
         ),
     ] = None
@@ -312,16 +296,11 @@ class Code(SpecFields, frozen=True, kw_only=True):
     dirty: Annotated[bool | None, Meta(description="True: the folder has changes since that commit.")] = None
     mount_path: Annotated[
         str | None,
-        Meta(
-            description="Path of the folder in the pods, and the working directory of the command. Unset: /workspace."
-        ),
+        Meta(description="Path of the folder in the pods. Unset: /workspace."),
     ] = None
     pip: Annotated[
         str | None,
-        Meta(
-            description="A requirements file in the folder. Each pod installs it with pip, beside the image's "
-            "packages, before its ranks start."
-        ),
+        Meta(description="Requirements file in the folder; each pod installs it beside the image's packages."),
     ] = None
 
     @property
@@ -339,24 +318,20 @@ class Metrics(SpecFields, frozen=True, kw_only=True):
     log_patterns: Annotated[
         tuple[str, ...],
         Meta(
-            description="Python regular expressions that find progress in the log of a script "
-            "(docs/pod-contract.md). Named groups: step, totalSteps, epoch, epochs, loss, "
-            "learningRate, samples (of the rank), samplesPerSecond (of all ranks), valAccuracy, "
-            "valLoss. Example: 'step (?P<step>[0-9]+)'."
+            description="Regular expressions that find progress in the log by named groups "
+            "(docs/pod-contract.md). Example: 'step (?P<step>[0-9]+)'."
         ),
     ] = ()
     auto_instrument: Annotated[
         bool,
         Meta(
-            description="Count the optimizer steps of each Python rank, read loss, learning rate and batch size, and "
-            "compare parameters and batches of the ranks, without a change of the script (docs/your-script.md)."
+            description="Count the optimizer steps of each Python rank and compare the ranks, without a change of "
+            "the script (docs/your-script.md)."
         ),
     ] = True
     epochs: Annotated[
         int | None,
-        Meta(
-            description="Total number of epochs, if neither the log nor an option of the command (--epochs 3) has it."
-        ),
+        Meta(description="Number of epochs, if neither the log nor an option of the command (--epochs 3) has it."),
     ] = None
 
 
@@ -366,22 +341,22 @@ class Scheduling(SpecFields, frozen=True, kw_only=True):
     gang: Annotated[
         Literal["None", "Native", "Coscheduling", "Volcano"],
         Meta(
-            description="Start all pods of an attempt or none. Native: by Kubernetes 1.36 or later "
-            "(docs/scaling.md). Coscheduling, Volcano: by that scheduler's PodGroup. None: one by "
-            "one; Kueue still admits them together."
+            description="Start all pods of an attempt or none (docs/scaling.md). Native: by Kubernetes 1.36 or "
+            "later. Coscheduling: by that scheduler's PodGroup. Volcano: the same. None: one by one; "
+            "Kueue still admits them together."
         ),
     ] = "None"
     scheduler_name: Annotated[
         str | None,
-        Meta(description="schedulerName of the pods. Unset: that of the gang scheduler, otherwise the default."),
+        Meta(description="Unset: that of the gang scheduler, otherwise the default."),
     ] = None
     queue: Annotated[str | None, Meta(description="Queue of Volcano. Unset: its default queue.")] = None
     priority_class_name: Annotated[str | None, Meta(description="PriorityClass of the pods.")] = None
     placement: Annotated[
         Literal["Any", "Pack", "Spread"],
         Meta(
-            description="Pack: pods prefer to share a topology domain, so that a node's GPUs are filled first. "
-            "Spread: pods prefer different domains. Any: no preference."
+            description="Pack: pods prefer to share a topology domain, to fill a node's GPUs. Spread: pods prefer "
+            "different domains. Any: no preference."
         ),
     ] = "Any"
     topology_key: Annotated[
@@ -390,24 +365,18 @@ class Scheduling(SpecFields, frozen=True, kw_only=True):
     ] = None
     gang_topology: Annotated[
         str | None,
-        Meta(
-            description="Node label: all pods of a native gang run in one of its domains, such as a rack "
-            "(docs/scaling.md)."
-        ),
+        Meta(description="Node label: all pods of a native gang run in one of its domains, such as a rack."),
     ] = None
     disruption_mode: Annotated[
         Literal["All", "Single"] | None,
         Meta(
-            description="What a preemption takes of a native gang. All: all pods or none. Single: single pods. Unset: "
-            "Single, by Kubernetes."
+            description="What a preemption takes of a native gang. All: all pods or none. Single: single pods. "
+            "Unset: Single."
         ),
     ] = None
     shared_claims: Annotated[
         tuple[str, ...],
-        Meta(
-            description="Names of entries of template.spec.resourceClaims, up to 4: all pods of a native gang share "
-            "one claim instead of one for each pod."
-        ),
+        Meta(description="Up to 4 names of template.spec.resourceClaims: all pods of a native gang share one claim."),
     ] = ()
 
 
@@ -420,24 +389,24 @@ class Peer(SpecFields, frozen=True, kw_only=True):
 
 
 class NetworkPolicy(SpecFields, frozen=True, kw_only=True):
-    """Limits on the pods' network traffic. The network plug-in must enforce NetworkPolicies."""
+    """Limits on the pods' traffic. The network plug-in must enforce NetworkPolicies."""
 
     enabled: Annotated[
         bool,
         Meta(
-            description="True: pods may connect only to pods of the same job, DNS and egressCidrs; only these "
-            "pods, and at the metrics port the operator and metricsFrom, may connect to them."
+            description="True: pods may connect only to pods of the job, DNS and egressCidrs; only pods of the "
+            "job, and at the metrics port the operator and metricsFrom, may connect to them."
         ),
     ] = False
     egress_cidrs: Annotated[
-        tuple[str, ...], Meta(description="Further address ranges that the pods may connect to, such as 10.0.0.0/8.")
+        tuple[str, ...], Meta(description="Further address ranges for connections of the pods, such as 10.0.0.0/8.")
     ] = ()
     metrics_from: Annotated[
         tuple[Peer, ...] | None,
         Meta(
-            description="Clients that may read the pods' metrics besides the operator, as in `from` of a NetworkPolicy "
-            "(namespaceSelector, podSelector, ipBlock). Unset: pods labelled app.kubernetes.io/name=prometheus in any "
-            "namespace. []: none."
+            description="Clients that may read the pods' metrics besides the operator, as in `from` of a "
+            "NetworkPolicy. Unset: pods labelled app.kubernetes.io/name=prometheus in any namespace. "
+            "[]: none."
         ),
     ] = None
 
@@ -456,11 +425,11 @@ class ProfileRef(SpecFields, frozen=True, kw_only=True):
     kind: Annotated[
         Literal["ClusterDDPTrainingProfile", "DDPTrainingProfile"] | None,
         Meta(
-            description="ClusterDDPTrainingProfile: a profile for all namespaces. DDPTrainingProfile: a profile of the "
-            "job's namespace. Unset: ClusterDDPTrainingProfile."
+            description="ClusterDDPTrainingProfile: for all namespaces. DDPTrainingProfile: of the job's "
+            "namespace. Unset: ClusterDDPTrainingProfile."
         ),
     ] = None
-    name: Annotated[str, Meta(description="Name of the profile; `ddp profile list` shows all of them.")]
+    name: Annotated[str, Meta(description="Name of the profile.")]
 
 
 class Spec(SpecFields, frozen=True, kw_only=True):
@@ -468,26 +437,23 @@ class Spec(SpecFields, frozen=True, kw_only=True):
 
     profile_ref: Annotated[
         ProfileRef | None,
-        Meta(
-            description="Profile that completes this spec. The operator copies it when the job starts; later edits of "
-            "the profile do not change the job (docs/profiles.md)."
-        ),
+        Meta(description="Profile that completes this spec, copied when the job starts (docs/profiles.md)."),
     ] = None
 
-    nodes: Annotated[int, Meta(description="Number of pods (torchrun nodes), 1 to 5000. The scale subresource.")] = 1
+    nodes: Annotated[int, Meta(description="Number of pods (torchrun nodes), 1 to 5000.")] = 1
     proc_per_node: Annotated[
         int | str,
         Meta(
-            description="Worker processes per pod: a number, gpu (one per GPU of the limits; docs/reference.md lists "
-            "the resource names), cpu (one per CPU of the limits), or auto (gpu if the pod has GPUs, otherwise 1). "
-            "Pods with GPUs of resource claims need a number."
+            description="Ranks per pod: a number (needed with resource claims), gpu (one per GPU of the limits, "
+            "docs/reference.md), cpu (one per CPU of the limits), or auto (gpu if the pod has GPUs, "
+            "otherwise 1)."
         ),
     ] = "auto"
     spares: Annotated[
         int | None,
         Meta(
-            description="Number of spare pods, 0 to 16, in addition to nodes. A spare imports PyTorch, waits, and "
-            "replaces a lost pod other than pod 0 at once."
+            description="Spare pods in addition to nodes, 0 to 16. A spare imports PyTorch, waits, and replaces a "
+            "lost pod other than pod 0 at once."
         ),
     ] = None
     elastic: Elastic | None = None
@@ -519,51 +485,49 @@ class Spec(SpecFields, frozen=True, kw_only=True):
     active_deadline_seconds: Annotated[
         int | None,
         Meta(
-            description="Maximum seconds that the job is active before it fails, without suspension and queues. "
-            "The time restarts when the job is resumed or admitted."
+            description="Maximum seconds that the job is active, without suspension and queues; then it fails "
+            "(DeadlineExceeded). The time restarts when the job is resumed or admitted."
         ),
     ] = None
     pending_deadline_seconds: Annotated[
         int | None,
         Meta(
-            description="Maximum seconds until all pods of an attempt run, before the job fails. The time "
-            "restarts with each attempt, resumption, admission and eviction by a queue."
+            description="Maximum seconds until all pods of an attempt run; then the job fails "
+            "(PendingDeadlineExceeded). The time restarts with each attempt, resumption, admission "
+            "and eviction by a queue."
         ),
     ] = None
     success_policy: Annotated[
         Literal["AllNodes", "RankZero"],
         Meta(
-            description="AllNodes: the job succeeds when all pods succeed. RankZero: it succeeds when pod 0, which has "
-            "rank 0, succeeds; the operator then stops the remaining pods."
+            description="AllNodes: the job succeeds when all pods succeed. RankZero: when pod 0, which has rank "
+            "0, succeeds; the operator then stops the others."
         ),
     ] = "AllNodes"
     process_group_policy: Annotated[
         Literal["Warn", "Fail", "Ignore"] | None,
         Meta(
-            description="Action if ranks make steps although no process group spans all of them, as with a launcher "
-            "inside the command (bash -c 'torchrun …'). Fail: fail the job. Warn: set the condition TrainsAsOne to "
-            "False. Ignore: none, for independent ranks. Unset: Fail."
+            description="If ranks make steps and no process group spans all of them, as with bash -c 'torchrun "
+            "…'. Fail: fail the job. Warn: set the condition TrainsAsOne to False. Ignore: for "
+            "independent ranks. Unset: Fail."
         ),
     ] = None
     clean_pod_policy: Annotated[
         Literal["All", "Running", "None"],
         Meta(
-            description="Pods to delete when the job ends. Running: pods that still run; finished pods stay for their "
-            "logs. All: all pods. None: no pod."
+            description="Pods to delete when the job ends. Running: those that still run; the others keep their "
+            "logs. All: all. None: none."
         ),
     ] = "Running"
     ttl_seconds_after_finished: Annotated[
         int | None,
-        Meta(
-            description="Seconds after success or failure until this resource is deleted. Under GitOps use "
-            "cleanPodPolicy: All instead (docs/reference.md)."
-        ),
+        Meta(description="Seconds after the end until this resource is deleted; not under GitOps (docs/reference.md)."),
     ] = None
     security_profile: Annotated[
         Literal["Default", "Restricted"],
         Meta(
-            description="Default: no privilege escalation, seccomp RuntimeDefault. Restricted: also non-root and no "
-            "capabilities, so that the pods pass the restricted Pod Security Standard. Values in the template take "
+            description="Default: no privilege escalation, seccomp RuntimeDefault. Restricted: also non-root and "
+            "no capabilities, for the restricted Pod Security Standard. Values in the template take "
             "precedence."
         ),
     ] = "Default"

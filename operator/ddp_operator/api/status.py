@@ -40,28 +40,28 @@ class Nodes(StatusFields, frozen=True, kw_only=True, omit_defaults=False):
     """Pods of the current attempt."""
 
     desired: int = 0
-    ready: Annotated[int, Meta(description="Pods that run and are ready, without spares.")] = 0
-    spares: Annotated[int, Meta(description="Ready pods that wait as spares.")] = 0
+    ready: Annotated[int, Meta(description="Ready pods, without spares.")] = 0
+    spares: Annotated[int, Meta(description="Ready spares.")] = 0
     succeeded: int = 0
     failed: int = 0
 
 
 class Restarts(StatusFields, frozen=True, kw_only=True, omit_defaults=False):
-    """Restarts of the job's training, or of the present run of `ddp dev`."""
+    """Restarts of the training, or of the present run of `ddp dev`."""
 
     all: Annotated[
-        int, Meta(description="All restarts: in the same pods, of single pods that the Job replaced, and of all pods.")
+        int, Meta(description="In the same pods, of single pods that the Job replaced, and of all pods.")
     ] = 0
-    in_place: Annotated[int, Meta(description="Restarts of the workers in the same pods, over all attempts.")] = 0
+    in_place: Annotated[int, Meta(description="In the same pods, over all attempts.")] = 0
     used: Annotated[
         int,
         Meta(
-            description="Restarts after failures, in the same or with new pods, since a checkpoint last reset the "
-            "count. Disruptions, resizes and resumptions do not count."
+            description="After failures, since a checkpoint last reset the count; without disruptions, resizes "
+            "and resumptions."
         ),
     ] = 0
     limit: Annotated[
-        int, Meta(description="spec.recovery.maxRestarts, also that of a profile: with more, the job fails.")
+        int, Meta(description="spec.recovery.maxRestarts, also that of a profile; with more, the job fails.")
     ] = 0
 
 
@@ -111,9 +111,8 @@ STATE_VERSION: Final = 1
 
 
 class OperatorState(StatusFields, frozen=True, kw_only=True):
-    """What the operator has to remember between its passes and after its own restart, with the version of this form.
-    Programs must not read it, and nobody may edit it: its members change without notice.
-    """
+    """What the operator remembers between its passes. Programs must not read it, and nobody may edit it: its
+    members change without notice."""
 
     version: int = field(default_factory=lambda: STATE_VERSION)  # a plain default would not be stored
     nodes: int = 0
@@ -156,95 +155,75 @@ class PreflightStatus(StatusFields, frozen=True, kw_only=True):
     """Results of the checks before training, from pod 0."""
 
     failed: Annotated[tuple[str, ...], Meta(description="Failed checks; the log of pod 0 has the reasons.")] = ()
-    all_reduce_milliseconds: Annotated[
-        str | None, Meta(description="Time of an all-reduce of one number over all ranks.")
-    ] = None
+    all_reduce_milliseconds: Annotated[str | None, Meta(description="Of one number over all ranks.")] = None
     all_reduce_megabytes_per_second: Annotated[
         str | None, Meta(description="Bus bandwidth over all ranks, in 10^6 bytes per second.")
     ] = None
     transport: Annotated[
         str | None,
-        Meta(
-            description="Transport between pods, from NCCL's log: IB, RoCE, EFA, FasTrak, NVLink, Socket, or the name "
-            "of another plug-in."
-        ),
+        Meta(description="Between pods, from NCCL's log: IB, RoCE, EFA, FasTrak, NVLink, Socket, or another plug-in."),
     ] = None
     gpu_direct: Annotated[bool | None, Meta(description="True: all channels between pods use GPUDirect RDMA.")] = None
     slowest: Annotated[
         str,
         Meta(
-            description="The pods with the lowest bandwidth between them, in one direction and over all their ranks, "
-            "in 10^6 bytes per second, such as: pods 2 and 7 (nodes gpu-a3 and gpu-b1): 21840 MB/s."
+            description="Pods with the lowest bandwidth between them, in one direction over all their ranks, such "
+            "as: pods 2 and 7 (nodes gpu-a3 and gpu-b1): 21840 MB/s."
         ),
     ] = ""
 
 
 class CheckpointStatus(StatusFields, frozen=True, kw_only=True):
-    """The newest checkpoint that the training script reported."""
+    """Newest checkpoint that the script reported."""
 
     step: int
     time: Annotated[Time | None, Meta(description="When the operator first observed it.")] = None
 
 
 class History(StatusFields, frozen=True, kw_only=True):
-    """Metrics of the job over time, as lines of a CSV file for `ddp report`. Their number is bounded."""
+    """Metrics over time, as lines of a CSV file for `ddp report`."""
 
-    columns: Annotated[
-        str, Meta(description="Names of the columns, as in metrics.csv of `ddp run`; time is Unix time.")
-    ]
+    columns: Annotated[str, Meta(description="As in metrics.csv of `ddp run`; time is Unix time.")]
     rows: Annotated[
         tuple[str, ...],
-        Meta(
-            description="At most 60 rows; when there are more, every second one is removed. Unknown values are empty."
-        ),
+        Meta(description="At most 60: when there are more, every second one is removed. Unknown values are empty."),
     ]
 
 
 class TrackingStatus(StatusFields, frozen=True, kw_only=True):
-    """The job's run in the trackers of spec.tracking."""
+    """Run in the trackers of spec.tracking."""
 
-    run_id: Annotated[str, Meta(description="Identity of the run: DDP_TRACKING_RUN and WANDB_RUN_ID of the ranks.")]
-    links: Annotated[
-        tuple[str, ...], Meta(description="Web pages of the run that the pods reported: in MLflow, in W&B.")
-    ] = ()
+    run_id: Annotated[str, Meta(description="DDP_TRACKING_RUN and WANDB_RUN_ID of the ranks.")]
+    links: Annotated[tuple[str, ...], Meta(description="Pages of the run in MLflow and W&B.")] = ()
 
 
 class LastRestart(StatusFields, frozen=True, kw_only=True):
     """The latest restart of all workers, and its cost."""
 
-    attempt: Annotated[
-        int, Meta(description="Attempt that the restart started, or within which it happened (in the same pods).")
-    ]
+    attempt: Annotated[int, Meta(description="Attempt that the restart started, or in whose pods it happened.")]
     level: Annotated[
         RecoveryLevel | None,
         Meta(
             description="SamePods: the workers restarted in their pods. ReplacedPod: the Job replaced a lost pod. "
-            "NewPods: a new Job replaced all pods. Unset: not restarted yet."
+            "NewPods: a new Job replaced all pods."
         ),
     ] = None
-    cause: Annotated[
-        str, Meta(description="Category of the failure, or another reason of the interruption, such as Resized.")
-    ] = ""
+    cause: Annotated[str, Meta(description="Category of the failure, or another reason, such as Resized.")] = ""
     time: Annotated[Time, Meta(description="When training was interrupted, or its resize requested.")]
-    step: Annotated[int | None, Meta(description="Highest step that was reported before the interruption.")] = None
+    step: Annotated[int | None, Meta(description="Highest step reported before the interruption.")] = None
     steps_lost: Annotated[
         int | None,
-        Meta(
-            description="Repeated steps. Until the workers report a step: those after the newest checkpoint. "
-            "Unset: unknown."
-        ),
+        Meta(description="Repeated steps; until the workers report a step, those after the newest checkpoint."),
     ] = None
-    recovery_seconds: Annotated[
-        int | None, Meta(description="Seconds from the interruption to the first step observed afterwards.")
-    ] = None
+    recovery_seconds: Annotated[int | None, Meta(description="From the interruption to the next observed step.")] = None
 
 
 class CodeStatus(StatusFields, frozen=True, kw_only=True):
-    """The code that the pods run, if `ddp submit --workdir` packed it."""
+    """Code that `ddp submit --workdir` packed."""
 
     revision: Annotated[
         str,
-        Meta(description="Short form of commit and digest of spec.code, such as 1a2b3c4d5e6f-dirty 9f86d081884c."),
+        Meta(description="Short commit and digest of spec.code, such as 1a2b3c4d5e6f-dirty 9f86d081884c."),
     ]
 
 
@@ -254,16 +233,17 @@ class Straggler(StatusFields, frozen=True, kw_only=True):
     rank: int
     ratio: Annotated[str, Meta(description="Own time per step relative to the median rank's, such as 1.8.")]
     cause: Annotated[
-        Literal["compute", "data"], Meta(description="Main part of that time: compute, or data (waiting for data).")
+        Literal["compute", "data"],
+        Meta(description="Main part of that time. compute: the model. data: the wait for data."),
     ]
 
 
 class LastFailure(StatusFields, frozen=True, kw_only=True):
-    """The root cause of the latest failure: the earliest failure that is not secondary (the loss of a peer). Training
-    may have been restarted since."""
+    """Root cause of the latest failure: the earliest that is not secondary (the loss of a peer). Training may have
+    restarted since."""
 
     attempt: int
-    rank: Annotated[int | None, Meta(description="Global rank of the failed worker, if it was a worker.")] = None
+    rank: Annotated[int | None, Meta(description="Global rank of the failed worker.")] = None
     pod_index: Annotated[int | None, Meta(description="Completion index of the pod.")] = None
     pod: str = ""
     container: Annotated[str, Meta(description="Init container that failed. Unset: the training container.")] = ""
@@ -271,37 +251,32 @@ class LastFailure(StatusFields, frozen=True, kw_only=True):
     exit_code: int | None = None
     category: str
     message: str = ""
-    traceback: Annotated[
-        str, Meta(description="End of the worker's traceback; without one, its last lines of output.")
-    ] = ""
+    traceback: Annotated[str, Meta(description="End of the traceback; without one, the last lines of output.")] = ""
     remedy: Annotated[str, Meta(description="What to do about it.")] = ""
     conclusion: Annotated[
-        str, Meta(description="Why the job was not restarted. Unset: it was, or the category is the reason.")
+        str, Meta(description="Why the job was not restarted, if the category is not the reason.")
     ] = ""
     time: Time | None = None
     signature: Annotated[
         str,
-        Meta(
-            description="Identity of a script failure, such as KeyError at train.py:42, or the exit code. Unset: "
-            "the script is not the cause."
-        ),
+        Meta(description="Identity of a failure of the script, such as KeyError at train.py:42, or the exit code."),
     ] = ""
     step: Annotated[int | None, Meta(description="Step that the failed rank had reached.")] = None
 
 
 class DevStatus(StatusFields, frozen=True, kw_only=True):
-    """The runs of a job with spec.dev. Progress, history, restarts in the same pods and lastFailure of the status are
-    those of the run."""
+    """Runs of a job with spec.dev. Progress, history, lastFailure and restarts in the same pods are those of the
+    run."""
 
-    run: Annotated[int, Meta(description="Number of the run in the pods. 0: none, because its code was lost.")] = 0
-    digest: Annotated[str, Meta(description="SHA-256 of its archive's tar. Unset: the job's own code.")] = ""
+    run: Annotated[int, Meta(description="Run in the pods. 0: none, because its code was lost.")] = 0
+    digest: Annotated[str, Meta(description="Of its archive. Unset: the job's own code.")] = ""
     result: Annotated[RunResult | None, Meta(description="How the run ended. Unset: it has not.")] = None
     start_time: Time | None = None
     completion_time: Time | None = None
     release_time: Annotated[
-        Time | None, Meta(description="When the pods end unless another run starts. Unset: the pods are not held.")
+        Time | None, Meta(description="When the pods end without another run. Unset: they are not held.")
     ] = None
-    last_run: Annotated[int, Meta(description="Highest number of a former run; pod 0 has the last ten. 0: none.")] = 0
+    last_run: Annotated[int, Meta(description="Highest former run; pod 0 has the last ten. 0: none.")] = 0
 
     @property
     def last_number(self) -> int:
@@ -327,10 +302,8 @@ class Usage(StatusFields, frozen=True, kw_only=True, omit_defaults=False):
 
     gpus: Annotated[int, Meta(description="GPUs of the scheduled pods.")] = 0
     gpu_seconds: Annotated[int, Meta(description="Sum of productive, waiting and lost.")] = 0
-    productive: Annotated[int, Meta(description="Time with steps that were not repeated later.")] = 0
-    waiting: Annotated[
-        int, Meta(description="From the scheduling of a pod to the first step: images, imports, other pods.")
-    ] = 0
+    productive: Annotated[int, Meta(description="Time with steps that were not repeated.")] = 0
+    waiting: Annotated[int, Meta(description="From the scheduling of a pod to the first step.")] = 0
     lost: Annotated[
         tuple[LostUsage, ...],
         Meta(description="From interruptions to the next step, and the time of repeated steps."),
@@ -343,9 +316,9 @@ class QueueStatus(StatusFields, frozen=True, kw_only=True):
     cluster_queue: str
     position: Annotated[int, Meta(description="1: the next one.")]
     of: Annotated[int, Meta(description="Number of waiting Workloads.")]
-    waits_for: Annotated[str, Meta(description="The first resource without enough free quota. Unset: none.")] = ""
+    waits_for: Annotated[str, Meta(description="First resource without enough free quota.")] = ""
     start_p50: Annotated[
-        Time | None, Meta(description="Estimate: it has started by then with a probability of 50 %.")
+        Time | None, Meta(description="The job has started by then with a probability of 50 % (estimate).")
     ] = None
     start_p90: Annotated[Time | None, Meta(description="The same with 90 %.")] = None
 
@@ -355,29 +328,23 @@ class InputStatus(StatusFields, frozen=True, kw_only=True):
 
     name: str
     phase: Literal["Pending", "Fetching", "Fetched", "Failed"]
-    bytes: Annotated[int, Meta(description="Bytes that were fetched.")] = 0
-    total_bytes: Annotated[
-        int | None, Meta(description="Size at the source. Unset: the source does not report it, or not yet.")
-    ] = None
-    place: Annotated[
-        str, Meta(description="Folder that stores it: claim:NAME/PATH, or node:PATH for a cache on the nodes.")
-    ] = ""
-    etag: Annotated[str, Meta(description="ETag of the fetched file, from the source.")] = ""
-    reason: Annotated[
-        str, Meta(description="Reason of the failure or of the retry, as in the condition InputsReady.")
-    ] = ""
+    bytes: Annotated[int, Meta(description="Fetched so far.")] = 0
+    total_bytes: Annotated[int | None, Meta(description="Size at the source, if known.")] = None
+    place: Annotated[str, Meta(description="claim:NAME/PATH, or node:PATH for a cache on the nodes.")] = ""
+    etag: Annotated[str, Meta(description="Of the fetched file, from the source.")] = ""
+    reason: Annotated[str, Meta(description="Of the failure or retry, as in the condition InputsReady.")] = ""
     message: str = ""
 
 
 class Profile(StatusFields, frozen=True, kw_only=True):
-    """Copy of the profile at the start of the job. Later edits of the profile do not change the job."""
+    """Copy of the profile at the start of the job."""
 
     kind: Annotated[
         str,
         Meta(description="Kind of the profile; JobDefaults, without a name: defaults of the operator's settings."),
     ]
     name: str
-    digest: Annotated[str, Meta(description="Digest of job.")]
+    digest: Annotated[str, Meta(description="Of job.")]
     job: Annotated[Any, Meta(description="Part of a spec; the job's own values take precedence.")]
 
 
@@ -385,11 +352,11 @@ class Status(StatusFields, frozen=True, kw_only=True):
     """Observed state of the job. The operator decides ``attempt`` and ``lastFailure``."""
 
     observed_generation: int = 0
-    phase: Annotated[Phase | None, Meta(description="Summary for people; programs should read the conditions.")] = None
+    phase: Annotated[Phase | None, Meta(description="For people; programs should read the conditions.")] = None
     reason: Annotated[
-        str, Meta(description="Reason why the job waits or failed, as one identifier; conditions have the details.")
+        str, Meta(description="Why the job waits or failed, as one identifier; conditions have the details.")
     ] = ""
-    attempt: Annotated[int, Meta(description="1 for the first Job; increases by 1 with each restart of all pods.")] = 0
+    attempt: Annotated[int, Meta(description="1 for the first Job; one more with each restart of all pods.")] = 0
     job_name: str = ""
     start_time: Time | None = None
     attempt_time: Annotated[
@@ -398,13 +365,10 @@ class Status(StatusFields, frozen=True, kw_only=True):
     ] = None
     first_run_time: Annotated[
         Time | None,
-        Meta(
-            description="When a pod of the job first ran. Until then you can change the template and other fields that "
-            "only the Job uses."
-        ),
+        Meta(description="When a pod of the job first ran; until then the template can be changed."),
     ] = None
     completion_time: Time | None = None
-    selector: Annotated[str, Meta(description="Label selector of the pods, for the scale subresource.")] = ""
+    selector: Annotated[str, Meta(description="Of the pods, for the scale subresource.")] = ""
     nodes: Nodes = field(default_factory=Nodes)
     restarts: Restarts = field(default_factory=Restarts)
     inputs: tuple[InputStatus, ...] = ()
@@ -423,13 +387,13 @@ class Status(StatusFields, frozen=True, kw_only=True):
     dev: DevStatus | None = None
     stragglers: Annotated[
         tuple[Straggler, ...],
-        Meta(description="Stragglers of the last minute, the slowest first, at most 8; of up to 16 compared pods."),
+        Meta(description="Of the last minute, the slowest first, at most 8; of up to 16 compared pods."),
     ] = ()
     last_restart: LastRestart | None = None
     last_failure: LastFailure | None = None
     failed_nodes: Annotated[
         tuple[str, ...],
-        Meta(description="Kubernetes nodes that were lost with a pod of the job, the latest last; at most 10."),
+        Meta(description="Nodes that were lost with a pod of the job, the latest last; at most 10."),
     ] = ()
     queue: Annotated[QueueStatus | None, Meta(description="Unset: the job does not wait in a queue.")] = None
     profile: Profile | None = None

@@ -167,8 +167,7 @@ class FaultCollector(Collector):
         """Yield the counter."""
         family = CounterMetricFamily(
             "ddp_operator_faults",
-            "Objects of other owners, and views of a status, that the operator left out because it could not read "
-            "them, by kind or view; the log names them.",
+            "Objects of other owners, and views of a status, that the operator could not read; the log names them.",
             labels=("part",),
         )
         for part, count in sorted(self._faults.counts.copy().items()):
@@ -205,8 +204,7 @@ class OperatorMetrics:
         )
         self.create_to_job = histogram(
             "ddp_operator_create_to_job_duration_seconds",
-            "From the watch event of a new resource to the event of its first Job; without jobs that existed at the "
-            "operator's start.",
+            "From the watch event of a new resource to that of its first Job; without jobs of before the start.",
             buckets=SHORT,
         )
         self.start_to = histogram(
@@ -240,8 +238,8 @@ class OperatorMetrics:
         )
         self.node_failures = counter(
             "ddp_operator_node_failures_total",
-            "Failures of jobs with GPUs that a node caused, as reported by pods: the node was lost, had a GPU error, "
-            f"or was left because of its conditions. {OTHER}: further nodes beyond {MAX_NODE_LABELS}.",
+            "Failures of jobs with GPUs that a node caused: it was lost, had a GPU error, or was left because of its "
+            f"conditions. {OTHER}: nodes beyond {MAX_NODE_LABELS}.",
             ["node"],
         )
         self._node_labels: set[str] = set()

@@ -58,10 +58,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     code.add_argument("--no-code", action="store_true", help="run the code again that the pods have")
     parser.add_argument("--watch", action="store_true", help="run again whenever a packed file is saved, until Ctrl-C")
-    parser.epilog = (
-        "Arguments after -- replace those of the script. Ctrl-C ends the run; the pods are held. Exit code: 0 if the "
-        "run succeeded, 1 if it failed."
-    )
+    parser.epilog = "Arguments after -- replace those of the script. Ctrl-C ends the run; the pods are held."
 
 
 def _add_dev_arguments(parser: argparse.ArgumentParser) -> None:

@@ -53,10 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_output_argument(parser)
     add_cluster_arguments(parser)
-    parser.epilog = (
-        "The job continues after the drill. On this machine, start it with ddp run --max-restarts 3: without restarts, "
-        "the kill would end it."
-    )
+    parser.epilog = "The job continues. On this machine start it with ddp run --max-restarts 3, or the kill ends it."
 
 
 def run(arguments: argparse.Namespace) -> int:

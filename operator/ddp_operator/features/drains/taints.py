@@ -29,9 +29,9 @@ class DrainFields(SpecFields, frozen=True, kw_only=True):
     drains: Annotated[
         Literal["Move", "Report"] | None,
         Meta(
-            description="For a node that a component such as Karpenter has tainted to drain it. Move: as Migrate of "
-            "nodeHealth. Report: as Report. Unset: not read. Pods that a DrainRequest or EvictionRequest names always "
-            "move."
+            description="If a component such as Karpenter has tainted the node to drain it (docs/drains.md). "
+            "Move: as Migrate of nodeHealth. Report: as Report. Unset: not read. Requests that name "
+            "pods are always followed."
         ),
     ] = None
 

@@ -19,8 +19,8 @@ class History(SpecFields, frozen=True, kw_only=True):
     url: Annotated[
         str | None,
         Meta(
-            description="Folder of the records of all jobs, such as s3://team/history, by fsspec and its plug-ins in "
-            "the job's image. Unset: the claim, folder or url of spec.checkpoint."
+            description="Folder of the records of all jobs, such as s3://team/history, by fsspec in the job's "
+            "image. Unset: the claim, folder or url of spec.checkpoint."
         ),
     ] = None
     secret_ref: Annotated[

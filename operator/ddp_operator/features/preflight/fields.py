@@ -31,13 +31,13 @@ class Preflight(SpecFields, frozen=True, kw_only=True):
     checks: Annotated[
         tuple[Literal["dns", "tcp", "allreduce", "pairs"], ...],
         Meta(
-            description="dns: resolve the names of pod 0 and of the next pod. tcp: connect to both. allreduce: "
-            "measure the bandwidth over all ranks, in some seconds. pairs: allreduce, and the "
-            "bandwidth between pairs of pods, at most eight for each pod."
+            description="dns: resolve the names of pod 0 and the next pod. tcp: connect to both. allreduce: "
+            "measure the bandwidth over all ranks, in some seconds. pairs: allreduce, and pairs of "
+            "pods, at most eight for each pod."
         ),
     ] = ("dns", "tcp")
     min_megabytes_per_second: Annotated[
-        int, Meta(description="Minimum bus bandwidth for the check allreduce, in 10^6 bytes per second.")
+        int, Meta(description="Minimum bus bandwidth of allreduce, in 10^6 bytes per second.")
     ] = 0
 
 
@@ -49,22 +49,20 @@ class Network(SpecFields, frozen=True, kw_only=True):
     transports: Annotated[
         tuple[str, ...],
         Meta(
-            description="Names in NCCL's log of the transports that require accepts, such as IB and NVLink, up to 8. "
-            "Empty: all but Socket."
+            description="Transports that require accepts, by their names in NCCL's log, such as IB and NVLink, up "
+            "to 8. Empty: all but Socket."
         ),
     ] = ()
     require: Annotated[
         bool,
         Meta(
-            description="True: the attempt fails before training if NCCL uses another transport, or if a pair of pods "
-            "is too slow."
+            description="True: the attempt fails before training if NCCL uses another transport, or a pair of "
+            "pods is too slow."
         ),
     ] = False
     min_pair_megabytes_per_second: Annotated[
         int | None,
-        Meta(
-            description="Minimum bandwidth between two pods for the check pairs, in 10^6 bytes per second. Unset: none."
-        ),
+        Meta(description="Minimum bandwidth of pairs, in 10^6 bytes per second. Unset: none."),
     ] = None
 
 

@@ -23,14 +23,14 @@ class TensorBoard(SpecFields, frozen=True, kw_only=True):
     path: Annotated[
         str,
         Meta(
-            description="Absolute path in the container, on a volume that outlives the pods. Each run gets its own "
-            "folder in it; the script reads its path from TENSORBOARD_LOGGING_DIR."
+            description="Absolute path on a volume that outlives the pods. Each run gets its own folder in it "
+            "(TENSORBOARD_LOGGING_DIR)."
         ),
     ]
 
 
 class MLflow(SpecFields, frozen=True, kw_only=True):
-    """A run in MLflow. The launcher finds or creates it before the ranks start."""
+    """A run in MLflow, which the launcher finds or creates."""
 
     tracking_uri: Annotated[str, Meta(description="MLFLOW_TRACKING_URI, such as http://mlflow.team:5000.")]
     experiment: Annotated[
@@ -53,16 +53,16 @@ class WandB(SpecFields, frozen=True, kw_only=True):
 
 
 class Tracking(SpecFields, frozen=True, kw_only=True):
-    """Experiment trackers. All attempts, pods and restarts of the job are one run in each of them. Environment
-    variables in the template take precedence."""
+    """Experiment trackers: all attempts of the job are one run in each (docs/monitoring.md). Variables in the
+    template take precedence."""
 
-    run_name: Annotated[str | None, Meta(description="Name of the run. Unset: the job's name.")] = None
+    run_name: Annotated[str | None, Meta(description="Unset: the job's name.")] = None
     run_id: Annotated[
         str | None,
         Meta(
-            description="Identity of the run: at most 64 letters, digits, - and _. Set it to status.tracking.runId of "
-            "an earlier job to continue that job's run. Unset: the job's name and UID, so that a recreated job starts "
-            "a new run."
+            description="Identity of the run: at most 64 letters, digits, - and _. Set it to "
+            "status.tracking.runId of an earlier job to continue its run. Unset: the job's name and "
+            "UID."
         ),
     ] = None
     tensorboard: TensorBoard | None = None

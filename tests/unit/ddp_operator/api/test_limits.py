@@ -28,8 +28,8 @@ def test_limit_that_is_field_has_fields_default(limit: Limit) -> None:
         assert limit.value == ", ".join(map(str, default))
     elif default is not None:
         assert limit.value == default
-    rows = [line for line in write_page().splitlines() if line.endswith(f"| `{limit.change}` |")]
-    assert [f"| {limit.value} |" in row for row in rows] == [True]
+    entries = [line for line in write_page().splitlines() if line.endswith(f"(`{limit.change}`)")]
+    assert [f": {limit.value};" in entry for entry in entries] == [True]
 
 
 @pytest.mark.parametrize(
