@@ -33,7 +33,7 @@ def test_page_lists_every_field_that_is_honoured() -> None:
 
 
 def test_page_lists_every_field_that_is_refused_with_its_remedy() -> None:
-    listed = dict(re.findall(r"^\| `(\S+)` \| (.*) \|$", find_section("Refused"), re.MULTILINE))
+    listed = dict(re.findall(r"^- `(\S+)`: (.*)$", find_section("Refused"), re.MULTILINE))
     assert listed.pop("spec.volumes[].csi") == find_refusal("spec.volumes[].", "csi")
     assert listed == REFUSED
 
