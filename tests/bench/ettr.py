@@ -137,15 +137,19 @@ Runs = Mapping[str, Mapping[int, Sequence[TimeSpent]]]
 """The repetitions by policy and number of GPUs."""
 
 
-def render(data: RecoveryTimes) -> str:
-    """Return the tables as Markdown: the shares, what decides them, and the GPU hours lost by class."""
+def simulate_policies(data: RecoveryTimes) -> Runs:
+    """Return the repetitions of all policies."""
     policies = build_policies(data)
-    runs = {name: {gpus: run(data, policy, gpus) for gpus in GPUS} for name, policy in policies.items()}
-    return "\n".join([*_render_shares(runs), "", *_render_gains(runs), "", *_render_hours(runs)]) + "\n"
+    return {name: {gpus: run(data, policy, gpus) for gpus in GPUS} for name, policy in policies.items()}
+
+
+def render(runs: Runs) -> str:
+    """Return the tables of the page as Markdown: the shares, and what decides them."""
+    return "\n".join([*_render_shares(runs), "", *_render_gains(runs)]) + "\n"
 
 
 def _render_shares(runs: Runs) -> list[str]:
-    lines = _render_head("recovery", [f"{gpus:,} GPUs" for gpus in GPUS])
+    lines = _render_head("recovery: % of 30 days", [f"{gpus:,} GPUs" for gpus in GPUS])
     for name, by_size in runs.items():
         shares = [_describe_share([spent.effective_share for spent in by_size[gpus]]) for gpus in GPUS]
         lines.append(f"| {name} | " + " | ".join(shares) + " |")
@@ -175,7 +179,8 @@ def _render_gains(runs: Runs) -> list[str]:
     return lines
 
 
-def _render_hours(runs: Runs) -> list[str]:
+def render_hours(runs: Runs) -> str:
+    """Return a table of the GPU hours that the largest job loses by class."""
     titles = [*CLASSES, "cost of copies", "all"]
     lines = _render_head(f"GPU hours lost, {LARGEST:,} GPUs", titles)
     for name, by_size in runs.items():
@@ -183,7 +188,7 @@ def _render_hours(runs: Runs) -> list[str]:
         hours = [_mean_hours([spent.lost(kind) for spent in largest], LARGEST) for kind in CLASSES]
         hours.append(_mean_hours([spent.overhead for spent in largest], LARGEST))
         lines.append(f"| {name} | " + " | ".join(map(_describe_hours, [*hours, sum(hours)])) + " |")
-    return lines
+    return "\n".join(lines) + "\n"
 
 
 def _render_head(first: str, titles: Sequence[str]) -> list[str]:
@@ -201,7 +206,8 @@ def _describe_hours(hours: float) -> str:
 def _describe_share(shares: Sequence[float]) -> str:
     """Return the mean, and between which shares nine of ten repetitions are."""
     cuts = statistics.quantiles(shares, n=20)
-    return f"{statistics.mean(shares):.2%} ({cuts[0]:.2%} to {cuts[-1]:.2%})".replace("%", " %")
+    mean, least, most = (f"{share:.2%}".rstrip("%") for share in (statistics.mean(shares), cuts[0], cuts[-1]))
+    return f"{mean} ({least}-{most})"
 
 
 def _mean_hours(seconds: Sequence[float], gpus: int) -> float:
@@ -246,11 +252,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     if options.measure:
         record_measurement(options.measure)
     data = read_times()
-    text = render(data)
+    runs = simulate_policies(data)
     if options.write:
-        write_page(options.write, text)
+        write_page(options.write, render(runs))
     else:
-        print(f"Measured: {data.where}\n\n{text}")
+        print(f"Measured: {data.where}\n\n{render(runs)}\n{render_hours(runs)}")
 
 
 if __name__ == "__main__":

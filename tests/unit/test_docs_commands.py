@@ -28,7 +28,6 @@ from .test_docs import commands, fenced, outside_of_fences, pages_with
 
 # Text in a block that users do not type: formulas, a program's example output.
 NOT_TYPED = {
-    "docs/benchmark.md": r"ring all-reduce|parameter server",
     "docs/effective-time.md": r"share = ",
     "docs/metrics.md": r"work\(rank\) =|/ rate\(|straggler ratio =|goodput =|(steps|samples|tokens) per second +=",
     "docs/pod-contract.md": r"kubectl get configmap .*base64",

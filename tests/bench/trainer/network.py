@@ -6,7 +6,6 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-# Explained, with their sources, in docs/benchmark.md.
 FORMULAS = """\
 ring all-reduce     t = 2 (n - 1) / n * S / B + 2 (n - 1) * a
 parameter server    t = 2 n * S / B + 2 a
