@@ -6,7 +6,6 @@ import json
 import re
 import sys
 from collections.abc import Iterator, Mapping
-from itertools import groupby
 from typing import Any, Final, get_args
 
 from ddp_operator.api import constants
@@ -51,12 +50,12 @@ def write_page() -> str:
     lines = [_HEAD, "## spec", "", *_SPEC_INTRODUCTION, ""]
     fields = list(_walk(SCHEMA.document, "spec"))
     for maturity in get_args(Maturity):
-        entries = [_describe_field(*entry) for entry in fields if _find_maturity(entry[0]) == maturity]
-        if entries:
-            lines += [f"### {maturity.capitalize()} fields", "", *entries, ""]
+        rows = [_describe_field(*entry) for entry in fields if _find_maturity(entry[0]) == maturity]
+        if rows:
+            lines += [f"### {maturity.capitalize()} fields", "", *_TABLE, *rows, ""]
     status = build_resource_schema(SCHEMA)["properties"]["status"]
     lines += ["## status", "", *_STATUS_INTRODUCTION, ""]
-    lines += [*_list_status_fields(status), ""]
+    lines += [*_TABLE, *(_describe_field(*entry) for entry in _walk(status, "status")), ""]
     lines += ["## When fields may change", "", f"{_find_immutability()}.", ""]
     lines += [*_write_limits(), "", *_write_restarts()]
     return "\n".join(lines) + "\n"
@@ -94,6 +93,7 @@ def _write_restarts() -> Iterator[str]:
     yield from (f"| {' | '.join(cells)} |" for cells in _list_retries())
 
 
+_TABLE: Final = ("| field | type, default | meaning |", "|---|---|---|")
 _SPEC_INTRODUCTION: Final = (
     "What you write, with type and default; without a type it is a string, also one of named values, or an object.",
     "Stable and beta fields change by the [promises of a release](releases.md), experimental ones in each minor",
@@ -155,25 +155,6 @@ def _list_retries() -> Iterator[tuple[str, str, str, str]]:
     yield f"`{IMAGE_PULL.name}`", "no", "the kubelet retries", "after `pendingDeadlineSeconds`"
 
 
-def _list_status_fields(status: Mapping[str, Any]) -> Iterator[str]:
-    """Yield an entry for each field, and one for neighbours of an object and a type that need no description."""
-    fields = list(_walk(status, "status"))
-    for (parent, text, kind), entries in groupby(fields, key=_find_group):
-        if text:
-            yield from (f"- `{path}`{kind}: {text}" for path, _, _ in entries)
-            continue
-        first, *others = (path for path, _, _ in entries)
-        names = [f"`{first}`", *(f"`{path.removeprefix(parent)}`" for path in others)]
-        yield f"- {', '.join(names)}{kind}"
-
-
-def _find_group(entry: tuple[str, Mapping[str, Any], bool]) -> tuple[str, str, str]:
-    """Return the object of a field, its description and its type."""
-    path, schema, _ = entry
-    parent, point, _ = path.rpartition(".")
-    return parent + point, _format_text(schema.get("description", "")), _format_type(schema)
-
-
 def _walk(schema: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[str, Any], bool]]:
     """Yield every field with its path, its schema, and whether it is required."""
     for name, field in schema.get("properties", {}).items():
@@ -188,19 +169,13 @@ def _walk(schema: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[s
 
 
 def _describe_field(path: str, schema: Mapping[str, Any], required: bool) -> str:
-    remark = ""
-    if required:
-        remark = "required"
-    elif "default" in schema and schema.get("type") != "object":
-        remark = f"`{json.dumps(schema['default'])}`"
-    return f"- `{path}`{_format_type(schema, remark)}: {_format_text(schema.get('description', ''))}"
-
-
-def _format_type(schema: Mapping[str, Any], remark: str = "") -> str:
-    """Return the type of a field and a remark in parentheses. Strings, choices and objects are not named."""
     kind = _type(schema)
-    parts = [part for part in ("" if kind in ("string", "choice", "object") else kind, remark) if part]
-    return f" ({', '.join(parts)})" if parts else ""
+    if required:
+        kind += ", required"
+    elif "default" in schema and schema.get("type") != "object":
+        kind += f", `{json.dumps(schema['default'])}`"
+    text = _format_text(schema.get("description", "")).replace("|", "\\|")
+    return f"| `{path}` | {kind} | {text} |"
 
 
 def _type(schema: Mapping[str, Any]) -> str:
