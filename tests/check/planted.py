@@ -997,15 +997,6 @@ PLANTED: Final = MappingProxyType(_DATA | _MODEL | _OPTIMIZATION | _RESUME | _EN
 """By name: what people do."""
 
 OPEN: Final = MappingProxyType(
-    {
-        "copy of weights before the broadcast": "modules beside the models are not compared between ranks",
-        "generator of rank 0 for all": "rank 0 is judged first, whose gradients differ because of the data of rank 1",
-        "metric shared by rank 0 only": "gloo ends the ranks before the collectives can be compared",
-        "one optimizer steps without gradients": "gradients that the script clears count as those of an idle layer",
-        "one optimizer of two not saved": "a variable that holds the loaded file is named",
-        "place in the queue not saved": "a variable that holds the loaded file is named",
-        "scaler not saved": "the cause is not known",
-        "target network not loaded": "a variable that is computed from the network is named instead of it",
-    }
+    {"metric shared by rank 0 only": "gloo ends the ranks before the collectives can be compared"}
 )
 """Faults of which the report is not right yet, and why: a wrong or missing reason, or no failure."""

@@ -64,10 +64,11 @@ class Iteration(NamedTuple):
 def list_iterations(process: Process) -> Iterator[list[Iteration]]:
     """Yield for each DataLoader its iterations.
 
-    A loader for validation delivers before at most one step: its last batch comes before the next step.
+    A loader for validation delivers before at most one step: its last batch comes before the next step, with a batch of
+    the loader for training.
     """
     ordered = sorted(process.loaders, key=lambda item: (item[1].loader, item[1].iteration))
-    numbers = {number for step in process.steps for number in step.loaders}
+    alone = {step.loaders[0] for step in process.steps if len({*step.loaders}) == 1}
     delivered: dict[tuple[int, int], list[BatchRecord]] = defaultdict(list)
     for batch in process.batches:
         delivered[batch.loader, batch.iteration].append(batch)
@@ -77,7 +78,7 @@ def list_iterations(process: Process) -> Iterator[list[Iteration]]:
         iterations = []
         for (begin, record), end in zip(begins, ends, strict=True):
             steps = sum(loader in step.loaders for step in process.steps[begin:end])
-            trains = steps > 1 or numbers == {loader}
+            trains = steps > 1 or loader in alone
             iterations.append(Iteration(record, steps if trains else 0, delivered[loader, record.iteration]))
         yield iterations
 

@@ -1,7 +1,7 @@
 """Judge whether an interrupted script continues as if nothing had happened, and ends in time. Pure."""
 
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from typing import Final, NamedTuple
@@ -39,15 +39,17 @@ _RATES: Final = "the learning rate"
 _ORDER: Final = "the order of the data"
 _BATCH: Final = "the batch"
 _BUFFERS: Final = "the buffers"
+_SCALE: Final = "the scale of the gradients"
 _LOSS: Final = "the loss"
 _WEIGHTS: Final = "the weights after the step"
 _BESIDE: Final = "a module beside the model"
-_FACTS: Final = (_RATES, _ORDER, _BATCH, _BUFFERS, _LOSS, _WEIGHTS, _BESIDE)
+_FACTS: Final = (_RATES, _ORDER, _BATCH, _BUFFERS, _SCALE, _LOSS, _WEIGHTS, _BESIDE)
 _SEEDS: Final = {
     _RATES: "compute the learning rate from the step alone",
     _ORDER: "give the sampler a seed or a seeded generator",
     _BATCH: "seed the augmentation (torch.manual_seed, random.seed, numpy.random.seed, worker_init_fn)",
     _BUFFERS: "call torch.manual_seed() before the model is built",
+    _SCALE: "its GradScaler depends on gradients that are not finite",
     _LOSS: "call torch.manual_seed() at the start (dropout)",
     _WEIGHTS: "call torch.use_deterministic_algorithms(True)",
     _BESIDE: "seed what changes it",
@@ -92,13 +94,21 @@ class _Expected(NamedTuple):
 class _Resume(NamedTuple):
     """A process that continued a run: after which step of it. ``killed``: the step after which the former ended.
 
-    ``lost``: the values beside the models that it has not restored.
+    ``lost``: the values beside the models that it has not restored; ``peers``: the other ranks of an uninterrupted run.
     """
 
     process: Process
     killed: int
     position: int
     lost: Sequence[LostValue]
+    peers: Sequence[Process] = ()
+
+
+class _RankVerdict(NamedTuple):
+    """The verdict on a rank. ``order``: of a failure: restart, step and fact; of two the lower one is the cause."""
+
+    verdict: CheckVerdict
+    order: tuple[int, int, int] = (0, 0, 0)
 
 
 def judge_resume(reference: Recording, repeat: Recording | None, resumed: Recording | None) -> CheckVerdict:
@@ -117,13 +127,17 @@ def judge_resume(reference: Recording, repeat: Recording | None, resumed: Record
     randomness = _find_randomness(reference, repeat)
     files = _list_comparable_files(reference, repeat)
     verdict = passed()
+    failures = []
     for rank in sorted(resumed.ranks.keys() & reference.ranks.keys()):
         # One rank saves, and its buffers are what all ranks load.
         facts = [fact for fact in randomness.comparable if fact != _BUFFERS or rank == 0]
         expected = _Expected(reference, repeat, facts, files)
-        verdict = _choose_worse(verdict, _judge_rank(expected, resumed.ranks[rank], save))
-        if verdict.state == FAILED:
-            break
+        judged = _judge_rank(expected, resumed.ranks[rank], save)
+        verdict = _choose_worse(verdict, judged.verdict)
+        if judged.verdict.state == FAILED:
+            failures.append(judged)
+    if failures:  # ranks share gradients, so data of one rank changes the weights of all
+        verdict = min(failures, key=lambda judged: judged.order).verdict
     reason = f"{verdict.reason}; {randomness.text}" if randomness.text else verdict.reason
     return replace(verdict, reason=reason)
 
@@ -239,6 +253,8 @@ def _read_fact(process: Process, step: StepRecord, fact: str) -> object:
         return step.batch
     if fact == _BUFFERS:
         return step.buffers
+    if fact == _SCALE:
+        return step.scales
     if fact == _LOSS:
         return step.loss
     if fact == _BESIDE:
@@ -257,47 +273,56 @@ def _choose_worse(former: CheckVerdict, verdict: CheckVerdict) -> CheckVerdict:
     return former if former.state == WARNING and verdict.state == PASSED else verdict
 
 
-def _judge_rank(expected: _Expected, processes: Sequence[Process], save: SaveRecord) -> CheckVerdict:
+def _judge_rank(expected: _Expected, processes: Sequence[Process], save: SaveRecord) -> _RankVerdict:
     """Compare what the processes of a killed rank did with the uninterrupted run."""
     rank = processes[0].rank
     comparable = expected.comparable
     whole = expected.reference.ranks[rank][0]
+    peers = [process for process in expected.reference.firsts if process.rank != rank]
     repeat = next(iter(expected.repeat.ranks.get(rank, ())), None) if expected.repeat is not None else None
     saved = {save.step for save in expected.reference.saves}
     history = list(processes[0].steps)  # by position in the run
     texts = []
     warning = None
-    for killed, process in pairwise(processes):
+    for number, (killed, process) in enumerate(pairwise(processes)):
+        order = (number, 0, 0)
         if not process.steps:
             reason = f"the script made no step after its interruption at step {len(history)}"
-            return failed(reason, save.place, "load the checkpoint at the start as it was saved here")
+            return _RankVerdict(
+                failed(reason, save.place, "load the checkpoint at the start as it was saved here"), order
+            )
         position = _find_position(processes[0], history, process, saved)
         if isinstance(position, CheckVerdict):
-            return failed(position.reason, save.place, position.remedy)
+            return _RankVerdict(failed(position.reason, save.place, position.remedy), order)
         lost = find_lost_values(whole, repeat, process, position)
-        resume = _Resume(process, killed.steps[-1].step, position, lost)
+        resume = _Resume(process, killed.steps[-1].step, position, lost, peers)
+        difference = _find_resumed_difference(whole, resume, comparable)
+        if difference is not None:
+            step, fact = difference
+            return _RankVerdict(_judge_step(whole, resume, save, step, fact), (number, step.step, _FACTS.index(fact)))
         verdict = (
-            _judge_steps(whole, resume, save, comparable)
-            or _judge_draws(whole, resume, save, comparable)
+            _judge_draws(whole, resume, save, comparable)
             or _judge_files(resume, expected.files)
             or _judge_values(resume, save)
         )
         if verdict is not None and verdict.state == FAILED:
-            return verdict
+            return _RankVerdict(verdict, (number, len(whole.steps), 0))
         warning = warning or verdict
         history = history[:position] + process.steps
         texts.append(str(position))
     if not texts:
-        return not_applicable("no rank was killed")
+        return _RankVerdict(not_applicable("no rank was killed"))
     last = processes[-1]
     total = len(whole.steps)
     if whole.ended_itself and last.ended_itself and len(history) != total:
         reason = f"the resumed run made {len(history)} steps, the uninterrupted one {total}"
-        return failed(reason, save.place, "save the number of completed steps or epochs, and begin there")
+        verdict = failed(reason, save.place, "save the number of completed steps or epochs, and begin there")
+        return _RankVerdict(verdict, (len(processes), 0, 0))
     if warning is not None:
-        return warning
+        return _RankVerdict(warning)
     exactness = "bit-equal" if _WEIGHTS in comparable else "equal batches and learning rates"
-    return passed(f"continued after step {' and '.join(texts)}, {exactness} until step {min(len(history), total)}")
+    steps = min(len(history), total)
+    return _RankVerdict(passed(f"continued after step {' and '.join(texts)}, {exactness} until step {steps}"))
 
 
 def _find_position(
@@ -347,13 +372,16 @@ def _has_between(before: Digests, after: Digests, loaded: Digests) -> bool:
     return all(_has(before, model) or _has(after, model) for model in models)
 
 
-def _judge_steps(whole: Process, resume: _Resume, save: SaveRecord, comparable: Sequence[str]) -> CheckVerdict | None:
-    """Compare the steps after a restart with those of the uninterrupted run; None: all are equal."""
+def _find_resumed_difference(
+    whole: Process, resume: _Resume, comparable: Sequence[str]
+) -> tuple[StepRecord, str] | None:
+    """Return the first step after a restart that an uninterrupted run does not make, and its first other fact."""
     expected = whole.steps[resume.position : _find_aligned_end(whole, resume.position)]
-    difference = _find_difference(whole, expected, resume.process, resume.process.steps, comparable)
-    if difference is None:
-        return None
-    step, fact = difference
+    return _find_difference(whole, expected, resume.process, resume.process.steps, comparable)
+
+
+def _judge_step(whole: Process, resume: _Resume, save: SaveRecord, step: StepRecord, fact: str) -> CheckVerdict:
+    """Return the failure for a step that differs."""
     number = resume.position + step.step
     reason = (
         f"interrupted after step {resume.killed}, resumed after step {resume.position}: {fact} differs at step {number}"
@@ -431,11 +459,21 @@ def _explain(whole: Process, resume: _Resume, step: StepRecord, fact: str) -> tu
         return _explain_data(whole, resume, step, fact, lost)
     if fact == _BUFFERS:
         return "buffers are not saved", "save model.state_dict(), which has them, not the parameters alone"
+    if fact == _SCALE:
+        return (
+            "the state of the GradScaler is not restored",
+            "save scaler.state_dict() with the checkpoint, and load it",
+        )
     if fact == _LOSS:  # weights and batch are equal
         draws = _list_other_draws(whole, resume, step, (MODEL_DRAWS, SCRIPT_DRAWS))
         if draws:
             return _explain_draws(whole, resume, step, draws)
-        return lost or ("weights, batch and random state are equal", "")
+        return (
+            _explain_modules(whole, resume)
+            or _explain_late_optimizer(whole, resume, step)
+            or lost
+            or ("weights, batch and random state are equal", "")
+        )
     return _explain_weights(whole, resume, step, fact, lost)
 
 
@@ -457,6 +495,42 @@ def _explain_weights(
     if averages:
         return describe_lost(averages), _SAVE_VALUES
     return "the optimizer's state is not that of the uninterrupted run", "save optimizer.state_dict(), and load it"
+
+
+def _explain_modules(whole: Process, resume: _Resume) -> tuple[str, str] | None:
+    """Return the module beside the models that is not restored, such as a target network; None: there is none.
+
+    The first step after the restart has not changed it yet, or by equal weights.
+    """
+    expected = {*whole.steps[resume.position].beside}
+    restored = {*resume.process.steps[0].beside}
+    kinds = _list_kinds(expected - restored) & _list_kinds(restored - expected)
+    if not kinds:
+        return None
+    reason = f"{list_names(sorted(kinds))} beside the model is not restored"
+    return reason, "save its state_dict() with the checkpoint, and load it at the start"
+
+
+def _explain_late_optimizer(whole: Process, resume: _Resume, step: StepRecord) -> tuple[str, str] | None:
+    """Return the cause of another loss if an optimizer steps after the one that ends an iteration; None: none does.
+
+    The records of an iteration show the weights that it changes at the next one, where the loss depends on them.
+    """
+    if step.step == 1:
+        return None
+    after = whole.digests(whole.steps[resume.position - 1])
+    ahead = {item.model for item, digest in resume.process.initial.items() if after.get(item, digest) != digest}
+    expected = whole.digests(whole.steps[resume.position + step.step - 1])
+    actual = resume.process.digests(step)
+    names = [item.name for item in actual if item.model in ahead and expected.get(item) != actual[item]]
+    if not names:
+        return None
+    reason = f"the optimizer's state is not that of the uninterrupted run ({list_names(names)})"
+    return reason, "save the state_dict() of each optimizer, and load it"
+
+
+def _list_kinds(modules: Iterable[str]) -> set[str]:
+    return {module.partition(":")[0] for module in modules}
 
 
 def _list_other_draws(whole: Process, resume: _Resume, step: StepRecord, sources: Collection[str]) -> set[str]:
@@ -489,6 +563,11 @@ def _describe_draws(draws: set[str], resume: _Resume, step: StepRecord, *, is_re
 def _explain_data(
     whole: Process, resume: _Resume, step: StepRecord, fact: str, lost: tuple[str, str] | None
 ) -> tuple[str, str]:
+    number = resume.position + step.step
+    for peer in resume.peers:
+        if step.batch and step.batch in {other.batch for other in peer.steps[number - 1 : number]}:
+            reason = f"rank {whole.rank} continues with the batches of rank {peer.rank}"
+            return reason, "save the position, or the state of the generator, of each rank, and load its own on each"
     if fact == _BATCH and step.indices:
         draws = _list_other_draws(whole, resume, step, SOURCES)
         if draws:
@@ -510,9 +589,9 @@ def _explain_data(
     expected = _find_loader(whole, resume.position + step.step)
     if loader is not None and expected is not None:
         for former, value in zip(expected.state, loader.state, strict=False):
-            name, _, number = former.partition("=")
+            name, _, epoch = former.partition("=")
             if former != value and name.endswith(_EPOCH) and value.startswith(f"{name}="):
-                return f"{value.replace('=', ' is ')}, and was {number} in the uninterrupted run", remedy
+                return f"{value.replace('=', ' is ')}, and was {epoch} in the uninterrupted run", remedy
     if step.indices and not (loader is not None and loader.setter):
         remedy = "save the random states of each rank (torch, random, numpy), or those of the sampler, and load them"
     return "the data continues in another order", remedy
@@ -556,7 +635,7 @@ def judge_continuation(
         return None
     expected = _Expected(reference, repeat, _find_randomness(reference, repeat).comparable, {})
     for rank in sorted(continued.ranks.keys() & reference.ranks.keys()):
-        verdict = _judge_rank(expected, [repeat.ranks[rank][0], *continued.ranks[rank]], save)
+        verdict = _judge_rank(expected, [repeat.ranks[rank][0], *continued.ranks[rank]], save).verdict
         if verdict.state == FAILED:
             return failed(f"{head}; {verdict.reason}", place, remedy)
     return None

@@ -20,7 +20,8 @@ class LostValue(NamedTuple):
 
     ``is_lasting``: whether it differs at all steps after the restart; ``is_reset``: whether an uninterrupted run gives
     it a former value again, as an average over an epoch; ``is_late``: whether it does not exist before the first step
-    after the restart: it may then differ because the step did.
+    after the restart: it may then differ because the step did; ``is_initial``: whether it begins with the value that it
+    has at the first step of the run.
     """
 
     name: str
@@ -28,6 +29,7 @@ class LostValue(NamedTuple):
     is_lasting: bool
     is_reset: bool
     is_late: bool
+    is_initial: bool
 
 
 def find_lost_values(whole: Process, repeat: Process | None, process: Process, position: int) -> list[LostValue]:
@@ -56,16 +58,21 @@ def find_lost_values(whole: Process, repeat: Process | None, process: Process, p
                     is_lasting=len(pairs) >= _LEAST_STEPS and all(before != after for before, after in pairs),
                     is_reset=_is_reset([step[name] for step in expected if name in step]),
                     is_late=name not in values[0],
+                    is_initial=values[0].get(name, "") == expected[0].get(name),
                 )
             )
     return lost
 
 
 def choose_causes(lost: Sequence[LostValue]) -> list[str]:
-    """Return the values that may explain why a resumed run differs: rather those that are never reset."""
+    """Return the values that may explain why a resumed run differs: rather those that are never reset.
+
+    Values that begin anew explain it better than others, which a step may compute from them.
+    """
     early = [value for value in lost if not value.is_late]
-    kept = [value.name for value in early if not value.is_reset]
-    return kept or [value.name for value in early]
+    kept = [value for value in early if not value.is_reset]
+    begun = [value for value in kept if value.is_initial]
+    return [value.name for value in begun or kept or early]
 
 
 def describe_lost(names: Sequence[str]) -> str:

@@ -32,7 +32,15 @@ from ddp_cli.features.check.verdict import (
     passed,
     warned,
 )
-from ddp_pod.features.check.contract import DATA_DRAWS, ERROR, MODEL_DRAWS, SCRIPT_DRAWS, LoaderRecord, StepRecord
+from ddp_pod.features.check.contract import (
+    DATA_DRAWS,
+    ERROR,
+    MODEL_DRAWS,
+    SCAN_STEP,
+    SCRIPT_DRAWS,
+    LoaderRecord,
+    StepRecord,
+)
 
 _LEAST_CONSTANT: Final = 3  # batches with one loss, which are no coincidence
 _GROUP_STEPS: Final = 3  # before the last of which the process group must exist
@@ -196,14 +204,30 @@ def _check_change(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
         if steps[-1].foreign:
             return failed(f"{reason}: the optimizer has {steps[-1].foreign} others", place, BUILD_LATE)
         return failed(reason, place, "")
-    lost = [item for item in constant if item.name in steps[-1].unoptimized]
-    if lost:
-        reason = f"{list_names(item.name for item in lost)} get gradients and never change: no optimizer has them"
-        return failed(reason, first.facts[lost[0]].place, BUILD_LATE)
+    constant_cause = _explain_constant(first, constant)
+    if constant_cause is not None:
+        return constant_cause
     if steps[-1].foreign:
         reason = f"an optimizer has {steps[-1].foreign} parameters that no model has which was called"
         return warned(reason, place, BUILD_LATE)
     return passed(f"{len(trainable) - len(constant)} of {len(trainable)} parameters have changed")
+
+
+def _explain_constant(process: Process, constant: Sequence[Parameter]) -> CheckVerdict | None:
+    """Return the failure for parameters that get gradients and never change; None: there are none."""
+    step = process.steps[-1]
+    cleared = [item for item in constant if item.name in step.cleared]
+    if cleared:
+        reason = (
+            f"{list_names(item.name for item in cleared)} get gradients and never change: the script clears the "
+            "gradients before the optimizer steps"
+        )
+        return failed(reason, step.place, "call zero_grad() after the step, or before backward")
+    lost = [item for item in constant if item.name in step.unoptimized]
+    if lost:
+        reason = f"{list_names(item.name for item in lost)} get gradients and never change: no optimizer has them"
+        return failed(reason, process.facts[lost[0]].place, BUILD_LATE)
+    return None
 
 
 def _is_loss_constant(process: Process) -> bool:
@@ -383,7 +407,10 @@ def _list_different(values: Sequence[dict[Parameter, str]], compared: Iterable[P
 
 def _list_unused(ranks: Sequence[Process]) -> list[Parameter]:
     """Return the parameters that need a gradient and had none, on any rank."""
-    unused = {name for process in ranks for name in process.steps[-1].without_gradient}
+    last = [process.steps[-1] for process in ranks]
+    unused = {name for step in last for name in step.without_gradient} - {
+        name for step in last for name in step.cleared
+    }
     first = ranks[0]
     trainable = [parameter for parameter, facts in first.facts.items() if facts.is_trainable]
     if any(model.loose for model in first.models):
@@ -519,6 +546,9 @@ def _check_weights(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
             remedy = "change weights before DistributedDataParallel wraps the model: it makes the ranks equal once"
         place = first.facts[different[0]].place if is_frozen else model.built
         return failed(reason, place, remedy)
+    copies = _find_different_copies(ranks)
+    if copies is not None:
+        return copies
     drift = _find_drift(ranks, frozen)
     if drift:
         step, names = drift
@@ -534,6 +564,21 @@ def _check_weights(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
     if not trainable and not frozen:
         return not_applicable("every rank has parameters of its own")
     return passed(f"{len(trainable) + len(frozen)} parameters are equal")
+
+
+def _find_different_copies(ranks: Sequence[Process]) -> CheckVerdict | None:
+    """Return a failure for a module of a model's shapes beside it whose weights differ between ranks."""
+    steps = next((steps for steps in zip_steps(ranks) if steps[0].step == SCAN_STEP), ())
+    copies = [dict(entry.rsplit(":", 1) for entry in step.copies if ":" in entry) for step in steps]
+    for name in set.intersection(*map(set, copies)) if copies else ():
+        if len({values[name] for values in copies}) > 1:
+            place, _, kind = name.rpartition(" ")
+            reason = f"ranks use different weights of a {kind} beside the model, which has the shapes of the model"
+            remedy = (
+                "copy the model after DistributedDataParallel has made its weights equal, or seed all ranks equally"
+            )
+            return failed(reason, place, remedy)
+    return None
 
 
 def _find_different_buffers(ranks: Sequence[Process]) -> tuple[int, str] | None:

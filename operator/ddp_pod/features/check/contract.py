@@ -178,7 +178,10 @@ class StepRecord:
     DistributedDataParallel left its gradients unshared; ``draws``: what has drawn random numbers, the generator and
     the digest of its state before, such as model torch=1f; ``state``: name, kind and digest of the values beside the
     models that have changed before the first call of the iteration, such as norm.mean=number:1f; ``beside``: class and
-    digest of each module that is no part of the models, such as an average of the weights, from the step SCAN_STEP on.
+    digest of each module that is no part of the models, such as an average of the weights; until the step SCAN_STEP of
+    those that exist; ``copies``: line, class and digest of the parameters of those that are called and have the shapes
+    of a model's; ``scales``: of GradScalers that have stepped, with their count of steps since the last growth;
+    ``cleared``: parameters that had a gradient after a backward, and none at any step of an optimizer so far.
     """
 
     event: str = STEP
@@ -210,6 +213,9 @@ class StepRecord:
     draws: tuple[str, ...] = items(16)
     state: tuple[str, ...] = items(MOST_STATES)
     beside: tuple[str, ...] = items(MOST_BESIDE)
+    copies: tuple[str, ...] = items(MOST_BESIDE)
+    scales: tuple[str, ...] = items(16)
+    cleared: tuple[str, ...] = items(64)
 
 
 @dataclass(frozen=True)

@@ -141,10 +141,12 @@ class Recorder:
         self._models: list[Any] = []
         self._members: set[int] = set()  # ids of the modules in the models
         self._evaluated = IdentityMap()  # unused batches at the last call, by module outside of the models
+        self._called = IdentityMap()  # modules that the script calls itself
         self._depth = 0  # of the calls of modules
         self._buffer_owner: Any = None  # at whose next call the buffers of the iteration are read
         self._wrappers: list[weakref.ref[Any]] = []  # DistributedDataParallel, as it is built
         self._with_gradient: set[_Key] = set()
+        self._cleared: set[_Key] = set()  # had a gradient after a backward, and none at any step
         self._skipped = 0  # steps, by a GradScaler
         self._optimizer_steps = 0
         self._optimizers: list[weakref.ref[Any]] = []
@@ -170,6 +172,7 @@ class Recorder:
         self._not_finite = ""
         self._buffers: list[str] | None = None
         self._unsynchronized = False
+        self._scales: list[str] = []
         self._state: tuple[str, ...] | None = None
 
     # -- hooks
@@ -185,6 +188,7 @@ class Recorder:
         )
         kind = sys.modules["torch.nn.modules.module"].Module
         kind.__init__ = observe(kind.__init__, after=self._note_module)
+        kind.__setstate__ = observe(kind.__setstate__, after=self._note_module)  # a copy has no other constructor
         self._data.start()
         sys.addaudithook(self._note_open)
         atexit.register(self._note_idle)
@@ -205,7 +209,9 @@ class Recorder:
         self._draws = DrawMeter(self._torch)
         self._states = StateReader(self._torch)
         self._hook_modules()
-        self._torch.autograd.backward = observe(self._torch.autograd.backward, before=self._note_loss)
+        self._torch.autograd.backward = observe(
+            self._torch.autograd.backward, before=self._note_loss, after=self._note_backward
+        )
         self._hook_scaler()
         self._hook_schedulers()
         self._hook_join()
@@ -284,6 +290,7 @@ class Recorder:
         @functools.wraps(original)
         def step(scaler: Any, *arguments: Any, **options: Any) -> Any:
             before = recorder._optimizer_steps
+            recorder._note_scale(scaler)
             result = original(scaler, *arguments, **options)
             if recorder._optimizer_steps == before:
                 recorder._skipped += 1
@@ -298,6 +305,7 @@ class Recorder:
     def _note_call(self, module: Any, arguments: Any, options: Any) -> None:
         """Record the input of an outermost module in training."""
         self._note_draws(SCRIPT_DRAWS)
+        self._called[module] = True
         trains = is_training(module) and self._torch.is_grad_enabled()
         if is_training(module) and not trains:
             self._data.set_aside()
@@ -381,6 +389,21 @@ class Recorder:
                 self._not_finite = self._not_finite or f"the loss is {value}"
 
     @_guard
+    def _note_backward(self, *_: Any, **options: Any) -> None:
+        """Note which parameters have a gradient, which the script may clear before the step."""
+        for key, parameter in self._list_parameters():
+            if key not in self._with_gradient and read_property(self._torch, parameter, "grad") is not None:
+                self._cleared.add(key)
+
+    @_guard
+    def _note_scale(self, scaler: Any) -> None:
+        """Note the state of a GradScaler, without its methods."""
+        attributes = read_attributes(scaler)
+        with bypass_modes(self._torch):
+            state = [read_tensor(self._torch, attributes.get(name)) for name in ("_scale", "_growth_tracker")]
+            self._scales.append(" ".join("" if item is None else str(float(item)) for item in state))
+
+    @_guard
     def _note_loose_parameters(self, optimizer: Any, arguments: Any, options: Any) -> None:
         """Before the first step, take the parameters of the optimizer for a model if the modules train none.
 
@@ -405,6 +428,7 @@ class Recorder:
             if gradient is None:
                 continue
             self._with_gradient.add(key)
+            self._cleared.discard(key)
             self._gradients[key] = self._digest(gradient)
             with bypass_modes(self._torch):
                 part = read_tensor(self._torch, gradient)
@@ -421,7 +445,7 @@ class Recorder:
         if self._file is None:
             self._open()
         self._saves.write_files()
-        if self.steps == SCAN_STEP:
+        if self.steps <= SCAN_STEP:
             self._find_beside()
         self._note_draws(SCRIPT_DRAWS)
         batches = self._data.take()
@@ -459,6 +483,9 @@ class Recorder:
                 draws=() if self._draws is None else self._draws.take(),
                 state=self._state or (),
                 beside=tuple(sorted(self._list_beside())),
+                copies=tuple(sorted(self._list_copies())),
+                scales=tuple(self._scales[:16]),
+                cleared=tuple(key.name for key in trainable if key in self._cleared)[:64],
             )
         )
         self._reset()
@@ -466,6 +493,7 @@ class Recorder:
 
     def _find_beside(self) -> None:
         """Find the modules that are no part of the models and contain none: a script may keep them anywhere."""
+        self._beside = []
         kind = self._torch.nn.Module
         found = [item for item in gc.get_objects() if issubclass(type(item), kind) and id(item) not in self._members]
         parts = {id(item): [part for _, part in list_modules(item)] for item in found}
@@ -482,6 +510,17 @@ class Recorder:
             if module is not None:
                 state = "".join(self._digest(tensor) for tensor in _list_state(module))
                 yield f"{list_names(type(module))[0]}:{_write_digest(fingerprint.hash_text(state) & fingerprint.MASK)}"
+
+    def _list_copies(self) -> Iterator[str]:
+        """Yield those modules beside the models whose parameters have the shapes of a model's, as copies of it have."""
+        shapes = {tuple(_list_shapes(model)) for model in self._models}
+        for reference in self._beside:
+            module = reference()
+            is_used = module is not None and self._called.get(module) is not None
+            if is_used and tuple(_list_shapes(module)) in shapes:
+                state = "".join(self._digest(parameter) for _, parameter, _ in list_parameters(module))
+                digest = _write_digest(fingerprint.hash_text(state) & fingerprint.MASK)
+                yield f"{self._places.get(module, '')} {list_names(type(module))[0]}:{digest}"
 
     def _compare_with_optimizers(self) -> tuple[list[str], int]:
         """Return the parameters with a gradient that no optimizer has, and how many idle ones the models lack."""
@@ -677,6 +716,12 @@ def _list_state(module: Any) -> Iterator[Any]:
     """Yield the parameters and buffers of a module."""
     yield from (tensor for _, tensor, _ in list_parameters(module))
     yield from (tensor for _, tensor, _ in list_buffers(module))
+
+
+def _list_shapes(module: Any) -> Iterator[tuple[int, ...]]:
+    """Yield the shapes of the parameters of a module."""
+    for _, parameter, _ in list_parameters(module):
+        yield tuple(parameter.shape)
 
 
 def _is_argument(frame: Any, module: Any) -> bool:

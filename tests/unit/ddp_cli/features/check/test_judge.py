@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ddp_cli.features.check.data import list_iterations
 from ddp_cli.features.check.judge import omit_consequences
 from ddp_cli.features.check.recordings import Process, Recording, read_recording
 from ddp_cli.features.check.training import judge_training
@@ -161,6 +162,17 @@ def leave_out_of_the_optimizer(ranks: list[Process]) -> None:
         change_steps(process, gradients=lambda step, rank: (f"g{step}", f"h{step}"), unoptimized=("frozen",), foreign=2)
 
 
+def clear_gradients_before_the_step(ranks: list[Process]) -> None:
+    for process in ranks:
+        change_model(process, trainable=(1, 1))
+        change_steps(process, without_gradient=("frozen",), cleared=("frozen",))
+
+
+def copy_own_weights(ranks: list[Process]) -> None:
+    for process in ranks:
+        change_steps(process, copies=(f"train.py:11 Encoder:{process.rank}", "train.py:12 Equal:1"))
+
+
 def register_in_another_order(ranks: list[Process]) -> None:
     change_model(ranks[1], names=("frozen", "weight"), digests=("f", "w0"))
 
@@ -303,6 +315,8 @@ FAULTS: list[tuple[str, Change, str, str]] = [
     ("constant loss", learn_nothing, "weights change", "train.py:21"),
     ("constant weights", change_nothing, "weights change", "train.py:22"),
     ("head without an optimizer", leave_out_of_the_optimizer, "weights change", "net.py:2"),
+    ("cleared gradients", clear_gradients_before_the_step, "weights change", "train.py:22"),
+    ("copy of own weights", copy_own_weights, "same initial weights", "train.py:11"),
     ("other order", register_in_another_order, "same parameters", "net.py:1"),
     ("own learning rate", schedule_on_own_metric, "gradients are shared", "train.py:33"),
     ("no_sync", skip_synchronization, "gradients are shared", "train.py:21"),
@@ -401,6 +415,18 @@ def test_what_may_be_intended_is_a_warning(change: Change, check: str) -> None:
     verdicts = judge_training(Recording({process.rank: [process] for process in ranks}), 2)
     assert [verdict.check for verdict in verdicts if verdict.state == WARNING] == [check]
     assert not [verdict for verdict in verdicts if verdict.state == FAILED]
+
+
+def test_loader_with_one_batch_in_each_epoch_trains() -> None:
+    process = build_process(0)
+    process.steps = [
+        dataclasses.replace(step, loaders=(0, 1) if step.step > 1 else (0,)) for step in process.steps[:EPOCH]
+    ]
+    process.loaders = [(number, LoaderRecord(loader=0, iteration=number + 1)) for number in range(EPOCH)]
+    process.loaders += [(number, LoaderRecord(loader=1, iteration=number)) for number in range(1, EPOCH)]
+    trained, validated = list_iterations(process)
+    assert [iteration.steps for iteration in trained] == [1] * EPOCH
+    assert [iteration.steps for iteration in validated] == [0] * (EPOCH - 1)
 
 
 def test_loaders_of_ranks_are_compared_by_the_lines_that_built_them() -> None:

@@ -135,6 +135,21 @@ RESUMES: list[tuple[str, Recording, str]] = [
         change_resumed(state=lambda step, rank: (f"shadow=weights:x{step}",)),
         "shadow changes at each step and is not restored",
     ),
+    (
+        "target network",
+        change_resumed(loss=lambda *_: ("x",), beside=lambda step, rank: (f"Average:{step}", "Teacher:x")),
+        "Teacher beside the model is not restored",
+    ),
+    (
+        "scaler",
+        change_resumed(scales=lambda *_: ("1024.0 0.0",), loss=lambda *_: ("x",)),
+        "the scale of the gradients differs at step 9: the state of the GradScaler is not restored",
+    ),
+    (
+        "batches of another rank",
+        change_resumed(batch=lambda step, rank: f"b{step}.0", gradients=lambda *_: ("x", "")),
+        "rank 1 continues with the batches of rank 0",
+    ),
     ("unknown", change_resumed(loss=lambda step, rank: ("x",)), "weights, batch and random state are equal"),
     (
         "output of a step that differs",
@@ -171,6 +186,15 @@ def test_inexact_resume_names_the_cause_and_the_save(resumed: Recording, cause: 
     assert (verdict.state, verdict.place) == (FAILED, "train.py:25")
     assert cause in verdict.reason
     assert bool(verdict.remedy) is (" are " not in cause)
+
+
+def test_value_that_begins_anew_is_named_alone() -> None:
+    """Others are what a step computes from it."""
+    resumed = change_resumed(
+        loss=lambda *_: ("x",), state=lambda step, rank: (f"mean=number:x{step}", f"queue=tensor:q{step - 8}")
+    )
+    reason = judge_resume(build_reference(), build_reference(), resumed).reason
+    assert "queue changes at each step and is not restored" in reason
 
 
 def test_stream_that_continues_with_another_epoch_names_its_attribute() -> None:
@@ -262,6 +286,15 @@ def test_exact_resume_of_a_script_with_two_optimizers_passes() -> None:
 
     assert judge_resume(reference, reference, add_generator(build_resumed())).state == PASSED
     assert judge_resume(reference, reference, add_generator(change_resumed(loss=lambda *_: ("x",)))).state == FAILED
+
+
+def test_state_of_an_optimizer_that_steps_late_is_named_by_its_parameters() -> None:
+    reference = add_generator(build_reference())
+    resumed = add_generator(change_resumed(loss=lambda step, rank: (f"l{step}.{rank}" if step == 9 else "x",)))
+    for processes in resumed.ranks.values():
+        change_steps(processes[1], since=2, digests=lambda step, rank: (f"w{step + 8}", "f", "other"))
+    verdict = judge_resume(reference, reference, resumed)
+    assert "the loss differs at step 10: the optimizer's state is not that of" in verdict.reason
 
 
 def test_exact_resume_of_a_script_with_two_optimizers_and_one_loss_passes() -> None:
