@@ -284,7 +284,9 @@ def _judge_rank(expected: _Expected, processes: Sequence[Process], save: SaveRec
     history = list(processes[0].steps)  # by position in the run
     texts = []
     warning = None
-    for number, (killed, process) in enumerate(pairwise(processes)):
+    # A peer may be killed after its first step, before this rank has recorded its own.
+    lived = [process for process in processes[:-1] if process.steps or process.end is not None]
+    for number, (killed, process) in enumerate(pairwise([*lived, processes[-1]])):
         order = (number, 0, 0)
         if not process.steps:
             reason = f"the script made no step after its interruption at step {len(history)}"

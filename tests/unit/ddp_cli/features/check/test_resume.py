@@ -188,6 +188,14 @@ def test_inexact_resume_names_the_cause_and_the_save(resumed: Recording, cause: 
     assert bool(verdict.remedy) is (" are " not in cause)
 
 
+def test_process_that_was_killed_with_its_peer_before_its_first_step_is_left_out() -> None:
+    resumed = build_resumed()
+    killed = build_process(1, steps=range(9, 9), number=1)
+    killed.end = None
+    resumed.ranks[1].insert(1, killed)
+    assert judge_resume(build_reference(), build_reference(), resumed).state == PASSED
+
+
 def test_value_that_begins_anew_is_named_alone() -> None:
     """Others are what a step computes from it."""
     resumed = change_resumed(
