@@ -21,7 +21,7 @@ from ddp_pod.contract.processes import adopt_orphans, load_libc, set_parent_deat
 
 _LAUNCHER: Final = "launcher.py"
 _RUN: Final = "run"
-_START_SECONDS: Final = 60.0  # for the import; afterwards the pod starts in a fresh interpreter
+_START_SECONDS: Final = 120.0  # for the import on a busy machine; afterwards the pod starts in a fresh interpreter
 _LEAST_SERVERS: Final = 2  # a seed of hashes for the first run, and another one
 # Variables that an interpreter or a library reads only once.
 _EARLY: Final = re.compile(r"(?:OMP|GOMP|KMP|MKL|OPENBLAS|TORCH|PYTORCH|LD|MALLOC|GLIBC|PYTHON)(?!PATH$)_?\w*")
