@@ -342,7 +342,10 @@ def _find_position(
         # Weights that do not change are of several steps: prefer the one that the data continues, then a saved one.
         batch = process.steps[0].batch
         continued = [index for index in positions if index < len(history) and history[index].batch == batch]
-        return (continued or [index for index in positions if index in saved] or positions)[-1]
+        # A first step with a learning rate of 0 leaves the initial weights.
+        begins_anew = not continued and history[0].batch == batch and _has(first.initial, loaded)
+        if not begins_anew:
+            return (continued or [index for index in positions if index in saved] or positions)[-1]
     if _has(first.initial, loaded):
         return _explain_new_start(process)
     known = first.digests(history[-1])

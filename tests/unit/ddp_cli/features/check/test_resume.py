@@ -188,6 +188,16 @@ def test_inexact_resume_names_the_cause_and_the_save(resumed: Recording, cause: 
     assert bool(verdict.remedy) is (" are " not in cause)
 
 
+def test_new_start_is_named_although_the_first_step_has_changed_nothing() -> None:
+    reference = build_reference()
+    resumed = build_resumed(1, weights="w0")
+    for recording in (reference, resumed):
+        for processes in recording.ranks.values():
+            for process in processes:
+                process.steps[0] = dataclasses.replace(process.steps[0], digests=("w0", "f"))
+    assert "begins anew at step 1" in judge_resume(reference, reference, resumed).reason
+
+
 def test_process_that_was_killed_with_its_peer_before_its_first_step_is_left_out() -> None:
     resumed = build_resumed()
     killed = build_process(1, steps=range(9, 9), number=1)
