@@ -21,7 +21,7 @@ for _ in range(8):
     dist.all_reduce(torch.ones(1))
     time.sleep(0.3)
 if os.environ["RANK"] == "1" and os.environ["DDP_ATTEMPT"] == "1":
-    raise ValueError("rank 1 was told to fail")
+    raise RuntimeError("rank 1 was told to fail")
 dist.all_reduce(torch.ones(1))
 dist.destroy_process_group()  # else gloo's threads may abort the interpreter at its end
 """
@@ -61,7 +61,7 @@ def test_failed_rank_is_named_and_group_recovers(cluster: UserNamespace) -> None
     assert read_counts(status)["counted"] == 1
     failure = status["lastFailure"]
     assert (failure["rank"], failure["podIndex"], failure["category"]) == (1, 1, "UserError")
-    assert failure["message"] == "ValueError: rank 1 was told to fail"
+    assert failure["message"] == "RuntimeError: rank 1 was told to fail"
     assert "dist.all_reduce" not in failure["message"]
     assert failure["nodeName"]
     assert cluster.kubectl("logs", failure["pod"]).returncode == 0, "the failed attempt's logs are gone"

@@ -35,7 +35,7 @@ while True:
     if dist.get_rank() == 0:
         print(f"step {step}", flush=True)
     if told[1] and dist.get_rank() == 1:
-        raise ValueError("rank 1 was told to fail")
+        raise RuntimeError("rank 1 was told to fail")
     if told[0]:
         break
 dist.destroy_process_group()
@@ -108,7 +108,7 @@ def test_jobs_continue_during_operator_upgrade(cluster: UserNamespace, older_ope
     cluster.until(lambda: cluster.status("fails-later").get("attempt") == 2, "a second attempt")
     failure = cluster.status("fails-later")["lastFailure"]
     assert (failure["rank"], failure["podIndex"], failure["category"]) == (1, 1, "UserError"), failure
-    assert failure["message"] == "ValueError: rank 1 was told to fail"
+    assert failure["message"] == "RuntimeError: rank 1 was told to fail"
     cluster.until(lambda: cluster.status("fails-later")["nodes"].get("ready") == 2, "pods of the second attempt")
     tell(cluster, names(cluster, "fails-later", 2)[0], "end")
     status = cluster.phase("fails-later", "Succeeded", "Failed")

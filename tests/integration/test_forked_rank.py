@@ -174,7 +174,7 @@ if FAILS and restart == "0":
     while rank == "0" and not (results / f"{KIND}-0-1.json").exists():
         time.sleep(0.05)
     if rank == "0":
-        raise KeyError("once")
+        raise RuntimeError("once")
     time.sleep(600)
 """
 

@@ -118,7 +118,7 @@ time.sleep(600)
     job.until(lambda: (runtime / "errors" / "1.json").exists(), "rank 1 fails")
     job.signal(0, signal.SIGTERM)
     ended = job.wait(0)
-    assert ended.code == 82
+    assert ended.code == 81
     assert ended.message["message"] == "ValueError: the cause"
 
 

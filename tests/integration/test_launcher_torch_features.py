@@ -48,7 +48,7 @@ def pods(tmp_path: Path) -> Iterator[PodsFactory]:
 
 def test_exception_of_recorded_function_is_reported(pods: PodsFactory) -> None:
     (pod,) = pods("train.py", script=RECORD, nodes=1).run()
-    assert (pod.code, pod.message["message"]) == (82, "KeyError: 'a cause'"), pod.log
+    assert (pod.code, pod.message["message"]) == (81, "KeyError: 'a cause'"), pod.log
     assert 'raise KeyError("a cause")' in pod.message["traceback"]
 
 

@@ -52,7 +52,7 @@ if sys.argv[1] == "raise" or not again:
     while not os.path.exists("begun-0"):
         time.sleep(0.05)
     if rank == 1:
-        raise ValueError("only the first time" if sys.argv[1] == "raise once" else "always")
+        raise RuntimeError("only the first time" if sys.argv[1] == "raise once" else "always")
     time.sleep(600)  # as a rank does whose peer has left a collective
 print(f"rank {rank} is done, restart {os.environ['TORCHELASTIC_RESTART_COUNT']}", flush=True)
 """
@@ -91,7 +91,7 @@ def test_script_without_group_and_step_reports_unknown(pods: PodsFactory) -> Non
 
 def test_failed_pod_reports_cause_and_peer_fails_secondarily(pods: PodsFactory) -> None:
     secondary, root = pods("train.py", "raise").run()
-    assert root.code == 82
+    assert root.code == 81
     assert root.message["message"] == "ValueError: the data is ä mess"
     assert root.message["category"] == "UserError"
     assert root.message["rank"] == 1
@@ -112,8 +112,8 @@ def test_worker_failing_once_is_restarted_in_place(pods: PodsFactory) -> None:
     assert second.message["restarts"] == 1
     assert first.message["restarts"] == 1
     failure = second.message["lastFailure"]
-    assert (failure["message"], failure["restarts"]) == ("ValueError: only the first time", 1)
-    assert "restarting the workers in the same pods, restart 1: ValueError: only the first time" in second.log
+    assert (failure["message"], failure["restarts"]) == ("RuntimeError: only the first time", 1)
+    assert "restarting the workers in the same pods, restart 1: RuntimeError: only the first time" in second.log
     assert second.log.count("rank 1 of 2 begins") == 2
     assert "rank 0 is done, restart 1" in first.log  # and not 0, which torchrun has where only peers have failed
     assert "rank 1 is done, restart 1" in second.log
@@ -125,10 +125,10 @@ def test_repeated_exception_without_progress_ends_pod_within_budget(pods: PodsFa
     failing = job.wait(1)
     assert failing.code == 81
     assert failing.log.count("rank 1 of 2 begins") == 2
-    line = ALONE[: ALONE.index("raise ValueError")].count("\n") + 1
-    assert failing.message["signature"] == f"ValueError at train.py:{line}"
+    line = ALONE[: ALONE.index("raise RuntimeError")].count("\n") + 1
+    assert failing.message["signature"] == f"RuntimeError at train.py:{line}"
     assert (failing.message["repeated"], failing.message["restarts"]) == (True, 1)
-    assert f"not restarted: ValueError at train.py:{line} occurred twice without progress in between" in failing.log
+    assert f"not restarted: RuntimeError at train.py:{line} occurred twice without progress in between" in failing.log
 
 
 def test_static_rendezvous_with_two_workers_per_pod(pods: PodsFactory) -> None:
@@ -142,7 +142,7 @@ def test_rank_that_raised_is_reported_of_two_local_ranks(pods: PodsFactory) -> N
     (pod,) = pods("train.py", "raise", nodes=1, nproc=2, script=ALONE).run()
     assert pod.code == 82
     assert (pod.message["rank"], pod.message["localRank"]) == (1, 1)
-    assert pod.message["message"].startswith("ValueError")
+    assert pod.message["message"].startswith("RuntimeError")
     assert pod.message["secondary"] is False
 
 

@@ -334,7 +334,7 @@ print("restart", restart, "rank", rank, "warm", "torch" in sys.modules, flush=Tr
 if restart == "0" and rank == "0":
     while len([line for line in open("log-0") if "rank 1 warm" in line]) == 0 or os.path.exists("hold"):
         time.sleep(0.05)
-    raise KeyError("once")
+    raise RuntimeError("once")
 if restart == "0":
     time.sleep(600)
 """

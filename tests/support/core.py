@@ -44,6 +44,7 @@ CORE: Final[Mapping[str, str]] = MappingProxyType(
         "fault of a feature": "test_launcher_services.py::test_pod_trains_on_if_each_hook_of_a_feature_fails[raises]",
         "edited code in held pods": "test_launcher_dev.py::test_edited_code_runs_in_the_same_pods",
         "objects of a script": "test_counted_calls.py::test_objects_are_called_as_often_with_hooks_as_without",
+        "planted failure": "test_answers.py::test_planted_failure_has_its_answer[a batch of one sample]",
         "mistake of a user": "test_trainer_endings.py::test_user_error_on_one_rank_ends_all_and_names_rank",
     }
 )

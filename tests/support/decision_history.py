@@ -10,13 +10,13 @@ from tests.support.builders import job_manifest
 from tests.support.counts import read_counts
 
 NAME = "twice"
-FAILURE = "ValueError: rank 1 was told to fail"
+FAILURE = "RuntimeError: rank 1 was told to fail"
 SCRIPT = f"""
 import os, time
 while not os.path.exists(f"{{__file__}}.{{os.environ['DDP_ATTEMPT']}}"):  # until the status says that it runs
     time.sleep(0.05)
 if os.environ["RANK"] == "1" and os.environ["DDP_ATTEMPT"] == "1":
-    raise ValueError("{FAILURE.partition(": ")[2]}")
+    raise RuntimeError("{FAILURE.partition(": ")[2]}")
 if os.environ["DDP_ATTEMPT"] == "1":
     time.sleep(600)
 """

@@ -19,6 +19,7 @@ _FRAMES_SHOWN: Final = 15
 _RECURSION: Final = 30  # equal calls, after which a stack is one of endless recursion
 _MARK: Final = "Fatal Python error: "
 _REPORT: Final = re.compile(rf"^{_MARK}[^\n]*$", re.M)
+_LINE_SHOWN: Final = 200
 _THREAD: Final = re.compile(r"^(?P<current>Current t|T)hread 0x\w+[^\n]*:$")
 _FRAME: Final = re.compile(r'^  File "(?P<path>[^"]*)", line (?P<line>\d+) in (?P<function>.*)$')
 
@@ -98,7 +99,14 @@ def read_crash(output: str) -> CrashReport | None:
         has_threads = any(map(_THREAD.match, lines))
         return CrashReport(head, "in a thread without Python code" if has_threads else "")
     shown = [f'  File "{frame["path"]}", line {frame["line"]} in {frame["function"]}' for frame in frames]
-    return CrashReport("\n".join([head, *shown[:_FRAMES_SHOWN]]), _describe_recursion(frames))
+    note = _describe_recursion(frames) or _quote_abort(output[: reports[-1].start()], head)
+    return CrashReport("\n".join([head, *shown[:_FRAMES_SHOWN]]), note)
+
+
+def _quote_abort(before: str, head: str) -> str:
+    """Return the line before an abort: the C library and assertions print their reason there."""
+    line = before.rstrip().rpartition("\n")[2].strip()
+    return f"after the line {line[:_LINE_SHOWN]!r}" if line and head.endswith("Aborted") else ""
 
 
 def is_complete(output: str) -> bool:

@@ -21,7 +21,14 @@ FAULT_OF_NODE: Final = Outcome(NODE_FAULT.name, EXIT_RETRYABLE)
 NO_DEVICES: Final = "No CUDA GPUs are available"
 # Ranks call different collectives. TORCH_DISTRIBUTED_DEBUG=DETAIL names them; gloo notices only the sizes.
 MISMATCH: Final = re.compile(r"mismatch between collectives|op\.preamble\.length <= op\.nbytes")
+PEERS: Final = "Dist(Backend|Network|Store)Error|gloo|nccl|ProcessGroup|TCPStore|c10d|rendezvous|caused pair closure"
+"""Libraries and messages about other ranks, in any case of letters."""
 _COMPILE_ERRORS: Final = ("torch._dynamo.exc.", "torch._inductor.exc.")
+# Checks of arguments by torch and NumPy; the same words may be about a device or the peers.
+TENSORS: Final = re.compile(
+    r"(?is)\A(Runtime|Value|Index)Error: (?!.*(\b(CUDA|HIP|cu(DNN|BLAS)\w*) error|nccl|gloo|enforce fail|allocat))"
+    r".*\b(tensors?|shapes?|dims?|dimensions?|dtypes?|strides?|channels?|require[sd]? grad|input type)\b"
+)
 _NO_COMPILER: Final = "No working C.. compiler|Failed to find C compiler|Ninja is required|CUDA_HOME environment"
 
 
@@ -223,8 +230,8 @@ KINDS: Final = (
     FailureKind(
         "A damaged or incomplete file", contents=(CUT_ARCHIVE,),
         types=("EOFError", "zipfile.BadZipFile", "zlib.error", "lzma.LZMAError"),
-        words=r"failed finding central directory|invalid load key|Unsupported operand \d|was truncated|EOF: reading"
-        r"|Ran out of input|not fully covered|deserializing header|invalid magic number|unexpected EOF",
+        words=r"failed finding central directory|invalid load key|Unsupported operand \d|(is|was) truncated"
+        r"|EOF: reading|Ran out of input|not fully covered|deserializing header|invalid magic number|unexpected EOF",
         remedy="the file is incomplete or of another format: a process ended while it wrote it, or a download failed; "
         "delete it, resume from an earlier checkpoint, and write to a temporary name before os.replace()"),
     FailureKind(
@@ -250,9 +257,9 @@ KINDS: Final = (
         "find_unused_parameters=True to DistributedDataParallel; TORCH_DISTRIBUTED_DEBUG=DETAIL names them"),
     FailureKind(
         "A loss without a usable graph", outcome=FATAL,
-        words="does not require grad|modified by an inplace operation|through the graph a second time",
+        words="does not require grad|in-?place operation|through the graph a second time",
         remedy="compute the loss in this step from parameters that require a gradient, without no_grad() and detach(), "
-        "call backward() once for it, and clone a tensor before it is changed in place"),
+        "call backward() once for it, and clone a tensor before it is changed in place (a parameter: under no_grad())"),
     FailureKind(
         "Numbers of different types", outcome=FATAL, words=r"(must|to) have the same dtype|expected scalar type",
         remedy="convert the input to the type of the model's parameters (x.to(p.dtype)), or run both under autocast"),
@@ -289,6 +296,7 @@ KINDS: Final = (
         "or a web page is a failed download"),
     FailureKind(
         "An environment variable that is not set", types=("KeyError",), where=r"<frozen os>|[/\\]os\.py",
+        words=": (unbound variable|parameter not set)",
         remedy="set the variable in env of the trainer (`--env NAME=VALUE` for a script), or give it a default"),
     FailureKind(
         "A file that hides a module", types=("ImportError", "AttributeError"), outcome=FATAL,
@@ -332,5 +340,14 @@ KINDS: Final = (
         remedy="torch and its extension (torchvision, torchaudio, …) are of different builds: install the versions "
         "that belong together, from the same index (https://pytorch.org/get-started/locally)"),
     NON_FINITE,
+    FailureKind(
+        "A wait with a limit", outcome=None, where=rf"(?is)\A(?!.*({PEERS}))",
+        types=("TimeoutError", "concurrent.futures._base.TimeoutError", "_queue.Empty", "subprocess.TimeoutExpired"),
+        remedy="a wait of the script ended at its own limit: see in the traceback what it waited for (a service, a "
+        "worker, a child, a lock), and retry or raise the limit"),
+    FailureKind(
+        "Tensors that do not fit", words=TENSORS.pattern, outcome=None,
+        remedy="at that line a tensor has another shape, type, device or number of samples than the call accepts: "
+        "compare it with the message, also for the last batch, which may be smaller (drop_last=True)"),
 )  # fmt: skip
 """The first kind that applies decides."""

@@ -10,7 +10,7 @@ from typing import Final
 
 from ..contract.failure_table import SIGNIFICANT_SECONDS
 from ..rank.tracebacks import LIBRARY, ExceptionFacts
-from .kinds import COLLECTIVES, NON_FINITE, OTHER_SIZE, FailureKind
+from .kinds import COLLECTIVES, NON_FINITE, OTHER_SIZE, TENSORS, FailureKind
 
 # Builtin classes, also those of libraries that derive from them.
 _MISTAKES: Final = {
@@ -28,11 +28,8 @@ _NEUTRAL: Final = {
     "RuntimeError", "SystemExit", "ExceptionGroup", "BaseExceptionGroup", "Exception",
     "multiprocessing.pool.RemoteTraceback", "concurrent.futures.process._RemoteTraceback",
 }  # fmt: skip
-# Of torch's checks of arguments, which are all RuntimeErrors: of a device or of peers they tell otherwise.
-_TENSORS: Final = re.compile(
-    r"(?i)\b(tensors?|shapes?|dims?|dimensions?|dtypes?|strides?|channels?|require[sd]? grad|input type)\b"
-)
-_DEVICES: Final = re.compile(r"(?i)\b(CUDA|HIP|cu(DNN|BLAS)\w*) error|nccl|gloo|enforce fail|allocat")
+# Modules of torch that check arguments and states, and need nothing from outside.
+_CHECKS: Final = re.compile(r"[/\\]torch[/\\](amp|autograd|nn[/\\]modules|optim|functional\.py|_tensor\.py)")
 # What a message, an assertion or the line of a raise may have looked at: the script has checked something outside.
 _CHECKED: Final = re.compile(
     r"(?i)exists?\b|not found|no such|is_?(file|dir)|available|alive|return_?code|status|timed? ?out|connect|network"
@@ -61,7 +58,8 @@ def _is_mistake(facts: ExceptionFacts) -> bool:
     if _is_from_outside(facts):
         return False
     if facts.types[0] == "RuntimeError":
-        return not facts.by_script and bool(_TENSORS.search(facts.message)) and not _DEVICES.search(facts.message)
+        is_check = _CHECKS.search(facts.place) and facts.line.startswith("raise ")
+        return not facts.by_script and bool(is_check or TENSORS.search(facts.text))
     if facts.is_a("AssertionError") or not _WRONG_VALUES.isdisjoint(facts.types):
         is_own = facts.types[0] in (*_MISTAKES, *_WRONG_VALUES) or _is_of_script(facts)
         return is_own and not _CHECKED.search(f"{facts.message}\n{facts.line}")

@@ -17,7 +17,7 @@ from ..contract.failure_table import CUDA, EXIT_CODES, HANG, NCCL, NETWORK, Outc
 from ..contract.names import EXIT_HANG, EXIT_PEER_LOST, EXIT_RETRYABLE
 from ..contract.processes import has_gpu
 from ..rank.tracebacks import MESSAGE_PART, ExceptionFacts, parse_chain, shorten
-from .kinds import FATAL, KINDS, NO_DEVICES, NO_GPU, OUT_OF_MEMORY, SCRIPT_ERROR, UNKNOWN_KIND, FailureKind
+from .kinds import FATAL, KINDS, NO_DEVICES, NO_GPU, OUT_OF_MEMORY, PEERS, SCRIPT_ERROR, UNKNOWN_KIND, FailureKind
 
 AT_START: Final = ("SyntaxError", "ImportError")
 """Exceptions of a script that cannot start, and their subclasses."""
@@ -41,9 +41,7 @@ _ERRNOS: Final = {
 }
 _ERRNO_TEXT: Final = re.compile(rf"(?<!\w)({'|'.join(map(re.escape, _ERRNOS))})(?!\w)", re.I)
 
-_PEERS: Final = re.compile(
-    r"Dist(Backend|Network|Store)Error|gloo|nccl|ProcessGroup|TCPStore|c10d|rendezvous|caused pair closure", re.I
-)
+_PEERS: Final = re.compile(PEERS, re.I)
 _COLLECTIVE_PLACE: Final = re.compile(r"[/\\]torch[/\\](distributed[/\\]|nn[/\\]parallel[/\\]distributed\.py)")
 _LOST: Final = re.compile(
     r"connection (was )?(closed|reset|refused|aborted)|broken pipe|socket closed|timed? ?out|remote p(eer|rocess)"

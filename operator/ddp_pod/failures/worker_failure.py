@@ -41,7 +41,7 @@ from ..contract.failure_table import (
 from ..contract.failure_text import EARLY_EXIT_REMEDY
 from ..contract.names import EXIT_OK, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR
 from ..contract.processes import STOP_SIGNALS, count_oom_kills
-from ..progress.output import read_end, read_last_lines
+from ..progress.output import SECONDS_TO_KEEP, read_end, read_last_lines
 from ..rank.lasting_files import LOCAL_TYPES
 from ..rank.tracebacks import (
     LIBRARY,
@@ -75,6 +75,7 @@ _CHAIN_LIMIT: Final = 16
 _MOUNTS: Final = "/proc/self/mounts"
 _MOST_MOUNTS: Final = 1000
 _SECONDS_FOR_REPORT: Final = 3.0
+_SECONDS_TO_BEGIN: Final = SECONDS_TO_KEEP + 0.5  # until the first line of a report is in the file
 _MIB: Final = 1 << 20
 _TRACEBACK_START: Final = "Traceback (most recent call last):"
 
@@ -371,7 +372,10 @@ def add_last_lines(pod: Pod, failure: Failure) -> Failure:
     exceptions = [] if failure.exception_type else _find_printed_exceptions(last_lines, exit_code)
     if not exceptions:
         remedy = advise_on_output(last_lines, exit_code, pod.nproc_per_node) or failure.remedy
-        return replace(failure, traceback=traceback, remedy=remedy)
+        message = failure.message
+        if failure.evidence == EVIDENCE_EXIT_CODE and last_lines.strip():
+            message += f"; its last line: {last_lines.strip().splitlines()[-1][:_CAUSE_LIMIT]!r}"
+        return replace(failure, message=message, traceback=traceback, remedy=remedy)
 
     reported = WorkerEnd(
         exit_code, traceback=traceback, time=failure.time or 0.0, rank=failure.rank or 0, local_rank=local_rank
@@ -385,10 +389,15 @@ def add_last_lines(pod: Pod, failure: Failure) -> Failure:
 
 def _read_crash(pod: Pod, local_rank: int) -> CrashReport | None:
     """Return faulthandler's report of a rank, whose lines may arrive after its end."""
-    deadline = time.monotonic() + _SECONDS_FOR_REPORT
-    while not is_complete(read_end(pod, local_rank)) and time.monotonic() < deadline:
+    began = time.monotonic()
+    while True:
+        output = read_end(pod, local_rank)
+        report = read_crash(output)
+        # Without any line of it, the script may have switched faulthandler off.
+        limit = _SECONDS_FOR_REPORT if report is not None else _SECONDS_TO_BEGIN
+        if (report is not None and is_complete(output)) or time.monotonic() - began >= limit:
+            return report
         time.sleep(0.05)
-    return read_crash(read_end(pod, local_rank))
 
 
 def _find_printed_exceptions(output: str, exit_code: int) -> list[list[ExceptionFacts]]:

@@ -107,13 +107,18 @@ class Stack(NamedTuple):
 
     @property
     def place(self) -> str:
-        """The innermost frame of the script, and the library's frame that it called."""
+        """The innermost frame of the script, and the library's frame that it called.
+
+        Of the standard library that is the function which the script calls, such as ``put`` of a queue; of others the
+        innermost one.
+        """
         if not self.frames:
             return "an unknown place"
-        innermost = self.frames[-1]
-        shown = [frame for frame in self.frames if not LIBRARY.search(frame.path)][-1:]
-        if shown != [innermost]:
-            shown.append(innermost)
+        own = [number for number, frame in enumerate(self.frames) if not LIBRARY.search(frame.path)]
+        called = self.frames[own[-1] + 1 :] if own else self.frames
+        shown = [self.frames[own[-1]]] if own else []
+        if called:
+            shown.append(called[0 if _STANDARD_LIBRARY.search(called[0].path) else -1])
         return ", in ".join(map(str, shown))
 
 

@@ -62,6 +62,12 @@ def test_report_shows_the_thread_that_crashed_and_no_other() -> None:
     assert not report.note
 
 
+def test_abort_has_the_reason_that_the_c_library_printed() -> None:
+    report = read_crash(f"step 3\nfree(): invalid pointer\n{crash('own').replace('Segmentation fault', 'Aborted')}")
+    assert report is not None
+    assert report.note == "after the line 'free(): invalid pointer'"
+
+
 def test_crash_of_a_native_thread_blames_no_line_of_python() -> None:
     report = read_crash(crash("native"))
     assert report == ("Fatal Python error: Aborted", "in a thread without Python code")

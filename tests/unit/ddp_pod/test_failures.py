@@ -71,9 +71,15 @@ EXCEPTIONS = {
     SCRIPT: [
         ("_pickle.UnpicklingError: Weights only load failed. … Unsupported operand 60", "incomplete"),
         ("ValueError: boom", "fix the line of the script"),
+        ("ValueError: Expected more than 1 value per channel when training", "drop_last"),
+        ("TimeoutError: no answer", "ended at its own limit"),
+        ("_queue.Empty: ", "ended at its own limit"),
         ("ValueError: unknown loss: infonce", "fix the line of the script"),
-        ("RuntimeError: Expected all tensors to be on the same device, cuda:0 and cpu!", "fix the line"),
-        ("RuntimeError: Input type (torch.cuda.FloatTensor) and weight type should be the same", "fix the line"),
+        ("RuntimeError: Expected all tensors to be on the same device, cuda:0 and cpu!", "a tensor has another"),
+        (
+            "RuntimeError: Input type (torch.cuda.FloatTensor) and weight type should be the same",
+            "a tensor has another",
+        ),
         ("RuntimeError: Expected a 'cuda' device type for generator but found 'cpu'", "fix the line"),
         ("AssertionError: for now i think we need CUDA for DDP", "fix the line"),
         ("AssertionError: NCCL timed out? set a longer one", "fix the line"),
@@ -136,6 +142,7 @@ EXCEPTIONS = {
         (f"RuntimeError: {MISMATCH}", "the same collectives"),
     ],
     FATAL: [
+        ("RuntimeError: a leaf Variable that requires grad is being used in an in-place operation.", "under no_grad"),
         ("_pickle.UnpicklingError: Weights only load failed. … Unsupported global: C", "add_safe_globals"),
         ("RuntimeError: Error(s) in loading state_dict for Net:", "another model"),
         ("ValueError: Default process group has not been initialized", "init_process_group()"),
@@ -488,8 +495,10 @@ def test_shell_is_judged_by_the_traceback_in_its_last_lines(tmp_path: Path) -> N
     for changes in ({"exit_code": 3}, {"exit_code": -9}, {"exception_type": "SystemExit", "message": "1"}):
         failed = examine_worker(launcher_pod(tmp_path), ended._replace(**changes))
         completed = complete(tmp_path, lines, failed)
-        assert dataclasses.replace(completed, traceback="") == failed
+        assert dataclasses.replace(completed, traceback="", message=failed.message) == failed
         assert completed.traceback.endswith(GLOO)
+        is_silent = failed.evidence == EVIDENCE_EXIT_CODE
+        assert ("; its last line: " in completed.message) is is_silent
 
     two = f"{lines}{TRACE.replace('1]', '0]')}[rank0]: ValueError: bad label\n"
     completed = complete(tmp_path, two, WorkerEnd(1, time=1.0))

@@ -83,6 +83,15 @@ def fail_in_handler() -> None:
         undefined  # type: ignore[name-defined]  # noqa: B018, F821
 
 
+def unscale_twice() -> None:
+    parameter = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([parameter])
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(parameter.sum()).backward()
+    scaler.unscale_(optimizer)
+    scaler.unscale_(optimizer)
+
+
 def exit_after_mistake() -> None:
     try:
         {}["lr"]
@@ -108,6 +117,8 @@ def exit_after_mistake() -> None:
         lambda: nn.functional.cross_entropy(torch.zeros(1, 3), torch.tensor([5])),
         lambda: torch.zeros(2, requires_grad=True).add_(1),
         lambda: b"caf\xe9 au lait".decode(),
+        lambda: torch.optim.SGD([torch.zeros(1)], lr=0.1).load_state_dict({"param_groups": [], "state": {}}),
+        unscale_twice,
         lambda: multiprocessing.get_context("spawn").Process(target=lambda: None).start(),
         lambda: assert_positive(-1),
         lambda: wrap(KeyError("token")),

@@ -390,6 +390,15 @@ def test_rank_outside_of_collectives_explains_failures_of_its_peers(
     assert bool(list((tmp_path / "errors").iterdir())) is is_cause
 
 
+def test_wait_in_the_standard_library_has_the_function_that_the_script_calls() -> None:
+    library = "/usr/lib/python3.11/"
+    own = StackFrame("/app/train.py", 17, "main")
+    put = [StackFrame(f"{library}queue.py", 140, "put"), StackFrame(f"{library}threading.py", 327, "wait")]
+    assert Stack([own, *put], "").place == "main (train.py:17), in put (queue.py:140)"
+    gather = [StackFrame(C10D, 81, "wrapper"), StackFrame(C10D, 90, "all_gather")]
+    assert Stack([own, *gather], "").place == "main (train.py:17), in all_gather (distributed_c10d.py:90)"
+
+
 C10D = "/usr/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py"
 
 

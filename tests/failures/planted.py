@@ -1,0 +1,510 @@
+"""Failures of other people's training code, each with the answer that a user must get, written before the first run.
+
+Two ranks train; ``step`` runs in each step, ``setup`` before the process group exists, ``after`` after the last step.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+MARK: Final = "# here"
+"""Ends the line that the answer must name."""
+STEPS: Final = 12
+_SCRIPT: Final = """import os, sys, time
+import torch, torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+here = os.environ["RANK"]
+{setup}
+dist.init_process_group("gloo")
+rank = dist.get_rank()
+torch.manual_seed(0)
+model = DistributedDataParallel(nn.Linear(8, 4))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+for step in range({steps}):
+{step}
+    loss = model(torch.randn(16, 8)).square().mean()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if rank == 0:
+        print(f"step {{step}} loss {{loss.item():.4f}}", flush=True)
+    time.sleep(0.02)
+{after}
+dist.destroy_process_group()
+"""
+
+
+@dataclass(frozen=True)
+class Planted:
+    """A failure. ``cause``, ``remedy`` and ``never``: regular expressions of the message and the remedy.
+
+    ``ranks``: those that may be named; ``restarts``: the most that are useful, because another attempt may succeed.
+    """
+
+    cause: tuple[str, ...]
+    remedy: str
+    category: str = "UserError"
+    ranks: tuple[int | None, ...] = (1,)
+    restarts: int = 0
+    never: str = "$^"
+    setup: str = ""
+    step: str = ""
+    after: str = ""
+    command: tuple[str, ...] = ("python", "train.py")
+    files: tuple[tuple[str, str], ...] = ()
+
+    def write(self) -> str:
+        """Return the script."""
+        step = "\n".join(f"    {line}" for line in (self.step or "pass").splitlines())
+        return _SCRIPT.format(setup=self.setup, step=step, after=self.after, steps=STEPS)
+
+    @property
+    def line(self) -> int | None:
+        """The line of the script that the answer must name; None: no line of it."""
+        lines = self.write().splitlines()
+        return next((number for number, line in enumerate(lines, 1) if line.endswith(MARK)), None)
+
+
+BOTH: Final = (0, 1)
+
+PLANTED: Final = {
+    "a launch script with an unset variable": Planted(
+        cause=("DATA_ROOT",),
+        remedy="(?i)variable|DATA_ROOT|env",
+        category="Unknown",
+        ranks=BOTH,
+        restarts=1,
+        command=("bash", "run.sh"),
+        files=(("run.sh", "set -eu\nexec python train.py --data $DATA_ROOT\n"),),
+    ),
+    "an exception in a pool of processes": Planted(
+        cause=("ValueError", "bad record 17"),
+        remedy="line of the script",
+        setup="""\
+def parse(number):
+    if number == 17:
+        raise ValueError('bad record 17')  # here
+    return number""",
+        step="""\
+if rank == 1 and step == 3:
+    import multiprocessing
+    with multiprocessing.get_context('fork').Pool(2) as pool:
+        pool.map(parse, range(20))""",
+    ),
+    "a child program that fails": Planted(
+        cause=("CalledProcessError", "status 3"),
+        remedy="own output",
+        restarts=1,
+        step="""\
+if rank == 1 and step == 3:
+    import subprocess
+    subprocess.run([sys.executable, '-c', 'raise SystemExit(3)'], check=True)  # here""",
+    ),
+    "a timer of the script whose handler raises": Planted(
+        cause=("StepTimeout", "longer than 1 s"),
+        remedy="line of the script",
+        restarts=1,
+        setup="""\
+import signal
+class StepTimeout(Exception): pass
+def end(*_): raise StepTimeout('step longer than 1 s')
+signal.signal(signal.SIGALRM, end)""",
+        step="""\
+if rank == 1 and step == 3:
+    signal.setitimer(signal.ITIMER_REAL, 1)
+    time.sleep(30)  # here""",
+    ),
+    "a thread that ends the process": Planted(
+        cause=("exited with code 5", "queue is broken"),
+        remedy="(?i)last lines|ended itself",
+        category="Unknown",
+        restarts=1,
+        step="""\
+if rank == 1 and step == 3:
+    import threading
+    print('queue is broken, leaving', flush=True)
+    threading.Thread(target=os._exit, args=(5,)).start()
+    time.sleep(5)""",
+    ),
+    "an exception in a coroutine": Planted(
+        cause=("KeyError", "user_id"),
+        remedy="line of the script",
+        setup="""\
+async def fetch(record):
+    return record['user_id']  # here""",
+        step="""\
+if rank == 1 and step == 3:
+    import asyncio
+    async def fetch_all(): await asyncio.gather(fetch({'user_id': 1}), fetch({}))
+    asyncio.run(fetch_all())""",
+    ),
+    "a coroutine that is awaited for too long": Planted(
+        cause=("TimeoutError",),
+        remedy="(?i)service|retry|limit|time",
+        restarts=1,
+        step="""\
+if rank == 1 and step == 3:
+    import asyncio
+    async def ask(): await asyncio.wait_for(asyncio.sleep(60), 0.5)
+    asyncio.run(ask())  # here""",
+    ),
+    "a database that another process has locked": Planted(
+        cause=("database is locked",),
+        remedy="(?i)lock",
+        restarts=1,
+        step="""\
+if rank == 1 and step == 3:
+    import sqlite3
+    first = sqlite3.connect('meta.db', isolation_level=None)
+    first.execute('begin exclusive')
+    sqlite3.connect('meta.db', timeout=0.1).execute('create table t (x)')  # here""",
+    ),
+    "a table that does not exist": Planted(
+        cause=("no such table: samples",),
+        remedy="line of the script",
+        step="""\
+if rank == 1 and step == 3:
+    import sqlite3
+    sqlite3.connect(':memory:').execute('select * from samples')  # here""",
+    ),
+    "a mapped file that is too short": Planted(
+        cause=("mmap length is greater than file size",),
+        remedy="(?i)file|shape|line of the script",
+        step="""\
+if rank == 1 and step == 3:
+    import numpy
+    numpy.memmap('tokens.bin', dtype='int32', mode='r', shape=(1000,))  # here""",
+        files=(
+            (
+                "tokens.bin",
+                "xxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxxx",
+            ),
+        ),
+    ),
+    "a truncated image": Planted(
+        cause=("(?i)truncated",),
+        remedy="(?i)incomplete|damaged|truncated",
+        restarts=1,
+        step="""\
+if rank == 1 and step == 3:
+    from PIL import Image
+    Image.new('RGB', (64, 64), 'red').save('a.png')
+    data = open('a.png', 'rb').read()
+    open('a.png', 'wb').write(data[:60])
+    Image.open('a.png').load()  # here""",
+    ),
+    "a collate function that a spawned worker cannot receive": Planted(
+        cause=("(?i)pickle", "lambda"),
+        remedy="(?i)pickled",
+        ranks=BOTH,
+        setup="""\
+def open_loader():
+    spawn = {'num_workers': 1, 'multiprocessing_context': 'spawn'}
+    loader = torch.utils.data.DataLoader(range(9), collate_fn=lambda x: x, **spawn)
+    return iter(loader)  # here
+open_loader()""",
+    ),
+    "a parameter that is changed in place": Planted(
+        cause=("leaf Variable that requires grad",),
+        remedy="(?i)no_grad|clone|in place",
+        ranks=BOTH,
+        step="""\
+if step == 3:
+    model.module.weight.mul_(0.9)  # here""",
+    ),
+    "a batch of one sample": Planted(
+        cause=("Expected more than 1 value per channel",),
+        remedy="(?i)drop_last|batch",
+        step="""\
+if rank == 1 and step == 3:
+    nn.BatchNorm1d(4)(torch.randn(1, 4))  # here""",
+    ),
+    "an assertion about the loss": Planted(
+        cause=("AssertionError",),
+        remedy="(?i)diverge|learning rate",
+        restarts=1,
+        step="""\
+if rank == 1 and step == 3:
+    value = torch.tensor(float('nan'))
+    assert not torch.isnan(value).any()  # here""",
+    ),
+    "a gradient scaler that unscales twice": Planted(
+        cause=("unscale_.. has already been called",),
+        remedy="line of the script",
+        ranks=BOTH,
+        setup="scaler = torch.amp.GradScaler('cpu')",
+        step="""\
+if step == 3:
+    scaler.scale(model(torch.randn(4, 8)).sum()).backward()
+    scaler.unscale_(optimizer)
+    scaler.unscale_(optimizer)  # here""",
+    ),
+    "a batch that the ranks cannot share": Planted(
+        cause=("batch size 7 must be divisible by the world size",),
+        remedy="(?i)nodes|procs|number of ranks",
+        ranks=BOTH,
+        step="""\
+if step == 0:
+    assert 7 % dist.get_world_size() == 0, 'batch size 7 must be divisible by the world size'  # here""",
+    ),
+    "a rank with less data": Planted(
+        cause=("rank 1", "(?i)ended"),
+        remedy="(?i)unequal length|same number|leave the loop",
+        step="""\
+if rank == 1 and step == 5:
+    break""",
+    ),
+    "a barrier on one rank": Planted(
+        cause=("rank 0", "rank 1", "barrier"),
+        remedy="same collectives",
+        ranks=BOTH,
+        step="""\
+if rank == 0 and step == 3:
+    dist.barrier()  # here""",
+    ),
+    "an object that cannot be broadcast": Planted(
+        cause=("cannot pickle", "lock"),
+        remedy="(?i)pickle|line of the script",
+        ranks=(0,),
+        step="""\
+if step == 3:
+    import threading
+    dist.broadcast_object_list([threading.Lock() if rank == 0 else None], src=0)  # here""",
+    ),
+    "too many open files": Planted(
+        cause=("Too many open files",),
+        remedy="ulimit -n",
+        restarts=1,
+        step="""\
+if rank == 1 and step == 3:
+    import resource
+    resource.setrlimit(resource.RLIMIT_NOFILE, (80, 80))
+    files = [open('/dev/null') for _ in range(200)]  # here""",
+    ),
+    "an array beyond the memory": Planted(
+        cause=("(?i)unable to allocate",),
+        remedy="(?i)memory",
+        category="OOM",
+        restarts=1,
+        step="""\
+if rank == 1 and step == 3:
+    import numpy
+    numpy.ones(10**14)  # here""",
+    ),
+    "a write to a full device": Planted(
+        cause=("No space left",),
+        remedy="(?i)full",
+        restarts=1,
+        step="""\
+if rank == 1 and step == 3:
+    with open('/dev/full', 'w') as file: file.write('x' * 100000)  # here""",
+    ),
+    "a folder instead of a file": Planted(
+        cause=("Is a directory",),
+        remedy="(?i)folder|path|line of the script",
+        ranks=(0,),
+        step="""\
+if rank == 0 and step == 3:
+    torch.save(model.state_dict(), open('/usr', 'wb'))  # here""",
+    ),
+    "a wrong type of an argument": Planted(
+        cause=("invalid int value: 'ten'",),
+        remedy="(?i)argument",
+        ranks=BOTH,
+        setup="""\
+import argparse
+parser = argparse.ArgumentParser()
+parser.add_argument('--epochs', type=int)
+parser.parse_args()  # here""",
+        command=("python", "train.py", "--epochs", "ten"),
+    ),
+    "an unknown option of a configuration": Planted(
+        cause=("unexpected keyword argument 'lrate'",),
+        remedy="line of the script",
+        ranks=BOTH,
+        setup="""\
+import dataclasses
+@dataclasses.dataclass
+class Config:
+    lr: float = 0.1
+Config(**{'lrate': 0.2})  # here""",
+    ),
+    "a queue that nobody empties": Planted(
+        cause=("rank 1", "put"),
+        remedy="(?i)lock|thread|leave its line",
+        category="Hang",
+        restarts=1,
+        step="""\
+if rank == 1 and step == 3:
+    import queue
+    buffer = queue.Queue(maxsize=1)
+    buffer.put(1)
+    buffer.put(2)  # here""",
+    ),
+    "threads that lock each other": Planted(
+        cause=("rank 0", "join"),
+        remedy="(?i)lock|thread|leave its line",
+        category="Hang",
+        ranks=(0,),
+        restarts=1,
+        setup="""\
+import threading
+a, b = threading.Lock(), threading.Lock()
+def work(first, second):
+    with first:
+        time.sleep(0.3)
+        with second: pass""",
+        step="""\
+if rank == 0 and step == 3:
+    pairs = (a, b), (b, a)
+    threads = [threading.Thread(target=work, args=pair, daemon=True) for pair in pairs]
+    for thread in threads: thread.start()
+    for thread in threads: thread.join()  # here""",
+    ),
+    "a recursion without a limit": Planted(
+        cause=("SIGSEGV|RecursionError", "(?i)recurs|descend"),
+        remedy="(?i)recurs|stack",
+        category="Unknown",
+        restarts=1,
+        step="""\
+if rank == 1 and step == 3:
+    import json
+    sys.setrecursionlimit(10**8)
+    class Deep:
+        def __repr__(self): return repr(self)  # here
+    repr(Deep())""",
+    ),
+    "memory that is freed twice": Planted(
+        cause=("SIGABRT|SIGSEGV",),
+        remedy="(?i)native",
+        category="Unknown",
+        restarts=1,
+        step="""\
+if rank == 1 and step == 3:
+    import ctypes
+    libc = ctypes.CDLL(None)
+    libc.malloc.restype = ctypes.c_void_p
+    address = ctypes.c_void_p(libc.malloc(5000))
+    libc.free(address)
+    libc.free(address)  # here""",
+    ),
+    "an abort in native code": Planted(
+        cause=("SIGABRT",),
+        remedy="(?i)native",
+        category="Unknown",
+        restarts=1,
+        step="""\
+if rank == 1 and step == 3:
+    import ctypes
+    ctypes.CDLL(None).abort()  # here""",
+    ),
+    "a host that does not exist": Planted(
+        cause=("(?i)name or service not known|name resolution|nodename|No address",),
+        remedy="(?i)address|service",
+        restarts=1,
+        never="(?i)other pods",
+        step="""\
+if rank == 1 and step == 3:
+    import urllib.request
+    urllib.request.urlopen('http://features.invalid/')  # here""",
+    ),
+    "a service without the object": Planted(
+        cause=("404",),
+        remedy="(?i)no object|address|revision",
+        restarts=1,
+        step="""\
+if rank == 1 and step == 3:
+    import http.server, threading, urllib.request
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self): self.send_error(404)
+        def log_message(self, *args): pass
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    urllib.request.urlopen(f"http://127.0.0.1:{server.server_port}/labels.json").read()  # here""",
+    ),
+    "TLS to a service without it": Planted(
+        cause=("(?i)ssl|wrong.version",),
+        remedy="(?i)certificate|address|service|https",
+        restarts=1,
+        never="(?i)other pods",
+        step="""\
+if rank == 1 and step == 3:
+    import http.server, threading, urllib.request
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self): self.send_error(200)
+        def log_message(self, *args): pass
+    server = http.server.HTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    urllib.request.urlopen(f"https://127.0.0.1:{server.server_port}/labels.json").read()  # here""",
+    ),
+    "a configuration that is no YAML": Planted(
+        cause=("ScannerError|ParserError", "config.yaml"),
+        remedy="(?i)yaml",
+        ranks=BOTH,
+        setup="""\
+import yaml
+with open('config.yaml') as file:
+    config = yaml.safe_load(file)  # here""",
+        files=(("config.yaml", "lr: 0.1\n  wd: [1\n"),),
+    ),
+    "a data set that does not exist": Planted(
+        cause=("No such file or directory", "/data/imagenet/train.idx"),
+        remedy="(?i)path|mount",
+        ranks=BOTH,
+        setup="open('/data/imagenet/train.idx')  # here",
+    ),
+    "a view of another size": Planted(
+        cause=("is invalid for input of size",),
+        remedy="(?i)shape|size|line of the script",
+        ranks=BOTH,
+        step="""\
+if step == 3:
+    torch.randn(4, 4).view(-1, 3)  # here""",
+    ),
+    "an iterator that is at its end": Planted(
+        cause=("StopIteration",),
+        remedy="line of the script|data",
+        setup="batches = iter([1, 2, 3, 4] if here == '1' else range(99))",
+        step="next(batches)  # here",
+    ),
+    "gathered tensors of different lengths": Planted(
+        cause=("(?i)mismatch|size|length|shape",),
+        remedy="(?i)same (collectives|shape)|shape",
+        ranks=(None, 0, 1),
+        step="""\
+if step == 3:
+    own = torch.ones(4 + 4 * rank)
+    dist.all_reduce(own)  # here""",
+    ),
+    "a record that a worker cannot read": Planted(
+        cause=("KeyError", "label"),
+        remedy="line of the script",
+        setup="""\
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 400
+    def __getitem__(self, index):
+        record = {'x': 1.0} if index == 20 and here == '1' else {'label': 2}
+        return record['label']  # here
+batches = iter(torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=1))""",
+        step="next(batches)",
+    ),
+    "samples of different sizes in a batch": Planted(
+        cause=("stack expects each tensor to be equal size",),
+        remedy="(?i)size|collate|pad|line of the script",
+        setup="""\
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 400
+    def __getitem__(self, index): return torch.zeros(9 if index == 20 and here == '1' else 8)
+batches = iter(torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=1))""",
+        step="next(batches)  # here",
+    ),
+}
+
+
+OPEN: Final = {
+    "gathered tensors of different lengths": "gloo ends the process in a thread of its own, which has no line",
+    "a table that does not exist": "another process may create it, as far as the number of SQLite's error shows",
+}
+"""Failures whose answer is not right yet, each with the reason."""
