@@ -116,11 +116,12 @@ _RESTARTS_INTRODUCTION = (
     "A mistake ends the job at its first occurrence, whatever steps were made. It is an exception of Python's classes",
     "for mistakes (KeyError, TypeError, ValueError, AssertionError, … and their subclasses), a RuntimeError of PyTorch",
     "about shapes, types or gradients, or an error about a path or file on a local disk where nobody has written since",
-    "the rank started. It is none if anything from outside took part: an error of the system, a service, a peer, a",
-    "device, memory or a helper process anywhere in the exception's chain (also one that `from None` replaces), or an",
-    "assertion about files, availability or finite numbers. Ranks that call different collectives, or leave the loop",
-    f"before their peers, within {SIGNIFICANT_SECONDS:g} seconds of the start do so again. To be restarted anyway, a",
-    "script exits with code 82.",
+    "the rank started (a missing path only in the root folder or on a read-only volume, as a peer may create others).",
+    "It is none if anything from outside took part: an error of the system, a service, a peer, a device, memory or a",
+    "helper process anywhere in the exception's chain (also one that `from None` replaces), or an assertion about",
+    "files, availability or finite numbers. Ranks that call different collectives, or leave the loop before their",
+    f"peers, within {SIGNIFICANT_SECONDS:g} seconds of the start do so again. To be restarted anyway, a script exits",
+    "with code 82.",
 )
 
 

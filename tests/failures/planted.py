@@ -491,8 +491,8 @@ batches = iter(torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=1))
         step="next(batches)",
     ),
     "samples of different sizes in a batch": Planted(
-        cause=("stack expects each tensor to be equal size",),
-        remedy="(?i)size|collate|pad|line of the script",
+        cause=("equal size|resize storage",),
+        remedy="(?i)shape|collate|pad",
         setup="""\
 class Data(torch.utils.data.Dataset):
     def __len__(self): return 400

@@ -27,7 +27,7 @@ _COMPILE_ERRORS: Final = ("torch._dynamo.exc.", "torch._inductor.exc.")
 # Checks of arguments by torch and NumPy; the same words may be about a device or the peers.
 TENSORS: Final = re.compile(
     r"(?is)\A(Runtime|Value|Index)Error: (?!.*(\b(CUDA|HIP|cu(DNN|BLAS)\w*) error|nccl|gloo|enforce fail|allocat))"
-    r".*\b(tensors?|shapes?|dims?|dimensions?|dtypes?|strides?|channels?|require[sd]? grad|input type)\b"
+    r".*\b(tensors?|shapes?|dims?|dimensions?|dtypes?|strides?|channels?|storages?|require[sd]? grad|input type)\b"
 )
 _NO_COMPILER: Final = "No working C.. compiler|Failed to find C compiler|Ninja is required|CUDA_HOME environment"
 

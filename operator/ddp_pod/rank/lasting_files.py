@@ -28,7 +28,8 @@ class _Mount(NamedTuple):
 def is_lasting_error(number: int, path: str, since: float) -> bool:
     """Return whether an error of the system about a path would occur again. ``since``: when the rank started.
 
-    A folder that is empty may be one in which a volume is not mounted yet.
+    A peer may yet create a missing path, except in the root folder or on a volume that is mounted read-only. A folder
+    that is empty may be one in which a volume is not mounted yet.
     """
     path = os.path.abspath(path)
     mount = _find_mount(path)
@@ -41,7 +42,8 @@ def is_lasting_error(number: int, path: str, since: float) -> bool:
     try:
         if number == errno.ENOENT:
             folder = _find_existing(path)
-            return folder != path and os.stat(folder).st_mtime < since and not _is_empty(folder)
+            is_fixed = folder != path and (folder == "/" or mount.is_read_only)
+            return is_fixed and os.stat(folder).st_mtime < since and not _is_empty(folder)
         return number in _BY_PATH and os.lstat(_find_existing(path)).st_ctime < since
     except OSError:
         return False

@@ -20,6 +20,7 @@ import pytest
 import torch
 import yaml
 from torch import nn
+from torch.utils.data import DataLoader
 
 from ddp_pod.base.files import write_json
 from ddp_pod.contract.failure_record import Failure, RankEnd
@@ -119,6 +120,7 @@ def exit_after_mistake() -> None:
         lambda: b"caf\xe9 au lait".decode(),
         lambda: torch.optim.SGD([torch.zeros(1)], lr=0.1).load_state_dict({"param_groups": [], "state": {}}),
         unscale_twice,
+        lambda: next(iter(DataLoader([torch.zeros(8), torch.zeros(9)], batch_size=2, num_workers=1))),
         lambda: multiprocessing.get_context("spawn").Process(target=lambda: None).start(),
         lambda: assert_positive(-1),
         lambda: wrap(KeyError("token")),
@@ -168,8 +170,6 @@ def test_damaged_file_is_final_only_if_nobody_has_written_it_since_the_start(
 @pytest.mark.parametrize(
     "work",
     [
-        lambda folder: (folder / "data" / "train.bin").read_bytes(),
-        lambda folder: torch.save(torch.zeros(1), folder / "runs" / "model.pt"),
         lambda folder: folder.mkdir(),
         lambda folder: folder.open(),
     ],
@@ -185,6 +185,22 @@ def test_path_is_final_only_if_nobody_has_written_there_since_the_start(
     assert examine_later(lambda: work(folder), tmp_path).outcome.exit_code == 81
 
 
+@pytest.mark.parametrize(
+    ("work", "code"),
+    [
+        (lambda folder: (folder / "data" / "train.bin").read_bytes(), 82),
+        (lambda folder: torch.save(torch.zeros(1), folder / "runs" / "model.pt"), 82),
+        (lambda folder: Path("/no-such-folder/train.bin").read_bytes(), 81),
+        (lambda folder: torch.save(torch.zeros(1), "/no-such-folder/model.pt"), 81),
+    ],
+)
+def test_missing_path_is_final_only_where_no_peer_creates_it(
+    work: Callable[[Path], object], code: int, tmp_path: Path
+) -> None:
+    (tmp_path / "file").touch()
+    assert examine_later(lambda: work(tmp_path), tmp_path).outcome.exit_code == code
+
+
 def test_missing_file_in_an_empty_folder_may_be_of_a_volume_that_is_not_mounted_yet(tmp_path: Path) -> None:
     assert not is_lasting_error(errno.ENOENT, str(tmp_path / "x"), time.time() + HOUR)
 
@@ -192,7 +208,9 @@ def test_missing_file_in_an_empty_folder_may_be_of_a_volume_that_is_not_mounted_
 @pytest.mark.parametrize(
     ("mount", "number", "lasting"),
     [
-        ("rw,relatime - ext4 /dev/x rw", errno.ENOENT, True),
+        ("rw,relatime - ext4 /dev/x rw", errno.ENOENT, False),
+        ("ro,relatime - ext4 /dev/x rw", errno.ENOENT, True),
+        ("rw,relatime - ext4 /dev/x rw", errno.EACCES, True),
         ("rw,relatime - nfs4 server:/x rw", errno.ENOENT, False),
         ("ro,relatime - nfs4 server:/x rw", errno.EROFS, True),
         ("ro,relatime - ext4 /dev/x ro,errors=remount-ro", errno.EROFS, False),
