@@ -10,7 +10,7 @@ from ..contract.failure_record import EVIDENCE_STOPPED, EVIDENCE_TIMEOUT, Failur
 from ..contract.failure_table import CUDA, HANG, NODE_FAULT, OOM, SIGNIFICANT_SECONDS
 from ..contract.names import EXIT_PREEMPTED, EXIT_USER_ERROR
 from ..progress.rank_progress import RankReader
-from .worker_failure import OF_HELPER, add_last_lines, find_root_cause, is_unexplained_crash, read_recorded_failures
+from .worker_failure import HELPER_ENDED, add_last_lines, find_root_cause, is_unexplained_crash, read_recorded_failures
 
 UNCOUNTED_RESTARTS: Final = 100
 """Restarts of a pod after failures of other pods that are not counted; more are no coincidence."""
@@ -69,7 +69,7 @@ class Recurrence:
         self._farthest = max(self._farthest, step or 0.0)
 
     def _is_progress(self, signature: str, step: float | None, lasted: float, counted: int | None) -> bool:
-        ahead = _PREFETCHED if signature in self._seen and signature.endswith(OF_HELPER) else 0
+        ahead = _PREFETCHED if signature in self._seen and signature == HELPER_ENDED else 0
         if step:
             return step > self._farthest + ahead
         if counted is not None:

@@ -68,8 +68,8 @@ _HELPER: Final = re.compile(
     r"|-- (?P<process>Process \d+) terminated with the following error:\nTraceback"
     r"|Traceback \(most recent call last\): \((?P<rank>RANK \d+)\)"
 )
-OF_HELPER: Final = " of a helper process"
-"""The end of the signature of a failure that a rank notices some steps later."""
+HELPER_ENDED: Final = "the end of a helper process"
+"""The signature of what a rank notices some steps later, by different exceptions and at whatever line it is."""
 _CAUSE_LIMIT: Final = 300  # characters of another exception of the chain in the message
 _CHAIN_LIMIT: Final = 16
 _MOUNTS: Final = "/proc/self/mounts"
@@ -333,9 +333,9 @@ def build_signature(end: WorkerEnd, outcome: Outcome, kind: FailureKind = UNKNOW
     if not exception_type:
         return f"exit code {code}"
 
-    name = exception_type.rpartition(".")[2]
     if kind is HELPER:
-        return f"{name}{OF_HELPER}"  # noticed at whatever line the rank has reached
+        return HELPER_ENDED
+    name = exception_type.rpartition(".")[2]
     frames = PLACE.findall(end.traceback.rpartition(_TRACEBACK_START)[2])
     own_frames = [frame for frame in frames if not LIBRARY.search(frame[0])] or frames
     if not own_frames:

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 from ddp_pod.base.files import write_json
 from ddp_pod.contract.failure_record import Failure, RankEnd
 from ddp_pod.failures.rules import WorkerEnd
-from ddp_pod.failures.worker_failure import EndedPeers, examine_worker
+from ddp_pod.failures.worker_failure import HELPER_ENDED, EndedPeers, examine_worker
 from ddp_pod.rank import lasting_files
 from ddp_pod.rank.lasting_files import is_lasting_error
 from ddp_pod.rank.tracebacks import record_exception
@@ -255,3 +255,16 @@ def test_ranks_that_part_within_minutes_do_so_in_each_attempt(
     end = WorkerEnd(1, "RuntimeError", message, time=time.time())
     failure = examine_worker(launcher_pod(tmp_path), end, EndedPeers(left, total=1))
     assert failure.outcome.exit_code == code
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "RuntimeError: DataLoader worker (pid 7) exited unexpectedly with exit code 7.",
+        "RuntimeError: DataLoader worker (pid(s) 7) exited unexpectedly",
+        "concurrent.futures.process.BrokenProcessPool: A process in the process pool was terminated abruptly",
+    ],
+)
+def test_end_of_a_helper_has_one_signature(text: str, tmp_path: Path) -> None:
+    kind, _, message = text.partition(": ")
+    assert examine_worker(launcher_pod(tmp_path), WorkerEnd(1, kind, message)).signature == HELPER_ENDED

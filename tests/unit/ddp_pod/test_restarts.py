@@ -13,7 +13,7 @@ from ddp_pod.contract.failure_record import EVIDENCE_STOPPED, EVIDENCE_TIMEOUT, 
 from ddp_pod.contract.failure_table import CUDA, NODE_FAULT, OOM
 from ddp_pod.contract.plan import DevConfig
 from ddp_pod.failures.restarts import LONGEST_DELAY, PROMPT_RESTARTS, UNCOUNTED_RESTARTS, InPlaceRestarts, Recurrence
-from ddp_pod.failures.worker_failure import find_root_cause
+from ddp_pod.failures.worker_failure import HELPER_ENDED, find_root_cause
 from ddp_pod.progress.rank_progress import RankReader
 from tests.support.launcher_config import launcher_pod
 
@@ -357,6 +357,13 @@ def test_failures_without_progress_get_new_pods(
 def test_same_signature_without_a_step_in_between_is_a_repetition(failures: list[Any], repeated: list[bool]) -> None:
     recurrence = Recurrence()
     assert [recurrence.observe(*failure) for failure in failures] == repeated
+
+
+@pytest.mark.parametrize(("signature", "repeated"), [(HELPER_ENDED, True), ("KeyError at train.py:7", False)])
+def test_end_of_a_helper_repeats_although_its_rank_notices_it_some_steps_later(signature: str, repeated: bool) -> None:
+    recurrence = Recurrence()
+    assert not recurrence.observe(signature, 5.0, 10.0, 5)
+    assert recurrence.observe(signature, 8.0, 10.0, 8) is repeated
 
 
 @pytest.mark.parametrize(
