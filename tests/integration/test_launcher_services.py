@@ -25,7 +25,7 @@ def fail(self, *arguments):
 for hook in {hooks}:
     setattr(Broken, hook, fail)
 
-PART = LauncherPart(create=lambda pod, reader: Broken())
+PART = LauncherPart(create=lambda pod, reader: (Broken(),))
 """
 AGENT = """
 from ...torchrun.part import AgentPart
@@ -43,7 +43,7 @@ PART = Broken()
 """
 HOOKS = (
     "start", "run", "list_watched", "find_timeout", "follow", "is_ready", "note", "answer", "explain", "find_awaited",
-    "log_state", "forget", "list_processes", "note_end", "finish", "is_finished", "report", "conclude",
+    "log_state", "forget", "list_processes", "note_end", "finish", "is_finished", "report", "read_page", "conclude",
 )  # fmt: skip
 FAILS_ONCE = """
 import os, sys, time

@@ -203,7 +203,8 @@ FOREIGN = {
     "the trainer of former releases": {"--accumulate", "--eval-only", "--init-from", "--validate-every-steps"},
     "scripts of other projects": {
         "--dist-backend", "--multiprocessing-distributed", "--no-accel",
-        "--bf16", "--deepspeed_config", "--fsdp", "--init_from", "--max_iters", "--max_steps", "--num_train_epochs",
+        "--bf16", "--checkpointing_steps", "--deepspeed_config", "--fsdp", "--init_from", "--max_iters", "--max_steps",
+        "--num_train_epochs",
         "--resume_from_checkpoint", "--save_steps", "--trainer", "--use_cpu", "--wandb_log",
     },
 }  # fmt: skip

@@ -513,11 +513,11 @@ class Recorder:
 
     def _list_copies(self) -> Iterator[str]:
         """Yield those modules beside the models whose parameters have the shapes of a model's, as copies of it have."""
-        shapes = {tuple(_list_shapes(model)) for model in self._models}
+        shapes = {tuple(_list_shapes(self._torch, model)) for model in self._models}
         for reference in self._beside:
             module = reference()
             is_used = module is not None and self._called.get(module) is not None
-            if is_used and tuple(_list_shapes(module)) in shapes:
+            if is_used and tuple(_list_shapes(self._torch, module)) in shapes:
                 state = "".join(self._digest(parameter) for _, parameter, _ in list_parameters(module))
                 digest = _write_digest(fingerprint.hash_text(state) & fingerprint.MASK)
                 yield f"{self._places.get(module, '')} {list_names(type(module))[0]}:{digest}"
@@ -718,10 +718,10 @@ def _list_state(module: Any) -> Iterator[Any]:
     yield from (tensor for _, tensor, _ in list_buffers(module))
 
 
-def _list_shapes(module: Any) -> Iterator[tuple[int, ...]]:
+def _list_shapes(torch: Any, module: Any) -> Iterator[tuple[int, ...]]:
     """Yield the shapes of the parameters of a module."""
     for _, parameter, _ in list_parameters(module):
-        yield tuple(parameter.shape)
+        yield tuple(read_property(torch, parameter, "shape"))
 
 
 def _is_argument(frame: Any, module: Any) -> bool:
