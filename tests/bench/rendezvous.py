@@ -159,7 +159,8 @@ def measure(job: AgentJob, limit: float, seconds: float) -> None:
     with tempfile.TemporaryDirectory() as folder:
         try:
             for index in range(agents):
-                os.makedirs(f"{folder}/{index}/metrics")
+                for name in ("metrics", "workers"):
+                    os.makedirs(f"{folder}/{index}/{name}")
                 pids.append(fork_agent(release, index, job, port, f"{folder}/{index}", reports.write, gate))
             ready = reports.wait_for("Rendezvous", 1, limit)
             meter = Meter(store, pids)
