@@ -41,6 +41,7 @@ _LONGEST_BEAT = 2.0
 _MISSED_BEATS = 6  # after which a pod is dead
 _LONGEST_PAUSE = 1.0  # between two reads of the store
 _LONGEST_PAUSE_OF_POD_0 = 0.3
+_LONGEST_PAUSE_TO_JOIN = 0.4  # of a pod that waits for a round, as all then wait for each other
 _PAUSE_PER_POD = 0.01
 
 
@@ -179,6 +180,7 @@ class PodRendezvous(api.RendezvousHandler):
         A pod on standby is a spare that the ``previous`` members do not need. It has no time limit until one is lost.
         """
         is_standby = bool(self._pod.spares and previous and self._pod.node not in previous)
+        longest = _LONGEST_PAUSE_OF_POD_0 if self._pod.node == 0 else _LONGEST_PAUSE_TO_JOIN
         since = time.monotonic()
         self._register(self.restarts)
         if not is_standby:
@@ -195,7 +197,7 @@ class PodRendezvous(api.RendezvousHandler):
                 self._replace_lost(previous)
             elif waited > self._pod.join_timeout_seconds:
                 raise api.RendezvousTimeoutError
-            time.sleep(min(self._pause, _LONGEST_PAUSE_OF_POD_0) if self._pod.node == 0 else self._pause)
+            time.sleep(self._pause if is_standby else min(self._pause, longest))
 
     def _replace_lost(self, members: Sequence[int]) -> None:
         """Request a restart if a member has left or is dead: another pod takes its place."""
