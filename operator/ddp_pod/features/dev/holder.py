@@ -160,9 +160,12 @@ class Holder:
         return "200 OK", format_page(report, {}).encode("utf-8", "replace")
 
     def read_page(self, path: str, query: str) -> bytes | None:
-        """Return a page of the present run; None: there is no run, or it does not serve that page."""
+        """Return a page of the present run; None: there is no run, or it does not serve that page.
+
+        Requests with a query wait, or tell the run something: a held job has no witnesses of lost nodes.
+        """
         port = self.runs.port
-        if port is None:
+        if port is None or query:
             return None
         with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
             return self._pass_on(port, path)

@@ -12,12 +12,15 @@ import pytest
 
 from ddp_pod.contract.failure_record import Failure, PodEnd
 from ddp_pod.contract.plan import DevConfig
+from ddp_pod.contract.report import PodReport
 from ddp_pod.features.dev import holder
 from ddp_pod.features.dev.contract import Order
 from ddp_pod.features.dev.holder import Leader
 from ddp_pod.features.dev.peers import PeerState
 from ddp_pod.features.dev.processes import RunEnd
 from ddp_pod.features.dev.runs import RunPlan
+from ddp_pod.progress.metrics import MetricsEndpoint
+from ddp_pod.progress.rank_progress import RankReader
 from tests.support.launcher_config import launcher_pod
 
 SUCCESS = RunEnd(0, PodEnd())
@@ -43,6 +46,7 @@ class Runs:
         self.end: RunEnd | None = None
         self.is_running = True
         self.started = self.ended = None
+        self.port: int | None = None
         self._on_end = on_end
 
     def has_code(self, digest: str) -> bool:
@@ -254,3 +258,14 @@ async def test_order_is_refused_while_the_pods_are_released(tmp_path: Path) -> N
     job.runs.finish()
     await asyncio.wait_for(job.over, SOON)
     assert [kind for kind, _ in refusals[0].events] == ["refused"]
+
+
+async def test_held_pod_serves_pages_of_its_run_and_no_witness_of_lost_nodes(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    endpoint = MetricsEndpoint(RankReader(""), lambda ranks: PodReport(), lambda path, query: b"of the run")
+    job.runs.port = await asyncio.to_thread(endpoint.serve, 0, "127.0.0.1")
+    assert await asyncio.to_thread(job.leader.read_page, "/points", "") == b"of the run"
+    for query in ("wait=8", "wait=0", "silent=1"):  # the operator would ask again and again for an answer without wait
+        assert job.leader.read_page("/peers", query) is None
+    job.runs.port = None
+    assert job.leader.read_page("/points", "") is None
