@@ -79,10 +79,10 @@ class _Followed:
     hinted: dict[int, datetime] = field(default_factory=dict)
     """When a hint about a pod was last followed."""
 
-    def accept_hints(self, hints: Sequence[int], now: datetime) -> set[int]:
+    def accept_hints(self, hints: set[int], now: datetime) -> set[int]:
         """Return the pods that a witness has named, each once in a while: anyone who reaches a pod can send hints."""
         self.hinted = {pod: time for pod, time in self.hinted.items() if now - time < _HINT_PAUSE}
-        accepted = set(hints).difference(self.hinted)
+        accepted = hints.difference(self.hinted)
         self.hinted |= dict.fromkeys(accepted, now)
         return accepted
 
@@ -170,8 +170,8 @@ class NodeWatch(Service):
         contact = await self._reach(group.pods[index], group.port, followed, wait)
         if contact.report is not None:
             silent = {peer.pod for peer in contact.report.contacts if peer.silent_seconds is not None}
-            hinted = followed.accept_hints(contact.report.hints, self.clock())
-            return (silent | hinted).intersection(group.pods)
+            own = set(contact.report.hints).intersection(group.pods)  # a hostile pod may name any number
+            return silent.intersection(group.pods) | followed.accept_hints(own, self.clock())
         if contact.reach == "Answers":  # a launcher of an older release responds at once
             await asyncio.sleep(wait)
             return set()

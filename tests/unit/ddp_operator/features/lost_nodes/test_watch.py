@@ -217,3 +217,9 @@ async def test_hint_about_a_living_pod_is_followed_once(world: World) -> None:
     await asyncio.sleep(0.2)
     assert len(world.reads) == 2, "of the pod's node and of another one"
     assert world.watch.list_suspicions(TRAIN) == {}
+
+
+async def test_hints_about_pods_that_the_job_does_not_have_are_not_kept(world: World) -> None:
+    world.hints = (1, 7, 10**9)
+    await world.until(lambda: world.reads)
+    assert set(world.watch._jobs[TRAIN].hinted) == {1}

@@ -202,7 +202,8 @@ def test_unknown_host_has_no_address() -> None:
 
 def test_witness_tells_the_pods_to_which_the_operator_listens_once(tmp_path: Path) -> None:
     network = Network(tmp_path, nodes=8, node=2)
-    first, last = Address(socket.AF_INET, "10.0.0.7"), Address(socket.AF_INET, "10.0.0.8")
+    first = Address(socket.AF_INET, "10.0.0.7")
+    last = Address(socket.AF_INET, "10.0.0.8")
     network.names = {"train-1-3.train": HERE, "train-1-0.train": first, "train-1-7.train": last}
     network.check(0.0)
     network.answering.clear()
