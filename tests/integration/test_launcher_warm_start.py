@@ -268,7 +268,14 @@ def test_ranks_agree_in_hashes(forked: Forked) -> None:
 
 def test_forked_rank_has_torch_and_few_modules_of_launcher(forked: Forked) -> None:
     code = "import sys; print('torch._dynamo' in sys.modules, *sorted(n for n in sys.modules if 'ddp_launcher' in n))"
-    names = [*RANK_MODULES, "torchrun", "torchrun.fork_server", "torchrun.frames", "torchrun.renewal"]
+    names = [
+        *RANK_MODULES,
+        "contract.frames",
+        "torchrun",
+        "torchrun.fork_server",
+        "torchrun.frames",
+        "torchrun.renewal",
+    ]
     assert forked.fork("code", code).out.split() == [
         "True",
         *sorted(["ddp_launcher", *(f"ddp_launcher.{name}" for name in names)]),

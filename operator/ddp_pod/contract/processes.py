@@ -4,7 +4,7 @@ import functools
 import os
 import re
 import signal
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 # Not those that were ignored at the start: SIGHUP under nohup, SIGINT and SIGQUIT in the background of a script.
@@ -80,6 +80,13 @@ def prctl(option: int, value: int) -> bool:
 def adopt_orphans(*, enabled: bool = True) -> bool:
     """Make this process the subreaper of its descendants, or no longer. Returns whether the system supports it."""
     return prctl(36, enabled)  # PR_SET_CHILD_SUBREAPER
+
+
+def set_environment(environment: Mapping[str, str]) -> None:
+    """Replace the environment of this process."""
+    for name in set(os.environ) - set(environment):
+        del os.environ[name]
+    os.environ.update(environment)
 
 
 def set_parent_death_signal(parent: int) -> None:

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from ..base.pod import Pod
 from ..contract.failure_record import Failure
-from .frames import decode, encode, read_frame
+from ..contract.frames import read_frame
+from .frames import decode, encode
 
 
 class AgentRequest(NamedTuple):

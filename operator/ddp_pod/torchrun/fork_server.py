@@ -18,14 +18,15 @@ import select
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from importlib.machinery import PathFinder
 from typing import Any, NamedTuple, NoReturn, Optional
 
 from ..base.files import BOOTSTRAP, log
-from ..contract.processes import adopt_orphans, set_parent_death_signal
-from .frames import decode, encode, read_frame
+from ..contract.frames import Delivery, read_frame, receive_with_descriptors, send_with_descriptors
+from ..contract.processes import adopt_orphans, set_environment, set_parent_death_signal
+from .frames import decode, encode
 from .renewal import renew_imported_state
 
 # Variables that PyTorch or one of its libraries reads only once, at its import.
@@ -45,13 +46,6 @@ class RankRequest(NamedTuple):
 
     command: list[str]
     environment: dict[str, str]
-
-
-class _Received(NamedTuple):
-    """An encoded request, and the file descriptors that came with it. The forked process decodes it."""
-
-    request: bytes
-    descriptors: list[int]
 
 
 class AgentFork(NamedTuple):
@@ -94,8 +88,7 @@ def _wake_kept(worker: Sequence[str]) -> tuple[int, socket.socket]:
 
 def request_fork(requests: socket.socket, request: object, descriptors: Sequence[int]) -> None:
     """Send a server a request. Raises: OSError when the server has ended."""
-    socket.send_fds(requests, [b"\0"], descriptors)
-    requests.sendall(encode(request))
+    send_with_descriptors(requests, encode(request), descriptors)
 
 
 def serve(argv: Sequence[str], run_agent: Callable[[AgentFork], NoReturn]) -> list[str]:
@@ -137,7 +130,7 @@ def _serve(
         ranks.close()
         _close_all(received.descriptors)
         received = _fork_on_request(theirs, agent)
-        return _become_rank(decode(received.request), received.descriptors, obstacle)
+        return _become_rank(decode(received.data), received.descriptors, obstacle)
     theirs.close()
     run_agent(AgentFork(*received, problem, server, RankForker(ranks)))
 
@@ -187,13 +180,6 @@ def list_imported_below(paths: str) -> list[str]:
     return [file for file in files if isinstance(file, str) and file.startswith(folders)]
 
 
-def set_environment(environment: Mapping[str, str]) -> None:
-    """Replace the environment of this process."""
-    for name in set(os.environ) - set(environment):
-        del os.environ[name]
-    os.environ.update(environment)
-
-
 def import_torch(*, with_optimizer: bool) -> Exception | None:
     """Import PyTorch and freeze its objects. Returns the exception if that fails."""
     problem: Exception | None = None
@@ -217,27 +203,32 @@ def _load_optimizer(torch: Any) -> None:
         log(f"each rank imports PyTorch's optimizers itself: {type(error).__name__}: {error}")
 
 
-def _receive(requests: socket.socket) -> _Received:
+def _receive(requests: socket.socket) -> Delivery:
     """Return the next request; exit when the requester has closed its end."""
-    mark, descriptors, _, _ = socket.recv_fds(requests, 1, 3)
-    if not mark:
+    received = receive_with_descriptors(requests, 3)
+    if received is None:
         os._exit(0)
-    for descriptor in descriptors:
+    for descriptor in received.descriptors:
         os.set_inheritable(descriptor, False)
-    return _Received(read_frame(requests), descriptors)
+    return received
 
 
-def _fork_on_request(requests: socket.socket, parent: int) -> _Received:
+def leave_intermediate() -> None:
+    """Fork again and end the process between: Linux then gives this one to the nearest subreaper."""
+    intermediate = os.getpid()
+    if os.fork():
+        os._exit(0)
+    while os.getppid() == intermediate:
+        time.sleep(0.0005)
+
+
+def _fork_on_request(requests: socket.socket, parent: int) -> Delivery:
     """Fork a process for each request. Returns in that process, a child of ``parent``, with its request."""
     while True:
         received = _receive(requests)
         intermediate = os.fork()
         if intermediate == 0:
-            intermediate = os.getpid()
-            if os.fork():
-                os._exit(0)
-            while os.getppid() == intermediate:
-                time.sleep(0.0005)
+            leave_intermediate()
             requests.close()
             os.setsid()
             set_parent_death_signal(parent)

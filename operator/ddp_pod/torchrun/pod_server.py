@@ -11,14 +11,13 @@ import importlib
 import os
 import socket
 import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from ..base.pod import default_threads, read_pod
 from ..contract.names import ENV_LIFELINE_FD, ENV_LOCAL_POD, ENV_OMP_NUM_THREADS
 from ..contract.pod_start import PodStart, receive_start
-from ..contract.processes import set_parent_death_signal
+from ..contract.processes import set_environment, set_parent_death_signal
 from .fork_server import (
     PATHS,
     AgentFork,
@@ -26,10 +25,10 @@ from .fork_server import (
     find_obstacle_in_server,
     import_torch,
     keep_server,
+    leave_intermediate,
     list_imported_below,
     replace_paths,
     serve_kept,
-    set_environment,
 )
 
 RunAgent = Callable[[AgentFork], NoReturn]
@@ -67,7 +66,7 @@ def serve_pods(argv: Sequence[str], run_agent: RunAgent, catch_signals: Callable
         if intermediate == 0:
             if list_imported_below(find_removed_paths(start.environment)):
                 os._exit(0)  # the modules of this pod may be others
-            _leave_intermediate()
+            leave_intermediate()
             orders.close()
             set_parent_death_signal(requester)
             return _become_pod(start, descriptors, run_agent, catch_signals)
@@ -80,15 +79,6 @@ def find_removed_paths(environment: Mapping[str, str]) -> str:
     """Return the folders of this process's PYTHONPATH that are none of another environment's."""
     kept = environment.get(PATHS, "").split(os.pathsep)
     return os.pathsep.join(path for path in os.environ.get(PATHS, "").split(os.pathsep) if path not in kept)
-
-
-def _leave_intermediate() -> None:
-    """Fork again and end the process between: the system then gives this one to the requester."""
-    intermediate = os.getpid()
-    if os.fork():
-        os._exit(0)
-    while os.getppid() == intermediate:
-        time.sleep(0.0005)
 
 
 def _become_pod(

@@ -9,8 +9,9 @@ from collections.abc import Iterator
 
 import pytest
 
+from ddp_pod.contract.frames import read_frame
 from ddp_pod.torchrun.channel import LauncherChannel, Release, Request
-from ddp_pod.torchrun.frames import decode, encode, read_frame
+from ddp_pod.torchrun.frames import decode, encode
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ from ddp_pod.base.files import write_json
 from ddp_pod.base.pod import Pod, read_pod
 from ddp_pod.contract.command_line import PythonLine, split_python_line
 from ddp_pod.contract.failure_record import Failure
+from ddp_pod.contract.frames import read_frame
 from ddp_pod.contract.plan import (
     VERSION,
     CheckpointStoreConfig,
@@ -35,7 +36,7 @@ from ddp_pod.supervise.agent_process import AgentProcess
 from ddp_pod.supervise.main import main
 from ddp_pod.supervise.supervisor import Supervisor
 from ddp_pod.torchrun.channel import PhaseEntered, Started
-from ddp_pod.torchrun.frames import decode, encode, read_frame
+from ddp_pod.torchrun.frames import decode, encode
 from tests.support.builders import job
 from tests.support.launcher_config import CONFIG, encoded_config, launcher_pod
 

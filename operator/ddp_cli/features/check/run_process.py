@@ -16,7 +16,8 @@ from ddp_cli import commands
 from ddp_cli.commands.io import ExitCode
 from ddp_cli.local.pod_servers import PodServers
 from ddp_cli.local.processes import use_servers
-from ddp_pod.contract.processes import STOP_SIGNALS, kill, load_libc, set_parent_death_signal
+from ddp_pod.contract.frames import pack, receive_with_descriptors, send_with_descriptors
+from ddp_pod.contract.processes import STOP_SIGNALS, kill, load_libc, set_environment, set_parent_death_signal
 
 _RUN: Final = "run"
 _LIMIT: Final = 1 << 24  # bytes of an order
@@ -79,9 +80,8 @@ class RunHost:
             self._fork()
         assert self._orders is not None
         with text.open("rb") as stdin, output.open("wb") as stdout:
-            data = json.dumps(order._asdict()).encode()
-            socket.send_fds(self._orders, [len(data).to_bytes(4, "big")], [stdin.fileno(), stdout.fileno()])
-            self._orders.sendall(data)
+            data = pack(json.dumps(order._asdict()).encode())
+            send_with_descriptors(self._orders, data, [stdin.fileno(), stdout.fileno()])
         return RunProcess(self)
 
     def read_code(self, timeout: float | None) -> int | None:
@@ -132,14 +132,13 @@ def _serve(orders: socket.socket, parent: int, pods: int) -> None:
     servers = PodServers(pods)
     use_servers(servers)
     while True:
-        head, descriptors, _, _ = socket.recv_fds(orders, 4, 2)
-        if not head:
+        received = receive_with_descriptors(orders, 2, _LIMIT)
+        if received is None:
             servers.close()
             os._exit(0)
-        size = min(_LIMIT, int.from_bytes(head, "big"))
-        order = RunOrder(**json.loads(orders.recv(size, socket.MSG_WAITALL)))
+        order = RunOrder(**json.loads(received.data))
         servers.is_first = order.is_first
-        code = _run(order, descriptors)
+        code = _run(order, received.descriptors)
         orders.sendall(code.to_bytes(4, "big", signed=True))
 
 
@@ -153,9 +152,7 @@ def _run(order: RunOrder, descriptors: Sequence[int]) -> int:
     sys.stdout = os.fdopen(1, "w", encoding="utf-8", errors="replace", closefd=False)
     sys.stderr = os.fdopen(2, "w", encoding="utf-8", errors="replace", closefd=False, buffering=1)
     os.chdir(order.folder)
-    for name in set(os.environ) - set(order.environment):
-        del os.environ[name]
-    os.environ.update(order.environment)
+    set_environment(order.environment)
     listed = [command for command in commands.COMMANDS if command.name == _RUN]
     try:
         code = commands.main(listed, [_RUN, *order.words])
