@@ -238,7 +238,7 @@ class World:
         if not wait:
             watch.report_peers(0.0)  # all peers are probed soon
         for _ in range(4 * wait):
-            if watch._list_hints() or any(peer.silent_since is not None for peer in watch._peers):
+            if watch.has_news():
                 break
             await asyncio.sleep(0.25)
         report = watch.report_peers(-1.0)

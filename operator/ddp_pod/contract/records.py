@@ -5,6 +5,7 @@ every text goes through.
 """
 
 import functools
+import json
 import math
 import types
 import typing
@@ -48,6 +49,11 @@ def items(most: int) -> Any:
 def number(most: float = _NUMBER_LIMIT, *, default: float | None = None) -> Any:
     """Declare a number from 0 to ``most``."""
     return field(default=default, metadata={"most": most, "least": 0})
+
+
+def encode_json(record: object) -> bytes:
+    """Return a record as JSON. Raises: ValueError for a number that JSON does not have."""
+    return json.dumps(to_json(record), allow_nan=False).encode()
 
 
 def json_name(name: str) -> str:

@@ -8,7 +8,8 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Final, NamedTuple
+from functools import partial
+from typing import Final, NamedTuple, TypeVar
 
 from ..base.files import log
 from ..base.pod import Pod
@@ -27,6 +28,7 @@ _CONNECTING: Final = 0x02
 # The kernel waits twice as long after each retransmission, 0.2 s after the first: five of them take six seconds.
 _RETRANSMISSIONS: Final = 5
 _SOCKET: Final = re.compile(r"socket:\[(\d+)\]")
+T = TypeVar("T")
 
 
 def wait_for_master(
@@ -100,10 +102,7 @@ class Connection(NamedTuple):
 
 def find_unacknowledged(table: str) -> Iterator[Connection]:
     """Yield the connections in the text of ``/proc/net/tcp`` that wait for an acknowledgement (proc(5))."""
-    for line in table.splitlines()[1:]:
-        columns = line.split()
-        if len(columns) < 10:
-            continue
+    for columns in _list_rows(table):
         queue, _, _ = columns[4].partition(":")
         is_open = int(columns[3], 16) in (_ESTABLISHED, _CONNECTING)
         if is_open and int(queue, 16) and int(columns[6], 16) >= _RETRANSMISSIONS:
@@ -113,22 +112,32 @@ def find_unacknowledged(table: str) -> Iterator[Connection]:
 
 def find_servers(table: str, port: int) -> Iterator[str]:
     """Yield the addresses to whose ``port`` connections of the text of ``/proc/net/tcp`` are established."""
-    for line in table.splitlines()[1:]:
-        columns = line.split()
-        if len(columns) < 10 or int(columns[3], 16) != _ESTABLISHED:
-            continue
+    for columns in _list_rows(table):
         address, _, remote_port = columns[2].partition(":")
-        if int(remote_port, 16) == port:
+        if int(columns[3], 16) == _ESTABLISHED and int(remote_port, 16) == port:
             yield _decode_address(address)
 
 
 def list_servers(port: int) -> set[str]:
     """Return the addresses to whose ``port`` this pod has connections."""
-    servers: set[str] = set()
+    return set(_search_tables(partial(find_servers, port=port)))
+
+
+def _list_rows(table: str) -> Iterator[list[str]]:
+    """Yield the columns of the connections in a table."""
+    for line in table.splitlines()[1:]:
+        columns = line.split()
+        if len(columns) >= 10:
+            yield columns
+
+
+def _search_tables(find: Callable[[str], Iterator[T]]) -> list[T]:
+    """Return what is found in the tables of this machine, without those that cannot be read."""
+    found: list[T] = []
     for path in _TABLES:
         with suppress(OSError, ValueError), open(path, encoding="ascii", errors="replace") as file:
-            servers.update(find_servers(file.read(_MOST_BYTES), port))
-    return servers
+            found += find(file.read(_MOST_BYTES))
+    return found
 
 
 def _decode_address(text: str) -> str:
@@ -141,13 +150,7 @@ def _decode_address(text: str) -> str:
 
 def list_unacknowledged() -> list[Connection]:
     """Return the connections of this process and its descendants that wait for an acknowledgement."""
-    connections: list[Connection] = []
-    for path in _TABLES:
-        try:
-            with open(path, encoding="ascii", errors="replace") as file:
-                connections += find_unacknowledged(file.read(_MOST_BYTES))
-        except (OSError, ValueError):
-            continue
+    connections = _search_tables(find_unacknowledged)
     if not connections:
         return []
     own = _list_sockets(os.getpid())  # the table has those of the pod's other containers too

@@ -1,6 +1,5 @@
 """The pod's endpoint: its report, and its page for Prometheus."""
 
-import json
 import re
 import socket
 import threading
@@ -10,7 +9,7 @@ from contextlib import suppress
 
 from ..base.files import log, try_write_json
 from ..contract.progress import RankProgress
-from ..contract.records import to_json
+from ..contract.records import encode_json
 from ..contract.report import PodReport
 from .prometheus import format_page
 from .rank_progress import RankReader
@@ -139,7 +138,7 @@ class MetricsEndpoint:
         finally:
             self._builders.release()
         if path == b"/report":
-            return "200 OK", json.dumps(to_json(report), allow_nan=False).encode()
+            return "200 OK", encode_json(report)
         texts = {page.progress.rank: page.text for page in pages if page.text}
         return "200 OK", format_page(report, texts).encode("utf-8", "replace")
 

@@ -1,7 +1,6 @@
 """The services of one pod: each call of a hook, and what it raises or returns, goes through here."""
 
 import dataclasses
-import json
 import math
 import os
 import threading
@@ -15,7 +14,7 @@ from ..base.service import Answer, Conclusion, Control, Ending, Service
 from ..contract.failure_record import Failure
 from ..contract.group_facts import GroupFacts
 from ..contract.progress import Uploads
-from ..contract.records import read_record, to_json
+from ..contract.records import encode_json, read_record, to_json
 from ..contract.report import PodReport
 from ..rank.tracebacks import describe
 from ..torchrun.frames import encode
@@ -170,7 +169,7 @@ class Services:
                 if isinstance(page, str):
                     return page.encode()
                 if page is not None:
-                    return json.dumps(to_json(page), allow_nan=False).encode()
+                    return encode_json(page)
             except Exception as error:
                 self._note_fault(service, "read_page", error)
         return None

@@ -31,6 +31,7 @@ from ddp_operator.features.multikueue.admission import (
 )
 from ddp_operator.features.multikueue.workload import build_workload, explain_other_pods
 from ddp_operator.reconcile.acting import PlacementContext
+from ddp_operator.reconcile.observer import seconds_since
 from ddp_operator.reconcile.prerequisites import refuse_invalid, refuse_read, refuse_write
 from ddp_operator.reconcile.turns import Payer
 
@@ -62,8 +63,7 @@ class AdmittedCopy:
     def is_due(self, job: DDPTrainingJob, now: datetime) -> bool:
         """Return whether the Workload has to be read again."""
         interval = _RUNNING_INTERVAL if self.flavors else _WAITING_INTERVAL
-        age = abs((now - self.time).total_seconds())
-        return self.generation != job.generation or age >= interval * _EARLY
+        return self.generation != job.generation or seconds_since(self.time, now) >= interval * _EARLY
 
 
 class MultiKueue(Service):

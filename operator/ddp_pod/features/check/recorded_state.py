@@ -296,11 +296,15 @@ def _list_variables(scopes: list[_Scope]) -> Iterator[_Value]:
 def _list_memory(torch: Any, models: list[Any]) -> frozenset[int]:
     """Return where the parameters are in memory."""
     with bypass_modes(torch):
-        parameters = [read_tensor(torch, item) for model in models for _, item, _ in list_parameters(model)]
-        return frozenset(item.data_ptr() for item in parameters if item is not None and not item.is_meta)
+        return frozenset(item.data_ptr() for item in _read_parameters(torch, models) if not item.is_meta)
 
 
 def _list_shapes(torch: Any, models: list[Any]) -> frozenset[tuple[int, ...]]:
     with bypass_modes(torch):
-        parameters = [read_tensor(torch, item) for model in models for _, item, _ in list_parameters(model)]
-        return frozenset(tuple(parameter.shape) for parameter in parameters if parameter is not None)
+        return frozenset(tuple(item.shape) for item in _read_parameters(torch, models))
+
+
+def _read_parameters(torch: Any, models: list[Any]) -> Iterator[Any]:
+    """Yield the tensors of the parameters that can be read. Call it with ``bypass_modes``."""
+    tensors = (read_tensor(torch, item) for model in models for _, item, _ in list_parameters(model))
+    return (tensor for tensor in tensors if tensor is not None)

@@ -29,7 +29,7 @@ from ...contract.names import (
     TERMINATION_MESSAGE_LIMIT,
 )
 from ...contract.processes import STOP_SIGNALS, adopt_orphans
-from ...contract.records import to_json
+from ...contract.records import encode_json, to_json
 from ...contract.report import DevRun, PodReport
 from ...failures.termination import build_end, finish
 from ...progress.metrics import MetricsEndpoint
@@ -156,7 +156,7 @@ class Holder:
             return "200 OK", page
         report = self._build_report()
         if path == b"/report":
-            return "200 OK", json.dumps(to_json(report), allow_nan=False).encode()
+            return "200 OK", encode_json(report)
         return "200 OK", format_page(report, {}).encode("utf-8", "replace")
 
     def read_page(self, path: str, query: str) -> bytes | None:

@@ -15,11 +15,10 @@ from ...base.pod import Pod
 from ...base.service import Control, Service
 from ...failures.agent_failure import build_move_failure
 from ...network.unreachable import Connection, list_servers, list_unacknowledged
-from .peers import Address, resolve_host
+from .peers import TIMEOUT, Address, request_page, resolve_host
 
 _INTERVAL: Final = 2.0
 _INTERVAL_OF_SILENT: Final = 0.5
-_TIMEOUT: Final = 2.0
 _SECONDS_PER_LOOK: Final = 5.0  # between two requests of a pod to the name service
 _PODS_PER_SECOND: Final = 100  # in a large job, for all its pods
 
@@ -56,8 +55,8 @@ class MasterWatch(Service):
         self._control = control
 
     def run(self) -> None:
-        """Check the connections to the store continuously, if pod 0 is on another machine."""
-        while self._pod.is_multi_node and self._pod.node != 0 and not self._pod.local:
+        """Check the connections to the store continuously."""
+        while self._pod.node != 0:
             time.sleep(_INTERVAL_OF_SILENT if self._is_silent else _INTERVAL)
             self.check(list_unacknowledged())
             now = time.monotonic()
@@ -119,15 +118,13 @@ class MasterWatch(Service):
 def accepts_connection(address: Address, port: int) -> bool:
     """Return whether a server accepts connections."""
     with socket.socket(address.family, socket.SOCK_STREAM) as connection:
-        connection.settimeout(_TIMEOUT)
+        connection.settimeout(TIMEOUT)
         return connection.connect_ex((address.host, port)) == 0
 
 
 def responds_to_request(address: Address, port: int) -> bool:
     """Return whether a launcher responds to a request for its health."""
     try:
-        with socket.create_connection((address.host, port), timeout=_TIMEOUT) as connection:
-            connection.sendall(b"GET /healthz HTTP/1.1\r\n\r\n")
-            return bool(connection.recv(1))
+        return request_page(address, port, "/healthz")
     except OSError:
         return False

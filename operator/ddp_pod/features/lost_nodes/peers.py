@@ -26,7 +26,8 @@ _HINT: Final = re.compile(r"silent=(\d{1,5})")
 _HINT_SECONDS: Final = 10.0  # for which a hint is passed on
 _INTERVAL: Final = 3.0  # between two probes: 75 bytes a second
 _INTERVAL_OF_SUSPECT: Final = 1.0  # between two probes of a peer that is silent, or asked for
-_TIMEOUT: Final = 2.0  # of one probe: the kernel repeats a lost packet after one second
+TIMEOUT: Final = 2.0
+"""Of one probe or request, in seconds: the kernel repeats a lost packet after one second."""
 _LONGEST_WAIT: Final = 8.0  # of a reader: the endpoint closes a connection after ten seconds
 _LONGEST_PAUSE: Final = 5.0  # of this process that counts as silence of a peer
 # The peer's kernel sends nothing more, and keeps no state of the connection.
@@ -175,7 +176,7 @@ class PeerWatch(Service):
         with self._changed:
             for peer in self._peers if not seconds else ():
                 peer.due = min(peer.due, peer.checked + _INTERVAL_OF_SUSPECT)
-            while not (self._list_hints() or any(peer.silent_since is not None for peer in self._peers)):
+            while not self.has_news():
                 left = deadline - time.monotonic()
                 if left <= 0:
                     break
@@ -183,6 +184,10 @@ class PeerWatch(Service):
             now = self._clock.read(time.monotonic())
             contacts = tuple(_describe(peer, now) for peer in self._peers if peer.has_answered)
             return PeerReport(pod=self._pod.node, contacts=contacts, hints=self._list_hints())
+
+    def has_news(self) -> bool:
+        """Return whether a peer is silent, or said to be."""
+        return bool(self._list_hints()) or any(peer.silent_since is not None for peer in self._peers)
 
     def _list_hints(self) -> tuple[int, ...]:
         now = time.monotonic()
@@ -224,7 +229,7 @@ def resolve_host(host: str) -> Address | None:
 def probe_port(address: Address, port: int) -> bool:
     """Return whether a machine answers at a port, also by refusing the connection."""
     with socket.socket(address.family, socket.SOCK_STREAM) as connection:
-        connection.settimeout(_TIMEOUT)
+        connection.settimeout(TIMEOUT)
         try:
             connection.connect((address.host, port))
         except OSError as error:
@@ -235,9 +240,13 @@ def probe_port(address: Address, port: int) -> bool:
 
 def send_hint(address: Address, port: int, silent: int) -> None:
     """Tell a pod that another one is silent. Raises: OSError."""
-    request = f"GET {_PATH}?silent={silent} HTTP/1.1\r\n\r\n".encode()
+    request_page(address, port, f"{_PATH}?silent={silent}")
+
+
+def request_page(address: Address, port: int, target: str) -> bool:
+    """Request a page of a pod's launcher; return whether it begins to respond. Raises: OSError."""
     with socket.socket(address.family, socket.SOCK_STREAM) as connection:
-        connection.settimeout(_TIMEOUT)
+        connection.settimeout(TIMEOUT)
         connection.connect((address.host, port))
-        connection.sendall(request)
-        connection.recv(1)  # the pod has read it
+        connection.sendall(f"GET {target} HTTP/1.1\r\n\r\n".encode())
+        return bool(connection.recv(1))

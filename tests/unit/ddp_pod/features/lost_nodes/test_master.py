@@ -11,7 +11,7 @@ import pytest
 from ddp_pod.contract.failure_record import Failure
 from ddp_pod.contract.report import PodReport
 from ddp_pod.failures.agent_failure import STORE_ERRORS
-from ddp_pod.features.lost_nodes import master
+from ddp_pod.features.lost_nodes import peers
 from ddp_pod.features.lost_nodes.master import MasterWatch, accepts_connection, responds_to_request
 from ddp_pod.features.lost_nodes.peers import Address
 from ddp_pod.network.unreachable import Connection, list_servers
@@ -140,13 +140,13 @@ def test_agent_stays_with_pod_0_whose_name_or_launcher_tells_that_it_lives(
 
 
 def test_response_is_told_from_a_machine_that_only_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(master, "_TIMEOUT", 0.2)
+    monkeypatch.setattr(peers, "TIMEOUT", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = Address(socket.AF_INET, "127.0.0.1")
         port = server.getsockname()[1]
         assert not responds_to_request(address, port)
         endpoint = MetricsEndpoint(RankReader(""), lambda ranks: PodReport())
-        monkeypatch.setattr(master, "_TIMEOUT", 30.0)
+        monkeypatch.setattr(peers, "TIMEOUT", 30.0)
         assert responds_to_request(address, endpoint.serve(0, "127.0.0.1"))
     assert not responds_to_request(address, port)
 
