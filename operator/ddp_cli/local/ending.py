@@ -13,7 +13,7 @@ from typing import Any
 
 import msgspec
 
-from ddp_cli.local.folder import RunFolder, choose_rate
+from ddp_cli.local.folder import STATUS_FILE, RunFolder, choose_rate
 from ddp_cli.local.screen import count
 from ddp_cli.view.why import REMEDIES, describe_stragglers, omit_cluster_advice
 from ddp_operator.api.cluster import claim_of, name_claim
@@ -51,7 +51,7 @@ def describe_run(name: str, status: Status, folder: RunFolder, *, seconds: float
     if status.phase != "Succeeded":
         lines += _explain(status, folder)
     lines.append(f"  run folder: {_relative(folder.path)}")
-    names = ["status.yaml", "metrics.csv", "logs/", "events.log", "errors.log"]
+    names = [STATUS_FILE, "metrics.csv", "logs/", "events.log", "errors.log"]
     lines.append(f"  files:      {', '.join(name for name in names if (folder.path / name).exists())}")
     if folder.report.exists():
         lines.append(f"  report:     {_relative(folder.report)} (open it in a browser)")

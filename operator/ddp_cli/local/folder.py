@@ -58,6 +58,7 @@ COLUMNS: Final = {
 ENV_RUN_FOLDER: Final = "DDP_RUN_FOLDER_FD"
 """Variable with the file descriptor to which `ddp run` writes the path of its folder, for its parent process."""
 _MOST_CHARACTERS: Final = 64 << 20
+STATUS_FILE: Final = "status.yaml"
 PID_FILE: Final = "pid"
 """Of a pod's first process, in the pod's folder."""
 DELETED: Final = "deleted"
@@ -102,7 +103,7 @@ class RunFolder:
         self._rows = 0  # in metrics.csv
         self.left_out: tuple[str, ...] = ()
         self.changes = path / "changes.json"
-        self.status = path / "status.yaml"
+        self.status = path / STATUS_FILE
         self.events = path / "events.log"
         self.errors = path / "errors.log"
         self.metrics = path / "metrics.csv"

@@ -38,12 +38,12 @@ _HEADERS: Final = {
 }
 _HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
 _TYPES: Final = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
-_TICK_SECONDS: Final = 0.5
+_TICK_SECONDS: Final = 0.7
 _PING_SECONDS: Final = 10.0
 _CURVES_SECONDS: Final = 1.0
 _FOLLOW_SECONDS: Final = 0.3
 _MOST_STREAMS: Final = 32
-_FIRST_ROWS: Final = 40
+_FIRST_ROWS: Final = 24
 """Rows of the page itself, so that it is painted soon; the stream sends the others."""
 MOST_COMPARED: Final = 8
 _COOKIE: Final = "ddp-ui"

@@ -33,7 +33,7 @@ from ddp_cli.features.ui.logs import (
 from ddp_cli.features.ui.records import RecordedJobs
 from ddp_cli.features.ui.rows import Row, build_row
 from ddp_cli.features.ui.run import RecordedRun, read_run
-from ddp_cli.local.folder import RunFolder
+from ddp_cli.local.folder import STATUS_FILE, RunFolder
 from ddp_cli.local.own_files import is_own_folder
 from ddp_cli.view.why import LeaseRenewal, explain_why
 from ddp_operator.api import constants
@@ -200,7 +200,7 @@ def build_run_page(run: RecordedRun, folder: RunFolder, *, key: str = "") -> Job
 
 
 def _last_change(run: Path) -> int:
-    return _find_mtime(RunFolder(run).status)
+    return _find_mtime(run / STATUS_FILE)
 
 
 def _find_mtime(path: Path) -> int:
