@@ -38,7 +38,8 @@ class Fault(NamedTuple):
 
     ``check``: the one that must have the state ``state``; ``edits``: texts to replace, each with the new one;
     ``words``, ``never``: patterns that its reason or remedy must have, and must not have; ``pods``: of a run;
-    ``also``: checks that the same fault may break too, at some steps of interruption; ``helper``: text in the line of common.py that is to be reported.
+    ``also``: checks that the same fault may break too, at some steps of interruption; ``helper``: text in the line of
+    common.py that is to be reported.
     """
 
     check: str

@@ -129,6 +129,12 @@ class DevPods:
         """Wait until no run is under way."""
         self.pods[0].until(lambda: self.report()["phase"] == "Held" and self.report()["dev"].get("result"), "held")
 
+    def wait_for_children(self, index: int) -> set[str]:
+        """Return the children of a held pod: a launcher on standby, and its server."""
+        pid = self.pods[index].running[index].pid
+        self.pods[index].until(lambda: len(list_children(pid)) == 2, "a launcher on standby and its server remain")
+        return list_children(pid)
+
     def log(self, index: int) -> str:
         """Return the log of a pod."""
         return self.pods[index].log(index)
@@ -209,6 +215,7 @@ FAULTS = {
 def test_failed_runs_leave_pods_held_with_the_cause_and_good_runs_follow(start: Callable[..., DevPods]) -> None:
     job = start()
     job.until_held()
+    first = list(map(job.wait_for_children, range(2)))
     for name, (body, cause) in FAULTS.items():
         failed = job.run({"part.py": named(name, body)})[-1]
         assert failed.result == "Failed", name
@@ -226,17 +233,16 @@ def test_failed_runs_leave_pods_held_with_the_cause_and_good_runs_follow(start: 
     ]
     assert any(run is not None and run.failure is not None and cause in run.failure.message for run in former)
 
-    for index in (0, 1):
-        pid = job.pods[index].running[index].pid
-        job.pods[index].until(lambda pid=pid: len(list_children(pid)) == 1, "only a launcher on standby remains")
+    for index, children in enumerate(map(job.wait_for_children, range(2))):
+        assert len(children & first[index]) == 1, "all launchers were forked from one server"
 
     kept = [path.name for path in job.pods[0].temporary.glob("ddp-*/*-*")]
     assert len(kept) <= 6, "at most two archives and the folder of the launcher on standby, of each pod"
 
 
-def list_children(pid: int) -> list[str]:
+def list_children(pid: int) -> set[str]:
     """Return the children of a process."""
-    return Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return {*Path(f"/proc/{pid}/task/{pid}/children").read_text().split()}
 
 
 def test_job_ends_as_its_last_run(start: Callable[..., DevPods]) -> None:

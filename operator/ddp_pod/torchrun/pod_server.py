@@ -1,9 +1,9 @@
-"""One import of PyTorch for pods that run one after another on this machine, as the runs of `ddp check` do.
+"""One import of PyTorch for launchers that run one after another: in the runs of `ddp check`, and in a held pod.
 
-    ddp  ->  pod server (imports PyTorch and the launcher; no threads, no GPU)
+    requester  ->  pod server (imports PyTorch and the launcher; no threads, no GPU)
          ->  launcher (forked)  ->  its fork server (forked before the launcher has threads), as in any pod
 
-A forked pod is no child of the server: Linux reparents it to the nearest subreaper, which is the process of `ddp`.
+A forked pod is no child of the server: Linux reparents it to the nearest subreaper, which is the requester.
 """
 
 import ctypes
@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, NoReturn
 
 from ..base.pod import default_threads, read_pod
-from ..contract.names import ENV_LIFELINE_FD, ENV_LOCAL_POD, ENV_OMP_NUM_THREADS
-from ..contract.pod_start import PodStart, receive_start
+from ..contract.names import ENV_LOCAL_POD, ENV_OMP_NUM_THREADS
+from ..contract.pod_start import READY, PodStart, receive_start
 from ..contract.processes import set_environment, set_parent_death_signal
 from .fork_server import (
     PATHS,
@@ -57,10 +57,12 @@ def serve_pods(argv: Sequence[str], run_agent: RunAgent, catch_signals: Callable
     if problem is not None or find_obstacle_in_server(count_lasting_threads()):
         os._exit(1)
     importlib.import_module(".agent", __package__)
+    installed = read_change_times()
+    orders.sendall(READY)
     while True:
         order = receive_start(orders)
-        if order is None:
-            os._exit(0)
+        if order is None or read_change_times() != installed:
+            os._exit(0)  # the requester's pipe for the process id is closed without one
         start, descriptors = order
         intermediate = os.fork()
         if intermediate == 0:
@@ -75,6 +77,11 @@ def serve_pods(argv: Sequence[str], run_agent: RunAgent, catch_signals: Callable
         os.waitpid(intermediate, 0)
 
 
+def read_change_times() -> dict[str, int]:
+    """Return when the folders that modules were imported from have changed, as they do when packages are installed."""
+    return {path: os.stat(path).st_mtime_ns for path in sys.path if os.path.isdir(path) and list_imported_below(path)}
+
+
 def find_removed_paths(environment: Mapping[str, str]) -> str:
     """Return the folders of this process's PYTHONPATH that are none of another environment's."""
     kept = environment.get(PATHS, "").split(os.pathsep)
@@ -85,15 +92,17 @@ def _become_pod(
     start: PodStart, descriptors: Sequence[int], run_agent: RunAgent, catch_signals: Callable[[], None]
 ) -> ForkedProcess:
     """Make this process equivalent to a launcher that has just started, with a fork server as its child."""
-    output, pid_end, lifeline = descriptors
+    output, errors, pid_end, passed = descriptors
     os.setsid()
     os.dup2(output, 1)
-    os.dup2(output, 2)
+    os.dup2(errors, 2)
     os.close(output)
-    write_mark(os.environ[ENV_LOCAL_POD], start.environment[ENV_LOCAL_POD])
+    os.close(errors)
+    if ENV_LOCAL_POD in os.environ:
+        write_mark(os.environ[ENV_LOCAL_POD], start.environment[ENV_LOCAL_POD])
     replace_paths(os.environ.get(PATHS, ""), start.environment.get(PATHS, ""))
     set_environment(start.environment)
-    os.environ[ENV_LIFELINE_FD] = str(lifeline)
+    os.environ[start.variable] = str(passed)
     os.chdir(start.folder)
 
     kept, theirs = socket.socketpair()
@@ -102,7 +111,7 @@ def _become_pod(
     if server == 0:
         kept.close()
         os.close(pid_end)
-        os.close(lifeline)
+        os.close(passed)
         return ForkedProcess("worker", serve_kept(theirs, launcher, run_agent))
     theirs.close()
     keep_server(server, kept)

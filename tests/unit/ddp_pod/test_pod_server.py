@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -11,7 +12,7 @@ import pytest
 
 from ddp_pod.contract.names import ENV_LOCAL_POD
 from ddp_pod.torchrun.fork_server import PATHS, list_imported_below, replace_paths
-from ddp_pod.torchrun.pod_server import find_removed_paths
+from ddp_pod.torchrun.pod_server import find_removed_paths, read_change_times
 from tests.support import ROOT
 
 _WRITE = """
@@ -47,3 +48,21 @@ def test_modules_of_a_folder_that_another_pod_lacks_are_listed(monkeypatch: pyte
     assert list_imported_below("/kept") == []
     assert find_removed_paths({PATHS: os.pathsep.join(["/kept", own])}) == ""
     assert list_imported_below("") == []
+
+
+def test_installed_package_changes_a_folder_that_modules_came_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    used = tmp_path / "used"
+    unused = tmp_path / "unused"
+    for folder in (used, unused):
+        folder.mkdir()
+        monkeypatch.syspath_prepend(folder)
+    (used / "ddp_imported_once.py").write_text("")
+    importlib.import_module("ddp_imported_once")
+    before = read_change_times()
+    (unused / "ddp_other.py").write_text("")
+    assert read_change_times() == before
+    os.utime(used, ns=(1, 1))  # as after an installation
+    assert read_change_times() != before
+    monkeypatch.delitem(sys.modules, "ddp_imported_once")

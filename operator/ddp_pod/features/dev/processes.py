@@ -20,6 +20,7 @@ from ...contract.names import (
     ENV_TERMINATION_LOG,
     EXIT_RETRYABLE,
 )
+from ...contract.pod_start import PodServer, PodStart
 from ...contract.processes import kill, list_children
 from ...contract.records import read_record
 from ...failures.termination import build_end
@@ -37,10 +38,21 @@ class RunEnd:
     end: PodEnd
 
 
+class ForkedProcess:
+    """A process that a server has forked: a child of this one."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+
+    async def wait(self) -> int:
+        """Wait for its end; return the exit code, negative for a signal."""
+        return await asyncio.to_thread(lambda: os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1]))
+
+
 class Launcher:
     """One launcher and its folder. It waits on standby until ``begin``."""
 
-    def __init__(self, process: asyncio.subprocess.Process, start: int, folder: str) -> None:
+    def __init__(self, process: asyncio.subprocess.Process | ForkedProcess, start: int, folder: str) -> None:
         self._process = process
         self._start = start
         self.folder = folder
@@ -89,10 +101,21 @@ class Launcher:
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-async def start_launcher(pod: Pod, number: int, command: list[str]) -> Launcher:
-    """Start a launcher on standby for the run ``number``. ``command``: of the job."""
+def start_server(pod: Pod) -> PodServer | None:
+    """Start the server of the pod's launchers; None if each has to import PyTorch itself.
+
+    It would import packages that a run installs from another place, or not at all.
+    """
+    if not pod.warm_start or pod.program or (pod.code is not None and pod.code.requirements):
+        return None
+    return PodServer((sys.executable, BOOTSTRAP), dict(os.environ))
+
+
+async def start_launcher(pod: Pod, number: int, command: list[str], server: PodServer | None) -> Launcher:
+    """Start a launcher on standby for the run ``number``. ``command``: of the job; ``server``: to fork it from."""
     folder = os.path.join(pod.runtime, f"run-{number}")
     start, end = os.pipe()
+    arguments = ["run", "--", *command]
     environment = {
         **os.environ,
         ENV_RUNTIME_DIR: folder,
@@ -100,21 +123,25 @@ async def start_launcher(pod: Pod, number: int, command: list[str]) -> Launcher:
         ENV_PORT_FILE: _port_file(folder),
         ENV_RENDEZVOUS_SECRET: pod.secret,
         ENV_RUN_ID: pod.run_id if number == 1 else f"{pod.run_id}.{number}",
-        ENV_RUN_FD: str(start),
     }
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        BOOTSTRAP,
-        "run",
-        "--",
-        *command,
-        env=environment,
-        pass_fds=[start],
-        stdin=asyncio.subprocess.DEVNULL,
-        start_new_session=True,
-    )
-    os.close(start)
-    return Launcher(process, end, folder)
+    try:
+        if server is not None:
+            order = PodStart(arguments, environment, os.getcwd(), ENV_RUN_FD)
+            pid = await asyncio.to_thread(server.fork, order, (1, 2, start))
+            if pid is not None:
+                return Launcher(ForkedProcess(pid), end, folder)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable,
+            BOOTSTRAP,
+            *arguments,
+            env={**environment, ENV_RUN_FD: str(start)},
+            pass_fds=[start],
+            stdin=asyncio.subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        return Launcher(process, end, folder)
+    finally:
+        os.close(start)
 
 
 async def end_processes(keep: set[int]) -> None:

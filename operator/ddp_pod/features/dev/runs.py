@@ -11,10 +11,11 @@ from typing import Final
 from ...base.files import log
 from ...base.pod import Pod
 from ...contract.plan import CodeConfig
+from ...contract.pod_start import PodServer
 from ..code.unpack import check_archive
 from .background import run_in_background
 from .contract import RUN_ENDED, RUN_STARTS
-from .processes import Launcher, RunEnd, end_processes, start_launcher
+from .processes import Launcher, RunEnd, end_processes, start_launcher, start_server
 from .standby import RunStart
 
 _SECONDS_TO_STANDBY: Final = 3.0  # of a run, whose own start has precedence
@@ -46,6 +47,7 @@ class PodRuns:
         self._launcher: Launcher | None = None
         self._standby: Launcher | None = None
         self._standby_run = 0
+        self._server: PodServer | None = None  # that the launchers after the first one are forked from
         self._unpacked = ""  # the archive that the folder of the code has
         self._following: asyncio.Task[None] | None = None
         self._preparing = asyncio.Lock()
@@ -132,12 +134,16 @@ class PodRuns:
             self._is_closed = True
             if self._standby is not None:
                 await self._standby.discard()
+            if self._server is not None:
+                self._server.end()
 
     async def _follow(self, launcher: Launcher) -> None:
         prepare = asyncio.get_running_loop().call_later(_SECONDS_TO_STANDBY, self._prepare_next)
         end = await launcher.wait(self._pod)
         prepare.cancel()
-        await end_processes(keep={self._standby.pid} if self._standby is not None else set())
+        async with self._preparing:  # a launcher that is being forked is not known yet
+            kept = (self._standby, self._server)
+            await end_processes(keep={process.pid for process in kept if process is not None})
         log(RUN_ENDED.format(self.plan.run))
         self.end = end
         self.ended = time.time()
@@ -153,17 +159,33 @@ class PodRuns:
 
     async def prepare(self, run: int) -> None:
         """Start a launcher that waits for a run, unless one does."""
+        if run > 1:
+            await self._wait_for_server()
         async with self._preparing:
             if self._standby is not None and self._standby_run == run:
                 return
             if self._standby is not None:
                 await self._standby.discard()
-            self._standby = None if self._is_closed else await start_launcher(self._pod, run, self._command)
+            self._standby = (
+                None if self._is_closed else await start_launcher(self._pod, run, self._command, self._server)
+            )
             self._standby_run = run
+
+    async def _wait_for_server(self) -> None:
+        """Start the server unless it lives, and wait for its import, during which a run may end.
+
+        The launcher of the first run does not wait for it.
+        """
+        if self._is_closed:
+            return
+        if self._server is None or not self._server.is_alive:
+            self._server = start_server(self._pod)
+        if self._server is not None:
+            await asyncio.to_thread(self._server.wait)
 
     async def _take_standby(self, run: int) -> Launcher:
         await self.prepare(run)
         async with self._preparing:
             launcher = self._standby
             self._standby = None
-        return launcher or await start_launcher(self._pod, run, self._command)
+        return launcher or await start_launcher(self._pod, run, self._command, self._server)

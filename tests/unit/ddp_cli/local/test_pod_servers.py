@@ -11,18 +11,20 @@ import pytest
 from ddp_cli.local.pod_servers import ForkedPod, PodServers
 from ddp_operator.api.constants import ENV_LOCAL_POD
 from ddp_pod.contract.names import ENV_COMPLETION_INDEX
+from ddp_pod.contract.pod_start import PodServer, PodStart
 
 # A server that notes its start, and forks no pod but reports a process: its own.
 SERVER = """
 import os, socket, sys
 sys.path.insert(0, os.environ["OPERATOR"])
-from ddp_pod.contract.pod_start import receive_start
+from ddp_pod.contract.pod_start import READY, receive_start
 open(os.environ["NOTES"], "a").write("started\\n")
 orders = socket.socket(fileno=int(sys.argv[2]))
+orders.sendall(READY)
 while order := receive_start(orders):
     start, descriptors = order
     if "REFUSES" not in start.environment:
-        os.write(descriptors[1], str(os.getpid()).encode())
+        os.write(descriptors[2], str(os.getpid()).encode())
     for descriptor in descriptors:
         os.close(descriptor)
 """
@@ -112,3 +114,13 @@ def test_pod_starts_in_a_fresh_interpreter_if_the_server_refuses_or_has_ended(po
     assert pods.fork(0) is not None
     pods.servers.close()
     assert pods.fork(0) is None
+
+
+def test_server_that_ends_before_its_import_forks_no_pod(tmp_path: Path) -> None:
+    launcher = tmp_path / "launcher.py"
+    launcher.write_text("raise SystemExit(1)")
+    server = PodServer((sys.executable, str(launcher)), {})
+    assert not server.wait()
+    assert not server.wait()
+    assert not server.is_alive
+    assert server.fork(PodStart((), {}, "/", "VARIABLE"), (1, 1, 1)) is None
