@@ -6,6 +6,7 @@ import re
 import select
 import socket
 import subprocess
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -53,6 +54,7 @@ class PodServer:
         self._environment = environment
         self._orders, theirs = socket.socketpair()
         self._is_ready = False
+        self._waiting = threading.Lock()  # one thread reads the message for all
         load_libc()  # before the fork, for the child
         with theirs:
             arguments = [SERVER_COMMAND, str(theirs.fileno()), str(os.getpid())]
@@ -84,17 +86,18 @@ class PodServer:
 
     def wait(self) -> bool:
         """Wait for the import of PyTorch. Returns whether the server can fork pods; otherwise it is ended."""
-        deadline = time.monotonic() + _START_SECONDS
-        # In short parts: another thread may end the server, and close this socket, meanwhile.
-        while not self._is_ready and (descriptor := self._orders.fileno()) >= 0:
-            try:
-                has_message = bool(select.select([descriptor], [], [], _PART_SECONDS)[0])
-                self._is_ready = has_message and self._orders.recv(1) == READY
-            except OSError:
-                return False
-            if not self._is_ready and (has_message or time.monotonic() > deadline):
-                self.end()
-        return self._is_ready
+        with self._waiting:
+            deadline = time.monotonic() + _START_SECONDS
+            # In short parts: another thread may end the server, and close this socket, meanwhile.
+            while not self._is_ready and (descriptor := self._orders.fileno()) >= 0:
+                try:
+                    has_message = bool(select.select([descriptor], [], [], _PART_SECONDS)[0])
+                    self._is_ready = has_message and self._orders.recv(1) == READY
+                except OSError:
+                    return False
+                if not self._is_ready and (has_message or time.monotonic() > deadline):
+                    self.end()
+            return self._is_ready
 
     def fork(self, start: PodStart, descriptors: Sequence[int]) -> int | None:
         """Fork a pod, see ``wait``; return its process id, None if the server cannot.

@@ -5,6 +5,7 @@ import os
 import shutil
 import signal
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -144,10 +145,10 @@ async def start_launcher(pod: Pod, number: int, command: list[str], server: PodS
         os.close(start)
 
 
-async def end_processes(keep: set[int]) -> None:
-    """End the processes that a run has left, except those in ``keep``."""
+async def end_processes(list_kept: Callable[[], set[int]]) -> None:
+    """End the processes that a run has left. ``list_kept``: those that stay, which may change meanwhile."""
     deadline = asyncio.get_running_loop().time() + _SECONDS_TO_END
-    while (remaining := list_children() - keep) and asyncio.get_running_loop().time() < deadline:
+    while (remaining := list_children() - list_kept()) and asyncio.get_running_loop().time() < deadline:
         for pid in remaining:
             kill(pid, signal.SIGKILL)
             os.waitpid(pid, os.WNOHANG)  # noqa: ASYNC222 - it does not wait

@@ -142,14 +142,17 @@ class PodRuns:
         end = await launcher.wait(self._pod)
         prepare.cancel()
         async with self._preparing:  # a launcher that is being forked is not known yet
-            kept = (self._standby, self._server)
-            await end_processes(keep={process.pid for process in kept if process is not None})
+            await end_processes(self._list_kept)
         log(RUN_ENDED.format(self.plan.run))
         self.end = end
         self.ended = time.time()
         self._launcher = None
         self._prepare_next()
         self._on_end(end)
+
+    def _list_kept(self) -> set[int]:
+        """Return the processes that outlive a run."""
+        return {process.pid for process in (self._standby, self._server) if process is not None}
 
     # -- standby
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -124,3 +125,14 @@ def test_server_that_ends_before_its_import_forks_no_pod(tmp_path: Path) -> None
     assert not server.wait()
     assert not server.is_alive
     assert server.fork(PodStart((), {}, "/", "VARIABLE"), (1, 1, 1)) is None
+
+
+def test_threads_wait_for_one_message_of_the_server(tmp_path: Path) -> None:
+    launcher = tmp_path / "launcher.py"
+    launcher.write_text(f"import time\n{SERVER.replace('orders.sendall', 'time.sleep(1.2); orders.sendall')}")
+    environment = {"OPERATOR": str(Path(__file__).parents[4] / "operator"), "NOTES": str(tmp_path / "notes")}
+    server = PodServer((sys.executable, str(launcher)), environment)
+    with ThreadPoolExecutor(4) as pool:
+        assert all(pool.map(lambda _: server.wait(), range(4)))
+    assert server.is_alive
+    server.end()
