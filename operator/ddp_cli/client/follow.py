@@ -14,7 +14,7 @@ from ddp_operator.api.kubeobjects import utc_now
 from ddp_operator.api.size import limit_nesting
 from ddp_operator.api.stored_fields import read_status
 from ddp_operator.decide.conditions import FETCHING_INPUTS
-from ddp_operator.decide.inputs import describe_progress
+from ddp_operator.decide.report import describe_inputs
 
 Jobs = dict[tuple[str, str], Object]
 
@@ -32,7 +32,7 @@ def view_of(job: dict[str, Any]) -> View:
     phase = status.phase or "Pending"
     reason = status.reason if status.phase else explain_why(job, (), utc_now()).reason
     if reason == FETCHING_INPUTS:
-        reason = describe_progress(status.inputs)
+        reason = describe_inputs(status.inputs)
     nodes = (status.nodes.ready + status.nodes.succeeded, status.nodes.desired or job["spec"].get("nodes", 1))
     return View(phase, status.attempt, reason, status.progress, nodes, restarts=status.restarts.all)
 

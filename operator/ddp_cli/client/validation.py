@@ -31,8 +31,9 @@ def check_manifest(text: str, code: Mapping[str, Any] | None = None, profiles: F
     if unknown:
         raise InvalidManifest(unknown)
     job = dataclasses.replace(manifest.job, uid=manifest.job.uid or PLACEHOLDER_UID)
-    fetch = build_children(job, attempt=0, nodes=0)[-1:] if job.spec.inputs else []
-    children = [*fetch, *build_children(job, attempt=1, nodes=job.spec.nodes)]
+    is_prepared = SCHEMA.find_preparing(job.spec) is not None
+    first = build_children(job, attempt=0, nodes=0)[-1:] if is_prepared else []
+    children = [*first, *build_children(job, attempt=1, nodes=job.spec.nodes)]
     errors = list(_check_schemas(children))
     if errors:
         raise InvalidManifest(errors)

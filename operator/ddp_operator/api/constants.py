@@ -134,4 +134,3 @@ PACKAGES_VOLUME: Final = "ddp-packages"  # the packages of spec.code.pip
 PACKAGES_MOUNT_PATH: Final = "/opt/ddp-packages"
 VOLUMES: Final = (LAUNCHER_VOLUME, SHM_VOLUME, CHECKPOINT_VOLUME, CODE_VOLUME, CODE_FOLDER_VOLUME, PACKAGES_VOLUME)
 """Names of the operator's volumes."""
-INPUTS_VOLUME: Final = "ddp-inputs"  # prefix of the names of inputs' volumes, and name of the init container

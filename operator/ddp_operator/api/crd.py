@@ -256,11 +256,6 @@ def _bound_lists(spec: dict[str, Any]) -> None:
     """Bound lists and strings that CEL rules read: the API server estimates a rule's cost from these bounds."""
     spec["properties"]["recovery"]["properties"]["nonRetryableExitCodes"]["maxItems"] = 255
 
-    inputs = spec["properties"]["inputs"]
-    inputs["maxItems"] = 16  # a termination message has room for the reports of as many
-    for name in ("url", "mountPath", "claimName", "checksum", "name"):
-        inputs["items"]["properties"][name]["maxLength"] = 2048
-
     code_fields = spec["properties"]["code"]["properties"]
     code_paths = [("code", name) for name, field in code_fields.items() if field["type"] == "string"]
     checkpoint_paths = [("checkpoint", name) for name in ("path", "claimName", "url")]

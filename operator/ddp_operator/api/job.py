@@ -111,7 +111,7 @@ class DDPTrainingJob:
     def spec_digest(self) -> str:
         """A digest of the fields whose change replaces the Job before a pod has run."""
         fields = msgspec.to_builtins(self.spec)
-        kept = {name: fields[name] for name in (*self.schema.once_run, "inputs") if name in fields}
+        kept = {name: fields[name] for name in self.schema.replacing if name in fields}
         return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:16]
 
 

@@ -80,7 +80,7 @@ def complete_rules(rules: Iterable[CelRule], spec: type[Spec]) -> Iterator[CelRu
 _BACKEND = read_or_default("rendezvous.backend", Rendezvous().backend)
 _PORTS = read_or_default("rendezvous.port", Rendezvous().port), read_or_default("metrics.port", Metrics().port)
 
-ONCE_STARTED = ("profileRef", "elastic", "spares", "rendezvous", "metrics", "scheduling", "networkPolicy", "inputs")
+ONCE_STARTED = ("profileRef", "elastic", "spares", "rendezvous", "metrics", "scheduling", "networkPolicy")
 """Immutable from attempt 1: the objects that all attempts share are built from them."""
 ONCE_RUN = (
     "procPerNode",

@@ -16,6 +16,7 @@ from typing import (
     Generic,
     Literal,
     NamedTuple,
+    Protocol,
     TypeVar,
     Union,
     cast,
@@ -43,17 +44,41 @@ Check = Callable[["DDPTrainingJob", Mapping[str, Any], Mapping[str, Any]], Itera
 Stage = Literal["started", "run", "ended"]
 
 
+class CheckedTemplate(Protocol):
+    """A job's pod template after all checks. Do not change its parts."""
+
+    @property
+    def pod(self) -> Mapping[str, Any]:
+        """The pod's spec."""
+
+    @property
+    def trainer(self) -> Mapping[str, Any]:
+        """The container that runs the training script."""
+
+    @property
+    def limits(self) -> Mapping[str, Any]:
+        """The limits of that container, also those of its pod."""
+
+    @property
+    def interpreter(self) -> str:
+        """The Python of that container."""
+
+
 @dataclass(frozen=True, slots=True)
 class PodAddition:
-    """What a feature adds to the training container.
+    """What a feature adds to the training container, and to its pod.
 
     ``defaults``: variables that the template may set. ``secrets``: names of Secrets whose keys become variables, before
-    the template's sources, which take precedence.
+    the template's sources, which take precedence. ``volumes`` of the pod, ``mounts`` of the training container.
+    ``init_containers``: run before those of the template, and mount the launcher.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)
     defaults: Mapping[str, str] = field(default_factory=dict)
     secrets: tuple[str, ...] = ()
+    volumes: Sequence[Mapping[str, Any]] = ()
+    mounts: Sequence[Mapping[str, Any]] = ()
+    init_containers: Sequence[Mapping[str, Any]] = ()
 
 
 class Limit(NamedTuple):
@@ -76,7 +101,8 @@ class OwnFields(Generic[T_co]):
     ``at`` from ``spec``. ``fixed_once``: when the members of the spec may no longer change; a group of the kernel has
     its own rule. ``check``: what the rules cannot check. ``has_default``: whether the operator's settings may have
     values for jobs that set none. ``limits``: what they limit. ``plan`` and ``pod``: what they add to the pods' plan
-    and to the training container.
+    and to the training pod. ``prepare``: returns ``Job.spec`` of the Job without ranks that runs before attempt 1 if a
+    member is set, from the template and the digest of the launcher; the feature's hook ``prepare`` decides about it.
     """
 
     feature: str
@@ -88,7 +114,8 @@ class OwnFields(Generic[T_co]):
     has_default: bool = False
     limits: tuple[Limit, ...] = ()
     plan: Callable[["DDPTrainingJob", PodPlan], PodPlan] | None = None
-    pod: Callable[["DDPTrainingJob"], PodAddition] | None = None
+    pod: Callable[["DDPTrainingJob", CheckedTemplate], PodAddition] | None = None
+    prepare: Callable[["DDPTrainingJob", CheckedTemplate, str], dict[str, Any]] | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -106,6 +133,11 @@ class OwnFields(Generic[T_co]):
         group: object = getattr(spec, self.at) if self.at else spec
         names = [name for name in self.kind.__struct_fields__ if hasattr(group, name)]
         return self.kind(**{name: getattr(group, name) for name in names})
+
+    def is_set(self, spec: Spec) -> bool:
+        """Return whether a spec sets a member."""
+        own = self.read(spec)
+        return any(getattr(own, name) for name in self.kind.__struct_fields__)
 
 
 def call_owner(part: OwnFields[SpecFields], job: "DDPTrainingJob", hook: Callable[[], T]) -> T:
@@ -128,6 +160,9 @@ class Schema:
         self.spec: Final = _compose(self.owned)
         """The struct that a spec is decoded as."""
         self.once_run: Final = (*ONCE_RUN, *self._list_fixed("run"))
+        preparing = [part for part in self.owned if part.prepare is not None]
+        self.replacing: Final = (*self.once_run, *(name for part in preparing for name in part.names))
+        """The members whose change replaces the Job before a pod has run."""
 
     @cached_property
     def rules(self) -> tuple[CelRule, ...]:
@@ -146,6 +181,10 @@ class Schema:
     def with_defaults(self) -> tuple[str, ...]:
         """The features' members for which the operator's settings may have values."""
         return tuple(name for part in self.owned if part.has_default for name in part.names)
+
+    def find_preparing(self, spec: Spec) -> OwnFields[SpecFields] | None:
+        """Return the fields that ask for a Job before attempt 1; None: there is none. It is one feature's at most."""
+        return next((part for part in self.owned if part.prepare is not None and part.is_set(spec)), None)
 
     def _list_fixed(self, stage: Stage) -> list[str]:
         return [name for part in self.owned if part.fixed_once == stage for name in part.names]

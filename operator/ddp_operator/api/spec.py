@@ -4,13 +4,11 @@ Bounds are CEL rules in ``rules.py`` rather than constraints here: the message o
 ``kubectl apply`` and ``ddp render`` print the same message.
 """
 
-import hashlib
-import re
 from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct, field
 
-from ddp_operator.api.constants import CODE_FOLDER, DEFAULT_METRICS_PORT, DEFAULT_RENDEZVOUS_PORT, INPUTS_FOLDER
+from ddp_operator.api.constants import CODE_FOLDER, DEFAULT_METRICS_PORT, DEFAULT_RENDEZVOUS_PORT
 
 MAX_RESTARTS: Final = 3
 """Default of ``spec.recovery.maxRestarts`` in a cluster, and in ``ddp drill``, which measures a restart."""
@@ -26,65 +24,6 @@ class SecretReference(SpecFields, frozen=True, kw_only=True):
     """A Secret of the job's namespace. Its keys become environment variables of the training container."""
 
     name: Annotated[str, Meta(description="Name of the Secret.")]
-
-
-class NodeCache(SpecFields, frozen=True, kw_only=True):
-    """Folder on each node, shared by its jobs. Nothing deletes files from it."""
-
-    path: Annotated[str, Meta(description="Absolute path on the nodes, on a disk with room for all cached inputs.")]
-
-
-class Input(SpecFields, frozen=True, kw_only=True):
-    """Data or a model. A pod without GPUs fetches it before the training pods are created; they mount it read-only."""
-
-    name: Annotated[str | None, Meta(description="Name in messages. Unset: the last part of the URL.")] = None
-    url: Annotated[
-        str,
-        Meta(
-            description="A file, or all files below a folder or prefix: https://, file://, or a scheme of fsspec: "
-            "s3://, gs://, hf://, …"
-        ),
-    ]
-    mount_path: Annotated[
-        str,
-        Meta(description="Absolute path in the container: of the fetched folder, or of a folder with the file."),
-    ]
-    claim_name: Annotated[
-        str | None,
-        Meta(
-            description="PersistentVolumeClaim that stores the input; inputs and jobs may share it. Set either "
-            "this or nodeCache."
-        ),
-    ] = None
-    node_cache: NodeCache | None = None
-    checksum: Annotated[
-        str | None,
-        Meta(description="Of a single file: sha256: and 64 hexadecimal digits. The job fails if the file differs."),
-    ] = None
-    secret_ref: Annotated[
-        SecretReference | None,
-        Meta(
-            description="Secret whose keys become variables of the fetching pod, such as AWS_ACCESS_KEY_ID, "
-            "HF_TOKEN, or HTTP_AUTHORIZATION (the header for https://)."
-        ),
-    ] = None
-
-    @property
-    def label(self) -> str:
-        """The name of the input in messages."""
-        return self.name or self.url.partition("?")[0].rstrip("/").rpartition("/")[2] or self.url
-
-    @property
-    def key(self) -> str:
-        """The name of its folder in a claim or cache: equal for all jobs with the same URL and checksum."""
-        readable = re.sub(r"[^a-z0-9.]+", "-", self.label.lower()).strip("-.")[:40]
-        return f"{readable}-{hashlib.sha256(f'{self.url} {self.checksum}'.encode()).hexdigest()[:12]}"
-
-    @property
-    def place(self) -> str:
-        """The location that stores it. Inputs with equal locations share their files."""
-        where = f"node:{self.node_cache.path.rstrip('/')}" if self.node_cache else f"claim:{self.claim_name}"
-        return f"{where}/{INPUTS_FOLDER}/{self.key}"
 
 
 class Rendezvous(SpecFields, frozen=True, kw_only=True):
@@ -475,10 +414,6 @@ class Spec(SpecFields, frozen=True, kw_only=True):
     watchdog: Watchdog = field(default_factory=Watchdog)
     dev: Dev | None = None
     checkpoint: Checkpoint | None = None
-    inputs: Annotated[
-        tuple[Input, ...] | None,
-        Meta(description="Data and models to fetch before the job requests GPUs, at most 16 (docs/your-code.md)."),
-    ] = None
     metrics: Metrics = field(default_factory=Metrics)
     scheduling: Scheduling = field(default_factory=Scheduling)
     network_policy: NetworkPolicy = field(default_factory=NetworkPolicy)

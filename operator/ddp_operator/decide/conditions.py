@@ -45,23 +45,9 @@ STATUS_REFUSED: Final = "StatusRefused"
 SUSPENDED_BY_SPEC: Final = "SuspendedBySpec"
 STOPPING: Final = "Stopping"
 NOT_SUSPENDED: Final = "NotSuspended"
-# InputsReady: also the reasons of Scheduled, of the pod that fetches. The launcher defines the failures.
-FETCHED: Final = "Fetched"
-NOT_FETCHED: Final = "NotFetched"
+# InputsReady, of a feature that prepares the job: also the reasons of Scheduled, of the pod that fetches
 FETCHING_INPUTS: Final = "FetchingInputs"
 UNREACHABLE: Final = "Unreachable"
-FETCH_FAILED: Final = "FetchFailed"
-FETCH_FAILURES: Final = (
-    UNREACHABLE,
-    FETCH_FAILED,
-    "NotFound",
-    "AccessDenied",
-    "ChecksumMismatch",
-    "NoSpace",
-    "NotWritable",
-    "Unsupported",
-)
-"""Reasons of Failed too."""
 # Scheduled
 ALL_PODS_SCHEDULED: Final = "AllPodsScheduled"
 CHANGE_PENDING: Final = "ChangePending"  # all pods are scheduled with this reason and the next

@@ -48,7 +48,6 @@ from ddp_operator.decide.converge import (
 )
 from ddp_operator.decide.describe import describe_groups
 from ddp_operator.decide.diagnosis import Diagnosis, build_image_failure, build_replica_failure, diagnose, is_inferred
-from ddp_operator.decide.inputs import fetch_inputs
 from ddp_operator.decide.kueue import is_resize_waiting, was_suspending
 from ddp_operator.decide.losses import find_lost_pods, is_replacing, list_nodes_to_leave
 from ddp_operator.decide.report import drop_eta
@@ -71,13 +70,14 @@ def decide(
     progress_interval: float = 10.0,
     review: Callable[[State], tuple[Remark, ...]] = lambda _: (),
     record: Callable[[State, Status], Status] = lambda _, status: status,
+    prepare: Callable[[State, float], Decision | Refusal | None] = lambda *_: None,
 ) -> Decision:
     """Return the status to write and the actions.
 
-    ``refusal``: why the present spec cannot be carried out; ``review``: returns the remarks of features,
-    ``record`` the status with what they observe.
+    ``refusal``: why the present spec cannot be carried out; ``review``, ``record``, ``prepare``: the hooks of features,
+    as in ``State``.
     """
-    state = State(job, observation, now, refusal, review, record)
+    state = State(job, observation, now, refusal, review, record, prepare)
     newest = _find_newest_job(state)
     if is_finished(job.status) and (newest is None or not contradicts(state, newest)):
         return clean_up(state)
@@ -119,12 +119,12 @@ def _find_newest_job(state: State) -> JobView | None:
 
 
 def _begin_job(state: State, progress_interval: float) -> Decision:
-    """Reject the job, fetch its inputs, or start attempt 1."""
-    if state.refusal is not None:
-        return _reject(state, state.refusal)
-    fetching = fetch_inputs(state, progress_interval)
-    if fetching is not None:
-        return fetching
+    """Reject the job, prepare it, or start attempt 1."""
+    prepared = state.refusal or state.prepare(state, progress_interval)
+    if isinstance(prepared, Refusal):
+        return _reject(state, prepared)
+    if prepared is not None:
+        return prepared
     started = start(state)
     seen = (*state.observation.pods, *state.observation.orphans)
     if any(pod.attempt == 1 for pod in seen):

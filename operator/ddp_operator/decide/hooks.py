@@ -25,6 +25,7 @@ from ddp_operator.api.spec import SpecFields
 from ddp_operator.api.status import ConditionStatus, QueueStatus, Status
 from ddp_operator.decide.conditions import Fact
 from ddp_operator.decide.state import (
+    Action,
     Children,
     Decision,
     FeatureAction,
@@ -58,6 +59,11 @@ Review = Callable[[State], "Remark | None"]
 """Concludes from the state of a job, also of an ended one. A pass may call it several times, so it keeps nothing."""
 Record = Callable[[State, Status], Status]
 """Returns the status with what the feature observes of the attempt."""
+Prepare = Callable[[State, float], "Decision | None"]
+"""Returns the decision while the feature prepares a job before attempt 1; None: it may start.
+
+It also takes the seconds between two readings of the Job's progress. Its fault makes the job wait.
+"""
 Start = Callable[[Any], "Service | None"]
 """Takes a ``kube.services.ServiceContext``, which has the client: whoever decides does not load it."""
 Faults = MutableMapping[tuple[str, str], str]
@@ -172,6 +178,7 @@ class Feature:
     nodes: NodeHook | None = None
     review: Review | None = None
     record: Record | None = None
+    prepare: Prepare | None = None
     settings: type[msgspec.Struct] | None = None
     start: Start | None = None
 
@@ -352,6 +359,18 @@ class JobHooks:
                 status = self.guard.call(feature.name, "record", hook, partial(_is_status, status), default=status)
         return status
 
+    def prepare(self, state: State, progress_interval: float) -> Decision | Refusal | None:
+        """Return the decision of the first feature that still prepares the job; a refusal if its hook has a fault."""
+        for feature in self.hooks.features:
+            if feature.prepare is None:
+                continue
+            refused: Decision | Refusal | None = _name_fault(feature.name)
+            hook = partial(feature.prepare, state, progress_interval)
+            prepared = self.guard.call(feature.name, "prepare", hook, partial(_is_decision, state), default=refused)
+            if prepared is not None:
+                return prepared
+        return None
+
     async def enqueue(self, feature: str, context: PlacementContext) -> Queued | Refusal:
         """Let a feature queue a job that runs in no cluster."""
         call = partial(self.hooks.services[feature].enqueue, self.job, context)
@@ -438,7 +457,7 @@ class JobHooks:
 
 
 def _name_fault(feature: str) -> Refusal:
-    """Return the refusal of a job whose placement depends on a feature that has a fault."""
+    """Return the refusal of a job whose placement or preparation depends on a feature that has a fault."""
     text = f"the feature {feature} does not work, so the job waits; the operator's log has the fault: report it"
     return Refusal("FeatureFault", text)
 
@@ -460,6 +479,14 @@ def _is_status(before: Status, value: object) -> bool:
         return False
     msgspec.convert(msgspec.to_builtins(value), Status)  # the API server refuses other fields
     return True
+
+
+def _is_decision(state: State, value: object) -> bool:
+    if value is None:
+        return True
+    if not isinstance(value, Decision) or not all(isinstance(action, Action) for action in value.actions):
+        return False
+    return _is_wait(value.requeue_after) and _is_status(state.status, value.status)
 
 
 def _is_flag(value: object) -> bool:

@@ -362,6 +362,8 @@ class State:
     """Returns the remarks of features."""
     record: Callable[["State", Status], Status] = lambda _, status: status
     """Returns the status with what features observe of the attempt."""
+    prepare: Callable[["State", float], Decision | Refusal | None] = lambda *_: None
+    """Returns the decision of the feature that prepares the job before attempt 1, or why it cannot; None: no longer."""
 
     @property
     def spec(self) -> Spec:

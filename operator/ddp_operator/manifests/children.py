@@ -13,7 +13,7 @@ import json
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from importlib.resources.abc import Traversable
 from typing import Any, Final
@@ -22,8 +22,8 @@ import msgspec
 
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.job import DDPTrainingJob, inherited_labels, kueue_metadata, owner_reference
-from ddp_operator.manifests.inputs import build_fetch_job_spec
-from ddp_operator.manifests.pod import avoid_nodes, build_fetch_template, build_pod_template
+from ddp_operator.api.schema import call_owner
+from ddp_operator.manifests.pod import avoid_nodes, build_pod_template
 from ddp_operator.manifests.scheduling import build_pod_group
 from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
 
@@ -113,7 +113,7 @@ def _read_delivered_modules() -> dict[str, str]:
 
 
 def build_children(job: DDPTrainingJob, *, attempt: int, nodes: int) -> list[dict[str, Any]]:
-    """Return the objects of an attempt in the order of their creation. Attempt 0 fetches inputs.
+    """Return the objects of an attempt in the order of their creation. Attempt 0 prepares the job.
 
     Raises: InvalidManifest for an invalid pod template.
     """
@@ -121,7 +121,7 @@ def build_children(job: DDPTrainingJob, *, attempt: int, nodes: int) -> list[dic
     launcher = load_launcher_of(job)
     config_map = build_launcher_config_map(job, launcher)
     if attempt == 0:
-        return [config_map, build_fetch_job(job, template, launcher)]
+        return [config_map, build_preparing_job(job, template, launcher)]
     children = [build_rendezvous_secret(job), build_service(job), config_map]
     if job.spec.network_policy.enabled:
         children.append(build_network_policy(job))
@@ -274,15 +274,19 @@ def build_trial_pod(job: Mapping[str, Any]) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": template["metadata"] | place, "spec": template["spec"]}
 
 
-def build_fetch_job(job: DDPTrainingJob, template: ResolvedTemplate, launcher: Launcher) -> dict[str, Any]:
-    """Return the Job that fetches the inputs. It bypasses Kueue, because it requests no scarce resources."""
+def build_preparing_job(job: DDPTrainingJob, template: ResolvedTemplate, launcher: Launcher) -> dict[str, Any]:
+    """Return the Job without ranks that runs before attempt 1. Raises: InvalidManifest."""
+    part = job.schema.find_preparing(job.spec)
+    assert part is not None
+    assert part.prepare is not None
+    spec = call_owner(part, job, partial(part.prepare, job, template, launcher.digest))
     metadata = build_metadata(job, child_names.job_name(job.name, 0), attempt=0)
     metadata["annotations"] = _build_job_annotations(job)
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",
         "metadata": metadata,
-        "spec": build_fetch_job_spec(job, build_fetch_template(job, template, launcher.digest)),
+        "spec": spec,
     }
 
 

@@ -13,13 +13,12 @@ from ddp_operator.api import child_names, constants
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.job import CRASH_LOOP_FAILURES, DDPTrainingJob, inherited_labels
 from ddp_operator.api.kubeobjects import find_limits, parse_quantity
-from ddp_operator.api.schema import call_owner
+from ddp_operator.api.schema import PodAddition, call_owner
 from ddp_operator.api.spec import Checkpoint, Code
 from ddp_operator.manifests.environment import (
     build_memory_environment,
     find_shm_limit,
 )
-from ddp_operator.manifests.inputs import build_cache_check, build_fetch_pod, list_mounts, list_volumes
 from ddp_operator.manifests.scheduling import add_scheduling
 from ddp_operator.manifests.template import MAX_TEXT, ResolvedTemplate, measure_variable
 from ddp_pod.contract.plan import (
@@ -53,21 +52,19 @@ def build_pod_template(
         avoid_nodes(pod, job.status.failed_nodes)
 
     trainer = pod["containers"][template.trainer_index]
-    _build_trainer(trainer, job, template, attempt=attempt, nodes=nodes, pod=pod)
-    _add_volumes(pod, trainer, job, launcher_digest)
-    if any(entry.node_cache for entry in job.spec.inputs or ()):
-        check = build_cache_check(template.pod, template.trainer, job.spec.inputs or (), template.command.interpreter)
-        check["volumeMounts"].append(_launcher_mount())
-        pod["initContainers"] = [check, *(pod.get("initContainers") or [])]
+    additions = _list_additions(job, template)
+    _build_trainer(trainer, job, template, additions, attempt=attempt, nodes=nodes, pod=pod)
+    _add_volumes(pod, trainer, job, additions, launcher_digest)
+    _add_init_containers(pod, additions)
     _finish_pod(pod, job)
     return {"metadata": metadata, "spec": pod}
 
 
-def build_fetch_template(job: DDPTrainingJob, template: ResolvedTemplate, launcher_digest: str) -> dict[str, Any]:
-    """Return ``Job.spec.template`` of the Job that fetches the inputs."""
-    pod = build_fetch_pod(job, template.pod, template.trainer["name"], template.command.interpreter)
-    pod["containers"][0]["env"].append({"name": constants.ENV_METRICS_PORT, "value": str(job.spec.metrics.port)})
-    return finish_small_pod(pod, job, launcher_digest)
+def _list_additions(job: DDPTrainingJob, template: ResolvedTemplate) -> list[PodAddition]:
+    """Return what features add to the pod. Raises: InvalidManifest."""
+    return [
+        call_owner(part, job, partial(part.pod, job, template)) for part in job.schema.owned if part.pod is not None
+    ]
 
 
 def finish_small_pod(pod: dict[str, Any], job: DDPTrainingJob, launcher_digest: str) -> dict[str, Any]:
@@ -149,6 +146,7 @@ def _build_trainer(
     trainer: dict[str, Any],
     job: DDPTrainingJob,
     template: ResolvedTemplate,
+    additions: Sequence[PodAddition],
     *,
     attempt: int,
     nodes: int,
@@ -156,18 +154,16 @@ def _build_trainer(
 ) -> None:
     spec = job.spec
     launcher = f"{constants.LAUNCHER_MOUNT_PATH}/{constants.LAUNCHER_FILE}"
-    trainer["command"] = [template.command.interpreter, launcher, "run"]
+    trainer["command"] = [template.interpreter, launcher, "run"]
     trainer["args"] = ["--", *template.command.argv]
     plan = build_plan(job, template, attempt=attempt, nodes=nodes)
     required = _build_environment(job, template, plan, attempt=attempt, pod=pod)
     defaults = _build_default_environment(template)
     secrets: list[str] = []
-    for part in job.schema.owned:
-        if part.pod is not None:
-            addition = call_owner(part, job, partial(part.pod, job))
-            required |= addition.variables
-            defaults |= addition.defaults
-            secrets += addition.secrets
+    for addition in additions:
+        required |= addition.variables
+        defaults |= addition.defaults
+        secrets += addition.secrets
     written = list(trainer.get("env") or [])
     written_names = {variable["name"] for variable in written}
     secret_name = child_names.rendezvous_secret_name(job.name, job.uid, job.nonce)
@@ -296,7 +292,13 @@ def _workers_grace(job: DDPTrainingJob, pod: Mapping[str, Any]) -> int:
     return max(0, min(_grace_seconds(job), total - min(_LAUNCHER_GRACE_SECONDS, total // 4)))
 
 
-def _add_volumes(pod: dict[str, Any], trainer: dict[str, Any], job: DDPTrainingJob, launcher_digest: str) -> None:
+def _add_volumes(
+    pod: dict[str, Any],
+    trainer: dict[str, Any],
+    job: DDPTrainingJob,
+    additions: Sequence[PodAddition],
+    launcher_digest: str,
+) -> None:
     volumes = list(pod.get("volumes") or [])
     mounts = list(trainer.get("volumeMounts") or [])
     mounted = {mount["mountPath"].rstrip("/") for mount in mounts}
@@ -321,10 +323,21 @@ def _add_volumes(pod: dict[str, Any], trainer: dict[str, Any], job: DDPTrainingJ
             read_only = {"readOnly": True} if name == constants.CODE_VOLUME else {}
             mounts.append({"name": name, "mountPath": path, **read_only})
         trainer.setdefault("workingDir", job.spec.code.folder)
-    volumes += list_volumes(job.spec.inputs or ())
-    mounts += list_mounts(job.spec.inputs or ())
+    for addition in additions:
+        volumes += map(dict, addition.volumes)
+        mounts += map(dict, addition.mounts)
     pod["volumes"] = volumes
     trainer["volumeMounts"] = mounts
+
+
+def _add_init_containers(pod: dict[str, Any], additions: Sequence[PodAddition]) -> None:
+    added = [
+        {**container, "volumeMounts": [*(container.get("volumeMounts") or ()), _launcher_mount()]}
+        for addition in additions
+        for container in addition.init_containers
+    ]
+    if added:
+        pod["initContainers"] = [*added, *(pod.get("initContainers") or [])]
 
 
 def build_checkpoint_volume(checkpoint: Checkpoint) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -20,7 +20,6 @@ from ddp_operator.api.pod_fields import find_unknown_fields
 from ddp_operator.api.schema import Check, call_owner
 from ddp_operator.api.spec import NetworkPolicy, Peer, Spec
 from ddp_operator.manifests.environment import check_memory
-from ddp_operator.manifests.inputs import check_inputs
 from ddp_operator.manifests.torchrun import InvalidCommand, UserCommand, split_user_command
 from ddp_pod.contract.credentials import has_credentials
 from ddp_pod.contract.log_patterns import compile_log_pattern
@@ -53,6 +52,11 @@ class ResolvedTemplate:
         """The limits of that container, also those of its pod."""
         return find_limits(self.pod, self.trainer)
 
+    @property
+    def interpreter(self) -> str:
+        """The Python of that container."""
+        return self.command.interpreter
+
 
 def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
     """Return the resolved template. Raises: InvalidManifest with every problem found."""
@@ -73,7 +77,6 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
     errors += _check_pod(pod, spec)
     errors += _check_trainer(trainer, path, spec)
     errors += check_containers(pod, _POD)
-    errors += check_inputs(spec, trainer)
     if spec.checkpoint is not None:
         errors += check_url("spec.checkpoint.url", spec.checkpoint.url, "spec.checkpoint.secretRef")
     errors += check_owned_fields(job, pod, trainer)

@@ -59,7 +59,7 @@ from ddp_operator.manifests.children import (
     build_trial_pod,
     load_launcher,
 )
-from ddp_operator.manifests.inputs import raise_requests
+from ddp_operator.manifests.small_pods import raise_requests
 from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
 from ddp_operator.reconcile.acting import ActionContext
 from ddp_operator.reconcile.observer import Memory, seconds_since
@@ -425,11 +425,13 @@ class Executor:
 def _creates_job_first(job: DDPTrainingJob, children: Sequence[Manifest]) -> bool:
     """Return whether the first Job is created before the other children, to test if the API server accepts the job.
 
-    Otherwise a dry run tests it: for a job that must not have a Job yet (suspended, or inputs are fetched first), for
+    Otherwise a dry run tests it: for a job that must not have a Job yet (suspended, or prepared first), for
     one that was refused before, and for one that needs a NetworkPolicy or a PodGroup before its first pod.
     """
     has_common_children_only = {child["kind"] for child in children} == {"Job", "Secret", "Service", "ConfigMap"}
-    return has_common_children_only and not job.spec.suspend and not job.spec.inputs and not job.status.conditions
+    if job.spec.suspend or job.schema.find_preparing(job.spec) is not None:
+        return False
+    return has_common_children_only and not job.status.conditions
 
 
 def _name_secret(job: DDPTrainingJob, memory: Memory) -> DDPTrainingJob:

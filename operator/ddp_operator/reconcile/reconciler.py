@@ -269,7 +269,7 @@ class Reconciler:
         refusal = await self._executor.check(job, observation, memory)
         payer = Payer(job.namespace, len(observation.pods) + len(observation.orphans))
         hooks = self._hooks.observe(job, memory.faults)
-        features = hooks.review, hooks.record
+        features = hooks.review, hooks.record, hooks.prepare
         decision = await self._turns.run(
             payer, decide, job, observation, self._clock(), refusal, self._progress_interval, *features
         )

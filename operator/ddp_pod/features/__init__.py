@@ -42,7 +42,7 @@ FEATURES: Final = (
     Feature("code", "stable", "your-code.md", ("launcher",), lambda pod: pod.code is not None),
     Feature("dev", "beta", "dev.md", ("launcher",), lambda pod: pod.dev is not None),
     Feature("history", "beta", "monitoring.md", ()),
-    Feature("inputs", "beta", "your-code.md", ()),
+    Feature("inputs", "stable", "your-code.md", ()),
     Feature("lost_nodes", "beta", "lost-nodes.md", ("launcher",), lambda pod: pod.is_multi_node and not pod.local),
     Feature("memory", "beta", "checkpoints.md", ("launcher", "agent")),  # before mirror, which uploads what it saves
     Feature("mirror", "stable", "checkpoints.md", ("launcher", "agent"), lambda pod: pod.checkpoint is not None),

@@ -15,13 +15,13 @@ from ddp_operator.api.kubeobjects import find_limits
 from ddp_operator.api.record import name_record
 from ddp_operator.features.history.fields import FIELDS, find_place
 from ddp_operator.manifests.children import build_metadata, load_launcher
-from ddp_operator.manifests.inputs import (
+from ddp_operator.manifests.pod import build_checkpoint_volume, finish_small_pod
+from ddp_operator.manifests.small_pods import (
     build_small_job_spec,
     build_small_pod,
     build_small_resources,
     keep_zone_selectors,
 )
-from ddp_operator.manifests.pod import build_checkpoint_volume, finish_small_pod
 from ddp_operator.manifests.template import ResolvedTemplate, find_mounts, resolve_template
 
 _REQUESTS: Final = {"cpu": "100m", "memory": "128Mi"}
@@ -29,7 +29,7 @@ _STORE_SECONDS: Final = 600  # for a record, including the start of the pod
 
 
 def build_history_job(job: DDPTrainingJob, record: str, image: str) -> dict[str, Any]:
-    """Return the Job that stores the record of an ended job. It bypasses Kueue, as the fetching Job.
+    """Return the Job that stores the record of an ended job. It bypasses Kueue: it requests no scarce resources.
 
     ``image``: for a job of which no pod has run, so that its own image may not exist; empty: use that. Raises:
     InvalidManifest.
@@ -47,7 +47,7 @@ def build_history_job(job: DDPTrainingJob, record: str, image: str) -> dict[str,
 def _build_template(job: DDPTrainingJob, template: ResolvedTemplate, record: str, image: str) -> dict[str, Any]:
     """Return ``Job.spec.template``. ``image``: instead of the job's, if not empty."""
     launcher = f"{constants.LAUNCHER_MOUNT_PATH}/{constants.LAUNCHER_FILE}"
-    interpreter = "python3" if image else template.command.interpreter
+    interpreter = "python3" if image else template.interpreter
     pod = _build_pod(job, template.pod, template.trainer["name"], [interpreter, launcher, "history", record])
     if image:
         pod["containers"][0] |= {"image": image}

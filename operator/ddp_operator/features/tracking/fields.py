@@ -10,7 +10,7 @@ from ddp_operator.api.constants import ENV_TRACKING_RUN
 from ddp_operator.api.errors import FieldError
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.rules import CelRule, require
-from ddp_operator.api.schema import OwnFields, PodAddition
+from ddp_operator.api.schema import CheckedTemplate, OwnFields, PodAddition
 from ddp_operator.api.spec import SecretReference, SpecFields
 from ddp_operator.manifests.template import check_url
 
@@ -100,7 +100,7 @@ def find_run(job: DDPTrainingJob) -> str:
     return tracking.run_id or f"{job.name}-{job.uid[:8]}"
 
 
-def _add_variables(job: DDPTrainingJob) -> PodAddition:
+def _add_variables(job: DDPTrainingJob, template: CheckedTemplate) -> PodAddition:
     """Return the variables of the trackers, and the Secrets with their credentials."""
     tracking = FIELDS.read(job.spec).tracking
     if tracking is None:

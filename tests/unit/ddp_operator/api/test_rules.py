@@ -220,7 +220,6 @@ FIXED = {
     "spec.checkpoint.path": "/elsewhere",
     "spec.code": CODE,
     "spec.dev": {"holdSeconds": 60},
-    "spec.inputs": [{"url": "https://host/file", "mountPath": "/data", "claimName": "data"}],
     "spec.template.spec.containers": [trainer(image="other")],
 }
 MUTABLE = {

@@ -23,6 +23,7 @@ from ddp_operator.decide.converge import LONGEST_HOLD
 from ddp_operator.decide.hooks import Feature, Hooks, NodeHook
 from ddp_operator.decide.losses import LOOK_SECONDS
 from ddp_operator.decide.state import (
+    Decision,
     DeleteResource,
     FeatureAction,
     Observation,
@@ -139,6 +140,34 @@ def test_record_of_another_kind_is_left_out(answer: Any) -> None:
     state = State(job(), Observation(), NOW)
     assert hooks.record(state, Status(attempt=3)) == Status(attempt=3, job_name="from good")
     assert list(hooks.guard.describe()) == ["odd"]
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        *GARBAGE[1:],
+        Decision(Status(attempt="one")),  # type: ignore[arg-type]
+        Decision(Status(), ("act",)),  # type: ignore[arg-type]
+        Decision(Status(), requeue_after=math.nan),
+        ZeroDivisionError("a bug"),
+    ],
+)
+async def test_job_waits_for_feature_that_fails_to_prepare_it(answer: Any) -> None:
+    def prepare(*_: Any) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    def build(hook: Callable[..., Any]) -> Hooks:
+        return Hooks((Feature("odd", maturity="experimental", page="x.md", prepare=hook),))
+
+    harness = await ReconcilerHarness(hooks=build(prepare)).settle()
+    assert harness.jobs() == []
+    assert harness.state(c.ACCEPTED) == ("False", c.FEATURE_FAULT)
+    harness.hooks = build(lambda *_: None)
+    harness.restart_operator()
+    await harness.settle()
+    assert harness.jobs() == ["train-1"]
 
 
 def test_fault_is_kept_until_hook_works() -> None:

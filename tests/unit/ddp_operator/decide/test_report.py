@@ -10,8 +10,9 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from ddp_operator.api.status import Progress, Status
+from ddp_operator.api.status import InputStatus, Progress, Status
 from ddp_operator.decide.report import (
     STALLED,
     Page,
@@ -21,6 +22,7 @@ from ddp_operator.decide.report import (
     build_checkpoint,
     build_progress,
     decode_report,
+    describe_inputs,
     record_final_progress,
 )
 from ddp_operator.decide.views import Pods, view_pod
@@ -318,3 +320,22 @@ def test_total_reported_while_running_is_kept_at_end_unless_step_exceeds_it(
     status = Status(progress=Progress(step=60, total_steps=400, percent="15.0%"))
     progress = present(record_final_progress(status, pods, NOW).progress)
     assert (progress.step, progress.total_steps, progress.percent) == (step, total, percent)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"),
+    [
+        ([(0, None)], "fetching inputs: 0 bytes"),
+        ([(120_000_000, 200_000_000)], "fetching inputs: 120 MB of 200 MB"),
+        ([(1_500, 2_000_000_000_000)], "fetching inputs: 1.5 kB of 2000 GB"),
+        ([(5, 5), (1, None)], "fetching inputs: 6 bytes, 1/2 complete"),
+    ],
+)
+def test_progress_message_has_sizes_and_counts(sizes: list[tuple[int, int | None]], words: str) -> None:
+    inputs = [
+        InputStatus(name="a", phase="Fetched" if here == total else "Fetching", bytes=here, total_bytes=total)
+        for here, total in sizes
+    ]
+    assert describe_inputs(inputs) == words
+    expected = replace(inputs[-1], message="no route")
+    assert describe_inputs([*inputs[:-1], expected]) == f"{words}; input a: no route"

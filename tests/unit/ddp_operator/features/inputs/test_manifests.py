@@ -10,6 +10,7 @@ import pytest
 
 from ddp_cli.local.container import build_environment
 from ddp_operator.api import constants
+from ddp_operator.features.inputs import read_inputs
 from ddp_operator.manifests.children import build_children
 from tests.support.builders import Json, job, template, trainer
 
@@ -141,7 +142,7 @@ class TestFetchPod:
 class TestTrainingPod:
     def test_folders_are_mounted_read_only_from_one_claim_volume(self) -> None:
         pod = training_pod(CLAIM, CLAIM | {"url": "s3://bucket/other", "mountPath": "/other"})
-        volumes = [v for v in pod["volumes"] if v["name"].startswith(constants.INPUTS_VOLUME)]
+        volumes = [v for v in pod["volumes"] if v["name"].startswith("ddp-inputs")]
         assert [v["persistentVolumeClaim"] for v in volumes] == [{"claimName": "data"}]
         mounts = {m["mountPath"]: m for m in pod["containers"][0]["volumeMounts"]}
         assert (mounts["/data"]["readOnly"], mounts["/other"]["readOnly"]) == (True, True)
@@ -171,5 +172,5 @@ class TestTrainingPod:
 
 @pytest.mark.parametrize(("changes", "same"), [({"name": "set"}, True), ({"checksum": "sha256:" + "0" * 64}, False)])
 def test_identical_inputs_are_stored_once(changes: Json, same: bool) -> None:
-    first, second = (job(inputs=[CLAIM | more]).spec.inputs or () for more in ({}, changes))
+    first, second = (read_inputs(job(inputs=[CLAIM | more]).spec) for more in ({}, changes))
     assert (first[0].place == second[0].place) == same

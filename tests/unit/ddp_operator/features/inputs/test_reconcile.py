@@ -10,6 +10,8 @@ import pytest
 from ddp_cli.view.why import explain_why
 from ddp_operator.api.cluster import Object, Refused
 from ddp_operator.api.kubeobjects import parse_quantity, utc_now
+from ddp_operator.decide.hooks import Hooks
+from ddp_operator.features.inputs import FEATURE
 from tests.support.builders import Json, page, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
 
@@ -18,7 +20,7 @@ TWO = {"name": "model", "url": "hf://team/model", "mountPath": "/model", "claimN
 
 
 def harness(*inputs: Json, **spec: Any) -> ReconcilerHarness:
-    return ReconcilerHarness(inputs=list(inputs or (ONE,)), **spec)
+    return ReconcilerHarness(hooks=Hooks((FEATURE,)), inputs=list(inputs or (ONE,)), **spec)
 
 
 def words(*reports: Json, **more: Any) -> str:
@@ -100,7 +102,7 @@ class TestBeforeThePods:
         gpus = trainer(resources={"limits": {"nvidia.com/gpu": "8"}})
         item = harness(template=template(gpus)).item | {}
         item["metadata"]["labels"] = {"kueue.x-k8s.io/queue-name": "team"}
-        h = await ReconcilerHarness(item).settle()
+        h = await ReconcilerHarness(item, Hooks((FEATURE,))).settle()
         [job] = h.cluster.store.list("Job")
         assert "kueue.x-k8s.io/queue-name" not in job["metadata"]["labels"]
         assert "nvidia.com/gpu" not in json.dumps(job["spec"])

@@ -10,7 +10,6 @@ from typing import Any, Final, cast
 
 from msgspec.structs import replace
 
-from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import truncate
 from ddp_operator.api.status import InputStatus, Status
 from ddp_operator.decide import conditions as c
@@ -18,19 +17,35 @@ from ddp_operator.decide.attempts import fail
 from ddp_operator.decide.conditions import Fact
 from ddp_operator.decide.describe import describe_before_start
 from ddp_operator.decide.losses import fail_lost_pods
+from ddp_operator.decide.report import describe_inputs, format_size
 from ddp_operator.decide.scheduling import compute_event_poll_delay, describe_scheduling
 from ddp_operator.decide.state import AT_ONCE, Action, Decision, DeleteJob, EnsureChildren, State
 from ddp_operator.decide.views import JobView
+from ddp_operator.features.inputs.fields import Input
 from ddp_pod.contract.failure_record import InputReport
 
+FETCHED: Final = "Fetched"
+NOT_FETCHED: Final = "NotFetched"
+FETCH_FAILED: Final = "FetchFailed"
+FETCH_FAILURES: Final = (
+    c.UNREACHABLE,
+    FETCH_FAILED,
+    "NotFound",
+    "AccessDenied",
+    "ChecksumMismatch",
+    "NoSpace",
+    "NotWritable",
+    "Unsupported",
+)
+"""Reasons of InputsReady that the launcher defines; of Failed too."""
 _LATER: Final = 10.0
 
 
-def fetch_inputs(state: State, progress_interval: float) -> Decision | None:
+def fetch_inputs(state: State, wanted: Sequence[Input], progress_interval: float) -> Decision | None:
     """Return the decision while inputs are missing; None: attempt 1 may start."""
-    if not state.spec.inputs or are_fetched(state.job):
+    if not wanted or are_fetched(state.status, wanted):
         return None
-    status = _read_reports(state)
+    status = _read_reports(state, wanted)
     view = state.attempt_job
     stopping = view is not None and view.deleting
     current = view is not None and not stopping and view.spec_digest == state.job.spec_digest
@@ -53,23 +68,23 @@ def fetch_inputs(state: State, progress_interval: float) -> Decision | None:
     return Decision(describe_before_start(state, status, _describe_fetch(state, status)), tuple(actions), min(waits))
 
 
-def are_fetched(job: DDPTrainingJob) -> bool:
+def are_fetched(status: Status, wanted: Sequence[Input]) -> bool:
     """Return whether all inputs of the spec are fetched to the place where pods read them."""
-    fetched = [item.place for item in job.status.inputs if item.phase == "Fetched"]
-    return job.status.is_true(c.INPUTS_READY) and fetched == [item.place for item in job.spec.inputs or ()]
+    fetched = [item.place for item in status.inputs if item.phase == "Fetched"]
+    return status.is_true(c.INPUTS_READY) and fetched == [item.place for item in wanted]
 
 
 def _succeed(state: State, status: Status) -> Decision:
     inputs = tuple(replace(item, phase="Fetched", reason="", message="") for item in status.inputs)
-    size = _format_size(sum(item.bytes for item in inputs))
-    fact = Fact(c.INPUTS_READY, "True", c.FETCHED, f"{len(inputs)}/{len(inputs)} inputs fetched, {size}")
+    size = format_size(sum(item.bytes for item in inputs))
+    fact = Fact(c.INPUTS_READY, "True", FETCHED, f"{len(inputs)}/{len(inputs)} inputs fetched, {size}")
     return Decision(describe_before_start(state, replace(status, inputs=inputs), fact), requeue_after=AT_ONCE)
 
 
 def _fail(state: State, status: Status, view: JobView) -> Decision:
     """Fail the job: a pod has reported a permanent failure, or several pods have tried for long enough."""
-    failed = next((item for item in status.inputs if item.reason in c.FETCH_FAILURES), None)
-    reason = failed.reason if failed else c.FETCH_FAILED
+    failed = next((item for item in status.inputs if item.reason in FETCH_FAILURES), None)
+    reason = failed.reason if failed else FETCH_FAILED
     ends = [pod.termination for pod in state.pods if pod.termination and pod.termination.container_exit_code]
     message = view.failed_message
     if ends:
@@ -82,12 +97,12 @@ def _fail(state: State, status: Status, view: JobView) -> Decision:
     return dataclasses.replace(decision, status=replace(decision.status, nodes=status.nodes))
 
 
-def _read_reports(state: State) -> Status:
+def _read_reports(state: State, wanted: Sequence[Input]) -> Status:
     """Return the status with the inputs as the fetching pod, or its termination message, reports them."""
     reports = {report.name: report for report in _find_reports(state)}
     known = {item.place: item for item in state.status.inputs}
     inputs = []
-    for item in state.spec.inputs or ():
+    for item in wanted:
         before = known.get(item.place) or InputStatus(name=item.label, phase="Pending", place=item.place)
         merged = _merge(before, reports.get(item.label))
         inputs.append(replace(merged, name=item.label))
@@ -115,7 +130,7 @@ def _merge(before: InputStatus, report: InputReport | None) -> InputStatus:
         bytes=report.bytes,
         total_bytes=report.total_bytes,
         etag=report.etag,
-        reason=report.reason if report.reason in c.FETCH_FAILURES else "",
+        reason=report.reason if report.reason in FETCH_FAILURES else "",
         message=report.message,
     )
 
@@ -124,31 +139,10 @@ def _describe_fetch(state: State, status: Status) -> Fact:
     """Return InputsReady while inputs are missing."""
     view = state.attempt_job
     if state.spec.suspend:
-        return Fact(c.INPUTS_READY, "False", c.NOT_FETCHED, "inputs are fetched once the job is resumed")
+        return Fact(c.INPUTS_READY, "False", NOT_FETCHED, "inputs are fetched once the job is resumed")
     if view is not None:
         fact = describe_scheduling(state.job, state.observation, 0, view.nodes, state.now)
         if fact.status == "False":
             return dataclasses.replace(fact, type=c.INPUTS_READY, message=f"to fetch the inputs: {fact.message}")
     reason = next((item.reason for item in status.inputs if item.reason), c.FETCHING_INPUTS)
-    return Fact(c.INPUTS_READY, "False", reason, describe_progress(status.inputs))
-
-
-def describe_progress(inputs: Sequence[InputStatus | InputReport]) -> str:
-    """Return the progress of fetching in one line, with the first problem."""
-    fetched = _format_size(sum(item.bytes for item in inputs))
-    sizes = [item.total_bytes for item in inputs]
-    known = [size for size in sizes if size is not None]
-    total = f" of {_format_size(sum(known))}" if known and len(known) == len(sizes) else ""
-    message = f"fetching inputs: {fetched}{total}"
-    if len(inputs) > 1:
-        complete = sum(item.phase == "Fetched" for item in inputs)
-        message += f", {complete}/{len(inputs)} complete"
-    waiting = next((item for item in inputs if item.message), None)
-    return message if waiting is None else f"{message}; input {waiting.name}: {waiting.message}"
-
-
-def _format_size(number: int) -> str:
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= size:
-            return f"{number / size:.3g} {unit}" if number < 1000 * size else f"{number / size:.0f} {unit}"
-    return f"{number} bytes"
+    return Fact(c.INPUTS_READY, "False", reason, describe_inputs(status.inputs))
