@@ -22,10 +22,13 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ddp_pod.contract.group_facts import LOST_LOSS, GroupFacts
-from ddp_pod.rank import counters, replicas
+from ddp_pod.features.replicas import rank as rank_part
+from ddp_pod.features.replicas import sampler
+from ddp_pod.features.replicas.comparison import RankSample, ReplicaComparison
+from ddp_pod.features.replicas.samples import read_samples
+from ddp_pod.rank import counters
 from ddp_pod.rank.counters import CounterMemory, create_private_slot, open_slot
 from ddp_pod.rank.steps import StepCounter
-from ddp_pod.watchdog.replicas import RankSample, ReplicaComparison
 
 RANKS = 3
 _STEPS_WITHOUT_FLIP = 300
@@ -74,7 +77,9 @@ class Replicas:
             if not self.finite.value:
                 most = min(most, steps + _STEPS_WITHOUT_LOSS)
             samples = [
-                RankSample(rank, rank, sample) for rank in range(RANKS) for sample in self._memory.read_samples(rank)
+                RankSample(rank, rank, sample)
+                for rank in range(RANKS)
+                for sample in read_samples(self._memory.view_feature_numbers(rank))
             ]
             facts = comparison.update(samples)
             if facts is not None:
@@ -102,9 +107,9 @@ def start_replicas() -> Iterator[Replicas]:
 
 def _train(rank: int, port: int, folder: str, orders: Any, begun: Any, finite: Any) -> None:
     torch.set_num_threads(1)
-    replicas._SECONDS = 0.0  # type: ignore[attr-defined]
-    replicas._SHARE = 1.0  # type: ignore[attr-defined]
-    replicas._ELEMENTS["cpu"] = 256
+    sampler._SECONDS = 0.0  # type: ignore[attr-defined]
+    sampler._SHARE = 1.0  # type: ignore[attr-defined]
+    sampler._ELEMENTS["cpu"] = 256
     store = torch.distributed.TCPStore("127.0.0.1", port, RANKS, is_master=rank == 0)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=RANKS)
     slot = open_slot(folder, rank)
@@ -133,7 +138,7 @@ def _train(rank: int, port: int, folder: str, orders: Any, begun: Any, finite: A
             slot[counters.RANK] = rank
             slot[counters.WORLD_SIZE] = RANKS
             slot[counters.PID] = os.getpid()
-            counter = StepCounter(slot)
+            counter = StepCounter(slot, create_sampler=rank_part.PART.sample)
             counter.watch(sys.modules["torch.optim.optimizer"])
             step = 0
             begun[rank] = number

@@ -17,6 +17,8 @@ import torch
 import torch.multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
+from ddp_pod.features.replicas.rank import PART
+from ddp_pod.features.replicas.sampler import ReplicaSampler
 from ddp_pod.rank.counters import RANK, WORLD_SIZE, CounterMemory, open_slot
 from ddp_pod.rank.steps import StepCounter
 from tests.bench.figures import table
@@ -68,7 +70,7 @@ def measure(step: Callable[[], None], runtime: str, rank: int, rounds: int = ROU
     with_hooks: list[float] = []
     for _ in range(rounds):
         without.append(time_block(step))
-        counter = StepCounter(open_slot(runtime, rank))
+        counter = StepCounter(open_slot(runtime, rank), create_sampler=PART.sample)
         counter.watch(optimizers)
         with_hooks.append(time_block(step))
         counter.stop()
@@ -94,14 +96,14 @@ def train_sampled(rank: int, ranks: int, port: int, runtime: str) -> None:
     slot = open_slot(runtime, rank)
     slot[RANK] = rank
     slot[WORLD_SIZE] = ranks
-    counter = StepCounter(slot)
+    counter = StepCounter(slot, create_sampler=PART.sample)
     counter.watch(sys.modules["torch.optim.optimizer"])
     time_block(step, 1100)  # the first samples follow each other more closely
     without: list[float] = []
     with_samples: list[float] = []
     sampler = counter._sampler
     losses = counter._losses
-    assert sampler is not None
+    assert isinstance(sampler, ReplicaSampler)
     assert losses is not None
     for _ in range(SAMPLED_ROUNDS):
         for steps in (without, with_samples):

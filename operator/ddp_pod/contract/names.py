@@ -43,7 +43,6 @@ OPTIONAL_FEATURES: Final = ("check", "dev")
 # Files of the runtime directory.
 STOPPING_FILE: Final = "stopping"  # exists after the pod has received a stop signal
 STALL_REPORT_FILE: Final = "stall.json"  # the watchdog's report, which the agent shares with peer pods
-REPLICAS_FILE: Final = "replicas.json"  # samples of this pod's ranks, shared with peer pods
 GROUP_WAIT_FILE: Final = "group-wait.json"  # this pod's ranks in a wait for the process group, shared with peer pods
 RUN_STEP_FILE: Final = "step.json"  # the run's step in pod 0, which its agent shares with peer pods
 COUNTERS_FILE: Final = "counters"  # the ranks' counters of optimizer steps: memory that the launcher reads

@@ -26,7 +26,7 @@ class Feature(NamedTuple):
     """A capability that can be deleted with its folder. ``page``: of docs/; ``modules``: those that it has.
 
     ``is_used``: whether it has something to do in a pod; ``rank_variable``: the environment variable that asks for
-    its part in a rank.
+    its part in a rank; empty: ``is_used`` decides.
     """
 
     name: str
@@ -35,6 +35,10 @@ class Feature(NamedTuple):
     modules: Sequence[str]
     is_used: Callable[["Pod"], bool] = lambda pod: True
     rank_variable: str = ""
+
+
+def _has_sampled_ranks(pod: "Pod") -> bool:
+    return pod.auto_instrument and (pod.is_multi_node or pod.nproc_per_node > 1)
 
 
 FEATURES: Final = (
@@ -49,6 +53,7 @@ FEATURES: Final = (
     # The folder of a run on a laptop has the same.
     Feature("points", "beta", "ui.md", ("launcher",), lambda pod: pod.node == 0 and not pod.local),
     Feature("preflight", "beta", "api.md", ("launcher", "agent"), lambda pod: pod.preflight is not None),
+    Feature("replicas", "beta", "troubleshooting.md", ("launcher", "agent", "rank"), _has_sampled_ranks),
     Feature("tracking", "beta", "monitoring.md", ("launcher", "rank"), rank_variable=ENV_TRACKING_RUN),
 )
 """Those without modules have subcommands only: see ``bootstrap``."""
@@ -64,9 +69,15 @@ def load_agent_parts(pod: "Pod") -> "list[AgentPart]":
     return [_load(feature.name, "agent") for feature in _list_used(pod, "agent")]
 
 
-def list_rank_features() -> list[str]:
-    """Return the features with a part in this pod's ranks, by the environment."""
-    return [feature.name for feature in FEATURES if feature.rank_variable and os.environ.get(feature.rank_variable)]
+def list_rank_features(pod: "Pod | None" = None) -> list[str]:
+    """Return the features with a part in a pod's ranks, by its environment. None: those that a pod may have."""
+    return [feature.name for feature in FEATURES if "rank" in feature.modules and _is_used_in_ranks(feature, pod)]
+
+
+def _is_used_in_ranks(feature: Feature, pod: "Pod | None") -> bool:
+    if feature.rank_variable:
+        return bool(os.environ.get(feature.rank_variable))
+    return pod is None or feature.is_used(pod)
 
 
 def load_rank_part(name: str) -> "RankPart":

@@ -5,9 +5,10 @@ import os
 import socket
 import threading
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from ..base.files import log, read_json
 from ..base.pod import Pod
@@ -15,7 +16,6 @@ from ..contract.names import PAGES, STACK_LIMIT
 from ..contract.progress import RankProgress
 from ..contract.records import read_record
 from ..rank.counters import CounterMemory, RankCounters
-from ..rank.samples import ReplicaSample
 from .prometheus import read_script_page
 
 STEP_SLACK = 2.0
@@ -24,6 +24,7 @@ STEP_SHARE = 0.02
 """Share of the total by which a run may end early, or exceed it."""
 PAGE_TIMEOUT = 1.0
 _PAGE_LIMIT = 1 << 20
+T = TypeVar("T")
 
 
 class RankPage(NamedTuple):
@@ -115,13 +116,17 @@ class RankReader:
         counters = self.read_counters(rank)
         return counters.steps if counters is not None and counters.is_counted else None
 
-    def read_samples(self, rank: int, pid: int) -> list[ReplicaSample]:
-        """Return the samples of a local rank's process; empty if another process is its last one."""
-        if self._counters is None:
-            return []
-        samples = self._counters.read_samples(rank)
-        counters = self._counters.read(rank)
-        return samples if counters is not None and counters.pid == pid else []
+    def read_feature_numbers(self, rank: int, pid: int, read: Callable[[Any], T]) -> T | None:
+        """Return what ``read`` finds in the numbers that a feature has written in a local rank's process.
+
+        None: another process is its last one, or nothing is counted.
+        """
+        numbers = None if self._counters is None else self._counters.view_feature_numbers(rank)
+        if numbers is None:
+            return None
+        found = read(numbers)
+        counters = self.read_counters(rank)  # after the numbers: a new process resets both
+        return found if counters is not None and counters.pid == pid else None
 
     def _refresh(self, rank: int) -> None:
         page = self._read(rank)

@@ -16,7 +16,7 @@ from .groups import GroupRecorder
 from .hooks import ImportHook
 
 if TYPE_CHECKING:
-    from .part import RankPart, StepObserver
+    from .part import CreateSampler, RankPart, StepObserver
 
 _OPTIMIZERS = "torch.optim.optimizer"
 _SITECUSTOMIZE = """\
@@ -81,11 +81,14 @@ class ChildHook(ImportHook):
 
         counters.announce(self._runtime, self._local_rank)
         observers: tuple[StepObserver, ...] = ()
+        create_sampler: CreateSampler | None = None
         if ENV_RANK_FEATURES in os.environ:
-            from .part import create_observers, load_parts
+            from .part import create_observers, find_sampler, load_parts
 
             worker = read_json(os.path.join(self._runtime, "workers", f"{self._local_rank}.json"))
-            observers = create_observers(load_parts(self._load_part), worker, self._groups)
+            parts = load_parts(self._load_part)
+            observers = create_observers(parts, worker, self._groups)
+            create_sampler = find_sampler(parts)
         private = counters.create_private_slot()
 
         def claim() -> Any | None:
@@ -93,4 +96,4 @@ class ChildHook(ImportHook):
             # A check records every process that trains, not only the first one of a rank.
             return private if observers else counters.claim_slot(self._runtime, self._local_rank)
 
-        StepCounter(private, claim, observers).watch(module)
+        StepCounter(private, claim, observers, create_sampler).watch(module)

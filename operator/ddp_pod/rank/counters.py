@@ -14,10 +14,11 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 from ..contract.names import COUNTERS_FILE
-from .samples import SAMPLE_NUMBERS, ReplicaSample, read_samples
 
 _COUNTS = 32
-_SLOT_NUMBERS = _COUNTS + SAMPLE_NUMBERS  # whole lines of the cache, so that two ranks share none
+FEATURE_NUMBERS = 384
+"""The last numbers of a slot, which the feature that samples steps writes."""
+_SLOT_NUMBERS = _COUNTS + FEATURE_NUMBERS  # whole lines of the cache, so that two ranks share none
 _NUMBER_BYTES = 8
 _SLOT_BYTES = _SLOT_NUMBERS * _NUMBER_BYTES
 _MOST = 2.0**53  # the largest count that a number of eight bytes holds exactly
@@ -109,12 +110,12 @@ class CounterMemory:
         start = local_rank * _SLOT_NUMBERS
         return _parse_slot(self._memory[start : start + _COUNTS].tolist())
 
-    def read_samples(self, local_rank: int) -> list[ReplicaSample]:
-        """Return the samples of a local rank's last process."""
+    def view_feature_numbers(self, local_rank: int) -> Any | None:
+        """Return the memory that a feature writes in the slot of a local rank; None without that rank."""
         if not 0 <= local_rank < self._nproc:
-            return []
-        start = local_rank * _SLOT_NUMBERS
-        return read_samples(self._memory[start : start + _SLOT_NUMBERS])
+            return None
+        start = local_rank * _SLOT_NUMBERS + _COUNTS
+        return self._memory[start : start + FEATURE_NUMBERS]
 
     def read_all(self) -> dict[int, RankCounters]:
         """Return the counters of all local ranks that have any."""

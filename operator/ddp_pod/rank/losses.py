@@ -1,6 +1,6 @@
 """Read the loss of a rank: the root of a ``backward()``, at most ten times a second, without waiting for a device.
 
-While replicas are sampled, the losses of all steps are kept too; see ``loss_history``.
+A sampler of steps may keep the losses of all of them too.
 
 PyTorch has no hook that shows this root. So the public method ``torch.Tensor.backward`` is wrapped. A call of
 ``torch.autograd.backward`` is not observed.
@@ -10,10 +10,9 @@ import functools
 import math
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from . import counters
-from .loss_history import LossHistory
 from .script_objects import bypass_modes
 
 _SECONDS = 0.05  # between two losses: half of the time between two observed iterations
@@ -25,6 +24,13 @@ class _Loss(NamedTuple):
     value: Any
     scale: Any
     divisor: float
+
+
+class LossKeeper(Protocol):
+    """Gets the roots of all backwards. It may neither wait for a device nor compute anything."""
+
+    def add(self, step: float, root: Any) -> None:
+        """Add the root of a backward of a step."""
 
 
 class LossReader:
@@ -42,7 +48,7 @@ class LossReader:
         self._slot = slot
         self._on_backward = on_backward
         self._is_observing = True  # whether this iteration is observed
-        self.history: LossHistory | None = None
+        self.history: LossKeeper | None = None
         self._next = 0.0
         self._backwards = 0  # of this iteration
         self._per_step = 1.0  # backwards of an iteration
@@ -98,7 +104,7 @@ class LossReader:
         except Exception:  # a bug here must never reach the script
             self.stop()
 
-    def _keep(self, history: LossHistory, root: Any) -> None:
+    def _keep(self, history: LossKeeper, root: Any) -> None:
         try:
             with bypass_modes(self._torch):
                 history.add(self._slot[counters.STEPS] + 1.0, root)

@@ -2,11 +2,14 @@
 
 import os
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from ..base.files import log
 from ..contract.names import ENV_RANK_FEATURES
 from .groups import GroupRecorder
+
+if TYPE_CHECKING:
+    from .losses import LossReader
 
 
 class StepObserver(Protocol):
@@ -22,15 +25,33 @@ class StepObserver(Protocol):
         """Stop: in a child of the process."""
 
 
+class StepSampler(Protocol):
+    """Examines some iterations of a process. ``next_step``: the step after which to call ``begin``."""
+
+    next_step: float
+
+    def begin(self, step: int) -> None:
+        """Examine the next iteration if ``step``, the last one that was made, is due."""
+
+    def stop(self) -> None:
+        """Stop: in a child of the process."""
+
+
+CreateSampler = Callable[[Any, Callable[[], Any], "LossReader"], "StepSampler | None"]
+"""Takes torch, a function that returns the rank's slot, and what reads its losses."""
+
+
 class RankPart(NamedTuple):
     """The hooks of a feature in a rank. Those that it does not use are None.
 
     ``prepare``: called before the rank's program starts, which it may delay; ``observe``: returns an observer of the
-    steps of this process, from the record of its rank. The replicas are not sampled beside one.
+    steps of this process, from the record of its rank; ``sample``: returns what examines some of them, unless one
+    observes all.
     """
 
     prepare: Callable[[], None] | None = None
     observe: Callable[[Mapping[str, Any], GroupRecorder], StepObserver] | None = None
+    sample: CreateSampler | None = None
 
 
 def load_parts(load: Callable[[str], RankPart]) -> list[RankPart]:
@@ -66,6 +87,22 @@ def create_observers(
         except Exception as error:
             _log_fault("observe", error)
     return tuple(observers)
+
+
+def find_sampler(parts: Sequence[RankPart]) -> CreateSampler | None:
+    """Return what creates the sampler of this process; None: no feature has one."""
+    sample = next((part.sample for part in parts if part.sample is not None), None)
+    if sample is None:
+        return None
+
+    def create(torch: Any, find_slot: Callable[[], Any], losses: "LossReader") -> StepSampler | None:
+        try:
+            return sample(torch, find_slot, losses)
+        except Exception as error:
+            _log_fault("sample", error)
+            return None
+
+    return create
 
 
 def _log_fault(what: str, error: Exception) -> None:

@@ -18,7 +18,6 @@ from . import counters
 from .batches import BatchMeter
 from .hooks import EpochHook, ImportHook, read_lightning_plan
 from .losses import LossReader
-from .replicas import ReplicaSampler
 from .script_objects import (
     find_function,
     find_own_function,
@@ -29,7 +28,7 @@ from .script_objects import (
 )
 
 if TYPE_CHECKING:
-    from .part import StepObserver
+    from .part import CreateSampler, StepObserver, StepSampler
 
 _MODULE = "torch.optim.optimizer"
 _SAMPLE_SECONDS = 0.1  # between two measured iterations, so that the last loss of a short run is no old one
@@ -54,23 +53,28 @@ class StepCounter(ImportHook):
     the count.
 
     ``claim``: returns another slot at the first step, or None if this process is not to count. None: the slot is final.
-    ``observers``: told of every iteration.
+    ``observers``: told of every iteration; ``create_sampler``: returns what examines some of them, if none observes.
     """
 
     # What every step needs. The script's work has displaced it from the cache, so it is little and close together.
     __slots__ = ("_alarm", "_followed", "_is_capturing", "_sample_step", "_slot", "_steps")
 
     def __init__(
-        self, slot: Any, claim: Callable[[], Any | None] | None = None, observers: "Sequence[StepObserver]" = ()
+        self,
+        slot: Any,
+        claim: Callable[[], Any | None] | None = None,
+        observers: "Sequence[StepObserver]" = (),
+        create_sampler: "CreateSampler | None" = None,
     ) -> None:
         super().__init__(_MODULE)
         self._slot = slot
         self._claim = claim
         self._observers = observers
+        self._create_sampler = create_sampler
         self._followed: Callable[[], Any] = _no_optimizer  # a weak reference
         self._steps = 0.0
         self._alarm = 0.0  # time from which a step does more than count
-        self._sample_step = math.inf  # after which the replicas are sampled
+        self._sample_step = math.inf  # after which the sampler examines an iteration
         self._is_capturing: Callable[[], bool] | None = None  # None without CUDA
 
         self._peers: dict[int, float] = {}  # steps of the followed optimizer at the last one of each other, by id
@@ -89,7 +93,7 @@ class StepCounter(ImportHook):
         self._hook: Any = None
         self._losses: LossReader | None = None
         self._batch: BatchMeter | None = None  # of the current iteration, if it is measured
-        self._sampler: ReplicaSampler | None = None
+        self._sampler: StepSampler | None = None
 
     def watch(self, module: Any) -> None:
         """Register the hooks. ``module``: torch.optim.optimizer, loaded."""
@@ -101,9 +105,9 @@ class StepCounter(ImportHook):
             self._hook = module.register_optimizer_step_post_hook(self._build_hook())
             self._losses = LossReader(self._torch, self._slot, self._on_backward)
             EpochHook(lambda: self._slot).start()
-            if not self._observers:
-                self._sampler = ReplicaSampler(self._torch, lambda: self._slot, self._losses)
-                self._sample_step = self._sampler.next_step
+            if self._create_sampler is not None and not self._observers:
+                self._sampler = self._create_sampler(self._torch, lambda: self._slot, self._losses)
+                self._sample_step = self._sampler.next_step if self._sampler is not None else math.inf
         except Exception:  # another version of PyTorch: the script runs without counters
             self.stop()
             return
@@ -134,7 +138,7 @@ class StepCounter(ImportHook):
                     slot[_STEPS] = steps
                     slot[_LAST_STEP_TIME] = now
                     if steps >= self._sample_step:
-                        self._sample_replicas()
+                        self._sample_iteration()
                 else:
                     self._examine(optimizer, now)
             except Exception:  # a bug here must never reach the script
@@ -163,7 +167,7 @@ class StepCounter(ImportHook):
             self._note_batch(float(self._batch.finish()))
             self._batch = None
         if self._steps >= self._sample_step:
-            self._sample_replicas()
+            self._sample_iteration()
         is_sampled = self._sample(now)
         if now >= self._next_look:
             self._look(optimizer, now)
@@ -172,7 +176,7 @@ class StepCounter(ImportHook):
         is_checked = is_sampled or self._batch is not None or self._is_nested or bool(self._observers)
         self._alarm = 0.0 if is_checked else self._next_sample
 
-    def _sample_replicas(self) -> None:
+    def _sample_iteration(self) -> None:
         if self._sampler is not None:
             self._sampler.begin(int(self._steps))
             self._sample_step = self._sampler.next_step

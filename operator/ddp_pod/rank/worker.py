@@ -20,7 +20,7 @@ from .groups import GroupRecorder, read_address
 from .tracebacks import find_exit_code, hide_own_frames, record_exception
 
 if TYPE_CHECKING:
-    from .part import RankPart, StepObserver
+    from .part import CreateSampler, RankPart, StepObserver
 
 _SOCKET_NAME = 107  # bytes; unix(7)
 _SHORT_FOLDER = "/tmp"  # nosec B108 - mkdtemp creates a folder of its own in it
@@ -68,7 +68,7 @@ def main(argv: Sequence[str], load_part: "Callable[[str], RankPart]") -> NoRetur
     write_json(files.worker, about)
     slot = _open_slot(runtime, about)
     parts: Sequence[RankPart] = ()
-    if ENV_RANK_FEATURES in os.environ:  # most ranks have none, and import nothing for it
+    if ENV_RANK_FEATURES in os.environ:  # a rank without one imports nothing for it
         from .part import load_parts, prepare
 
         parts = load_parts(load_part)
@@ -103,16 +103,18 @@ def _count_steps(slot: Any, groups: GroupRecorder, about: dict[str, Any], parts:
     from .steps import StepCounter
 
     observers: tuple[StepObserver, ...] = ()
+    create_sampler: CreateSampler | None = None
     if parts:
-        from .part import create_observers
+        from .part import create_observers, find_sampler
 
         observers = create_observers(parts, about, groups)
+        create_sampler = find_sampler(parts)
 
     def claim() -> Any:
         groups.note_step()
         return counters.take_slot(slot)
 
-    StepCounter(slot, claim, observers).start()
+    StepCounter(slot, claim, observers, create_sampler).start()
 
 
 def _observe_children(runtime: str, local_rank: int) -> None:

@@ -45,8 +45,8 @@ class Features(Protocol):
     def load_launcher_parts(self, pod: Pod) -> Sequence[LauncherPart]:
         """Return the parts in this process."""
 
-    def list_rank_features(self) -> Sequence[str]:
-        """Return the features with a part in the ranks."""
+    def list_rank_features(self, pod: Pod) -> Sequence[str]:
+        """Return the features with a part in the pod's ranks."""
 
 
 def main(argv: Sequence[str], signals: list[int], features: Features) -> int:
@@ -61,7 +61,7 @@ def main(argv: Sequence[str], signals: list[int], features: Features) -> int:
         runtime = make_runtime_dir()
         pod = read_pod(os.environ, runtime.path)
         parts = features.load_launcher_parts(pod)
-        names = features.list_rank_features()
+        names = features.list_rank_features(pod)
         standby = _find_standby(parts)
         hold = next((part.hold for part in parts if part.hold is not None), None)
         if hold is not None and standby is None:

@@ -175,7 +175,7 @@ class Services:
         return None
 
     def conclude(self) -> Conclusion:
-        """Return all parts in the end of the pod as one."""
+        """Return all parts in the end of the pod as one. Of several facts about groups the last ones are features'."""
         nothing = Conclusion()
         unsaved = []
         joined = nothing
@@ -183,7 +183,7 @@ class Services:
             part = self._call(service, "conclude", service.conclude, _is_conclusion, nothing)
             unsaved += [part.unsaved] if part.unsaved else []
             joined = Conclusion(
-                unsaved="; ".join(unsaved), uploads=joined.uploads or part.uploads, groups=joined.groups or part.groups
+                unsaved="; ".join(unsaved), uploads=joined.uploads or part.uploads, groups=part.groups or joined.groups
             )
         return joined
 

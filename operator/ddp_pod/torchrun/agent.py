@@ -49,11 +49,11 @@ from .channel import (
     Verdict,
 )
 from .fork_server import RankForker
-from .part import AgentPart, LocalRank, Store
+from .part import AgentPart, LocalRank, RoundExchange, Store, log_fault
 from .ranks import ForkedRanks, ForkingLogs, RankProcesses, RanksForked, handle_stop_signals, hold_stop_signals
 from .rendezvous import STATIC, PodRendezvous, PodReplacedError, TrainingOver
 from .round_state import RoundState
-from .store import query_store
+from .store import SignedStore, query_store
 
 _SECONDS_TO_STOP = 30.0  # for ranks that have nothing to save, and at least for a rank to end after its exception
 _SECONDS_TO_STOP_IN_VAIN = 5.0  # for ranks that wait for a lost pod, so that they cannot agree on saving
@@ -115,12 +115,25 @@ class PodAgent(LocalElasticAgent):
         self._siblings_deadline = None
         if self._round_state is not None:
             self._round_state.forget()
-        self._round_state = RoundState(self._pod, rendezvous.share(), len(rendezvous.current.members))
+        self._round_state = self._join_round(rendezvous.share(), len(rendezvous.current.members))
         self._restarts = rendezvous.current.restarts
         if not self._launcher.request(RoundJoined(self._restarts, rendezvous.current.explained)):
             raise CauseUnknownError
         # torchrun computes TORCHELASTIC_RESTART_COUNT from it, and counts only failures of its own ranks.
         self._remaining_restarts = worker_group.spec.max_restarts - self._restarts
+
+    def _join_round(self, store: SignedStore, pods: int) -> RoundState:
+        """Return the state that the pods of the present round share, with that of features."""
+        exchanges: list[RoundExchange] = []
+        for part in self._parts:
+            try:
+                exchange = part.join_round(self._pod, store, pods)
+            except Exception as error:
+                log_fault(part.name, error)
+                continue
+            if exchange is not None:
+                exchanges.append(exchange)
+        return RoundState(self._pod, store, pods, exchanges)
 
     def _assign_worker_ranks(
         self, store: Any, group_rank: int, group_world_size: int, spec: WorkerSpec
@@ -169,7 +182,7 @@ class PodAgent(LocalElasticAgent):
         except Exception as error:
             if part.is_vital(self._pod):
                 raise
-            _log_fault(part, error)
+            log_fault(part.name, error)
             return True
 
     # -- monitoring
@@ -406,7 +419,7 @@ class PodAgent(LocalElasticAgent):
         try:
             part.prepare_stop(self._pod)
         except Exception as error:
-            _log_fault(part, error)
+            log_fault(part.name, error)
 
     def _exit_barrier(self) -> None:
         """Do nothing: ``_await_peers`` has waited, where a restart is still possible."""
@@ -414,10 +427,6 @@ class PodAgent(LocalElasticAgent):
     def is_interrupted(self) -> bool:
         """Return whether another pod was asked to stop in the current round."""
         return bool(self._round_state is not None and self._find_interruption())
-
-
-def _log_fault(part: AgentPart, error: Exception) -> None:
-    log(f"internal error of the launcher in {part.name}; training continues without it. Please report this: {error!r}")
 
 
 class _Round:

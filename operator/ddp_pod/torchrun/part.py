@@ -1,8 +1,9 @@
 """A feature's part in torchrun's agent."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
+from ..base.files import log
 from ..base.pod import Pod
 
 
@@ -28,6 +29,9 @@ class Store(Protocol):
 
     def read_log(self, log: str) -> Any:
         """Return the values of a log."""
+
+    def delete(self, key: str) -> None:
+        """Delete a value."""
 
 
 class Round(Protocol):
@@ -59,6 +63,27 @@ class Round(Protocol):
         """Return what the feature's service replies, by ``Service.answer``."""
 
 
+class RoundExchange:
+    """A feature's part in what the pods of a job share in a round, some times a minute while the ranks run."""
+
+    def collect(self, now: float) -> Any:
+        """Return what this pod has to share at a time of the monotonic clock; empty: nothing. It may not wait."""
+
+    def share(self, own: Any) -> Mapping[str, Any] | None:
+        """Share it, in a thread. Returns in pod 0 a ``GroupFacts`` record about the job; None: there is none.
+
+        Raises: RuntimeError without the store.
+        """
+
+    def forget(self) -> None:
+        """Delete what the store has of this pod, at the end of the round. Raises: as ``share``."""
+
+
+def log_fault(name: str, error: Exception) -> None:
+    """Log the fault of a feature's part."""
+    log(f"internal error of the launcher in {name}; training continues without it. Please report this: {error!r}")
+
+
 class AgentPart:
     """The hooks of a feature in torchrun's agent. A ``KnownFailure`` ends the pod, with that failure.
 
@@ -74,6 +99,10 @@ class AgentPart:
     def prepare_round(self, pod: Pod, current: Round) -> bool:
         """Prepare the start of the ranks. Returns False if the round ended before: the next one is prepared, too."""
         return True
+
+    def join_round(self, pod: Pod, store: Store, pods: int) -> RoundExchange | None:
+        """Return this pod's part in what the ``pods`` pods of a new round share; None: nothing."""
+        return None
 
     def prepare_stop(self, pod: Pod) -> None:
         """Wait, for seconds at most, until the ranks can be stopped."""

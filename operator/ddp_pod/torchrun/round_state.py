@@ -3,23 +3,22 @@
 import math
 import os
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from ..base.files import read_json
 from ..base.pod import Pod
 from ..contract.failure_record import RankEnd
-from ..contract.names import GROUP_WAIT_FILE, REPLICAS_FILE, RUN_STEP_FILE, STALL_REPORT_FILE
+from ..contract.names import GROUP_WAIT_FILE, RUN_STEP_FILE, STALL_REPORT_FILE
 from ..contract.records import read_record, to_json
 from ..watchdog.group_waits import Joiner, decode_joiners, explain_wait
-from ..watchdog.replicas import RankSample, ReplicaComparison, decode_samples
 from ..watchdog.stall import StallReport, combine_reports
+from .part import RoundExchange, log_fault
 from .store import SignedStore, query_store
 
 _SHORTEST_PAUSE = 0.5  # seconds between two exchanges
 _LONGEST_PAUSE = 5.0
-_SECONDS_TO_COMPARE = 5.0  # between two comparisons of the ranks' samples, at least
-_MOST_COMPARED = 64  # pods, in one comparison
 _SECONDS_TO_DESCRIBE = 2.0  # that a pod waits for its peers before it describes its end
 _MOST_CHANGES = 32  # of a pod's ranks that wait, in one round: each is kept in the store
 
@@ -28,10 +27,10 @@ class RoundState:
     """One pod's part in the shared state of a round with ``pods`` pods.
 
     A pod whose ranks stall writes its report under its own key. Pod 0 publishes the sum of the reports, and the step of
-    the run. Without a stall the other pods do not query the store.
+    the run. Without a stall the other pods do not query the store. ``exchanges``: what features share.
     """
 
-    def __init__(self, pod: Pod, store: SignedStore, pods: int) -> None:
+    def __init__(self, pod: Pod, store: SignedStore, pods: int, exchanges: Sequence[RoundExchange] = ()) -> None:
         self._pod = pod
         self.store = store
         self.pods = pods
@@ -41,11 +40,8 @@ class RoundState:
         self._joiners: Any = []
         self._shared_joiners = 0
         self._published: Mapping[str, Any] = {}
-        self._compared_at = -math.inf
-        self._shares_samples = False
-        self._first_compared = 0
-        self._comparison = ReplicaComparison(pods * pod.nproc_per_node)
-        self._difference: dict[str, Any] | None = None  # of the replicas
+        self._exchanges = list(exchanges)
+        self._finding: Mapping[str, Any] | None = None  # of a feature
 
     def exchange(self, now: float) -> Mapping[str, Any]:
         """Share this pod's part, and return the state of the job: ``stall`` and ``groups``, as pod 0 publishes them.
@@ -57,19 +53,14 @@ class RoundState:
         self._exchanged_at = now
         report = read_json(os.path.join(self._pod.runtime, STALL_REPORT_FILE))
         wait = read_json(os.path.join(self._pod.runtime, GROUP_WAIT_FILE))
-        samples = self._read_samples(now)
-        if not (report or wait or samples or self._has_stalled or self._pod.node == 0):
+        collected = [(exchange, self._call(exchange, partial(exchange.collect, now))) for exchange in self._exchanges]
+        if not (report or wait or any(own for _, own in collected) or self._has_stalled or self._pod.node == 0):
             return {}
-        return query_store(lambda: self._exchange(report, wait, samples)) or {}
+        return query_store(lambda: self._exchange(report, wait, collected)) or {}
 
-    def _read_samples(self, now: float) -> Any:
-        """Return the samples of this pod's ranks; empty as long as the next comparison is not due."""
-        if now - self._compared_at < max(_SECONDS_TO_COMPARE, self.pods / 10):
-            return []
-        self._compared_at = now
-        return read_json(os.path.join(self._pod.runtime, REPLICAS_FILE)).get("samples") or []
-
-    def _exchange(self, report: Mapping[str, Any], wait: Mapping[str, Any], samples: Any) -> Mapping[str, Any]:
+    def _exchange(
+        self, report: Mapping[str, Any], wait: Mapping[str, Any], collected: Sequence[tuple[RoundExchange, Any]]
+    ) -> Mapping[str, Any]:
         if report and not self._has_stalled:
             self.store.append("stalled", self._pod.node)
             self._has_stalled = True
@@ -83,33 +74,27 @@ class RoundState:
             self.store.append("joiners", [self._pod.node, joiners])
             self._joiners = joiners
             self._shared_joiners += 1
-        if samples and not self._shares_samples:
-            self.store.append("sampled", self._pod.node)
-            self._shares_samples = True
-        # A comparison may read samples of different steps: only equal steps are compared.
-        if samples and self._pod.node != 0:
-            self.store.write(f"samples/{self._pod.node}", samples)
+        findings = [self._call(exchange, partial(exchange.share, own)) for exchange, own in collected]
+        self._finding = next((finding for finding in findings if finding), None)
         if self._pod.node == 0:
-            if samples:
-                self._compare(decode_samples(0, samples))
             self._publish(waits=bool(wait))
         return self._read_job()
 
-    def _compare(self, samples: list[RankSample]) -> None:
-        """Compare the ranks of this pod with those of other pods, in a large job with some of them in turn."""
-        peers = sorted({pod for pod in self.store.read_log("sampled") if pod != 0})
-        first = self._first_compared
-        compared = (peers[first:] + peers[:first])[:_MOST_COMPARED]
-        self._first_compared = (first + _MOST_COMPARED) % len(peers) if len(peers) > _MOST_COMPARED else 0
-        for pod in compared:
-            samples += decode_samples(pod, self.store.read(f"samples/{pod}"))
-        facts = self._comparison.update(samples)
-        self._difference = None if facts is None else to_json(facts)
+    def _call(self, exchange: RoundExchange, hook: Callable[[], Any]) -> Any:
+        """Return what a hook returns. A fault ends this feature's part in the round. Raises: RuntimeError."""
+        try:
+            return hook()
+        except RuntimeError:  # the store has ended
+            raise
+        except Exception as error:
+            log_fault(type(exchange).__name__, error)
+            self._exchanges.remove(exchange)
+            return None
 
     def forget(self) -> None:
-        """Delete this pod's samples: the store keeps the values of all rounds."""
-        if self._shares_samples and self._pod.node != 0:
-            query_store(lambda: self.store.delete(f"samples/{self._pod.node}"))
+        """Delete what features have shared: the store keeps the values of all rounds."""
+        for exchange in self._exchanges:
+            query_store(exchange.forget)
 
     def _publish(self, *, waits: bool) -> None:
         stalled = sorted(set(self.store.read_log("stalled")))
@@ -117,7 +102,7 @@ class RoundState:
         job = {
             "step": read_json(os.path.join(self._pod.runtime, RUN_STEP_FILE)).get("step"),
             "stall": to_json(combine_reports(reports, self.pods)) if stalled else None,
-            "groups": self._explain_wait() if waits else self._difference,
+            "groups": self._explain_wait() if waits else self._finding,
         }
         if job != self._published:
             self.store.write("job", job)

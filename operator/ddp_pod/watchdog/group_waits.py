@@ -22,7 +22,7 @@ _USE_ENVIRONMENT = "the launcher sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_P
 class GroupFindings(NamedTuple):
     """From the agent: why the job's ranks do not train as one, as pod 0 publishes it; None: they do, or it is unknown.
 
-    They wait, or their samples show it.
+    They wait, or a feature has found it.
     """
 
     facts: Mapping[str, Any] | None

@@ -1,4 +1,4 @@
-"""Whether this job's ranks train as one: combine the records and samples of all processes of this pod's ranks."""
+"""Whether this job's ranks train as one: combine the records of all processes of this pod's ranks."""
 
 import dataclasses
 import os
@@ -13,8 +13,8 @@ from ..base.pod import Pod, WorkerRecord, list_workers
 from ..base.service import Conclusion, Service
 from ..contract.failure_record import EVIDENCE_ERROR, EVIDENCE_EXIT_CODE, Failure
 from ..contract.failure_table import NCCL, NETWORK
-from ..contract.group_facts import ALONE, OF_REPLICAS, SEPARATE, TOGETHER, UNKNOWN, WAITING, GroupFacts
-from ..contract.names import GROUP_WAIT_FILE, REPLICAS_FILE
+from ..contract.group_facts import ALONE, SEPARATE, TOGETHER, UNKNOWN, WAITING, GroupFacts
+from ..contract.names import GROUP_WAIT_FILE
 from ..contract.processes import process_state
 from ..contract.records import read_record
 from ..failures.kinds import FATAL
@@ -22,7 +22,6 @@ from ..progress.output import read_last_lines
 from ..progress.rank_progress import RankReader
 from ..rank.groups import MEMBER, SLOTS, STEPPING, GroupRecord
 from .group_waits import MOST_JOINERS, GroupFindings, Joiner, explain_wait
-from .replicas import ReplicaComparison, decode_samples, encode_samples
 from .stacks import collect_stacks
 
 _INTERVAL = 1.0  # seconds between two checks
@@ -177,7 +176,7 @@ def _explain_unknown(ranks: Sequence[RankGroups], world: int, library: str) -> s
 
 
 class GroupMonitor(Service):
-    """Observes process groups and replicas. ``job_wait``: of the job's ranks, as pod 0 has published it."""
+    """Observes process groups. ``job_wait``: of the job's ranks, as pod 0 has published it."""
 
     name = "process groups"
 
@@ -189,10 +188,6 @@ class GroupMonitor(Service):
         self._places: dict[int, str] = {}  # of local ranks that have not called init_process_group
         self._located_at = 0.0
         self._logged = ""
-        self._samples_path = os.path.join(pod.runtime, REPLICAS_FILE)
-        self._restarted_at = 0.0  # Unix time
-        self._comparison = ReplicaComparison(pod.nproc_per_node)
-        self._difference: GroupFacts | None = None  # of the replicas
         self.job_wait: GroupFacts | None = None
         self.facts: GroupFacts | None = None
 
@@ -213,15 +208,13 @@ class GroupMonitor(Service):
         else:
             self._share(None)
             self.job_wait = None
-            facts = self._compare_replicas(ranks) or facts
         wait = self.job_wait
         if wait is not None and now - wait.since >= _SECONDS_TO_REPORT:
             facts = wait
         self.facts = facts
         if facts is not None and facts.state != TOGETHER and facts.message != self._logged:
             self._logged = facts.message
-            subject = "replicas" if facts.state in OF_REPLICAS else "process group"
-            log(f"{subject}: {facts.message}" + (f"; {facts.remedy}" if facts.remedy else ""))
+            log(f"process group: {facts.message}" + (f"; {facts.remedy}" if facts.remedy else ""))
 
     def report(self) -> Mapping[str, object]:
         """Return the facts for the report."""
@@ -234,46 +227,18 @@ class GroupMonitor(Service):
     def examine_ended(self) -> GroupFacts | None:
         """Return the facts of ranks that have ended."""
         ranks = read_groups(self._pod, self._reader.count_steps)
-        facts = judge_groups(ranks, time.time(), has_ended=True)
-        if facts is None or facts.state != TOGETHER:
-            return facts
-        return self._compare_replicas(ranks) or facts
+        return judge_groups(ranks, time.time(), has_ended=True)
 
     def forget(self) -> None:
-        """Forget the waits and the replicas of ranks that restart."""
-        self._restarted_at = time.time()
-        self._comparison = ReplicaComparison(self._pod.nproc_per_node)
-        self._difference = None
+        """Forget the waits of ranks that restart."""
         self.job_wait = None
         self.facts = None
-        with suppress(OSError):
-            os.unlink(self._samples_path)
 
     def note(self, event: object) -> None:
-        """Note why the job's ranks do not train as one, as pod 0 has published it."""
+        """Note why the job's ranks wait for their process group, as pod 0 has published it."""
         if isinstance(event, GroupFindings):
-            self.note_job(None if event.facts is None else read_record(GroupFacts, event.facts))
-
-    def note_job(self, facts: GroupFacts | None) -> None:
-        """Note why the job's ranks do not train as one."""
-        is_different = facts is not None and facts.state in OF_REPLICAS
-        self._difference = facts if is_different else None
-        self.job_wait = None if is_different else facts
-
-    def _compare_replicas(self, ranks: Sequence[RankGroups]) -> GroupFacts | None:
-        """Compare this pod's ranks, or let the agent share their samples. Returns how the job's replicas differ."""
-        restarted_at = self._restarted_at
-        workers = [rank.worker for rank in ranks if rank.worker.started > restarted_at]
-        read = {worker.rank: self._reader.read_samples(worker.local_rank, worker.pid) for worker in workers}
-        samples = encode_samples(read)
-        if not self._pod.is_multi_node:
-            return self._comparison.update(decode_samples(0, samples))
-        if samples:
-            try_write_json(self._samples_path, {"samples": samples})
-        if restarted_at != self._restarted_at:
-            with suppress(OSError):
-                os.unlink(self._samples_path)
-        return self._difference
+            facts = None if event.facts is None else read_record(GroupFacts, event.facts)
+            self.job_wait = facts if facts is not None and facts.state == WAITING else None
 
     def explain(self, failure: Failure) -> Failure:
         """Return the failure of a rank that gave up a wait which the script causes as the mistake of the script."""

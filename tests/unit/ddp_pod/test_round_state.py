@@ -12,10 +12,11 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from ddp_pod.base.files import write_json
 from ddp_pod.contract.failure_record import RankEnd
-from ddp_pod.contract.group_facts import DIFFERENT, GroupFacts
-from ddp_pod.contract.names import GROUP_WAIT_FILE, REPLICAS_FILE, RUN_STEP_FILE, STALL_REPORT_FILE
+from ddp_pod.contract.group_facts import GroupFacts
+from ddp_pod.contract.names import GROUP_WAIT_FILE, RUN_STEP_FILE, STALL_REPORT_FILE
 from ddp_pod.contract.records import read_record, to_json
 from ddp_pod.rank.groups import JOINING
+from ddp_pod.torchrun.part import RoundExchange
 from ddp_pod.torchrun.round_state import RoundState
 from ddp_pod.torchrun.store import SignedStore
 from ddp_pod.watchdog.group_waits import Joiner
@@ -160,39 +161,6 @@ class TestStall:
         assert pods.exchange(0, 1) is None
 
 
-class TestReplicas:
-    """Samples of the ranks of two pods."""
-
-    def share(self, pods: RoundPods, index: int, **digests: int) -> None:
-        """Write two samples of each rank of a pod."""
-        rows = [[int(rank[1:]), step, 0, digest, 7, 0, 0, 1, 0] for rank, digest in digests.items() for step in (2, 3)]
-        write_json(str(pods.folders[index] / REPLICAS_FILE), {"samples": rows})
-
-    def test_pod_0_names_the_rank_that_differs_in_another_pod(self, pods: RoundPods) -> None:
-        self.share(pods, 0, r0=5, r1=5)
-        assert pods.states[0].exchange(1)["groups"] is None
-        self.share(pods, 1, r2=5, r3=6)
-        pods.states[1].exchange(2)
-        assert pods.states[0].exchange(3)["groups"] is None, "the next comparison is not due"
-        facts = read_record(GroupFacts, pods.states[0].exchange(9)["groups"])
-        assert (facts.state, facts.rank, facts.pod) == (DIFFERENT, 3, 1)
-
-    def test_samples_are_deleted_after_their_round(self, tmp_path: Path) -> None:
-        store = round_store()
-        pods = RoundPods(tmp_path, store)
-        self.share(pods, 1, r2=5)
-        pods.states[1].exchange(1)
-        assert store.read("samples/1")
-        for state in pods.states:
-            state.forget()
-        assert store.read("samples/1") is None
-
-    @pytest.mark.parametrize("samples", [5, [[1, 2]], [["a"] * 9]])
-    def test_invalid_samples_are_ignored(self, pods: RoundPods, samples: Any) -> None:
-        write_json(str(pods.folders[0] / REPLICAS_FILE), {"samples": samples})
-        assert pods.states[0].exchange(1)["groups"] is None
-
-
 class TestWait:
     """Ranks that wait for the process group, as the launchers of two pods share them."""
 
@@ -278,3 +246,37 @@ class TestEndedPods:
         state = RoundPods(tmp_path, LOST).states[0]
         assert not state.wait_for_ended_pods(60.0, never, no_end)
         assert state.count_ended_pods() == 0
+
+
+class OddExchange(RoundExchange):
+    """A feature's part. ``answer``: what its hook ``share`` returns or raises."""
+
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+        self.calls = 0
+
+    def collect(self, now: float) -> Any:
+        self.calls += 1
+        return [now]
+
+    def share(self, own: Any) -> Any:
+        if isinstance(self.answer, Exception):
+            raise self.answer
+        return self.answer
+
+
+class TestExchanges:
+    """What features share in a round."""
+
+    def exchange(self, folder: Path, *exchanges: RoundExchange) -> Any:
+        state = RoundState(launcher_pod(folder, nodes=2), round_store(), 2, exchanges)
+        return [state.exchange(now).get("groups") for now in (1, 2)]
+
+    def test_first_finding_is_published(self, tmp_path: Path) -> None:
+        found = {"state": "Different"}
+        assert self.exchange(tmp_path, OddExchange(None), OddExchange(found), OddExchange({})) == [found, found]
+
+    def test_fault_ends_part_of_its_feature(self, tmp_path: Path) -> None:
+        odd = OddExchange(ZeroDivisionError("a bug"))
+        assert self.exchange(tmp_path, odd, OddExchange({"state": "Different"}))[1] == {"state": "Different"}
+        assert odd.calls == 1

@@ -10,6 +10,7 @@ import pytest
 
 from ddp_pod.base.service import Answer, Conclusion, Ending, Service
 from ddp_pod.contract.failure_record import Failure
+from ddp_pod.contract.group_facts import DIFFERENT, TOGETHER, GroupFacts
 from ddp_pod.contract.progress import Uploads
 from ddp_pod.contract.report import Stall, TrackedRun
 from ddp_pod.supervise import services as module
@@ -126,6 +127,20 @@ def test_hooks_are_joined() -> None:
     assert not services.are_ready()
     assert services.answer("request") == "reply"
     assert services.conclude() == Conclusion("a; b", Uploads(step=3))
+
+
+def test_facts_of_a_feature_replace_those_of_the_kernel() -> None:
+    own = GroupFacts(TOGETHER, 2)
+    found = GroupFacts(DIFFERENT, 2, "rank 1 differs")
+    services = Services(
+        [
+            Fake(report={"groups": own}, conclude=Conclusion(groups=own)),
+            Fake(report={"groups": found}, conclude=Conclusion(groups=found)),
+            Fake(report={}, conclude=Conclusion()),
+        ]
+    )
+    assert services.report() == {"groups": found}
+    assert services.conclude().groups == found
 
 
 def test_end_of_the_pod_waits_for_vital_services_only() -> None:

@@ -18,20 +18,21 @@ from torch.utils.data import DistributedSampler
 
 from ddp_pod.rank import losses, steps
 from ddp_pod.rank.counters import CounterMemory, RankCounters, open_slot
+from ddp_pod.rank.part import CreateSampler, RankPart, find_sampler
 from ddp_pod.rank.steps import StepCounter
 
 Read = Callable[[], RankCounters]
 
 
 @contextmanager
-def counting(folder: Path) -> Iterator[Read]:
+def counting(folder: Path, create_sampler: CreateSampler | None = None) -> Iterator[Read]:
     """Count in this process, and return a function that reads the counters."""
     memory = CounterMemory(str(folder), 2)
     slot = open_slot(str(folder), 1)
     slot[steps.counters.PID] = float(os.getpid())
     backward = torch.Tensor.backward
     set_epoch = DistributedSampler.set_epoch
-    counter = StepCounter(slot)
+    counter = StepCounter(slot, create_sampler=create_sampler)
     counter.watch(sys.modules["torch.optim.optimizer"])
 
     def read() -> RankCounters:
@@ -376,3 +377,20 @@ def test_seldom_observed_iterations_count_as_all_others(tmp_path: Path, monkeypa
     assert counters.step_seconds == pytest.approx(21)
     assert counters.work_seconds == pytest.approx(0.25 * 19, abs=0.25 * 5)
     assert counters.samples == 21 * 4
+
+
+def test_sampler_that_cannot_start_leaves_the_steps_counted(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    def fail(*_: Any) -> Any:
+        raise ZeroDivisionError("a bug")
+
+    with counting(tmp_path, find_sampler([RankPart(), RankPart(sample=fail)])) as read:
+        model = nn.Linear(2, 1)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model(torch.ones(1, 2)).sum().backward()
+        optimizer.step()
+        assert read().steps == 1
+    assert "internal error of the launcher in a rank, sample" in capfd.readouterr().err
+
+
+def test_rank_without_sampling_feature_has_no_sampler() -> None:
+    assert find_sampler([RankPart()]) is None

@@ -7,8 +7,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from ..contract.group_facts import DIFFERENT, LOST_LOSS, SAME_DATA, GroupFacts
-from ..rank.samples import MOST_SAMPLES, ReplicaSample
+from ...contract.group_facts import DIFFERENT, LOST_LOSS, SAME_DATA, GroupFacts
+from .samples import MOST_SAMPLES, ReplicaSample
 
 _RANKS_OF_POD = 32  # whose samples are shared
 _STEPS_TO_CONFIRM = 2

@@ -6,9 +6,14 @@ So launchers that read the memory at different times find samples of equal steps
 
 from typing import Any, NamedTuple
 
+from ...rank.counters import FEATURE_NUMBERS
+
+REPLICAS_FILE = "replicas.json"
+"""In the pod's folder: the samples of its ranks, for peer pods."""
 _LEVELS = 24  # powers of two
 _FIELDS = 8
-SAMPLE_NUMBERS = 2 * _LEVELS * _FIELDS
+_NUMBERS = 2 * _LEVELS * _FIELDS
+assert _NUMBERS <= FEATURE_NUMBERS
 MOST_SAMPLES = 2 * _LEVELS
 
 
@@ -33,7 +38,7 @@ class ReplicaSample(NamedTuple):
 
 def write_sample(slot: Any, sample: ReplicaSample) -> None:
     """Write a sample in the last numbers of a rank's slot."""
-    start = len(slot) - SAMPLE_NUMBERS + _find_place(sample.step)
+    start = len(slot) - _NUMBERS + _find_place(sample.step)
     entry = slot[start : start + _FIELDS].cast("B").cast("q")
     entry[0] = 0  # a reader ignores it meanwhile
     for index, number in enumerate(sample[1:], 1):
@@ -43,11 +48,11 @@ def write_sample(slot: Any, sample: ReplicaSample) -> None:
 
 def read_samples(slot: Any) -> list[ReplicaSample]:
     """Return the samples in a slot. Two equal readings show that none was written meanwhile."""
-    memory = slot[len(slot) - SAMPLE_NUMBERS :].cast("B").cast("q")
+    memory = slot[len(slot) - _NUMBERS :].cast("B").cast("q")
     first = memory.tolist()
     second = memory.tolist()
     samples = []
-    for start in range(0, SAMPLE_NUMBERS, _FIELDS):
+    for start in range(0, _NUMBERS, _FIELDS):
         step, *values = second[start : start + len(ReplicaSample._fields)]
         if step > 0 and first[start : start + _FIELDS] == second[start : start + _FIELDS]:
             samples.append(ReplicaSample(step - 1, *values))

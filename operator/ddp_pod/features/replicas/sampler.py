@@ -12,13 +12,11 @@ from collections.abc import Callable, Iterator
 from types import FunctionType
 from typing import Any, NamedTuple
 
-from . import counters
-from .batches import find_shared_dimension, has_compiled, has_trainable_parameter
-from .fingerprint import digest_on_device, find_tensors, hash_text
-from .loss_history import LossHistory
-from .losses import LossReader
-from .samples import ReplicaSample, write_sample
-from .script_objects import (
+from ...rank import counters
+from ...rank.batches import find_shared_dimension, has_compiled, has_trainable_parameter
+from ...rank.fingerprint import digest_on_device, find_tensors, hash_text
+from ...rank.losses import LossReader
+from ...rank.script_objects import (
     bypass_modes,
     is_distributed,
     is_training,
@@ -31,6 +29,8 @@ from .script_objects import (
     read_tensor,
     strip_wrappers,
 )
+from .loss_history import LossHistory
+from .samples import ReplicaSample, write_sample
 
 _SHARE = 0.003  # of the time of steps, at most, for samples
 _SECONDS = 0.5  # between two samples, at least, once their cost is known

@@ -14,14 +14,17 @@ import torch
 from torch import nn
 
 from ddp_pod.contract.group_facts import DIFFERENT, LOST_LOSS, SAME_DATA, GroupFacts
-from ddp_pod.rank import counters, replicas
+from ddp_pod.features import list_rank_features
+from ddp_pod.features.replicas import rank, sampler
+from ddp_pod.features.replicas.comparison import RankSample, ReplicaComparison, decode_samples, encode_samples
+from ddp_pod.features.replicas.loss_history import LossHistory, find_lost_step
+from ddp_pod.features.replicas.sampler import find_next_step, find_part
+from ddp_pod.features.replicas.samples import ReplicaSample, read_samples, write_sample
+from ddp_pod.rank import counters
 from ddp_pod.rank.counters import CounterMemory, create_private_slot, open_slot
-from ddp_pod.rank.loss_history import LossHistory, find_lost_step
-from ddp_pod.rank.replicas import find_next_step, find_part
-from ddp_pod.rank.samples import ReplicaSample, read_samples, write_sample
 from ddp_pod.rank.steps import StepCounter
-from ddp_pod.watchdog.replicas import RankSample, ReplicaComparison, decode_samples, encode_samples
 from tests.bench.replica_flips import Order, start_replicas
+from tests.support.launcher_config import launcher_pod
 
 KEY = 7
 
@@ -239,7 +242,7 @@ def train_four_steps(
     slot[counters.WORLD_SIZE] = world_size
     slot[counters.PID] = os.getpid()
     backward = torch.Tensor.backward
-    counter = StepCounter(slot)
+    counter = StepCounter(slot, create_sampler=rank.PART.sample)
     counter.watch(sys.modules["torch.optim.optimizer"])
     model = nn.Linear(4, 2)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
@@ -253,7 +256,7 @@ def train_four_steps(
         torch.Tensor.backward = backward  # type: ignore[method-assign]
     assert counts is not None
     assert counts.steps == 4
-    return {sample.step: sample for sample in memory.read_samples(0)}
+    return {sample.step: sample for sample in read_samples(memory.view_feature_numbers(0))}
 
 
 @pytest.mark.parametrize("world_size", [2, 3])
@@ -282,7 +285,7 @@ def test_sample_has_the_step_since_which_the_loss_is_not_finite(
 def test_nothing_is_sampled_while_a_cuda_graph_is_captured(
     group: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replicas.ReplicaSampler, "_is_capturing", lambda sampler: sampler._step == 2)
+    monkeypatch.setattr(sampler.ReplicaSampler, "_is_capturing", lambda own: own._step == 2)
     assert sorted(train_four_steps(monkeypatch, tmp_path)) == [1, 3]
 
 
@@ -302,7 +305,7 @@ def test_sampler_that_fails_stops_and_steps_are_still_counted(
         calls.append(args)
         raise RuntimeError("another version of PyTorch")
 
-    monkeypatch.setattr(replicas.ReplicaSampler, method, fail)
+    monkeypatch.setattr(sampler.ReplicaSampler, method, fail)
     assert train_four_steps(monkeypatch, tmp_path) == {}
     assert len(calls) == 1
 
@@ -317,3 +320,19 @@ def test_flipped_bit_names_its_rank() -> None:
         facts = three.run(Order(10, 1, 10))  # the loss of this flip is NaN
         assert facts is not None
         assert (facts.rank, facts.pod) == (1, 1)
+
+
+@pytest.mark.parametrize(
+    ("changes", "is_used"),
+    [
+        ({"nproc_per_node": 2}, True),
+        ({"nodes": 2}, True),
+        ({"nproc_per_node": 2, "auto_instrument": False}, False),
+        ({}, False),
+    ],
+)
+def test_ranks_are_sampled_if_there_are_several_whose_steps_are_counted(
+    tmp_path: Path, changes: dict[str, Any], is_used: bool
+) -> None:
+    pod = launcher_pod(tmp_path, **{"nodes": 1, "nproc_per_node": 1, "auto_instrument": True, **changes})
+    assert ("replicas" in list_rank_features(pod)) is is_used
