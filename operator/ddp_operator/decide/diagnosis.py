@@ -218,10 +218,8 @@ def _diagnose_secondary(state: State, ended: list[PodEnd], fatal: list[PodEnd], 
     candidates = [(pod, end) for pod, end in ended if _is_of_incident(end, first) and not _was_stopped(end, first)]
     if not candidates:
         message = (state.attempt_job.failed_message if state.attempt_job else "") or "the Job failed"
-        failure = LastFailure(
-            attempt=attempt, category=UNKNOWN.name, message=message, time=truncate(first or state.now)
-        )
-        return Diagnosis(failure, secondary_only=True)
+        unknown = Termination(category=UNKNOWN.name, message=message, time=(first or state.now).timestamp())
+        return Diagnosis(build_last_failure(attempt, None, unknown), secondary_only=True)
 
     pod, end = min(candidates, key=_order)
     # Where all ranks of all pods wait for each other, every hang is secondary; watchdog.action may still be Fail.
@@ -375,27 +373,18 @@ def _build_loss(attempt: int, pod: PodView) -> LastFailure:
 def _build_failure(
     attempt: int, pod: PodView, category: Category, message: str, time: datetime | None, exit_code: int | None = None
 ) -> LastFailure:
-    return LastFailure(
-        attempt=attempt,
-        pod_index=pod.index,
-        pod=pod.name,
-        node_name=pod.node_name,
-        exit_code=exit_code,
-        category=category.name,
-        message=message,
-        remedy=category.remedy,
-        time=None if time is None else truncate(time),
+    seconds = None if time is None else time.timestamp()
+    end = Termination(
+        category=category.name, exit_code=exit_code, message=message, remedy=category.remedy, time=seconds
     )
+    return build_last_failure(attempt, pod, end)
 
 
-def build_last_failure(attempt: int, pod: PodView, end: Termination) -> LastFailure:
-    """Return the failure that a pod reports, as ``status.lastFailure``."""
-    return LastFailure(
+def build_last_failure(attempt: int, pod: PodView | None, end: Termination) -> LastFailure:
+    """Return the end of a pod as ``status.lastFailure``. ``pod``: None: it is unknown which one failed."""
+    failure = LastFailure(
         attempt=attempt,
         rank=end.rank,
-        pod_index=pod.index,
-        pod=pod.name,
-        node_name=pod.node_name,
         container=end.container,
         exit_code=end.exit_code,
         category=end.category,
@@ -406,6 +395,9 @@ def build_last_failure(attempt: int, pod: PodView, end: Termination) -> LastFail
         signature=end.signature,
         step=None if end.step is None else int(end.step),
     )
+    if pod is None:
+        return failure
+    return replace(failure, pod_index=pod.index, pod=pod.name, node_name=pod.node_name)
 
 
 def _loss_order(pod: PodView) -> tuple[bool, datetime, int, str]:
