@@ -36,6 +36,9 @@ class Broken(AgentPart):
     def prepare_round(self, pod, current):
         raise RuntimeError("a bug before a round")
 
+    def join_round(self, pod, store, pods):
+        raise RuntimeError("a bug in a round")
+
     def prepare_stop(self, pod):
         raise RuntimeError("a bug before a stop")
 
