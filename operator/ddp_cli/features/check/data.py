@@ -2,6 +2,7 @@
 
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import combinations, groupby, pairwise
 from typing import Final, NamedTuple
 
@@ -195,7 +196,11 @@ def check_order(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
     epochs = 0
     is_sequential = False
     warning = None
+    failures: dict[int, CheckVerdict] = {}
     for process in ranks:
+        cycled = _find_cycle(process)
+        if cycled is not None:
+            return cycled
         for trained in _list_epochs(process):
             epochs = max(epochs, len(trained))
             for number, (before, after) in enumerate(pairwise(trained), 1):
@@ -203,9 +208,14 @@ def check_order(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
                     continue
                 verdict = _explain_order(before, after, number)
                 if verdict is not None and verdict.state == FAILED:
-                    return verdict
+                    failures.setdefault(process.rank, verdict)
+                    continue
                 warning = warning or verdict
                 is_sequential = True
+    if failures:
+        rank, verdict = next(iter(failures.items()))
+        reason = verdict.reason if len(failures) == len(ranks) else f"on rank {rank} alone {verdict.reason}"
+        return replace(verdict, reason=reason)
     if epochs < 2:
         return not_applicable("no DataLoader was iterated twice for training; use --steps")
     if warning is not None:
@@ -213,6 +223,17 @@ def check_order(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
     if is_sequential:
         return not_applicable("each epoch has the same order, and nothing shuffles")
     return passed(f"{epochs} epochs with different orders")
+
+
+def _find_cycle(process: Process) -> CheckVerdict | None:
+    """Return the failure for steps with batches that an ``itertools.cycle`` has kept; None: there are none."""
+    step = next((step.step for step in process.steps if step.cycled), None)
+    records = [record for begin, record in process.loaders if step is not None and begin < step]
+    if not records:
+        return None
+    reason = f"from step {step} on the same batches come in the same order: itertools.cycle has kept those of one epoch"
+    remedy = "iterate the DataLoader in a loop: for epoch in itertools.count(): for batch in loader: …"
+    return failed(reason, records[-1].place, remedy)
 
 
 def _list_epochs(process: Process) -> Iterator[list[Iteration]]:

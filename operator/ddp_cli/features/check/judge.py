@@ -19,7 +19,13 @@ _CONSEQUENCES: Final = {
     "separate validation data": ("different data",),
     "one writer": ("resumes exactly",),  # which may find a half-written checkpoint
     "finite": ("resumes exactly",),  # weights that are not finite do not show the step
-    "equal numbers of steps": ("gradients are shared", "same initial weights", "resumes exactly", "stops in time"),
+    "equal numbers of steps": (
+        "gradients are shared",
+        "different data",  # ranks whose steps do not belong together may get a batch of another epoch
+        "same initial weights",
+        "resumes exactly",
+        "stops in time",
+    ),
     "same parameters": ("gradients are shared", "same initial weights", "resumes exactly"),
     "one group": (
         "gradients are shared",

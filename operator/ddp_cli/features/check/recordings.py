@@ -20,6 +20,7 @@ from ddp_pod.features.check.contract import (
     LOADER,
     MODEL,
     MOST_RECORDS,
+    RESTORE,
     SAVE,
     START,
     STEP,
@@ -30,6 +31,7 @@ from ddp_pod.features.check.contract import (
     LoaderRecord,
     LoadRecord,
     ModelRecord,
+    RestoreRecord,
     SaveRecord,
     StartRecord,
     StepRecord,
@@ -45,6 +47,7 @@ _KINDS: Final[dict[str, type]] = {
     BATCH: BatchRecord,
     LOAD: LoadRecord,
     FILE: FileRecord,
+    RESTORE: RestoreRecord,
     STEP: StepRecord,
     SAVE: SaveRecord,
     END: EndRecord,
@@ -75,6 +78,7 @@ class Process:
     batches: list[BatchRecord] = field(default_factory=list)
     loads: list[LoadRecord] = field(default_factory=list)
     files: list[FileRecord] = field(default_factory=list)
+    restores: list[RestoreRecord] = field(default_factory=list)
     end: EndRecord | None = None
 
     def add(self, record: Any) -> None:
@@ -96,6 +100,8 @@ class Process:
                 self.loads.append(record)
             case FileRecord():
                 self.files.append(record)
+            case RestoreRecord():
+                self.restores.append(record)
             case EndRecord():
                 self.end = record
 

@@ -83,18 +83,23 @@ class _Randomness(NamedTuple):
 
 
 class _Expected(NamedTuple):
-    """What an uninterrupted run does. ``comparable``: facts that are equal in the ``repeat``; ``files``: likewise."""
+    """What an uninterrupted run does. ``comparable``: facts that are equal in the ``repeat``; ``files``: likewise.
+
+    ``saver``: the process that has saved what the resumed run loads first.
+    """
 
     reference: Recording
     repeat: Recording | None
     comparable: Sequence[str]
     files: Files
+    saver: Process | None = None
 
 
 class _Resume(NamedTuple):
     """A process that continued a run: after which step of it. ``killed``: the step after which the former ended.
 
-    ``lost``: the values beside the models that it has not restored; ``peers``: the other ranks of an uninterrupted run.
+    ``lost``: the values beside the models that it has not restored; ``peers``: the other ranks of an uninterrupted run;
+    ``saver``: as expected.
     """
 
     process: Process
@@ -102,13 +107,19 @@ class _Resume(NamedTuple):
     position: int
     lost: Sequence[LostValue]
     peers: Sequence[Process] = ()
+    saver: Process | None = None
 
 
 class _RankVerdict(NamedTuple):
-    """The verdict on a rank. ``order``: of a failure: restart, step and fact; of two the lower one is the cause."""
+    """The verdict on a rank. ``order``: of a failure: restart, step and fact; of two the lower one is the cause.
+
+    ``fact``: the one that differs at a step; empty: it is another failure.
+    """
 
     verdict: CheckVerdict
     order: tuple[int, int, int] = (0, 0, 0)
+    fact: str = ""
+    rank: int = 0
 
 
 def judge_resume(reference: Recording, repeat: Recording | None, resumed: Recording | None) -> CheckVerdict:
@@ -126,18 +137,23 @@ def judge_resume(reference: Recording, repeat: Recording | None, resumed: Record
         return different
     randomness = _find_randomness(reference, repeat)
     files = _list_comparable_files(reference, repeat)
+    firsts = [processes[0] for processes in resumed.ranks.values()]
+    saver = next((process for process in firsts if process.saves and process.steps), None)
     verdict = passed()
     failures = []
     for rank in sorted(resumed.ranks.keys() & reference.ranks.keys()):
         # One rank saves, and its buffers are what all ranks load.
         facts = [fact for fact in randomness.comparable if fact != _BUFFERS or rank == 0]
-        expected = _Expected(reference, repeat, facts, files)
+        expected = _Expected(reference, repeat, facts, files, saver)
         judged = _judge_rank(expected, resumed.ranks[rank], save)
         verdict = _choose_worse(verdict, judged.verdict)
         if judged.verdict.state == FAILED:
-            failures.append(judged)
+            failures.append(judged._replace(rank=rank))
     if failures:  # ranks share gradients, so data of one rank changes the weights of all
-        verdict = min(failures, key=lambda judged: judged.order).verdict
+        earliest = min(failures, key=lambda judged: judged.order)
+        same = {judged.rank for judged in failures if judged.order == earliest.order}
+        others = (resumed.ranks.keys() & reference.ranks.keys()) - same
+        verdict = _name_rank(earliest, others, resumed)
     reason = f"{verdict.reason}; {randomness.text}" if randomness.text else verdict.reason
     return replace(verdict, reason=reason)
 
@@ -171,6 +187,22 @@ def _describe_weights(first: Process, process: Process) -> str:
     if steps:
         return f"the weights of step {steps[-1]}"
     return "its initial weights" if _has(first.initial, process.initial) else "other weights"
+
+
+def _name_rank(judged: _RankVerdict, others: Collection[int], resumed: Recording) -> CheckVerdict:
+    """Return a failure of a rank. ``others``: ranks that have made the same step as the uninterrupted run did.
+
+    A learning rate or an optimizer's state that other ranks have restored is saved.
+    """
+    if not others or judged.fact not in (_RATES, _WEIGHTS):
+        return judged.verdict
+    other = min(others)
+    reason = f"{judged.verdict.reason}, on rank {judged.rank} alone"
+    remedy = f"load the optimizer's state, and a scheduler's, on all ranks, as rank {other} does"
+    own = {load.path for process in resumed.ranks[judged.rank][1:] for load in process.loads}
+    loads = (load for process in resumed.ranks[other][1:] for load in process.loads)
+    place = next((load.place for load in loads if load.path not in own), judged.verdict.place)
+    return replace(judged.verdict, reason=reason, place=place, remedy=remedy)
 
 
 def _list_comparable_files(reference: Recording, repeat: Recording | None) -> Files:
@@ -232,6 +264,8 @@ def _find_difference(
                 continue
             value = _read_fact(before, wanted, fact)
             part = _read_fact(after, step, fact)
+            if fact == _ORDER and not (value and part):
+                continue  # one has no indices, as a batch that the script has kept: its content is compared
             if is_part and isinstance(value, tuple) and isinstance(part, tuple):
                 # Several optimizers step in turn, and the first ends the iteration. This process began within one.
                 value = value[len(value) - len(part) :]
@@ -297,11 +331,12 @@ def _judge_rank(expected: _Expected, processes: Sequence[Process], save: SaveRec
         if isinstance(position, CheckVerdict):
             return _RankVerdict(failed(position.reason, save.place, position.remedy), order)
         lost = find_lost_values(whole, repeat, process, position)
-        resume = _Resume(process, killed.steps[-1].step, position, lost, peers)
+        resume = _Resume(process, killed.steps[-1].step, position, lost, peers, expected.saver)
         difference = _find_resumed_difference(whole, resume, comparable)
         if difference is not None:
             step, fact = difference
-            return _RankVerdict(_judge_step(whole, resume, save, step, fact), (number, step.step, _FACTS.index(fact)))
+            failure = _judge_step(whole, resume, save, step, fact)
+            return _RankVerdict(failure, (number, step.step, _FACTS.index(fact)), fact)
         verdict = (
             _judge_draws(whole, resume, save, comparable)
             or _judge_files(resume, expected.files)
@@ -494,12 +529,27 @@ def _explain_weights(
         return f"{kinds} changes at each step and is not restored, such as an average of the weights", remedy
     if step.foreign and not expected.foreign:
         return f"the optimizer has {step.foreign} parameters of no model that is trained", BUILD_LATE
+    moved = _find_other_order(resume)
+    if moved:
+        reason = (
+            f"the optimizer has {moved[1]} where the process that saved has {moved[0]}: its state is loaded by the "
+            "order of the parameters"
+        )
+        return reason, "give the optimizer its parameters in an order that all processes have: sorted(…), not a set"
     if expected.gradients != step.gradients:
         return lost or ("batch and loss are equal, the gradients are not", "")
     averages = [value.name for value in resume.lost if value.kind == WEIGHTS and not (value.is_reset or value.is_late)]
     if averages:
         return describe_lost(averages), _SAVE_VALUES
     return "the optimizer's state is not that of the uninterrupted run", "save optimizer.state_dict(), and load it"
+
+
+def _find_other_order(resume: _Resume) -> tuple[str, str] | None:
+    """Return the first parameter of the optimizers whose place another one has after the restart, and that one."""
+    if resume.saver is None:
+        return None
+    pairs = list(zip(resume.saver.steps[0].optimized, resume.process.steps[0].optimized, strict=False))
+    return next((pair for pair in pairs if pair[0] != pair[1] and all(pair)), None)
 
 
 def _explain_modules(whole: Process, resume: _Resume) -> tuple[str, str] | None:

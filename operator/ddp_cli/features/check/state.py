@@ -6,7 +6,7 @@ from typing import Final, NamedTuple
 
 from ddp_cli.features.check.recordings import Process
 from ddp_cli.features.check.verdict import list_names
-from ddp_pod.features.check.contract import SCAN_STEP, TENSORS, WEIGHTS, StepRecord
+from ddp_pod.features.check.contract import GENERATOR, SCAN_STEP, TENSORS, WEIGHTS, StepRecord
 
 _MOVING: Final = 0.5  # of the steps that change a value
 _LEAST_STEPS: Final = 2  # after a restart, at which a value differs
@@ -67,12 +67,15 @@ def find_lost_values(whole: Process, repeat: Process | None, process: Process, p
 def choose_causes(lost: Sequence[LostValue]) -> list[str]:
     """Return the values that may explain why a resumed run differs: rather those that are never reset.
 
-    Values that begin anew explain it better than others, which a step may compute from them.
+    Values that begin anew explain it better than others, which a step may compute from them. So does a generator of
+    random numbers that is used at most steps.
     """
     early = [value for value in lost if not value.is_late]
     kept = [value for value in early if not value.is_reset]
     begun = [value for value in kept if value.is_initial]
-    return [value.name for value in begun or kept or early]
+    begun = [value for value in begun if value.kind == GENERATOR] or begun
+    causes = begun or kept or early
+    return [f"the generator {value.name}" if value.kind == GENERATOR else value.name for value in causes]
 
 
 def describe_lost(names: Sequence[str]) -> str:

@@ -39,6 +39,9 @@ from ddp_pod.features.check.contract import (
     SCAN_STEP,
     SCRIPT_DRAWS,
     LoaderRecord,
+    ModelRecord,
+    RestoreRecord,
+    SaveRecord,
     StepRecord,
 )
 
@@ -62,6 +65,7 @@ _SHARED_DRAWS: Final = f"{SCRIPT_DRAWS} random"
 _PLACE: Final = re.compile(r"\((\S+\.py:\d+)\)")  # the launchers name the line of the script first
 BUILD_LATE: Final = "build the optimizer after the model is complete, from the parameters of the model that is trained"
 _PAIRING: Final = "DistributedDataParallel"  # it shares parameters and buffers by position
+_COPY: Final = "copy it there: copy.deepcopy(model.state_dict()), or tensor.clone()"
 _LEAVE_TOGETHER: Final = "end the loop on all ranks in the same step: all_reduce the condition"
 _NO_LAUNCHER: Final = "start no launcher inside the script: ddp starts the ranks"
 
@@ -93,7 +97,7 @@ def judge_training(recording: Recording, world_size: int, stall: str = "") -> li
         if check is _check_group and verdict.state != FAILED:
             verdict = _find_launcher(recording) or verdict
         if check is _check_steps and verdict.state == PASSED and stall:
-            verdict = _explain_stall(ranks, stall)
+            verdict = _find_uneven_loader(ranks) or _explain_stall(ranks, stall)
         if verdict.state != NOT_APPLICABLE or name not in _OPTIONAL:
             verdicts.append(replace(verdict, check=name))
     return verdicts
@@ -174,10 +178,20 @@ def _check_parameters(ranks: Sequence[Process], world_size: int) -> CheckVerdict
                     f"ranks register {problem}, and gradients are shared by position: from position {index + 1} on "
                     f"rank {first.rank} has {shown[0]}, rank {process.rank} {shown[1]}"
                 )
-                place = model.places[index] if kind == "parameters" and index < len(model.places) else model.built
+                place = _find_registration(model, names, others, index) if kind == "parameters" else model.built
                 remedy = "register them in an order that all processes have: sorted(…) instead of a set"
                 return failed(reason, place, remedy if is_same_set else "build the same model on all ranks")
     return passed("names and order are equal on all ranks")
+
+
+def _find_registration(model: ModelRecord, names: Sequence[str], others: Sequence[str], index: int) -> str:
+    """Return the line that built the outermost module whose name is another one on another rank."""
+    if index >= len(names) or not model.places:
+        return model.built
+    parts = names[index].split(".")
+    pairs = enumerate(zip(parts, "".join(others[index : index + 1]).split("."), strict=False))
+    common = next((number for number, pair in pairs if len({*pair}) > 1), 0)
+    return _list_built(model).get(".".join(parts[: common + 1])) or model.places[index]
 
 
 # -- weights change
@@ -226,8 +240,22 @@ def _explain_constant(process: Process, constant: Sequence[Parameter]) -> CheckV
     lost = [item for item in constant if item.name in step.unoptimized]
     if lost:
         reason = f"{list_names(item.name for item in lost)} get gradients and never change: no optimizer has them"
-        return failed(reason, process.facts[lost[0]].place, BUILD_LATE)
+        return failed(reason, _find_late_build(process, lost[0]), BUILD_LATE)
     return None
+
+
+def _find_late_build(process: Process, parameter: Parameter) -> str:
+    """Return the line that built the outermost module of a parameter that an optimizer built before does not know."""
+    model = process.models[parameter.model]
+    parts = parameter.name.split(".")
+    paths = (".".join(parts[:count]) for count in range(1, len(parts)))
+    late = next((path for path in paths if path in model.late), "")
+    return (late and _list_built(model).get(late)) or process.facts[parameter].place
+
+
+def _list_built(model: ModelRecord) -> dict[str, str]:
+    """Return the line that built each module of a model, by its name."""
+    return dict(entry.rpartition(" ")[::2] for entry in model.modules)
 
 
 def _is_loss_constant(process: Process) -> bool:
@@ -273,7 +301,7 @@ def _find_divergence(ranks: Sequence[Process], compared: Sequence[Parameter]) ->
         return failed(rates.reason, rates.place, rates.remedy)
     if split:
         return _explain_split(ranks, *split)
-    late = _find_late_gradients(ranks)
+    late = _find_late_gradients(ranks) or _find_unshared_shards(ranks)
     if late is not None:
         return late
     drift = _find_drift(ranks, compared)
@@ -300,6 +328,22 @@ def _find_late_gradients(ranks: Sequence[Process]) -> CheckVerdict | None:
         return failed(reason, first.facts[names[0]].place, "")
     reason += f": {model.wrapper} was built before they got requires_grad, and does not share them"
     return failed(reason, model.built, f"set requires_grad before {model.wrapper} wraps the model, or wrap it again")
+
+
+def _find_unshared_shards(ranks: Sequence[Process]) -> CheckVerdict | None:
+    """Return the failure for sharded parameters that step without the gradients of the last backward.
+
+    Each rank has other shards, so gradients cannot be compared.
+    """
+    for process in ranks:
+        if not any(facts.is_sharded for facts in process.facts.values()):
+            continue
+        step = next((step for step in process.steps if step.unsynchronized), None)
+        if step is not None:
+            reason = f"the last backward before step {step.step} has not shared its gradients with the other shards"
+            remedy = "call set_requires_gradient_sync(True) for the last micro-batch before optimizer.step()"
+            return failed(reason, step.backward, remedy)
+    return None
 
 
 def _explain_split(ranks: Sequence[Process], step: int, names: Sequence[Parameter]) -> CheckVerdict:
@@ -427,18 +471,23 @@ def _check_steps(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
         return not_applicable("the job has one rank; use --nodes 2")
     if use_join(ranks):
         return not_applicable("the script handles uneven data with Join")
-    uneven = _find_uneven_loader(ranks) or _find_uneven_epochs(ranks)
+    uneven = _find_uneven_epochs(ranks)
     if uneven:
-        return uneven
+        return _find_uneven_loader(ranks) or uneven
     counts = {process.rank: len(process.steps) for process in ranks}
     fewest = min(counts, key=lambda rank: counts[rank])
     most = max(counts, key=lambda rank: counts[rank])
     is_whole = all(process.end is not None for process in ranks)
     if counts[most] - counts[fewest] > (0 if is_whole else 1):
+        if loader := _find_uneven_loader(ranks):
+            return loader
         place = next(process.steps[-1].place for process in ranks if process.rank == most)
         reason = f"rank {most} made {counts[most]} steps, rank {fewest} {counts[fewest]}"
         return failed(reason, place, "give all ranks equally many batches, or use Join")
-    return _find_early_end(ranks) or passed(f"{counts[fewest]} steps on each rank")
+    early = _find_early_end(ranks)
+    if early:
+        return _find_uneven_loader(ranks) or early
+    return passed(f"{counts[fewest]} steps on each rank")
 
 
 def _find_early_end(ranks: Sequence[Process]) -> CheckVerdict | None:
@@ -489,6 +538,10 @@ def _explain_stall(ranks: Sequence[Process], stall: str) -> CheckVerdict:
 
 
 def _find_uneven_loader(ranks: Sequence[Process]) -> CheckVerdict | None:
+    """Return the failure that explains other numbers of steps by the lengths of DataLoaders; None if these are equal.
+
+    Lengths alone are none: the script may end an epoch on all ranks at once.
+    """
     lengths: dict[LoaderKey, dict[int, LoaderRecord]] = defaultdict(dict)
     for process in ranks:
         keys = identify_loaders(process)
@@ -634,12 +687,24 @@ def _check_saved(ranks: Sequence[Process], world_size: int) -> CheckVerdict:
             name = save.path.rpartition("/")[2]
             reason = (
                 f"{name}, saved after step {save.step}, has the weights of that step, not those of step {save.taken} "
-                "where state_dict() was called: it returns references"
+                f"{_describe_references(save)}"
             )
-            return failed(reason, save.taken_place, "copy it: copy.deepcopy(model.state_dict())")
+            return failed(reason, save.taken_place or save.place, _COPY)
+    for restore in (restore for process in ranks for restore in process.restores):
+        reason = (
+            f"load_state_dict() at {restore.place}, after step {restore.step}, changes nothing: it gets the weights of "
+            f"that step, not those of step {restore.taken} {_describe_references(restore)}"
+        )
+        return failed(reason, restore.taken_place or restore.place, _COPY)
     if not saves:
         return not_applicable(NO_SAVE)
     return passed("files have the weights of the step that saved them")
+
+
+def _describe_references(record: SaveRecord | RestoreRecord) -> str:
+    if record.taken_name:
+        return f"where {record.taken_name} was set: it has references"
+    return "where they were taken: state_dict() returns references, and a shallow copy has them"
 
 
 # -- finite

@@ -11,6 +11,7 @@ from ...contract.records import items, number, text
 
 ORDER_FILE: Final = "order.json"
 IDLE_SUFFIX: Final = "idle.json"  # of a file with an IdleRecord, after the rank
+LENGTH_SUFFIX: Final = "length"  # of a file with the length of a DataLoader, after the rank and its number
 MARK_FILE: Final = "marked"  # rank 0 creates it after the step ``Order.mark``
 MOST_STEPS: Final = 2000  # of a run
 MOST_RECORDS: Final = 20_000  # lines of a process
@@ -18,12 +19,14 @@ MOST_TENSORS: Final = 4096  # of a model
 MOST_BESIDE: Final = 16  # modules beside the models
 SCAN_STEP: Final = 2  # of a process, after which all of its modules exist
 MOST_SAMPLES: Final = 64  # of a batch
+MOST_UNEVEN: Final = 2  # batches by which the cut epochs of ranks differ, if their whole ones do
 MOST_OPENED: Final = 256  # files of a process without a step
 MOST_STATES: Final = 512  # values beside the models
 
 # Kinds of a value beside the models.
 NUMBERS: Final = "number"
 TENSORS: Final = "tensor"
+GENERATOR: Final = "generator"  # of random numbers
 EMPTY: Final = "empty"  # a container
 WEIGHTS: Final = "weights"  # tensors with the shapes of all parameters
 
@@ -41,6 +44,7 @@ STEP: Final = "step"
 SAVE: Final = "save"
 LOAD: Final = "load"
 FILE: Final = "file"
+RESTORE: Final = "restore"
 END: Final = "end"
 
 # Reasons of an end.
@@ -61,10 +65,10 @@ class Kill:
 class Order:
     """What the ranks of a run have to do.
 
-    ``folder``: the copy of the user's folder; existing files outside of it are not overwritten by a save;
-    ``steps``: after so many steps a process ends with exit code 0; ``batches``: after so many batches an iteration of a
-    DataLoader ends; 0: no limit; ``kills``: of a rank's processes, in order: the last one is not killed;
-    ``mark``: the step after which rank 0 creates MARK_FILE; 0: never.
+    ``folder``: the copy of the user's folder; existing files outside of it are not overwritten by a save; ``steps``:
+    after so many steps a process ends with exit code 0; ``batches``: after so many batches an iteration of a DataLoader
+    ends, and up to MOST_UNEVEN later on a rank that has more than others; 0: no limit; ``kills``: of a rank's
+    processes, in order: the last one is not killed; ``mark``: the step after which rank 0 creates MARK_FILE; 0: never.
     """
 
     folder: str = text(4096)
@@ -88,14 +92,15 @@ class StartRecord:
 class ModelRecord:
     """A module that the script calls in training, before its first call.
 
-    ``built``: the line that built it; ``wrapper``: the class around all of its trainable
-    parameters that shares their gradients, such as DistributedDataParallel; empty: there is none; ``place``: the line
-    of the call, as train.py:12, like all places; ``names``, ``digests``: of its parameters on this rank, in order;
-    ``trainable``, ``sharded``: of the same parameters, 1 if it requires gradients, and if a rank has only a part of it;
-    ``buffer_names``: of its buffers, in order; ``places``: the line that built the module of each parameter;
-    ``bypassed``: the line of a DistributedDataParallel that has its parameters, if it is called without it;
-    ``loose``: whether it stands for the parameters of an optimizer that no module has;
-    ``shared``: the dimension of its parameters' device mesh whose ranks may read the same data; empty: there is none.
+    ``built``: the line that built it; ``wrapper``: the class around all of its trainable parameters that shares their
+    gradients, such as DistributedDataParallel; empty: there is none; ``place``: the line of the call, as train.py:12,
+    like all places; ``names``, ``digests``: of its parameters on this rank, in order; ``trainable``, ``sharded``: of
+    the same parameters, 1 if it requires gradients, and if a rank has only a part of it; ``buffer_names``: of its
+    buffers, in order; ``places``: the line that built the module of each parameter; ``modules``: each module in it,
+    with the line that built it; ``late``: the modules that were built after an optimizer; ``bypassed``: the line of a
+    DistributedDataParallel that has its parameters, if it is called without it; ``loose``: whether it stands for the
+    parameters of an optimizer that no module has; ``shared``: the dimension of its parameters' device mesh whose ranks
+    may read the same data; empty: there is none.
     """
 
     event: str = MODEL
@@ -111,6 +116,8 @@ class ModelRecord:
     sharded: tuple[int, ...] = items(MOST_TENSORS)
     buffer_names: tuple[str, ...] = items(MOST_TENSORS)
     places: tuple[str, ...] = items(MOST_TENSORS)
+    modules: tuple[str, ...] = items(MOST_TENSORS)
+    late: tuple[str, ...] = items(MOST_TENSORS)
     shared: str = text(80)
 
 
@@ -175,13 +182,15 @@ class StepRecord:
     gradient that no optimizer has; ``foreign``: parameters of the optimizers that have no gradient and are of no model;
     ``optimizer``: the line that built the last optimizer; ``scheduled``: the line of the last step of a scheduler;
     ``measured``: whether it was given a metric; ``unsynchronized``: whether the last call of a
-    DistributedDataParallel left its gradients unshared; ``draws``: what has drawn random numbers, the generator and
-    the digest of its state before, such as model torch=1f; ``state``: name, kind and digest of the values beside the
-    models that have changed before the first call of the iteration, such as norm.mean=number:1f; ``beside``: class and
-    digest of each module that is no part of the models, such as an average of the weights; until the step SCAN_STEP of
-    those that exist; ``copies``: line, class and digest of the parameters of those that are called and have the shapes
-    of a model's; ``scales``: of GradScalers that have stepped, with their count of steps since the last growth;
-    ``cleared``: parameters that had a gradient after a backward, and none at any step of an optimizer so far.
+    DistributedDataParallel or FSDPModule left its gradients unshared; ``draws``: what has drawn random numbers, the
+    generator and the digest of its state before, such as model torch=1f; ``state``: name, kind and digest of the values
+    beside the models that have changed before the first call of the iteration, such as norm.mean=number:1f; ``beside``:
+    class and digest of each module that is no part of the models, such as an average of the weights; until the step
+    SCAN_STEP of those that exist; ``copies``: line, class and digest of the parameters of those that are called and
+    have the shapes of a model's; ``scales``: of GradScalers that have stepped, with their count of steps since the last
+    growth; ``cleared``: parameters that had a gradient after a backward, and none at any step of an optimizer so far;
+    ``optimized``: at the first step the parameters of the optimizers, in their order; ``cycled``: whether the step got
+    no batch, and an ``itertools.cycle`` has those of a DataLoader.
     """
 
     event: str = STEP
@@ -216,6 +225,8 @@ class StepRecord:
     copies: tuple[str, ...] = items(MOST_BESIDE)
     scales: tuple[str, ...] = items(16)
     cleared: tuple[str, ...] = items(64)
+    optimized: tuple[str, ...] = items(MOST_TENSORS)
+    cycled: bool = False
 
 
 @dataclass(frozen=True)
@@ -223,7 +234,7 @@ class SaveRecord:
     """A checkpoint that the process wrote, or renamed to ``path``. ``step``: completed steps of the process.
 
     ``taken``: the step after which the script took the weights in it, if it has kept references to them since then;
-    ``taken_place``: the line that took them.
+    ``taken_place``: the line that took them; ``taken_name``: the variable that has them, if that line is not known.
     """
 
     event: str = SAVE
@@ -233,6 +244,22 @@ class SaveRecord:
     step: int = 0
     taken: int | None = number()
     taken_place: str = text(200)
+    taken_name: str = text(200)
+
+
+@dataclass(frozen=True)
+class RestoreRecord:
+    """Weights that a module was given by ``load_state_dict`` although they are its own: references since ``taken``.
+
+    ``taken``, ``taken_place``, ``taken_name``: as in a SaveRecord.
+    """
+
+    event: str = RESTORE
+    place: str = text(200)
+    step: int = 0
+    taken: int = 0
+    taken_place: str = text(200)
+    taken_name: str = text(200)
 
 
 @dataclass(frozen=True)

@@ -1,16 +1,22 @@
 """Record the DataLoaders of a script, and end their iterations early."""
 
+import dis
 import functools
+import gc
+import itertools
 import math
+import os
 import sys
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
+from ...base.files import read_json, write_json
 from ...rank import fingerprint
 from ...rank.hooks import ImportHook, observe
 from ...rank.script_objects import (
@@ -25,7 +31,7 @@ from ...rank.script_objects import (
     read_tensor,
 )
 from ...rank.tracebacks import find_call
-from .contract import LoaderRecord
+from .contract import LENGTH_SUFFIX, MOST_UNEVEN, LoaderRecord
 from .sink import Indices, Records
 
 _MODULE = "torch.utils.data.dataloader"
@@ -54,6 +60,11 @@ class _Loader:
         self.skipped = skipped
         self.find = find
         self.iterations = 0
+        self.is_stream = False
+        self.has_end = True  # whether its sampler can be counted; that of a stream cannot
+        self.key = ""  # which its peers on other ranks have too
+        self.length: int | None = None
+        self.extra: int | None = None  # batches that the shortest cut epoch of a peer does not have; None: not known
 
 
 class _Iteration:
@@ -181,25 +192,56 @@ def _list_numbers(name: str, part: Any) -> list[str]:
     return [f"{name}.{key}={value}" for key, value in read_attributes(part).items() if type(value) is int]
 
 
+def _is_countable(loader: dict[str, Any]) -> bool:
+    """Return whether the samplers of a DataLoader define a length: one without may be endless."""
+    samplers = [loader.get("sampler"), loader.get("batch_sampler")]
+    samplers.append(read_attributes(samplers[1]).get("sampler"))
+    return all(find_member(type(item), "__len__") is not None for item in samplers if item is not None)
+
+
+def _calls_next(frame: Any) -> bool:
+    """Return whether a frame calls a function, as ``next(batches)``: a loop has an instruction of its own."""
+    instruction: str = dis.opname[frame.f_code.co_code[frame.f_lasti]]
+    return instruction.startswith("CALL")
+
+
+def _is_in_cycle(item: Any, memory: frozenset[int]) -> bool:
+    """Return whether an object is an ``itertools.cycle`` that keeps a batch with these tensors."""
+    if type(item) is not itertools.cycle:
+        return False
+    return any(_list_memory(part) & memory for part in gc.get_referents(item) if type(part) is list)
+
+
+def _list_memory(batch: Any) -> frozenset[int]:
+    """Return where the tensors in a batch are in memory."""
+    tensors = fingerprint.find_tensors(sys.modules["torch"], batch)
+    return frozenset(tensor.data_ptr() for tensor in tensors if tensor.numel())
+
+
 _UNKNOWN = _Loader(-1, "")  # until the loader's iteration begins
 
 
 class DataHook(ImportHook):
     """Hooks PyTorch's DataLoader once it is imported."""
 
-    def __init__(self, recorder: Records) -> None:
+    def __init__(self, recorder: Records, folder: str) -> None:
+        """``folder``: of the records, which all ranks have."""
         super().__init__(_MODULE)
         self._recorder = recorder
+        self._folder = folder
         self._loaders = IdentityMap()  # records of type _Loader
         self._iterations = IdentityMap()  # records of type _Iteration, by iterator
         self._samplers = _SamplerHook()
         self._sizes = IdentityMap()
         self._kind: type = object  # of the iterators
         self._count = 0
+        self._turns: Counter[str] = Counter()  # DataLoaders by the line that builds them
         self._batches = Batches([], [])
         self.has_cut = False  # whether an iteration was ended early
         self._unused: dict[int, int | None] = {}  # by loader: the last batch's indices
         self._aside: dict[int, int | None] = {}  # what a call without gradients has used
+        self._delivered: frozenset[int] = frozenset()  # where the tensors of the last batch are in memory
+        self._is_cycled: bool | None = None  # whether an itertools.cycle has these; None: not known
 
     def start(self) -> None:
         """Watch for the imports."""
@@ -241,6 +283,14 @@ class DataHook(ImportHook):
         self._batches = Batches([], [])
         return batches
 
+    def is_cycled(self, batches: Batches) -> bool:
+        """Return whether the batch of a step is one that an ``itertools.cycle`` has kept of a DataLoader."""
+        if batches.loaders or not self._delivered:
+            return False
+        if self._is_cycled is None:
+            self._is_cycled = any(_is_in_cycle(item, self._delivered) for item in gc.get_objects())
+        return self._is_cycled
+
     def watch(self, module: Any) -> None:
         """Hook the loader and its iterator."""
         loader = module.DataLoader
@@ -257,7 +307,10 @@ class DataHook(ImportHook):
         if self._recorder.is_active and self._loaders.get(loader) is None:
             skipped = read_attributes(read_attributes(loader).get("batch_sampler")).get("skip_batches")
             skipped = skipped if type(skipped) is int else 0
-            self._loaders[loader] = _Loader(self._count, find_call().place, skipped, weakref.ref(loader))
+            found = _Loader(self._count, find_call().place, skipped, weakref.ref(loader))
+            self._turns[found.built] += 1
+            found.key = f"{fingerprint.hash_text(f'{found.built} {self._turns[found.built]}') & fingerprint.MASK:x}"
+            self._loaders[loader] = found
             self._count += 1
 
     def _wrap_iteration(self, original: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -295,6 +348,8 @@ class DataHook(ImportHook):
         parts = [(name, attributes.get(name)) for name in ("sampler", "batch_sampler", "dataset")]
         parts.append(("batch_sampler.sampler", read_attributes(attributes.get("batch_sampler")).get("sampler")))
         samplers = (attributes.get("sampler"), read_attributes(attributes.get("batch_sampler")).get("sampler"))
+        found.is_stream = "IterableDataset" in list_names(type(attributes.get("dataset")))
+        found.has_end = not found.is_stream and _is_countable(attributes)
         distributed = next((item for item in samplers if find_member(type(item), "set_epoch") is not None), None)
         state = read_attributes(distributed)
         epoch = state.get("epoch") if type(state.get("epoch")) is int else 0
@@ -310,7 +365,7 @@ class DataHook(ImportHook):
             setter=next((name for name, part in parts if find_member(type(part), "set_epoch") is not None), ""),
             state=tuple(text for name, part in parts for text in _list_numbers(name, part)),
             workers=attributes["num_workers"] if type(attributes.get("num_workers")) is int else 0,
-            is_stream="IterableDataset" in list_names(type(attributes.get("dataset"))),
+            is_stream=found.is_stream,
         )
 
     def _write_record(self, iteration: _Iteration, iterator: Any) -> None:
@@ -322,13 +377,31 @@ class DataHook(ImportHook):
                 batches = None if iteration.record.is_stream else _find_size(self._sizes, sampler)
             self._recorder.write(replace(iteration.record, batches=batches))
             iteration.record = None
+            if batches is not None and iteration.loader.length is None:
+                iteration.loader.length = batches
+                name = f"{self._recorder.rank}.{iteration.loader.key}.{LENGTH_SUFFIX}"
+                with suppress(OSError):
+                    write_json(os.path.join(self._folder, name), {"batches": batches})
 
     def _find_limit(self, loader: _Loader) -> int | None:
         """Return after how many batches an iteration ends; None: it is not cut."""
         most = self._recorder.order.batches
         if not most or not self._recorder.is_active:
             return None
-        return max(0, most - loader.skipped)
+        return max(0, most - loader.skipped) + (loader.extra or 0)
+
+    def _compare_lengths(self, loader: _Loader) -> int:
+        """Return how many batches more an epoch has than the shortest one of a peer, so that a cut does not hide it.
+
+        Ranks share gradients, so that all have begun the epoch that one of them is about to end.
+        """
+        end = f".{loader.key}.{LENGTH_SUFFIX}"
+        lengths = [loader.length or 0]
+        with suppress(OSError):
+            names = [name for name in os.listdir(self._folder) if name.endswith(end)]
+            values = [read_json(os.path.join(self._folder, name)).get("batches") for name in names]
+            lengths += [value for value in values if type(value) is int]
+        return min(MOST_UNEVEN, lengths[0] - min(lengths)) if loader.length is not None else 0
 
     def _find_length(self, loader: Any) -> int | None:
         """Return the batches of a DataLoader; None if it has no length, or a sampler of the script alone knows it."""
@@ -368,6 +441,12 @@ class DataHook(ImportHook):
             if iteration is None or not self._recorder.is_active:
                 return original(iterator)
             most = self._find_limit(iteration.loader)
+            if most is not None and iteration.delivered >= most and not iteration.loader.has_end:
+                # A stream may have an end: only a script that calls next() itself shows that it expects none.
+                most = None if not iteration.loader.is_stream or _calls_next(sys._getframe(1)) else most
+            if most is not None and iteration.delivered >= most and iteration.loader.extra is None:
+                iteration.loader.extra = self._compare_lengths(iteration.loader)
+                most += iteration.loader.extra
             if most is not None and iteration.delivered >= most:
                 self.has_cut = True
                 raise StopIteration
@@ -381,6 +460,8 @@ class DataHook(ImportHook):
             indices = iteration.indices.popleft() if iteration.indices else None
             self._unused[iteration.loader.number] = None if indices is None else indices.digest
             self._recorder.note_batch(iteration.loader.number, iteration.number, batch, indices or Indices(0, 0))
+            self._delivered = _list_memory(batch)
+            self._is_cycled = None
             return batch
 
         return deliver

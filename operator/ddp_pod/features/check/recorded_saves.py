@@ -10,13 +10,13 @@ import sys
 import time
 import zipfile
 from collections import OrderedDict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 from ...rank.hooks import ImportHook, observe
-from ...rank.script_objects import IdentityMap, list_parameters, list_values, read_tensor
+from ...rank.script_objects import IdentityMap, is_instance, list_parameters, list_values, read_tensor
 from ...rank.tracebacks import find_call
-from .contract import ORDER_FILE, FileRecord, LoadRecord, SaveRecord
+from .contract import ORDER_FILE, FileRecord, LoadRecord, RestoreRecord, SaveRecord
 from .sink import Records
 
 _SUFFIXES = (".pt", ".pth", ".ckpt", ".bin", ".pkl", ".pickle", ".npz", ".tar", ".safetensors", ".distcp", ".model")
@@ -29,6 +29,14 @@ _PATHS = (pathlib.PosixPath, pathlib.WindowsPath)
 _FILES = (io.BufferedWriter, io.BufferedRandom, io.FileIO)
 
 
+class _Kept(NamedTuple):
+    """Weights that the script keeps: since which step, the line that took them, and a variable that has them."""
+
+    step: int
+    place: str
+    name: str = ""
+
+
 def _contain(method: Callable[..., None]) -> Callable[..., None]:
     """Keep an error of the recorder from the script: only the fact is missing."""
 
@@ -38,7 +46,7 @@ def _contain(method: Callable[..., None]) -> Callable[..., None]:
             if self._recorder.is_active:
                 method(self, *arguments, **options)
         except Exception:
-            self._reference = None
+            self._kept = None
 
     return contained
 
@@ -52,7 +60,8 @@ class SaveHook:
         self._paths: set[str] = set()
         self._unread: dict[str, int] = {}  # saved files whose contents are not recorded, with the step of the save
         self._taken = IdentityMap()  # of tensors in a state_dict(): step and line of the call, and the model
-        self._reference: tuple[int, str] | None = None  # of what is being saved
+        self._copies = IdentityMap()  # of modules: step and line of the copy, which may be a shallow one
+        self._kept: _Kept | None = None  # in what is being saved
 
     def start(self, torch: Any) -> None:
         """Hook PyTorch, which opens the files of torch.save in C++, and the files that Python opens."""
@@ -60,8 +69,11 @@ class SaveHook:
         for name in ("_open_zipfile_writer", "_open_file_like"):
             setattr(serialization, name, self._wrap(getattr(serialization, name)))
         self._torch = torch
-        torch.nn.Module.state_dict = observe(torch.nn.Module.state_dict, after=self._note_state)
-        torch.save = observe(torch.save, before=self._find_reference, after=self._forget_reference)
+        module = torch.nn.Module
+        module.state_dict = observe(module.state_dict, after=self._note_state)
+        module.load_state_dict = observe(module.load_state_dict, before=self._note_restore)
+        module.__setstate__ = observe(module.__setstate__, after=self._note_copy)
+        torch.save = observe(torch.save, before=self._note_kept, after=self._forget_kept)
         _SafetensorsHook(self._wrap).start()
         sys.addaudithook(self._audit)
 
@@ -100,15 +112,16 @@ class SaveHook:
         if len(self._paths) < _MOST_PATHS:
             self._paths.add(real)
             self._unread[real] = self._recorder.steps
-        taken, taken_place = self._reference or (None, "")
+        kept = self._kept or _Kept(0, "")
         self._recorder.write(
             SaveRecord(
                 time=time.time(),
                 path=real,
                 place=find_call().place,
                 step=self._recorder.steps,
-                taken=taken,
-                taken_place=taken_place,
+                taken=kept.step if self._kept else None,
+                taken_place=kept.place,
+                taken_name=kept.name,
             )
         )
 
@@ -121,34 +134,66 @@ class SaveHook:
     def _note_state(self, state: Any, module: Any, *arguments: Any, **options: Any) -> None:
         """Remember when a model's state was taken: its tensors are those of the model, which go on changing."""
         if not arguments and options.get("destination") is None:
-            taken = (self._recorder.steps, find_call().place, module)
+            taken = (_Kept(self._recorder.steps, find_call().place), module)
             for tensor in list_values(state):
                 if _find_memory(self._torch, tensor):
                     self._taken[tensor] = taken
 
     @_contain
-    def _find_reference(self, value: Any, *arguments: Any, **options: Any) -> None:
-        """Find a state in what is being saved that was taken before an earlier step, and not copied."""
-        self._reference = None
+    def _note_copy(self, _: None, module: Any, *arguments: Any, **options: Any) -> None:
+        self._copies[module] = _Kept(self._recorder.steps, find_call().place)
+
+    @_contain
+    def _note_kept(self, value: Any, *arguments: Any, **options: Any) -> None:
+        """Find weights in what is being saved that were taken before an earlier step, and not copied."""
+        self._kept = next(self._find_kept(value), (None,))[0]
+
+    @_contain
+    def _note_restore(self, module: Any, state: Any, *arguments: Any, **options: Any) -> None:
+        """Record that a module is given its own weights, as if they were those of an earlier step."""
+        kept = next((kept for kept, item in self._find_kept(state) if _has_memory(self._torch, item, [module])), None)
+        if kept is not None:
+            self._recorder.write(
+                RestoreRecord(
+                    place=find_call().place,
+                    step=self._recorder.steps,
+                    taken=kept.step,
+                    taken_place=kept.place,
+                    taken_name=kept.name,
+                )
+            )
+
+    def _find_kept(self, value: Any) -> Iterator[tuple[_Kept, Any]]:
+        """Yield what was taken before an earlier step and not copied, each with a tensor of it."""
         waiting = [value]
         for _ in range(_MOST_STATES):
             if not waiting:
                 return
             item = waiting.pop()
-            taken = self._taken.get(item)
-            if taken is not None and taken[0] < self._recorder.steps and self._is_reference(item, taken[2]):
-                self._reference = taken[:2]
-                return
             if type(item) in (dict, OrderedDict, list, tuple):
                 waiting += list_values(item)
+                continue
+            kept, modules = self._find_origin(item)
+            tensor = item
+            if is_instance(item, self._torch.nn.Module):
+                tensor = next((parameter for _, parameter, _ in list_parameters(item)), None)
+            if kept is not None and kept.step < self._recorder.steps and _has_memory(self._torch, tensor, modules):
+                yield kept, tensor
 
-    def _is_reference(self, tensor: Any, module: Any) -> bool:
-        """Return whether a tensor is in the memory of a module's parameters."""
-        place = _find_memory(self._torch, tensor)
-        return any(_find_memory(self._torch, item) == place for _, item, _ in list_parameters(module))
+    def _find_origin(self, item: Any) -> tuple[_Kept | None, list[Any]]:
+        """Return since when the script keeps an item of a saved value, and the modules whose memory it then shares."""
+        taken, module = self._taken.get(item, (None, item))
+        if taken is not None and taken.step < self._recorder.steps:
+            return taken, [module]
+        copied = self._copies.get(module)
+        if copied is None and type(item) is self._torch.Tensor:
+            seen = self._recorder.find_view(item)
+            copied = None if seen is None else _Kept(seen[0], "", seen[1])
+        # What exists before the first step is no copy of an earlier one: it stands for the weights.
+        return (copied, self._recorder.models) if copied is not None and copied.step > 0 else (None, [])
 
-    def _forget_reference(self, *_: Any, **options: Any) -> None:
-        self._reference = None
+    def _forget_kept(self, *_: Any, **options: Any) -> None:
+        self._kept = None
 
     @_contain
     def write_files(self) -> None:
@@ -171,6 +216,13 @@ class SaveHook:
                 f"ddp check: {path} is outside of the checked folder and would be overwritten; pass another path to "
                 "the script"
             )
+
+
+def _has_memory(torch: Any, tensor: Any, modules: list[Any]) -> bool:
+    """Return whether a tensor is in the memory of the parameters of modules."""
+    place = _find_memory(torch, tensor)
+    parameters = (item for module in modules for _, item, _ in list_parameters(module))
+    return place != 0 and any(_find_memory(torch, item) == place for item in parameters)
 
 
 def _find_memory(torch: Any, value: Any) -> int:

@@ -6,6 +6,7 @@ They are read in the variables of the script's frames and modules, and in the ob
 import argparse
 import collections
 import gc
+import random
 import sys
 import time
 import types
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 
 from ...rank import fingerprint
 from ...rank.script_objects import (
+    IdentityMap,
     bypass_modes,
     find_module_name,
     is_instance,
@@ -29,7 +31,7 @@ from ...rank.script_objects import (
     read_tensor,
 )
 from ...rank.tracebacks import LIBRARY
-from .contract import EMPTY, MOST_STATES, NUMBERS, SCAN_STEP, TENSORS, WEIGHTS
+from .contract import EMPTY, GENERATOR, MOST_STATES, NUMBERS, SCAN_STEP, TENSORS, WEIGHTS
 
 _MOST_VALUES = 4096  # that a scan visits
 _MOST_MEMBERS = 32  # of a container, at each end
@@ -67,9 +69,11 @@ class StateReader:
 
     def __init__(self, torch: Any) -> None:
         self._torch = torch
+        self.views = IdentityMap()  # of tensors in the models' memory: steps before their scan, and the variable
         self._scans = 0
         self._known: dict[str, str] = {}  # last entry by name
         self._quiet: dict[str, int] = {}  # scans without a change
+        self._members: dict[str, tuple[int, ...]] = {}  # ids of what quiet containers have
         self._apart: list[weakref.ref[Any]] = []  # objects that no variable names
         self._shapes: frozenset[tuple[int, ...]] = frozenset()  # of the models' parameters
         self._common = frozenset(read_attributes(torch.nn.Identity()))  # attributes of every module
@@ -108,19 +112,32 @@ class StateReader:
             if not waiting or len(entries) >= MOST_STATES or time.monotonic() > deadline:
                 break
             item = waiting.popleft()
-            if item.name in entries or self._quiet.get(item.name, 0) >= _SCANS or id(item.value) in seen:
+            is_quiet = self._quiet.get(item.name, 0) >= _SCANS and not self._has_new_members(item)
+            if item.name in entries or is_quiet or id(item.value) in seen:
                 continue
             if type(item.value) not in _SHARED:
                 seen.add(id(item.value))
             found = _Numbers(self._torch, self._shapes, memory)
             found.add(item.value)
-            if found.is_view:
+            for tensor in found.views:
+                if self.views.get(tensor) is None:
+                    self.views[tensor] = (self._scans - 1, item.name)
+            if found.views:
                 continue
             if found.entry:
                 entries[item.name] = found.entry
             elif item.depth < _MOST_DEPTH:
                 waiting.extend(self._list_members(item, owned))
         return entries
+
+    def _has_new_members(self, item: _Value) -> bool:
+        """Return whether a container has got other members since the last call, such as the best weights so far."""
+        if not is_instance(item.value, dict, *_CONTAINERS):
+            return False
+        members = tuple(map(id, _list_items(item.value)[:_MOST_MEMBERS]))
+        former = self._members.get(item.name, members)
+        self._members[item.name] = members
+        return members != former
 
     def _list_apart(self, owned: set[str], seen: set[int]) -> list[_Value]:
         """Return the objects of the script's classes that only a library holds, such as a callback."""
@@ -173,13 +190,13 @@ class StateReader:
 class _Numbers:
     """The numbers and tensors in a value, and their digest.
 
-    ``shapes``, ``memory``: of the models' parameters; ``is_view``: whether the value refers to them, as a state_dict
-    that the script has saved and keeps.
+    ``shapes``, ``memory``: of the models' parameters; ``views``: tensors that refer to them, as in a state_dict that
+    the script has saved and keeps.
     """
 
     def __init__(self, torch: Any, shapes: frozenset[tuple[int, ...]], memory: frozenset[int]) -> None:
         self._memory = memory
-        self.is_view = False
+        self.views: list[Any] = []
         self._torch = torch
         self._shapes = shapes
         self._digests: list[int] = []
@@ -201,6 +218,8 @@ class _Numbers:
             self._note(fingerprint.hash_text(repr(value)), is_single=True)
         elif issubclass(kind, self._torch.Tensor):
             self._add_tensor(value)
+        elif kind is self._torch.Generator or kind is random.Random:
+            self._add_generator(value)
         elif is_of_package(value, "numpy"):
             self._add_array(value)
         elif depth < _MOST_DEPTH and is_instance(value, dict, *_CONTAINERS):
@@ -215,12 +234,22 @@ class _Numbers:
             tensor = read_tensor(self._torch, value)
             if tensor is None or tensor.layout is not self._torch.strided or tensor.is_meta:
                 return
-            self.is_view = self.is_view or (tensor.numel() > 0 and tensor.data_ptr() in self._memory)
+            if tensor.numel() > 0 and tensor.data_ptr() in self._memory:
+                self.views.append(value)
             if type(value) is not self._torch.nn.Parameter:
                 self._found.add(tuple(tensor.shape))
             part = tensor.reshape(-1)
             part = part[:: max(1, part.numel() // _MOST_ELEMENTS)]
             self._note(fingerprint.digest(self._torch, part), is_single=part.numel() == 1)
+
+    def _add_generator(self, value: Any) -> None:
+        if type(value) is random.Random:
+            state = repr(value.getstate()).encode()
+        else:
+            with bypass_modes(self._torch):
+                state = value.get_state().numpy().tobytes()
+        self._kind = GENERATOR
+        self._digests.append(fingerprint.hash_bytes(state) & fingerprint.MASK)
 
     def _add_array(self, value: Any) -> None:
         numpy = sys.modules["numpy"]
@@ -229,6 +258,9 @@ class _Numbers:
             self._note(fingerprint.hash_bytes(part.tobytes()), is_single=value.size == 1)
         elif is_instance(value, numpy.number):
             self._note(fingerprint.hash_bytes(value.tobytes()), is_single=True)
+        elif "numpy.random" in sys.modules and type(value) is numpy.random.Generator:
+            self._kind = GENERATOR
+            self._digests.append(fingerprint.hash_text(repr(value.bit_generator.state)) & fingerprint.MASK)
 
     def _note(self, digest: int, *, is_single: bool) -> None:
         self._kind = self._kind if is_single and self._kind else NUMBERS if is_single else TENSORS

@@ -138,7 +138,7 @@ class Recorder:
         self._opened: dict[str, None] = {}  # files that were read before the first step
         self._torch: Any = None
         self._has_hooks = False
-        self._models: list[Any] = []
+        self.models: list[Any] = []
         self._members: set[int] = set()  # ids of the modules in the models
         self._evaluated = IdentityMap()  # unused batches at the last call, by module outside of the models
         self._called = IdentityMap()  # modules that the script calls itself
@@ -157,8 +157,10 @@ class Recorder:
         self._draws: DrawMeter | None = None  # once the script builds an optimizer
         self._states: StateReader | None = None
         self._joins = False
+        self._unsynchronized_parts = IdentityMap()  # of FSDP2: whether each module was told not to share gradients
         self._places = IdentityMap()  # the lines that built the modules
-        self._data = DataHook(self)
+        self._late = IdentityMap()  # modules that were built after an optimizer
+        self._data = DataHook(self, folder)
         self._saves = SaveHook(self, folder)
         self._reset()
 
@@ -215,6 +217,7 @@ class Recorder:
         self._hook_scaler()
         self._hook_schedulers()
         self._hook_join()
+        self._hook_shards()
         self._saves.start(self._torch)
 
     def _note_open(self, event: str, arguments: tuple[Any, ...]) -> None:
@@ -237,6 +240,8 @@ class Recorder:
 
     def _note_module(self, _: None, module: Any, *arguments: Any, **options: Any) -> None:
         self._places[module] = _find_build(module)
+        if self._optimizers:
+            self._late[module] = True
         if _find_wrapper(module) == _WRAPPERS[0]:
             self._wrappers.append(weakref.ref(module))
 
@@ -244,6 +249,19 @@ class Recorder:
         kind = sys.modules["torch.distributed.algorithms.join"].Join
         kind.__enter__ = observe(kind.__enter__, before=self._note_join)
         kind.__exit__ = observe(kind.__exit__, after=lambda *_: self._end_together())
+
+    def _hook_shards(self) -> None:
+        """Note which modules of FSDP2 share their gradients: only the script's calls decide it."""
+        module = sys.modules.get("torch.distributed.fsdp")
+        kind = None if module is None else getattr(module, "FSDPModule", None)
+        if kind is not None:
+            kind.set_requires_gradient_sync = observe(kind.set_requires_gradient_sync, before=self._note_sharing)
+
+    @_guard
+    def _note_sharing(self, module: Any, shares: Any, *, recurse: bool = True) -> None:
+        for _, part in list_modules(module) if recurse else [("", module)]:
+            if _find_wrapper(part):
+                self._unsynchronized_parts[part] = shares is False
 
     def _note_join(self, join: Any) -> None:
         self._joins = True
@@ -318,14 +336,16 @@ class Recorder:
         if id(module) not in self._members:
             self._add_model(module)
         self._data.use()
-        self._unsynchronized = read_attributes(module).get("require_backward_grad_sync") is False
+        self._unsynchronized = read_attributes(module).get("require_backward_grad_sync") is False or any(
+            self._unsynchronized_parts.get(part) for _, part in list_modules(module)
+        )
         with bypass_modes(self._torch):
             for tensor in fingerprint.find_tensors(self._torch, (arguments, options)):
                 part = tensor.reshape(-1)[:_MOST_ELEMENTS]
                 self._batch.append(fingerprint.digest(self._torch, part))
         if self._state is None:
             groups = [group for optimizer in self._optimizers for group in list_groups(optimizer())]
-            self._state = () if self._states is None else self._states.read(sys._getframe(), self._models, groups)
+            self._state = () if self._states is None else self._states.read(sys._getframe(), self.models, groups)
         if self._buffers is None:
             # DistributedDataParallel makes the buffers equal in its call, before it calls its module.
             is_wrapped = _find_wrapper(module) == _WRAPPERS[0]
@@ -352,6 +372,10 @@ class Recorder:
             )
         )
 
+    def find_view(self, tensor: Any) -> tuple[int, str] | None:
+        """Return the step after which a variable of the script had a tensor of the models' memory, and its name."""
+        return None if self._states is None else self._states.views.get(tensor)
+
     @_guard
     def enter_data(self) -> None:
         """Note that a DataLoader begins to load."""
@@ -373,7 +397,7 @@ class Recorder:
     @_guard
     def _note_buffers(self) -> None:
         self._buffer_owner = None
-        self._buffers = [self._digest(buffer) for model in self._models for _, buffer, _ in list_buffers(model)]
+        self._buffers = [self._digest(buffer) for model in self.models for _, buffer, _ in list_buffers(model)]
 
     @_guard
     def _note_loss(self, tensors: Any, *arguments: Any, **options: Any) -> None:
@@ -486,6 +510,8 @@ class Recorder:
                 copies=tuple(sorted(self._list_copies())),
                 scales=tuple(self._scales[:16]),
                 cleared=tuple(key.name for key in trainable if key in self._cleared)[:64],
+                optimized=() if self.steps > 1 else tuple(self._list_optimized()),
+                cycled=self._data.is_cycled(batches),
             )
         )
         self._reset()
@@ -513,7 +539,7 @@ class Recorder:
 
     def _list_copies(self) -> Iterator[str]:
         """Yield those modules beside the models whose parameters have the shapes of a model's, as copies of it have."""
-        shapes = {tuple(_list_shapes(self._torch, model)) for model in self._models}
+        shapes = {tuple(_list_shapes(self._torch, model)) for model in self.models}
         for reference in self._beside:
             module = reference()
             is_used = module is not None and self._called.get(module) is not None
@@ -538,6 +564,13 @@ class Recorder:
         ]
         return missing, len(foreign)
 
+    def _list_optimized(self) -> Iterator[str]:
+        """Yield the names of the optimizers' parameters, in their order."""
+        names = {id(parameter): key.name for key, parameter in self._list_parameters()}
+        for optimizer in self._optimizers:
+            for item in list_optimized(optimizer()):
+                yield names.get(id(item), "")
+
     def _find_group(self) -> tuple[int, int]:
         """Return size and rank of the default process group; 0 without one."""
         distributed = self._torch.distributed
@@ -548,11 +581,12 @@ class Recorder:
     # -- models
 
     def _add_model(self, module: Any) -> None:
-        self._models.append(module)
+        self.models.append(module)
         for _, member in list_modules(module):
             self._members.add(id(member))
             self._data.discard(self._evaluated.get(member, {}))
         parameters = list(list_parameters(module))
+        parts = list_modules(module)
         self.write(
             ModelRecord(
                 time=time.time(),
@@ -567,12 +601,14 @@ class Recorder:
                 sharded=tuple(int(self._is_incomplete(module, parameter)) for _, parameter, _ in parameters),
                 buffer_names=tuple(strip_wrappers(name) for name, _, _ in list_buffers(module)),
                 places=tuple(self._places.get(owner, "") for _, _, owner in parameters),
+                modules=tuple(f"{strip_wrappers(name)} {self._places.get(part, '')}" for name, part in parts),
+                late=tuple(strip_wrappers(name) for name, part in parts if self._late.get(part)),
                 shared=find_shared_dimension(parameter for _, parameter, _ in parameters),
             )
         )
 
     def _list_parameters(self) -> Iterator[tuple[_Key, Any]]:
-        for number, model in enumerate(self._models):
+        for number, model in enumerate(self.models):
             for name, parameter, _ in list_parameters(model):
                 yield _Key(number, strip_wrappers(name)), parameter
 

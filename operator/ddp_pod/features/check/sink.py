@@ -13,11 +13,16 @@ class Indices(NamedTuple):
 
 
 class Records(Protocol):
-    """The records of one process. ``steps``: those that it has made; ``is_active``: whether more are written."""
+    """The records of one process.
+
+    ``steps``: those that it has made; ``is_active``: whether more are written; ``models``: those in training.
+    """
 
     is_active: bool
+    rank: int
     steps: int
     order: Order
+    models: list[Any]
 
     def write(self, record: Any) -> None:
         """Write a record: once the process has made a step."""
@@ -27,6 +32,9 @@ class Records(Protocol):
 
     def leave_data(self) -> None:
         """Note that a DataLoader has loaded."""
+
+    def find_view(self, tensor: Any) -> tuple[int, str] | None:
+        """Return the step after which a variable of the script had a tensor of the models' memory, and its name."""
 
     def note_batch(self, loader: int, iteration: int, batch: Any, indices: Indices) -> None:
         """Record a batch that a DataLoader delivers."""

@@ -85,6 +85,7 @@ def build_process(rank: int, *, steps: range = range(1, STEPS + 1), number: int 
                     f"queue=tensor:q{step}",
                     f"shadow=weights:a{step}",
                     f"matrix=tensor:{(step - 1) % EPOCH}",
+                    f"noise=generator:n{step}",
                 ),
                 group_size=2,
                 group_rank=rank,

@@ -15,7 +15,7 @@ from ddp_cli.features.check.recordings import Process, Recording, read_recording
 from ddp_cli.features.check.training import judge_training
 from ddp_cli.features.check.verdict import FAILED, NOT_APPLICABLE, PASSED, WARNING, CheckVerdict
 from ddp_pod.contract.records import to_json
-from ddp_pod.features.check.contract import ERROR, BatchRecord, EndRecord, LoaderRecord
+from ddp_pod.features.check.contract import ERROR, BatchRecord, EndRecord, LoaderRecord, RestoreRecord
 from tests.unit.ddp_cli.features.check.recorded_runs import (
     EPOCH,
     Change,
@@ -158,7 +158,7 @@ def change_nothing(ranks: list[Process]) -> None:
 
 def leave_out_of_the_optimizer(ranks: list[Process]) -> None:
     for process in ranks:
-        change_model(process, trainable=(1, 1))
+        change_model(process, trainable=(1, 1), modules=(" train.py:10",))  # which was built before the optimizer
         change_steps(process, gradients=lambda step, rank: (f"g{step}", f"h{step}"), unoptimized=("frozen",), foreign=2)
 
 
@@ -195,6 +195,42 @@ def skip_synchronization(ranks: list[Process]) -> None:
 
 def keep_a_reference(ranks: list[Process]) -> None:
     ranks[0].saves[-1] = dataclasses.replace(ranks[0].saves[-1], taken=4, taken_place="train.py:28")
+
+
+def keep_references_in_a_variable(ranks: list[Process]) -> None:
+    ranks[0].saves[-1] = dataclasses.replace(ranks[0].saves[-1], taken=4, taken_name="best")
+
+
+def restore_references(ranks: list[Process]) -> None:
+    ranks[0].restores.append(RestoreRecord(place="train.py:40", step=12, taken=4, taken_place="train.py:28"))
+
+
+def leave_shards_unsynchronized(ranks: list[Process]) -> None:
+    for process in ranks:
+        change_model(process, wrapper="FSDPModule", sharded=(1, 1))
+        change_steps(process, unsynchronized=True)
+
+
+def register_nested_modules(ranks: list[Process]) -> None:
+    """Register adapters in other orders: the line of the adapter counts, not that of the layer in it."""
+    modules = ("adapters train.py:8", "adapters.a train.py:9", "adapters.a.down net.py:1")
+    for process, names in zip(ranks, (("a", "b"), ("b", "a")), strict=True):
+        change_model(process, names=tuple(f"adapters.{name}.down.weight" for name in names), modules=modules)
+
+
+def build_a_module_late(ranks: list[Process]) -> None:
+    modules = ("adapters train.py:8", "adapters.a train.py:9", "adapters.a.down net.py:1")
+    for process in ranks:
+        names = ("weight", "adapters.a.down.weight")
+        change_model(process, names=names, trainable=(1, 1), modules=modules, late=("adapters.a", "adapters.a.down"))
+        change_steps(process, unoptimized=names[1:], gradients=lambda step, rank: (f"g{step}", f"h{step}"))
+
+
+def cycle_batches(ranks: list[Process]) -> None:
+    for process in ranks:
+        process.loaders = process.loaders[:1]
+        process.batches = process.batches[:EPOCH]
+        change_steps(process, since=EPOCH + 1, cycled=True, loaders=(), indices="")
 
 
 def begin_with_other_weights(ranks: list[Process]) -> None:
@@ -321,7 +357,19 @@ FAULTS: list[tuple[str, Change, str, str]] = [
     ("own learning rate", schedule_on_own_metric, "gradients are shared", "train.py:33"),
     ("no_sync", skip_synchronization, "gradients are shared", "train.py:21"),
     ("reference", keep_a_reference, "saved weights", "train.py:28"),
-    ("uneven data", lambda ranks: change_loaders(ranks[1], batches=3), "equal numbers of steps", "train.py:12"),
+    ("references in a variable", keep_references_in_a_variable, "saved weights", "train.py:25"),
+    ("references that are restored", restore_references, "saved weights", "train.py:28"),
+    ("shards", leave_shards_unsynchronized, "gradients are shared", "train.py:21"),
+    ("names of nested modules", register_nested_modules, "same parameters", "train.py:9"),
+    ("module after the optimizer", build_a_module_late, "weights change", "train.py:9"),
+    ("cycle", cycle_batches, "another order each epoch", "train.py:18"),
+    ("epoch set on a rank", lambda ranks: never_set_epoch(ranks[1:]), "another order each epoch", "train.py:18"),
+    (
+        "uneven data",
+        lambda ranks: [change_loaders(ranks[1], batches=3), ranks[1].steps.pop()],
+        "equal numbers of steps",
+        "train.py:12",
+    ),
     ("fewer steps", lambda ranks: ranks[1].steps.pop(), "equal numbers of steps", "train.py:22"),
     ("two writers", write_everywhere, "one writer", "train.py:25"),
     (

@@ -81,6 +81,21 @@ def make_one_step_more() -> Recording:
     return recording
 
 
+def lose_the_optimizer_on_one_rank() -> Recording:
+    recording = build_resumed()
+    change_steps(recording.ranks[1][1], digests=lambda step, rank: (f"o{step}", "f"))
+    change_steps(recording.ranks[0][1], since=2, loss=("x",))
+    return recording
+
+
+def load_in_another_order() -> Recording:
+    recording = change_resumed(digests=lambda step, rank: (f"o{step}", "f"))
+    for killed, process in recording.ranks.values():
+        change_steps(killed, optimized=("weight", "frozen"))
+        change_steps(process, optimized=("frozen", "weight"))
+    return recording
+
+
 RESUMES: list[tuple[str, Recording, str]] = [
     ("begins anew", build_resumed(1, weights="w0"), "begins anew"),
     ("half of the weights", build_resumed(weights="w?"), "weights of no step"),
@@ -158,6 +173,15 @@ RESUMES: list[tuple[str, Recording, str]] = [
         ),
         "weights, batch and random state are equal",
     ),
+    (
+        "generator",
+        change_resumed(
+            batch=lambda *_: "x", state=lambda step, rank: (f"noise=generator:n{step - 8}", f"queue=tensor:q{step - 8}")
+        ),
+        "noise changes at each step and is not restored",
+    ),
+    ("optimizer of a rank", lose_the_optimizer_on_one_rank(), "differs at step 9: the optimizer's state is not that"),
+    ("order of the optimizer", load_in_another_order(), "the optimizer has frozen where the process that saved has"),
     ("optimizer", change_resumed(digests=lambda step, rank: (f"o{step}", "f")), "optimizer"),
     (
         "other gradients",
@@ -186,6 +210,21 @@ def test_inexact_resume_names_the_cause_and_the_save(resumed: Recording, cause: 
     assert (verdict.state, verdict.place) == (FAILED, "train.py:25")
     assert cause in verdict.reason
     assert bool(verdict.remedy) is (" are " not in cause)
+
+
+def test_state_that_another_rank_has_restored_is_saved() -> None:
+    resumed = lose_the_optimizer_on_one_rank()
+    for rank, path in ((0, "model.pt"), (0, "optimizer.pt"), (1, "model.pt")):
+        resumed.ranks[rank][1].loads.append(LoadRecord(path=path, place=f"train.py:{path}"))
+    verdict = judge_resume(build_reference(), build_reference(), resumed)
+    assert verdict.place == "train.py:optimizer.pt"
+    assert verdict.reason.endswith("on rank 1 alone")
+    assert verdict.remedy == "load the optimizer's state, and a scheduler's, on all ranks, as rank 0 does"
+
+
+def test_batches_without_indices_are_compared_by_their_contents() -> None:
+    resumed = change_resumed(indices=lambda *_: "")
+    assert judge_resume(build_reference(), build_reference(), resumed).state == PASSED
 
 
 def test_new_start_is_named_although_the_first_step_has_changed_nothing() -> None:

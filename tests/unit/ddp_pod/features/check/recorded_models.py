@@ -1,5 +1,6 @@
 """Two models with equal names, of which one is called beside its wrapper. ``sys.argv``: the folder of the records."""
 
+import copy
 import os
 import sys
 
@@ -29,8 +30,14 @@ for (x,) in delivered:
     recorder.end_step(optimizer)
     if not kept:
         kept = {"copy": first.state_dict().copy(), "cpu": {n: v.cpu() for n, v in first.state_dict().items()}}
+        kept["list"] = [first.weight.data]
+        shallow = copy.copy(first)
+        deep = copy.deepcopy(first)
 folder = os.path.join(sys.argv[1], "copy")
 os.makedirs(folder)
+first.load_state_dict(kept["cpu"])
+second.load_state_dict(kept["cpu"])
+kept |= {"shallow": shallow.state_dict(), "whole": [shallow], "deep": deep.state_dict()}
 for name, state in kept.items():
     torch.save(state, os.path.join(folder, f"{name}.pt"))
 torch.save(first.state_dict(), os.path.join(folder, "last.pt"))

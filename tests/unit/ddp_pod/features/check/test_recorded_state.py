@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import sys
 import weakref
 from collections import deque
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 
 from ddp_pod.features.check import recorded_state
-from ddp_pod.features.check.contract import EMPTY, NUMBERS, TENSORS, WEIGHTS
+from ddp_pod.features.check.contract import EMPTY, GENERATOR, NUMBERS, TENSORS, WEIGHTS
 from ddp_pod.features.check.recorded_state import StateReader
 
 
@@ -78,8 +79,11 @@ def read(reader: StateReader, model: nn.Module, **variables: Any) -> dict[str, s
         ({"reward": numpy.zeros(3)}, lambda value: value["reward"].__iadd__(1), TENSORS),
         (torch.zeros(()), lambda value: value.add_(1), NUMBERS),
         ([1, 2], lambda value: value.append(3), NUMBERS),
+        (torch.Generator(), lambda value: value.manual_seed(5), GENERATOR),
+        ([numpy.random.default_rng(0)], lambda value: value[0].random(), GENERATOR),
+        (random.Random(0), lambda value: value.random(), GENERATOR),
     ],
-    ids=["slots", "namespace", "deque", "record", "array", "number", "list"],
+    ids=["slots", "namespace", "deque", "record", "array", "number", "list", "torch", "numpy", "random"],
 )
 def test_changed_value_is_read_wherever_the_script_keeps_it(value: Any, change: Any, kind: str) -> None:
     reader = StateReader(torch)
@@ -129,6 +133,19 @@ def test_value_without_a_change_is_not_read_any_more() -> None:
         read(reader, Net(), data=data)
     data.add_(1)
     assert not [name for name in read(reader, Net(), data=data) if "data" in name]
+
+
+def test_container_is_read_again_once_it_has_other_members() -> None:
+    reader = StateReader(torch)
+    model = Net()
+    best = {"loss": 1.0}
+    for _ in range(8):
+        read(reader, model, best=best)
+    best["weights"] = [value.data for value in model.parameters()]  # type: ignore[assignment]
+
+    read(reader, model, best=best)
+
+    assert [reader.views.get(tensor)[0] for tensor in best["weights"]] == [8, 8]  # type: ignore[attr-defined]
 
 
 def test_reading_keeps_no_variable_of_a_function_alive() -> None:

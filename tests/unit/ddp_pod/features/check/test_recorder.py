@@ -178,7 +178,36 @@ def test_module_that_is_called_beside_its_wrapper_has_the_line_of_the_wrapper(re
 
 
 def test_shallow_copies_of_weights_are_references(records: Records) -> None:
-    assert [save["taken"] for save in records["save"] if "taken" in save] == [1, 1]
+    taken = {Path(save["path"]).stem: save["taken"] for save in records["save"] if "taken" in save}
+    assert taken == dict.fromkeys(("copy", "cpu", "list", "shallow", "whole"), 1)
+    assert [save["takenName"] for save in records["save"] if "takenName" in save] == ["kept"]
+
+
+def test_module_that_is_given_its_own_weights_is_recorded(records: Records) -> None:
+    (restore,) = records["restore"]
+    assert (restore["taken"], restore["step"]) == (1, 3)
+
+
+def test_modules_have_their_lines_and_those_after_the_optimizer_are_late(recorded: Records) -> None:
+    (model,) = recorded["model"]
+    assert [entry.partition(" ")[0] for entry in model["modules"]] == ["", "body", "head", "dropout"]
+    assert model["late"] == ["head"]
+
+
+def test_order_of_the_optimizer_is_recorded_at_the_first_step(records: Records) -> None:
+    assert [step.get("optimized") for step in records["step"]] == [["weight", "weight"], None, None]
+
+
+def test_call_of_shards_that_do_not_share_gradients_is_unsynchronized(tmp_path: Path) -> None:
+    class FSDPModule(nn.Linear):
+        pass
+
+    recorder = build_recorder(tmp_path)
+    model = nn.Sequential(FSDPModule(2, 2))
+    for shares in (False, True):
+        recorder._note_sharing(model, shares)
+        recorder._note_call(model, (torch.ones(1, 2),), {})
+        assert recorder._unsynchronized is not shares
 
 
 def test_loader_of_which_the_script_keeps_the_iterator_has_a_length(records: Records) -> None:
