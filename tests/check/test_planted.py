@@ -6,23 +6,30 @@ import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import MappingProxyType
+from typing import Final
 
 import pytest
 
 from tests.check.faults import SCRIPTS
 from tests.check.planted import OPEN, PLANTED
 from tests.check.running import Judgement, judge_report, list_alarms, note_row, run_check
+from tests.check.siblings import OPEN_SIBLINGS, SIBLINGS
 
 pytestmark = pytest.mark.process
 
 
-@pytest.mark.parametrize("name", PLANTED)
+ALL: Final = MappingProxyType(PLANTED | SIBLINGS)
+
+
+@pytest.mark.parametrize("name", ALL)
 def test_planted_fault_is_reported_with_reason_and_line(
     name: str, tmp_path: Path, request: pytest.FixtureRequest, record_property: Callable[[str, object], None]
 ) -> None:
-    fault = PLANTED[name]
-    if name in OPEN:
-        request.applymarker(pytest.mark.xfail(reason=OPEN[name], strict=False))
+    fault = ALL[name]
+    reason = (OPEN | OPEN_SIBLINGS).get(name)
+    if reason:
+        request.applymarker(pytest.mark.xfail(reason=reason, strict=False))
     folder = Path(shutil.copytree(SCRIPTS, tmp_path / "work", ignore=shutil.ignore_patterns("__*__*")))
     (folder / fault.script).write_text(fault.write())
     shape = () if fault.pods > 1 else ("--nodes=1", "--procs=2")

@@ -21,6 +21,7 @@ RIGHT: Final = (
     "mlp", "cnn", "amp", "accumulation", "gan", "ema", "lbfgs", "uneven", "stream", "fsdp", "manual", "counted",
     "augmented", "bucket", "centers", "contrast", "curriculum", "drawn", "functional", "letters", "normalized",
     "recipe", "replay", "shadow", "shards", "swa", "trainer", "unfreeze", "validated",
+    "adapters", "callbacks", "detect", "diffusion", "engine", "pipes", "policy", "sharded", "speech", "teacher",
 )  # fmt: skip
 
 
