@@ -13,6 +13,8 @@ from ..base.pod import Pod
 
 SHARED_MEMORY: Final = "/dev/shm"
 _MIB: Final = 1 << 20
+_SMALL_MIB: Final = 64  # of shared memory: what container runtimes give without a request
+_FULL_SHARE: Final = 0.1  # of shared memory, below which free space is short
 _MOST_MAPPINGS: Final = 4096  # read of one process
 _MOST_FILES: Final = 256  # kept of one process
 _FRAMES_SHOWN: Final = 15
@@ -35,16 +37,20 @@ class SignalKind(NamedTuple):
 
 
 CRASH_REMEDY: Final = "it crashed in native code of a library or a kernel; the log has the Python stack, if any"
+_SHORTENED: Final = (
+    "memory was accessed for which its file has no data, as after it was shortened or rewritten in place: write a new "
+    "file and rename it"
+)
+_NO_STORAGE: Final = "or its storage has failed (dmesg)"
+SHARED_MEMORY_REMEDY: Final = (
+    "/dev/shm is full: raise spec.shm.sizeLimit and the memory limit, or use fewer DataLoader workers"
+)
 _TIMER: Final = "a timer of the script or of a profiler ran out, and no handler was installed for its signal"
 _SENT: Final = "another process, or the script itself, has sent the signal, and the script has no handler for it"
 SIGNALS: Final[Mapping[int, SignalKind]] = {
     signal.SIGSEGV: SignalKind(CRASH_REMEDY, is_crash=True),
     signal.SIGABRT: SignalKind(CRASH_REMEDY, is_crash=True),
-    signal.SIGBUS: SignalKind(
-        "memory was accessed for which its file has no data: the file was shortened or rewritten in place (write a new "
-        "one and rename it), its storage failed (dmesg), or /dev/shm was full",
-        is_crash=True,
-    ),
+    signal.SIGBUS: SignalKind(f"{_SHORTENED}; {_NO_STORAGE}", is_crash=True),
     signal.SIGFPE: SignalKind(
         "native code has divided an integer by zero, unless a process has sent the signal; the log has the Python "
         "stack, if any",
@@ -180,8 +186,18 @@ def find_shortened(files: list[MappedFile]) -> str:
     return ""
 
 
-def explain_bus_error(pod: Pod, local_rank: int) -> str:
-    """Return what is known about a SIGBUS of a rank: a shortened file, or how much space shared memory has."""
+class BusError(NamedTuple):
+    """What is known about a SIGBUS, and what to do."""
+
+    note: str
+    remedy: str
+
+
+def explain_bus_error(pod: Pod, local_rank: int) -> BusError:
+    """Return what is known about a SIGBUS of a rank: a shortened file, or how much space shared memory has.
+
+    A process that ends gives its shared memory back, so that a small one counts as full.
+    """
     known = read_json(mappings_path(pod, local_rank)).get("files")
     files = []
     for item in known if isinstance(known, list) else ():
@@ -189,14 +205,17 @@ def explain_bus_error(pod: Pod, local_rank: int) -> str:
             files.append(MappedFile(*item))
     shortened = find_shortened(files)
     if shortened:
-        return shortened
+        return BusError(shortened, _SHORTENED)
     try:
         space = os.statvfs(SHARED_MEMORY)
     except OSError:
-        return ""
+        return BusError("no mapped file is known that was shortened", f"{_SHORTENED}; {_NO_STORAGE}")
     free = space.f_bavail * space.f_frsize // _MIB
     size = space.f_blocks * space.f_frsize // _MIB
-    return f"{SHARED_MEMORY} has {free} MiB free" if free else f"{SHARED_MEMORY} of {size} MiB is full"
+    note = f"{SHARED_MEMORY} of {size} MiB has {free} MiB free"
+    if size <= _SMALL_MIB or free <= size * _FULL_SHARE:
+        return BusError(note, SHARED_MEMORY_REMEDY)
+    return BusError(note, f"{_SHORTENED}; {_NO_STORAGE}")
 
 
 def mappings_path(pod: Pod, local_rank: int) -> str:

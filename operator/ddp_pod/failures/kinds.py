@@ -12,6 +12,7 @@ from ..contract.failure_table import KILLED, NODE_FAULT, OOM, USER_ERROR, Outcom
 from ..contract.failure_text import NON_FINITE_REMEDY
 from ..contract.names import EXIT_OOM, EXIT_RETRYABLE, EXIT_USER_ERROR
 from ..rank.read_files import CUT_ARCHIVE, HTML_PAGE, LFS_POINTER
+from .crashes import SHARED_MEMORY_REMEDY
 
 FATAL: Final = Outcome(USER_ERROR.name, EXIT_USER_ERROR)
 SCRIPT_ERROR: Final = Outcome(USER_ERROR.name, EXIT_RETRYABLE)
@@ -57,8 +58,7 @@ class FailureKind(NamedTuple):
 UNKNOWN_KIND: Final = FailureKind("", outcome=None)
 SHARED_MEMORY: Final = FailureKind(
     "No shared memory", errnos=(errno.ENOSPC,), where=r"/dev/shm|</torch_|\(shm\)",
-    words=r"/dev/shm|\(shm\)|killed by signal: Bus error",
-    remedy="/dev/shm is full: raise spec.shm.sizeLimit and the memory limit, or use fewer DataLoader workers",
+    words=r"/dev/shm|\(shm\)", remedy=SHARED_MEMORY_REMEDY,
 )  # fmt: skip
 FULL_VOLUME: Final = FailureKind(
     "No space left", errnos=(errno.ENOSPC,),

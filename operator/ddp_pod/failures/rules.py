@@ -16,8 +16,20 @@ from typing import Final, NamedTuple
 from ..contract.failure_table import CUDA, EXIT_CODES, HANG, NCCL, NETWORK, Outcome, judge_exit_code
 from ..contract.names import EXIT_HANG, EXIT_PEER_LOST, EXIT_RETRYABLE
 from ..contract.processes import has_gpu
+from ..rank.killed_children import KilledChild
 from ..rank.tracebacks import MESSAGE_PART, ExceptionFacts, parse_chain, shorten
-from .kinds import FATAL, KINDS, NO_DEVICES, NO_GPU, OUT_OF_MEMORY, PEERS, SCRIPT_ERROR, UNKNOWN_KIND, FailureKind
+from .kinds import (
+    FATAL,
+    HELPER,
+    KINDS,
+    NO_DEVICES,
+    NO_GPU,
+    OUT_OF_MEMORY,
+    PEERS,
+    SCRIPT_ERROR,
+    UNKNOWN_KIND,
+    FailureKind,
+)
 
 AT_START: Final = ("SyntaxError", "ImportError")
 """Exceptions of a script that cannot start, and their subclasses."""
@@ -81,6 +93,8 @@ class WorkerEnd(NamedTuple):
     """The exceptions that led to its end, the outermost first; empty: only their texts are known."""
     place: str = ""
     """The line of the script in which it hung, outside of collectives and of I/O; empty: somewhere else."""
+    child: KilledChild | None = None
+    """The helper process of the rank that a signal had killed."""
 
     @property
     def text(self) -> str:
@@ -112,7 +126,8 @@ def judge(end: WorkerEnd, *, oom_killed: bool, non_retryable: Collection[int] = 
         return judgement._replace(outcome=EXIT_CODES[end.exit_code])
     if end.exit_code in non_retryable:
         return judgement._replace(outcome=FATAL)
-    if end.exit_code in _SIGKILL and oom_killed:
+    is_child_killed = judgement.kind is HELPER and end.child is not None and end.child.number == signal.SIGKILL
+    if oom_killed and (end.exit_code in _SIGKILL or is_child_killed):
         return judgement._replace(outcome=OUT_OF_MEMORY)
     return judgement
 

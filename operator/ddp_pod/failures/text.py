@@ -18,6 +18,7 @@ from ..contract.names import ENV_LOCAL_POD
 from ..contract.plan import CodeConfig
 from ..rank.tracebacks import PLACE, ExceptionFacts
 from .crashes import SIGNALS
+from .kinds import HELPER
 from .rules import Judgement, WorkerEnd, complete_facts, find_kind
 
 REFUSED: Final = "nothing listens there yet"
@@ -144,6 +145,8 @@ def advise(
     """
     category = judgement.outcome.category
     module = _MISSING_MODULE.search(end.text)
+    if judgement.kind is HELPER and end.child is not None and end.child.number in SIGNALS:
+        return SIGNALS[end.child.number].remedy
     if judgement.kind.remedy:
         return judgement.kind.remedy
     if module:

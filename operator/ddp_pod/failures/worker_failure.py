@@ -42,6 +42,7 @@ from ..contract.failure_text import EARLY_EXIT_REMEDY
 from ..contract.names import EXIT_OK, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR
 from ..contract.processes import STOP_SIGNALS, count_oom_kills
 from ..progress.output import SECONDS_TO_KEEP, read_end, read_last_lines
+from ..rank.killed_children import KilledChild
 from ..rank.lasting_files import LOCAL_TYPES
 from ..rank.tracebacks import (
     LIBRARY,
@@ -53,11 +54,19 @@ from ..rank.tracebacks import (
     shorten_message,
 )
 from .crashes import SHARED_MEMORY as SHARED_MEMORY_FOLDER
-from .crashes import SIGNALS, CrashReport, explain_bus_error, is_complete, read_crash
+from .crashes import SIGNALS, BusError, CrashReport, explain_bus_error, is_complete, read_crash
 from .kinds import FATAL, FULL_VOLUME, HELPER, MISMATCH, SCRIPT_ERROR, SHARED_MEMORY, UNKNOWN_KIND, FailureKind
 from .mistakes import recurs
 from .rules import Judgement, WorkerEnd, judge, list_exceptions
-from .text import advise, advise_on_output, describe_early_exit, describe_worker_failure, find_signal, is_native_crash
+from .text import (
+    advise,
+    advise_on_output,
+    describe_early_exit,
+    describe_exit,
+    describe_worker_failure,
+    find_signal,
+    is_native_crash,
+)
 
 _CALL: Final = re.compile(
     r"Rank (\d+) is running collective: CollectiveFingerPrint\(.*?OpType=(\w+)(?:, TensorShape=(\[[^\]]*\]))?"
@@ -134,7 +143,14 @@ def complete_worker_end(reported: WorkerEnd, error: Mapping[str, Any]) -> Worker
         message=shorten_mismatch(message),
         chain=parse_chain(end.message.splitlines()) if is_helpers else _read_chain(error.get("chain")),
         hang_is_secondary=exception_type == HANG.name and error.get("secondary") is True,
+        child=_read_child(error.get("child")),
     )
+
+
+def _read_child(record: Any) -> KilledChild | None:
+    """Return the killed child in a worker's error file; None if there is none, or if it is malformed."""
+    is_valid = isinstance(record, list) and list(map(type, record)) == [str, int]
+    return KilledChild(*record) if is_valid else None
 
 
 def _read_chain(records: Any) -> Sequence[ExceptionFacts]:
@@ -203,15 +219,16 @@ def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS
         judgement = judgement._replace(kind=SHARED_MEMORY)
     cause = judgement.cause if judgement.cause.types[0] else _find_innermost(end.chain)
     message = shorten_message(message) + _describe_cause(cause, message, volume)
-    if find_signal(end.exit_code) == signal.SIGBUS and not end.exception_type:
-        note = explain_bus_error(pod, end.local_rank)
-        message += f": {note}" if note else ""
+    bus = explain_bus_error(pod, end.local_rank) if _find_killer(end, judgement) == signal.SIGBUS else None
+    message += _describe_signal(end, judgement, bus)
     left = ended_peers.first if outcome.secondary else None
     if left is not None:
         is_young = _measure_run(pod, end) < SIGNIFICANT_SECONDS  # after hours, leaving the loop may depend on times
         outcome = FATAL if is_young and not left.exception else SCRIPT_ERROR
         message = describe_early_exit(left, ended_peers.total, end.rank) + message
         remedy = EARLY_EXIT_REMEDY
+    elif bus is not None:
+        remedy = bus.remedy
     else:
         remedy = advise(judgement, end, only_exit_code=evidence == EVIDENCE_EXIT_CODE, code=pod.code)
     failure = Failure(
@@ -231,6 +248,21 @@ def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS
         evidence=evidence,
     )
     return failure if left is None else _attribute_to(left, pod, failure)
+
+
+def _find_killer(end: WorkerEnd, judgement: Judgement) -> int:
+    """Return the signal that killed a rank, or the helper process for which it waited; 0 if none did."""
+    if judgement.kind is HELPER and end.child is not None:
+        return end.child.number
+    return 0 if end.exception_type else find_signal(end.exit_code)
+
+
+def _describe_signal(end: WorkerEnd, judgement: Judgement, bus: BusError | None) -> str:
+    """Return what is known about the signal that killed a helper process of a rank, or about its bus error."""
+    if judgement.kind is not HELPER or end.child is None:
+        return f": {bus.note}" if bus is not None else ""
+    note = f": {bus.note}" if bus is not None else ""
+    return f" (its process {end.child.name} was {describe_exit(-end.child.number)}{note})"
 
 
 def _recurs(pod: Pod, end: WorkerEnd, judgement: Judgement) -> bool:

@@ -17,6 +17,7 @@ from types import CodeType
 from typing import Any, NamedTuple
 
 from ..base.files import is_own_file, write_json
+from .killed_children import find_killed_child
 from .lasting_files import is_lasting_error, is_lasting_file
 from .read_files import ReadFile, find_read_file, is_parser_error
 from .script_objects import is_instance
@@ -302,10 +303,12 @@ def record_exception(error: BaseException, path: str, about: Mapping[str, Any]) 
             for item, link in zip(facts, links, strict=True)
         ]
     frames = without_own_frames(explained, explained.__traceback__)
+    child = find_killed_child(explained)
     record = {
         "type": kind,
         "message": message,
         "chain": [item._asdict() for item in facts],
+        "child": child,
         "traceback": fold_libraries(_format_exception(explained, frames))[-_RECORDED_LIMIT:],
         "exitCode": code & 255,
         "rank": about["rank"],

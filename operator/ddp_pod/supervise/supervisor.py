@@ -48,6 +48,7 @@ from ..torchrun.channel import (
     Verdict,
 )
 from ..watchdog.groups import GroupMonitor
+from ..watchdog.mappings import MappedFilesKeeper
 from ..watchdog.monitor import StallMonitor
 from .agent_process import AgentProcess, ForkServer
 from .release import AgentRelease
@@ -63,7 +64,12 @@ _LINGER_SECONDS = 3.0
 _LINGER_SECONDS_AFTER_FAILURE = 1.0
 _SECONDS_TO_END_PROCESSES = 5.0
 _SECONDS_BETWEEN_CHECKS = 0.2  # of deadlines
-_OWN_SERVICES: tuple[Callable[[Pod, RankReader], Service], ...] = (StallMonitor, GroupMonitor, UnreachablePeers)
+_OWN_SERVICES: tuple[Callable[[Pod, RankReader], Service], ...] = (
+    StallMonitor,
+    GroupMonitor,
+    UnreachablePeers,
+    MappedFilesKeeper,
+)
 
 
 class Supervisor:

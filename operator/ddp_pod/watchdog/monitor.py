@@ -20,7 +20,6 @@ from ..contract.processes import SLEEPING_STATES, STOPPED_STATES, count_cpu_seco
 from ..contract.progress import RankProgress
 from ..contract.records import read_record, to_json
 from ..contract.report import Stall, StalledRank
-from ..failures.crashes import MappedFile, list_mapped_files, mappings_path
 from ..failures.rank_ends import PrintedTraceback, find_dead_helper
 from ..failures.text import DDP_FORWARD_REMEDY
 from ..failures.worker_failure import examine_error, list_error_files
@@ -57,7 +56,6 @@ _SILENCE_FACTOR = 1.3  # by which the silence is longer when they are examined a
 _SECONDS_OF_ORPHAN = 15.0  # of silence, after which a rank that may wait for a dead helper is named
 _SAMPLES = 10  # of a rank's state
 _SECONDS_BETWEEN_SAMPLES = 0.01
-_SECONDS_BETWEEN_MAPPINGS = 60.0  # at most, between two readings of the files that a rank maps
 _KILLED = 128 + signal.SIGKILL
 _MISMATCH = "CollectiveMismatch"  # the type of its error, beside that of a hang
 
@@ -131,8 +129,6 @@ class StallMonitor(Service):
         # Between two checks are a pause and the wait for pages of ranks that do not respond.
         self._clock = AwakeClock(self._interval + 2 * PAGE_TIMEOUT, time.monotonic())
         self._idleness = Idleness()
-        self._mapped: dict[int, list[MappedFile]] = {}  # by local rank
-        self._mappings_read: dict[int, float] = {}  # the age of each process at its last reading, in seconds
         self._pulse = StepPulse(self._clock.read(time.monotonic()))
         self._watchdog = HeartbeatWatchdog(pod.watchdog) if pod.watchdog else None
 
@@ -236,7 +232,6 @@ class StallMonitor(Service):
             if self._pod.node == 0 and self._pod.is_multi_node:
                 steps = [progress.run_step for progress in ranks.values() if progress.run_step is not None]
                 try_write_json(self._path(RUN_STEP_FILE), {"step": max(steps)} if steps else {})
-            self._keep_mappings()
             now = self._clock.tick(time.monotonic())
             if (
                 plan is not None
@@ -245,24 +240,6 @@ class StallMonitor(Service):
             ):
                 self._check(plan, self._watchdog, ranks, now)
                 self._clock.tick(time.monotonic())
-
-    def _keep_mappings(self) -> None:
-        """Keep which files the ranks map: after a bus error the process that knows it has ended.
-
-        Scripts map their files early. Reading thousands of mappings takes milliseconds, so the pauses grow.
-        """
-        workers = list_workers(self._pod)
-        read_at = {worker.pid: self._mappings_read.get(worker.pid, 0.0) for worker in workers}
-        self._mappings_read = read_at
-        for worker in workers:
-            age = time.time() - worker.started
-            if age < min(2 * read_at[worker.pid], read_at[worker.pid] + _SECONDS_BETWEEN_MAPPINGS):
-                continue
-            read_at[worker.pid] = age
-            files = list_mapped_files(worker.pid)
-            if files and files != self._mapped.get(worker.local_rank):
-                self._mapped[worker.local_rank] = files
-                try_write_json(mappings_path(self._pod, worker.local_rank), {"files": files})
 
     def log_state(self) -> None:
         """Write the stacks of all ranks to the log."""

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import mmap
+import multiprocessing
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -23,7 +27,8 @@ from ddp_pod.failures.crashes import (
     read_crash,
 )
 from ddp_pod.failures.rules import WorkerEnd
-from ddp_pod.failures.worker_failure import add_last_lines, examine_worker
+from ddp_pod.failures.worker_failure import HELPER_ENDED, add_last_lines, examine_worker
+from ddp_pod.rank.killed_children import KilledChild, find_killed_child
 from tests.support.launcher_config import launcher_pod
 
 CRASH = """
@@ -104,14 +109,39 @@ def test_mapped_file_that_was_shortened_explains_a_bus_error(tmp_path: Path) -> 
     os.truncate(data, 5000)
     write_json(mappings_path(pod, 0), {"files": files})
     text = f"the file {data} has only 5000 bytes, and the rank maps 102400"
-    assert explain_bus_error(pod, 0) == text
+    assert explain_bus_error(pod, 0).note == text
     failure = add_last_lines(pod, examine_worker(pod, WorkerEnd(-signal.SIGBUS)))
     assert failure.message == f"worker killed by SIGBUS: {text}"
     assert failure.signature == "SIGBUS"
+    assert "/dev/shm" not in failure.remedy
+
+    error = {"type": "ConnectionResetError", "message": "[Errno 104]", "exitCode": 1, "child": ["Process-3", 7]}
+    chain = [
+        {"types": ["ConnectionResetError"], "errno": 104, "place": "/lib/python3.11/multiprocessing/connection.py"}
+    ]
+    (tmp_path / "errors").mkdir()
+    write_json(str(tmp_path / "errors/0.json"), {**error, "chain": chain})
+    failure = examine_worker(pod, WorkerEnd(1))
+    assert failure.message.endswith(f"(its process Process-3 was killed by SIGBUS: {text})")
+    assert "in place" in failure.remedy
+    assert failure.signature == HELPER_ENDED
 
     (tmp_path / "new").write_bytes(b"")
     (tmp_path / "new").replace(data)  # another file of this name
-    assert "only" not in explain_bus_error(pod, 0)
+    assert "only" not in explain_bus_error(pod, 0).note
+
+
+@pytest.mark.parametrize(
+    ("size", "free", "word"), [(64, 64, "sizeLimit"), (9000, 10, "sizeLimit"), (9000, 8000, "dmesg")]
+)
+def test_bus_error_is_one_of_shared_memory_if_that_is_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, free: int, word: str
+) -> None:
+    space = SimpleNamespace(f_bavail=free, f_blocks=size, f_frsize=1 << 20)
+    monkeypatch.setattr("os.statvfs", lambda path: space)
+    known = explain_bus_error(launcher_pod(tmp_path), 0)
+    assert known.note == f"/dev/shm of {size} MiB has {free} MiB free"
+    assert word in known.remedy
 
 
 @pytest.mark.parametrize("content", [{}, {"files": 3}, {"files": [3, ["a", "b", 1], ["a", 1]]}])
@@ -119,7 +149,7 @@ def test_invalid_list_of_mappings_explains_nothing(tmp_path: Path, content: dict
     pod = launcher_pod(tmp_path)
     (tmp_path / "output").mkdir()
     write_json(mappings_path(pod, 0), content)
-    assert "bytes" not in explain_bus_error(pod, 0)
+    assert "bytes" not in explain_bus_error(pod, 0).note
 
 
 @pytest.mark.parametrize(
@@ -139,3 +169,23 @@ def test_signal_has_a_remedy_of_its_own(tmp_path: Path, number: signal.Signals, 
     assert word in failure.remedy
     assert failure.signature == signature
     assert failure.remedy == SIGNALS[number].remedy
+
+
+def test_child_that_a_signal_kills_explains_a_lost_connection(monkeypatch: pytest.MonkeyPatch) -> None:
+    context = multiprocessing.get_context("spawn")
+    child = context.Process(target=time.sleep, args=(60,), name="loader-2")
+    child.start()
+    try:
+        assert find_killed_child(ValueError()) is None, "it lives"
+        threading.Timer(0.1, lambda: os.kill(child.pid, signal.SIGBUS)).start()
+        assert find_killed_child(ConnectionResetError()) == KilledChild("loader-2", signal.SIGBUS)
+    finally:
+        child.kill()
+        child.join()
+
+
+def test_children_that_cannot_be_read_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    ended = SimpleNamespace(name="a", _popen=SimpleNamespace(poll=lambda: 3))
+    children = [None, ended, SimpleNamespace(name=3, _popen=SimpleNamespace(poll=lambda: -9))]
+    monkeypatch.setattr("multiprocessing.process._children", children)
+    assert find_killed_child(ValueError()) is None

@@ -94,7 +94,7 @@ EXCEPTIONS = {
         ("RuntimeError: unable to write to file </torch_4_1>: No space left on device (28)", "shm.sizeLimit"),
         ("RuntimeError: unable to write to file </torch_4_1>: Kein Speicherplatz frei (28)", "shm.sizeLimit"),
         ("OSError: [Errno 28] No space left on device: '/dev/shm/x'", "shm.sizeLimit"),
-        ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. ", "spec.shm.sizeLimit"),
+        ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Bus error. ", "was killed"),
         ("RuntimeError: DataLoader worker (pid 7) is killed by signal: Killed. ", "helper process"),
         ("OSError: [Errno 28] No space left on device", "the disk or volume is full"),
         ("OSError: [Errno 28] Kein Speicherplatz frei: '/ckpt/x'", "the disk or volume is full"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import json
 import os
 import signal
@@ -25,6 +26,7 @@ from ddp_pod.progress.rank_progress import PAGE_TIMEOUT, RankReader
 from ddp_pod.rank import worker
 from ddp_pod.watchdog import monitor
 from ddp_pod.watchdog.collectives import Collective, GroupState, RankCollectives
+from ddp_pod.watchdog.mappings import MappedFilesKeeper
 from ddp_pod.watchdog.stacks import SECONDS_FOR_STACKS, Stack, StackFrame, collect_stacks, read_stack
 from ddp_pod.watchdog.stall import (
     HeartbeatWatchdog,
@@ -553,13 +555,18 @@ def test_mappings_of_a_rank_are_read_at_growing_pauses(tmp_path: Path, monkeypat
     now = 1000.0
     read: list[float] = []
     monkeypatch.setattr("time.time", lambda: now)
-    monkeypatch.setattr("ddp_pod.watchdog.monitor.list_workers", lambda pod: [WorkerRecord(7, 0, 0, 0, started=1000.0)])
-    monkeypatch.setattr("ddp_pod.watchdog.monitor.list_mapped_files", lambda pid: read.append(now) or [])
-    stalls = monitor.StallMonitor(launcher_pod(tmp_path), RankReader(str(tmp_path)))
-    for age in range(5, 300, 5):
-        now = 1000.0 + age
-        stalls._keep_mappings()
-    assert [moment - 1000.0 for moment in read] == [5, 10, 20, 40, 80, 140, 200, 260]
+    monkeypatch.setattr(
+        "ddp_pod.watchdog.mappings.list_workers", lambda pod: [WorkerRecord(7, 0, 0, 0, started=1000.0)]
+    )
+    monkeypatch.setattr("ddp_pod.watchdog.mappings.list_mapped_files", lambda pid: read.append(now - 1000.0) or [])
+    keeper = MappedFilesKeeper(launcher_pod(tmp_path), RankReader(str(tmp_path)))
+    for moment in range(1, 6000):
+        now = 1000.0 + moment / 2
+        keeper.keep()
+    pauses = [after - before for before, after in itertools.pairwise(read)]
+    assert max(pauses[:9]) == 0.5, "a rank that has just started maps its files"
+    assert pauses[-1] == max(pauses) == 60
+    assert len(pauses) < 120
 
 
 def test_rank_without_a_stack_explains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

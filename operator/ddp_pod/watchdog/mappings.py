@@ -1,0 +1,50 @@
+"""Keep which files the ranks map: after a bus error the process that knows it has ended."""
+
+import time
+from typing import Final
+
+from ..base.files import try_write_json
+from ..base.pod import Pod, list_workers
+from ..base.service import Service
+from ..failures.crashes import MappedFile, list_mapped_files, mappings_path
+from ..progress.rank_progress import RankReader
+
+_SECONDS_BETWEEN_LOOKS: Final = 0.5
+_GROWTH: Final = 1.1  # of a process's age, from one reading to the next
+_MOST_SECONDS: Final = 60.0  # between two readings
+
+
+class MappedFilesKeeper(Service):
+    """Writes the files that each rank maps beside its output.
+
+    Scripts map their files early, and some fail soon after. Reading thousands of mappings takes milliseconds, so the
+    pauses grow with the age of the process.
+    """
+
+    name = "mappings"
+
+    def __init__(self, pod: Pod, reader: RankReader) -> None:
+        self._pod = pod
+        self._mapped: dict[int, list[MappedFile]] = {}  # by local rank
+        self._read_at: dict[int, float] = {}  # the age of each process at its last reading, in seconds
+
+    def run(self) -> None:
+        """Read the mappings. Never returns."""
+        while True:
+            self.keep()
+            time.sleep(_SECONDS_BETWEEN_LOOKS)
+
+    def keep(self) -> None:
+        """Read the mappings of those ranks for which it is time."""
+        workers = list_workers(self._pod)
+        self._read_at = {worker.pid: self._read_at.get(worker.pid, 0.0) for worker in workers}
+        for worker in workers:
+            age = time.time() - worker.started
+            read_at = self._read_at[worker.pid]
+            if age < min(_GROWTH * read_at, read_at + _MOST_SECONDS):
+                continue
+            self._read_at[worker.pid] = age
+            files = list_mapped_files(worker.pid)
+            if files and files != self._mapped.get(worker.local_rank):
+                self._mapped[worker.local_rank] = files
+                try_write_json(mappings_path(self._pod, worker.local_rank), {"files": files})
