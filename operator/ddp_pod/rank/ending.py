@@ -43,6 +43,7 @@ def guard_end(watchdog: WatchdogConfig | None, path: str) -> None:
 
 def _watch_end(watchdog: WatchdogConfig, path: str) -> None:
     began = time.monotonic()
+    since = time.time()
     written = ""
     time.sleep(_SECONDS_TO_END)
     idle_since = began
@@ -52,7 +53,7 @@ def _watch_end(watchdog: WatchdogConfig, path: str) -> None:
         keeper = _describe_keepers()
         if keeper != written:
             written = keeper
-            try_write_json(path, {"keeper": keeper})
+            try_write_json(path, {"keeper": keeper, "since": since})
         time.sleep(_SECONDS_BETWEEN_CHECKS)
         now = time.monotonic()
         before = work

@@ -92,6 +92,13 @@ class StalledWorker(NamedTuple):
         return RankWait(self.worker.rank, call, self.stack.script_place) if call else None
 
 
+class _EndingRank(NamedTuple):
+    """A rank whose program has been over for some seconds, while its process lives."""
+
+    stalled: StalledRank
+    seconds: float
+
+
 @dataclasses.dataclass
 class _OpenStall:
     """A stall whose stacks are in the log. Times are of the monitor's clock.
@@ -258,8 +265,9 @@ class StallMonitor(Service):
         current = self._open
         if current is None:
             ending = self._list_ending()
-            seconds = age if ending else None
-            return Stall(self._hangs, age, seconds, tuple(ending[:STALLED_RANKS_SHOWN]), self._describe_pause())
+            seconds = max((rank.seconds for rank in ending), default=None)
+            ranks_shown = tuple(rank.stalled for rank in ending[:STALLED_RANKS_SHOWN])
+            return Stall(self._hangs, age, seconds, ranks_shown, self._describe_pause())
         ranks = [*self._activities, *filter(None, [current.remote_cause])]
         stall = describe_stall(current.stall, ranks, now)
         return dataclasses.replace(stall, hangs=self._hangs, heartbeat_age=age)
@@ -334,15 +342,17 @@ class StallMonitor(Service):
             and not os.path.exists(self._path("output", f"{worker.local_rank}.{ENDING}"))
         ]
 
-    def _list_ending(self) -> list[StalledRank]:
+    def _list_ending(self) -> list[_EndingRank]:
         """Return the ranks whose program is over, and what keeps their processes alive."""
         ending = []
         for worker in list_workers(self._pod):
             known = read_json(self._path("output", f"{worker.local_rank}.{ENDING}"))
             keeper = known.get("keeper")
-            if isinstance(keeper, str) and process_state(worker.pid):
+            since = known.get("since")
+            if isinstance(keeper, str) and isinstance(since, float) and process_state(worker.pid):
                 what = f"the program of rank {worker.rank} is over, but {keeper}"
-                ending.append(StalledRank(worker.rank, "Behind", what[:ACTIVITY_LIMIT]))
+                stalled = StalledRank(worker.rank, "Behind", what[:ACTIVITY_LIMIT])
+                ending.append(_EndingRank(stalled, max(0.0, time.time() - since)))
         return ending
 
     def _observe(

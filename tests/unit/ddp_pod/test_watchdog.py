@@ -569,6 +569,23 @@ def test_mappings_of_a_rank_are_read_at_growing_pauses(tmp_path: Path, monkeypat
     assert len(pauses) < 120
 
 
+def test_rank_whose_program_is_over_is_reported_however_few_steps_were_seen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pod = launcher_pod(tmp_path)
+    (tmp_path / "output").mkdir()
+    monkeypatch.setattr("time.time", lambda: 1020.0)
+    monkeypatch.setattr("ddp_pod.watchdog.monitor.list_workers", lambda pod: [WorkerRecord(os.getpid(), 3, 0, 0)])
+    stalls = monitor.StallMonitor(pod, RankReader(str(tmp_path)))
+    assert stalls.describe().ranks == ()
+    write_json(str(tmp_path / "output/0.ending"), {"keeper": "process writer is awaited", "since": 1008.5})
+    known = stalls.describe()
+    assert known.seconds == 11.5
+    assert [rank.what for rank in known.ranks] == ["the program of rank 3 is over, but process writer is awaited"]
+    write_json(str(tmp_path / "output/0.ending"), {"keeper": "process writer is awaited", "since": None})
+    assert stalls.describe().ranks == ()
+
+
 def test_rank_without_a_stack_explains_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stalls = monitor_of_sleeping_rank(tmp_path, monkeypatch, "Busy", 24)
     stalls._stalled = [stalled._replace(stack=Stack([], "")) for stalled in stalls._stalled]
