@@ -37,6 +37,7 @@ _SHARE = 0.1  # of the counted steps by which lines may be late
 _SURE_STEPS = 5.0  # from which a number that advances as much is no coincidence
 _SURE_ADVANCES = 2
 _LEAST_MULTIPLE = 1.5
+_SURE_EPOCHS = 20.0  # of which one more or less is no matter
 
 
 class StepPosition(NamedTuple):
@@ -122,6 +123,16 @@ class NumberSeries:
         if self._reached_at is None:
             self._reached_at = counter
         return counter > (self._reached_at + 1 if self.is_epoch else total)
+
+    @property
+    def total_may_be_index(self) -> bool:
+        """Whether the number is called epoch and counts from 0, so that its total may be the last one."""
+        return self.is_epoch and self.first == 0 and not self.reaches_total
+
+    @property
+    def reaches_total(self) -> bool:
+        """Whether the number counts from 0 and has been equal to its total."""
+        return self._reached_at is not None
 
     @property
     def scale(self) -> float | None:
@@ -252,7 +263,22 @@ class LineSteps:
         if self._epoch is None:
             return None, self._epochs
         first = 1.0 if self.epoch_base is None else self.epoch_base
-        return self._epoch.value + 1.0 - first, self._epoch.total or self._epochs
+        return self._epoch.value + 1.0 - first, self._find_epochs(self._epoch)
+
+    def _find_epochs(self, epoch: NumberSeries) -> float | None:
+        """Return the number of epochs; None while ``Epoch 0/2`` may be the first of two or of three.
+
+        A script that counts the steps of an epoch from 0 as well counts both in the same way.
+        """
+        total = epoch.total
+        if total is None or not epoch.total_may_be_index:
+            return total or self._epochs
+        if self._epochs in (total, total + 1):
+            return self._epochs
+        step = self._step
+        if step is not None and step.first == 0 and step.total is not None and step.restarts:
+            return total + step.reaches_total
+        return total if total >= _SURE_EPOCHS else None
 
     def _counts_in_epoch(self, stream: NumberSeries, epochs: float | None) -> bool | None:
         """Return whether the number restarts with each epoch; None: that is unknown before the second epoch."""

@@ -162,6 +162,31 @@ def test_last_epoch_that_trains_on_counts_from_zero() -> None:
     assert (status.step, status.total_steps, status.epoch, status.epochs) == (60, 60, 3, 3)
 
 
+@pytest.mark.parametrize(
+    ("first", "last", "epochs", "seen"),
+    [
+        (1, 2, None, [None, None, 3]),  # a bar may show the last index
+        (1, 2, 3, [3, 3, 3]),  # by an option of the command
+        (0, 2, None, [None, 3, 3]),  # the steps count to the last index, too
+        (0, 3, None, [None, 3, 3]),  # the steps count from 0, but not to it
+        (1, 29, None, [29, 29, 29]),
+    ],
+)
+def test_epochs_from_zero_have_no_total_while_two_are_possible(
+    first: int, last: int, epochs: float | None, seen: list[float | None]
+) -> None:
+    run = LineRun(epochs=epochs)
+    shown = []
+    end = 20 - (last == 2 and not first)
+    for step in range(1, 61):
+        epoch, batch = divmod(step - 1, 20)
+        run.print(f"Epoch {epoch}/{last}: {batch + first}/{end} loss 1.234", step)
+        status = run.status
+        if batch == 19:
+            shown.append(None if status is None else status.epochs)
+    assert shown == seen
+
+
 def test_total_of_cross_validation_is_that_of_all_folds() -> None:
     run = LineRun()
     totals = set()
