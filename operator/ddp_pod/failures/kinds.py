@@ -154,6 +154,11 @@ KINDS: Final = (
         remedy="another process uses that port: use MASTER_ADDR and MASTER_PORT unchanged in the script, and no fixed "
         "port"),
     FailureKind(
+        "A name, or the arguments of a program, beyond a limit", errnos=(errno.E2BIG, errno.ENAMETOOLONG),
+        outcome=FATAL, words="AF_UNIX path too long",
+        remedy="Linux limits an argument or variable to 128 KiB, a file's name to 255 bytes and a socket's path to "
+        "107: pass a file, unset the variable, or shorten the name (TMPDIR)"),
+    FailureKind(
         "An input/output error of a volume", outcome=FAULT_OF_NODE,
         errnos=(errno.EIO, errno.ESTALE, errno.ENOTCONN),
         remedy="the storage behind the path failed (NFS, FUSE, a disk): check the volume and the node (dmesg, the "

@@ -43,8 +43,8 @@ _EXHAUSTED: Final = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, err
 _MISTAKES: Final = {"ArithmeticError", "AssertionError", "AttributeError", "LookupError", "NameError", "TypeError"}
 # Numbers in messages of Python, c10d, Rust and torch.
 _NUMBER: Final = re.compile(r"\[Errno (\d+)\]|\(errno: (\d+)|\(os error (\d+)\)|^unable to [^\n]*\((\d+)\)$", re.M)
-_NAMED: Final = ("EACCES", "EADDRINUSE", "EAGAIN", "EDQUOT", "EFBIG", "EIO", "EMFILE", "ENFILE", "ENOEXEC",
-                 "ENOMEM", "ENOSPC", "EROFS", "ESTALE")  # fmt: skip
+_NAMED: Final = ("E2BIG", "EACCES", "EADDRINUSE", "EAGAIN", "EDQUOT", "EFBIG", "EIO", "EMFILE", "ENAMETOOLONG",
+                 "ENFILE", "ENOEXEC", "ENOMEM", "ENOSPC", "EROFS", "ESTALE")  # fmt: skip
 """Numbers that are recognized by their names and texts; texts about networks and paths have several meanings."""
 _ERRNOS: Final = {
     text.lower(): number

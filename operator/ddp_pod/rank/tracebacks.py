@@ -40,8 +40,11 @@ MESSAGE_PART = 4096  # characters kept of a long message's beginning, and of its
 _LOGGED_LIMIT = 8192  # characters of a traceback that the launcher reports of itself
 _RECORDED_LIMIT = 16384  # characters of a traceback in an error file
 _CHAIN_LIMIT = 16  # exceptions
+_GROUP_LIMIT = 8  # of a group
+_GROUP_SHOWN = 2
 _FIRST_LINES = 8  # kept of a long message in a traceback
 _LAST_LINES = 4
+_TRACE_PART = 256  # characters kept of a message's beginning and end in a traceback, beside its frames
 _CHAIN_PART = 1024  # characters kept of a message's beginning and end in the chain
 _LINE_LIMIT = 200
 _PLACE_LIMIT = 120
@@ -181,19 +184,28 @@ def describe(error: BaseException) -> dict[str, str]:
 
 
 def _format_exception(error: BaseException, frames: Any) -> str:
-    """Return the traceback of an exception, without the middles of long messages, which would displace the frames."""
-    return "".join(map(_shorten_entry, traceback.format_exception(type(error), error, frames)))
+    """Return the traceback of an exception, without what would displace the frames.
+
+    That are the middles of long messages, and all but the first exceptions of a group.
+    """
+    options: dict[str, Any] = {"max_group_width": _GROUP_SHOWN} if sys.version_info >= (3, 11) else {}
+    entries = traceback.TracebackException(type(error), error, frames, **options).format()
+    return "".join(_shorten_entry(entry, _TRACE_PART) for entry in entries)
 
 
-def _shorten_entry(entry: str) -> str:
+def _shorten_entry(entry: str, part: int) -> str:
     """Return a part of a traceback without its middle, if it is a long message rather than a frame.
 
-    The message of a helper process, such as a DataLoader worker, has frames itself.
+    The message of a helper process, such as a DataLoader worker, has frames itself, which remain.
     """
     if PLACE.match(entry):
         return entry
-    has_frames = any(map(PLACE.match, entry.splitlines()))
-    return shorten(entry if has_frames else shorten_message(entry), MESSAGE_PART)
+    lines = entry.splitlines(True)
+    start = 1 + max((number for number, line in enumerate(lines) if PLACE.match(line)), default=-1)
+    while 0 < start < len(lines) and lines[start].startswith("    "):
+        start += 1
+    frames = shorten("".join(lines[:start]), MESSAGE_PART)
+    return frames + shorten_message("".join(lines[start:]), part)
 
 
 def find_exceptions(output: str) -> list[list[ExceptionFacts]]:
@@ -362,7 +374,8 @@ def _walk_chain(error: BaseException) -> Iterator[_Link]:
         yield link
 
         error = link.error
-        named = (error.__cause__, *getattr(error, "exceptions", ())[:_CHAIN_LIMIT], *error.args[:_CHAIN_LIMIT])
+        members = reversed(getattr(error, "exceptions", ())[:_GROUP_LIMIT])  # the first one decides, as the innermost
+        named = (error.__cause__, *members, *error.args[:_CHAIN_LIMIT])
         waiting += [_Link(cause, link.handled) for cause in named if is_instance(cause, BaseException)]
         if error.__context__ is not None and not error.__suppress_context__:
             waiting.append(_Link(error.__context__, handled=True))
@@ -450,7 +463,7 @@ def _describe_exception(error: BaseException) -> tuple[str, str]:
         message = str(error)
     except Exception:  # the script's own __str__ may raise anything
         message = "<the exception cannot be shown>"
-    return _name_type(type(error)), _shorten_entry(message)
+    return _name_type(type(error)), _shorten_entry(message, _CHAIN_PART)
 
 
 def _name_types(error: BaseException | None) -> tuple[str, ...]:
@@ -471,13 +484,16 @@ def shorten(text: str, part: int) -> str:
     return text if len(text) <= 2 * part else f"{text[:part]}\n...\n{text[-part:]}"
 
 
-def shorten_message(text: str) -> str:
-    """Return a message of at most a dozen lines and 2048 characters, without the middle of a longer one."""
+def shorten_message(text: str, part: int = _CHAIN_PART) -> str:
+    """Return a message of at most a dozen lines, without the middle of a longer one.
+
+    ``part``: characters kept of its beginning, and of its end.
+    """
     lines = text.splitlines(True)
     omitted = len(lines) - _FIRST_LINES - _LAST_LINES
     if omitted > 1:
         text = "".join([*lines[:_FIRST_LINES], f"... {omitted} lines ...\n", *lines[-_LAST_LINES:]])
-    return shorten(text, _CHAIN_PART)
+    return shorten(text, part)
 
 
 def _explain_exit(error: SystemExit) -> tuple[str, BaseException]:

@@ -35,6 +35,7 @@ from tests.support import ROOT
 from tests.support.launcher_config import launcher_pod
 from tests.support.rank_errors import ABOUT, catch, examine
 
+WIRE_LIMIT = 2048  # characters kept of a traceback in a record
 SCRIPT = Outcome("UserError", 82)
 FATAL = Outcome("UserError", 81)
 MEMORY = Outcome("OOM", 84)
@@ -138,7 +139,31 @@ def test_long_message_keeps_both_ends_and_the_frames(error: Exception, message: 
     assert recorded is not None
     assert recorded["message"] == message
     assert recorded["traceback"].startswith("Traceback (most recent call last):\n  File ")
-    assert len(recorded["traceback"]) < 4096
+    assert len(recorded["traceback"]) < WIRE_LIMIT
+
+
+def test_long_line_of_a_helper_leaves_its_frames_in_the_traceback(tmp_path: Path) -> None:
+    head = "Caught ValueError in DataLoader worker process 1.\nOriginal Traceback (most recent call last):\n"
+    frame = '  File "train.py", line 7, in __getitem__\n    raise ValueError(text)\n'
+    recorded = record(ValueError(f"{head}{frame}ValueError: record 20: {'x' * 300_000}\n"), tmp_path)
+    assert recorded is not None
+    assert 'File "train.py", line 7' in recorded["traceback"]
+    assert len(recorded["traceback"]) < WIRE_LIMIT
+    assert unwrap_helper_error(recorded["type"], recorded["message"])[1].startswith("record 20: xxx")
+
+
+def test_first_exception_of_a_group_is_its_cause_and_the_groups_frames_remain(tmp_path: Path) -> None:
+    errors = [ValueError(f"shard {number}: {'x' * 1000}") for number in range(200)]
+    group = catch(lambda: raise_group(errors))
+    recorded = record(group, tmp_path)
+    assert recorded is not None
+    assert recorded["chain"][-1]["message"].startswith("shard 0: ")
+    assert "raise_group" in recorded["traceback"]
+    assert len(recorded["traceback"]) < WIRE_LIMIT
+
+
+def raise_group(errors: list[ValueError]) -> None:
+    raise ExceptionGroup("200 shards are invalid", errors)
 
 
 def test_long_traceback_of_a_helper_keeps_its_last_line(tmp_path: Path) -> None:

@@ -142,6 +142,8 @@ EXCEPTIONS = {
         (f"RuntimeError: {MISMATCH}", "the same collectives"),
     ],
     FATAL: [
+        ("OSError: [Errno 7] Argument list too long: 'true'", "128 KiB"),
+        ("OSError: AF_UNIX path too long", "TMPDIR"),
         ("RuntimeError: a leaf Variable that requires grad is being used in an in-place operation.", "under no_grad"),
         ("_pickle.UnpicklingError: Weights only load failed. … Unsupported global: C", "add_safe_globals"),
         ("RuntimeError: Error(s) in loading state_dict for Net:", "another model"),
