@@ -115,7 +115,8 @@ def _diagnose_failure(state: State, ended: list[PodEnd], fatal: list[PodEnd]) ->
         return wait
     awaited = _find_awaited(attempt, pods, fatal, first)
     if awaited is not None:
-        return Diagnosis(awaited, permanent=any(end.permanent for _, end in fatal))
+        permanent = awaited.permanent or any(end.permanent for _, end in fatal)
+        return Diagnosis(awaited.cause, permanent=permanent)
     return _diagnose_secondary(state, ended, fatal, first)
 
 
@@ -157,7 +158,7 @@ def _find_hidden_failure(attempt: int, pods: Iterable[PodView], fatal: Sequence[
 
 def _find_awaited(
     attempt: int, pods: Iterable[PodView], fatal: Sequence[PodEnd], first: datetime | None
-) -> LastFailure | None:
+) -> Diagnosis | None:
     """Return the rank outside of collectives for which the failed ranks have waited; None: no pod reports one.
 
     A pod that was stopped before the ``first`` failure did not let its peers wait. A rank that computes is not called a
@@ -165,7 +166,7 @@ def _find_awaited(
     """
     ends = [(pod, pod.termination) for pod in pods if pod.termination]
     reports = [
-        (pod, complete_end(end.awaited))
+        (pod, complete_end(end.awaited, end.awaited.container_exit_code))
         for pod, end in ends
         if end.awaited and (end.container_exit_code != constants.EXIT_PREEMPTED or _was_stopped(end, first))
     ]
@@ -174,7 +175,9 @@ def _find_awaited(
     # A rank whose line is known explains more than one of which only the silence is.
     pod, cause = min(reports, key=lambda report: (not report[1].traceback, _order(report)))
     failure = build_last_failure(attempt, pod, cause)
-    return replace(failure, category=min(fatal, key=_order)[1].category) if cause.secondary else failure
+    if cause.secondary:
+        failure = replace(failure, category=min(fatal, key=_order)[1].category)
+    return Diagnosis(failure, permanent=cause.permanent)
 
 
 def _find_named_pod(pods: Iterable[PodView], reporter: PodView, end: Termination) -> PodView:

@@ -25,8 +25,8 @@ from ..failures.text import DDP_FORWARD_REMEDY
 from ..failures.worker_failure import examine_error, list_error_files
 from ..progress.output import read_end, read_last_lines
 from ..progress.rank_progress import PAGE_TIMEOUT, RankReader
-from .collectives import CollectivesRequest, RankCollectives
-from .stacks import Stack, collect_stacks
+from .collectives import Collective, CollectivesRequest, RankCollectives
+from .stacks import ChildStack, Stack, collect_stacks, find_working_child
 from .stall import (
     ACTIVITY_LIMIT,
     STALLED_RANKS_SHOWN,
@@ -63,7 +63,8 @@ _MISMATCH = "CollectiveMismatch"  # the type of its error, beside that of a hang
 class StalledWorker(NamedTuple):
     """A worker of a stalled pod, its activity, its main thread's stack, and its collectives.
 
-    ``dead_helper``: the exception that ended a thread or a child of it, while its main thread waits for one.
+    ``dead_helper``: the exception that ended a thread or a child of it, while its main thread waits for one;
+    ``child``: a living child that may be what it waits for.
     """
 
     worker: WorkerRecord
@@ -71,6 +72,12 @@ class StalledWorker(NamedTuple):
     stack: Stack
     collectives: RankCollectives
     dead_helper: PrintedTraceback | None = None
+    child: ChildStack | None = None
+
+    @property
+    def position(self) -> tuple[str, str, Collective | None]:
+        """What it does, without what other processes do, which may change while it waits for them."""
+        return self.activity.state, self.stack.place, self.collectives.pending
 
     @property
     def is_known(self) -> bool:
@@ -501,7 +508,8 @@ class StallMonitor(Service):
 
     def _is_unchanged(self, stall: RankStall, workers: Sequence[WorkerRecord]) -> bool:
         """Return whether the ranks do the same as when the stall was detected."""
-        return [stalled.activity for stalled in self._examine(stall, workers, quiet=True)] == self._activities
+        before = [stalled.position for stalled in self._stalled]
+        return [stalled.position for stalled in self._examine(stall, workers, quiet=True)] == before
 
     def _grace_seconds(self, *, has_cause: bool) -> float:
         return stall_grace_seconds(self._pod.nodes, self._interval, has_cause=has_cause)
@@ -548,14 +556,20 @@ class StallMonitor(Service):
             collectives = reports.get(worker.local_rank, RankCollectives())
             helper = self._find_dead_helper(worker, stack)
             activity = describe_activity(stall, worker, stack, collectives, process_state(worker.pid))
+            child = None
             if helper is not None:
                 what = f"{activity.what}; an exception has ended {helper.origin}: {helper.text}"
+                activity = dataclasses.replace(activity, what=what[:ACTIVITY_LIMIT])
+            elif stack is not None and stack.waits_for_process:
+                child = find_working_child(self._pod, worker)
+            if child is not None:
+                what = f"{activity.what}; its process {child.pid} is in {child.stack.place}"
                 activity = dataclasses.replace(activity, what=what[:ACTIVITY_LIMIT])
             if helper is not None and helper.is_last:
                 activity = dataclasses.replace(activity, state="Behind")
             elif activity.state == "Behind" and stack is not None and self._is_in_io(stall, worker, stack):
                 activity = dataclasses.replace(activity, state="IO")
-            stalled.append(StalledWorker(worker, activity, stack or Stack([], ""), collectives, helper))
+            stalled.append(StalledWorker(worker, activity, stack or Stack([], ""), collectives, helper, child))
         return stalled
 
     def _find_dead_helper(self, worker: WorkerRecord, stack: Stack | None) -> PrintedTraceback | None:
@@ -668,7 +682,7 @@ def _identify(stalled: StalledWorker) -> dict[str, Any]:
     return {
         "rank": stalled.worker.rank,
         "localRank": stalled.worker.local_rank,
-        "traceback": stalled.stack.text,
+        "traceback": stalled.stack.text if stalled.child is None else stalled.child.stack.text,
         "exitCode": _KILLED,
         "time": time.time(),
     }

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from ..base.files import is_own_file, log
 from ..base.pod import Pod, WorkerRecord
 from ..contract.names import STACK_LIMIT
-from ..contract.processes import STACK_SIGNAL, STOPPED_STATES, catches, kill, process_state
+from ..contract.processes import STACK_SIGNAL, STOPPED_STATES, catches, find_family, kill, process_state
 from ..progress.rank_progress import RankReader
 from ..rank.tracebacks import LIBRARY
 
@@ -32,6 +32,8 @@ _THREAD_FILES = re.compile(_LIBRARY_FOLDER + r"(threading|queue|concurrent[/\\]f
 _PROCESS_FILES = re.compile(_LIBRARY_FOLDER + r"(selectors|multiprocessing[/\\]\w+)\.py$")
 _SHIM_FUNCTION = "_run_and_record"  # of worker.py, below which the script runs
 SECONDS_FOR_STACKS = 5.0
+_SECONDS_FOR_CHILD = 1.0
+_MOST_CHILDREN = 4  # of a rank, whose stacks are read
 _SECONDS_UNCHANGED = 1.0  # after which an incomplete stack is taken as final
 
 
@@ -163,6 +165,42 @@ def collect_stacks(
         for worker in workers:
             _log_stack(worker, texts.get(worker.local_rank, ""), reader)
     return {rank: read_stack(text) for rank, text in texts.items()}
+
+
+class ChildStack(NamedTuple):
+    """The stack of a process that a rank has forked."""
+
+    pid: int
+    stack: Stack
+
+
+def find_working_child(pod: Pod, worker: WorkerRecord) -> ChildStack | None:
+    """Return a child for which a rank may wait: idle ones, such as other DataLoader workers, wait for the rank.
+
+    A forked process has the rank's signal handler, which writes into the rank's file.
+    """
+    for pid in find_family(worker.pid)[1 : 1 + _MOST_CHILDREN]:
+        if process_state(pid) in STOPPED_STATES or not catches(pid, STACK_SIGNAL):
+            continue
+        stack = _request_stack(_stack_path(pod, worker), pid)
+        if stack.frames and not stack.waits_for_process:
+            return ChildStack(pid, stack)
+    return None
+
+
+def _request_stack(path: str, pid: int) -> Stack:
+    """Return the stack of a child, empty if it does not respond. ``path``: of the file to which it writes."""
+    try:
+        offset = os.path.getsize(path)
+    except OSError:
+        return Stack([], "")
+    kill(pid, STACK_SIGNAL)
+    deadline = time.monotonic() + _SECONDS_FOR_CHILD
+    text = ""
+    while time.monotonic() < deadline and not _is_complete(text):
+        time.sleep(0.05)
+        text = _read_from(path, offset)
+    return read_stack(text)
 
 
 def _stack_path(pod: Pod, worker: WorkerRecord) -> str:

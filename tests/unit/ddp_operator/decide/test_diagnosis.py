@@ -210,6 +210,16 @@ class TestSecondaryFailures:
             (result.cause.rank == 5) is ("q.get" in result.cause.message) is (root[0] == 1 and root[1] != "Preempted")
         )
 
+    @pytest.mark.parametrize(("code", "permanent"), [(81, True), (82, False), (0, False)])
+    def test_mistake_of_awaited_rank_ends_the_job_although_its_pod_was_stopped(
+        self, code: int, permanent: bool
+    ) -> None:
+        awaited = last_words("UserError", rank=1, podIndex=1, containerExitCode=code)
+        message = {**last_words("Preempted"), "awaited": awaited, "time": at(2).timestamp()}
+        result = present(diagnosis(ended(0, 86), ended(1, 85, seconds=2, message=message), seconds=3))
+        assert blamed(result) == (1, "UserError")
+        assert result.permanent is permanent
+
     @pytest.mark.parametrize("taken", [{"deleting": True}, {"disrupted": "EvictionByEvictionAPI"}])
     def test_lost_pod_explains_lost_peers_better_than_rank_outside_of_collectives(self, taken: Any) -> None:
         awaited = last_words("Hang", rank=1, podIndex=1)
