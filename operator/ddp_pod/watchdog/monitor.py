@@ -480,7 +480,8 @@ class StallMonitor(Service):
         log(f"{kind}: {stall.message}{note}; the stacks of this pod's ranks follow")
         self._stalled = self._examine(stall, workers, quiet=False)
         log("\n".join(activity.what for activity in self._activities))
-        self.job_stall = None
+        if not list_error_files(self._pod):  # else the sum of before explains why a rank has failed meanwhile
+            self.job_stall = None
         current = _OpenStall(stall, give_up_at=now + self._grace_seconds(has_cause=False))
         if self._pod.watchdog is not None and any(activity.state == "IO" for activity in self._activities):
             seconds = self._pod.watchdog.checkpoint_seconds

@@ -27,7 +27,14 @@ from ddp_pod.rank import worker
 from ddp_pod.watchdog import monitor
 from ddp_pod.watchdog.collectives import Collective, GroupState, RankCollectives
 from ddp_pod.watchdog.mappings import MappedFilesKeeper
-from ddp_pod.watchdog.stacks import SECONDS_FOR_STACKS, Stack, StackFrame, collect_stacks, read_stack
+from ddp_pod.watchdog.stacks import (
+    SECONDS_FOR_STACKS,
+    Stack,
+    StackFrame,
+    collect_stacks,
+    find_working_child,
+    read_stack,
+)
 from ddp_pod.watchdog.stall import (
     HeartbeatWatchdog,
     Idleness,
@@ -464,6 +471,17 @@ def test_rank_in_another_collective_than_most_explains_the_end_of_all(
         assert "same collectives" in awaited.remedy
 
 
+def test_mismatch_is_still_known_when_a_rank_of_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stalls = monitor_of_sleeping_rank(tmp_path, monkeypatch, "Waiting", 24, collectives=PENDING)
+    stalls.job_stall = waiting_job((3, "all_reduce", 1), (4, "broadcast", 1))
+    write_json(str(tmp_path / "errors/0.json"), {})
+    stalls._open_stall(IDLE, [], 35.0)
+    assert stalls.find_awaited() is not None
+    (tmp_path / "errors/0.json").unlink()
+    stalls._open_stall(IDLE, [], 36.0)
+    assert stalls.find_awaited() is None, "the other pods report anew"
+
+
 def test_silent_pod_shares_its_waits_before_it_stalls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stalls = monitor_of_sleeping_rank(tmp_path, monkeypatch, "Waiting", 6, collectives=PENDING)
     report = read_record(StallReport, json.loads((tmp_path / "stall.json").read_text()))
@@ -615,6 +633,29 @@ def test_log_has_why_idle_ranks_are_not_killed(
     stalls._pulse.observe(mark(steps) if steps else {}, 5.0)
     stalls._open_stall(IDLE, [], 35.0)
     assert f"no process is killed, because {reason}" in capsys.readouterr().err
+
+
+def test_forked_child_for_which_a_rank_waits_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "stacks").mkdir()
+    file = tmp_path / "stacks" / "0"
+    file.write_text("of an earlier request\n")
+    inner = {11: "/usr/lib/python3.11/multiprocessing/connection.py", 13: "/app/data.py"}
+
+    def write_stack(pid: int, number: int) -> None:
+        with file.open("a") as stream:
+            stream.write(STACKS.format(inner=inner[pid], launcher=worker.__file__))
+
+    monkeypatch.setattr("ddp_pod.watchdog.stacks.find_family", lambda pid: [pid, 11, 12, 13])
+    monkeypatch.setattr("ddp_pod.watchdog.stacks.process_state", lambda pid: "S")
+    monkeypatch.setattr("ddp_pod.watchdog.stacks.catches", lambda pid, number: pid != 12)  # it runs another program
+    monkeypatch.setattr("ddp_pod.watchdog.stacks.kill", write_stack)
+    child = find_working_child(launcher_pod(tmp_path), WorkerRecord(7, 0, 0, 0))
+    assert child is not None
+    assert (child.pid, child.stack.place) == (13, "load (data.py:1)")
+    inner[13] = inner[11]
+    assert find_working_child(launcher_pod(tmp_path), WorkerRecord(7, 0, 0, 0)) is None
+    file.unlink()
+    assert find_working_child(launcher_pod(tmp_path), WorkerRecord(7, 0, 0, 0)) is None
 
 
 def test_partially_written_stack_is_awaited(
