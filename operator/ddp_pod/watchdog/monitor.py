@@ -3,6 +3,7 @@
 import dataclasses
 import math
 import os
+import re
 import signal
 import time
 from collections.abc import Mapping, Sequence
@@ -57,6 +58,7 @@ _SECONDS_OF_ORPHAN = 15.0  # of silence, after which a rank that may wait for a 
 _SAMPLES = 10  # of a rank's state
 _SECONDS_BETWEEN_SAMPLES = 0.01
 _KILLED = 128 + signal.SIGKILL
+_LINE = re.compile(r":\d+(?=\)$)")  # of a place in the script
 _MISMATCH = "CollectiveMismatch"  # the type of its error, beside that of a hang
 
 
@@ -234,8 +236,10 @@ class StallMonitor(Service):
 
     @property
     def _blocks_peers(self) -> bool:
-        """Whether other pods report that they only wait."""
-        return self.job_stall is not None and self.job_stall.stuck > 0
+        """Whether other pods report that they only wait; in the only pod, whether other ranks do."""
+        if self._pod.is_multi_node:
+            return self.job_stall is not None and self.job_stall.stuck > 0
+        return any(stalled.activity.state == "Waiting" for stalled in self._stalled)
 
     def run(self) -> None:
         """Keep the ranks' last progress and act on stalls. Never returns."""
@@ -495,7 +499,8 @@ class StallMonitor(Service):
 
     def _log_waiting_peers(self, current: _OpenStall) -> None:
         """Log once per stall that other pods wait for a rank of this one."""
-        awaited = self._find_awaited() if self._blocks_peers and not current.peers_wait else None
+        is_new = self._pod.is_multi_node and self._blocks_peers and not current.peers_wait
+        awaited = self._find_awaited() if is_new else None
         if awaited is not None:
             current.peers_wait = True
             log(f"hang: other pods wait for rank {awaited.worker.rank}")
@@ -626,7 +631,11 @@ class StallMonitor(Service):
             message += f"; in another pod, {remote_cause.what}"
         elif is_root_cause:
             message += self._describe_peers(stalled, is_deadlock=is_deadlock)
-        place = stalled.stack.script_place if stalled.activity.state == "Behind" else ""
+        place = ""
+        if stalled.activity.state == "Behind":
+            place = stalled.stack.script_place
+        elif stalled.activity.state == "Busy":
+            place = _LINE.sub("", stalled.stack.script_place)  # the line changes with each examination
         error = {**_identify(stalled), "type": HANG.name, "message": message, "secondary": secondary, "place": place}
         # If the script has gone on after it, another exception may be the reason.
         if stalled.dead_helper is None or not stalled.dead_helper.is_last:

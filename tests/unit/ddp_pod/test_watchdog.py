@@ -471,6 +471,23 @@ def test_rank_in_another_collective_than_most_explains_the_end_of_all(
         assert "same collectives" in awaited.remedy
 
 
+def test_computing_rank_of_the_only_pod_is_a_cause_while_another_waits(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stalls = monitor_of_sleeping_rank(tmp_path, monkeypatch, "Busy", 24)
+    stalls._pod = launcher_pod(tmp_path, nodes=1)
+    alone = stalls.find_awaited()
+    assert alone is not None
+    assert alone.secondary
+    waiting = WorkerRecord(os.getpid(), 4, 1, 0, world_size=4)
+    activity = RankActivity(4, 1, "Waiting", "it waits")
+    stalls._stalled.append(monitor.StalledWorker(waiting, activity, stack(C10D), PENDING))
+    awaited = stalls.find_awaited()
+    assert awaited is not None
+    assert (awaited.category, awaited.rank, awaited.secondary) == ("Hang", 3, False)
+    assert awaited.signature == "Hang in load (data.py)", "a loop is at another line each time"
+
+
 def test_mismatch_is_still_known_when_a_rank_of_it_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     stalls = monitor_of_sleeping_rank(tmp_path, monkeypatch, "Waiting", 24, collectives=PENDING)
     stalls.job_stall = waiting_job((3, "all_reduce", 1), (4, "broadcast", 1))
