@@ -28,9 +28,9 @@ _COMPILE_ERRORS: Final = ("torch._dynamo.exc.", "torch._inductor.exc.")
 # Checks of arguments by torch and NumPy; the same words may be about a device or the peers.
 TENSORS: Final = re.compile(
     r"(?is)\A(Runtime|Value|Index)Error: (?!.*(\b(CUDA|HIP|cu(DNN|BLAS)\w*) error|nccl|gloo|enforce fail|allocat))"
-    r".*\b(tensors?|shapes?|dims?|dimensions?|dtypes?|strides?|channels?|storages?|require[sd]? grad|input type)\b"
+    r".*\b(tensors?|shapes?|dims?|dimensions?|dtypes?|strides?|channels?|storages?|require[sd]? grad"
+    r"|(input|scalar) type)\b"
 )
-_NO_COMPILER: Final = "No working C.. compiler|Failed to find C compiler|Ninja is required|CUDA_HOME environment"
 
 
 class FailureKind(NamedTuple):
@@ -63,17 +63,16 @@ SHARED_MEMORY: Final = FailureKind(
 FULL_VOLUME: Final = FailureKind(
     "No space left", errnos=(errno.ENOSPC,),
     words=r"iostream error|unexpected pos \d+ vs \d+|\d requested and \d+ written",
-    remedy="the disk or volume is full: delete old checkpoints, or enlarge the claim, or raise the limits of "
-    "ephemeral-storage and emptyDir (with medium Memory also the memory limit); if it has space, a quota or a limit of "
-    "file sizes (ulimit -f) has ended the write")  # fmt: skip
+    remedy="the disk or volume is full: delete old checkpoints, enlarge the claim, or raise the limits of "
+        "ephemeral-storage and emptyDir; if it has space, a quota or ulimit -f has ended the write")  # fmt: skip
 NO_GPU: Final = FailureKind(
     "CUDA or NCCL in a pod without a GPU", outcome=FATAL,
     words=r"(?i)no GPUs found|NCCL built in|not compiled with CUDA|Found no NVIDIA driver|CUDA-capable device is "
     r"detected|'torch\._C' has no attribute '_cuda_|requires CUDA support|dummy base class \w*(CUDA|Event|Stream)"
     r"|accelerator device when none is available|on a CUDA device but torch\.cuda\.is_available\(\) is False"
     rf"|accelerator support: None|start of device string: None|{NO_DEVICES}",
-    remedy="the pod has no GPU: request one in the trainer's resources.limits (nvidia.com/gpu), or train on CPUs with "
-    "the backend gloo")  # fmt: skip
+    remedy="the pod has no GPU: request one in resources.limits (nvidia.com/gpu), or train on CPUs with the "
+        "backend gloo")  # fmt: skip
 NON_FINITE: Final = FailureKind(
     "A loss or a gradient that is not finite", own_words=True, remedy=NON_FINITE_REMEDY,
     words=r"(?i)\b(loss|gradients?)\b[^\n]{0,80}\b(nan|inf|infinite|not finite|not a finite|non-?finite)\b"
@@ -85,39 +84,41 @@ HELPER: Final = FailureKind(
         types=("EOFError", "concurrent.futures.process.BrokenProcessPool"),
         where=r"[/\\]multiprocessing[/\\](connection|managers|resource_sharer)|process pool",
         words="DataLoader worker .* (killed by signal|exited unexpectedly)",
-        remedy="a DataLoader worker or another helper process was killed (Killed: usually for memory) or crashed; see "
+        remedy="a DataLoader worker or another helper process was killed (usually for memory) or crashed: see "
         "its own error above in the log, raise the memory limit, or use fewer or smaller workers")  # fmt: skip
 OTHER_SIZE: Final = FailureKind(
         "Another number of ranks than the script expects", own_words=True,
         words=r"(?i)\b(match(es)?|equal|divisible|bigger)\b[^\n]{0,200}\bworld.?size\b"
         r"|\bworld.?size\b[^\n]{0,200}(\b(match(es)?|equal|divisible|multiple)\b|!=)",
-        remedy="the script expects another number of ranks than the job has: change --nodes and --procs (spec.nodes, "
-        "spec.procPerNode), or let the script read them, in Lightning with Trainer(num_nodes=int(os.environ"
-        "['GROUP_WORLD_SIZE']), devices=int(os.environ['LOCAL_WORLD_SIZE']))")  # fmt: skip
+        remedy="the script expects another number of ranks: change --nodes and --procs (spec.nodes, "
+        "spec.procPerNode), or let it read them, in Lightning with "
+        "Trainer(num_nodes=int(os.environ['GROUP_WORLD_SIZE']), "
+        "devices=int(os.environ['LOCAL_WORLD_SIZE']))")  # fmt: skip
 COLLECTIVES: Final = FailureKind(
         "Mismatch between collectives", words=MISMATCH.pattern,
-        remedy="all ranks must call the same collectives, in the same order and with tensors of the same shape: look "
-        "for a call under a condition such as `if rank == 0`, and for data of unequal length; "
-        "TORCH_DISTRIBUTED_DEBUG=DETAIL names the calls of two ranks that differ")  # fmt: skip
+        remedy="all ranks must call the same collectives, in the same order and with the same shapes: look for a "
+        "call under a condition such as `if rank == 0`, and for data of unequal length; "
+        "TORCH_DISTRIBUTED_DEBUG=DETAIL names the calls")  # fmt: skip
 KINDS: Final = (
     FailureKind(
         "Too many open files", errnos=(errno.EMFILE, errno.ENFILE), words="received 0 items of ancdata",
-        remedy="the process has no free file descriptor: close files, clone tensors of DataLoader workers that the "
-        "script keeps, call torch.multiprocessing.set_sharing_strategy('file_system'), or raise the limit (ulimit -n)"),
+        remedy="no file descriptor is free: close files, clone tensors of DataLoader workers that the script "
+        "keeps, call torch.multiprocessing.set_sharing_strategy('file_system'), or raise the limit "
+        "(ulimit -n)"),
     FailureKind(
         "A locked file", errnos=(errno.EAGAIN,), where=r"(?i)lock file|flock|lockf|LOCK_", words="database is locked",
-        remedy="another process holds the lock of the file: open it in one rank, retry, or for HDF5 on a volume "
+        remedy="another process holds the file's lock: open it in one rank, retry, or for HDF5 on a volume "
         "without locks set HDF5_USE_FILE_LOCKING=FALSE"),
     FailureKind(
         "No more processes or threads", errnos=(errno.EAGAIN,),
         words="can't start new thread|pthread_create failed|[Tt]hread creation failed|resources for OMP thread",
-        remedy="the limit of processes and threads is reached (the kubelet's podPidsLimit, or ulimit -u): use fewer "
-        "DataLoader workers and threads (OMP_NUM_THREADS), or raise the limit"),
+        remedy="the limit of processes and threads is reached (the kubelet's podPidsLimit, ulimit -u): use fewer "
+        "DataLoader workers and threads (OMP_NUM_THREADS), or raise it"),
     FailureKind(
         "CUDA or HIP out of memory", types=("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError"),
         words=r"(?i)(CUDA|HIP)( error:)? out of memory|STATUS_ALLOC_FAILED", outcome=OUT_OF_MEMORY,
-        remedy="the GPU's memory is full; the container's memory limit does not change that: use a smaller batch, "
-        "gradient accumulation, or a narrower number format"),
+        remedy="the GPU's memory is full, which the container's memory limit does not change: use a smaller "
+        "batch, gradient accumulation, or a narrower number format"),
     FailureKind(
         "Too many mappings of shared memory", errnos=(errno.ENOMEM,), where="unable to mmap", outcome=OUT_OF_MEMORY,
         remedy=f"{OOM.remedy}; clone tensors of DataLoader workers that the script keeps (vm.max_map_count)"),
@@ -128,27 +129,28 @@ KINDS: Final = (
     FULL_VOLUME,
     FailureKind(
         "A limit of file sizes", errnos=(errno.EFBIG,),
-        remedy="the file exceeds the limit of the process (ulimit -f, RLIMIT_FSIZE) or of its file system: raise the "
-        "limit, or write several smaller files"),
+        remedy="the file exceeds the limit of the process (ulimit -f) or of its file system: raise it, or write "
+        "smaller files"),
     FailureKind(
         "A disk quota", errnos=(errno.EDQUOT,),
-        remedy="the quota of the file system is used up: delete old files, or have its administrator raise it"),
+        remedy="the quota of the file system is used up: delete old files or raise it"),
     FailureKind(
         "A read-only file system", errnos=(errno.EROFS,),
-        remedy="the path is on a read-only mount: write to a volume that is mounted without readOnly, such as the "
-        "folder of DDP_CHECKPOINT_DIR (spec.checkpoint)"),
+        remedy="the path is on a read-only mount: write to a volume mounted without readOnly, such as "
+        "DDP_CHECKPOINT_DIR (spec.checkpoint)"),
     FailureKind(
         "Permission denied", errnos=(errno.EACCES,), words=r"File \S+ cannot be opened",
-        remedy="give the process's user or one of its groups access to that path: for a volume set "
-        "template.spec.securityContext.fsGroup, for files of the image set runAsUser to their owner"),
+        remedy="let the process's user or one of its groups access that path: for a volume by "
+        "template.spec.securityContext.fsGroup, for files of the image by runAsUser"),
     FailureKind(
         "An operation that is not permitted", errnos=(errno.EPERM,),
-        remedy="the operation (chown, chmod, mount, a device) needs another user or a privilege: omit it, or set "
+        remedy="the operation (chown, mount, a device) needs another user or a privilege: omit it, or set "
         "runAsUser or fsGroup in template.spec.securityContext"),
     FailureKind(
         "A path that exists already", errnos=(errno.EEXIST, errno.ENOTEMPTY),
-        remedy="several ranks create the same path, or a former attempt has: call os.makedirs(path, exist_ok=True), or "
-        "create it on rank 0 only and call dist.barrier() after it; let each rank write its own files"),
+        remedy="several ranks, or a former attempt, have created the path: call os.makedirs(path, "
+        "exist_ok=True), or create it on rank 0 before a dist.barrier(); let each rank write its own "
+        "files"),
     FailureKind(
         "Address already in use", errnos=(errno.EADDRINUSE,), outcome=None,
         remedy="another process uses that port: use MASTER_ADDR and MASTER_PORT unchanged in the script, and no fixed "
@@ -156,35 +158,35 @@ KINDS: Final = (
     FailureKind(
         "A name, or the arguments of a program, beyond a limit", errnos=(errno.E2BIG, errno.ENAMETOOLONG),
         outcome=FATAL, words="AF_UNIX path too long",
-        remedy="Linux limits an argument or variable to 128 KiB, a file's name to 255 bytes and a socket's path to "
-        "107: pass a file, unset the variable, or shorten the name (TMPDIR)"),
+        remedy="Linux limits an argument or variable to 128 KiB, a file's name to 255 bytes and a socket's path "
+        "to 107: pass a file, unset the variable, or shorten the name (TMPDIR)"),
     FailureKind(
         "An input/output error of a volume", outcome=FAULT_OF_NODE,
         errnos=(errno.EIO, errno.ESTALE, errno.ENOTCONN),
-        remedy="the storage behind the path failed (NFS, FUSE, a disk): check the volume and the node (dmesg, the "
+        remedy="the storage behind the path failed (NFS, FUSE, a disk): check the volume and the node (dmesg, "
         "Events of the CSI driver)"),
     FailureKind(
         "A program of another format", errnos=(errno.ENOEXEC,), outcome=FATAL,
-        remedy="the node cannot run the program: a script needs a first line such as #!/bin/bash, and a binary must be "
-        "built for the node's architecture (uname -m) and the image's C library"),
+        remedy="the node cannot run the program: a script needs a first line such as #!/bin/bash, a binary the "
+        "node's architecture (uname -m) and the image's C library"),
     HELPER,
     FailureKind(
         "A service that refuses access", statuses=(401, 403, 407),
-        remedy="a service refused the script's request: check the token or the credentials in the pod's environment "
-        "(env, a Secret), that they have not expired, and that they allow this object"),
+        remedy="a service refused the request: check that the token or credentials in the pod's environment "
+        "(env, a Secret) are valid and allow this object"),
     FailureKind(
         "A service without the requested object", statuses=(404, 410),
-        remedy="a service has no object at that address: correct the name, the revision or the address"),
+        remedy="a service has no object there: correct the name, the revision or the address"),
     FailureKind(
         "A service that is overloaded or failing", statuses=(408, 425, 429, *range(500, 600)),
-        remedy="a service answered that it cannot serve the request now: retry in the script with growing pauses, send "
-        "fewer requests at once (each rank sends its own), or download before training (spec.inputs)"),
+        remedy="a service cannot answer now: retry with growing pauses, send fewer requests at once (each rank "
+        "sends its own), or download before training (spec.inputs)"),
     FailureKind(
         "A certificate that is not trusted", types=("ssl.SSLCertVerificationError",),
         words="CERTIFICATE_VERIFY_FAILED",
-        remedy="the pod does not trust the service's certificate: for a company's own CA mount its certificate and set "
-        "SSL_CERT_FILE and REQUESTS_CA_BUNDLE; one that has expired or is for another name needs another address, or "
-        "the node's clock is wrong"),
+        remedy="the pod does not trust the service's certificate: mount that of a company's own CA and set "
+        "SSL_CERT_FILE and REQUESTS_CA_BUNDLE; one that has expired or is for another name needs another "
+        "address"),
     FailureKind(
         "A service outside of the job",
         errnos=(errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT, errno.EPIPE, errno.EHOSTUNREACH,
@@ -193,124 +195,113 @@ KINDS: Final = (
                "requests.", "httpx.", "httpcore.", "aiohttp.", "botocore.", "grpc.", "huggingface_hub.", "wandb.",
                "redis.", "pymongo.", "psycopg.OperationalError", "psycopg2.OperationalError"),
         words="psycopg2?.OperationalError|couldn't connect to 'https?://|failure in name resolution",
-        remedy="the script's own request to a service failed, not the connection to another rank: check its address "
-        "and credentials, that it runs, and that NetworkPolicies and proxies let the pods reach it; retry in the "
-        "script, and download models and data before (spec.inputs)"),
+        remedy="the script's own request to a service failed, not the connection to another rank: check the "
+        "service, its address, NetworkPolicies and proxies, retry, and download models and data before "
+        "(spec.inputs)"),
     FailureKind(
         "A program that the script starts, or its interpreter, does not exist",
         errnos=(errno.ENOENT,), where=r"[/\\]subprocess\.py",
         words=": command not found|bad interpreter|env: .*: No such file|sh: .*: not found",
-        remedy="install the program in the image, or correct its name, PATH or the #! line of the script"),
+        remedy="install the program in the image, or correct its name, PATH or #! line"),
     FailureKind(
         "A shared library is missing", words="cannot open shared object file", outcome=None,
-        remedy="install the library in the image (under ddp run in the active environment), or correct the name or "
-        "LD_LIBRARY_PATH"),
+        remedy="install the library in the image (under ddp run in the environment), or correct LD_LIBRARY_PATH"),
     FailureKind(
         "torch.save into a folder that does not exist",
         words=r"Parent directory \S* ?does not exist|open file failed with strerror: No such file",
-        remedy="torch.save creates no folders: create it before (os.makedirs(folder, exist_ok=True)), or save to the "
-        "folder of DDP_CHECKPOINT_DIR"),
+        remedy="torch.save creates no folders: call os.makedirs(folder, exist_ok=True) before, or save to "
+        "DDP_CHECKPOINT_DIR"),
     FailureKind(
         "An extension, or a pickled file, for another NumPy", outcome=FATAL, own_words=True,
         words=r"numpy\._?core\.\w+ failed to import|numpy\.\w+ size changed|_ARRAY_API not found"
         r"|compiled using NumPy \d|but this version of numpy|No module named 'numpy\._?core",
-        remedy="NumPy has another version than the one that the extension (or the pickled file) was built for: pin "
-        "the version in requirements.txt (often numpy<2), or upgrade the package that the traceback imports"),
+        remedy="the extension or pickled file was built for another NumPy: pin its version in requirements.txt "
+        "(often numpy<2), or upgrade the package that the traceback imports"),
     FailureKind(
         "No such file or folder", errnos=(errno.ENOENT,),
-        remedy="the path does not exist in the pod: correct it (a relative one starts at the pod's working directory), "
-        "mount the volume that has it, or create its folder"),
+        remedy="the path does not exist in the pod: correct it (relative ones start at the working directory), "
+        "mount its volume, or create its folder"),
     FailureKind(
         "A debugger, or input from the terminal", types=("EOFError", "bdb.BdbQuit"), where=r"reading a line|^bdb\.",
-        remedy="the script waits for input, which a pod does not have: remove breakpoint(), pdb.set_trace() and "
-        "input()"),
+        remedy="a pod has no terminal: remove breakpoint(), pdb.set_trace() and input()"),
     FailureKind(
         "A pointer instead of a file", outcome=FATAL, contents=(LFS_POINTER,),
-        remedy="the file is the pointer that Git LFS leaves instead of the content: run git lfs pull where the folder "
-        "or image is packed, or fetch the file itself (spec.inputs)"),
+        remedy="Git LFS left a pointer instead of the content: run git lfs pull where the folder or image is "
+        "packed, or fetch the file itself (spec.inputs)"),
     FailureKind(
         "A page instead of a file", outcome=FATAL, contents=(HTML_PAGE,),
-        remedy="the file is a web page, such as a login or an error page: the download had a wrong address or no "
-        "access; delete it and fetch it again"),
+        remedy="the file is a web page, such as a login: the download had a wrong address or no access; delete "
+        "it and fetch it again"),
     FailureKind(
         "A damaged or incomplete file", contents=(CUT_ARCHIVE,),
         types=("EOFError", "zipfile.BadZipFile", "zlib.error", "lzma.LZMAError"),
         words=r"failed finding central directory|invalid load key|Unsupported operand \d|(is|was) truncated"
         r"|EOF: reading|Ran out of input|not fully covered|deserializing header|invalid magic number|unexpected EOF",
-        remedy="the file is incomplete or of another format: a process ended while it wrote it, or a download failed; "
-        "delete it, resume from an earlier checkpoint, and write to a temporary name before os.replace()"),
+        remedy="the file is incomplete or of another format, as after an interrupted write or download: delete "
+        "it, resume from an earlier checkpoint, and write to a temporary name before os.replace()"),
     FailureKind(
         "Objects in a checkpoint (weights_only)", outcome=FATAL, words="Weights only load failed",
-        remedy="the file has objects other than tensors: save only state_dict(); if you trust it, allow its classes by "
-        "torch.serialization.add_safe_globals(), or call torch.load(…, weights_only=False)"),
+        remedy="save only state_dict(), or if you trust the file, allow its classes by "
+        "torch.serialization.add_safe_globals() or call torch.load(…, weights_only=False)"),
     FailureKind(
         "A checkpoint of another model or number of ranks", outcome=FATAL,
         words=r"loading state_dict|loaded state dict|(?i:missing|unexpected) key\S* in (checkpoint )?state_dict"
         r"|Size mismatch between saved",
-        remedy="the checkpoint belongs to another model, optimizer or number of ranks: build the same ones, or start "
-        "without it; keys that begin with module. are of a model in DDP: save model.module.state_dict()"),
+        remedy="the checkpoint belongs to another model, optimizer or number of ranks: build the same ones or "
+        "start without it; keys that begin with module. are of DDP: save model.module.state_dict()"),
     FailureKind(
         "No process group, or two", outcome=FATAL,
         words="Default process group has not been initialized|default process group twice",
-        remedy="call torch.distributed.init_process_group() once in each rank, before collectives, "
-        "DistributedDataParallel and DistributedSampler, and none of them after destroy_process_group()"),
+        remedy="call torch.distributed.init_process_group() once in each rank, before everything that needs it, "
+        "and destroy_process_group() last"),
     OTHER_SIZE,
     FailureKind(
         "Parameters without a gradient in DDP", outcome=FATAL,
         words="Expected to have finished reduction|Expected to mark a variable ready only once",
         remedy="some parameters took no part in the loss: use all outputs of forward(), or pass "
-        "find_unused_parameters=True to DistributedDataParallel; TORCH_DISTRIBUTED_DEBUG=DETAIL names them"),
+        "find_unused_parameters=True; TORCH_DISTRIBUTED_DEBUG=DETAIL names them"),
     FailureKind(
         "A loss without a usable graph", outcome=FATAL,
         words="does not require grad|in-?place operation|through the graph a second time",
-        remedy="compute the loss in this step from parameters that require a gradient, without no_grad() and detach(), "
-        "call backward() once for it, and clone a tensor before it is changed in place (a parameter: under no_grad())"),
-    FailureKind(
-        "Numbers of different types", outcome=FATAL, words=r"(must|to) have the same dtype|expected scalar type",
-        remedy="convert the input to the type of the model's parameters (x.to(p.dtype)), or run both under autocast"),
+        remedy="compute the loss in this step from parameters that require a gradient, without no_grad() and "
+        "detach(), call backward() once, and change no tensor in place (clone it; a parameter under "
+        "no_grad())"),
     FailureKind(
         "Objects that a new process cannot receive", types=("_pickle.PicklingError",),
         words=r"(?i:can(no|')t pickle) |Can't get (local object|attribute)",
-        remedy="spawned processes and DataLoader workers get pickled objects: define functions and classes at the top "
-        "level of a module, and open files and connections in the worker"),
+        remedy="spawned processes and DataLoader workers get pickled objects: define functions and classes at "
+        "the top level of a module, and open files in the worker"),
     FailureKind(
         "A user id without a name or home", own_words=True,
         words="getpw(uid|nam)|No username set in the environment|determine home directory",
-        remedy="the image's /etc/passwd does not have the pod's user id: set USER (any text) and HOME (a writable "
-        "folder) in env of the trainer"),
+        remedy="the image's /etc/passwd lacks the pod's user id: set USER (any text) and HOME (a writable "
+        "folder) in env"),
     FailureKind(
         "A network interface that does not exist (GLOO_SOCKET_IFNAME)", outcome=FATAL,
         words=r"Unable to find address for|no socket interface found|to a \(local\) address",
-        remedy="GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME or TP_SOCKET_IFNAME names no interface with an address in this "
-        "pod: remove the variable from env and the script, or name one of `ip address` (usually eth0)"),
-    FailureKind(
-        "Shared memory of a Triton kernel", types=("triton.runtime.errors.OutOfResources",), words="out of resource: ",
-        remedy="a kernel needs more on-chip memory than the GPU has: reduce its block sizes, num_stages or num_warps"),
-    FailureKind(
-        "No compiler for torch.compile or an extension", types=_COMPILE_ERRORS, where=_NO_COMPILER, words=_NO_COMPILER,
-        remedy="the image lacks a compiler: install gcc and g++ (for CUDA extensions use a -devel image), set CC and "
-        "CXX, or switch torch.compile off (TORCHDYNAMO_DISABLE=1)"),
+        remedy="GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME or TP_SOCKET_IFNAME names no interface of this pod with "
+        "an address: remove it, or name one of `ip address`"),
     FailureKind(
         "Code that torch.compile does not support", types=_COMPILE_ERRORS,
-        remedy="change the line that the message names, omit fullgraph=True, or switch torch.compile off "
-        "(TORCHDYNAMO_DISABLE=1)"),
+        remedy="change the line that the message names, install the compiler that it lacks (gcc, g++; for CUDA a "
+        "-devel image), or switch torch.compile off (TORCHDYNAMO_DISABLE=1)"),
     FailureKind(
         "A file that is not valid JSON, YAML or TOML",
         types=("json.decoder.JSONDecodeError", "yaml.error.YAMLError", "tomllib.TOMLDecodeError"),
-        remedy="correct the JSON, YAML or TOML file that the script reads, at the line in the message; an empty file "
-        "or a web page is a failed download"),
+        remedy="correct the JSON, YAML or TOML file at the line in the message; an empty file or a web page is a "
+        "failed download"),
     FailureKind(
         "An environment variable that is not set", types=("KeyError",), where=r"<frozen os>|[/\\]os\.py",
         words=": (unbound variable|parameter not set)",
-        remedy="set the variable in env of the trainer (`--env NAME=VALUE` for a script), or give it a default"),
+        remedy="set the variable in env of the trainer (`--env NAME=VALUE`), or give it a default"),
     FailureKind(
         "A file that hides a module", types=("ImportError", "AttributeError"), outcome=FATAL,
         where="partially initialized module|circular import",
-        remedy="modules import each other, or a file in the script's folder has the name of a library's module (such "
-        "as random.py or torch.py): rename the file that the traceback shows"),
+        remedy="modules import each other, or a file of the script has the name of a library's module (such as "
+        "torch.py): rename the one in the traceback"),
     FailureKind(
         "A program that the script started failed", types=("subprocess.CalledProcessError",),
-        remedy="see the program's own output above in the log; a negative exit status is the signal that killed it"),
+        remedy="see the program's own output above in the log; a negative status is the signal that killed it"),
     FailureKind(
         "KeyboardInterrupt", types=("KeyboardInterrupt",), outcome=Outcome(KILLED.name, EXIT_RETRYABLE),
         remedy="a process or a person sent SIGINT to the rank"),
@@ -319,40 +310,34 @@ KINDS: Final = (
         "A script that expects a GPU", own_words=True, remedy=NO_GPU.remedy,
         words=r"(?i)cuda\S* (is )?(not |un)available|assert torch\.cuda\.is_available\(\)"),
     FailureKind(
-        "An unknown device", words="(start of|Invalid) device string",
-        remedy="name the device as cpu or cuda:N, with the N of LOCAL_RANK"),
-    FailureKind(
-        "`device_ids` of a model on the CPU", words="device_ids and output_device arguments only work",
-        remedy="the model is on the CPU: omit device_ids, or first move the model to the GPU of LOCAL_RANK"),
-    FailureKind(
         "Invalid device ordinal", words="(?i)invalid device ordinal", outcome=None,
-        remedy="a rank selects a GPU that its pod does not have: select the GPU of LOCAL_RANK, and set procPerNode to "
-        "gpu"),
+        remedy="select the GPU of LOCAL_RANK, and set procPerNode to gpu: a rank has selected one that its pod "
+        "lacks"),
     FailureKind(
         "A fault of a GPU", outcome=FAULT_OF_NODE,
         words=r"(?i)uncorrectable (ECC|NVLink) error|fallen off the bus|GPU is lost|hardware stack error|Xid \d",
-        remedy="the node's GPU has failed (nvidia-smi -q -d ECC, Xid in dmesg): drain the node and have the GPU reset "
+        remedy="the node's GPU has failed (nvidia-smi -q -d ECC, Xid in dmesg): drain the node and have it reset "
         "or replaced; the next attempt avoids it"),
     FailureKind(
         "An index out of range, or a failed assertion of a CUDA kernel", words="device-side assert", outcome=None,
         types=("IndexError",), where=r"[/\\]torch[/\\]nn[/\\]",
-        remedy="usually an index out of range, a label beyond the classes or a token beyond the vocabulary: compare it "
-        "with the layer's size; for a CUDA kernel run the batch on the CPU, or set CUDA_LAUNCH_BLOCKING=1"),
+        remedy="usually a label beyond the classes or a token beyond the vocabulary: compare it with the layer's "
+        "size; for a CUDA kernel run the batch on the CPU, or set CUDA_LAUNCH_BLOCKING=1"),
     COLLECTIVES,
     FailureKind(
         "Builds of torch and torchvision that do not match", outcome=None,
         words=r"(?i)operator torch(vision|audio)::\w+ does not exist|undefined symbol: \w*(c10|torch|at)\w*",
-        remedy="torch and its extension (torchvision, torchaudio, …) are of different builds: install the versions "
-        "that belong together, from the same index (https://pytorch.org/get-started/locally)"),
+        remedy="torch and its extension are of different builds: install the versions that belong together, from "
+        "the same index (https://pytorch.org/get-started/locally)"),
     NON_FINITE,
     FailureKind(
         "A wait with a limit", outcome=None, where=rf"(?is)\A(?!.*({PEERS}))",
         types=("TimeoutError", "concurrent.futures._base.TimeoutError", "_queue.Empty", "subprocess.TimeoutExpired"),
-        remedy="a wait of the script ended at its own limit: see in the traceback what it waited for (a service, a "
-        "worker, a child, a lock), and retry or raise the limit"),
+        remedy="a wait of the script ended at its own limit: see in the traceback for what (a service, a worker, "
+        "a lock), and retry or raise it"),
     FailureKind(
         "Tensors that do not fit", words=TENSORS.pattern, outcome=None,
-        remedy="at that line a tensor has another shape, type, device or number of samples than the call accepts: "
-        "compare it with the message, also for the last batch, which may be smaller (drop_last=True)"),
+        remedy="a tensor has another shape, type, device or number of samples than the call accepts: compare it "
+        "with the message, also for the last batch, which may be smaller (drop_last=True)"),
 )  # fmt: skip
 """The first kind that applies decides."""
