@@ -66,6 +66,11 @@ class Count(NamedTuple):
         """Whether its name is that of a step."""
         return bool(_STEP_LABEL.search(self.key))
 
+    @property
+    def is_epoch(self) -> bool:
+        """Whether its name is that of an epoch."""
+        return bool(_EPOCH_LABEL.search(self.key))
+
 
 class NumberSeries:
     """The values of one number in successive lines, beside the rank's counter. ``key``: the text before it."""

@@ -3,6 +3,7 @@
 import os
 import re
 import time
+from collections import deque
 from typing import NamedTuple
 
 from ..base.files import read_json, try_write_json
@@ -16,11 +17,14 @@ _SECONDS = 15.0  # of a rank's process, after which invisible steps are reported
 _SECONDS_WITHOUT_STEP = 45.0  # the same if its steps would be visible: it may still load data
 _MOST_LINES = 2000  # searched for a pattern
 _MOST_KEYS = 64
+_LINES_TRIED = 256  # the last ones, on which a pattern is tried
+_LINE_LIMIT = 512
+_MOST_TRIED = 8  # patterns
 # A frame of a stack: of Python, C++ (also by gdb and glog), Java. Its numbers grow, but are no steps.
 _STACK_FRAME = re.compile(
     r"^\W*(frame )?#\d+\b|0x[0-9a-f]{4}|\bFile \"|\.(py|cc|cpp|cu|h|c|java|so)[:(]|^\s+(at|@) |^[IWEC]\d{4} ", re.I
 )
-_WORDS = re.compile(r"[A-Za-z_][\w ]*\W*$")
+_WORDS = re.compile(r"[A-Za-z_][A-Za-z_ ]*\W*$")  # without numbers, which change
 _EXPORTER = (
     "exporter = ddp_sdk.Exporter.start(total_steps=…)  # before the loop, "
     "and exporter.step(samples=…, loss=loss)  # after each step"
@@ -43,6 +47,7 @@ class StepHint:
         self._lines = LogLines()
         self._searched = 0
         self._candidates: dict[str, _Candidate] = {}
+        self._tried: deque[str] = deque(maxlen=_LINES_TRIED)
         self._pid: int | None = None
         self._since = 0.0
         self._is_done = False
@@ -55,6 +60,7 @@ class StepHint:
             self._searched += 1
             if self._searched > _MOST_LINES:
                 return
+            self._tried.append(line[:_LINE_LIMIT])
             for count in () if _STACK_FRAME.search(line) else find_counts(line):
                 self._observe(count)
 
@@ -97,12 +103,24 @@ class StepHint:
         return f"To show progress, add two lines to the script (docs/your-script.md): {_EXPORTER}"
 
     def suggest_pattern(self) -> str:
-        """Return a pattern for the number that is most likely the step; empty if no number has grown."""
+        """Return a pattern for the number that is most likely the step; empty if none fits the lines so far.
+
+        A number that begins anew, as with each epoch, is no step of the run; the epoch may be shown then.
+        """
         grown = [found for found in self._candidates.values() if found.advances and _WORDS.search(found.last.before)]
-        if not grown:
-            return ""
-        best = max(grown, key=lambda found: (found.last.is_step, found.last.total is not None, found.advances))
-        return build_pattern(best.last)
+        grown.sort(key=_rank_candidate, reverse=True)
+        patterns = (build_pattern(candidate.last) for candidate in grown[:_MOST_TRIED])
+        return next(filter(self._fits, patterns), "")
+
+    def _fits(self, pattern: str) -> bool:
+        """Return whether the numbers that a pattern finds in the last lines only grow."""
+        matches = filter(None, (re.search(pattern, line) for line in self._tried))
+        values = [int(match[1]) for match in matches]
+        return len(set(values)) > 1 and values == sorted(values)
+
+
+def _rank_candidate(found: _Candidate) -> tuple[bool, bool, bool, int]:
+    return not found.last.is_epoch, found.last.is_step, found.last.total is not None, found.advances
 
 
 def read_step_hint(runtime: str) -> str:
@@ -132,8 +150,9 @@ def build_pattern(count: Count) -> str:
     # A quotation mark would end the text in a YAML.
     before = re.sub(r"[^\w\s]", _escape, text.strip())
     before = re.sub(r"\s+", r"\\s+", before) + r"\s*"
-    total = r" */ *(?P<totalSteps>[0-9]+)" if count.total is not None else ""
-    return f"{before}(?P<step>[0-9]+){total}"
+    name, name_of_total = ("epoch", "epochs") if count.is_epoch else ("step", "totalSteps")
+    total = f" */ *(?P<{name_of_total}>[0-9]+)" if count.total is not None else ""
+    return f"{before}(?P<{name}>[0-9]+){total}"
 
 
 def _escape(match: re.Match[str]) -> str:

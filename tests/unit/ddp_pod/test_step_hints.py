@@ -85,6 +85,27 @@ def test_suggested_pattern_matches_the_next_line(
     assert hint.suggest_pattern() in build_late(hint, clock, SHELL, None)
 
 
+def list_lines(text: str) -> list[str]:
+    return [text.format(epoch=epoch, step=step, run=5 * epoch + step) for epoch in range(3) for step in range(5)]
+
+
+@pytest.mark.parametrize(
+    ("text", "group", "value"),
+    [
+        ("epoch {epoch} step {step} loss 0.1", "epoch", "2"),  # the step begins anew
+        ("epoch {epoch} batch {step}/5 global {run} loss 0.1", "step", "14"),
+        ("Epoch {epoch}/3 done", "epoch", "2"),
+    ],
+)
+def test_pattern_is_tried_on_the_lines_so_far(tmp_path: Path, text: str, group: str, value: str) -> None:
+    hint = StepHint(launcher_pod(tmp_path), 0)
+    lines = list_lines(text)
+    hint.feed(("\n".join(lines) + "\n").encode())
+    match = re.search(hint.suggest_pattern(), lines[-1])
+    assert match is not None
+    assert match.groupdict()[group] == value
+
+
 @pytest.mark.parametrize(
     "lines",
     [
