@@ -244,7 +244,7 @@ REPORT_MEMBERS = {
     "groups",
     "ranks",
 }
-STALL_MEMBERS = {"heartbeat_age": "heartbeatAge", "stalled": "seconds", "stalled_ranks": "ranks"}
+STALL_MEMBERS = {"heartbeat_age": "heartbeatAge", "stalled": "seconds", "stalled_ranks": "ranks", "awaited": "awaited"}
 
 
 def respond(page: str | None) -> bytes | None:

@@ -301,7 +301,9 @@ def _describe_progressing(attempt: ObservedAttempt, rendezvous: Fact, status: St
     keeps_training = attempt.was_joined and not joining and before is not None and before.status == "True"
     if stepping or keeps_training:
         lost_code = describe_lost_code(status.dev)
-        message = "training is making progress" + (f"; {lost_code}" if lost_code else "")
+        awaited = page.stall.awaited if page is not None else ""
+        message = f"ranks wait for a peer: {awaited}" if awaited else "training is making progress"
+        message += f"; {lost_code}" if lost_code else ""
         return Fact(c.PROGRESSING, "True", c.TRAINING, message)
 
     return Fact(

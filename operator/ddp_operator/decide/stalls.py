@@ -160,7 +160,8 @@ def _describe_stall(page: Page | None, stall: Stall) -> str:
     state = f"no step since {since}"
     if page is not None and not page.training:
         state = f"no step reported, and the workers have used no CPU since {since}"
-    cause = "; ".join(_choose_places(stall.places)) or _describe_lagging_ranks(stall.ranks)
+    awaited = page.stall.awaited if page is not None else ""
+    cause = "; ".join(_choose_places(stall.places)) or awaited or _describe_lagging_ranks(stall.ranks)
     return f"{state}; {cause}"
 
 

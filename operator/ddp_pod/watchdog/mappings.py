@@ -7,6 +7,7 @@ from ..base.files import try_write_json
 from ..base.pod import Pod, list_workers
 from ..base.service import Service
 from ..failures.crashes import MappedFile, list_mapped_files, mappings_path
+from ..failures.worker_failure import list_error_files
 from ..progress.rank_progress import RankReader
 
 _SECONDS_BETWEEN_LOOKS: Final = 0.5
@@ -35,8 +36,9 @@ class MappedFilesKeeper(Service):
             time.sleep(_SECONDS_BETWEEN_LOOKS)
 
     def keep(self) -> None:
-        """Read the mappings of those ranks for which it is time."""
-        workers = list_workers(self._pod)
+        """Read the mappings of those ranks for which it is time. One that has failed closes its files."""
+        failed = list_error_files(self._pod)
+        workers = [worker for worker in list_workers(self._pod) if worker.local_rank not in failed]
         self._read_at = {worker.pid: self._read_at.get(worker.pid, 0.0) for worker in workers}
         for worker in workers:
             age = time.time() - worker.started

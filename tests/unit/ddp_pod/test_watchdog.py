@@ -603,6 +603,13 @@ def test_mappings_of_a_rank_are_read_at_growing_pauses(tmp_path: Path, monkeypat
     assert pauses[-1] == max(pauses) == 60
     assert len(pauses) < 120
 
+    read.clear()
+    (tmp_path / "errors").mkdir()
+    write_json(str(tmp_path / "errors/0.json"), {})
+    now += 100
+    keeper.keep()
+    assert not read, "what a rank maps when it ends explains nothing"
+
 
 def test_rank_whose_program_is_over_is_reported_however_few_steps_were_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

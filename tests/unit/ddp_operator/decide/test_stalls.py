@@ -70,6 +70,13 @@ class TestStall:
         assert progressing(decision) == ("False", "Stalled", f"no step since {since}; ranks 3 are behind step 57")
         assert decision.status.phase == "Running"
 
+    def test_rank_for_which_its_peers_wait_is_named_before_and_while_that_is_a_stall(self) -> None:
+        awaited = "rank 1 is in fill (train.py:20); rank 0 waits in all_reduce 3 of the default group"
+        early = progressing(run(stall(10, awaited=awaited)))
+        assert early == ("True", "Training", f"ranks wait for a peer: {awaited}")
+        ranks = {0: RankProgress(step=57), 1: RankProgress(step=57)}
+        assert progressing(run(stall(120, awaited=awaited), ranks=ranks))[2].endswith(f"; {awaited}")
+
     @pytest.mark.parametrize(("age", "stalled"), [(99, False), (100, True), (-1, False), (1e300, False)])
     def test_stall_starts_at_third_of_stall_seconds(self, age: float, stalled: bool) -> None:
         assert (progressing(run(stall(age)))[1] == "Stalled") is stalled
