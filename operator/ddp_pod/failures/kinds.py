@@ -128,12 +128,9 @@ KINDS: Final = (
     SHARED_MEMORY,
     FULL_VOLUME,
     FailureKind(
-        "A limit of file sizes", errnos=(errno.EFBIG,),
-        remedy="the file exceeds the limit of the process (ulimit -f) or of its file system: raise it, or write "
-        "smaller files"),
-    FailureKind(
-        "A disk quota", errnos=(errno.EDQUOT,),
-        remedy="the quota of the file system is used up: delete old files or raise it"),
+        "A limit of file sizes, or a disk quota", errnos=(errno.EFBIG, errno.EDQUOT),
+        remedy="the file exceeds the limit of the process (ulimit -f) or of its file system, or the quota is used up: "
+        "raise it, delete old files, or write smaller ones"),
     FailureKind(
         "A read-only file system", errnos=(errno.EROFS,),
         remedy="the path is on a read-only mount: write to a volume mounted without readOnly, such as "
@@ -207,11 +204,6 @@ KINDS: Final = (
         "A shared library is missing", words="cannot open shared object file", outcome=None,
         remedy="install the library in the image (under ddp run in the environment), or correct LD_LIBRARY_PATH"),
     FailureKind(
-        "torch.save into a folder that does not exist",
-        words=r"Parent directory \S* ?does not exist|open file failed with strerror: No such file",
-        remedy="torch.save creates no folders: call os.makedirs(folder, exist_ok=True) before, or save to "
-        "DDP_CHECKPOINT_DIR"),
-    FailureKind(
         "An extension, or a pickled file, for another NumPy", outcome=FATAL, own_words=True,
         words=r"numpy\._?core\.\w+ failed to import|numpy\.\w+ size changed|_ARRAY_API not found"
         r"|compiled using NumPy \d|but this version of numpy|No module named 'numpy\._?core",
@@ -225,13 +217,9 @@ KINDS: Final = (
         "A debugger, or input from the terminal", types=("EOFError", "bdb.BdbQuit"), where=r"reading a line|^bdb\.",
         remedy="a pod has no terminal: remove breakpoint(), pdb.set_trace() and input()"),
     FailureKind(
-        "A pointer instead of a file", outcome=FATAL, contents=(LFS_POINTER,),
-        remedy="Git LFS left a pointer instead of the content: run git lfs pull where the folder or image is "
-        "packed, or fetch the file itself (spec.inputs)"),
-    FailureKind(
-        "A page instead of a file", outcome=FATAL, contents=(HTML_PAGE,),
-        remedy="the file is a web page, such as a login: the download had a wrong address or no access; delete "
-        "it and fetch it again"),
+        "A pointer or a page instead of a file", outcome=FATAL, contents=(LFS_POINTER, HTML_PAGE),
+        remedy="fetch the file again (spec.inputs): instead of a Git LFS pointer by git lfs pull where the folder or "
+        "image is packed, instead of a web page (a login, an error) from another address or with access"),
     FailureKind(
         "A damaged or incomplete file", contents=(CUT_ARCHIVE,),
         types=("EOFError", "zipfile.BadZipFile", "zlib.error", "lzma.LZMAError"),

@@ -435,6 +435,8 @@ def _build_facts(link: _Link, since: float) -> ExceptionFacts:
             file = trace.tb_frame.f_locals.get("f")
             facts = facts._replace(path=file if type(file) is str else facts.path)
         trace = trace.tb_next
+    if isinstance(error, RuntimeError) and facts.path and not os.path.isdir(os.path.dirname(facts.path) or "."):
+        facts = facts._replace(errno=errno.ENOENT)  # of torch.save, whose errors have no number
     return facts._replace(lasting=_is_lasting(error, facts, since))
 
 
@@ -442,10 +444,7 @@ def _is_lasting(error: BaseException, facts: ExceptionFacts, since: float) -> bo
     """Return whether the next attempt would find what an exception is about as this one did."""
     if isinstance(error, UnicodeDecodeError):
         return error.reason != _CUT_TEXT  # a file that is still written ends within a character
-    number = facts.errno
-    if isinstance(error, RuntimeError) and facts.path and not os.path.isdir(os.path.dirname(facts.path) or "."):
-        number = errno.ENOENT  # of torch.save, whose errors have no number
-    return bool(facts.path) and number is not None and is_lasting_error(number, facts.path, since)
+    return bool(facts.path) and facts.errno is not None and is_lasting_error(facts.errno, facts.path, since)
 
 
 def find_exit_code(error: BaseException) -> int:

@@ -354,6 +354,11 @@ def test_write_without_a_reason_names_no_volume_but_that_of_its_file(
     assert "ulimit -f" in failure.remedy
 
 
+def test_folder_that_torch_save_lacks_is_a_missing_path(tmp_path: Path) -> None:
+    failure = examine(lambda: torch.save(torch.ones(1), tmp_path / "new" / "last.pt"), tmp_path)
+    assert "create its folder" in failure.remedy
+
+
 # ---- tracebacks as text
 
 

@@ -109,7 +109,6 @@ EXCEPTIONS = {
         ("OSError: [Errno 30] Read-only file system: '/data/last.pt'", "mounted without readOnly"),
         ("RuntimeError: [enforce fail] . open file failed with strerror: Permission denied", "fsGroup"),
         ("RuntimeError: File /ckpt/last.pt cannot be opened.", "fsGroup"),
-        ("RuntimeError: Parent directory /ckpt/new does not exist.", "os.makedirs"),
         ("BlockingIOError: [Errno 11] Resource temporarily unavailable", "podPidsLimit"),
         ("RuntimeError: can't start new thread", "podPidsLimit"),
         ("BlockingIOError: [Errno 11] Unable to open file (unable to lock file, errno = 11)", "file's lock"),
