@@ -38,6 +38,7 @@ _FEEDER: Final = re.compile(r'\s*File "[^"]*multiprocessing[/\\]queues\.py", lin
 _GROUP_PREFIX: Final = re.compile(r"^  \| ?")  # of the lines of an ExceptionGroup
 _QUOTE: Final = re.compile(r'(?<!\\)"')
 _ENVIRONMENT_BYTES: Final = 1 << 17
+_MOST_TRACEBACKS: Final = 4  # of a rank itself, after that of its helper
 _MOST_PROCESSES: Final = 2  # in a record
 # Helpers of PyTorch and multiprocessing that end by themselves, shortly after the process that they serve.
 _HELPERS: Final = re.compile(r"torch_shm_manager\b|multiprocessing\.(resource_tracker|forkserver)\b")
@@ -102,10 +103,14 @@ def _find_origin(before: Sequence[str], body: Sequence[str]) -> str:
     return "the feeder thread of a queue" if body and _FEEDER.match(body[0]) else ""
 
 
-def find_dead_helper(output: str) -> PrintedTraceback | None:
-    """Return the last exception that ended a thread or a child of a rank, from its last output; None: none did."""
-    printed = find_printed_traceback(output)
-    return printed if printed is not None and printed.origin else None
+def find_dead_helper(output: str, *, passed_on: bool = False) -> PrintedTraceback | None:
+    """Return the last exception that ended a thread or a child of a rank, from its last output; None: none did.
+
+    ``passed_on``: the rank has failed since, so that its own tracebacks may follow.
+    """
+    starts = [header.start() for header in _HEADER.finditer(output)][::-1][:_MOST_TRACEBACKS] if passed_on else []
+    tracebacks = (find_printed_traceback(output[:end]) for end in (len(output), *starts))
+    return next((printed for printed in tracebacks if printed is not None and printed.origin), None)
 
 
 def _read_traceback(lines: Sequence[str]) -> PrintedTraceback | None:

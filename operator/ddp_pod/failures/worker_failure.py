@@ -57,7 +57,8 @@ from .crashes import SHARED_MEMORY as SHARED_MEMORY_FOLDER
 from .crashes import SIGNALS, BusError, CrashReport, explain_bus_error, is_complete, read_crash
 from .kinds import FATAL, FULL_VOLUME, HELPER, MISMATCH, SCRIPT_ERROR, SHARED_MEMORY, UNKNOWN_KIND, FailureKind
 from .mistakes import recurs
-from .rules import Judgement, WorkerEnd, judge, list_exceptions
+from .rank_ends import PrintedTraceback, find_dead_helper
+from .rules import Judgement, WorkerEnd, complete_facts, find_kind, judge, list_exceptions
 from .text import (
     advise,
     advise_on_output,
@@ -204,6 +205,8 @@ def shorten_mismatch(message: str) -> str:
 def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS) -> Failure:
     oom_killed = count_oom_kills() > pod.oom_kills
     judgement = judge(end, oom_killed=oom_killed, non_retryable=pod.non_retryable_exit_codes)
+    if judgement.kind is HELPER and end.child is None:
+        judgement = _judge_by_helper(judgement, _await_helper_error(pod, end.local_rank))
     outcome = judgement.outcome
     if outcome == SCRIPT_ERROR and _recurs(pod, end, judgement):
         outcome = FATAL
@@ -248,6 +251,25 @@ def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS
         evidence=evidence,
     )
     return failure if left is None else _attribute_to(left, pod, failure)
+
+
+def _await_helper_error(pod: Pod, local_rank: int) -> PrintedTraceback | None:
+    """Return the exception that ended a helper process of a rank, whose lines may just arrive; None: none is known."""
+    deadline = time.monotonic() + _SECONDS_TO_BEGIN
+    while True:
+        output = read_end(pod, local_rank)
+        helper = find_dead_helper(output, passed_on=True)
+        if helper is not None or not output or time.monotonic() > deadline:
+            return helper
+        time.sleep(0.05)
+
+
+def _judge_by_helper(judgement: Judgement, helper: PrintedTraceback | None) -> Judgement:
+    """Return the kind of failure by the exception that ended a helper process, if there is one."""
+    if helper is None:
+        return judgement
+    facts = complete_facts(ExceptionFacts((helper.exception_type,), helper.message))
+    return find_kind([facts]) or judgement._replace(cause=facts)
 
 
 def _find_killer(end: WorkerEnd, judgement: Judgement) -> int:

@@ -569,7 +569,7 @@ class StallMonitor(Service):
             elif stack is not None and stack.waits_for_process:
                 child = find_working_child(self._pod, worker)
             if child is not None:
-                what = f"{activity.what}; its process {child.pid} is in {child.stack.place}"
+                what = f"{activity.what}; its {child.name} is in {child.stack.place}"
                 activity = dataclasses.replace(activity, what=what[:ACTIVITY_LIMIT])
             if helper is not None and helper.is_last:
                 activity = dataclasses.replace(activity, state="Behind")

@@ -30,6 +30,7 @@ _STANDARD_LIBRARY = re.compile(r"[/\\]lib(64)?[/\\]python3[^/\\]*[/\\](?!(site|d
 _LIBRARY_FOLDER = r"[/\\]lib(64)?[/\\]python3[^/\\]*[/\\]"
 _THREAD_FILES = re.compile(_LIBRARY_FOLDER + r"(threading|queue|concurrent[/\\]futures[/\\]\w+)\.py$")
 _PROCESS_FILES = re.compile(_LIBRARY_FOLDER + r"(selectors|multiprocessing[/\\]\w+)\.py$")
+_LOADER_FILE = re.compile(r"/torch/utils/data/_utils/worker\.py$")
 _SHIM_FUNCTION = "_run_and_record"  # of worker.py, below which the script runs
 SECONDS_FOR_STACKS = 5.0
 _SECONDS_FOR_CHILD = 1.0
@@ -172,6 +173,12 @@ class ChildStack(NamedTuple):
 
     pid: int
     stack: Stack
+
+    @property
+    def name(self) -> str:
+        """What the process is, with its id."""
+        is_loader = any(_LOADER_FILE.search(frame.path) for frame in self.stack.frames)
+        return f"{'DataLoader worker' if is_loader else 'process'} {self.pid}"
 
 
 def find_working_child(pod: Pod, worker: WorkerRecord) -> ChildStack | None:

@@ -24,6 +24,8 @@ from ddp_pod.failures.rank_ends import (
     find_printed_traceback,
     find_remaining_processes,
 )
+from ddp_pod.failures.rules import WorkerEnd
+from ddp_pod.failures.worker_failure import examine_worker
 from ddp_pod.progress.rank_progress import RankReader
 from ddp_pod.rank import counters as slots
 from ddp_pod.rank.counters import CounterMemory, open_slot
@@ -271,3 +273,28 @@ def test_exception_that_nobody_caught_names_the_helper_that_it_ended(kind: str, 
     assert (found.origin if found is not None else "") == origin, done.stderr
     if found is not None:
         assert message in found.text
+
+
+def test_exception_of_a_helper_decides_where_the_rank_has_only_lost_it(tmp_path: Path) -> None:
+    output = (
+        'Process SyncManager-1:\nTraceback (most recent call last):\n  File "/lib/python3.11/a.py", line 3, in f\n'
+        "    self.bind()\nOSError: AF_UNIX path too long\n"
+        'Traceback (most recent call last):\n  File "train.py", line 9, in <module>\n    Manager()\nEOFError\n'
+    )
+    assert find_dead_helper(output) is None
+    helper = find_dead_helper(output, passed_on=True)
+    assert helper is not None
+    assert helper.origin == "Process SyncManager-1"
+
+    for folder in ("errors", "output"):
+        (tmp_path / folder).mkdir()
+    chain = [{"types": ["EOFError"], "place": "/lib/python3.11/multiprocessing/connection.py"}]
+    error = {"type": "EOFError", "message": "", "exitCode": 1, "chain": chain}
+    write_json(str(tmp_path / "errors/0.json"), error)
+    pod = launcher_pod(tmp_path)
+    assert "DataLoader worker" in examine_worker(pod, WorkerEnd(1)).remedy
+    (tmp_path / "output/0.end").write_text(output)
+    failure = examine_worker(pod, WorkerEnd(1))
+    assert "caused by OSError: AF_UNIX path too long" in failure.message
+    assert "TMPDIR" in failure.remedy
+    assert failure.container_exit_code == 81
