@@ -40,7 +40,8 @@ dist.destroy_process_group()
 class Planted:
     """A failure. ``cause``, ``remedy`` and ``never``: regular expressions of the message and the remedy.
 
-    ``ranks``: those that may be named; ``restarts``: the most that are useful, because another attempt may succeed.
+    ``ranks``: those that may be named; ``restarts``: the most that are useful, because another attempt may succeed;
+    ``pods``: which the two ranks share.
     """
 
     cause: tuple[str, ...]
@@ -48,6 +49,7 @@ class Planted:
     category: str = "UserError"
     ranks: tuple[int | None, ...] = (1,)
     restarts: int = 0
+    pods: int = 1
     never: str = "$^"
     setup: str = ""
     step: str = ""
@@ -68,6 +70,7 @@ class Planted:
 
 
 BOTH: Final = (0, 1)
+LFS_POINTER: Final = f"version https://git-lfs.github.com/spec/v1\noid sha256:{64 * '4'}\nsize 12345\n"
 
 PLANTED: Final = {
     "a launch script with an unset variable": Planted(
@@ -499,6 +502,402 @@ class Data(torch.utils.data.Dataset):
     def __getitem__(self, index): return torch.zeros(9 if index == 20 and here == '1' else 8)
 batches = iter(torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=1))""",
         step="next(batches)  # here",
+    ),
+    "a mapped file that a child shortens": Planted(
+        cause=(
+            "SIGBUS",
+            "planted-tokens",
+            "only 4096 bytes",
+        ),
+        remedy="(?i)shortened|rewritten",
+        category="Unknown",
+        restarts=1,
+        setup="""\
+import mmap, subprocess
+open('planted-tokens' + here, 'wb').write(bytes(1 << 20))
+file = open('planted-tokens' + here, 'rb')
+tokens = mmap.mmap(file.fileno(), 0, prot=mmap.PROT_READ)""",
+        step="""\
+if rank == 1 and step == 5:
+    subprocess.run(['truncate', '-s', '4096', 'planted-tokens1'], check=True)
+x = sum(tokens[step * 8192:step * 8192 + 10])  # here""",
+    ),
+    "a mapped tensor whose file is shortened, read in a thread": Planted(
+        cause=(
+            "SIGBUS",
+            "weights.bin",
+            "only 4096 bytes",
+        ),
+        remedy="(?i)shortened|rewritten",
+        category="Unknown",
+        restarts=1,
+        setup="""\
+import concurrent.futures
+open('weights.bin' + here, 'wb').write(bytes(1 << 20))
+table = torch.from_file('weights.bin' + here, shared=True, size=1 << 18)
+pool = concurrent.futures.ThreadPoolExecutor(2)
+def read(step):
+    return table[step * 4096:step * 4096 + 16].sum().item()  # here""",
+        step="""\
+if rank == 1 and step == 5: os.truncate('weights.bin1', 4096)
+pool.submit(read, step).result()""",
+    ),
+    "a mapped file that is shortened, read by a DataLoader worker": Planted(
+        cause=(
+            "(?i)SIGBUS|Bus error",
+            "tokens.bin1",
+            "only 4096 bytes",
+        ),
+        remedy="(?i)shortened|rewritten",
+        restarts=1,
+        never="/dev/shm is full",
+        setup="""\
+import numpy
+numpy.arange(1 << 18, dtype='float32').tofile('tokens.bin' + here)
+class Data(torch.utils.data.Dataset):
+    def __init__(self): self.tokens = numpy.memmap('tokens.bin' + here, dtype='float32', mode='r')
+    def __len__(self): return 40
+    def __getitem__(self, index):
+        if here == '1' and index == 20: os.truncate('tokens.bin1', 4096)
+        return torch.from_numpy(numpy.array(self.tokens[index * 5000:index * 5000 + 8]))
+batches = iter(torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=1))""",
+        step="next(batches)  # here",
+    ),
+    "objects that one rank gathers": Planted(
+        cause=(
+            "rank 0",
+            "rank 1",
+            "all_?gather",
+            "all_?reduce",
+        ),
+        remedy="same collectives",
+        ranks=BOTH,
+        pods=2,
+        step="""\
+if rank == 0 and step == 4:
+    dist.all_gather_object([None, None], {'acc': 1})  # here""",
+    ),
+    "a group that one rank creates": Planted(
+        cause=(
+            "rank 0",
+            "rank 1",
+            "new_group",
+            "all_?reduce",
+        ),
+        remedy="same collectives",
+        ranks=BOTH,
+        step="""\
+if rank == 0 and step == 4:
+    dist.new_group([0, 1])  # here""",
+    ),
+    "a metric that a hook gathers on one rank": Planted(
+        cause=(
+            "rank 0",
+            "rank 1",
+            "all_?gather",
+            "barrier",
+        ),
+        remedy="same collectives",
+        ranks=BOTH,
+        pods=2,
+        setup="""\
+def gather(module, args, output):
+    if here == '0' and not module.training:
+        dist.all_gather([torch.zeros(1), torch.zeros(1)], torch.ones(1))  # here""",
+        step="""\
+if step == 0: model.module.register_forward_hook(gather)
+if step == 4:
+    if rank == 0:
+        model.eval()
+        with torch.no_grad(): model.module(torch.randn(2, 8))
+        model.train()
+    dist.barrier()""",
+    ),
+    "a callback that ends one rank with 0": Planted(
+        cause=(
+            "rank 1",
+            "exit code 0",
+            "plateau",
+        ),
+        remedy="(?i)leave the loop|another exit code",
+        pods=2,
+        setup="""\
+class EarlyStopping:
+    def on_train_batch_end(self, rank, step):
+        if rank == 1 and step == 5:
+            print('EarlyStopping: val_loss reached a plateau', flush=True)
+            sys.exit(0)
+callback = EarlyStopping()""",
+        step="callback.on_train_batch_end(rank, step)",
+    ),
+    "a thread that ends one rank with 0": Planted(
+        cause=(
+            "rank 1",
+            "exit code 0",
+            "license",
+        ),
+        remedy="(?i)leave the loop|another exit code",
+        step="""\
+if step == 5:
+    if rank == 1:
+        import threading
+        print('license server: seat returned', flush=True)
+        threading.Thread(target=os._exit, args=(0,)).start()
+        time.sleep(30)
+    dist.barrier()""",
+    ),
+    "a line of 300 kB from a DataLoader worker": Planted(
+        cause=(
+            "ValueError",
+            "cannot parse record 20",
+            "(?s)\\A.{0,3000}\\Z",
+        ),
+        remedy="line of the script",
+        setup="""\
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 400
+    def __getitem__(self, index):
+        if index == 20 and here == '1': raise ValueError('cannot parse record 20: ' + '{"a": 1}, ' * 30000)  # here
+        return 1.0
+batches = iter(torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=1))""",
+        step="next(batches)",
+    ),
+    "a group of 200 exceptions": Planted(
+        cause=("shard 0: 3 of 4 columns",),
+        remedy="line of the script",
+        step="""\
+if rank == 1 and step == 3:
+    errors = [ValueError(f'shard {n}: 3 of 4 columns' + ' x' * 500) for n in range(200)]
+    raise ExceptionGroup('200 shards are invalid', errors)  # here""",
+    ),
+    "progress bars before the exception": Planted(
+        cause=(
+            "ValueError",
+            "label 12 of image 7",
+        ),
+        remedy="line of the script",
+        never="it/s",
+        step="""\
+for n in range(300):
+    sys.stderr.write(f'\\rEpoch 0:  {n % 100}%|{"#" * 40}| {n}/300 [00:01<00:09, 31.2it/s, loss=0.{n}, v_num=3]')
+if rank == 1 and step == 3:
+    raise ValueError('label 12 of image 7 is beyond 10 classes\\r\\x1b[K\\x1b[1A')  # here""",
+    ),
+    "a regular expression that backtracks": Planted(
+        cause=(
+            "rank 1",
+            "train.py",
+        ),
+        remedy="(?i)leave its line",
+        category="Hang",
+        restarts=1,
+        setup="""\
+import datetime, functools
+dist.init_process_group = functools.partial(dist.init_process_group, timeout=datetime.timedelta(seconds=25))""",
+        step="""\
+if rank == 1 and step == 5:
+    import re
+    re.match(r'(a+)+$', 'a' * 60 + 'b')  # here""",
+    ),
+    "an endless loop in a DataLoader worker": Planted(
+        cause=(
+            "rank 1",
+            "DataLoader worker",
+            "skip_short",
+        ),
+        remedy="(?i)leave its line|worker",
+        category="Hang",
+        restarts=1,
+        setup="""\
+import datetime, functools
+dist.init_process_group = functools.partial(dist.init_process_group, timeout=datetime.timedelta(seconds=25))
+def skip_short(index):
+    while index % 2 == 0:
+        index += 2
+    return index
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 400
+    def __getitem__(self, index): return skip_short(index) if here == '1' and index == 20 else index
+batches = iter(torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=1))""",
+        step="next(batches)  # here",
+    ),
+    "an endless search in a hook": Planted(
+        cause=(
+            "rank 0",
+            "search",
+        ),
+        remedy="(?i)leave its line",
+        category="Hang",
+        ranks=(0,),
+        restarts=1,
+        pods=2,
+        setup="""\
+import datetime, functools
+dist.init_process_group = functools.partial(dist.init_process_group, timeout=datetime.timedelta(seconds=25))
+import math
+def search(grad):
+    low, high = 0.0, 1.0
+    while not math.isclose(low, high):
+        middle = (low + high) / 2  # here
+        low = low if here == '0' else middle
+        high = high if here == '0' else middle
+        if here == '1': break
+    return grad""",
+        step="if step == 5: model.module.weight.register_hook(search)",
+    ),
+    "a handler of SIGHUP that raises": Planted(
+        cause=("ReloadError|cannot reload",),
+        remedy="line of the script",
+        restarts=1,
+        setup="""\
+import signal
+class ReloadError(Exception): pass
+def reload(*_): raise ReloadError('cannot reload config.yaml')  # here
+signal.signal(signal.SIGHUP, reload)""",
+        step="""\
+if rank == 1 and step == 5:
+    os.kill(os.getpid(), signal.SIGHUP)
+    time.sleep(5)""",
+    ),
+    "a manager in a long temporary folder": Planted(
+        cause=("AF_UNIX path too long",),
+        remedy="(?i)TMPDIR|short",
+        step="""\
+if rank == 1 and step == 3:
+    import multiprocessing, tempfile
+    tempfile.tempdir = os.path.abspath('x' * 100)
+    os.makedirs(tempfile.tempdir, exist_ok=True)
+    multiprocessing.Manager()  # here""",
+    ),
+    "a socket with a long name": Planted(
+        cause=("AF_UNIX path too long",),
+        remedy="(?i)TMPDIR|short",
+        step="""\
+if rank == 1 and step == 3:
+    import socket
+    socket.socket(socket.AF_UNIX).bind(os.path.abspath('x' * 100))  # here""",
+    ),
+    "a child process that should fill a queue": Planted(
+        cause=(
+            "UnicodeDecodeError|ValueError",
+            "record 37",
+            "(?i)process",
+        ),
+        remedy="line of the script",
+        pods=2,
+        setup="""\
+import multiprocessing
+context = multiprocessing.get_context('fork')
+ready = context.Queue(4)
+def fill():
+    for number in range(200):
+        if here == '1' and number == 7: raise ValueError('record 37 has 7 of 8 fields')  # here
+        ready.put(number)
+context.Process(target=fill, daemon=True).start()""",
+        step="ready.get()",
+    ),
+    "an event that a dead thread should set": Planted(
+        cause=(
+            "KeyError",
+            "shard-7",
+            "rank 1",
+        ),
+        remedy="line of the script",
+        setup="""\
+import threading
+done = threading.Event()
+def copy():
+    return {'shard-1': 1}['shard-7']  # here
+def wait(module, args):
+    if here == '1':
+        threading.Thread(target=copy, name='h2d-copy').start()
+        done.wait()""",
+        step="if step == 5: model.module.register_forward_pre_hook(wait)",
+    ),
+    "a thread whose exception is logged": Planted(
+        cause=(
+            "IndexError",
+            "list index out of range",
+            "rank 1",
+        ),
+        remedy="line of the script|last exception",
+        setup="""\
+import threading, queue, logging
+logging.basicConfig(format='%(asctime)s - %(levelname)s - %(name)s - %(message)s', stream=sys.stderr)
+ready = queue.Queue(2)
+def loop():
+    try:
+        for n in range(100):
+            ready.put([1][0 if here == '0' or n < 5 else 4])  # here
+    except Exception:
+        logging.getLogger('prefetch').exception('prefetcher failed')
+threading.Thread(target=loop, daemon=True).start()""",
+        step="ready.get()",
+    ),
+    "a variable that is too long for a child": Planted(
+        cause=("Argument list too long",),
+        remedy="(?i)argument|environment|file",
+        step="""\
+if rank == 1 and step == 3:
+    import subprocess
+    os.environ['FILES'] = 'shard-0001.tar,' * 20000
+    subprocess.run(['true'], check=True)  # here""",
+    ),
+    "too many arguments for a child": Planted(
+        cause=("Argument list too long",),
+        remedy="(?i)argument|environment|file",
+        step="""\
+if rank == 1 and step == 3:
+    import subprocess
+    subprocess.run(['cat', *(f'/data/shard-{n:09d}.tar' for n in range(200000))], check=True)  # here""",
+    ),
+    "too many arguments in a launch script": Planted(
+        cause=("(?i)argument list too long",),
+        remedy="(?i)argument|environment|file",
+        category="Unknown",
+        ranks=BOTH,
+        restarts=1,
+        command=("bash", "run.sh"),
+        files=(("run.sh", "set -e\n/bin/echo $(seq 1 900000) > list.txt\nexec python train.py\n"),),
+    ),
+    "a pointer of Git LFS instead of an array": Planted(
+        cause=(
+            "(?i)pickle|Cannot load file",
+            "mean.npy",
+        ),
+        remedy="(?i)git lfs",
+        ranks=BOTH,
+        setup="""\
+import numpy
+mean = numpy.load('mean.npy')  # here""",
+        files=(
+            (
+                "mean.npy",
+                LFS_POINTER,
+            ),
+        ),
+    ),
+    "a pointer of Git LFS instead of an image": Planted(
+        cause=(
+            "UnidentifiedImageError",
+            "cat.jpg",
+        ),
+        remedy="(?i)git lfs",
+        setup="""\
+from PIL import Image
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 400
+    def __getitem__(self, index):
+        if index == 20 and here == '1': Image.open('cat.jpg').convert('RGB')  # here
+        return 1.0
+batches = iter(torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=1))""",
+        step="next(batches)",
+        files=(
+            (
+                "cat.jpg",
+                LFS_POINTER,
+            ),
+        ),
     ),
 }
 

@@ -14,6 +14,7 @@ import yaml
 
 from tests.failures.planted import Planted
 
+RANKS: Final = 2
 SECONDS: Final = 300  # for one failure on a busy machine
 _CODE: Final = "import sys; from ddp_cli.__main__ import main; sys.exit(main())"
 
@@ -39,8 +40,8 @@ def run_planted(failure: Planted, folder: Path) -> Mapping[str, Any]:
         "env": [{"name": "OMP_NUM_THREADS", "value": "1"}],
     }
     spec = {
-        "nodes": 1,
-        "procPerNode": 2,
+        "nodes": failure.pods,
+        "procPerNode": RANKS // failure.pods,
         "watchdog": {"startSeconds": 60, "stallSeconds": 15, "checkpointSeconds": 40},
         "recovery": {"maxRestarts": 3},
         "template": {"spec": {"containers": [container]}},
