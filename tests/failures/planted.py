@@ -903,6 +903,7 @@ batches = iter(torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=1))
 
 
 OPEN: Final = {
+    "a thread whose exception is logged": "the thread may have handled it, so that the message has it beside the hang",
     "gathered tensors of different lengths": "gloo ends the process in a thread of its own, which has no line",
     "a table that does not exist": "another process may create it, as far as the number of SQLite's error shows",
 }

@@ -103,12 +103,12 @@ def _find_origin(before: Sequence[str], body: Sequence[str]) -> str:
     return "the feeder thread of a queue" if body and _FEEDER.match(body[0]) else ""
 
 
-def find_dead_helper(output: str, *, passed_on: bool = False) -> PrintedTraceback | None:
+def find_dead_helper(output: str) -> PrintedTraceback | None:
     """Return the last exception that ended a thread or a child of a rank, from its last output; None: none did.
 
-    ``passed_on``: the rank has failed since, so that its own tracebacks may follow.
+    The rank may have failed since, so that its own tracebacks follow.
     """
-    starts = [header.start() for header in _HEADER.finditer(output)][::-1][:_MOST_TRACEBACKS] if passed_on else []
+    starts = [header.start() for header in _HEADER.finditer(output)][::-1][:_MOST_TRACEBACKS]
     tracebacks = (find_printed_traceback(output[:end]) for end in (len(output), *starts))
     return next((printed for printed in tracebacks if printed is not None and printed.origin), None)
 

@@ -258,7 +258,7 @@ def _await_helper_error(pod: Pod, local_rank: int) -> PrintedTraceback | None:
     deadline = time.monotonic() + _SECONDS_TO_BEGIN
     while True:
         output = read_end(pod, local_rank)
-        helper = find_dead_helper(output, passed_on=True)
+        helper = find_dead_helper(output)
         if helper is not None or not output or time.monotonic() > deadline:
             return helper
         time.sleep(0.05)

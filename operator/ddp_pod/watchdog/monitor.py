@@ -21,7 +21,7 @@ from ..contract.processes import SLEEPING_STATES, STOPPED_STATES, count_cpu_seco
 from ..contract.progress import RankProgress
 from ..contract.records import read_record, to_json
 from ..contract.report import Stall, StalledRank
-from ..failures.rank_ends import PrintedTraceback, find_dead_helper
+from ..failures.rank_ends import PrintedTraceback, find_printed_traceback
 from ..failures.text import DDP_FORWARD_REMEDY
 from ..failures.worker_failure import examine_error, list_error_files
 from ..progress.output import read_end, read_last_lines
@@ -99,6 +99,14 @@ class StalledWorker(NamedTuple):
         if self.collectives.are_over and self.stack.is_in_torch:
             call = self.stack.library_call
         return RankWait(self.worker.rank, call, self.stack.script_place) if call else None
+
+
+class _Helper(NamedTuple):
+    """A thread or a child for which a rank may wait: the exception that ended it, or where it is."""
+
+    note: str = ""
+    dead: PrintedTraceback | None = None
+    child: ChildStack | None = None
 
 
 class _EndingRank(NamedTuple):
@@ -560,33 +568,34 @@ class StallMonitor(Service):
                 stalled.append(in_io[worker.pid])  # it may respond next time
                 continue
             collectives = reports.get(worker.local_rank, RankCollectives())
-            helper = self._find_dead_helper(worker, stack)
+            helper = self._find_helper(worker, stack)
             activity = describe_activity(stall, worker, stack, collectives, process_state(worker.pid))
-            child = None
-            if helper is not None:
-                what = f"{activity.what}; an exception has ended {helper.origin}: {helper.text}"
-                activity = dataclasses.replace(activity, what=what[:ACTIVITY_LIMIT])
-            elif stack is not None and stack.waits_for_process:
-                child = find_working_child(self._pod, worker)
-            if child is not None:
-                what = f"{activity.what}; its {child.name} is in {child.stack.place}"
-                activity = dataclasses.replace(activity, what=what[:ACTIVITY_LIMIT])
-            if helper is not None and helper.is_last:
+            if helper.note:
+                activity = dataclasses.replace(activity, what=f"{activity.what}; {helper.note}"[:ACTIVITY_LIMIT])
+            if helper.dead is not None and helper.dead.is_last:
                 activity = dataclasses.replace(activity, state="Behind")
             elif activity.state == "Behind" and stack is not None and self._is_in_io(stall, worker, stack):
                 activity = dataclasses.replace(activity, state="IO")
-            stalled.append(StalledWorker(worker, activity, stack or Stack([], ""), collectives, helper, child))
+            stack = stack or Stack([], "")
+            stalled.append(StalledWorker(worker, activity, stack, collectives, helper.dead, helper.child))
         return stalled
 
-    def _find_dead_helper(self, worker: WorkerRecord, stack: Stack | None) -> PrintedTraceback | None:
-        """Return the exception that has ended a thread, or a child, if a rank waits for one of this sort."""
+    def _find_helper(self, worker: WorkerRecord, stack: Stack | None) -> _Helper:
+        """Return what is known about the thread or the child for which a rank waits."""
         if stack is None or not (stack.waits_for_thread or stack.waits_for_process):
-            return None
-        helper = find_dead_helper(read_end(self._pod, worker.local_rank))
-        if helper is None:
-            return None
-        fits = stack.waits_for_thread if helper.is_thread else stack.waits_for_process
-        return helper if fits else None
+            return _Helper()
+        printed = find_printed_traceback(read_end(self._pod, worker.local_rank))
+        is_dead = printed is not None and printed.origin
+        if printed is not None and is_dead:
+            fits = stack.waits_for_thread if printed.is_thread else stack.waits_for_process
+            if fits:
+                return _Helper(f"an exception has ended {printed.origin}: {printed.text}", dead=printed)
+        child = find_working_child(self._pod, worker) if stack.waits_for_process else None
+        if child is not None:
+            return _Helper(f"its {child.name} is in {child.stack.place}", child=child)
+        if printed is not None and printed.is_last and not is_dead:
+            return _Helper(f"the last exception in its log is {printed.text}")
+        return _Helper()
 
     def _is_in_io(self, stall: RankStall, worker: WorkerRecord, stack: Stack) -> bool:
         """Return whether a rank outside of collectives sleeps at times, without a lock, for less than a checkpoint."""

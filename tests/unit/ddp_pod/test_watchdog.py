@@ -586,6 +586,35 @@ def test_innermost_file_tells_for_what_sort_of_helper_a_rank_waits(inner: str, t
     assert (stack(inner).waits_for_thread, stack(inner).waits_for_process) == (thread, process)
 
 
+TRACE = 'Traceback (most recent call last):\n  File "/app/data.py", line 3, in fill\n    f()\nIndexError: 4\n'
+
+
+@pytest.mark.parametrize(
+    ("output", "inner", "note", "is_dead"),
+    [
+        (f"Exception in thread a:\n{TRACE}", "queue.py", "an exception has ended thread a: IndexError: 4", True),
+        (
+            f"2026 - ERROR - prefetcher failed\n{TRACE}",
+            "queue.py",
+            "the last exception in its log is IndexError: 4",
+            False,
+        ),
+        (f"2026 - ERROR - retry 1\n{TRACE}step 3\n", "queue.py", "", False),
+        (f"Exception in thread a:\n{TRACE}", "socket.py", "", False),
+        ("step 3\n", "queue.py", "", False),
+    ],
+)
+def test_last_exception_in_the_log_belongs_to_a_wait_for_a_helper(
+    tmp_path: Path, output: str, inner: str, note: str, is_dead: bool
+) -> None:
+    (tmp_path / "output").mkdir()
+    (tmp_path / "output/0.end").write_text(output)
+    stalls = monitor.StallMonitor(launcher_pod(tmp_path), RankReader(str(tmp_path)))
+    helper = stalls._find_helper(WorkerRecord(1, 0, 0, 0), stack(f"/usr/lib/python3.11/{inner}"))
+    assert helper.note == note
+    assert (helper.dead is not None) is is_dead
+
+
 def test_mappings_of_a_rank_are_read_at_growing_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = 1000.0
     read: list[float] = []
