@@ -854,7 +854,6 @@ if rank == 1 and step == 3:
     "too many arguments in a launch script": Planted(
         cause=("(?i)argument list too long",),
         remedy="(?i)argument|environment|file",
-        category="Unknown",
         ranks=BOTH,
         restarts=1,
         command=("bash", "run.sh"),

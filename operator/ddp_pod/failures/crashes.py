@@ -78,8 +78,12 @@ SIGNALS: Final[Mapping[int, SignalKind]] = {
     signal.SIGPROF: SignalKind(_TIMER),
     signal.SIGUSR1: SignalKind(_SENT),
     signal.SIGUSR2: SignalKind(_SENT),
+    signal.SIGHUP: SignalKind(
+        "a terminal that is closed sends SIGHUP: start the program by nohup or setsid, or in tmux; otherwise find the "
+        "process or the person who has sent it"
+    ),
 }
-"""Signals with a meaning of their own. Those that request or force an end are in ``failure_table``."""
+"""Signals with a meaning of their own. Others that request or force an end are in ``failure_table``."""
 
 
 class CrashReport(NamedTuple):

@@ -154,7 +154,7 @@ def advise(
     if end.exit_code == 2 and _WRONG_ARGUMENTS.match(end.text):
         return LOCAL_RANK_REMEDY if _LOCAL_RANK.search(end.text) else ARGUMENTS_REMEDY
     kind = SIGNALS.get(find_signal(end.exit_code))
-    if category in (UNKNOWN.name, NODE_FAULT.name) and kind is not None:
+    if category in (UNKNOWN.name, NODE_FAULT.name, KILLED.name) and kind is not None:
         return kind.remedy
     if category == UNKNOWN.name:
         return SILENT_REMEDY

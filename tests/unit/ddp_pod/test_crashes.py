@@ -162,6 +162,7 @@ def test_invalid_list_of_mappings_explains_nothing(tmp_path: Path, content: dict
         (signal.SIGUSR2, "no handler", "SIGUSR2"),
         (signal.SIGXFSZ, "ulimit -f", "SIGXFSZ"),
         (signal.SIGABRT, "native code", "SIGABRT"),
+        (signal.SIGHUP, "nohup", ""),
     ],
 )
 def test_signal_has_a_remedy_of_its_own(tmp_path: Path, number: signal.Signals, word: str, signature: str) -> None:
