@@ -138,11 +138,14 @@ def complete_worker_end(reported: WorkerEnd, error: Mapping[str, Any]) -> Worker
         end = end._replace(exit_code=error["exitCode"])  # it had failed before the agent stopped it
 
     exception_type, message = unwrap_helper_error(end.exception_type, end.message)
-    is_helpers = message != end.message
+    chain = _read_chain(error.get("chain"))
+    if message != end.message:
+        content = chain[0].content if chain else ""
+        chain = [facts._replace(content=content) for facts in parse_chain(end.message.splitlines())]
     return end._replace(
         exception_type=exception_type,
         message=shorten_mismatch(message),
-        chain=parse_chain(end.message.splitlines()) if is_helpers else _read_chain(error.get("chain")),
+        chain=chain,
         hang_is_secondary=exception_type == HANG.name and error.get("secondary") is True,
         child=_read_child(error.get("child")),
     )

@@ -23,6 +23,8 @@ _LFS: Final = b"version https://git-lfs.github.com/spec/"
 _ZIP: Final = b"PK\x03\x04"
 _ZIP_END: Final = b"PK\x05\x06"  # of the record at an archive's end, before a comment of at most 65,535 bytes
 _ZIP_TAIL: Final = 65_557
+_QUOTED: Final = re.compile(r"'([^'\n]{1,300})'")
+_MESSAGE_END: Final = 1000  # characters
 _FIRST_BYTES: Final = 256
 _MOST_VALUES: Final = 64  # of a frame
 _PATH_LIMIT: Final = 300  # characters
@@ -80,6 +82,16 @@ def find_read_file(error: BaseException, library: "re.Pattern[str]") -> ReadFile
     if own is not None and is_parser_error(error):
         return _examine_first(value for value in _list_values(own) if not is_instance(value, str))
     return None
+
+
+def find_named_file(message: str) -> ReadFile | None:
+    """Return the file that the end of a message names, if it is not what its reader expected; None for any other.
+
+    The exception of a DataLoader worker has no frames here, but many libraries quote the path.
+    """
+    paths = _QUOTED.findall(message[-_MESSAGE_END:])
+    files = filter(None, map(examine_file, paths))
+    return next((file for file in files if file.content not in ("", EMPTY)), None)
 
 
 def is_parser_error(error: BaseException) -> bool:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 from ..base.files import is_own_file, write_json
 from .killed_children import find_killed_child
 from .lasting_files import is_lasting_error, is_lasting_file
-from .read_files import ReadFile, find_read_file, is_parser_error
+from .read_files import ReadFile, find_named_file, find_read_file, is_parser_error
 from .script_objects import is_instance
 
 PLACE = re.compile(r'  File "([^"]*)", line (\d+)')
@@ -306,7 +306,7 @@ def record_exception(error: BaseException, path: str, about: Mapping[str, Any]) 
             break
     since = about["started"]
     facts = [_build_facts(link, since) for link in links]
-    read = next(filter(None, map(_find_file, links)), None)
+    read = next(filter(None, map(_find_file, links)), None) or find_named_file(message)
     if read is not None:
         message += read.describe()
         is_kept = is_lasting_file(read.path, since)

@@ -96,3 +96,24 @@ def test_records_of_a_former_launcher_are_read() -> None:
     end = complete_worker_end(WorkerEnd(1), {"type": "KeyError", "message": "'a'", "chain": [link]})
 
     assert end.chain[0].content == ""
+
+
+def test_file_that_the_exception_of_a_helper_names_is_examined(tmp_path: Path) -> None:
+    picture = tmp_path / "cat.jpg"
+    head = (
+        "Caught UnidentifiedImageError in DataLoader worker process 0.\nOriginal Traceback (most recent call last):\n"
+    )
+    frame = (
+        '  File "/lib/python3.11/site-packages/PIL/Image.py", line 7, in open\n    raise UnidentifiedImageError(msg)\n'
+    )
+    text = f"{head}{frame}PIL.UnidentifiedImageError: cannot identify image file '{picture}'\n"
+
+    def fail() -> None:
+        raise RuntimeError(text)
+
+    picture.write_text("text of the user")
+    assert "git lfs" not in examine(fail, tmp_path).remedy
+    picture.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:44\nsize 12345\n")
+    failure = examine(fail, tmp_path)
+    assert "a Git LFS pointer" in failure.message
+    assert "git lfs pull" in failure.remedy
