@@ -561,7 +561,7 @@ class Data(torch.utils.data.Dataset):
         if here == '1' and index == 20: os.truncate('tokens.bin1', 4096)
         return torch.from_numpy(numpy.array(self.tokens[index * 5000:index * 5000 + 8]))
 batches = iter(torch.utils.data.DataLoader(Data(), batch_size=2, num_workers=1))""",
-        step="next(batches)  # here",
+        step="next(batches)",
     ),
     "objects that one rank gathers": Planted(
         cause=(
@@ -738,7 +738,7 @@ import math
 def search(grad):
     low, high = 0.0, 1.0
     while not math.isclose(low, high):
-        middle = (low + high) / 2  # here
+        middle = (low + high) / 2
         low = low if here == '0' else middle
         high = high if here == '0' else middle
         if here == '1': break
