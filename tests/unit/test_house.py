@@ -30,6 +30,8 @@ LONG_FILES = {
     "deploy/manifests/crd.yaml": "generated: the same, where kustomize may read it",
     "operator/ddp_cli/view/why.py": "one explanation with its remedy for each state of a job",
     "tests/check/planted.py": "one table: each fault with the verdict that it must have",
+    "tests/check/siblings.py": "another one",
+    "tests/failures/planted.py": "one table: each failure with its script and the answer that it must have",
     **dict.fromkeys(
         (
             "deploy/crds/clusterddptrainingprofiles.yaml",
