@@ -158,21 +158,27 @@ class Runs:
 
     def _run_reference(self) -> CheckedRun:
         """Run the reference; with few steps again without what earlier trainings have left, or with longer epochs."""
+        needed = min(_FEW_STEPS, self._request.steps)
         run = self._run_whole("reference", _BATCHES[0])
-        if run.steps >= min(_FEW_STEPS, self._request.steps) or run.code or run.problem:
+        if run.steps >= needed or run.code or run.problem:
             return run
         idle = read_idle(run.records)
         outputs = find_outputs(self._request.folder, list_read_files(run, idle))
+        best = run
+        best_left_out: Sequence[str] = ()
         for number, left_out in enumerate(dict.fromkeys([tuple(outputs[:1]), tuple(outputs)]), 2):
-            if left_out:
-                self.left_out = left_out
-                again = self._run_whole(f"reference-{number}", _BATCHES[0])
-                if again.steps > run.steps:
-                    return again
-        self.left_out = ()
-        if not run.steps and (idle is None or idle.is_cut):
+            # An older checkpoint beside the newest one may leave few steps too.
+            if not left_out or best.steps >= needed:
+                continue
+            self.left_out = left_out
+            again = self._run_whole(f"reference-{number}", _BATCHES[0])
+            if again.steps > best.steps:
+                best = again
+                best_left_out = left_out
+        self.left_out = best_left_out
+        if not best.steps and (idle is None or idle.is_cut):
             return self._run_whole(f"reference-{_BATCHES[1]}", _BATCHES[1])
-        return run
+        return best
 
     def _run_whole(self, name: str, batches: int) -> CheckedRun:
         with self._copy(name) as copy:

@@ -300,10 +300,20 @@ class PlannedRuns(Runs):
         ({(): 20}, ["reference"], ()),
         ({(): 2, ("b.pt",): 20}, ["reference", "reference-2"], ("b.pt",)),
         ({("b.pt", "a.pt"): 20}, ["reference", "reference-2", "reference-3"], ("b.pt", "a.pt")),
+        ({("b.pt",): 4, ("b.pt", "a.pt"): 20}, ["reference", "reference-2", "reference-3"], ("b.pt", "a.pt")),
+        ({("b.pt",): 4, ("b.pt", "a.pt"): 4}, ["reference", "reference-2", "reference-3"], ("b.pt",)),
         ({48: 20}, ["reference", "reference-2", "reference-3", "reference-48"], ()),
         ({(): 2}, ["reference", "reference-2", "reference-3"], ()),
     ],
-    ids=["whole", "newest left out", "all left out", "longer epochs", "short training"],
+    ids=[
+        "whole",
+        "newest left out",
+        "all left out",
+        "older ones too",
+        "few steps in all",
+        "longer epochs",
+        "short training",
+    ],
 )
 def test_reference_with_few_steps_runs_without_earlier_trainings(
     tmp_path: Path, steps: dict[object, int], names: list[str], left_out: tuple[str, ...]
