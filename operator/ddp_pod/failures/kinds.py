@@ -66,7 +66,7 @@ FULL_VOLUME: Final = FailureKind(
     remedy="the disk or volume is full: delete old checkpoints, enlarge the claim, or raise the limits of "
         "ephemeral-storage and emptyDir; if it has space, a quota or ulimit -f has ended the write")  # fmt: skip
 NO_GPU: Final = FailureKind(
-    "CUDA or NCCL in a pod without a GPU", outcome=FATAL,
+    "No GPU", outcome=FATAL,
     words=r"(?i)no GPUs found|NCCL built in|not compiled with CUDA|Found no NVIDIA driver|CUDA-capable device is "
     r"detected|'torch\._C' has no attribute '_cuda_|requires CUDA support|dummy base class \w*(CUDA|Event|Stream)"
     r"|accelerator device when none is available|on a CUDA device but torch\.cuda\.is_available\(\) is False"
@@ -79,7 +79,7 @@ NON_FINITE: Final = FailureKind(
     r"|\b(nan|inf|infinite|non-?finite)\b (loss|gradients?)\b|returned nan values in its"
     r"|\b(isfinite|isnan|isinf)\(")  # fmt: skip
 HELPER: Final = FailureKind(
-        "A helper process, such as a DataLoader worker, has ended",
+        "An ended helper process",
         errnos=(errno.ECONNRESET, errno.ECONNREFUSED, errno.EPIPE, errno.ENOENT),
         types=("EOFError", "concurrent.futures.process.BrokenProcessPool"),
         where=r"[/\\]multiprocessing[/\\](connection|managers|resource_sharer)|process pool",
@@ -87,7 +87,7 @@ HELPER: Final = FailureKind(
         remedy="a DataLoader worker or another helper process was killed (usually for memory) or crashed: see "
         "its own error above in the log, raise the memory limit, or use fewer or smaller workers")  # fmt: skip
 OTHER_SIZE: Final = FailureKind(
-        "Another number of ranks than the script expects", own_words=True,
+        "Another number of ranks", own_words=True,
         words=r"(?i)\b(match(es)?|equal|divisible|bigger)\b[^\n]{0,200}\bworld.?size\b"
         r"|\bworld.?size\b[^\n]{0,200}(\b(match(es)?|equal|divisible|multiple)\b|!=)",
         remedy="the script expects another number of ranks: change --nodes and --procs (spec.nodes, "
@@ -102,23 +102,22 @@ COLLECTIVES: Final = FailureKind(
 KINDS: Final = (
     FailureKind(
         "Too many open files", errnos=(errno.EMFILE, errno.ENFILE), words="received 0 items of ancdata",
-        remedy="no file descriptor is free: close files, clone tensors of DataLoader workers that the script "
-        "keeps, call torch.multiprocessing.set_sharing_strategy('file_system'), or raise the limit "
-        "(ulimit -n)"),
+        remedy="close files, clone the tensors of DataLoader workers that the script keeps, call "
+        "torch.multiprocessing.set_sharing_strategy('file_system'), or raise ulimit -n"),
     FailureKind(
         "A locked file", errnos=(errno.EAGAIN,), where=r"(?i)lock file|flock|lockf|LOCK_", words="database is locked",
-        remedy="another process holds the file's lock: open it in one rank, retry, or for HDF5 on a volume "
-        "without locks set HDF5_USE_FILE_LOCKING=FALSE"),
+        remedy="open the file in one rank, retry, or for HDF5 on a volume without locks set "
+        "HDF5_USE_FILE_LOCKING=FALSE"),
     FailureKind(
         "No more processes or threads", errnos=(errno.EAGAIN,),
         words="can't start new thread|pthread_create failed|[Tt]hread creation failed|resources for OMP thread",
-        remedy="the limit of processes and threads is reached (the kubelet's podPidsLimit, ulimit -u): use fewer "
-        "DataLoader workers and threads (OMP_NUM_THREADS), or raise it"),
+        remedy="use fewer DataLoader workers and threads (OMP_NUM_THREADS), or raise the limit (the kubelet's "
+        "podPidsLimit, ulimit -u)"),
     FailureKind(
         "CUDA or HIP out of memory", types=("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError"),
         words=r"(?i)(CUDA|HIP)( error:)? out of memory|STATUS_ALLOC_FAILED", outcome=OUT_OF_MEMORY,
-        remedy="the GPU's memory is full, which the container's memory limit does not change: use a smaller "
-        "batch, gradient accumulation, or a narrower number format"),
+        remedy="the GPU's memory is full, not the container's: use a smaller batch, gradient accumulation, or a "
+        "narrower number format"),
     FailureKind(
         "Too many mappings of shared memory", errnos=(errno.ENOMEM,), where="unable to mmap", outcome=OUT_OF_MEMORY,
         remedy=f"{OOM.remedy}; clone tensors of DataLoader workers that the script keeps (vm.max_map_count)"),
@@ -129,31 +128,27 @@ KINDS: Final = (
     FULL_VOLUME,
     FailureKind(
         "A limit of file sizes, or a disk quota", errnos=(errno.EFBIG, errno.EDQUOT),
-        remedy="the file exceeds the limit of the process (ulimit -f) or of its file system, or the quota is used up: "
-        "raise it, delete old files, or write smaller ones"),
+        remedy="raise the limit (ulimit -f, the file system's or a quota), delete old files, or write smaller ones"),
     FailureKind(
         "A read-only file system", errnos=(errno.EROFS,),
-        remedy="the path is on a read-only mount: write to a volume mounted without readOnly, such as "
-        "DDP_CHECKPOINT_DIR (spec.checkpoint)"),
+        remedy="write to a volume mounted without readOnly, such as DDP_CHECKPOINT_DIR (spec.checkpoint)"),
     FailureKind(
         "Permission denied", errnos=(errno.EACCES,), words=r"File \S+ cannot be opened",
         remedy="let the process's user or one of its groups access that path: for a volume by "
         "template.spec.securityContext.fsGroup, for files of the image by runAsUser"),
     FailureKind(
         "An operation that is not permitted", errnos=(errno.EPERM,),
-        remedy="the operation (chown, mount, a device) needs another user or a privilege: omit it, or set "
-        "runAsUser or fsGroup in template.spec.securityContext"),
+        remedy="omit the operation (chown, mount, a device), or set runAsUser or fsGroup in "
+        "template.spec.securityContext"),
     FailureKind(
         "A path that exists already", errnos=(errno.EEXIST, errno.ENOTEMPTY),
-        remedy="several ranks, or a former attempt, have created the path: call os.makedirs(path, "
-        "exist_ok=True), or create it on rank 0 before a dist.barrier(); let each rank write its own "
-        "files"),
+        remedy="another rank or attempt has created it: call os.makedirs(path, exist_ok=True), or create it on "
+        "rank 0 before a dist.barrier(); let each rank write its own files"),
     FailureKind(
         "Address already in use", errnos=(errno.EADDRINUSE,), outcome=None,
-        remedy="another process uses that port: use MASTER_ADDR and MASTER_PORT unchanged in the script, and no fixed "
-        "port"),
+        remedy="use MASTER_ADDR and MASTER_PORT unchanged in the script, and no fixed port"),
     FailureKind(
-        "A name, or the arguments of a program, beyond a limit", errnos=(errno.E2BIG, errno.ENAMETOOLONG),
+        "A name or arguments beyond a limit", errnos=(errno.E2BIG, errno.ENAMETOOLONG),
         outcome=FATAL, words="AF_UNIX path too long",
         remedy="Linux limits an argument or variable to 128 KiB, a file's name to 255 bytes and a socket's path "
         "to 107: pass a file, unset the variable, or shorten the name (TMPDIR)"),
@@ -164,26 +159,25 @@ KINDS: Final = (
         "Events of the CSI driver)"),
     FailureKind(
         "A program of another format", errnos=(errno.ENOEXEC,), outcome=FATAL,
-        remedy="the node cannot run the program: a script needs a first line such as #!/bin/bash, a binary the "
-        "node's architecture (uname -m) and the image's C library"),
+        remedy="a script needs a first line such as #!/bin/bash, a binary the node's architecture (uname -m) and "
+        "the image's C library"),
     HELPER,
     FailureKind(
         "A service that refuses access", statuses=(401, 403, 407),
-        remedy="a service refused the request: check that the token or credentials in the pod's environment "
-        "(env, a Secret) are valid and allow this object"),
+        remedy="check that the token or credentials in the pod's environment (env, a Secret) are valid and allow "
+        "this object"),
     FailureKind(
         "A service without the requested object", statuses=(404, 410),
-        remedy="a service has no object there: correct the name, the revision or the address"),
+        remedy="correct the object's name, revision or address"),
     FailureKind(
         "A service that is overloaded or failing", statuses=(408, 425, 429, *range(500, 600)),
-        remedy="a service cannot answer now: retry with growing pauses, send fewer requests at once (each rank "
-        "sends its own), or download before training (spec.inputs)"),
+        remedy="retry with growing pauses, send fewer requests at once (each rank sends its own), or download "
+        "before training (spec.inputs)"),
     FailureKind(
         "A certificate that is not trusted", types=("ssl.SSLCertVerificationError",),
         words="CERTIFICATE_VERIFY_FAILED",
-        remedy="the pod does not trust the service's certificate: mount that of a company's own CA and set "
-        "SSL_CERT_FILE and REQUESTS_CA_BUNDLE; one that has expired or is for another name needs another "
-        "address"),
+        remedy="mount the certificate of a company's own CA and set SSL_CERT_FILE and REQUESTS_CA_BUNDLE; if one "
+        "has expired or is for another name, use another address"),
     FailureKind(
         "A service outside of the job",
         errnos=(errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT, errno.EPIPE, errno.EHOSTUNREACH,
@@ -196,7 +190,7 @@ KINDS: Final = (
         "service, its address, NetworkPolicies and proxies, retry, and download models and data before "
         "(spec.inputs)"),
     FailureKind(
-        "A program that the script starts, or its interpreter, does not exist",
+        "A missing program",
         errnos=(errno.ENOENT,), where=r"[/\\]subprocess\.py",
         words=": command not found|bad interpreter|env: .*: No such file|sh: .*: not found",
         remedy="install the program in the image, or correct its name, PATH or #! line"),
@@ -204,15 +198,15 @@ KINDS: Final = (
         "A shared library is missing", words="cannot open shared object file", outcome=None,
         remedy="install the library in the image (under ddp run in the environment), or correct LD_LIBRARY_PATH"),
     FailureKind(
-        "An extension, or a pickled file, for another NumPy", outcome=FATAL, own_words=True,
+        "Another NumPy", outcome=FATAL, own_words=True,
         words=r"numpy\._?core\.\w+ failed to import|numpy\.\w+ size changed|_ARRAY_API not found"
         r"|compiled using NumPy \d|but this version of numpy|No module named 'numpy\._?core",
-        remedy="the extension or pickled file was built for another NumPy: pin its version in requirements.txt "
-        "(often numpy<2), or upgrade the package that the traceback imports"),
+        remedy="pin NumPy's version in requirements.txt (often numpy<2), or upgrade the package that the traceback "
+        "imports"),
     FailureKind(
         "No such file or folder", errnos=(errno.ENOENT,),
-        remedy="the path does not exist in the pod: correct it (relative ones start at the working directory), "
-        "mount its volume, or create its folder"),
+        remedy="correct the path (relative ones start at the working directory), mount its volume, or create its "
+        "folder"),
     FailureKind(
         "A debugger, or input from the terminal", types=("EOFError", "bdb.BdbQuit"), where=r"reading a line|^bdb\.",
         remedy="a pod has no terminal: remove breakpoint(), pdb.set_trace() and input()"),
@@ -225,8 +219,8 @@ KINDS: Final = (
         types=("EOFError", "zipfile.BadZipFile", "zlib.error", "lzma.LZMAError"),
         words=r"failed finding central directory|invalid load key|Unsupported operand \d|(is|was) truncated"
         r"|EOF: reading|Ran out of input|not fully covered|deserializing header|invalid magic number|unexpected EOF",
-        remedy="the file is incomplete or of another format, as after an interrupted write or download: delete "
-        "it, resume from an earlier checkpoint, and write to a temporary name before os.replace()"),
+        remedy="the file is incomplete or of another format: delete it, resume from an earlier checkpoint, and write "
+        "to a temporary name before os.replace()"),
     FailureKind(
         "Objects in a checkpoint (weights_only)", outcome=FATAL, words="Weights only load failed",
         remedy="save only state_dict(), or if you trust the file, allow its classes by "
@@ -265,7 +259,7 @@ KINDS: Final = (
         remedy="the image's /etc/passwd lacks the pod's user id: set USER (any text) and HOME (a writable "
         "folder) in env"),
     FailureKind(
-        "A network interface that does not exist (GLOO_SOCKET_IFNAME)", outcome=FATAL,
+        "A missing network interface", outcome=FATAL,
         words=r"Unable to find address for|no socket interface found|to a \(local\) address",
         remedy="GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME or TP_SOCKET_IFNAME names no interface of this pod with "
         "an address: remove it, or name one of `ip address`"),
@@ -276,7 +270,7 @@ KINDS: Final = (
     FailureKind(
         "A file that is not valid JSON, YAML or TOML",
         types=("json.decoder.JSONDecodeError", "yaml.error.YAMLError", "tomllib.TOMLDecodeError"),
-        remedy="correct the JSON, YAML or TOML file at the line in the message; an empty file or a web page is a "
+        remedy="correct the JSON, YAML or TOML file at the line in the message; an empty one or a web page is a "
         "failed download"),
     FailureKind(
         "An environment variable that is not set", types=("KeyError",), where=r"<frozen os>|[/\\]os\.py",
@@ -299,24 +293,23 @@ KINDS: Final = (
         words=r"(?i)cuda\S* (is )?(not |un)available|assert torch\.cuda\.is_available\(\)"),
     FailureKind(
         "Invalid device ordinal", words="(?i)invalid device ordinal", outcome=None,
-        remedy="select the GPU of LOCAL_RANK, and set procPerNode to gpu: a rank has selected one that its pod "
-        "lacks"),
+        remedy="select the GPU of LOCAL_RANK, and set procPerNode to gpu"),
     FailureKind(
         "A fault of a GPU", outcome=FAULT_OF_NODE,
         words=r"(?i)uncorrectable (ECC|NVLink) error|fallen off the bus|GPU is lost|hardware stack error|Xid \d",
         remedy="the node's GPU has failed (nvidia-smi -q -d ECC, Xid in dmesg): drain the node and have it reset "
         "or replaced; the next attempt avoids it"),
     FailureKind(
-        "An index out of range, or a failed assertion of a CUDA kernel", words="device-side assert", outcome=None,
+        "An index out of range", words="device-side assert", outcome=None,
         types=("IndexError",), where=r"[/\\]torch[/\\]nn[/\\]",
         remedy="usually a label beyond the classes or a token beyond the vocabulary: compare it with the layer's "
         "size; for a CUDA kernel run the batch on the CPU, or set CUDA_LAUNCH_BLOCKING=1"),
     COLLECTIVES,
     FailureKind(
-        "Builds of torch and torchvision that do not match", outcome=None,
+        "Builds of torch that differ", outcome=None,
         words=r"(?i)operator torch(vision|audio)::\w+ does not exist|undefined symbol: \w*(c10|torch|at)\w*",
-        remedy="torch and its extension are of different builds: install the versions that belong together, from "
-        "the same index (https://pytorch.org/get-started/locally)"),
+        remedy="install versions of torch and its extension that belong together, from the same index "
+        "(https://pytorch.org/get-started/locally)"),
     NON_FINITE,
     FailureKind(
         "A wait with a limit", outcome=None, where=rf"(?is)\A(?!.*({PEERS}))",

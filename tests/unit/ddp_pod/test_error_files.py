@@ -454,9 +454,9 @@ class ApiError(Exception):
 @pytest.mark.parametrize(
     ("error", "remedy"),
     [
-        (urllib.error.HTTPError("http://h/x", 403, "Forbidden", None, None), "refused the request"),  # type: ignore[arg-type]
-        (ApiError(Response(401)), "refused the request"),
-        (ApiError({"ResponseMetadata": {"HTTPStatusCode": 404}}), "has no object there"),
+        (urllib.error.HTTPError("http://h/x", 403, "Forbidden", None, None), "token or credentials"),  # type: ignore[arg-type]
+        (ApiError(Response(401)), "token or credentials"),
+        (ApiError({"ResponseMetadata": {"HTTPStatusCode": 404}}), "the object's name"),
         (ApiError(Response(429)), "retry with growing pauses"),
         (urllib.error.HTTPError("http://h/x", 503, "Unavailable", None, None), "retry with growing"),  # type: ignore[arg-type]
     ],
