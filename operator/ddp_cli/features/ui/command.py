@@ -89,22 +89,24 @@ async def _serve(arguments: argparse.Namespace) -> None:
     try:
         address = f"http://127.0.0.1:{runner.addresses[0][1]}/?token={server.token}"
         first = asyncio.create_task(server.refresh())
+        ended = _watch_signals(loop)  # before the address, after which a program may end this one
         print(address, flush=True)  # ours, with its secret
         print_note(f"shows {', '.join(places)}; Ctrl-C ends it")
         if not arguments.no_browser and not await asyncio.to_thread(open_browser, address, Path(folder.name)):
             print_note("no browser was found here; open the address, or through a tunnel: ssh -L PORT:127.0.0.1:PORT")
-        await _wait_for_signal(loop)
+        await ended.wait()
         first.cancel()
     finally:
         folder.cleanup()
         await runner.cleanup()
 
 
-async def _wait_for_signal(loop: asyncio.AbstractEventLoop) -> None:
+def _watch_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
+    """Return what is set by the first signal that ends the command."""
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)
-    await ended.wait()
+    return ended
 
 
 def open_browser(address: str, folder: Path) -> bool:
