@@ -48,9 +48,10 @@ def test_fault_is_reported_alone(name: str, folder: Path, record_property: Recor
 
 def test_script_without_a_seed_passes_and_is_reported(folder: Path) -> None:
     text = (SCRIPTS / "mlp.py").read_text()
-    (folder / "mlp.py").write_text(
-        text.replace("torch.manual_seed(0)\n", "").replace("torch.manual_seed(1 + rank)\n", "")
-    )
+    for line in ("torch.manual_seed(SEED)\n", "torch.manual_seed(1 + rank)\n"):
+        assert text.count(line) == 1
+        text = text.replace(line, "")
+    (folder / "mlp.py").write_text(text)
 
     verdicts = run_check(folder, "mlp.py")
 
