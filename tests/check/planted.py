@@ -176,7 +176,7 @@ _DATA: Final = {
             ),
             ("held_out_loader = DataLoader", f"# the next line  {MARK}\nheld_out_loader = DataLoader"),
         ),
-        words=("ranks split the data differently", "same seed"),
+        words=("ranks split the data differently", "one seed"),
     ),
     "validation on training data": Fault(
         VALIDATION,

@@ -4,7 +4,7 @@
 """
 
 import re
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import zip_longest
@@ -509,14 +509,18 @@ def _find_uneven_epochs(ranks: Sequence[Process]) -> CheckVerdict | None:
     epochs: dict[tuple[LoaderKey, int], dict[int, Iteration]] = defaultdict(dict)
     for process in ranks:
         keys = identify_loaders(process)
+        turns = Counter(key.built for key in keys.values())
         for iterations in list_iterations(process):
-            for iteration in iterations[:-1]:
+            key = keys[iterations[0].record.loader]
+            is_followed = key.turn + 1 < turns[key.built]  # by the DataLoader that the script builds for the next epoch
+            for iteration in iterations if is_followed else iterations[:-1]:
                 if iteration.steps:
-                    epochs[keys[iteration.record.loader], iteration.record.iteration][process.rank] = iteration
-    for (_, number), members in sorted(epochs.items()):
+                    epochs[key, iteration.record.iteration][process.rank] = iteration
+    for (key, iteration_number), members in sorted(epochs.items()):
         fewest = min(members, key=lambda rank: members[rank].steps)
         most = max(members, key=lambda rank: members[rank].steps)
         if len(members) == len(ranks) and members[fewest].steps != members[most].steps:
+            number = max(key.turn + 1, iteration_number)
             reason = (
                 f"rank {fewest} leaves epoch {number} after {members[fewest].steps} steps, rank {most} after "
                 f"{members[most].steps}: from there on they pair gradients of different epochs"

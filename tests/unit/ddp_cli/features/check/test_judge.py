@@ -544,6 +544,21 @@ def test_epochs_that_ranks_leave_after_different_steps_fail() -> None:
     assert "rank 1 leaves epoch 1 after 3 steps, rank 0 after 4" in verdict.reason
 
 
+def test_epochs_with_dataloaders_of_their_own_are_compared() -> None:
+    ranks = [build_process(rank) for rank in range(2)]
+    for rank, process in enumerate(ranks):
+        ends = [0, EPOCH - rank, 2 * EPOCH - rank]  # rank 1 leaves the first epoch one step earlier
+        process.loaders = [
+            (begin, dataclasses.replace(process.loaders[0][1], loader=number, iteration=1))
+            for number, begin in enumerate(ends)
+        ]
+        for index, step in enumerate(process.steps):
+            process.steps[index] = dataclasses.replace(step, loaders=(sum(index >= end for end in ends) - 1,))
+    verdicts = {verdict.check: verdict for verdict in judge_training(Recording({0: [ranks[0]], 1: [ranks[1]]}), 2)}
+    assert verdicts["equal numbers of steps"].state == FAILED
+    assert "rank 1 leaves epoch 1 after 3 steps, rank 0 after 4" in verdicts["equal numbers of steps"].reason
+
+
 def test_run_that_hung_fails_the_numbers_of_steps() -> None:
     ranks = [build_process(rank) for rank in range(2)]
     ranks[0].end = None
