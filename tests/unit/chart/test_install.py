@@ -210,12 +210,18 @@ def test_server_accepts_every_object(plane: ControlPlane, name: str) -> None:
         pods[index] = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"pod-{index}"}, "spec": spec}
     until(lambda: get(plane, "serviceaccounts", "-n", namespace)["items"], "the account default")
     expected = [result for result in objects if result["kind"] != "Pod"] + pods
-    message = plane.kubectl(
-        "apply", "-n", namespace, "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-",
-        stdin=yaml.safe_dump_all(expected),
-    )  # fmt: skip
-    assert len(message.stdout.splitlines()) == len(expected)
-    assert "Warning" not in message.stderr
+    places = {item["metadata"].get("namespace", namespace) for item in expected}
+    accepted = 0
+    for place in places:  # the Role for Leases of nodes is in another one than the release
+        message = plane.kubectl(
+            "apply", "-n", place, "--server-side", "--force-conflicts", "--dry-run=server", "-f", "-",
+            stdin=yaml.safe_dump_all(
+                item for item in expected if item["metadata"].get("namespace", namespace) == place
+            ),
+        )  # fmt: skip
+        assert "Warning" not in message.stderr
+        accepted += len(message.stdout.splitlines())
+    assert accepted == len(expected)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "deploy/samples").glob("*.yaml")), ids=lambda path: path.stem)
