@@ -554,7 +554,7 @@ _RESUME: Final = {
             ),
             _SAVE_OF_TRAINER,
         ),
-        words=("no weight of it reaches the model", "strict=True"),
+        words=("the model has its initial weights", "strict=True"),
     ),
     "names filtered away": Fault(
         RESUME,
@@ -568,7 +568,7 @@ _RESUME: Final = {
             ),
             _SAVE_OF_TRAINER,
         ),
-        words=("no weight of it reaches the model",),
+        words=("the model has its initial weights",),
     ),
     "loaded into a copy": Fault(
         RESUME,
@@ -578,7 +578,7 @@ _RESUME: Final = {
             ("        self.model.module.load_state_dict(", "        copy.deepcopy(self.model.module).load_state_dict("),
             _SAVE_OF_TRAINER,
         ),
-        words=("no weight of it reaches the model",),
+        words=("the model has its initial weights",),
     ),
     "epoch skipped": Fault(
         RESUME,
@@ -843,7 +843,7 @@ _RESUME: Final = {
             ),
             ('        torch.save({"network"', f'        # the next line  {MARK}\n        torch.save({{"network"'),
         ),
-        words=("head.weight", "weights of no step before"),
+        words=("of no step before .*head.weight|has its initial weights",),
     ),
     "saved before the step": Fault(
         RESUME,

@@ -393,7 +393,7 @@ def _explain_new_start(process: Process) -> CheckVerdict:
     reason = "a restarted run begins anew at step 1"
     if process.loads:
         name = process.loads[-1].path.rpartition("/")[2]
-        reason += f": it reads {name} at {process.loads[-1].place}, and no weight of it reaches the model"
+        reason += f": it reads {name} at {process.loads[-1].place}, and the model has its initial weights"
         return failed(reason, "", "load it into the model that is trained, with strict=True")
     remedy = "load the newest checkpoint at the start as it was saved here (docs/checkpoints.md)"
     return failed(f"{reason}: it loads no checkpoint", "", remedy)

@@ -190,7 +190,7 @@ RESUMES: list[tuple[str, Recording, str]] = [
     ),
     ("steps repeated", make_one_step_more(), "13 steps"),
     ("one rank", load_on_one_rank(), "rank 0 has the weights of step 8, and rank 1 its initial weights"),
-    ("nothing", load_nothing(), "reads last.pt at train.py:16, and no weight of it reaches the model"),
+    ("nothing", load_nothing(), "reads last.pt at train.py:16, and the model has its initial weights"),
     ("module", change_resumed(beside=lambda step, rank: (f"Average:x{step}",)), "Average changes at each step"),
     ("average", lose_an_average(), "ema.pt of step 12 is not that of an uninterrupted run"),
 ]
