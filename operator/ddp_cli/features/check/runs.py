@@ -350,14 +350,18 @@ def choose_mark(saves: Sequence[SaveRecord], steps: int, chooser: random.Random)
 
 
 def choose_kills(saves: Sequence[SaveRecord], steps: int, ranks: int, chooser: random.Random) -> tuple[Kill, ...]:
-    """Return the kills of a rank, then of all ranks, after the first save; none without a save in time."""
+    """Return the kills of a rank, then of all ranks, after the first save; none without a save in time.
+
+    The second one follows the last save that leaves steps to compare: some state begins late, such as an average.
+    """
     saved = sorted(save.step for save in saves if save.step > 0)
     last = steps - _LEAST_COMPARED
     if not saved or saved[0] > last:
         return ()
     first = chooser.randint(saved[0] + 1, max(saved[0] + 1, last - 1))
     resumed = max(step for step in saved if step <= first)
-    second = chooser.randint(1, max(1, last - resumed))
+    latest = max((step for step in saved if step < last), default=resumed)
+    second = chooser.randint(max(1, latest - resumed + 1), max(1, last - resumed))
     return Kill(step=first, rank=chooser.randrange(ranks)), Kill(step=second)
 
 

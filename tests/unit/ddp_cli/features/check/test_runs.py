@@ -65,6 +65,13 @@ def test_kills_follow_first_save_and_leave_steps_to_compare(saved: tuple[int, ..
         assert max(step for step in saved if step < resumed + second.step or step == resumed) <= steps - 2
 
 
+def test_all_ranks_are_killed_after_the_last_save_in_time() -> None:
+    for seed in SEEDS:
+        first, second = choose_kills(saves(6, 12, 18), 20, 2, random.Random(seed))
+        resumed = max(step for step in (6, 12, 18) if step <= first.step)
+        assert 12 < resumed + second.step <= 18
+
+
 @pytest.mark.parametrize(("saved", "steps"), [((), 20), ((0,), 20), ((19,), 20), ((20,), 20), ((12,), 12)])
 def test_no_kill_without_a_save_in_time(saved: tuple[int, ...], steps: int) -> None:
     assert choose_kills(saves(*saved), steps, 2, random.Random(0)) == ()
