@@ -53,10 +53,17 @@ class RoundState:
         self._exchanged_at = now
         report = read_json(os.path.join(self._pod.runtime, STALL_REPORT_FILE))
         wait = read_json(os.path.join(self._pod.runtime, GROUP_WAIT_FILE))
-        collected = [(exchange, self._call(exchange, partial(exchange.collect, now))) for exchange in self._exchanges]
+        collected = self._collect(now)
         if not (report or wait or any(own for _, own in collected) or self._has_stalled or self._pod.node == 0):
             return {}
         return query_store(lambda: self._exchange(report, wait, collected)) or {}
+
+    def _collect(self, now: float) -> list[tuple[RoundExchange, Any]]:
+        """Return what each feature has to share, without those whose part a fault has ended."""
+        collected = [
+            (exchange, self._call(exchange, partial(exchange.collect, now))) for exchange in [*self._exchanges]
+        ]
+        return [(exchange, own) for exchange, own in collected if exchange in self._exchanges]
 
     def _exchange(
         self, report: Mapping[str, Any], wait: Mapping[str, Any], collected: Sequence[tuple[RoundExchange, Any]]

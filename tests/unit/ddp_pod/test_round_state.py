@@ -249,14 +249,17 @@ class TestEndedPods:
 
 
 class OddExchange(RoundExchange):
-    """A feature's part. ``answer``: what its hook ``share`` returns or raises."""
+    """A feature's part. ``answer``: what its hook ``share`` returns or raises; ``fault``: what ``collect`` raises."""
 
-    def __init__(self, answer: Any) -> None:
+    def __init__(self, answer: Any, fault: Exception | None = None) -> None:
         self.answer = answer
+        self.fault = fault
         self.calls = 0
 
     def collect(self, now: float) -> Any:
         self.calls += 1
+        if self.fault is not None:
+            raise self.fault
         return [now]
 
     def share(self, own: Any) -> Any:
@@ -279,4 +282,10 @@ class TestExchanges:
     def test_fault_ends_part_of_its_feature(self, tmp_path: Path) -> None:
         odd = OddExchange(ZeroDivisionError("a bug"))
         assert self.exchange(tmp_path, odd, OddExchange({"state": "Different"}))[1] == {"state": "Different"}
+        assert odd.calls == 1
+
+    def test_fault_before_sharing_leaves_the_same_exchange_to_the_others(self, tmp_path: Path) -> None:
+        odd = OddExchange({"state": "Separate"}, fault=ZeroDivisionError("a bug"))
+        found = {"state": "Different"}
+        assert self.exchange(tmp_path, odd, OddExchange(found)) == [found, found]
         assert odd.calls == 1
