@@ -57,11 +57,12 @@ def serve_pods(argv: Sequence[str], run_agent: RunAgent, catch_signals: Callable
     if problem is not None or find_obstacle_in_server(count_lasting_threads()):
         os._exit(1)
     importlib.import_module(".agent", __package__)
-    installed = read_change_times()
+    folders = list_import_folders()
+    installed = read_change_times(folders)
     orders.sendall(READY)
     while True:
         order = receive_start(orders)
-        if order is None or read_change_times() != installed:
+        if order is None or read_change_times(folders) != installed:
             os._exit(0)  # the requester's pipe for the process id is closed without one
         start, descriptors = order
         intermediate = os.fork()
@@ -77,9 +78,14 @@ def serve_pods(argv: Sequence[str], run_agent: RunAgent, catch_signals: Callable
         os.waitpid(intermediate, 0)
 
 
-def read_change_times() -> dict[str, int]:
-    """Return when the folders that modules were imported from have changed, as they do when packages are installed."""
-    return {path: os.stat(path).st_mtime_ns for path in sys.path if os.path.isdir(path) and list_imported_below(path)}
+def list_import_folders() -> list[str]:
+    """Return the folders of the import path from which this process has imported modules."""
+    return [path for path in sys.path if os.path.isdir(path) and list_imported_below(path)]
+
+
+def read_change_times(folders: Sequence[str]) -> list[int]:
+    """Return when folders have changed, as they do when packages are installed; 0 for one that was deleted."""
+    return [os.stat(path).st_mtime_ns if os.path.isdir(path) else 0 for path in folders]
 
 
 def find_removed_paths(environment: Mapping[str, str]) -> str:

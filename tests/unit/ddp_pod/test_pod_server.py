@@ -12,7 +12,7 @@ import pytest
 
 from ddp_pod.contract.names import ENV_LOCAL_POD
 from ddp_pod.torchrun.fork_server import PATHS, list_imported_below, replace_paths
-from ddp_pod.torchrun.pod_server import find_removed_paths, read_change_times
+from ddp_pod.torchrun.pod_server import find_removed_paths, list_import_folders, read_change_times
 from tests.support import ROOT
 
 _WRITE = """
@@ -60,9 +60,11 @@ def test_installed_package_changes_a_folder_that_modules_came_from(
         monkeypatch.syspath_prepend(folder)
     (used / "ddp_imported_once.py").write_text("")
     importlib.import_module("ddp_imported_once")
-    before = read_change_times()
+    folders = list_import_folders()
+    assert str(unused) not in folders
+    before = read_change_times(folders)
     (unused / "ddp_other.py").write_text("")
-    assert read_change_times() == before
+    assert read_change_times(folders) == before
     os.utime(used, ns=(1, 1))  # as after an installation
-    assert read_change_times() != before
+    assert read_change_times(folders) != before
     monkeypatch.delitem(sys.modules, "ddp_imported_once")

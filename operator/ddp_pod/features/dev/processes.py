@@ -39,8 +39,8 @@ class RunEnd:
     end: PodEnd
 
 
-class ForkedProcess:
-    """A process that a server has forked: a child of this one."""
+class ForkedLauncher:
+    """The process of a launcher that a server has forked: a child of this one."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -53,7 +53,7 @@ class ForkedProcess:
 class Launcher:
     """One launcher and its folder. It waits on standby until ``begin``."""
 
-    def __init__(self, process: asyncio.subprocess.Process | ForkedProcess, start: int, folder: str) -> None:
+    def __init__(self, process: asyncio.subprocess.Process | ForkedLauncher, start: int, folder: str) -> None:
         self._process = process
         self._start = start
         self.folder = folder
@@ -130,7 +130,7 @@ async def start_launcher(pod: Pod, number: int, command: list[str], server: PodS
             order = PodStart(arguments, environment, os.getcwd(), ENV_RUN_FD)
             pid = await asyncio.to_thread(server.fork, order, (1, 2, start))
             if pid is not None:
-                return Launcher(ForkedProcess(pid), end, folder)
+                return Launcher(ForkedLauncher(pid), end, folder)
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             BOOTSTRAP,
