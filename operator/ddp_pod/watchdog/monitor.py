@@ -66,7 +66,7 @@ class StalledWorker(NamedTuple):
     """A worker of a stalled pod, its activity, its main thread's stack, and its collectives.
 
     ``dead_helper``: the exception that ended a thread or a child of it, while its main thread waits for one;
-    ``child``: a living child that may be what it waits for.
+    ``child``: a living child for which it may wait.
     """
 
     worker: WorkerRecord
@@ -581,19 +581,20 @@ class StallMonitor(Service):
         return stalled
 
     def _find_helper(self, worker: WorkerRecord, stack: Stack | None) -> _Helper:
-        """Return what is known about the thread or the child for which a rank waits."""
+        """Return the state of the thread or the child for which a rank waits."""
         if stack is None or not (stack.waits_for_thread or stack.waits_for_process):
             return _Helper()
         printed = find_printed_traceback(read_end(self._pod, worker.local_rank))
-        is_dead = printed is not None and printed.origin
-        if printed is not None and is_dead:
-            fits = stack.waits_for_thread if printed.is_thread else stack.waits_for_process
-            if fits:
-                return _Helper(f"an exception has ended {printed.origin}: {printed.text}", dead=printed)
+        if (
+            printed is not None
+            and printed.origin
+            and (stack.waits_for_thread if printed.is_thread else stack.waits_for_process)
+        ):
+            return _Helper(f"an exception has ended {printed.origin}: {printed.text}", dead=printed)
         child = find_working_child(self._pod, worker) if stack.waits_for_process else None
         if child is not None:
             return _Helper(f"its {child.name} is in {child.stack.place}", child=child)
-        if printed is not None and printed.is_last and not is_dead:
+        if printed is not None and printed.is_last and not printed.origin:
             return _Helper(f"the last exception in its log is {printed.text}")
         return _Helper()
 
