@@ -198,7 +198,7 @@ class BusError(NamedTuple):
 
 
 def explain_bus_error(pod: Pod, local_rank: int) -> BusError:
-    """Return what is known about a SIGBUS of a rank: a shortened file, or how much space shared memory has.
+    """Explain a SIGBUS of a rank by a shortened file, or how much space shared memory has.
 
     A process that ends gives its shared memory back, so that a small one counts as full.
     """

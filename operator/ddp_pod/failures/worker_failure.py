@@ -283,7 +283,7 @@ def _find_killer(end: WorkerEnd, judgement: Judgement) -> int:
 
 
 def _describe_signal(end: WorkerEnd, judgement: Judgement, bus: BusError | None) -> str:
-    """Return what is known about the signal that killed a helper process of a rank, or about its bus error."""
+    """Describe the signal that killed a helper process of a rank, or its bus error."""
     if judgement.kind is not HELPER or end.child is None:
         return f": {bus.note}" if bus is not None else ""
     note = f": {bus.note}" if bus is not None else ""

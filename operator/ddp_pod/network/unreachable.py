@@ -132,7 +132,7 @@ def _list_rows(table: str) -> Iterator[list[str]]:
 
 
 def _search_tables(find: Callable[[str], Iterator[T]]) -> list[T]:
-    """Return what is found in the tables of this machine, without those that cannot be read."""
+    """Return the matches in the tables of this machine, without those that cannot be read."""
     found: list[T] = []
     for path in _TABLES:
         with suppress(OSError, ValueError), open(path, encoding="ascii", errors="replace") as file:

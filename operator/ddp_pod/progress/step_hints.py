@@ -105,7 +105,7 @@ class StepHint:
     def suggest_pattern(self) -> str:
         """Return a pattern for the number that is most likely the step; empty if none fits the lines so far.
 
-        A number that begins anew, as with each epoch, is no step of the run; the epoch may be shown then.
+        A number that restarts, as with each epoch, is no step of the run; the epoch may be shown then.
         """
         grown = [found for found in self._candidates.values() if found.advances and _WORDS.search(found.last.before)]
         grown.sort(key=_rank_candidate, reverse=True)

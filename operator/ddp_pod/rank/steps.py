@@ -53,7 +53,7 @@ class StepCounter(ImportHook):
     the count.
 
     ``claim``: returns another slot at the first step, or None if this process is not to count. None: the slot is final.
-    ``observers``: told of every iteration; ``create_sampler``: returns what examines some of them, if none observes.
+    ``observers``: notified of every iteration; ``create_sampler``: returns what examines some, if none observes.
     """
 
     # What every step needs. The script's work has displaced it from the cache, so it is little and close together.

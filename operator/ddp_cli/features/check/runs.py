@@ -352,7 +352,7 @@ def choose_mark(saves: Sequence[SaveRecord], steps: int, chooser: random.Random)
 def choose_kills(saves: Sequence[SaveRecord], steps: int, ranks: int, chooser: random.Random) -> tuple[Kill, ...]:
     """Return the kills of a rank, then of all ranks, after the first save; none without a save in time.
 
-    The second one follows the last save that leaves steps to compare: some state begins late, such as an average.
+    The second one follows the last save that leaves steps to compare: some state changes late, such as an average.
     """
     saved = sorted(save.step for save in saves if save.step > 0)
     last = steps - _LEAST_COMPARED

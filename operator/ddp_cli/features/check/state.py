@@ -67,7 +67,7 @@ def find_lost_values(whole: Process, repeat: Process | None, process: Process, p
 def choose_causes(lost: Sequence[LostValue]) -> list[str]:
     """Return the values that may explain why a resumed run differs: rather those that are never reset.
 
-    Values that begin anew explain it better than others, which a step may compute from them. So does a generator of
+    Values that restart explain it better than others, which a step may compute from them. So does a generator of
     random numbers that is used at most steps.
     """
     early = [value for value in lost if not value.is_late]

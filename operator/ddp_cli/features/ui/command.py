@@ -102,7 +102,7 @@ async def _serve(arguments: argparse.Namespace) -> None:
 
 
 def _watch_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
-    """Return what is set by the first signal that ends the command."""
+    """Return an event that the first signal which ends the command sets."""
     ended = asyncio.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, ended.set)

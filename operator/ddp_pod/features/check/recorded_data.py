@@ -200,7 +200,7 @@ def _is_countable(loader: dict[str, Any]) -> bool:
 
 
 def _calls_next(frame: Any) -> bool:
-    """Return whether a frame calls a function, as ``next(batches)``: a loop has an instruction of its own."""
+    """Return whether a frame calls a function, as ``next(batches)``: a loop has another instruction."""
     instruction: str = dis.opname[frame.f_code.co_code[frame.f_lasti]]
     return instruction.startswith("CALL")
 

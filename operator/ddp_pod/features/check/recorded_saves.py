@@ -61,7 +61,7 @@ class SaveHook:
         self._unread: dict[str, int] = {}  # saved files whose contents are not recorded, with the step of the save
         self._taken = IdentityMap()  # of tensors in a state_dict(): step and line of the call, and the model
         self._copies = IdentityMap()  # of modules: step and line of the copy, which may be a shallow one
-        self._kept: _Kept | None = None  # in what is being saved
+        self._kept: _Kept | None = None  # in the value that is saved now
 
     def start(self, torch: Any) -> None:
         """Hook PyTorch, which opens the files of torch.save in C++, and the files that Python opens."""
@@ -145,7 +145,7 @@ class SaveHook:
 
     @_contain
     def _note_kept(self, value: Any, *arguments: Any, **options: Any) -> None:
-        """Find weights in what is being saved that were taken before an earlier step, and not copied."""
+        """Find weights in a value to save that were taken before an earlier step, and not copied."""
         self._kept = next(self._find_kept(value), (None,))[0]
 
     @_contain
@@ -164,7 +164,7 @@ class SaveHook:
             )
 
     def _find_kept(self, value: Any) -> Iterator[tuple[_Kept, Any]]:
-        """Yield what was taken before an earlier step and not copied, each with a tensor of it."""
+        """Yield the weights that were taken before an earlier step and not copied, each with a tensor of it."""
         waiting = [value]
         for _ in range(_MOST_STATES):
             if not waiting:
@@ -189,7 +189,7 @@ class SaveHook:
         if copied is None and type(item) is self._torch.Tensor:
             seen = self._recorder.find_view(item)
             copied = None if seen is None else _Kept(seen[0], "", seen[1])
-        # What exists before the first step is no copy of an earlier one: it stands for the weights.
+        # What exists before the first step is no copy of an earlier one: it represents the weights.
         return (copied, self._recorder.models) if copied is not None and copied.step > 0 else (None, [])
 
     def _forget_kept(self, *_: Any, **options: Any) -> None:

@@ -157,7 +157,7 @@ class Recorder:
         self._draws: DrawMeter | None = None  # once the script builds an optimizer
         self._states: StateReader | None = None
         self._joins = False
-        self._unsynchronized_parts = IdentityMap()  # of FSDP2: whether each module was told not to share gradients
+        self._unsynchronized_parts = IdentityMap()  # of FSDP2: whether each module shares no gradients now
         self._places = IdentityMap()  # the lines that built the modules
         self._late = IdentityMap()  # modules that were built after an optimizer
         self._data = DataHook(self, folder)

@@ -162,7 +162,7 @@ class Holder:
     def read_page(self, path: str, query: str) -> bytes | None:
         """Return a page of the present run; None: there is no run, or it does not serve that page.
 
-        Requests with a query wait, or tell the run something: a held job has no witnesses of lost nodes.
+        Requests with a query wait, or change the state of the run: a held job has no witnesses of lost nodes.
         """
         port = self.runs.port
         if port is None or query:

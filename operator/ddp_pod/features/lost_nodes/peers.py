@@ -186,7 +186,7 @@ class PeerWatch(Service):
             return PeerReport(pod=self._pod.node, contacts=contacts, hints=self._list_hints())
 
     def has_news(self) -> bool:
-        """Return whether a peer is silent, or said to be."""
+        """Return whether a peer is silent, or reported as silent."""
         return bool(self._list_hints()) or any(peer.silent_since is not None for peer in self._peers)
 
     def _list_hints(self) -> tuple[int, ...]:
@@ -244,7 +244,7 @@ def send_hint(address: Address, port: int, silent: int) -> None:
 
 
 def request_page(address: Address, port: int, target: str) -> bool:
-    """Request a page of a pod's launcher; return whether it begins to respond. Raises: OSError."""
+    """Request a page of a pod's launcher; return whether it starts to respond. Raises: OSError."""
     with socket.socket(address.family, socket.SOCK_STREAM) as connection:
         connection.settimeout(TIMEOUT)
         connection.connect((address.host, port))

@@ -21,7 +21,7 @@ _LONG_INTERVAL = 10.0  # the same while ranks are sampled and do not differ
 
 
 class ReplicaMonitor(Service):
-    """Compares this pod's ranks, or lets the agent share their samples.
+    """Compares this pod's ranks, or passes their samples to the agent.
 
     Ranks are sampled only in a process group of all ranks, so a finding replaces that about the groups.
     """
@@ -78,7 +78,7 @@ class ReplicaMonitor(Service):
             self._difference = facts if facts is not None and facts.state in OF_REPLICAS else None
 
     def _compare(self) -> bool:
-        """Compare this pod's ranks, or let the agent share their samples. Returns whether there are any."""
+        """Compare this pod's ranks, or pass their samples to the agent. Returns whether any exist."""
         restarted_at = self._restarted_at
         workers = [worker for worker in list_workers(self._pod) if worker.started > restarted_at]
         read = {
