@@ -8,11 +8,11 @@ import os
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ..base.files import write_json
+from ..base.files import read_json, write_json
 from .hooks import ImportHook
 from .script_objects import list_names
 from .tracebacks import ScriptCall, find_call, read_source
@@ -20,7 +20,7 @@ from .tracebacks import ScriptCall, find_call, read_source
 _MODULE = "torch.distributed.distributed_c10d"
 # With these a program may communicate without a process group of PyTorch.
 _LIBRARIES = ("jax", "mpi4py", "horovod", "ray", "torchft")
-SLOTS = 64  # records of a rank: a later process may replace the record of an earlier one
+SLOTS = 64  # records of a rank
 _TEXT_LIMIT = 120
 _SETS_ADDRESS = re.compile(r"MASTER_(?:ADDR|PORT)\b['\"]?\s*(?:\]\s*=(?!=)|=(?!=)|:)")
 _LOCAL_RANK_OPTION = re.compile(r"""add_argument\([^)\n]{0,200}?["'](--local[_-]rank)["']""")
@@ -73,7 +73,8 @@ class GroupRecorder(ImportHook):
 
     def __init__(self, runtime: str, local_rank: int, pipe: str = "") -> None:
         super().__init__(_MODULE)
-        self._path = os.path.join(runtime, "groups", str(local_rank))
+        self._prefix = os.path.join(runtime, "groups", str(local_rank))
+        self._path = ""  # of this process's record; empty: it has none
         self._pipe = pipe
         self._pid = os.getpid()
         self._address = read_address()
@@ -173,15 +174,39 @@ class GroupRecorder(ImportHook):
         """Return the record of this process: a forked child begins with an empty one."""
         if self._record.pid != os.getpid():
             self._record = GroupRecord(os.getpid(), run=os.environ.get("TORCHELASTIC_RUN_ID", "")[:_TEXT_LIMIT])
+            self._path = ""
         return self._record
 
     def _note(self, phase: str, **values: Any) -> None:
         """Change the record and write it. Never raises."""
         try:
             self._record = self._read()._replace(phase=phase, since=time.time(), **values)
-            write_json(f"{self._path}.{self._record.pid % SLOTS}.json", self._record._asdict())
+            self._path = self._path or self._claim_path()
+            if self._path:
+                write_json(self._path, self._record._asdict())
         except Exception:  # a full disk, or a bug: the group stays unknown
             pass
+
+    def _claim_path(self) -> str:
+        """Return the path of this process's record: a free one, or one whose record says less; empty: there is none.
+
+        Raises: OSError.
+        """
+        for path in self._list_paths():
+            with suppress(FileExistsError):
+                os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+                return path
+        return next((path for path in self._list_paths() if self._says_more_than(read_json(path))), "")
+
+    def _list_paths(self) -> Iterator[str]:
+        for slot in range(SLOTS):
+            yield f"{self._prefix}.{(os.getpid() + slot) % SLOTS}.json"
+
+    def _says_more_than(self, other: Mapping[str, Any]) -> bool:
+        """Return whether this process has a group, or a step, and another process has not."""
+        if other.get("largest"):
+            return False
+        return bool(self._record.largest) or (self._record.phase != ENDED and other.get("phase") == ENDED)
 
     def _report_collectives(self) -> None:
         """Start to report collectives with the first group. A forked child does not: it shares the pipe."""

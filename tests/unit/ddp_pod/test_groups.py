@@ -8,6 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -166,11 +167,31 @@ def test_unused_local_rank_option_is_recorded(
 
 
 def test_forked_child_has_own_record(record: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(rank_groups, "SLOTS", 1 << 22)  # a later process may replace the record of an earlier one
     fork = "pid = os.fork()\nif not pid:\n    recorder.note_step()\n    os._exit(0)\nos.waitpid(pid, 0)"
     assert record(INIT + fork)["phase"] == MEMBER
     phases = [json.loads(path.read_text())["phase"] for path in (tmp_path / "groups").iterdir()]
     assert sorted(phases) == [MEMBER, STEPPING]
+
+
+@pytest.mark.parametrize(
+    ("slots", "phases"), [(1, [MEMBER]), (2, [MEMBER, STEPPING]), (64, [ENDED, ENDED, MEMBER, STEPPING])]
+)
+def test_process_replaces_only_a_record_that_says_less(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, slots: int, phases: list[str]
+) -> None:
+    monkeypatch.setattr(rank_groups, "SLOTS", slots)
+    (tmp_path / "groups").mkdir()
+    for process, end in enumerate(("close", "step", "group", "close")):
+        monkeypatch.setattr(os, "getpid", lambda pid=PID + slots * process: pid)
+        recorder = GroupRecorder(str(tmp_path), 0)
+        if end == "close":
+            recorder.close()
+        if end == "step":
+            recorder.note_step()
+        if end == "group":
+            recorder._note_group(SimpleNamespace(size=lambda: 2, rank=lambda: 0))
+    records = [json.loads(path.read_text()) for path in (tmp_path / "groups").iterdir()]
+    assert sorted(record["phase"] for record in records) == phases
 
 
 @pytest.mark.parametrize("raw", [{"pid": "1"}, {"size": 1.5}, {"from_environment": 1}, {"store": 3}, {"since": None}])
