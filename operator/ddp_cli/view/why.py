@@ -14,7 +14,16 @@ from typing import Any, Final, NamedTuple
 from ddp_operator.api.child_names import POD_SUFFIX
 from ddp_operator.api.constants import MANAGED_BY, MESH_PROXIES, MULTIKUEUE
 from ddp_operator.api.kubeobjects import find_foreign_manager, find_worker_cluster, parse_time
-from ddp_operator.api.status import ENDED_PHASES, Condition, LastFailure, PreflightStatus, Progress, Status
+from ddp_operator.api.status import (
+    ENDED_PHASES,
+    Condition,
+    LastFailure,
+    PreflightStatus,
+    Progress,
+    Status,
+    Straggler,
+    StragglerCause,
+)
 from ddp_operator.api.stored_fields import read_status
 from ddp_operator.api.texts import format_duration
 from ddp_operator.decide.conditions import (
@@ -513,9 +522,28 @@ def _describe_success(case: _Case) -> str:
     return f"{success} {slow}" if slow else success
 
 
-_SLOW_PARTS: Final = {
-    "data": "it waits for its data, so look at its storage and its DataLoader workers",
-    "compute": "its own computation takes long, so look at its node (throttling, other processes) and its batches",
+class _SlowPart(NamedTuple):
+    """Why a rank is slow, and where to look."""
+
+    cause: str
+    remedy: str
+
+
+_SLOW_PARTS: Final[Mapping[StragglerCause, _SlowPart]] = {
+    "data": _SlowPart("it waits for its data", "look at its storage and its DataLoader workers"),
+    "compute": _SlowPart(
+        "its own computation takes long", "look at its node (clock rates, other processes) and its batches"
+    ),
+    "sleep": _SlowPart(
+        "its process uses hardly any CPU meanwhile",
+        "look for a sleep, a lock, the network or storage in its steps",
+    ),
+    "throttled": _SlowPart("its pod has used up its limit of CPUs", "raise or remove that limit"),
+    "cpu": _SlowPart("it waits for a CPU", "look at what else runs on its node, and at its number of threads"),
+    "storage": _SlowPart("it waits for storage", "look at the disks and file systems of its node"),
+    "memory": _SlowPart(
+        "its pod waits for memory that the kernel reads back from a disk", "raise its request and limit of memory"
+    ),
 }
 
 
@@ -524,7 +552,12 @@ def describe_stragglers(status: Status) -> str:
     if not status.stragglers:
         return ""
     part = _SLOW_PARTS[status.stragglers[0].cause]
-    return f"{_capitalize(name_stragglers(status))}: {part}."
+    return f"{_capitalize(name_stragglers(status))}: {part.cause}, so {part.remedy}."
+
+
+def explain_straggler(straggler: Straggler) -> str:
+    """Return by which factor a rank is slow, and why."""
+    return f"{straggler.ratio} times as slow as its peers: {_SLOW_PARTS[straggler.cause].cause}"
 
 
 def name_stragglers(status: Status) -> str:

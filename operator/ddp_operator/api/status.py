@@ -227,14 +227,20 @@ class CodeStatus(StatusFields, frozen=True, kw_only=True):
     ]
 
 
+StragglerCause = Literal["compute", "data", "sleep", "throttled", "cpu", "storage", "memory"]
+
+
 class Straggler(StatusFields, frozen=True, kw_only=True):
     """A rank that its peers wait for: its own work takes at least 1.3 times as long per step as the median rank's."""
 
     rank: int
     ratio: Annotated[str, Meta(description="Own time per step relative to the median rank's, such as 1.8.")]
     cause: Annotated[
-        Literal["compute", "data"],
-        Meta(description="Main part of that time. compute: the model. data: the wait for data."),
+        StragglerCause,
+        Meta(
+            description="Main part of that time. compute: the model. data: the wait for data. sleep: its process uses "
+            "no CPU. throttled: by its pod's limit of CPUs. cpu, storage, memory: waits for them."
+        ),
     ]
 
 

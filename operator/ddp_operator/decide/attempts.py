@@ -460,8 +460,9 @@ def describe_completion(status: Status, pods: Pods, *, sees_steps: bool) -> Fact
     """
     reports = [pod.termination for pod in pods.newest.values() if pod.termination]
     ends = [end for report in reports for end in report.ends]
-    ends.sort(key=lambda end: (end.secondary, not end.exception, not end.processes, end.rank))
-    if ends:
+    ends.sort(key=lambda end: (end.secondary, not end.exception, not end.processes, end.total is None, end.rank))
+    kept = [end for end in ends if _is_only_kept(end)]
+    if len(kept) < len(ends):
         return Fact(c.TRAINING_COMPLETE, "False", _find_reason(ends[0]), _describe_ends(ends))
 
     progress = status.progress or Progress()
@@ -470,11 +471,18 @@ def describe_completion(status: Status, pods: Pods, *, sees_steps: bool) -> Fact
         return Fact(c.TRAINING_COMPLETE, "Unknown", c.NO_STEP, message)
     if progress.loss in _NOT_FINITE:
         return Fact(c.TRAINING_COMPLETE, "False", c.LOSS_NOT_FINITE, _describe_lost_loss(progress, reports))
+    if kept:
+        return Fact(c.TRAINING_COMPLETE, "Unknown", c.ENDED_BY_LAUNCHER, _describe_ends(kept))
     if progress.total_steps:
         message = f"step {progress.step} of {progress.total_steps}"
         return Fact(c.TRAINING_COMPLETE, "True", c.ALL_STEPS_MADE, message)
     message = "the script states no total number of steps"
     return Fact(c.TRAINING_COMPLETE, "Unknown", c.TOTAL_UNKNOWN, message)
+
+
+def _is_only_kept(end: RankEnd) -> bool:
+    """Return whether nothing is known against a rank's training, only that its process did not end by itself."""
+    return bool(end.keeper) and not (end.exception or end.processes or end.total)
 
 
 def _find_reason(end: RankEnd) -> str:

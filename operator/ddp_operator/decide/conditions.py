@@ -130,6 +130,7 @@ ALL_STEPS_MADE: Final = "AllStepsMade"
 TOTAL_UNKNOWN: Final = "TotalUnknown"
 TRACEBACK_AT_END: Final = "TracebackAtEnd"
 PROCESSES_LEFT: Final = "ProcessesLeft"
+ENDED_BY_LAUNCHER: Final = "EndedByLauncher"
 ENDED_SHORT: Final = "EndedShort"
 NO_STEP: Final = "NoStep"
 LOSS_NOT_FINITE: Final = "LossNotFinite"
@@ -143,6 +144,7 @@ DOUBTS: Final = (
     ENDED_SHORT,
     NO_STEP,
     LOSS_NOT_FINITE,
+    ENDED_BY_LAUNCHER,
 )
 """Reasons why a job that succeeded may not have trained as intended, the most important first."""
 # FeaturesWork: only after a fault of a feature

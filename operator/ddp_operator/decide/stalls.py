@@ -5,6 +5,7 @@ docs/metrics.md has the formulas.
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from datetime import datetime, timedelta
 from statistics import median_low
 from typing import Final, NamedTuple
@@ -12,7 +13,7 @@ from typing import Final, NamedTuple
 from ddp_operator.api import constants
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import format_time
-from ddp_operator.api.status import Status, Straggler
+from ddp_operator.api.status import Status, Straggler, StragglerCause
 from ddp_operator.api.texts import format_more_pods
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempt import ObservedAttempt
@@ -21,7 +22,7 @@ from ddp_operator.decide.report import Page, build_progress
 from ddp_operator.decide.state import Observation, Stall, UnreachableReport
 from ddp_operator.decide.views import PodView
 from ddp_pod.contract.failure_text import UNRESOLVED
-from ddp_pod.contract.progress import RankProgress
+from ddp_pod.contract.progress import MachineTime, RankProgress
 from ddp_pod.contract.report import StalledRank
 
 Ranks = Mapping[int, RankProgress]
@@ -30,6 +31,13 @@ WINDOW = 60.0
 """Seconds between two readings of all ranks, the time over which they are compared."""
 MAX_PODS = 16
 RATIO = 1.3
+_COUNTED_CAUSES: Final[Mapping[str, StragglerCause]] = {
+    "throttled_seconds": "throttled",
+    "memory_seconds": "memory",
+    "storage_seconds": "storage",
+}
+_ASLEEP: Final = 0.3
+"""The share of its step for which a process uses a CPU, below which it sleeps for most of it."""
 _MAX_STRAGGLERS = 8
 _MAX_PLACES = 4
 _IO = constants.STALLED_STATES.index("IO")
@@ -52,10 +60,21 @@ def sample_pods(pods: Sequence[PodView], most: int = MAX_PODS) -> tuple[PodView,
 
 
 class _RankTime(NamedTuple):
-    """The mean seconds of one rank's step, and whether it spent most of them waiting for data."""
+    """The mean step of one rank, in seconds. ``machine``: what the machine gave and took in it."""
 
-    seconds: float
-    waits_for_data: bool
+    compute: float
+    data: float
+    machine: MachineTime
+
+    @property
+    def own(self) -> float:
+        """The time that it does not wait for other ranks."""
+        return self.compute + self.data
+
+    @property
+    def with_cpu(self) -> float:
+        """The same without the time for which it waited for a CPU."""
+        return self.own - (self.machine.cpu_wait_seconds or 0.0) - (self.machine.child_cpu_wait_seconds or 0.0)
 
 
 def find_stragglers(before: Ranks, now: Ranks) -> tuple[Straggler, ...]:
@@ -66,16 +85,13 @@ def find_stragglers(before: Ranks, now: Ranks) -> tuple[Straggler, ...]:
         if time is not None:
             times[rank] = time
     # The lower median: between two ranks, the mean of both would make any slow one at most twice as slow.
-    usual = median_low(time.seconds for time in times.values()) if len(times) > 1 else 0.0
+    usual = median_low(time.own for time in times.values()) if len(times) > 1 else 0.0
     if not usual > 0:
         return ()
-    slow = sorted((-time.seconds / usual, rank) for rank, time in times.items() if time.seconds / usual >= RATIO)
+    slow = sorted((-time.own / usual, rank) for rank, time in times.items() if time.own / usual >= RATIO)
+    others = [time for time in times.values() if time.own / usual < RATIO]
     return tuple(
-        Straggler(
-            rank=rank,
-            ratio=f"{min(-ratio, 1e6):.1f}",
-            cause="data" if times[rank].waits_for_data else "compute",
-        )
+        Straggler(rank=rank, ratio=f"{min(-ratio, 1e6):.1f}", cause=_find_cause(times[rank], usual, others))
         for ratio, rank in slow[:_MAX_STRAGGLERS]
     )
 
@@ -87,7 +103,41 @@ def _measure_step(before: RankProgress, now: RankProgress) -> _RankTime | None:
     data_wait = (now.data_seconds or 0.0) - (before.data_seconds or 0.0)
     if steps < 1 or compute < 0 or data_wait < 0:
         return None
-    return _RankTime((compute + data_wait) / steps, data_wait > compute)
+    return _RankTime(compute / steps, data_wait / steps, _measure_machine(before.machine, now.machine, steps))
+
+
+def _measure_machine(before: MachineTime, now: MachineTime, steps: float) -> MachineTime:
+    """Return the machine's seconds of a step; None where one reading lacks them, or a process has ended."""
+    means: dict[str, float | None] = {}
+    for name in (item.name for item in fields(MachineTime)):
+        first, last = getattr(before, name), getattr(now, name)
+        means[name] = None if first is None or last is None or last < first else (last - first) / steps
+    return MachineTime(**means)
+
+
+def _find_cause(slow: _RankTime, usual: float, others: Sequence[_RankTime]) -> StragglerCause:
+    """Return what explains at least half of the time by which a rank exceeds the usual one, and no other rank has."""
+
+    def explains(name: str) -> bool:
+        lost = getattr(slow.machine, name)
+        most = max((getattr(time.machine, name) or 0.0 for time in others), default=0.0)
+        return lost is not None and lost - most >= (slow.own - usual) / 2
+
+    for name, cause in _COUNTED_CAUSES.items():
+        if explains(name):
+            return cause
+    # On a busy node a rank waits for as long as it computes: one that computes more is slow without the waits too.
+    machine = slow.machine
+    if slow.with_cpu < median_low(time.with_cpu for time in others) * RATIO:
+        return "cpu"
+    if slow.data > slow.compute:
+        return "data"
+    if machine.cpu_seconds is None:
+        return "compute"
+    is_asleep = machine.cpu_seconds + (machine.cpu_wait_seconds or 0.0) < slow.own * _ASLEEP
+    if not is_asleep:
+        return "compute"
+    return "data" if explains("child_cpu_seconds") else "sleep"
 
 
 def is_stalled(job: DDPTrainingJob, page: Page | None) -> bool:

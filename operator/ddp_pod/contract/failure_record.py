@@ -86,6 +86,8 @@ class RankEnd:
     """Whether that exception is the loss of a peer."""
     processes: tuple[str, ...] = items(MOST_RANK_ENDS)
     """The commands of its processes that still ran when its program ended."""
+    keeper: str = text(RANK_END_TEXT)
+    """What kept its process alive after its program, until the launcher ended it."""
     pod: int | None = number()
     """Its pod, if another one reports it."""
     line: str = text(RANK_END_TEXT)

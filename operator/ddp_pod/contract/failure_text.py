@@ -51,7 +51,8 @@ def describe_rank_end(end: RankEnd) -> str:
     trace = f" with a traceback in its output ({end.exception})" if end.exception else ""
     count = len(end.processes)
     remaining = f" while {count} of its processes still ran: {', '.join(end.processes)}" if count else ""
-    return f"rank {end.rank} ended with exit code 0{position}{trace}{remaining}"
+    kept = f"; the launcher ended it, because {end.keeper}" if end.keeper else ""
+    return f"rank {end.rank} ended with exit code 0{position}{trace}{remaining}{kept}"
 
 
 def format_failure(category: str, places: Iterable[tuple[str, Any]], message: str) -> str:

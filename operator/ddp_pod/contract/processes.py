@@ -144,8 +144,13 @@ def find_family(pid: int) -> list[int]:
 
 def count_cpu_seconds(pids: Iterable[int]) -> float:
     """Return the CPU time of processes and their descendants (Linux)."""
+    return count_own_cpu_seconds({member for worker in pids for member in find_family(worker)})
+
+
+def count_own_cpu_seconds(pids: Iterable[int]) -> float:
+    """Return the CPU time of processes without their descendants (Linux)."""
     ticks = 0
-    for pid in {member for worker in pids for member in find_family(worker)}:
+    for pid in pids:
         try:
             with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
                 fields = file.read().rpartition(")")[2].split()

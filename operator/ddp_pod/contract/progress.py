@@ -38,6 +38,24 @@ def _series(name: str) -> Any:
     return field(default=None, metadata={"series": name})
 
 
+@dataclass(frozen=True)
+class MachineTime:
+    """What the machine has given a rank and taken from it, in seconds. None: unknown.
+
+    ``cpu_seconds``: CPU time of its process; ``cpu_wait_seconds``: how long the thread of it that waited longest was
+    ready to run, and had no CPU; ``child_…``: the same of the processes that it has started. The others are the pod's:
+    the time in which its cgroup had used up its limit of CPUs, in which a process of it waited for storage, for memory.
+    """
+
+    cpu_seconds: float | None = None
+    cpu_wait_seconds: float | None = None
+    child_cpu_seconds: float | None = None
+    child_cpu_wait_seconds: float | None = None
+    throttled_seconds: float | None = None
+    storage_seconds: float | None = None
+    memory_seconds: float | None = None
+
+
 @dataclass
 class RankProgress:
     """The progress of one rank. None: unknown."""
@@ -77,6 +95,7 @@ class RankProgress:
     saving: float | None = _series(METRIC_SAVING)
     """1 while training waits for a checkpoint."""
     checkpoint_step: float | None = _series(METRIC_CHECKPOINT_STEP)
+    machine: MachineTime = field(default_factory=MachineTime)
 
     def update(self, values: Mapping[str, float]) -> None:
         """Set numbers by the names of their fields."""

@@ -3,12 +3,15 @@
 A shell's ``|``, ``&`` and ``|| true``, and a script that catches and prints its exception, hide the exit code.
 """
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from ..base.files import read_json
 from ..base.pod import Pod, WorkerRecord, list_workers
 from ..contract.failure_record import MOST_RANK_ENDS, RANK_END_TEXT, RankEnd
+from ..contract.names import ENDING
 from ..contract.processes import process_state
 from ..progress.output import read_end, read_last_lines
 from ..progress.rank_progress import RankReader, find_missing_steps
@@ -185,12 +188,14 @@ def _examine(
     if step and not is_short and not trains_on:
         remaining = ()  # a service of the script, such as a tracker's
     printed = find_printed_traceback(read_end(pod, worker.local_rank))
-    if not is_short and not remaining and not (printed is not None and printed.is_last):
+    keeper = _read_keeper(pod, worker)
+    is_doubtful = is_short or bool(remaining) or (printed is not None and printed.is_last)
+    if not is_doubtful and not keeper:
         return None
 
     exception = ""
     is_secondary = False
-    if printed is not None:
+    if printed is not None and is_doubtful:
         exception = printed.text
         is_secondary = classify(WorkerEnd(1, printed.exception_type, printed.message), oom_killed=False).secondary
     return RankEnd(
@@ -200,7 +205,15 @@ def _examine(
         exception=_shorten(exception),
         secondary=is_secondary,
         processes=tuple(_shorten(process.command) for process in remaining[:_MOST_PROCESSES]),
+        keeper=_shorten(keeper),
     )
+
+
+def _read_keeper(pod: Pod, worker: WorkerRecord) -> str:
+    """Return what kept a rank's process alive until it was ended; empty: it ended by itself."""
+    known = read_json(os.path.join(pod.runtime, "output", f"{worker.local_rank}.{ENDING}"))
+    keeper = known.get("keeper")
+    return keeper if known.get("ended") is True and isinstance(keeper, str) else ""
 
 
 def _shorten(text: str) -> str:

@@ -62,6 +62,7 @@ def _watch_end(watchdog: WatchdogConfig, path: str) -> None:
             idle_since = now
         checked = now
         if now - idle_since >= watchdog.stall_seconds or now - began >= watchdog.checkpoint_seconds:
+            try_write_json(path, {"keeper": keeper, "since": since, "ended": True})
             _end(keeper, now - began)
 
 

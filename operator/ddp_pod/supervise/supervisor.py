@@ -30,6 +30,7 @@ from ..failures.restarts import InPlaceRestarts
 from ..failures.termination import complete_worker_failure, conclude
 from ..failures.worker_failure import find_root_cause
 from ..network.unreachable import UnreachablePeers, count_connections
+from ..progress.machine_time import add_machine_time
 from ..progress.metrics import MetricsEndpoint
 from ..progress.output import OutputReader
 from ..progress.rank_progress import RankReader, create_counters
@@ -464,7 +465,7 @@ class Supervisor:
             phase=self._phase,
             restarts=self._restarts.count,
             restart_step=self._restarts.last_step,
-            ranks=tuple(ranks),
+            ranks=tuple(add_machine_time(self.pod, ranks)),
             step_hint="" if self._ranks.list_ranks() else read_step_hint(self.pod.runtime),
             last_failure=None if failure is None else shorten_failure(failure, TERMINATION_MESSAGE_LIMIT),
         )

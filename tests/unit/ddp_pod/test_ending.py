@@ -67,7 +67,9 @@ def test_process_that_only_waits_ends_with_0_and_names_its_keeper(tmp_path: Path
     assert done.returncode == 0
     assert done.stdout == "done\n"
     assert keeper.format(run=run_name) in done.stderr
-    assert keeper.format(run=run_name) in json.loads((tmp_path / "0.ending").read_text())["keeper"]
+    record = json.loads((tmp_path / "0.ending").read_text())
+    assert keeper.format(run=run_name) in record["keeper"]
+    assert record["ended"] is True
 
 
 @pytest.mark.process

@@ -214,6 +214,23 @@ def test_rank_that_may_not_have_trained_to_its_end_is_recorded(
     assert ends == ((expected,) if expected is not None else ())
 
 
+@pytest.mark.parametrize(
+    ("record", "output", "expected"),
+    [
+        ({"keeper": "thread x", "since": 1.0, "ended": True}, "done\n", RankEnd(3, 30.0, keeper="thread x")),
+        ({"keeper": "thread x", "ended": True}, f"{print_traceback()}bye\n", RankEnd(3, 30.0, keeper="thread x")),
+        ({"keeper": "thread x", "since": 1.0}, "done\n", None),
+        ({"keeper": 7, "ended": True}, "done\n", None),
+    ],
+)
+def test_rank_that_the_launcher_ended_names_what_kept_it(
+    tmp_path: Path, record: dict[str, object], output: str, expected: RankEnd | None
+) -> None:
+    metrics = build_rank(tmp_path, output=output, steps=30, total=30, owner=0)
+    write_json(str(tmp_path / "output" / "0.ending"), record)
+    assert examine_rank_ends(launcher_pod(tmp_path), metrics, {}) == ((expected,) if expected else ())
+
+
 def test_processes_of_ranks_are_found_by_their_environment() -> None:
     command = [sys.executable, "-c", "input()"]
     environments = [{**os.environ, "LOCAL_RANK": "1"}, {**os.environ, "OTHER": "1"}]

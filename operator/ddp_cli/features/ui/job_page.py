@@ -13,7 +13,7 @@ from ddp_cli.features.ui.curves import build_curves
 from ddp_cli.features.ui.rows import Attention, choose_tone, judge_attention
 from ddp_cli.features.ui.run import RecordedRun, split_processes
 from ddp_cli.local.ending import explain_interruption
-from ddp_cli.view.why import Why, explain_why, omit_cluster_advice
+from ddp_cli.view.why import Why, explain_straggler, explain_why, omit_cluster_advice
 from ddp_operator.api.status import ENDED_PHASES, LastFailure, Progress, Status, Straggler
 from ddp_operator.api.texts import format_duration
 from ddp_operator.api.yaml_writer import format_documents
@@ -320,8 +320,7 @@ def _judge_rank(row: RankRow, median: float, straggler: Straggler | None) -> Ran
     """Return a rank with its ratio to the median rank, and why its peers wait for it."""
     ratio = row.own / median if median and row.own is not None else None
     if straggler is not None:
-        note = f"{straggler.ratio} times as slow as its peers, in its {straggler.cause}"
-        return replace(row, ratio=ratio or read_rate(straggler.ratio), note=row.note or note)
+        return replace(row, ratio=ratio or read_rate(straggler.ratio), note=row.note or explain_straggler(straggler))
     note = row.note
     if not note and ratio is not None and ratio >= RATIO:
         note = f"its own {'data' if (row.data or 0.0) > (row.compute or 0.0) else 'computation'} takes long"

@@ -5,13 +5,21 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 from itertools import pairwise
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
-from ddp_cli.view.why import REMEDIES, LeaseRenewal, Why, explain_why, omit_cluster_advice
+from ddp_cli.view.why import (
+    REMEDIES,
+    LeaseRenewal,
+    Why,
+    describe_stragglers,
+    explain_why,
+    omit_cluster_advice,
+)
 from ddp_operator.api import constants
 from ddp_operator.api.kubeobjects import format_time
+from ddp_operator.api.status import Status, Straggler, StragglerCause
 from ddp_operator.decide import conditions as c
 from ddp_pod.contract.failure_table import OOM
 from tests.support.builders import NOW
@@ -470,7 +478,10 @@ def status_written(age: int, manager: str = "ddp-operator") -> list[dict[str, An
 
 
 @pytest.mark.parametrize("phase", ["Running", "Succeeded"])
-@pytest.mark.parametrize(("cause", "part"), [("data", "waits for its data"), ("compute", "its own computation")])
+@pytest.mark.parametrize(
+    ("cause", "part"),
+    [("data", "waits for its data"), ("compute", "its own computation"), ("throttled", "used up its limit of CPUs")],
+)
 def test_slow_rank_is_named_while_the_job_trains_and_afterwards(phase: str, cause: str, part: str) -> None:
     slow = [{"rank": 1, "ratio": "23.4", "cause": cause}, {"rank": 5, "ratio": "1.4", "cause": "data"}]
     trains = condition(c.PROGRESSING, "True", c.TRAINING)
@@ -478,6 +489,12 @@ def test_slow_rank_is_named_while_the_job_trains_and_afterwards(phase: str, caus
     assert "Rank 1 needs 23.4 times as long for a step as its peers (1 more rank is slow): " in text
     assert part in text
     assert "Rank" not in why(trains, phase=phase, progress={"step": 7}).what
+
+
+def test_each_cause_of_a_slow_rank_has_a_remedy() -> None:
+    for cause in get_args(StragglerCause):
+        text = describe_stragglers(Status(stragglers=(Straggler(rank=1, ratio="2.0", cause=cause),)))
+        assert re.fullmatch(r"Rank 1 needs 2\.0 times as long for a step as its peers: .+, so .+\.", text)
 
 
 def test_restarted_sidecar_of_training_job_names_command_for_its_log() -> None:

@@ -258,6 +258,7 @@ class TestCompletion:
     TRACE = {"rank": 1, "step": 10.0, "exception": "ValueError: bad", "secondary": False, "processes": []}
     LOST = {**SHORT, "exception": "RuntimeError: Connection closed by peer", "secondary": True}
     LEFT = {"rank": 0, "processes": ["python train.py"]}
+    KEPT = {"rank": 1, "step": 10.0, "keeper": "thread uploader keeps its process alive"}
     NAN = {**STEPS, "lostLossStep": 7.0}
 
     @pytest.mark.parametrize(
@@ -269,6 +270,9 @@ class TestCompletion:
             (({"progress": NAN}, {}), "LossNotFinite", ["the loss is nan since step 7", "last step was 10"]),
             (({"progress": STEPS, "ends": [SHORT]}, {}), "EndedShort", ["rank 0", "at step 10 of 30"]),
             (({"ends": [LEFT]}, {}), "ProcessesLeft", ["1 of its processes still ran: python train.py"]),
+            (({"progress": STEPS}, {"ends": [KEPT]}), "EndedByLauncher", ["rank 1 ended", "because thread uploader"]),
+            (({"ends": [SHORT]}, {"ends": [KEPT]}), "EndedShort", ["rank 0 ended", "so did 1 more"]),
+            (({"ends": [{**KEPT, **TRACE}]}, {}), "TracebackAtEnd", ["because thread uploader"]),
             (({"ends": [LOST]}, {"ends": [TRACE]}), "TracebackAtEnd", ["rank 1", "ValueError: bad", "1 other rank"]),
             (({"ends": [{**TRACE, "rank": 0}]}, {"ends": [TRACE]}), "TracebackAtEnd", ["rank 0", "so did 1 more rank"]),
         ],

@@ -17,7 +17,7 @@ from ddp_operator.decide.report import compute_goodput, drop_eta
 from ddp_operator.decide.stalls import MAX_PODS, find_stragglers, is_stalled, sample_pods, stalled_since
 from ddp_operator.decide.state import Decision, Stall
 from ddp_operator.decide.views import view_pod
-from ddp_pod.contract.progress import RankProgress
+from ddp_pod.contract.progress import MachineTime, RankProgress
 from ddp_pod.contract.report import StalledRank
 from tests.support.builders import NOW, child_job, child_pod, decode, job, join, last_words, observe, page
 from tests.support.decisions import RUNNING, STARTED, present
@@ -187,6 +187,42 @@ class TestStragglers:
     def test_two_ranks_compare_slower_with_faster(self) -> None:
         result = find_stragglers(*self.ranks(r0=(1.0, 0.0), r1=(11.0, 0.0)))
         assert result == (Straggler(rank=1, ratio="11.0", cause="compute"),)
+
+    @pytest.mark.parametrize(
+        ("slow", "fast", "cause"),
+        [
+            ({"throttled_seconds": 5.0, "cpu_wait_seconds": 6.0}, {}, "throttled"),
+            ({"throttled_seconds": 4.0}, {}, "compute"),
+            ({"throttled_seconds": 5.0}, {"throttled_seconds": 5.0}, "compute"),
+            ({"memory_seconds": 9.0, "storage_seconds": 9.0}, {"storage_seconds": 0.5}, "memory"),
+            ({"storage_seconds": 9.0}, {}, "storage"),
+            ({"cpu_wait_seconds": 10.0, "cpu_seconds": 1.0}, {}, "cpu"),
+            ({"child_cpu_wait_seconds": 10.0, "cpu_seconds": 0.1}, {}, "cpu"),
+            ({"cpu_wait_seconds": 6.0, "cpu_seconds": 4.0}, {}, "compute"),
+            ({"cpu_wait_seconds": 10.0, "cpu_seconds": 1.0}, {"cpu_wait_seconds": 0.5}, "compute"),
+            ({"cpu_seconds": 10.0}, {}, "compute"),
+            ({"cpu_seconds": 1.0}, {}, "sleep"),
+            ({"cpu_seconds": 1.0, "child_cpu_seconds": 9.0}, {"child_cpu_seconds": 1.0}, "data"),
+            ({"cpu_seconds": -1.0}, {}, "compute"),
+        ],
+    )
+    def test_cause_is_what_explains_most_of_the_excess(
+        self, slow: dict[str, float], fast: dict[str, float], cause: str
+    ) -> None:
+        before, now = self.ranks(r0=(1.0, 0.0), r1=(11.0, 0.0))
+        for rank, machine in enumerate((fast, slow)):
+            before[rank].machine = MachineTime(*[100.0] * 7)
+            per_step = {"cpu_seconds": 9.0, **machine}
+            now[rank].machine = MachineTime(
+                **{name: seconds + 10 * per_step.get(name, 0.0) for name, seconds in vars(before[rank].machine).items()}
+            )
+        (straggler,) = find_stragglers(before, now)
+        assert straggler.cause == cause
+
+    def test_unknown_machine_leaves_the_part_of_the_step(self) -> None:
+        before, now = self.ranks(r0=(1.0, 0.0), r1=(11.0, 0.0))
+        now[1].machine = MachineTime(throttled_seconds=1e9)
+        assert find_stragglers(before, now)[0].cause == "compute"
 
     def test_restarted_rank_is_omitted(self) -> None:
         before, now = self.ranks(r0=(1, 0), r1=(1, 0), r2=(9, 0))

@@ -1,0 +1,84 @@
+"""What the machine gives a rank and takes from it, by the kernel's counters.
+
+Sources: proc(5), sched-stats, cgroup-v1 and -v2, and psi in Linux's documentation. Elsewhere nothing is known.
+"""
+
+import os
+import re
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from dataclasses import replace
+
+from ..base.pod import Pod, list_workers
+from ..contract.processes import count_own_cpu_seconds, find_family, process_state
+from ..contract.progress import MachineTime, RankProgress
+
+_CGROUP = "/sys/fs/cgroup"
+_MOST_THREADS = 256  # of a process
+_MOST_PROCESSES = 64  # of a rank
+_FILE_LIMIT = 4096
+
+
+def add_machine_time(pod: Pod, ranks: Iterable[RankProgress]) -> list[RankProgress]:
+    """Return the progress of ranks with the machine's counters of those that this pod runs."""
+    with suppress(OSError):
+        processes = {worker.rank: worker.pid for worker in list_workers(pod)}
+        shared = read_cgroup_time()
+        return [replace(rank, machine=_add_processes(shared, processes.get(rank.rank))) for rank in ranks]
+    return list(ranks)
+
+
+def read_cgroup_time(folder: str = _CGROUP) -> MachineTime:
+    """Return what the container's cgroup has waited for. ``folder``: where the cgroups are mounted."""
+    return MachineTime(
+        throttled_seconds=_find_number(
+            [
+                (os.path.join(folder, "cpu.stat"), r"^throttled_usec (\d+)", 1e-6),
+                (os.path.join(folder, "cpu", "cpu.stat"), r"^throttled_time (\d+)", 1e-9),
+            ]
+        ),
+        storage_seconds=_find_number([(os.path.join(folder, "io.pressure"), r"^some .*total=(\d+)", 1e-6)]),
+        memory_seconds=_find_number([(os.path.join(folder, "memory.pressure"), r"^some .*total=(\d+)", 1e-6)]),
+    )
+
+
+def _add_processes(shared: MachineTime, pid: int | None) -> MachineTime:
+    if pid is None:
+        return shared
+    delays = _read_delays(pid) if process_state(pid) else ()
+    if not delays:
+        return shared
+    children = find_family(pid)[1:_MOST_PROCESSES]
+    return replace(
+        shared,
+        cpu_seconds=count_own_cpu_seconds([pid]),
+        cpu_wait_seconds=max(delays),
+        child_cpu_seconds=count_own_cpu_seconds(children),
+        child_cpu_wait_seconds=max((delay for child in children for delay in _read_delays(child)), default=0.0),
+    )
+
+
+def _read_delays(pid: int) -> Sequence[float]:
+    """Return for how long each thread of a process was ready to run and had no CPU."""
+    delays = []
+    with suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task")[:_MOST_THREADS]:
+            with (
+                suppress(OSError, ValueError, IndexError),
+                open(f"/proc/{pid}/task/{thread}/schedstat", encoding="ascii") as file,
+            ):
+                delays.append(int(file.read().split()[1]) / 1e9)
+    return delays
+
+
+def _find_number(sources: Sequence[tuple[str, str, float]]) -> float | None:
+    """Return the number in the first file that has it, in seconds. ``sources``: path, pattern and unit."""
+    for path, pattern, unit in sources:
+        try:
+            with open(path, encoding="ascii", errors="replace") as file:
+                match = re.search(pattern, file.read(_FILE_LIMIT), re.MULTILINE)
+        except OSError:
+            continue
+        if match:
+            return int(match[1]) * unit
+    return None
