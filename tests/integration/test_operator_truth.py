@@ -69,6 +69,7 @@ async def test_slow_rank_goodput_and_stall_are_in_status_and_on_operators_page(
     actors: ClusterActors, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(stalls, "WINDOW", 0.2)
+    monkeypatch.setattr(stalls, "FIRST_WINDOW", 0.2)
     monkeypatch.setattr(reconciler, "MINOR_INTERVAL", 0.1)
     running = start(progress_interval=0.1)
     pages = Pages()

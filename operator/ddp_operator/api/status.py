@@ -393,7 +393,9 @@ class Status(StatusFields, frozen=True, kw_only=True):
     dev: DevStatus | None = None
     stragglers: Annotated[
         tuple[Straggler, ...],
-        Meta(description="Of the last minute, the slowest first, at most 8; of up to 16 compared pods."),
+        Meta(
+            description="Of the last minute (at first 15 s), the slowest first, at most 8; of up to 16 compared pods."
+        ),
     ] = ()
     last_restart: LastRestart | None = None
     last_failure: LastFailure | None = None

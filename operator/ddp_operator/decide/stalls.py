@@ -29,6 +29,9 @@ Ranks = Mapping[int, RankProgress]
 
 WINDOW = 60.0
 """Seconds between two readings of all ranks, the time over which they are compared."""
+FIRST_WINDOW = 15.0
+"""The same for the first two readings of an attempt, if they are _FIRST_STEPS apart."""
+_FIRST_STEPS: Final = 10
 MAX_PODS = 16
 RATIO = 1.3
 _COUNTED_CAUSES: Final[Mapping[str, StragglerCause]] = {
@@ -59,6 +62,25 @@ def sample_pods(pods: Sequence[PodView], most: int = MAX_PODS) -> tuple[PodView,
     return tuple(peers[i * len(peers) // (most - 1)] for i in range(most - 1))
 
 
+class Comparison(NamedTuple):
+    """A reading of all ranks with which the next one is compared. ``is_first``: of an attempt."""
+
+    time: datetime
+    attempt: int
+    ranks: Ranks
+    is_first: bool
+
+    def is_due(self, now: datetime) -> bool:
+        """Return whether it is time for the next reading."""
+        return (now - self.time).total_seconds() >= (FIRST_WINDOW if self.is_first else WINDOW)
+
+    def find_stragglers(self, attempt: int, ranks: Ranks) -> tuple[Straggler, ...] | None:
+        """Return the stragglers by the next reading; None if it is of another attempt."""
+        if attempt != self.attempt:
+            return None
+        return find_stragglers(self.ranks, ranks, least_steps=_FIRST_STEPS if self.is_first else 1)
+
+
 class _RankTime(NamedTuple):
     """The mean step of one rank, in seconds. ``machine``: what the machine gave and took in it."""
 
@@ -77,11 +99,14 @@ class _RankTime(NamedTuple):
         return self.own - (self.machine.cpu_wait_seconds or 0.0) - (self.machine.child_cpu_wait_seconds or 0.0)
 
 
-def find_stragglers(before: Ranks, now: Ranks) -> tuple[Straggler, ...]:
-    """Return the ranks that take longer for a step than their peers, between two readings of all ranks."""
+def find_stragglers(before: Ranks, now: Ranks, *, least_steps: int = 1) -> tuple[Straggler, ...]:
+    """Return the ranks that take longer for a step than their peers, between two readings of all ranks.
+
+    Ranks that have made fewer than ``least_steps`` are left out.
+    """
     times: dict[int, _RankTime] = {}
     for rank in before.keys() & now.keys():
-        time = _measure_step(before[rank], now[rank])
+        time = _measure_step(before[rank], now[rank], least_steps)
         if time is not None:
             times[rank] = time
     # The lower median: between two ranks, the mean of both would make any slow one at most twice as slow.
@@ -96,12 +121,12 @@ def find_stragglers(before: Ranks, now: Ranks) -> tuple[Straggler, ...]:
     )
 
 
-def _measure_step(before: RankProgress, now: RankProgress) -> _RankTime | None:
-    """Return the time of a rank's steps between two readings; None: it made none, or its process restarted."""
+def _measure_step(before: RankProgress, now: RankProgress, least_steps: int) -> _RankTime | None:
+    """Return the time of a rank's steps between two readings; None: it made too few, or its process restarted."""
     steps = (now.steps or 0.0) - (before.steps or 0.0)
     compute = (now.compute_seconds or 0.0) - (before.compute_seconds or 0.0)
     data_wait = (now.data_seconds or 0.0) - (before.data_seconds or 0.0)
-    if steps < 1 or compute < 0 or data_wait < 0:
+    if steps < least_steps or compute < 0 or data_wait < 0:
         return None
     return _RankTime(compute / steps, data_wait / steps, _measure_machine(before.machine, now.machine, steps))
 

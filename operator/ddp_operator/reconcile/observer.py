@@ -30,7 +30,6 @@ from ddp_operator.decide.losses import LOOK_SECONDS, MOST_NODES, list_nodes_in_u
 from ddp_operator.decide.refusals import may_have_lost_labels
 from ddp_operator.decide.report import Page, RateMeter, decode_report
 from ddp_operator.decide.scheduling import find_claim_problem, list_claims, name_volume
-from ddp_operator.decide.stalls import Ranks
 from ddp_operator.decide.state import Children, Observation, Problem, Stall, Trouble, UnreachableReport, view_children
 from ddp_operator.decide.views import NodeView, PodView, view_node, view_pod
 from ddp_operator.manifests.children import build_children, load_launcher_of
@@ -62,8 +61,8 @@ class Memory:
     meter: RateMeter = field(default_factory=RateMeter)
     page_budget: PageBudget = field(default_factory=PageBudget)
     """Budget for the pages of all pods except pod 0."""
-    ranks_compared: tuple[datetime, int, Ranks] | None = None
-    """Time, attempt and progress of the ranks at the last comparison."""
+    ranks_compared: stalls.Comparison | None = None
+    """The ranks at the last comparison."""
     stall: Stall | None = None
     failures_read: datetime | None = None
     """Time of the last read of the pods' failures before a restart in the same pods."""
@@ -422,15 +421,17 @@ class Observer:
         places = {place.rank: place for place in (*known_places, *page.stall.ranks)}
         ranks = dict(page.by_rank)
         slow = None
-        compared, attempt, last_ranks = memory.ranks_compared or (None, 0, {})
+        attempt = job.status.attempt
+        last = memory.ranks_compared
         is_explained = known_stall is not None and (not places or stalls.is_explained(places.values()))
-        if seconds_since(compared, now) >= stalls.WINDOW or (stalled and not is_explained):
-            sampled = stalls.sample_pods(children.pods_of(job.status.attempt))
+        if last is None or last.is_due(now) or (stalled and not is_explained):
+            sampled = stalls.sample_pods(children.pods_of(attempt))
             for _, sampled_page in await self._read_pages(job, sampled, memory.page_budget):
                 ranks |= sampled_page.by_rank
                 places.update((place.rank, place) for place in sampled_page.stall.ranks)
-            memory.ranks_compared = (now, job.status.attempt, ranks)
-            slow = stalls.find_stragglers(last_ranks, ranks) if attempt == job.status.attempt else None
+            slow = None if last is None else last.find_stragglers(attempt, ranks)
+            is_first = last is None or last.attempt != attempt
+            memory.ranks_compared = stalls.Comparison(now, attempt, ranks, is_first)
 
         if stalled:
             stall = known_stall or Stall(stalls.stalled_since(page, now), ranks)

@@ -14,7 +14,7 @@ from ddp_operator.api.status import CheckpointStatus, Progress, Status, Straggle
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.decide import decide
 from ddp_operator.decide.report import compute_goodput, drop_eta
-from ddp_operator.decide.stalls import MAX_PODS, find_stragglers, is_stalled, sample_pods, stalled_since
+from ddp_operator.decide.stalls import MAX_PODS, Comparison, find_stragglers, is_stalled, sample_pods, stalled_since
 from ddp_operator.decide.state import Decision, Stall
 from ddp_operator.decide.views import view_pod
 from ddp_pod.contract.progress import MachineTime, RankProgress
@@ -218,6 +218,20 @@ class TestStragglers:
             )
         (straggler,) = find_stragglers(before, now)
         assert straggler.cause == cause
+
+    def test_first_comparison_of_an_attempt_is_early_and_needs_more_steps(self) -> None:
+        before, now = self.ranks(r0=(1.0, 0.0), r1=(11.0, 0.0))
+        first = Comparison(NOW, 1, before, is_first=True)
+        later = Comparison(NOW, 1, before, is_first=False)
+        soon = NOW + timedelta(seconds=15)
+        assert (first.is_due(soon), later.is_due(soon)) == (True, False)
+        assert later.is_due(NOW + timedelta(seconds=60))
+        assert [straggler.rank for straggler in first.find_stragglers(1, now) or ()] == [1]
+        assert first.find_stragglers(2, now) is None
+        for progress in now.values():
+            progress.steps = 19.0
+        assert first.find_stragglers(1, now) == ()
+        assert [straggler.rank for straggler in later.find_stragglers(1, now) or ()] == [1]
 
     def test_unknown_machine_leaves_the_part_of_the_step(self) -> None:
         before, now = self.ranks(r0=(1.0, 0.0), r1=(11.0, 0.0))
