@@ -95,9 +95,8 @@ def _write_restarts() -> Iterator[str]:
 
 _TABLE: Final = ("| field | type, default | meaning |", "|---|---|---|")
 _SPEC_INTRODUCTION: Final = (
-    "What you write, with type and default; without a type it is a string, also one of named values, or an object.",
-    "Stable and beta fields change by the [promises of a release](releases.md), experimental ones in each minor",
-    "version.",
+    "What you write; a *choice* is one of the named values. Stable and beta fields change by the [promises of a",
+    "release](releases.md), experimental ones in each minor version.",
 )
 _STATUS_INTRODUCTION: Final = (
     "What the operator writes. Unknown values are omitted. Numbers with a fraction are strings; times are in UTC.",

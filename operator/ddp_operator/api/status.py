@@ -111,8 +111,8 @@ STATE_VERSION: Final = 1
 
 
 class OperatorState(StatusFields, frozen=True, kw_only=True):
-    """What the operator remembers between its passes. Programs must not read it, and nobody may edit it: its
-    members change without notice."""
+    """What the operator remembers between its passes, for no other reader or writer: its members change without
+    notice."""
 
     version: int = field(default_factory=lambda: STATE_VERSION)  # a plain default would not be stored
     nodes: int = 0
