@@ -55,7 +55,8 @@ def write_page() -> str:
             lines += [f"### {maturity.capitalize()} fields", "", *_TABLE, *rows, ""]
     status = build_resource_schema(SCHEMA)["properties"]["status"]
     lines += ["## status", "", *_STATUS_INTRODUCTION, ""]
-    lines += [*_TABLE, *(_describe_field(*entry) for entry in _walk(status, "status")), ""]
+    written = [_describe_field(path, field, required=False) for path, field, _ in _walk(status, "status")]
+    lines += [*_TABLE, *written, ""]
     lines += ["## When fields may change", "", f"{_find_immutability()}.", ""]
     lines += [*_write_limits(), "", *_write_restarts()]
     return "\n".join(lines) + "\n"
