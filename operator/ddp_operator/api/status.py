@@ -2,6 +2,9 @@
 
 Fractional numbers are strings, as the Kubernetes API conventions require. Times are datetimes here and RFC 3339 in
 JSON. Truncate a time to seconds before you store it, so that it equals the value that is read back.
+
+A new field is declared here. ``decide/describe.record_observation`` sets it if it is observed, ``decide/attempts`` if
+an attempt decides it, the hook ``record`` of a feature if that owns it. `make generate` writes the CRD and docs/api.md.
 """
 
 from datetime import datetime
