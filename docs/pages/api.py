@@ -55,7 +55,8 @@ def write_page() -> str:
             lines += [f"### {maturity.capitalize()} fields", "", *_TABLE, *rows, ""]
     status = build_resource_schema(SCHEMA)["properties"]["status"]
     lines += ["## status", "", *_STATUS_INTRODUCTION, ""]
-    lines += [*_TABLE, *(_describe_field(*entry) for entry in _walk(status, "status")), ""]
+    written = [_describe_field(path, field, required=False) for path, field, _ in _walk(status, "status")]
+    lines += [*_TABLE, *written, ""]
     lines += ["## When fields may change", "", f"{_find_immutability()}.", ""]
     lines += [*_write_limits(), "", *_write_restarts()]
     return "\n".join(lines) + "\n"
@@ -95,9 +96,8 @@ def _write_restarts() -> Iterator[str]:
 
 _TABLE: Final = ("| field | type, default | meaning |", "|---|---|---|")
 _SPEC_INTRODUCTION: Final = (
-    "What you write, with type and default; without a type it is a string, also one of named values, or an object.",
-    "Stable and beta fields change by the [promises of a release](releases.md), experimental ones in each minor",
-    "version.",
+    "What you write; a *choice* is one of the named values. Stable and beta fields change by the [promises of a",
+    "release](releases.md), experimental ones in each minor version.",
 )
 _STATUS_INTRODUCTION: Final = (
     "What the operator writes. Unknown values are omitted. Numbers with a fraction are strings; times are in UTC.",

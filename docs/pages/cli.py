@@ -25,10 +25,9 @@ _HEAD: Final = """\
 
 <!-- Generated from the commands' parsers by `make generate`. Do not edit. -->
 
-`ddp run`, `check`, `init`, `render` and `convert` work on this machine. All other commands use a cluster: as kubectl
-does, with the kubeconfig and its current context, or the service account of their pod, and with kubectl's permissions.
-`ddp list`, `watch`, `why`, `logs`, `report`, `suspend`, `resume`, `scale` and `delete` also accept runs of `ddp run`:
-with `--local`, with the path of a run folder, or, with a message, if no cluster is configured.
+`ddp run`, `check`, `init`, `render` and `convert` work on this machine. All other commands use a cluster as kubectl
+does. `ddp list`, `watch`, `why`, `logs`, `report`, `suspend`, `resume`, `scale` and `delete` also accept runs of
+`ddp run`: with `--local`, with the path of a run folder, or, with a message, if no cluster is configured.
 
 Results go to standard output and messages to standard error, so programs can parse `-o json`. `kubectl ddp why my-job`
 is `ddp why my-job`. [argcomplete](https://pypi.org/project/argcomplete) of the extra `cli` completes commands, flags

@@ -9,7 +9,6 @@ from ddp_operator.api.schema import Limit
 from ddp_operator.api.spec import Recovery
 from ddp_operator.decide.attempts import PROMPT_DISRUPTIONS
 from ddp_operator.features import SCHEMA
-from ddp_pod.contract.failure_table import SIGNIFICANT_SECONDS
 from ddp_pod.failures.restarts import LONGEST_DELAY, PROMPT_RESTARTS
 
 _RECOVERY: Final = "spec.recovery"
@@ -26,17 +25,6 @@ LIMITS: Final = (
         2,
         "RepeatedFailure",
         "fixed; exit code 82 is exempt",
-    ),
-    Limit(
-        "seconds of running that count as progress if the workers report no steps",
-        f"{SIGNIFICANT_SECONDS:g}",
-        "the two limits above do not apply",
-    ),
-    Limit(
-        "exit codes of the script without a restart",
-        ", ".join(map(str, Recovery().non_retryable_exit_codes)),
-        "UserError",
-        f"{_RECOVERY}.nonRetryableExitCodes",
     ),
     Limit(
         "restarts of an attempt in the same pods",

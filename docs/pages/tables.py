@@ -17,7 +17,7 @@ from ddp_operator.decide import conditions as c
 from ddp_operator.decide.transitions import PRODUCTIVE, NodeFailed, Used
 from ddp_operator.features import FEATURES
 from ddp_operator.manager.telemetry import OperatorMetrics
-from ddp_pod.contract.failure_table import CATEGORIES, PREEMPTED, UNKNOWN
+from ddp_pod.contract.failure_table import CATEGORIES, HANG, NCCL, NETWORK, PREEMPTED, UNKNOWN
 from ddp_pod.failures.crashes import CRASH_REMEDY
 from ddp_pod.failures.text import SILENT_REMEDY
 from ddp_sdk.metrics_table import METRICS
@@ -35,8 +35,10 @@ SAMPLE_RESOURCE: Final = msgspec.json.encode(
 )
 """A resource that has a sample in every series."""
 
-# Categories whose remedy depends on the failure, or that need none.
+# Categories whose remedy depends on the failure, is elsewhere on the page, or that need none.
 _REMEDIES: Final = {
+    NETWORK.name: f"as for `{NCCL.name}`",
+    HANG.name: "see [above](#it-hangs)",
     PREEMPTED.name: "no action needed: the job restarts, not counted against `maxRestarts`",
     UNKNOWN.name: f"after a signal: {CRASH_REMEDY}; else {SILENT_REMEDY}",
 }

@@ -69,6 +69,13 @@ def pages_with(find: Callable[[str], Collection[Any]]) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("path", results, ids=lambda path: str(path.relative_to(ROOT)))
 
 
+def _defines(module: str, name: str) -> bool:
+    """Return whether a module defines a function; modules without a building are the operator's."""
+    building = "" if module.startswith("ddp_") else "ddp_operator/"
+    path = ROOT / "operator" / f"{building}{module}.py"
+    return path.exists() and re.search(rf"^ *(async )?def {name}\(", path.read_text(), re.MULTILINE) is not None
+
+
 class TestPages:
     @pages_with(links_in)
     def test_links_lead_to_file_and_heading(self, path: Path) -> None:
@@ -107,6 +114,12 @@ class TestPages:
         (pattern,) = fenced((ROOT / "docs" / "checkpoints.md").read_text(encoding="utf-8"), "py")
         lines = iter(script.splitlines())
         assert all(line in lines for line in pattern.splitlines() if line != "…"), "in the script's order"
+
+    def test_functions_of_architecture_exist(self) -> None:
+        text = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+        named = re.findall(r"`([a-z_]+(?:/[a-z_]+)+)\.(_?[a-z_]{3,})`", text)
+        assert len(named) > 25
+        assert [f"{module}.{name}" for module, name in named if not _defines(module, name)] == []
 
     def test_every_decision_is_listed(self) -> None:
         index = (ROOT / "docs/adr/README.md").read_text(encoding="utf-8")

@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="FILE", help="a file that does not exist yet; default: standard output"
     )
-    parser.epilog = "Arguments after -- are passed to the training script."
+    parser.epilog = "Arguments after -- are the script's."
 
 
 def run(arguments: argparse.Namespace) -> int:

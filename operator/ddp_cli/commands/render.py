@@ -22,8 +22,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--launcher", action="store_true", help="also print the contents of the launcher's ConfigMap")
     add_profiles_argument(parser)
     parser.epilog = (
-        "The output is for review: apply the job's YAML itself, and the operator creates these objects. Owner "
-        "references have a UID of zeros: the API server assigns it."
+        "For review: apply the job's YAML itself, and the operator creates these objects. Owner references have a UID "
+        "of zeros."
     )
 
 

@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="prefix of the run folder's name; default: the job's name",
     )
     add_workdir_arguments(parser)
-    parser.epilog = "Arguments after -- are passed to the training script, after those of the YAML."
+    parser.epilog = "Arguments after -- are the script's, after those of the YAML."
 
 
 def add_run_arguments(parser: argparse._ActionsContainer, *, logs: str) -> None:

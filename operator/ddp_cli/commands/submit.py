@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cluster_arguments(parser)
     parser.epilog = (
         "Other objects in the file (ConfigMaps, Secrets, claims) are applied first. With a script, the current folder "
-        "is packed, or the script's folder if that is elsewhere. Arguments after -- are passed to the script."
+        "is packed, or the script's folder if that is elsewhere. Arguments after -- are the script's."
     )
 
 

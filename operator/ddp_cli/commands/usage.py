@@ -26,9 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_output_argument(parser)
     add_cluster_arguments(parser)
     add_local_arguments(parser, named=False)
-    parser.epilog = (
-        "Counts jobs that still exist. The operator's metric ddp_operator_gpu_seconds_total also counts deleted jobs."
-    )
+    parser.epilog = "Counts jobs that still exist; the metric ddp_operator_gpu_seconds_total also deleted ones."
 
 
 def run(arguments: argparse.Namespace) -> int:

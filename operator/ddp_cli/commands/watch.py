@@ -30,9 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_local_arguments(parser, named=False)
     add_cluster_arguments(parser)
-    parser.epilog = (
-        "The exit code for one job or run is 1 if it failed. All jobs of a namespace are watched until Ctrl-C."
-    )
+    parser.epilog = "All jobs of a namespace are watched until Ctrl-C."
 
 
 def run(arguments: argparse.Namespace) -> int:

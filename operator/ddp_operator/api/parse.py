@@ -2,6 +2,11 @@
 
 ``parse_resource`` parses an object that an API server has validated. ``parse_manifest`` also does the validation of
 the API server (schema, defaults, CEL rules), for tools that work without one.
+
+A wrong job is refused in this order: the text of a file by ``documents``, the size by ``size``, names and types here,
+values and combinations by ``rules`` (on the API server by the CRD), the pod template by ``manifests/template``. A
+feature has the rules and checks of its fields in its folder. What the API server refuses of the children,
+``reconcile/executor`` turns into the condition Accepted.
 """
 
 import math

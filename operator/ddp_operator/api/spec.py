@@ -68,7 +68,7 @@ class Recovery(SpecFields, frozen=True, kw_only=True):
         int | None,
         Meta(
             description="Maximum restarts of an attempt in the same pods, which then do not count towards "
-            "maxRestarts. Unset: maxRestarts is the limit. Always 0 with the static rendezvous."
+            "maxRestarts. Unset: maxRestarts is the limit."
         ),
     ] = None
     max_restarts: Annotated[
@@ -383,9 +383,8 @@ class Spec(SpecFields, frozen=True, kw_only=True):
     proc_per_node: Annotated[
         int | str,
         Meta(
-            description="Ranks per pod: a number (needed with resource claims), gpu (one per GPU of the limits, "
-            "docs/reference.md), cpu (one per CPU of the limits), or auto (gpu if the pod has GPUs, "
-            "otherwise 1)."
+            description="Ranks per pod: a number, gpu (one per GPU of the limits, docs/reference.md), cpu (one per CPU "
+            "of the limits), or auto (gpu if the pod has GPUs, otherwise 1)."
         ),
     ] = "auto"
     spares: Annotated[

@@ -2,6 +2,9 @@
 
 Fractional numbers are strings, as the Kubernetes API conventions require. Times are datetimes here and RFC 3339 in
 JSON. Truncate a time to seconds before you store it, so that it equals the value that is read back.
+
+A new field is declared here. ``decide/describe.record_observation`` sets it if it is observed, ``decide/attempts`` if
+an attempt decides it, the hook ``record`` of a feature if that owns it. `make generate` writes the CRD and docs/api.md.
 """
 
 from datetime import datetime
@@ -111,8 +114,8 @@ STATE_VERSION: Final = 1
 
 
 class OperatorState(StatusFields, frozen=True, kw_only=True):
-    """What the operator remembers between its passes. Programs must not read it, and nobody may edit it: its
-    members change without notice."""
+    """What the operator remembers between its passes, for no other reader or writer: its members change without
+    notice."""
 
     version: int = field(default_factory=lambda: STATE_VERSION)  # a plain default would not be stored
     nodes: int = 0

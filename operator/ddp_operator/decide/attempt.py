@@ -3,6 +3,9 @@
 ``observe_attempt`` computes the record that every part of the status reads. ``account_restarts`` counts restarts in the
 same pods and replaced pods; ``count_failure`` counts a failure against the limits of spec.recovery (docs/api.md lists
 them). Restarts that start a new attempt are counted where that attempt is decided: ``attempts``.
+
+After a failure ``find_permanent_limit`` and ``find_limit`` return the limit that ends the job. Deadlines, process
+groups and replicas end it in ``decide``.
 """
 
 from collections.abc import Collection

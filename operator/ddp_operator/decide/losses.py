@@ -1,8 +1,18 @@
 """Lost pods and nodes: which pods are declared failed, which are replaced in their Job, which nodes are left. Pure.
 
-The kubelet of a lost node terminates no pod, so the API server keeps a deleted pod without limit. Until it is removed,
-the Job controller creates no pod for its index, and the next attempt does not start. Where the peers of a lost pod can
-wait, it is replaced in the same Job (ADR 0019). Features find troubles of nodes, and pods that others ask to leave.
+The life of a lost pod, whether a client deletes it, it is evicted, or its node is lost:
+
+1. Its launcher gets SIGTERM (``Supervisor._on_signal``), announces the stop to its peers, and ends with 85. The
+   kubelet of a lost node terminates nothing: ``find_lost_pods`` finds the pod, ``fail_lost_pods`` declares it failed
+   and removes it. Until then the Job controller creates no pod for its index, and no further attempt starts.
+2. The ranks of the peers lose it. If their launchers can wait, they restart the ranks, uncounted, and await the next
+   round of the rendezvous (``InPlaceRestarts.observe``).
+3. ``is_replaced`` decides between the two ways on. In its Job (ADR 0019): a spare joins at once, otherwise
+   ``create_missing_pods`` returns its successor, as the Job controller would after a back-off.
+4. Otherwise the attempt is over: ``diagnosis.diagnose`` returns the loss as its cause, which is not counted, and the
+   next attempt starts once all pods have ended.
+
+Features find troubles of nodes, and pods that others ask to leave.
 """
 
 from collections.abc import Iterable, Iterator, Mapping

@@ -204,7 +204,7 @@ class OperatorMetrics:
         )
         self.create_to_job = histogram(
             "ddp_operator_create_to_job_duration_seconds",
-            "From the watch event of a new resource to that of its first Job; without jobs of before the start.",
+            "From the watch event of a new resource to that of its first Job.",
             buckets=SHORT,
         )
         self.start_to = histogram(
@@ -231,9 +231,8 @@ class OperatorMetrics:
         )
         self.gpu_seconds = counter(
             "ddp_operator_gpu_seconds_total",
-            "GPU-seconds by purpose (status.usage): Productive, Waiting (for the first step), or the cause of lost "
-            "time: a category of failure, Resized, Stalled, Held. Repeated steps count as productive and as lost. "
-            "profile: the name of the jobs' profile, or empty.",
+            "GPU-seconds by purpose: Productive, Waiting, or the cause of lost time (status.usage). Repeated steps "
+            "count as productive and as lost. profile: of the jobs, or empty.",
             ["namespace", "profile", "purpose"],
         )
         self.node_failures = counter(

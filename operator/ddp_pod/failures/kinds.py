@@ -1,6 +1,7 @@
 """Kinds of failures that are recognized more precisely than by their category, each with its remedy.
 
-``rules.find_kind`` compares them with exceptions.
+``rules.find_kind`` compares them with exceptions. A new one is an entry of ``KINDS``, and a script with its answer in
+``tests/failures/planted.py``.
 """
 
 import errno

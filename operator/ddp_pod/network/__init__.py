@@ -1,1 +1,1 @@
-"""The network: the check before the first step, its measurements, and NCCL's log."""
+"""The network: peers that this pod cannot reach."""

@@ -1,4 +1,8 @@
-"""The hint for a script without visible steps: the reason, and a log pattern for the script's own lines."""
+"""The hint for a script without visible steps: the reason, and a log pattern for the script's own lines.
+
+The log reader writes it, and the pod's report has it as ``step_hint``. The operator's ``decide/describe`` shows it in
+the condition Progressing (NoStepYet) if all pods run, no rank hangs, and the report of pod 0 can be read.
+"""
 
 import os
 import re

@@ -1,1 +1,1 @@
-"""Code inside a rank's process: the shim, tracebacks, experiment tracking."""
+"""Code inside a rank's process: the shim, the counters of steps, tracebacks."""

@@ -1,4 +1,10 @@
-"""The deadlines of a pod that was asked to stop."""
+"""The deadlines of a pod that was asked to stop.
+
+``spec.checkpoint.graceSeconds`` is the time of the workers (``DDP_GRACE_SECONDS``, ``Pod.grace``). The operator's
+``manifests/pod`` adds 30 s for the launcher to the pod's ``terminationGracePeriodSeconds``, or shortens the time of the
+workers if the template sets that. SIGTERM starts both: ``Supervisor._enforce_stop`` kills the workers at
+``of_workers``, and what saves and uploads afterwards ends by ``of_pod``.
+"""
 
 import time
 

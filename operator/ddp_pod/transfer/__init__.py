@@ -1,1 +1,1 @@
-"""Transfers: inputs, code, the copies of the checkpoint folder, and copies of the state in memory."""
+"""The client of web servers and object stores, which several features use."""

@@ -93,7 +93,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     parser.add_argument("--plain", action="store_true", help="print a line for each run, also on a terminal")
     parser.add_argument("--keep", action="store_true", help="keep copies, logs and records of the runs")
-    parser.epilog = "Arguments after -- are passed to the training script, after those of the YAML."
+    parser.epilog = "Arguments after -- are the script's, after those of the YAML."
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -77,10 +77,7 @@ def _add_dev_arguments(parser: argparse.ArgumentParser) -> None:
     add_runs_argument(group)
     add_cluster_arguments(parser)
     parser.set_defaults(dry_run=False)
-    parser.epilog = (
-        "The job's pods stay when its ranks end: ddp rerun brings them the changed folder, ddp release ends them. "
-        "Ctrl-C ends the run; the pods are held. Arguments after -- are passed to the script."
-    )
+    parser.epilog = "Ctrl-C ends the run; the pods are held. Arguments after -- are the script's."
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -27,10 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_local_arguments(parser, named=False)
     add_history_argument(parser)
     add_cluster_arguments(parser)
-    parser.epilog = (
-        "The pages read the cluster with your kubeconfig and your rights, and the folder of runs; they change nothing. "
-        "Ctrl-C ends them."
-    )
+    parser.epilog = "The pages change nothing. Ctrl-C ends them."
 
 
 def run(arguments: argparse.Namespace) -> int:
