@@ -96,7 +96,8 @@ class _RankTime(NamedTuple):
     @property
     def with_cpu(self) -> float:
         """The same without the time for which it waited for a CPU."""
-        return self.own - (self.machine.cpu_wait_seconds or 0.0) - (self.machine.child_cpu_wait_seconds or 0.0)
+        # Not their sum: the main thread may wait for a CPU while others do.
+        return self.own - max(self.machine.cpu_wait_seconds or 0.0, self.machine.child_cpu_wait_seconds or 0.0)
 
 
 def find_stragglers(before: Ranks, now: Ranks, *, least_steps: int = 1) -> tuple[Straggler, ...]:

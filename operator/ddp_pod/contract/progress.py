@@ -42,9 +42,11 @@ def _series(name: str) -> Any:
 class MachineTime:
     """What the machine has given a rank and taken from it, in seconds. None: unknown.
 
-    ``cpu_seconds``: CPU time of its process; ``cpu_wait_seconds``: how long the thread of it that waited longest was
-    ready to run, and had no CPU; ``child_…``: the same of the processes that it has started. The others are the pod's:
-    the time in which its cgroup had used up its limit of CPUs, in which a process of it waited for storage, for memory.
+    ``cpu_seconds``: CPU time of its process; ``cpu_wait_seconds``: how long its main thread was ready to run without
+    a CPU; ``child_…``: the same of the processes that it has started, the wait of the one that waited longest.
+
+    The others are the pod's: the time in which its cgroup had used up its limit of CPUs, in which a process of it
+    waited for storage, for memory.
     """
 
     cpu_seconds: float | None = None

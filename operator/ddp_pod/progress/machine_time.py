@@ -14,7 +14,6 @@ from ..contract.processes import count_own_cpu_seconds, find_family, process_sta
 from ..contract.progress import MachineTime, RankProgress
 
 _CGROUP = "/sys/fs/cgroup"
-_MOST_THREADS = 256  # of a process
 _MOST_PROCESSES = 64  # of a rank
 _FILE_LIMIT = 4096
 
@@ -45,30 +44,26 @@ def read_cgroup_time(folder: str = _CGROUP) -> MachineTime:
 def _add_processes(shared: MachineTime, pid: int | None) -> MachineTime:
     if pid is None:
         return shared
-    delays = _read_delays(pid) if process_state(pid) else ()
-    if not delays:
+    waited = _read_wait(pid) if process_state(pid) else None
+    if waited is None:
         return shared
     children = find_family(pid)[1:_MOST_PROCESSES]
     return replace(
         shared,
         cpu_seconds=count_own_cpu_seconds([pid]),
-        cpu_wait_seconds=max(delays),
+        cpu_wait_seconds=waited,
         child_cpu_seconds=count_own_cpu_seconds(children),
-        child_cpu_wait_seconds=max((delay for child in children for delay in _read_delays(child)), default=0.0),
+        child_cpu_wait_seconds=max((_read_wait(child) or 0.0 for child in children), default=0.0),
     )
 
 
-def _read_delays(pid: int) -> Sequence[float]:
-    """Return for how long each thread of a process was ready to run and had no CPU."""
-    delays = []
-    with suppress(OSError):
-        for thread in os.listdir(f"/proc/{pid}/task")[:_MOST_THREADS]:
-            with (
-                suppress(OSError, ValueError, IndexError),
-                open(f"/proc/{pid}/task/{thread}/schedstat", encoding="ascii") as file,
-            ):
-                delays.append(int(file.read().split()[1]) / 1e9)
-    return delays
+def _read_wait(pid: int) -> float | None:
+    """Return for how long the main thread of a process was ready to run and had no CPU; None: it has ended."""
+    try:
+        with open(f"/proc/{pid}/schedstat", encoding="ascii") as file:
+            return int(file.read().split()[1]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return None
 
 
 def _find_number(sources: Sequence[tuple[str, str, float]]) -> float | None:
