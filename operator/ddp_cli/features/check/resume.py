@@ -318,6 +318,7 @@ def _judge_rank(expected: _Expected, processes: Sequence[Process], save: SaveRec
     history = list(processes[0].steps)  # by position in the run
     texts = []
     warning = None
+    compared = len(whole.steps)  # up to which step the runs are alike
     # A peer may be killed after its first step, before this rank has recorded its own.
     lived = [process for process in processes[:-1] if process.steps or process.end is not None]
     for number, (killed, process) in enumerate(pairwise([*lived, processes[-1]])):
@@ -330,7 +331,12 @@ def _judge_rank(expected: _Expected, processes: Sequence[Process], save: SaveRec
         position = _find_position(processes[0], history, process, saved)
         if isinstance(position, CheckVerdict):
             return _RankVerdict(failed(position.reason, save.place, position.remedy), order)
-        lost = find_lost_values(whole, repeat, process, position)
+        history = history[:position] + process.steps
+        texts.append(str(position))
+        if position >= compared:
+            continue  # the interrupted run had other epochs than the uninterrupted one
+        compared = min(compared, _find_aligned_end(whole, position))
+        lost = find_lost_values(whole, repeat, process, position, compared)
         resume = _Resume(process, killed.steps[-1].step, position, lost, peers, expected.saver)
         difference = _find_resumed_difference(whole, resume, comparable)
         if difference is not None:
@@ -339,26 +345,24 @@ def _judge_rank(expected: _Expected, processes: Sequence[Process], save: SaveRec
             return _RankVerdict(failure, (number, step.step, _FACTS.index(fact)), fact)
         verdict = (
             _judge_draws(whole, resume, save, comparable)
-            or _judge_files(resume, expected.files)
+            or _judge_files(resume, expected.files, compared)
             or _judge_values(resume, save)
         )
         if verdict is not None and verdict.state == FAILED:
             return _RankVerdict(verdict, (number, len(whole.steps), 0))
         warning = warning or verdict
-        history = history[:position] + process.steps
-        texts.append(str(position))
     if not texts:
         return _RankVerdict(not_applicable("no rank was killed"))
     last = processes[-1]
     total = len(whole.steps)
-    if whole.ended_itself and last.ended_itself and len(history) != total:
+    if whole.ended_itself and last.ended_itself and len(history) != total and compared == total:
         reason = f"the resumed run made {len(history)} steps, the uninterrupted one {total}"
         verdict = failed(reason, save.place, "save the number of completed steps or epochs, and begin there")
         return _RankVerdict(verdict, (len(processes), 0, 0))
     if warning is not None:
         return _RankVerdict(warning)
     exactness = "bit-equal" if _WEIGHTS in comparable else "equal batches and learning rates"
-    steps = min(len(history), total)
+    steps = min(len(history), compared)
     return _RankVerdict(passed(f"continued after step {' and '.join(texts)}, {exactness} until step {steps}"))
 
 
@@ -460,11 +464,14 @@ def _judge_values(resume: _Resume, save: SaveRecord) -> CheckVerdict | None:
     )
 
 
-def _judge_files(resume: _Resume, files: Files) -> CheckVerdict | None:
-    """Compare what the script saves after a restart with what it saves without one; None: it is equal."""
+def _judge_files(resume: _Resume, files: Files, until: int) -> CheckVerdict | None:
+    """Compare what the script saves after a restart with what it saves without one; None: it is equal.
+
+    ``until``: the step up to which the runs are compared.
+    """
     for file in resume.process.files:
         step = resume.position + file.step
-        if file.step == 0 or files.get((file.path, step), file.content) == file.content:
+        if file.step == 0 or step > until or files.get((file.path, step), file.content) == file.content:
             continue
         place = next((save.place for save in resume.process.saves if save.path.endswith(file.path)), "")
         reason = (

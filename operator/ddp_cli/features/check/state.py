@@ -32,10 +32,13 @@ class LostValue(NamedTuple):
     is_initial: bool
 
 
-def find_lost_values(whole: Process, repeat: Process | None, process: Process, position: int) -> list[LostValue]:
+def find_lost_values(
+    whole: Process, repeat: Process | None, process: Process, position: int, until: int
+) -> list[LostValue]:
     """Return the values that a process has not restored which continued a run after ``position`` steps.
 
-    ``whole``, ``repeat``: two uninterrupted runs; what differs between them depends on neither.
+    ``until``: the step up to which the runs are compared; ``whole``, ``repeat``: two uninterrupted runs; what differs
+    between them depends on neither.
     """
     if repeat is None or not process.steps or position >= len(whole.steps):
         return []
@@ -47,7 +50,7 @@ def find_lost_values(whole: Process, repeat: Process | None, process: Process, p
         is_repeated = all(before.get(name) == after.get(name) for before, after in zip(expected, again, strict=False))
         pairs = [
             (before[name], after[name])
-            for before, after in zip(expected[position:], values, strict=False)
+            for before, after in zip(expected[position:until], values, strict=False)
             if name in before and name in after
         ]
         if is_repeated and pairs and pairs[0][0] != pairs[0][1]:

@@ -439,6 +439,23 @@ def test_steps_after_the_epoch_of_a_stream_are_not_compared() -> None:
     assert judge_resume(reference, reference, earlier).state == FAILED
 
 
+def test_later_restart_of_a_stream_whose_epochs_were_longer_is_not_compared() -> None:
+    reference = build_reference()
+    for processes in reference.ranks.values():
+        processes[0].loaders = [(begin + 2, replace_batches(loader)) for begin, loader in processes[0].loaders]
+    resumed = change_resumed(batch=lambda step, rank: f"b{step}.{rank}" if step < 11 else "of the next epoch")
+    for rank, processes in resumed.ranks.items():
+        again = build_process(rank, steps=range(12, 16), number=2)
+        change_model(again, digests=("w11", "f"))
+        change_steps(again, batch="of another epoch", digests=("unknown", "f"))
+        again.files.append(FileRecord(path="ema.pt", step=1, content="other"))
+        processes.append(again)
+
+    verdict = judge_resume(reference, reference, resumed)
+
+    assert (verdict.state, verdict.reason) == (PASSED, "continued after step 8 and 11, bit-equal until step 10")
+
+
 def replace_batches(loader: LoaderRecord) -> LoaderRecord:
     """Return the record of a loader without a length."""
     return dataclasses.replace(loader, batches=None)
