@@ -898,6 +898,152 @@ batches = iter(torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=1))
             ),
         ),
     ),
+    "a pipe that nobody writes to": Planted(
+        cause=("rank 1",),
+        remedy="(?i)leave its line|waits",
+        category="Hang",
+        restarts=1,
+        pods=2,
+        step="""\
+if rank == 1 and step == 8:
+    os.read(os.pipe()[0], 1)  # here""",
+    ),
+    "a lock of a file that is never released": Planted(
+        cause=("rank 1",),
+        remedy="(?i)lock|leave its line",
+        category="Hang",
+        restarts=1,
+        pods=2,
+        setup="""\
+import fcntl
+def acquire():
+    file = open('cache.lock', 'w')
+    fcntl.flock(file, fcntl.LOCK_EX)  # here
+    return file""",
+        step="""\
+if rank == 1 and step == 8:
+    first = acquire()
+    second = acquire()""",
+    ),
+    "a server that never answers": Planted(
+        cause=("rank 1",),
+        remedy="(?i)leave its line|waits",
+        category="Hang",
+        restarts=1,
+        pods=2,
+        step="""\
+if rank == 1 and step == 8:
+    import socket
+    server = socket.create_server(('127.0.0.1', 0))
+    client = socket.create_connection(server.getsockname())
+    client.recv(1)  # here""",
+    ),
+    "a rank that stops itself": Planted(
+        cause=("rank 1", "(?i)stopped"),
+        remedy="(?i)stopped|SIGCONT|debugger|signal",
+        category="Hang",
+        restarts=1,
+        pods=2,
+        step="""\
+if rank == 1 and step == 8:
+    import signal
+    os.kill(os.getpid(), signal.SIGSTOP)""",
+    ),
+    "a worker that is slower than its time limit": Planted(
+        cause=("(?i)timed out after 2 seconds",),
+        remedy="(?i)timeout|worker",
+        restarts=1,
+        setup="""\
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 400
+    def __getitem__(self, index):
+        if index == 20 and here == '1': time.sleep(60)
+        return 1.0
+batches = iter(torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=1, timeout=2))""",
+        step="next(batches)  # here",
+    ),
+    "a configuration that is no JSON": Planted(
+        cause=("JSONDecodeError", "config.json"),
+        remedy="(?i)file|line of the script",
+        ranks=BOTH,
+        setup="""\
+import json
+config = json.load(open('config.json'))  # here""",
+        files=(("config.json", '{"lr": 0.1,}'),),
+    ),
+    "a text in another encoding": Planted(
+        cause=("UnicodeDecodeError", "labels.txt"),
+        remedy="(?i)encoding|file|line of the script",
+        step="""\
+if rank == 1 and step == 3:
+    open('labels.txt', 'wb').write('Käse'.encode('latin-1'))
+    open('labels.txt', encoding='utf-8').read()  # here""",
+    ),
+    "a number that overflows": Planted(
+        cause=("OverflowError",),
+        remedy="line of the script",
+        step="""\
+if rank == 1 and step == 3:
+    import math
+    math.exp(1000)  # here""",
+    ),
+    "a gradient of another shape": Planted(
+        cause=("(?i)size|shape",),
+        remedy="line of the script",
+        step="""\
+if rank == 1 and step == 3:
+    next(model.parameters()).grad = torch.zeros(3)  # here""",
+    ),
+    "a checkpoint with a function": Planted(
+        cause=("(?i)pickle", "lambda"),
+        remedy="(?i)pickle|line of the script",
+        ranks=(0,),
+        step="""\
+if rank == 0 and step == 3:
+    torch.save({'schedule': lambda step: 0.1}, 'checkpoint.pt')  # here""",
+    ),
+    "a package that one rank needs": Planted(
+        cause=("ModuleNotFoundError", "absent_package"),
+        remedy="(?i)install|image|package",
+        setup="""\
+if here == '1':
+    import absent_package  # here""",
+    ),
+    "a variable that is not set": Planted(
+        cause=("KeyError", "DATA_ROOT"),
+        remedy="(?i)variable|env",
+        ranks=BOTH,
+        setup="root = os.environ['DATA_ROOT']  # here",
+    ),
+    "a port that is taken": Planted(
+        cause=("(?i)address already in use",),
+        remedy="(?i)port",
+        restarts=1,
+        step="""\
+if rank == 1 and step == 3:
+    import socket
+    first = socket.create_server(('127.0.0.1', 0))
+    socket.socket().bind(first.getsockname())  # here""",
+    ),
+    "a file beyond the limit of its size": Planted(
+        cause=("(?i)file too large",),
+        remedy="(?i)limit|size",
+        step="""\
+if rank == 1 and step == 3:
+    import resource
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+    with open('sample.bin', 'wb', buffering=0) as file:
+        while True: file.write(b'x' * 800)  # here""",
+    ),
+    "a program without permission": Planted(
+        cause=("(?i)permission denied", "convert.sh"),
+        remedy="(?i)permission|execut",
+        step="""\
+if rank == 1 and step == 3:
+    import subprocess
+    subprocess.run(['./convert.sh'], check=True)  # here""",
+        files=(("convert.sh", "#!/bin/sh\n"),),
+    ),
 }
 
 

@@ -1,5 +1,6 @@
 """Judge whether an interrupted script continues as if nothing had happened, and ends in time. Pure."""
 
+import os
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
@@ -687,7 +688,10 @@ def judge_continuation(
     stopped = repeat.firsts[0]
     last = len(stopped.steps)
     total = len(reference.firsts[0].steps)
-    save = max(repeat.saves, key=lambda save: save.time, default=None)
+    # Not a file of the end, such as the trained model: the script reads those that it saves meanwhile.
+    names = {os.path.basename(save.path) for save in reference.saves}
+    saves = [save for save in repeat.saves if os.path.basename(save.path) in names] or repeat.saves
+    save = max(saves, key=lambda save: save.time, default=None)
     place = stopped.steps[-1].place if save is None else save.place
     remedy = "leave by sys.exit(143) once the checkpoint is saved, so that nothing runs that ends a whole training"
     head = f"SIGTERM ended the script with exit code 0 after step {last} of {total} or more"

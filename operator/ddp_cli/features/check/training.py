@@ -356,6 +356,9 @@ def _explain_split(ranks: Sequence[Process], step: int, names: Sequence[Paramete
         reason += f": the last backward before the step has not shared them, as in {model.wrapper}.no_sync()"
         remedy = "leave no_sync() for the last micro-batch before optimizer.step()"
         return failed(reason, first.steps[step - 1].backward, remedy)
+    if names[0].name in model.unshared:
+        reason += f": {_PAIRING} was built before them, and does not share them"
+        return failed(reason, facts.place, f"replace modules before {_PAIRING} wraps the model, or wrap it again")
     if model.wrapper:
         reason += f", although {model.wrapper} wraps the model: they are changed between backward and step"
         return failed(reason, first.steps[step - 1].place, "")

@@ -98,7 +98,8 @@ class ModelRecord:
     the same parameters, 1 if it requires gradients, and if a rank has only a part of it; ``buffer_names``: of its
     buffers, in order; ``places``: the line that built the module of each parameter; ``modules``: each module in it,
     with the line that built it; ``late``: the modules that were built after an optimizer; ``bypassed``: the line of a
-    DistributedDataParallel that has its parameters, if it is called without it; ``loose``: whether it stands for the
+    DistributedDataParallel that has its parameters, if it is called without it; ``unshared``: the trainable parameters
+    that a module of it got after DistributedDataParallel had wrapped it; ``loose``: whether it stands for the
     parameters of an optimizer that no module has; ``shared``: the dimension of its parameters' device mesh whose ranks
     may read the same data; empty: there is none.
     """
@@ -108,6 +109,7 @@ class ModelRecord:
     built: str = text(200)
     wrapper: str = text(80)
     bypassed: str = text(200)
+    unshared: tuple[str, ...] = items(MOST_TENSORS)
     loose: bool = False
     place: str = text(200)
     names: tuple[str, ...] = items(MOST_TENSORS)

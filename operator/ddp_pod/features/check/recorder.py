@@ -593,6 +593,7 @@ class Recorder:
                 built=self._places.get(module, ""),
                 wrapper=self._find_sharing(module),
                 bypassed=self._find_bypassed(module),
+                unshared=self._list_unshared(module),
                 loose=type(module) is _LooseParameters,
                 place=find_call().place,
                 names=tuple(strip_wrappers(name) for name, _, _ in parameters),
@@ -629,10 +630,25 @@ class Recorder:
             wrapper = _find_wrapper(part)
             if wrapper:
                 found = found or wrapper
-                covered.update(id(parameter) for _, parameter, _ in list_parameters(part))
+                covered.update(map(id, _list_shared(part, wrapper)))
         parameters = [parameter for _, parameter, _ in list_parameters(module)]
         is_covered = all(id(parameter) in covered for parameter in parameters if self._requires_gradient(parameter))
         return found if is_covered else ""
+
+    def _list_unshared(self, module: Any) -> tuple[str, ...]:
+        """Return the trainable parameters in a wrapper of which it does not know: it was built before they were."""
+        known: set[int] = set()
+        inside: set[int] = set()
+        for _, part in list_modules(module):
+            wrapper = _find_wrapper(part)
+            if wrapper:
+                known.update(map(id, _list_shared(part, wrapper)))
+                inside.update(id(parameter) for _, parameter, _ in list_parameters(part))
+        return tuple(
+            strip_wrappers(name)
+            for name, parameter, _ in list_parameters(module)
+            if id(parameter) in inside - known and self._requires_gradient(parameter)
+        )
 
     def _find_bypassed(self, module: Any) -> str:
         """Return the line of a DistributedDataParallel that has parameters of a module, which is called without it."""
@@ -763,6 +779,12 @@ def _list_shapes(torch: Any, module: Any) -> Iterator[tuple[int, ...]]:
 def _is_argument(frame: Any, module: Any) -> bool:
     names = frame.f_code.co_varnames
     return bool(names) and frame.f_locals.get(names[0]) is module
+
+
+def _list_shared(module: Any, wrapper: str) -> list[Any]:
+    """Return the parameters whose gradients a wrapper shares: DistributedDataParallel, those that it was built with."""
+    known = read_attributes(module).get("_module_parameters") if wrapper == _WRAPPERS[0] else None
+    return known if type(known) is list else [parameter for _, parameter, _ in list_parameters(module)]
 
 
 def _find_wrapper(module: Any) -> str:

@@ -563,6 +563,8 @@ def test_end_with_code_0_at_a_signal_fails_if_the_next_start_does_not_continue(
 
 def test_end_with_code_0_at_a_signal_fails_if_the_next_start_makes_no_step() -> None:
     stopped, _ = continue_after_stop(9, "w8")
+    trained = SaveRecord(time=99.0, path="/x/trained.pt", place="train.py:40", step=10)
+    stopped.ranks[0][0].saves.append(trained)  # nothing reads it
 
     verdict = judge_continuation(build_reference(), stopped, Recording({}), is_exact=True)
 
