@@ -238,6 +238,12 @@ def begin_with_other_weights(ranks: list[Process]) -> None:
     change_steps(ranks[1], digests=("x", "f"))
 
 
+def replace_after_the_wrapper(ranks: list[Process]) -> None:
+    leave_unwrapped(ranks)
+    for process in ranks:
+        change_model(process, unshared=("weight",))
+
+
 def call_without_the_wrapper(ranks: list[Process]) -> None:
     leave_unwrapped(ranks)
     for process in ranks:
@@ -306,6 +312,7 @@ def set_own_rates(ranks: list[Process], **values: Any) -> None:
 
 FAULTS: list[tuple[str, Change, str, str]] = [
     ("left early", leave_early, "equal numbers of steps", "train.py:22"),
+    ("replaced after the wrapper", replace_after_the_wrapper, "gradients are shared", "net.py:1"),
     ("beside the wrapper", call_without_the_wrapper, "gradients are shared", "train.py:20"),
     ("loose parameters", train_loose_parameters, "gradients are shared", "train.py:20"),
     ("unfrozen late", unfreeze_late, "gradients are shared", "train.py:10"),

@@ -171,6 +171,12 @@ def test_parameters_of_no_module_are_a_model(tmp_path: Path) -> None:
     assert "recorded_parameters.py" in model["place"]
 
 
+def test_layer_that_is_built_after_the_wrapper_is_not_shared(tmp_path: Path) -> None:
+    (model,) = run_script(tmp_path, "recorded_replacement.py")["model"]
+    assert model["unshared"] == ["1.weight", "1.bias"]
+    assert "wrapper" not in model
+
+
 def test_module_that_is_called_beside_its_wrapper_has_the_line_of_the_wrapper(records: Records) -> None:
     first, second = records["model"][:2]
     assert "recorded_models.py" in first["bypassed"]
