@@ -989,7 +989,7 @@ if rank == 1 and step == 3:
     ),
     "a gradient of another shape": Planted(
         cause=("(?i)size|shape",),
-        remedy="line of the script",
+        remedy="(?i)shape|line of the script",
         step="""\
 if rank == 1 and step == 3:
     next(model.parameters()).grad = torch.zeros(3)  # here""",
@@ -1050,6 +1050,7 @@ if rank == 1 and step == 3:
 OPEN: Final = {
     "a thread whose exception is logged": "the thread may have handled it, so that the message has it beside the hang",
     "gathered tensors of different lengths": "gloo ends the process in a thread of its own, which has no line",
+    "a text in another encoding": "no variable has the file, so that its name is unknown",
     "a table that does not exist": "another process may create it, as far as the number of SQLite's error shows",
 }
 """Failures whose answer is not right yet, each with the reason."""

@@ -85,8 +85,8 @@ HELPER: Final = FailureKind(
         types=("EOFError", "concurrent.futures.process.BrokenProcessPool"),
         where=r"[/\\]multiprocessing[/\\](connection|managers|resource_sharer)|process pool",
         words="DataLoader worker .* (killed by signal|exited unexpectedly)",
-        remedy="a DataLoader worker or another helper process was killed (usually for memory) or crashed: see "
-        "its own error above in the log, raise the memory limit, or use fewer or smaller workers")  # fmt: skip
+        remedy="a DataLoader worker or another helper process was killed or crashed: see its own error in the log, "
+        "raise the memory limit, or use fewer or smaller workers")  # fmt: skip
 OTHER_SIZE: Final = FailureKind(
         "Another number of ranks", own_words=True,
         words=r"(?i)\b(match(es)?|equal|divisible|bigger)\b[^\n]{0,200}\bworld.?size\b"
@@ -101,6 +101,9 @@ COLLECTIVES: Final = FailureKind(
         "call under a condition such as `if rank == 0`, and for data of unequal length; "
         "TORCH_DISTRIBUTED_DEBUG=DETAIL names the calls")  # fmt: skip
 KINDS: Final = (
+    FailureKind(
+        "A slow DataLoader", words="DataLoader timed out after",
+        remedy="let its workers read faster, or raise its timeout"),
     FailureKind(
         "Too many open files", errnos=(errno.EMFILE, errno.ENFILE), words="received 0 items of ancdata",
         remedy="close files, clone the tensors of DataLoader workers that the script keeps, call "

@@ -646,6 +646,8 @@ class StallMonitor(Service):
             place = stalled.stack.script_place
         elif stalled.activity.state == "Busy":
             place = _LINE.sub("", stalled.stack.script_place)  # the line changes with each examination
+        elif stalled.activity.state == "Stopped":
+            place = "a stopped process"
         error = {**_identify(stalled), "type": HANG.name, "message": message, "secondary": secondary, "place": place}
         # If the script has gone on after it, another exception may be the reason.
         if stalled.dead_helper is None or not stalled.dead_helper.is_last:

@@ -74,6 +74,7 @@ EXCEPTIONS = {
         ("ValueError: boom", "fix the line of the script"),
         ("ValueError: Expected more than 1 value per channel when training", "drop_last"),
         ("TimeoutError: no answer", "ended at its own limit"),
+        ("RuntimeError: DataLoader timed out after 2 seconds", "raise its timeout"),
         ("_queue.Empty: ", "ended at its own limit"),
         ("ValueError: unknown loss: infonce", "fix the line of the script"),
         ("RuntimeError: Expected all tensors to be on the same device, cuda:0 and cpu!", "a tensor has another"),

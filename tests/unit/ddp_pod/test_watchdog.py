@@ -394,6 +394,7 @@ def test_rank_outside_of_collectives_explains_failures_of_its_peers(
         assert (awaited.category, awaited.rank, awaited.secondary) == ("Hang", 3, not is_cause)
         assert awaited.message == "no step for 24 s: rank 3 is in q.get (train.py:27)"
         assert awaited.traceback == stack("/app/data.py").text
+        assert bool(awaited.signature) is (state in ("Stopped", "Behind"))  # a repetition of it ends the job
 
     assert stalls.answer(PeersLost()) is None  # on a restart that other pods have requested
     assert bool(list((tmp_path / "errors").iterdir())) is is_cause
