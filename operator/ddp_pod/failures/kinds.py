@@ -86,7 +86,7 @@ HELPER: Final = FailureKind(
         where=r"[/\\]multiprocessing[/\\](connection|managers|resource_sharer)|process pool",
         words="DataLoader worker .* (killed by signal|exited unexpectedly)",
         remedy="a DataLoader worker or another helper process was killed or crashed: see its own error in the log, "
-        "raise the memory limit, or use fewer or smaller workers")  # fmt: skip
+        "raise the memory limit, or use smaller workers")  # fmt: skip
 OTHER_SIZE: Final = FailureKind(
         "Another number of ranks", own_words=True,
         words=r"(?i)\b(match(es)?|equal|divisible|bigger)\b[^\n]{0,200}\bworld.?size\b"
@@ -97,7 +97,7 @@ OTHER_SIZE: Final = FailureKind(
         "devices=int(os.environ['LOCAL_WORLD_SIZE']))")  # fmt: skip
 COLLECTIVES: Final = FailureKind(
         "Mismatch between collectives", words=MISMATCH.pattern,
-        remedy="all ranks must call the same collectives, in the same order and with the same shapes: look for a "
+        remedy="all ranks must call the same collectives, in one order, with equal shapes: look for a "
         "call under a condition such as `if rank == 0`, and for data of unequal length; "
         "TORCH_DISTRIBUTED_DEBUG=DETAIL names the calls")  # fmt: skip
 KINDS: Final = (
@@ -137,8 +137,11 @@ KINDS: Final = (
         "A read-only file system", errnos=(errno.EROFS,),
         remedy="write to a volume mounted without readOnly, such as DDP_CHECKPOINT_DIR (spec.checkpoint)"),
     FailureKind(
+        "Not executable", errnos=(errno.EACCES,), where=", not executable",
+        remedy="make it executable (chmod +x), or start its interpreter"),
+    FailureKind(
         "Permission denied", errnos=(errno.EACCES,), words=r"File \S+ cannot be opened",
-        remedy="let the process's user or one of its groups access that path: for a volume by "
+        remedy="let the process's user access that path: for a volume by "
         "template.spec.securityContext.fsGroup, for files of the image by runAsUser"),
     FailureKind(
         "An operation that is not permitted", errnos=(errno.EPERM,),
@@ -146,8 +149,8 @@ KINDS: Final = (
         "template.spec.securityContext"),
     FailureKind(
         "A path that exists already", errnos=(errno.EEXIST, errno.ENOTEMPTY),
-        remedy="another rank or attempt has created it: call os.makedirs(path, exist_ok=True), or create it on "
-        "rank 0 before a dist.barrier(); let each rank write its own files"),
+        remedy="another rank or attempt has created it: os.makedirs(path, exist_ok=True), or rank 0 alone before "
+        "a dist.barrier(); let each rank write its own files"),
     FailureKind(
         "Address already in use", errnos=(errno.EADDRINUSE,), outcome=None,
         remedy="use MASTER_ADDR and MASTER_PORT unchanged in the script, and no fixed port"),

@@ -9,6 +9,7 @@ import linecache
 import os
 import re
 import signal
+import stat
 import sys
 import time
 import traceback
@@ -514,11 +515,20 @@ def _explain_exit(error: SystemExit) -> tuple[str, BaseException]:
     return _describe_exception(error)[1], error
 
 
+def _starts_program(error: BaseException) -> bool:
+    """Return whether a program could not be started, by subprocess."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return trace is not None and trace.tb_frame.f_globals.get("__name__") == "subprocess"
+
+
 def explain_permission(error: PermissionError) -> str:
     """Return which access was denied: the process's user and groups, and the owner and mode of the path."""
     groups = ",".join(map(str, sorted({os.getegid(), *os.getgroups()})))
     process = f"process of uid {os.geteuid()}, groups {groups}"
-    path = os.path.abspath(error.filename) if isinstance(error.filename, str) else "/"
+    is_path = isinstance(error.filename, (str, bytes, os.PathLike))
+    path = os.path.abspath(os.fsdecode(error.filename)) if is_path else "/"
     while path != "/":
         try:
             status = os.stat(path)
@@ -526,5 +536,7 @@ def explain_permission(error: PermissionError) -> str:
             path = os.path.dirname(path)  # a path that could not be created: its folder decides
             continue
         mode = f"mode {status.st_mode & 0o7777:04o}"
+        if _starts_program(error) and stat.S_ISREG(status.st_mode) and not status.st_mode & 0o111:
+            mode += ", not executable"
         return f" ({process}; {path} is owned by uid {status.st_uid}, group {status.st_gid}, {mode})"
     return f" ({process})"

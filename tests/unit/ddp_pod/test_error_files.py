@@ -184,9 +184,22 @@ def test_permission_error_names_process_and_owner(tmp_path: Path) -> None:
         assert explanation.startswith(f" (process of uid {os.geteuid()}, groups ")
         assert explanation.endswith(place)
     assert explain_permission(PermissionError(1, "Operation not permitted")).count(";") == 0
+
     failure = examine(chain(PermissionError(13, "denied", str(tmp_path))), tmp_path)
     assert failure.message.endswith(place)
     assert "securityContext.fsGroup" in failure.remedy
+
+
+def test_program_without_permission_to_execute_is_told_from_a_file_of_another_user(tmp_path: Path) -> None:
+    program = tmp_path / "convert.sh"
+    program.write_text("#!/bin/sh\n")
+    with pytest.raises(PermissionError) as raised:
+        subprocess.run([program], check=True)
+    assert explain_permission(raised.value).endswith(", not executable)")
+    opened = PermissionError(13, "Permission denied", str(program))
+    assert "not executable" not in explain_permission(opened)
+    failure = examine(chain(raised.value), tmp_path)
+    assert "chmod +x" in failure.remedy
 
 
 def test_rank_without_free_descriptor_records_its_exception(tmp_path: Path) -> None:
