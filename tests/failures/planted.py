@@ -940,7 +940,7 @@ if rank == 1 and step == 8:
     ),
     "a rank that stops itself": Planted(
         cause=("rank 1", "(?i)stopped"),
-        remedy="(?i)stopped|SIGCONT|debugger|signal",
+        remedy="(?i)stopped|SIGCONT|SIGSTOP",
         category="Hang",
         restarts=1,
         pods=2,

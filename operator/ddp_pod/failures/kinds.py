@@ -12,7 +12,7 @@ from typing import Final, NamedTuple
 from ..contract.failure_table import KILLED, NODE_FAULT, OOM, USER_ERROR, Outcome
 from ..contract.failure_text import NON_FINITE_REMEDY
 from ..contract.names import EXIT_OOM, EXIT_RETRYABLE, EXIT_USER_ERROR
-from ..rank.read_files import CUT_ARCHIVE, HTML_PAGE, LFS_POINTER
+from ..rank.read_files import CUT_ARCHIVE, HTML_PAGE, LFS_POINTER, NOT_EXECUTABLE
 from .crashes import SHARED_MEMORY_REMEDY
 
 FATAL: Final = Outcome(USER_ERROR.name, EXIT_USER_ERROR)
@@ -137,7 +137,7 @@ KINDS: Final = (
         "A read-only file system", errnos=(errno.EROFS,),
         remedy="write to a volume mounted without readOnly, such as DDP_CHECKPOINT_DIR (spec.checkpoint)"),
     FailureKind(
-        "Not executable", errnos=(errno.EACCES,), where=", not executable",
+        "Not executable", errnos=(errno.EACCES,), where=NOT_EXECUTABLE,
         remedy="make it executable (chmod +x), or start its interpreter"),
     FailureKind(
         "Permission denied", errnos=(errno.EACCES,), words=r"File \S+ cannot be opened",

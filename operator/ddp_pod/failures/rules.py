@@ -211,7 +211,7 @@ def _has_type(kind: FailureKind, facts: ExceptionFacts) -> bool:
 
 
 def _is_where(kind: FailureKind, facts: ExceptionFacts) -> bool:
-    return bool(re.search(kind.where, "\n".join((facts.text, facts.path, facts.place, facts.line))))
+    return bool(re.search(kind.where, "\n".join((facts.text, facts.path, facts.place, facts.line, facts.content))))
 
 
 def _has_words(kind: FailureKind, facts: ExceptionFacts) -> bool:

@@ -15,6 +15,7 @@ from ..base.files import is_own_file
 from .script_objects import is_instance
 
 LFS_POINTER: Final = "a Git LFS pointer"
+NOT_EXECUTABLE: Final = "not executable"
 HTML_PAGE: Final = "an HTML page"
 EMPTY: Final = "an empty file"
 CUT_ARCHIVE: Final = "an incomplete zip archive"

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from ..base.files import is_own_file, write_json
 from .killed_children import find_killed_child
 from .lasting_files import is_lasting_error, is_lasting_file
-from .read_files import ReadFile, find_named_file, find_read_file, is_parser_error
+from .read_files import NOT_EXECUTABLE, ReadFile, find_named_file, find_read_file, is_parser_error
 from .script_objects import is_instance
 
 PLACE = re.compile(r'  File "([^"]*)", line (\d+)')
@@ -75,7 +75,7 @@ class ExceptionFacts(NamedTuple):
     status: int | None = None
     """The status of an HTTP response that a library's exception carries, 400 to 599."""
     content: str = ""
-    """What the file is that could not be read (``read_files``), if that is not what was expected."""
+    """What the file is that could not be read (``read_files``), or be executed, if that is not what was expected."""
     lasting: bool = False
     """Whether the next attempt would find the file or the path that it is about as this one did."""
     hides: tuple[str, ...] = ()
@@ -416,15 +416,15 @@ def _build_facts(link: _Link, since: float) -> ExceptionFacts:
     error = link.error
     types = _name_types(error)
     is_numbered = isinstance(error, OSError) and isinstance(error.errno, int) and not set(types) & set(_OWN_NUMBERS)
-    path = getattr(error, "filename", None) if isinstance(error, OSError) else None
     facts = ExceptionFacts(
         types,
         shorten(_describe_exception(error)[1], _CHAIN_PART),
         error.errno if is_numbered else None,  # type: ignore[attr-defined]
-        path if isinstance(path, str) else "",
+        _find_path(error),
         handled=link.handled,
         status=_find_status(error),
         hides=_name_types(error.__context__) if error.__suppress_context__ and not error.__cause__ else (),
+        content=NOT_EXECUTABLE if _is_not_executable(error) else "",
     )
     trace = error.__traceback__
     while trace is not None:
@@ -515,20 +515,32 @@ def _explain_exit(error: SystemExit) -> tuple[str, BaseException]:
     return _describe_exception(error)[1], error
 
 
-def _starts_program(error: BaseException) -> bool:
-    """Return whether a program could not be started, by subprocess."""
+def _find_path(error: BaseException) -> str:
+    """Return the path that an error of the system is about; empty: it has none."""
+    path = getattr(error, "filename", None) if isinstance(error, OSError) else None
+    return os.fsdecode(path) if isinstance(path, (str, bytes, os.PathLike)) else ""
+
+
+def _is_not_executable(error: BaseException) -> bool:
+    """Return whether subprocess could not start a program because nobody may execute its file."""
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
         trace = trace.tb_next
-    return trace is not None and trace.tb_frame.f_globals.get("__name__") == "subprocess"
+    if trace is None or trace.tb_frame.f_globals.get("__name__") != "subprocess":
+        return False
+    try:
+        mode = os.stat(_find_path(error)).st_mode
+    except OSError:
+        return False
+    return stat.S_ISREG(mode) and not mode & 0o111
 
 
 def explain_permission(error: PermissionError) -> str:
     """Return which access was denied: the process's user and groups, and the owner and mode of the path."""
     groups = ",".join(map(str, sorted({os.getegid(), *os.getgroups()})))
     process = f"process of uid {os.geteuid()}, groups {groups}"
-    is_path = isinstance(error.filename, (str, bytes, os.PathLike))
-    path = os.path.abspath(os.fsdecode(error.filename)) if is_path else "/"
+    path = _find_path(error)
+    path = os.path.abspath(path) if path else "/"
     while path != "/":
         try:
             status = os.stat(path)
@@ -536,7 +548,5 @@ def explain_permission(error: PermissionError) -> str:
             path = os.path.dirname(path)  # a path that could not be created: its folder decides
             continue
         mode = f"mode {status.st_mode & 0o7777:04o}"
-        if _starts_program(error) and stat.S_ISREG(status.st_mode) and not status.st_mode & 0o111:
-            mode += ", not executable"
         return f" ({process}; {path} is owned by uid {status.st_uid}, group {status.st_gid}, {mode})"
     return f" ({process})"
