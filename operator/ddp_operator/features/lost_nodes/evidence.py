@@ -61,6 +61,7 @@ class PodEvidence:
 class JobEvidence:
     """The silent pods of a job. ``nodes``: the number of those on which the pods of the attempt run.
 
+    ``unexamined``: the number of those from which a witness has no answer, but about which it was not asked yet.
     ``fresh``, ``late``: how many Leases of nodes of other pods are renewed, and are not: an API server that no kubelet
     reached makes all Leases late.
     """
@@ -69,13 +70,14 @@ class JobEvidence:
     nodes: int
     fresh: int
     late: int
+    unexamined: int = 0
 
 
 def judge_pods(evidence: JobEvidence, now: datetime) -> Mapping[str, Suspicion]:
     """Return what is suspected of the pods, by their UIDs."""
     silent = [(pod, _find_silence(pod)) for pod in evidence.silent]
     suspected = [(pod, silence) for pod, silence in silent if silence is not None]
-    obstacle = _find_obstacle(evidence, len({pod.node for pod, _ in suspected}))
+    obstacle = _find_obstacle(evidence, len({pod.node for pod, _ in suspected}) + evidence.unexamined)
     return {pod.uid: _judge_pod(pod, silence, obstacle, now) for pod, silence in suspected}
 
 
@@ -109,7 +111,8 @@ def _find_silence(pod: PodEvidence) -> _Silence | None:
 
 def _find_obstacle(evidence: JobEvidence, suspected: int) -> str:
     """Return why no pod of the job may be declared lost now; empty: nothing speaks against it."""
-    if suspected * 2 > evidence.nodes:
+    # Of two nodes one may be lost; of more the rest has to be a majority.
+    if suspected * 2 >= evidence.nodes and (suspected, evidence.nodes) != (1, 2):
         return (
             f"{suspected}/{evidence.nodes} nodes are silent at once, as if the network were split: the operator waits"
         )

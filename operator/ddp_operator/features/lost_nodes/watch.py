@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
@@ -209,7 +209,10 @@ class NodeWatch(Service):
                     named.add(peer.pod)
                 if peer.pod in silences and peer.pod != witness:
                     silences[peer.pod].append(peer.silent_seconds or 0.0)
+        silent_nodes = {group.pods[index].node_name for index in named.union(silent).intersection(group.pods)}
         evidence = await self._collect(group, followed, silences)
+        unexamined = silent_nodes.difference(pod.node for pod in evidence.silent)
+        evidence = replace(evidence, unexamined=len(unexamined))
         self._conclude(key, group, followed, judge_pods(evidence, self.clock()))
         unreached = {index for index in examined if not self._is_reached(group.pods[index], followed)}
         return named.intersection(group.pods) | unreached

@@ -15,7 +15,13 @@ from ddp_operator.api.status import Status
 from ddp_operator.features.lost_nodes.contacts import Contact
 from ddp_operator.features.lost_nodes.evidence import LeaseAge
 from ddp_operator.features.lost_nodes.leases import LeaseReading
-from ddp_operator.features.lost_nodes.watch import MOST_NODES_AT_ONCE, NodeWatch, choose_listeners, view_group
+from ddp_operator.features.lost_nodes.watch import (
+    MOST_NODES_AT_ONCE,
+    MOST_SILENT,
+    NodeWatch,
+    choose_listeners,
+    view_group,
+)
 from ddp_operator.kube.cache import ObjectCache
 from ddp_pod.contract.report import PeerContact, PeerReport, choose_peer_steps
 from tests.support.builders import NOW, Json, child_job, child_pod, job_manifest
@@ -186,6 +192,19 @@ async def test_number_of_nodes_lost_in_a_minute_is_limited() -> None:
     assert len(world.lost) == MOST_NODES_AT_ONCE
     world.now += timedelta(seconds=61)
     await world.until(lambda: len(world.watch._declared) <= MOST_NODES_AT_ONCE)
+    await world.watch.close()
+
+
+async def test_pods_beyond_those_examined_count_among_the_silent() -> None:
+    world = World(pods=40)
+    world.follow()
+    await asyncio.sleep(0.1)
+    lost = range(20, 20 + MOST_SILENT + 6)
+    world.leases |= {f"node-{index % 40}": LATE for index in lost}
+    world.silent |= {index % 40: 9.0 for index in lost}
+    suspicions = world.watch.list_suspicions
+    await world.until(lambda: any("22/40 nodes" in item.message for item in suspicions(TRAIN).values()))
+    assert world.lost == []
     await world.watch.close()
 
 
