@@ -122,6 +122,10 @@ class Network:
         """Return the age of a node's Lease."""
         return LeaseReading(LeaseAge(time.monotonic() - self.renewed[int(node)], RENEWAL))
 
+    async def read_boot(self, node: str) -> str:
+        """Return the boot of a node, which is always the same."""
+        return node
+
 
 def until(probe: Callable[[], object]) -> None:
     deadline = time.monotonic() + PATIENCE
@@ -144,7 +148,7 @@ async def follow(network: Network, port: int) -> dict[str, Any]:
         store.apply(kind, child)
     names = {pod["metadata"]["uid"]: index for index, pod in enumerate(pods)}
     lost: set[int] = set()
-    watch = NodeWatch(store, lambda key: None, fetch_peers, network.read_lease)
+    watch = NodeWatch(store, lambda key: None, fetch_peers, network.read_lease, network.read_boot)
 
     def list_silent(seconds: float) -> set[int]:
         found = watch.list_suspicions(JOB)

@@ -14,11 +14,11 @@ from ddp_operator.decide.state import Suspicion
 
 SILENT_SECONDS: Final = 6.0
 """For how long a majority of the witnesses must have had no answer."""
-FROZEN_SECONDS: Final = 15.0
+FROZEN_SECONDS: Final = 10.0
 """For how long a pod must have accepted requests of the operator without a response."""
 RENEWALS: Final = 1.3
 """Intervals of its renewal after which a Lease is late. The kubelet adds 4 % to an interval."""
-RENEWALS_OF_FROZEN: Final = 2.5
+RENEWALS_OF_FROZEN: Final = 1.8
 _REACHED_LATELY: Final = 4.0
 _RENEWED_AFTER: Final = 3.0  # the beginning of the silence, which the witnesses notice late
 
@@ -43,7 +43,8 @@ class PodEvidence:
     """What is known of one pod that a witness has no answer from.
 
     ``peers``: seconds for which each peer has had no answer from it, 0 for one that has; ``reach``: of the operator's
-    own requests, for ``reach_seconds``; ``lease``: of its node, None if it cannot be read, for ``lease_problem``.
+    own requests, for ``reach_seconds``; ``lease``: of its node, None if it cannot be read, for ``lease_problem``;
+    ``end``: what has happened to its node since, after which the pod is not there; empty: nothing that is known.
     """
 
     name: str
@@ -55,6 +56,7 @@ class PodEvidence:
     reach_seconds: float
     lease: LeaseAge | None
     lease_problem: str = ""
+    end: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,8 @@ def _find_obstacle(evidence: JobEvidence, suspected: int) -> str:
 
 def _judge_pod(pod: PodEvidence, silence: _Silence, obstacle: str, now: datetime) -> Suspicion:
     since = now - timedelta(seconds=silence.seconds)
+    if pod.end:
+        return Suspicion(since, f"{silence.text}: its node {pod.end}", is_lost=True)
     if pod.lease is None:
         return Suspicion(since, f"{silence.text}; {pod.lease_problem}", is_lost=False)
     age = f"its kubelet has renewed its Lease {pod.lease.seconds:.0f} s ago"

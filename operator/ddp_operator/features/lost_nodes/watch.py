@@ -18,6 +18,7 @@ from ddp_operator.api.status import Status
 from ddp_operator.decide.hooks import Service
 from ddp_operator.decide.state import Suspicion
 from ddp_operator.decide.views import PodView, view_pod
+from ddp_operator.features.lost_nodes.boots import DELETED
 from ddp_operator.features.lost_nodes.contacts import Contact
 from ddp_operator.features.lost_nodes.evidence import JobEvidence, PodEvidence, Reach, judge_pods
 from ddp_operator.features.lost_nodes.leases import LeaseReading
@@ -46,6 +47,7 @@ _TOO_MANY: Final = f"; {MOST_NODES_AT_ONCE} nodes were lost in the last minute: 
 
 Fetch = Callable[[str, int, int], Awaitable[Contact]]
 ReadLease = Callable[[str], Awaitable[LeaseReading]]
+ReadBoot = Callable[[str], Awaitable[str]]
 
 
 class Group(NamedTuple):
@@ -76,6 +78,8 @@ class _Followed:
     reached: dict[str, _Reached] = field(default_factory=dict)
     """By the UID of the pod."""
     suspicions: Mapping[str, Suspicion] = field(default_factory=dict)
+    boots: Mapping[str, str] = field(default_factory=dict)
+    """The boots of the silent pods' nodes, when they were first examined."""
     hinted: dict[int, datetime] = field(default_factory=dict)
     """When a hint about a pod was last followed."""
 
@@ -95,6 +99,7 @@ class NodeWatch(Service):
     on_change: Callable[[Key], None]
     fetch: Fetch
     read_lease: ReadLease
+    read_boot: ReadBoot
     clock: Callable[[], datetime] = utc_now
     pause: float = PAUSE
     _jobs: dict[Key, _Followed] = field(default_factory=dict)
@@ -229,6 +234,7 @@ class NodeWatch(Service):
         others = sorted(used - nodes)[:_CONTROL_NODES]
         names = sorted(nodes) + others
         readings = dict(zip(names, await asyncio.gather(*map(self.read_lease, names)), strict=True))
+        ends = await self._find_ends(followed, sorted(nodes))
         now = self.clock()
         pods = []
         for index, peers in silences.items():
@@ -247,11 +253,24 @@ class NodeWatch(Service):
                     reach_seconds=max(0.0, (now - since).total_seconds()),
                     lease=lease.age,
                     lease_problem=lease.problem,
+                    end=ends.get(pod.node_name, ""),
                 )
             )
         known = [age for age in (readings[name].age for name in others) if age is not None]
         late = sum(age.is_late for age in known)
         return JobEvidence(pods, len(used), len(known) - late, late)
+
+    async def _find_ends(self, followed: _Followed, nodes: Sequence[str]) -> Mapping[str, str]:
+        """Return the nodes of silent pods that have ended since these were first examined, and how."""
+        boots = dict(zip(nodes, await asyncio.gather(*map(self.read_boot, nodes)), strict=True))
+        followed.boots = {node: followed.boots.get(node) or boot for node, boot in boots.items()}
+        ends: dict[str, str] = {}
+        for node, boot in boots.items():
+            if boot == DELETED:
+                ends[node] = "was deleted"
+            elif boot and boot != followed.boots[node]:
+                ends[node] = "has restarted"
+        return ends
 
     def _conclude(self, key: Key, group: Group, followed: _Followed, suspicions: Mapping[str, Suspicion]) -> None:
         """Record what is suspected now, and let the job's next pass read it if that has changed."""

@@ -12,6 +12,7 @@ import pytest
 from ddp_operator.api.cluster import Key, Snapshot
 from ddp_operator.api.constants import KIND
 from ddp_operator.api.status import Status
+from ddp_operator.features.lost_nodes.boots import DELETED
 from ddp_operator.features.lost_nodes.contacts import Contact
 from ddp_operator.features.lost_nodes.evidence import LeaseAge
 from ddp_operator.features.lost_nodes.leases import LeaseReading
@@ -47,6 +48,7 @@ class World:
         self.tells_by_hints_only = False
         self.leases: dict[str, LeaseReading] = {}
         self.reads: list[str] = []
+        self.boots: dict[str, str] = {}
         self.requests = 0
         self.frozen: set[int] = set()
         self.waits: list[int] = []
@@ -62,7 +64,9 @@ class World:
             child["metadata"]["resourceVersion"] = str(index + 2)
             self.store.apply(kind, child)
         self.pods = pods
-        self.watch = NodeWatch(self.store, self.changes.append, self.fetch, self.read, clock=self.clock, pause=0.0)
+        self.watch = NodeWatch(
+            self.store, self.changes.append, self.fetch, self.read, self.read_boot, clock=self.clock, pause=0.0
+        )
 
     def clock(self) -> datetime:
         return self.now
@@ -87,6 +91,9 @@ class World:
     async def read(self, node: str) -> LeaseReading:
         self.reads.append(node)
         return self.leases.get(node, FRESH)
+
+    async def read_boot(self, node: str) -> str:
+        return self.boots.get(node, "")
 
     def follow(self, status: Status = RUNNING) -> None:
         self.watch.note_status(Snapshot(self.resource), Status(), status, self.now)
@@ -147,6 +154,23 @@ async def test_silent_pod_is_suspected_and_then_lost(world: World) -> None:
     await world.until(lambda: world.lost)
     assert world.lost == ["uid-train-1-1-abcde"]
     assert world.changes == [TRAIN, TRAIN], "one pass for each new conclusion"
+
+
+@pytest.mark.parametrize(("boot", "text"), [("second", "has restarted"), (DELETED, "was deleted")])
+async def test_silent_pod_of_a_node_that_has_ended_is_lost_although_its_lease_is_renewed(
+    world: World, boot: str, text: str
+) -> None:
+    world.boots["node-1"] = "first"
+    world.silent[1] = 9.0
+    await world.until(lambda: world.watch.list_suspicions(TRAIN))
+    assert not world.lost
+    world.boots["node-1"] = ""  # the API server cannot be reached
+    await asyncio.sleep(0.05)
+    assert not world.lost
+    world.boots["node-1"] = boot
+    await world.until(lambda: world.lost)
+    [suspicion] = world.watch.list_suspicions(TRAIN).values()
+    assert f"its node {text}" in suspicion.message
 
 
 async def test_suspicion_ends_when_the_pod_answers(world: World) -> None:
