@@ -125,6 +125,32 @@ def test_attempt_restarts_if_peers_cannot_wait(pods: Any, changes: Any) -> None:
     assert (decision.status.attempt, decision.status.counts.replaced) == (2, before)
 
 
+@pytest.mark.parametrize(("code", "reason"), [(255, "Unknown"), (137, "ContainerStatusUnknown")])
+def test_pod_whose_end_nobody_has_seen_is_replaced_and_lost_with_its_node(code: int, reason: str) -> None:
+    pods = (child_pod(0), child_pod(1, "Failed", code=code, reason=reason))
+    decision = run(*pods)
+    assert (decision.status.attempt, decision.status.counts.replaced) == (1, 1)
+    assert created(run(*pods, status=decision.status)) == [CreatePod("train-1", 1, 1)]
+    failure = present(decision.status.last_failure)
+    assert (failure.category, failure.exit_code) == ("NodeLost", code)
+    assert "has not seen how it ended, as after a restart of the node" in failure.message
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"reason": "Error"}, id="script"),
+        pytest.param({"reason": "Unknown", "message": last_words("CUDAError")}, id="launcher-has-reported"),
+        pytest.param({"reason": "Unknown", "status": {"reason": "Evicted", "message": "disk"}}, id="evicted"),
+    ],
+)
+def test_pod_whose_end_is_known_is_not_lost_with_its_node(changes: Any) -> None:
+    decision = run(child_pod(0), child_pod(1, "Failed", code=255, **changes))
+    failure = present(decision.status.last_failure)
+    assert failure.category != "NodeLost"
+    assert "signal 127" not in failure.message
+
+
 def test_peers_timeout_without_replacement_is_not_counted() -> None:
     waited = child_pod(0, "Failed", code=86, message=last_words("Network", secondary=True))
     failed = child_job(awaits_peers=True, conditions={"FailureTarget": "exit code 86"})
