@@ -22,6 +22,7 @@ from ddp_operator.features.lost_nodes.boots import DELETED
 from ddp_operator.features.lost_nodes.contacts import Contact
 from ddp_operator.features.lost_nodes.evidence import JobEvidence, PodEvidence, Reach, judge_pods
 from ddp_operator.features.lost_nodes.leases import LeaseReading
+from ddp_operator.features.lost_nodes.returns import LONGEST_ABSENCE, LostPod, describe_return
 from ddp_operator.kube.cache import ObjectCache
 from ddp_pod.contract.report import choose_peer_steps
 
@@ -80,6 +81,10 @@ class _Followed:
     suspicions: Mapping[str, Suspicion] = field(default_factory=dict)
     boots: Mapping[str, str] = field(default_factory=dict)
     """The boots of the silent pods' nodes, when they were first examined."""
+    lost: dict[str, LostPod] = field(default_factory=dict)
+    """By name, until it is known what has become of their nodes."""
+    returns: dict[str, Suspicion] = field(default_factory=dict)
+    """What has become of them: by the names of lost pods."""
     hinted: dict[int, datetime] = field(default_factory=dict)
     """When a hint about a pod was last followed."""
 
@@ -121,7 +126,7 @@ class NodeWatch(Service):
     def list_suspicions(self, key: Key) -> Mapping[str, Suspicion]:
         """See ``Service``."""
         followed = self._jobs.get(key)
-        return {} if followed is None else followed.suspicions
+        return {} if followed is None else {**followed.suspicions, **followed.returns}
 
     async def close(self) -> None:
         """End all requests."""
@@ -145,6 +150,7 @@ class NodeWatch(Service):
                     silent = await self._examine(key, group, followed, silent)
                     rounds += 1
                     await asyncio.sleep(self.pause * max(1, min(_LONGEST_PAUSE, rounds // _PROMPT_ROUNDS)))
+                await self._find_returns(key, followed)
             await asyncio.sleep(self.pause)
 
     async def _listen(self, group: Group, followed: _Followed) -> set[int]:
@@ -272,9 +278,23 @@ class NodeWatch(Service):
                 ends[node] = "has restarted"
         return ends
 
+    async def _find_returns(self, key: Key, followed: _Followed) -> None:
+        """Note what has become of lost nodes. A job has at most as many as are declared lost in a while."""
+        for name, lost in list(followed.lost.items()):
+            boot, lease = await asyncio.gather(self.read_boot(lost.node), self.read_lease(lost.node))
+            now = self.clock()
+            text = describe_return(lost, boot, lease, now)
+            if text or now - lost.declared > LONGEST_ABSENCE:
+                del followed.lost[name]
+            if text:
+                followed.returns = {name: Suspicion(lost.declared, text, is_lost=False)}
+                logger.warning("%s: pod %s was lost: %s", key, name, text)
+                self.on_change(key)
+
     def _conclude(self, key: Key, group: Group, followed: _Followed, suspicions: Mapping[str, Suspicion]) -> None:
         """Record what is suspected now, and let the job's next pass read it if that has changed."""
         nodes = {pod.uid: pod.node_name for pod in group.pods.values()}
+        names = {pod.uid: pod.name for pod in group.pods.values()}
         limited = {uid: self._limit_rate(nodes[uid], suspicion) for uid, suspicion in suspicions.items()}
         before = {uid: suspicion.is_lost for uid, suspicion in followed.suspicions.items()}
         followed.suspicions = limited
@@ -282,6 +302,9 @@ class NodeWatch(Service):
             for uid, suspicion in limited.items():
                 state = "is lost" if suspicion.is_lost else "may be lost"
                 logger.warning("%s: node %s %s: %s", key, nodes[uid], state, suspicion.message)
+                if suspicion.is_lost:
+                    lost = LostPod(nodes[uid], followed.boots.get(nodes[uid], ""), self.clock())
+                    followed.lost.setdefault(names[uid], lost)
             self.on_change(key)
 
     def _limit_rate(self, node: str, suspicion: Suspicion) -> Suspicion:

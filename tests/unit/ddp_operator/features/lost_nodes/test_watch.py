@@ -16,6 +16,7 @@ from ddp_operator.features.lost_nodes.boots import DELETED
 from ddp_operator.features.lost_nodes.contacts import Contact
 from ddp_operator.features.lost_nodes.evidence import LeaseAge
 from ddp_operator.features.lost_nodes.leases import LeaseReading
+from ddp_operator.features.lost_nodes.returns import LONGEST_ABSENCE
 from ddp_operator.features.lost_nodes.watch import (
     MOST_NODES_AT_ONCE,
     MOST_SILENT,
@@ -171,6 +172,35 @@ async def test_silent_pod_of_a_node_that_has_ended_is_lost_although_its_lease_is
     await world.until(lambda: world.lost)
     [suspicion] = world.watch.list_suspicions(TRAIN).values()
     assert f"its node {text}" in suspicion.message
+
+
+async def test_return_of_a_lost_node_is_noted_under_the_name_of_its_pod(world: World) -> None:
+    world.boots["node-1"] = "first"
+    world.silent[1] = 9.0
+    world.leases["node-1"] = LATE
+    await world.until(lambda: world.lost)
+    world.silent.clear()
+    await world.until(lambda: not world.watch.list_suspicions(TRAIN))
+    changes = len(world.changes)
+    world.boots["node-1"] = "second"
+    await world.until(lambda: world.watch.list_suspicions(TRAIN))
+    assert len(world.changes) == changes + 1
+    [(name, suspicion)] = world.watch.list_suspicions(TRAIN).items()
+    assert (name, suspicion.message, suspicion.is_lost) == (
+        pod(1)["metadata"]["name"],
+        "node node-1 has restarted",
+        False,
+    )
+
+
+async def test_node_that_does_not_return_is_forgotten(world: World) -> None:
+    world.silent[1] = 9.0
+    world.leases["node-1"] = LATE
+    await world.until(lambda: world.lost)
+    world.silent.clear()
+    world.now += LONGEST_ABSENCE + timedelta(seconds=1)
+    await world.until(lambda: not world.watch._jobs[TRAIN].lost)
+    assert not world.watch.list_suspicions(TRAIN)
 
 
 async def test_suspicion_ends_when_the_pod_answers(world: World) -> None:
