@@ -110,6 +110,7 @@ class Bench:
 
     def __init__(self, cluster: UserNamespace, *, spares: int, nodes: int) -> None:
         self.cluster = cluster
+        self.settle_seconds = 8.0
         self.spares = spares
         self.nodes = nodes
         self.background = ThreadPoolExecutor(1)
@@ -241,7 +242,7 @@ def settle(bench: Bench, run: Run, old: Any, struck: float, since: float) -> Non
     node = old.spec.node_name
     known = {pod.metadata.uid for pod in bench.cluster.pods(bench.job.name)}
     shown = time.time()
-    while time.time() - shown < 8:
+    while time.time() - shown < bench.settle_seconds:
         observe(bench, run, struck, node, known)
         time.sleep(0.5)
     _wait(lambda: is_ready(bench.cluster, node), f"{node} is Ready")
@@ -351,12 +352,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--spares", type=int, default=0)
     parser.add_argument("--nodes", type=int, default=2)
     parser.add_argument("--returns", choices=RETURNS, default="trained")
+    parser.add_argument("--settle", type=float, default=8.0, help="seconds of observation after the return")
     parser.add_argument("--reader", required=True, help="the node on which the journals are read")
     arguments = parser.parse_args(argv)
     runs = []
     for _ in range(arguments.repeats):
         # A job of its own: it avoids the nodes that it has lost before.
         with open_bench(spares=arguments.spares, nodes=arguments.nodes, reader_node=arguments.reader) as bench:
+            bench.settle_seconds = arguments.settle
             bench.wait_for_steps(time.time(), 20)
             run = measure(bench, arguments.fault, arguments.rank, arguments.returns)
         print(json.dumps(vars(run)), flush=True)
