@@ -14,7 +14,7 @@ from ddp_operator.decide.state import Suspicion
 
 SILENT_SECONDS: Final = 6.0
 """For how long a majority of the witnesses must have had no answer."""
-FROZEN_SECONDS: Final = 8.0
+FROZEN_SECONDS: Final = 6.0
 """For how long a pod must have accepted requests of the operator without a response."""
 RENEWALS: Final = 1.3
 """Intervals of its renewal after which a Lease is late. The kubelet adds 4 % to an interval."""
