@@ -116,7 +116,9 @@ class World:
         self.watches = [self._start_watch(index) for index in range(self.day.nodes)]
         self.store = ObjectCache()
         self._fill_store()
-        self.service = NodeWatch(self.store, self._note, self.fetch, self.read_lease, clock=self.read_clock)
+        self.service = NodeWatch(
+            self.store, self._note, self.fetch, self.read_lease, self.read_boot, clock=self.read_clock
+        )
 
     def read_clock(self) -> datetime:
         """Return the simulated time."""
@@ -253,6 +255,10 @@ class World:
         age = self.loop.time() - self.renewed[int(node)]
         await asyncio.sleep(self.draw_delay())
         return LeaseReading(LeaseAge(age, RENEWAL))
+
+    async def read_boot(self, node: str) -> str:
+        """Return the boot of a node, which is always the same."""
+        return node
 
     # -- the day
 

@@ -42,7 +42,7 @@ def job(owner: Object | None = None, nodes: int = 2, *, suspend: bool = False) -
         {"action": "Ignore", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]},
         {
             "action": "FailJob",
-            "onExitCodes": {"containerName": "trainer", "operator": "NotIn", "values": [REPLACED, 130, 137, 143]},
+            "onExitCodes": {"containerName": "trainer", "operator": "NotIn", "values": [REPLACED, 130, 137, 143, 255]},
         },
     ]
     return {

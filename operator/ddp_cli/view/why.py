@@ -38,7 +38,7 @@ from ddp_operator.decide.conditions import (
 )
 from ddp_operator.decide.dev import describe_run
 from ddp_operator.decide.diagnosis import find_kill
-from ddp_operator.decide.failures import describe_end, describe_failure, sentence
+from ddp_operator.decide.failures import describe_detail, describe_end, describe_failure, sentence
 from ddp_operator.decide.scheduling import EXPLAINING_EVENTS, SCHEDULER_EVENT, read_event_time
 from ddp_pod.contract.failure_text import HIDDEN_FAILURE_REMEDY, NON_FINITE_REMEDY, PROBE_REMEDY
 
@@ -416,7 +416,8 @@ def _describe_obstacle(case: _Case, condition: Condition) -> str:
         what += f" Expected in {format_duration(median)}, with 90 % within {format_duration(late)}."
     failure = case.status.last_failure
     if failure is not None and _is_after_restart(case.status, condition):
-        what += f" The last failure was {_describe_cause(failure)}"
+        is_stated = describe_detail(failure) in condition.message
+        what += f" {_describe_hint(failure)}" if is_stated else f" The last failure was {_describe_cause(failure)}"
     if condition.type in ("Scheduled", "Rendezvoused", "Progressing"):
         what += _describe_aside(case.status)
         what += _describe_last_warning(case, what, condition.last_transition_time)

@@ -113,8 +113,10 @@ RESERVED_ENV: Final = {ENV_JOB_NAME, ENV_JOB_NAMESPACE, *_TORCHRUN_ENV, *_LAUNCH
 RESERVED_ENV_PREFIXES: Final = ("PET_",)
 
 # After these exit codes (130 and more: 128 + a signal) the Job replaces the pod under its index. Every other failure
-# fails the attempt, because the rendezvous of the peers ends with the agent.
-REPLACED_EXIT_CODES: Final = (EXIT_PREEMPTED, 130, 137, 143)
+# fails the attempt, because the rendezvous of the peers ends with the agent. No launcher ends with EXIT_UNSEEN:
+# containerd reports it if it has not seen the end, because the node has restarted.
+EXIT_UNSEEN: Final = 255
+REPLACED_EXIT_CODES: Final = (EXIT_PREEMPTED, 130, 137, 143, EXIT_UNSEEN)
 
 DEFAULT_METRICS_PORT: Final = 9400
 PORT_NAMES: Final = ("rendezvous", "metrics")  # in the Service and in the training container

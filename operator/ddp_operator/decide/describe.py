@@ -89,7 +89,8 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
     status = replace(
         record_observation(attempt), last_restart=accounting.last_restart, last_failure=accounting.last_failure
     ).remember(restarts=accounting.counts)
-    status = record_failure(status, state.observation.page, attempt.pods)
+    # Last: a feature may know more of the failure, too.
+    status = state.record(state, record_failure(status, state.observation.page, attempt.pods))
     conditions = describe_conditions(attempt, status)
     phase = compute_phase(attempt, conditions.restarting)
 
@@ -115,7 +116,7 @@ def record_observation(attempt: ObservedAttempt) -> Status:
         status = replace(status, dev=release_pods(status.dev))
     if state.observation.stragglers is not None:
         status = replace(status, stragglers=state.observation.stragglers)
-    return state.record(state, status)
+    return status
 
 
 def compute_phase(attempt: ObservedAttempt, restarting: Fact) -> Phase:

@@ -22,7 +22,7 @@ from ddp_operator.decide.losses import find_node_problem, is_lost_with_node, is_
 from ddp_operator.decide.report import Page
 from ddp_operator.decide.scheduling import read_event_time
 from ddp_operator.decide.state import State
-from ddp_operator.decide.views import JobView, Pods, PodView, is_taken_away
+from ddp_operator.decide.views import UNSEEN, JobView, Pods, PodView, is_taken_away
 from ddp_pod.contract.failure_record import order_causes
 from ddp_pod.contract.failure_table import (
     CATEGORIES,
@@ -362,7 +362,7 @@ def find_kill_of_pod(attempt: int, pods: Iterable[PodView]) -> LastFailure | Non
 
 def _build_loss(attempt: int, pod: PodView) -> LastFailure:
     category = PREEMPTED if pod.disrupted else POD_DELETED
-    if is_lost_with_node(pod):
+    if is_lost_with_node(pod) or pod.disruption == UNSEEN:
         category = NODE_LOST
     reason = f"{pod.disruption}: {pod.disruption_message}" if pod.disrupted else "it was deleted"
     end = pod.termination

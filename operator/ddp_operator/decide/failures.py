@@ -6,6 +6,7 @@ and numbers that the API server would refuse are dropped.
 
 import dataclasses
 import re
+import signal
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, Final, NamedTuple
@@ -285,7 +286,7 @@ def decode_object(data: str | bytes, limit: int) -> dict[str, Any] | None:
 
 
 def _describe_exit(exit_code: int, reason: str) -> str:
-    if exit_code > 128:
+    if 128 < exit_code <= 128 + signal.NSIG:
         return f"the pod was killed by signal {exit_code - 128}"
     return f"the container ended with exit code {exit_code}" + (f" ({reason})" if reason else "")
 

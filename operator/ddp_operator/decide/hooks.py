@@ -99,7 +99,10 @@ class Service:
         return {}
 
     def list_suspicions(self, key: Key) -> Mapping[str, Suspicion]:
-        """Return the pods of a job that may be lost with their nodes, by the UID of the pod."""
+        """Return the pods of a job that may be lost with their nodes, by the UID of the pod.
+
+        What a feature learns later of a lost pod is for its own hook ``record``, by the name of the pod.
+        """
         return {}
 
     async def locate(self, workload: Object, before: QueueStatus | None) -> QueuePlace | None:

@@ -18,6 +18,7 @@ from ddp_operator.api.texts import format_more_pods
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempt import ObservedAttempt
 from ddp_operator.decide.conditions import Fact, list_indexes
+from ddp_operator.decide.losses import is_replacing
 from ddp_operator.decide.report import Page, build_progress
 from ddp_operator.decide.state import Observation, Stall, UnreachableReport
 from ddp_operator.decide.views import PodView
@@ -267,12 +268,18 @@ def needs_peer_reports(status: Status, page: Page | None, page_lost_since: datet
 def describe_waiting(attempt: ObservedAttempt, rendezvous: Fact) -> Fact:
     """Return Rendezvoused with what keeps a pod from its peers, if the workers have not joined."""
     waits = rendezvous.status == "False" and rendezvous.reason == c.WAITING_FOR_WORKERS
-    reports = attempt.state.observation.unreachable
+    reports = [report for report in attempt.state.observation.unreachable if not _is_about_lost_pod(attempt, report)]
     if not waits or not reports:
         return rendezvous
     return Fact(
         c.RENDEZVOUSED, "False", c.PEER_UNREACHABLE, f"{_describe_reports(attempt, reports)} ({rendezvous.message})"
     )
+
+
+def _is_about_lost_pod(attempt: ObservedAttempt, report: UnreachableReport) -> bool:
+    """Return whether a report is about the address of a pod that is being replaced: that of no pod, and not pod 0's."""
+    is_known = report.message.startswith(_MASTER) or bool(_find_peers(attempt, report.message))
+    return is_replacing(attempt.state) and not is_known
 
 
 def describe_cut_off_training(attempt: ObservedAttempt, stall: Fact | None) -> Fact | None:

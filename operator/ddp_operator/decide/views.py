@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 from ddp_operator.api import constants
 from ddp_operator.api.kubeobjects import EPOCH, find_trainer, parse_time, scheduling_gates
 from ddp_operator.api.status import Nodes
-from ddp_operator.decide.failures import ContainerKill, KubeletEvidence, Termination, parse_termination
+from ddp_operator.decide.failures import ContainerKill, KubeletEvidence, Termination, decode_object, parse_termination
+from ddp_pod.contract import names
 
 _PULL_REASONS = ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "RegistryUnavailable")
 # During back-off the kubelet adds this prefix to the error message.
@@ -19,6 +20,9 @@ _BACK_OFF = re.compile(r'^Back-off pulling image "[^"]*": (?:\w+: )?')
 _MAX_MESSAGE = 512
 _MAX_INT = 2**31 - 1
 _EVICTED = "Evicted"
+UNSEEN = "EndUnseen"
+_UNSEEN_MESSAGE = "the container runtime has not seen how it ended, as after a restart of the node"
+_UNSEEN_REASONS = ("Unknown", "ContainerStatusUnknown")  # of containerd and of the kubelet
 _EXIT_KILLED = 137  # assumed if no container is reported
 
 
@@ -324,6 +328,7 @@ def view_pod(raw: Mapping[str, Any], kill: ContainerKill | None = None) -> PodVi
     waiting_reason, waiting_message = _waiting(status, scheduled) if waits else ("", "")
 
     disruption = conditions.get("DisruptionTarget") or {}
+    is_unseen = _is_end_unseen(raw)
     ready = conditions.get("Ready") or {}
     unready_since = parse_time(ready.get("lastTransitionTime")) if ready.get("status") == "False" else None
     # The kubelet sets both conditions to False together, the node controller of a silent node only Ready.
@@ -344,14 +349,14 @@ def view_pod(raw: Mapping[str, Any], kill: ContainerKill | None = None) -> PodVi
         node_name=node_name,
         scheduled=bool(node_name) or scheduled.get("status") == "True",
         started=parse_time(status.get("startTime")),
-        disrupted=disruption.get("status") == "True",
+        disrupted=disruption.get("status") == "True" or is_unseen,
         waiting_reason=waiting_reason,
         waiting_message=waiting_message,
         termination=_read_end(raw, kill),
         trained=bool(trainer.get("terminated")),
         raw=raw,
-        disruption=str(disruption.get("reason") or ""),
-        disruption_message=str(disruption.get("message") or "")[:_MAX_MESSAGE],
+        disruption=str(disruption.get("reason") or (UNSEEN if is_unseen else "")),
+        disruption_message=str(disruption.get("message") or (_UNSEEN_MESSAGE if is_unseen else ""))[:_MAX_MESSAGE],
         deleted_at=None if grace_ends is None else grace_ends - grace,
         grace_ends=grace_ends,
         unready_since=unready_since,
@@ -410,6 +415,15 @@ def _trainer_state(raw: Mapping[str, Any]) -> Mapping[str, Any]:
         if container.get("name") == trainer:
             return container.get("state") or {}
     return {}
+
+
+def _is_end_unseen(raw: Mapping[str, Any]) -> bool:
+    """Return whether nobody has seen how the training container ended, neither its launcher nor the runtime."""
+    ended = _trainer_state(raw).get("terminated") or {}
+    was_evicted = bool((raw.get("status") or {}).get("reason"))
+    if ended.get("reason") not in _UNSEEN_REASONS or was_evicted:
+        return False
+    return decode_object(str(ended.get("message") or ""), names.TERMINATION_MESSAGE_LIMIT) is None
 
 
 def find_trainer_start(raw: Mapping[str, Any]) -> datetime | None:

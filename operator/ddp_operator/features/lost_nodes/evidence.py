@@ -14,11 +14,11 @@ from ddp_operator.decide.state import Suspicion
 
 SILENT_SECONDS: Final = 6.0
 """For how long a majority of the witnesses must have had no answer."""
-FROZEN_SECONDS: Final = 15.0
+FROZEN_SECONDS: Final = 6.0
 """For how long a pod must have accepted requests of the operator without a response."""
 RENEWALS: Final = 1.3
 """Intervals of its renewal after which a Lease is late. The kubelet adds 4 % to an interval."""
-RENEWALS_OF_FROZEN: Final = 2.5
+RENEWALS_OF_FROZEN: Final = 1.6
 _REACHED_LATELY: Final = 4.0
 _RENEWED_AFTER: Final = 3.0  # the beginning of the silence, which the witnesses notice late
 
@@ -43,7 +43,8 @@ class PodEvidence:
     """What is known of one pod that a witness has no answer from.
 
     ``peers``: seconds for which each peer has had no answer from it, 0 for one that has; ``reach``: of the operator's
-    own requests, for ``reach_seconds``; ``lease``: of its node, None if it cannot be read, for ``lease_problem``.
+    own requests, for ``reach_seconds``; ``lease``: of its node, None if it cannot be read, for ``lease_problem``;
+    ``end``: what has happened to its node since, after which the pod is not there; empty: nothing that is known.
     """
 
     name: str
@@ -55,12 +56,14 @@ class PodEvidence:
     reach_seconds: float
     lease: LeaseAge | None
     lease_problem: str = ""
+    end: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class JobEvidence:
     """The silent pods of a job. ``nodes``: the number of those on which the pods of the attempt run.
 
+    ``unexamined``: the number of those from which a witness has no answer, but about which it was not asked yet.
     ``fresh``, ``late``: how many Leases of nodes of other pods are renewed, and are not: an API server that no kubelet
     reached makes all Leases late.
     """
@@ -69,13 +72,14 @@ class JobEvidence:
     nodes: int
     fresh: int
     late: int
+    unexamined: int = 0
 
 
 def judge_pods(evidence: JobEvidence, now: datetime) -> Mapping[str, Suspicion]:
     """Return what is suspected of the pods, by their UIDs."""
     silent = [(pod, _find_silence(pod)) for pod in evidence.silent]
     suspected = [(pod, silence) for pod, silence in silent if silence is not None]
-    obstacle = _find_obstacle(evidence, len({pod.node for pod, _ in suspected}))
+    obstacle = _find_obstacle(evidence, len({pod.node for pod, _ in suspected}) + evidence.unexamined)
     return {pod.uid: _judge_pod(pod, silence, obstacle, now) for pod, silence in suspected}
 
 
@@ -109,7 +113,8 @@ def _find_silence(pod: PodEvidence) -> _Silence | None:
 
 def _find_obstacle(evidence: JobEvidence, suspected: int) -> str:
     """Return why no pod of the job may be declared lost now; empty: nothing speaks against it."""
-    if suspected * 2 > evidence.nodes:
+    # Of two nodes one may be lost; of more the rest has to be a majority.
+    if suspected * 2 >= evidence.nodes and (suspected, evidence.nodes) != (1, 2):
         return (
             f"{suspected}/{evidence.nodes} nodes are silent at once, as if the network were split: the operator waits"
         )
@@ -122,6 +127,8 @@ def _find_obstacle(evidence: JobEvidence, suspected: int) -> str:
 
 def _judge_pod(pod: PodEvidence, silence: _Silence, obstacle: str, now: datetime) -> Suspicion:
     since = now - timedelta(seconds=silence.seconds)
+    if pod.end:
+        return Suspicion(since, f"{silence.text}: its node {pod.end}", is_lost=True)
     if pod.lease is None:
         return Suspicion(since, f"{silence.text}; {pod.lease_problem}", is_lost=False)
     age = f"its kubelet has renewed its Lease {pod.lease.seconds:.0f} s ago"

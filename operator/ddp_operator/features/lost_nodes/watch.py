@@ -7,7 +7,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Final, NamedTuple
 
@@ -18,9 +18,11 @@ from ddp_operator.api.status import Status
 from ddp_operator.decide.hooks import Service
 from ddp_operator.decide.state import Suspicion
 from ddp_operator.decide.views import PodView, view_pod
+from ddp_operator.features.lost_nodes.boots import DELETED
 from ddp_operator.features.lost_nodes.contacts import Contact
 from ddp_operator.features.lost_nodes.evidence import JobEvidence, PodEvidence, Reach, judge_pods
 from ddp_operator.features.lost_nodes.leases import LeaseReading
+from ddp_operator.features.lost_nodes.returns import LONGEST_ABSENCE, LostPod, describe_return
 from ddp_operator.kube.cache import ObjectCache
 from ddp_pod.contract.report import choose_peer_steps
 
@@ -46,6 +48,7 @@ _TOO_MANY: Final = f"; {MOST_NODES_AT_ONCE} nodes were lost in the last minute: 
 
 Fetch = Callable[[str, int, int], Awaitable[Contact]]
 ReadLease = Callable[[str], Awaitable[LeaseReading]]
+ReadBoot = Callable[[str], Awaitable[str]]
 
 
 class Group(NamedTuple):
@@ -76,6 +79,12 @@ class _Followed:
     reached: dict[str, _Reached] = field(default_factory=dict)
     """By the UID of the pod."""
     suspicions: Mapping[str, Suspicion] = field(default_factory=dict)
+    boots: Mapping[str, str] = field(default_factory=dict)
+    """The boots of the silent pods' nodes, when they were first examined."""
+    lost: dict[str, LostPod] = field(default_factory=dict)
+    """By name, until it is known what has become of their nodes."""
+    returns: dict[str, Suspicion] = field(default_factory=dict)
+    """What has become of them: by the names of lost pods."""
     hinted: dict[int, datetime] = field(default_factory=dict)
     """When a hint about a pod was last followed."""
 
@@ -95,6 +104,7 @@ class NodeWatch(Service):
     on_change: Callable[[Key], None]
     fetch: Fetch
     read_lease: ReadLease
+    read_boot: ReadBoot
     clock: Callable[[], datetime] = utc_now
     pause: float = PAUSE
     _jobs: dict[Key, _Followed] = field(default_factory=dict)
@@ -116,7 +126,7 @@ class NodeWatch(Service):
     def list_suspicions(self, key: Key) -> Mapping[str, Suspicion]:
         """See ``Service``."""
         followed = self._jobs.get(key)
-        return {} if followed is None else followed.suspicions
+        return {} if followed is None else {**followed.suspicions, **followed.returns}
 
     async def close(self) -> None:
         """End all requests."""
@@ -140,6 +150,7 @@ class NodeWatch(Service):
                     silent = await self._examine(key, group, followed, silent)
                     rounds += 1
                     await asyncio.sleep(self.pause * max(1, min(_LONGEST_PAUSE, rounds // _PROMPT_ROUNDS)))
+                await self._find_returns(key, followed)
             await asyncio.sleep(self.pause)
 
     async def _listen(self, group: Group, followed: _Followed) -> set[int]:
@@ -209,7 +220,10 @@ class NodeWatch(Service):
                     named.add(peer.pod)
                 if peer.pod in silences and peer.pod != witness:
                     silences[peer.pod].append(peer.silent_seconds or 0.0)
+        silent_nodes = {group.pods[index].node_name for index in named.union(silent).intersection(group.pods)}
         evidence = await self._collect(group, followed, silences)
+        unexamined = silent_nodes.difference(pod.node for pod in evidence.silent)
+        evidence = replace(evidence, unexamined=len(unexamined))
         self._conclude(key, group, followed, judge_pods(evidence, self.clock()))
         unreached = {index for index in examined if not self._is_reached(group.pods[index], followed)}
         return named.intersection(group.pods) | unreached
@@ -226,6 +240,7 @@ class NodeWatch(Service):
         others = sorted(used - nodes)[:_CONTROL_NODES]
         names = sorted(nodes) + others
         readings = dict(zip(names, await asyncio.gather(*map(self.read_lease, names)), strict=True))
+        ends = await self._find_ends(followed, sorted(nodes))
         now = self.clock()
         pods = []
         for index, peers in silences.items():
@@ -244,15 +259,42 @@ class NodeWatch(Service):
                     reach_seconds=max(0.0, (now - since).total_seconds()),
                     lease=lease.age,
                     lease_problem=lease.problem,
+                    end=ends.get(pod.node_name, ""),
                 )
             )
         known = [age for age in (readings[name].age for name in others) if age is not None]
         late = sum(age.is_late for age in known)
         return JobEvidence(pods, len(used), len(known) - late, late)
 
+    async def _find_ends(self, followed: _Followed, nodes: Sequence[str]) -> Mapping[str, str]:
+        """Return the nodes of silent pods that have ended since these were first examined, and how."""
+        boots = dict(zip(nodes, await asyncio.gather(*map(self.read_boot, nodes)), strict=True))
+        followed.boots = {node: followed.boots.get(node) or boot for node, boot in boots.items()}
+        ends: dict[str, str] = {}
+        for node, boot in boots.items():
+            if boot == DELETED:
+                ends[node] = "was deleted"
+            elif boot and boot != followed.boots[node]:
+                ends[node] = "has restarted"
+        return ends
+
+    async def _find_returns(self, key: Key, followed: _Followed) -> None:
+        """Note what has become of lost nodes. A job has at most as many as are declared lost in a while."""
+        for name, lost in list(followed.lost.items()):
+            boot, lease = await asyncio.gather(self.read_boot(lost.node), self.read_lease(lost.node))
+            now = self.clock()
+            text = describe_return(lost, boot, lease, now)
+            if text or now - lost.declared > LONGEST_ABSENCE:
+                del followed.lost[name]
+            if text:
+                followed.returns = {name: Suspicion(lost.declared, text, is_lost=False)}
+                logger.warning("%s: pod %s was lost: %s", key, name, text)
+                self.on_change(key)
+
     def _conclude(self, key: Key, group: Group, followed: _Followed, suspicions: Mapping[str, Suspicion]) -> None:
         """Record what is suspected now, and let the job's next pass read it if that has changed."""
         nodes = {pod.uid: pod.node_name for pod in group.pods.values()}
+        names = {pod.uid: pod.name for pod in group.pods.values()}
         limited = {uid: self._limit_rate(nodes[uid], suspicion) for uid, suspicion in suspicions.items()}
         before = {uid: suspicion.is_lost for uid, suspicion in followed.suspicions.items()}
         followed.suspicions = limited
@@ -260,6 +302,9 @@ class NodeWatch(Service):
             for uid, suspicion in limited.items():
                 state = "is lost" if suspicion.is_lost else "may be lost"
                 logger.warning("%s: node %s %s: %s", key, nodes[uid], state, suspicion.message)
+                if suspicion.is_lost:
+                    lost = LostPod(nodes[uid], followed.boots.get(nodes[uid], ""), self.clock())
+                    followed.lost.setdefault(names[uid], lost)
             self.on_change(key)
 
     def _limit_rate(self, node: str, suspicion: Suspicion) -> Suspicion:

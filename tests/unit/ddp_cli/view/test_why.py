@@ -335,6 +335,16 @@ class TestWhatIsTold:
         assert "Its last step ended 1m20s ago." in what
         assert "last step" not in why(obstacle, phase="Running").what
 
+    def test_failure_that_the_restart_states_is_not_repeated(self) -> None:
+        message = "lost pod replaced, not counted: NodeLost (pod x-1-1): the pod was lost"
+        failure = {"attempt": 1, "category": "NodeLost", "pod": "x-1-1", "message": "the pod was lost"}
+        restarting = condition("Restarting", "True", "PodReplacement", message)
+        text = str(why(restarting, phase="Restarting", lastFailure=failure | {"remedy": "check the node"}))
+        assert text.count("the pod was lost") == 1
+        assert "Check the node." in text
+        other = failure | {"message": "a GPU failed"}
+        assert "The last failure was NodeLost" in str(why(restarting, phase="Restarting", lastFailure=other))
+
     def test_nodes_that_the_operator_avoids_are_no_mistake_of_the_job(self) -> None:
         message = (
             "x-1-0: 0/2 nodes are available: 2 node(s) didn't match Pod's node affinity/selector; the operator avoids "

@@ -176,7 +176,7 @@ class TestChildJob:
     def test_job_fails_on_exit_codes_that_no_new_pod_can_fix(self, name: str) -> None:
         ignore, fail = children(template=template(trainer(name=name)))["Job"]["spec"]["podFailurePolicy"]["rules"]
         assert ignore["onPodConditions"] == [{"type": "DisruptionTarget", "status": "True"}]
-        assert fail["onExitCodes"] == {"containerName": name, "operator": "NotIn", "values": [85, 130, 137, 143]}
+        assert fail["onExitCodes"] == {"containerName": name, "operator": "NotIn", "values": [85, 130, 137, 143, 255]}
         assert [ignore["action"], fail["action"]] == ["Ignore", "FailJob"]
 
     @pytest.mark.parametrize("suspend", [False, True])

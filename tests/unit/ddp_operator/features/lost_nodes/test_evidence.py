@@ -52,7 +52,7 @@ def test_silent_pod_with_late_lease_is_lost() -> None:
         pytest.param(replace(LOST, reach="Answers", reach_seconds=1.0), id="operator-gets-an-answer"),
         pytest.param(replace(LOST, peers=(0.0,), reach="Frozen", reach_seconds=16.0), id="page-is-slow"),
         pytest.param(
-            replace(LOST, peers=(0.0,), reach="Frozen", reach_seconds=9.0, lease=LeaseAge(30.0, 10.0)),
+            replace(LOST, peers=(0.0,), reach="Frozen", reach_seconds=5.0, lease=LeaseAge(30.0, 10.0)),
             id="page-is-slow-for-a-short-time",
         ),
     ],
@@ -105,15 +105,29 @@ def test_loss_that_many_share_is_no_loss(nodes: int, fresh: int, late: int, text
     assert text in suspicion.message
 
 
-def test_more_than_half_of_nodes_silent_at_once_are_not_lost() -> None:
-    silent = [
-        replace(LOST, uid=f"u{index}", index=index, node=f"node-{index}", peers=(9.0, 9.0, 9.0)) for index in range(5)
+@pytest.mark.parametrize(
+    ("silent", "unexamined", "nodes", "is_lost"),
+    [
+        (1, 0, 2, True),
+        (1, 1, 2, False),
+        (1, 0, 3, True),
+        (2, 0, 4, False),
+        (3, 0, 8, True),
+        (4, 0, 8, False),
+        (3, 1, 8, False),
+    ],
+)
+def test_nodes_silent_at_once_are_lost_if_a_majority_is_left(
+    silent: int, unexamined: int, nodes: int, is_lost: bool
+) -> None:
+    pods = [
+        replace(LOST, uid=f"u{index}", index=index, node=f"node-{index}", peers=(9.0, 9.0, 9.0))
+        for index in range(silent)
     ]
-    suspicions = judge_pods(JobEvidence(silent, 8, 3, 0), NOW)
-    assert len(suspicions) == 5
-    assert not any(suspicion.is_lost for suspicion in suspicions.values())
-    suspicions = judge_pods(JobEvidence(silent[:4], 8, 3, 0), NOW)
-    assert all(suspicion.is_lost for suspicion in suspicions.values())
+    suspicions = judge_pods(JobEvidence(pods, nodes, 3, 0, unexamined), NOW)
+    assert [suspicion.is_lost for suspicion in suspicions.values()] == [is_lost] * silent
+    count = f"{silent + unexamined}/{nodes} nodes are silent at once"
+    assert all((count in suspicion.message) is not is_lost for suspicion in suspicions.values())
 
 
 def test_all_pods_of_a_node_are_lost_with_it() -> None:

@@ -12,10 +12,18 @@ import pytest
 from ddp_operator.api.cluster import Key, Snapshot
 from ddp_operator.api.constants import KIND
 from ddp_operator.api.status import Status
+from ddp_operator.features.lost_nodes.boots import DELETED
 from ddp_operator.features.lost_nodes.contacts import Contact
 from ddp_operator.features.lost_nodes.evidence import LeaseAge
 from ddp_operator.features.lost_nodes.leases import LeaseReading
-from ddp_operator.features.lost_nodes.watch import MOST_NODES_AT_ONCE, NodeWatch, choose_listeners, view_group
+from ddp_operator.features.lost_nodes.returns import LONGEST_ABSENCE
+from ddp_operator.features.lost_nodes.watch import (
+    MOST_NODES_AT_ONCE,
+    MOST_SILENT,
+    NodeWatch,
+    choose_listeners,
+    view_group,
+)
 from ddp_operator.kube.cache import ObjectCache
 from ddp_pod.contract.report import PeerContact, PeerReport, choose_peer_steps
 from tests.support.builders import NOW, Json, child_job, child_pod, job_manifest
@@ -41,6 +49,7 @@ class World:
         self.tells_by_hints_only = False
         self.leases: dict[str, LeaseReading] = {}
         self.reads: list[str] = []
+        self.boots: dict[str, str] = {}
         self.requests = 0
         self.frozen: set[int] = set()
         self.waits: list[int] = []
@@ -56,7 +65,9 @@ class World:
             child["metadata"]["resourceVersion"] = str(index + 2)
             self.store.apply(kind, child)
         self.pods = pods
-        self.watch = NodeWatch(self.store, self.changes.append, self.fetch, self.read, clock=self.clock, pause=0.0)
+        self.watch = NodeWatch(
+            self.store, self.changes.append, self.fetch, self.read, self.read_boot, clock=self.clock, pause=0.0
+        )
 
     def clock(self) -> datetime:
         return self.now
@@ -81,6 +92,9 @@ class World:
     async def read(self, node: str) -> LeaseReading:
         self.reads.append(node)
         return self.leases.get(node, FRESH)
+
+    async def read_boot(self, node: str) -> str:
+        return self.boots.get(node, "")
 
     def follow(self, status: Status = RUNNING) -> None:
         self.watch.note_status(Snapshot(self.resource), Status(), status, self.now)
@@ -143,6 +157,52 @@ async def test_silent_pod_is_suspected_and_then_lost(world: World) -> None:
     assert world.changes == [TRAIN, TRAIN], "one pass for each new conclusion"
 
 
+@pytest.mark.parametrize(("boot", "text"), [("second", "has restarted"), (DELETED, "was deleted")])
+async def test_silent_pod_of_a_node_that_has_ended_is_lost_although_its_lease_is_renewed(
+    world: World, boot: str, text: str
+) -> None:
+    world.boots["node-1"] = "first"
+    world.silent[1] = 9.0
+    await world.until(lambda: world.watch.list_suspicions(TRAIN))
+    assert not world.lost
+    world.boots["node-1"] = ""  # the API server cannot be reached
+    await asyncio.sleep(0.05)
+    assert not world.lost
+    world.boots["node-1"] = boot
+    await world.until(lambda: world.lost)
+    [suspicion] = world.watch.list_suspicions(TRAIN).values()
+    assert f"its node {text}" in suspicion.message
+
+
+async def test_return_of_a_lost_node_is_noted_under_the_name_of_its_pod(world: World) -> None:
+    world.boots["node-1"] = "first"
+    world.silent[1] = 9.0
+    world.leases["node-1"] = LATE
+    await world.until(lambda: world.lost)
+    world.silent.clear()
+    await world.until(lambda: not world.watch.list_suspicions(TRAIN))
+    changes = len(world.changes)
+    world.boots["node-1"] = "second"
+    await world.until(lambda: world.watch.list_suspicions(TRAIN))
+    assert len(world.changes) == changes + 1
+    [(name, suspicion)] = world.watch.list_suspicions(TRAIN).items()
+    assert (name, suspicion.message, suspicion.is_lost) == (
+        pod(1)["metadata"]["name"],
+        "node node-1 has restarted",
+        False,
+    )
+
+
+async def test_node_that_does_not_return_is_forgotten(world: World) -> None:
+    world.silent[1] = 9.0
+    world.leases["node-1"] = LATE
+    await world.until(lambda: world.lost)
+    world.silent.clear()
+    world.now += LONGEST_ABSENCE + timedelta(seconds=1)
+    await world.until(lambda: not world.watch._jobs[TRAIN].lost)
+    assert not world.watch.list_suspicions(TRAIN)
+
+
 async def test_suspicion_ends_when_the_pod_answers(world: World) -> None:
     world.silent[1] = 2.0
     await world.until(lambda: world.watch.list_suspicions(TRAIN))
@@ -186,6 +246,19 @@ async def test_number_of_nodes_lost_in_a_minute_is_limited() -> None:
     assert len(world.lost) == MOST_NODES_AT_ONCE
     world.now += timedelta(seconds=61)
     await world.until(lambda: len(world.watch._declared) <= MOST_NODES_AT_ONCE)
+    await world.watch.close()
+
+
+async def test_pods_beyond_those_examined_count_among_the_silent() -> None:
+    world = World(pods=40)
+    world.follow()
+    await asyncio.sleep(0.1)
+    lost = range(20, 20 + MOST_SILENT + 6)
+    world.leases |= {f"node-{index % 40}": LATE for index in lost}
+    world.silent |= {index % 40: 9.0 for index in lost}
+    suspicions = world.watch.list_suspicions
+    await world.until(lambda: any("22/40 nodes" in item.message for item in suspicions(TRAIN).values()))
+    assert world.lost == []
     await world.watch.close()
 
 

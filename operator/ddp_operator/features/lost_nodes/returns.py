@@ -1,0 +1,51 @@
+"""The return of lost nodes: only then is it known whether one has restarted, or had no network."""
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Final
+
+from msgspec.structs import replace
+
+from ddp_operator.api.kubeobjects import format_time
+from ddp_operator.api.status import Status
+from ddp_operator.decide.state import State
+from ddp_operator.features.lost_nodes.boots import DELETED
+from ddp_operator.features.lost_nodes.leases import LeaseReading
+
+LONGEST_ABSENCE: Final = timedelta(minutes=15)
+"""After which nobody looks for a lost node."""
+_SECONDS_TO_REPORT: Final = 15.0
+"""Within which the kubelet of a restarted node has renewed its Lease and reported the new boot, in any order."""
+
+
+@dataclass(eq=False)
+class LostPod:
+    """A pod that was declared lost. ``boot``: of its node before, empty if unknown; ``back``: when the node was."""
+
+    node: str
+    boot: str
+    declared: datetime
+    back: datetime | None = None
+
+
+def describe_return(lost: LostPod, boot: str, lease: LeaseReading, now: datetime) -> str:
+    """Return what has become of a lost node; empty: it is not known yet. ``boot``: of the node now."""
+    if boot == DELETED:
+        return f"node {lost.node} was deleted"
+    has_restarted = bool(boot and lost.boot) and boot != lost.boot
+    if lease.age is not None and lease.age.seconds < (now - lost.declared).total_seconds():
+        lost.back = lost.back or now - timedelta(seconds=lease.age.seconds)
+    if has_restarted:
+        return f"node {lost.node} has restarted"
+    if lost.back is None or not boot or (now - lost.back).total_seconds() < _SECONDS_TO_REPORT:
+        return ""
+    return f"node {lost.node} was back at {format_time(lost.back)} without a restart: it had no network, or stood still"
+
+
+def record_returns(state: State, status: Status) -> Status:
+    """Return the status whose last failure names what has become of its node."""
+    failure = status.last_failure
+    found = None if failure is None else state.observation.suspicions.get(failure.pod)
+    if failure is None or found is None or found.message in failure.message:
+        return status
+    return replace(status, last_failure=replace(failure, message=f"{failure.message}; {found.message}"))
