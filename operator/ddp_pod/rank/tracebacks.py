@@ -8,6 +8,7 @@ import itertools
 import linecache
 import os
 import re
+import resource
 import signal
 import stat
 import sys
@@ -445,6 +446,8 @@ def _is_lasting(error: BaseException, facts: ExceptionFacts, since: float) -> bo
     """Return whether the next attempt would find what an exception is about as this one did."""
     if isinstance(error, UnicodeDecodeError):
         return error.reason != _CUT_TEXT  # a file that is still written ends within a character
+    if facts.errno == errno.EFBIG:
+        return resource.getrlimit(resource.RLIMIT_FSIZE)[0] != resource.RLIM_INFINITY
     return bool(facts.path) and facts.errno is not None and is_lasting_error(facts.errno, facts.path, since)
 
 

@@ -201,6 +201,16 @@ def test_program_without_permission_to_execute_is_told_from_a_file_of_another_us
     assert "securityContext.fsGroup" in examine(chain(opened), tmp_path).remedy
 
 
+@pytest.mark.parametrize(("limit", "lasting"), [(1000, True), (resource.RLIM_INFINITY, False)])
+def test_file_beyond_the_limit_of_the_process_is_lasting(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int, lasting: bool
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limit, limit))
+    recorded = record(OSError(errno.EFBIG, "File too large"), tmp_path)
+    assert recorded is not None
+    assert recorded["chain"][0]["lasting"] is lasting
+
+
 def test_rank_without_free_descriptor_records_its_exception(tmp_path: Path) -> None:
     code = (
         "import resource, sys\n"

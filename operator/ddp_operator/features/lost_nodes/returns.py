@@ -2,16 +2,19 @@
 
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from msgspec.structs import replace
 
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import Status
 from ddp_operator.decide.state import State
-from ddp_operator.features.lost_nodes.boots import DELETED
-from ddp_operator.features.lost_nodes.leases import LeaseReading
 
+if TYPE_CHECKING:  # of the operator's process, which `ddp run` does not have
+    from ddp_operator.features.lost_nodes.leases import LeaseReading
+
+DELETED: Final = "deleted"
+"""In place of a boot: the node does not exist any more."""
 LONGEST_ABSENCE: Final = timedelta(minutes=15)
 """After which nobody looks for a lost node."""
 _SECONDS_TO_REPORT: Final = 15.0
@@ -28,7 +31,7 @@ class LostPod:
     back: datetime | None = None
 
 
-def describe_return(lost: LostPod, boot: str, lease: LeaseReading, now: datetime) -> str:
+def describe_return(lost: LostPod, boot: str, lease: "LeaseReading", now: datetime) -> str:
     """Return what has become of a lost node; empty: it is not known yet. ``boot``: of the node now."""
     if boot == DELETED:
         return f"node {lost.node} was deleted"

@@ -8,7 +8,8 @@ import pytest
 
 from ddp_operator.api.cluster import ClusterError, Refused
 from ddp_operator.features.lost_nodes import boots
-from ddp_operator.features.lost_nodes.boots import DELETED, BootReader
+from ddp_operator.features.lost_nodes.boots import BootReader
+from ddp_operator.features.lost_nodes.returns import DELETED
 from ddp_operator.kube.client import ObjectNotFound
 
 

@@ -10,10 +10,9 @@ from msgspec.structs import replace
 from ddp_operator.api.status import LastFailure, Status
 from ddp_operator.decide.state import State, Suspicion
 from ddp_operator.features.lost_nodes import FEATURE
-from ddp_operator.features.lost_nodes.boots import DELETED
 from ddp_operator.features.lost_nodes.evidence import LeaseAge
 from ddp_operator.features.lost_nodes.leases import LeaseReading
-from ddp_operator.features.lost_nodes.returns import LostPod, describe_return, record_returns
+from ddp_operator.features.lost_nodes.returns import DELETED, LostPod, describe_return, record_returns
 from tests.support.builders import NOW, child_pod, job, observe
 from tests.support.decisions import STARTED, present, run_pass
 

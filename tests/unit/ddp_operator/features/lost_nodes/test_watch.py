@@ -12,11 +12,10 @@ import pytest
 from ddp_operator.api.cluster import Key, Snapshot
 from ddp_operator.api.constants import KIND
 from ddp_operator.api.status import Status
-from ddp_operator.features.lost_nodes.boots import DELETED
 from ddp_operator.features.lost_nodes.contacts import Contact
 from ddp_operator.features.lost_nodes.evidence import LeaseAge
 from ddp_operator.features.lost_nodes.leases import LeaseReading
-from ddp_operator.features.lost_nodes.returns import LONGEST_ABSENCE
+from ddp_operator.features.lost_nodes.returns import DELETED, LONGEST_ABSENCE
 from ddp_operator.features.lost_nodes.watch import (
     MOST_NODES_AT_ONCE,
     MOST_SILENT,
