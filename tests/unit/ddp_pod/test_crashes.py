@@ -28,6 +28,7 @@ from ddp_pod.failures.crashes import (
 )
 from ddp_pod.failures.rules import WorkerEnd
 from ddp_pod.failures.worker_failure import HELPER_ENDED, add_last_lines, examine_worker
+from ddp_pod.progress.output import _RankOutput, read_end
 from ddp_pod.rank.killed_children import KilledChild, find_killed_child
 from tests.support.launcher_config import launcher_pod
 
@@ -190,3 +191,18 @@ def test_children_that_cannot_be_read_are_none(monkeypatch: pytest.MonkeyPatch) 
     children = [None, ended, SimpleNamespace(name=3, _popen=SimpleNamespace(poll=lambda: -9))]
     monkeypatch.setattr("multiprocessing.process._children", children)
     assert find_killed_child(ValueError()) is None
+
+
+def test_end_of_a_rank_has_room_for_a_whole_report_with_long_paths(tmp_path: Path) -> None:
+    pod = launcher_pod(tmp_path)
+    (tmp_path / "output").mkdir()
+    frames = '  File "/data/projects/%s/train.py", line 17 in __repr__\n' % ("a-long-folder/" * 10) * 100
+    text = (
+        f"Fatal Python error: Segmentation fault\n\nCurrent thread 0x00007f (most recent call first):\n{frames}  ...\n"
+    )
+    output = _RankOutput(pod, 0, SimpleNamespace(), None)  # type: ignore[arg-type]
+    output.write(text.encode(), 0)
+    output.write_end()
+    crash = read_crash(read_end(pod, 0))
+    assert crash is not None
+    assert "endless recursion of __repr__" in crash.note
