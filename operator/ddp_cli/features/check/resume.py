@@ -99,13 +99,14 @@ class _Expected(NamedTuple):
 class _Resume(NamedTuple):
     """A process that continued a run: after which step of it. ``killed``: the step after which the former ended.
 
-    ``lost``: the values beside the models that it has not restored; ``peers``: the other ranks of an uninterrupted run;
-    ``saver``: as expected.
+    ``until``: the step up to which it is compared with an uninterrupted run; ``lost``: the values beside the models
+    that it has not restored; ``peers``: the other ranks of an uninterrupted run; ``saver``: as expected.
     """
 
     process: Process
     killed: int
     position: int
+    until: int
     lost: Sequence[LostValue]
     peers: Sequence[Process] = ()
     saver: Process | None = None
@@ -338,7 +339,7 @@ def _judge_rank(expected: _Expected, processes: Sequence[Process], save: SaveRec
             continue  # the interrupted run had other epochs than the uninterrupted one
         compared = min(compared, _find_aligned_end(whole, position))
         lost = find_lost_values(whole, repeat, process, position, compared)
-        resume = _Resume(process, killed.steps[-1].step, position, lost, peers, expected.saver)
+        resume = _Resume(process, killed.steps[-1].step, position, compared, lost, peers, expected.saver)
         difference = _find_resumed_difference(whole, resume, comparable)
         if difference is not None:
             step, fact = difference
@@ -346,7 +347,7 @@ def _judge_rank(expected: _Expected, processes: Sequence[Process], save: SaveRec
             return _RankVerdict(failure, (number, step.step, _FACTS.index(fact)), fact)
         verdict = (
             _judge_draws(whole, resume, save, comparable)
-            or _judge_files(resume, expected.files, compared)
+            or _judge_files(resume, expected.files)
             or _judge_values(resume, save)
         )
         if verdict is not None and verdict.state == FAILED:
@@ -421,7 +422,7 @@ def _find_resumed_difference(
     whole: Process, resume: _Resume, comparable: Sequence[str]
 ) -> tuple[StepRecord, str] | None:
     """Return the first step after a restart that an uninterrupted run does not make, and its first other fact."""
-    expected = whole.steps[resume.position : _find_aligned_end(whole, resume.position)]
+    expected = whole.steps[resume.position : resume.until]
     return _find_difference(whole, expected, resume.process, resume.process.steps, comparable)
 
 
@@ -465,14 +466,11 @@ def _judge_values(resume: _Resume, save: SaveRecord) -> CheckVerdict | None:
     )
 
 
-def _judge_files(resume: _Resume, files: Files, until: int) -> CheckVerdict | None:
-    """Compare what the script saves after a restart with what it saves without one; None: it is equal.
-
-    ``until``: the step up to which the runs are compared.
-    """
+def _judge_files(resume: _Resume, files: Files) -> CheckVerdict | None:
+    """Compare what the script saves after a restart with what it saves without one; None: it is equal."""
     for file in resume.process.files:
         step = resume.position + file.step
-        if file.step == 0 or step > until or files.get((file.path, step), file.content) == file.content:
+        if file.step == 0 or step > resume.until or files.get((file.path, step), file.content) == file.content:
             continue
         place = next((save.place for save in resume.process.saves if save.path.endswith(file.path)), "")
         reason = (

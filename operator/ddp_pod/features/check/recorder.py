@@ -14,7 +14,7 @@ import signal
 import sys
 import time
 import weakref
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple, TextIO
 
 from ...base.files import read_json, write_json
@@ -587,13 +587,15 @@ class Recorder:
             self._data.discard(self._evaluated.get(member, {}))
         parameters = list(list_parameters(module))
         parts = list_modules(module)
+        wrappers = [(part, name) for _, part in parts if (name := _find_wrapper(part))]
+        known = {id(parameter) for part, name in wrappers for parameter in _list_shared(part, name)}
         self.write(
             ModelRecord(
                 time=time.time(),
                 built=self._places.get(module, ""),
-                wrapper=self._find_sharing(module),
+                wrapper=wrappers[0][1] if wrappers and self._are_shared(module, known) else "",
                 bypassed=self._find_bypassed(module),
-                unshared=self._list_unshared(module),
+                unshared=self._list_unshared(module, [part for part, _ in wrappers], known),
                 loose=type(module) is _LooseParameters,
                 place=find_call().place,
                 names=tuple(strip_wrappers(name) for name, _, _ in parameters),
@@ -622,32 +624,18 @@ class Recorder:
             plain = read_tensor(self._torch, tensor)
             return "" if plain is None else _write_digest(fingerprint.digest(self._torch, plain))
 
-    def _find_sharing(self, module: Any) -> str:
-        """Return the wrapper of all trainable parameters; empty if some have none."""
-        found = ""
-        covered: set[int] = set()
-        for _, part in list_modules(module):
-            wrapper = _find_wrapper(part)
-            if wrapper:
-                found = found or wrapper
-                covered.update(map(id, _list_shared(part, wrapper)))
+    def _are_shared(self, module: Any, known: Collection[int]) -> bool:
+        """Return whether all trainable parameters are among those that wrappers share. ``known``: the ids of these."""
         parameters = [parameter for _, parameter, _ in list_parameters(module)]
-        is_covered = all(id(parameter) in covered for parameter in parameters if self._requires_gradient(parameter))
-        return found if is_covered else ""
+        return all(id(parameter) in known for parameter in parameters if self._requires_gradient(parameter))
 
-    def _list_unshared(self, module: Any) -> tuple[str, ...]:
-        """Return the trainable parameters in a wrapper of which it does not know: it was built before they were."""
-        known: set[int] = set()
-        inside: set[int] = set()
-        for _, part in list_modules(module):
-            wrapper = _find_wrapper(part)
-            if wrapper:
-                known.update(map(id, _list_shared(part, wrapper)))
-                inside.update(id(parameter) for _, parameter, _ in list_parameters(part))
+    def _list_unshared(self, module: Any, wrappers: Sequence[Any], known: Collection[int]) -> tuple[str, ...]:
+        """Return the trainable parameters in wrappers that do not know them: these were built before."""
+        inside = {id(parameter) for wrapper in wrappers for _, parameter, _ in list_parameters(wrapper)}
         return tuple(
             strip_wrappers(name)
             for name, parameter, _ in list_parameters(module)
-            if id(parameter) in inside - known and self._requires_gradient(parameter)
+            if id(parameter) in inside and id(parameter) not in known and self._requires_gradient(parameter)
         )
 
     def _find_bypassed(self, module: Any) -> str:
