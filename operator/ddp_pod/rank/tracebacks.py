@@ -15,7 +15,7 @@ import sys
 import time
 import traceback
 from collections.abc import Iterable, Iterator, Mapping
-from types import CodeType
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 from ..base.files import is_own_file, write_json
@@ -505,17 +505,23 @@ def _explain_exit(error: SystemExit) -> tuple[str, BaseException]:
     Many wrappers, such as hydra's, log an exception and then exit. The caught exception is the cause, and
     distinguishes a secondary failure from a root cause.
     """
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is not None and trace.tb_frame.f_globals.get("__name__") == "argparse":
-        message = trace.tb_frame.f_locals.get("message")
+    frame = _find_innermost(error)
+    if frame is not None and frame.f_globals.get("__name__") == "argparse":
+        message = frame.f_locals.get("message")
         if isinstance(message, str):
             return message.strip(), error
     caught = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if isinstance(caught, Exception):
         return ": ".join(filter(None, _describe_exception(caught))), caught
     return _describe_exception(error)[1], error
+
+
+def _find_innermost(error: BaseException) -> FrameType | None:
+    """Return the frame that raised an exception; None: it was not raised."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    return None if trace is None else trace.tb_frame
 
 
 def _find_path(error: BaseException) -> str:
@@ -526,10 +532,8 @@ def _find_path(error: BaseException) -> str:
 
 def _is_not_executable(error: BaseException) -> bool:
     """Return whether subprocess could not start a program because nobody may execute its file."""
-    trace = error.__traceback__
-    while trace is not None and trace.tb_next is not None:
-        trace = trace.tb_next
-    if trace is None or trace.tb_frame.f_globals.get("__name__") != "subprocess":
+    frame = _find_innermost(error)
+    if frame is None or frame.f_globals.get("__name__") != "subprocess":
         return False
     try:
         mode = os.stat(_find_path(error)).st_mode
