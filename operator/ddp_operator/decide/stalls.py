@@ -143,7 +143,10 @@ def _measure_machine(before: MachineTime, now: MachineTime, steps: float) -> Mac
 
 
 def _find_cause(slow: _RankTime, usual: float, others: Sequence[_RankTime]) -> StragglerCause:
-    """Return what explains at least half of the time by which a rank exceeds the usual one, and no other rank has."""
+    """Return why a rank is slow: a wait that explains half of the excess and no other rank has, or its own work.
+
+    Waits for a CPU are the cause only if the rank would not be slow without them.
+    """
 
     def explains(name: str) -> bool:
         lost = getattr(slow.machine, name)

@@ -1,6 +1,7 @@
 """Processes of this machine: signals, states, CPU time and memory limits, mostly from /proc and cgroups."""
 
 import functools
+import math
 import os
 import re
 import signal
@@ -125,10 +126,12 @@ def process_state(pid: int) -> str:
     return "" if state in "ZX" else state
 
 
-def find_family(pid: int) -> list[int]:
-    """Return a process and its descendants (Linux), parents first."""
+def find_family(pid: int, most: float = math.inf) -> list[int]:
+    """Return a process and its descendants (Linux), parents first. ``most``: after so many no further one is sought."""
     family = [pid]
     for parent in family:
+        if len(family) >= most:
+            break
         try:
             threads = os.listdir(f"/proc/{parent}/task")
         except OSError:

@@ -47,7 +47,7 @@ def _add_processes(shared: MachineTime, pid: int | None) -> MachineTime:
     waited = _read_wait(pid) if process_state(pid) else None
     if waited is None:
         return shared
-    children = find_family(pid)[1:_MOST_PROCESSES]
+    children = find_family(pid, _MOST_PROCESSES)[1:_MOST_PROCESSES]
     return replace(
         shared,
         cpu_seconds=count_own_cpu_seconds([pid]),

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from ddp_pod.base.files import write_json
-from ddp_pod.base.pod import Pod
+from ddp_pod.base.pod import Pod, list_workers
+from ddp_pod.contract.processes import find_family
 from ddp_pod.contract.progress import MachineTime, RankProgress
 from ddp_pod.progress.machine_time import add_machine_time, read_cgroup_time
 from tests.support.launcher_config import launcher_pod
@@ -91,6 +92,9 @@ def test_rank_that_competes_for_a_cpu_waits_for_it(start: Callable[[str], Pod]) 
 def test_work_of_its_children_is_not_the_ranks_own(start: Callable[[str], Pod]) -> None:
     pod = start(BY_CHILD)
     machine = until(pod, lambda machine: (machine.child_cpu_seconds or 0) > 0.5)
+    (worker,) = list_workers(pod)
+    assert len(find_family(worker.pid)) == 2
+    assert find_family(worker.pid, 1) == [worker.pid]
     assert machine.cpu_seconds is not None
     assert machine.cpu_wait_seconds is not None
     assert machine.cpu_wait_seconds > 0
