@@ -14,6 +14,7 @@ import pytest
 
 from ddp_pod.contract.command_line import split_python_line
 from ddp_pod.rank.counters import PID, STEPS, CounterMemory, claim_slot, open_slot
+from ddp_pod.rank.mapped_files import mappings_path, read_mapped_files
 from tests.support.launcher_config import encoded_config
 from tests.support.launcher_folder import RANK_MODULES, delivered_launcher
 
@@ -250,7 +251,10 @@ python -I first.py
 python second.py
 """
 TRAINS = """
-import os, sys, torch
+import mmap, os, sys, torch
+with open("tokens.bin", "w+b") as file:
+    file.truncate(1 << 20)
+    tokens = mmap.mmap(file.fileno(), 0)
 model = torch.nn.Linear(2, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
 for _ in range(STEPS):
@@ -267,6 +271,7 @@ def test_python_processes_of_program_count_their_steps(shim: Shim) -> None:
     own.mkdir()
     (own / "sitecustomize.py").write_text("print('own sitecustomize')")
     memory = CounterMemory(str(shim.runtime), 2)
+    (shim.runtime / "output").mkdir()
     argv = [sys.executable, str(delivered_launcher()), "worker", "program", "1", "bash", "-ec", PROGRAM]
     python = os.path.dirname(sys.executable)
     env = {"PYTHONPATH": str(own), "PATH": f"{python}{os.pathsep}{os.environ['PATH']}"}
@@ -279,6 +284,8 @@ def test_python_processes_of_program_count_their_steps(shim: Shim) -> None:
     assert counted.pid == json.loads((shim.runtime / "workers" / "1.json").read_text())["pid"]
     assert counted.loss is not None
     assert memory.read(0) is None
+    mapped = {file.path: file.end for file in read_mapped_files(mappings_path(str(shim.runtime), 1))}
+    assert mapped[str(shim.folder / "tokens.bin")] == 1 << 20, "read at the first step, before the data can change"
 
 
 def test_second_process_does_not_count_beside_first(tmp_path: Path) -> None:

@@ -48,9 +48,10 @@ RUN_STEP_FILE: Final = "step.json"  # the run's step in pod 0, which its agent s
 COUNTERS_FILE: Final = "counters"  # the ranks' counters of optimizer steps: memory that the launcher reads
 STEP_HINT_FILE: Final = "step-hint.json"  # what makes the steps of rank 0 visible: {"hint": …}
 PAGES: Final = ("port", "prom", "log")
-ENDING: Final = "ending"  # the suffix of the file with what keeps a rank's process alive after its program
 """Sources of a rank's progress, the best first: the port of its exporter, the page that the exporter wrote at its end,
 the values in its log."""
+ENDING: Final = "ending"  # the suffix of the file with what keeps a rank's process alive after its program
+MAPPINGS: Final = "maps"  # the suffix of the file with the data files that a rank maps
 
 # Exit codes of the launcher, and of a worker that knows its own category. The launcher maps every other exit code of
 # a worker to one of them. The Job's podFailurePolicy acts on them.

@@ -1,22 +1,20 @@
 """What is known about a rank that a signal has killed: the signal's meaning, faulthandler's report, mapped files."""
 
 import collections
-import itertools
 import os
 import re
 import signal
 from collections.abc import Iterator, Mapping
 from typing import Final, NamedTuple
 
-from ..base.files import is_own_file, read_json
+from ..base.files import is_own_file
 from ..base.pod import Pod
+from ..rank.mapped_files import MappedFile, mappings_path, read_mapped_files
 
 SHARED_MEMORY: Final = "/dev/shm"
 _MIB: Final = 1 << 20
 _SMALL_MIB: Final = 64  # of shared memory: what container runtimes give without a request
 _FULL_SHARE: Final = 0.1  # of shared memory, below which free space is short
-_MOST_MAPPINGS: Final = 4096  # read of one process
-_MOST_FILES: Final = 256  # kept of one process
 _FRAMES_SHOWN: Final = 15
 _RECURSION: Final = 30  # equal calls, after which a stack is one of endless recursion
 _MARK: Final = "Fatal Python error: "
@@ -144,36 +142,6 @@ def _describe_recursion(frames: list[re.Match[str]]) -> str:
     return f"endless recursion of {function} ({os.path.basename(path)}:{line}) has exhausted the stack"
 
 
-class MappedFile(NamedTuple):
-    """A file that a process maps into its memory. ``end``: bytes of the file that are mapped, from its beginning."""
-
-    path: str
-    inode: int
-    end: int
-
-
-def list_mapped_files(pid: int) -> list[MappedFile]:
-    """Return the data files that a process maps (Linux); empty if it cannot be read. Libraries are left out."""
-    files: dict[tuple[str, int], int] = {}
-    libraries = set()
-    try:
-        with open(f"/proc/{pid}/maps", encoding="utf-8", errors="replace") as lines:
-            for line in itertools.islice(lines, _MOST_MAPPINGS):
-                addresses, access, offset, _, inode, *name = line.split(None, 5)
-                path = name[0].rstrip("\n") if name else ""
-                if "x" in access:
-                    libraries.add(path)
-                if not path.startswith("/"):
-                    continue
-                start, _, end = addresses.partition("-")
-                mapped = int(offset, 16) + int(end, 16) - int(start, 16)
-                files[path, int(inode)] = max(files.get((path, int(inode)), 0), mapped)
-    except (OSError, ValueError):
-        return []
-    data = [MappedFile(path, inode, end) for (path, inode), end in files.items() if path not in libraries]
-    return data[:_MOST_FILES]
-
-
 def find_shortened(files: list[MappedFile]) -> str:
     """Return which mapped file is shorter than what is mapped of it; empty if none is.
 
@@ -202,12 +170,7 @@ def explain_bus_error(pod: Pod, local_rank: int) -> BusError:
 
     A process that ends gives its shared memory back, so that a small one counts as full.
     """
-    known = read_json(mappings_path(pod, local_rank)).get("files")
-    files = []
-    for item in known if isinstance(known, list) else ():
-        if isinstance(item, list) and list(map(type, item)) == [str, int, int]:
-            files.append(MappedFile(*item))
-    shortened = find_shortened(files)
+    shortened = find_shortened(read_mapped_files(mappings_path(pod.runtime, local_rank)))
     if shortened:
         return BusError(shortened, _SHORTENED)
     try:
@@ -220,8 +183,3 @@ def explain_bus_error(pod: Pod, local_rank: int) -> BusError:
     if size <= _SMALL_MIB or free <= size * _FULL_SHARE:
         return BusError(note, SHARED_MEMORY_REMEDY)
     return BusError(note, f"{_SHORTENED}; {_NO_STORAGE}")
-
-
-def mappings_path(pod: Pod, local_rank: int) -> str:
-    """Return the file in which the watchdog keeps the files that a rank maps."""
-    return os.path.join(pod.runtime, "output", f"{local_rank}.maps")

@@ -77,6 +77,7 @@ class ChildHook(ImportHook):
             pass
 
     def _count(self, module: Any) -> None:
+        from .mapped_files import keep_mapped_files, mappings_path
         from .steps import StepCounter
 
         counters.announce(self._runtime, self._local_rank)
@@ -93,6 +94,7 @@ class ChildHook(ImportHook):
 
         def claim() -> Any | None:
             self._groups.note_step()
+            keep_mapped_files(mappings_path(self._runtime, self._local_rank))
             # A check records every process that trains, not only the first one of a rank.
             return private if observers else counters.claim_slot(self._runtime, self._local_rank)
 

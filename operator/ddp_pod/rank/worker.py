@@ -13,7 +13,15 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..base.files import write_json
-from ..contract.names import ENDING, ENV_AGENT_PID, ENV_LAUNCHER_CONFIG, ENV_RANK_FEATURES, ENV_RUNTIME_DIR, PAGES
+from ..contract.names import (
+    ENDING,
+    ENV_AGENT_PID,
+    ENV_LAUNCHER_CONFIG,
+    ENV_RANK_FEATURES,
+    ENV_RUNTIME_DIR,
+    MAPPINGS,
+    PAGES,
+)
 from ..contract.processes import STACK_SIGNAL, set_parent_death_signal
 from . import counters
 from .groups import GroupRecorder, read_address
@@ -38,6 +46,7 @@ class _RankFiles:
         self.stacks = os.path.join(runtime, "stacks", local_rank)
         self.output = os.path.join(runtime, "output", local_rank)
         self.ending = f"{self.output}.{ENDING}"
+        self.mappings = f"{self.output}.{MAPPINGS}"
 
 
 def main(argv: Sequence[str], load_part: "Callable[[str], RankPart]") -> NoReturn:
@@ -82,7 +91,7 @@ def main(argv: Sequence[str], load_part: "Callable[[str], RankPart]") -> NoRetur
     groups = GroupRecorder(runtime, int(local_rank), files.collectives)
     groups.start()
     if slot is not None:
-        _count_steps(slot, groups, about, parts)
+        _count_steps(slot, groups, about, files, parts)
     _run_and_record(kind, target, args, files, about, groups)
 
 
@@ -98,8 +107,11 @@ def _open_slot(runtime: str, about: dict[str, Any]) -> Any:
     return slot
 
 
-def _count_steps(slot: Any, groups: GroupRecorder, about: dict[str, Any], parts: "Sequence[RankPart]") -> None:
+def _count_steps(
+    slot: Any, groups: GroupRecorder, about: dict[str, Any], files: _RankFiles, parts: "Sequence[RankPart]"
+) -> None:
     """Count this rank's optimizer steps. The import takes milliseconds, which a job without counters does not need."""
+    from .mapped_files import keep_mapped_files
     from .steps import StepCounter
 
     observers: tuple[StepObserver, ...] = ()
@@ -112,6 +124,7 @@ def _count_steps(slot: Any, groups: GroupRecorder, about: dict[str, Any], parts:
 
     def claim() -> Any:
         groups.note_step()
+        keep_mapped_files(files.mappings)
         return counters.take_slot(slot)
 
     StepCounter(slot, claim, observers, create_sampler).start()
@@ -130,6 +143,7 @@ def _remove_stale_files(files: _RankFiles) -> None:
         files.error,
         files.ending,
         f"{files.output}.end",
+        files.mappings,
         *groups,
         *(f"{files.metrics}.{page}" for page in PAGES),
     ):

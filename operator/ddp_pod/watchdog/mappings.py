@@ -3,12 +3,11 @@
 import time
 from typing import Final
 
-from ..base.files import try_write_json
 from ..base.pod import Pod, list_workers
 from ..base.service import Service
-from ..failures.crashes import MappedFile, list_mapped_files, mappings_path
 from ..failures.worker_failure import list_error_files
 from ..progress.rank_progress import RankReader
+from ..rank.mapped_files import MappedFile, list_mapped_files, mappings_path, write_mapped_files
 
 _SECONDS_BETWEEN_LOOKS: Final = 0.5
 _GROWTH: Final = 1.1  # of a process's age, from one reading to the next
@@ -47,6 +46,6 @@ class MappedFilesKeeper(Service):
                 continue
             self._read_at[worker.pid] = age
             files = list_mapped_files(worker.pid)
-            if files and files != self._mapped.get(worker.local_rank):
+            if files != self._mapped.get(worker.local_rank):
                 self._mapped[worker.local_rank] = files
-                try_write_json(mappings_path(self._pod, worker.local_rank), {"files": files})
+                write_mapped_files(mappings_path(self._pod.runtime, worker.local_rank), files)

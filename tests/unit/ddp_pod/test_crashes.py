@@ -18,18 +18,16 @@ import pytest
 from ddp_pod.base.files import write_json
 from ddp_pod.failures.crashes import (
     SIGNALS,
-    MappedFile,
     explain_bus_error,
     find_shortened,
     is_complete,
-    list_mapped_files,
-    mappings_path,
     read_crash,
 )
 from ddp_pod.failures.rules import WorkerEnd
 from ddp_pod.failures.worker_failure import HELPER_ENDED, add_last_lines, examine_worker
 from ddp_pod.progress.output import _RankOutput, read_end
 from ddp_pod.rank.killed_children import KilledChild, find_killed_child
+from ddp_pod.rank.mapped_files import MappedFile, list_mapped_files, mappings_path
 from tests.support.launcher_config import launcher_pod
 
 CRASH = """
@@ -108,7 +106,7 @@ def test_mapped_file_that_was_shortened_explains_a_bus_error(tmp_path: Path) -> 
     assert not find_shortened(own), "it is complete"
 
     os.truncate(data, 5000)
-    write_json(mappings_path(pod, 0), {"files": files})
+    write_json(mappings_path(pod.runtime, 0), {"files": files})
     text = f"the file {data} has only 5000 bytes, and the rank maps 102400"
     assert explain_bus_error(pod, 0).note == text
     failure = add_last_lines(pod, examine_worker(pod, WorkerEnd(-signal.SIGBUS)))
@@ -149,7 +147,7 @@ def test_bus_error_is_one_of_shared_memory_if_that_is_short(
 def test_invalid_list_of_mappings_explains_nothing(tmp_path: Path, content: dict[str, object]) -> None:
     pod = launcher_pod(tmp_path)
     (tmp_path / "output").mkdir()
-    write_json(mappings_path(pod, 0), content)
+    write_json(mappings_path(pod.runtime, 0), content)
     assert "bytes" not in explain_bus_error(pod, 0).note
 
 
@@ -163,7 +161,7 @@ def test_invalid_list_of_mappings_explains_nothing(tmp_path: Path, content: dict
         (signal.SIGUSR2, "no handler", "SIGUSR2"),
         (signal.SIGXFSZ, "ulimit -f", "SIGXFSZ"),
         (signal.SIGABRT, "native code", "SIGABRT"),
-        (signal.SIGHUP, "nohup", ""),
+        (signal.SIGHUP, "nohup", "SIGHUP"),
     ],
 )
 def test_signal_has_a_remedy_of_its_own(tmp_path: Path, number: signal.Signals, word: str, signature: str) -> None:
