@@ -630,6 +630,24 @@ class EarlyStopping:
 callback = EarlyStopping()""",
         step="callback.on_train_batch_end(rank, step)",
     ),
+    "a rank that leaves its group, and ends with 0 some seconds later": Planted(
+        cause=(
+            "rank 1",
+            "exit code 0",
+            "patience",
+        ),
+        remedy="(?i)leave the loop|another exit code",
+        pods=2,
+        step="""\
+if rank == 1 and step == 5:
+    print('no better loss: patience is over', flush=True)
+    del loss, model, optimizer
+    dist.destroy_process_group()
+    gc.collect()
+    time.sleep(3)
+    sys.exit(0)""",
+        setup="import gc",
+    ),
     "a thread that ends one rank with 0": Planted(
         cause=(
             "rank 1",

@@ -202,8 +202,8 @@ def describe_worker_failure(exit_code: int, exception_type: str, message: str, t
     return f"{name} ({os.path.basename(path)}, line {line})"
 
 
-def describe_early_exit(end: RankEnd, count: int, victim: int) -> str:
-    """Return the text about a rank that ended although a peer needed it; the failure of that ``victim`` follows it.
+def describe_early_exit(end: RankEnd, count: int, victim: str) -> str:
+    """Return the text about a rank that ended although a peer needed it. ``victim``: that peer, as ``rank 3``.
 
     ``count``: of all ranks, or of all pods, that had ended.
     """
@@ -213,7 +213,7 @@ def describe_early_exit(end: RankEnd, count: int, victim: int) -> str:
     if end.line:
         text += f" and the last line {end.line!r}"
     others = f" (and {count - 1} more)" if count > 1 else ""
-    return f"{text}{others}, when rank {victim} still needed it: "
+    return f"{text}{others}, when {victim} still needed it"
 
 
 def describe_absence(pod: Pod, problem: str) -> tuple[str, str]:

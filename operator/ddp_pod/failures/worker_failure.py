@@ -229,9 +229,8 @@ def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS
     message += _describe_signal(end, judgement, bus)
     left = ended_peers.first if outcome.secondary else None
     if left is not None:
-        is_young = _measure_run(pod, end) < SIGNIFICANT_SECONDS  # after hours, leaving the loop may depend on times
-        outcome = FATAL if is_young and not left.exception else SCRIPT_ERROR
-        message = describe_early_exit(left, ended_peers.total, end.rank) + message
+        outcome = _judge_early_exit(pod, end, left)
+        message = f"{describe_early_exit(left, ended_peers.total, f'rank {end.rank}')}: {message}"
         remedy = EARLY_EXIT_REMEDY
     elif bus is not None:
         remedy = bus.remedy
@@ -254,6 +253,34 @@ def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS
         evidence=evidence,
     )
     return failure if left is None else _attribute_to(left, pod, failure)
+
+
+def _judge_early_exit(pod: Pod, end: WorkerEnd, left: RankEnd) -> Outcome:
+    """Return what follows from a rank that left its peers. After hours, leaving the loop may depend on times."""
+    is_young = _measure_run(pod, end) < SIGNIFICANT_SECONDS
+    return FATAL if is_young and not left.exception else SCRIPT_ERROR
+
+
+def build_early_exit(pod: Pod, left: RankEnd, victim: str) -> Failure:
+    """Return the failure of a rank of this pod that exited with 0, whereupon the ranks of other pods lost a peer.
+
+    ``victim``: such a pod, as ``pod 0``.
+    """
+    local_rank = left.rank - pod.node * pod.nproc_per_node
+    end = WorkerEnd(EXIT_OK, time=time.time(), rank=left.rank, local_rank=local_rank)
+    outcome = _judge_early_exit(pod, end, left)
+    return Failure(
+        category=outcome.category,
+        container_exit_code=outcome.exit_code,
+        rank=left.rank,
+        local_rank=local_rank,
+        pod_index=pod.node,
+        exit_code=EXIT_OK,
+        message=describe_early_exit(left, 1, victim),
+        remedy=EARLY_EXIT_REMEDY,
+        time=end.time,
+        evidence=EVIDENCE_ERROR,
+    )
 
 
 def _await_helper_error(pod: Pod, local_rank: int) -> PrintedTraceback | None:
@@ -381,12 +408,13 @@ def build_signature(end: WorkerEnd, outcome: Outcome, kind: FailureKind = UNKNOW
     exception_type = end.exception_type
     if exception_type == HANG.name and end.place and not outcome.secondary:
         return f"{HANG.name} in {end.place}"[:TYPE_LIMIT]
+    number = -code if code < 0 else code - 128
+    if not exception_type and number in SIGNALS and not outcome.secondary:
+        return signal.Signals(number).name  # whoever sends it: nobody from outside hits the same step twice
     if outcome.secondary or not CATEGORIES[outcome.category].own or code in EXIT_CODES:
         return ""  # the script chose the reaction by one of the launcher's exit codes
-
-    number = -code if code < 0 else code - 128
     if not exception_type and number > 0:
-        return signal.Signals(number).name if number in SIGNALS else ""
+        return ""
     if not exception_type:
         return f"exit code {code}"
 

@@ -28,6 +28,7 @@ from ..failures.worker_failure import (
     EndedPeers,
     attribute_to_interruption,
     attribute_to_lost_master,
+    build_early_exit,
     build_interrupted_end,
     examine_worker,
     list_error_files,
@@ -51,7 +52,7 @@ from .channel import (
 from .fork_server import RankForker
 from .part import AgentPart, LocalRank, RoundExchange, Store, log_fault
 from .ranks import ForkedRanks, ForkingLogs, RankProcesses, RanksForked, handle_stop_signals, hold_stop_signals
-from .rendezvous import STATIC, PodRendezvous, PodReplacedError, TrainingOver
+from .rendezvous import STATIC, PodRendezvous, PodReplacedError, TrainingOver, Unfinished
 from .round_state import RoundState
 from .store import SignedStore, query_store
 
@@ -59,6 +60,7 @@ _SECONDS_TO_STOP = 30.0  # for ranks that have nothing to save, and at least for
 _SECONDS_TO_STOP_IN_VAIN = 5.0  # for ranks that wait for a lost pod, so that they cannot agree on saving
 _SECONDS_TO_PRINT = 0.5  # that a rank has for its traceback, while peers wait for its end
 _SECONDS_FOR_CAUSE = 20.0  # that ranks without a failure continue while peers only report that they lost one
+_SECONDS_BETWEEN_READS = 0.5  # of the store, while a pod waits for such a cause
 _SECONDS_FOR_PEERS = 300.0  # that a pod whose ranks have ended waits for those of its peers
 _SECONDS_FOR_PEERS_OF_RANK_0 = 5.0  # the same if the success of rank 0 is enough
 
@@ -266,9 +268,32 @@ class PodAgent(LocalElasticAgent):
             if not has_succeeded and rank_0_is_enough:
                 log("rank 0 has succeeded, which is enough by spec.successPolicy: the other pods are not waited for")
             return result
-        first_rank = worker_group.workers[0].global_rank
-        self._request_verdict([build_interrupted_end(self._pod, first_rank, self._interruption)], EndedPeers())
+        failure = None if rank_0_is_enough or self._pod.elastic else self._find_early_exit(local_ranks)
+        if failure is None:
+            first_rank = worker_group.workers[0].global_rank
+            failure = build_interrupted_end(self._pod, first_rank, self._interruption)
+        self._request_verdict([failure], EndedPeers())
         return RunResult(WorkerState.FAILED, failures={})
+
+    def _find_early_exit(self, local_ranks: Sequence[int]) -> Failure | None:
+        """Return the end of this pod's ranks as a failure if their peers have lost them; None: there is another reason.
+
+        A process closes its connections before it ends, so that peers may fail, and request a restart, before this pod
+        knows of the end.
+        """
+        deadline = time.monotonic() + _SECONDS_FOR_CAUSE
+        while True:
+            unfinished = query_store(self._find_unfinished)
+            if unfinished is None or unfinished.explained:
+                return None
+            if time.monotonic() > deadline:
+                break
+            time.sleep(_SECONDS_BETWEEN_READS)
+        left = self._describe_end(local_ranks)
+        if left is None:
+            return None
+        self._interruption = ""
+        return build_early_exit(self._pod, left, f"pod {unfinished.pod}")
 
     def _describe_end(self, local_ranks: Sequence[int]) -> RankEnd | None:
         """Return how the first of some ranks of this pod ended that have exited with 0."""
@@ -277,8 +302,12 @@ class PodAgent(LocalElasticAgent):
     def _is_unfinished(self) -> bool:
         """Return whether other pods train on. Raises: RuntimeError without the store."""
         if self._pod.is_multi_node and not self._interruption:
-            self._interruption = self._pod_rendezvous.find_unfinished(self._round_state.read_ended_pods)
+            unfinished = self._find_unfinished()
+            self._interruption = unfinished.reason if unfinished is not None else ""
         return bool(self._interruption)
+
+    def _find_unfinished(self) -> Unfinished | None:
+        return self._pod_rendezvous.find_unfinished(self._round_state.read_ended_pods)
 
     def _list_ending_ranks(self) -> list[int]:
         """Return the local ranks that have recorded an exception, and have had enough time to end after it.

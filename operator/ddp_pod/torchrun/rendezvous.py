@@ -74,6 +74,18 @@ class Round(NamedTuple):
     identities: Sequence[str] = ()
 
 
+class Unfinished(NamedTuple):
+    """A member that trains on although the ranks of another one have ended with 0, and why, in words.
+
+    ``explained``: whether a pod was asked to stop, has joined or left, or knows why ranks have failed. Else its ranks
+    have only lost a peer, and no pod has said so far which.
+    """
+
+    pod: int
+    reason: str
+    explained: bool
+
+
 _BEFORE_FIRST = Round(number=-1, members=(), restarts=0, address="", port=0, explained=True)
 
 
@@ -331,19 +343,23 @@ class PodRendezvous(api.RendezvousHandler):
         is_changing = self._shared.read(f"{self._next}/change") is not None
         return "pods join or leave the job" if is_changing else ""
 
-    def find_unfinished(self, list_ended: Callable[[], Collection[int]]) -> str:
-        """Return why other members train on although the ranks of this one have ended with 0; empty: none does.
+    def find_unfinished(self, list_ended: Callable[[], Collection[int]]) -> Unfinished | None:
+        """Return why other members train on although the ranks of this one have ended with 0; None: none does.
 
         A member that was asked to stop, or joins the next round, has not ended. A pod that joins for the first time
         comes too late. ``list_ended``, Raises: see ``find_interruption``.
         """
         stopping = self._list_stopping(list_ended)
         if stopping:
-            return describe_stop(stopping)
+            return Unfinished(stopping[0], describe_stop(stopping), explained=True)
         if not self._is_restart_requested():
-            return ""
+            return None
         rejoining = set(self._read_registrations()).intersection(self.current.members).difference(list_ended())
-        return f"pod {min(rejoining)} restarts its ranks" if rejoining else ""
+        if not rejoining:
+            return None
+        is_changing = self._shared.read(f"{self._next}/change") is not None
+        first = min(rejoining)
+        return Unfinished(first, f"pod {first} restarts its ranks", explained=is_changing or self._read_cause())
 
     def _list_stopping(self, list_ended: Callable[[], Collection[int]]) -> list[int]:
         """Return the other members that were asked to stop before their ranks had ended."""

@@ -141,16 +141,20 @@ class RoundState:
         return len(query_store(self.read_ended_pods) or ())
 
     def find_first_end(self) -> RankEnd | None:
-        """Return the first rank of the pod that ended first, within seconds; None: it has not described its end."""
-        return query_store(self._read_first_end)
+        """Return the first rank of the pod that ended first, within seconds; None: it has not described its end.
 
-    def _read_first_end(self) -> RankEnd | None:
+        That pod describes it some seconds after it has counted as ended: longer than a single question may take.
+        """
+        deadline = time.monotonic() + 3 * _SECONDS_TO_DESCRIBE
+        while True:
+            known = query_store(self._read_first_end)
+            if known is not None or time.monotonic() > deadline:
+                return None if known is None else read_record(RankEnd, known)
+            self._pause()
+
+    def _read_first_end(self) -> Any | None:
         ended = list(self.store.read_log("ended"))
-        if not ended:
-            return None
-        self._wait(lambda: self.store.read(f"end/{ended[0]}") is not None, 3 * _SECONDS_TO_DESCRIBE)
-        known = self.store.read(f"end/{ended[0]}")
-        return read_record(RankEnd, known) if known else None
+        return self.store.read(f"end/{ended[0]}") if ended else None
 
     def wait_for_ended_pods(
         self, patience: float, is_interrupted: Callable[[], bool], describe: Callable[[], RankEnd | None]

@@ -599,6 +599,7 @@ IN_LIBRARY = KEY_ERROR.replace("/src/", "/usr/lib/python3.12/site-packages/")
         (WorkerEnd(-11), None, "SIGSEGV"),
         (WorkerEnd(139), None, "SIGSEGV"),
         (WorkerEnd(-9), None, ""),
+        (WorkerEnd(-1), None, "SIGHUP"),
         (WorkerEnd(-6), None, "SIGABRT"),
         (WorkerEnd(-3), None, ""),
         (WorkerEnd(82), None, ""),

@@ -12,7 +12,7 @@ import pytest
 from torch.distributed.elastic.rendezvous import api
 
 from ddp_pod.torchrun import rendezvous
-from ddp_pod.torchrun.rendezvous import STATIC, PodRendezvous, PodReplacedError, TrainingOver
+from ddp_pod.torchrun.rendezvous import STATIC, PodRendezvous, PodReplacedError, TrainingOver, Unfinished
 from ddp_pod.torchrun.store import host_store
 from tests.support.launcher_config import launcher_pod
 
@@ -147,10 +147,10 @@ def test_stop_of_member_is_known_to_its_peers_in_the_same_round(fixed: Job) -> N
     assert [pod.find_interruption(ended()) for pod in fixed.pods] == ["", "", ""]
     fixed.pods[1].announce_stop()  # the store does not acknowledge it
     until(lambda: fixed.pods[0].find_interruption(ended()) == "pod 1 was asked to stop")
-    assert fixed.pods[0].find_unfinished(ended(0)) == "pod 1 was asked to stop"
+    assert fixed.pods[0].find_unfinished(ended(0)) == Unfinished(1, "pod 1 was asked to stop", explained=True)
     assert fixed.pods[1].find_interruption(ended()) == "", "its own stop is none of a peer"
     assert fixed.pods[0].find_interruption(ended(1)) == "", "its ranks had ended before"
-    assert fixed.pods[0].find_unfinished(ended(0, 1)) == ""
+    assert fixed.pods[0].find_unfinished(ended(0, 1)) is None
     fixed.pods[2].announce_stop()
     until(lambda: fixed.pods[0].find_interruption(ended()) == "pod 1 and 1 more were asked to stop")
     assert not fixed.waits(0), "the others train until the pod has left"
@@ -165,11 +165,13 @@ def test_pod_that_joins_interrupts_and_one_that_restarts_its_ranks_does_not(fixe
     fixed.meet(0, 1, 2)
     if is_new:
         fixed.pods[1] = fixed.start(1)
+    fixed.pods[1].knows_cause = False
     (joined,) = fixed.join(1)
     until(lambda: fixed.waits(0))
     assert fixed.pods[0].find_interruption(ended()) == ("pods join or leave the job" if is_new else "")
-    assert fixed.pods[0].find_unfinished(ended(0, 2)) == "pod 1 restarts its ranks"
-    assert fixed.pods[0].find_unfinished(ended(0, 1, 2)) == ""
+    unfinished = Unfinished(1, "pod 1 restarts its ranks", explained=is_new)
+    assert fixed.pods[0].find_unfinished(ended(0, 2)) == unfinished
+    assert fixed.pods[0].find_unfinished(ended(0, 1, 2)) is None
     fixed.meet(0, 2)
     joined.result(SOON)
 
@@ -180,7 +182,7 @@ def test_pod_that_joins_late_does_not_restart_ranks_that_have_ended(tmp_path: Pa
     (late,) = job.join(2)
     until(lambda: job.waits(0))
     assert job.pods[0].find_interruption(ended()) == "pods join or leave the job"
-    assert job.pods[0].find_unfinished(ended(0)) == ""
+    assert job.pods[0].find_unfinished(ended(0)) is None
     job.meet(0, 1)
     late.result(SOON)
     job.close()
