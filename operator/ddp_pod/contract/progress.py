@@ -74,6 +74,8 @@ class RankProgress:
     """Steps by which the total may be off, if it is from the log."""
     step_interval: float | None = _series(METRIC_STEP_INTERVAL)
     """Steps between two lines of the log."""
+    is_count_full: bool = False
+    """Whether the last count in the log is full, as ``20/20``, so that nothing more is announced."""
     share: float | None = _series(METRIC_PROGRESS)
     """Completed share of the run, 0 to 1."""
     epoch: float | None = _series(METRIC_EPOCH)

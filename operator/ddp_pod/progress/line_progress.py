@@ -89,6 +89,7 @@ class LineProgress:
             progress.total_steps = position.total
             progress.total_margin = position.margin if position.total and position.margin else None
             progress.share = position.step / position.total if position.total else None
+            progress.is_count_full = position.is_full
             progress.epoch = position.epoch
             progress.epochs = position.epochs
         progress.note_lost_loss()

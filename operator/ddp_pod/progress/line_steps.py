@@ -43,7 +43,7 @@ _SURE_EPOCHS = 20.0  # of which one more or less is no matter
 class StepPosition(NamedTuple):
     """The position of the run. ``step``, ``total``: in optimizer steps; ``margin``: by which the total may be off.
 
-    ``epoch``: from 1. None: unknown.
+    ``epoch``: from 1. None: unknown. ``is_full``: whether the last count of the lines is complete, as ``20/20``.
     """
 
     step: float
@@ -51,6 +51,7 @@ class StepPosition(NamedTuple):
     epoch: float | None
     epochs: float | None
     margin: float = 0.0
+    is_full: bool = False
 
 
 class Count(NamedTuple):
@@ -84,6 +85,7 @@ class NumberSeries:
         self.restarts = 0  # how often the number restarted, as with each epoch
         self.advances = 0
         self._counter: float | None = None  # of the last line
+        self._is_full = False
         self._reached_at: float | None = None  # the counter at the first line whose number is the total
         self._base_value = 0.0  # of the last line in which both had advanced, or the number had restarted
         self._base_counter = 0.0
@@ -112,6 +114,7 @@ class NumberSeries:
             self._base_value = value
             self._base_counter = counter
         self.value = value
+        self._is_full = total is not None and value in (total, total - (self.first == 0))
         self.total = total if total is not None and total >= value else None
         if self.total is not None and self._is_last_index(value, self.total, counter):
             self.total += 1
@@ -128,6 +131,10 @@ class NumberSeries:
         if self._reached_at is None:
             self._reached_at = counter
         return counter > (self._reached_at + 1 if self.is_epoch else total)
+
+    def is_full(self, counter: float) -> bool:
+        """Return whether the number has reached its total, or the last index before it, and no step has followed."""
+        return self._is_full and counter <= (self._counter or 0.0) + STEP_SLACK
 
     @property
     def total_may_be_index(self) -> bool:
@@ -252,7 +259,8 @@ class LineSteps:
         if total is not None and step > total + max(STEP_SLACK, STEP_SHARE * total):
             total = None  # it was of another number
         margin = 0.0 if scale == 1.0 else stream.largest_gain / scale
-        return StepPosition(step, total if total is None else max(step, total), epoch, epochs, margin)
+        total = total if total is None else max(step, total)
+        return StepPosition(step, total, epoch, epochs, margin, stream.is_full(counter))
 
     @property
     def last_step(self) -> float | None:

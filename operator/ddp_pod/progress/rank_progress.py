@@ -255,6 +255,7 @@ def _continue_steps(progress: RankProgress, counters: RankCounters) -> None:
         return
     progress.steps = float(counters.steps)
     progress.step += ahead
+    progress.is_count_full = progress.is_count_full and ahead <= STEP_SLACK
     if progress.total_steps and progress.step > progress.total_steps:
         progress.total_steps = None  # it was of another number
         progress.share = None
@@ -282,7 +283,8 @@ def complete_progress(progress: RankProgress) -> RankProgress:
     if not step or find_missing_steps(progress):
         return progress
     completed = replace(progress, share=1.0)
-    if completed.total_steps is not None:
+    # A script that ends where its last count is full has announced nothing more, however many epochs it planned.
+    if completed.total_steps is not None or completed.is_count_full:
         completed.total_steps = step
     epochs = completed.epochs or 0.0
     # The script counts epochs from 0, or its last one took less than a second.

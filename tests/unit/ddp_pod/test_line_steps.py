@@ -387,6 +387,27 @@ def test_epoch_counts_from_one_in_any_script(base: int, every: int) -> None:
     assert {2, 3} <= set(epochs) <= {1, 2, 3}
 
 
+@pytest.mark.parametrize(
+    ("shape", "full"),
+    [
+        (
+            lambda moment: f"epoch {moment.epoch} iteration {moment.batch - 1}/99 loss 1.0",
+            [99, 100, 199, 200],
+        ),  # 98 of 99
+        (lambda moment: f"epoch {moment.epoch} batch {moment.batch - 1}/100 loss 1.0", [100, 200]),
+        (lambda moment: f"Train Epoch: {moment.epoch} [{moment.batch * 8}/800] Loss: 1.0", [100, 200]),
+        (lambda moment: f"step {moment.step} loss 1.0", []),
+    ],
+)
+def test_count_is_full_at_the_end_of_an_epoch_only(shape: Format, full: list[int]) -> None:
+    run = LineRun()
+    seen = []
+    for step in range(1, 241):
+        run.train(shape, [step])
+        seen += [step] if run.progress.build(0).is_count_full else []
+    assert seen == full
+
+
 def test_estimated_total_has_a_margin_and_a_stated_one_has_none() -> None:
     samples = LineRun(epochs=1).train(OF_AN_EPOCH["mnist"], range(10, 61, 10))
     assert samples.progress.build(0).total_margin == 10.0

@@ -420,6 +420,12 @@ def test_progress_without_a_step_is_not_completed() -> None:
     assert complete_progress(RankProgress(loss=1.0)) == RankProgress(loss=1.0)
 
 
+@pytest.mark.parametrize("is_full", [True, False])
+def test_script_that_ends_where_its_count_is_full_has_made_all_steps(*, is_full: bool) -> None:
+    progress = RankProgress(step=60.0, is_count_full=is_full)
+    assert complete_progress(progress).total_steps == (60.0 if is_full else None)
+
+
 @pytest.mark.parametrize(("last", "shown"), [(9.0, 10.0), (10.0, 10.0), (4.0, 4.0)])
 def test_finished_run_shows_all_epochs_if_script_counts_from_0(last: float, shown: float) -> None:
     assert complete_progress(RankProgress(steps=8.0, epoch=last, epochs=10.0)).epoch == shown
