@@ -3,10 +3,11 @@
 ``parse_resource`` parses an object that an API server has validated. ``parse_manifest`` also does the validation of
 the API server (schema, defaults, CEL rules), for tools that work without one.
 
-A wrong job is refused in this order: the text of a file by ``documents``, the size by ``size``, names and types here,
-values and combinations by ``rules`` (on the API server by the CRD), the pod template by ``manifests/template``. A
-feature has the rules and checks of its fields in its folder. What the API server refuses of the children,
-``reconcile/executor`` turns into the condition Accepted.
+Without an API server a wrong job is refused in this order: the text of a file by ``documents``, the size by ``size``,
+names and types here, values and combinations by ``rules``, the pod template by ``manifests/template``. In a cluster
+the CRD (``crd``, with the same rules) refuses names, types, values and combinations at `kubectl apply`; the operator's
+``reconciler._parse_job`` what is stored nevertheless, ``executor.check`` the template, and a refusal of the children by
+the API server becomes the condition Accepted. A feature has the rules and checks of its fields in its folder.
 """
 
 import math

@@ -3,8 +3,11 @@
 Fractional numbers are strings, as the Kubernetes API conventions require. Times are datetimes here and RFC 3339 in
 JSON. Truncate a time to seconds before you store it, so that it equals the value that is read back.
 
-A new field is declared here. ``decide/describe.record_observation`` sets it if it is observed, ``decide/attempts`` if
-an attempt decides it, the hook ``record`` of a feature if that owns it. `make generate` writes the CRD and docs/api.md.
+A new field is declared here, also one of a feature. ``decide/describe.record_observation`` sets it if it is observed,
+``decide/attempts`` if an attempt decides it, the hook ``record`` of a feature if that owns it. One that belongs to an
+attempt is reset in ``attempts._build_next_attempt``. One that changes often is also in
+``transitions.is_minor_change``, or each change is written at once; a large one is cut in ``refusals.shorten_status``.
+`make generate` writes the CRD and docs/api.md.
 """
 
 from datetime import datetime
@@ -94,7 +97,7 @@ class RestartCounts(StatusFields, frozen=True, kw_only=True):
     in_place_after_loss: int = 0
     """The part of in_place that followed the loss of a pod, which replaced counts, or a resize."""
     replaced: int = 0
-    """Single pods that the Job replaced while training waited."""
+    """Single pods that were replaced while training waited, by the Job or by a queue."""
     before_run: int = 0
     """The part of total and replaced that preceded the present run of `ddp dev`."""
 

@@ -4,8 +4,9 @@
 same pods and replaced pods; ``count_failure`` counts a failure against the limits of spec.recovery (docs/api.md lists
 them). Restarts that start a new attempt are counted where that attempt is decided: ``attempts``.
 
-After a failure ``find_permanent_limit`` and ``find_limit`` return the limit that ends the job. Deadlines, process
-groups and replicas end it in ``decide``.
+After a failure ``find_permanent_limit`` (the next attempt would fail as well) and ``find_limit`` (a budget) return the
+limit that ends the job. Deadlines, process groups and replicas end it in ``decide``, a limit that restarts in the same
+pods have reached in ``attempts.note_restart_in_place``, and a success without its policy in ``attempts.succeed``.
 """
 
 from collections.abc import Collection

@@ -37,7 +37,7 @@ from ddp_pod.contract.failure_table import (
     USER_ERROR,
     Category,
 )
-from ddp_pod.contract.failure_text import EARLY_EXIT_REMEDY, HIDDEN_FAILURE_REMEDY, describe_rank_end
+from ddp_pod.contract.failure_text import HIDDEN_FAILURE_REMEDY, describe_rank_end
 from ddp_pod.contract.group_facts import LOST_LOSS, GroupFacts
 
 # A pod killed earlier than this before the first secondary failure was replaced in between, so it is not the cause.
@@ -88,13 +88,18 @@ def diagnose(state: State) -> Diagnosis | None:
 
 
 def _diagnose_failure(state: State, ended: list[PodEnd], fatal: list[PodEnd]) -> Diagnosis:
-    """Return the diagnosis of an attempt whose Job, or whose pods have failed."""
+    """Return the diagnosis of an attempt whose Job, or whose pods have failed.
+
+    From what explains most to what explains least: a rank that hid its failure behind exit code 0, a lost pod or node
+    if all else are symptoms, a root cause that a pod reports, a pod that may still report one, the rank for which the
+    others have waited, a symptom. Without any root cause the first two conditions hold, too.
+    """
     attempt = state.status.attempt
     pods = state.pods
     job = state.attempt_job
     first = _find_first_time(job, fatal)
     roots = [(pod, end) for pod, end in fatal if not end.secondary]
-    if all(end.remedy == EARLY_EXIT_REMEDY for _, end in roots):
+    if all(end.exit_code == constants.EXIT_OK for _, end in roots):  # peers have named a rank that left them
         hidden = _find_hidden_failure(attempt, pods, fatal)
         if hidden is not None:
             return Diagnosis(hidden)

@@ -25,7 +25,7 @@ AT_ONCE: Final = 0.0
 
 @dataclass(frozen=True, slots=True)
 class EnsureChildren:
-    """Create the missing objects of an attempt: Service, ConfigMap and Job."""
+    """Create the missing objects of an attempt: its Job, what its pods mount, and the Service."""
 
     attempt: int
     nodes: int

@@ -1,7 +1,7 @@
 """Kinds of failures that are recognized more precisely than by their category, each with its remedy.
 
 ``rules.find_kind`` compares them with exceptions. A new one is an entry of ``KINDS``, and a script with its answer in
-``tests/failures/planted.py``.
+``tests/failures/planted.py``. ``mistakes.recurs`` may still end the job where the table says that a restart may help.
 """
 
 import errno
@@ -328,4 +328,4 @@ KINDS: Final = (
         remedy="a tensor has another shape, type, device or number of samples than the call accepts: compare it "
         "with the message, also for the last batch, which may be smaller (drop_last=True)"),
 )  # fmt: skip
-"""The first kind that applies decides."""
+"""The most certain match decides, an errno before a type and words; then the place in this table."""

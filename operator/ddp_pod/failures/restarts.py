@@ -118,8 +118,10 @@ class InPlaceRestarts:
     @property
     def knows_cause(self) -> bool:
         """Whether a failure of this pod explains those of other pods, or an announced interruption does."""
-        if not self.failures or self._interrupted:
-            return self._interrupted
+        if self._interrupted:
+            return True
+        if not self.failures:
+            return False
         root_cause = find_root_cause(self.failures)
         return not root_cause.secondary and root_cause.container_exit_code != EXIT_PREEMPTED
 

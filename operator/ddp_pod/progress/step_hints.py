@@ -1,7 +1,8 @@
 """The hint for a script without visible steps: the reason, and a log pattern for the script's own lines.
 
 The log reader writes it, and the pod's report has it as ``step_hint``. The operator's ``decide/describe`` shows it in
-the condition Progressing (NoStepYet) if all pods run, no rank hangs, and the report of pod 0 can be read.
+the condition Progressing (NoStepYet) if all pods run, no rank hangs, and the report of pod 0 can be read. There is
+none with ``metrics.logPatterns``, and none if torchrun itself writes the ranks' output (``Supervisor._reads_output``).
 """
 
 import os

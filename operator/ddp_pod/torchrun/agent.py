@@ -352,7 +352,7 @@ class PodAgent(LocalElasticAgent):
         return result
 
     def _report_failures(self, result: RunResult, ended_peers: EndedPeers, ended: Collection[int]) -> None:
-        """Report the failures to the launcher, and restart the ranks if it decides so.
+        """Report the failures to the launcher, which decides whether the ranks restart.
 
         ``ended``: the local ranks that ended before the agent stopped the others.
         """
@@ -370,7 +370,11 @@ class PodAgent(LocalElasticAgent):
         self._request_verdict(failures, ended_peers)
 
     def _request_verdict(self, failures: Sequence[Failure], ended_peers: EndedPeers) -> None:
-        """Let the launcher decide whether the ranks restart. Pods that have ended wait no longer in an interruption."""
+        """Let the launcher decide whether the ranks restart. Pods that have ended wait no longer in an interruption.
+
+        The loop of torch.distributed.elastic asks ``_remaining_restarts`` next: 1 makes it call ``_restart_workers``,
+        0 ends the run.
+        """
         is_interrupted = bool(self._interruption) and all(failure.secondary for failure in failures)
         event = RanksFailed(failures, ended_peers.pods > 0 and not is_interrupted, self._read_step(), is_interrupted)
         verdict: Verdict = self._launcher.request(event)
@@ -381,7 +385,7 @@ class PodAgent(LocalElasticAgent):
 
     def _restart_workers(self, worker_group: WorkerGroup) -> None:
         step = None
-        if worker_group.state == WorkerState.HEALTHY:
+        if worker_group.state == WorkerState.HEALTHY:  # the ranks run: another pod has requested the restart
             if not self._find_interruption() and (self._has_own_failure() or self._awaits_cause()):
                 return
             self._pod_rendezvous.knows_cause = False

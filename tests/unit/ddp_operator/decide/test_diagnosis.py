@@ -23,7 +23,6 @@ from ddp_operator.decide.failures import ContainerKill
 from ddp_operator.decide.state import State
 from ddp_operator.decide.views import view_pod
 from ddp_pod.contract.failure_table import CATEGORIES
-from ddp_pod.contract.failure_text import EARLY_EXIT_REMEDY
 from tests.support.builders import NOW, child_job, child_pod, last_words, observe
 from tests.support.builders import job as build_job
 from tests.support.decisions import present
@@ -131,18 +130,19 @@ LOST = {**HIDDEN, "secondary": True}
 
 
 @pytest.mark.parametrize(
-    ("code", "remedy", "end", "root"),
+    ("code", "named", "end", "root"),
     [
-        (82, EARLY_EXIT_REMEDY, HIDDEN, (1, "UserError")),
-        (constants.EXIT_PEER_LOST, "", HIDDEN, (1, "UserError")),
-        (82, "", HIDDEN, (0, "CUDAError")),
-        (82, EARLY_EXIT_REMEDY, LOST, (0, "CUDAError")),
+        (82, 0, HIDDEN, (1, "UserError")),
+        (constants.EXIT_PEER_LOST, 1, HIDDEN, (1, "UserError")),
+        (82, 1, HIDDEN, (0, "CUDAError")),
+        (82, 0, LOST, (0, "CUDAError")),
     ],
 )
 def test_peer_that_ended_with_a_hidden_exception_is_root_cause_of_lost_peers(
-    code: int, remedy: str, end: Any, root: tuple[int, str]
+    code: int, named: int, end: Any, root: tuple[int, str]
 ) -> None:
-    message = last_words("NCCL" if code != 82 else "CUDAError", rank=0, secondary=code != 82, remedy=remedy)
+    """``named``: the exit code of the rank that the pod blames: of one that left its peers it is 0."""
+    message = last_words("NCCL" if code != 82 else "CUDAError", rank=0, secondary=code != 82, exitCode=named)
     failed = ended(0, code, message=message)
     peer = child_pod(1, "Succeeded", message=last_words(ends=[end]))
     result = diagnosis(failed, peer)
@@ -152,7 +152,7 @@ def test_peer_that_ended_with_a_hidden_exception_is_root_cause_of_lost_peers(
 
 
 def test_pods_are_awaited_whose_ranks_had_ended_before_their_peers_failed() -> None:
-    failed = ended(0, 82, message=last_words("UserError", rank=0, remedy=EARLY_EXIT_REMEDY))
+    failed = ended(0, 82, message=last_words("UserError", rank=0, exitCode=0))
     waits = present(diagnosis(failed, child_pod(1)))
     assert waits.cause is None
     assert blamed(diagnosis(failed, child_pod(1), seconds=100)) == (0, "UserError")
