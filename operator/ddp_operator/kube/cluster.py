@@ -45,7 +45,7 @@ from ddp_operator.kube.events import EventReader, EventWriter
 from ddp_operator.kube.pod_groups import explain_dropped_fields, explain_missing_pod_group, list_versions
 from ddp_operator.kube.resources import kind_of, type_of
 from ddp_operator.kube.scrape import Scraper
-from ddp_operator.reconcile.workqueue import lend_worker
+from ddp_operator.reconcile.lending import lend_worker
 
 _WRITE: Final = {"fieldManager": MANAGED_BY, "fieldValidation": "Strict"}
 METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s.io;v=v1,application/json"

@@ -32,8 +32,9 @@ from ddp_operator.manager.settings import PREFIX, Settings, SettingsError
 from ddp_operator.manager.telemetry import OperatorMetrics
 from ddp_operator.manifests.children import load_launcher
 from ddp_operator.reconcile import Reconciler
+from ddp_operator.reconcile.lending import lend_worker
 from ddp_operator.reconcile.prerequisites import read_job_defaults
-from ddp_operator.reconcile.workqueue import WorkQueue, lend_worker
+from ddp_operator.reconcile.workqueue import WorkQueue
 
 logger = logging.getLogger(__name__)
 

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, ParamSpec, TypeVar
 
+from ddp_operator.reconcile.lending import lend_worker
 from ddp_operator.reconcile.limits import run_limited
-from ddp_operator.reconcile.workqueue import lend_worker
 
 logger = logging.getLogger(__name__)
 

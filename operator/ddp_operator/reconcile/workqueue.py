@@ -11,13 +11,11 @@ import logging
 import random
 import time
 from collections import Counter, OrderedDict, deque
-from collections.abc import Awaitable, Callable, Hashable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
-from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from collections.abc import Awaitable, Callable, Hashable
+from typing import Generic, TypeVar
 
 from ddp_operator.api.cluster import ClusterError
+from ddp_operator.reconcile.lending import begin_call
 
 logger = logging.getLogger(__name__)
 
@@ -28,40 +26,11 @@ LAST_BACKOFF = 60.0
 MAX_WAITING = 8
 """Maximum calls at once, per worker: those with a worker, and those that wait without one."""
 
-_call: ContextVar["_Call"] = ContextVar("call")
-"""The current call."""
-
 
 def backoff(failures: int) -> float:
     """Return the seconds to wait after consecutive failures (1 is the first), without jitter."""
     # The exponent is bounded too, because 2.0 ** failures overflows after a night of failures.
     return min(LAST_BACKOFF, FIRST_BACKOFF * 2.0 ** min(failures - 1, 16))
-
-
-@dataclass
-class _Call:
-    queue: "WorkQueue[Any]"
-    waits: int = 0
-    """Number of things for which the call waits."""
-    has_lent: bool = False
-
-
-@contextmanager
-def lend_worker() -> Iterator[None]:
-    """Let another key be processed while the current one waits for something that is not the API server."""
-    call = _call.get(None)
-    if call is None:
-        yield
-        return
-    if not call.waits:
-        call.has_lent = call.queue.lend_worker()
-    call.waits += 1
-    try:
-        yield
-    finally:
-        call.waits -= 1
-        if not call.waits and call.has_lent:
-            call.queue.take_back_worker()
 
 
 class WorkQueue(Generic[K]):
@@ -184,7 +153,7 @@ class WorkQueue(Generic[K]):
             call.add_done_callback(self._calls.discard)
 
     async def _process(self, key: K) -> None:
-        _call.set(_Call(self))
+        begin_call(self)
         group = self._group(key)
         try:
             delay = await self._attempt(key)

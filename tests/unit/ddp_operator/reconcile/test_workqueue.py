@@ -10,7 +10,8 @@ import pytest
 
 from ddp_operator.api.cluster import ClusterError, VersionConflict
 from ddp_operator.reconcile import workqueue
-from ddp_operator.reconcile.workqueue import LAST_BACKOFF, MAX_WAITING, WorkQueue, backoff, lend_worker
+from ddp_operator.reconcile.lending import lend_worker
+from ddp_operator.reconcile.workqueue import LAST_BACKOFF, MAX_WAITING, WorkQueue, backoff
 
 Work = Callable[[str], Awaitable[float | None]]
 
