@@ -12,7 +12,9 @@ from ddp_operator.api import constants
 from ddp_operator.api.constants import EXIT_USER_ERROR
 from ddp_operator.api.crd import build_resource_schema
 from ddp_operator.api.job import CRASH_LOOP_FAILURES
+from ddp_operator.api.rules import list_rules
 from ddp_operator.api.spec import Recovery
+from ddp_operator.api.structural import document_of
 from ddp_operator.decide.hooks import Maturity
 from ddp_operator.features import FEATURES, SCHEMA
 from ddp_pod.contract.failure_table import (
@@ -48,7 +50,7 @@ The API server refuses unknown fields, values out of range and combinations that
 def write_page() -> str:
     """Return the page."""
     lines = [_HEAD, "## spec", "", *_SPEC_INTRODUCTION, ""]
-    fields = list(_walk(SCHEMA.document, "spec"))
+    fields = list(_walk(document_of(SCHEMA.spec), "spec"))
     for maturity in get_args(Maturity):
         rows = [_describe_field(*entry) for entry in fields if _find_maturity(entry[0]) == maturity]
         if rows:
@@ -84,7 +86,7 @@ def _write_limits() -> Iterator[str]:
 
 def _find_immutability() -> str:
     """Return the rule that names the fields which cannot be changed, and when."""
-    (message,) = (rule.message for rule in SCHEMA.rules if "once the job has started" in rule.message)
+    (message,) = (rule.message for rule in list_rules(SCHEMA) if "once the job has started" in rule.message)
     return f"Of `spec`, {message}"
 
 

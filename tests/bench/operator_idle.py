@@ -21,7 +21,7 @@ from pathlib import Path
 import psutil
 
 from ddp_operator.api import constants
-from ddp_operator.api.parse import parse_manifest
+from ddp_operator.api.job_file import parse_manifest
 from ddp_operator.features import SCHEMA
 from tests.bench.figures import ratio, table
 from tests.support.standin import StandIn

@@ -13,8 +13,9 @@ import pytest
 import yaml
 
 from ddp_operator.api.crd import build_crd
+from ddp_operator.api.job_file import parse_manifest
 from ddp_operator.api.kubeobjects import is_native_pod_group
-from ddp_operator.api.parse import parse_manifest, parse_resource
+from ddp_operator.api.parse import parse_resource
 from ddp_operator.features import SCHEMA
 from ddp_operator.manifests.children import build_children, load_launcher
 from tests.support.builders import UID, resource, template, trainer

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from ddp_operator.api.constants import KIND
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.api.parse import parse_manifest
+from ddp_operator.api.job_file import parse_manifest
 from ddp_operator.features import SCHEMA
 from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.resources import path

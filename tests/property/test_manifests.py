@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ddp_cli.client.validation import check_manifest
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.api.parse import parse_manifest
+from ddp_operator.api.job_file import parse_manifest
 from ddp_operator.features import SCHEMA
 from tests.support.fuzzing import examples, tally
 from tests.support.strategies import FULL, RICH, json, mutated

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.parse import parse_manifest
+from ddp_operator.api.job_file import parse_manifest
 from ddp_operator.features import SCHEMA
 from tests.bench.compare import AuditLog, format_table, list_lost_rows
 from tests.bench.neighbours import JOBSET, OURS, TOOLS, TRAINER

@@ -10,7 +10,8 @@ import yaml
 
 from ddp_operator.api.cel import check_rules
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.api.parse import parse_manifest, parse_resource
+from ddp_operator.api.job_file import parse_manifest
+from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.schema import KERNEL, Schema
 from ddp_operator.decide.hooks import Feature, build_schema
 from tests.support.builders import Json, resource

@@ -12,9 +12,7 @@ from ddp_operator.decide.decide import decide
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.stalls import is_stalled, stalled_since
 from ddp_operator.decide.state import Stall
-from ddp_operator.decide.transitions import (
-    list_purposes,
-)
+from ddp_operator.decide.usage import list_purposes
 from tests.support.builders import NOW, child_job, child_pod, decode, job, observe, page, template, trainer
 
 GPUS = template(trainer(resources={"limits": {"nvidia.com/gpu": 4}}))

@@ -12,7 +12,7 @@ import yaml
 
 from ddp_operator.api import constants
 from ddp_operator.api.crd import build_crd
-from ddp_operator.api.parse import find_among, parse_manifest
+from ddp_operator.api.job_file import find_among, parse_manifest
 from ddp_operator.api.status import Phase
 from ddp_operator.features import SCHEMA
 from ddp_operator.manifests.children import build_children

@@ -11,8 +11,8 @@ from typing import Any
 
 from ddp_operator.api.constants import POD_GROUP
 from ddp_operator.api.errors import FieldError, InvalidManifest
+from ddp_operator.api.job_file import FindProfile, Manifest, find_none, parse_manifest
 from ddp_operator.api.kubeobjects import is_native_pod_group
-from ddp_operator.api.parse import FindProfile, Manifest, find_none, parse_manifest
 from ddp_operator.api.pod_fields import find_unknown_fields, unknown_field
 from ddp_operator.features import SCHEMA
 from ddp_operator.manifests.children import PLACEHOLDER_UID, build_children

@@ -10,7 +10,7 @@ from ddp_cli.client.errors import ClientError
 from ddp_cli.client.packing.files import CannotPack
 from ddp_cli.client.packing.packed import PackedCode, pack_code
 from ddp_cli.client.validation import check_manifest
-from ddp_operator.api.parse import FindProfile, Manifest, find_none
+from ddp_operator.api.job_file import FindProfile, Manifest, find_none
 from ddp_operator.manifests.template import resolve_template
 
 ENTRYPOINT: Final = (

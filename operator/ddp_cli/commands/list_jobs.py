@@ -65,7 +65,7 @@ def format_table(
     items: Iterable[Mapping[str, Any]], now: datetime, *, namespaces: bool = False, wide: bool = False
 ) -> list[str]:
     """Return the header and the rows. The columns are the CRD's printer columns."""
-    from ddp_operator.api.crd import build_columns
+    from ddp_operator.api.columns import build_columns
 
     columns = build_columns()
     shown = [column for column in columns if wide or not column.get("priority")]
@@ -85,7 +85,7 @@ def align(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _format_cell(item: Mapping[str, Any], column: Mapping[str, Any], now: datetime) -> str:
-    from ddp_operator.api.crd import read_column
+    from ddp_operator.api.columns import read_column
 
     value = read_column(item, column["jsonPath"])
     if value is None:

@@ -12,8 +12,9 @@ from ddp_cli.commands.list_jobs import align
 from ddp_cli.view.terminal import print_text
 from ddp_operator.api.constants import CLUSTER_PROFILE_KIND, PROFILE_KIND
 from ddp_operator.api.documents import load_documents
-from ddp_operator.api.parse import FindProfile, find_among
+from ddp_operator.api.job_file import FindProfile, find_among
 from ddp_operator.api.profile import describe_values, read_profile
+from ddp_operator.api.structural import document_of
 from ddp_operator.features import SCHEMA
 
 _KINDS: Final = (PROFILE_KIND, CLUSTER_PROFILE_KIND)
@@ -94,7 +95,7 @@ def _format_table(profiles: Iterable[dict[str, Any]]) -> list[str]:
 def _describe(raw: dict[str, Any]) -> list[str]:
     """Return every value of a profile, and the field's description."""
     profile = read_profile(raw)
-    schema = SCHEMA.document
+    schema = document_of(SCHEMA.spec)
     lines = [f"{profile.kind} {profile.name}, digest {profile.digest}", ""]
     for path, value in describe_values(profile.job):
         lines += [f"{path}: {json.dumps(value)}", *_explain(schema, path)]

@@ -11,8 +11,9 @@ from typing import Any
 from cel_expr_python import cel
 from cel_expr_python.ext import ext_strings
 
+from ddp_operator.api.cel_rule import CelRule
 from ddp_operator.api.errors import FieldError
-from ddp_operator.api.rules import CelRule
+from ddp_operator.api.rules import list_rules
 from ddp_operator.api.schema import Schema
 
 _ABSENT = object()
@@ -25,7 +26,7 @@ def check_rules(resource: Mapping[str, Any], schema: Schema, old: Mapping[str, A
     stored object, is given.
     """
     errors = []
-    for rule in schema.rules:
+    for rule in list_rules(schema):
         node = _lookup(resource, rule.at)
         if node is _ABSENT:
             continue

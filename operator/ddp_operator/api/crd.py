@@ -6,11 +6,11 @@
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-import msgspec
-
 from ddp_operator.api import constants
+from ddp_operator.api.cel_rule import CelRule
+from ddp_operator.api.columns import build_columns
 from ddp_operator.api.profile import LOCKS_REMOVED
-from ddp_operator.api.rules import CelRule
+from ddp_operator.api.rules import list_rules
 from ddp_operator.api.schema import Schema
 from ddp_operator.api.status import OPAQUE, Status
 from ddp_operator.api.structural import build_schema, without_defaults
@@ -73,50 +73,6 @@ def _is_set_or_not_needed(path: str) -> str:
     conditions = [f"!has(self.{parent})" for parent in parents]
     conditions.append(f"has(self.{path})")
     return f"({' || '.join(conditions)})"
-
-
-COLUMNS: tuple[tuple[str, str, str, int], ...] = (
-    # name, type, JSONPath, priority (0: always shown; 1: with -o wide)
-    ("Phase", "string", ".status.phase", 0),
-    ("Reason", "string", ".status.reason", 0),
-    ("Nodes", "integer", ".spec.nodes", 0),
-    ("Progress", "string", ".status.progress.percent", 0),
-    ("ETA", "string", ".status.progress.eta", 0),
-    ("Throughput", "string", ".status.progress.throughput", 0),
-    ("Loss", "string", ".status.progress.loss", 0),
-    ("Restarts", "integer", ".status.restarts.all", 0),
-    ("Age", "date", ".metadata.creationTimestamp", 0),
-    ("Ready", "integer", ".status.nodes.ready", 1),
-    ("Epoch", "integer", ".status.progress.epoch", 1),
-    ("Val-Accuracy", "string", ".status.progress.valAccuracy", 1),
-    ("Attempt", "integer", ".status.attempt", 1),
-    ("Failure", "string", ".status.lastFailure.category", 1),
-    ("Code", "string", ".status.code.revision", 1),
-    ("Position", "integer", ".status.queue.position", 1),
-    ("Start", "string", ".status.queue.startP50", 1),
-)
-
-
-def render_columns(status: Status) -> list[Any]:
-    """Return the cells that `kubectl get ddp` prints for a status."""
-    resource = {"status": msgspec.to_builtins(status)}
-    return [read_column(resource, path) for _, _, path, priority in COLUMNS if not priority]
-
-
-def read_column(resource: Mapping[str, Any], path: str) -> Any:
-    """Return the value at a column's JSONPath, or None if there is none."""
-    value: Any = resource
-    for step in path.strip(".").split("."):
-        value = value.get(step) if isinstance(value, Mapping) else None
-    return value
-
-
-def build_columns() -> list[dict[str, Any]]:
-    """Return the printer columns of the job."""
-    return [
-        {"name": name, "type": kind, "jsonPath": path} | ({"priority": priority} if priority else {})
-        for name, kind, path, priority in COLUMNS
-    ]
 
 
 def build_crd(schema: Schema) -> dict[str, Any]:
@@ -194,7 +150,7 @@ def build_resource_schema(schema: Schema) -> dict[str, Any]:
             "status": status,
         },
     }
-    _add_rules(resource, schema.rules)
+    _add_rules(resource, list_rules(schema))
     _bound_lists(resource["properties"]["spec"])
     return resource
 
@@ -229,7 +185,7 @@ def build_profile_schema(schema: Schema) -> dict[str, Any]:
         },
     }
     members = job["properties"]
-    rules = [rule for rule in schema.rules if rule.at.startswith("spec.") and rule.at.split(".")[1] in members]
+    rules = [rule for rule in list_rules(schema) if rule.at.startswith("spec.") and rule.at.split(".")[1] in members]
     _add_rules({"properties": {"spec": job}}, rules)
     return profile
 

@@ -1,78 +1,42 @@
-"""CEL rules of the spec as data: the CRD contains them, and ``cel`` evaluates the same text offline.
+"""The CEL rules of the spec as data: the CRD contains them, and ``cel`` evaluates the same text offline.
 
-These are the rules of the kernel's fields, and what features write theirs with; a ``Schema`` has all of them.
+``RULES`` are those of the kernel's fields; ``list_rules`` has those of features, too.
 
 ``at`` is the schema node of the rule (its ``self``). ``field`` is the field that a refusal names, relative to ``at``.
 A rule whose text contains ``oldSelf`` is a transition rule; it is evaluated only if the stored object is known.
-
-The stored spec has defaults for ``nodes`` and ``suspend`` only: the operator must distinguish fields that the job sets
-from fields that it leaves to its profile. A rule over several fields reads the unset ones with ``read_or_default``.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+from functools import cache
 
 from msgspec import NODEFAULT, structs
 
+from ddp_operator.api.cel_rule import (
+    YEAR,
+    CelRule,
+    is_set,
+    read_or_default,
+    require,
+    require_between,
+    require_folder_url,
+)
 from ddp_operator.api.constants import MAX_NAME_LENGTH, MAX_NODES
+from ddp_operator.api.schema import Schema
 from ddp_operator.api.spec import Metrics, Rendezvous, Spec
 
 
-@dataclass(frozen=True, slots=True)
-class CelRule:
-    """One ``x-kubernetes-validations`` entry."""
-
-    at: str
-    cel: str
-    message: str
-    field: str = ""
-    explanation: str = ""
-    """CEL of a message that depends on values (``messageExpression``); used instead of ``message``."""
-    if_complete: bool = False
-    """True: the rule does not apply to a spec that a profile may still complete."""
-
-    @property
-    def is_transition(self) -> bool:
-        """True if the rule compares with the stored object."""
-        return "oldSelf" in self.cel
+@cache
+def list_rules(schema: Schema) -> tuple[CelRule, ...]:
+    """Return the rules of the kernel and of features, the kernel's first."""
+    written = (*RULES, *(rule for part in schema.owned for rule in part.rules))
+    return (*_complete_rules(written, schema.spec), _forbid_changes(schema))
 
 
-def require_between(at: str, least: int, most: int, remedy: str) -> CelRule:
-    """Return the rule that the number at a node is within bounds."""
-    return CelRule(at, f"self >= {least} && self <= {most}", f"must be between {least} and {most}; {remedy}")
-
-
-def read_or_default(path: str, default: str | int | bool | list[str]) -> str:
-    """Return CEL for the value of the member at ``path``, or ``default`` if the member is absent."""
-    literal = str(default).lower() if isinstance(default, bool) else repr(default)
-    return f"({_is_set(path)} ? self.{path} : {literal})"
-
-
-def _is_set(path: str) -> str:
-    """Return CEL that is true if the member at ``path``, and every object above it, is set."""
-    parts = path.split(".")
-    return " && ".join(f"has(self.{'.'.join(parts[:end])})" for end in range(1, len(parts) + 1))
-
-
-def require(path: str, condition: str, message: str) -> CelRule:
-    """Return the rule that the member at ``path`` requires a condition on other members. A profile may set those."""
-    return CelRule("spec", f"!({_is_set(path)}) || {condition}", message, field=f".{path}", if_complete=True)
-
-
-def require_folder_url(at: str) -> CelRule:
-    """Return the rule that the text at a node is the URL of a folder in a store."""
-    return CelRule(
-        at,
-        "self.matches('^[a-z][a-z0-9+.-]*://[^ ]+$') && !self.matches('^(data|https?|memory)://')",
-        "must be the URL of a writable folder, such as s3://bucket/prefix; change it",
-    )
-
-
-def complete_rules(rules: Iterable[CelRule], spec: type[Spec]) -> Iterator[CelRule]:
+def _complete_rules(rules: Iterable[CelRule], spec: type[Spec]) -> Iterator[CelRule]:
     """Yield the rules; those of complete specs ignore one that lacks a group with defaults: a profile may add to it."""
     groups = [field.encode_name for field in structs.fields(spec) if field.default_factory is not NODEFAULT]
-    is_incomplete = f"(has(self.profileRef) && !({' && '.join(map(_is_set, groups))}))"
+    is_incomplete = f"(has(self.profileRef) && !({' && '.join(map(is_set, groups))}))"
     for rule in rules:
         yield replace(rule, cel=f"{is_incomplete} || {rule.cel}") if rule.if_complete else rule
 
@@ -80,32 +44,17 @@ def complete_rules(rules: Iterable[CelRule], spec: type[Spec]) -> Iterator[CelRu
 _BACKEND = read_or_default("rendezvous.backend", Rendezvous().backend)
 _PORTS = read_or_default("rendezvous.port", Rendezvous().port), read_or_default("metrics.port", Metrics().port)
 
-ONCE_STARTED = ("profileRef", "elastic", "spares", "rendezvous", "metrics", "scheduling", "networkPolicy")
-"""Immutable from attempt 1: the objects that all attempts share are built from them."""
-ONCE_RUN = (
-    "procPerNode",
-    "shm",
-    "watchdog",
-    "securityProfile",
-    "checkpoint",
-    "successPolicy",
-    "template",
-    "code",
-    "dev",
-)
-"""Immutable after the first pod has run; until then an edit replaces the attempt's Job."""
-_DEADLINES = ("activeDeadlineSeconds", "pendingDeadlineSeconds")
-ONCE_ENDED = ("nodes", "suspend", "recovery", *_DEADLINES, "processGroupPolicy")
-"""Immutable after the job has ended: an edit would have no effect."""
 
-
-def forbid_changes(once_started: Sequence[str], once_run: Sequence[str], once_ended: Sequence[str]) -> CelRule:
+def _forbid_changes(schema: Schema) -> CelRule:
     """Return the rule of the immutable fields, which depend on how far the job is.
 
     This is one rule for all fields, because the API server evaluates all rules at each write, also of the status, and
     copies the schema of all members whenever a rule reads one: a rule for each field cost a third of such a write. The
     rule first compares the status: a write that changes the status cannot change the spec.
     """
+    once_started = schema.list_fixed("started")
+    once_run = schema.list_fixed("run")
+    once_ended = schema.list_fixed("ended")
     has_ended = "has(self.status.completionTime)"
     has_run = f"({has_ended} || has(self.status.firstRunTime))"
     groups = ((once_started, ""), (once_run, has_run), (once_ended, has_ended))
@@ -145,7 +94,6 @@ def _is_unchanged(name: str) -> str:
 
 
 # Bounds beyond any real job, which Kubernetes and Python can represent.
-YEAR: Final = 366 * 24 * 3600
 _MAX_RESTARTS = 10_000
 _MAX_STEPS = 2**31 - 1
 _MAX_PROCESSES = 1024

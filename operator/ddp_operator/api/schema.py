@@ -27,11 +27,10 @@ from typing import (
 import msgspec
 from msgspec import NODEFAULT, Struct, structs
 
+from ddp_operator.api.cel_rule import CelRule
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.faults import FAULTS, describe_fault
-from ddp_operator.api.rules import ONCE_ENDED, ONCE_RUN, ONCE_STARTED, RULES, CelRule, complete_rules, forbid_changes
 from ddp_operator.api.spec import Spec, SpecFields
-from ddp_operator.api.structural import build_schema
 from ddp_pod.contract.plan import PodPlan
 
 if TYPE_CHECKING:  # a job refers to its schema
@@ -42,6 +41,32 @@ T_co = TypeVar("T_co", bound=SpecFields, covariant=True)
 Check = Callable[["DDPTrainingJob", Mapping[str, Any], Mapping[str, Any]], Iterable[FieldError]]
 """Returns the errors of a job that CEL rules cannot find, from its pod spec and its training container."""
 Stage = Literal["started", "run", "ended"]
+_FIXED: Final[Mapping[Stage, tuple[str, ...]]] = {
+    # From attempt 1: the objects that all attempts share are built from them.
+    "started": ("profileRef", "elastic", "spares", "rendezvous", "metrics", "scheduling", "networkPolicy"),
+    # After the first pod has run; until then an edit replaces the attempt's Job.
+    "run": (
+        "procPerNode",
+        "shm",
+        "watchdog",
+        "securityProfile",
+        "checkpoint",
+        "successPolicy",
+        "template",
+        "code",
+        "dev",
+    ),
+    # After the job has ended: an edit would have no effect.
+    "ended": (
+        "nodes",
+        "suspend",
+        "recovery",
+        "activeDeadlineSeconds",
+        "pendingDeadlineSeconds",
+        "processGroupPolicy",
+    ),
+}
+"""The kernel's members that may no longer change."""
 
 
 class CheckedTemplate(Protocol):
@@ -159,23 +184,9 @@ class Schema:
         self.owned: Final = tuple(owned)
         self.spec: Final = _compose(self.owned)
         """The struct that a spec is decoded as."""
-        self.once_run: Final = (*ONCE_RUN, *self._list_fixed("run"))
         preparing = [part for part in self.owned if part.prepare is not None]
-        self.replacing: Final = (*self.once_run, *(name for part in preparing for name in part.names))
+        self.replacing: Final = (*self.list_fixed("run"), *(name for part in preparing for name in part.names))
         """The members whose change replaces the Job before a pod has run."""
-
-    @cached_property
-    def rules(self) -> tuple[CelRule, ...]:
-        """All rules, the kernel's first."""
-        written = (*RULES, *(rule for part in self.owned for rule in part.rules))
-        started = (*ONCE_STARTED, *self._list_fixed("started"))
-        ended = (*ONCE_ENDED, *self._list_fixed("ended"))
-        return (*complete_rules(written, self.spec), forbid_changes(started, self.once_run, ended))
-
-    @cached_property
-    def document(self) -> dict[str, Any]:
-        """The structural schema of a complete spec, with its defaults. Do not change it."""
-        return build_schema(self.spec)
 
     @cached_property
     def with_defaults(self) -> tuple[str, ...]:
@@ -186,8 +197,9 @@ class Schema:
         """Return the fields that ask for a Job before attempt 1; None: there is none. It is one feature's at most."""
         return next((part for part in self.owned if part.prepare is not None and part.is_set(spec)), None)
 
-    def _list_fixed(self, stage: Stage) -> list[str]:
-        return [name for part in self.owned if part.fixed_once == stage for name in part.names]
+    def list_fixed(self, stage: Stage) -> tuple[str, ...]:
+        """Return the members that may no longer change from a stage of the job on, the kernel's first."""
+        return (*_FIXED[stage], *(name for part in self.owned if part.fixed_once == stage for name in part.names))
 
 
 def _compose(owned: Iterable[OwnFields[SpecFields]]) -> type[Spec]:

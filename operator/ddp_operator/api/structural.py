@@ -1,6 +1,7 @@
 """Structural schemas of structs. They have neither ``$ref`` nor ``anyOf`` over types, so all types are inlined."""
 
 import inspect
+from functools import cache
 from typing import Any
 
 import msgspec
@@ -14,6 +15,12 @@ _SCALARS = {mi.IntType: "integer", mi.FloatType: "number", mi.StrType: "string",
 def build_schema(cls: type[msgspec.Struct]) -> dict[str, Any]:
     """Return the structural schema of a struct, with its descriptions and defaults at every level."""
     return _convert(mi.type_info(cls))
+
+
+@cache
+def document_of(cls: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the same, shared by all callers. Do not change it."""
+    return build_schema(cls)
 
 
 def _convert(info: mi.Type) -> dict[str, Any]:

@@ -52,7 +52,7 @@ from ddp_operator.decide.kueue import is_resize_waiting, was_suspending
 from ddp_operator.decide.losses import find_lost_pods, is_replacing, list_nodes_to_leave
 from ddp_operator.decide.report import drop_eta
 from ddp_operator.decide.state import AT_ONCE, Decision, Observation, Refusal, Remark, State
-from ddp_operator.decide.transitions import account
+from ddp_operator.decide.usage import account
 from ddp_operator.decide.views import JobView, PodView
 from ddp_pod.contract.group_facts import ALONE, DIFFERENT, LOST_LOSS, SEPARATE
 

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddp_cli.view.why import explain_why
-from ddp_operator.api.crd import render_columns
+from ddp_operator.api.columns import render_columns
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import CheckpointStatus, Condition, Progress, Status
 from ddp_operator.decide import conditions as c

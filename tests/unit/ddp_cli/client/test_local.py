@@ -15,7 +15,7 @@ import yaml
 from ddp_cli import Client, ClientError, Conflict, NotFound
 from ddp_cli.client.runs import read_job
 from ddp_cli.local.folder import DELETED, RunFolder
-from ddp_operator.api.parse import parse_manifest
+from ddp_operator.api.job_file import parse_manifest
 from ddp_operator.features import SCHEMA
 from tests.support.builders import resource
 

@@ -15,7 +15,8 @@ import yaml
 from ddp_cli.client.validation import check_manifest
 from ddp_operator.api.cluster import Refused
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.api.parse import parse_manifest
+from ddp_operator.api.job_file import parse_manifest
+from ddp_operator.api.structural import document_of
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.features import FEATURES, SCHEMA
 from ddp_operator.manifests.template import resolve_template
@@ -58,7 +59,7 @@ def named(name: Any) -> Any:
     return resource() | {"metadata": {"name": name}}
 
 
-FIELDS = ", ".join(SCHEMA.document["properties"])
+FIELDS = ", ".join(document_of(SCHEMA.spec)["properties"])
 ROWS = [
     BrokenManifest("misspelt field", "crd", job(verbose=3), f'unknown field "spec.verbose"; known fields: {FIELDS}'),
     BrokenManifest("field of another operator", "crd", job(replicas=3), 'unknown field "spec.replicas"; write nodes: the number of pods'),

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from ddp_operator.api.crd import build_crd, render_crd
-from ddp_operator.api.parse import parse_manifest
+from ddp_operator.api.job_file import parse_manifest
+from ddp_operator.api.structural import document_of
 from ddp_operator.features import SCHEMA
 from tests.support.builders import resource
 
@@ -88,7 +89,7 @@ def apply_defaults(value: Any, schema: dict[str, Any]) -> Any:
 def test_defaults_of_schema_are_those_of_parser(spec: dict[str, Any]) -> None:
     raw = resource(**spec)
     manifest = parse_manifest(yaml.safe_dump(raw), SCHEMA)
-    stored = apply_defaults(yaml.safe_load(yaml.safe_dump(raw)), {"properties": {"spec": SCHEMA.document}})
+    stored = apply_defaults(yaml.safe_load(yaml.safe_dump(raw)), {"properties": {"spec": document_of(SCHEMA.spec)}})
     assert manifest.resource["spec"] == stored["spec"]
     assert msgspec.convert(stored["spec"], SCHEMA.spec) == manifest.job.spec
 

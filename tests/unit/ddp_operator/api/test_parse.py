@@ -5,8 +5,10 @@ from typing import Any
 import pytest
 import yaml
 
+from ddp_operator.api.documents import load_documents
 from ddp_operator.api.errors import FieldError, InvalidManifest
-from ddp_operator.api.parse import load_documents, parse_manifest, parse_resource
+from ddp_operator.api.job_file import parse_manifest
+from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import Status
 from ddp_operator.features import SCHEMA

@@ -9,7 +9,7 @@ import yaml
 
 from ddp_operator.api.crd import NOT_OF_PROFILES, build_profile_schema
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.api.parse import find_among, parse_manifest
+from ddp_operator.api.job_file import find_among, parse_manifest
 from ddp_operator.api.profile import describe_values, merge_profile, read_profile
 from ddp_operator.api.status import Profile
 from ddp_operator.features import SCHEMA

@@ -9,10 +9,10 @@ import pytest
 from msgspec import Meta
 
 from ddp_operator.api.cel import check_rules
+from ddp_operator.api.cel_rule import require
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.faults import FAULTS
 from ddp_operator.api.parse import parse_resource
-from ddp_operator.api.rules import require
 from ddp_operator.api.schema import KERNEL, OwnFields, Schema
 from ddp_operator.api.spec import Recovery, SpecFields
 from ddp_operator.manifests.template import resolve_template
@@ -105,7 +105,7 @@ def test_rules_of_features_apply_with_profile_once_complete() -> None:
     assert check_rules(change(item, "spec.profileRef", {"name": "a"}), SCHEMA) == []
     old = change(item, "spec.soup", {"salt": 1}) | {"status": {"attempt": 1, "firstRunTime": "2026-11-20T12:00:00Z"}}
     assert list_refused(change(old, "spec.soup.salt", 2), SCHEMA, old) == ["spec"]
-    assert "soup" in SCHEMA.once_run
+    assert "soup" in SCHEMA.list_fixed("run")
 
 
 def test_fault_of_check_refuses_job_and_is_counted() -> None:

@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.api.parse import parse_manifest, parse_resource
+from ddp_operator.api.job_file import parse_manifest
+from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.profile import merge_profile, read_profile
 from ddp_operator.api.size import MAX_BYTES, MAX_DEPTH, MAX_VALUES, OversizeSpec, refuse_oversize
 from ddp_operator.features import SCHEMA

@@ -33,14 +33,13 @@ from ddp_operator.decide import conditions as c
 from ddp_operator.decide.transitions import (
     COLUMNS,
     MAX_ROWS,
-    PRODUCTIVE,
-    WAITING,
     Used,
     extend_history,
     find_transitions,
     is_minor_change,
     list_transition_events,
 )
+from ddp_operator.decide.usage import PRODUCTIVE, WAITING
 from tests.support.builders import NOW, child_job, child_pod, last_words, template, trainer
 from tests.support.decisions import present
 from tests.support.timeline import JobTimeline, pods, training

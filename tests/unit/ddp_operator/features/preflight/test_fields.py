@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.api.parse import find_among, parse_manifest
+from ddp_operator.api.job_file import find_among, parse_manifest
 from ddp_operator.decide.hooks import build_schema
 from ddp_operator.features.preflight import FEATURE
 from tests.support.builders import profile, resource

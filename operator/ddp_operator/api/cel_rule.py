@@ -1,0 +1,61 @@
+"""A CEL rule of the spec, and what the kernel and features write rules with.
+
+The stored spec has defaults for ``nodes`` and ``suspend`` only: the operator must distinguish fields that the job sets
+from fields that it leaves to its profile. A rule over several fields reads the unset ones with ``read_or_default``.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+YEAR: Final = 366 * 24 * 3600
+"""A bound beyond any real job, in seconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class CelRule:
+    """One ``x-kubernetes-validations`` entry."""
+
+    at: str
+    cel: str
+    message: str
+    field: str = ""
+    explanation: str = ""
+    """CEL of a message that depends on values (``messageExpression``); used instead of ``message``."""
+    if_complete: bool = False
+    """True: the rule does not apply to a spec that a profile may still complete."""
+
+    @property
+    def is_transition(self) -> bool:
+        """True if the rule compares with the stored object."""
+        return "oldSelf" in self.cel
+
+
+def require_between(at: str, least: int, most: int, remedy: str) -> CelRule:
+    """Return the rule that the number at a node is within bounds."""
+    return CelRule(at, f"self >= {least} && self <= {most}", f"must be between {least} and {most}; {remedy}")
+
+
+def read_or_default(path: str, default: str | int | bool | list[str]) -> str:
+    """Return CEL for the value of the member at ``path``, or ``default`` if the member is absent."""
+    literal = str(default).lower() if isinstance(default, bool) else repr(default)
+    return f"({is_set(path)} ? self.{path} : {literal})"
+
+
+def is_set(path: str) -> str:
+    """Return CEL that is true if the member at ``path``, and every object above it, is set."""
+    parts = path.split(".")
+    return " && ".join(f"has(self.{'.'.join(parts[:end])})" for end in range(1, len(parts) + 1))
+
+
+def require(path: str, condition: str, message: str) -> CelRule:
+    """Return the rule that the member at ``path`` requires a condition on other members. A profile may set those."""
+    return CelRule("spec", f"!({is_set(path)}) || {condition}", message, field=f".{path}", if_complete=True)
+
+
+def require_folder_url(at: str) -> CelRule:
+    """Return the rule that the text at a node is the URL of a folder in a store."""
+    return CelRule(
+        at,
+        "self.matches('^[a-z][a-z0-9+.-]*://[^ ]+$') && !self.matches('^(data|https?|memory)://')",
+        "must be the URL of a writable folder, such as s3://bucket/prefix; change it",
+    )
