@@ -34,7 +34,7 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.kubeobjects import utc_now
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.decide.hooks import Hooks
-from ddp_operator.decide.views import PodView, view_pod
+from ddp_operator.decide.views import PodView
 from ddp_operator.features import SCHEMA
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.client import ApiClient
@@ -46,6 +46,7 @@ from ddp_operator.manager.operator import Operator
 from ddp_operator.manager.settings import Settings
 from ddp_operator.manifests.children import build_children, load_launcher
 from ddp_operator.manifests.template import check_log_patterns
+from ddp_operator.reading.objects import view_pod
 from ddp_operator.reconcile.limits import PageBudget
 from ddp_operator.reconcile.observer import Observer
 from ddp_operator.reconcile.turns import Turns

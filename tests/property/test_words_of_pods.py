@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 from ddp_operator.api.crd import build_crd
 from ddp_operator.api.status import Status
 from ddp_operator.decide.diagnosis import diagnose
-from ddp_operator.decide.failures import parse_termination
 from ddp_operator.decide.report import build_checkpoint, build_progress
 from ddp_operator.decide.state import Observation, State
-from ddp_operator.decide.views import view_pod
 from ddp_operator.features import SCHEMA
+from ddp_operator.reading.objects import view_pod
+from ddp_operator.reading.terminations import parse_termination
 from ddp_pod.contract.failure_table import CATEGORIES
 from ddp_pod.contract.progress import SERIES, RankProgress
 from tests.support.builders import NOW, child_pod, job

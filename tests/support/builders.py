@@ -15,9 +15,11 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import Status
-from ddp_operator.decide.report import Page, decode_report
-from ddp_operator.decide.state import Observation, view_children
+from ddp_operator.decide.report import Page
+from ddp_operator.decide.state import Observation
 from ddp_operator.features import SCHEMA
+from ddp_operator.reading.objects import view_children
+from ddp_operator.reading.pages import decode_report
 from ddp_pod.contract.progress import RankProgress
 from ddp_pod.contract.records import to_json
 from tests.support.launcher_config import encoded_config

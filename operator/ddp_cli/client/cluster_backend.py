@@ -27,7 +27,7 @@ from ddp_operator.api.kubeobjects import utc_now
 from ddp_operator.api.parse import parse_status
 from ddp_operator.decide.conditions import INIT_CONTAINER_RUNNING
 from ddp_operator.decide.failures import sentence
-from ddp_operator.decide.views import view_pod
+from ddp_operator.reading.objects import view_pod
 
 _DELETE: Final = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}
 

@@ -25,8 +25,9 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.status import ENDED_PHASES
 from ddp_operator.api.stored_fields import Reading, read_fields, read_status
 from ddp_operator.api.yaml_writer import format_documents
-from ddp_operator.decide.report import Page, Rates, decode_report
+from ddp_operator.decide.report import Page, Rates
 from ddp_operator.features import SCHEMA
+from ddp_operator.reading.pages import decode_report
 from ddp_pod.contract.credentials import hide_credentials
 from ddp_pod.contract.plain_files import open_plain
 from ddp_pod.contract.progress import RankProgress

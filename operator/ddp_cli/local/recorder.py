@@ -14,8 +14,9 @@ from ddp_cli.local.job_controller import completion_index
 from ddp_cli.local.kubelet import name_file
 from ddp_operator.api import constants
 from ddp_operator.api.cluster import Object
-from ddp_operator.decide.failures import parse_termination
-from ddp_operator.decide.report import STALLED, Page, RateMeter, decode_report
+from ddp_operator.decide.report import STALLED, Page
+from ddp_operator.reading.pages import RateMeter, decode_report
+from ddp_operator.reading.terminations import parse_termination
 from ddp_pod.contract.progress import RankProgress
 
 _EVERY_SECONDS: Final = 1.0

@@ -37,9 +37,9 @@ from ddp_operator.decide.conditions import (
     find_obstacle,
 )
 from ddp_operator.decide.dev import describe_run
-from ddp_operator.decide.diagnosis import find_kill
 from ddp_operator.decide.failures import describe_detail, describe_end, describe_failure, sentence
-from ddp_operator.decide.scheduling import EXPLAINING_EVENTS, SCHEDULER_EVENT, read_event_time
+from ddp_operator.decide.scheduling import EXPLAINING_EVENTS, SCHEDULER_EVENT
+from ddp_operator.reading.events import find_kill, read_event_time
 from ddp_pod.contract.failure_text import HIDDEN_FAILURE_REMEDY, NON_FINITE_REMEDY, PROBE_REMEDY
 
 

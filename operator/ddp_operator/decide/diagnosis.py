@@ -1,13 +1,8 @@
-"""Diagnose an attempt: whether it failed, and its root cause, the earliest failure that is not secondary. Pure.
+"""Diagnose an attempt: whether it failed, and its root cause, the earliest failure that is not secondary. Pure."""
 
-Only the kubelet's Events distinguish a failed probe from another signal.
-"""
-
-import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
 
 from msgspec.structs import replace
 
@@ -16,13 +11,12 @@ from ddp_operator.api.job import SILENT_POD_SECONDS, SILENT_START_SECONDS
 from ddp_operator.api.kubeobjects import EPOCH, format_time, truncate
 from ddp_operator.api.status import LastFailure
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.failures import ContainerKill, Termination, complete_end
-from ddp_operator.decide.kueue import find_waiting_start, line, was_suspending
+from ddp_operator.decide.failures import Termination, complete_end
+from ddp_operator.decide.kueue import find_waiting_start, was_suspending
 from ddp_operator.decide.losses import find_node_problem, is_lost_with_node, is_replaced
 from ddp_operator.decide.report import Page
-from ddp_operator.decide.scheduling import read_event_time
 from ddp_operator.decide.state import State
-from ddp_operator.decide.views import UNSEEN, JobView, Pods, PodView, is_taken_away
+from ddp_operator.decide.views import UNSEEN, JobView, Pods, PodView
 from ddp_pod.contract.failure_record import order_causes
 from ddp_pod.contract.failure_table import (
     CATEGORIES,
@@ -48,10 +42,6 @@ MOST_FAILURES = 128
 """Pods whose pages are read for the failure before a restart in the same pods."""
 
 PodEnd = tuple[PodView, Termination]
-_MAX_INSPECTED: Final = 3
-_CONTAINER: Final = re.compile(r"spec\.(?:initC|c)ontainers\{(.+)\}")
-# The kubelet kills no container for a readiness probe.
-_FAILED_PROBE: Final = re.compile(r"(Liveness|Startup) probe failed: (.*)", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,39 +451,3 @@ def _is_of_incident(end: Termination, first: datetime | None) -> bool:
 def _order(pod_end: PodEnd) -> tuple[tuple[bool, bool, float], int, str]:
     pod, end = pod_end
     return order_causes(end), pod.index, pod.name
-
-
-def list_killed_pods(pods: Pods) -> list[PodView]:
-    """Return the pods whose training container was ended by a signal, although nobody took the pod away.
-
-    They are the first that ended, and few: the root cause is among them.
-    """
-    killed = [pod for pod in pods if pod.trained and _has_got_signal(pod) and not is_taken_away(pod.raw)]
-    return sorted(killed, key=lambda pod: (pod.termination and pod.termination.time) or 0.0)[:_MAX_INSPECTED]
-
-
-def _has_got_signal(pod: PodView) -> bool:
-    end = pod.termination
-    return end is not None and end.container_exit_code in constants.REPLACED_EXIT_CODES and end.category != OOM.name
-
-
-def find_kill(events: Iterable[Mapping[str, Any]], container: str) -> ContainerKill | None:
-    """Return why the kubelet killed a container, by the Events about its pod; None: they do not report it."""
-    own = sorted((event for event in events if read_container(event) == container), key=read_event_time)
-    reasons = {event.get("reason") for event in own}
-    if "FailedPostStartHook" in reasons:
-        return ContainerKill(container, "lifecycle.postStart")
-    if "Killing" not in reasons:
-        return None
-    # The message of Killing names the probe only if the container is restarted.
-    for event in reversed(own):
-        failed = _FAILED_PROBE.match(str(event.get("message"))) if event.get("reason") == "Unhealthy" else None
-        if failed is not None:
-            return ContainerKill(container, f"{failed[1].lower()}Probe", line(failed[2]))
-    return None
-
-
-def read_container(event: Mapping[str, Any]) -> str:
-    """Return the container that an Event about a pod concerns; empty: it concerns the pod."""
-    match = _CONTAINER.fullmatch(str((event.get("involvedObject") or {}).get("fieldPath")))
-    return match[1] if match else ""

@@ -1,11 +1,9 @@
-"""Reports of pods, the progress that they show, and what the status keeps of it. Pure.
+"""The report of a pod, the progress that it shows, and what the status keeps of it. Pure.
 
-A report comes from the user's pod. It is decoded by the schema of ``ddp_pod.contract``, whose fields have limits; no
-content raises an exception.
+``reading/pages`` reads it. Its fields have limits, and no content raises an exception.
 """
 
 import math
-from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import UTC, datetime
@@ -26,17 +24,11 @@ from ddp_operator.api.status import (
     Status,
 )
 from ddp_operator.api.texts import format_duration
-from ddp_operator.decide.failures import Termination, decode_object, sanitize_text
+from ddp_operator.decide.failures import Termination
 from ddp_operator.decide.views import Pods
 from ddp_pod.contract.failure_record import InputReport
 from ddp_pod.contract.progress import RankProgress, Uploads
-from ddp_pod.contract.records import read_record
-from ddp_pod.contract.report import REPORT_LIMIT, PodReport
-
-# Rates are measured over this many seconds, if there are readings: one step is too short, an hour too long.
-_RATE_WINDOW = 10.0
-_LATE_STEPS = 10.0  # usual steps, after which a missing one is no slow step
-_MAX_READINGS = 64
+from ddp_pod.contract.report import PodReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +44,7 @@ STALLED = Rates(0.0, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class Counters:
     """Counters of a rank's process at a moment. ``seconds``: time spent in its steps, None if not reported."""
 
     time: float
@@ -63,52 +55,17 @@ class _Reading:
     world_size: float = 1.0
 
 
-class RateMeter:
-    """Measures rates from successive readings of one rank's counters."""
-
-    def __init__(self) -> None:
-        self._process: object = None
-        self._readings: deque[_Reading] = deque(maxlen=_MAX_READINGS)
-        self._rates: Rates | None = None
-
-    def measure(self, process: object, progress: RankProgress, now: float) -> Rates | None:
-        """Return the rates at this reading; None: they are unknown yet.
-
-        ``process`` is equal for two readings of the same process. The rates of the first reading are its averages.
-        While no step ends the last rates remain, because a step may take long. After ten usual steps they are STALLED.
-        """
-        reading = _read_counters(progress, now)
-        if reading.steps is None and reading.samples is None:
-            return None
-        last = self._readings[-1] if self._readings else None
-        if last is not None and (process != self._process or _has_restarted(last, reading)):
-            self._readings.clear()
-            last = self._rates = None
-        self._process = process
-        if last is None:
-            self._rates = average_rates(progress)
-        elif (reading.steps, reading.samples) != (last.steps, last.samples):
-            while len(self._readings) > 1 and now - self._readings[1].time >= _RATE_WINDOW:
-                self._readings.popleft()
-            self._rates = _derive_rates(self._readings[0], reading) or self._rates
-        else:
-            usual = self._rates.steps if self._rates is not None else None
-            is_late = usual is not None and now - last.time > max(_RATE_WINDOW, _LATE_STEPS / usual)
-            return STALLED if is_late else self._rates
-        self._readings.append(reading)
-        return self._rates
-
-
 def average_rates(progress: RankProgress) -> Rates | None:
     """Return the mean rates of a process since its start; None: it does not report the time spent in steps."""
-    reading = _read_counters(progress, 0.0)
+    reading = read_counters(progress, 0.0)
     if reading.seconds is None:
         return None
-    return _derive_rates(_Reading(0.0, 0.0, 0.0, 0.0), reading)
+    return derive_rates(Counters(0.0, 0.0, 0.0, 0.0), reading)
 
 
-def _read_counters(progress: RankProgress, now: float) -> _Reading:
-    return _Reading(
+def read_counters(progress: RankProgress, now: float) -> Counters:
+    """Return the counters of a rank's process at a moment."""
+    return Counters(
         time=now,
         steps=progress.steps,
         samples=progress.samples,
@@ -118,12 +75,7 @@ def _read_counters(progress: RankProgress, now: float) -> _Reading:
     )
 
 
-def _has_restarted(before: _Reading, after: _Reading) -> bool:
-    pairs = ((before.steps, after.steps), (before.samples, after.samples), (before.seconds, after.seconds))
-    return any(old is not None and (new is None or new < old) for old, new in pairs)
-
-
-def _derive_rates(before: _Reading, after: _Reading) -> Rates | None:
+def derive_rates(before: Counters, after: Counters) -> Rates | None:
     """Return the rates between two readings, over the time in steps if it is reported, else between the last steps."""
     seconds = after.time - before.time
     if before.last_step is not None and after.last_step is not None and after.last_step > before.last_step:
@@ -201,11 +153,6 @@ class Page(PodReport):
     def links(self) -> tuple[str, ...]:
         """URLs of the run in experiment trackers."""
         return tuple(run.url for run in self.runs if run.url.startswith(("http://", "https://")))
-
-
-def decode_report(data: bytes) -> Page:
-    """Return a pod's report; what is none, or too large, is an empty one."""
-    return Page(**vars(read_record(PodReport, decode_object(data, REPORT_LIMIT), sanitize_text)))
 
 
 def build_progress(

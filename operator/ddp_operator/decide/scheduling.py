@@ -6,10 +6,10 @@ Workloads of objects that do not start, and names the objects behind a pod's vol
 """
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import Any, Final, NamedTuple
+from typing import NamedTuple
 
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.job import DDPTrainingJob
@@ -23,7 +23,6 @@ from ddp_operator.decide.kueue import (
     describe_late_edits,
     find_waiting_start,
     is_queued,
-    line,
     waits_in_queue,
 )
 from ddp_operator.decide.state import Children, Observation, Problem
@@ -48,19 +47,6 @@ _NODE_AFFINITY = "node affinity"
 _VOLUME_WORDS = re.compile(r"volume", re.IGNORECASE)
 # The message of the scheduler of Kubernetes 1.36 on a pod whose gang cannot be scheduled.
 _GANG_WAITS = "pod group is unschedulable, waiting for "
-_VOLUME: Final = re.compile(r'for volume "([^"]+)"|unmounted volumes=\[([^\]\s]+)')
-# The label of each volume source, and its member with the object's name.
-_SOURCES: Final = {
-    "configMap": ("ConfigMap", "name"),
-    "secret": ("Secret", "secretName"),
-    "persistentVolumeClaim": ("claim", "claimName"),
-    "nfs": ("NFS server", "server"),
-    "hostPath": ("hostPath", "path"),
-    "csi": ("CSI driver", "driver"),
-    "image": ("image", "reference"),
-}
-_UNBOUND: Final = ("FailedBinding", "ExternalProvisioning")
-"""Reasons of Events about a claim that are no warnings, and yet explain why it is not bound."""
 
 
 class _WaitingPod(NamedTuple):
@@ -233,30 +219,6 @@ def compute_event_poll_delay(job: DDPTrainingJob, children: Children, now: datet
     return max(min(longest, delay), polling_jobs / _READS_PER_SECOND)
 
 
-def find_latest_warning(events: Iterable[Mapping[str, Any]]) -> Problem | None:
-    """Return the latest warning that explains why an object does not start."""
-    warnings = [
-        event for event in events if event.get("type") == "Warning" and event.get("reason") in EXPLAINING_EVENTS
-    ]
-    if not warnings:
-        return None
-    latest = max(warnings, key=read_event_time)
-    return Problem(str(latest["reason"]), line(latest.get("message")))
-
-
-def read_event_time(event: Mapping[str, Any]) -> str:
-    """Return when an Event occurred last, as RFC 3339, or an empty string."""
-    series = event.get("series") or {}
-    metadata = event.get("metadata") or {}
-    times = (
-        series.get("lastObservedTime"),
-        event.get("lastTimestamp"),
-        event.get("eventTime"),
-        metadata.get("creationTimestamp"),
-    )
-    return max((str(time) for time in times if time), default="")
-
-
 def _explain_pod(
     job: DDPTrainingJob, pod: PodView, observation: Observation, job_problem: Problem | None
 ) -> _WaitingPod | None:
@@ -361,34 +323,3 @@ def _is_silent(pod: PodView) -> bool:
     if not pod.alive or pod.phase != "Pending" or pod.waiting_reason or pod.init_container is not None:
         return False
     return pod.scheduled or pod.ignored_since is not None
-
-
-def name_volume(problem: Problem, pod: Mapping[str, Any]) -> Problem:
-    """Return a kubelet's problem with the object behind the volume that it names. ``pod``: the pod's spec."""
-    match = _VOLUME.search(problem.message)
-    name = match and (match[1] or match[2])
-    for volume in pod.get("volumes") or ():
-        if volume.get("name") == name:
-            return problem._replace(message=f"{problem.message} (volume {name} is {_describe_source(volume)})")
-    return problem
-
-
-def _describe_source(volume: Mapping[str, Any]) -> str:
-    kind = next((kind for kind in volume if kind != "name"), "emptyDir")
-    label, member = _SOURCES.get(kind, (kind, ""))
-    return f"{label} {(volume.get(kind) or {}).get(member, '')}".rstrip()
-
-
-def list_claims(pod: Mapping[str, Any]) -> list[str]:
-    """Return the claims that a pod mounts. ``pod``: its spec."""
-    sources = (volume.get("persistentVolumeClaim") or {} for volume in pod.get("volumes") or ())
-    return list(dict.fromkeys(source["claimName"] for source in sources if source.get("claimName")))
-
-
-def find_claim_problem(claim: str, events: Iterable[Mapping[str, Any]]) -> Problem | None:
-    """Return why a claim is not bound, by the latest Event about it that explains it; None: no Event does."""
-    telling = [item for item in events if item.get("type") == "Warning" or item.get("reason") in _UNBOUND]
-    if not telling:
-        return None
-    latest = max(telling, key=lambda item: (item.get("type") == "Warning", read_event_time(item)))
-    return Problem(c.VOLUME_NOT_READY, f"claim {claim}: {latest.get('reason')}: {line(latest.get('message'))}")

@@ -4,19 +4,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from types import MappingProxyType
 from typing import Final, Literal, NamedTuple
 
-from ddp_operator.api import child_names
-from ddp_operator.api.cluster import Snapshot, controller_of
-from ddp_operator.api.faults import contain, name_object, parse_each
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import QueueStatus, Status, Straggler
 from ddp_operator.decide.conditions import Fact
-from ddp_operator.decide.failures import ContainerKill, Termination
+from ddp_operator.decide.failures import Termination
 from ddp_operator.decide.report import Page
-from ddp_operator.decide.views import JobView, NodeView, Pods, PodView, view_job, view_pod
+from ddp_operator.decide.views import JobView, NodeView, Pods, PodView
 from ddp_pod.contract.progress import RankProgress
 from ddp_pod.contract.report import StalledRank
 
@@ -320,34 +316,6 @@ class Observation(Children):
     """Since when orphans exist that no controller deletes."""
     recheck_after: float | None = None
     """Seconds until missing child objects may appear without a watch event; None: none is missing."""
-
-
-def view_children(
-    job: DDPTrainingJob, snapshot: Snapshot, kills: Mapping[str, ContainerKill | None] = MappingProxyType({})
-) -> Children:
-    """Return the Jobs and pods of this resource; those of a deleted resource of the same name are omitted.
-
-    ``kills``: why the kubelet killed training containers, by the pod's UID.
-    """
-    own = (raw for raw in snapshot.jobs if controller_of(raw).get("uid") == job.uid)
-    jobs = tuple(parse_each("Job", own, view_job))
-    own_jobs = tuple(view for view in jobs if child_names.is_attempt_name(view.name, job.name))
-    feature_jobs = tuple(view for view in jobs if not child_names.is_attempt_name(view.name, job.name))
-    uids = {view.uid for view in own_jobs}
-    feature_uids = {view.uid for view in feature_jobs}
-    own_pods: list[PodView] = []
-    orphans: list[PodView] = []
-    feature_pods: list[PodView] = []
-    for raw in snapshot.pods:
-        owner = controller_of(raw)
-        with contain("Pod", name_object(raw)):
-            if owner.get("uid") in feature_uids:
-                feature_pods.append(view_pod(raw))
-            elif owner.get("uid") in uids:
-                own_pods.append(view_pod(raw, kills.get(raw["metadata"]["uid"])))
-            elif owner.get("kind") == "Job" and child_names.is_attempt_name(str(owner.get("name")), job.name):
-                orphans.append(view_pod(raw))
-    return Children(own_jobs, tuple(own_pods), tuple(orphans), feature_jobs, tuple(feature_pods))
 
 
 @dataclass(frozen=True)

@@ -23,16 +23,27 @@ from ddp_operator.decide import conditions as c
 from ddp_operator.decide import kueue, losses, scheduling, stalls
 from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.converge import compute_scrape_interval
-from ddp_operator.decide.diagnosis import MOST_FAILURES, find_kill, list_killed_pods, list_restart_failures
-from ddp_operator.decide.failures import ContainerKill, Termination
+from ddp_operator.decide.diagnosis import MOST_FAILURES, list_restart_failures
+from ddp_operator.decide.failures import Termination
 from ddp_operator.decide.hooks import Faults, Hooks, JobHooks
 from ddp_operator.decide.losses import LOOK_SECONDS, MOST_NODES, list_nodes_in_use
 from ddp_operator.decide.refusals import may_have_lost_labels
-from ddp_operator.decide.report import Page, RateMeter, decode_report
-from ddp_operator.decide.scheduling import find_claim_problem, list_claims, name_volume
-from ddp_operator.decide.state import Children, Observation, Problem, Stall, Trouble, UnreachableReport, view_children
-from ddp_operator.decide.views import NodeView, PodView, view_node, view_pod
+from ddp_operator.decide.report import Page
+from ddp_operator.decide.state import Children, Observation, Problem, Stall, Trouble, UnreachableReport
+from ddp_operator.decide.views import NodeView, PodView
 from ddp_operator.manifests.children import build_children, load_launcher_of
+from ddp_operator.reading.events import (
+    find_claim_problem,
+    find_kill,
+    find_latest_warning,
+    list_claims,
+    list_killed_pods,
+    name_volume,
+)
+from ddp_operator.reading.objects import view_children, view_node, view_pod
+from ddp_operator.reading.pages import RateMeter, decode_report
+from ddp_operator.reading.terminations import ContainerKill
+from ddp_operator.reading.workloads import explain_waiting, find_newest
 from ddp_operator.reconcile.limits import MAX_SECONDS_AT_ONCE, PAGES_AT_ONCE, PageBudget
 from ddp_operator.reconcile.turns import Payer, Turns
 from ddp_operator.reconcile.verdicts import Verdict, compute_digest
@@ -339,7 +350,7 @@ class Observer:
                 if raw["kind"] == "Job" and (gated or raw["spec"].get("suspend")):
                     problem, memory.queue = await self._read_queue(raw, job.status.queue, hooks)
                 elif raw["kind"] == "Job":
-                    problem = scheduling.find_latest_warning(await self._cluster.events_of(raw))
+                    problem = find_latest_warning(await self._cluster.events_of(raw))
                 else:
                     problem = await self._find_pod_problem(job, raw)
                 if problem is not None:
@@ -350,7 +361,7 @@ class Observer:
     async def _find_pod_problem(self, job: DDPTrainingJob, raw: Object) -> Problem | None:
         """Return why a pod does not start, with the object behind its volume. Raises: Refused, ClusterError."""
         if view_pod(raw).waiting_reason != c.UNSCHEDULABLE:
-            problem = scheduling.find_latest_warning(await self._cluster.events_of(raw))
+            problem = find_latest_warning(await self._cluster.events_of(raw))
             return name_volume(problem, await self._build_pod_spec(job)) if problem is not None else None
         for claim in list_claims(await self._build_pod_spec(job)):
             metadata = {"namespace": job.namespace, "name": claim}
@@ -395,10 +406,10 @@ class Observer:
         if name:
             with suppress(Refused):
                 queue = await self._cluster.kueue_object("LocalQueue", raw["metadata"]["namespace"], name)
-        problem = kueue.explain_waiting(raw, workloads, queue)
+        problem = explain_waiting(raw, workloads, queue)
         if not workloads or (problem is not None and problem.reason != c.QUOTA_PENDING):
             return problem, None
-        place = await hooks.locate(kueue.find_newest(workloads), before)
+        place = await hooks.locate(find_newest(workloads), before)
         return place.problem or problem, place.queue
 
     async def _compare_ranks(

@@ -13,8 +13,8 @@ import pytest
 from ddp_operator.api.kubeobjects import truncate
 from ddp_operator.api.status import LastFailure, Status
 from ddp_operator.decide.decide import decide
-from ddp_operator.decide.failures import parse_termination
-from ddp_operator.decide.views import view_pod
+from ddp_operator.reading.objects import view_pod
+from ddp_operator.reading.terminations import parse_termination
 from ddp_pod.contract.failure_record import Failure, PodEnd, encode_end
 from ddp_pod.contract.progress import RankProgress, Uploads
 from ddp_pod.contract.records import read_record, to_json

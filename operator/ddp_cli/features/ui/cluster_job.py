@@ -16,7 +16,7 @@ from ddp_operator.api import constants
 from ddp_operator.api.kubeobjects import parse_time
 from ddp_operator.api.parse import parse_status
 from ddp_operator.decide.report import Page
-from ddp_operator.decide.scheduling import read_event_time
+from ddp_operator.reading.events import read_event_time
 from ddp_pod.contract.progress import FIELDS, SERIES, RankProgress
 
 _TIMEOUT_SECONDS: Final = 30

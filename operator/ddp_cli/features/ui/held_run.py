@@ -13,7 +13,7 @@ from ddp_operator.decide.dev import record_run
 from ddp_operator.decide.diagnosis import build_last_failure
 from ddp_operator.decide.failures import complete_end
 from ddp_operator.decide.report import Page, build_progress, drop_pace
-from ddp_operator.decide.views import view_pod
+from ddp_operator.reading.objects import view_pod
 from ddp_pod.contract.report import PodReport
 
 

@@ -39,9 +39,10 @@ from ddp_cli.view.why import LeaseRenewal, explain_why
 from ddp_operator.api import constants
 from ddp_operator.api.kubeobjects import utc_now
 from ddp_operator.api.status import ENDED_PHASES
-from ddp_operator.decide.report import Page, decode_report
-from ddp_operator.decide.scheduling import read_event_time
-from ddp_operator.decide.views import view_pod
+from ddp_operator.decide.report import Page
+from ddp_operator.reading.events import read_event_time
+from ddp_operator.reading.objects import view_pod
+from ddp_operator.reading.pages import decode_report
 from ddp_pod.contract.report import REPORT_LIMIT
 
 _MOST_RUNS: Final = 1000

@@ -17,12 +17,13 @@ from ddp_operator.api.kubeobjects import find_metrics_port, utc_now
 from ddp_operator.api.status import Status
 from ddp_operator.decide.hooks import Service
 from ddp_operator.decide.state import Suspicion
-from ddp_operator.decide.views import PodView, view_pod
+from ddp_operator.decide.views import PodView
 from ddp_operator.features.lost_nodes.contacts import Contact
 from ddp_operator.features.lost_nodes.evidence import JobEvidence, PodEvidence, Reach, judge_pods
 from ddp_operator.features.lost_nodes.leases import LeaseReading
 from ddp_operator.features.lost_nodes.returns import DELETED, LONGEST_ABSENCE, LostPod, describe_return
 from ddp_operator.kube.cache import ObjectCache
+from ddp_operator.reading.objects import view_pod
 from ddp_pod.contract.report import choose_peer_steps
 
 logger = logging.getLogger(__name__)

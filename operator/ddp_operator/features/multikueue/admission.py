@@ -21,9 +21,9 @@ from ddp_operator.api.status import Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import Fact, is_finished, summarize
 from ddp_operator.decide.describe import describe_before_start
-from ddp_operator.decide.kueue import explain_waiting, find_condition
 from ddp_operator.decide.report import drop_eta
 from ddp_operator.decide.state import Observation, State
+from ddp_operator.reading.workloads import explain_waiting, find_condition
 
 MANAGER_CONDITIONS: Final = (c.ACCEPTED, c.SUSPENDED, c.SCHEDULED, c.SUCCEEDED, c.FAILED)
 # Evictions after which Kueue requeues a Workload at once.

@@ -15,7 +15,8 @@ from ddp_operator.api.status import LastRestart, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.failures import describe_failure
-from ddp_operator.decide.views import Pods, find_trainer_start, view_pod
+from ddp_operator.decide.views import Pods
+from ddp_operator.reading.objects import find_trainer_start, view_pod
 
 JOB: Final = "job"
 """The span of the whole job, the parent of the others."""

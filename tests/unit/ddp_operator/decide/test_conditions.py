@@ -14,7 +14,8 @@ from ddp_operator.decide.attempt import observe_attempt
 from ddp_operator.decide.conditions import set_conditions, summarize
 from ddp_operator.decide.scheduling import describe_scheduling
 from ddp_operator.decide.state import State
-from ddp_operator.decide.views import Pods, view_pod
+from ddp_operator.decide.views import Pods
+from ddp_operator.reading.objects import view_pod
 from ddp_pod.contract.group_facts import ALONE, GroupFacts
 from ddp_pod.contract.records import to_json
 from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, page

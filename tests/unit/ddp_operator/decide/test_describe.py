@@ -19,7 +19,8 @@ from ddp_operator.api.status import (
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.state import Decision
 from ddp_operator.decide.transitions import list_transition_events
-from ddp_operator.decide.views import NodeView, view_pod
+from ddp_operator.decide.views import NodeView
+from ddp_operator.reading.objects import view_pod
 from tests.support.builders import NOW, child_job, child_pod, last_words, page, resource
 from tests.support.decisions import RUNNING, STARTED, present, read_state, run_pass
 

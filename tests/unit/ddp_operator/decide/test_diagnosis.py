@@ -11,17 +11,11 @@ from ddp_cli.view.why import explain_why
 from ddp_operator.api import constants
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import LastFailure, Status
-from ddp_operator.decide.diagnosis import (
-    Diagnosis,
-    build_node_failure,
-    diagnose,
-    find_kill,
-    find_restart_cause,
-    is_inferred,
-)
-from ddp_operator.decide.failures import ContainerKill
+from ddp_operator.decide.diagnosis import Diagnosis, build_node_failure, diagnose, find_restart_cause, is_inferred
 from ddp_operator.decide.state import State
-from ddp_operator.decide.views import view_pod
+from ddp_operator.reading.events import find_kill
+from ddp_operator.reading.objects import view_pod
+from ddp_operator.reading.terminations import ContainerKill
 from ddp_pod.contract.failure_table import CATEGORIES
 from tests.support.builders import NOW, child_job, child_pod, last_words, observe
 from tests.support.builders import job as build_job

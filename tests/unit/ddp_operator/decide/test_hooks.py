@@ -33,10 +33,10 @@ from ddp_operator.decide.state import (
     State,
     SuspendResource,
     Trouble,
-    view_children,
 )
 from ddp_operator.kube import services
 from ddp_operator.kube.services import ServiceContext, prepare_services, run_service, start_services
+from ddp_operator.reading.objects import view_children
 from tests.support.builders import NOW, child_job, child_pod, job, resource
 from tests.support.fake_cluster import ReconcilerHarness
 from tests.support.fake_features import FakeService

@@ -16,16 +16,16 @@ from ddp_operator.api.status import InputStatus, Progress, Status
 from ddp_operator.decide.report import (
     STALLED,
     Page,
-    RateMeter,
     Rates,
     average_rates,
     build_checkpoint,
     build_progress,
-    decode_report,
     describe_inputs,
     record_final_progress,
 )
-from ddp_operator.decide.views import Pods, view_pod
+from ddp_operator.decide.views import Pods
+from ddp_operator.reading.objects import view_pod
+from ddp_operator.reading.pages import RateMeter, decode_report
 from ddp_pod.contract.progress import SERIES, RankProgress, Uploads
 from ddp_pod.contract.report import REPORT_LIMIT
 from tests.support.builders import NOW, child_pod, decode, last_words, page

@@ -10,16 +10,9 @@ import pytest
 from ddp_operator.api.cluster import Refused
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import Status
-from ddp_operator.decide.scheduling import (
-    compute_event_poll_delay,
-    describe_scheduling,
-    find_claim_problem,
-    find_latest_warning,
-    list_claims,
-    list_objects_to_inspect,
-    name_volume,
-)
+from ddp_operator.decide.scheduling import compute_event_poll_delay, describe_scheduling, list_objects_to_inspect
 from ddp_operator.decide.state import Observation, Problem
+from ddp_operator.reading.events import find_claim_problem, find_latest_warning, list_claims, name_volume
 from tests.support.builders import NOW, child_job, child_pod, job, observe, resource, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
 

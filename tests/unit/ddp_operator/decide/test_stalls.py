@@ -16,7 +16,7 @@ from ddp_operator.decide.decide import decide
 from ddp_operator.decide.report import compute_goodput, drop_eta
 from ddp_operator.decide.stalls import MAX_PODS, Comparison, find_stragglers, is_stalled, sample_pods, stalled_since
 from ddp_operator.decide.state import Decision, Stall
-from ddp_operator.decide.views import view_pod
+from ddp_operator.reading.objects import view_pod
 from ddp_pod.contract.progress import MachineTime, RankProgress
 from ddp_pod.contract.report import StalledRank
 from tests.support.builders import NOW, child_job, child_pod, decode, job, join, last_words, observe, page

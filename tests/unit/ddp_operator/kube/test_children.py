@@ -11,11 +11,11 @@ import pytest
 from ddp_operator.api import constants
 from ddp_operator.api.cluster import Key
 from ddp_operator.decide.losses import _awaits_peers
-from ddp_operator.decide.views import view_job, view_pod
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.children import key_of, trim_metadata, trim_object
 from ddp_operator.kube.client import OBJECT_BYTES, PAGE_BYTES, AnswerTooLarge, pages
 from ddp_operator.manifests.children import build_children
+from ddp_operator.reading.objects import view_job, view_pod
 from tests.support.builders import Json, child_job, child_pod, job
 
 KEY = Key("default", "train")

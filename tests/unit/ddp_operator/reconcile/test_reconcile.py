@@ -465,7 +465,7 @@ class TestFaults:
             ("ddp_operator.reconcile.reconciler.find_transitions", "transitions"),
             ("ddp_operator.reconcile.reconciler.list_transition_events", "Events"),
             ("ddp_operator.reconcile.observer.stalls.is_stalled", "comparison of ranks"),
-            ("ddp_operator.decide.report.RateMeter.measure", "rates"),
+            ("ddp_operator.reading.pages.RateMeter.measure", "rates"),
         ],
     )
     async def test_pass_continues_without_view(

@@ -8,7 +8,7 @@ from pathlib import Path
 from ddp_cli.features.ui.job_page import PodFacts, find_differences, format_settings, list_bars, list_ranks
 from ddp_cli.features.ui.run import LoggedEvent, RecordedRun, make_run, read_run
 from ddp_operator.api.parse import parse_status
-from ddp_operator.decide.report import decode_report
+from ddp_operator.reading.pages import decode_report
 from ddp_pod.contract.report import Stall, StalledRank
 from tests.support.builders import NOW, resource
 from tests.support.builders import page as build_report

@@ -11,9 +11,9 @@ from ddp_operator.decide import conditions as c
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.losses import LOOK_SECONDS, MOST_NODES
 from ddp_operator.decide.transitions import NodeFailed
-from ddp_operator.decide.views import view_pod
 from ddp_operator.features import node_health
 from ddp_operator.features.node_health import judge_node, wants_nodes
+from ddp_operator.reading.objects import view_pod
 from tests.support.builders import job, resource, template, trainer
 from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness

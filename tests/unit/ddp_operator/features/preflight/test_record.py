@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 
 from ddp_operator.api.status import PreflightStatus, Status
 from ddp_operator.decide.hooks import Hooks
-from ddp_operator.decide.report import decode_report
 from ddp_operator.decide.views import Pods
 from ddp_operator.features.preflight import FEATURE, build_preflight
+from ddp_operator.reading.pages import decode_report
 from tests.support.builders import child_pod, decode, job, page
 from tests.support.decisions import RUNNING, STARTED, present, run_pass
 

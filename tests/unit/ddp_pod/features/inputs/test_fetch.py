@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.constants import ENV_INPUTS, ENV_PORT_FILE, ENV_TERMINATION_LOG
-from ddp_operator.decide.failures import parse_termination
+from ddp_operator.reading.terminations import parse_termination
 from ddp_pod.features.inputs import fetch
 from ddp_pod.features.inputs.fetch import Fetch, InputState
 from ddp_pod.transfer import sources

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.decide.kueue import explain_waiting
 from ddp_operator.decide.state import Problem
+from ddp_operator.reading.workloads import explain_waiting
 from tests.support.builders import child_job
 
 QUEUED = child_job(suspend=True, queue="gpu", written=False)

@@ -9,7 +9,8 @@ import pytest
 
 from ddp_operator.api import constants
 from ddp_operator.api.kubeobjects import EPOCH, format_time
-from ddp_operator.decide.views import NodeView, view_job, view_node, view_pod
+from ddp_operator.decide.views import NodeView
+from ddp_operator.reading.objects import view_job, view_node, view_pod
 from tests.support.builders import NOW, Json, child_pod
 from tests.support.decisions import present
 

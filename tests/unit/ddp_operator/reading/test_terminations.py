@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from ddp_operator.api import constants
-from ddp_operator.decide.failures import Termination, parse_termination
+from ddp_operator.decide.failures import Termination
+from ddp_operator.reading.terminations import parse_termination
 from ddp_pod.contract.progress import RankProgress
 from tests.support.builders import NOW, last_words
 

@@ -1,0 +1,1 @@
+"""Read what others have written: objects of the cluster, Events and reports of pods become the records of decisions."""

@@ -1,0 +1,199 @@
+"""Read the end of a pod: its launcher's termination message (docs/pod-contract.md), and the kubelet's evidence. Pure.
+
+The text comes from a training pod and is not trusted: a message of a wrong shape counts as plain text, strings are cut,
+and numbers that the API server would refuse are dropped.
+"""
+
+import dataclasses
+import re
+import signal
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any, Final, NamedTuple
+
+import msgspec
+
+from ddp_operator.api import constants
+from ddp_operator.api.texts import INVISIBLE
+from ddp_operator.decide.failures import Termination, complete_end
+from ddp_pod.contract.credentials import hide_credentials
+from ddp_pod.contract.failure_record import PodEnd
+from ddp_pod.contract.failure_table import CATEGORIES, KILLED, OOM, PREEMPTED, UNKNOWN, USER_ERROR, judge_exit_code
+from ddp_pod.contract.failure_text import (
+    DISK_REMEDY,
+    EMPTY_DIR_REMEDY,
+    INIT_CONTAINER_REMEDY,
+    PROBE_REMEDY,
+    PROGRAM_REMEDY,
+    SENDER_REMEDY,
+    SHARED_MEMORY_REMEDY,
+)
+from ddp_pod.contract.records import read_record
+
+# Escape sequences; invisible characters; pictures, and characters that are not assigned.
+_NOT_PLAIN: Final = re.compile(
+    r"\x1b\[[0-?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"
+    rf"|[{INVISIBLE}\u2600-\u27bf\u2b00-\u2bff\ue000-\uf8ff\U0001f000-\U0001ffff\U000e1000-\U0010ffff]"
+)
+# The kubelet's reasons for a container that the runtime could not start, and the runtime's message about the program.
+_START_ERRORS: Final = ("StartError", "ContainerCannotRun")
+_NO_PROGRAM: Final = re.compile(
+    r'exec: \\?"([^"\\]+)\\?": [^"]*(?:not found|no such file or directory|permission denied)'
+)
+# The kubelet's message when it evicts a pod for the size of a volume.
+_FULL_VOLUME: Final = re.compile(
+    r'Usage of EmptyDir volume "(?P<name>[a-z0-9-]{1,63})" exceeds the limit "(?P<limit>[0-9a-zA-Z.]{1,32})"'
+)
+_OOM_KILLED: Final = "OOMKilled"
+_OUT_OF_MEMORY: Final = "the container was killed because it used more memory than its limit"
+_MAX_TEXT: Final = 2048
+_MAX_MESSAGE: Final = 65536  # characters; a kubelet cuts at 4,096 bytes
+
+
+class ContainerKill(NamedTuple):
+    """The kubelet killed a container. ``field``: the probe or hook that failed, as in the container's spec."""
+
+    container: str
+    field: str
+    message: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class KubeletEvidence:
+    """The kubelet's reports on a failed pod, except the end of its training container."""
+
+    pod: str = ""
+    init_container: str = ""
+    """The init container that failed."""
+    eviction: str = ""
+    """The kubelet's message if it evicted the pod because of the pod's own use of resources."""
+    has_container: bool = True
+    """Whether the kubelet reports the end of any container."""
+    kill: ContainerKill | None = None
+    pod_remains: bool = False
+    """Whether nobody deleted, evicted or preempted the pod."""
+
+
+_NO_EVIDENCE: Final = KubeletEvidence()
+
+
+def parse_termination(
+    exit_code: int,
+    reason: str = "",
+    text: str = "",
+    finished_at: datetime | None = None,
+    evidence: KubeletEvidence = _NO_EVIDENCE,
+) -> Termination:
+    """Return the end of a pod from the exit code and reason of its container, its termination message and evidence."""
+    message = decode_object(text, _MAX_MESSAGE)
+    has_message = message is not None and "version" in message
+    report = read_record(PodEnd, message, sanitize_text) if has_message else _read_plain_text(exit_code, reason, text)
+    end = complete_end(report, exit_code, finished_at)
+    return _add_kubelet_evidence(end, evidence, reason, "" if has_message else text, has_message=has_message)
+
+
+def _read_plain_text(exit_code: int, reason: str, text: str) -> PodEnd:
+    """Return the end of a pod whose message is plain text: the kubelet's fallback is the end of the log."""
+    by_code = judge_exit_code(exit_code)
+    tail = sanitize_text(text[-2 * _MAX_TEXT :].strip()[-_MAX_TEXT:], _MAX_TEXT)
+    return PodEnd(
+        category=by_code.category,
+        exit_code=exit_code,
+        message=tail.rpartition("\n")[2].strip() or _describe_exit(exit_code, reason),
+        traceback=tail if "\n" in tail else "",
+        remedy=CATEGORIES[by_code.category].remedy,
+    )
+
+
+def _add_kubelet_evidence(
+    end: Termination, evidence: KubeletEvidence, reason: str, text: str, *, has_message: bool
+) -> Termination:
+    """Return an end with the kubelet's evidence, which overrides the launcher's; later rules override earlier ones."""
+    if reason == _OOM_KILLED:
+        end = _set_out_of_memory(end, has_message=has_message)
+    if evidence.kill is not None:
+        end = _set_killed_by_kubelet(end, evidence.kill)
+    elif evidence.pod_remains and end.category == PREEMPTED.name and end.rank is None:
+        message = "the training container got a signal to stop, although the pod was neither deleted nor evicted"
+        end = dataclasses.replace(end, category=KILLED.name, message=message, remedy=SENDER_REMEDY)
+    program = _NO_PROGRAM.search(text) if reason in _START_ERRORS else None
+    if program:
+        remedy = sanitize_text(PROGRAM_REMEDY.format(program=program[1]), _MAX_TEXT)
+        end = dataclasses.replace(end, category=USER_ERROR.name, permanent=True, remedy=remedy)
+    if evidence.init_container:
+        # The Job has no backoffLimit, so the Job controller would restart the pod forever.
+        permanent = end.permanent and end.container_exit_code != constants.EXIT_USER_ERROR
+        remedy = INIT_CONTAINER_REMEDY.format(pod=evidence.pod, container=evidence.init_container)
+        end = dataclasses.replace(end, container=evidence.init_container, permanent=permanent, remedy=remedy)
+    if evidence.eviction and end.container_exit_code != constants.EXIT_OK:
+        remedy = _advise_on_eviction(evidence.eviction)
+        end = dataclasses.replace(end, category=UNKNOWN.name, message=evidence.eviction, remedy=remedy)
+    if not evidence.has_container:
+        end = dataclasses.replace(end, category=UNKNOWN.name, remedy=_advise_on_eviction(text))
+    return end
+
+
+def _set_killed_by_kubelet(end: Termination, kill: ContainerKill) -> Termination:
+    """Return the end of a container that the kubelet killed. The signature ends a job that the probe always fails."""
+    because = f": {kill.message}" if kill.message else ""
+    message = f"the kubelet killed container {kill.container}, because its {kill.field} failed{because}"
+    return dataclasses.replace(
+        end,
+        category=KILLED.name,
+        secondary=False,
+        ended_by_probe=True,
+        message=sanitize_text(message, _MAX_TEXT),
+        remedy=PROBE_REMEDY.format(field=kill.field, container=kill.container),
+        signature=f"failed {kill.field} of container {kill.container}",
+    )
+
+
+def _set_out_of_memory(end: Termination, *, has_message: bool) -> Termination:
+    """Return the end of a container in which the kernel has killed a process for memory.
+
+    The launcher's message names the rank. Secondary failures, requested stops and mistakes of the script do not change:
+    the process may have been killed before, and its rank restarted in the same pod, or run again by `ddp rerun`.
+    """
+    if not has_message:
+        return dataclasses.replace(
+            end, category=OOM.name, secondary=False, permanent=False, remedy=OOM.remedy, message=_OUT_OF_MEMORY
+        )
+    if end.secondary or end.container_exit_code in (constants.EXIT_PREEMPTED, constants.EXIT_USER_ERROR):
+        return end
+    return dataclasses.replace(end, category=OOM.name, remedy=end.remedy if end.category == OOM.name else OOM.remedy)
+
+
+def _advise_on_eviction(message: str) -> str:
+    volume = _FULL_VOLUME.search(message)
+    if volume is None:
+        return DISK_REMEDY if "ephemeral" in message else ""
+    if volume["name"] == constants.SHM_VOLUME:
+        return SHARED_MEMORY_REMEDY.format(limit=volume["limit"])
+    return EMPTY_DIR_REMEDY.format(volume=volume["name"], limit=volume["limit"])
+
+
+def decode_object(data: str | bytes, limit: int) -> dict[str, Any] | None:
+    """Return the JSON object that a pod has written; None: it is none, or it is longer than ``limit``."""
+    if len(data) > limit:
+        return None
+    try:
+        value = msgspec.json.decode(data)
+    except (msgspec.DecodeError, UnicodeError, RecursionError):
+        return None
+    return value if isinstance(value, dict) else None
+
+
+def _describe_exit(exit_code: int, reason: str) -> str:
+    if 128 < exit_code <= 128 + signal.NSIG:
+        return f"the pod was killed by signal {exit_code - 128}"
+    return f"the container ended with exit code {exit_code}" + (f" ({reason})" if reason else "")
+
+
+def sanitize_text(text: str, limit: int) -> str:
+    """Return at most ``limit`` characters of a pod's text as the status stores it.
+
+    Removes credentials of URLs and control sequences, as ``terminal.make_printable`` does for output. It also removes
+    pictures, and bounds the length.
+    """
+    encodable = text[: 2 * limit].encode("utf-8", "replace").decode("utf-8")
+    return hide_credentials(_NOT_PLAIN.sub("", encodable))[:limit]
