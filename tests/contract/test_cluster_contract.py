@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from ddp_operator.api import constants
-from ddp_operator.api.cluster import AlreadyExists, Key, Object, Refused, Snapshot, VersionConflict
+from ddp_operator.api.cluster import Key, Object, Snapshot
+from ddp_operator.api.cluster_errors import AlreadyExists, Refused, VersionConflict
 from ddp_operator.api.job import owner_reference
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.features import SCHEMA

@@ -16,7 +16,7 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from ddp_operator.api.cluster import AlreadyExists, Refused
+from ddp_operator.api.cluster_errors import AlreadyExists, Refused
 from ddp_operator.api.constants import KIND
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.features import SCHEMA

@@ -11,7 +11,7 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from ddp_operator.api.cluster import ClusterError
+from ddp_operator.api.cluster_errors import ClusterError
 from ddp_operator.kube.client import LONGEST_PAUSE, ApiClient, RateLimiter, ResponseError, StartupError
 
 Answer = Callable[[web.Request], Awaitable[web.StreamResponse]]

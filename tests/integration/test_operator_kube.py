@@ -13,15 +13,8 @@ import pytest
 import pytest_asyncio
 from aiohttp import web
 
-from ddp_operator.api.cluster import (
-    ClusterError,
-    Event,
-    Key,
-    Refused,
-    ServerError,
-    Snapshot,
-    VersionConflict,
-)
+from ddp_operator.api.cluster import Event, Key, Snapshot
+from ddp_operator.api.cluster_errors import ClusterError, Refused, ServerError, VersionConflict
 from ddp_operator.api.constants import API_VERSION, KIND, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY
 from ddp_operator.kube import resync, scrape
 from ddp_operator.kube.cache import ObjectCache

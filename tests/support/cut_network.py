@@ -18,7 +18,7 @@ from typing import Final
 import kopf
 from aiohttp import web
 
-from ddp_operator.api.cluster import ClusterError
+from ddp_operator.api.cluster_errors import ClusterError
 from ddp_operator.kube.client import ApiClient
 
 PATIENCE: Final = 120.0

@@ -18,7 +18,8 @@ from ddp_cli.local.job_controller import completion_index
 from ddp_cli.local.kubelet import Kubelet
 from ddp_operator.api import constants
 from ddp_operator.api.cel import check_rules
-from ddp_operator.api.cluster import ClusterError, Event, Key, Object, Refused, Snapshot
+from ddp_operator.api.cluster import Event, Key, Object, Snapshot
+from ddp_operator.api.cluster_errors import ClusterError, Refused
 from ddp_operator.api.status import Condition, Profile, Status
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.features import SCHEMA

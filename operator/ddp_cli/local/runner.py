@@ -28,7 +28,8 @@ from ddp_cli.local.screen import LogFile, Tail, count, describe_wait, find_logs,
 from ddp_cli.local.store import workers_grace_of
 from ddp_cli.view.display import FaultTolerantStream, View, choose_display
 from ddp_cli.view.why import explain_why
-from ddp_operator.api.cluster import AlreadyExists, ClusterError, Event, Key, Object, name_claim
+from ddp_operator.api.cluster import Event, Key, Object, name_claim
+from ddp_operator.api.cluster_errors import AlreadyExists, ClusterError
 from ddp_operator.api.kubeobjects import utc_now
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.status import ENDED_PHASES, Status

@@ -6,7 +6,8 @@ from collections.abc import Callable, Iterable, Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
-from ddp_operator.api.cluster import AlreadyExists, Object
+from ddp_operator.api.cluster import Object
+from ddp_operator.api.cluster_errors import AlreadyExists
 from ddp_operator.api.constants import ENV_GRACE_SECONDS
 from ddp_operator.api.kubeobjects import format_time
 

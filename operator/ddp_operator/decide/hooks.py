@@ -17,7 +17,8 @@ from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import msgspec
 
-from ddp_operator.api.cluster import ClusterError, Key, Object, Refused, Snapshot
+from ddp_operator.api.cluster import Key, Object, Snapshot
+from ddp_operator.api.cluster_errors import ClusterError, Refused
 from ddp_operator.api.faults import FAULTS, describe_fault
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.schema import OwnFields, Schema

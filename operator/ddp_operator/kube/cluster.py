@@ -9,19 +9,8 @@ from typing import Any, Final, Literal
 
 import msgspec
 
-from ddp_operator.api.cluster import (
-    AlreadyExists,
-    ClusterError,
-    Event,
-    Key,
-    Object,
-    Refused,
-    ServerError,
-    Snapshot,
-    VersionConflict,
-    claim_of,
-    controller_of,
-)
+from ddp_operator.api.cluster import Event, Key, Object, Snapshot, claim_of, controller_of
+from ddp_operator.api.cluster_errors import AlreadyExists, ClusterError, Refused, ServerError, VersionConflict
 from ddp_operator.api.constants import (
     API_VERSION,
     CRD_KIND,

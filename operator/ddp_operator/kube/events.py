@@ -16,7 +16,8 @@ from datetime import datetime
 from typing import Any, Final
 from weakref import WeakValueDictionary
 
-from ddp_operator.api.cluster import ClusterError, Event, Object
+from ddp_operator.api.cluster import Event, Object
+from ddp_operator.api.cluster_errors import ClusterError
 from ddp_operator.api.constants import MANAGED_BY
 from ddp_operator.api.faults import parse_each
 from ddp_operator.api.kubeobjects import format_micro_time, utc_now

@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
-from ddp_operator.api.cluster import ClusterError, Key, Object
+from ddp_operator.api.cluster import Key, Object
+from ddp_operator.api.cluster_errors import ClusterError
 from ddp_operator.api.constants import KIND, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY
 from ddp_operator.api.faults import contain, name_object, parse_each
 from ddp_operator.kube.cache import ObjectCache, version_number

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ddp_operator.api.cluster import ClusterError
+from ddp_operator.api.cluster_errors import ClusterError
 from ddp_operator.api.faults import contain, name_object
 from ddp_operator.kube.children import METADATA_KINDS
 from ddp_operator.kube.client import CHUNK, ApiClient, ResponseError, decode_json, pages

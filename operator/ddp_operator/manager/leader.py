@@ -23,7 +23,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from ddp_operator.api.cluster import ClusterError
+from ddp_operator.api.cluster_errors import ClusterError
 from ddp_operator.api.kubeobjects import format_micro_time
 from ddp_operator.kube.client import ApiClient, ResponseError, StartupError
 from ddp_operator.kube.resources import path, plural

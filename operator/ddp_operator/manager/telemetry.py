@@ -13,7 +13,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Proc
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ddp_operator.api.cluster import ClusterError, VersionConflict
+from ddp_operator.api.cluster_errors import ClusterError, VersionConflict
 from ddp_operator.api.constants import CONTROLLER_NAME
 from ddp_operator.api.faults import FAULTS, FaultLog, contain
 from ddp_operator.api.status import Phase

@@ -18,7 +18,8 @@ from typing import Any, Final
 import msgspec
 
 from ddp_operator.api import child_names, constants
-from ddp_operator.api.cluster import AlreadyExists, Cluster, ClusterError, Key, Refused, ServerError
+from ddp_operator.api.cluster import Cluster, Key
+from ddp_operator.api.cluster_errors import AlreadyExists, ClusterError, Refused, ServerError
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob, inherited_labels, select_kueue_keys
 from ddp_operator.decide import conditions as c

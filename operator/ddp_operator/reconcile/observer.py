@@ -13,7 +13,8 @@ from math import inf
 from typing import Any, NamedTuple
 
 from ddp_operator.api import child_names, constants
-from ddp_operator.api.cluster import Cluster, ClusterError, Key, Object, Refused, Snapshot
+from ddp_operator.api.cluster import Cluster, Key, Object, Snapshot
+from ddp_operator.api.cluster_errors import ClusterError, Refused
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.faults import contain, name_object
 from ddp_operator.api.job import DDPTrainingJob, select_kueue_keys

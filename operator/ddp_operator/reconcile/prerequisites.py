@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from ddp_operator.api.cluster import Cluster, Refused, ServerError, Snapshot
+from ddp_operator.api.cluster import Cluster, Snapshot
+from ddp_operator.api.cluster_errors import Refused, ServerError
 from ddp_operator.api.constants import JOB_DEFAULTS, PROFILE_KIND
 from ddp_operator.api.errors import InvalidManifest, unknown_member
 from ddp_operator.api.parse import parse_resource, parse_status

@@ -14,7 +14,8 @@ from datetime import datetime, timedelta
 import msgspec
 from msgspec.structs import replace
 
-from ddp_operator.api.cluster import Cluster, ClusterError, Event, Key, Object, Refused, Snapshot, VersionConflict
+from ddp_operator.api.cluster import Cluster, Event, Key, Object, Snapshot
+from ddp_operator.api.cluster_errors import ClusterError, Refused, VersionConflict
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.faults import contain
 from ddp_operator.api.job import DDPTrainingJob, find_prebuilt_workload

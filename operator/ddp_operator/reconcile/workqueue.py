@@ -14,7 +14,7 @@ from collections import Counter, OrderedDict, deque
 from collections.abc import Awaitable, Callable, Hashable
 from typing import Generic, TypeVar
 
-from ddp_operator.api.cluster import ClusterError
+from ddp_operator.api.cluster_errors import ClusterError
 from ddp_operator.reconcile.lending import begin_call
 
 logger = logging.getLogger(__name__)

@@ -1,7 +1,7 @@
 """The record of a failure, from the pod, which writes it, to the operator, which reads it.
 
 A termination message is a ``PodEnd`` as JSON (docs/pod-contract.md). The operator reads it in
-``ddp_operator.decide.failures``, where nothing in it is trusted.
+``ddp_operator.reading.terminations``, where nothing in it is trusted.
 """
 
 import dataclasses

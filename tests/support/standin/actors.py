@@ -14,7 +14,7 @@ from typing import Any
 
 import aiohttp
 
-from ddp_operator.api.cluster import ClusterError
+from ddp_operator.api.cluster_errors import ClusterError
 from ddp_operator.api.constants import ANNOTATION_COMPLETION_INDEX, KIND, TRAINER_CONTAINER
 from ddp_operator.kube.client import ApiClient, ResponseError
 from ddp_operator.kube.credentials import login

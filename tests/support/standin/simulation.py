@@ -26,8 +26,9 @@ import yaml
 
 from ddp_cli.local import pods
 from ddp_cli.local.store import format_time
-from ddp_operator.api.cluster import ClusterError, Event, Key
+from ddp_operator.api.cluster import Event, Key
 from ddp_operator.api.cluster import Object as Frozen
+from ddp_operator.api.cluster_errors import ClusterError
 from ddp_operator.api.constants import ANNOTATION_COMPLETION_INDEX, KIND, LABEL_ATTEMPT, LABEL_JOB_NAME
 from ddp_operator.api.status import Status
 from ddp_operator.kube.client import ResponseError

@@ -15,7 +15,8 @@ from typing import Annotated, Any, Final
 
 import msgspec
 
-from ddp_operator.api.cluster import ClusterError, Key, Object, Refused
+from ddp_operator.api.cluster import Key, Object
+from ddp_operator.api.cluster_errors import ClusterError, Refused
 from ddp_operator.api.constants import GROUP, MANAGED_BY
 from ddp_operator.api.faults import contain, name_object
 from ddp_operator.api.kubeobjects import EPOCH, format_time, parse_time, utc_now

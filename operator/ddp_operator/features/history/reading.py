@@ -13,7 +13,8 @@ from typing import Any, Final
 import msgspec
 
 from ddp_operator.api import constants
-from ddp_operator.api.cluster import Cluster, ClusterError, Refused
+from ddp_operator.api.cluster import Cluster
+from ddp_operator.api.cluster_errors import ClusterError, Refused
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import find_trainer
 from ddp_operator.api.record import MAX_TEXT, PodLog, Record, keep_end

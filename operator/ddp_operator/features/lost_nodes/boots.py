@@ -5,7 +5,7 @@ So they have if the node is deleted, as the cloud's controller does with that of
 
 from typing import Final
 
-from ddp_operator.api.cluster import ClusterError, Refused
+from ddp_operator.api.cluster_errors import ClusterError, Refused
 from ddp_operator.features.lost_nodes.returns import DELETED
 from ddp_operator.kube.client import ApiClient, ObjectNotFound, call
 

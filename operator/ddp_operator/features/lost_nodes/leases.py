@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 
-from ddp_operator.api.cluster import ClusterError, Refused
+from ddp_operator.api.cluster_errors import ClusterError, Refused
 from ddp_operator.api.kubeobjects import parse_time, utc_now
 from ddp_operator.features.lost_nodes.evidence import LeaseAge
 from ddp_operator.kube.client import ApiClient, ObjectNotFound, call

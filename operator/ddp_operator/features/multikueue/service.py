@@ -10,7 +10,8 @@ from datetime import datetime
 from typing import Final
 
 from ddp_operator.api import child_names, constants
-from ddp_operator.api.cluster import AlreadyExists, Cluster, ClusterError, Key, Object, Refused, controller_of
+from ddp_operator.api.cluster import Cluster, Key, Object, controller_of
+from ddp_operator.api.cluster_errors import AlreadyExists, ClusterError, Refused
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob, find_prebuilt_workload, owner_reference
 from ddp_operator.api.kubeobjects import find_worker_cluster

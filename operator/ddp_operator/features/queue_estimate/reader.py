@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from ddp_operator.api.cluster import Refused
+from ddp_operator.api.cluster_errors import Refused
 from ddp_operator.api.constants import KIND
 from ddp_operator.api.faults import parse_each
 from ddp_operator.api.kubeobjects import EPOCH, utc_now

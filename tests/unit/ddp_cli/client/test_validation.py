@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from ddp_cli.client.validation import check_manifest
-from ddp_operator.api.cluster import Refused
+from ddp_operator.api.cluster_errors import Refused
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job_file import parse_manifest
 from ddp_operator.api.structural import document_of

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ddp_operator.api import faults
-from ddp_operator.api.cluster import ClusterError, Refused
+from ddp_operator.api.cluster_errors import ClusterError, Refused
 from ddp_operator.api.faults import MOST_LOGGED, PERIOD, FaultLog, contain, name_object, parse_each
 from tests.support.odd_objects import ODD_VALUES
 

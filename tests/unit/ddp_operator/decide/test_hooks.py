@@ -12,7 +12,8 @@ import pytest
 from msgspec.structs import replace
 
 from ddp_operator.api import constants
-from ddp_operator.api.cluster import AlreadyExists, ClusterError, Key, Refused, ServerError, Snapshot
+from ddp_operator.api.cluster import Key, Snapshot
+from ddp_operator.api.cluster_errors import AlreadyExists, ClusterError, Refused, ServerError
 from ddp_operator.api.faults import FAULTS
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import QueueStatus, Status

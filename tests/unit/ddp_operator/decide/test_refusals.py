@@ -10,7 +10,8 @@ import pytest
 
 from ddp_cli.view.why import explain_why
 from ddp_operator.api import constants
-from ddp_operator.api.cluster import ClusterError, Key, Refused, claim_of
+from ddp_operator.api.cluster import Key, claim_of
+from ddp_operator.api.cluster_errors import ClusterError, Refused
 from ddp_operator.api.constants import JOB_TRACKING_FINALIZER
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.kubeobjects import format_time

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddp_operator.api.cluster import Refused
+from ddp_operator.api.cluster_errors import Refused
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import Status
 from ddp_operator.decide.scheduling import compute_event_poll_delay, describe_scheduling, list_objects_to_inspect

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.cluster import AlreadyExists, ClusterError, Key, Refused, ServerError, VersionConflict
+from ddp_operator.api.cluster import Key
+from ddp_operator.api.cluster_errors import AlreadyExists, ClusterError, Refused, ServerError, VersionConflict
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.cluster import METADATA_ONLY, ONE_METADATA_ONLY, KubeCluster

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.cluster import ClusterError, Refused
+from ddp_operator.api.cluster_errors import ClusterError, Refused
 from ddp_operator.kube import events
 from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.events import AGE, EventReader

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.cluster import ClusterError
+from ddp_operator.api.cluster_errors import ClusterError
 from ddp_operator.kube import watch as watch_module
 from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.watch import watch

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.cluster import ClusterError
+from ddp_operator.api.cluster_errors import ClusterError
 from ddp_operator.kube.client import ResponseError, StartupError
 from ddp_operator.manager.leader import FENCE_SHARE, Leader, LeaseObservation, may_take
 

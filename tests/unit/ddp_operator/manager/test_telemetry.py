@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddp_operator.api.cluster import ClusterError, VersionConflict
+from ddp_operator.api.cluster_errors import ClusterError, VersionConflict
 from ddp_operator.api.faults import contain
 from ddp_operator.api.status import Condition, LastFailure, Progress, RestartCounts, Status
 from ddp_operator.decide import conditions as c

@@ -6,7 +6,8 @@ from typing import Any
 import pytest
 
 from ddp_operator.api import child_names, constants
-from ddp_operator.api.cluster import Key, Object, Refused, ServerError
+from ddp_operator.api.cluster import Key, Object
+from ddp_operator.api.cluster_errors import Refused, ServerError
 from ddp_operator.manifests.children import build_launcher_config_map, load_launcher
 from ddp_operator.reconcile.reconciler import Reconciler
 from tests.support.builders import job, resource

@@ -9,7 +9,8 @@ import pytest
 from msgspec.structs import replace
 
 from ddp_operator.api import child_names, constants
-from ddp_operator.api.cluster import Cluster, Key, Refused, Snapshot
+from ddp_operator.api.cluster import Cluster, Key, Snapshot
+from ddp_operator.api.cluster_errors import Refused
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Condition, Status
 from ddp_operator.decide import conditions as c

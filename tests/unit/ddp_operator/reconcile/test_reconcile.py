@@ -10,7 +10,8 @@ import yaml
 
 from ddp_cli.client.validation import check_manifest
 from ddp_operator.api import child_names, constants, faults
-from ddp_operator.api.cluster import Refused, ServerError, owner_uids
+from ddp_operator.api.cluster import owner_uids
+from ddp_operator.api.cluster_errors import Refused, ServerError
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.manifests.children import build_children
 from ddp_operator.reconcile import executor

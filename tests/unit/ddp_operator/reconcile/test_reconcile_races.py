@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.cluster import ClusterError, Event, Key
+from ddp_operator.api.cluster import Event, Key
+from ddp_operator.api.cluster_errors import ClusterError
 from tests.support.builders import page
 from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.cluster import Refused
+from ddp_operator.api.cluster_errors import Refused
 from ddp_operator.api.status import History, LastFailure, RestartCounts, Status
 from ddp_operator.decide.refusals import shorten_status
 from tests.support.builders import page

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from ddp_operator.api.cluster import ClusterError, VersionConflict
+from ddp_operator.api.cluster_errors import ClusterError, VersionConflict
 from ddp_operator.reconcile import workqueue
 from ddp_operator.reconcile.lending import lend_worker
 from ddp_operator.reconcile.workqueue import LAST_BACKOFF, MAX_WAITING, WorkQueue, backoff

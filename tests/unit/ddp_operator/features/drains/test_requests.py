@@ -11,7 +11,8 @@ import jsonschema
 import kubernetes_validate
 import pytest
 
-from ddp_operator.api.cluster import ClusterError, Key
+from ddp_operator.api.cluster import Key
+from ddp_operator.api.cluster_errors import ClusterError
 from ddp_operator.api.constants import KIND
 from ddp_operator.features.drains.requests import (
     _ABSENCE,

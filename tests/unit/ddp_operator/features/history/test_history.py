@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.cluster import Refused
+from ddp_operator.api.cluster_errors import Refused
 from ddp_operator.api.record import Record, decode_record
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.features import history as feature

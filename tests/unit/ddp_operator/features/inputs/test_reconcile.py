@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from ddp_cli.view.why import explain_why
-from ddp_operator.api.cluster import Object, Refused
+from ddp_operator.api.cluster import Object
+from ddp_operator.api.cluster_errors import Refused
 from ddp_operator.api.kubeobjects import parse_quantity, utc_now
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.features.inputs import FEATURE

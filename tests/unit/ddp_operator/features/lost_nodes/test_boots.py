@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.cluster import ClusterError, Refused
+from ddp_operator.api.cluster_errors import ClusterError, Refused
 from ddp_operator.features.lost_nodes import boots
 from ddp_operator.features.lost_nodes.boots import BootReader
 from ddp_operator.features.lost_nodes.returns import DELETED

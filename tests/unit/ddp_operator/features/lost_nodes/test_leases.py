@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.cluster import ClusterError, Refused
+from ddp_operator.api.cluster_errors import ClusterError, Refused
 from ddp_operator.features.lost_nodes import leases
 from ddp_operator.features.lost_nodes.evidence import LeaseAge
 from ddp_operator.features.lost_nodes.leases import LeaseReader, LeaseReading, measure_age

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.cluster import Key, Refused
+from ddp_operator.api.cluster import Key
+from ddp_operator.api.cluster_errors import Refused
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.losses import LOOK_SECONDS, MOST_NODES

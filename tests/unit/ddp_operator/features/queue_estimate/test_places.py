@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from ddp_operator.api.cluster import ClusterError, Refused
+from ddp_operator.api.cluster_errors import ClusterError, Refused
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import Progress, QueueStatus, Status
 from ddp_operator.decide import conditions as c

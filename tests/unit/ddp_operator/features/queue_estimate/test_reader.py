@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.cluster import Refused
+from ddp_operator.api.cluster_errors import Refused
 from ddp_operator.api.constants import KIND
 from ddp_operator.features.queue_estimate import reader as queues
 from ddp_operator.features.queue_estimate.reader import MIN_AGE, QueueReader
