@@ -10,7 +10,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from ddp_operator.decide import stalls
+from ddp_operator.features.stalls import stragglers
 from ddp_operator.reconcile import reconciler
 from tests.support.builders import job_manifest, page
 from tests.support.running_operator import Start
@@ -68,8 +68,8 @@ def progressing(resource: Any) -> tuple[str, str, str]:
 async def test_slow_rank_goodput_and_stall_are_in_status_and_on_operators_page(
     actors: ClusterActors, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(stalls, "WINDOW", 0.2)
-    monkeypatch.setattr(stalls, "FIRST_WINDOW", 0.2)
+    monkeypatch.setattr(stragglers, "WINDOW", 0.2)
+    monkeypatch.setattr(stragglers, "FIRST_WINDOW", 0.2)
     monkeypatch.setattr(reconciler, "MINOR_INTERVAL", 0.1)
     running = start(progress_interval=0.1)
     pages = Pages()

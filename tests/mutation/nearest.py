@@ -9,6 +9,7 @@ from tests.support import ROOT
 
 MODULES = (
     "operator/ddp_operator/decide/*.py",
+    "operator/ddp_operator/features/stalls/*.py",
     "operator/ddp_operator/reading/*.py",
     "operator/ddp_operator/reconcile/*.py",
     "operator/ddp_operator/kube/cluster.py",
@@ -29,7 +30,7 @@ MODULES = (
 """Modules that decide, and modules that read and write: nine of ten mutations must be detected."""
 TESTS = {
     "operator": (
-        *(f"unit/ddp_operator/{name}" for name in ("decide", "kube", "reading", "reconcile")),
+        *(f"unit/ddp_operator/{name}" for name in ("decide", "features/stalls", "kube", "reading", "reconcile")),
         "unit/ddp_pod",
         "unit/ddp_cli/features/ui",
         "unit/ddp_cli/view",

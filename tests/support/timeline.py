@@ -8,10 +8,11 @@ from typing import Any
 from ddp_operator.api.status import (
     Status,
 )
+from ddp_operator.decide import conditions as c
+from ddp_operator.decide.attempt import ObservedAttempt
+from ddp_operator.decide.conditions import Fact
 from ddp_operator.decide.decide import decide
 from ddp_operator.decide.hooks import Hooks
-from ddp_operator.decide.stalls import is_stalled, stalled_since
-from ddp_operator.decide.state import Stall
 from ddp_operator.decide.usage import list_purposes
 from tests.support.builders import NOW, child_job, child_pod, decode, job, observe, page, template, trainer
 
@@ -38,9 +39,9 @@ class JobTimeline:
             typed = job(status=before, nodes=2, **self.spec)
             attempts = [child_job(n) for n in range(1, before.attempt + 1)] if jobs is None else jobs
             result = decode(text) if text else None
-            stall = Stall(stalled_since(result, self.at)) if result is not None and is_stalled(typed, result) else None
-            seen = observe(typed, attempts, pods, result, stall=stall)
-            decision = decide(typed, seen, self.at, review=self.hooks.observe(typed, {}).review)
+            seen = observe(typed, attempts, pods, result)
+            review = self.hooks.observe(typed, {}).review
+            decision = decide(typed, seen, self.at, review=review, explain=explain_stall)
             self.status = decision.status
             self.requeue = decision.requeue_after
             self.actions += decision.actions
@@ -58,3 +59,10 @@ def pods(phase: str = "Running", *, attempt: int = 1, **changes: Any) -> list[An
 def training(step: int, made: int, **values: Any) -> str:
     """Return the report of a job that trains, after this step and this number of steps."""
     return page(phase="Running", step=step, steps=made, **values)
+
+
+def explain_stall(attempt: ObservedAttempt, fact: Fact) -> Fact:
+    """Report a stall as a feature does, by the age of the last heartbeat alone."""
+    page = attempt.state.observation.page
+    is_late = page is not None and (page.stall.heartbeat_age or 0.0) >= 100
+    return Fact(c.PROGRESSING, "False", c.STALLED, "no step") if is_late and fact.type == c.PROGRESSING else fact

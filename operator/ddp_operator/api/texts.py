@@ -11,6 +11,10 @@ INVISIBLE: Final = (
 )
 
 
+SLOW_REMEDY: Final = "if this is slow by design, raise spec.watchdog.stallSeconds or call exporter.heartbeat()"
+"""The remedy for a rank that computes, or is in I/O, while its peers wait."""
+
+
 def format_duration(seconds: float) -> str:
     """Return a duration as text: 42s, 5m12s, 3h04m, 2d07h."""
     whole = max(0, round(seconds))

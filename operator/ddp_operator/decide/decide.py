@@ -15,7 +15,7 @@ from ddp_operator.api.faults import contain
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import LastFailure, Status
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.attempt import count_failure, find_limit, find_permanent_limit
+from ddp_operator.decide.attempt import ObservedAttempt, count_failure, find_limit, find_permanent_limit
 from ddp_operator.decide.attempts import (
     contradicts,
     fail,
@@ -71,13 +71,14 @@ def decide(
     review: Callable[[State], tuple[Remark, ...]] = lambda _: (),
     record: Callable[[State, Status], Status] = lambda _, status: status,
     prepare: Callable[[State, float], Decision | Refusal | None] = lambda *_: None,
+    explain: Callable[[ObservedAttempt, Fact], Fact] = lambda _, fact: fact,
 ) -> Decision:
     """Return the status to write and the actions.
 
-    ``refusal``: why the present spec cannot be carried out; ``review``, ``record``, ``prepare``: the hooks of features,
-    as in ``State``.
+    ``refusal``: why the present spec cannot be carried out; ``review``, ``record``, ``prepare``, ``explain``: the
+    hooks of features, as in ``State``.
     """
-    state = State(job, observation, now, refusal, review, record, prepare)
+    state = State(job, observation, now, refusal, review, record, prepare, explain)
     newest = _find_newest_job(state)
     if is_finished(job.status) and (newest is None or not contradicts(state, newest)):
         return clean_up(state)

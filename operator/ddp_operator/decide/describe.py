@@ -38,7 +38,6 @@ from ddp_operator.decide.losses import (
 )
 from ddp_operator.decide.report import Page, drop_eta, drop_pace, measure_goodput
 from ddp_operator.decide.scheduling import describe_scheduling
-from ddp_operator.decide.stalls import describe_cut_off_training, describe_stall, describe_waiting
 from ddp_operator.decide.state import Observation, Refusal, State
 from ddp_operator.decide.views import Pods
 from ddp_pod.contract.failure_table import NODE_LOST
@@ -114,8 +113,6 @@ def record_observation(attempt: ObservedAttempt) -> Status:
             status = _record_page(state, status, state.observation.page)
     if not attempt.is_held:
         status = replace(status, dev=release_pods(status.dev))
-    if state.observation.stragglers is not None:
-        status = replace(status, stragglers=state.observation.stragglers)
     return status
 
 
@@ -256,7 +253,7 @@ def _describe_rendezvous(attempt: ObservedAttempt, lost_contact: LostContact | N
     rendezvous = describe_rendezvous(attempt)
     if lost_contact is not None and rendezvous.reason == c.WAITING_FOR_WORKERS:
         return Fact(c.RENDEZVOUSED, "False", lost_contact.reason, lost_contact.message)
-    return describe_waiting(attempt, rendezvous)
+    return attempt.state.explain(attempt, rendezvous)
 
 
 def _describe_restarting(attempt: ObservedAttempt, rendezvous: Fact, status: Status) -> Fact:
@@ -286,10 +283,12 @@ def _describe_progressing(attempt: ObservedAttempt, rendezvous: Fact, status: St
         name = state.job.name
         todo = f"`ddp rerun {name}` runs changed code in them, `ddp release {name}` ends the job"
         return Fact(c.PROGRESSING, "False", c.HELD, f"{describe_hold(status)}; {todo}")
-    stall = describe_stall(state.job, state.observation)
-    cut_off = describe_cut_off_training(attempt, stall) or stall
-    if cut_off is not None:
-        return cut_off
+    return state.explain(attempt, _describe_steps(attempt, rendezvous, status))
+
+
+def _describe_steps(attempt: ObservedAttempt, rendezvous: Fact, status: Status) -> Fact:
+    """Return Progressing of pods that run, by pod 0's page."""
+    state = attempt.state
     if attempt.was_joined:
         unread = describe_lost_page(state.observation.page_lost_since, state.now)
         if unread is not None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -24,6 +24,7 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.schema import OwnFields, Schema
 from ddp_operator.api.spec import SpecFields
 from ddp_operator.api.status import ConditionStatus, QueueStatus, Status
+from ddp_operator.decide.attempt import ObservedAttempt
 from ddp_operator.decide.conditions import Fact
 from ddp_operator.decide.state import (
     Action,
@@ -43,7 +44,7 @@ from ddp_operator.decide.state import (
 )
 
 if TYPE_CHECKING:  # of a higher layer: what actions use
-    from ddp_operator.reconcile.acting import ActionContext, PlacementContext
+    from ddp_operator.reconcile.acting import ActionContext, PlacementContext, PodPages
 
 SECONDS_TO_ACT = 300.0
 """Limit of one action of a feature. Jobs that end together may wait for each other in it."""
@@ -53,6 +54,9 @@ SECONDS_TO_PLACE = 60.0
 
 SECONDS_TO_LOCATE = 10.0
 """Limit of a hook that waits in a pass."""
+
+SECONDS_TO_OBSERVE = 30.0
+"""Limit of a hook that reads the reports of pods, whose own limits are lower."""
 
 T = TypeVar("T")
 Judge = Callable[[DDPTrainingJob, "Object | None"], "Trouble | None"]
@@ -67,6 +71,8 @@ It also takes the seconds between two readings of the Job's progress. Its fault 
 """
 Start = Callable[[Any], "Service | None"]
 """Takes a ``kube.services.ServiceContext``, which has the client: whoever decides does not load it."""
+Explain = Callable[[ObservedAttempt, Fact], Fact]
+"""Returns a condition of an attempt whose pods run, Rendezvoused or Progressing, or the same with another cause."""
 Faults = MutableMapping[tuple[str, str], str]
 """What the last call of a hook has raised, by the names of the feature and of the hook."""
 
@@ -162,6 +168,18 @@ class NodeHook:
     judge: Judge
 
 
+@dataclass(frozen=True, slots=True)
+class PodHook:
+    """Observes the pods of a job by their reports.
+
+    ``kind``: the type of what is observed, by which decisions find it. ``observe``: returns it when the report of pod
+    0 is due, and takes the former one; None: there is none. It may wait, for a limited time. Raises: ClusterError.
+    """
+
+    kind: type
+    observe: Callable[[PodPages, Any], Awaitable[object]]
+
+
 Maturity = Literal["stable", "beta", "experimental"]
 
 
@@ -180,9 +198,11 @@ class Feature:
     fields: OwnFields[SpecFields] | None = None
     conditions: Mapping[str, ConditionStatus] = field(default_factory=dict)
     nodes: NodeHook | None = None
+    pods: PodHook | None = None
     review: Review | None = None
     record: Record | None = None
     prepare: Prepare | None = None
+    explain: Explain | None = None
     settings: type[msgspec.Struct] | None = None
     start: Start | None = None
 
@@ -363,6 +383,34 @@ class JobHooks:
                 status = self.guard.call(feature.name, "record", hook, partial(_is_status, status), default=status)
         return status
 
+    def explain(self, attempt: ObservedAttempt, fact: Fact) -> Fact:
+        """Return Rendezvoused or Progressing with what the features know of the cause."""
+        for feature in self.hooks.features:
+            if feature.explain is not None:
+                hook = partial(feature.explain, attempt, fact)
+                fact = self.guard.call(feature.name, "explain", hook, partial(_is_explained, fact), default=fact)
+        return fact
+
+    async def observe_pods(self, pages: PodPages, before: Mapping[str, object]) -> dict[str, object]:
+        """Return what the features observe of the pods, by their names. ``before``: the same of the last pass.
+
+        Raises: ClusterError.
+        """
+        observed: dict[str, object] = {}
+        for feature in self.hooks.features:
+            pods = feature.pods
+            if pods is None:
+                continue
+            nothing: object = None
+            hook = partial(pods.observe, pages, before.get(feature.name))
+            is_valid = partial(_is_of, pods.kind)
+            value = await self.guard.wait(
+                feature.name, "observe", hook, is_valid, limit=SECONDS_TO_OBSERVE, default=nothing
+            )
+            if value is not None:
+                observed[feature.name] = value
+        return observed
+
     def prepare(self, state: State, progress_interval: float) -> Decision | Refusal | None:
         """Return the decision of the first feature that still prepares the job; a refusal if its hook has a fault."""
         for feature in self.hooks.features:
@@ -470,6 +518,17 @@ def _check(name: str, result: T, is_valid: Callable[[object], bool]) -> T:
     if not is_valid(result):
         raise TypeError(f"{name} returned {type(result).__name__}")
     return result
+
+
+def _is_of(kind: type, value: object) -> bool:
+    return isinstance(value, kind)
+
+
+def _is_explained(before: Fact, value: object) -> bool:
+    if not isinstance(value, Fact) or value.type != before.type:
+        return False
+    are_texts = isinstance(value.reason, str) and isinstance(value.message, str)
+    return are_texts and value.status in get_args(ConditionStatus)
 
 
 def _is_none(value: object) -> bool:

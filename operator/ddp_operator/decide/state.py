@@ -4,18 +4,20 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
-from typing import Final, Literal, NamedTuple
+from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
 
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.spec import Spec
-from ddp_operator.api.status import QueueStatus, Status, Straggler
+from ddp_operator.api.status import QueueStatus, Status
 from ddp_operator.decide.conditions import Fact
 from ddp_operator.decide.failures import Termination
 from ddp_operator.decide.report import Page
 from ddp_operator.decide.views import JobView, NodeView, Pods, PodView
-from ddp_pod.contract.progress import RankProgress
-from ddp_pod.contract.report import StalledRank
 
+if TYPE_CHECKING:  # an attempt is observed from a state
+    from ddp_operator.decide.attempt import ObservedAttempt
+
+T = TypeVar("T")
 AT_ONCE: Final = 0.0
 
 
@@ -254,22 +256,6 @@ class Queued:
     wait: float
 
 
-@dataclass(frozen=True, slots=True)
-class Stall:
-    """A stall: its start, the steps of the ranks, and the states of hanging ranks."""
-
-    since: datetime
-    ranks: Mapping[int, RankProgress] = field(default_factory=dict)
-    places: tuple[StalledRank, ...] = ()
-
-
-class UnreachableReport(NamedTuple):
-    """What a pod cannot reach, in its message. ``pod``: its completion index."""
-
-    pod: int
-    message: str
-
-
 @dataclass(frozen=True)
 class Observation(Children):
     """The child objects, and what nodes, Events, queues and reports state about them."""
@@ -294,10 +280,6 @@ class Observation(Children):
     """Place of the Job that waits in a queue."""
     polling_jobs: int = 0
     """Number of training jobs whose Events are polled."""
-    stragglers: tuple[Straggler, ...] | None = None
-    """None: ranks were not compared."""
-    stall: Stall | None = None
-    """None: training makes steps, or no page reports steps."""
     troubles: Mapping[str, Trouble] = field(default_factory=dict)
     """What features find wrong with the pods' nodes, by node."""
     reads_nodes: bool = False
@@ -310,12 +292,16 @@ class Observation(Children):
     """What the hooks of features have raised in this pass, by the name of the feature."""
     failures_in_place: tuple[tuple[PodView, Termination], ...] = ()
     """The failures after which workers were restarted in the same pods, when one is new."""
-    unreachable: tuple[UnreachableReport, ...] = ()
-    """Reports of pods that cannot reach pod 0 or a peer, by index."""
+    observed: Mapping[str, object] = field(default_factory=dict)
+    """What features observed when pod 0's page was due last, by the name of the feature."""
     orphaned_since: datetime | None = None
     """Since when orphans exist that no controller deletes."""
     recheck_after: float | None = None
     """Seconds until missing child objects may appear without a watch event; None: none is missing."""
+
+    def find_observed(self, kind: type[T]) -> T | None:
+        """Return what a feature observes of the pods, by its type; None: nothing, as after a fault."""
+        return next((value for value in self.observed.values() if isinstance(value, kind)), None)
 
 
 @dataclass(frozen=True)
@@ -332,6 +318,8 @@ class State:
     """Returns the status with what features observe of the attempt."""
     prepare: Callable[["State", float], Decision | Refusal | None] = lambda *_: None
     """Returns the decision of the feature that prepares the job before attempt 1, or why it cannot; None: no longer."""
+    explain: Callable[["ObservedAttempt", Fact], Fact] = lambda _, fact: fact
+    """Returns Rendezvoused or Progressing with what features know of the cause."""
 
     @property
     def spec(self) -> Spec:

@@ -14,6 +14,7 @@ from ddp_operator.features import (
     node_health,
     preflight,
     queue_estimate,
+    stalls,
     tracing,
     tracking,
 )
@@ -28,6 +29,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
     node_health.FEATURE,
     preflight.FEATURE,
     queue_estimate.FEATURE,
+    stalls.FEATURE,
     tracing.FEATURE,
     tracking.FEATURE,
 )

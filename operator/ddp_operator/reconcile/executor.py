@@ -64,7 +64,8 @@ from ddp_operator.manifests.small_pods import raise_requests
 from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
 from ddp_operator.reconcile.acting import ActionContext
 from ddp_operator.reconcile.lending import lend_worker
-from ddp_operator.reconcile.observer import Memory, seconds_since
+from ddp_operator.reconcile.limits import seconds_since
+from ddp_operator.reconcile.observer import Memory
 from ddp_operator.reconcile.prerequisites import refuse_failing_server, refuse_invalid, refuse_write
 from ddp_operator.reconcile.turns import Payer, Turns
 from ddp_operator.reconcile.verdicts import compute_digest

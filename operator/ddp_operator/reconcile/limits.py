@@ -10,13 +10,15 @@ pod 0 has its own interval and does not count.
 import signal
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from math import inf
 from typing import Any, Final, ParamSpec, TypeVar
 
 from ddp_operator.api.errors import FieldError
 from ddp_operator.api.size import OversizeSpec
+from ddp_operator.decide.views import PodView
 
 STEP_SECONDS: Final = 0.5
 """CPU seconds of one step. The largest specs need about a fourth of that."""
@@ -30,6 +32,12 @@ MAX_SECONDS: Final = 15.0
 """Seconds per period. The worker is not available to other jobs during that time."""
 MAX_SECONDS_AT_ONCE: Final = 5.0
 PAGES_AT_ONCE: Final = 16
+MAX_PODS: Final = 16
+"""Pods whose reports are read for a sample, pod 0 included."""
+READ_INTERVAL: Final = 10.0
+"""Seconds between two reads of the reports of pod 0's peers for one purpose."""
+EARLY: Final = 0.9
+"""Tolerance for timers that fire early."""
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -88,3 +96,21 @@ class PageBudget:
     def spent(self) -> bool:
         """Whether the budget of this period is used up."""
         return self.bytes_left <= 0 or self.seconds_left <= 0
+
+
+def sample_pods(pods: Sequence[PodView], most: int = MAX_PODS) -> tuple[PodView, ...]:
+    """Return the running pods whose reports are read beside pod 0's: all, or an even spread of ``most`` - 1."""
+    peers = [pod for pod in pods if pod.index != 0 and pod.phase == "Running" and not pod.deleting]
+    if len(peers) < most:
+        return tuple(peers)
+    return tuple(peers[i * len(peers) // (most - 1)] for i in range(most - 1))
+
+
+def seconds_since(last: datetime | None, now: datetime) -> float:
+    """Return the seconds since ``last``, infinite for None. Absolute, so a clock set back does not postpone work."""
+    return inf if last is None else abs((now - last).total_seconds())
+
+
+def is_due(last: datetime | None, now: datetime, interval: float) -> bool:
+    """Return whether what was done last at a time is due again after an interval of seconds."""
+    return seconds_since(last, now) >= interval * EARLY

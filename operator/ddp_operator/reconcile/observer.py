@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
-from math import inf
+from functools import partial
 from typing import Any, NamedTuple
 
 from ddp_operator.api import child_names, constants
@@ -19,9 +19,9 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.faults import contain, name_object
 from ddp_operator.api.job import DDPTrainingJob, select_kueue_keys
 from ddp_operator.api.kubeobjects import find_trainer, scheduling_gates
-from ddp_operator.api.status import Profile, QueueStatus, Status, Straggler
+from ddp_operator.api.status import Profile, QueueStatus, Status
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide import kueue, losses, scheduling, stalls
+from ddp_operator.decide import kueue, losses, scheduling
 from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.converge import compute_scrape_interval
 from ddp_operator.decide.diagnosis import MOST_FAILURES, list_restart_failures
@@ -30,7 +30,7 @@ from ddp_operator.decide.hooks import Faults, Hooks, JobHooks
 from ddp_operator.decide.losses import LOOK_SECONDS, MOST_NODES, list_nodes_in_use
 from ddp_operator.decide.refusals import may_have_lost_labels
 from ddp_operator.decide.report import Page
-from ddp_operator.decide.state import Children, Observation, Problem, Stall, Trouble, UnreachableReport
+from ddp_operator.decide.state import Children, Observation, Problem, Trouble
 from ddp_operator.decide.views import NodeView, PodView
 from ddp_operator.manifests.children import build_children, load_launcher_of
 from ddp_operator.reading.events import (
@@ -45,7 +45,16 @@ from ddp_operator.reading.objects import view_children, view_node, view_pod
 from ddp_operator.reading.pages import RateMeter, decode_report
 from ddp_operator.reading.terminations import ContainerKill
 from ddp_operator.reading.workloads import explain_waiting, find_newest
-from ddp_operator.reconcile.limits import MAX_SECONDS_AT_ONCE, PAGES_AT_ONCE, PageBudget
+from ddp_operator.reconcile.acting import PodPages
+from ddp_operator.reconcile.limits import (
+    MAX_SECONDS_AT_ONCE,
+    PAGES_AT_ONCE,
+    READ_INTERVAL,
+    PageBudget,
+    is_due,
+    sample_pods,
+    seconds_since,
+)
 from ddp_operator.reconcile.turns import Payer, Turns
 from ddp_operator.reconcile.verdicts import Verdict, compute_digest
 
@@ -55,8 +64,6 @@ _WATCH_DELAY = 2.0
 _RESTORE_INTERVAL = 10.0
 # Longest interval in seconds between requests of a page that does not respond.
 _LOST_PAGE_INTERVAL = 60.0
-# Tolerance for timers that fire early.
-_EARLY = 0.9
 # Maximum recorded UIDs of children.
 _MOST_CHILDREN = 8
 
@@ -73,14 +80,10 @@ class Memory:
     meter: RateMeter = field(default_factory=RateMeter)
     page_budget: PageBudget = field(default_factory=PageBudget)
     """Budget for the pages of all pods except pod 0."""
-    ranks_compared: stalls.Comparison | None = None
-    """The ranks at the last comparison."""
-    stall: Stall | None = None
+    observed: Mapping[str, object] = field(default_factory=dict)
+    """What features have observed of the pods, by the name of the feature."""
     failures_read: datetime | None = None
     """Time of the last read of the pods' failures before a restart in the same pods."""
-    unreachable: tuple[UnreachableReport, ...] = ()
-    peers_read: datetime | None = None
-    """Time of the last read of the peers' pages for what they cannot reach."""
     events_read: tuple[datetime, Mapping[str, Problem]] | None = None
     queue: QueueStatus | None = None
     """Place of the Job in its queue."""
@@ -136,9 +139,12 @@ def digest_resource(resource: Object, profile: Profile | None) -> bytes:
     )
 
 
-def seconds_since(last: datetime | None, now: datetime) -> float:
-    """Return the seconds since ``last``, infinite for None. Absolute, so a clock set back does not postpone work."""
-    return inf if last is None else abs((now - last).total_seconds())
+class PageReading(NamedTuple):
+    """One look at the page of pod 0. ``is_requested``: whether it was due and pod 0 runs."""
+
+    is_due: bool
+    is_requested: bool
+    page: Page | None = None
 
 
 class Observer:
@@ -167,14 +173,16 @@ class Observer:
             snapshot = await self._cluster.observe(key) or snapshot
             children = view_children(job, snapshot, memory.kills)
         children = await self._explain_kills(job, snapshot, children, memory)
-        requested, page = await self._read_page(job, children, memory)
+        reading = await self._read_page(job, children, memory)
+        page = reading.page
         problems = await self._read_events(key, job, snapshot, children, memory, hooks)
         known = {*job.status.operator_state.children, *memory.children}
         shared = _find_shared(job, snapshot, children, problems, known)
-        slow: tuple[Straggler, ...] | None = None
-        stall: Stall | None = None
-        with contain("comparison of ranks", str(key)):
-            slow, stall = await self._compare_ranks(job, children, page, memory)
+        failures = await self._read_failures(job, children, page, memory)
+        if reading.is_due:
+            read_peers = partial(self._read_pages, job, budget=memory.page_budget)
+            pages = PodPages(job, children, page, memory.page_lost, self._clock(), read_peers)
+            memory.observed = await hooks.observe_pods(pages, memory.observed)
 
         # The garbage collector should delete pods without a Job.
         has_orphans = any(pod.alive and not pod.deleting for pod in children.orphans)
@@ -186,7 +194,7 @@ class Observer:
             children.feature_jobs,
             children.feature_pods,
             page=page,
-            page_requested=requested,
+            page_requested=reading.is_requested,
             page_lost_since=memory.page_lost,
             shared=shared.objects,
             launchers=shared.launchers,
@@ -200,10 +208,8 @@ class Observer:
             problems=problems,
             queue=memory.queue if kueue.waits_in_queue(job, children.job(job.status.attempt)) else None,
             polling_jobs=len(self._polling),
-            stragglers=slow,
-            stall=stall,
-            failures_in_place=await self._read_failures(job, children, page, memory),
-            unreachable=await self._read_unreachable(job, children, page, memory) if requested else memory.unreachable,
+            observed=memory.observed,
+            failures_in_place=failures,
             orphaned_since=memory.orphaned_since,
             recheck_after=_WATCH_DELAY if unseen else None,
             faults=hooks.guard.describe(),
@@ -228,8 +234,8 @@ class Observer:
             return await self._cluster.restore_labels(job.uid, job.namespace, job.status.job_name, labels)
         return False
 
-    async def _read_page(self, job: DDPTrainingJob, children: Children, memory: Memory) -> tuple[bool, Page | None]:
-        """Read the page of pod 0 when it is due. Returns whether it was requested, and the page."""
+    async def _read_page(self, job: DDPTrainingJob, children: Children, memory: Memory) -> PageReading:
+        """Read the page of pod 0 when it is due."""
         now = self._clock()
         interval = compute_scrape_interval(job.status, now, self._progress_interval)
         if memory.page_lost is not None and memory.page_read is not None:
@@ -239,19 +245,18 @@ class Observer:
         ended = sum(not pod.alive for pod in pods)
         has_new_end = ended > memory.ended_pods  # pod 0 still reports the last step before it
         memory.ended_pods = ended
-        is_due = has_new_end or seconds_since(memory.page_read, now) >= interval * _EARLY
-        if is_finished(job.status) or not is_due:
-            return False, None
+        is_page_due = has_new_end or is_due(memory.page_read, now, interval)
+        if is_finished(job.status) or not is_page_due:
+            return PageReading(is_due=False, is_requested=False)
         pod_zero = next((pod for pod in pods if pod.index == 0 and pod.running and not pod.trained), None)
         if pod_zero is None:
             memory.page_lost = None
-            memory.unreachable = ()
-            return False, None
+            return PageReading(is_due=True, is_requested=False)
         memory.page_read = now
         report = await self._cluster.read_report(pod_zero.raw, job.spec.metrics.port)
         if report is None:
             memory.page_lost = memory.page_lost or now
-            return True, None
+            return PageReading(is_due=True, is_requested=True)
         page = decode_report(report)
         if job.spec.dev is None:
             page = replace(page, dev=None)
@@ -259,7 +264,7 @@ class Observer:
         process = pod_zero.uid, page.restarts
         with contain("rates", str(job)):
             page = replace(page, rates=memory.meter.measure(process, page.progress, now.timestamp()))
-        return True, page
+        return PageReading(is_due=True, is_requested=True, page=page)
 
     async def _read_pages(
         self, job: DDPTrainingJob, pods: Sequence[PodView], budget: PageBudget
@@ -302,7 +307,7 @@ class Observer:
         used = list_nodes_in_use(job, children) if hooks.reads_nodes() else ()
         now = self._clock()
         troubles = {name: trouble for name, trouble in memory.troubles.items() if name in used}
-        if used and seconds_since(memory.nodes_watched, now) >= LOOK_SECONDS * _EARLY:
+        if used and is_due(memory.nodes_watched, now, LOOK_SECONDS):
             memory.nodes_watched = now
             start = memory.next_node % len(used)
             memory.next_node = start + MOST_NODES
@@ -336,7 +341,7 @@ class Observer:
         if memory.events_read is not None:
             last, last_problems = memory.events_read
             interval = scheduling.compute_event_poll_delay(job, children, last, polling_jobs=len(self._polling)) or 0.0
-            if seconds_since(last, now) < interval * _EARLY:
+            if not is_due(last, now, interval):
                 return last_problems
 
         problems: dict[str, Problem] = {}
@@ -413,45 +418,6 @@ class Observer:
         place = await hooks.locate(find_newest(workloads), before)
         return place.problem or problem, place.queue
 
-    async def _compare_ranks(
-        self, job: DDPTrainingJob, children: Children, page: Page | None, memory: Memory
-    ) -> tuple[tuple[Straggler, ...] | None, Stall | None]:
-        """Compare the ranks of sampled pods, once a minute and when steps have stopped.
-
-        Returns the stragglers, None if they were not compared, and the stall, None if training makes steps.
-        """
-        if page is None:
-            return None, None
-        now = self._clock()
-        stalled = stalls.is_stalled(job, page)
-        known_stall = memory.stall
-        memory.stall = None
-        if not (stalled or (page.training and page.by_rank)):
-            return None, None
-
-        known_places = known_stall.places if known_stall else ()
-        places = {place.rank: place for place in (*known_places, *page.stall.ranks)}
-        ranks = dict(page.by_rank)
-        slow = None
-        attempt = job.status.attempt
-        last = memory.ranks_compared
-        is_explained = known_stall is not None and (not places or stalls.is_explained(places.values()))
-        if last is None or last.is_due(now) or (stalled and not is_explained):
-            sampled = stalls.sample_pods(children.pods_of(attempt))
-            for _, sampled_page in await self._read_pages(job, sampled, memory.page_budget):
-                ranks |= sampled_page.by_rank
-                places.update((place.rank, place) for place in sampled_page.stall.ranks)
-            slow = None if last is None else last.find_stragglers(attempt, ranks)
-            is_first = last is None or last.attempt != attempt
-            memory.ranks_compared = stalls.Comparison(now, attempt, ranks, is_first)
-
-        if stalled:
-            stall = known_stall or Stall(stalls.stalled_since(page, now), ranks)
-            memory.stall = replace(
-                stall, places=tuple(sorted(places.values(), key=lambda place: (place.order, place.rank)))
-            )
-        return slow, memory.stall
-
     async def _read_failures(
         self, job: DDPTrainingJob, children: Children, page: Page | None, memory: Memory
     ) -> tuple[tuple[PodView, Termination], ...]:
@@ -463,31 +429,13 @@ class Observer:
         restarts = job.status.counts
         if page is None or restarts.in_place_before + page.restarts <= restarts.in_place:
             return ()
-        if page.joining and seconds_since(memory.failures_read, now) < stalls.READ_INTERVAL * _EARLY:
+        if page.joining and not is_due(memory.failures_read, now, READ_INTERVAL):
             return ()
         memory.failures_read = now
         pods = children.pods_of(job.status.attempt)
         pages = [(pod, page) for pod in pods if pod.index == 0 and pod.phase == "Running"]
-        sampled = stalls.sample_pods(pods, MOST_FAILURES)
+        sampled = sample_pods(pods, MOST_FAILURES)
         return list_restart_failures(pages + await self._read_pages(job, sampled, memory.page_budget))
-
-    async def _read_unreachable(
-        self, job: DDPTrainingJob, children: Children, page: Page | None, memory: Memory
-    ) -> tuple[UnreachableReport, ...]:
-        """Return what pods cannot reach: by pod 0's page, or else by those of its peers at limited intervals."""
-        now = self._clock()
-        pods = children.pods_of(job.status.attempt)
-        if page is not None and page.unreachable:
-            memory.unreachable = (UnreachableReport(0, page.unreachable),)
-        elif stalls.needs_peer_reports(job.status, page, memory.page_lost, now):
-            if seconds_since(memory.peers_read, now) >= stalls.READ_INTERVAL * _EARLY:
-                memory.peers_read = now
-                pages = await self._read_pages(job, stalls.sample_pods(pods), memory.page_budget)
-                reports = [UnreachableReport(pod.index, page.unreachable) for pod, page in pages if page.unreachable]
-                memory.unreachable = tuple(sorted(reports))
-        elif page is not None:
-            memory.unreachable = ()
-        return memory.unreachable
 
 
 class SharedChildren(NamedTuple):

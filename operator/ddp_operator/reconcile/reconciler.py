@@ -48,7 +48,8 @@ from ddp_operator.decide.transitions import (
 )
 from ddp_operator.reconcile.acting import PlacementContext
 from ddp_operator.reconcile.executor import Executor
-from ddp_operator.reconcile.observer import Memory, Observer, digest_resource, record_children, seconds_since
+from ddp_operator.reconcile.limits import EARLY, seconds_since
+from ddp_operator.reconcile.observer import Memory, Observer, digest_resource, record_children
 from ddp_operator.reconcile.prerequisites import find_profile, refuse_invalid
 from ddp_operator.reconcile.turns import Payer, Turns
 
@@ -61,8 +62,6 @@ MINOR_INTERVAL = 30.0
 _AFTER_CONFLICT = 0.5
 # Seconds until a refused status is written again; a fix changes the CRDs or the spec.
 _AFTER_REFUSED_STATUS = 60.0
-# Tolerance for timers that fire early.
-_EARLY = 0.9
 # Seconds until a spec that this version cannot read is read again; a fix changes the CRDs.
 _AFTER_UNREADABLE = 300.0
 REPORT_PERIOD = timedelta(days=1)
@@ -270,7 +269,7 @@ class Reconciler:
         refusal = await self._executor.check(job, observation, memory)
         payer = Payer(job.namespace, len(observation.pods) + len(observation.orphans))
         hooks = self._hooks.observe(job, memory.faults)
-        features = hooks.review, hooks.record, hooks.prepare
+        features = hooks.review, hooks.record, hooks.prepare, hooks.explain
         decision = await self._turns.run(
             payer, decide, job, observation, self._clock(), refusal, self._progress_interval, *features
         )
@@ -320,7 +319,7 @@ class Reconciler:
         since_write = seconds_since(memory.status_written, now)
         if since_write < MINOR_INTERVAL and is_minor_change(old, new):
             return MINOR_INTERVAL - since_write
-        if seconds_since(memory.status_refused, now) < _AFTER_REFUSED_STATUS * _EARLY:
+        if seconds_since(memory.status_refused, now) < _AFTER_REFUSED_STATUS * EARLY:
             raise StatusRefused
 
         memory.status_written = now

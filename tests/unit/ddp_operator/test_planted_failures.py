@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any
 
@@ -11,96 +10,10 @@ import msgspec
 import pytest
 from msgspec.structs import replace
 
-from ddp_cli.view.why import explain_why
-from ddp_operator.api.columns import render_columns
-from ddp_operator.api.kubeobjects import format_time
-from ddp_operator.api.status import CheckpointStatus, Condition, Progress, Status
+from ddp_operator.api.status import Status
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.decide import decide
-from ddp_operator.decide.state import AT_ONCE, Stall, UnreachableReport
-from ddp_operator.decide.transitions import list_transition_events
-from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, page
-
-JOB = child_job()
-_MOST_PASSES = 6
-
-
-def condition(kind: str, status: Any, reason: str, message: str = "", *, age: int = 600) -> Condition:
-    since = NOW - timedelta(seconds=age)
-    return Condition(type=kind, status=status, reason=reason, message=message, last_transition_time=since)
-
-
-TRAINING = Status(
-    phase="Running",
-    attempt=1,
-    job_name="train-1",
-    start_time=NOW - timedelta(hours=1),
-    attempt_time=NOW - timedelta(hours=1),
-    first_run_time=NOW - timedelta(hours=1),
-    progress=Progress(
-        step=40, total_steps=100, eta="1m00s", eta_seconds=60, steps_per_second="1", throughput="1 steps/s"
-    ),
-    checkpoint=CheckpointStatus(step=30),
-    conditions=(
-        condition(c.ACCEPTED, "True", c.VALID),
-        condition(c.SUSPENDED, "False", c.NOT_SUSPENDED),
-        condition(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED, "2/2 pods scheduled"),
-        condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED, "2/2 pods joined the rendezvous"),
-        condition(c.PROGRESSING, "True", c.TRAINING, "training is making progress"),
-        condition(c.RESTARTING, "False", c.NOT_RESTARTING),
-    ),
-).remember(nodes=2)
-
-
-@dataclass(frozen=True)
-class Planted:
-    """An observed state, and parts of the texts that describe it; ``never``: what no text may contain."""
-
-    pods: Sequence[Mapping[str, Any]]
-    get: str
-    describe: Sequence[str]
-    why: Sequence[str]
-    never: Sequence[str] = ()
-    page: str = ""
-    jobs: Sequence[Mapping[str, Any]] = (JOB,)
-    status: Status = TRAINING
-    spec: Mapping[str, Any] = field(default_factory=dict)
-    answers: Mapping[str, Any] = field(default_factory=dict)
-    events: Sequence[Mapping[str, Any]] = ()
-    seconds: float = 10.0
-
-
-def settle(planted: Planted) -> tuple[Status, list[str]]:
-    """Return the status after the passes that the state needs, and the messages of the Events."""
-    now = NOW + timedelta(seconds=planted.seconds)
-    status = planted.status
-    messages: list[str] = []
-    for _ in range(_MOST_PASSES):
-        typed = job(status=status, **{"nodes": 2, **planted.spec})
-        parsed = decode(planted.page) if planted.page else None
-        decision = decide(typed, observe(typed, planted.jobs, planted.pods, parsed, **planted.answers), now)
-        messages += [event.message for event in list_transition_events(status, decision.status)]
-        status = decision.status
-        if decision.requeue_after != AT_ONCE:
-            break
-    return status, messages
-
-
-def check(planted: Planted) -> None:
-    status, messages = settle(planted)
-    get = " ".join(str(cell) for cell in render_columns(status) if cell is not None)
-    describe = "\n".join([*messages, *(f"{part.reason}: {part.message}" for part in status.conditions)])
-    created = format_time(NOW - timedelta(hours=1))
-    raw = {"metadata": {"name": "train", "creationTimestamp": created}, "status": msgspec.to_builtins(status)}
-    why = str(explain_why(raw, planted.events, NOW + timedelta(seconds=planted.seconds)))
-
-    assert planted.get in get
-    for text in planted.describe:
-        assert text in describe
-    for text in planted.why:
-        assert text in why
-    for text in planted.never:
-        assert text not in f"{get}\n{describe}\n{why}"
+from tests.support.builders import NOW, child_job, child_pod, last_words, page
+from tests.support.planted_states import JOINING, PODS, TRAINING, Planted, check, condition, settle
 
 
 def failed_pod(index: int = 0, category: str = "Network", code: int = 82, **changes: Any) -> dict[str, Any]:
@@ -244,37 +157,7 @@ def test_sidecar_that_outlives_ranks_is_named(planted: Planted) -> None:
     check(planted)
 
 
-JOINING = replace(
-    TRAINING,
-    progress=None,
-    checkpoint=None,
-    conditions=(
-        *TRAINING.conditions[:3],
-        condition(c.RENDEZVOUSED, "False", c.WAITING_FOR_WORKERS, "2/2 pods running", age=20),
-        condition(c.PROGRESSING, "False", c.NO_STEP_YET, age=20),
-        condition(c.RESTARTING, "False", c.NOT_RESTARTING),
-    ),
-)
-RESTARTING = replace(
-    JOINING,
-    conditions=(*JOINING.conditions[:-1], condition(c.RESTARTING, "True", c.GROUP_RESTART, "restart 1 of 3")),
-)
-NO_NAME = "cannot reach pod 0 at train-1-0.train: name does not resolve yet"
-NO_ROUTE = "cannot reach pod 0 at train-1-0.train:29400: no connection to 10.0.0.1: timed out"
-WRONG_ADDRESS = "cannot reach pod 0 at train-1-0.train:29400: no connection to 192.0.2.99: timed out"
-SILENT_PEER = "10.0.0.2 does not acknowledge data"
-PODS = (child_pod(0, age=3000), child_pod(1, age=3000, status={"podIP": "10.0.0.2"}))
 NETWORK = {
-    "DNS at the start": Planted(
-        pods=PODS,
-        page=page(phase="WaitingForMaster"),
-        status=JOINING,
-        answers={"unreachable": (UnreachableReport(0, NO_NAME),)},
-        get="Running PeerUnreachable",
-        describe=(f"PeerUnreachable: pod 0 reports: {NO_NAME}",),
-        why=(NO_NAME, "Check the cluster's DNS"),
-        never=("Loading PyTorch",),
-    ),
     "taken metrics port": Planted(
         pods=PODS,
         page="dcgm_fi_dev_gpu_temp 40\n",
@@ -284,50 +167,12 @@ NETWORK = {
         why=("Set spec.metrics.port to a port that no other container of the pod uses",),
         never=("NetworkPolic",),
     ),
-    "another address for pod 0": Planted(
-        pods=PODS,
-        page=page(phase="Rendezvous"),
-        status=JOINING,
-        answers={"unreachable": (UnreachableReport(1, WRONG_ADDRESS),)},
-        get="Running PeerUnreachable",
-        describe=(f"{WRONG_ADDRESS} (pod 0 has the address 10.0.0.1)",),
-        why=("The name of pod 0 resolves to another address: remove it from hostAliases",),
-        never=("NetworkPolic",),
-    ),
-    "partition while training": Planted(
-        pods=PODS,
-        page=page(phase="Running", step=47, heartbeat_age=8),
-        answers={"unreachable": (UnreachableReport(0, SILENT_PEER),)},
-        get="Running PeerUnreachable",
-        describe=(f"PeerUnreachable: pod 0 reports: {SILENT_PEER} (pod 1)",),
-        why=(f"{SILENT_PEER} (pod 1)", "Check the network between these pods"),
-        never=("training is making progress", "1m00s", "steps/s"),
-    ),
-    "stall": Planted(
-        pods=PODS,
-        page=page(phase="Running", step=47, total_steps=100, heartbeat_age=200),
-        answers={"stall": Stall(NOW - timedelta(seconds=200))},
-        get="Running Stalled",
-        describe=("no step since 2026-11-20T11:56:40Z",),
-        why=("train is running without a step for 0s after step 47 of 100 (Stalled)",),
-        never=("1m00s", "steps/s"),
-    ),
 }
 
 
 @pytest.mark.parametrize("planted", NETWORK.values(), ids=NETWORK)
 def test_pods_that_do_not_reach_each_other_are_named(planted: Planted) -> None:
     check(planted)
-
-
-@pytest.mark.parametrize(("age", "reason"), [(8, c.TRAINING), (20, c.PEER_UNREACHABLE)])
-def test_server_outside_the_job_counts_only_without_steps(age: int, reason: str) -> None:
-    text = page(phase="Running", step=47, heartbeat_age=age)
-    reports = (UnreachableReport(0, "192.0.2.7 does not acknowledge data"),)
-    status, _ = settle(Planted(PODS, "", (), (), page=text, answers={"unreachable": reports}))
-    progressing = status.condition(c.PROGRESSING)
-    assert progressing is not None
-    assert progressing.reason == reason
 
 
 JOINED = condition(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED, age=50)

@@ -24,8 +24,8 @@ from ddp_cli.features.check.watch import Watch
 from ddp_cli.local.machine import ENV_PYTHON, choose_python
 from ddp_operator.api.parse import parse_status
 from ddp_operator.api.status import Condition
+from ddp_operator.api.texts import SLOW_REMEDY
 from ddp_operator.decide.conditions import PROGRESSING, TRAINS_AS_ONE, WAITING_FOR_GROUP, find_obstacle
-from ddp_operator.decide.stalls import SLOW_REMEDY
 from ddp_pod.contract.names import CHECK_VARIABLE
 from ddp_pod.contract.records import to_json
 from ddp_pod.features.check.contract import MARK_FILE, MOST_STEPS, ORDER_FILE, IdleRecord, Kill, Order, SaveRecord

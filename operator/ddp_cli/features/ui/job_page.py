@@ -14,13 +14,12 @@ from ddp_cli.features.ui.rows import Attention, choose_tone, judge_attention
 from ddp_cli.features.ui.run import RecordedRun, split_processes
 from ddp_cli.local.ending import explain_interruption
 from ddp_cli.view.why import Why, explain_straggler, explain_why, omit_cluster_advice
-from ddp_operator.api.status import ENDED_PHASES, LastFailure, Progress, Status, Straggler
+from ddp_operator.api.status import ENDED_PHASES, STRAGGLER_RATIO, LastFailure, Progress, Status, Straggler
 from ddp_operator.api.texts import format_duration
 from ddp_operator.api.yaml_writer import format_documents
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.failures import describe_detail, describe_place
 from ddp_operator.decide.report import Page, read_rate
-from ddp_operator.decide.stalls import RATIO
 
 _MOST_BARS: Final = 200
 _YAML_CHARACTERS: Final = 256 << 10
@@ -322,7 +321,7 @@ def _judge_rank(row: RankRow, median: float, straggler: Straggler | None) -> Ran
     if straggler is not None:
         return replace(row, ratio=ratio or read_rate(straggler.ratio), note=row.note or explain_straggler(straggler))
     note = row.note
-    if not note and ratio is not None and ratio >= RATIO:
+    if not note and ratio is not None and ratio >= STRAGGLER_RATIO:
         note = f"its own {'data' if (row.data or 0.0) > (row.compute or 0.0) else 'computation'} takes long"
     return replace(row, ratio=ratio, note=note)
 

@@ -32,7 +32,7 @@ from ddp_operator.features.multikueue.admission import (
 )
 from ddp_operator.features.multikueue.workload import build_workload, explain_other_pods
 from ddp_operator.reconcile.acting import PlacementContext
-from ddp_operator.reconcile.observer import seconds_since
+from ddp_operator.reconcile.limits import seconds_since
 from ddp_operator.reconcile.prerequisites import refuse_invalid, refuse_read, refuse_write
 from ddp_operator.reconcile.turns import Payer
 

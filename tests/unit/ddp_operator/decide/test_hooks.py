@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from msgspec.structs import replace
@@ -19,9 +19,10 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import QueueStatus, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide import hooks as decide_hooks
+from ddp_operator.decide.attempt import ObservedAttempt
 from ddp_operator.decide.conditions import Fact
 from ddp_operator.decide.converge import LONGEST_HOLD
-from ddp_operator.decide.hooks import Feature, Hooks, NodeHook
+from ddp_operator.decide.hooks import Feature, Hooks, NodeHook, PodHook
 from ddp_operator.decide.losses import LOOK_SECONDS
 from ddp_operator.decide.state import (
     Decision,
@@ -38,6 +39,7 @@ from ddp_operator.decide.state import (
 from ddp_operator.kube import services
 from ddp_operator.kube.services import ServiceContext, prepare_services, run_service, start_services
 from ddp_operator.reading.objects import view_children
+from ddp_operator.reconcile.acting import PodPages
 from tests.support.builders import NOW, child_job, child_pod, job, resource
 from tests.support.fake_cluster import ReconcilerHarness
 from tests.support.fake_features import FakeService
@@ -371,6 +373,63 @@ async def test_job_waits_in_queue_beside_feature_that_cannot_tell_its_place(
     await queued.wait(60)
     assert harness.state(c.FEATURES_WORK) == ("True", c.NO_FAULT), "the hook is no longer called"
     assert harness.status.queue is None
+
+
+def observing(answer: Any, explain: Any = None) -> Hooks:
+    """Return a feature that observes this of the pods, and one that works."""
+
+    async def observe(pages: PodPages, former: Any) -> Any:
+        if isinstance(answer, BaseException):
+            raise answer
+        return await answer() if callable(answer) else answer
+
+    async def count(pages: PodPages, former: int | None) -> int:
+        return (former or 0) + 1
+
+    odd = Feature("odd", maturity="experimental", page="x.md", pods=PodHook(str, observe), explain=explain)
+    return Hooks((odd, Feature("good", maturity="stable", page="x.md", pods=PodHook(int, count))))
+
+
+@pytest.mark.parametrize(
+    ("answer", "fault"),
+    [
+        *((garbage, "TypeError: observe returned ") for garbage in (7, {}, object())),
+        (ZeroDivisionError("a bug"), "ZeroDivisionError: a bug (test_hooks.py:"),
+        (asyncio.CancelledError(), "RuntimeError: observe was cancelled"),
+        (wait_for_ever, "TimeoutError: observe takes more than 0.05 s"),
+    ],
+)
+async def test_job_trains_beside_feature_that_fails_to_observe_its_pods(
+    answer: Any, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("ddp_operator.decide.hooks.SECONDS_TO_OBSERVE", 0.05)
+    harness = ReconcilerHarness(hooks=observing(answer))
+    await harness.train()
+    for _ in range(3):
+        harness.clock.advance(4)
+        await harness.settle()
+    assert (harness.status.phase, harness.state(c.PROGRESSING)) == ("Running", ("True", c.TRAINING))
+    assert f"odd: {fault}" in harness.condition(c.FEATURES_WORK).message
+    assert harness.events.count(c.FEATURE_FAULT) == 1, "it is not called while the page of pod 0 is not due"
+
+
+async def test_feature_gets_what_it_has_observed_before() -> None:
+    hooks = observing("text").observe(job(), {})
+    pages: Any = object()
+    first = await hooks.observe_pods(pages, {})
+    assert first == {"odd": "text", "good": 1}
+    assert await hooks.observe_pods(pages, first) == {"odd": "text", "good": 2}
+
+
+@pytest.mark.parametrize("answer", [None, 7, Fact("Other", "True", "R"), Fact(c.PROGRESSING, "Perhaps", "R")])  # type: ignore[arg-type]
+async def test_condition_is_the_kernels_if_explanation_fails(answer: Any) -> None:
+    good = Feature("good", "beta", "x.md", explain=lambda _, fact: dataclasses.replace(fact, message="why"))
+    for explain in (lambda *_: answer, fail):
+        odd = Feature("odd", maturity="experimental", page="x.md", explain=explain)
+        hooks = Hooks((odd, good)).observe(job(), {})
+        fact = Fact(c.PROGRESSING, "True", c.TRAINING)
+        assert hooks.explain(cast(ObservedAttempt, None), fact) == dataclasses.replace(fact, message="why")
+        assert list(hooks.guard.describe()) == ["odd"]
 
 
 @pytest.mark.parametrize("error", [ClusterError("no response"), Refused("forbidden", reason="Forbidden")])

@@ -21,7 +21,7 @@ from ddp_operator.decide.losses import (
     find_lost_pods,
     list_nodes_to_inspect,
 )
-from ddp_operator.decide.state import CreatePod, Decision, FailPod, State, SuspendJob, Suspicion, UnreachableReport
+from ddp_operator.decide.state import CreatePod, Decision, FailPod, State, SuspendJob, Suspicion
 from ddp_operator.decide.views import NodeView
 from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, page
 from tests.support.decisions import STARTED, present, run_pass
@@ -149,23 +149,6 @@ def test_pod_whose_end_is_known_is_not_lost_with_its_node(changes: Any) -> None:
     failure = present(decision.status.last_failure)
     assert failure.category != "NodeLost"
     assert "signal 127" not in failure.message
-
-
-@pytest.mark.parametrize(
-    ("message", "reason"),
-    [
-        ("10.0.0.9 does not acknowledge data", c.WAITING_FOR_WORKERS),
-        ("10.0.0.1 does not acknowledge data", c.PEER_UNREACHABLE),
-        ("cannot reach pod 0 (train-1-0): timed out", c.PEER_UNREACHABLE),
-    ],
-    ids=["lost pod", "pod of the job", "pod 0"],
-)
-def test_address_of_lost_pod_is_no_unreachable_peer_of_its_successor(message: str, reason: str) -> None:
-    report = {"unreachable": (UnreachableReport(0, message),)}
-    pods = (child_pod(0), child_pod(1, suffix="r1"))
-    joining = page(phase="Rendezvous", restarts=1)
-    status = run(*pods, status=REPLACING, text=joining, observed=report).status
-    assert present(status.condition(c.RENDEZVOUSED)).reason == reason
 
 
 def test_peers_timeout_without_replacement_is_not_counted() -> None:

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any
 
 import pytest
-from msgspec.structs import replace
 
 from ddp_operator.api import child_names, constants
-from ddp_operator.api.cluster import Cluster, Key, Snapshot
-from ddp_operator.api.cluster_errors import Refused
-from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.status import Condition, Status
-from ddp_operator.decide import conditions as c
-from ddp_operator.decide.hooks import Hooks
+from ddp_operator.api.cluster import Key
+from ddp_operator.api.status import Status
 from ddp_operator.decide.scheduling import describe_scheduling
-from ddp_operator.decide.state import UnreachableReport
 from ddp_operator.manifests.children import load_launcher
-from ddp_operator.reconcile.limits import MAX_BYTES, PageBudget
-from ddp_operator.reconcile.observer import Memory, Observer
-from ddp_operator.reconcile.turns import Turns
+from ddp_operator.reading.objects import view_pod
+from ddp_operator.reconcile.limits import MAX_BYTES, MAX_PODS, PageBudget, sample_pods
 from tests.support.builders import (
     NOW,
     UID,
@@ -29,63 +22,16 @@ from tests.support.builders import (
     child_pod,
     job,
     last_words,
+    observe,
     page,
-    respond,
     template,
     trainer,
 )
 from tests.support.fake_cluster import ReconcilerHarness
+from tests.support.observing import Answers, Look
 from tests.support.odd_objects import ODD_VALUES, replace_part
 
 STATUS = Status(attempt=1, job_name="train-1", start_time=NOW).remember(nodes=2)
-
-
-class Answers:
-    """A cluster that responds as a test sets, and records its calls."""
-
-    def __init__(self, **pages: str) -> None:
-        self.pages = pages
-        self.asked: list[str] = []
-        self.events: list[Json] = []
-        self.nodes: Json | None = None
-
-    async def read_report(self, pod: Json, port: int) -> bytes | None:
-        self.asked.append(f"page of {pod['metadata']['name']}")
-        index = pod["metadata"]["annotations"][constants.ANNOTATION_COMPLETION_INDEX]
-        return respond(self.pages.get(f"pod{index}"))
-
-    async def events_of(self, raw: Json) -> tuple[Json, ...]:
-        self.asked.append(f"events of {raw['metadata']['name']}")
-        return tuple(self.events)
-
-    async def restore_labels(self, *objects: Any) -> bool:
-        self.asked.append("labels")
-        return False
-
-    async def node(self, name: str) -> Json | None:
-        self.asked.append(f"node {name}")
-        if name == "forbidden":
-            raise Refused("no", reason="Forbidden")
-        return self.nodes
-
-
-class Look:
-    """An observer of some jobs, each with its memory, at the test's time."""
-
-    def __init__(self, cluster: Answers | None = None) -> None:
-        self.cluster = cluster or Answers()
-        self.now = NOW
-        self.observer = Observer(cast(Cluster, self.cluster), lambda: self.now, Turns(), 10.0, Hooks())
-        self.memories: dict[str, Memory] = {}
-
-    async def at(
-        self, *pods: Json, name: str = "train", seconds: float = 0, status: Status = STATUS, **more: Any
-    ) -> Any:
-        self.now = NOW + timedelta(seconds=seconds)
-        typed: DDPTrainingJob = job(name, status=status, nodes=2, **more.pop("spec", {}))
-        snapshot = Snapshot({}, jobs=tuple(more.pop("jobs", [child_job(name=name)])), pods=pods, **more)
-        memory = self.memories.setdefault(name, Memory())
-        return await self.observer.observe(Key("default", name), typed, snapshot, memory)
 
 
 @pytest.mark.parametrize(("spec", "run"), [({}, None), ({"dev": {}}, 3)])
@@ -309,33 +255,6 @@ async def test_unresponsive_page_is_reported_until_it_responds() -> None:
         assert harness.state("Rendezvoused")[0] == "True", "what was seen stands"
 
 
-class TestUnreachable:
-    JOINING = replace(
-        STATUS,
-        conditions=(
-            Condition(type=c.RENDEZVOUSED, status="False", reason=c.WAITING_FOR_WORKERS, last_transition_time=NOW),
-        ),
-    )
-    PODS = (child_pod(0), child_pod(1))
-    REPORT = page(unreachable="cannot reach pod 0")
-
-    async def test_peers_are_read_while_pod_zero_waits_for_them(self) -> None:
-        look = Look(Answers(pod0=page(phase="Rendezvous"), pod1=self.REPORT))
-        assert (await look.at(*self.PODS, seconds=1, status=self.JOINING)).unreachable == ()
-        for seconds in (6, 8, 20):
-            observation = await look.at(*self.PODS, seconds=seconds, status=self.JOINING)
-            assert observation.unreachable == (UnreachableReport(1, "cannot reach pod 0"),)
-        assert look.cluster.asked.count("page of train-1-1-abcde") == 2, "at most every ten seconds"
-        look.cluster.pages["pod0"] = page(phase="Running", step=1)
-        assert (await look.at(*self.PODS, seconds=40, status=self.JOINING)).unreachable == ()
-
-    async def test_report_of_pod_zero_needs_no_peers(self) -> None:
-        look = Look(Answers(pod0=page(phase="WaitingForMaster", unreachable="cannot reach pod 0")))
-        observation = await look.at(*self.PODS, seconds=60, status=self.JOINING)
-        assert observation.unreachable == (UnreachableReport(0, "cannot reach pod 0"),)
-        assert look.cluster.asked == ["page of train-1-0-abcde"]
-
-
 async def test_failures_before_a_restart_are_read_every_ten_seconds_while_pods_join() -> None:
     joining = page(phase="Rendezvous", restarts=1)
     look = Look(Answers(pod0=joining, pod1=page(phase="Rendezvous", answered=last_words("UserError", restarts=1))))
@@ -370,3 +289,19 @@ class TestOddAnswers:
         odd = replace_part(child_pod(0, code=1), part, value)
         observation = await Look().at(odd, child_pod(1), seconds=60)
         assert child_pod(1)["metadata"]["name"] in {pod.name for pod in observation.pods}
+
+
+def test_few_pods_are_all_sampled() -> None:
+    running = [view_pod(child_pod(index)) for index in range(5)]
+    peers = [view_pod(child_pod(5, "Pending")), view_pod(child_pod(6, deleting=True))]
+    assert [pod.index for pod in sample_pods([*running, *peers], 5)] == [1, 2, 3, 4]
+    assert [pod.index for pod in sample_pods(running, 3)] == [1, 3]
+
+
+def test_pods_are_even_spread_of_many() -> None:
+    pods = observe(job(status=STATUS), [child_job()], [child_pod(n) for n in range(100)]).pods_of(1)
+    chosen = sample_pods(pods)
+    assert len(chosen) == MAX_PODS - 1
+    assert len({pod.index for pod in chosen}) == MAX_PODS - 1
+    assert max(pod.index for pod in chosen) > 80
+    assert [pod.index for pod in sample_pods(pods[:4])] == [1, 2, 3]

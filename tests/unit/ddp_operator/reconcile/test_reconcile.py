@@ -465,7 +465,6 @@ class TestFaults:
             ("ddp_operator.reconcile.reconciler.extend_history", "history"),
             ("ddp_operator.reconcile.reconciler.find_transitions", "transitions"),
             ("ddp_operator.reconcile.reconciler.list_transition_events", "Events"),
-            ("ddp_operator.reconcile.observer.stalls.is_stalled", "comparison of ranks"),
             ("ddp_operator.reading.pages.RateMeter.measure", "rates"),
         ],
     )
