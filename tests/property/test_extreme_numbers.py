@@ -16,7 +16,9 @@ from ddp_operator.api.faults import FAULTS
 from ddp_operator.api.status import Status
 from ddp_operator.decide.decide import decide
 from ddp_operator.decide.diagnosis import list_restart_failures
-from ddp_operator.decide.transitions import extend_history, find_transitions, list_transition_events
+from ddp_operator.decide.job_events import list_transition_events
+from ddp_operator.decide.transitions import find_transitions
+from ddp_operator.decide.writes import extend_history
 from ddp_operator.reading.pages import RateMeter
 from ddp_pod.contract.progress import SERIES
 from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, template, trainer

@@ -22,7 +22,9 @@ from ddp_operator.api.cluster import Event, Key, Object, Snapshot
 from ddp_operator.api.cluster_errors import ClusterError, Refused
 from ddp_operator.api.status import Condition, Profile, Status
 from ddp_operator.decide.hooks import Hooks
+from ddp_operator.decide.transitions import Transition
 from ddp_operator.features import SCHEMA
+from ddp_operator.manager.reports import StatusReports
 from ddp_operator.reconcile import Reconciler
 
 from .builders import NOW, Json, page, resource, respond
@@ -160,13 +162,18 @@ class ReconcilerHarness:
         self.cluster.add(item)
         self.defaults: Profile | None = None
         """The defaults that the operator's settings give every job, from its next start on."""
+        self.transitions: list[Transition] = []
         self.reconciler = self.restart_operator()
         self.requeue: float | None = None
 
     def restart_operator(self, cluster: Any = None) -> Reconciler:
         """Restart with a reconciler without memory."""
         self.reconciler = Reconciler(
-            cluster or self.cluster, clock=self.clock, defaults=self.defaults, hooks=self.hooks
+            cluster or self.cluster,
+            clock=self.clock,
+            defaults=self.defaults,
+            hooks=self.hooks,
+            on_written=StatusReports(lambda _, transition: self.transitions.append(transition)).on_written,
         )
         return self.reconciler
 

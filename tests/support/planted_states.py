@@ -17,8 +17,8 @@ from ddp_operator.api.status import CheckpointStatus, Condition, Progress, Statu
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.decide import decide
 from ddp_operator.decide.hooks import Hooks
+from ddp_operator.decide.job_events import list_transition_events
 from ddp_operator.decide.state import AT_ONCE
-from ddp_operator.decide.transitions import list_transition_events
 from tests.support.builders import NOW, child_job, child_pod, decode, job, observe
 
 JOB = child_job()

@@ -28,6 +28,7 @@ from ddp_operator.kube.startup_checks import check_cluster, find_loss
 from ddp_operator.kube.watch import watch
 from ddp_operator.manager.health import HealthServer
 from ddp_operator.manager.leader import FENCE_SHARE, Leader, new_identity
+from ddp_operator.manager.reports import StatusReports
 from ddp_operator.manager.settings import PREFIX, Settings, SettingsError
 from ddp_operator.manager.telemetry import OperatorMetrics
 from ddp_operator.manifests.children import load_launcher
@@ -89,7 +90,7 @@ class Operator:
             progress_interval=settings.progress_interval,
             defaults=_read_defaults(settings, hooks.schema),
             hooks=hooks,
-            on_transition=self.metrics.on_transition,
+            on_written=StatusReports(self.metrics.on_transition).on_written,
         )
         self.queue: WorkQueue[Key] = WorkQueue(
             self._reconcile,

@@ -5,11 +5,11 @@ only the ``Cluster`` protocol, so the same code runs jobs on an API server and o
 """
 
 import logging
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import datetime
 
 import msgspec
 from msgspec.structs import replace
@@ -28,6 +28,7 @@ from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.decide import decide
 from ddp_operator.decide.hooks import Hooks
+from ddp_operator.decide.job_events import list_transition_events
 from ddp_operator.decide.refusals import (
     describe_refused_status,
     report_refused,
@@ -36,16 +37,7 @@ from ddp_operator.decide.refusals import (
     shorten_status,
 )
 from ddp_operator.decide.state import AT_ONCE, Observation, Refusal
-from ddp_operator.decide.transitions import (
-    Ended,
-    NodeFailed,
-    Transition,
-    describe_end,
-    extend_history,
-    find_transitions,
-    is_minor_change,
-    list_transition_events,
-)
+from ddp_operator.decide.writes import extend_history, is_minor_change
 from ddp_operator.reconcile.acting import PlacementContext
 from ddp_operator.reconcile.executor import Executor
 from ddp_operator.reconcile.limits import EARLY, seconds_since
@@ -54,7 +46,6 @@ from ddp_operator.reconcile.prerequisites import find_profile, refuse_invalid
 from ddp_operator.reconcile.turns import Payer, Turns
 
 logger = logging.getLogger(__name__)
-_ended_logger = logging.getLogger("ddp_operator.ended")
 
 MINOR_INTERVAL = 30.0
 """Seconds between two writes of a status if no column of `kubectl get` changes."""
@@ -64,19 +55,15 @@ _AFTER_CONFLICT = 0.5
 _AFTER_REFUSED_STATUS = 60.0
 # Seconds until a spec that this version cannot read is read again; a fix changes the CRDs.
 _AFTER_UNREADABLE = 300.0
-REPORT_PERIOD = timedelta(days=1)
-MAX_REPORTED_NODES = 1024
-# Remembered namespaces of one node.
-MAX_NAMESPACES = 8
 # Seconds until a profile that does not exist, or is invalid, is read again.
 _AFTER_MISSING_OBJECT = 10.0
 
 
-class _Line(dict[str, object]):
-    """A log message with fields: a formatter for JSON writes the members, all others this text."""
+OnWritten = Callable[[Object, Status, Status, datetime], Sequence[tuple[Object, Event]]]
+"""Follows a written status: takes the resource, the status before and the new one.
 
-    def __str__(self) -> str:
-        return msgspec.json.encode(self).decode()
+Returns further Events, each with the object that it is about.
+"""
 
 
 class StatusRefused(Exception):
@@ -116,7 +103,7 @@ class Reconciler:
         progress_interval: float = 10.0,
         defaults: Profile | None = None,
         hooks: Hooks | None = None,
-        on_transition: Callable[[str, Transition], None] | None = None,
+        on_written: OnWritten | None = None,
     ) -> None:
         self._cluster = cluster
         self._clock = clock
@@ -126,8 +113,7 @@ class Reconciler:
         self._hooks = hooks or Hooks()
         self._observer = Observer(cluster, clock, self._turns, progress_interval, self._hooks)
         self._executor = Executor(cluster, clock, self._turns, self._hooks)
-        self._on_transition = on_transition
-        self._node_reports = NodeReports()
+        self._on_written = on_written
         self._memory: defaultdict[Key, Memory] = defaultdict(Memory)
 
     async def reconcile(self, key: Key) -> float | None:
@@ -327,29 +313,22 @@ class Reconciler:
             with contain("history", str(current.key)):
                 new = extend_history(new, now)
         await self._patch_status(current, old, new)
-        await self._publish_transitions(current, old, new, now)
+        await self._publish(current, old, new, now)
         return None
 
-    async def _publish_transitions(self, current: CurrentPass, old: Status, new: Status, now: datetime) -> None:
-        """Count the transitions of a written status and emit its Events. A failed call loses Events only."""
-        namespace = current.key.namespace
+    async def _publish(self, current: CurrentPass, old: Status, new: Status, now: datetime) -> None:
+        """Tell who follows written statuses, and emit the Events of the change. A failed call loses Events only."""
         subject = str(current.key)
-        transitions: tuple[Transition, ...] = ()
-        with contain("transitions", subject):
-            transitions = find_transitions(old, new, now)
+        further: Sequence[tuple[Object, Event]] = ()
+        if self._on_written is not None:
+            with contain("transitions", subject):
+                further = self._on_written(current.resource, old, new, now)
         self._hooks.note_status(current.snapshot, old, new, now)
-        for transition in transitions:
-            with contain("metrics", subject):
-                if self._on_transition is not None:
-                    self._on_transition(namespace, transition)
-                if isinstance(transition, Ended):
-                    _ended_logger.info(_Line(describe_end(current.resource["metadata"], old, new)))
         with suppress(ClusterError), contain("Events", subject):
             for event in list_transition_events(old, new, self._hooks.conditions):
                 await self._cluster.emit(current.resource, event)
-            for transition in transitions:
-                if isinstance(transition, NodeFailed):
-                    await self._report_node(transition.node, namespace, now)
+            for about, event in further:
+                await self._cluster.emit(about, event)
 
     async def _patch_status(self, current: CurrentPass, old: Status, new: Status) -> None:
         """Write a status. If the API server refuses it, write it shortened, otherwise report the refusal.
@@ -387,17 +366,6 @@ class Reconciler:
                 await self._cluster.patch_status(key, msgspec.to_builtins(report), resource_version=version)
         raise StatusRefused
 
-    async def _report_node(self, node: str, namespace: str, now: datetime) -> None:
-        """Emit one Event about a node if jobs of two namespaces reported it within a day."""
-        if self._node_reports.add(node, namespace, now):
-            text = (
-                "jobs with GPUs in two namespaces failed on this node within a day, as reported by pods; "
-                "verify its GPUs before you cordon it"
-            )
-            # `kubectl describe node` finds Events whose UID is the name of the node, like those of the kubelet.
-            about = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": node, "uid": node}}
-            await self._cluster.emit(about, Event("Warning", "FailsTrainingJobs", text))
-
     def _forget(self, key: Key) -> None:
         self._memory.pop(key, None)
         self._observer.forget(key)
@@ -414,39 +382,3 @@ def _log_left_out(current: CurrentPass) -> None:
         restored = "its counts are restored from status.restarts and the attempt"
         logger.warning("%s: status.operatorState %s; %s", current.key, stored.state_problem, restored)
     current.memory.state_problem = stored.state_problem
-
-
-class NodeReports:
-    """The namespaces whose jobs reported a node as the cause of a failure within a day.
-
-    Users control these reports, so they are bounded. A restart of the operator may lose them.
-    """
-
-    def __init__(self) -> None:
-        self._namespaces: OrderedDict[str, dict[str, datetime]] = OrderedDict()
-        """Time of the last report by node and namespace; the most recently reported node is last."""
-
-    def __len__(self) -> int:
-        """Return the number of remembered nodes."""
-        return len(self._namespaces)
-
-    def add(self, node: str, namespace: str, now: datetime) -> bool:
-        """Add a report. Returns whether its namespace is the second one that reported this node."""
-        self._drop_expired(now)
-        reports = self._namespaces.pop(node, {})
-        recent = {name: time for name, time in reports.items() if abs(now - time) < REPORT_PERIOD}
-        is_second = len(recent) == 1 and namespace not in recent
-        if namespace in recent or len(recent) < MAX_NAMESPACES:
-            recent[namespace] = now
-        self._namespaces[node] = recent
-        while len(self._namespaces) > MAX_REPORTED_NODES:
-            self._namespaces.popitem(last=False)
-        return is_second
-
-    def _drop_expired(self, now: datetime) -> None:
-        """Drop nodes without a report within a day. A clock that was set back expires reports too."""
-        while self._namespaces:
-            node, namespaces = next(iter(self._namespaces.items()))
-            if any(abs(now - time) < REPORT_PERIOD for time in namespaces.values()):
-                return
-            del self._namespaces[node]

@@ -17,8 +17,8 @@ from ddp_operator.api.status import (
     Status,
 )
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide.job_events import list_transition_events
 from ddp_operator.decide.state import Decision
-from ddp_operator.decide.transitions import list_transition_events
 from ddp_operator.decide.views import NodeView
 from ddp_operator.reading.objects import view_pod
 from tests.support.builders import NOW, child_job, child_pod, last_words, page, resource

@@ -14,8 +14,8 @@ from ddp_operator.api.parse import parse_status
 from ddp_operator.api.status import DevStatus, History, Progress, RestartCounts, Status, Usage
 from ddp_operator.decide.conditions import find_reason
 from ddp_operator.decide.converge import compute_scrape_interval
+from ddp_operator.decide.job_events import list_transition_events
 from ddp_operator.decide.state import Decision
-from ddp_operator.decide.transitions import list_transition_events
 from ddp_operator.decide.usage import find_purpose
 from ddp_pod.contract.failure_table import CATEGORIES
 from tests.support.builders import NOW, Json, child_job, child_pod, last_words, page

@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from ddp_operator.api import constants
 from ddp_operator.api.kubeobjects import format_time, parse_time
 from ddp_operator.api.status import Status
+from ddp_operator.decide.job_events import list_transition_events
 from ddp_operator.decide.state import Decision
-from ddp_operator.decide.transitions import Doubted, find_transitions, list_transition_events
+from ddp_operator.decide.transitions import Doubted, find_transitions
 from ddp_operator.manifests.children import build_children
 from ddp_pod.contract.group_facts import (
     ALONE,

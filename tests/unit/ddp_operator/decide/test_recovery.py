@@ -12,8 +12,8 @@ from ddp_operator.decide import losses
 from ddp_operator.decide.attempts import compute_start_delay
 from ddp_operator.decide.decide import decide
 from ddp_operator.decide.diagnosis import build_node_failure
+from ddp_operator.decide.job_events import list_transition_events
 from ddp_operator.decide.state import AT_ONCE, Decision, FailPod, State
-from ddp_operator.decide.transitions import list_transition_events
 from ddp_operator.decide.views import NodeView
 from ddp_operator.reading.objects import view_node, view_pod
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, observe, page

@@ -30,16 +30,10 @@ from ddp_operator.api.status import (
     Usage,
 )
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.transitions import (
-    COLUMNS,
-    MAX_ROWS,
-    Used,
-    extend_history,
-    find_transitions,
-    is_minor_change,
-    list_transition_events,
-)
+from ddp_operator.decide.job_events import list_transition_events
+from ddp_operator.decide.transitions import Used, find_transitions
 from ddp_operator.decide.usage import PRODUCTIVE, WAITING
+from ddp_operator.decide.writes import COLUMNS, MAX_ROWS, extend_history, is_minor_change
 from tests.support.builders import NOW, child_job, child_pod, last_words, template, trainer
 from tests.support.decisions import present
 from tests.support.timeline import JobTimeline, pods, training

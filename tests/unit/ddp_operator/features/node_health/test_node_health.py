@@ -149,9 +149,7 @@ async def test_node_is_reported_once_by_jobs_with_gpus_of_two_namespaces(
     namespaces: tuple[str, ...], gpus: int, counted: int, events: int
 ) -> None:
     harness = ReconcilerHarness(hooks=HOOKS, recovery=health())
-    seen: list[Any] = []
     reports: list[Any] = []
-    harness.reconciler._on_transition = lambda namespace, entry: seen.append(entry)
     harness.cluster.on_event = lambda about, event: reports.append((about["kind"], about["metadata"]["name"], event))
     limits = {"resources": {"limits": {"nvidia.com/gpu": str(gpus)}}} if gpus else {}
     for name, namespace in zip("abc", namespaces, strict=True):
@@ -161,7 +159,7 @@ async def test_node_is_reported_once_by_jobs_with_gpus_of_two_namespaces(
         harness.key = Key(namespace, name)
         FakeNodes(harness, XID)
         await harness.train()
-    assert seen.count(NodeFailed("node-a")) == counted
+    assert harness.transitions.count(NodeFailed("node-a")) == counted
     results = [(name, event) for kind, name, event in reports if kind == "Node"]
     assert [(name, event.reason) for name, event in results] == [("node-a", "FailsTrainingJobs")] * events
     assert all("as reported by pods" in event.message for _, event in results)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ddp_operator.api.cluster import Event
 from ddp_operator.kube.events import build_event
-from ddp_operator.reconcile.reconciler import MAX_NAMESPACES, MAX_REPORTED_NODES, REPORT_PERIOD, NodeReports
+from ddp_operator.manager.reports import MAX_NAMESPACES, MAX_REPORTED_NODES, REPORT_PERIOD, NodeReports
 from tests.support.builders import NOW
 
 
