@@ -2,8 +2,9 @@
 
 import argparse
 import json
+import re
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from ddp_cli.commands.arguments import add_cluster_arguments
@@ -13,7 +14,8 @@ from ddp_cli.view.terminal import print_text
 from ddp_operator.api.constants import CLUSTER_PROFILE_KIND, PROFILE_KIND
 from ddp_operator.api.documents import load_documents
 from ddp_operator.api.job_file import FindProfile, find_among
-from ddp_operator.api.profile import describe_values, read_profile
+from ddp_operator.api.merge import MERGE_KEYS
+from ddp_operator.api.profile import read_profile
 from ddp_operator.api.structural import document_of
 from ddp_operator.features import SCHEMA
 
@@ -97,9 +99,24 @@ def _describe(raw: dict[str, Any]) -> list[str]:
     profile = read_profile(raw)
     schema = document_of(SCHEMA.spec)
     lines = [f"{profile.kind} {profile.name}, digest {profile.digest}", ""]
-    for path, value in describe_values(profile.job):
+    for path, value in list_values(profile.job):
         lines += [f"{path}: {json.dumps(value)}", *_explain(schema, path)]
     return lines
+
+
+def list_values(value: Any, path: str = "", field: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every nested value with its path."""
+    key = MERGE_KEYS.get(field)
+    if isinstance(value, Mapping) and value:
+        for name, member in value.items():
+            step = name if re.fullmatch(r"\w+", name) else f"[{name}]"
+            yield from list_values(member, f"{path}.{step}" if path and step == name else f"{path}{step}", name)
+    elif isinstance(value, list) and key and all(isinstance(item, Mapping) and key in item for item in value):
+        for item in value:
+            rest = {name: member for name, member in item.items() if name != key}
+            yield from list_values(rest, f"{path}[{item[key]}]")
+    else:
+        yield path, value
 
 
 def _explain(schema: dict[str, Any], path: str) -> list[str]:

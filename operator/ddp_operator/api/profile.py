@@ -2,14 +2,13 @@
 
 import hashlib
 import json
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Final
 
 from ddp_operator.api.constants import CLUSTER_PROFILE_KIND, TRAINER_CONTAINER
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.kubeobjects import find_trainer
-from ddp_operator.api.merge import DIRECTIVE, MERGE_KEYS, merge
+from ddp_operator.api.merge import DIRECTIVE, merge
 from ddp_operator.api.size import refuse_oversize
 from ddp_operator.api.status import Profile
 
@@ -63,25 +62,10 @@ def _adapt_policy(spec: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any
     return spec
 
 
-def describe_values(value: Any, path: str = "", field: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every nested value with its path."""
-    key = MERGE_KEYS.get(field)
-    if isinstance(value, Mapping) and value:
-        for name, member in value.items():
-            step = name if re.fullmatch(r"\w+", name) else f"[{name}]"
-            yield from describe_values(member, f"{path}.{step}" if path and step == name else f"{path}{step}", name)
-    elif isinstance(value, list) and key and all(isinstance(item, Mapping) and key in item for item in value):
-        for item in value:
-            rest = {name: member for name, member in item.items() if name != key}
-            yield from describe_values(rest, f"{path}[{item[key]}]")
-    else:
-        yield path, value
-
-
 def unify_trainer_names(base: Mapping[str, Any], own: Mapping[str, Any]) -> tuple[Mapping[str, Any], Mapping[str, Any]]:
     """Return both specs with one name for their training containers, so that a merge combines these."""
-    base_containers = list_containers(base)
-    own_containers = [container for container in list_containers(own) if DIRECTIVE not in container]
+    base_containers = _list_containers(base)
+    own_containers = [container for container in _list_containers(own) if DIRECTIVE not in container]
     if not base_containers or not own_containers:
         return base, own
 
@@ -95,19 +79,13 @@ def unify_trainer_names(base: Mapping[str, Any], own: Mapping[str, Any]) -> tupl
 
 
 def _rename_container(spec: Mapping[str, Any], renamed: Any, name: str) -> dict[str, Any]:
-    containers = list_containers(spec)
+    containers = _list_containers(spec)
     containers = [{**container, "name": name} if container is renamed else container for container in containers]
     template = spec["template"]
     return {**spec, "template": {**template, "spec": {**template["spec"], "containers": containers}}}
 
 
-def find_trainer_name(spec: Mapping[str, Any]) -> str:
-    """Return the name of a spec's training container, or the default name."""
-    containers = [container for container in list_containers(spec) if DIRECTIVE not in container]
-    return str(find_trainer({"spec": {"containers": containers}}).get("name") or TRAINER_CONTAINER)
-
-
-def list_containers(spec: Mapping[str, Any]) -> list[Any]:
+def _list_containers(spec: Mapping[str, Any]) -> list[Any]:
     """Return the containers of a spec's template; none if they are malformed."""
     pod = (spec.get("template") or {}).get("spec")
     containers = pod.get("containers") if isinstance(pod, Mapping) else None

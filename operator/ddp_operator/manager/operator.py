@@ -27,6 +27,7 @@ from ddp_operator.kube.services import ServiceContext, close_services, prepare_s
 from ddp_operator.kube.startup_checks import check_cluster, find_loss
 from ddp_operator.kube.watch import watch
 from ddp_operator.manager.health import HealthServer
+from ddp_operator.manager.job_defaults import read_job_defaults
 from ddp_operator.manager.leader import FENCE_SHARE, Leader, new_identity
 from ddp_operator.manager.reports import StatusReports
 from ddp_operator.manager.settings import PREFIX, Settings, SettingsError
@@ -34,7 +35,6 @@ from ddp_operator.manager.telemetry import OperatorMetrics
 from ddp_operator.manifests.children import load_launcher
 from ddp_operator.reconcile import Reconciler
 from ddp_operator.reconcile.lending import lend_worker
-from ddp_operator.reconcile.prerequisites import read_job_defaults
 from ddp_operator.reconcile.workqueue import WorkQueue
 
 logger = logging.getLogger(__name__)

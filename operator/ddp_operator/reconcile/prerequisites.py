@@ -5,44 +5,16 @@ operator's defaults do not change a started job. What is missing or invalid beco
 Accepted reports.
 """
 
-from collections.abc import Mapping
-from typing import Any
-
-import msgspec
-
 from ddp_operator.api.cluster import Cluster, Snapshot
 from ddp_operator.api.cluster_errors import Refused, ServerError
-from ddp_operator.api.constants import JOB_DEFAULTS, PROFILE_KIND
-from ddp_operator.api.errors import InvalidManifest, unknown_member
-from ddp_operator.api.parse import parse_resource, parse_status
+from ddp_operator.api.constants import PROFILE_KIND
+from ddp_operator.api.errors import InvalidManifest
+from ddp_operator.api.parse import parse_status
 from ddp_operator.api.pod_fields import explain_refusal
 from ddp_operator.api.profile import profile_reference, read_profile
-from ddp_operator.api.schema import Schema
 from ddp_operator.api.status import Profile
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.state import Refusal
-from ddp_operator.manifests.template import check_network_policy, check_owned_fields
-
-
-def read_job_defaults(settings: Mapping[str, Any], schema: Schema) -> Profile | None:
-    """Return the operator's defaults for jobs as a profile, from part of a spec. None: there are no defaults.
-
-    Raises: InvalidManifest.
-    """
-    names = ("networkPolicy", "securityProfile", *schema.with_defaults)
-    errors = [unknown_member(name, "", names) for name in settings if name not in names]
-    written = {name: value for name, value in settings.items() if value != {}}  # the chart has {} for an unset one
-    job = parse_resource({"metadata": {}, "spec": {"template": {"spec": {}}, **written}}, schema)
-    errors += check_network_policy(job.spec.network_policy)
-    errors += check_owned_fields(job, {}, {})
-    if errors:
-        raise InvalidManifest(errors)
-
-    stored = msgspec.json.decode(msgspec.json.encode(job.spec))  # with lists, as an API server returns them
-    values = {name: value for name, value in stored.items() if name in names and value}
-    if not values:
-        return None
-    return read_profile({"kind": JOB_DEFAULTS, "metadata": {"name": ""}, "spec": {"job": values}})
 
 
 async def find_profile(cluster: Cluster, snapshot: Snapshot, defaults: Profile | None) -> Profile | Refusal | None:

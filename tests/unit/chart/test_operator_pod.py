@@ -29,8 +29,8 @@ from ddp_operator.kube.startup_checks import (
     WORKER_PERMISSIONS,
     split_permission,
 )
+from ddp_operator.manager.job_defaults import read_job_defaults
 from ddp_operator.manager.settings import Settings
-from ddp_operator.reconcile.prerequisites import read_job_defaults
 from tests.support import ROOT
 from tests.support.chart import CI_FILES, Object, is_test, of_kind, read_values, render, render_texts, the
 

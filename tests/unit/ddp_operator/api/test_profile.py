@@ -10,7 +10,7 @@ import yaml
 from ddp_operator.api.crd import NOT_OF_PROFILES, build_profile_schema
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job_file import find_among, parse_manifest
-from ddp_operator.api.profile import describe_values, merge_profile, read_profile
+from ddp_operator.api.profile import merge_profile, read_profile
 from ddp_operator.api.status import Profile
 from ddp_operator.features import SCHEMA
 from tests.support.builders import profile, resource, template, trainer
@@ -59,12 +59,6 @@ BASE = {
         volumes=[{"name": "v", "emptyDir": {}}],
     ),
 }
-
-
-def test_each_value_is_described_by_its_path() -> None:
-    paths = dict(describe_values(BASE))
-    assert paths["template.spec.containers[t].resources.limits[nvidia.com/gpu]"] == "8"
-    assert paths["template.spec.nodeSelector[a.b/c]"] == "d"
 
 
 @pytest.mark.parametrize("spec", [{"job": [1]}, {"locked": ["recovery"]}, {"job": "x"}])

@@ -7,7 +7,7 @@ import pytest
 from ddp_operator.api import constants
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.schema import KERNEL
-from ddp_operator.reconcile.prerequisites import read_job_defaults
+from ddp_operator.manager.job_defaults import read_job_defaults
 from tests.support.builders import Json, profile, resource, template, trainer
 from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness

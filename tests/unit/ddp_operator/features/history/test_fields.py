@@ -7,8 +7,8 @@ import pytest
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.decide.hooks import build_schema
 from ddp_operator.features.history import FEATURE
+from ddp_operator.manager.job_defaults import read_job_defaults
 from ddp_operator.manifests.template import resolve_template
-from ddp_operator.reconcile.prerequisites import read_job_defaults
 from tests.support.builders import job, template, trainer
 from tests.support.decisions import present
 from tests.support.fields import check_fields, list_fixed
