@@ -55,6 +55,8 @@ def load_launcher_of(job: DDPTrainingJob) -> Launcher:
     features = set()
     if job.spec.dev is not None:
         features.add("dev")
+    if job.spec.checkpoint is not None and job.spec.checkpoint.url:
+        features.add("mirror")
     if _records_steps(job):
         features.add("check")
     return load_launcher(frozenset(features))

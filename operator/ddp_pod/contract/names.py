@@ -37,7 +37,7 @@ ENV_AGENT_PID: Final = "DDP_AGENT_PID"  # removed by the shim
 # Folder of a record, see features.check.contract. `ddp check` sets it in its own environment, so templates may set it.
 CHECK_VARIABLE: Final = "DDP_CHECK"
 
-OPTIONAL_FEATURES: Final = ("check", "dev")
+OPTIONAL_FEATURES: Final = ("check", "dev", "mirror")
 """Features of the launcher that an archive has only if the job uses them."""
 
 # Files of the runtime directory.

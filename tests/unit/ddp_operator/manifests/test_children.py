@@ -123,13 +123,15 @@ class TestLauncherConfigMap:
         [
             ({}, set()),
             ({"dev": {}}, {"dev"}),
+            ({"checkpoint": {"path": "/checkpoints", "url": "s3://bucket/job"}}, {"mirror"}),
+            ({"checkpoint": {"path": "/checkpoints", "claimName": "checkpoints"}}, set()),
             ({"template": template(trainer(env=[{"name": constants.CHECK_VARIABLE, "value": "/records"}]))}, {"check"}),
             (
                 {"template": template(trainer(env=[{"name": constants.CHECK_VARIABLE, "value": "/r"}])), "dev": {}},
                 {"check", "dev"},
             ),
         ],
-        ids=["plain", "dev", "check", "both"],
+        ids=["plain", "dev", "url", "claim", "check", "both"],
     )
     def test_archive_has_only_the_optional_features_that_the_job_uses(
         self, spec: dict[str, Any], features: set[str]
@@ -140,7 +142,7 @@ class TestLauncherConfigMap:
             modules = {name for name in file.namelist() if not name.startswith(("ddp_sdk/", "ddp_trainer/"))}
         root = Path(bootstrap.__file__).parent
         expected = {path.relative_to(root).as_posix() for path in root.rglob("*.py")} - {"bootstrap.py"}
-        for name in {"check", "dev"} - features:
+        for name in {"check", "dev", "mirror"} - features:
             absent = {module for module in expected if module.startswith(f"features/{name}/")}
             assert absent, name
             expected -= absent
