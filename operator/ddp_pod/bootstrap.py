@@ -76,12 +76,12 @@ def main() -> int:
     if subcommand == "podserver":
         _import_for_pods()
         # It returns only in a forked launcher or rank.
-        subcommand, argv = _import("torchrun.pod_server").serve_pods(argv, _run_agent, _catch_signals)
+        subcommand, argv = _import("torchrun.pod_server").serve_pods(argv, _import_agent, _run_agent, _catch_signals)
     if subcommand == "run":
         return int(_import("supervise.main").main(argv, _SIGNALS, _import("features")))
     if subcommand == "forkserver":
         # It returns only in a forked rank, with the arguments of the rank's shim.
-        argv = _import("torchrun.fork_server").serve(argv, _run_agent)
+        argv = _import("torchrun.fork_server").serve(argv, _import_agent, _run_agent)
     _import("rank.worker").main(argv, _load_rank_part)  # raises SystemExit
     return 0
 
@@ -97,8 +97,15 @@ def _import_for_pods() -> None:
     _import("supervise.main")
     _import("rank.worker")
     features = _import("features")
+    features.import_modules("launcher")
     for name in features.list_rank_features():
         features.load_rank_part(name)
+
+
+def _import_agent() -> None:
+    """Import what an agent will need, after PyTorch: it would compile it after its fork."""
+    _import("torchrun.agent")
+    _import("features").import_modules("agent")
 
 
 def _run_agent(fork: object) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Final, NamedTuple, Protocol
 
 from ..contract.failure_record import Failure
 from ..contract.group_facts import GroupFacts
-from ..contract.progress import Uploads
+from ..contract.progress import RankProgress, Uploads
 from .pod import Pod
 
 
@@ -83,6 +83,12 @@ class Service:
 
     def run(self) -> None:
         """Work in a thread of its own until the process ends. It runs again, after a pause, if it raises."""
+
+    def observe(self, ranks: Mapping[int, RankProgress]) -> None:
+        """Note the progress of the local ranks, which the launcher reads every few seconds. It may wait for seconds.
+
+        It is called in the thread that reads them (``progress.keeper``).
+        """
 
     def list_watched(self) -> Sequence[Any]:
         """Return the descriptors and sockets to wait for."""

@@ -42,8 +42,6 @@ OPTIONAL_FEATURES: Final = ("check", "dev", "mirror")
 
 # Files of the runtime directory.
 STOPPING_FILE: Final = "stopping"  # exists after the pod has received a stop signal
-STALL_REPORT_FILE: Final = "stall.json"  # the watchdog's report, which the agent shares with peer pods
-GROUP_WAIT_FILE: Final = "group-wait.json"  # this pod's ranks in a wait for the process group, shared with peer pods
 RUN_STEP_FILE: Final = "step.json"  # the run's step in pod 0, which its agent shares with peer pods
 COUNTERS_FILE: Final = "counters"  # the ranks' counters of optimizer steps: memory that the launcher reads
 STEP_HINT_FILE: Final = "step-hint.json"  # what makes the steps of rank 0 visible: {"hint": …}

@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from ..torchrun.part import AgentPart
 
 
+def _is_used_always(pod: "Pod") -> bool:
+    return True
+
+
 class Feature(NamedTuple):
     """A capability that can be deleted with its folder. ``page``: of docs/; ``modules``: those that it has.
 
@@ -33,7 +37,7 @@ class Feature(NamedTuple):
     maturity: str
     page: str
     modules: Sequence[str]
-    is_used: Callable[["Pod"], bool] = lambda pod: True
+    is_used: Callable[["Pod"], bool] = _is_used_always
     rank_variable: str = ""
 
 
@@ -42,6 +46,8 @@ def _has_sampled_ranks(pod: "Pod") -> bool:
 
 
 FEATURES: Final = (
+    # Before replicas, whose findings replace its own.
+    Feature("watchdog", "stable", "pod-contract.md", ("launcher", "agent")),
     Feature("check", "beta", "check.md", ("rank",), rank_variable=CHECK_VARIABLE),
     Feature("code", "stable", "your-code.md", ("launcher",), lambda pod: pod.code is not None),
     Feature("dev", "beta", "dev.md", ("launcher",), lambda pod: pod.dev is not None),
@@ -86,6 +92,13 @@ def load_rank_part(name: str) -> "RankPart":
         raise ValueError(f"there is no feature {name!r}")
     part: RankPart = _load(name, "rank")
     return part
+
+
+def import_modules(module: str) -> None:
+    """Import a module of all features that every pod uses: before a fork, or each pod would compile them again."""
+    for feature in FEATURES:
+        if module in feature.modules and feature.is_used is _is_used_always:
+            _load(feature.name, module)
 
 
 def _list_used(pod: "Pod", module: str) -> list[Feature]:

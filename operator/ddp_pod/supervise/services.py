@@ -13,7 +13,7 @@ from ..base.files import log
 from ..base.service import Answer, Conclusion, Control, Ending, Service
 from ..contract.failure_record import Failure
 from ..contract.group_facts import GroupFacts
-from ..contract.progress import Uploads
+from ..contract.progress import RankProgress, Uploads
 from ..contract.records import encode_json, read_record, to_json
 from ..contract.report import PodReport
 from ..rank.tracebacks import describe
@@ -55,6 +55,12 @@ class Services:
             except Exception as error:
                 self._note_fault(service, "run", error)
             time.sleep(_SECONDS_BEFORE_NEXT_RUN)
+
+    def observe(self, ranks: Mapping[int, RankProgress]) -> None:
+        """Let all note the ranks' progress. In the thread that reads it also a vital service cannot end the pod."""
+        for service in self._services:
+            hook = partial(service.observe, ranks)
+            self._call(service, "observe", hook, _is_none, None, may_end_pod=False)
 
     def list_watched(self) -> list[Any]:
         """Return the descriptors and sockets to wait for."""
@@ -188,7 +194,14 @@ class Services:
         return joined
 
     def _call(
-        self, service: Service, name: str, hook: Callable[[], T], is_valid: Callable[[object], bool], default: T
+        self,
+        service: Service,
+        name: str,
+        hook: Callable[[], T],
+        is_valid: Callable[[object], bool],
+        default: T,
+        *,
+        may_end_pod: bool = True,
     ) -> T:
         """Return what a hook returns; ``default`` if it raises, or returns anything else, unless it is vital."""
         try:
@@ -196,7 +209,7 @@ class Services:
             if not is_valid(result):
                 raise TypeError(f"{name} returned {type(result).__name__}")
         except Exception as error:
-            if service.is_vital:
+            if service.is_vital and may_end_pod:
                 raise
             self._note_fault(service, name, error)
             return default

@@ -7,7 +7,7 @@ import select
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..base.files import log, try_write_json
@@ -30,6 +30,7 @@ from ..failures.restarts import InPlaceRestarts
 from ..failures.termination import complete_worker_failure, conclude
 from ..failures.worker_failure import find_root_cause
 from ..network.unreachable import UnreachablePeers, count_connections
+from ..progress.keeper import ProgressKeeper
 from ..progress.machine_time import add_machine_time
 from ..progress.metrics import MetricsEndpoint
 from ..progress.output import OutputReader
@@ -48,9 +49,6 @@ from ..torchrun.channel import (
     StoreStarted,
     Verdict,
 )
-from ..watchdog.groups import GroupMonitor
-from ..watchdog.mappings import MappedFilesKeeper
-from ..watchdog.monitor import StallMonitor
 from .agent_process import AgentProcess, ForkServer
 from .release import AgentRelease
 from .services import Services
@@ -65,12 +63,6 @@ _LINGER_SECONDS = 3.0
 _LINGER_SECONDS_AFTER_FAILURE = 1.0
 _SECONDS_TO_END_PROCESSES = 5.0
 _SECONDS_BETWEEN_CHECKS = 0.2  # of deadlines
-_OWN_SERVICES: tuple[Callable[[Pod, RankReader], Service], ...] = (
-    StallMonitor,
-    GroupMonitor,
-    UnreachablePeers,
-    MappedFilesKeeper,
-)
 
 
 class Supervisor:
@@ -106,7 +98,7 @@ class Supervisor:
         self._reader = _create_output_reader(pod, counters)
         self._ranks = RankReader(pod.runtime, counters)
         self._restarts = InPlaceRestarts(pod, self._ranks)
-        own = [create(pod, self._ranks) for create in _OWN_SERVICES]
+        own = [ProgressKeeper(pod, self._ranks, self._observe_progress), UnreachablePeers(pod)]
         self._services = Services([*own, *(service for create in features for service in create(pod, self._ranks))])
         self.metrics = MetricsEndpoint(self._ranks, self._build_report, self._services.read_page)
         self._wake, self._wake_end = os.pipe()
@@ -449,6 +441,9 @@ class Supervisor:
             self._restarts.completed = self._restarts.count
         if not self.is_stopping or phase == "Done":
             self._phase = phase
+
+    def _observe_progress(self, ranks: Mapping[int, RankProgress]) -> None:
+        self._services.observe(ranks)
 
     # -- metrics
 

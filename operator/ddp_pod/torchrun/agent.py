@@ -35,13 +35,14 @@ from ..failures.worker_failure import (
     remove_error_files,
 )
 from ..progress.output import SECONDS_TO_KEEP
-from ..watchdog.group_waits import GroupFindings
-from ..watchdog.groups import list_trainers
-from ..watchdog.stall import JobStalled, PeersLost
+from ..rank.group_records import list_trainers
 from .channel import (
     AgentRequest,
     EndsNeeded,
+    FeatureSummary,
+    GroupFindings,
     LauncherChannel,
+    PeersLost,
     PhaseEntered,
     RanksFailed,
     RanksFinished,
@@ -337,9 +338,9 @@ class PodAgent(LocalElasticAgent):
         return time.monotonic() < self._cause_deadline
 
     def _report_job(self, job: Mapping[str, Any]) -> None:
-        """Report to the launcher what keeps ranks of the job from training, or from training as one."""
-        if job.get("stall") is not None:
-            self._launcher.report(JobStalled(job["stall"]))
+        """Report to the launcher what pod 0 has published: for features, and why ranks do not train as one."""
+        for feature, summary in job.get("features", {}).items():
+            self._launcher.report(FeatureSummary(feature, summary))
         if job and job.get("groups") != self._groups:
             self._groups = job.get("groups")
             self._launcher.report(GroupFindings(self._groups))

@@ -5,7 +5,7 @@ features have messages of their own; what the supervisor does not know it gives 
 """
 
 import socket
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ..base.pod import Pod
@@ -93,6 +93,23 @@ class Restarting(NamedTuple):
 
     has_cause: bool
     step: float | None
+
+
+class PeersLost(NamedTuple):
+    """Peers report that they lost a rank. The reply, None, follows once a service has recorded why, if it knows."""
+
+
+class GroupFindings(NamedTuple):
+    """Why the job's ranks do not train as one, as pod 0 publishes it; None: they do, or it is unknown."""
+
+    facts: Mapping[str, Any] | None
+
+
+class FeatureSummary(NamedTuple):
+    """What pod 0 publishes for a feature of all pods (``RoundExchange.summary``)."""
+
+    feature: str
+    summary: Any
 
 
 class Release(NamedTuple):

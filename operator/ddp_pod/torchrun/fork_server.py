@@ -91,10 +91,12 @@ def request_fork(requests: socket.socket, request: object, descriptors: Sequence
     send_with_descriptors(requests, encode(request), descriptors)
 
 
-def serve(argv: Sequence[str], run_agent: Callable[[AgentFork], NoReturn]) -> list[str]:
+def serve(
+    argv: Sequence[str], import_agent: Callable[[], None], run_agent: Callable[[AgentFork], NoReturn]
+) -> list[str]:
     """Import PyTorch and fork agents. ``argv``: a socket's descriptor, the launcher's pid, arguments of a rank's shim.
 
-    Returns only in a forked rank, with the arguments of its shim.
+    ``import_agent``: imports what an agent needs. Returns only in a forked rank, with the arguments of its shim.
     """
     os.setsid()
     launcher = int(argv[1])
@@ -103,7 +105,7 @@ def serve(argv: Sequence[str], run_agent: Callable[[AgentFork], NoReturn]) -> li
     requests = socket.socket(fileno=int(argv[0]))
     problem = import_torch(with_optimizer=forks_ranks)
     if problem is None and not select.select([requests], [], [], _SECONDS_TO_ASK)[0]:
-        importlib.import_module(".agent", __package__)  # on standby there is time for it; ranks then have it too
+        import_agent()  # on standby there is time for it; ranks then have it too
     return _serve(requests, launcher, problem, run_agent, forks_ranks=forks_ranks)
 
 

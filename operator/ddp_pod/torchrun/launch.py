@@ -50,9 +50,10 @@ def _run_agent(fork: AgentFork, load_parts: LoadParts) -> int:
             raise fork.problem
         _host_store(request, channel, launcher, fork.descriptors[1:])
         agent: Any = importlib.import_module(".agent", __package__)
+        parts = load_parts(request.pod)
         if not launcher.wait_for_release():
             return 1
-        end: AgentEnd = agent.run_torchrun(request, launcher, fork.forker, load_parts(request.pod))
+        end: AgentEnd = agent.run_torchrun(request, launcher, fork.forker, parts)
     except Exception as error:
         end = AgentEnd("error", examine_agent_error(request.pod, error))
     launcher.report(end)

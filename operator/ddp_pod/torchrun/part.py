@@ -1,7 +1,7 @@
 """A feature's part in torchrun's agent."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from ..base.files import log
 from ..base.pod import Pod
@@ -64,7 +64,14 @@ class Round(Protocol):
 
 
 class RoundExchange:
-    """A feature's part in what the pods of a job share in a round, some times a minute while the ranks run."""
+    """A feature's part in what the pods of a job share in a round, some times a minute while the ranks run.
+
+    ``summary``: in pod 0 what it publishes for the feature's services in all pods that take part, as JSON; None:
+    nothing. They get it with each exchange, as a ``FeatureSummary``.
+    """
+
+    name: ClassVar[str] = ""
+    summary: Any = None
 
     def collect(self, now: float) -> Any:
         """Return what this pod has to share at a time of the monotonic clock; empty: nothing. It may not wait."""

@@ -7,7 +7,6 @@ A forked pod is no child of the server: Linux reparents it to the nearest subrea
 """
 
 import ctypes
-import importlib
 import os
 import socket
 import sys
@@ -41,11 +40,14 @@ class ForkedProcess(NamedTuple):
     arguments: list[str]
 
 
-def serve_pods(argv: Sequence[str], run_agent: RunAgent, catch_signals: Callable[[], None]) -> ForkedProcess:
+def serve_pods(
+    argv: Sequence[str], import_agent: Callable[[], None], run_agent: RunAgent, catch_signals: Callable[[], None]
+) -> ForkedProcess:
     """Import PyTorch, and fork a pod for each order. ``argv``: a socket's descriptor, the requester's process id.
 
-    ``catch_signals``: prepares a launcher for signals. Returns only in a forked launcher or rank. Without PyTorch, or
-    if the import has left threads, this process ends: pods then start in fresh interpreters, which report it.
+    ``import_agent``: imports what agents need; ``catch_signals``: prepares a launcher for signals. Returns only in a
+    forked launcher or rank. Without PyTorch, or if the import has left threads, this process ends: pods then start in
+    fresh interpreters, which report it.
     """
     requester = int(argv[1])
     set_parent_death_signal(requester)
@@ -56,7 +58,7 @@ def serve_pods(argv: Sequence[str], run_agent: RunAgent, catch_signals: Callable
     problem = import_torch(with_optimizer=True)
     if problem is not None or find_obstacle_in_server(count_lasting_threads()):
         os._exit(1)
-    importlib.import_module(".agent", __package__)
+    import_agent()
     folders = list_import_folders()
     installed = read_change_times(folders)
     orders.sendall(READY)

@@ -1,5 +1,6 @@
-"""The state that the pods of a job share in one rendezvous round: step, stall, snapshot, and their end."""
+"""The state that the pods of a job share in one rendezvous round: the step, what features find, and their end."""
 
+import json
 import math
 import os
 import time
@@ -10,24 +11,21 @@ from typing import Any
 from ..base.files import read_json
 from ..base.pod import Pod
 from ..contract.failure_record import RankEnd
-from ..contract.names import GROUP_WAIT_FILE, RUN_STEP_FILE, STALL_REPORT_FILE
+from ..contract.names import RUN_STEP_FILE
 from ..contract.records import read_record, to_json
-from ..watchdog.group_waits import Joiner, decode_joiners, explain_wait
-from ..watchdog.stall import StallReport, combine_reports
 from .part import RoundExchange, log_fault
 from .store import SignedStore, query_store
 
 _SHORTEST_PAUSE = 0.5  # seconds between two exchanges
 _LONGEST_PAUSE = 5.0
 _SECONDS_TO_DESCRIBE = 2.0  # that a pod waits for its peers before it describes its end
-_MOST_CHANGES = 32  # of a pod's ranks that wait, in one round: each is kept in the store
 
 
 class RoundState:
     """One pod's part in the shared state of a round with ``pods`` pods.
 
-    A pod whose ranks stall writes its report under its own key. Pod 0 publishes the sum of the reports, and the step of
-    the run. Without a stall the other pods do not query the store. ``exchanges``: what features share.
+    Pod 0 publishes the step of the run, and what features find. Other pods query the store only if a feature has
+    something to share. ``exchanges``: the parts of features.
     """
 
     def __init__(self, pod: Pod, store: SignedStore, pods: int, exchanges: Sequence[RoundExchange] = ()) -> None:
@@ -35,28 +33,21 @@ class RoundState:
         self.store = store
         self.pods = pods
         self._exchanged_at = -math.inf
-        self._has_stalled = False
-        self._report: Mapping[str, Any] = {}  # of a stall of this pod, as its peers know it
-        self._joiners: Any = []
-        self._shared_joiners = 0
         self._published: Mapping[str, Any] = {}
         self._exchanges = list(exchanges)
-        self._finding: Mapping[str, Any] | None = None  # of a feature
 
     def exchange(self, now: float) -> Mapping[str, Any]:
-        """Share this pod's part, and return the state of the job: ``stall`` and ``groups``, as pod 0 publishes them.
+        """Share this pod's part, and return the state of the job, as pod 0 publishes it: ``groups`` and ``features``.
 
         Empty: the store does not respond, this pod takes no part, or the last exchange was just before ``now``.
         """
         if now - self._exchanged_at < max(_SHORTEST_PAUSE, min(_LONGEST_PAUSE, self.pods / 100)):
             return {}
         self._exchanged_at = now
-        report = read_json(os.path.join(self._pod.runtime, STALL_REPORT_FILE))
-        wait = read_json(os.path.join(self._pod.runtime, GROUP_WAIT_FILE))
         collected = self._collect(now)
-        if not (report or wait or any(own for _, own in collected) or self._has_stalled or self._pod.node == 0):
+        if not (any(own for _, own in collected) or self._pod.node == 0):
             return {}
-        return query_store(lambda: self._exchange(report, wait, collected)) or {}
+        return query_store(lambda: self._exchange(collected)) or {}
 
     def _collect(self, now: float) -> list[tuple[RoundExchange, Any]]:
         """Return what each feature has to share, without those whose part a fault has ended."""
@@ -65,26 +56,10 @@ class RoundState:
         ]
         return [(exchange, own) for exchange, own in collected if exchange in self._exchanges]
 
-    def _exchange(
-        self, report: Mapping[str, Any], wait: Mapping[str, Any], collected: Sequence[tuple[RoundExchange, Any]]
-    ) -> Mapping[str, Any]:
-        if report and not self._has_stalled:
-            self.store.append("stalled", self._pod.node)
-            self._has_stalled = True
-        # That a stall is over replaces the former value. Pod 0 may read the log before this value exists; an absent
-        # report counts as none.
-        if report != self._report:
-            self.store.write(f"stall/{self._pod.node}", report)
-            self._report = report
-        joiners = wait.get("joiners", [])
-        if joiners != self._joiners and self._shared_joiners < _MOST_CHANGES:
-            self.store.append("joiners", [self._pod.node, joiners])
-            self._joiners = joiners
-            self._shared_joiners += 1
-        findings = [self._call(exchange, partial(exchange.share, own)) for exchange, own in collected]
-        self._finding = next((finding for finding in findings if finding), None)
+    def _exchange(self, collected: Sequence[tuple[RoundExchange, Any]]) -> Mapping[str, Any]:
+        findings = [self._call(exchange, partial(_share, exchange, own)) for exchange, own in collected]
         if self._pod.node == 0:
-            self._publish(waits=bool(wait))
+            self._publish(next((finding for finding in findings if finding), None))
         return self._read_job()
 
     def _call(self, exchange: RoundExchange, hook: Callable[[], Any]) -> Any:
@@ -103,26 +78,16 @@ class RoundState:
         for exchange in self._exchanges:
             query_store(exchange.forget)
 
-    def _publish(self, *, waits: bool) -> None:
-        stalled = sorted(set(self.store.read_log("stalled")))
-        reports = [read_record(StallReport, self.store.read(f"stall/{pod}")) for pod in stalled]
+    def _publish(self, finding: Mapping[str, Any] | None) -> None:
+        summaries = {exchange.name: exchange.summary for exchange in self._exchanges if exchange.summary is not None}
         job = {
             "step": read_json(os.path.join(self._pod.runtime, RUN_STEP_FILE)).get("step"),
-            "stall": to_json(combine_reports(reports, self.pods)) if stalled else None,
-            "groups": self._explain_wait() if waits else self._finding,
+            "groups": finding,
+            "features": summaries,
         }
         if job != self._published:
             self.store.write("job", job)
             self._published = job
-
-    def _explain_wait(self) -> dict[str, Any] | None:
-        """Return why ranks of the job wait for their process group; None if none does."""
-        joiners: list[Joiner] = []
-        for parts in dict(self.store.read_log("joiners")).values():
-            joiners += decode_joiners(parts)
-        world_size = self.pods * self._pod.nproc_per_node
-        wait = explain_wait(joiners, world_size, is_local=self._pod.local)
-        return None if wait is None else to_json(wait)
 
     def _read_job(self) -> Mapping[str, Any]:
         return self.store.read("job") or {}
@@ -205,3 +170,10 @@ class RoundState:
     def _pause(self) -> None:
         """Sleep between two reads of the store, in a large job for longer."""
         time.sleep(max(0.1, min(1.0, self.pods / 100)))
+
+
+def _share(exchange: RoundExchange, own: Any) -> Mapping[str, Any] | None:
+    """Let a feature share its part. Raises: what it raises, or an exception for what the store could not keep."""
+    finding = exchange.share(own)
+    json.dumps([finding, exchange.summary])
+    return finding

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_pod.base.files import write_json
 from ddp_pod.contract.failure_record import (
     EVIDENCE_ERROR,
     EVIDENCE_EXIT_CODE,
@@ -21,7 +22,8 @@ from ddp_pod.contract.failure_record import (
 )
 from ddp_pod.contract.failure_table import PREEMPTED, Outcome
 from ddp_pod.contract.names import ENV_LOCAL_POD
-from ddp_pod.contract.plan import CodeConfig
+from ddp_pod.contract.plan import CodeConfig, WatchdogConfig
+from ddp_pod.contract.processes import count_oom_kills
 from ddp_pod.failures.agent_failure import (
     MASTER_NOT_FOUND,
     SUPERSEDED,
@@ -683,3 +685,16 @@ def test_absence_of_pod_0_is_a_lost_peer(problem: str, remedy: str, tmp_path: Pa
     assert (failure.outcome, failure.exception_type) == (LOST_PEER, MASTER_NOT_FOUND)
     assert "train-1-0.train" in failure.message
     assert remedy in failure.remedy
+
+
+@pytest.mark.parametrize(("action", "code"), [("Restart", 83), ("Fail", 81)])
+@pytest.mark.parametrize("secondary", [False, True])
+def test_worker_killed_by_watchdog_is_hang(tmp_path: Path, action: str, code: int, secondary: bool) -> None:
+    (tmp_path / "errors").mkdir()
+    plan = WatchdogConfig(start_seconds=100, stall_seconds=10, checkpoint_seconds=50, action=action)
+    pod = launcher_pod(tmp_path, nodes=2, oom_kills=count_oom_kills(), watchdog=plan)
+    error = {"type": "Hang", "message": "no step for 10 s", "traceback": "Stack", "secondary": secondary}
+    write_json(str(tmp_path / "errors" / "1.json"), error)
+    examined = examine_worker(pod, WorkerEnd(-9, local_rank=1))
+    assert (examined.outcome, examined.message) == (Outcome("Hang", code, secondary), "no step for 10 s")
+    assert examine_worker(pod, WorkerEnd(83)).container_exit_code == code  # which the script has chosen

@@ -166,6 +166,19 @@ def test_invalid_plan_names_field(text: Any, problem: str) -> None:
         decode_plan(text)
 
 
+def test_only_features_that_every_pod_uses_are_imported_before_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+    imported: list[tuple[str, str]] = []
+    listed = (
+        features.Feature("used", "stable", "", ("launcher", "agent")),
+        features.Feature("asked-for", "stable", "", ("launcher", "agent"), lambda pod: True),
+        features.Feature("in-ranks", "stable", "", ("rank",)),
+    )
+    monkeypatch.setattr(features, "FEATURES", listed)
+    monkeypatch.setattr(features, "_load", lambda *names: imported.append(names))
+    features.import_modules("agent")
+    assert imported == [("used", "agent")]
+
+
 def test_missing_configuration_ends_pod_with_message(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

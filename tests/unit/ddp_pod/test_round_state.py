@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -12,28 +11,11 @@ from torch.distributed import HashStore  # type: ignore[attr-defined]
 
 from ddp_pod.base.files import write_json
 from ddp_pod.contract.failure_record import RankEnd
-from ddp_pod.contract.group_facts import GroupFacts
-from ddp_pod.contract.names import GROUP_WAIT_FILE, RUN_STEP_FILE, STALL_REPORT_FILE
-from ddp_pod.contract.records import read_record, to_json
-from ddp_pod.rank.groups import JOINING
+from ddp_pod.contract.names import RUN_STEP_FILE
 from ddp_pod.torchrun.part import RoundExchange
 from ddp_pod.torchrun.round_state import RoundState
 from ddp_pod.torchrun.store import SignedStore
-from ddp_pod.watchdog.group_waits import Joiner
-from ddp_pod.watchdog.stall import (
-    JobStall,
-    RankActivity,
-    RankStall,
-    RankWait,
-    StallReport,
-    report_stall,
-)
 from tests.support.launcher_config import launcher_pod
-
-WAITS = RankActivity(0, 0, "Waiting", "rank 0 waits for other ranks in all_reduce")
-SLEEPS = RankActivity(1, 0, "Behind", "rank 1 is in sleep (train.py:3)")
-SILENT = RankStall(100.0, "no step for 10 s", certain=False, known=True, idle=frozenset({0}))
-IDLE = RankStall(100.0, "no CPU for 10 s", certain=False, known=False, idle=frozenset({0}))
 
 
 def round_store() -> SignedStore:
@@ -62,22 +44,13 @@ class RoundPods:
     def _pods(self) -> list[tuple[int, Path]]:
         return list(enumerate(self.folders))
 
-    def report(self, index: int, report: StallReport) -> None:
-        """Write the stall report of a pod's launcher."""
-        write_json(str(self.folders[index] / STALL_REPORT_FILE), to_json(report))
-
-    def withdraw(self, index: int) -> None:
-        """Delete the stall report of a pod's launcher."""
-        (self.folders[index] / STALL_REPORT_FILE).unlink()
-
     def write_step(self, step: Any) -> None:
         """Write the step of the run in pod 0."""
         write_json(str(self.folders[0] / RUN_STEP_FILE), {"step": step})
 
-    def exchange(self, index: int, now: float) -> JobStall | None:
-        """Return the stall of the job as one pod receives it."""
-        stall = self.states[index].exchange(now).get("stall")
-        return None if stall is None else read_record(JobStall, stall)
+    def exchange(self, index: int, now: float) -> Any:
+        """Return the state of the job as one pod receives it."""
+        return self.states[index].exchange(now)
 
 
 @pytest.fixture
@@ -87,7 +60,7 @@ def pods(tmp_path: Path) -> RoundPods:
 
 class TestStep:
     def test_peers_read_the_step_of_pod_0(self, pods: RoundPods) -> None:
-        assert pods.exchange(0, 1.0) is None
+        assert pods.exchange(0, 1.0)["groups"] is None
         assert pods.states[1].read_step() is None, "nothing is known yet"
         pods.write_step(40.0)
         pods.exchange(0, 1.4)
@@ -103,93 +76,8 @@ class TestStep:
 
     def test_step_is_unknown_without_store(self, tmp_path: Path) -> None:
         pods = RoundPods(tmp_path, LOST)
-        assert pods.exchange(0, 1.0) is None
+        assert pods.exchange(0, 1.0) == {}
         assert pods.states[1].read_step() is None
-
-
-class TestStall:
-    def test_pods_share_the_root_cause_and_withdraw_it(self, pods: RoundPods) -> None:
-        assert pods.exchange(0, 0) is None, "nothing to report"
-        pods.report(0, report_stall(SILENT, [WAITS]))
-        assert pods.exchange(0, 1) == JobStall(1, 1, 1, 2, None)
-        pods.report(1, report_stall(IDLE, [SLEEPS]))
-        pods.exchange(1, 1)
-        assert pods.exchange(0, 2) == pods.exchange(1, 2) == JobStall(1, 2, 2, 2, SLEEPS)
-        pods.withdraw(1)
-        pods.exchange(1, 3)
-        assert pods.exchange(0, 3) == pods.exchange(1, 4) == JobStall(1, 1, 1, 2, None)
-
-    def test_pod_without_stall_does_not_query_the_store(self, tmp_path: Path) -> None:
-        store = round_store()
-        pods = RoundPods(tmp_path, store)
-        pods.report(0, report_stall(SILENT, [WAITS]))
-        pods.exchange(0, 1)
-        assert pods.exchange(1, 1) is None
-
-    def test_pods_share_one_rank_for_each_collective(self, pods: RoundPods) -> None:
-        reduces = RankWait(0, "all_reduce 7 of the default group")
-        broadcasts = RankWait(1, "broadcast 3 of group 1")
-        pods.report(0, report_stall(SILENT, [WAITS], [reduces]))
-        pods.report(1, report_stall(SILENT, [WAITS], [dataclasses.replace(reduces, rank=1)]))
-        pods.exchange(1, 1)
-        shared = pods.exchange(0, 1)
-        assert shared is not None
-        assert shared.waits == (dataclasses.replace(reduces, ranks=2),)
-        pods.report(1, report_stall(SILENT, [WAITS], [broadcasts]))
-        pods.exchange(1, 2)
-        shared = pods.exchange(0, 2)
-        assert shared is not None
-        assert shared.waits == (reduces, broadcasts)
-
-    def test_pod_that_took_anothers_place_keeps_the_reports_of_its_peers(self, tmp_path: Path) -> None:
-        store = round_store()
-        pods = RoundPods(tmp_path, store)
-        pods.report(1, report_stall(IDLE, [SLEEPS]))
-        pods.exchange(1, 1)
-        assert RoundPods(tmp_path, store).exchange(0, 2) == JobStall(0, 1, 1, 2, SLEEPS)
-
-    @pytest.mark.parametrize("report", [{"cause": {"rank": 1}, "waits": 3}, {}, None])
-    def test_invalid_report_of_a_peer_counts_as_none(self, tmp_path: Path, report: Any) -> None:
-        store = round_store()
-        store.append("stalled", 1)
-        store.write("stall/1", report)
-        assert RoundPods(tmp_path, store).exchange(0, 1) == JobStall(0, 0, 0, 2, None)
-
-    def test_lost_store_reports_nothing(self, tmp_path: Path) -> None:
-        pods = RoundPods(tmp_path, LOST)
-        pods.report(0, report_stall(SILENT, [WAITS]))
-        assert pods.exchange(0, 1) is None
-
-
-class TestWait:
-    """Ranks that wait for the process group, as the launchers of two pods share them."""
-
-    def share(self, pods: RoundPods, index: int, *joiners: Joiner) -> None:
-        write_json(str(pods.folders[index] / GROUP_WAIT_FILE), {"joiners": joiners})
-
-    def test_pods_learn_the_late_rank_and_forget_it(self, pods: RoundPods) -> None:
-        waits = Joiner(0, 0, JOINING, 5.0, 0, 2, "job:1", "train.py:9", job_store="job:1")
-        self.share(pods, 0, waits)
-        self.share(pods, 1)
-        pods.states[1].exchange(1)
-        assert pods.states[0].exchange(1)["groups"]["isMistake"] is False
-        assert pods.states[1].exchange(2)["groups"] is not None, "so it looks where its own rank is"
-        self.share(pods, 1, Joiner(1, 1, place="load (data.py:3)", job_store="job:1"))
-        pods.states[1].exchange(3)
-        wait = read_record(GroupFacts, pods.states[0].exchange(3)["groups"])
-        assert wait is not None
-        assert (wait.rank, wait.pod, wait.is_mistake, wait.world_size) == (1, 1, True, 2)
-        assert "data.py:3" in wait.message
-        self.share(pods, 0)
-        assert pods.states[0].exchange(4)["groups"] is None
-
-    @pytest.mark.parametrize("joiners", [{"rank": 0}, [3], [[0]], [[0, 0, "Joining"]], None])
-    def test_invalid_part_of_a_peer_is_ignored(self, tmp_path: Path, joiners: Any) -> None:
-        store = round_store()
-        store.append("joiners", [1, joiners])
-        pods = RoundPods(tmp_path, store)
-        self.share(pods, 0)
-        assert pods.states[0].exchange(1)["groups"] is None
 
 
 def never() -> bool:
@@ -249,18 +137,25 @@ class TestEndedPods:
 
 
 class OddExchange(RoundExchange):
-    """A feature's part. ``answer``: what its hook ``share`` returns or raises; ``fault``: what ``collect`` raises."""
+    """A feature's part. ``answer``: what its hook ``share`` returns or raises; ``fault``: what ``collect`` raises.
 
-    def __init__(self, answer: Any, fault: Exception | None = None) -> None:
+    ``own``: what it has to share.
+    """
+
+    name = "odd"
+
+    def __init__(self, answer: Any, fault: Exception | None = None, summary: Any = None, own: Any = "its part") -> None:
         self.answer = answer
         self.fault = fault
+        self.summary = summary
+        self.own = own
         self.calls = 0
 
     def collect(self, now: float) -> Any:
         self.calls += 1
         if self.fault is not None:
             raise self.fault
-        return [now]
+        return self.own
 
     def share(self, own: Any) -> Any:
         if isinstance(self.answer, Exception):
@@ -289,3 +184,24 @@ class TestExchanges:
         found = {"state": "Different"}
         assert self.exchange(tmp_path, odd, OddExchange(found)) == [found, found]
         assert odd.calls == 1
+
+    @pytest.mark.parametrize(("answer", "summary"), [({1, 2}, None), (None, {1, 2})])
+    def test_part_that_the_store_cannot_keep_leaves_the_exchange_to_the_others(
+        self, tmp_path: Path, answer: Any, summary: Any
+    ) -> None:
+        odd = OddExchange(answer, summary=summary)
+        found = {"state": "Different"}
+        assert self.exchange(tmp_path, odd, OddExchange(found)) == [found, found]
+        assert odd.calls == 1
+
+    def test_pods_that_take_part_learn_the_summary_of_pod_0(self, tmp_path: Path) -> None:
+        store = round_store()
+
+        def join(index: int, summary: Any, own: Any) -> RoundState:
+            part = OddExchange(None, summary=summary, own=own)
+            return RoundState(launcher_pod(tmp_path, nodes=2, node=index), store, 2, [part])
+
+        assert join(0, {"pods": 2}, "").exchange(1)["features"] == {"odd": {"pods": 2}}
+        assert join(1, "its own", "its part").exchange(1)["features"] == {"odd": {"pods": 2}}
+        assert join(1, None, "").exchange(1) == {}, "it does not query the store"
+        assert join(0, None, "").exchange(2)["features"] == {}

@@ -11,7 +11,7 @@ import pytest
 from ddp_pod.base.service import Answer, Conclusion, Ending, Service
 from ddp_pod.contract.failure_record import Failure
 from ddp_pod.contract.group_facts import DIFFERENT, TOGETHER, GroupFacts
-from ddp_pod.contract.progress import Uploads
+from ddp_pod.contract.progress import RankProgress, Uploads
 from ddp_pod.contract.report import Stall, TrackedRun
 from ddp_pod.supervise import services as module
 from ddp_pod.supervise.services import Services
@@ -19,6 +19,7 @@ from ddp_pod.supervise.services import Services
 FAILURE = Failure("UserError", message="of a rank")
 CALLS: dict[str, tuple[Callable[[Services], object], object]] = {
     "start": (lambda services: services.start(None), None),  # type: ignore[arg-type]
+    "observe": (lambda services: services.observe({}), None),
     "list_watched": (lambda services: services.list_watched(), []),
     "find_timeout": (lambda services: services.find_timeout(), None),
     "follow": (lambda services: services.follow([]), None),
@@ -73,11 +74,19 @@ def test_failing_hook_counts_is_logged_once_and_changes_nothing(
     assert capsys.readouterr().err.count(f"internal error of the launcher in fake.{name};") == 1
 
 
-@pytest.mark.parametrize("name", [name for name in CALLS if name not in ("report", "read_page")])
+@pytest.mark.parametrize("name", [name for name in CALLS if name not in ("observe", "report", "read_page")])
 def test_fault_of_a_vital_service_is_the_launchers(name: str) -> None:
     call, _ = CALLS[name]
     with pytest.raises(ValueError, match="a bug"):
         call(Services([Vital(**{name: fail})]))
+
+
+def test_fault_in_the_thread_that_reads_progress_ends_no_pod() -> None:
+    noted: list[object] = []
+    services = Services([Vital(observe=fail), Fake(observe=noted.append)])
+    services.observe({0: RankProgress()})
+    assert noted == [{0: RankProgress()}]
+    assert services.faults == 1
 
 
 def test_fault_in_a_page_ends_no_pod_and_another_service_answers() -> None:

@@ -12,7 +12,7 @@ from ...base.service import Conclusion, LauncherPart, Service
 from ...contract.group_facts import OF_REPLICAS, GroupFacts
 from ...contract.records import read_record
 from ...progress.rank_progress import RankReader
-from ...watchdog.group_waits import GroupFindings
+from ...torchrun.channel import GroupFindings
 from .comparison import ReplicaComparison, decode_samples, encode_samples
 from .samples import REPLICAS_FILE, read_samples
 

@@ -16,7 +16,7 @@ from ddp_pod.features.replicas.samples import REPLICAS_FILE, ReplicaSample, writ
 from ddp_pod.progress.rank_progress import RankReader
 from ddp_pod.rank import counters
 from ddp_pod.rank.counters import CounterMemory, open_slot
-from ddp_pod.watchdog.group_waits import GroupFindings
+from ddp_pod.torchrun.channel import GroupFindings
 from tests.support.launcher_config import launcher_pod
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from ddp_pod.base.pod import WorkerRecord
+from ddp_pod.features.watchdog import collectives
+from ddp_pod.features.watchdog.collectives import Collective, CollectivesRequest, RankCollectives, parse_report
 from ddp_pod.rank.collectives import start_reporter
-from ddp_pod.watchdog import collectives
-from ddp_pod.watchdog.collectives import Collective, CollectivesRequest, RankCollectives, parse_report
 from tests.support.launcher_config import launcher_pod
 
 WORKERS = [WorkerRecord(pid=os.getpid(), rank=4, local_rank=0, restart=0, world_size=8, kind="script")]

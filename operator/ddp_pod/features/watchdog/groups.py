@@ -2,26 +2,25 @@
 
 import dataclasses
 import os
-import re
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
 
-from ..base.files import log, read_json, try_write_json
-from ..base.pod import Pod, WorkerRecord, list_workers
-from ..base.service import Conclusion, Service
-from ..contract.failure_record import EVIDENCE_ERROR, EVIDENCE_EXIT_CODE, Failure
-from ..contract.failure_table import NCCL, NETWORK
-from ..contract.group_facts import ALONE, SEPARATE, TOGETHER, UNKNOWN, WAITING, GroupFacts
-from ..contract.names import GROUP_WAIT_FILE
-from ..contract.processes import process_state
-from ..contract.records import read_record
-from ..failures.kinds import FATAL
-from ..progress.output import read_last_lines
-from ..progress.rank_progress import RankReader
-from ..rank.groups import MEMBER, SLOTS, STEPPING, GroupRecord
-from .group_waits import MOST_JOINERS, GroupFindings, Joiner, explain_wait
+from ...base.files import log, try_write_json
+from ...base.pod import Pod, WorkerRecord
+from ...base.service import Conclusion, Service
+from ...contract.failure_record import EVIDENCE_ERROR, EVIDENCE_EXIT_CODE, Failure
+from ...contract.failure_table import NCCL, NETWORK
+from ...contract.group_facts import ALONE, SEPARATE, TOGETHER, UNKNOWN, WAITING, GroupFacts
+from ...contract.processes import process_state
+from ...contract.records import read_record
+from ...failures.kinds import FATAL
+from ...progress.output import read_last_lines
+from ...progress.rank_progress import RankReader
+from ...rank.group_records import RankGroups, read_groups
+from ...rank.groups import MEMBER, STEPPING, GroupRecord
+from ...torchrun.channel import GroupFindings
+from .group_waits import GROUP_WAIT_FILE, MOST_JOINERS, Joiner, explain_wait
 from .stacks import collect_stacks
 
 _INTERVAL = 1.0  # seconds between two checks
@@ -29,8 +28,6 @@ _LONG_INTERVAL = 10.0  # the same once a group spans all ranks
 _SECONDS_TO_REPORT = 10.0  # of a wait, or of steps without a group
 _SECONDS_TO_SHARE = 2.0  # of a wait, after which the pods compare their ranks
 _SECONDS_OF_SILENCE = 60.0  # of the ranks, after which their group is reported as unknown
-_RECORD_LIMIT = 4096  # bytes of a file
-_TEXT_LIMIT = 160  # characters
 _INTENDED = "if ranks are meant to work independently, set spec.processGroupPolicy: Ignore"
 _SEPARATE_REMEDY = (
     "the operator runs torchrun itself: write the script as the command, without torchrun or another launcher, set "
@@ -40,68 +37,6 @@ _ALONE_REMEDY = (
     "call torch.distributed.init_process_group() in the script and wrap its model in DistributedDataParallel; "
     f"{_INTENDED}"
 )
-_FILE = re.compile(r"(\d{1,4})\.\d{1,2}\.json")
-
-
-class RankGroups(NamedTuple):
-    """The groups of one rank's processes. ``has_steps``: whether its optimizer steps were counted; None: unknown."""
-
-    worker: WorkerRecord
-    records: Sequence[GroupRecord]
-    has_steps: bool | None = None
-
-    @property
-    def coverage(self) -> float:
-        """How many ranks of the job the largest group spans: its size, divided by its members below this rank."""
-        members: dict[int, set[int]] = {}
-        for record in self.records:
-            if record.largest:
-                members.setdefault(record.largest, set()).add(record.largest_rank)
-        return max((size / len(ranks) for size, ranks in members.items()), default=0.0)
-
-    @property
-    def waiting(self) -> list[GroupRecord]:
-        """The processes that wait for their first group. Those of a nested launcher wait for each other."""
-        run = self.worker.run
-        return [record for record in self.records if record.is_waiting and record.run == run]
-
-
-def read_groups(pod: Pod, count_steps: Callable[[int], int | None] = lambda rank: None) -> list[RankGroups]:
-    """Return the groups of this pod's ranks. The files may contain anything. ``count_steps``: of a local rank."""
-    folder = os.path.join(pod.runtime, "groups")
-    records: dict[int, list[GroupRecord]] = {}
-    with suppress(OSError):
-        for name in os.listdir(folder):
-            match = _FILE.fullmatch(name)
-            record = parse_record(read_json(os.path.join(folder, name), _RECORD_LIMIT)) if match else None
-            if match and record is not None:
-                records.setdefault(int(match[1]), []).append(record)
-    groups = []
-    for worker in sorted(list_workers(pod), key=lambda worker: worker.rank):
-        steps = count_steps(worker.local_rank)
-        own = records.get(worker.local_rank, ())[:SLOTS]
-        groups.append(RankGroups(worker, own, None if steps is None else steps > 0))
-    return groups
-
-
-def list_trainers(pod: Pod) -> dict[int, set[int]]:
-    """Return the processes of each Python rank that train: its own, and those in a process group."""
-    return {
-        rank.worker.local_rank: {rank.worker.pid, *(record.pid for record in rank.records if record.phase == MEMBER)}
-        for rank in read_groups(pod)
-        if rank.worker.kind != "program"
-    }
-
-
-def parse_record(raw: Mapping[str, object]) -> GroupRecord | None:
-    """Return the record of a process; None if it is invalid."""
-    values: dict[str, Any] = {}
-    for name, default in GroupRecord._field_defaults.items():
-        value = raw.get(name, default)
-        if type(value) is not type(default):
-            return None
-        values[name] = value[:_TEXT_LIMIT] if isinstance(value, str) else value
-    return GroupRecord(**values)
 
 
 def judge_groups(ranks: Sequence[RankGroups], now: float, *, has_ended: bool = False) -> GroupFacts | None:

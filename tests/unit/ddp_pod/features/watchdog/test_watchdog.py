@@ -3,31 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import os
-import signal
 from pathlib import Path
 
 import pytest
 
 from ddp_pod.base.files import write_json
 from ddp_pod.base.pod import AwakeClock, WorkerRecord
-from ddp_pod.contract.failure_table import Outcome
 from ddp_pod.contract.plan import WatchdogConfig
-from ddp_pod.contract.processes import catches, count_cpu_seconds, count_oom_kills, find_family, process_state
 from ddp_pod.contract.progress import RankProgress
 from ddp_pod.contract.records import read_record, to_json
 from ddp_pod.contract.report import Stall
 from ddp_pod.failures.rank_ends import PrintedTraceback
-from ddp_pod.failures.rules import WorkerEnd
-from ddp_pod.failures.worker_failure import examine_worker
-from ddp_pod.progress.rank_progress import PAGE_TIMEOUT, RankReader
-from ddp_pod.rank import worker
-from ddp_pod.watchdog import monitor
-from ddp_pod.watchdog.collectives import Collective, GroupState, RankCollectives
-from ddp_pod.watchdog.mappings import MappedFilesKeeper
-from ddp_pod.watchdog.stacks import (
+from ddp_pod.features.watchdog import monitor
+from ddp_pod.features.watchdog.collectives import Collective, GroupState, RankCollectives
+from ddp_pod.features.watchdog.stacks import (
     SECONDS_FOR_STACKS,
     Stack,
     StackFrame,
@@ -35,11 +26,10 @@ from ddp_pod.watchdog.stacks import (
     find_working_child,
     read_stack,
 )
-from ddp_pod.watchdog.stall import (
+from ddp_pod.features.watchdog.stall import (
     HeartbeatWatchdog,
     Idleness,
     JobStall,
-    PeersLost,
     RankActivity,
     RankStall,
     RankWait,
@@ -52,6 +42,9 @@ from ddp_pod.watchdog.stall import (
     should_kill_workers,
     stall_grace_seconds,
 )
+from ddp_pod.progress.rank_progress import PAGE_TIMEOUT, RankReader
+from ddp_pod.rank import worker
+from ddp_pod.torchrun.channel import PeersLost
 from tests.support.launcher_config import launcher_pod
 
 PLAN = WatchdogConfig(start_seconds=100, stall_seconds=10, checkpoint_seconds=50, action="Restart")
@@ -530,7 +523,7 @@ def test_pause_names_the_rank_for_which_a_peer_waits(tmp_path: Path, monkeypatch
 
 
 def test_rank_that_is_ending_keeps_the_line_where_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ddp_pod.watchdog.monitor.list_workers", lambda pod: [])
+    monkeypatch.setattr("ddp_pod.features.watchdog.monitor.list_workers", lambda pod: [])
     stalls = monitor_of_sleeping_rank(tmp_path, monkeypatch, "Busy", 24)
     monkeypatch.undo()
     (tmp_path / "errors" / "0.json").write_text("{}")  # its exception is recorded, and the process ends
@@ -561,7 +554,7 @@ def test_exception_of_a_thread_explains_the_wait_for_it_unless_the_script_went_o
 def test_rank_that_may_wait_for_a_dead_helper_is_named_early_and_ended_later(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seconds: float, is_named: bool
 ) -> None:
-    monkeypatch.setattr("ddp_pod.watchdog.monitor._measure_sleep", lambda pid: 1.0)
+    monkeypatch.setattr("ddp_pod.features.watchdog.monitor._measure_sleep", lambda pid: 1.0)
     stalls = monitor_of_sleeping_rank(tmp_path, monkeypatch, "Behind", seconds)
     watched = [stalled.worker for stalled in stalls._stalled]
     assert stalls._find_orphaned(watched) is None, "no exception has ended a helper"
@@ -616,38 +609,15 @@ def test_last_exception_in_the_log_belongs_to_a_wait_for_a_helper(
     assert (helper.dead is not None) is is_dead
 
 
-def test_mappings_of_a_rank_are_read_at_growing_pauses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 1000.0
-    read: list[float] = []
-    monkeypatch.setattr("time.time", lambda: now)
-    monkeypatch.setattr(
-        "ddp_pod.watchdog.mappings.list_workers", lambda pod: [WorkerRecord(7, 0, 0, 0, started=1000.0)]
-    )
-    monkeypatch.setattr("ddp_pod.watchdog.mappings.list_mapped_files", lambda pid: read.append(now - 1000.0) or [])
-    keeper = MappedFilesKeeper(launcher_pod(tmp_path), RankReader(str(tmp_path)))
-    for moment in range(1, 6000):
-        now = 1000.0 + moment / 2
-        keeper.keep()
-    pauses = [after - before for before, after in itertools.pairwise(read)]
-    assert max(pauses[:9]) == 0.5, "a rank that has just started maps its files"
-    assert pauses[-1] == max(pauses) == 60
-    assert len(pauses) < 120
-
-    read.clear()
-    (tmp_path / "errors").mkdir()
-    write_json(str(tmp_path / "errors/0.json"), {})
-    now += 100
-    keeper.keep()
-    assert not read, "what a rank maps when it ends explains nothing"
-
-
 def test_rank_whose_program_is_over_is_reported_however_few_steps_were_seen(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pod = launcher_pod(tmp_path)
     (tmp_path / "output").mkdir()
     monkeypatch.setattr("time.time", lambda: 1020.0)
-    monkeypatch.setattr("ddp_pod.watchdog.monitor.list_workers", lambda pod: [WorkerRecord(os.getpid(), 3, 0, 0)])
+    monkeypatch.setattr(
+        "ddp_pod.features.watchdog.monitor.list_workers", lambda pod: [WorkerRecord(os.getpid(), 3, 0, 0)]
+    )
     stalls = monitor.StallMonitor(pod, RankReader(str(tmp_path)))
     assert stalls.describe().ranks == ()
     write_json(str(tmp_path / "output/0.ending"), {"keeper": "process writer is awaited", "since": 1008.5})
@@ -699,10 +669,12 @@ def test_forked_child_for_which_a_rank_waits_is_named(tmp_path: Path, monkeypatc
         with file.open("a") as stream:
             stream.write(STACKS.format(inner=inner[pid], launcher=worker.__file__))
 
-    monkeypatch.setattr("ddp_pod.watchdog.stacks.find_family", lambda pid: [pid, 11, 12, 13])
-    monkeypatch.setattr("ddp_pod.watchdog.stacks.process_state", lambda pid: "S")
-    monkeypatch.setattr("ddp_pod.watchdog.stacks.catches", lambda pid, number: pid != 12)  # it runs another program
-    monkeypatch.setattr("ddp_pod.watchdog.stacks.kill", write_stack)
+    monkeypatch.setattr("ddp_pod.features.watchdog.stacks.find_family", lambda pid: [pid, 11, 12, 13])
+    monkeypatch.setattr("ddp_pod.features.watchdog.stacks.process_state", lambda pid: "S")
+    monkeypatch.setattr(
+        "ddp_pod.features.watchdog.stacks.catches", lambda pid, number: pid != 12
+    )  # it runs another program
+    monkeypatch.setattr("ddp_pod.features.watchdog.stacks.kill", write_stack)
     child = find_working_child(launcher_pod(tmp_path), WorkerRecord(7, 0, 0, 0))
     assert child is not None
     assert (child.pid, child.stack.place) == (13, "load (data.py:1)")
@@ -727,8 +699,8 @@ def test_partially_written_stack_is_awaited(
             with file.open("a") as stream:
                 stream.write(pieces.pop(0))
 
-    monkeypatch.setattr("ddp_pod.watchdog.stacks.kill", lambda pid, number: signalled.append(pid))
-    monkeypatch.setattr("ddp_pod.watchdog.stacks.catches", lambda pid, number: pid == os.getpid())
+    monkeypatch.setattr("ddp_pod.features.watchdog.stacks.kill", lambda pid, number: signalled.append(pid))
+    monkeypatch.setattr("ddp_pod.features.watchdog.stacks.catches", lambda pid, number: pid == os.getpid())
     monkeypatch.setattr("time.sleep", write_line)
     running = WorkerRecord(os.getpid(), 0, 0, 0)
     ended = WorkerRecord(2**22 + 1, 1, 1, 0)
@@ -750,32 +722,3 @@ def test_pod_with_root_cause_has_shorter_grace_period(interval: float) -> None:
     assert with_cause == 2 * interval
     assert waiting <= 40  # the delay of a hang without a root cause
     assert stall_grace_seconds(1, interval, has_cause=False) == 0
-
-
-@pytest.mark.parametrize(("action", "code"), [("Restart", 83), ("Fail", 81)])
-@pytest.mark.parametrize("secondary", [False, True])
-def test_worker_killed_by_watchdog_is_hang(tmp_path: Path, action: str, code: int, secondary: bool) -> None:
-    (tmp_path / "errors").mkdir()
-    plan = dataclasses.replace(PLAN, action=action)
-    pod = launcher_pod(tmp_path, nodes=2, oom_kills=count_oom_kills(), watchdog=plan)
-    error = {"type": "Hang", "message": "no step for 10 s", "traceback": "Stack", "secondary": secondary}
-    write_json(str(tmp_path / "errors" / "1.json"), error)
-    examined = examine_worker(pod, WorkerEnd(-9, local_rank=1))
-    assert (examined.outcome, examined.message) == (Outcome("Hang", code, secondary), "no step for 10 s")
-    assert examine_worker(pod, WorkerEnd(83)).container_exit_code == code  # which the script has chosen
-
-
-def test_process_state_is_read() -> None:
-    assert process_state(os.getpid()) in ("R", "S")
-    assert process_state(2**22 + 1) == ""
-
-
-def test_signal_handler_of_process_is_detected() -> None:
-    before = signal.signal(signal.SIGUSR2, lambda *_: None)
-    assert catches(os.getpid(), signal.SIGUSR2)
-    signal.signal(signal.SIGUSR2, signal.SIG_DFL)
-    assert not catches(os.getpid(), signal.SIGUSR2)
-    signal.signal(signal.SIGUSR2, before)
-    assert not catches(2**22 + 1, signal.SIGUSR2)
-    assert os.getpid() in find_family(os.getppid())
-    assert count_cpu_seconds([os.getpid()]) > 0

@@ -6,26 +6,18 @@ The launchers share these through the rendezvous store; pod 0 compares them.
 import dataclasses
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Sequence
+from typing import Any, Final, NamedTuple
 
-from ..contract.group_facts import WAITING, GroupFacts
-from ..rank.groups import CONNECTING, JOINING, MEMBER
+from ...contract.group_facts import WAITING, GroupFacts
+from ...rank.groups import CONNECTING, JOINING, MEMBER
 
+GROUP_WAIT_FILE: Final = "group-wait.json"  # this pod's ranks in a wait, which the agent shares with its peers
 MOST_JOINERS = 64  # of one pod
 _MOST_LISTED = 4
 _LOOPBACK = re.compile(r"(localhost|127\.[0-9.]+|\[?::1\]?):")
 _OF_ONE_POD = re.compile(rf"{_LOOPBACK.pattern}|file:")
 _USE_ENVIRONMENT = "the launcher sets RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT: use them unchanged"
-
-
-class GroupFindings(NamedTuple):
-    """From the agent: why the job's ranks do not train as one, as pod 0 publishes it; None: they do, or it is unknown.
-
-    They wait, or a feature has found it.
-    """
-
-    facts: Mapping[str, Any] | None
 
 
 class Joiner(NamedTuple):

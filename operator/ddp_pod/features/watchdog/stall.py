@@ -3,15 +3,17 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Final, NamedTuple
 
-from ..contract.names import STALLED_STATES
-from ..contract.plan import WatchdogConfig
-from ..contract.progress import RankProgress
-from ..contract.records import choice, items, number, text
-from ..contract.report import Stall, StalledRank
+from ...contract.names import STALLED_STATES
+from ...contract.plan import WatchdogConfig
+from ...contract.progress import RankProgress
+from ...contract.records import choice, items, number, text
+from ...contract.report import Stall, StalledRank
 from .collectives import COLLECTIVE_LIMIT
 
+FEATURE: Final = "watchdog"
+STALL_REPORT_FILE: Final = "stall.json"  # the report on this pod, which the agent shares with its peers
 ACTIVITY_LIMIT = 320  # characters
 PLACE_LIMIT = 100
 STALLED_RANKS_SHOWN = 8
@@ -125,16 +127,6 @@ class JobStall:
         Most ranks are where all belong, and what only some ranks do is usually left to rank 0.
         """
         return bool(self.waits) and min(self.waits, key=_order_waits).collective == wait.collective
-
-
-class JobStalled(NamedTuple):
-    """From the agent: the sum of the pods' stall reports, as pod 0 publishes it."""
-
-    stall: Sequence[Any]
-
-
-class PeersLost(NamedTuple):
-    """From the agent: peers report that they lost a rank. The reply, None, follows once a hang is recorded."""
 
 
 def combine_reports(reports: Sequence[StallReport], pods: int) -> JobStall:

@@ -3,11 +3,10 @@
 import time
 from typing import Final
 
-from ..base.pod import Pod, list_workers
-from ..base.service import Service
-from ..failures.worker_failure import list_error_files
-from ..progress.rank_progress import RankReader
-from ..rank.mapped_files import MappedFile, list_mapped_files, mappings_path, write_mapped_files
+from ...base.pod import Pod, list_workers
+from ...base.service import Service
+from ...failures.worker_failure import list_error_files
+from ...rank.mapped_files import MappedFile, list_mapped_files, mappings_path, write_mapped_files
 
 _SECONDS_BETWEEN_LOOKS: Final = 0.5
 _GROWTH: Final = 1.1  # of a process's age, from one reading to the next
@@ -23,7 +22,7 @@ class MappedFilesKeeper(Service):
 
     name = "mappings"
 
-    def __init__(self, pod: Pod, reader: RankReader) -> None:
+    def __init__(self, pod: Pod) -> None:
         self._pod = pod
         self._mapped: dict[int, list[MappedFile]] = {}  # by local rank
         self._read_at: dict[int, float] = {}  # the age of each process at its last reading, in seconds

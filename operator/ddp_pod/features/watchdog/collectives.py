@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ..base.files import read_json
-from ..base.pod import Pod, WorkerRecord
+from ...base.files import read_json
+from ...base.pod import Pod, WorkerRecord
 
 COLLECTIVE_LIMIT = 100  # characters of a description
 _SECONDS = 2.0  # for the reports of all ranks; less than for their stacks, which are collected meanwhile

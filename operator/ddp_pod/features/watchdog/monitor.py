@@ -10,32 +10,34 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from ..base.files import log, read_json, try_write_json
-from ..base.pod import AwakeClock, Pod, WorkerRecord, list_workers
-from ..base.service import Answer, Control, Service
-from ..contract.failure_record import Failure
-from ..contract.failure_table import HANG
-from ..contract.names import ENDING, RUN_STEP_FILE, STALL_REPORT_FILE, STALLED_STATES
-from ..contract.plan import WatchdogConfig
-from ..contract.processes import SLEEPING_STATES, STOPPED_STATES, count_cpu_seconds, find_family, kill, process_state
-from ..contract.progress import RankProgress
-from ..contract.records import read_record, to_json
-from ..contract.report import Stall, StalledRank
-from ..failures.rank_ends import PrintedTraceback, find_printed_traceback
-from ..failures.text import DDP_FORWARD_REMEDY
-from ..failures.worker_failure import examine_error, list_error_files
-from ..progress.output import read_end, read_last_lines
-from ..progress.rank_progress import PAGE_TIMEOUT, RankReader
+from ...base.files import log, read_json, try_write_json
+from ...base.pod import AwakeClock, Pod, WorkerRecord, list_workers
+from ...base.service import Answer, Control, Service
+from ...contract.failure_record import Failure
+from ...contract.failure_table import HANG
+from ...contract.names import ENDING, STALLED_STATES
+from ...contract.plan import WatchdogConfig
+from ...contract.processes import SLEEPING_STATES, STOPPED_STATES, count_cpu_seconds, find_family, kill, process_state
+from ...contract.progress import RankProgress
+from ...contract.records import read_record, to_json
+from ...contract.report import Stall, StalledRank
+from ...failures.rank_ends import PrintedTraceback, find_printed_traceback
+from ...failures.text import DDP_FORWARD_REMEDY
+from ...failures.worker_failure import examine_error, list_error_files
+from ...progress.keeper import LONGEST_INTERVAL, find_interval
+from ...progress.output import read_end, read_last_lines
+from ...progress.rank_progress import PAGE_TIMEOUT, RankReader
+from ...torchrun.channel import FeatureSummary, PeersLost
 from .collectives import Collective, CollectivesRequest, RankCollectives
 from .stacks import ChildStack, Stack, collect_stacks, find_working_child
 from .stall import (
     ACTIVITY_LIMIT,
+    FEATURE,
+    STALL_REPORT_FILE,
     STALLED_RANKS_SHOWN,
     HeartbeatWatchdog,
     Idleness,
     JobStall,
-    JobStalled,
-    PeersLost,
     RankActivity,
     RankStall,
     RankWait,
@@ -51,7 +53,6 @@ from .stall import (
 )
 
 RankMap = Mapping[int, RankProgress]
-_SECONDS_BETWEEN_CHECKS = 5.0
 _SECONDS_OF_SILENCE = 5.0  # without a step, after which the ranks are examined, as their peers may give up
 _SILENCE_FACTOR = 1.3  # by which the silence is longer when they are examined again
 _SECONDS_OF_ORPHAN = 15.0  # of silence, after which a rank that may wait for a dead helper is named
@@ -136,7 +137,7 @@ class _OpenStall:
 class StallMonitor(Service):
     """Detects stalls of this pod's ranks. ``job_stall``: all pods' reports of the stall."""
 
-    name = "watchdog"
+    name = FEATURE
 
     def __init__(self, pod: Pod, reader: RankReader) -> None:
         self._pod = pod
@@ -149,7 +150,7 @@ class StallMonitor(Service):
         self._examined_silence = 0.0  # seconds
         self._stalled: list[StalledWorker] = []  # when the stacks were collected
         self._steps_known = False  # whether some pod has seen steps: only then does the ranks' inactivity count
-        self._interval = _find_interval(pod.watchdog)
+        self._interval = find_interval(pod.watchdog)
         # Between two checks are a pause and the wait for pages of ranks that do not respond.
         self._clock = AwakeClock(self._interval + 2 * PAGE_TIMEOUT, time.monotonic())
         self._idleness = Idleness()
@@ -162,8 +163,8 @@ class StallMonitor(Service):
 
     def note(self, event: object) -> None:
         """Note the sum of the pods' reports."""
-        if isinstance(event, JobStalled):
-            self.job_stall = read_record(JobStall, event.stall)
+        if isinstance(event, FeatureSummary) and event.feature == FEATURE:
+            self.job_stall = read_record(JobStall, event.summary)
 
     def answer(self, request: object) -> object:
         """Record a hang of this pod's ranks.
@@ -249,23 +250,14 @@ class StallMonitor(Service):
             return self.job_stall is not None and self.job_stall.stuck > 0
         return any(stalled.activity.state == "Waiting" for stalled in self._stalled)
 
-    def run(self) -> None:
-        """Keep the ranks' last progress and act on stalls. Never returns."""
+    def observe(self, ranks: RankMap) -> None:
+        """Act on stalls."""
+        now = self._clock.tick(time.monotonic())
         plan = self._pod.watchdog
-        while True:
-            time.sleep(self._interval)
-            ranks = {rank: page.progress for rank, page in self._reader.collect().items()}
-            if self._pod.node == 0 and self._pod.is_multi_node:
-                steps = [progress.run_step for progress in ranks.values() if progress.run_step is not None]
-                try_write_json(self._path(RUN_STEP_FILE), {"step": max(steps)} if steps else {})
-            now = self._clock.tick(time.monotonic())
-            if (
-                plan is not None
-                and self._watchdog is not None
-                and not (self._control is not None and self._control.is_stopping)
-            ):
-                self._check(plan, self._watchdog, ranks, now)
-                self._clock.tick(time.monotonic())
+        is_stopping = self._control is not None and self._control.is_stopping
+        if plan is not None and self._watchdog is not None and not is_stopping:
+            self._check(plan, self._watchdog, ranks, now)
+            self._clock.tick(time.monotonic())
 
     def log_state(self) -> None:
         """Write the stacks of all ranks to the log."""
@@ -497,7 +489,7 @@ class StallMonitor(Service):
         current = _OpenStall(stall, give_up_at=now + self._grace_seconds(has_cause=False))
         if self._pod.watchdog is not None and any(activity.state == "IO" for activity in self._activities):
             seconds = self._pod.watchdog.checkpoint_seconds
-            pause = max(_SECONDS_BETWEEN_CHECKS, self._pod.watchdog.stall_seconds)
+            pause = max(LONGEST_INTERVAL, self._pod.watchdog.stall_seconds)
             current.examine_at = min(stall.since + seconds, now + pause)
             log(f"it may be in I/O: the limit is {seconds:g} s (spec.watchdog.checkpointSeconds)")
         self._open = current
@@ -676,13 +668,6 @@ class StallMonitor(Service):
         if not is_deadlock:
             return f"; {waits}" if waits else ""
         return "; all ranks of the job wait: do they call the same collectives in the same order?"
-
-
-def _find_interval(plan: WatchdogConfig | None) -> float:
-    """Return the seconds between two checks: a quarter of the shortest budget, within bounds."""
-    if plan is None:
-        return _SECONDS_BETWEEN_CHECKS
-    return max(0.1, min(_SECONDS_BETWEEN_CHECKS, plan.start_seconds / 4, plan.stall_seconds / 4))
 
 
 def _measure_sleep(pid: int) -> float:

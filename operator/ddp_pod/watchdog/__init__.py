@@ -1,1 +1,0 @@
-"""The watchdog: detect a hang, agree on it with the peers, and collect stacks."""
