@@ -46,10 +46,10 @@ sys.path.insert(0, sys.argv[1])
 import launcher
 launcher._register_package()
 from ddp_launcher.contract import processes
-from ddp_launcher.torchrun import fork_server
+from ddp_launcher.torchrun import fork_client
 assert processes.adopt_orphans()
-pid, requests = fork_server.start_fork_server(["script", "0", "room for the command line of a rank" * 20])
-fork_server.request_fork(requests, {}, [int(sys.argv[2])])
+pid, requests = fork_client.start_fork_server(["script", "0", "room for the command line of a rank" * 20])
+fork_client.request_fork(requests, {}, [int(sys.argv[2])])
 os.read(life, 1)
 """
 FORKSERVER = """
@@ -272,6 +272,7 @@ def test_forked_rank_has_torch_and_few_modules_of_launcher(forked: Forked) -> No
         *RANK_MODULES,
         "contract.frames",
         "torchrun",
+        "torchrun.fork_client",
         "torchrun.fork_server",
         "torchrun.frames",
         "torchrun.renewal",

@@ -10,7 +10,7 @@ from typing import Any
 from ..base.pod import Pod
 from ..contract.processes import kill
 from ..torchrun.channel import AgentRequest, Started
-from ..torchrun.fork_server import request_fork, start_fork_server
+from ..torchrun.fork_client import request_fork, start_fork_server
 from ..torchrun.frames import decode_all, encode
 
 ForkServer = tuple[int, socket.socket]

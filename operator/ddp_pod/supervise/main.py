@@ -32,7 +32,7 @@ from ..failures.termination import build_end, finish
 from ..failures.text import advise_on_program
 from ..progress.line_steps import find_total
 from ..rank.tracebacks import describe
-from ..torchrun.fork_server import start_fork_server
+from ..torchrun.fork_client import start_fork_server
 from .agent_process import ForkServer, list_worker_arguments
 from .supervisor import Supervisor
 

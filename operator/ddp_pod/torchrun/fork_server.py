@@ -24,9 +24,10 @@ from importlib.machinery import PathFinder
 from typing import Any, NamedTuple, NoReturn, Optional
 
 from ..base.files import BOOTSTRAP, log
-from ..contract.frames import Delivery, read_frame, receive_with_descriptors, send_with_descriptors
+from ..contract.frames import Delivery, read_frame, receive_with_descriptors
 from ..contract.processes import adopt_orphans, set_environment, set_parent_death_signal
-from .frames import decode, encode
+from .fork_client import ServerStart, request_fork
+from .frames import decode
 from .renewal import renew_imported_state
 
 # Variables that PyTorch or one of its libraries reads only once, at its import.
@@ -37,7 +38,6 @@ _SETS_EARLY = re.compile(
     re.VERBOSE,
 )
 PATHS = "PYTHONPATH"
-_kept: list[tuple[int, socket.socket]] = []  # the server that was forked with this launcher, until it is used
 _SECONDS_TO_ASK = 0.1  # in which a launcher that is not on standby has asked for its agent
 
 
@@ -61,34 +61,6 @@ class AgentFork(NamedTuple):
     problem: Exception | None
     server: int
     forker: Optional["RankForker"]
-
-
-def start_fork_server(worker: Sequence[str]) -> tuple[int, socket.socket]:
-    """Start a server. Returns its process id and the socket for requests.
-
-    ``worker``: the arguments of a rank's shim. If empty, the server forks no ranks and becomes the first agent.
-    """
-    if _kept:
-        return _wake_kept(worker)
-    requests, theirs = socket.socketpair()
-    os.set_inheritable(theirs.fileno(), True)
-    command = [sys.executable, "-u", BOOTSTRAP, "forkserver", str(theirs.fileno()), str(os.getpid()), *worker]
-    pid = os.posix_spawn(sys.executable, command, os.environ)
-    theirs.close()
-    return pid, requests
-
-
-def _wake_kept(worker: Sequence[str]) -> tuple[int, socket.socket]:
-    """Start the server that was forked with this launcher."""
-    pid, requests = _kept.pop()
-    with suppress(OSError):  # it has ended: the first request fails as well
-        requests.sendall(encode(ServerStart(list(worker), dict(os.environ), os.getcwd())))
-    return pid, requests
-
-
-def request_fork(requests: socket.socket, request: object, descriptors: Sequence[int]) -> None:
-    """Send a server a request. Raises: OSError when the server has ended."""
-    send_with_descriptors(requests, encode(request), descriptors)
 
 
 def serve(
@@ -137,14 +109,6 @@ def _serve(
     run_agent(AgentFork(*received, problem, server, RankForker(ranks)))
 
 
-class ServerStart(NamedTuple):
-    """What a server that is forked with its launcher has to know. ``worker``: see ``start_fork_server``."""
-
-    worker: list[str]
-    environment: dict[str, str]
-    folder: str
-
-
 def serve_kept(requests: socket.socket, launcher: int, run_agent: Callable[[AgentFork], NoReturn]) -> list[str]:
     """Serve in a process that was forked with PyTorch, beside its launcher. Returns as ``serve`` does."""
     os.setsid()
@@ -157,11 +121,6 @@ def serve_kept(requests: socket.socket, launcher: int, run_agent: Callable[[Agen
     set_environment(start.environment)
     os.chdir(start.folder)
     return _serve(requests, launcher, None, run_agent, forks_ranks=bool(start.worker))
-
-
-def keep_server(pid: int, requests: socket.socket) -> None:
-    """Keep a server that was forked with this launcher for its first request."""
-    _kept.append((pid, requests))
 
 
 def replace_paths(before: str, after: str) -> None:

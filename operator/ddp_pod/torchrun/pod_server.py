@@ -17,13 +17,13 @@ from ..base.pod import default_threads, read_pod
 from ..contract.names import ENV_LOCAL_POD, ENV_OMP_NUM_THREADS
 from ..contract.pod_start import READY, PodStart, receive_start
 from ..contract.processes import set_environment, set_parent_death_signal
+from .fork_client import keep_server
 from .fork_server import (
     PATHS,
     AgentFork,
     count_lasting_threads,
     find_obstacle_in_server,
     import_torch,
-    keep_server,
     leave_intermediate,
     list_imported_below,
     replace_paths,
