@@ -19,8 +19,8 @@ MODULES = (
     *(
         f"operator/ddp_pod/{name}.py"
         for name in (
-            "features/watchdog/stacks", "features/watchdog/stall", "progress/log_patterns", "progress/metrics",
-            "rank/tracebacks", "torchrun/fork_client", "torchrun/fork_server",
+            "base/exceptions", "features/watchdog/stacks", "features/watchdog/stall", "progress/log_patterns",
+            "progress/metrics", "rank/tracebacks", "torchrun/fork_client", "torchrun/fork_server",
         )
     ),
     "trainer/ddp_trainer/checkpoint/*.py",

@@ -9,6 +9,8 @@ from typing import Any
 
 ARCHIVE = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # launcher.zip in a pod
 BOOTSTRAP = os.path.join(os.path.dirname(ARCHIVE), "launcher.py")  # the name of bootstrap.py in a pod
+LOCAL_TYPES = ("tmpfs", "overlay", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs")
+"""File systems that no other machine changes, and whose server always answers."""
 _FILE_LIMIT = 1 << 20  # bytes
 _SDK = "ddp_sdk"
 _DELIVERED = (f"{_SDK}/", "ddp_trainer/")  # in images without them

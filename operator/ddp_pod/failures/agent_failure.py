@@ -5,12 +5,12 @@ import time
 from dataclasses import replace
 from typing import Final, NamedTuple
 
+from ..base.exceptions import describe
 from ..base.pod import Pod
 from ..contract.failure_record import TYPE_LIMIT, Failure, KnownFailure
 from ..contract.failure_table import CATEGORIES, EXIT_CODES, NETWORK, Outcome
 from ..contract.names import EXIT_PEER_LOST, EXIT_RETRYABLE
 from ..contract.processes import count_oom_kills
-from ..rank.tracebacks import describe
 from .kinds import FATAL
 from .rules import WorkerEnd, classify, is_lost_rendezvous
 from .text import (

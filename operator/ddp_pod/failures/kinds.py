@@ -9,10 +9,10 @@ import re
 from collections.abc import Collection
 from typing import Final, NamedTuple
 
+from ..base.exceptions import CUT_ARCHIVE, HTML_PAGE, LFS_POINTER, NOT_EXECUTABLE
 from ..contract.failure_table import KILLED, NODE_FAULT, OOM, USER_ERROR, Outcome
 from ..contract.failure_text import NON_FINITE_REMEDY
 from ..contract.names import EXIT_OOM, EXIT_RETRYABLE, EXIT_USER_ERROR
-from ..rank.read_files import CUT_ARCHIVE, HTML_PAGE, LFS_POINTER, NOT_EXECUTABLE
 from .crashes import SHARED_MEMORY_REMEDY
 
 FATAL: Final = Outcome(USER_ERROR.name, EXIT_USER_ERROR)

@@ -8,8 +8,8 @@ import re
 from collections.abc import Sequence
 from typing import Final
 
+from ..base.exceptions import LIBRARY, ExceptionFacts
 from ..contract.failure_table import SIGNIFICANT_SECONDS
-from ..rank.tracebacks import LIBRARY, ExceptionFacts
 from .kinds import COLLECTIVES, NON_FINITE, OTHER_SIZE, TENSORS, FailureKind
 
 # Builtin classes, also those of libraries that derive from them.

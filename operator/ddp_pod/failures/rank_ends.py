@@ -8,6 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
+from ..base.exceptions import RANK_PREFIX
 from ..base.files import read_json
 from ..base.pod import Pod, WorkerRecord, list_workers
 from ..contract.failure_record import MOST_RANK_ENDS, RANK_END_TEXT, RankEnd
@@ -15,7 +16,6 @@ from ..contract.names import ENDING
 from ..contract.processes import process_state
 from ..progress.output import read_end, read_last_lines
 from ..progress.rank_progress import RankReader, find_missing_steps
-from ..rank.tracebacks import RANK_PREFIX
 from .rules import WorkerEnd, classify
 
 _HEADER: Final = re.compile(r"(?P<kind>Traceback|Stack) \(most recent call last\)")

@@ -13,11 +13,10 @@ import signal
 from collections.abc import Collection, Sequence
 from typing import Final, NamedTuple
 
+from ..base.exceptions import MESSAGE_PART, ExceptionFacts, KilledChild, parse_chain, shorten
 from ..contract.failure_table import CUDA, EXIT_CODES, HANG, NCCL, NETWORK, Outcome, judge_exit_code
 from ..contract.names import EXIT_HANG, EXIT_PEER_LOST, EXIT_RETRYABLE
 from ..contract.processes import has_gpu
-from ..rank.killed_children import KilledChild
-from ..rank.tracebacks import MESSAGE_PART, ExceptionFacts, parse_chain, shorten
 from .kinds import (
     FATAL,
     HELPER,

@@ -10,13 +10,13 @@ import signal
 import sys
 from typing import Final
 
+from ..base.exceptions import PLACE, ExceptionFacts
 from ..base.pod import Pod
 from ..contract.failure_record import RankEnd
 from ..contract.failure_table import CATEGORIES, EXIT_CODES, HANG, KILLED, NODE_FAULT, UNKNOWN
 from ..contract.failure_text import SENDER_REMEDY, UNRESOLVED
 from ..contract.names import ENV_LOCAL_POD
 from ..contract.plan import CodeConfig
-from ..rank.tracebacks import PLACE, ExceptionFacts
 from .crashes import SIGNALS
 from .kinds import HELPER
 from .rules import Judgement, WorkerEnd, complete_facts, find_kind

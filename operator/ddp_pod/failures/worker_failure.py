@@ -15,7 +15,17 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
-from ..base.files import read_json
+from ..base.exceptions import (
+    LIBRARY,
+    PLACE,
+    ExceptionFacts,
+    KilledChild,
+    find_exceptions,
+    find_native_exception,
+    parse_chain,
+    shorten_message,
+)
+from ..base.files import LOCAL_TYPES, read_json
 from ..base.pod import Pod, list_workers
 from ..contract.failure_record import (
     EVIDENCE_ERROR,
@@ -42,17 +52,6 @@ from ..contract.failure_text import EARLY_EXIT_REMEDY
 from ..contract.names import EXIT_OK, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR
 from ..contract.processes import STOP_SIGNALS, count_oom_kills
 from ..progress.output import SECONDS_TO_KEEP, read_end, read_last_lines
-from ..rank.killed_children import KilledChild
-from ..rank.lasting_files import LOCAL_TYPES
-from ..rank.tracebacks import (
-    LIBRARY,
-    PLACE,
-    ExceptionFacts,
-    find_exceptions,
-    find_native_exception,
-    parse_chain,
-    shorten_message,
-)
 from .crashes import SHARED_MEMORY as SHARED_MEMORY_FOLDER
 from .crashes import SIGNALS, BusError, CrashReport, explain_bus_error, is_complete, read_crash
 from .kinds import FATAL, FULL_VOLUME, HELPER, MISMATCH, SCRIPT_ERROR, SHARED_MEMORY, UNKNOWN_KIND, FailureKind

@@ -10,13 +10,13 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
 
+from ..base.exceptions import PLACE, describe
 from ..base.files import is_own_file, log, write_json
 from ..base.pod import Pod, WorkerRecord, read_worker
 from ..contract.log_patterns import compile_log_pattern
 from ..contract.processes import STOP_SIGNALS, set_parent_death_signal
 from ..contract.records import to_json
 from ..rank.counters import CounterMemory, RankCounters
-from ..rank.tracebacks import PLACE, describe
 from .line_progress import LineProgress
 from .log_patterns import COLOURS, LogProgress, PatternTooSlow
 from .step_hints import StepHint

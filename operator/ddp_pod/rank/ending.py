@@ -11,10 +11,10 @@ from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import Any, NamedTuple
 
+from ..base.exceptions import LIBRARY
 from ..base.files import try_write_json
 from ..contract.plan import WatchdogConfig
 from ..contract.processes import count_cpu_seconds
-from .tracebacks import LIBRARY
 
 _SECONDS_TO_END = 5.0  # most programs need less, and nobody needs to know what they wait for
 _SECONDS_BETWEEN_CHECKS = 1.0

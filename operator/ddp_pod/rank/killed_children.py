@@ -5,20 +5,14 @@ This module is loaded before the program starts, like ``tracebacks``.
 
 import sys
 import time
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
+from ..base.exceptions import KilledChild
 from .script_objects import is_instance
 
 _SECONDS_FOR_END: Final = 0.5  # a process closes its connections before its parent sees it end
 _SECONDS_BETWEEN_LOOKS: Final = 0.02
 _MOST_CHILDREN: Final = 256
-
-
-class KilledChild(NamedTuple):
-    """A process that multiprocessing has started, such as a DataLoader worker. ``number``: of the signal."""
-
-    name: str
-    number: int
 
 
 def find_killed_child(error: BaseException) -> KilledChild | None:

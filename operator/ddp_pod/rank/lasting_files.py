@@ -9,8 +9,8 @@ import itertools
 import os
 from typing import Final, NamedTuple
 
-LOCAL_TYPES: Final = ("tmpfs", "overlay", "ext2", "ext3", "ext4", "xfs", "btrfs", "zfs", "f2fs")
-"""File systems that no other machine changes, and whose server always answers."""
+from ..base.files import LOCAL_TYPES
+
 _MOUNTS: Final = "/proc/self/mountinfo"
 _MOST_MOUNTS: Final = 1000
 # Errors that the path decides, or the innermost folder of it that exists.

@@ -11,14 +11,10 @@ import stat
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple
 
+from ..base.exceptions import CUT_ARCHIVE, EMPTY, HTML_PAGE, LFS_POINTER
 from ..base.files import is_own_file
 from .script_objects import is_instance
 
-LFS_POINTER: Final = "a Git LFS pointer"
-NOT_EXECUTABLE: Final = "not executable"
-HTML_PAGE: Final = "an HTML page"
-EMPTY: Final = "an empty file"
-CUT_ARCHIVE: Final = "an incomplete zip archive"
 _PAGE: Final = re.compile(rb"\s*<(!doctype html|html)\b", re.I)
 _LFS: Final = b"version https://git-lfs.github.com/spec/"
 _ZIP: Final = b"PK\x03\x04"

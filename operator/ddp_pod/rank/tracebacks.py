@@ -1,4 +1,4 @@
-"""Tracebacks as text: read from a log, or written to a rank's error file for an uncaught exception.
+"""Uncaught exceptions of a rank, as its error file has them.
 
 This module is loaded before the program starts: a rank without free file descriptors cannot import one later.
 """
@@ -7,48 +7,37 @@ import errno
 import itertools
 import linecache
 import os
-import re
 import resource
 import signal
 import stat
 import sys
 import time
-import traceback
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
+from ..base.exceptions import (
+    CHAIN_LIMIT,
+    CHAIN_PART,
+    LIBRARY,
+    LINE_LIMIT,
+    NOT_EXECUTABLE,
+    PLACE,
+    ExceptionFacts,
+    format_exception,
+    shorten,
+    shorten_entry,
+)
 from ..base.files import is_own_file, write_json
 from .killed_children import find_killed_child
 from .lasting_files import is_lasting_error, is_lasting_file
-from .read_files import NOT_EXECUTABLE, ReadFile, find_named_file, find_read_file, is_parser_error
+from .read_files import ReadFile, find_named_file, find_read_file, is_parser_error
 from .script_objects import is_instance
 
-PLACE = re.compile(r'  File "([^"]*)", line (\d+)')
-LIBRARY = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib(64)?[/\\]python3[^/\\]*[/\\]|^<frozen ")
 _SHORT_TRACEBACK = 15  # lines
 _LIBRARY_CALLS_KEPT = 2
-RANK_PREFIX = re.compile(r"^\[rank\d+\]: ?")
-_EXCEPTION = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?$")
-# The line between two exceptions of a chain, with the reason of the second.
-_CHAINED = re.compile(r"(During handling of|The above exception was the direct cause)")
-_NATIVE_PLACE = re.compile(r"\.(cc|cpp|cu|h|hpp):\d+")  # in a message of a library that the script quotes
-_RAISES = re.compile(r"(^|[:;]) *(raise|assert)\b|\bexit\(")
-# The message of the C++ runtime before it aborts the process.
-_NATIVE_EXCEPTION = re.compile(
-    r"terminate called after throwing an instance of '(?P<type>[\w:]{1,200})'(?:\s+what\(\): *(?P<message>[^\n]*))?"
-)
-MESSAGE_PART = 4096  # characters kept of a long message's beginning, and of its end
-_LOGGED_LIMIT = 8192  # characters of a traceback that the launcher reports of itself
 _RECORDED_LIMIT = 16384  # characters of a traceback in an error file
-_CHAIN_LIMIT = 16  # exceptions
 _GROUP_LIMIT = 8  # of a group
-_GROUP_SHOWN = 2
-_FIRST_LINES = 8  # kept of a long message in a traceback
-_LAST_LINES = 4
-_TRACE_PART = 256  # characters kept of a message's beginning and end in a traceback, beside its frames
-_CHAIN_PART = 1024  # characters kept of a message's beginning and end in the chain
-_LINE_LIMIT = 200
 _PLACE_LIMIT = 120
 _SOURCE_LIMIT = 1 << 20
 _FAILED_STATUSES = range(400, 600)  # of HTTP, RFC 9110
@@ -56,46 +45,6 @@ _SERIALIZATION = os.path.join("torch", "serialization.py")
 _CUT_TEXT = "unexpected end of data"  # of codecs that decode several bytes
 # OSErrors whose number is not the system's.
 _OWN_NUMBERS = ("ssl.SSLError", "socket.gaierror", "socket.herror")
-
-
-class ExceptionFacts(NamedTuple):
-    """One exception of a chain, as the rank records it; from a text without what the text does not show."""
-
-    types: tuple[str, ...] = ("",)
-    """Its class and the base classes, each with its module unless that is builtins or the script."""
-    message: str = ""
-    errno: int | None = None
-    path: str = ""
-    """The file of an OSError, or of torch.save."""
-    place: str = ""
-    """The file of the innermost frame."""
-    line: str = ""
-    """The source line there."""
-    handled: bool = False
-    """Whether the outermost exception was raised while this one was handled, rather than because of it."""
-    status: int | None = None
-    """The status of an HTTP response that a library's exception carries, 400 to 599."""
-    content: str = ""
-    """What the file is that could not be read (``read_files``), or be executed, if that is not what was expected."""
-    lasting: bool = False
-    """Whether the next attempt would find the file or the path that it is about as this one did."""
-    hides: tuple[str, ...] = ()
-    """The class, and its bases, of an exception that it replaces by ``from None``."""
-
-    @property
-    def text(self) -> str:
-        """The exception as Python prints it."""
-        return f"{self.types[0]}: {self.message}"
-
-    def is_a(self, name: str) -> bool:
-        """Return whether it is of a class, or with a dot at the end of a class in that package."""
-        return any(kind == name or (name.endswith(".") and kind.startswith(name)) for kind in self.types)
-
-    @property
-    def by_script(self) -> bool:
-        """Whether the script itself chose the message: by raise, assert or exit, or as the key of a lookup."""
-        is_own = self.place and not LIBRARY.search(self.place) and not _NATIVE_PLACE.search(self.message)
-        return bool(is_own) and bool(_RAISES.search(self.line) or self.is_a("LookupError"))
 
 
 class ScriptCall(NamedTuple):
@@ -179,81 +128,6 @@ def _split_calls(text: str) -> list[_Block]:
     return blocks
 
 
-def describe(error: BaseException) -> dict[str, str]:
-    """Return type, message and traceback of an exception."""
-    trace = _format_exception(error, error.__traceback__)
-    return {"type": type(error).__name__, "message": str(error), "traceback": trace[-_LOGGED_LIMIT:]}
-
-
-def _format_exception(error: BaseException, frames: Any) -> str:
-    """Return the traceback of an exception, without what would displace the frames.
-
-    That are the middles of long messages, and all but the first exceptions of a group.
-    """
-    options: dict[str, Any] = {"max_group_width": _GROUP_SHOWN} if sys.version_info >= (3, 11) else {}
-    entries = traceback.TracebackException(type(error), error, frames, **options).format()
-    return "".join(_shorten_entry(entry, _TRACE_PART) for entry in entries)
-
-
-def _shorten_entry(entry: str, part: int) -> str:
-    """Return a part of a traceback without its middle, if it is a long message rather than a frame.
-
-    The message of a helper process, such as a DataLoader worker, has frames itself, which remain.
-    """
-    if PLACE.match(entry):
-        return entry
-    lines = entry.splitlines(True)
-    start = 1 + max((number for number, line in enumerate(lines) if PLACE.match(line)), default=-1)
-    while 0 < start < len(lines) and lines[start].startswith("    "):
-        start += 1
-    frames = shorten("".join(lines[:start]), MESSAGE_PART)
-    return frames + shorten_message("".join(lines[start:]), part)
-
-
-def find_exceptions(output: str) -> list[list[ExceptionFacts]]:
-    """Return the chain of the last exception in a program's output; with rank prefixes, of each rank."""
-    lines_by_prefix: dict[str, list[str]] = {}
-    for line in output.splitlines():
-        prefix = RANK_PREFIX.match(line)
-        key = prefix[0].strip() if prefix else ""
-        lines_by_prefix.setdefault(key, []).append(line[prefix.end() :] if prefix else line)
-    chains = [parse_chain(lines) for lines in lines_by_prefix.values()]
-    return [chain for chain in chains if chain]
-
-
-def parse_chain(lines: Iterable[str]) -> list[ExceptionFacts]:
-    """Return the exceptions of the last traceback in a text, the outermost first."""
-    chain: list[ExceptionFacts] = []  # the outermost last
-    frame: ExceptionFacts | None = None
-    link = ""  # how the next exception follows the last one
-    for line in lines:
-        place = PLACE.match(line)
-        chained = _CHAINED.match(line)
-        if place:
-            frame = ExceptionFacts(place=place[1])
-        elif chained:
-            link = chained[1]
-        elif frame is not None and line.startswith("    "):
-            frame = frame._replace(line=frame.line or line.strip()[:_LINE_LIMIT])
-        elif frame is not None and line and not line.startswith(" "):
-            exception = _EXCEPTION.match(line)
-            former = chain[-_CHAIN_LIMIT:] if link else []
-            if link.startswith("During"):
-                former = [facts._replace(handled=True) for facts in former]
-            chain = [*former, frame._replace(types=(exception[1],), message=exception[2] or "")] if exception else []
-            frame = None
-            link = ""
-    return chain[::-1] if frame is None else []
-
-
-def find_native_exception(output: str) -> tuple[str, str] | None:
-    """Return type and message of the C++ exception that ended a program, from its output; None if there is none."""
-    matches = list(_NATIVE_EXCEPTION.finditer(output))
-    if not matches:
-        return None
-    return matches[-1]["type"].replace("::", "."), (matches[-1]["message"] or "").strip()
-
-
 def without_own_frames(error: BaseException, trace: Any) -> Any:
     """Return a traceback without the launcher's frames; all of it if the program has no frame.
 
@@ -323,7 +197,7 @@ def record_exception(error: BaseException, path: str, about: Mapping[str, Any]) 
         "message": message,
         "chain": [item._asdict() for item in facts],
         "child": child,
-        "traceback": fold_libraries(_format_exception(explained, frames))[-_RECORDED_LIMIT:],
+        "traceback": fold_libraries(format_exception(explained, frames))[-_RECORDED_LIMIT:],
         "exitCode": code & 255,
         "rank": about["rank"],
         "localRank": about["localRank"],
@@ -338,7 +212,7 @@ def record_exception(error: BaseException, path: str, about: Mapping[str, Any]) 
 
 def _drop_child_handler() -> None:
     """Remove the handler for ended children: the DataLoader's raises again for each of its workers that is killed."""
-    for _ in range(_CHAIN_LIMIT):
+    for _ in range(CHAIN_LIMIT):
         try:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             return
@@ -367,7 +241,7 @@ def _walk_chain(error: BaseException) -> Iterator[_Link]:
     """Yield an exception and those that it names: causes, members of a group, arguments, and the handled ones."""
     waiting = [_Link(error, handled=False)]
     seen: set[int] = set()
-    while waiting and len(seen) < _CHAIN_LIMIT:
+    while waiting and len(seen) < CHAIN_LIMIT:
         waiting.sort(key=lambda link: link.handled)
         link = waiting.pop(0)
         if id(link.error) in seen:
@@ -377,7 +251,7 @@ def _walk_chain(error: BaseException) -> Iterator[_Link]:
 
         error = link.error
         members = reversed(getattr(error, "exceptions", ())[:_GROUP_LIMIT])  # the first one decides, as the innermost
-        named = (error.__cause__, *members, *error.args[:_CHAIN_LIMIT])
+        named = (error.__cause__, *members, *error.args[:CHAIN_LIMIT])
         waiting += [_Link(cause, link.handled) for cause in named if is_instance(cause, BaseException)]
         if error.__context__ is not None and not error.__suppress_context__:
             waiting.append(_Link(error.__context__, handled=True))
@@ -419,7 +293,7 @@ def _build_facts(link: _Link, since: float) -> ExceptionFacts:
     is_numbered = isinstance(error, OSError) and isinstance(error.errno, int) and not set(types) & set(_OWN_NUMBERS)
     facts = ExceptionFacts(
         types,
-        shorten(_describe_exception(error)[1], _CHAIN_PART),
+        shorten(_describe_exception(error)[1], CHAIN_PART),
         error.errno if is_numbered else None,  # type: ignore[attr-defined]
         _find_path(error),
         handled=link.handled,
@@ -432,7 +306,7 @@ def _build_facts(link: _Link, since: float) -> ExceptionFacts:
         code = trace.tb_frame.f_code
         if not is_own_file(code.co_filename):
             line = linecache.getline(code.co_filename, trace.tb_lineno, trace.tb_frame.f_globals)
-            facts = facts._replace(place=code.co_filename, line=line.strip()[:_LINE_LIMIT])
+            facts = facts._replace(place=code.co_filename, line=line.strip()[:LINE_LIMIT])
         if _is_save(code):  # its errors have no path
             file = trace.tb_frame.f_locals.get("f")
             facts = facts._replace(path=file if type(file) is str else facts.path)
@@ -466,7 +340,7 @@ def _describe_exception(error: BaseException) -> tuple[str, str]:
         message = str(error)
     except Exception:  # the script's own __str__ may raise anything
         message = "<the exception cannot be shown>"
-    return _name_type(type(error)), _shorten_entry(message, _CHAIN_PART)
+    return _name_type(type(error)), shorten_entry(message, CHAIN_PART)
 
 
 def _name_types(error: BaseException | None) -> tuple[str, ...]:
@@ -474,29 +348,12 @@ def _name_types(error: BaseException | None) -> tuple[str, ...]:
     if error is None:
         return ()
     bases = [base for base in type(error).__mro__ if base not in (object, BaseException, Exception)]
-    return tuple(_name_type(base) for base in bases[:_CHAIN_LIMIT]) or ("Exception",)
+    return tuple(_name_type(base) for base in bases[:CHAIN_LIMIT]) or ("Exception",)
 
 
 def _name_type(kind: type) -> str:
     module = "" if kind.__module__ in ("builtins", "__main__") else f"{kind.__module__}."
     return module + kind.__qualname__
-
-
-def shorten(text: str, part: int) -> str:
-    """Return a text without the middle of a long one: a helper's whole traceback has the reason at its end."""
-    return text if len(text) <= 2 * part else f"{text[:part]}\n...\n{text[-part:]}"
-
-
-def shorten_message(text: str, part: int = _CHAIN_PART) -> str:
-    """Return a message of at most a dozen lines, without the middle of a longer one.
-
-    ``part``: characters kept of its beginning, and of its end.
-    """
-    lines = text.splitlines(True)
-    omitted = len(lines) - _FIRST_LINES - _LAST_LINES
-    if omitted > 1:
-        text = "".join([*lines[:_FIRST_LINES], f"... {omitted} lines ...\n", *lines[-_LAST_LINES:]])
-    return shorten(text, part)
 
 
 def _explain_exit(error: SystemExit) -> tuple[str, BaseException]:

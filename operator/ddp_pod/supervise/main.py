@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Protocol
 
+from ..base.exceptions import describe
 from ..base.files import BOOTSTRAP, add_delivered_packages, log
 from ..base.pod import (
     Pod,
@@ -31,7 +32,6 @@ from ..contract.processes import adopt_orphans
 from ..failures.termination import build_end, finish
 from ..failures.text import advise_on_program
 from ..progress.line_steps import find_total
-from ..rank.tracebacks import describe
 from ..torchrun.fork_client import start_fork_server
 from .agent_process import ForkServer, list_worker_arguments
 from .supervisor import Supervisor

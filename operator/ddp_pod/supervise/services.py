@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Final, NamedTuple, TypeVar
 
+from ..base.exceptions import describe
 from ..base.files import log
 from ..base.service import Answer, Conclusion, Control, Ending, Service
 from ..contract.failure_record import Failure
@@ -16,7 +17,6 @@ from ..contract.group_facts import GroupFacts
 from ..contract.progress import RankProgress, Uploads
 from ..contract.records import encode_json, read_record, to_json
 from ..contract.report import PodReport
-from ..rank.tracebacks import describe
 from ..torchrun.frames import encode
 
 _SECONDS_BEFORE_NEXT_RUN: Final = 30.0  # of a service's thread, after a fault

@@ -15,6 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ddp_pod.base.exceptions import KilledChild
 from ddp_pod.base.files import write_json
 from ddp_pod.failures.crashes import (
     SIGNALS,
@@ -26,7 +27,7 @@ from ddp_pod.failures.crashes import (
 from ddp_pod.failures.rules import WorkerEnd
 from ddp_pod.failures.worker_failure import HELPER_ENDED, add_last_lines, examine_worker
 from ddp_pod.progress.output import _RankOutput, read_end
-from ddp_pod.rank.killed_children import KilledChild, find_killed_child
+from ddp_pod.rank.killed_children import find_killed_child
 from ddp_pod.rank.mapped_files import MappedFile, list_mapped_files, mappings_path
 from tests.support.launcher_config import launcher_pod
 

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 import torch
 
+from ddp_pod.base.exceptions import find_exceptions
 from ddp_pod.contract.failure_record import Failure
 from ddp_pod.contract.failure_table import Outcome
 from ddp_pod.failures import worker_failure
@@ -26,7 +27,6 @@ from ddp_pod.failures.rules import WorkerEnd
 from ddp_pod.failures.worker_failure import add_last_lines, examine_worker, unwrap_helper_error
 from ddp_pod.rank.tracebacks import (
     explain_permission,
-    find_exceptions,
     find_exit_code,
     fold_libraries,
     record_exception,

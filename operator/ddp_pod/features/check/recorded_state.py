@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 from typing import Any, NamedTuple
 
+from ...base.exceptions import LIBRARY
 from ...rank import fingerprint
 from ...rank.script_objects import (
     IdentityMap,
@@ -30,7 +31,6 @@ from ...rank.script_objects import (
     read_attributes,
     read_tensor,
 )
-from ...rank.tracebacks import LIBRARY
 from .contract import EMPTY, GENERATOR, MOST_STATES, NUMBERS, SCAN_STEP, TENSORS, WEIGHTS
 
 _MOST_VALUES = 4096  # that a scan visits

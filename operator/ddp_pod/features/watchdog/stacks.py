@@ -7,12 +7,12 @@ import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from ...base.exceptions import LIBRARY
 from ...base.files import is_own_file, log
 from ...base.pod import Pod, WorkerRecord
 from ...contract.names import STACK_LIMIT
 from ...contract.processes import STACK_SIGNAL, STOPPED_STATES, catches, find_family, kill, process_state
 from ...progress.rank_progress import RankReader
-from ...rank.tracebacks import LIBRARY
 
 _FRAME = re.compile(r'  File "([^"]*)", line (\d+) in (.*)')
 # A rank waits for its peers in one of torch's modules, or on a line that calls one of these. Torch's send() and recv()

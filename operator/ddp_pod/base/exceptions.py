@@ -1,0 +1,175 @@
+"""Exceptions as the launcher knows them: as a rank records them, and as its output shows them."""
+
+import re
+import sys
+import traceback
+from collections.abc import Iterable
+from typing import Any, Final, NamedTuple
+
+PLACE: Final = re.compile(r'  File "([^"]*)", line (\d+)')
+LIBRARY: Final = re.compile(r"[/\\](site|dist)-packages[/\\]|[/\\]lib(64)?[/\\]python3[^/\\]*[/\\]|^<frozen ")
+RANK_PREFIX: Final = re.compile(r"^\[rank\d+\]: ?")
+_EXCEPTION: Final = re.compile(r"([A-Za-z_][\w.]*)(?:: (.*))?$")
+# The line between two exceptions of a chain, with the reason of the second.
+_CHAINED: Final = re.compile(r"(During handling of|The above exception was the direct cause)")
+_NATIVE_PLACE: Final = re.compile(r"\.(cc|cpp|cu|h|hpp):\d+")  # in a message of a library that the script quotes
+_RAISES: Final = re.compile(r"(^|[:;]) *(raise|assert)\b|\bexit\(")
+# The message of the C++ runtime before it aborts the process.
+_NATIVE_EXCEPTION: Final = re.compile(
+    r"terminate called after throwing an instance of '(?P<type>[\w:]{1,200})'(?:\s+what\(\): *(?P<message>[^\n]*))?"
+)
+MESSAGE_PART: Final = 4096  # characters kept of a long message's beginning, and of its end
+CHAIN_LIMIT: Final = 16  # exceptions
+CHAIN_PART: Final = 1024  # characters kept of a message's beginning and end in the chain
+LINE_LIMIT: Final = 200
+_LOGGED_LIMIT: Final = 8192  # characters of a traceback that the launcher reports of itself
+_GROUP_SHOWN: Final = 2
+_FIRST_LINES: Final = 8  # kept of a long message in a traceback
+_LAST_LINES: Final = 4
+_TRACE_PART: Final = 256  # characters kept of a message's beginning and end in a traceback, beside its frames
+
+# What a file is instead of what its reader expected (``ExceptionFacts.content``).
+LFS_POINTER: Final = "a Git LFS pointer"
+NOT_EXECUTABLE: Final = "not executable"
+HTML_PAGE: Final = "an HTML page"
+EMPTY: Final = "an empty file"
+CUT_ARCHIVE: Final = "an incomplete zip archive"
+
+
+class ExceptionFacts(NamedTuple):
+    """One exception of a chain, as the rank records it; from a text without what the text does not show."""
+
+    types: tuple[str, ...] = ("",)
+    """Its class and the base classes, each with its module unless that is builtins or the script."""
+    message: str = ""
+    errno: int | None = None
+    path: str = ""
+    """The file of an OSError, or of torch.save."""
+    place: str = ""
+    """The file of the innermost frame."""
+    line: str = ""
+    """The source line there."""
+    handled: bool = False
+    """Whether the outermost exception was raised while this one was handled, rather than because of it."""
+    status: int | None = None
+    """The status of an HTTP response that a library's exception carries, 400 to 599."""
+    content: str = ""
+    """What the file is that could not be read, or be executed, if that is not what was expected."""
+    lasting: bool = False
+    """Whether the next attempt would find the file or the path that it is about as this one did."""
+    hides: tuple[str, ...] = ()
+    """The class, and its bases, of an exception that it replaces by ``from None``."""
+
+    @property
+    def text(self) -> str:
+        """The exception as Python prints it."""
+        return f"{self.types[0]}: {self.message}"
+
+    def is_a(self, name: str) -> bool:
+        """Return whether it is of a class, or with a dot at the end of a class in that package."""
+        return any(kind == name or (name.endswith(".") and kind.startswith(name)) for kind in self.types)
+
+    @property
+    def by_script(self) -> bool:
+        """Whether the script itself chose the message: by raise, assert or exit, or as the key of a lookup."""
+        is_own = self.place and not LIBRARY.search(self.place) and not _NATIVE_PLACE.search(self.message)
+        return bool(is_own) and bool(_RAISES.search(self.line) or self.is_a("LookupError"))
+
+
+class KilledChild(NamedTuple):
+    """A process that multiprocessing has started, such as a DataLoader worker. ``number``: of the signal."""
+
+    name: str
+    number: int
+
+
+def describe(error: BaseException) -> dict[str, str]:
+    """Return type, message and traceback of an exception."""
+    trace = format_exception(error, error.__traceback__)
+    return {"type": type(error).__name__, "message": str(error), "traceback": trace[-_LOGGED_LIMIT:]}
+
+
+def format_exception(error: BaseException, frames: Any) -> str:
+    """Return the traceback of an exception, without what would displace the frames.
+
+    That are the middles of long messages, and all but the first exceptions of a group.
+    """
+    options: dict[str, Any] = {"max_group_width": _GROUP_SHOWN} if sys.version_info >= (3, 11) else {}
+    entries = traceback.TracebackException(type(error), error, frames, **options).format()
+    return "".join(shorten_entry(entry, _TRACE_PART) for entry in entries)
+
+
+def shorten_entry(entry: str, part: int) -> str:
+    """Return a part of a traceback without its middle, if it is a long message rather than a frame.
+
+    The message of a helper process, such as a DataLoader worker, has frames itself, which remain.
+    """
+    if PLACE.match(entry):
+        return entry
+    lines = entry.splitlines(True)
+    start = 1 + max((number for number, line in enumerate(lines) if PLACE.match(line)), default=-1)
+    while 0 < start < len(lines) and lines[start].startswith("    "):
+        start += 1
+    frames = shorten("".join(lines[:start]), MESSAGE_PART)
+    return frames + shorten_message("".join(lines[start:]), part)
+
+
+def find_exceptions(output: str) -> list[list[ExceptionFacts]]:
+    """Return the chain of the last exception in a program's output; with rank prefixes, of each rank."""
+    lines_by_prefix: dict[str, list[str]] = {}
+    for line in output.splitlines():
+        prefix = RANK_PREFIX.match(line)
+        key = prefix[0].strip() if prefix else ""
+        lines_by_prefix.setdefault(key, []).append(line[prefix.end() :] if prefix else line)
+    chains = [parse_chain(lines) for lines in lines_by_prefix.values()]
+    return [chain for chain in chains if chain]
+
+
+def parse_chain(lines: Iterable[str]) -> list[ExceptionFacts]:
+    """Return the exceptions of the last traceback in a text, the outermost first."""
+    chain: list[ExceptionFacts] = []  # the outermost last
+    frame: ExceptionFacts | None = None
+    link = ""  # how the next exception follows the last one
+    for line in lines:
+        place = PLACE.match(line)
+        chained = _CHAINED.match(line)
+        if place:
+            frame = ExceptionFacts(place=place[1])
+        elif chained:
+            link = chained[1]
+        elif frame is not None and line.startswith("    "):
+            frame = frame._replace(line=frame.line or line.strip()[:LINE_LIMIT])
+        elif frame is not None and line and not line.startswith(" "):
+            exception = _EXCEPTION.match(line)
+            former = chain[-CHAIN_LIMIT:] if link else []
+            if link.startswith("During"):
+                former = [facts._replace(handled=True) for facts in former]
+            chain = [*former, frame._replace(types=(exception[1],), message=exception[2] or "")] if exception else []
+            frame = None
+            link = ""
+    return chain[::-1] if frame is None else []
+
+
+def find_native_exception(output: str) -> tuple[str, str] | None:
+    """Return type and message of the C++ exception that ended a program, from its output; None if there is none."""
+    matches = list(_NATIVE_EXCEPTION.finditer(output))
+    if not matches:
+        return None
+    return matches[-1]["type"].replace("::", "."), (matches[-1]["message"] or "").strip()
+
+
+def shorten(text: str, part: int) -> str:
+    """Return a text without the middle of a long one: a helper's whole traceback has the reason at its end."""
+    return text if len(text) <= 2 * part else f"{text[:part]}\n...\n{text[-part:]}"
+
+
+def shorten_message(text: str, part: int = CHAIN_PART) -> str:
+    """Return a message of at most a dozen lines, without the middle of a longer one.
+
+    ``part``: characters kept of its beginning, and of its end.
+    """
+    lines = text.splitlines(True)
+    omitted = len(lines) - _FIRST_LINES - _LAST_LINES
+    if omitted > 1:
+        text = "".join([*lines[:_FIRST_LINES], f"... {omitted} lines ...\n", *lines[-_LAST_LINES:]])
+    return shorten(text, part)
