@@ -31,7 +31,7 @@ import psutil
 
 from ddp_cli.local.ports import hold_free_port
 from ddp_pod.contract.plan import TorchrunOptions, loopback_address
-from ddp_pod.network.unreachable import count_connections
+from ddp_pod.network.master import count_connections
 from ddp_pod.torchrun.channel import AgentRequest, PhaseEntered, RanksFailed, Restarting, Verdict
 from tests.support.launcher_config import launcher_pod
 

@@ -11,7 +11,7 @@ import subprocess
 import time
 from typing import Final
 
-from ddp_pod.network.unreachable import list_unacknowledged
+from ddp_pod.network.connections import list_unacknowledged
 
 PATIENCE: Final = 60.0
 

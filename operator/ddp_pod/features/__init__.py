@@ -61,6 +61,7 @@ FEATURES: Final = (
     Feature("preflight", "beta", "api.md", ("launcher", "agent"), lambda pod: pod.preflight is not None),
     Feature("replicas", "beta", "troubleshooting.md", ("launcher", "agent", "rank"), _has_sampled_ranks),
     Feature("tracking", "beta", "monitoring.md", ("launcher", "rank"), rank_variable=ENV_TRACKING_RUN),
+    Feature("unreachable", "stable", "troubleshooting.md", ("launcher",), lambda pod: pod.is_multi_node),
 )
 """Those without modules have subcommands only: see ``bootstrap``."""
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..base.pod import Pod
-from ..network.unreachable import MasterChecked, wait_for_master
+from ..network.master import MasterChecked, wait_for_master
 
 
 class _MasterCheck(NamedTuple):

@@ -29,7 +29,7 @@ from ..failures.rank_ends import describe_ended_ranks, find_remaining_processes
 from ..failures.restarts import InPlaceRestarts
 from ..failures.termination import complete_worker_failure, conclude
 from ..failures.worker_failure import find_root_cause
-from ..network.unreachable import UnreachablePeers, count_connections
+from ..network.master import count_connections
 from ..progress.keeper import ProgressKeeper
 from ..progress.machine_time import add_machine_time
 from ..progress.metrics import MetricsEndpoint
@@ -98,8 +98,8 @@ class Supervisor:
         self._reader = _create_output_reader(pod, counters)
         self._ranks = RankReader(pod.runtime, counters)
         self._restarts = InPlaceRestarts(pod, self._ranks)
-        own = [ProgressKeeper(pod, self._ranks, self._observe_progress), UnreachablePeers(pod)]
-        self._services = Services([*own, *(service for create in features for service in create(pod, self._ranks))])
+        keeper = ProgressKeeper(pod, self._ranks, self._observe_progress)
+        self._services = Services([keeper, *(service for create in features for service in create(pod, self._ranks))])
         self.metrics = MetricsEndpoint(self._ranks, self._build_report, self._services.read_page)
         self._wake, self._wake_end = os.pipe()
         os.set_blocking(self._wake, False)

@@ -14,7 +14,7 @@ from ...base.files import log
 from ...base.pod import Pod
 from ...base.service import Control, Service
 from ...failures.agent_failure import build_move_failure
-from ...network.unreachable import Connection, list_servers, list_unacknowledged
+from ...network.connections import Connection, list_servers, list_unacknowledged
 from .peers import TIMEOUT, Address, request_page, resolve_host
 
 _INTERVAL: Final = 2.0

@@ -14,7 +14,7 @@ from ddp_pod.failures.agent_failure import STORE_ERRORS
 from ddp_pod.features.lost_nodes import peers
 from ddp_pod.features.lost_nodes.master import MasterWatch, accepts_connection, responds_to_request
 from ddp_pod.features.lost_nodes.peers import Address
-from ddp_pod.network.unreachable import Connection, list_servers
+from ddp_pod.network.connections import Connection, list_servers
 from ddp_pod.progress.metrics import MetricsEndpoint
 from ddp_pod.progress.rank_progress import RankReader
 from tests.support.launcher_config import launcher_pod
