@@ -1062,6 +1062,140 @@ if rank == 1 and step == 3:
     subprocess.run(['./convert.sh'], check=True)  # here""",
         files=(("convert.sh", "#!/bin/sh\n"),),
     ),
+    "a layer that one rank skips": Planted(
+        cause=("Expected to have finished reduction",),
+        remedy="find_unused_parameters",
+        setup="""\
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8)
+    def forward(self, x, skip):
+        x = self.a(x)
+        return x if skip else self.b(x)""",
+        step="""\
+if step == 0: net = DistributedDataParallel(Net())
+if rank == 0: print(f'step {step} loss 0.5', flush=True)
+net(torch.randn(4, 8), rank == 1 and step == 5).sum().backward()  # here
+time.sleep(0.02)
+continue""",
+    ),
+    "the state of an optimizer for another model": Planted(
+        cause=("(?i)size of tensor|shape|must match",),
+        remedy="(?i)optimizer|checkpoint|load_state_dict",
+        ranks=(0, 1),
+        setup="""\
+saved = nn.Linear(8, 6)
+adam = torch.optim.Adam(saved.parameters())
+saved(torch.ones(2, 8)).sum().backward()
+adam.step()
+torch.save(adam.state_dict(), f'adam{here}.pt')""",
+        step="""\
+if step == 3:
+    adam = torch.optim.Adam(model.parameters())
+    adam.load_state_dict(torch.load(f'adam{here}.pt'))
+    model(torch.randn(4, 8)).sum().backward()
+    adam.step()  # here""",
+    ),
+    "a pickle of a class whose module is absent": Planted(
+        cause=(
+            "text_utils",
+            "tokenizer.pkl",
+        ),
+        remedy="(?i)pickle|tokenizer.pkl",
+        ranks=(0, 1),
+        setup="""\
+import pickle
+with open('tokenizer.pkl', 'rb') as file:
+    tokenizer = pickle.load(file)  # here""",
+        files=(("tokenizer.pkl", "ctext_utils.tokenizer\nTokenizer\n."),),
+    ),
+    "a file of the user that hides a package": Planted(
+        cause=("safetensors",),
+        remedy="(?i)safetensors.py|rename|shadow|hides",
+        ranks=(0, 1),
+        never="(?i)pip install|install the package",
+        setup="""\
+from safetensors.torch import load_file  # here""",
+        files=(("safetensors.py", "import json\n"),),
+    ),
+    "a child whose output nobody reads": Planted(
+        cause=(
+            "rank 1",
+            "wait",
+        ),
+        remedy="(?i)pipe|communicate|output",
+        category="Hang",
+        restarts=1,
+        step="""\
+if rank == 1 and step == 8:
+    import subprocess
+    child = subprocess.Popen([sys.executable, '-c', 'print("x" * 10**6)'], stdout=subprocess.PIPE)
+    child.wait()  # here""",
+    ),
+    "a DataLoader worker forked while a thread has a lock": Planted(
+        cause=(
+            "rank 1",
+            "DataLoader worker",
+            "__getitem__",
+        ),
+        remedy="(?i)fork|lock",
+        category="Hang",
+        restarts=1,
+        setup="""\
+import threading
+lock = threading.Lock()
+def refresh():
+    while True:
+        with lock: time.sleep(0.5)
+if here == '1': threading.Thread(target=refresh, daemon=True).start()
+class Data(torch.utils.data.Dataset):
+    def __len__(self): return 400
+    def __getitem__(self, index):
+        with lock: return index""",
+        step="""\
+if step == 4: batches = iter(torch.utils.data.DataLoader(Data(), batch_size=4, num_workers=1))
+if step >= 4:
+    next(batches)  # here""",
+    ),
+    "a working folder that was deleted": Planted(
+        cause=("No such file or directory",),
+        remedy="(?i)(working|current) (folder|directory)",
+        restarts=1,
+        step="""\
+if rank == 1 and step == 3:
+    import shutil, tempfile
+    folder = tempfile.mkdtemp()
+    os.chdir(folder)
+    shutil.rmtree(folder)
+    os.path.abspath('checkpoint.pt')  # here""",
+    ),
+    "threads beyond the limit of the address space": Planted(
+        cause=("can't start new thread",),
+        remedy="(?i)address space|ulimit -v|RLIMIT_AS|virtual memory",
+        restarts=1,
+        step="""\
+if rank == 1 and step == 3:
+    import resource, threading
+    used = int(open('/proc/self/statm').read().split()[0]) * 4096
+    resource.setrlimit(resource.RLIMIT_AS, (used + (20 << 20), resource.RLIM_INFINITY))
+    for _ in range(50):
+        threading.Thread(target=time.sleep, args=(9,), daemon=True).start()  # here""",
+    ),
+    "a key of the store that no rank sets": Planted(
+        cause=(
+            "(?i)timeout|timed out",
+            "vocab/ready",
+        ),
+        remedy="(?i)key|sets",
+        restarts=1,
+        never="(?i)other pods|network",
+        step="""\
+if rank == 1 and step == 3:
+    import datetime
+    store = dist.distributed_c10d._get_default_store()
+    store.wait(['vocab/ready'], datetime.timedelta(seconds=3))  # here""",
+    ),
 }
 
 

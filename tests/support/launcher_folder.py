@@ -17,8 +17,8 @@ from ddp_pod.contract.names import OPTIONAL_FEATURES
 
 RANK_MODULES = [
     "base", "base.exceptions", "base.files", "contract", "contract.names", "contract.processes", "rank", "rank.child",
-    "rank.counters", "rank.groups", "rank.hooks", "rank.killed_children", "rank.lasting_files", "rank.read_files",
-    "rank.script_objects", "rank.tracebacks", "rank.worker",
+    "rank.circumstances", "rank.counters", "rank.groups", "rank.hooks", "rank.killed_children", "rank.lasting_files",
+    "rank.read_files", "rank.script_objects", "rank.tracebacks", "rank.worker",
 ]  # fmt: skip
 """The launcher's packages and modules that every rank imports, sorted by name, below ``ddp_launcher``."""
 

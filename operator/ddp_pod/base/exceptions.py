@@ -28,12 +28,17 @@ _FIRST_LINES: Final = 8  # kept of a long message in a traceback
 _LAST_LINES: Final = 4
 _TRACE_PART: Final = 256  # characters kept of a message's beginning and end in a traceback, beside its frames
 
-# What a file is instead of what its reader expected (``ExceptionFacts.content``).
+# What was there instead of what was expected (``ExceptionFacts.content``): of a file, or of the process.
 LFS_POINTER: Final = "a Git LFS pointer"
 NOT_EXECUTABLE: Final = "not executable"
 HTML_PAGE: Final = "an HTML page"
 EMPTY: Final = "an empty file"
 CUT_ARCHIVE: Final = "an incomplete zip archive"
+PICKLED_NAME: Final = "a pickle of code that is absent"
+HIDDEN_PACKAGE: Final = "a file that hides a package"
+NO_FOLDER: Final = "a working folder that was deleted"
+ADDRESS_SPACE: Final = "a limited address space"
+STORE_KEY: Final = "a key that no rank has set"
 
 
 class ExceptionFacts(NamedTuple):
@@ -54,7 +59,7 @@ class ExceptionFacts(NamedTuple):
     status: int | None = None
     """The status of an HTTP response that a library's exception carries, 400 to 599."""
     content: str = ""
-    """What the file is that could not be read, or be executed, if that is not what was expected."""
+    """What was found instead of what was expected: of a file that could not be read or executed, or of the process."""
     lasting: bool = False
     """Whether the next attempt would find the file or the path that it is about as this one did."""
     hides: tuple[str, ...] = ()

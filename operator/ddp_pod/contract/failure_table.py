@@ -20,6 +20,7 @@ class Category(NamedTuple):
     """Whether a lost node is the better explanation: a symptom, or an exit without a reason."""
 
 
+_AVOIDED: Final = "status.failedNodes lists the nodes that the next attempts avoid"
 _PEER: Final = "another rank or the network failed first; look for the earliest failure of the other pods"
 USER_ERROR: Final = Category(
     "UserError",
@@ -54,9 +55,8 @@ HANG: Final = Category(
 KILLED: Final = Category(
     "Killed",
     "a process was killed by a signal that it did not raise itself; the message names the sender if it is known",
-    "find the sender of the signal: the kernel of a node that is short of memory (dmesg), or a limit of CPU time "
-    "(ulimit -t), or a person; kubectl describe node shows pressure; there is no sign that the container reached its "
-    "own memory limit",
+    "find the sender of the signal: the kernel of a node short of memory (dmesg, kubectl describe node), a limit of "
+    "CPU time (ulimit -t), or a person; nothing shows that the container reached its own memory limit",
     vague=True,
 )
 PREEMPTED: Final = Category("Preempted", "the pod was evicted or preempted", "", vague=True)
@@ -69,7 +69,7 @@ POD_DELETED: Final = Category(
 NODE_LOST: Final = Category(
     "NodeLost",
     "the pod's node was deleted or is not ready",
-    "check the node; status.failedNodes lists the nodes that the next attempts avoid",
+    f"check the node; {_AVOIDED}",
 )
 IMAGE_PULL: Final = Category(
     "ImagePull", "the image was not pulled", "check the image's name and tag, and imagePullSecrets"
@@ -83,8 +83,7 @@ REPLICAS: Final = Category(
 NODE_FAULT: Final = Category(
     "NodeFault",
     "the node's hardware or storage: an input/output error, an instruction that its CPU lacks, memory of a GPU",
-    "check the node (dmesg, nvidia-smi -q -d ECC) and the storage behind the path; status.failedNodes lists the nodes "
-    "that the next attempts avoid",
+    f"check the node (dmesg, nvidia-smi -q -d ECC) and the storage behind the path; {_AVOIDED}",
     own=True,
 )
 UNKNOWN: Final = Category("Unknown", "an exit without a known reason", "", own=True, vague=True)

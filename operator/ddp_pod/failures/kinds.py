@@ -9,7 +9,17 @@ import re
 from collections.abc import Collection
 from typing import Final, NamedTuple
 
-from ..base.exceptions import CUT_ARCHIVE, HTML_PAGE, LFS_POINTER, NOT_EXECUTABLE
+from ..base.exceptions import (
+    ADDRESS_SPACE,
+    CUT_ARCHIVE,
+    HIDDEN_PACKAGE,
+    HTML_PAGE,
+    LFS_POINTER,
+    NO_FOLDER,
+    NOT_EXECUTABLE,
+    PICKLED_NAME,
+    STORE_KEY,
+)
 from ..contract.failure_table import KILLED, NODE_FAULT, OOM, USER_ERROR, Outcome
 from ..contract.failure_text import NON_FINITE_REMEDY
 from ..contract.names import EXIT_OOM, EXIT_RETRYABLE, EXIT_USER_ERROR
@@ -46,7 +56,7 @@ class FailureKind(NamedTuple):
     statuses: Collection[int] = ()
     """Of HTTP."""
     contents: tuple[str, ...] = ()
-    """What a file is that could not be read: see ``read_files``."""
+    """What was found instead: see ``read_files`` and ``circumstances``."""
     words: str = ""
     """A regular expression of messages."""
     own_words: bool = False
@@ -75,7 +85,7 @@ NO_GPU: Final = FailureKind(
     remedy="the pod has no GPU: request one in resources.limits (nvidia.com/gpu), or train on CPUs with the "
         "backend gloo")  # fmt: skip
 NON_FINITE: Final = FailureKind(
-    "A loss or a gradient that is not finite", own_words=True, remedy=NON_FINITE_REMEDY,
+    "A non-finite loss", own_words=True, remedy=NON_FINITE_REMEDY,
     words=r"(?i)\b(loss|gradients?)\b[^\n]{0,80}\b(nan|inf|infinite|not finite|not a finite|non-?finite)\b"
     r"|\b(nan|inf|infinite|non-?finite)\b (loss|gradients?)\b|returned nan values in its"
     r"|\b(isfinite|isnan|isinf)\(")  # fmt: skip
@@ -113,17 +123,20 @@ KINDS: Final = (
         remedy="open the file in one rank, retry, or for HDF5 on a volume without locks set "
         "HDF5_USE_FILE_LOCKING=FALSE"),
     FailureKind(
-        "No more processes or threads", errnos=(errno.EAGAIN,),
+        "Too many processes", errnos=(errno.EAGAIN,),
         words="can't start new thread|pthread_create failed|[Tt]hread creation failed|resources for OMP thread",
-        remedy="use fewer DataLoader workers and threads (OMP_NUM_THREADS), or raise the limit (the kubelet's "
-        "podPidsLimit, ulimit -u)"),
+        remedy="use fewer DataLoader workers and threads (OMP_NUM_THREADS), raise ulimit -u, or raise the kubelet's "
+        "podPidsLimit"),
     FailureKind(
-        "CUDA or HIP out of memory", types=("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError"),
+        "A limited address space", contents=(ADDRESS_SPACE,),
+        remedy="raise or remove the limit (ulimit -v, RLIMIT_AS): it counts reserved memory, too"),
+    FailureKind(
+        "Full GPU memory", types=("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError"),
         words=r"(?i)(CUDA|HIP)( error:)? out of memory|STATUS_ALLOC_FAILED", outcome=OUT_OF_MEMORY,
         remedy="the GPU's memory is full, not the container's: use a smaller batch, gradient accumulation, or a "
         "narrower number format"),
     FailureKind(
-        "Too many mappings of shared memory", errnos=(errno.ENOMEM,), where="unable to mmap", outcome=OUT_OF_MEMORY,
+        "Too many mappings", errnos=(errno.ENOMEM,), where="unable to mmap", outcome=OUT_OF_MEMORY,
         remedy=f"{OOM.remedy}; clone tensors of DataLoader workers that the script keeps (vm.max_map_count)"),
     FailureKind(
         "Out of memory", errnos=(errno.ENOMEM,), types=("MemoryError", "std.bad_alloc"), outcome=OUT_OF_MEMORY,
@@ -131,7 +144,7 @@ KINDS: Final = (
     SHARED_MEMORY,
     FULL_VOLUME,
     FailureKind(
-        "A limit of file sizes, or a disk quota", errnos=(errno.EFBIG, errno.EDQUOT),
+        "A limit of files", errnos=(errno.EFBIG, errno.EDQUOT),
         remedy="raise the limit (ulimit -f, the file system's or a quota), delete old files, or write smaller ones"),
     FailureKind(
         "A read-only file system", errnos=(errno.EROFS,),
@@ -144,11 +157,11 @@ KINDS: Final = (
         remedy="let the process's user access that path: for a volume by "
         "template.spec.securityContext.fsGroup, for files of the image by runAsUser"),
     FailureKind(
-        "An operation that is not permitted", errnos=(errno.EPERM,),
+        "A forbidden operation", errnos=(errno.EPERM,),
         remedy="omit the operation (chown, mount, a device), or set runAsUser or fsGroup in "
         "template.spec.securityContext"),
     FailureKind(
-        "A path that exists already", errnos=(errno.EEXIST, errno.ENOTEMPTY),
+        "An existing path", errnos=(errno.EEXIST, errno.ENOTEMPTY),
         remedy="another rank or attempt has created it: os.makedirs(path, exist_ok=True), or rank 0 alone before "
         "a dist.barrier(); let each rank write its own files"),
     FailureKind(
@@ -157,10 +170,10 @@ KINDS: Final = (
     FailureKind(
         "A name or arguments beyond a limit", errnos=(errno.E2BIG, errno.ENAMETOOLONG),
         outcome=FATAL, words="AF_UNIX path too long",
-        remedy="Linux limits an argument or variable to 128 KiB, a file's name to 255 bytes and a socket's path "
-        "to 107: pass a file, unset the variable, or shorten the name (TMPDIR)"),
+        remedy="pass a file instead of an argument or variable of 128 KiB, or shorten the name: 255 bytes, of a "
+        "socket 107 (TMPDIR)"),
     FailureKind(
-        "An input/output error of a volume", outcome=FAULT_OF_NODE,
+        "A failed volume", outcome=FAULT_OF_NODE,
         errnos=(errno.EIO, errno.ESTALE, errno.ENOTCONN),
         remedy="the storage behind the path failed (NFS, FUSE, a disk): check the volume and the node (dmesg, "
         "Events of the CSI driver)"),
@@ -174,14 +187,14 @@ KINDS: Final = (
         remedy="check that the token or credentials in the pod's environment (env, a Secret) are valid and allow "
         "this object"),
     FailureKind(
-        "A service without the requested object", statuses=(404, 410),
+        "A missing object of a service", statuses=(404, 410),
         remedy="correct the object's name, revision or address"),
     FailureKind(
-        "A service that is overloaded or failing", statuses=(408, 425, 429, *range(500, 600)),
+        "An overloaded service", statuses=(408, 425, 429, *range(500, 600)),
         remedy="retry with growing pauses, send fewer requests at once (each rank sends its own), or download "
         "before training (spec.inputs)"),
     FailureKind(
-        "A certificate that is not trusted", types=("ssl.SSLCertVerificationError",),
+        "An untrusted certificate", types=("ssl.SSLCertVerificationError",),
         words="CERTIFICATE_VERIFY_FAILED",
         remedy="mount the certificate of a company's own CA and set SSL_CERT_FILE and REQUESTS_CA_BUNDLE; if one "
         "has expired or is for another name, use another address"),
@@ -193,9 +206,8 @@ KINDS: Final = (
                "requests.", "httpx.", "httpcore.", "aiohttp.", "botocore.", "grpc.", "huggingface_hub.", "wandb.",
                "redis.", "pymongo.", "psycopg.OperationalError", "psycopg2.OperationalError"),
         words="psycopg2?.OperationalError|couldn't connect to 'https?://|failure in name resolution",
-        remedy="the script's own request to a service failed, not the connection to another rank: check the "
-        "service, its address, NetworkPolicies and proxies, retry, and download models and data before "
-        "(spec.inputs)"),
+        remedy="a request to a service failed, not the connection to another rank: check the service, its address, "
+        "NetworkPolicies and proxies, retry, and download data before (spec.inputs)"),
     FailureKind(
         "A missing program",
         errnos=(errno.ENOENT,), where=r"[/\\]subprocess\.py",
@@ -211,16 +223,19 @@ KINDS: Final = (
         remedy="pin NumPy's version in requirements.txt (often numpy<2), or upgrade the package that the traceback "
         "imports"),
     FailureKind(
+        "No working folder", contents=(NO_FOLDER,),
+        remedy="keep the working folder of the process, or start it in another"),
+    FailureKind(
         "No such file or folder", errnos=(errno.ENOENT,),
         remedy="correct the path (relative ones start at the working directory), mount its volume, or create its "
         "folder"),
     FailureKind(
-        "A debugger, or input from the terminal", types=("EOFError", "bdb.BdbQuit"), where=r"reading a line|^bdb\.",
+        "Input from a terminal", types=("EOFError", "bdb.BdbQuit"), where=r"reading a line|^bdb\.",
         remedy="a pod has no terminal: remove breakpoint(), pdb.set_trace() and input()"),
     FailureKind(
-        "A pointer or a page instead of a file", outcome=FATAL, contents=(LFS_POINTER, HTML_PAGE),
-        remedy="fetch the file again (spec.inputs): instead of a Git LFS pointer by git lfs pull where the folder or "
-        "image is packed, instead of a web page (a login, an error) from another address or with access"),
+        "No real file", outcome=FATAL, contents=(LFS_POINTER, HTML_PAGE),
+        remedy="fetch the file again (spec.inputs): for a Git LFS pointer by git lfs pull where the folder or image is "
+        "packed, for a web page (a login, an error) with access"),
     FailureKind(
         "A damaged or incomplete file", contents=(CUT_ARCHIVE,),
         types=("EOFError", "zipfile.BadZipFile", "zlib.error", "lzma.LZMAError"),
@@ -229,11 +244,15 @@ KINDS: Final = (
         remedy="the file is incomplete or of another format: delete it, resume from an earlier checkpoint, and write "
         "to a temporary name before os.replace()"),
     FailureKind(
+        "A pickle of code that is absent", outcome=FATAL, contents=(PICKLED_NAME,),
+        remedy="the file was pickled with code that is absent: add its folder to PYTHONPATH, or write it again as "
+        "state_dict()"),
+    FailureKind(
         "Objects in a checkpoint (weights_only)", outcome=FATAL, words="Weights only load failed",
         remedy="save only state_dict(), or if you trust the file, allow its classes by "
         "torch.serialization.add_safe_globals() or call torch.load(…, weights_only=False)"),
     FailureKind(
-        "A checkpoint of another model or number of ranks", outcome=FATAL,
+        "A checkpoint of another model", outcome=FATAL,
         words=r"loading state_dict|loaded state dict|(?i:missing|unexpected) key\S* in (checkpoint )?state_dict"
         r"|Size mismatch between saved",
         remedy="the checkpoint belongs to another model, optimizer or number of ranks: build the same ones or "
@@ -256,12 +275,12 @@ KINDS: Final = (
         "detach(), call backward() once, and change no tensor in place (clone it; a parameter under "
         "no_grad())"),
     FailureKind(
-        "Objects that a new process cannot receive", types=("_pickle.PicklingError",),
+        "Objects that cannot be pickled", types=("_pickle.PicklingError",),
         words=r"(?i:can(no|')t pickle) |Can't get (local object|attribute)",
         remedy="spawned processes and DataLoader workers get pickled objects: define functions and classes at "
         "the top level of a module, and open files in the worker"),
     FailureKind(
-        "A user id without a name or home", own_words=True,
+        "An unknown user", own_words=True,
         words="getpw(uid|nam)|No username set in the environment|determine home directory",
         remedy="the image's /etc/passwd lacks the pod's user id: set USER (any text) and HOME (a writable "
         "folder) in env"),
@@ -271,25 +290,25 @@ KINDS: Final = (
         remedy="GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME or TP_SOCKET_IFNAME names no interface of this pod with "
         "an address: remove it, or name one of `ip address`"),
     FailureKind(
-        "Code that torch.compile does not support", types=_COMPILE_ERRORS,
+        "Unsupported by torch.compile", types=_COMPILE_ERRORS,
         remedy="change the line that the message names, install the compiler that it lacks (gcc, g++; for CUDA a "
         "-devel image), or switch torch.compile off (TORCHDYNAMO_DISABLE=1)"),
     FailureKind(
-        "A file that is not valid JSON, YAML or TOML",
+        "Invalid JSON, YAML or TOML",
         types=("json.decoder.JSONDecodeError", "yaml.error.YAMLError", "tomllib.TOMLDecodeError"),
         remedy="correct the JSON, YAML or TOML file at the line in the message; an empty one or a web page is a "
         "failed download"),
     FailureKind(
-        "An environment variable that is not set", types=("KeyError",), where=r"<frozen os>|[/\\]os\.py",
+        "A missing environment variable", types=("KeyError",), where=r"<frozen os>|[/\\]os\.py",
         words=": (unbound variable|parameter not set)",
         remedy="set the variable in env of the trainer (`--env NAME=VALUE`), or give it a default"),
     FailureKind(
-        "A file that hides a module", types=("ImportError", "AttributeError"), outcome=FATAL,
-        where="partially initialized module|circular import",
-        remedy="modules import each other, or a file of the script has the name of a library's module (such as "
-        "torch.py): rename the one in the traceback"),
+        "A file that hides a module", contents=(HIDDEN_PACKAGE,), types=("ImportError", "AttributeError"),
+        outcome=FATAL, where="partially initialized module|circular import",
+        remedy="rename the script's file that has the name of a library's module (such as torch.py), or let modules "
+        "not import each other"),
     FailureKind(
-        "A program that the script started failed", types=("subprocess.CalledProcessError",),
+        "A failed program", types=("subprocess.CalledProcessError",),
         remedy="see the program's own output above in the log; a negative status is the signal that killed it"),
     FailureKind(
         "KeyboardInterrupt", types=("KeyboardInterrupt",), outcome=Outcome(KILLED.name, EXIT_RETRYABLE),
@@ -304,8 +323,8 @@ KINDS: Final = (
     FailureKind(
         "A fault of a GPU", outcome=FAULT_OF_NODE,
         words=r"(?i)uncorrectable (ECC|NVLink) error|fallen off the bus|GPU is lost|hardware stack error|Xid \d",
-        remedy="the node's GPU has failed (nvidia-smi -q -d ECC, Xid in dmesg): drain the node and have it reset "
-        "or replaced; the next attempt avoids it"),
+        remedy="the node's GPU has failed (nvidia-smi -q -d ECC, Xid in dmesg): have it reset or replaced; the "
+        "next attempt avoids the node"),
     FailureKind(
         "An index out of range", words="device-side assert", outcome=None,
         types=("IndexError",), where=r"[/\\]torch[/\\]nn[/\\]",
@@ -319,13 +338,21 @@ KINDS: Final = (
         "(https://pytorch.org/get-started/locally)"),
     NON_FINITE,
     FailureKind(
+        "A key of the store", contents=(STORE_KEY,),
+        remedy="no rank has set that key in time: find the one that should, and what it does instead"),
+    FailureKind(
         "A wait with a limit", outcome=None, where=rf"(?is)\A(?!.*({PEERS}))",
         types=("TimeoutError", "concurrent.futures._base.TimeoutError", "_queue.Empty", "subprocess.TimeoutExpired"),
-        remedy="a wait of the script ended at its own limit: see in the traceback for what (a service, a worker, "
-        "a lock), and retry or raise it"),
+        remedy="a wait of the script ended at its own limit: see the traceback for what (a service, a worker, a "
+        "lock), and raise it"),
+    FailureKind(
+        "An optimizer's state of another model", types=("RuntimeError",), outcome=None,
+        where=r"(?s)\b(size|shape|dtype|device)s?\b.*[/\\]torch[/\\]optim[/\\]",
+        remedy="the optimizer's loaded state has other shapes, types or devices than the parameters: load the one of "
+        "this model, with parameters in the same order"),
     FailureKind(
         "Tensors that do not fit", words=TENSORS.pattern, outcome=None,
-        remedy="a tensor has another shape, type, device or number of samples than the call accepts: compare it "
-        "with the message, also for the last batch, which may be smaller (drop_last=True)"),
+        remedy="a tensor has another shape, type or device than the call accepts: compare it with the message, also "
+        "for the last, smaller batch (drop_last=True)"),
 )  # fmt: skip
 """The most certain match decides, an errno before a type and words; then the place in this table."""

@@ -1,7 +1,7 @@
 """The classification of the end of a worker: category, exit code of the pod, secondary or not, and kind of failure.
 
-What is most certain decides: errno, HTTP status, the content of a file, then the type of the exception or of one in its
-chain, then the words of messages.
+What is most certain decides: what was found instead, errno, HTTP status, then the type of the exception or of one in
+its chain, then the words of messages.
 """
 
 import builtins
@@ -94,6 +94,8 @@ class WorkerEnd(NamedTuple):
     """The line of the script in which it hung, outside of collectives and of I/O; empty: somewhere else."""
     child: KilledChild | None = None
     """The helper process of the rank that a signal had killed."""
+    remedy: str = ""
+    """By the watchdog, if it has seen more than the error's text shows."""
 
     @property
     def text(self) -> str:
@@ -219,7 +221,7 @@ def _has_words(kind: FailureKind, facts: ExceptionFacts) -> bool:
     return bool(re.search(kind.words, facts.text if facts.message else f"{facts.text}{facts.line}"))
 
 
-_MATCHES: Final = (_has_errno, _has_status, _has_content, _has_type, _has_words)  # the most certain first
+_MATCHES: Final = (_has_content, _has_errno, _has_status, _has_type, _has_words)  # the most certain first
 
 
 def _judge_origin(chain: Sequence[ExceptionFacts]) -> Judgement:

@@ -47,6 +47,13 @@ FABRIC_REMEDY: Final = (
     "check that the node has the network's devices, that the pod requests them, and that the image has an NCCL plugin "
     "for them (docs/scaling.md); without spec.network.require the job trains on any transport"
 )
+INHERITED_LOCK_REMEDY: Final = (
+    "a forked process may have a lock that a thread of its parent held at the fork, and nobody releases it there: "
+    "start that thread later, or use multiprocessing_context='spawn'"
+)
+UNREAD_OUTPUT_REMEDY: Final = (
+    "read the child's output while it runs (communicate(), a thread), or let it write to a file"
+)
 DDP_FORWARD_REMEDY: Final = (
     "the forward of a model in DistributedDataParallel shares its buffers (as those of BatchNorm) with all ranks: "
     "where only some ranks evaluate, call model.module, or evaluate on all ranks"

@@ -129,6 +129,8 @@ def complete_worker_end(reported: WorkerEnd, error: Mapping[str, Any]) -> Worker
         end = end._replace(time=error["time"])
     if isinstance(error.get("place"), str):
         end = end._replace(place=error["place"])
+    if isinstance(error.get("remedy"), str):
+        end = end._replace(remedy=error["remedy"])
     if not end.exception_type and ": " in end.message:  # a script under @record: "ValueError: text"
         exception_type, _, message = end.message.partition(": ")
         end = end._replace(exception_type=exception_type, message=message)
@@ -234,7 +236,8 @@ def _build_failure(pod: Pod, end: WorkerEnd, ended_peers: EndedPeers = _NO_PEERS
     elif bus is not None:
         remedy = bus.remedy
     else:
-        remedy = advise(judgement, end, only_exit_code=evidence == EVIDENCE_EXIT_CODE, code=pod.code)
+        only_exit_code = evidence == EVIDENCE_EXIT_CODE
+        remedy = end.remedy or advise(judgement, end, only_exit_code=only_exit_code, code=pod.code)
     failure = Failure(
         category=outcome.category,
         container_exit_code=outcome.exit_code,
@@ -363,8 +366,9 @@ def _find_volume(path: str) -> FullVolume | None:
             if space.f_files and not space.f_favail:
                 return FullVolume(mount, f"the volume at {mount} has too many files: no inode is free")
             if space.f_blocks and space.f_bavail * space.f_frsize < _MIB:
-                size = space.f_blocks * space.f_frsize / _MIB
-                return FullVolume(mount, f"the volume at {mount} is full: {kind} of {size:.0f} MiB")
+                size = space.f_blocks * space.f_frsize
+                text = f"{size / _MIB:.0f} MiB" if size >= _MIB else f"{size >> 10} KiB"
+                return FullVolume(mount, f"the volume at {mount} is full: {kind} of {text}")
     except (OSError, ValueError):
         pass
     return None
@@ -558,14 +562,9 @@ def read_recorded_failures(pod: Pod) -> list[Failure]:
 
 
 def examine_error(pod: Pod, error: Mapping[str, Any]) -> Failure:
-    """Return the classified failure of a worker from the content of its error file.
-
-    The watchdog states the remedy where it has seen more than the error's text shows.
-    """
+    """Return the classified failure of a worker from the content of its error file."""
     end = WorkerEnd(error["exitCode"], time=time.time(), rank=error["rank"], local_rank=error["localRank"])
-    failure = _build_failure(pod, complete_worker_end(end, error))
-    remedy = error.get("remedy")
-    return replace(failure, remedy=remedy) if isinstance(remedy, str) and remedy else failure
+    return _build_failure(pod, complete_worker_end(end, error))
 
 
 def list_error_files(pod: Pod) -> set[int]:

@@ -60,8 +60,27 @@ def find_read_file(error: BaseException, library: "re.Pattern[str]") -> ReadFile
 
     ``library``: matches paths of code that is not the script's.
     """
-    call: Any = None  # the library function that the script called last
-    own: Any = None  # the script's innermost frame
+    call, own = _find_frames(error, library)
+    if call is not None:
+        return next(_examine(_list_arguments(call)), None)
+    if own is not None and is_parser_error(error):
+        return next(_examine(value for value in _list_values(own) if not is_instance(value, str)), None)
+    return None
+
+
+def list_read_files(error: BaseException, library: "re.Pattern[str]") -> Iterator[ReadFile]:
+    """Yield the files that the code which raised an exception may have read. ``library``: see ``find_read_file``."""
+    call, own = _find_frames(error, library)
+    if call is not None:
+        yield from _examine(_list_arguments(call))
+    if own is not None:
+        yield from _examine(_list_values(own))
+
+
+def _find_frames(error: BaseException, library: "re.Pattern[str]") -> tuple[Any, Any]:
+    """Return the library function that the script called last, and the script's innermost frame; None without one."""
+    call: Any = None
+    own: Any = None
     trace = error.__traceback__
     while trace is not None:
         path = trace.tb_frame.f_code.co_filename
@@ -73,12 +92,12 @@ def find_read_file(error: BaseException, library: "re.Pattern[str]") -> ReadFile
         elif call is None:
             call = trace.tb_frame
         trace = trace.tb_next
-    if call is not None:
-        names = call.f_code.co_varnames[: call.f_code.co_argcount]
-        return _examine_first(call.f_locals.get(name) for name in names)
-    if own is not None and is_parser_error(error):
-        return _examine_first(value for value in _list_values(own) if not is_instance(value, str))
-    return None
+    return call, own
+
+
+def _list_arguments(call: Any) -> Iterator[Any]:
+    names = call.f_code.co_varnames[: call.f_code.co_argcount]
+    return (call.f_locals.get(name) for name in names)
 
 
 def find_named_file(message: str) -> ReadFile | None:
@@ -102,13 +121,12 @@ def _list_values(frame: Any) -> Iterator[Any]:
     yield from reversed(list(frame.f_locals.values())[-_MOST_VALUES:])
 
 
-def _examine_first(values: Iterator[Any]) -> ReadFile | None:
+def _examine(values: Iterator[Any]) -> Iterator[ReadFile]:
     for value in values:
         path = _find_path(value)
         found = examine_file(path) if path else None
         if found is not None:
-            return found
-    return None
+            yield found
 
 
 def _find_path(value: Any) -> str:

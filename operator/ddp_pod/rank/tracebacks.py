@@ -29,6 +29,7 @@ from ..base.exceptions import (
     shorten_entry,
 )
 from ..base.files import is_own_file, write_json
+from .circumstances import find_circumstance
 from .killed_children import find_killed_child
 from .lasting_files import is_lasting_error, is_lasting_file
 from .read_files import ReadFile, find_named_file, find_read_file, is_parser_error
@@ -182,8 +183,9 @@ def record_exception(error: BaseException, path: str, about: Mapping[str, Any]) 
             break
     since = about["started"]
     facts = [_build_facts(link, since) for link in links]
+    message, facts = _add_circumstance(links, message, facts)
     read = next(filter(None, map(_find_file, links)), None) or find_named_file(message)
-    if read is not None:
+    if read is not None and not any(item.content for item in facts):
         message += read.describe()
         is_kept = is_lasting_file(read.path, since)
         facts = [
@@ -255,6 +257,18 @@ def _walk_chain(error: BaseException) -> Iterator[_Link]:
         waiting += [_Link(cause, link.handled) for cause in named if is_instance(cause, BaseException)]
         if error.__context__ is not None and not error.__suppress_context__:
             waiting.append(_Link(error.__context__, handled=True))
+
+
+def _add_circumstance(
+    links: list[_Link], message: str, facts: list[ExceptionFacts]
+) -> tuple[str, list[ExceptionFacts]]:
+    """Add what the process shows about the first exception of a chain about which it shows anything."""
+    for number, link in enumerate(links):
+        found = None if link.handled else find_circumstance(link.error)
+        if found is not None:
+            facts[number] = facts[number]._replace(content=found.content)
+            return message + found.note, facts
+    return message, facts
 
 
 def _find_file(link: _Link) -> ReadFile | None:

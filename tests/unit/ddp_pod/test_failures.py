@@ -162,8 +162,8 @@ EXCEPTIONS = {
         ("ImportError: numpy.core.multiarray failed to import (auto-generated because", "pin NumPy's version"),
         ("ValueError: numpy.dtype size changed, may indicate binary incompatibility.", "pin NumPy's version"),
         ("OSError: [Errno 8] Exec format error: 'train.sh'", "architecture"),
-        ("AttributeError: partially initialized module 'torch' has no attribute 'Tensor'", "rename the one"),
-        ("ImportError: cannot import name 'a' (most likely due to a circular import)", "rename the one"),
+        ("AttributeError: partially initialized module 'torch' has no attribute 'Tensor'", "rename the script's file"),
+        ("ImportError: cannot import name 'a' (most likely due to a circular import)", "rename the script's file"),
         ("RuntimeError: [enforce fail at gloo/x.cc:84] Unable to find address for: eth9", "GLOO_SOCKET_IFNAME"),
         ("torch.distributed.DistBackendError: NCCL error: no socket interface found", "NCCL_SOCKET_IFNAME"),
         ("ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!", "backend gloo"),
@@ -203,7 +203,7 @@ EXCEPTIONS = {
     ],
     Outcome("NodeFault", 82): [
         ("OSError: [Errno 116] Stale file handle", "storage"),
-        ("torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered", "drain the node"),
+        ("torch.AcceleratorError: CUDA error: uncorrectable ECC error encountered", "reset or replaced"),
     ],
     Outcome("Network", 82): [
         ("torch.distributed.DistNetworkError: port: 29500, EADDRINUSE, address already in use", "no fixed port")
@@ -240,7 +240,7 @@ def test_exception_has_its_outcome_and_remedy(
 @pytest.mark.parametrize(
     ("code", "message", "silent", "outcome", "remedy"),
     [
-        (-9, "", False, KILLED, "the kernel of a node that is short of memory"),
+        (-9, "", False, KILLED, "the kernel of a node short of memory"),
         (137, "", False, KILLED, "dmesg"),
         (-15, "", False, KILLED, "kubectl exec"),  # the kernel never sends it
         (130, "", False, KILLED, "kubectl exec"),

@@ -22,13 +22,14 @@ from ...contract.progress import RankProgress
 from ...contract.records import read_record, to_json
 from ...contract.report import Stall, StalledRank
 from ...failures.rank_ends import PrintedTraceback, find_printed_traceback
-from ...failures.text import DDP_FORWARD_REMEDY
+from ...failures.text import DDP_FORWARD_REMEDY, INHERITED_LOCK_REMEDY, UNREAD_OUTPUT_REMEDY
 from ...failures.worker_failure import examine_error, list_error_files
 from ...progress.keeper import LONGEST_INTERVAL, find_interval
 from ...progress.output import read_end, read_last_lines
 from ...progress.rank_progress import PAGE_TIMEOUT, RankReader
 from ...torchrun.channel import FeatureSummary, PeersLost
 from .collectives import Collective, CollectivesRequest, RankCollectives
+from .pipes import find_blocked_child
 from .stacks import ChildStack, Stack, collect_stacks, find_working_child
 from .stall import (
     ACTIVITY_LIMIT,
@@ -67,7 +68,7 @@ class StalledWorker(NamedTuple):
     """A worker of a stalled pod, its activity, its main thread's stack, and its collectives.
 
     ``dead_helper``: the exception that ended a thread or a child of it, while its main thread waits for one;
-    ``child``: a living child for which it may wait.
+    ``child``: a living child for which it may wait; ``remedy``: by the state of such a child.
     """
 
     worker: WorkerRecord
@@ -76,6 +77,7 @@ class StalledWorker(NamedTuple):
     collectives: RankCollectives
     dead_helper: PrintedTraceback | None = None
     child: ChildStack | None = None
+    remedy: str = ""
 
     @property
     def position(self) -> tuple[str, str, Collective | None]:
@@ -108,6 +110,7 @@ class _Helper(NamedTuple):
     note: str = ""
     dead: PrintedTraceback | None = None
     child: ChildStack | None = None
+    remedy: str = ""
 
 
 class _EndingRank(NamedTuple):
@@ -566,14 +569,22 @@ class StallMonitor(Service):
                 activity = dataclasses.replace(activity, what=f"{activity.what}; {helper.note}"[:ACTIVITY_LIMIT])
             if helper.dead is not None and helper.dead.is_last:
                 activity = dataclasses.replace(activity, state="Behind")
-            elif activity.state == "Behind" and stack is not None and self._is_in_io(stall, worker, stack):
+            elif activity.state == "Behind" and not helper.remedy and stack and self._is_in_io(stall, worker, stack):
                 activity = dataclasses.replace(activity, state="IO")
             stack = stack or Stack([], "")
-            stalled.append(StalledWorker(worker, activity, stack, collectives, helper.dead, helper.child))
+            stalled.append(
+                StalledWorker(worker, activity, stack, collectives, helper.dead, helper.child, helper.remedy)
+            )
         return stalled
 
     def _find_helper(self, worker: WorkerRecord, stack: Stack | None) -> _Helper:
         """Return the state of the thread or the child for which a rank waits."""
+        blocked = find_blocked_child(worker.pid)
+        if blocked is not None:
+            note = (
+                f"its process {blocked.pid} ({blocked.command}) waits until the rank reads its output: the pipe is full"
+            )
+            return _Helper(note, remedy=UNREAD_OUTPUT_REMEDY)
         if stack is None or not (stack.waits_for_thread or stack.waits_for_process):
             return _Helper()
         printed = find_printed_traceback(read_end(self._pod, worker.local_rank))
@@ -585,7 +596,8 @@ class StallMonitor(Service):
             return _Helper(f"an exception has ended {printed.origin}: {printed.text}", dead=printed)
         child = find_working_child(self._pod, worker) if stack.waits_for_process else None
         if child is not None:
-            return _Helper(f"its {child.name} is in {child.stack.place}", child=child)
+            remedy = INHERITED_LOCK_REMEDY if child.stack.waits_for_lock else ""
+            return _Helper(f"its {child.name} is in {child.stack.place}", child=child, remedy=remedy)
         if printed is not None and printed.is_last and not printed.origin:
             return _Helper(f"the last exception in its log is {printed.text}")
         return _Helper()
@@ -641,6 +653,7 @@ class StallMonitor(Service):
         elif stalled.activity.state == "Stopped":
             place = "a stopped process"
         error = {**_identify(stalled), "type": HANG.name, "message": message, "secondary": secondary, "place": place}
+        error["remedy"] = stalled.remedy
         # If the script has gone on after it, another exception may be the reason.
         if stalled.dead_helper is None or not stalled.dead_helper.is_last:
             return error

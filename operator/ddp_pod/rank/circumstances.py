@@ -1,0 +1,153 @@
+"""What the process shows about an exception, and the exception does not say.
+
+The deleted working folder, the file that hides a package, the pickled file that needs a module, the limit of the
+address space, the store that has no key: each is observed when the exception ends the rank. This module is loaded
+before the program starts, like ``tracebacks``.
+"""
+
+import errno
+import os
+import re
+import resource
+import sys
+from importlib.machinery import PathFinder
+from types import ModuleType
+from typing import Any, Final, NamedTuple
+
+from ..base.exceptions import ADDRESS_SPACE, HIDDEN_PACKAGE, LIBRARY, NO_FOLDER, PICKLED_NAME, STORE_KEY
+from ..base.files import is_own_file
+from .read_files import list_read_files
+from .script_objects import is_instance
+
+_WORKING_FOLDER: Final = "/proc/self/cwd"
+_DELETED: Final = " (deleted)"  # proc(5)
+_STACK: Final = 16 << 20  # bytes that a new thread needs at most by default: its stack and its heap's first pages
+_MIB: Final = 1 << 20
+_MOST_BYTES: Final = 4 << 20  # read of a file; torch.save writes the names first
+_NOT_FOUND: Final = re.compile(r"(?:cannot import name|Can't get attribute) '([^']+)'")
+
+
+class Circumstance(NamedTuple):
+    """What was observed. ``content``: its kind, for the table of failures; ``note``: for the end of the message."""
+
+    content: str
+    note: str
+
+
+def find_circumstance(error: BaseException) -> Circumstance | None:
+    """Return what the process shows about an exception; None: nothing. The exception may be of any class."""
+    if isinstance(error, FileNotFoundError):
+        return _find_deleted_folder(error)
+    if isinstance(error, (ImportError, AttributeError)):
+        return _find_hidden_package(error) or _find_pickled_name(error)
+    if isinstance(error, (RuntimeError, MemoryError, OSError)):
+        return _find_address_limit(error) or _find_store_wait(error)
+    return None
+
+
+def _find_deleted_folder(error: FileNotFoundError) -> Circumstance | None:
+    """Return that the working folder is gone, for an error about a relative path or about no path."""
+    path = error.filename
+    if is_instance(path, str) and os.path.isabs(path):
+        return None
+    try:
+        folder = os.readlink(_WORKING_FOLDER)
+    except OSError:
+        return None
+    if not folder.endswith(_DELETED):
+        return None
+    return Circumstance(NO_FOLDER, f" (the working folder {folder.removesuffix(_DELETED)} was deleted)")
+
+
+def _find_hidden_package(error: BaseException) -> Circumstance | None:
+    """Return that a file of the script has the name of an installed package, which has what was not found."""
+    owner: Any = getattr(error, "obj", None)  # of an AttributeError, from Python 3.10
+    name: Any = getattr(error, "name", None)
+    missing = _read_name(error)
+    if type(owner) is ModuleType:
+        missing = name
+        name = owner.__name__
+    if not is_instance(name, str) or not name:
+        return None
+    top, _, submodule = name.partition(".")
+    missing = submodule or missing
+    path: Any = getattr(sys.modules.get(top), "__file__", None)
+    if not is_instance(missing, str) or not missing or not is_instance(path, str) or LIBRARY.search(path):
+        return None
+    folder = os.path.dirname(os.path.abspath(path))
+    if os.path.basename(path).startswith("__init__."):
+        folder = os.path.dirname(folder)
+    spec = PathFinder.find_spec(top, [entry for entry in sys.path if os.path.abspath(entry) != folder])
+    if spec is None or not spec.origin or not LIBRARY.search(spec.origin):
+        return None
+    submodules = spec.submodule_search_locations
+    part = missing.partition(".")[0]
+    has_module = submodules is not None and PathFinder.find_spec(f"{top}.{part}", submodules) is not None
+    if not has_module and not _has_name(spec.origin, part):
+        return None
+    return Circumstance(HIDDEN_PACKAGE, f" ({path} hides {spec.origin})")
+
+
+def _find_pickled_name(error: BaseException) -> Circumstance | None:
+    """Return the file whose pickled objects need a module, or a name in one, that is not there.
+
+    Nothing but the content of the file shows it: the unpickler imports the name, no line of the script does.
+    """
+    name = getattr(error, "name", None) or _read_name(error)
+    if not is_instance(name, str) or not name:
+        return None
+    files = list_read_files(error, LIBRARY)
+    file = next((file for file in files if _has_name(file.path, name)), None)
+    return None if file is None else Circumstance(PICKLED_NAME, f" (named in {file.path})")
+
+
+def _read_name(error: BaseException) -> str:
+    """Return what an import or an unpickler has not found in a module, which not all versions of Python record."""
+    quoted = _NOT_FOUND.match(str(error))
+    return quoted[1] if quoted else ""
+
+
+def _has_name(path: str, name: str) -> bool:
+    """Return whether the beginning of a file has a name."""
+    try:
+        with open(path, "rb") as file:
+            return name.encode() in file.read(_MOST_BYTES)
+    except (OSError, ValueError):
+        return False
+
+
+def _find_address_limit(error: BaseException) -> Circumstance | None:
+    """Return that the address space is limited, and has no room for another thread, or for what was asked for."""
+    number = getattr(error, "errno", None)
+    text = str(error) if type(error) is RuntimeError else ""  # of CPython's threads and torch's tensors: no number
+    is_thread = "thread" in text
+    is_memory = isinstance(error, MemoryError) or "alloc" in text
+    if not is_thread and not is_memory and number not in (errno.ENOMEM, errno.EAGAIN):
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit == resource.RLIM_INFINITY:
+        return None
+    try:
+        with open("/proc/self/statm", encoding="ascii") as file:
+            used = int(file.read().split()[0]) * resource.getpagesize()
+        with open("/proc/meminfo", encoding="ascii") as file:
+            available = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
+    except (OSError, ValueError, StopIteration):
+        return None
+    left = limit - used
+    if left > (_STACK if number == errno.EAGAIN or is_thread else available):
+        return None
+    return Circumstance(ADDRESS_SPACE, f" ({used // _MIB} of {limit // _MIB} MiB of its address space are used)")
+
+
+def _find_store_wait(error: BaseException) -> Circumstance | None:
+    """Return that a line of the script itself has waited for a key of the store of torch.distributed."""
+    if type(error).__name__ != "DistStoreError":
+        return None
+    trace: Any = error.__traceback__
+    path = ""
+    while trace is not None:
+        own = trace.tb_frame.f_code.co_filename
+        path = path if is_own_file(own) else own
+        trace = trace.tb_next
+    return Circumstance(STORE_KEY, "") if path and not LIBRARY.search(path) else None

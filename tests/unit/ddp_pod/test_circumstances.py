@@ -1,0 +1,158 @@
+"""What the process shows about an exception: the folder, the hidden package, the pickle, the limit, the store."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import pickle
+import resource
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ddp_pod.base.exceptions import ADDRESS_SPACE, HIDDEN_PACKAGE, NO_FOLDER, PICKLED_NAME, STORE_KEY
+from ddp_pod.features.watchdog.pipes import find_blocked_child
+from ddp_pod.rank.circumstances import find_circumstance
+
+
+def raised(act: Any, *arguments: Any) -> BaseException:
+    """Return what a call raises."""
+    try:
+        act(*arguments)
+    except Exception as error:
+        return error
+    raise AssertionError("nothing was raised")
+
+
+def found(error: BaseException) -> str:
+    circumstance = find_circumstance(error)
+    return "" if circumstance is None else circumstance.content
+
+
+def test_deleted_working_folder_explains_errors_without_an_absolute_path(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "work"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    missing = raised(open, "missing")
+    assert found(missing) == "", "the folder is there"
+    shutil.rmtree(folder)
+    error = find_circumstance(raised(os.path.abspath, "missing"))
+    assert error is not None
+    assert (error.content, str(folder) in error.note) == (NO_FOLDER, True)
+    assert found(raised(open, "/missing")) == ""
+
+
+@pytest.fixture
+def installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of a script, whose file ``toolbox.py`` hides an installed package."""
+    package = tmp_path / "lib" / "python3.11" / "site-packages" / "toolbox"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("def sharpen(): pass\n")
+    (package / "saws.py").write_text("")
+    script = tmp_path / "script"
+    script.mkdir()
+    (script / "toolbox.py").write_text("")
+    monkeypatch.syspath_prepend(package.parent)
+    monkeypatch.syspath_prepend(script)
+    monkeypatch.delitem(sys.modules, "toolbox", raising=False)
+    return script
+
+
+@pytest.mark.parametrize(
+    ("line", "content"),
+    [
+        ("from toolbox.saws import cut", HIDDEN_PACKAGE),
+        ("from toolbox import sharpen", HIDDEN_PACKAGE),
+        ("import toolbox; toolbox.sharpen()", HIDDEN_PACKAGE),
+        ("import toolbox; toolbox.paint()", ""),  # neither has it
+        ("import toolbox.nails", ""),
+    ],
+)
+def test_file_with_the_name_of_a_package_is_named_if_that_has_what_is_missing(
+    installed: Path, line: str, content: str
+) -> None:
+    error = raised(exec, line, {})
+    assert found(error) == content
+    if content:
+        circumstance = find_circumstance(error)
+        assert circumstance is not None
+        assert f"{installed / 'toolbox.py'} hides" in circumstance.note
+    sys.modules.pop("toolbox", None)
+
+
+@pytest.mark.parametrize("kind", ["module", "name"])
+def test_pickle_that_needs_absent_code_is_named(tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = tmp_path / "text_utils_of_a_test.py"
+    source.write_text("class Tokenizer: pass\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    module = importlib.import_module(source.stem)
+    path = tmp_path / "tokenizer.pkl"
+    path.write_bytes(pickle.dumps(module.Tokenizer()))
+    if kind == "name":
+        del module.Tokenizer
+    else:
+        monkeypatch.setitem(sys.modules, source.stem, None)
+
+    def load() -> None:
+        with open(path, "rb") as file:
+            pickle.load(file)
+
+    circumstance = find_circumstance(raised(load))
+    assert circumstance is not None
+    assert (circumstance.content, circumstance.note) == (PICKLED_NAME, f" (named in {path})")
+    sys.modules.pop(source.stem, None)
+    assert found(raised(importlib.import_module, "no_such_module_of_a_test")) == ""
+
+
+@pytest.mark.parametrize(
+    ("limit", "error", "content"),
+    [
+        (1 << 20, RuntimeError("can't start new thread"), ADDRESS_SPACE),
+        (1 << 20, MemoryError(), ADDRESS_SPACE),
+        (1 << 20, OSError(11, "x"), ADDRESS_SPACE),
+        (1 << 20, RuntimeError("another"), ""),
+        (1 << 60, MemoryError(), ""),  # the machine has less memory
+        (resource.RLIM_INFINITY, RuntimeError("can't start new thread"), ""),
+    ],
+)
+def test_limit_of_the_address_space_explains_a_lack_of_memory(
+    limit: int, error: Exception, content: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda kind: (limit, limit))
+    assert found(error) == content
+
+
+def test_key_of_the_store_counts_where_the_script_itself_waits_for_it() -> None:
+    kind = type("DistStoreError", (RuntimeError,), {})
+
+    def wait() -> None:
+        raise kind("wait timeout after 3000ms, keys: /ready")
+
+    assert found(raised(wait)) == STORE_KEY
+    code = compile("raise kind('wait timeout')", "/usr/lib/python3.11/site-packages/torch/distributed/x.py", "exec")
+    assert found(raised(exec, code, {"kind": kind})) == ""
+
+
+def test_child_that_waits_for_its_reader_is_found() -> None:
+    assert find_blocked_child(os.getpid()) is None
+    line = [sys.executable, "-c", "import os; os.write(1, bytes(1 << 20))"]
+    child = subprocess.Popen(line, stdout=subprocess.PIPE)
+    try:
+        deadline = time.monotonic() + 60
+        while find_blocked_child(os.getpid()) is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        blocked = find_blocked_child(os.getpid())
+        assert blocked is not None
+        assert (blocked.pid, "os.write" in blocked.command) == (child.pid, True)
+        child.communicate()
+        assert find_blocked_child(os.getpid()) is None
+    finally:
+        child.kill()
+        child.wait()
