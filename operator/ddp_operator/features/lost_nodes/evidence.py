@@ -18,7 +18,6 @@ FROZEN_SECONDS: Final = 6.0
 """For how long a pod must have accepted requests of the operator without a response."""
 RENEWALS: Final = 1.3
 """Intervals of its renewal after which a Lease is late. The kubelet adds 4 % to an interval."""
-RENEWALS_OF_FROZEN: Final = 1.6
 _REACHED_LATELY: Final = 4.0
 _RENEWED_AFTER: Final = 3.0  # the beginning of the silence, which the witnesses notice late
 
@@ -133,7 +132,7 @@ def _judge_pod(pod: PodEvidence, silence: _Silence, obstacle: str, now: datetime
         return Suspicion(since, f"{silence.text}; {pod.lease_problem}", is_lost=False)
     age = f"its kubelet has renewed its Lease {pod.lease.seconds:.0f} s ago"
     text = f"{silence.text}, and {age}"
-    limit = (RENEWALS_OF_FROZEN if silence.is_frozen else RENEWALS) * pod.lease.interval
+    limit = RENEWALS * pod.lease.interval
     if pod.lease.seconds <= limit:
         conclusion = f"; it counts as lost after {limit:.0f} s without a renewal"
         if pod.lease.seconds + _RENEWED_AFTER < silence.seconds and not silence.is_frozen:

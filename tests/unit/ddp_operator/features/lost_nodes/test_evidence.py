@@ -50,7 +50,7 @@ def test_silent_pod_with_late_lease_is_lost() -> None:
         pytest.param(replace(LOST, peers=(9.0, 9.0, 0.0, 0.0)), id="half-of-the-peers"),
         pytest.param(replace(LOST, peers=(), reach="Silent"), id="only-the-operator-gets-no-answer"),
         pytest.param(replace(LOST, reach="Answers", reach_seconds=1.0), id="operator-gets-an-answer"),
-        pytest.param(replace(LOST, peers=(0.0,), reach="Frozen", reach_seconds=16.0), id="page-is-slow"),
+        pytest.param(replace(LOST, peers=(0.0,), reach="Frozen", reach_seconds=16.0, lease=FRESH), id="page-is-slow"),
         pytest.param(
             replace(LOST, peers=(0.0,), reach="Frozen", reach_seconds=5.0, lease=LeaseAge(30.0, 10.0)),
             id="page-is-slow-for-a-short-time",
