@@ -28,8 +28,10 @@ from ddp_pod.contract.report import choose_peer_steps
 
 logger = logging.getLogger(__name__)
 
-WAIT: Final = 8
-"""Seconds after which a pod responds although no peer is silent."""
+SHORTEST_WAIT: Final = 3
+"""Seconds after which a pod responds although no peer is silent. At the end of a wait a frozen machine is noticed."""
+LONGEST_WAIT: Final = 8
+_JOBS_PER_SECOND: Final = 50  # of waiting: many jobs are asked more rarely, so that all cost little in sum
 PAUSE: Final = 0.5
 """Seconds between two rounds of questions about silent pods."""
 MOST_JOBS: Final = 2000
@@ -153,14 +155,19 @@ class NodeWatch(Service):
                 await self._find_returns(key, followed)
             await asyncio.sleep(self.pause)
 
+    @property
+    def _wait(self) -> int:
+        """For how many seconds a pod may wait with its response."""
+        return min(LONGEST_WAIT, SHORTEST_WAIT + len(self._jobs) // _JOBS_PER_SECOND)
+
     async def _listen(self, group: Group, followed: _Followed) -> set[int]:
         """Wait until a pod reports a silent peer, or does not respond itself. Returns the silent pods."""
         asked = choose_listeners(group, followed.turn)
         followed.turn += 1
         if not asked:
-            await asyncio.sleep(WAIT)
+            await asyncio.sleep(self._wait)
             return set()
-        requests = [asyncio.create_task(self._ask(group, index, followed, WAIT)) for index in asked]
+        requests = [asyncio.create_task(self._ask(group, index, followed, self._wait)) for index in asked]
         try:
             for finished in asyncio.as_completed(requests):
                 silent = await finished

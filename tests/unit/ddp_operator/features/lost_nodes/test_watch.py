@@ -20,6 +20,7 @@ from ddp_operator.features.lost_nodes.watch import (
     MOST_NODES_AT_ONCE,
     MOST_SILENT,
     NodeWatch,
+    _Followed,
     choose_listeners,
     view_group,
 )
@@ -130,7 +131,7 @@ async def test_launcher_of_older_release_is_not_asked_without_pause() -> None:
     world.is_old = True
     world.follow()
     await asyncio.sleep(0.2)
-    assert world.waits == [0, 0, 8, 8]
+    assert world.waits == [0, 0, 3, 3]
     await world.watch.close()
 
 
@@ -138,10 +139,19 @@ async def test_pod_that_freezes_before_it_has_waited_for_a_reader_is_suspected()
     world = World()
     world.follow()
     await world.until(lambda: world.requests >= 4)
-    assert world.waits[:4] == [0, 0, 8, 8]
+    assert world.waits[:4] == [0, 0, 3, 3]
     world.frozen.add(1)
     await world.until(lambda: "uid-train-1-1-abcde" in world.watch.list_suspicions(TRAIN))
     await world.watch.close()
+
+
+async def test_many_jobs_are_asked_more_rarely() -> None:
+    world = World()
+    waits = []
+    for jobs in (1, 100, 2000):
+        world.watch._jobs = {Key("default", f"job-{number}"): _Followed(9400) for number in range(jobs)}
+        waits.append(world.watch._wait)
+    assert waits == [3, 5, 8]
 
 
 async def test_silent_pod_is_suspected_and_then_lost(world: World) -> None:
