@@ -1,7 +1,7 @@
 """The move of pod 0 to another address: its node was lost, and the connection to its store does not break by itself.
 
 A machine without power or network acknowledges nothing. That of a frozen pod does, so its name is looked up now and
-then, and the launcher at its old address is asked for a response.
+then, and if it has moved, the launchers at both addresses are asked for a response.
 """
 
 import socket
@@ -44,8 +44,6 @@ class MasterWatch(Service):
         self._accepts = accepts or accepts_connection
         self._responds = responds or responds_to_request
         self._looked_at = time.monotonic()
-        self._responsive: set[str] = set()
-        """Addresses of pod 0 at which its launcher has responded: a NetworkPolicy may hide it."""
         self._control: Control | None = None
         self._is_silent = False
         self._moved_to = ""
@@ -67,29 +65,19 @@ class MasterWatch(Service):
     def check_name(self, servers: Collection[str]) -> None:
         """Note where pod 0 is now, if its name has changed and the pod at the old address is frozen.
 
-        ``servers``: the addresses to which this pod's connections to the store lead.
+        ``servers``: the addresses to which this pod's connections to the store lead. The launcher at the new address
+        responds to a request, so that no NetworkPolicy keeps this pod from such responses; none of the old ones does.
         """
-        if not servers or not self._pod.metrics_port:
+        port = self._pod.metrics_port
+        if not servers or not port:
             return
         with suppress(OSError):
             address = self._resolve(self._pod.master)
-            if address is None:
+            if address is None or address.host in servers or not self._accepts(address, self._pod.port):
                 return
-            if address.host in servers:
-                self._ask({address.host} - self._responsive)
-                return
-            if self._responsive.issuperset(servers) and self._accepts(address, self._pod.port):
-                self._responsive.clear()
-                self._ask(servers)
-                if not self._responsive:
-                    self._note_move(address)
-
-    def _ask(self, hosts: Collection[str]) -> None:
-        """Note at which of these addresses a launcher responds."""
-        for host in hosts:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            if self._responds(Address(family, host), self._pod.metrics_port):
-                self._responsive.add(host)
+            old = [Address(socket.AF_INET6 if ":" in host else socket.AF_INET, host) for host in servers]
+            if self._responds(address, port) and not any(self._responds(host, port) for host in old):
+                self._note_move(address)
 
     def check(self, connections: Sequence[Connection]) -> None:
         """Note where pod 0 is now, if it does not acknowledge requests to the store."""
