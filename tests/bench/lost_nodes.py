@@ -28,6 +28,7 @@ from ddp_operator.api.status import Status
 from ddp_operator.features.lost_nodes.contacts import CONNECT_SECONDS, RESPONSE_SECONDS, Contact
 from ddp_operator.features.lost_nodes.evidence import LeaseAge
 from ddp_operator.features.lost_nodes.leases import LeaseReading
+from ddp_operator.features.lost_nodes.nodes import NodeReading
 from ddp_operator.features.lost_nodes.watch import NodeWatch
 from ddp_operator.kube.cache import ObjectCache
 from ddp_pod.features.lost_nodes import peers
@@ -117,7 +118,7 @@ class World:
         self.store = ObjectCache()
         self._fill_store()
         self.service = NodeWatch(
-            self.store, self._note, self.fetch, self.read_lease, self.read_boot, clock=self.read_clock
+            self.store, self._note, self.fetch, self.read_lease, self.read_node, clock=self.read_clock
         )
 
     def read_clock(self) -> datetime:
@@ -256,9 +257,9 @@ class World:
         await asyncio.sleep(self.draw_delay())
         return LeaseReading(LeaseAge(age, RENEWAL))
 
-    async def read_boot(self, node: str) -> str:
-        """Return the boot of a node, which is always the same."""
-        return node
+    async def read_node(self, node: str) -> NodeReading:
+        """Return a node, whose boot is always the same."""
+        return NodeReading(node)
 
     # -- the day
 

@@ -199,6 +199,67 @@ async def test_pods_of_dead_node_are_declared_failed_and_released(
     assert read_counts(after["status"])["counted"] == 0
 
 
+@pytest.mark.nightly
+async def test_lost_node_is_no_longer_avoided_once_it_is_ready_for_a_while(
+    plane: ControlPlane, namespace: str, start: StartProcess
+) -> None:
+    start()
+    node = f"returns-{namespace}"
+    async with ClusterActors(plane.admin, namespace) as users:
+        pod = {"containers": [{"name": "trainer", "image": "train:1", "command": ["python", "train.py"]}]}
+        await users.create(
+            job_manifest(
+                recovery={"forceDeleteAfterSeconds": 0},
+                template={"spec": pod | {"terminationGracePeriodSeconds": 1}},
+                scheduling={"schedulerName": "nobody"},
+            )
+        )
+        lost = [await users.run_pod("digits-1", index, node=node) for index in (0, 1)]
+        await users.delete("Pod", lost[1]["metadata"]["name"])
+        after = await users.resource("digits", lambda resource: resource["status"].get("attempt") == 2)
+        assert after["status"]["failedNodes"] == [node]
+        running = [await users.run_pod("digits-2", index) for index in (0, 1)]
+        await users.phase("digits", "Running")
+
+        raise_node(plane, node)
+        for seconds in range(0, 150, 5):
+            renew_lease(plane, node, serial=seconds)
+            resource = await users.resource("digits")
+            if "failedNodes" not in resource["status"]:
+                break
+            await asyncio.sleep(5)
+        plane.kubectl("delete", "node", node)
+        pods = [await users.pod("digits-2", index) for index in (0, 1)]
+    assert ("failedNodes" in resource["status"], resource["status"]["attempt"]) == (False, 2)
+    assert seconds >= 60
+    assert resource["status"]["operatorState"]["lostNodes"] == [node]
+    assert [pod["metadata"]["uid"] for pod in pods] == [pod["metadata"]["uid"] for pod in running]
+
+
+def raise_node(plane: ControlPlane, name: str) -> None:
+    """Create a node that is Ready, as its kubelet would."""
+    plane.kubectl(
+        "create", "-f", "-", stdin=yaml.safe_dump({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}})
+    )
+    ready = {"status": {"conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady"}]}}
+    plane.kubectl("patch", "node", name, "--subresource=status", "-p", json.dumps(ready))
+
+
+def renew_lease(plane: ControlPlane, name: str, serial: int) -> None:
+    """Write the Lease of a node. ``serial``: makes each write another one, as the time of a kubelet does."""
+    lease = {
+        "apiVersion": "coordination.k8s.io/v1",
+        "kind": "Lease",
+        "metadata": {"name": name, "namespace": "kube-node-lease"},
+        "spec": {
+            "holderIdentity": name,
+            "leaseDurationSeconds": 40,
+            "renewTime": f"2026-11-20T12:{serial // 60:02}:{serial % 60:02}.000000Z",
+        },
+    }
+    plane.kubectl("apply", "-f", "-", stdin=yaml.safe_dump(lease))
+
+
 async def test_launcher_belongs_to_definition_and_children_to_job(
     plane: ControlPlane, namespace: str, actors: ClusterActors, start: StartProcess
 ) -> None:

@@ -24,11 +24,13 @@ class FakeService(Service):
         place: Any = None,
         acted: Any = None,
         suspicions: Any = None,
+        returned: Any = frozenset(),
         placed: Mapping[str, Any] | None = None,
         manages: str = "",
     ) -> None:
         self.departures = {} if departures is None else departures
         self.suspicions = {} if suspicions is None else suspicions
+        self.returned = returned
         self.amended = amended
         self.place = place
         self.acted = acted
@@ -54,6 +56,10 @@ class FakeService(Service):
     def list_suspicions(self, key: Key) -> Any:
         """Return ``suspicions``."""
         return _answer(self.suspicions)
+
+    def list_returned_nodes(self) -> Any:
+        """Return ``returned``."""
+        return _answer(self.returned)
 
     async def locate(self, workload: Object, before: QueueStatus | None) -> Any:
         """Return ``place``, or what it returns."""

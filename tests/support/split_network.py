@@ -26,6 +26,7 @@ from ddp_operator.api.status import Status
 from ddp_operator.features.lost_nodes.contacts import fetch_peers
 from ddp_operator.features.lost_nodes.evidence import SILENT_SECONDS, LeaseAge
 from ddp_operator.features.lost_nodes.leases import LeaseReading
+from ddp_operator.features.lost_nodes.nodes import NodeReading
 from ddp_operator.features.lost_nodes.watch import NodeWatch
 from ddp_operator.kube.cache import ObjectCache
 from ddp_pod.contract.records import encode_json
@@ -122,9 +123,9 @@ class Network:
         """Return the age of a node's Lease."""
         return LeaseReading(LeaseAge(time.monotonic() - self.renewed[int(node)], RENEWAL))
 
-    async def read_boot(self, node: str) -> str:
-        """Return the boot of a node, which is always the same."""
-        return node
+    async def read_node(self, node: str) -> NodeReading:
+        """Return a node, whose boot is always the same."""
+        return NodeReading(node)
 
 
 def until(probe: Callable[[], object]) -> None:
@@ -148,7 +149,7 @@ async def follow(network: Network, port: int) -> dict[str, Any]:
         store.apply(kind, child)
     names = {pod["metadata"]["uid"]: index for index, pod in enumerate(pods)}
     lost: set[int] = set()
-    watch = NodeWatch(store, lambda key: None, fetch_peers, network.read_lease, network.read_boot)
+    watch = NodeWatch(store, lambda key: None, fetch_peers, network.read_lease, network.read_node)
 
     def list_silent(seconds: float) -> set[int]:
         found = watch.list_suspicions(JOB)

@@ -133,6 +133,9 @@ class OperatorState(StatusFields, frozen=True, kw_only=True):
     """Time since which the job holds GPUs without a step. None: it makes steps, or has no GPUs."""
     start_step: int | None = None
     """Step at which the job, or the run of `ddp dev`, started: 0, or the step of an existing checkpoint."""
+    lost_nodes: tuple[str, ...] = ()
+    """Nodes that were lost, one entry for each loss, the latest last; at most 20. Those of status.failedNodes with one
+    entry are avoided until they are ready again, all others for the rest of the job."""
 
 
 class Progress(StatusFields, frozen=True, kw_only=True):
@@ -409,7 +412,9 @@ class Status(StatusFields, frozen=True, kw_only=True):
     last_failure: LastFailure | None = None
     failed_nodes: Annotated[
         tuple[str, ...],
-        Meta(description="Nodes that were lost with a pod of the job, the latest last; at most 10."),
+        Meta(
+            description="Nodes that new pods avoid, lost ones until they are Ready again; the latest last, at most 10."
+        ),
     ] = ()
     queue: Annotated[QueueStatus | None, Meta(description="Unset: the job does not wait in a queue.")] = None
     profile: Profile | None = None

@@ -5,7 +5,7 @@ recorded status and reconciles the child objects, so a crash in between loses no
 ``contradicts`` recognizes a status that another client has replaced.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace as replace_fields
 from datetime import datetime, timedelta
 from typing import Final
@@ -17,6 +17,7 @@ from ddp_operator.api.kubeobjects import parse_time, truncate
 from ddp_operator.api.status import LastFailure, LastRestart, Phase, Progress, RecoveryLevel, RestartCounts, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempt import count_failure, count_new_restarts, find_limit, note_steps
+from ddp_operator.decide.avoidance import avoid_lost_nodes, avoid_nodes
 from ddp_operator.decide.conditions import Fact, set_conditions
 from ddp_operator.decide.describe import describe, describe_distribution
 from ddp_operator.decide.dev import begin_run, forget_restarts, release_pods
@@ -29,7 +30,6 @@ from ddp_operator.decide.diagnosis import (
 from ddp_operator.decide.failures import Termination, describe_failure, describe_restart
 from ddp_operator.decide.kueue import is_queued, is_resize_waiting
 from ddp_operator.decide.losses import (
-    add_failed_nodes,
     find_unseen_successor,
     is_consequence,
     was_lost_lately,
@@ -101,7 +101,7 @@ def restart(state: State, cause: LastFailure, counts: RestartCounts) -> Decision
     """Start the next attempt after a failure that is counted in ``counts``."""
     status = _build_next_attempt(state, counts, c.GROUP_RESTART, cause)
     if cause.category in (REPLICAS.name, NODE_FAULT.name):
-        status = replace(status, failed_nodes=add_failed_nodes(status.failed_nodes, iter((cause.node_name,))))
+        status = avoid_nodes(status, [cause.node_name])
     delay = compute_start_delay(status)
     when = f" in {delay.total_seconds():.0f} s" if delay else ""
     which = f"restart {counts.used} of {state.spec.recovery.max_restarts}{when}"
@@ -222,7 +222,7 @@ def restart_without_counting(state: State, cause: LastFailure | None, reason: st
     cause = _select_first_report(state.status.last_failure, cause)
     status = _build_next_attempt(state, _count_free_restart(state), reason, cause)
     if cause is not None and cause.category == NODE_LOST.name:
-        status = replace(status, failed_nodes=add_failed_nodes(status.failed_nodes, iter((cause.node_name,))))
+        status = avoid_lost_nodes(status, [cause.node_name])
     delay = compute_start_delay(status)
     when = f" in {delay.total_seconds():.0f} s" if delay else ""
     message = describe_restart(f"restart, not counted{when}", cause, status.checkpoint)
@@ -249,7 +249,7 @@ def _count_free_restart(state: State) -> RestartCounts:
 def readmit_nodes(state: State, message: str) -> Decision:
     """Start the next attempt, which may use the failed nodes again because no other node fits."""
     note = f"attempt {state.status.attempt + 1} may use the nodes of status.failedNodes again: {message}"
-    return _begin_uncounted(state, c.NODES_READMITTED, note, failed_nodes=())
+    return _begin_uncounted(state, c.NODES_READMITTED, note, lambda status: replace(status, failed_nodes=()))
 
 
 def leave_nodes(state: State, nodes: Mapping[str, Trouble]) -> Decision:
@@ -258,22 +258,22 @@ def leave_nodes(state: State, nodes: Mapping[str, Trouble]) -> Decision:
     troubles = "; ".join(f"{name}: {trouble.message}" for name, trouble in nodes.items())
     kind = "drained" if is_planned else "unhealthy"
     note = f"attempt {state.status.attempt + 1} avoids {kind} nodes: {troubles}"
-    avoided = add_failed_nodes(state.status.failed_nodes, iter(nodes))
     reason = c.DRAINED if is_planned else c.NODE_UNHEALTHY
-    return _begin_uncounted(state, reason, note, failed_nodes=avoided)
+    return _begin_uncounted(state, reason, note, lambda status: avoid_nodes(status, nodes))
 
 
 def resize(state: State) -> Decision:
     """Start the next attempt with another number of nodes."""
     change = f"from {state.status.attempt_nodes} to {state.spec.nodes} nodes"
     note = f"resized {change} in attempt {state.status.attempt + 1}"
-    return _begin_uncounted(state, c.RESIZED, note, failed_nodes=state.status.failed_nodes)
+    return _begin_uncounted(state, c.RESIZED, note)
 
 
-def _begin_uncounted(state: State, reason: str, message: str, failed_nodes: tuple[str, ...]) -> Decision:
-    """Start the next attempt, not counted, although the current one has not failed."""
-    status = _build_next_attempt(state, _count_free_restart(state), reason)
-    status = replace(status, failed_nodes=failed_nodes)
+def _begin_uncounted(
+    state: State, reason: str, message: str, change: Callable[[Status], Status] = lambda status: status
+) -> Decision:
+    """Start the next attempt, not counted, although the current one has not failed. ``change``: of its nodes."""
+    status = change(_build_next_attempt(state, _count_free_restart(state), reason))
     return _begin(state, status, Fact(c.RESTARTING, "True", reason, message))
 
 
@@ -285,8 +285,7 @@ def record_lost_nodes(state: State, found: tuple[tuple[PodView, str], ...], *, e
     """
     status = state.status
     pod, message = found[0]
-    nodes = add_failed_nodes(status.failed_nodes, iter(pod.node_name for pod, _ in found))
-    status = replace(status, failed_nodes=nodes)
+    status = avoid_lost_nodes(status, [pod.node_name for pod, _ in found])
     if explains:
         counts = status.counts
         if not state.spec.recovery.count_disruptions and counts.used > 0:

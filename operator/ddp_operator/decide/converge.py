@@ -259,7 +259,7 @@ def find_avoidance_block(pods: Pods) -> AvoidanceBlock | None:
 
 def _is_blocked_by_avoidance(pod: PodView) -> bool:
     unschedulable = pod.phase == "Pending" and pod.waiting_reason == c.UNSCHEDULABLE
-    return unschedulable and "node affinity" in pod.waiting_message and pod.avoids_nodes
+    return unschedulable and "node affinity" in pod.waiting_message and bool(pod.avoided_nodes)
 
 
 def _compute_start_delay(state: State) -> float:

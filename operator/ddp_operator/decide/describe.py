@@ -27,6 +27,7 @@ from ddp_operator.decide.attempt import (
     has_quorum,
     observe_attempt,
 )
+from ddp_operator.decide.avoidance import readmit_returned_nodes
 from ddp_operator.decide.conditions import Fact, list_indexes, set_conditions
 from ddp_operator.decide.dev import describe_hold, describe_lost_code, record_failure, record_run, release_pods
 from ddp_operator.decide.losses import (
@@ -104,6 +105,7 @@ def record_observation(attempt: ObservedAttempt) -> Status:
     """Return the status with the counts, measurements and identities that are observed of its attempt."""
     state = attempt.state
     status = replace(attempt.reported, nodes=attempt.counts, queue=state.observation.queue)
+    status = readmit_returned_nodes(state, status)
     if status.first_run_time is None and any(pod.has_run for pod in state.observation.pods):
         status = replace(status, first_run_time=truncate(state.now))
     if state.spec.code is not None or status.code is not None:

@@ -112,6 +112,10 @@ class Service:
         """
         return {}
 
+    def list_returned_nodes(self) -> frozenset[str]:
+        """Return the lost nodes that are ready again. A job forgets that it avoids such a node."""
+        return frozenset()
+
     async def locate(self, workload: Object, before: QueueStatus | None) -> QueuePlace | None:
         """Return the place of a Workload that waits in Kueue, for a limited time; None: it is unknown.
 
@@ -479,6 +483,14 @@ class JobHooks:
             found.update(self.guard.call(name, "list_suspicions", hook, _are_suspicions, default=none))
         return found
 
+    def list_returned_nodes(self) -> frozenset[str]:
+        """Return the lost nodes that are ready again."""
+        none: frozenset[str] = frozenset()
+        found = none
+        for name, service in self.hooks.services.items():
+            found |= self.guard.call(name, "list_returned_nodes", service.list_returned_nodes, _are_names, default=none)
+        return found
+
     async def locate(self, workload: Object, before: QueueStatus | None) -> QueuePlace:
         """Return the place of a waiting Workload by the first feature that knows it."""
         unknown: QueuePlace | None = None
@@ -617,6 +629,10 @@ def _is_place(value: object) -> bool:
 
 def _are_texts(value: object) -> bool:
     return isinstance(value, Mapping) and all(isinstance(text, str) for item in value.items() for text in item)
+
+
+def _are_names(value: object) -> bool:
+    return isinstance(value, frozenset) and all(isinstance(name, str) for name in value)
 
 
 def _are_suspicions(value: object) -> bool:

@@ -37,7 +37,7 @@ from ddp_pod.contract.plan import decode_plan
 
 REASON = "NodeLost"
 _REASONS = ("DeletionByTaintManager", "DeletionByPodGC", REASON)
-# Limit of nodes read in one pass, of pods freed in one pass, and of nodes recorded in the status.
+# Limit of nodes read in one pass, and of pods freed in one pass.
 MAX_NODES = 10
 # Seconds between two reads of a node.
 _RECHECK = 10.0
@@ -168,15 +168,6 @@ def compute_next_check(state: State) -> float | None:
     if not moments:
         return None
     return max(_RECHECK, (min(moments) - state.now).total_seconds())
-
-
-def add_failed_nodes(failed: tuple[str, ...], nodes: Iterator[str]) -> tuple[str, ...]:
-    """Return the failed nodes with more of them, the latest last; the oldest ones are dropped above the limit."""
-    kept = list(failed)
-    for node in nodes:
-        if node:
-            kept = [*(name for name in kept if name != node), node]
-    return tuple(kept[-MAX_NODES:])
 
 
 def _list_placed_pods(children: Children) -> Iterator[PodView]:

@@ -250,10 +250,8 @@ def _explain_unschedulable(job: DDPTrainingJob, pod: PodView, problem: Problem |
         return _WaitingPod(pod.name, c.VOLUME_NOT_READY, message + because)
     if _NO_FREE_PORT in message:
         message += f" ({_describe_host_ports(job)})"
-    if _NODE_AFFINITY in message and pod.avoids_nodes:
-        message = (
-            f"{message.rstrip('.')}; the operator avoids {', '.join(job.status.failed_nodes)} (status.failedNodes)"
-        )
+    if _NODE_AFFINITY in message and pod.avoided_nodes:
+        message = f"{message.rstrip('.')}; the operator avoids {', '.join(pod.avoided_nodes)} (status.failedNodes)"
     return _WaitingPod(pod.name, c.UNSCHEDULABLE, message)
 
 

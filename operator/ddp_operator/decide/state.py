@@ -288,6 +288,8 @@ class Observation(Children):
     """Who requests that a pod leaves its node, and why, by the name of the pod."""
     suspicions: Mapping[str, Suspicion] = field(default_factory=dict)
     """The pods that may be lost, by the UID of the pod."""
+    returned_nodes: frozenset[str] = frozenset()
+    """Lost nodes that are ready again, of any job."""
     faults: Mapping[str, str] = field(default_factory=dict)
     """What the hooks of features have raised in this pass, by the name of the feature."""
     failures_in_place: tuple[tuple[PodView, Termination], ...] = ()

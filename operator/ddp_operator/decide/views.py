@@ -176,15 +176,16 @@ class PodView:
         return bool((self.raw.get("spec") or {}).get("schedulingGroup"))
 
     @property
-    def avoids_nodes(self) -> bool:
-        """True if it must not run on failed nodes: see ``manifests.pod``."""
+    def avoided_nodes(self) -> tuple[str, ...]:
+        """The failed nodes on which it must not run: see ``manifests.pod``."""
         affinity = (self.raw.get("spec") or {}).get("affinity") or {}
         required = (affinity.get("nodeAffinity") or {}).get("requiredDuringSchedulingIgnoredDuringExecution") or {}
+        nodes: dict[str, None] = {}
         for term in required.get("nodeSelectorTerms") or ():
             for selector in term.get("matchFields") or ():
                 if (selector.get("key"), selector.get("operator")) == ("metadata.name", "NotIn"):
-                    return True
-        return False
+                    nodes |= dict.fromkeys(map(str, selector.get("values") or ()))
+        return tuple(nodes)
 
     @property
     def has_run(self) -> bool:

@@ -30,6 +30,7 @@ _MAX_CONFIG: Final = 32768
 """Maximum characters of the launcher's configuration in the Job's template."""
 _MAX_NAME: Final = 253
 _MAX_ITEMS: Final = 64
+_MAX_AVOIDED: Final = 16
 """Maximum items of a list or a map."""
 
 
@@ -122,8 +123,13 @@ def _trim_pod_spec(spec: Mapping[str, Any]) -> dict[str, Any]:
     affinity = (spec.get("affinity") or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
     fields = [field for term in required.get("nodeSelectorTerms") or () for field in term.get("matchFields") or ()]
-    if fields:
-        kept = [_choose(field, ("key", "operator")) for field in fields[:_MAX_ITEMS]]
+    avoided = [field for field in fields if (field.get("key"), field.get("operator")) == ("metadata.name", "NotIn")]
+    if avoided:
+        # The API server accepts one value, the name of a node.
+        kept = [
+            _choose(field, ("key", "operator")) | {"values": [str(name)[:_MAX_NAME] for name in field["values"][:1]]}
+            for field in avoided[:_MAX_AVOIDED]
+        ]
         terms = {"nodeSelectorTerms": [{"matchFields": kept}]}
         trimmed["affinity"] = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}}
     return trimmed

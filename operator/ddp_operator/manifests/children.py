@@ -23,7 +23,7 @@ import msgspec
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.job import DDPTrainingJob, inherited_labels, kueue_metadata, owner_reference
 from ddp_operator.api.schema import call_owner
-from ddp_operator.manifests.pod import avoid_nodes, build_pod_template
+from ddp_operator.manifests.pod import avoid_nodes, build_pod_template, readmit_nodes
 from ddp_operator.manifests.scheduling import build_pod_group
 from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
 
@@ -230,10 +230,13 @@ def build_job(
     }
 
 
-def build_pod(job: Mapping[str, Any], index: int, *, suffix: str, avoided: Sequence[str] = ()) -> dict[str, Any]:
+def build_pod(
+    job: Mapping[str, Any], index: int, *, suffix: str, avoided: Sequence[str] = (), returned: Sequence[str] = ()
+) -> dict[str, Any]:
     """Return the pod of a completion index, equal to that of the Job controller. ``suffix``: the end of its name.
 
-    ``avoided``: nodes that were lost since the Job was created.
+    ``avoided``: nodes that were lost since the Job was created; ``returned``: nodes that the Job avoids, because they
+    had been lost before, and that the pod may use again.
     """
     name = job["metadata"]["name"]
     uid = job["metadata"]["uid"]
@@ -243,6 +246,8 @@ def build_pod(job: Mapping[str, Any], index: int, *, suffix: str, avoided: Seque
     labels |= {LABEL_CONTROLLER_UID: uid, "controller-uid": uid, LABEL_COMPLETION_INDEX: str(index)}
     spec: dict[str, Any] = template["spec"]
     spec.setdefault("hostname", f"{name}-{index}")
+    if returned:
+        readmit_nodes(spec, returned)
     if avoided:
         avoid_nodes(spec, avoided)
     source = {"fieldRef": {"apiVersion": "v1", "fieldPath": f"metadata.labels['{LABEL_COMPLETION_INDEX}']"}}

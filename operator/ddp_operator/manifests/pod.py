@@ -363,8 +363,7 @@ def _list_code_volumes(code: Code) -> Iterator[tuple[str, dict[str, Any], str]]:
 
 def avoid_nodes(pod: dict[str, Any], nodes: Sequence[str]) -> None:
     """Exclude nodes in the pod's node affinity, in each term of the user, because terms are alternatives."""
-    # A matchFields requirement has one value. The label kubernetes.io/hostname may differ from the node's name.
-    exclusions = [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in nodes]
+    exclusions = _build_exclusions(nodes)
     affinity = pod.get("affinity") or {}
     node = affinity.get("nodeAffinity") or {}
     required = node.get(_REQUIRED) or {}
@@ -373,6 +372,28 @@ def avoid_nodes(pod: dict[str, Any], nodes: Sequence[str]) -> None:
         fields = term.get("matchFields") or []
         terms.append({**term, "matchFields": [*fields, *(item for item in exclusions if item not in fields)]})
     pod["affinity"] = {**affinity, "nodeAffinity": {**node, _REQUIRED: {**required, "nodeSelectorTerms": terms}}}
+
+
+def readmit_nodes(pod: dict[str, Any], nodes: Sequence[str]) -> None:
+    """Remove what ``avoid_nodes`` has added for these nodes, which were used: so the user does not exclude them."""
+    exclusions = _build_exclusions(nodes)
+    affinity = pod.get("affinity") or {}
+    node = affinity.get("nodeAffinity") or {}
+    required = node.get(_REQUIRED) or {}
+    terms = []
+    for term in required.get("nodeSelectorTerms") or []:
+        fields = [item for item in term.get("matchFields") or [] if item not in exclusions]
+        others = {key: value for key, value in term.items() if key != "matchFields"}
+        terms.append(others | ({"matchFields": fields} if fields else {}))
+    if any(terms):
+        pod["affinity"] = {**affinity, "nodeAffinity": {**node, _REQUIRED: {**required, "nodeSelectorTerms": terms}}}
+    elif terms:  # a term without requirements would match no node
+        pod["affinity"] = {**affinity, "nodeAffinity": {key: node[key] for key in node if key != _REQUIRED}}
+
+
+def _build_exclusions(nodes: Sequence[str]) -> list[dict[str, Any]]:
+    # A matchFields requirement has one value. The label kubernetes.io/hostname may differ from the node's name.
+    return [{"key": "metadata.name", "operator": "NotIn", "values": [name]} for name in nodes]
 
 
 def _secure_pod(pod: dict[str, Any], profile: str) -> None:

@@ -24,6 +24,7 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob, inherited_labels, select_kueue_keys
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide import losses
+from ddp_operator.decide.avoidance import list_returned_nodes
 from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.refusals import (
@@ -226,9 +227,7 @@ class Executor:
                 patch = {"metadata": metadata}
                 await self._cluster.patch_job(job.namespace, name, patch, seen=_find_job(observation, name).raw)
             case CreatePod(name, index, serial):
-                avoided = job.status.failed_nodes if job.spec.recovery.avoid_failed_nodes else ()
-                view = _find_job(observation, name)
-                await self._create_pod(view, index, child_names.replacement_suffix(serial), avoided)
+                await self._create_pod(job, _find_job(observation, name), index, child_names.replacement_suffix(serial))
             case FailPod() | EvictPod():
                 await self._disrupt_pod(observation, action)
             case SuspendResource():
@@ -277,12 +276,14 @@ class Executor:
                 break
         return await self._create(job, child, memory)
 
-    async def _create_pod(self, view: JobView, index: int, suffix: str, avoided: Sequence[str]) -> None:
+    async def _create_pod(self, job: DDPTrainingJob, view: JobView, index: int, suffix: str) -> None:
         """Create the pod of an index from the template of its Job. Raises: ClusterError."""
         current = await self._cluster.job(str(view.raw["metadata"]["namespace"]), view.name)
         if current is None or current["metadata"]["uid"] != view.uid:
             return
-        manifest = build_pod(current, index, suffix=suffix, avoided=avoided)
+        avoided = job.status.failed_nodes if job.spec.recovery.avoid_failed_nodes else ()
+        returned = list_returned_nodes(job.status)
+        manifest = build_pod(current, index, suffix=suffix, avoided=avoided, returned=returned)
         # OwnerReferencesPermissionEnforcement refuses `true` from accounts that may not change the owner's finalizers.
         manifest["metadata"]["ownerReferences"][0]["blockOwnerDeletion"] = False
         # If the pod exists or is refused, the Job controller creates one after its back-off.

@@ -205,6 +205,7 @@ class Observer:
             reads_nodes=hooks.reads_nodes(),
             departures=hooks.list_departures(key),
             suspicions=hooks.list_suspicions(key),
+            returned_nodes=hooks.list_returned_nodes(),
             problems=problems,
             queue=memory.queue if kueue.waits_in_queue(job, children.job(job.status.attempt)) else None,
             polling_jobs=len(self._polling),

@@ -10,14 +10,14 @@ if TYPE_CHECKING:  # of the operator's process, which `ddp run` does not have
 
 
 def _start(context: "ServiceContext") -> Service:
-    from ddp_operator.features.lost_nodes.boots import BootReader
     from ddp_operator.features.lost_nodes.contacts import fetch_peers
     from ddp_operator.features.lost_nodes.leases import LeaseReader
+    from ddp_operator.features.lost_nodes.nodes import NodeReader
     from ddp_operator.features.lost_nodes.watch import NodeWatch
 
     leases = LeaseReader(context.client, clock=context.clock)
-    boots = BootReader(context.client)
-    return NodeWatch(context.store, context.on_change, fetch_peers, leases.read, boots.read, clock=context.clock)
+    nodes = NodeReader(context.client)
+    return NodeWatch(context.store, context.on_change, fetch_peers, leases.read, nodes.read, clock=context.clock)
 
 
 FEATURE: Final = Feature("lost-nodes", maturity="beta", page="lost-nodes.md", record=record_returns, start=_start)

@@ -15,12 +15,13 @@ from ddp_operator.api.cluster import Key, Snapshot
 from ddp_operator.api.faults import contain
 from ddp_operator.api.kubeobjects import find_metrics_port, utc_now
 from ddp_operator.api.status import Status
+from ddp_operator.decide.avoidance import list_awaited_nodes
 from ddp_operator.decide.hooks import Service
 from ddp_operator.decide.state import Suspicion
 from ddp_operator.decide.views import PodView
 from ddp_operator.features.lost_nodes.contacts import Contact
 from ddp_operator.features.lost_nodes.evidence import JobEvidence, PodEvidence, Reach, judge_pods
-from ddp_operator.features.lost_nodes.leases import LeaseReading
+from ddp_operator.features.lost_nodes.readmission import ReadLease, Readmission, ReadNode
 from ddp_operator.features.lost_nodes.returns import DELETED, LONGEST_ABSENCE, LostPod, describe_return
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.reading.objects import view_pod
@@ -39,6 +40,8 @@ MOST_SILENT: Final = 16
 """Silent pods of a job that are examined at a time."""
 MOST_NODES_AT_ONCE: Final = 8
 """Nodes that are declared lost in a minute, in the whole cluster."""
+LOOK_SECONDS: Final = 15.0
+"""Seconds between two readings of the lost nodes that jobs avoid."""
 _MINUTE: Final = timedelta(seconds=60)
 _HINT_PAUSE: Final = timedelta(seconds=20)  # twice as long as a pod passes a hint on
 _OTHERS: Final = 8  # pods asked in a round beside the witnesses
@@ -49,8 +52,6 @@ _FOLLOWED: Final = ("Running", "Restarting")
 _TOO_MANY: Final = f"; {MOST_NODES_AT_ONCE} nodes were lost in the last minute: the operator waits"
 
 Fetch = Callable[[str, int, int], Awaitable[Contact]]
-ReadLease = Callable[[str], Awaitable[LeaseReading]]
-ReadBoot = Callable[[str], Awaitable[str]]
 
 
 class Group(NamedTuple):
@@ -87,6 +88,8 @@ class _Followed:
     """By name, until it is known what has become of their nodes."""
     returns: dict[str, Suspicion] = field(default_factory=dict)
     """What has become of them: by the names of lost pods."""
+    awaited: frozenset[str] = frozenset()
+    """Lost nodes that the job avoids until they are ready again."""
     hinted: dict[int, datetime] = field(default_factory=dict)
     """When a hint about a pod was last followed."""
 
@@ -106,12 +109,35 @@ class NodeWatch(Service):
     on_change: Callable[[Key], None]
     fetch: Fetch
     read_lease: ReadLease
-    read_boot: ReadBoot
+    read_node: ReadNode
     clock: Callable[[], datetime] = utc_now
     pause: float = PAUSE
+    look_seconds: float = LOOK_SECONDS
+    _readmission: Readmission = field(init=False)
     _jobs: dict[Key, _Followed] = field(default_factory=dict)
     _declared: deque[tuple[datetime, str]] = field(default_factory=deque)
     """Nodes that were declared lost in the last minute."""
+
+    def __post_init__(self) -> None:
+        self._readmission = Readmission(self.read_node, self.read_lease, self.clock)
+
+    async def run(self) -> None:
+        """Look for the return of lost nodes, and let the jobs that avoid them know."""
+        while True:
+            with contain("feature lost-nodes", "returned nodes"):
+                returned = await self._readmission.look(
+                    frozenset[str]().union(*(followed.awaited for followed in self._jobs.values()))
+                )
+                for node in sorted(returned):
+                    logger.info("node %s is ready again: the jobs that have lost it once may use it", node)
+                for key, followed in list(self._jobs.items()):
+                    if returned & followed.awaited:
+                        self.on_change(key)
+            await asyncio.sleep(self.look_seconds)
+
+    def list_returned_nodes(self) -> frozenset[str]:
+        """See ``Service``."""
+        return self._readmission.list_ready()
 
     def note_status(self, snapshot: Snapshot, old: Status, new: Status, now: datetime) -> None:
         """Follow a job whose pods train, and no other one."""
@@ -122,6 +148,8 @@ class NodeWatch(Service):
                 followed = _Followed(find_metrics_port(snapshot.resource))
                 followed.task = asyncio.get_running_loop().create_task(self._follow(key, followed))
                 self._jobs[key] = followed
+            if key in self._jobs:
+                self._jobs[key].awaited = frozenset(list_awaited_nodes(new))
         else:
             self._forget(key)
 
@@ -275,7 +303,8 @@ class NodeWatch(Service):
 
     async def _find_ends(self, followed: _Followed, nodes: Sequence[str]) -> Mapping[str, str]:
         """Return the nodes of silent pods that have ended since these were first examined, and how."""
-        boots = dict(zip(nodes, await asyncio.gather(*map(self.read_boot, nodes)), strict=True))
+        readings = await asyncio.gather(*map(self.read_node, nodes))
+        boots = {node: reading.boot for node, reading in zip(nodes, readings, strict=True)}
         followed.boots = {node: followed.boots.get(node) or boot for node, boot in boots.items()}
         ends: dict[str, str] = {}
         for node, boot in boots.items():
@@ -288,9 +317,9 @@ class NodeWatch(Service):
     async def _find_returns(self, key: Key, followed: _Followed) -> None:
         """Note what has become of lost nodes. A job has at most as many as are declared lost in a while."""
         for name, lost in list(followed.lost.items()):
-            boot, lease = await asyncio.gather(self.read_boot(lost.node), self.read_lease(lost.node))
+            reading, lease = await asyncio.gather(self.read_node(lost.node), self.read_lease(lost.node))
             now = self.clock()
-            text = describe_return(lost, boot, lease, now)
+            text = describe_return(lost, reading.boot, lease, now)
             if text or now - lost.declared > LONGEST_ABSENCE:
                 del followed.lost[name]
             if text:
@@ -312,6 +341,7 @@ class NodeWatch(Service):
                 if suspicion.is_lost:
                     lost = LostPod(nodes[uid], followed.boots.get(nodes[uid], ""), self.clock())
                     followed.lost.setdefault(names[uid], lost)
+                    self._readmission.forget(nodes[uid])
             self.on_change(key)
 
     def _limit_rate(self, node: str, suspicion: Suspicion) -> Suspicion:

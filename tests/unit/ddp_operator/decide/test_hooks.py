@@ -91,6 +91,18 @@ def test_suspicions_that_are_none_are_left_out(answer: Any) -> None:
     assert list(hooks.guard.describe()) == ["odd"]
 
 
+@pytest.mark.parametrize("answer", [*GARBAGE, {"node-a"}, frozenset({1}), ZeroDivisionError()])
+def test_returned_nodes_that_are_no_names_are_left_out(answer: Any) -> None:
+    hooks = serving(returned=answer).observe(job(), {})
+    assert hooks.list_returned_nodes() == frozenset()
+    assert list(hooks.guard.describe()) == ["odd"]
+
+
+def test_returned_nodes_of_all_features_count() -> None:
+    services = {name: FakeService(returned=frozenset({name})) for name in ("a", "b")}
+    assert Hooks((), services).observe(job(), {}).list_returned_nodes() == {"a", "b"}
+
+
 @pytest.mark.parametrize(
     "answer", [*GARBAGE[1:], {}, {"kind": "Pod", "metadata": {"name": "a"}}, {"kind": "Job", "metadata": {"name": "b"}}]
 )

@@ -399,10 +399,6 @@ class TestLostNode:
             decision = run(child_pod(0), child_pod(1, disrupted=reason, node="node-b"))
             assert (failure(decision).category, decision.status.failed_nodes) == ("NodeLost", ("node-b",))
 
-    def test_list_is_bounded_and_latest_is_last(self) -> None:
-        names = tuple(f"n{i}" for i in range(10))
-        assert losses.add_failed_nodes(names, iter(["n3", "new", ""])) == ("n1", "n2", *names[4:], "n3", "new")
-
 
 class TestAvoidedNodes:
     WORDS = "0/2 nodes are available: 1 node(s) didn't match Pod's node affinity/selector, 1 Insufficient cpu."

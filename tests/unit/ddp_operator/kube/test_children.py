@@ -87,7 +87,9 @@ def fill(item: Json) -> Json:
             "podAffinity": MEGABYTE,
             "nodeAffinity": {
                 "requiredDuringSchedulingIgnoredDuringExecution": {
-                    "nodeSelectorTerms": [{"matchFields": [{"key": "k", "operator": "In", "values": [MEGABYTE]}] * 99}]
+                    "nodeSelectorTerms": [
+                        {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": [MEGABYTE]}] * 99}
+                    ]
                 }
             },
         },
@@ -138,7 +140,7 @@ def test_view_of_trimmed_pod_equals_view_of_whole_pod() -> None:
     trimmed = view_pod(trim_object("Pod", item))
     fields = [name for name in whole.__slots__ if name != "raw"]
     assert {name: getattr(trimmed, name) for name in fields} == {name: getattr(whole, name) for name in fields}
-    assert trimmed.avoids_nodes == whole.avoids_nodes == True  # noqa: E712
+    assert trimmed.avoided_nodes == whole.avoided_nodes == ("n",)
     assert trimmed.restarted_sidecars == whole.restarted_sidecars
 
 

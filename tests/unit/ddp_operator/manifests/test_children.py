@@ -59,6 +59,28 @@ class TestFailedNodes:
         assert "affinity" not in pod_of(status=self.STATUS, recovery={"avoidFailedNodes": False})
         assert "affinity" not in pod_of()
 
+    def replaced(self, returned: tuple[str, ...], avoided: tuple[str, ...] = (), **spec: Any) -> Any:
+        made = children(status=self.STATUS, **spec)["Job"]
+        made["metadata"]["uid"] = "u"
+        pod = build_pod(made, 0, suffix="abcde", avoided=avoided, returned=returned)
+        node = pod["spec"]["affinity"]["nodeAffinity"]
+        return node.get("requiredDuringSchedulingIgnoredDuringExecution", {}).get("nodeSelectorTerms")
+
+    def test_replaced_pod_may_use_a_node_that_returned_after_its_job_was_created(self) -> None:
+        [_, second] = self.AWAY
+        other = {**second, "values": ["bad-3"]}
+        assert self.replaced(("bad-1",), ("bad-2", "bad-3")) == [{"matchFields": [second, other]}]
+
+    def test_replaced_pod_without_avoided_nodes_may_use_all_nodes(self) -> None:
+        assert self.replaced(("bad-1", "bad-2")) is None, "a term without requirements matches no node"
+
+    def test_requirements_of_user_remain_when_nodes_return(self) -> None:
+        zone = {"matchExpressions": [{"key": "zone", "operator": "In", "values": ["a"]}]}
+        own = {**self.AWAY[0], "values": ["good-7"], "operator": "In"}
+        terms = [zone, {"matchFields": [own]}]
+        affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+        assert self.replaced(("bad-1", "bad-2"), template=template(affinity=affinity)) == terms
+
 
 class TestAll:
     def test_children_have_owner_references(self) -> None:

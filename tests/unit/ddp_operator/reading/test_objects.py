@@ -120,7 +120,7 @@ class TestPodView:
             "trained": False, "disruption": "", "disruption_message": "", "deleted_at": None, "grace_ends": None,
             "unready_since": None, "cut_off_since": None, "unscheduled_since": None, "ignored_since": None,
             "scheduler": "default-scheduler", "restarted_sidecars": (), "alive": True, "running": True,
-            "ganged": False, "avoids_nodes": False, "has_run": True, "fails_job": False,
+            "ganged": False, "avoided_nodes": (), "has_run": True, "fails_job": False,
         }  # fmt: skip
         assert facts(view_pod(child_pod(1, attempt=2)), expected) == expected
 
@@ -233,13 +233,15 @@ class TestPodView:
         assert facts(view_pod(raw), expected) == expected
 
     @pytest.mark.parametrize(
-        ("operator", "key", "avoids"),
-        [("NotIn", "metadata.name", True), ("In", "metadata.name", False), ("NotIn", "metadata.uid", False)],
+        ("operator", "key", "avoided"),
+        [("NotIn", "metadata.name", ("node-a",)), ("In", "metadata.name", ()), ("NotIn", "metadata.uid", ())],
     )
-    def test_only_operators_own_affinity_counts_as_avoiding_nodes(self, operator: str, key: str, avoids: bool) -> None:
+    def test_only_operators_own_affinity_counts_as_avoiding_nodes(
+        self, operator: str, key: str, avoided: tuple[str, ...]
+    ) -> None:
         terms = [{"matchFields": [{"key": key, "operator": operator, "values": ["node-a"]}]}]
         required = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}
-        assert view_pod(child_pod(spec={"affinity": {"nodeAffinity": required}})).avoids_nodes == avoids
+        assert view_pod(child_pod(spec={"affinity": {"nodeAffinity": required}})).avoided_nodes == avoided
 
     def test_sidecars_that_were_restarted_are_named(self) -> None:
         last = {"terminated": {"reason": "OOMKilled"}}

@@ -8,6 +8,7 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ddp_operator.api.cluster import Key, Snapshot
 from ddp_operator.api.constants import KIND
@@ -15,6 +16,8 @@ from ddp_operator.api.status import Status
 from ddp_operator.features.lost_nodes.contacts import Contact
 from ddp_operator.features.lost_nodes.evidence import LeaseAge
 from ddp_operator.features.lost_nodes.leases import LeaseReading
+from ddp_operator.features.lost_nodes.nodes import NodeReading
+from ddp_operator.features.lost_nodes.readmission import STABLE
 from ddp_operator.features.lost_nodes.returns import DELETED, LONGEST_ABSENCE
 from ddp_operator.features.lost_nodes.watch import (
     MOST_NODES_AT_ONCE,
@@ -50,6 +53,7 @@ class World:
         self.leases: dict[str, LeaseReading] = {}
         self.reads: list[str] = []
         self.boots: dict[str, str] = {}
+        self.not_ready: set[str] = set()
         self.requests = 0
         self.frozen: set[int] = set()
         self.waits: list[int] = []
@@ -66,8 +70,9 @@ class World:
             self.store.apply(kind, child)
         self.pods = pods
         self.watch = NodeWatch(
-            self.store, self.changes.append, self.fetch, self.read, self.read_boot, clock=self.clock, pause=0.0
+            self.store, self.changes.append, self.fetch, self.read, self.read_node, clock=self.clock, pause=0.0
         )
+        self.watch.look_seconds = 0.0
 
     def clock(self) -> datetime:
         return self.now
@@ -93,8 +98,8 @@ class World:
         self.reads.append(node)
         return self.leases.get(node, FRESH)
 
-    async def read_boot(self, node: str) -> str:
-        return self.boots.get(node, "")
+    async def read_node(self, node: str) -> NodeReading:
+        return NodeReading(self.boots.get(node, ""), node not in self.not_ready)
 
     def follow(self, status: Status = RUNNING) -> None:
         self.watch.note_status(Snapshot(self.resource), Status(), status, self.now)
@@ -210,6 +215,74 @@ async def test_node_that_does_not_return_is_forgotten(world: World) -> None:
     world.now += LONGEST_ABSENCE + timedelta(seconds=1)
     await world.until(lambda: not world.watch._jobs[TRAIN].lost)
     assert not world.watch.list_suspicions(TRAIN)
+
+
+AVOIDING = replace(RUNNING, failed_nodes=("node-1", "node-9")).remember(lost_nodes=("node-1",))
+
+
+@pytest.fixture
+async def avoiding(world: World) -> AsyncIterator[World]:
+    """Return a world in which the job avoids node-1, which it has lost, and node-9 for another reason."""
+    world.follow(AVOIDING)
+    async with asyncio.TaskGroup() as tasks:
+        task = tasks.create_task(world.watch.run())
+        yield world
+        task.cancel()
+
+
+async def pass_time(world: World, seconds: float, step: float = 15.0) -> None:
+    for _ in range(round(seconds / step)):
+        world.now += timedelta(seconds=step)
+        reads = len(world.reads)
+        await world.until(lambda reads=reads: len(world.reads) >= reads + 2)  # the second one began after the change
+
+
+async def test_lost_node_that_is_ready_for_a_while_has_returned(avoiding: World) -> None:
+    await pass_time(avoiding, 0, 1)
+    await avoiding.until(lambda: avoiding.reads)
+    await pass_time(avoiding, STABLE.total_seconds() - 15)
+    assert (avoiding.watch.list_returned_nodes(), avoiding.changes) == (frozenset(), [])
+    await pass_time(avoiding, 30)
+    assert avoiding.watch.list_returned_nodes() == {"node-1"}
+    assert avoiding.changes == [TRAIN]
+    assert set(avoiding.reads) == {"node-1"}, "no other node is read"
+
+
+@pytest.mark.parametrize("obstacle", ["lease", "unreadable", "node"])
+async def test_node_that_is_silent_in_between_is_awaited_anew(avoiding: World, obstacle: str) -> None:
+    await pass_time(avoiding, 45)
+    if obstacle == "node":
+        avoiding.not_ready.add("node-1")
+    else:
+        avoiding.leases["node-1"] = LATE if obstacle == "lease" else LeaseReading(None, "no right")
+    await pass_time(avoiding, 15)
+    avoiding.not_ready.clear()
+    avoiding.leases.clear()
+    await pass_time(avoiding, STABLE.total_seconds() - 15)
+    assert avoiding.watch.list_returned_nodes() == frozenset()
+    await pass_time(avoiding, 30)
+    assert avoiding.watch.list_returned_nodes() == {"node-1"}
+
+
+async def test_returned_node_that_is_lost_again_is_no_longer_ready(avoiding: World) -> None:
+    await pass_time(avoiding, 90)
+    assert avoiding.watch.list_returned_nodes() == {"node-1"}
+    avoiding.watch.look_seconds = 3600.0  # the loss is known before the next reading
+    avoiding.boots["node-1"] = "first"
+    avoiding.silent[1] = 9.0
+    await avoiding.until(lambda: avoiding.watch.list_suspicions(TRAIN))
+    avoiding.boots["node-1"] = "second"
+    await avoiding.until(lambda: avoiding.lost)
+    assert avoiding.watch.list_returned_nodes() == frozenset()
+
+
+async def test_nodes_that_no_job_avoids_are_not_read(avoiding: World) -> None:
+    await pass_time(avoiding, 90)
+    avoiding.follow(RUNNING)
+    await avoiding.until(lambda: not avoiding.watch.list_returned_nodes())
+    reads = len(avoiding.reads)
+    await asyncio.sleep(0.05)
+    assert len(avoiding.reads) == reads
 
 
 async def test_suspicion_ends_when_the_pod_answers(world: World) -> None:

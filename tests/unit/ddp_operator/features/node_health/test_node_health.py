@@ -81,7 +81,7 @@ async def test_job_leaves_and_avoids_reported_node() -> None:
     assert harness.pods(1) == []
     harness.clock.advance(1)
     await harness.settle()
-    assert [view_pod(pod).avoids_nodes for pod in harness.pods(2)] == [True, True]
+    assert [view_pod(pod).avoided_nodes for pod in harness.pods(2)] == [("node-a",)] * 2
     assert c.NODE_UNHEALTHY in harness.events
 
 
