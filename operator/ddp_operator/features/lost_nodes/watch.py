@@ -14,6 +14,7 @@ from typing import Final, NamedTuple
 from ddp_operator.api.cluster import Key, Snapshot
 from ddp_operator.api.faults import contain
 from ddp_operator.api.kubeobjects import find_metrics_port, utc_now
+from ddp_operator.api.parse import parse_status
 from ddp_operator.api.status import Status
 from ddp_operator.decide.avoidance import list_awaited_nodes
 from ddp_operator.decide.hooks import Service
@@ -151,19 +152,24 @@ class NodeWatch(Service):
             if key in self._jobs:
                 self._jobs[key].awaited = frozenset(list_awaited_nodes(new))
         else:
-            self._forget(key)
+            self.forget(key)
 
     def list_suspicions(self, key: Key) -> Mapping[str, Suspicion]:
-        """See ``Service``."""
+        """See ``Service``. The first pass of an operator writes no status of a job in which nothing changes."""
+        snapshot = None if key in self._jobs else self.store.snapshot(key)
+        if snapshot is not None and (snapshot.resource.get("status") or {}).get("phase") in _FOLLOWED:
+            status = parse_status(snapshot.resource)
+            self.note_status(snapshot, status, status, self.clock())
         followed = self._jobs.get(key)
         return {} if followed is None else {**followed.suspicions, **followed.returns}
 
     async def close(self) -> None:
         """End all requests."""
         for key in list(self._jobs):
-            self._forget(key)
+            self.forget(key)
 
-    def _forget(self, key: Key) -> None:
+    def forget(self, key: Key) -> None:
+        """End the requests to the pods of a job."""
         followed = self._jobs.pop(key, None)
         if followed is not None and followed.task is not None:
             followed.task.cancel()

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from ddp_operator.api.cluster import Key, Snapshot
 from ddp_operator.api.constants import KIND
 from ddp_operator.api.status import Status
+from ddp_operator.decide.hooks import Hooks
 from ddp_operator.features.lost_nodes.contacts import Contact
 from ddp_operator.features.lost_nodes.evidence import LeaseAge
 from ddp_operator.features.lost_nodes.leases import LeaseReading
@@ -314,6 +315,27 @@ async def test_job_that_does_not_train_is_followed_no_longer(world: World, phase
     await world.until(lambda: world.watch.list_suspicions(TRAIN))
     world.follow(Status(phase=phase, attempt=1))
     assert world.watch.list_suspicions(TRAIN) == {}
+
+
+async def test_deleted_job_is_followed_no_longer(world: World) -> None:
+    hooks = Hooks(services={"lost-nodes": world.watch})
+    assert TRAIN in world.watch._jobs
+    hooks.forget(TRAIN)
+    await asyncio.sleep(0.05)  # requests that have begun are cancelled
+    requests = world.requests
+    await asyncio.sleep(0.05)
+    assert (world.watch._jobs, world.requests) == ({}, requests)
+
+
+@pytest.mark.parametrize("phase", ["Running", "Pending"])
+async def test_running_job_is_followed_from_the_first_pass_of_an_operator_without_a_change(phase: Any) -> None:
+    world = World()
+    status = {"attempt": 1, "phase": phase, "failedNodes": ["a"], "operatorState": {"version": 1, "lostNodes": ["a"]}}
+    world.resource |= {"status": status, "metadata": world.resource["metadata"] | {"resourceVersion": "9"}}
+    world.store.apply(KIND, world.resource)
+    assert world.watch.list_suspicions(TRAIN) == {}
+    assert [followed.awaited for followed in world.watch._jobs.values()] == [{"a"}] * (phase == "Running")
+    await world.watch.close()
 
 
 async def test_number_of_nodes_lost_in_a_minute_is_limited() -> None:
