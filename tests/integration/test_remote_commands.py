@@ -11,7 +11,10 @@ import pytest
 import yaml
 
 from ddp_cli.__main__ import main
+from ddp_cli.client.api import connect
 from ddp_cli.commands.io import ExitCode
+from ddp_cli.features.drill.lost_node import ChosenPod, JobFacts
+from ddp_cli.features.drill.node_target import NodeTarget
 from ddp_operator.api.constants import EXIT_USER_ERROR, KIND
 from ddp_pod.features.history import store as history
 from tests.support.builders import job_manifest
@@ -87,6 +90,26 @@ async def test_job_is_submitted_watched_scaled_and_explained_to_its_end(
     assert await ddp("delete", "digits", "--wait") == ExitCode.OK
     assert await actors.get(KIND, "digits") is None
     assert await actors.list("Pod") == []
+
+
+async def test_drill_of_a_lost_node_sees_the_pod_of_its_index_and_the_status(
+    kubeconfig: Path, ddp: Ddp, actors: ClusterActors, start: Start, capsys: pytest.CaptureFixture[str]
+) -> None:
+    start()
+    await actors.create(job_manifest())
+    pods = [await actors.run_pod("digits-1", index) for index in (0, 1)]
+    await actors.phase("digits", "Running")
+
+    target = NodeTarget(connect(kubeconfig=str(kubeconfig)), "digits", 1)
+    chosen = await in_thread(target.choose)
+    uid = pods[1]["metadata"]["uid"]
+    assert chosen == ChosenPod(pods[1]["metadata"]["name"], uid, pods[1]["spec"]["nodeName"])
+    sighting = await in_thread(next, target.sightings())
+    assert sighting.facts == JobFacts(uids=frozenset({uid}))
+    assert await ddp("drill", "digits", "--lose-node", "2") == ExitCode.BAD_INPUT
+    assert "--lose-node: digits has no running pod 2" in capsys.readouterr().err
+    assert await ddp("drill", "digits", "--lose-node", "1", "--after", "0") == ExitCode.BAD_INPUT
+    assert "needs a job that reports steps" in capsys.readouterr().err
 
 
 async def test_failed_job_ends_watch_with_1_and_its_cause(

@@ -279,9 +279,12 @@ def get_profile(api: Api, kind: str, namespace: str, name: str) -> Object | None
     return None
 
 
-def list_pods(api: Api, name: str) -> list[Object]:
-    """Return the pods of a job, of all attempts that still have some. Raises: ClientError."""
-    query = {"labelSelector": f"{constants.LABEL_JOB_NAME}={name}"}
+def list_pods(api: Api, name: str, *, index: int | None = None) -> list[Object]:
+    """Return the pods of a job, of all attempts that still have some; of one completion index. Raises: ClientError."""
+    selector = f"{constants.LABEL_JOB_NAME}={name}"
+    if index is not None:
+        selector += f",{constants.ANNOTATION_COMPLETION_INDEX}={index}"  # the label has the annotation's name
+    query = {"labelSelector": selector}
     items: list[Object] = api.request("GET", api_path("v1", "pods", api.namespace), query)["items"]
     return items
 

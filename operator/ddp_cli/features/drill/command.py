@@ -1,6 +1,7 @@
 """`ddp drill`: kill a rank of a running job, then measure how long the recovery takes and how many steps are lost.
 
-In a cluster, pods/exec runs the probe in the job's containers. For a run on this machine it runs in this process.
+With ``--lose-node`` a person cuts off a node instead (``node_drill``). In a cluster, pods/exec runs the probe in the
+job's containers. For a run on this machine it runs in this process.
 """
 
 import argparse
@@ -12,18 +13,20 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
-from importlib import resources
 from typing import Any, Final, NamedTuple
 
-from ddp_cli.client.api import Api, get_job, open_exec
+from ddp_cli.client.api import Api, get_job
 from ddp_cli.client.cluster_backend import ClusterBackend
-from ddp_cli.client.errors import ApiError, ClientError
-from ddp_cli.client.logs import LogPod, list_running_pods
+from ddp_cli.client.errors import ClientError
+from ddp_cli.client.logs import list_running_pods
 from ddp_cli.client.runs import read_job
 from ddp_cli.commands.arguments import add_cluster_arguments, add_local_arguments, add_output_argument, open_job
 from ddp_cli.commands.io import CommandError, ExitCode, integer
 from ddp_cli.features.drill import probe
-from ddp_cli.features.drill.recovery import MeasuredRecovery, Sample, measure, parse_sample
+from ddp_cli.features.drill.node_drill import lose_node
+from ddp_cli.features.drill.node_target import NodeTarget
+from ddp_cli.features.drill.pods import RunEnded, build_probe_command, execute_in_pod
+from ddp_cli.features.drill.recovery import MeasuredRecovery, Sample, describe_loss, measure, parse_sample
 from ddp_cli.local.folder import RunFolder
 from ddp_cli.view.terminal import print_text
 from ddp_operator.api.kubeobjects import find_metrics_port
@@ -40,7 +43,14 @@ _LOCAL_POLL_SECONDS: Final = 0.1
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_local_arguments(parser)
-    parser.add_argument("--kill", type=integer(0), metavar="RANK", required=True, help="kill the process of this rank")
+    fault = parser.add_mutually_exclusive_group(required=True)
+    fault.add_argument("--kill", type=integer(0), metavar="RANK", help="kill the process of this rank")
+    fault.add_argument(
+        "--lose-node",
+        type=integer(0),
+        metavar="POD",
+        help="cut off the node of the pod with this index yourself (docs/drills.md)",
+    )
     parser.add_argument(
         "--after",
         type=integer(0),
@@ -62,6 +72,11 @@ def run(arguments: argparse.Namespace) -> int:
     phase = job.phase
     if phase != "Running":
         raise CommandError(f"{job.name} is {phase}; a drill needs a Running job", ExitCode.FAILED)
+    if arguments.lose_node is not None:
+        if not isinstance(job.backend, ClusterBackend):
+            raise CommandError("--lose-node: a run on this machine has no nodes", ExitCode.BAD_INPUT)
+        node_target = NodeTarget(job.backend.api, job.name, arguments.lose_node)
+        return lose_node(node_target, arguments.output, after=arguments.after, timeout=arguments.timeout)
     if isinstance(job.backend, ClusterBackend):
         target: PodTarget | RunTarget = PodTarget(job.backend.api, job.name)
     else:
@@ -69,14 +84,6 @@ def run(arguments: argparse.Namespace) -> int:
     result = drill(target, arguments.kill, after=arguments.after, timeout=arguments.timeout)
     print_result(result, arguments.output)
     return ExitCode.OK
-
-
-class RunEnded(Exception):
-    """The job ended during the drill. ``phase``: its last phase."""
-
-    def __init__(self, phase: str) -> None:
-        super().__init__(phase)
-        self.phase = phase
 
 
 class DrillResult(NamedTuple):
@@ -184,24 +191,8 @@ def print_result(result: DrillResult, output: str) -> None:
     end = "the next step" if recovery.steps_lost is not None else "running workers"
     print_text(f"killed      {result.killed}")
     print_text(f"recovery    {recovery.seconds:.1f} s to {end} ({level[recovery.level]})")
-    print_text(f"steps lost  {_describe_loss(recovery)}")
+    print_text(f"steps lost  {describe_loss(recovery)}")
     print_text(f"verdict     {_describe_verdict(recovery)}")
-
-
-def _describe_loss(recovery: MeasuredRecovery) -> str:
-    lost = recovery.steps_lost
-    if lost is None:
-        return "unknown (--after 0)"
-    if recovery.from_beginning:
-        return f"all {lost} (at step {recovery.step_before}, restarted at step 0)"
-    earliest = recovery.earliest_resume
-    latest = recovery.latest_resume
-    if earliest == latest:
-        return f"{lost} (at step {recovery.step_before}, resumed from {earliest})"
-    return (
-        f"at most {lost} (at step {recovery.step_before}, resumed between {earliest} and {latest}: the log has every "
-        f"{recovery.interval}th step)"
-    )
 
 
 def _describe_verdict(recovery: MeasuredRecovery) -> str:
@@ -213,12 +204,6 @@ def _describe_verdict(recovery: MeasuredRecovery) -> str:
             "(docs/checkpoints.md), or kill after the first one (--after)"
         )
     return "recovered"
-
-
-def build_probe_command(*words: str) -> list[str]:
-    """Return the command line that runs the probe in a container."""
-    source = resources.files(__package__).joinpath("probe.py").read_text(encoding="utf-8")
-    return ["python3", "-c", source, *words]
 
 
 class PodTarget:
@@ -271,27 +256,6 @@ class PodTarget:
         phase = (get_job(self._api, self._name).get("status") or {}).get("phase")
         if phase in ENDED_PHASES:
             raise RunEnded(phase)
-
-
-def execute_in_pod(api: Api, pod: LogPod, command: list[str]) -> Iterator[str]:
-    """Yield the lines that a command prints in a pod, until it or the pod ends. Raises: ApiError."""
-    from websocket import WebSocketException
-
-    try:
-        socket = open_exec(api, pod.name, command, container=pod.container, stdin=False, stderr=True)
-    except ApiError as error:
-        if error.status in (401, 403):
-            raise
-        return  # the pod was deleted or is not ready yet
-    try:
-        while socket.is_open() or socket.peek_stdout():
-            line = socket.readline_stdout(timeout=5)
-            if line:
-                yield line
-    except WebSocketException:
-        return
-    finally:
-        socket.close()
 
 
 class RunTarget:

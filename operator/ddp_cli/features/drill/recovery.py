@@ -135,3 +135,20 @@ def _find_level(before: Sample, sample: Sample, *, page_was_lost: bool) -> str:
     if sample.attempt > before.attempt:
         return "group"
     return "pod" if page_was_lost else "process"
+
+
+def describe_loss(recovery: MeasuredRecovery) -> str:
+    """Return how many steps were lost, in words."""
+    lost = recovery.steps_lost
+    if lost is None:
+        return "unknown (--after 0)"
+    if recovery.from_beginning:
+        return f"all {lost} (at step {recovery.step_before}, restarted at step 0)"
+    earliest = recovery.earliest_resume
+    latest = recovery.latest_resume
+    if earliest == latest:
+        return f"{lost} (at step {recovery.step_before}, resumed from {earliest})"
+    return (
+        f"at most {lost} (at step {recovery.step_before}, resumed between {earliest} and {latest}: the log has every "
+        f"{recovery.interval}th step)"
+    )

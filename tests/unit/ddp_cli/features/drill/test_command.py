@@ -13,7 +13,8 @@ import pytest
 
 from ddp_cli.commands.io import CommandError
 from ddp_cli.features.drill import probe
-from ddp_cli.features.drill.command import DrillResult, RunEnded, drill, print_result
+from ddp_cli.features.drill.command import DrillResult, drill, print_result
+from ddp_cli.features.drill.pods import RunEnded, build_probe_command
 from ddp_cli.features.drill.recovery import MeasuredRecovery, Sample
 
 
@@ -121,8 +122,6 @@ class TestProbe:
                 os.kill(child, 9)
 
     def test_probe_is_one_file_of_standard_library(self) -> None:
-        from ddp_cli.features.drill.command import build_probe_command
-
         line = build_probe_command("kill", "123456")
         line[0] = sys.executable
         done = subprocess.run([line[0], "-I", *line[1:]], capture_output=True, text=True, timeout=300)
