@@ -1,7 +1,7 @@
 """The times of recovery on this machine, by what is killed, for the file that the simulation reads.
 
 A rank, torchrun's agent or a pod of a job of two pods is killed; the time ends with the first step afterwards. A lost
-node needs a cluster: its time stays as the file has it.
+node needs kubelets: its times are from ``tests.bench.node_faults``, and stay as the file has them.
 """
 
 from __future__ import annotations

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import statistics
 from pathlib import Path
 
@@ -103,7 +104,30 @@ def test_rates_of_llama_3_are_those_of_its_paper() -> None:
 
 def test_table_of_the_page_is_that_of_the_benchmark() -> None:
     page = Path(ROOT / "docs" / "effective-time.md").read_text(encoding="utf-8")
-    assert ettr.render(ettr.simulate_policies(ettr.read_times())) in page
+    data = ettr.read_times()
+    assert ettr.render(ettr.simulate_policies(data), data) in page
+
+
+def test_times_of_a_lost_node_are_the_slowest_that_were_measured() -> None:
+    page = Path(ROOT / "docs" / "lost-nodes.md").read_text(encoding="utf-8")
+    slowest = [
+        float(re.split("-", row.split("|")[4])[-1])
+        for row in page.splitlines()
+        if row.startswith(("| no power (", "| the same with a spare ("))
+    ]
+    measured = ettr.read_times().measured
+    assert slowest == [measured["node"], measured["node with a spare"]]
+
+
+def test_what_is_assumed_is_added_to_what_was_measured() -> None:
+    data = ettr.read_times()
+    recovery, with_spare = ettr.compute_recovery(data, 60.0, 300.0)
+    assert recovery == {
+        "rank": data.measured["rank"] + 60,
+        "pod": data.measured["pod"] + 360,
+        "node": data.measured["node"] + 360,
+    }
+    assert with_spare == {name: data.measured[f"{name} with a spare"] + 60 for name in ("pod", "node")}
 
 
 def test_page_without_markers_is_not_changed(tmp_path: Path) -> None:
