@@ -23,7 +23,7 @@ from ddp_cli.local.adapt import Unsuitable, check_suitable
 from ddp_cli.local.ending import read_summary
 from ddp_cli.local.folder import DELETED, ENV_RUN_FOLDER, RunFolder
 from ddp_cli.local.machine import ENV_PYTHON, find_gpus
-from ddp_cli.view.why import Why, explain_why, omit_cluster_advice
+from ddp_cli.view.why import Why, explain_why, keep_local_advice
 from ddp_operator.api.cel import check_rules
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.kubeobjects import count_pod_gpus, utc_now
@@ -136,8 +136,8 @@ class LocalBackend:
         why = explain_why(read_job(folder), (), utc_now())
         summary = read_summary(folder)
         if summary:
-            return replace(why, what=summary, todo="")
-        return replace(why, what=f"{folder.path}: {why.what}", todo=omit_cluster_advice(why.todo))
+            return replace(why, what=summary, todo="", notes=())
+        return keep_local_advice(replace(why, what=f"{folder.path}: {why.what}"))
 
     def argument(self, name: str) -> str:
         """Return the path of the run's folder, for a shell."""

@@ -29,7 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
     links = job.links
     if arguments.output == "json":
         parts = {"name": why.name, "phase": why.phase, "reason": why.reason, "what": why.what, "todo": why.todo}
-        print_text(json.dumps({**parts, "links": links}, indent=2))
+        notes = [{"what": note.what, "todo": note.todo} for note in why.notes]
+        print_text(json.dumps({**parts, "notes": notes, "links": links}, indent=2))
     else:
         print_text("\n".join([str(why), *links]))
     return ExitCode.OK

@@ -25,7 +25,7 @@ from ddp_operator.api.status import (
     StragglerCause,
 )
 from ddp_operator.api.stored_fields import read_status
-from ddp_operator.api.texts import format_duration
+from ddp_operator.api.texts import format_duration, format_estimate
 from ddp_operator.decide.conditions import (
     BLOCKING,
     CHANGE_PENDING,
@@ -119,18 +119,34 @@ class LeaseRenewal(NamedTuple):
     duration: timedelta
 
 
+class Note(NamedTuple):
+    """A further finding about a job that trains, with its own remedy (empty if none is needed).
+
+    ``is_about_ranks``: the table of ranks has its details.
+    """
+
+    what: str
+    todo: str = ""
+    is_about_ranks: bool = False
+
+
 @dataclass(frozen=True, slots=True)
 class Why:
-    """The explanation: ``what`` is the state and its reason, ``todo`` the remedy (empty if none is needed)."""
+    """The explanation: ``what`` is the state and its reason, ``todo`` the remedy (empty if none is needed).
+
+    ``notes``: what else a person should know, present problems before past ones.
+    """
 
     name: str
     phase: str
     reason: str
     what: str
     todo: str = ""
+    notes: tuple[Note, ...] = ()
 
     def __str__(self) -> str:
-        return " ".join(filter(None, (self.what, self.todo)))
+        parts = (self.what, self.todo, *(part for note in self.notes for part in (note.what, note.todo)))
+        return " ".join(filter(None, parts))
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,7 +227,7 @@ def _add_operator_absence(case: _Case, why: Why) -> Why:
     if not absence:
         return why
     what = f"{absence}; failures, suspension and resizing are not handled. The last known state: {why.what}"
-    return Why(why.name, why.phase, _NO_OPERATOR, what, _CHECK_OPERATOR)
+    return replace(why, reason=_NO_OPERATOR, what=what, todo=_CHECK_OPERATOR)
 
 
 def _describe_absence(case: _Case) -> str:
@@ -267,7 +283,7 @@ def _explain_success(case: _Case) -> Why | None:
     success = _describe_success(case)
     doubts = find_doubts(case.status)
     if not doubts:
-        return case.conclude("", success + _describe_unknown_groups(case.status))
+        return case.conclude("", f"{success} {_describe_unknown_groups(case.status)}".rstrip())
     what = " ".join(
         [f"{success} But {sentence(doubts[0].message)}", *(sentence(doubt.message) for doubt in doubts[1:])]
     )
@@ -371,7 +387,7 @@ def _explain_failing_upload(case: _Case) -> Why | None:
     if uploaded is None or uploaded.status != "False":
         return None
     what = f"{_describe_training(case)} But {sentence(uploaded.message)}"
-    return case.conclude(uploaded.reason, what, REMEDIES[uploaded.reason])
+    return replace(case.conclude(uploaded.reason, what, REMEDIES[uploaded.reason]), notes=_list_notes(case))
 
 
 def _explain_divergence(case: _Case) -> Why | None:
@@ -379,17 +395,11 @@ def _explain_divergence(case: _Case) -> Why | None:
     if progress is None or (progress.loss or "").lstrip("-") not in ("nan", "inf"):
         return None
     what = f"{_describe_training(case)} But its loss is {progress.loss}: further steps cannot improve the model."
-    return Why(case.name, case.phase, "", what, REMEDIES["LossNotFinite"])
+    return Why(case.name, case.phase, "", what, REMEDIES["LossNotFinite"], _list_notes(case))
 
 
 def _explain_training(case: _Case) -> Why:
-    status = case.status
-    hint = ""
-    if status.last_failure and status.restarts.all:
-        hint = _describe_hint(status.last_failure)
-    if not hint and status.preflight and status.preflight.failed:
-        hint = case.fill("The reasons are in pod 0's log: ddp logs {name} --node 0.")
-    return Why(case.name, case.phase, "", _describe_training(case), hint)
+    return Why(case.name, case.phase, "", _describe_training(case), notes=_list_notes(case))
 
 
 _STEPS: Final[tuple[Callable[[_Case], Why | None], ...]] = (
@@ -413,7 +423,7 @@ def _describe_obstacle(case: _Case, condition: Condition) -> str:
     queue = case.status.queue
     if queue is not None and queue.start_p50 is not None and queue.start_p90 is not None:
         median, late = ((time - case.now).total_seconds() for time in (queue.start_p50, queue.start_p90))
-        what += f" Expected in {format_duration(median)}, with 90 % within {format_duration(late)}."
+        what += f" Expected in {format_estimate(median)}, with 90 % within {format_estimate(late)}."
     failure = case.status.last_failure
     if failure is not None and _is_after_restart(case.status, condition):
         is_stated = describe_detail(failure) in condition.message
@@ -518,9 +528,8 @@ def _describe_success(case: _Case) -> str:
     restarts = status.restarts.all
     if restarts:
         results.append(f"{restarts} restart{'s' if restarts != 1 else ''}")
-    slow = describe_stragglers(status)
     success = f"{case.name} has succeeded{duration}" + (f": {', '.join(results)}." if results else ".")
-    return f"{success} {slow}" if slow else success
+    return f"{success} {describe_stragglers(status)}".rstrip()
 
 
 class _SlowPart(NamedTuple):
@@ -549,11 +558,17 @@ _SLOW_PARTS: Final[Mapping[StragglerCause, _SlowPart]] = {
 
 
 def describe_stragglers(status: Status) -> str:
-    """Return the sentence about the slowest rank, for which all others wait in each step; empty without one."""
+    """Return the cause and the remedy of the slowest rank, for which all others wait in each step; empty without."""
+    note = _note_stragglers(status)
+    return f"{note.what} {note.todo}".strip()
+
+
+def _note_stragglers(status: Status) -> Note:
     if not status.stragglers:
-        return ""
+        return Note("")
     part = _SLOW_PARTS[status.stragglers[0].cause]
-    return f"{_capitalize(name_stragglers(status))}: {part.cause}, so {part.remedy}."
+    what = f"{_capitalize(name_stragglers(status))}: {part.cause}."
+    return Note(what, _capitalize_sentence(part.remedy), is_about_ranks=True)
 
 
 def explain_straggler(straggler: Straggler) -> str:
@@ -573,10 +588,7 @@ def name_stragglers(status: Status) -> str:
 
 def _describe_training(case: _Case) -> str:
     status = case.status
-    remarks = _describe_aside(status) + _describe_preflight(status.preflight) + _describe_survived_failure(status)
-    remarks += _describe_unknown_groups(status) + _describe_nodes(status)
-    slow = describe_stragglers(status)
-    remarks += f" {slow}" if slow else ""
+    remarks = _describe_aside(status)
     progress = status.progress
     if progress is None:
         return f"{case.name} is running; nothing blocks it.{remarks}"
@@ -596,12 +608,28 @@ def _describe_training(case: _Case) -> str:
     return f"{case.name} is training{measured}; {state}.{remarks}"
 
 
-def _describe_survived_failure(status: Status) -> str:
+def _list_notes(case: _Case) -> tuple[Note, ...]:
+    """Return what a job that trains has besides, present problems first, each with its remedy."""
+    status = case.status
+    see_log = case.fill("The reasons are in pod 0's log: ddp logs {name} --node 0.")
+    notes = [
+        Note(_describe_nodes(status)),
+        _note_stragglers(status),
+        Note(_describe_unknown_groups(status)),
+        Note(_describe_preflight(status.preflight), see_log),
+        _note_survived_failure(status),
+    ]
+    return tuple(note for note in notes if note.what)
+
+
+def _note_survived_failure(status: Status) -> Note:
     restarts = status.restarts.all
-    if not restarts or status.last_failure is None:
-        return ""
+    failure = status.last_failure
+    if not restarts or failure is None:
+        return Note("")
     times = "once" if restarts == 1 else f"{restarts} times"
-    return f" It was restarted {times}; the last failure was {_describe_cause(status.last_failure)}"
+    what = f"It was restarted {times}; the last failure was {_describe_cause(failure)}"
+    return Note(what, _describe_hint(failure))
 
 
 def _describe_aside(status: Status) -> str:
@@ -636,14 +664,14 @@ def _advise_on_sidecar(case: _Case) -> str:
 def _describe_nodes(status: Status) -> str:
     """Return who drains the job's nodes, or what is wrong with them."""
     nodes = status.condition("NodesHealthy")
-    return f" But {sentence(nodes.message)}" if nodes is not None and nodes.status == "False" else ""
+    return _capitalize_sentence(nodes.message) if nodes is not None and nodes.status == "False" else ""
 
 
 def _describe_unknown_groups(status: Status) -> str:
     distributed = status.condition("TrainsAsOne")
     if distributed is None or distributed.status != "Unknown":
         return ""
-    return f" But {sentence(distributed.message)}"
+    return _capitalize_sentence(distributed.message)
 
 
 def _describe_preflight(preflight: PreflightStatus | None) -> str:
@@ -658,7 +686,7 @@ def _describe_preflight(preflight: PreflightStatus | None) -> str:
     if "pairs" in preflight.failed and preflight.slowest:
         findings.append(f"the slowest pair is {preflight.slowest}")
     details = f": {', '.join(findings)}" if findings else ""
-    return f" But its preflight failed in {', '.join(preflight.failed)}{details}."
+    return f"Its preflight failed in {', '.join(preflight.failed)}{details}."
 
 
 def _describe_hint(failure: LastFailure) -> str:
@@ -716,6 +744,12 @@ _CLUSTER: Final = re.compile(
     r"|\bclaim|fsGroup|runAsUser|ddp delete|submit the (?:job|file)|NetworkPolic|podPidsLimit|imagePullSecrets"
 )
 _CLAUSES: Final = re.compile(r"(; |, then |, or |, and )")
+
+
+def keep_local_advice(why: Why) -> Why:
+    """Return an explanation of a run on this machine, without remedies that only a cluster can follow."""
+    notes = tuple(note._replace(todo=omit_cluster_advice(note.todo)) for note in why.notes)
+    return replace(why, todo=omit_cluster_advice(why.todo), notes=notes)
 
 
 def omit_cluster_advice(remedy: str) -> str:

@@ -27,6 +27,14 @@ def format_duration(seconds: float) -> str:
     return f"{whole // 86400}d{whole % 86400 // 3600:02d}h"
 
 
+def format_estimate(seconds: float) -> str:
+    """Return an estimated duration as text, without more digits than an estimate has: 1 min, 40 min, 3 h, 2 days."""
+    minutes = max(1, round(seconds / 60))
+    if minutes < 100:
+        return f"{minutes} min"
+    return f"{round(minutes / 60)} h" if minutes < 48 * 60 else f"{round(minutes / 1440)} days"
+
+
 def format_more_pods(number: int, *, preposition: str = "") -> str:
     """Return the pods that a message counts beside the named one, such as `` (and of 2 more pods)``; empty for 0."""
     if not number:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ddp_operator.api.texts import format_duration, format_more_pods
+from ddp_operator.api.texts import format_duration, format_estimate, format_more_pods
 
 
 @pytest.mark.parametrize(
@@ -12,6 +12,14 @@ from ddp_operator.api.texts import format_duration, format_more_pods
 )  # fmt: skip
 def test_duration_has_two_greatest_units(seconds: float, text: str) -> None:
     assert format_duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(-9, "1 min"), (20, "1 min"), (2394, "40 min"), (5900, "98 min"), (24_000, "7 h"), (4e5, "5 days")],
+)
+def test_estimate_has_no_more_digits_than_it_is_worth(seconds: float, text: str) -> None:
+    assert format_estimate(seconds) == text
 
 
 @pytest.mark.parametrize(

@@ -69,7 +69,7 @@ def test_estimate_of_queue_is_relative_to_now() -> None:
     times = {"startP50": format_time(NOW + timedelta(minutes=40)), "startP90": format_time(NOW + timedelta(minutes=80))}
     place = {"clusterQueue": "gpu", "position": 3, "of": 17, **times}
     waits = condition(c.SCHEDULED, "False", "QuotaPending", "position 3/17")
-    assert "position 3/17. Expected in 40m00s, with 90 % within 1h20m. " in str(why(waits, queue=place))
+    assert "position 3/17. Expected in 40 min, with 90 % within 80 min. " in str(why(waits, queue=place))
     assert "with 90 %" not in str(why(waits))
 
 
@@ -363,12 +363,12 @@ class TestWhatIsTold:
         good = condition(c.PROGRESSING, "True", c.TRAINING)
         explanation = explain_why(job(good, phase="Running", preflight=flight), (), NOW, option=" -n team")
         assert str(explanation) == (
-            "x is running; nothing blocks it. But its preflight failed in transport, pairs: traffic between pods "
+            "x is running; nothing blocks it. Its preflight failed in transport, pairs: traffic between pods "
             "uses Socket, the slowest pair is pods 0 and 7 (nodes a and h): 1200 MB/s. The reasons are in pod 0's log: "
             "ddp logs x -n team --node 0."
         )
         slow = {"failed": ["allreduce"], "allReduceMegabytesPerSecond": "30"}
-        assert "an all-reduce transfers 30 MB/s" in why(good, phase="Running", preflight=slow).what
+        assert "an all-reduce transfers 30 MB/s" in str(why(good, phase="Running", preflight=slow))
 
     def test_explanation_of_invisible_steps_has_one_remedy(self) -> None:
         hint = "no step is visible: metrics.autoInstrument is false. To show progress, set spec.metrics.logPatterns"
@@ -400,8 +400,22 @@ class TestWhatIsTold:
             restarts={"all": 2, "inPlace": 2, "used": 0, "limit": 3},
             lastFailure=FAILURE,
         )
-        assert "It was restarted 2 times; the last failure was UserError (rank 3" in explanation.what
-        assert explanation.todo.startswith(FAILURE["remedy"][:1].upper())
+        (note,) = explanation.notes
+        assert "It was restarted 2 times; the last failure was UserError (rank 3" in note.what
+        assert note.todo.startswith(FAILURE["remedy"][:1].upper())
+
+    def test_each_problem_of_training_has_its_own_remedy_and_present_ones_are_first(self) -> None:
+        explanation = why(
+            condition(c.PROGRESSING, "True", c.TRAINING),
+            phase="Running",
+            restarts={"all": 1, "inPlace": 1, "used": 0, "limit": 3},
+            lastFailure=FAILURE,
+            stragglers=[{"rank": 1, "ratio": "1.7", "cause": "data"}],
+        )
+        slow, restarted = explanation.notes
+        assert slow.is_about_ranks
+        assert ("its DataLoader workers" in slow.todo, "Check the path" in restarted.todo) == (True, True)
+        assert str(explanation).index(slow.todo) < str(explanation).index(restarted.what)
 
 
 class TestExplainedFailure:
@@ -495,16 +509,16 @@ def status_written(age: int, manager: str = "ddp-operator") -> list[dict[str, An
 def test_slow_rank_is_named_while_the_job_trains_and_afterwards(phase: str, cause: str, part: str) -> None:
     slow = [{"rank": 1, "ratio": "23.4", "cause": cause}, {"rank": 5, "ratio": "1.4", "cause": "data"}]
     trains = condition(c.PROGRESSING, "True", c.TRAINING)
-    text = why(trains, phase=phase, stragglers=slow, progress={"step": 7}).what
+    text = str(why(trains, phase=phase, stragglers=slow, progress={"step": 7}))
     assert "Rank 1 needs 23.4 times as long for a step as its peers (1 more rank is slow): " in text
     assert part in text
-    assert "Rank" not in why(trains, phase=phase, progress={"step": 7}).what
+    assert "Rank" not in str(why(trains, phase=phase, progress={"step": 7}))
 
 
 def test_each_cause_of_a_slow_rank_has_a_remedy() -> None:
     for cause in get_args(StragglerCause):
         text = describe_stragglers(Status(stragglers=(Straggler(rank=1, ratio="2.0", cause=cause),)))
-        assert re.fullmatch(r"Rank 1 needs 2\.0 times as long for a step as its peers: .+, so .+\.", text)
+        assert re.fullmatch(r"Rank 1 needs 2\.0 times as long for a step as its peers: [^.]+\. [A-Z].+\.", text)
 
 
 def test_restarted_sidecar_of_training_job_names_command_for_its_log() -> None:
