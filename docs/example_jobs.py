@@ -7,7 +7,9 @@ import math
 import re
 import time
 from collections.abc import Iterator
-from datetime import datetime, timedelta
+from dataclasses import dataclass
+from datetime import timedelta
+from random import Random
 from typing import Any
 
 from ddp_cli.client.api import Api, Object, api_path, job_path
@@ -16,12 +18,13 @@ from ddp_cli.features.ui.server import Server
 from ddp_cli.features.ui.sources import ClusterJobs
 from ddp_operator.api import constants
 from ddp_operator.api.kubeobjects import format_time, utc_now
+from ddp_operator.api.texts import format_duration
 from ddp_pod.contract.progress import RankProgress
 from ddp_pod.contract.records import to_json
 from ddp_pod.contract.report import PodReport
 
 NAMESPACE = "vision"
-NOW = utc_now()
+NOW = utc_now().replace(microsecond=0)
 SLOW_RANK = 11
 RANKS = 16
 
@@ -31,49 +34,98 @@ def at(minutes: float) -> str:
     return format_time(NOW - timedelta(minutes=minutes))
 
 
+@dataclass(frozen=True)
+class Training:
+    """A training whose numbers all follow from these. Times in minutes before now, ``step`` and ``slow`` in seconds."""
+
+    total: int
+    batch: int
+    step: float
+    first: float
+    floor: float
+    pace: float = 5.0
+    rate: float = 1e-3
+    last: float = 0.0
+    killed: float = 0.0
+    """When a rank was killed; afterwards a step takes ``slow``, because one rank is slow."""
+
+    pause: float = 4.0
+    lost: int = 400
+    slow: float = 0.0
+
+    @property
+    def killed_step(self) -> int:
+        """The last step before the kill."""
+        return round(60 * (self.first - self.killed) / self.step)
+
+    def is_slow(self, minutes: float) -> bool:
+        """Return whether the job was restarted by then."""
+        return minutes < self.killed - self.pause / 2
+
+    def count(self, minutes: float) -> int:
+        """Return the steps that are done."""
+        if not self.is_slow(minutes):
+            return max(1, round(60 * (self.first - minutes) / self.step))
+        return self.killed_step - self.lost + round(60 * (self.killed - self.pause - minutes) / self.slow)
+
+    @property
+    def step_seconds(self) -> float:
+        """The time of a step now."""
+        return self.slow if self.killed else self.step
+
+    @property
+    def rows(self) -> list[str]:
+        """The rows of a status."""
+        random = Random(self.total + self.batch)
+        rows = []
+        parts = [(self.first, self.killed or self.last)]
+        parts += [(self.killed - self.pause, self.last)] if self.killed else []
+        times = [start + (end - start) * number / 29 for start, end in parts for number in range(30)]
+        for minutes in times:
+            done = self.count(minutes)
+            loss = self.floor + (2.6 * math.exp(-self.pace * done / self.total) + 0.3) * random.uniform(0.94, 1.06)
+            is_slow = self.is_slow(minutes)
+            speed = self.batch / (self.slow if is_slow else self.step) * random.uniform(0.97, 1.02)
+            decay = self.rate * (1 + math.cos(math.pi * done / self.total)) / 2
+            time = (NOW - timedelta(minutes=minutes)).timestamp()
+            rows.append(f"{time:.0f},{int(is_slow)},{done},{loss:.4g},{speed:.0f},{decay:.5f}")
+        return rows
+
+    def describe(self) -> dict[str, Any]:
+        """Return the fields of a status."""
+        done = self.count(self.last)
+        loss, speed = self.rows[-1].split(",")[3:5]
+        left = round((self.total - done) * self.step_seconds)
+        progress = {
+            "step": done, "totalSteps": self.total, "percent": f"{100 * done / self.total:.1f}%", "loss": loss,
+            "samplesPerSecond": speed, "throughput": f"{int(speed):,} samples/s",
+            "stepsPerSecond": f"{1 / self.step_seconds:.3g}", "lastStepTime": at(self.last),
+            **({"eta": format_duration(left), "etaSeconds": left} if left else {}),
+        }  # fmt: skip
+        columns = "time,restarts,step,loss,samples_per_second,learning_rate"
+        return {"progress": progress, "history": {"columns": columns, "rows": self.rows}}
+
+
+SLOWED = Training(45_000, 512, 0.56, 236, 0.4, pace=6, killed=129, slow=0.93)
+
+
 def condition(kind: str, status: str, reason: str, message: str, minutes: float) -> dict[str, str]:
     """Return a condition since some minutes."""
     return {"type": kind, "status": status, "reason": reason, "message": message, "lastTransitionTime": at(minutes)}
 
 
-def trains(minutes: float) -> list[dict[str, str]]:
-    """Return the conditions of a job that trains."""
+def trains(first: float, since: float = 0.0) -> list[dict[str, str]]:
+    """Return the conditions of a job that trains since its ``first`` step, or since a restart."""
     return [
-        condition("Accepted", "True", "Valid", "the job is valid", minutes + 9),
-        condition("Scheduled", "True", "PodsRunning", "4/4 pods scheduled", minutes + 6),
-        condition("Rendezvoused", "True", "Joined", "all pods joined", minutes + 1),
-        condition("Progressing", "True", "Training", "training", minutes),
+        condition("Accepted", "True", "Valid", "the job is valid", first + 4),
+        condition("Scheduled", "True", "PodsRunning", "4/4 pods scheduled", first + 3),
+        condition("Rendezvoused", "True", "Joined", "all pods joined", first + 1),
+        condition("Progressing", "True", "Training", "training", since or first),
     ]
 
 
-def curve(
-    minutes: float, step: int, floor: float, restarts: dict[int, int] | None = None, ended: float = 0.0
-) -> dict[str, Any]:
-    """Return the rows of a status. ``restarts``: where the number of restarts grows, and the steps that are lost."""
-    rows = []
-    lost = 0
-    count = 0
-    for number in range(60):
-        if restarts and number in restarts:
-            lost += restarts[number]
-            count += 1
-        done = max(1, int(step * (number + 1) / 60) - lost)
-        noise = 0.05 * math.sin(number * 2.1) + 0.03 * math.sin(number * 5.3)
-        loss = floor + 2.2 * math.exp(-done / (step / 4)) + noise
-        time = (NOW - timedelta(minutes=ended + minutes * (1 - number / 59))).timestamp()
-        rows.append(f"{time:.0f},{count},{done},{loss:.4f},{1180 + 30 * math.sin(number / 3):.0f}")
-    return {"columns": "time,restarts,step,loss,samples_per_second", "rows": rows}
-
-
-def progress(step: int, total: int, loss: float, **more: Any) -> dict[str, Any]:
-    """Return the progress of a status."""
-    percent = f"{100 * step / total:.1f}%"
-    rates = {"throughput": "1,183 samples/s", "samplesPerSecond": "1183", "stepsPerSecond": "1.15"}
-    return {"step": step, "totalSteps": total, "percent": percent, "loss": f"{loss:.4g}", **rates, **more}
-
-
-def job(name: str, phase: str, minutes: float, *, arguments: tuple[str, ...] = (), **status: Any) -> Object:
-    """Return a job that was created some minutes ago."""
+def job(name: str, phase: str, started: float, *, arguments: tuple[str, ...] = (), **status: Any) -> Object:
+    """Return a job that was started some minutes ago."""
     container = {
         "name": "trainer",
         "image": "registry.example/vision:7",
@@ -84,14 +136,14 @@ def job(name: str, phase: str, minutes: float, *, arguments: tuple[str, ...] = (
     return {
         "apiVersion": constants.API_VERSION,
         "kind": constants.KIND,
-        "metadata": {**metadata, "creationTimestamp": at(minutes + 10)},
+        "metadata": {**metadata, "creationTimestamp": at(started)},
         "spec": {"nodes": 4, "template": {"spec": {"containers": [container]}}},
         "status": {
             "phase": phase,
             "observedGeneration": 1,
             "attempt": 1,
-            "nodes": {"desired": 4, "ready": 4 if phase == "Running" else 0},
-            "startTime": at(minutes),
+            "nodes": {"desired": 4, "ready": 4 * (phase == "Running"), "succeeded": 4 * (phase == "Succeeded")},
+            "startTime": at(started),
             **status,
         },
     }
@@ -100,9 +152,9 @@ def job(name: str, phase: str, minutes: float, *, arguments: tuple[str, ...] = (
 def make_jobs() -> list[Object]:
     """Return the jobs."""
     memory = {
-        "attempt": 1, "rank": 5, "pod": "detr-large-1-1-k2v8p", "node": "gpu-17", "exitCode": 137,
+        "attempt": 1, "rank": 5, "pod": "detr-large-1-1-x7k2p", "node": "gpu-13", "exitCode": 137,
         "category": "OOMKilled", "message": "the kernel killed rank 5 at its memory limit of 80 GiB",
-        "remedy": "raise resources.limits.memory, or use fewer workers of the DataLoader", "time": at(129),
+        "remedy": "raise resources.limits.memory, or use fewer workers of the DataLoader", "time": at(SLOWED.killed),
     }  # fmt: skip
     label = {
         "attempt": 1, "rank": 3, "pod": "vit-b16-1-3-7dmzq", "node": "gpu-04", "exitCode": 1, "category": "UserError",
@@ -111,49 +163,50 @@ def make_jobs() -> list[Object]:
         "remedy": "fix the line of the script that the traceback points to",
     }  # fmt: skip
     lost = {
-        "attempt": 1, "level": "SamePods", "cause": "OOMKilled", "time": at(129), "step": 21_400, "stepsLost": 400,
-        "recoverySeconds": 38,
+        "attempt": 1, "level": "SamePods", "cause": "OOMKilled", "time": at(SLOWED.killed),
+        "step": SLOWED.killed_step, "stepsLost": SLOWED.lost, "recoverySeconds": round(60 * SLOWED.pause),
     }  # fmt: skip
+    productive = 1 - (4 + SLOWED.pause + SLOWED.lost * SLOWED.step / 60) / 240
     queue = {"clusterQueue": "gpu-h100", "position": 3, "of": 17, "waitsFor": "nvidia.com/gpu"}
     hang = "no step for 7m: rank 6 on gpu-12 waits for data (train.py:61), its 15 peers wait for it"
-    ended = [condition("Complete", "True", "Succeeded", "all pods have succeeded", 30)]
+    succeeded = ("Complete", "True", "Succeeded", "all pods have succeeded")
     return [
         job(
-            "vit-b16", "Failed", 42, completionTime=at(14), lastFailure=label, progress=progress(1210, 90_000, 4.87),
-            history=curve(24, 1210, 4.4, ended=14),
+            "vit-b16", "Failed", 42, completionTime=at(14), lastFailure=label,
+            **Training(90_000, 1024, 1.19, 38, 4.2, pace=400, last=14).describe(),
             conditions=[condition("Failed", "True", "UserError", str(label["message"]), 14)],
         ),
         job(
-            "clip-base", "Running", 190, progress=progress(31_800, 60_000, 1.92, lastStepTime=at(7)),
-            history=curve(176, 31_800, 1.9, ended=7),
-            conditions=[*trains(180)[:3], condition("Progressing", "False", "Stalled", hang, 6)],
+            "clip-base", "Running", 190, **Training(60_000, 2048, 0.34, 186, 1.4, pace=4, last=7).describe(),
+            conditions=[*trains(186)[:3], condition("Progressing", "False", "Stalled", hang, 6)],
         ),
         job(
-            "segformer", "Pending", 25, startTime=None,
+            "segformer", "Pending", 35, startTime=None,
             queue={**queue, "startP50": at(-40), "startP90": at(-80)},
-            conditions=[condition("Scheduled", "False", "QuotaPending", "position 3/17 in gpu-h100", 25)],
+            conditions=[condition("Scheduled", "False", "QuotaPending", "position 3/17 in gpu-h100", 35)],
         ),
         job(
-            "detr-large", "Running", 240, progress=progress(48_200, 90_000, 0.71, eta="9h40m"), restarts={"all": 1},
-            history=curve(236, 48_200, 0.7, {27: 400}), lastFailure=memory, lastRestart=lost, goodput="96.8%",
-            stragglers=[{"rank": SLOW_RANK, "ratio": "1.7", "cause": "compute"}], conditions=trains(230),
+            "detr-large", "Running", 240, restarts={"all": 1, "inPlace": 1}, lastFailure=memory, lastRestart=lost,
+            goodput=f"{100 * productive:.1f}%", **SLOWED.describe(),
+            stragglers=[{"rank": SLOW_RANK, "ratio": "1.7", "cause": "compute"}],
+            conditions=trains(SLOWED.first, SLOWED.killed - SLOWED.pause),
         ),
         job(
-            "resnet50-lr3", "Running", 65, arguments=("--lr", "0.3"),
-            progress=progress(22_000, 30_000, 1.31, eta="24m"), history=curve(60, 22_000, 1.22), conditions=trains(60),
+            "resnet50-lr3", "Running", 65, arguments=("--lr", "0.3"), conditions=trains(61),
+            **Training(30_000, 256, 0.166, 61, 0.95, pace=5, rate=0.3).describe(),
         ),
         job(
-            "resnet50-lr1", "Succeeded", 1500, arguments=("--lr", "0.1"), completionTime=at(1410), conditions=ended,
-            progress=progress(30_000, 30_000, 1.58), history=curve(84, 30_000, 1.55, ended=1410),
+            "resnet50-lr1", "Succeeded", 1500, arguments=("--lr", "0.1"), completionTime=at(1411),
+            **Training(30_000, 256, 0.168, 1496, 1.2, pace=3.5, rate=0.1, last=1412).describe(),
+            conditions=[condition(*succeeded, 1411)],
         ),
         job(
-            "mae-huge", "Suspended", 900, progress=progress(8000, 40_000, 0.62),
-            history=curve(800, 8000, 0.6, ended=60),
+            "mae-huge", "Suspended", 900, **Training(40_000, 4096, 6.2, 890, 0.2, pace=9, last=60).describe(),
             conditions=[condition("Suspended", "True", "Suspended", "spec.suspend is true", 60)],
         ),
         job(
-            "yolo-nightly", "Succeeded", 700, completionTime=at(520), progress=progress(50_000, 50_000, 0.88),
-            history=curve(170, 50_000, 0.85, ended=520), conditions=ended,
+            "yolo-nightly", "Succeeded", 700, completionTime=at(520), conditions=[condition(*succeeded, 520)],
+            **Training(50_000, 128, 0.21, 696, 0.55, pace=6, last=521).describe(),
         ),
     ]  # fmt: skip
 
@@ -178,13 +231,15 @@ def make_pods(name: str) -> list[Object]:
 
 
 def make_report(index: int) -> bytes:
-    """Return the report of a pod, one of whose ranks may be slow."""
+    """Return the report of a pod, one of whose ranks is slow, since the processes started again."""
+    done = SLOWED.count(0.0)
+    steps = done - SLOWED.killed_step + SLOWED.lost
     ranks = []
     for rank in range(4 * index, 4 * index + 4):
-        own = 0.88 if rank == SLOW_RANK else 0.50 + 0.01 * math.sin(rank)
-        counters = RankProgress(rank, step=48_200.0, steps=48_200.0, step_seconds=48_200 * 0.93)
-        counters.update({"compute_seconds": 48_200 * own, "data_seconds": 48_200 * 0.03})
-        counters.last_step_time = datetime.now().timestamp() - 1
+        compute = 0.88 if rank == SLOW_RANK else 0.50 + 0.01 * math.sin(rank)
+        counters = RankProgress(rank, step=float(done), steps=float(steps), step_seconds=steps * SLOWED.slow)
+        counters.update({"compute_seconds": steps * compute, "data_seconds": steps * (0.030 + 0.002 * math.cos(rank))})
+        counters.last_step_time = NOW.timestamp() - 0.1 * rank / RANKS
         ranks.append(counters)
     return json.dumps(to_json(PodReport(phase="Running", ranks=tuple(ranks)))).encode()
 
@@ -212,8 +267,9 @@ class ExampleApi(Api):
         if (query or {}).get("watch"):
             time.sleep(3600)
         index = int(path.split("/")[-2].split("-")[-2]) if path.endswith("/log") else 0
+        loss = SLOWED.describe()["progress"]["loss"]
         for rank in range(4 * index, 4 * index + 4):
-            yield f"{at(0)[:-1]}.{rank:03}Z [rank{rank}]: epoch 12 step 48200 loss {0.70 + rank / 1000:.3f}"
+            yield f"{at(0)[:-1]}.{rank:03}Z [rank{rank}]: step {SLOWED.count(0.0)} loss {float(loss) + rank / 1000:.3f}"
 
     def read(self, path: str, limit: int, seconds: float) -> bytes:
         """Return the report of a pod. Raises: ApiError, for other pages."""

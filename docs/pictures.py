@@ -48,11 +48,15 @@ SHOTS = {
 }
 """Picture, its run and its size in pixels."""
 PAGES = {
-    "ui-list": ("/", 720, "document.querySelectorAll('#rows tr').length > 5"),
-    "ui-job": ("/job/vision/detr-large", 1330, "document.querySelectorAll('.ranks tbody tr').length > 10"),
+    "ui-list": ("/", 810, "document.querySelectorAll('#rows tr').length > 5"),
+    "ui-job": (
+        "/job/vision/detr-large",
+        1560,
+        "document.querySelectorAll('.ranks tbody tr').length > 10 && document.querySelector('#charts canvas') !== null",
+    ),
     "ui-compare": (
         "/compare?job=job/vision/resnet50-lr3&job=job/vision/resnet50-lr1",
-        900,
+        1130,
         "document.querySelectorAll('#charts canvas').length > 0",
     ),
 }
@@ -200,7 +204,7 @@ async def draw_pages() -> None:
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
     base = f"http://127.0.0.1:{runner.addresses[0][1]}"
-    with tempfile.TemporaryDirectory() as scratch:
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as scratch:  # a browser ends later
         async with Browser("chromium", Path(scratch)) as browser:
             await browser.go(f"{base}/?token={server.token}")
             await browser.until("document.querySelectorAll('#rows tr').length > 5")
@@ -220,7 +224,7 @@ def save_picture(shot: Path, name: str) -> None:
     """Store a picture of a page with few colours: a palette makes a tenth of it."""
     from PIL import Image
 
-    Image.open(shot).convert("RGB").quantize(128).save(DOCS / "images" / f"{name}.png", optimize=True)
+    Image.open(shot).convert("RGB").quantize(256, kmeans=2).save(DOCS / "images" / f"{name}.png", optimize=True)
 
 
 def main(argv: list[str]) -> None:

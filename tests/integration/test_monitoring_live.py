@@ -256,6 +256,7 @@ def test_report_of_job_is_written_from_prometheus(watched: ScrapedRun, monkeypat
     written = [loss for part in own.series("loss") for _, loss in part]
     assert len(scraped) > 2
     assert scraped[-1] == pytest.approx(written[-1])
-    assert [rank.rank for rank in run.ranks] == [0, 1]
-    assert all(rank.steps > 0 for rank in run.ranks)
+    ((_, page),) = run.reports
+    assert [rank.rank for rank in page.ranks] == [0, 1]
+    assert all(rank.steps for rank in page.ranks)
     assert {chart["id"] for chart in build_job_page(run, datetime.now(UTC)).curves["charts"]} >= {"loss", "rate"}

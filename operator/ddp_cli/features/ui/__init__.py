@@ -1,1 +1,1 @@
-"""`ddp report`: the page of a run, one HTML file without external resources and scripts."""
+"""`ddp ui` and `ddp report`: pages about jobs and runs, live in the browser or saved as one file."""

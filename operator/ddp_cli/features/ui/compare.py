@@ -1,15 +1,36 @@
-"""Two or more runs side by side: their curves in one chart, their results, and the settings that differ."""
+"""Two or more runs side by side: which is better, the settings that differ, their curves, and their results."""
 
-from collections.abc import Sequence
-from typing import Any, Final
+import math
+import shlex
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any, Final, NamedTuple
 
 from ddp_cli.features.ui.curves import build_curves
-from ddp_cli.features.ui.job_page import find_differences, list_cards
+from ddp_cli.features.ui.job_page import format_value, list_cards, mean_rate
 from ddp_cli.features.ui.render import render, to_json
+from ddp_cli.features.ui.rows import build_row
 from ddp_cli.features.ui.run import RecordedRun
+from ddp_cli.local.folder import choose_rate
 from ddp_operator.api.kubeobjects import utc_now
+from ddp_operator.decide.conditions import INTERRUPTED
 
 _COMPARED: Final = ("loss", "accuracy", "rate", "learning-rate")
+_RESULTS: Final = ("step", "epoch", "duration", "nodes", "GPUs", "restarts", "goodput")
+_WINDOW: Final = 0.1
+"""Part of the steps over which a noisy value is averaged."""
+_EQUAL: Final = 0.02
+_MOST_DIFFERENCES: Final = 300
+_INCIDENTAL: Final = ("rendezvous.port", "command", "uid", "directory")
+
+
+class Result(NamedTuple):
+    """A row of a table: a measured value or a setting of each run. ``verdict``: which run is better; empty: neither."""
+
+    name: str
+    values: Sequence[str | datetime]
+    verdict: str = ""
 
 
 def render_comparison(runs: Sequence[RecordedRun], keys: Sequence[str]) -> str:
@@ -30,26 +51,93 @@ def join_curves(runs: Sequence[RecordedRun]) -> dict[str, Any]:
         for chart in build_curves(run, run.name)["charts"]:
             if chart["id"] in _COMPARED:
                 joined = charts.setdefault(chart["id"], {**chart, "lines": []})
-                own = next((line for line in chart["lines"] if line["name"] == run.name), None)
-                joined["lines"] += [{**own, "color": number}] if own is not None else []
-    return {
-        "start": 0.0,
-        "end": max((run.end for run in runs), default=0.0),
-        "charts": [chart for chart in charts.values() if chart["lines"]],
-        "marks": [],
-        "attempts": [],
-        "checkpoints": [],
-    }
+                joined["lines"] += [{**line, "color": number} for line in chart["lines"] if line["name"] == run.name]
+    shown = [chart for chart in charts.values() if chart["lines"]]
+    return {"clock": "each job's start", "charts": shown, "marks": [], "attempts": [], "checkpoints": []}
 
 
-def list_results(runs: Sequence[RecordedRun]) -> list[tuple[str, list[str]]]:
+def list_results(runs: Sequence[RecordedRun]) -> list[Result]:
     """Return the measured values of the runs, a row for each that is known of one of them."""
     now = utc_now()
-    columns = []
-    for run in runs:
-        values: dict[str, str] = {"phase": run.status.phase or ""}
-        values |= {card.name: f"{card.value} {card.note}".strip() for card in list_cards(run, now)}
-        losses = [row["loss"] for row in run.rows if "loss" in row]
-        columns.append(values | ({"lowest loss": f"{min(losses):.4g}"} if losses else {}))
-    names = dict.fromkeys(name for values in columns for name in values)
-    return [(name, [values.get(name, "") for values in columns]) for name in names]
+    names = [run.name for run in runs]
+    cards = [{card.name: f"{card.value} {card.note}".strip() for card in list_cards(run, now)} for run in runs]
+    common = min((max((row.get("step", 0.0) for row in run.rows), default=0.0) for run in runs), default=0.0)
+    since = (1 - _WINDOW) * common
+    column, unit = choose_rate([row for run in runs for row in run.rows])
+    window = f"mean of steps {since:,.0f} to {common:,.0f}"
+    measured = [
+        _rank(f"loss, {window}", names, [_mean_loss(run, since, common) for run in runs]),
+        _rank(f"mean throughput, {unit}", names, [mean_rate(run, column) for run in runs], more_is_better=True),
+    ]
+    states = [INTERRUPTED if run.interrupted else build_row(run.resource, now, key="").state.word for run in runs]
+    described = [
+        Result("state", states),
+        Result("started", [datetime.fromtimestamp(run.start, UTC) if run.start else "" for run in runs]),
+        *(Result(name, [values.get(name, "") for values in cards]) for name in _RESULTS),
+    ]
+    return [result for result in (*measured, *described) if any(result.values)]
+
+
+def _mean_loss(run: RecordedRun, since: float, until: float) -> float | None:
+    rows = [row for row in run.rows if max(since, 1.0) <= row.get("step", 0.0) <= until]
+    losses = [row["loss"] for row in rows if math.isfinite(row.get("loss", math.nan))]
+    return statistics.fmean(losses) if losses else None
+
+
+def _rank(name: str, runs: Sequence[str], values: Sequence[float | None], *, more_is_better: bool = False) -> Result:
+    """Return the result with the best run, and by how much it is better than the next one."""
+    known = [(value, run) for value, run in zip(values, runs, strict=True) if value is not None]
+    known.sort(reverse=more_is_better)
+    verdict = ""
+    if len(known) > 1:
+        best, second = known[0][0], known[1][0]
+        leaders = [run for value, run in known if abs(value - best) <= _EQUAL * abs(best)]
+        verdict = f"{leaders[0]}, by {abs(best - second) / abs(second):.0%}" if second else leaders[0]
+        if len(leaders) > 1:
+            which = f"{' and '.join(leaders)}, " if len(leaders) < len(known) else ""
+            verdict = f"{which}equal within {_EQUAL:.0%}"
+    return Result(name, ["" if value is None else format_value(value) for value in values], verdict)
+
+
+def find_differences(runs: Sequence[RecordedRun]) -> list[Result]:
+    """Return the settings and arguments that differ between runs."""
+    flat = [dict(_flatten("", run.resource.get("spec") or {})) | dict(run.facts) for run in runs]
+    names = [name for name in dict.fromkeys(name for settings in flat for name in settings) if name not in _INCIDENTAL]
+    found = [Result(name, [settings.get(name, "") for settings in flat]) for name in names]
+    return [difference for difference in found if len(set(difference.values)) > 1][:_MOST_DIFFERENCES]
+
+
+def _flatten(path: str, value: Any) -> Iterator[tuple[str, str]]:
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _flatten(f"{path}.{name}" if path else str(name), item)
+    elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
+        yield from _list_options(shlex.join(value), path)
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            name = item.get("name", number) if isinstance(item, Mapping) else number
+            yield from _flatten(f"{path}[{name}]", item)
+    else:
+        yield path, str(value)
+
+
+def _list_options(command: str, path: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the options of a command line by name, and its other words together."""
+    try:
+        words = shlex.split(command)
+    except ValueError:
+        words = command.split()
+    others = []
+    number = 0
+    while number < len(words):
+        word = words[number]
+        number += 1
+        if not word.startswith("--") or word == "--":
+            others.append(word)
+            continue
+        name, has_value, value = word.partition("=")
+        if not has_value and number < len(words) and not words[number].startswith("-"):
+            value = words[number]
+            number += 1
+        yield f"{path} {name}".strip(), value or "set"
+    yield f"{path or 'command'} (words)", " ".join(others)

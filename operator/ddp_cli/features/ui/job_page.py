@@ -1,24 +1,23 @@
 """The page of one job as typed records: what it does and why, its life as bars, its ranks, and its settings. Pure."""
 
-import shlex
+import math
+import signal
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from msgspec.structs import replace as replace_fields
-
 from ddp_cli.features.ui.curves import build_curves
-from ddp_cli.features.ui.rows import Attention, choose_tone, judge_attention
+from ddp_cli.features.ui.rows import State, is_training, judge_attention, name_state
 from ddp_cli.features.ui.run import RecordedRun, split_processes
 from ddp_cli.local.ending import explain_interruption
-from ddp_cli.view.why import Why, explain_straggler, explain_why, omit_cluster_advice
-from ddp_operator.api.status import ENDED_PHASES, STRAGGLER_RATIO, LastFailure, Progress, Status, Straggler
+from ddp_cli.local.folder import choose_rate
+from ddp_cli.view.why import Note, Why, explain_straggler, explain_why, keep_local_advice
+from ddp_operator.api.status import ENDED_PHASES, STRAGGLER_RATIO, Progress, Status, Straggler
 from ddp_operator.api.texts import format_duration
 from ddp_operator.api.yaml_writer import format_documents
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.failures import describe_detail, describe_place
 from ddp_operator.decide.report import Page, read_rate
 
 _MOST_BARS: Final = 200
@@ -120,12 +119,10 @@ class JobPage:
     key: str
     place: str
     run: RecordedRun
-    phase: str
-    title: str
-    attention: Attention
-    what: str
-    todo: str
-    failure: LastFailure | None
+    state: State
+    findings: Sequence[Note]
+    """What it does or why it does not, and what else a person should know, each with its remedy."""
+
     cards: Sequence[Card]
     bars: Sequence[Bar]
     ranks: Sequence[RankRow]
@@ -139,19 +136,16 @@ class JobPage:
         return self.run.status
 
     @property
-    def tone(self) -> str:
-        """The name of the colour of its state."""
-        return choose_tone(self.phase, self.attention, doubtful=bool(c.find_doubts(self.status)))
+    def is_killed(self) -> bool:
+        """Whether the last failure was a SIGKILL, after which a process writes no traceback."""
+        failure = self.status.last_failure
+        return failure is not None and failure.exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL)
 
     @property
-    def failed_at(self) -> str:
-        """Where the last failure happened."""
-        return f"attempt {self.failure.attempt}, {describe_place(self.failure)}" if self.failure else ""
-
-    @property
-    def failed_with(self) -> str:
-        """What the last failure was."""
-        return describe_detail(self.failure) if self.failure else ""
+    def step_time(self) -> float | None:
+        """The mean time of a step in seconds."""
+        times = [row.step_time for row in self.ranks if row.step_time is not None]
+        return statistics.median(times) if times else None
 
     @property
     def links(self) -> list[str]:
@@ -181,40 +175,33 @@ def build_job_page(
     status = run.status
     local = bool(run.command)
     why = why or explain_why(run.resource, (), now)
-    attention = Attention.DELETED if deleted else judge_attention(status, why, now)
-    what = why.what
-    todo = omit_cluster_advice(why.todo) if local else why.todo
-    phase: str = "Interrupted" if run.interrupted else why.phase if status.phase is None else status.phase
+    if local:
+        why = keep_local_advice(why)
     if run.interrupted:
         what, _, remedy = explain_interruption(run.resource, status, run.command).partition(" Start it with: ")
         todo = f"Start it with: {remedy}" if remedy else ""
-    if phase == "Held" and status.dev is not None:
-        phase = status.dev.result or phase
-    failure = status.last_failure
-    if failure is not None and local:
-        failure = replace_fields(failure, remedy=omit_cluster_advice(failure.remedy))
-    title = f"{phase} with a warning" if c.find_doubts(status) and phase == "Succeeded" else phase
+        why = Why(why.name, "Failed", c.INTERRUPTED, what, todo)
+    state = name_state(status, why, judge_attention(status, why, now))
+    ranks = list_ranks(status, pods, run)
+    cost = describe_cost(ranks)
+    notes = [note._replace(what=f"{note.what} {cost}".strip()) if note.is_about_ranks else note for note in why.notes]
     return JobPage(
         key=key,
         place=place,
         run=run,
-        phase=phase,
-        title=f"{title}, deleted" if deleted else title,
-        attention=attention,
-        what=what,
-        todo=todo,
-        failure=failure,
-        cards=list(list_cards(run, now)),
+        state=state._replace(word=f"{state.word}, deleted") if deleted else state,
+        findings=[Note(why.what, why.todo), *notes],
+        cards=list(list_cards(run, now, trains=is_training(status, why))),
         bars=list_bars(run, now),
-        ranks=list_ranks(status, pods, run),
+        ranks=ranks,
         commands=list(_list_commands(run, argument, local=local, deleted=deleted)) if argument else (),
         yaml=format_settings(run.resource),
         ranks_note=ranks_note,
     )
 
 
-def list_cards(run: RecordedRun, now: datetime) -> Iterator[Card]:
-    """Yield the measured values of a run."""
+def list_cards(run: RecordedRun, now: datetime, *, trains: bool = False) -> Iterator[Card]:
+    """Yield the measured values of a run. ``trains``: its pace is that of now."""
     status = run.status
     progress = status.progress or Progress()
     if progress.step is not None:
@@ -231,21 +218,49 @@ def list_cards(run: RecordedRun, now: datetime) -> Iterator[Card]:
         )
         if value is not None
     )
-    if progress.throughput:
+    if progress.throughput and trains:
         value, _, unit = progress.throughput.partition(" ")
-        yield Card("throughput", value, unit)
-    if progress.eta and status.phase not in ENDED_PHASES:
+        yield Card("throughput now", value, unit)
+    elif (mean := mean_rate(run, choose_rate(run.rows)[0])) is not None:
+        yield Card("mean throughput", format_value(mean), choose_rate(run.rows)[1])
+    if progress.eta and trains:
         yield Card("time left", progress.eta)
     if status.start_time:
         end = status.completion_time or now
         yield Card("duration", format_duration((end - status.start_time).total_seconds()))
-    yield Card("nodes", f"{status.nodes.ready + status.nodes.succeeded}", f"of {status.nodes.desired}")
+    if status.phase in ENDED_PHASES:
+        yield Card("nodes", str(status.nodes.desired))
+    else:
+        yield Card("nodes", f"{status.nodes.ready + status.nodes.succeeded}", f"of {status.nodes.desired}")
     if status.usage is not None and status.usage.gpus:
         yield Card("GPUs", str(status.usage.gpus))
     yield Card("restarts", str(status.restarts.all), f"attempt {status.attempt}" if status.attempt > 1 else "")
     goodput = read_rate(status.goodput)
     if goodput is not None:
         yield Card("goodput", f"{100 * goodput:.0f} %")
+
+
+def format_value(value: float) -> str:
+    """Return a measured value with the digits that count."""
+    return f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
+
+
+def mean_rate(run: RecordedRun, column: str) -> float | None:
+    """Return the mean throughput of the rows of a run, which a column has; None: it was not measured."""
+    rates = [row[column] for row in run.rows if math.isfinite(row.get(column, math.nan))]
+    return statistics.fmean(rates) if rates else None
+
+
+def describe_cost(ranks: Sequence[RankRow]) -> str:
+    """Return what the slow ranks cost the job, by the mean own work in a step; empty: not measured."""
+    own = [(row.own, (row.ratio or 0.0) >= STRAGGLER_RATIO) for row in ranks if row.own is not None]
+    slow = [seconds for seconds, is_slow in own if is_slow]
+    others = [seconds for seconds, is_slow in own if not is_slow]
+    step = max((row.step_time or 0.0 for row in ranks), default=0.0)
+    if not slow or not others or not step:
+        return ""
+    without = step - max(slow) + max(others)
+    return f"A mean step takes {1000 * step:,.0f} ms; without slow ranks, it would take about {1000 * without:,.0f} ms."
 
 
 def _list_commands(run: RecordedRun, argument: str, *, local: bool, deleted: bool) -> Iterator[Command]:
@@ -371,58 +386,3 @@ def _hide(value: Any) -> Any:
         hidden = {"value": "(hidden)"} if {"name", "value"} == set(value) else {}
         return {name: _hide(item) for name, item in value.items()} | hidden
     return [_hide(item) for item in value] if isinstance(value, list | tuple) else value
-
-
-class Difference(NamedTuple):
-    """A setting that differs between jobs, and its value in each."""
-
-    name: str
-    values: tuple[str, ...]
-
-
-_MOST_DIFFERENCES: Final = 300
-_INCIDENTAL: Final = ("rendezvous.port", "command", "uid", "directory")
-
-
-def find_differences(runs: Sequence[RecordedRun]) -> list[Difference]:
-    """Return the settings and arguments that differ between runs."""
-    flat = [dict(_flatten("", run.resource.get("spec") or {})) | dict(run.facts) for run in runs]
-    names = [name for name in dict.fromkeys(name for settings in flat for name in settings) if name not in _INCIDENTAL]
-    found = [Difference(name, tuple(settings.get(name, "") for settings in flat)) for name in names]
-    return [difference for difference in found if len(set(difference.values)) > 1][:_MOST_DIFFERENCES]
-
-
-def _flatten(path: str, value: Any) -> Iterator[tuple[str, str]]:
-    if isinstance(value, Mapping):
-        for name, item in value.items():
-            yield from _flatten(f"{path}.{name}" if path else str(name), item)
-    elif isinstance(value, list) and value and all(isinstance(item, str) for item in value):
-        yield from _list_options(shlex.join(value), path)
-    elif isinstance(value, list):
-        for number, item in enumerate(value):
-            name = item.get("name", number) if isinstance(item, Mapping) else number
-            yield from _flatten(f"{path}[{name}]", item)
-    else:
-        yield path, str(value)
-
-
-def _list_options(command: str, path: str = "") -> Iterator[tuple[str, str]]:
-    """Yield the options of a command line by name, and its other words together."""
-    try:
-        words = shlex.split(command)
-    except ValueError:
-        words = command.split()
-    others = []
-    number = 0
-    while number < len(words):
-        word = words[number]
-        number += 1
-        if not word.startswith("--") or word == "--":
-            others.append(word)
-            continue
-        name, has_value, value = word.partition("=")
-        if not has_value and number < len(words) and not words[number].startswith("-"):
-            value = words[number]
-            number += 1
-        yield f"{path} {name}".strip(), value or "set"
-    yield f"{path or 'command'} (words)", " ".join(others)

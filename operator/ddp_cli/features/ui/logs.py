@@ -239,13 +239,12 @@ class RunFollower:
     def close(self) -> None:
         """End it: it holds nothing."""
 
-    def read(self, query: LogQuery) -> tuple[list[ShownLine], int]:
-        """Return the last new lines of a query, and how many more there were."""
+    def read(self, query: LogQuery) -> list[ShownLine]:
+        """Return the last new lines of a query."""
         self._tail.read()
         lines = self._lines
         self._lines = []
-        taken = [line for line in lines if query.takes(Line(line.time, line.prefix, line.text))]
-        return taken[-WINDOW_LINES:], max(0, len(taken) - WINDOW_LINES)
+        return [line for line in lines if query.takes(Line(line.time, line.prefix, line.text))][-WINDOW_LINES:]
 
 
 def _size(path: Path) -> int:
@@ -276,10 +275,9 @@ class PodFollower:
         self._list_pods = list_pods
         self._queue: queue.Queue[tuple[Line, int]] = queue.Queue(maxsize=_MOST_TAIL)
         self._started: set[str] = set()
-        self._dropped = 0
 
-    def read(self, query: LogQuery) -> tuple[list[ShownLine], int]:
-        """Return the last new lines of a query, and how many more there were."""
+    def read(self, query: LogQuery) -> list[ShownLine]:
+        """Return the last new lines of a query."""
         for pod in self._list_pods():
             is_chosen = query.rank is None or pod.node == query.rank // pod.nproc
             if is_chosen and pod.name not in self._started and len(self._started) < MOST_PODS:
@@ -291,19 +289,15 @@ class PodFollower:
                 line, attempt = self._queue.get_nowait()
                 if query.takes(line):
                     taken.append(show_line(line, attempt))
-        dropped = self._dropped
-        self._dropped = 0
-        return taken[-WINDOW_LINES:], max(0, len(taken) - WINDOW_LINES) + dropped
+        return taken[-WINDOW_LINES:]
 
     def _follow(self, pod: LogPod) -> None:
         with suppress(ClientError):  # the pod was deleted, or its log may not be read; the pieces state the reason
             for line in self._source.lines(pod, follow=True):
                 if self._left.is_set():
                     return
-                try:
+                with suppress(queue.Full):  # more than a page shows
                     self._queue.put_nowait((line, pod.attempt))
-                except queue.Full:
-                    self._dropped += 1
         self._started.discard(pod.name)
 
     def close(self) -> None:

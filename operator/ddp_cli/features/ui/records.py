@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from itertools import accumulate
 from pathlib import PurePath
 from typing import ClassVar, Final, NoReturn
 
@@ -140,11 +141,5 @@ def _find_key(path: str) -> str:
 def _keep_newest(stored: Mapping[str, StoredRecord]) -> dict[str, StoredRecord]:
     """Return the newest records within the limits of their number and size."""
     newest = sorted(stored, key=lambda key: key.rpartition("/")[2], reverse=True)[:_MOST_RECORDS]
-    kept: dict[str, StoredRecord] = {}
-    size = 0
-    for key in newest:
-        size += len(stored[key].data)
-        if size > _MOST_BYTES:
-            break
-        kept[key] = stored[key]
-    return kept
+    sizes = accumulate(len(stored[key].data) for key in newest)
+    return {key: stored[key] for key, size in zip(newest, sizes, strict=True) if size <= _MOST_BYTES}

@@ -14,7 +14,7 @@ from markupsafe import Markup
 
 from ddp_cli.features.ui.commands import split_commands
 from ddp_cli.features.ui.job_page import JobPage, format_settings
-from ddp_cli.features.ui.rows import TITLES, Attention, Row
+from ddp_cli.features.ui.rows import TITLES, Attention
 from ddp_cli.view.terminal import make_printable
 from ddp_operator._version import __version__
 from ddp_operator.api.kubeobjects import utc_now
@@ -27,7 +27,6 @@ _LIVE: Final = ("idiomorph.min.js",)
 STYLES: Final = ("uPlot.min.css", "page.css")
 PARTS: Final = ("head", "now", "timeline", "ranks", "events", "settings")
 """The parts of a job's page that change, each a template and an element."""
-_SHOWN_RANKS: Final = 100
 
 
 def _clean(value: Any) -> Any:
@@ -89,15 +88,9 @@ def render(template: str, **values: Any) -> str:
     return _environment().get_template(f"{template}.html").render(**values)
 
 
-def render_row(row: Row) -> str:
-    """Return a row of the list."""
-    return render("row", row=row)
-
-
-def render_parts(page: JobPage, ranks: int = 1) -> dict[str, str]:
-    """Return the parts of a job's page by the names of their elements. ``ranks``: the page of the table of ranks."""
-    first = _SHOWN_RANKS * (ranks - 1)
-    return {name: render(name, page=page, shown=_SHOWN_RANKS, first=first, saved=False) for name in PARTS}
+def render_parts(page: JobPage) -> dict[str, str]:
+    """Return the parts of a job's page by the names of their elements."""
+    return {name: render(name, page=page, saved=False) for name in PARTS}
 
 
 def to_json(value: Any) -> str:
@@ -131,8 +124,6 @@ def render_saved(page: JobPage, lines: Sequence[Any] = (), note: str = "") -> st
         policy=policy,
         scripts=list(map(Markup, scripts)),
         style=Markup(style),
-        shown=_SHOWN_RANKS,
-        first=0,
         saved=True,
         now=utc_now(),
     )

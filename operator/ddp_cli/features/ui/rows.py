@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import IntEnum
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from ddp_cli.client.points import read_points
 from ddp_cli.features.ui.curves import draw_sparkline
@@ -13,7 +13,7 @@ from ddp_cli.view.why import Why, explain_why, name_stragglers
 from ddp_operator.api.kubeobjects import parse_time
 from ddp_operator.api.status import Progress, QueueStatus, Status
 from ddp_operator.api.stored_fields import read_status
-from ddp_operator.api.texts import format_duration
+from ddp_operator.api.texts import format_estimate
 from ddp_operator.decide import conditions as c
 
 _NEWS: Final = timedelta(days=1)
@@ -46,6 +46,16 @@ TITLES: Final = {
 }
 
 
+class State(NamedTuple):
+    """The word on the badge of a job, and the name of its colour."""
+
+    word: str
+    tone: str
+
+
+UNKNOWN: Final = State("Unknown", "bad")
+
+
 @dataclass(frozen=True, slots=True)
 class Row:
     """A job in the list. ``key``: its path below the page's address."""
@@ -54,6 +64,7 @@ class Row:
     name: str
     place: str
     phase: str = "Unknown"
+    state: State = UNKNOWN
     attention: Attention = Attention.NEEDED
     reason: str = ""
     percent: float | None = None
@@ -61,27 +72,36 @@ class Row:
     restarts: int = 0
     gpus: str = ""
     curve: str = ""
-    started: datetime | None = None
-    ended: datetime | None = None
-    doubtful: bool = False
-    """Whether a success may not be what was intended."""
+    trains: bool = False
+    """Whether its pace is that of now."""
 
+    started: datetime | None = None
+    """When it was submitted, if it ``waits`` for its first start."""
+
+    waits: bool = False
     uid: str = ""
 
-    @property
-    def tone(self) -> str:
-        """The name of the colour of its state."""
-        return choose_tone(self.phase, self.attention, doubtful=self.doubtful)
 
-
-def choose_tone(phase: str, attention: Attention, *, doubtful: bool) -> str:
-    """Return the name of the colour of a state."""
-    if phase in ("Failed", "Rejected", "Interrupted", "Unknown"):
-        return "bad"
+def name_state(status: Status, why: Why, attention: Attention) -> State:
+    """Return what the badge of a job shows: what matters to a person, in the words of the list's filters."""
+    phase: str = why.phase
+    if phase == "Held" and status.dev is not None:
+        phase = status.dev.result or phase
+    if why.reason == c.INTERRUPTED or phase in ("Failed", "Rejected", "Unknown"):
+        return State(c.INTERRUPTED if why.reason == c.INTERRUPTED else phase, "bad")
     if phase == "Succeeded":
-        return "warn" if doubtful else "good"
-    tones = {Attention.NEEDED: "bad", Attention.TRAINING: "busy", Attention.PAUSED: "idle"}
-    return tones.get(attention, "warn")
+        return State("Doubtful", "warn") if c.find_doubts(status) else State(phase, "good")
+    if attention is Attention.NEEDED:
+        is_blocked = c.find_obstacle(status) is not None
+        word = "Blocked" if is_blocked else "Diverged" if _is_lost(status.progress) else "At risk"
+        return State({c.STALLED: "Hangs", "NoOperator": "No operator"}.get(why.reason, word), "bad")
+    tones = {Attention.TRAINING: "busy", Attention.PAUSED: "idle"}
+    return State(phase if phase == "Stopped" else TITLES[attention], tones.get(attention, "wait"))
+
+
+def is_training(status: Status, why: Why) -> bool:
+    """Return whether a job makes steps, so that its pace is that of now."""
+    return status.phase == "Running" and c.find_obstacle(status) is None and why.reason != "NoOperator"
 
 
 def judge_attention(status: Status, why: Why, now: datetime) -> Attention:
@@ -119,10 +139,13 @@ def _fill(row: Row, resource: Mapping[str, Any], now: datetime) -> Row:
     why = explain_why(resource, (), now)
     attention = judge_attention(status, why, now)
     progress = status.progress or Progress()
+    created = parse_time(resource["metadata"].get("creationTimestamp"))
+    waits = attention is not Attention.ENDED and status.progress is None and not status.is_true(c.SCHEDULED)
     points = [(point["time"], point["loss"]) for point in read_points(status.history) if "loss" in point]
     return replace(
         row,
         phase=why.phase,
+        state=name_state(status, why, attention),
         attention=attention,
         reason=describe_state(status, why, attention, now),
         percent=100.0 if why.phase == "Succeeded" else read_percent(progress),
@@ -130,9 +153,9 @@ def _fill(row: Row, resource: Mapping[str, Any], now: datetime) -> Row:
         restarts=status.restarts.all,
         gpus=str(status.usage.gpus) if status.usage is not None and status.usage.gpus else _count_gpus(resource),
         curve=draw_sparkline(points),
-        started=status.start_time or parse_time(resource["metadata"].get("creationTimestamp")),
-        ended=status.completion_time,
-        doubtful=bool(c.find_doubts(status)),
+        trains=is_training(status, why),
+        started=(waits and created) or status.start_time or created,
+        waits=waits,
         uid=str(resource["metadata"].get("uid") or ""),
     )
 
@@ -168,8 +191,7 @@ def _describe_queue(queue: QueueStatus, now: datetime) -> str:
     """Return the expected start and the place in a queue."""
     start = ""
     if queue.start_p50 is not None:
-        seconds = max(0.0, (queue.start_p50 - now).total_seconds())
-        start = f"Expected to start in about {format_duration(seconds)}. "
+        start = f"Expected to start in about {format_estimate((queue.start_p50 - now).total_seconds())}. "
     waits = f", waits for {queue.waits_for}" if queue.waits_for else ""
     return f"{start}Place {queue.position} of {queue.of} in {queue.cluster_queue}{waits}"
 

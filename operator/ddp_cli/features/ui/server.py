@@ -19,7 +19,7 @@ from aiohttp import web
 from ddp_cli.client.errors import ClientError, NotFound
 from ddp_cli.features.ui.compare import render_comparison
 from ddp_cli.features.ui.logs import LogQuery
-from ddp_cli.features.ui.render import SCRIPTS, STATIC, STYLES, render, render_parts, render_row, to_json
+from ddp_cli.features.ui.render import SCRIPTS, STATIC, STYLES, render, render_parts, to_json
 from ddp_cli.features.ui.rows import Attention, Row, sort_rows
 from ddp_cli.features.ui.sources import Source
 from ddp_cli.view.terminal import make_printable
@@ -163,7 +163,7 @@ class Server:
         html = {}
         for key, row in rows.items():
             before = self._html.get(key)
-            html[key] = before if before is not None and before[0] == row else (row, render_row(row))
+            html[key] = before if before is not None and before[0] == row else (row, render("row", row=row))
         self._html = html
         return rows
 
@@ -180,7 +180,7 @@ class Server:
     async def _show_list(self, request: web.Request) -> web.Response:
         first = sort_rows(list(self._rows.values()))[:_FIRST_ROWS]
         rows = [self._html[row.key][1] for row in first]
-        text = render("list", rows=rows, places=self._places, problems=self._problems)
+        text = render("list", rows=rows, places=self._places, problems=self._problems, most=MOST_COMPARED)
         return web.Response(text=text, content_type="text/html")
 
     async def _stream_list(self, request: web.Request) -> web.StreamResponse:
@@ -197,13 +197,8 @@ class Server:
                     changed = {key: text for key, text in html.items() if sent.get(key) != text}
                     gone = [key for key in sent if key not in html]
                     order = [row.key for row in sort_rows(list(self._rows.values()))]
-                    data = {
-                        "rows": changed,
-                        "gone": gone,
-                        "order": order,
-                        "problems": list(map(make_printable, self._problems)),
-                    }
-                    await stream.send("rows", data)
+                    problems = list(map(make_printable, self._problems))
+                    await stream.send("rows", {"rows": changed, "gone": gone, "order": order, "problems": problems})
                     sent = html
                 await stream.rest()
                 await self._wait()
@@ -216,7 +211,7 @@ class Server:
     async def _show_job(self, request: web.Request) -> web.Response:
         key = self._key(request)
         page = await asyncio.to_thread(self._find_source(key).read_page, key)
-        text = render("job", page=page, parts=render_parts(page, read_page(request)), curves=to_json(page.curves))
+        text = render("job", page=page, parts=render_parts(page), curves=to_json(page.curves))
         return web.Response(text=text, content_type="text/html")
 
     async def _stream_job(self, request: web.Request) -> web.StreamResponse:
@@ -233,7 +228,7 @@ class Server:
                 signature = await asyncio.to_thread(source.sign, key)
                 if signature != seen:
                     page = await asyncio.to_thread(source.read_page, key)
-                    parts = await asyncio.to_thread(render_parts, page, read_page(request))
+                    parts = await asyncio.to_thread(render_parts, page)
                     changed = {name: text for name, text in parts.items() if sent.get(name) != text}
                     if changed:
                         await stream.send("parts", changed)
@@ -265,9 +260,9 @@ class Server:
         try:
             async with _Stream(self, request) as stream:
                 while True:
-                    lines, dropped = await asyncio.to_thread(follower.read, query)
+                    lines = await asyncio.to_thread(follower.read, query)
                     if lines:
-                        await stream.send("lines", {"html": render("lines", lines=lines), "dropped": dropped})
+                        await stream.send("lines", {"html": render("lines", lines=lines)})
                     await stream.rest()
                     await asyncio.sleep(_FOLLOW_SECONDS)
             return stream.response
@@ -313,12 +308,6 @@ def check_request(request: web.Request) -> str:
 def _is_navigation(request: web.Request) -> bool:
     """Return whether a user follows a link; without the cookie, which other sites do not send, it shows no job."""
     return request.headers.get("Sec-Fetch-Mode") == "navigate" and request.headers.get("Sec-Fetch-Dest") == "document"
-
-
-def read_page(request: web.Request) -> int:
-    """Return which page of the table of ranks a request asks for."""
-    text = request.query.get("ranks", "")
-    return max(1, int(text)) if text.isdecimal() and len(text) < 6 else 1
 
 
 def read_query(request: web.Request) -> LogQuery:

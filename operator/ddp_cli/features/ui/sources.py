@@ -1,6 +1,5 @@
 """The jobs of the pages: runs in a folder of this machine, by the times of their files, and a cluster's, by watches."""
 
-import math
 import os
 import threading
 import time
@@ -46,9 +45,6 @@ from ddp_operator.reading.pages import decode_report
 from ddp_pod.contract.report import REPORT_LIMIT
 
 _MOST_RUNS: Final = 1000
-_SWEEP_SECONDS: Final = 10.0
-"""In about this time, runs that no process writes are looked at once, while a page is open."""
-_PARTS_OF_SWEEP: Final = 20
 _MOST_REPORTS: Final = 16
 _AGE_SECONDS: Final = 15.0
 """After this time the texts of a job that waits are written again: they state for how long."""
@@ -63,7 +59,7 @@ LogFollower = RunFollower | PodFollower
 
 
 class _ReadRun(NamedTuple):
-    """A run as it was last read. ``is_quiet``: no process writes it any more, so it is looked at less often."""
+    """A run as it was last read. ``is_quiet``: no process writes it any more."""
 
     written: int
     is_quiet: bool
@@ -78,67 +74,40 @@ class LocalRuns:
     def __init__(self, runs: Path) -> None:
         self.problem = ""
         self._runs = runs
-        self._changed = 0
-        """When the folder itself was changed last: a run was added or deleted."""
-        self._listed_at = -math.inf
-        self._written: dict[str, int] = {}
-        """The runs of the folder, and when the status of each was written; 0: it has none yet."""
         self._read: dict[str, _ReadRun] = {}
         self._rows: Mapping[str, Row] = {}
-        self._turn = 0
 
     def start(self) -> None:
         """Do nothing: the files are read while a page is open."""
 
     def refresh(self) -> Mapping[str, Row]:
         """Return the rows of the newest runs; the same object as before if nothing has changed."""
-        self._list_runs()
-        for name in self._choose_due():
-            self._written[name] = _last_change(self._runs / name)
-        newest = sorted(filter(self._written.get, self._written), key=self._written.__getitem__, reverse=True)
+        self.problem = f"{self._runs} is a link; name its target with --runs-dir" if self._runs.is_symlink() else ""
+        written = {name: time for name in self._list_names() if (time := _find_mtime(self._runs / name / STATUS_FILE))}
+        newest = sorted(written, key=written.__getitem__, reverse=True)
         if len(newest) > _MOST_RUNS:
             self.problem = f"only the newest {_MOST_RUNS} of {len(newest)} runs are listed"
-        read = {name: self._read_again(name) for name in newest[:_MOST_RUNS]}
+        read = {name: self._read_again(name, written[name]) for name in newest[:_MOST_RUNS]}
         if read != self._read:
             self._rows = {run.row.key: run.row for run in read.values()}
         self._read = read
         return self._rows
 
-    def _list_runs(self) -> None:
-        """Read the names of the runs, if the folder has changed."""
-        changed = 0
-        self.problem = ""
-        with suppress(OSError):
-            changed = self._runs.lstat().st_mtime_ns
-        if changed == self._changed and time.monotonic() - self._listed_at < _SWEEP_SECONDS:
-            return
-        self._changed = changed
-        self._listed_at = time.monotonic()
+    def _list_names(self) -> list[str]:
+        """Return the names of the folders that may be runs."""
         if self._runs.is_symlink():
-            self.problem = f"{self._runs} is a link; name its target with --runs-dir"
-            self._written = {}
-            return
-        names: list[str] = []
+            return []
         with suppress(OSError), os.scandir(self._runs) as entries:
-            names = [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-        self._written = {name: self._written.get(name) or _last_change(self._runs / name) for name in names}
+            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
+        return []
 
-    def _choose_due(self) -> list[str]:
-        """Return the runs to look at now: those that may change, and a part of the others in turn."""
-        quiet = [name for name, run in self._read.items() if run.is_quiet]
-        share = math.ceil(len(quiet) / _PARTS_OF_SWEEP)
-        first = self._turn % len(quiet) if quiet else 0
-        self._turn += share
-        resting = {*quiet} - {*quiet[first : first + share]}
-        return [name for name in self._written if name not in resting]
-
-    def _read_again(self, name: str) -> _ReadRun:
+    def _read_again(self, name: str, written: int) -> _ReadRun:
         before = self._read.get(name)
-        written = self._written[name]
-        if before is not None and before.written == written and before.is_quiet:
+        is_same = before is not None and before.written == written
+        if before is not None and is_same and before.is_quiet:
             return before
         in_use = RunFolder(self._runs / name).in_use
-        if before is not None and before.written == written and in_use:
+        if before is not None and is_same and in_use:
             return before
         row = _read_row(name, self._runs / name)
         return _ReadRun(written, row.phase in ENDED_PHASES or not in_use, row)
@@ -146,12 +115,10 @@ class LocalRuns:
     def find_folder(self, key: str) -> RunFolder:
         """Return the folder of a run: one of those that exist, never a path that a browser names. Raises: NotFound."""
         name = key.removeprefix("run/")
-        if name not in self._written:
-            self._listed_at = -math.inf
-            self._list_runs()
-        if not self._written.get(name) or not is_own_folder(self._runs / name):
+        folder = RunFolder(self._runs / name)
+        if name not in self._list_names() or not folder.status.exists() or not is_own_folder(folder.path):
             raise NotFound(f"run {name[:80]} does not exist in {self._runs}; it may have been deleted")
-        return RunFolder(self._runs / name)
+        return folder
 
     def read_run(self, key: str) -> RecordedRun:
         """Return what the run's folder has. Raises: ClientError."""
@@ -198,10 +165,6 @@ def build_run_page(run: RecordedRun, folder: RunFolder, *, key: str = "") -> Job
     pods = [PodFacts(number, node="this machine", state=state, report=page) for number, page in run.reports]
     argument = LocalBackend(folder.path.parent).argument(folder.path.name)
     return build_job_page(run, utc_now(), key=key, place="this machine", pods=pods, argument=argument)
-
-
-def _last_change(run: Path) -> int:
-    return _find_mtime(run / STATUS_FILE)
 
 
 def _find_mtime(path: Path) -> int:

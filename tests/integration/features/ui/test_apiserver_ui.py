@@ -148,7 +148,7 @@ def test_deleted_job_opens_from_the_record_that_the_operator_stores(plane: Contr
     ((key, row),) = deleted.refresh().items()
     assert (row.name, row.attention, row.uid) == ("ended", Attention.DELETED, stored["metadata"]["uid"])
     page = deleted.read_page(key)
-    assert "KeyError" in page.what
+    assert "KeyError" in page.findings[0].what
     assert [event.message for event in page.run.events] == ["rank 3 hung"]
 
 
@@ -214,5 +214,5 @@ def test_user_who_may_read_jobs_only_has_the_page_of_a_job(plane: ControlPlane) 
     jobs.start()
     until(jobs.refresh)
     page = jobs.read_page("job/team/three")
-    assert page.what.startswith("three is new") or "No operator" in page.what
+    assert page.findings[0].what.startswith("three is new") or "No operator" in page.findings[0].what
     assert "cannot be read" in until(lambda: jobs.read_page("job/team/three").ranks_note)

@@ -149,7 +149,7 @@ const ddpCharts = {};
       axes: [
         axisOf({ size: 26, space: 70, incrs: options.axis === "t" ? SECONDS : undefined,
           values: (_, ticks) => ticks.map((tick) => options.axis === "t" ? formatTime(tick) : tick.toLocaleString()) }),
-        axisOf({ size: 58, space: 34 }),
+        axisOf({ size: 58, space: 34, values: (_, ticks) => ticks.map((tick) => tick === null ? "" : formatValue(tick)) }),
       ],
       cursor: { sync: { key: "ddp", setSeries: false, scales: ["x", null] }, y: false, points: { size: 7 }, drag: { x: true, y: false } },
       hooks: {
@@ -168,7 +168,6 @@ const ddpCharts = {};
     const xs = plot.data[0];
     const isWhole = min <= xs[0] && max >= xs[xs.length - 1];
     options.range = isWhole ? null : [min, max];
-    document.getElementById("reset").hidden = isWhole;
     isSyncing = true;
     for (const { plot: other } of plots.values()) {
       if (other && other !== plot) other.setScale("x", isWhole ? { min: other.data[0][0], max: other.data[0].at(-1) } : { min, max });
@@ -188,7 +187,7 @@ const ddpCharts = {};
   function showValues(plot, chart, readout) {
     const hovered = plot.cursor.idx;
     const xs = plot.data[0];
-    readout.at.textContent = hovered == null ? "" : formatPlace(xs[hovered]);
+    readout.at.textContent = hovered == null ? "last" : formatPlace(xs[hovered]);
     chart.lines.forEach((line, place) => {
       let best = null;
       plot.series.forEach((one, number) => {
@@ -238,17 +237,12 @@ const ddpCharts = {};
   function moveCursor(id, event) {
     const plot = plots.get(id)?.plot;
     const step = { ArrowLeft: -1, ArrowRight: 1, Home: -1e9, End: 1e9 }[event.key];
-    if (event.key === "Escape") resetZoom();
+    if (event.key === "Escape") { options.range = null; draw(); }
     if (!plot || !step) return;
     event.preventDefault();
     const xs = plot.data[0];
     const place = Math.max(0, Math.min(xs.length - 1, (plot.cursor.idx ?? xs.length) + step));
     plot.setCursor({ left: plot.valToPos(xs[place], "x"), top: 10 });
-  }
-
-  function resetZoom() {
-    options.range = null;
-    draw();
   }
 
   const watcher = new ResizeObserver((entries) => {
@@ -275,7 +269,6 @@ const ddpCharts = {};
       }));
       for (const { holder } of plots.values()) watcher.observe(holder);
     }
-    document.getElementById("reset").hidden = options.range === null;
     isSyncing = true;
     for (const chart of data.charts) {
       const held = plots.get(chart.id);
@@ -287,7 +280,8 @@ const ddpCharts = {};
     const signs = [];
     if (data.marks.length) signs.push("┆ interruption, numbered as in the timeline");
     if (data.checkpoints.length) signs.push("▲ checkpoint");
-    if (data.charts.length) signs.push("drag to zoom, double-click to reset");
+    if (options.axis === "t") signs.push(`time since ${data.clock}`);
+    signs.push("drag to zoom, double-click or Escape to reset");
     document.getElementById("signs").replaceChildren(...signs.map((text) => {
       const sign = document.createElement("span");
       sign.textContent = text;
@@ -314,7 +308,6 @@ const ddpCharts = {};
       event.currentTarget.setAttribute("aria-pressed", String(options.log));
       draw();
     });
-    document.getElementById("reset").addEventListener("click", resetZoom);
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
     ddpCharts.show(JSON.parse(source.textContent));
   }

@@ -3,7 +3,7 @@
 {
   const find = (id) => document.getElementById(id);
   const relative = new Intl.RelativeTimeFormat(undefined, { numeric: "auto", style: "short" });
-  const day = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
+  const day = new Intl.DateTimeFormat(undefined, { month: "short", day: "numeric", hour: "2-digit", minute: "2-digit" });
   const exact = new Intl.DateTimeFormat(undefined, { dateStyle: "full", timeStyle: "long" });
   const clock = new Intl.DateTimeFormat(undefined, { timeStyle: "medium" });
 
@@ -99,9 +99,11 @@
     find("empty").hidden = shown > 0;
     const chosen = [...body.querySelectorAll("input:checked")].map((box) => box.value);
     const compare = find("compare");
-    compare.hidden = chosen.length < 2;
-    compare.textContent = `Compare ${chosen.length}`;
-    compare.href = `/compare?${chosen.map((key) => `job=${encodeURIComponent(key)}`).join("&")}`;
+    const isReady = chosen.length >= 2 && chosen.length <= Number(compare.dataset.most);
+    compare.textContent = isReady ? `Compare ${chosen.length} jobs` : `Compare: select 2 to ${compare.dataset.most} jobs`;
+    compare.toggleAttribute("href", isReady);
+    if (isReady) compare.href = `/compare?${chosen.map((key) => `job=${encodeURIComponent(key)}`).join("&")}`;
+    body.classList.toggle("places", new Set(rows.map((row) => row.querySelector(".job small").textContent)).size > 1);
   }
 
   function takeRows(data) {
@@ -267,7 +269,7 @@
     const { list: listUrl, job } = document.body.dataset;
     if (listUrl) startList(listUrl);
     if (job && location.protocol !== "file:") {
-      connect(`${job}/events${location.search}`, { parts: takeParts, curves: (data) => ddpCharts.show(data) });
+      connect(`${job}/events`, { parts: takeParts, curves: (data) => ddpCharts.show(data) });
       startLog(find("log"));
     }
   }

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ddp_cli.features.ui.job_page import PodFacts, find_differences, format_settings, list_bars, list_ranks
+from ddp_cli.features.ui.compare import find_differences
+from ddp_cli.features.ui.job_page import PodFacts, describe_cost, format_settings, list_bars, list_ranks
 from ddp_cli.features.ui.run import LoggedEvent, RecordedRun, make_run, read_run
 from ddp_operator.api.parse import parse_status
 from ddp_operator.reading.pages import decode_report
@@ -64,6 +65,13 @@ def test_slowest_rank_is_first_with_its_reason(tmp_path: Path) -> None:
     assert (rows[0].node, rows[0].wait) == ("node-a", 0.2 - 0.16)
 
 
+def test_slow_rank_has_a_cost_and_equal_ranks_have_none(tmp_path: Path) -> None:
+    run = read_run(write_run(tmp_path))
+    slow = list_ranks(parse_status(resource()), [report(4, slow=2)], run)
+    assert describe_cost(slow) == "A mean step takes 200 ms; without slow ranks, it would take about 150 ms."
+    assert describe_cost(list_ranks(parse_status(resource()), [report(4, slow=-1)], run)) == ""
+
+
 def test_hanging_rank_states_where_it_hangs(tmp_path: Path) -> None:
     stall = Stall(seconds=40, ranks=(StalledRank(3, "IO", "read in loader.py:7"),))
     rows = list_ranks(parse_status(resource()), [report(4, slow=-1, stall=stall)], read_run(write_run(tmp_path)))
@@ -85,9 +93,9 @@ def test_differences_name_options_and_settings(tmp_path: Path) -> None:
     run.resource["spec"]["template"]["spec"]["containers"] = [container]
     other.resource["spec"]["template"]["spec"]["containers"] = [changed]
     found = {difference.name: difference.values for difference in find_differences([run, other])}
-    assert found["template.spec.containers[trainer].args --lr"] == ("0.1", "0.2")
-    assert found["template.spec.containers[trainer].args --amp"] == ("set", "")
-    assert found["commit"] == ("abc1234 Fix <it>", "def")
+    assert found["template.spec.containers[trainer].args --lr"] == ["0.1", "0.2"]
+    assert found["template.spec.containers[trainer].args --amp"] == ["set", ""]
+    assert found["commit"] == ["abc1234 Fix <it>", "def"]
     assert not any("--seed" in name for name in found)
 
 

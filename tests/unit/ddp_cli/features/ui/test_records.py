@@ -50,8 +50,8 @@ def test_deleted_jobs_are_listed_and_damaged_record_states_reason(jobs: Recorded
 
 def test_page_of_deleted_job_has_cause_commands_and_log(jobs: RecordedJobs, place: Path) -> None:
     page = jobs.read_page(KEY)
-    assert page.title == "Failed, deleted"
-    assert "KeyError" in page.what
+    assert page.state.word == "Failed, deleted"
+    assert "KeyError" in page.findings[0].what
     assert [event.message for event in page.run.events] == ["the job failed"]
     commands = [command.text for command in page.commands]
     assert commands == [f"ddp {name} train -n team --history {place}" for name in ("logs", "why", "report")]

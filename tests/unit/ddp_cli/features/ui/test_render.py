@@ -6,6 +6,7 @@ import base64
 import hashlib
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,11 @@ import pytest
 
 from ddp_cli.features.ui.job_page import JobPage
 from ddp_cli.features.ui.logs import ShownLine
-from ddp_cli.features.ui.render import SCRIPTS, STATIC, render, render_parts, render_saved, to_json
+from ddp_cli.features.ui.render import SCRIPTS, STATIC, render_parts, render_saved, to_json
 from ddp_cli.features.ui.run import read_run
 from ddp_cli.features.ui.sources import build_run_page
 from ddp_cli.local.folder import RunFolder
+from ddp_cli.view.why import Note
 from tests.support.builders import resource
 from tests.unit.ddp_cli.features.ui.test_run import write_run
 
@@ -113,33 +115,32 @@ def test_data_in_a_page_cannot_end_its_element() -> None:
 
 def test_page_of_killed_run_explains_how_to_resume(tmp_path: Path) -> None:
     job = make_page(tmp_path, phase="Running")
-    assert (job.phase, job.tone) == ("Interrupted", "bad")
-    assert "only the script knows whether it saved a checkpoint" in job.what
+    assert job.state == ("Interrupted", "bad")
+    assert "only the script knows whether it saved a checkpoint" in job.findings[0].what
     run = RunFolder(tmp_path / job.run.name)
     run.write_manifest("", [], {}, "ddp run job.yaml --cpu -- '<b>'")
     run.write_status(resource(checkpoint={"path": "/ckpt", "claimName": "c"}) | {"status": {"phase": "Running"}})
-    assert build_run_page(read_run(run.path), run).phase == "Running"
+    assert build_run_page(read_run(run.path), run).state.word != "Interrupted"
     path = run.path
     del run  # the lock goes with it
     killed = build_run_page(read_run(path), RunFolder(path))
-    assert killed.todo == "Start it with: ddp run job.yaml --cpu -- '<b>'"
+    assert killed.findings[0].todo == "Start it with: ddp run job.yaml --cpu -- '<b>'"
     assert "'&lt;b&gt;'".replace("'", "&#39;") in render_parts(killed)["now"]
 
 
-def test_table_of_ranks_has_pages(tmp_path: Path) -> None:
-    job = make_page(tmp_path)
-    object.__setattr__(job, "ranks", [job.ranks[0]] * 250)
-    first = render_parts(job)["ranks"]
-    last = render_parts(job, ranks=3)["ranks"]
-    assert [text.count("<tr") for text in (first, last)] == [101, 51]
-    assert "?ranks=3#part-ranks" in first
+@pytest.mark.parametrize(("traceback", "code", "shown"), [("", 137, "SIGKILL"), ("", 1, ""), ("line 8", -9, "line 8")])
+def test_failure_has_its_traceback_or_the_reason_for_none(
+    tmp_path: Path, traceback: str, code: int, shown: str
+) -> None:
+    failure = {"attempt": 1, "category": "Killed", "message": "m", "exitCode": code, "traceback": traceback}
+    now = render_parts(make_page(tmp_path, lastFailure=failure))["now"]
+    assert [text for text in ("SIGKILL", "line 8") if text in now] == list(filter(None, [shown]))
 
 
-def test_explanation_has_its_commands_marked() -> None:
+def test_explanation_has_its_commands_marked(tmp_path: Path) -> None:
     text = "Run changed code: ddp rerun mine -n team. It ends; kubectl get pods -o wide -l a=b."
-    marked = render(
-        "now", page=type("Page", (), {"tone": "bad", "what": "", "todo": text, "failure": None, "commands": ()})
-    )
+    job = replace(make_page(tmp_path), findings=[Note("", text)], commands=())
+    marked = render_parts(job)["now"]
     assert re.findall(r"<code>(.*?)</code>", marked) == ["ddp rerun mine -n team", "kubectl get pods -o wide -l a=b"]
 
 

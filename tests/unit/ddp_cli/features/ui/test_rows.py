@@ -24,36 +24,47 @@ def waits(kind: str, reason: str, age: int = 10) -> dict[str, Any]:
     return {"phase": "Running", "conditions": [condition(kind, "False", reason, age)]}
 
 
-STATES: dict[str, tuple[dict[str, Any], Attention]] = {
-    "training": ({"phase": "Running", "conditions": TRAINING}, Attention.TRAINING),
-    "stalled": (waits("Progressing", "Stalled"), Attention.NEEDED),
-    "nan": ({"phase": "Running", "conditions": TRAINING, "progress": {"loss": "nan"}}, Attention.NEEDED),
-    "queued": (waits("Scheduled", "QuotaPending", 9999), Attention.WAITING),
-    "no image": (waits("Scheduled", "ImagePull"), Attention.NEEDED),
-    "starts": (waits("Rendezvoused", "WaitingForRanks"), Attention.WAITING),
-    "starts long": (waits("Rendezvoused", "WaitingForRanks", 999), Attention.NEEDED),
-    "suspended": ({"phase": "Suspended", "conditions": TRAINING}, Attention.PAUSED),
-    "failed now": ({"phase": "Failed", "completionTime": NOW.isoformat()}, Attention.NEEDED),
-    "failed long ago": ({"phase": "Failed", "completionTime": LONG_AGO}, Attention.ENDED),
-    "succeeded": ({"phase": "Succeeded", "completionTime": NOW.isoformat()}, Attention.ENDED),
+STATES: dict[str, tuple[dict[str, Any], Attention, str]] = {
+    "training": ({"phase": "Running", "conditions": TRAINING}, Attention.TRAINING, "Training"),
+    "stalled": (waits("Progressing", "Stalled"), Attention.NEEDED, "Hangs"),
+    "nan": ({"phase": "Running", "conditions": TRAINING, "progress": {"loss": "nan"}}, Attention.NEEDED, "Diverged"),
+    "queued": (waits("Scheduled", "QuotaPending", 9999), Attention.WAITING, "Waiting"),
+    "no image": (waits("Scheduled", "ImagePull"), Attention.NEEDED, "Blocked"),
+    "starts": (waits("Rendezvoused", "WaitingForRanks"), Attention.WAITING, "Waiting"),
+    "starts long": (waits("Rendezvoused", "WaitingForRanks", 999), Attention.NEEDED, "Blocked"),
+    "suspended": ({"phase": "Suspended", "conditions": TRAINING}, Attention.PAUSED, "Paused"),
+    "failed now": ({"phase": "Failed", "completionTime": NOW.isoformat()}, Attention.NEEDED, "Failed"),
+    "failed long ago": ({"phase": "Failed", "completionTime": LONG_AGO}, Attention.ENDED, "Failed"),
+    "succeeded": ({"phase": "Succeeded", "completionTime": NOW.isoformat()}, Attention.ENDED, "Succeeded"),
 }
 
 
 @pytest.mark.parametrize("state", STATES)
 def test_state_of_a_job_decides_what_it_asks_of_a_person(state: str) -> None:
-    status, attention = STATES[state]
-    assert build_row(resource() | {"status": status}, NOW, key="run/x").attention is attention
+    status, attention, word = STATES[state]
+    row = build_row(resource() | {"status": status}, NOW, key="run/x")
+    assert (row.attention, row.state.word) == (attention, word)
+    assert row.trains == (state in ("training", "nan"))
 
 
 def test_jobs_that_need_a_person_are_first_then_the_newest() -> None:
     rows = []
-    for number, (status, _) in enumerate(STATES.values()):
+    for number, (status, _, _) in enumerate(STATES.values()):
         started = (NOW + timedelta(seconds=number)).isoformat()
         rows.append(build_row(resource() | {"status": {**status, "startTime": started}}, NOW, key=str(number)))
     ordered = [row.attention for row in sort_rows(rows)]
     assert ordered == sorted(ordered)
     needed = [row.started for row in sort_rows(rows) if row.attention is Attention.NEEDED]
     assert needed == sorted(needed, reverse=True)
+
+
+def test_job_that_has_not_started_has_the_time_of_its_submission() -> None:
+    job = resource() | {"status": STATES["queued"][0] | {"startTime": NOW.isoformat()}}
+    job["metadata"] = job["metadata"] | {"creationTimestamp": LONG_AGO}
+    row = build_row(job, NOW, key="job/a/x")
+    assert (row.waits, row.started) == (True, NOW - timedelta(days=3))
+    started = build_row(job | {"status": job["status"] | {"progress": {"step": 1}}}, NOW, key="job/a/x")
+    assert (started.waits, started.started) == (False, NOW)
 
 
 @pytest.mark.parametrize("status", [{"phase": "Frozen"}, [1], {"conditions": 3, "phase": "Running"}, {"progress": "x"}])
@@ -88,7 +99,7 @@ QUEUE = {"clusterQueue": "gpu", "position": 3, "of": 17, "waitsFor": "nvidia.com
         (
             waits("Scheduled", "QuotaPending")
             | {"phase": "Pending", "queue": QUEUE | {"startP50": (NOW + timedelta(minutes=40)).isoformat()}},
-            "Expected to start in about 40m00s. Place 3 of 17 in gpu, waits for nvidia.com/gpu",
+            "Expected to start in about 40 min. Place 3 of 17 in gpu, waits for nvidia.com/gpu",
         ),
         (
             {"phase": "Running", "conditions": TRAINING, "stragglers": [{"rank": 1, "ratio": "1.7", "cause": "data"}]},
