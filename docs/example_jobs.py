@@ -187,7 +187,7 @@ def make_jobs() -> list[Object]:
         ),
         job(
             "detr-large", "Running", 240, restarts={"all": 1, "inPlace": 1}, lastFailure=memory, lastRestart=lost,
-            goodput=f"{100 * productive:.1f}%", **SLOWED.describe(),
+            goodput=f"{productive:.3f}", **SLOWED.describe(),
             stragglers=[{"rank": SLOW_RANK, "ratio": "1.7", "cause": "compute"}],
             conditions=trains(SLOWED.first, SLOWED.killed - SLOWED.pause),
         ),
@@ -202,7 +202,7 @@ def make_jobs() -> list[Object]:
         ),
         job(
             "mae-huge", "Suspended", 900, **Training(40_000, 4096, 6.2, 890, 0.2, pace=9, last=60).describe(),
-            conditions=[condition("Suspended", "True", "Suspended", "spec.suspend is true", 60)],
+            conditions=[condition("Suspended", "True", "SuspendedBySpec", "spec.suspend is true", 60)],
         ),
         job(
             "yolo-nightly", "Succeeded", 700, completionTime=at(520), conditions=[condition(*succeeded, 520)],

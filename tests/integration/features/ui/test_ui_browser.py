@@ -89,12 +89,21 @@ async def test_list_filters_searches_and_compares(browser: Browser) -> None:
     await browser.evaluate(
         "(i => { i.value = ''; i.dispatchEvent(new Event('input')); i.blur() })(document.querySelector('#search'))"
     )
+    place = "getComputedStyle(document.querySelector('.job small')).display"
+    assert await browser.evaluate(place) == "none", "all jobs are at one place"
+    compare = "document.querySelector('#compare')"
+    assert await browser.evaluate(f"[{compare}.textContent, {compare}.hasAttribute('href')]") == [
+        "Compare: select 2 to 8 jobs",
+        False,
+    ]
     for box in (0, 1):
         await browser.evaluate(f"document.querySelectorAll('#rows input')[{box}].click()")
     await browser.evaluate("document.querySelector('#compare').click()")
     await browser.until("document.querySelectorAll('#charts canvas').length === 2")
     lines = await browser.evaluate("document.querySelectorAll('figure:first-child .value').length")
     assert lines == 2
+    verdict = await browser.evaluate("document.querySelector('.findings').textContent")
+    assert "equal within 2%" in verdict
     assert await browser.evaluate("window.violations ?? []") == []
 
 
@@ -110,9 +119,14 @@ async def test_pages_fit_their_width_in_the_dark_theme(browser: Browser, width: 
 
 async def test_axe_finds_nothing_serious(browser: Browser, tmp_path: Path) -> None:
     script = read_axe(tmp_path)
-    for is_job in (False, True):
-        if is_job:
+    for page in ("list", "job", "comparison"):
+        if page == "job":
             await open_job(browser)
+        elif page == "comparison":
+            await browser.evaluate(
+                "(key => { location = `/compare?${key}&${key}` })(`job=${location.pathname.slice(1)}`)"
+            )
+            await browser.until("document.querySelectorAll('#h-results').length === 1")
         await browser.evaluate(f"(() => {{ {script}; }})()")
         found = await browser.evaluate("axe.run().then(result => result.violations)")
         serious = [

@@ -210,27 +210,14 @@ const ddpCharts = {};
   }
 
   function buildFigure(chart) {
-    const figure = document.createElement("figure");
-    const caption = document.createElement("figcaption");
-    const name = document.createElement("b");
-    const at = document.createElement("span");
-    name.textContent = chart.title + (chart.unit ? `, ${chart.unit}` : "");
-    at.className = "at";
-    caption.append(name, at);
-    const values = chart.lines.map((line, place) => {
-      const label = document.createElement("span");
-      const value = document.createElement("b");
-      label.className = `value line-${((line.color ?? place) % 8) + 1}`;
-      label.append(line.name, value);
-      caption.append(label);
-      return value;
-    });
-    const holder = document.createElement("div");
-    holder.className = "plot";
-    holder.tabIndex = 0;
-    holder.setAttribute("role", "img");
-    figure.append(caption, holder);
+    const at = ddpMake("span", { className: "at" });
+    const values = chart.lines.map(() => ddpMake("b"));
+    const labels = chart.lines.map((line, place) =>
+      ddpMake("span", { className: `value line-${((line.color ?? place) % 8) + 1}` }, line.name, values[place]));
+    const name = ddpMake("b", {}, chart.title + (chart.unit ? `, ${chart.unit}` : ""));
+    const holder = ddpMake("div", { className: "plot", tabIndex: 0, role: "img" });
     holder.addEventListener("keydown", (event) => moveCursor(chart.id, event));
+    const figure = ddpMake("figure", {}, ddpMake("figcaption", {}, name, at, ...labels), holder);
     return { figure, holder, readout: { at, values } };
   }
 
@@ -282,11 +269,7 @@ const ddpCharts = {};
     if (data.checkpoints.length) signs.push("▲ checkpoint");
     if (options.axis === "t") signs.push(`time since ${data.clock}`);
     signs.push("drag to zoom, double-click or Escape to reset");
-    document.getElementById("signs").replaceChildren(...signs.map((text) => {
-      const sign = document.createElement("span");
-      sign.textContent = text;
-      return sign;
-    }));
+    document.getElementById("signs").replaceChildren(...signs.map((text) => ddpMake("span", {}, text)));
   }
 
   ddpCharts.show = (curves) => { data = curves; draw(); };

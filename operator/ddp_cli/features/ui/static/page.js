@@ -1,5 +1,10 @@
 // Live parts, times, the list, and the log. Text from jobs arrives as escaped markup of the server, never as code.
 "use strict";
+const ddpMake = (tag, values, ...children) => {
+  const element = Object.assign(document.createElement(tag), values);
+  element.append(...children);
+  return element;
+};
 {
   const find = (id) => document.getElementById(id);
   const relative = new Intl.RelativeTimeFormat(undefined, { numeric: "auto", style: "short" });
@@ -117,11 +122,7 @@
       }
     }
     list.order = data.order;
-    find("problems").replaceChildren(...data.problems.map((text) => {
-      const line = document.createElement("p");
-      line.textContent = text;
-      return line;
-    }));
+    find("problems").replaceChildren(...data.problems.map((text) => ddpMake("p", {}, text)));
     showTimes(find("rows"));
     arrange();
   }
@@ -178,10 +179,7 @@
       let before = null;
       for (const line of [...lines.querySelectorAll(".line")]) {
         if (before !== null && line.dataset.attempt !== before) {
-          const divider = document.createElement("div");
-          divider.className = "divider";
-          divider.textContent = `attempt ${line.dataset.attempt}`;
-          line.before(divider);
+          line.before(ddpMake("div", { className: "divider" }, `attempt ${line.dataset.attempt}`));
         }
         before = line.dataset.attempt;
       }
@@ -190,15 +188,8 @@
 
     function offerOlder(piece) {
       lines.querySelector(".older")?.remove();
-      const row = document.createElement("div");
-      row.className = "older soft";
-      if (piece.before) {
-        const button = document.createElement("button");
-        button.type = "button";
-        button.textContent = "Older lines";
-        button.onclick = () => load(piece.before);
-        row.append(button, " ");
-      }
+      const row = ddpMake("div", { className: "older soft" });
+      if (piece.before) row.append(ddpMake("button", { type: "button", onclick: () => load(piece.before) }, "Older lines"), " ");
       row.append(piece.note || (piece.before ? "" : "the beginning of the log"));
       lines.prepend(row);
     }
@@ -216,10 +207,8 @@
       lines.querySelector(".older")?.remove();
       lines.insertAdjacentHTML("afterbegin", piece.html);
       if (!lines.querySelector(".line")) {
-        const empty = document.createElement("p");
-        empty.className = "empty";
-        empty.textContent = find("log-search").value || find("log-rank").value ? "No such line here." : "The log is empty.";
-        lines.append(empty);
+        const isChosen = find("log-search").value || find("log-rank").value;
+        lines.append(ddpMake("p", { className: "empty" }, isChosen ? "No such line here." : "The log is empty."));
       }
       offerOlder(piece);
       markAttempts();
