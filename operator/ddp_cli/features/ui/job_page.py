@@ -1,7 +1,6 @@
 """The page of one job as typed records: what it does and why, its life as bars, its ranks, and its settings. Pure."""
 
 import math
-import signal
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -134,12 +133,6 @@ class JobPage:
     def status(self) -> Status:
         """The status of the job."""
         return self.run.status
-
-    @property
-    def is_killed(self) -> bool:
-        """Whether the last failure was a SIGKILL, after which a process writes no traceback."""
-        failure = self.status.last_failure
-        return failure is not None and failure.exit_code in (-signal.SIGKILL, 128 + signal.SIGKILL)
 
     @property
     def step_time(self) -> float | None:

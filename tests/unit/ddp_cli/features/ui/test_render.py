@@ -128,7 +128,7 @@ def test_page_of_killed_run_explains_how_to_resume(tmp_path: Path) -> None:
     assert "'&lt;b&gt;'".replace("'", "&#39;") in render_parts(killed)["now"]
 
 
-@pytest.mark.parametrize(("traceback", "code", "shown"), [("", 137, "SIGKILL"), ("", 1, ""), ("line 8", -9, "line 8")])
+@pytest.mark.parametrize(("traceback", "code", "shown"), [("", 137, "SIGKILL"), ("", 1, ""), ("line 8", 137, "line 8")])
 def test_failure_has_its_traceback_or_the_reason_for_none(
     tmp_path: Path, traceback: str, code: int, shown: str
 ) -> None:
