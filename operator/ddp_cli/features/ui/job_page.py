@@ -197,6 +197,7 @@ def list_cards(run: RecordedRun, now: datetime, *, trains: bool = False) -> Iter
     """Yield the measured values of a run. ``trains``: its pace is that of now."""
     status = run.status
     progress = status.progress or Progress()
+    losses = [row["loss"] for row in run.rows if "loss" in row]
     if progress.step is not None:
         total = f"of {progress.total_steps:,}" if progress.total_steps else ""
         yield Card("step", f"{progress.step:,}", total)
@@ -205,7 +206,7 @@ def list_cards(run: RecordedRun, now: datetime, *, trains: bool = False) -> Iter
     yield from (
         Card(name, value, note)
         for name, value, note in (
-            ("loss", progress.loss, ""),
+            ("loss", f"{losses[-1]:.4g}" if losses else progress.loss, ""),  # of the same row as in its chart
             ("val. loss", progress.val_loss, ""),
             ("val. accuracy", progress.val_accuracy, ""),
         )
