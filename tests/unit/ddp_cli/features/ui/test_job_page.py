@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddp_cli.features.ui.compare import find_differences
-from ddp_cli.features.ui.job_page import PodFacts, describe_cost, format_settings, list_bars, list_ranks
+from ddp_cli.features.ui.job_page import PodFacts, describe_cost, format_settings, list_bars, list_cards, list_ranks
 from ddp_cli.features.ui.run import LoggedEvent, RecordedRun, make_run, read_run
 from ddp_operator.api.parse import parse_status
 from ddp_operator.reading.pages import decode_report
@@ -63,6 +63,14 @@ def test_slowest_rank_is_first_with_its_reason(tmp_path: Path) -> None:
     assert rows[0].note == "its own computation takes long"
     assert [row.note for row in rows[1:]] == ["", "", ""]
     assert (rows[0].node, rows[0].wait) == ("node-a", 0.2 - 0.16)
+
+
+def test_tile_of_the_loss_has_the_last_value_of_its_chart() -> None:
+    run = make([(14.0, 1.0), (20.0, 9.0)], [], 40.0)
+    rows = [row | {"loss": 5.0 - number} for number, row in enumerate(map(dict, run.rows))]
+    status = parse_status(resource() | {"status": {"phase": "Running", "progress": {"step": 8, "loss": "4.5"}}})
+    cards = {card.name: card.value for card in list_cards(replace(run, rows=rows, status=status), NOW)}
+    assert cards["loss"] == "4"
 
 
 def test_slow_rank_has_a_cost_and_equal_ranks_have_none(tmp_path: Path) -> None:
