@@ -17,6 +17,8 @@ from typing import Any, Self
 import aiohttp
 
 PROGRAMS = {"chromium": "chromium", "firefox": "firefox-esr"}
+_INTERRUPTED = "was interrupted while the page was loading"
+"""What Firefox logs of a stream of events whose page is left; the page's own handler closes it a moment later."""
 VIOLATIONS = """\
 addEventListener("securitypolicyviolation",
   (event) => (window.violations ??= []).push(`${event.blockedURI} ${event.effectiveDirective}`))"""
@@ -100,7 +102,7 @@ class Browser:
             self.errors.append(str(values["exceptionDetails"])[:500])
         elif method == "Log.entryAdded" and values["entry"]["level"] == "error":
             self.errors.append(values["entry"]["text"])
-        elif method == "log.entryAdded" and values["level"] == "error":
+        elif method == "log.entryAdded" and values["level"] == "error" and _INTERRUPTED not in str(values["text"]):
             self.errors.append(str(values["text"]))
 
     async def _call(self, method: str, **values: Any) -> Any:
