@@ -11,11 +11,20 @@ import re
 import resource
 import sys
 from importlib.machinery import PathFinder
+from itertools import islice
+from opcode import opmap
 from types import ModuleType
 from typing import Any, Final, NamedTuple
 
-from ..base.exceptions import ADDRESS_SPACE, HIDDEN_PACKAGE, LIBRARY, NO_FOLDER, PICKLED_NAME, STORE_KEY
-from ..base.files import is_own_file
+from ..base.exceptions import (
+    ADDRESS_SPACE,
+    HIDDEN_PACKAGE,
+    LIBRARY,
+    NO_FOLDER,
+    PICKLED_NAME,
+    STORE_KEY,
+    ExceptionFacts,
+)
 from .read_files import list_read_files
 from .script_objects import is_instance
 
@@ -24,7 +33,10 @@ _DELETED: Final = " (deleted)"  # proc(5)
 _STACK: Final = 16 << 20  # bytes that a new thread needs at most by default: its stack and its heap's first pages
 _MIB: Final = 1 << 20
 _MOST_BYTES: Final = 4 << 20  # read of a file; torch.save writes the names first
-_NOT_FOUND: Final = re.compile(r"(?:cannot import name|Can't get attribute) '([^']+)'")
+_MOST_FILES: Final = 8  # that may be the pickled one
+_NOT_IMPORTED: Final = re.compile(r"cannot import name '([^']+)'")
+_NOT_UNPICKLED: Final = re.compile(r"Can't get attribute '([^']+)' on ")  # of pickle alone
+_IMPORTER: Final = re.compile(r"[/\\]importlib[/\\]|^<frozen importlib")
 
 
 class Circumstance(NamedTuple):
@@ -34,14 +46,17 @@ class Circumstance(NamedTuple):
     note: str
 
 
-def find_circumstance(error: BaseException) -> Circumstance | None:
-    """Return what the process shows about an exception; None: nothing. The exception may be of any class."""
+def find_circumstance(error: BaseException, facts: ExceptionFacts) -> Circumstance | None:
+    """Return what the process shows about an exception; None: nothing. ``facts``: what is known of it.
+
+    The exception may be of any class of the script, whose attributes may raise anything.
+    """
     if isinstance(error, FileNotFoundError):
         return _find_deleted_folder(error)
     if isinstance(error, (ImportError, AttributeError)):
-        return _find_hidden_package(error) or _find_pickled_name(error)
+        return _find_hidden_package(error, facts.message) or _find_pickled_name(error, facts)
     if isinstance(error, (RuntimeError, MemoryError, OSError)):
-        return _find_address_limit(error) or _find_store_wait(error)
+        return _find_address_limit(error, facts.message) or _find_store_wait(facts)
     return None
 
 
@@ -59,11 +74,11 @@ def _find_deleted_folder(error: FileNotFoundError) -> Circumstance | None:
     return Circumstance(NO_FOLDER, f" (the working folder {folder.removesuffix(_DELETED)} was deleted)")
 
 
-def _find_hidden_package(error: BaseException) -> Circumstance | None:
+def _find_hidden_package(error: BaseException, message: str) -> Circumstance | None:
     """Return that a file of the script has the name of an installed package, which has what was not found."""
     owner: Any = getattr(error, "obj", None)  # of an AttributeError, from Python 3.10
     name: Any = getattr(error, "name", None)
-    missing = _read_name(error)
+    missing = _read_name(_NOT_IMPORTED, message)
     if type(owner) is ModuleType:
         missing = name
         name = owner.__name__
@@ -88,22 +103,35 @@ def _find_hidden_package(error: BaseException) -> Circumstance | None:
     return Circumstance(HIDDEN_PACKAGE, f" ({path} hides {spec.origin})")
 
 
-def _find_pickled_name(error: BaseException) -> Circumstance | None:
+def _find_pickled_name(error: BaseException, facts: ExceptionFacts) -> Circumstance | None:
     """Return the file whose pickled objects need a module, or a name in one, that is not there.
 
-    Nothing but the content of the file shows it: the unpickler imports the name, no line of the script does.
+    The unpickler imports the name, no statement does; and the file has it.
     """
-    name = getattr(error, "name", None) or _read_name(error)
+    name: Any = _read_name(_NOT_UNPICKLED, facts.message)
+    if isinstance(error, ImportError) and not _is_import(error, facts.place):
+        name = error.name
     if not is_instance(name, str) or not name:
         return None
-    files = list_read_files(error, LIBRARY)
+    files = islice(list_read_files(error, LIBRARY), _MOST_FILES)
     file = next((file for file in files if _has_name(file.path, name)), None)
     return None if file is None else Circumstance(PICKLED_NAME, f" (named in {file.path})")
 
 
-def _read_name(error: BaseException) -> str:
-    """Return what an import or an unpickler has not found in a module, which not all versions of Python record."""
-    quoted = _NOT_FOUND.match(str(error))
+def _is_import(error: BaseException, place: str) -> bool:
+    """Return whether a statement, or importlib, has raised an exception. ``place``: the file of its innermost frame."""
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    if trace is None or _IMPORTER.search(place):
+        return True
+    code = trace.tb_frame.f_code.co_code
+    return code[trace.tb_lasti] in (opmap["IMPORT_NAME"], opmap["IMPORT_FROM"])
+
+
+def _read_name(pattern: "re.Pattern[str]", message: str) -> str:
+    """Return what was not found in a module, which not all versions of Python record; empty: nothing of this kind."""
+    quoted = pattern.match(message)
     return quoted[1] if quoted else ""
 
 
@@ -116,10 +144,10 @@ def _has_name(path: str, name: str) -> bool:
         return False
 
 
-def _find_address_limit(error: BaseException) -> Circumstance | None:
+def _find_address_limit(error: BaseException, message: str) -> Circumstance | None:
     """Return that the address space is limited, and has no room for another thread, or for what was asked for."""
     number = getattr(error, "errno", None)
-    text = str(error) if type(error) is RuntimeError else ""  # of CPython's threads and torch's tensors: no number
+    text = message if type(error) is RuntimeError else ""  # of CPython's threads and torch's tensors: no number
     is_thread = "thread" in text
     is_memory = isinstance(error, MemoryError) or "alloc" in text
     if not is_thread and not is_memory and number not in (errno.ENOMEM, errno.EAGAIN):
@@ -140,14 +168,7 @@ def _find_address_limit(error: BaseException) -> Circumstance | None:
     return Circumstance(ADDRESS_SPACE, f" ({used // _MIB} of {limit // _MIB} MiB of its address space are used)")
 
 
-def _find_store_wait(error: BaseException) -> Circumstance | None:
+def _find_store_wait(facts: ExceptionFacts) -> Circumstance | None:
     """Return that a line of the script itself has waited for a key of the store of torch.distributed."""
-    if type(error).__name__ != "DistStoreError":
-        return None
-    trace: Any = error.__traceback__
-    path = ""
-    while trace is not None:
-        own = trace.tb_frame.f_code.co_filename
-        path = path if is_own_file(own) else own
-        trace = trace.tb_next
-    return Circumstance(STORE_KEY, "") if path and not LIBRARY.search(path) else None
+    is_own = facts.place and not LIBRARY.search(facts.place)
+    return Circumstance(STORE_KEY, "") if is_own and facts.is_a("torch.distributed.DistStoreError") else None

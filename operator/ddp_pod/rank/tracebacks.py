@@ -13,6 +13,7 @@ import stat
 import sys
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
@@ -264,7 +265,10 @@ def _add_circumstance(
 ) -> tuple[str, list[ExceptionFacts]]:
     """Add what the process shows about the first exception of a chain about which it shows anything."""
     for number, link in enumerate(links):
-        found = None if link.handled else find_circumstance(link.error)
+        found = None
+        if not link.handled:
+            with suppress(Exception):  # of the script's own classes; what is known without it is recorded
+                found = find_circumstance(link.error, facts[number])
         if found is not None:
             facts[number] = facts[number]._replace(content=found.content)
             return message + found.note, facts

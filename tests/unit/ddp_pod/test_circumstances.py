@@ -17,7 +17,8 @@ import pytest
 
 from ddp_pod.base.exceptions import ADDRESS_SPACE, HIDDEN_PACKAGE, NO_FOLDER, PICKLED_NAME, STORE_KEY
 from ddp_pod.features.watchdog.pipes import find_blocked_child
-from ddp_pod.rank.circumstances import find_circumstance
+from ddp_pod.rank.circumstances import Circumstance, find_circumstance
+from ddp_pod.rank.tracebacks import _build_facts, _Link
 
 
 def raised(act: Any, *arguments: Any) -> BaseException:
@@ -29,8 +30,13 @@ def raised(act: Any, *arguments: Any) -> BaseException:
     raise AssertionError("nothing was raised")
 
 
+def find(error: BaseException) -> Circumstance | None:
+    """Return what is found with the facts that a rank records of an exception."""
+    return find_circumstance(error, _build_facts(_Link(error, handled=False), 0.0))
+
+
 def found(error: BaseException) -> str:
-    circumstance = find_circumstance(error)
+    circumstance = find(error)
     return "" if circumstance is None else circumstance.content
 
 
@@ -43,7 +49,7 @@ def test_deleted_working_folder_explains_errors_without_an_absolute_path(
     missing = raised(open, "missing")
     assert found(missing) == "", "the folder is there"
     shutil.rmtree(folder)
-    error = find_circumstance(raised(os.path.abspath, "missing"))
+    error = find(raised(os.path.abspath, "missing"))
     assert error is not None
     assert (error.content, str(folder) in error.note) == (NO_FOLDER, True)
     assert found(raised(open, "/missing")) == ""
@@ -81,7 +87,7 @@ def test_file_with_the_name_of_a_package_is_named_if_that_has_what_is_missing(
     error = raised(exec, line, {})
     assert found(error) == content
     if content:
-        circumstance = find_circumstance(error)
+        circumstance = find(error)
         assert circumstance is not None
         assert f"{installed / 'toolbox.py'} hides" in circumstance.note
     sys.modules.pop("toolbox", None)
@@ -104,11 +110,19 @@ def test_pickle_that_needs_absent_code_is_named(tmp_path: Path, kind: str, monke
         with open(path, "rb") as file:
             pickle.load(file)
 
-    circumstance = find_circumstance(raised(load))
+    circumstance = find(raised(load))
     assert circumstance is not None
     assert (circumstance.content, circumstance.note) == (PICKLED_NAME, f" (named in {path})")
     sys.modules.pop(source.stem, None)
     assert found(raised(importlib.import_module, "no_such_module_of_a_test")) == ""
+
+
+def test_mistake_beside_a_file_that_has_the_name_is_no_pickle(tmp_path: Path) -> None:
+    settings = str(tmp_path / "settings.yaml")
+    Path(settings).write_text("hidden_size: 3\nno_such_module: 1\n")
+    mistakes = ("settings.hidden_size", "import no_such_module", "importlib.import_module('no_such_module')")
+    for line in mistakes:
+        assert found(raised(exec, line, {"settings": settings, "importlib": importlib})) == ""
 
 
 @pytest.mark.parametrize(
@@ -130,7 +144,7 @@ def test_limit_of_the_address_space_explains_a_lack_of_memory(
 
 
 def test_key_of_the_store_counts_where_the_script_itself_waits_for_it() -> None:
-    kind = type("DistStoreError", (RuntimeError,), {})
+    kind = type("DistStoreError", (RuntimeError,), {"__module__": "torch.distributed"})
 
     def wait() -> None:
         raise kind("wait timeout after 3000ms, keys: /ready")
