@@ -19,8 +19,15 @@ from tests.check.running import SECONDS
 
 pytestmark = pytest.mark.process
 
-PLAIN: Final = ("torch.distributed.run", "--standalone", "--nproc-per-node=2")
-HOOKED: Final = ("ddp_cli", "run", "--cpu", "--nodes=2", "--quiet", "--plain")
+# Without an end of the interpreter, in which gloo's threads may abort the process (pytorch#190489).
+ENDING: Final = """
+import os, runpy, sys
+runpy.run_path("counted.py", run_name="__main__")
+sys.stdout.flush()
+os._exit(0)
+"""
+PLAIN: Final = ("torch.distributed.run", "--standalone", "--nproc-per-node=2", "plain.py")
+HOOKED: Final = ("ddp_cli", "run", "--cpu", "--nodes=2", "--quiet", "--plain", "counted.py")
 DIRECT: Final = "by the hooks: "
 # PyTorch's own calls of len() pass through a hook, which notes the results.
 PASSED_ON: Final = f"{DIRECT}dataset __len__"
@@ -33,12 +40,13 @@ def count_calls(folder: Path, *command: str, records: Path | None = None) -> lis
     folder.mkdir()
     for name in ("common.py", "counted.py"):
         shutil.copy(SCRIPTS / name, folder)
+    (folder / "plain.py").write_text(ENDING)
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path), "OMP_NUM_THREADS": "1", "EPOCHS": "2"}
     environment.pop("VIRTUAL_ENV", None)
     if records is not None:
         environment[CHECK_VARIABLE] = str(records)
     ran = subprocess.run(
-        [sys.executable, "-m", *command, "counted.py"],
+        [sys.executable, "-m", *command],
         cwd=folder,
         env=environment,
         capture_output=True,

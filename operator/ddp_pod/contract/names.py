@@ -49,6 +49,7 @@ PAGES: Final = ("port", "prom", "log")
 """Sources of a rank's progress, the best first: the port of its exporter, the page that the exporter wrote at its end,
 the values in its log."""
 ENDING: Final = "ending"  # the suffix of the file with what keeps a rank's process alive after its program
+FINISHED: Final = "finished"  # the suffix of the file with the process id of a rank that has run its exit handlers
 MAPPINGS: Final = "maps"  # the suffix of the file with the data files that a rank maps
 
 # Exit codes of the launcher, and of a worker that knows its own category. The launcher maps every other exit code of

@@ -12,13 +12,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..base.files import write_json
+from ..base.files import try_write_json, write_json
 from ..contract.names import (
     ENDING,
     ENV_AGENT_PID,
     ENV_LAUNCHER_CONFIG,
     ENV_RANK_FEATURES,
     ENV_RUNTIME_DIR,
+    FINISHED,
     MAPPINGS,
     PAGES,
 )
@@ -46,6 +47,7 @@ class _RankFiles:
         self.stacks = os.path.join(runtime, "stacks", local_rank)
         self.output = os.path.join(runtime, "output", local_rank)
         self.ending = f"{self.output}.{ENDING}"
+        self.finished = f"{self.output}.{FINISHED}"
         self.mappings = f"{self.output}.{MAPPINGS}"
 
 
@@ -142,6 +144,7 @@ def _remove_stale_files(files: _RankFiles) -> None:
     for path in (
         files.error,
         files.ending,
+        files.finished,
         f"{files.output}.end",
         files.mappings,
         *groups,
@@ -201,6 +204,8 @@ def _run_and_record(
 ) -> NoReturn:
     """Run the user's program; record its exception, but not those of forked children."""
     pid = os.getpid()
+    end = _End(files.finished)
+    atexit.register(end.note)  # before the program registers handlers, as the last one is called first
     try:
         _run_python(kind, target, args)
     except BaseException as error:
@@ -209,12 +214,30 @@ def _run_and_record(
             if find_exit_code(error) == 0:
                 groups.close()
                 _guard_end(files)
+                end.succeeded = True
             record_exception(error, files.error, about)
         raise
     if os.getpid() == pid:
         groups.close()
         _guard_end(files)
+        end.succeeded = True
     raise SystemExit(0)
+
+
+class _End:
+    """Notes that a program has succeeded and its exit handlers have run. The interpreter's own end may still crash.
+
+    Threads of gloo abort the process if they release a tensor then (pytorch#190489).
+    """
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._pid = os.getpid()
+        self.succeeded = False
+
+    def note(self) -> None:
+        if self.succeeded and os.getpid() == self._pid:
+            try_write_json(self._path, {"pid": self._pid})
 
 
 def _guard_end(files: _RankFiles) -> None:

@@ -541,7 +541,9 @@ def run_torchrun(
     if forker is not None and obstacle:
         log(f"ranks start in fresh interpreters, and each imports PyTorch: {obstacle}")
     elif forker is not None:
-        options["logs_specs"] = ForkingLogs(options["logs_specs"], forker, request.command, spec.role)
+        options["logs_specs"] = ForkingLogs(
+            options["logs_specs"], forker, request.command, spec.role, os.path.join(pod.runtime, "output")
+        )
     agent = PodAgent(pod, rendezvous, launcher, request.restarts, parts, spec, **options)
 
     try:

@@ -14,7 +14,10 @@ from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
 from torch.distributed.elastic.multiprocessing.tail_log import TailLog
 from torch.distributed.elastic.utils import macros  # type: ignore[attr-defined]
 
+from ..base.files import log, read_json
+from ..contract.names import FINISHED
 from ..contract.processes import STOP_SIGNALS, STOPPED_STATES, catches, kill, kill_group, process_state
+from ..failures.text import is_native_crash
 from .fork_server import RankForker
 
 _POLL_SECONDS = 0.02
@@ -40,10 +43,15 @@ class RankProcesses:
             code = _read_exit_code(pid)
             if code is None:
                 continue
+            code = self._judge(local_rank, pid, code)
             self.exit_codes[local_rank] = code
             if code != 0:
                 self.failed_at[local_rank] = time.time()
         return self.exit_codes
+
+    def _judge(self, local_rank: int, pid: int, code: int) -> int:
+        """Return the exit code that counts. torchrun reads those of the ranks that it has started itself."""
+        return code
 
     def close(self) -> None:
         """Release what belongs to ranks that have ended. torchrun does so for those that it has started."""
@@ -107,14 +115,32 @@ def _read_exit_code(pid: int) -> int | None:
 
 
 class ForkedRanks(RankProcesses):
-    """Ranks that the fork server has started. ``logs``: their files, which ``--tee`` copies to the pod's output."""
+    """Ranks that the fork server has started. ``logs``: their files, which ``--tee`` copies to the pod's output.
 
-    def __init__(self, pids: Mapping[int, int], logs: Any, role: str) -> None:
+    ``outputs``: the folder in which ranks leave records beside their output.
+    """
+
+    def __init__(self, pids: Mapping[int, int], logs: Any, role: str, outputs: str) -> None:
         super().__init__(pids)
+        self._outputs = outputs
         self._error_files = logs.error_files
         self._tails = [TailLog(role, logs.tee_stdouts, sys.stdout), TailLog(role, logs.tee_stderrs, sys.stderr)]
         for tail in self._tails:
             tail.start()
+
+    def _judge(self, local_rank: int, pid: int, code: int) -> int:
+        """Return 0 for a rank that crashed while its interpreter ended, after its program and exit handlers."""
+        if not is_native_crash(code):
+            return code
+        finished = read_json(os.path.join(self._outputs, f"{local_rank}.{FINISHED}"))
+        if finished.get("pid") != pid:
+            return code
+        name = signal.Signals(-code).name
+        log(
+            f"local rank {local_rank} received {name} while its interpreter ended: its program had succeeded, and its "
+            "exit handlers had run, so that it counts as successful"
+        )
+        return 0
 
     def build_result(self, workers: Sequence[Worker]) -> RunResult:
         """Return the state of the ranks as torchrun does for those that it has started."""
@@ -152,14 +178,15 @@ class ForkingLogs:
     """A ``LogsSpecs`` that has the fork server start the ranks, with ``command``, in place of torchrun.
 
     torchrun computes the environments of the ranks in ``_start_workers``, and passes them to ``reify`` right before it
-    starts interpreters. ``inner``: the LogsSpecs that torchrun has chosen.
+    starts interpreters. ``inner``: the LogsSpecs that torchrun has chosen; ``outputs``: see ``ForkedRanks``.
     """
 
-    def __init__(self, inner: Any, forker: RankForker, command: Sequence[str], role: str) -> None:
+    def __init__(self, inner: Any, forker: RankForker, command: Sequence[str], role: str, outputs: str) -> None:
         self._inner = inner
         self._forker = forker
         self._command = list(command)
         self._role = role
+        self._outputs = outputs
 
     @property
     def root_log_dir(self) -> Any:
@@ -176,7 +203,7 @@ class ForkingLogs:
                 RankProcesses(pids).stop(signal.SIGKILL, 0.0, saves=False)
                 return logs
             pids[local_rank] = pid
-        raise RanksForked(ForkedRanks(pids, logs, self._role))
+        raise RanksForked(ForkedRanks(pids, logs, self._role, self._outputs))
 
     def _fork(self, local_rank: int, environment: Mapping[str, str], paths: Sequence[str]) -> int | None:
         command = macros.substitute(self._command, str(local_rank))

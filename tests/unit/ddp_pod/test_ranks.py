@@ -164,7 +164,7 @@ class TestForkingLogs:
     COMMAND = ("train.py", "--rank=${local_rank}")
 
     def reify(self, forker: Any, logs: Logs) -> Any:
-        return ForkingLogs(logs, forker, self.COMMAND, "default").reify({0: {"RANK": "2"}, 1: {"RANK": "3"}})
+        return ForkingLogs(logs, forker, self.COMMAND, "default", "").reify({0: {"RANK": "2"}, 1: {"RANK": "3"}})
 
     def test_fork_server_starts_ranks_in_place_of_torchrun(
         self, started: list[subprocess.Popen[bytes]], tmp_path: Path
