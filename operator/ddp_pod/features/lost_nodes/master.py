@@ -1,7 +1,7 @@
 """The move of pod 0 to another address: its node was lost, and the connection to its store does not break by itself.
 
-A machine without power or network acknowledges nothing. That of a frozen pod does, so its name is looked up now and
-then, and if it has moved, the launchers at both addresses are asked for a response.
+A machine without power or network acknowledges nothing. That of a frozen pod does, so its launcher is asked for a
+response now and then; while there is none, the name of pod 0 is looked up.
 """
 
 import socket
@@ -19,8 +19,9 @@ from .peers import TIMEOUT, Address, request_page, resolve_host
 
 _INTERVAL: Final = 2.0
 _INTERVAL_OF_SILENT: Final = 0.5
-_SECONDS_PER_LOOK: Final = 5.0  # between two requests of a pod to the name service
-_PODS_PER_SECOND: Final = 100  # in a large job, for all its pods
+_SECONDS_PER_TEST: Final = 5.0  # between two requests of a pod to the launcher of pod 0
+_PODS_PER_SECOND: Final = 50  # in a large job, from all its pods
+_SECONDS_TO_LOOK: Final = 90.0  # after the last response, for which the name is looked up again and again
 
 
 class MasterWatch(Service):
@@ -43,7 +44,9 @@ class MasterWatch(Service):
         self._resolve = resolve or resolve_host
         self._accepts = accepts or accepts_connection
         self._responds = responds or responds_to_request
-        self._looked_at = time.monotonic()
+        self._tested_at = time.monotonic()
+        self._responded_at: float | None = None
+        self._is_frozen = False
         self._control: Control | None = None
         self._is_silent = False
         self._moved_to = ""
@@ -55,28 +58,40 @@ class MasterWatch(Service):
     def run(self) -> None:
         """Check the connections to the store continuously."""
         while self._pod.node != 0:
-            time.sleep(_INTERVAL_OF_SILENT if self._is_silent else _INTERVAL)
+            time.sleep(_INTERVAL_OF_SILENT if self._is_silent or self._is_frozen else _INTERVAL)
             self.check(list_unacknowledged())
-            now = time.monotonic()
-            if now - self._looked_at >= max(_SECONDS_PER_LOOK, self._pod.nodes / _PODS_PER_SECOND):
-                self._looked_at = now
-                self.check_name(list_servers(self._pod.port))
+            self.check_response(list_servers(self._pod.port), time.monotonic())
 
-    def check_name(self, servers: Collection[str]) -> None:
-        """Note where pod 0 is now, if its name has changed and the pod at the old address is frozen.
+    def check_response(self, servers: Collection[str], now: float) -> None:
+        """Note where pod 0 is now, if its launcher does not respond and its name has changed.
 
         ``servers``: the addresses to which this pod's connections to the store lead. The launcher at the new address
-        responds to a request, so that no NetworkPolicy keeps this pod from such responses; none of the old ones does.
+        has to respond, so that no NetworkPolicy keeps this pod from such responses. A launcher that has never responded
+        is asked no more often than others: its response may be forbidden.
         """
         port = self._pod.metrics_port
         if not servers or not port:
             return
+        is_due = now - self._tested_at >= max(_SECONDS_PER_TEST, self._pod.nodes / _PODS_PER_SECOND)
+        if is_due:
+            self._tested_at = now
+            old = [Address(socket.AF_INET6 if ":" in host else socket.AF_INET, host) for host in servers]
+            is_silent = not any(self._responds(host, port) for host in old)
+            if not is_silent:
+                self._responded_at = now
+            self._is_frozen = is_silent
+        if self._is_frozen and (is_due or self._has_responded_lately(now)):
+            self._look_up(servers, port)
+
+    def _has_responded_lately(self, now: float) -> bool:
+        return self._responded_at is not None and now - self._responded_at < _SECONDS_TO_LOOK
+
+    def _look_up(self, servers: Collection[str], port: int) -> None:
         with suppress(OSError):
             address = self._resolve(self._pod.master)
             if address is None or address.host in servers or not self._accepts(address, self._pod.port):
                 return
-            old = [Address(socket.AF_INET6 if ":" in host else socket.AF_INET, host) for host in servers]
-            if self._responds(address, port) and not any(self._responds(host, port) for host in old):
+            if self._responds(address, port):
                 self._note_move(address)
 
     def check(self, connections: Sequence[Connection]) -> None:

@@ -43,9 +43,14 @@ def test_silent_pod_with_late_lease_is_lost() -> None:
     "evidence",
     [
         pytest.param(replace(LOST, lease=FRESH), id="kubelet-renews-its-lease"),
-        pytest.param(replace(LOST, lease=LeaseAge(12.9, 10.0)), id="lease-misses-no-renewal-yet"),
+        pytest.param(replace(LOST, lease=LeaseAge(11.4, 10.0)), id="lease-misses-no-renewal-yet"),
         pytest.param(replace(LOST, lease=LeaseAge(26.0, 25.0)), id="kubelet-renews-more-rarely"),
         pytest.param(replace(LOST, lease=None, lease_problem="no right"), id="lease-cannot-be-read"),
+        pytest.param(replace(LOST, peers=(10.0,), reach_seconds=9.9, lease=FRESH), id="operator-had-an-answer"),
+        pytest.param(replace(LOST, peers=(9.9,), reach_seconds=10.0, lease=FRESH), id="peer-had-an-answer"),
+        pytest.param(
+            replace(LOST, peers=(30.0,), reach="", reach_seconds=30.0, lease=FRESH), id="operator-never-had-an-answer"
+        ),
         pytest.param(replace(LOST, peers=(4.0,)), id="silence-is-short"),
         pytest.param(replace(LOST, peers=(9.0, 9.0, 0.0, 0.0)), id="half-of-the-peers"),
         pytest.param(replace(LOST, peers=(), reach="Silent"), id="only-the-operator-gets-no-answer"),
@@ -87,6 +92,30 @@ def test_silent_pod_whose_kubelet_renews_is_told_apart() -> None:
     suspicion = judge(replace(LOST, peers=(40.0,), lease=FRESH))
     assert suspicion is not None
     assert "the node lives, and the pod or its network does not" in suspicion.message
+    assert not suspicion.is_lost
+
+
+@pytest.mark.parametrize(
+    ("lease", "problem", "text"),
+    [
+        (FRESH, "", "Lease 8 s ago: nobody reaches the pod"),
+        (LeaseAge(2.0, 10.0), "", "while the pod was silent: the node lives, and the pod or its network does not"),
+        (LATE, "", "Lease 14 s ago: it has no power or no network, or restarts"),
+        (None, "no right", "no right: it is lost without this witness"),
+    ],
+)
+def test_pod_that_nobody_reaches_is_lost_whatever_its_lease_says(
+    lease: LeaseAge | None, problem: str, text: str
+) -> None:
+    unreached = replace(LOST, peers=(10.0,), reach_seconds=10.0, lease=lease, lease_problem=problem)
+    suspicion = judge(unreached, fresh=0, late=1)
+    assert suspicion is not None
+    assert suspicion.is_lost
+    assert suspicion.message.endswith(text)
+    split = judge(unreached, nodes=1)
+    assert split is not None
+    assert not split.is_lost
+    assert "1/1 nodes are silent at once" in split.message
 
 
 @pytest.mark.parametrize(

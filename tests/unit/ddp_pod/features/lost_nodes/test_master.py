@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import time
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,7 @@ def moves(
         responds=lambda address, port: answers[address.host],
     )
     watch.start(control)  # type: ignore[arg-type]
-    watch.check_name(servers)
+    watch.check_response(servers, time.monotonic() + 60)
     watch.follow(())
     return bool(control.failures)
 
@@ -135,6 +136,27 @@ def test_agent_stays_with_pod_0_whose_name_or_launcher_tells_that_it_lives(
     tmp_path: Path, servers: set[str], options: dict[str, Any]
 ) -> None:
     assert not moves(tmp_path, servers, **options)
+
+
+def test_name_of_pod_0_is_looked_up_again_and_again_only_after_it_has_ceased_to_respond(tmp_path: Path) -> None:
+    looked_up = []
+    responds = [False]
+    pod = launcher_pod(tmp_path, node=1, nodes=2, master="train-1-0.train", port=29400, metrics_port=9400)
+    watch = MasterWatch(pod, resolve=looked_up.append, responds=lambda address, port: responds[0])
+    began = time.monotonic()
+
+    def look_often(first: int, last: int) -> int:
+        looked_up.clear()
+        for second in range(first, last):
+            watch.check_response({OLD.address}, began + second)
+        return len(looked_up)
+
+    assert look_often(100, 120) == 4  # its response may be forbidden
+    responds[0] = True
+    assert look_often(120, 140) == 0
+    responds[0] = False
+    assert look_often(140, 160) == 20
+    assert look_often(300, 320) == 4
 
 
 def test_response_is_told_from_a_machine_that_only_accepts(monkeypatch: pytest.MonkeyPatch) -> None:
