@@ -235,7 +235,11 @@ def new_namespace() -> Iterator[UserNamespace]:
     finally:
         # pytest shows it where the test failed; it is deleted with the namespace.
         print(user_namespace.kubectl("get", "ddp,job,pods", "-o", "wide").stdout)
-        print(user_namespace.kubectl("logs", "--selector", LABEL_JOB_NAME, "--prefix", "--tail", "100").stdout)
+        print(
+            user_namespace.kubectl(
+                "logs", "--timestamps", "--selector", LABEL_JOB_NAME, "--prefix", "--tail", "100"
+            ).stdout
+        )
         with suppress(NotFoundException):  # a test may have deleted it
             user_namespace.core.delete_namespace(name, grace_period_seconds=0)
 

@@ -17,7 +17,7 @@ SILENT_SECONDS: Final = 6.0
 """For how long a majority of the witnesses must have had no answer."""
 FROZEN_SECONDS: Final = 6.0
 """For how long a pod must have accepted requests of the operator without a response."""
-UNREACHED_SECONDS: Final = 10.0
+UNREACHED_SECONDS: Final = 8.0
 """The same for a pod whose Lease is no witness: for how long neither peers nor the operator must have reached it.
 
 Its node lives, and the network of its pods does not: no step can be made until that is repaired. One that only receives

@@ -46,8 +46,8 @@ def test_silent_pod_with_late_lease_is_lost() -> None:
         pytest.param(replace(LOST, lease=LeaseAge(11.4, 10.0)), id="lease-misses-no-renewal-yet"),
         pytest.param(replace(LOST, lease=LeaseAge(26.0, 25.0)), id="kubelet-renews-more-rarely"),
         pytest.param(replace(LOST, lease=None, lease_problem="no right"), id="lease-cannot-be-read"),
-        pytest.param(replace(LOST, peers=(10.0,), reach_seconds=9.9, lease=FRESH), id="operator-had-an-answer"),
-        pytest.param(replace(LOST, peers=(9.9,), reach_seconds=10.0, lease=FRESH), id="peer-had-an-answer"),
+        pytest.param(replace(LOST, peers=(8.0,), reach_seconds=7.9, lease=FRESH), id="operator-had-an-answer"),
+        pytest.param(replace(LOST, peers=(7.9,), reach_seconds=8.0, lease=FRESH), id="peer-had-an-answer"),
         pytest.param(
             replace(LOST, peers=(30.0,), reach="", reach_seconds=30.0, lease=FRESH), id="operator-never-had-an-answer"
         ),
@@ -107,7 +107,7 @@ def test_silent_pod_whose_kubelet_renews_is_told_apart() -> None:
 def test_pod_that_nobody_reaches_is_lost_whatever_its_lease_says(
     lease: LeaseAge | None, problem: str, text: str
 ) -> None:
-    unreached = replace(LOST, peers=(10.0,), reach_seconds=10.0, lease=lease, lease_problem=problem)
+    unreached = replace(LOST, peers=(8.0,), reach_seconds=8.0, lease=lease, lease_problem=problem)
     suspicion = judge(unreached, fresh=0, late=1)
     assert suspicion is not None
     assert suspicion.is_lost
