@@ -46,15 +46,15 @@ NETWORK: Final = Category(
 HANG: Final = Category(
     "Hang",
     "no progress within the time limits of spec.watchdog",
-    "find out why the rank does not leave its line (a lock, a failed thread or process, a service, SIGSTOP, an endless "
+    "find out why the rank does not leave its line (a lock, a failed thread or process, a service, an endless "
     "computation) and limit it; if it is slow by design, let all ranks take part or raise the timeout of "
-    "init_process_group, and raise its limit in spec.watchdog or call exporter.heartbeat()",
+    "init_process_group and its limit in spec.watchdog",
     symptom=True,
     vague=True,
 )
 KILLED: Final = Category(
     "Killed",
-    "a process was killed by a signal that it did not raise itself; the message names the sender if it is known",
+    "a process was killed by a signal that it did not raise itself",
     "find the sender of the signal: the kernel of a node short of memory (dmesg, kubectl describe node), a limit of "
     "CPU time (ulimit -t), or a person; nothing shows that the container reached its own memory limit",
     vague=True,

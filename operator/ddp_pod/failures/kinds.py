@@ -74,8 +74,8 @@ SHARED_MEMORY: Final = FailureKind(
 FULL_VOLUME: Final = FailureKind(
     "No space left", errnos=(errno.ENOSPC,),
     words=r"iostream error|unexpected pos \d+ vs \d+|\d requested and \d+ written",
-    remedy="the disk or volume is full: delete old checkpoints, enlarge the claim, or raise the limits of "
-        "ephemeral-storage and emptyDir; if it has space, a quota or ulimit -f has ended the write")  # fmt: skip
+    remedy="the disk or volume is full: delete old checkpoints, enlarge it, or raise the limits of "
+        "ephemeral-storage and emptyDir; if it has space, a quota or ulimit -f")  # fmt: skip
 NO_GPU: Final = FailureKind(
     "No GPU", outcome=FATAL,
     words=r"(?i)no GPUs found|NCCL built in|not compiled with CUDA|Found no NVIDIA driver|CUDA-capable device is "
@@ -95,8 +95,8 @@ HELPER: Final = FailureKind(
         types=("EOFError", "concurrent.futures.process.BrokenProcessPool"),
         where=r"[/\\]multiprocessing[/\\](connection|managers|resource_sharer)|process pool",
         words="DataLoader worker .* (killed by signal|exited unexpectedly)",
-        remedy="a DataLoader worker or another helper process was killed or crashed: see its own error in the log, "
-        "raise the memory limit, or use smaller workers")  # fmt: skip
+        remedy="a DataLoader worker or another helper process was killed or crashed: see its error in the log, raise "
+        "the memory limit, or use smaller workers")  # fmt: skip
 OTHER_SIZE: Final = FailureKind(
         "Another number of ranks", own_words=True,
         words=r"(?i)\b(match(es)?|equal|divisible|bigger)\b[^\n]{0,200}\bworld.?size\b"
@@ -107,9 +107,15 @@ OTHER_SIZE: Final = FailureKind(
         "devices=int(os.environ['LOCAL_WORLD_SIZE']))")  # fmt: skip
 COLLECTIVES: Final = FailureKind(
         "Mismatch between collectives", words=MISMATCH.pattern,
-        remedy="all ranks must call the same collectives, in one order, with equal shapes: look for a "
-        "call under a condition such as `if rank == 0`, and for data of unequal length; "
-        "TORCH_DISTRIBUTED_DEBUG=DETAIL names the calls")  # fmt: skip
+        remedy="all ranks must call the same collectives, in one order, with equal shapes: look for one under a "
+        "condition (`if rank == 0`), and data of unequal length; TORCH_DISTRIBUTED_DEBUG=DETAIL names "
+        "them")  # fmt: skip
+OTHER_MODELS: Final = FailureKind(
+        "Ranks with different models", outcome=FATAL, words="of the same param in process|expects same model across",
+        remedy="build the same model in every rank: its parameters differ")  # fmt: skip
+TERMINAL: Final = FailureKind(
+        "Input from a terminal", types=("EOFError", "bdb.BdbQuit"), where=r"reading a line|^bdb\.", outcome=FATAL,
+        remedy="a pod has no terminal: remove breakpoint(), pdb.set_trace() and input()")  # fmt: skip
 KINDS: Final = (
     FailureKind(
         "A slow DataLoader", words="DataLoader timed out after",
@@ -154,8 +160,8 @@ KINDS: Final = (
         remedy="make it executable (chmod +x), or start its interpreter"),
     FailureKind(
         "Permission denied", errnos=(errno.EACCES,), words=r"File \S+ cannot be opened",
-        remedy="let the process's user access that path: for a volume by "
-        "template.spec.securityContext.fsGroup, for files of the image by runAsUser"),
+        remedy="let the process's user access that path: of a volume by "
+        "template.spec.securityContext.fsGroup, of the image by runAsUser"),
     FailureKind(
         "A forbidden operation", errnos=(errno.EPERM,),
         remedy="omit the operation (chown, mount, a device), or set runAsUser or fsGroup in "
@@ -175,8 +181,8 @@ KINDS: Final = (
     FailureKind(
         "A failed volume", outcome=FAULT_OF_NODE,
         errnos=(errno.EIO, errno.ESTALE, errno.ENOTCONN),
-        remedy="the storage behind the path failed (NFS, FUSE, a disk): check the volume and the node (dmesg, "
-        "Events of the CSI driver)"),
+        remedy="the storage behind the path failed (NFS, FUSE, a disk): check the volume and the node "
+        "(dmesg, CSI Events)"),
     FailureKind(
         "A program of another format", errnos=(errno.ENOEXEC,), outcome=FATAL,
         remedy="a script needs a first line such as #!/bin/bash, a binary the node's architecture (uname -m) and "
@@ -191,13 +197,13 @@ KINDS: Final = (
         remedy="correct the object's name, revision or address"),
     FailureKind(
         "An overloaded service", statuses=(408, 425, 429, *range(500, 600)),
-        remedy="retry with growing pauses, send fewer requests at once (each rank sends its own), or download "
-        "before training (spec.inputs)"),
+        remedy="retry with growing pauses, send fewer requests at once, or download before training "
+        "(spec.inputs)"),
     FailureKind(
         "An untrusted certificate", types=("ssl.SSLCertVerificationError",),
         words="CERTIFICATE_VERIFY_FAILED",
-        remedy="mount the certificate of a company's own CA and set SSL_CERT_FILE and REQUESTS_CA_BUNDLE; if one "
-        "has expired or is for another name, use another address"),
+        remedy="mount the CA's certificate and set SSL_CERT_FILE and REQUESTS_CA_BUNDLE; if one has expired or is "
+        "for another name, use another address"),
     FailureKind(
         "A service outside of the job",
         errnos=(errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT, errno.EPIPE, errno.EHOSTUNREACH,
@@ -206,8 +212,8 @@ KINDS: Final = (
                "requests.", "httpx.", "httpcore.", "aiohttp.", "botocore.", "grpc.", "huggingface_hub.", "wandb.",
                "redis.", "pymongo.", "psycopg.OperationalError", "psycopg2.OperationalError"),
         words="psycopg2?.OperationalError|couldn't connect to 'https?://|failure in name resolution",
-        remedy="a request to a service failed, not the connection to another rank: check the service, its address, "
-        "NetworkPolicies and proxies, retry, and download data before (spec.inputs)"),
+        remedy="a request to a service failed, not to another rank: check its address, NetworkPolicies and proxies, "
+        "retry, and download data before (spec.inputs)"),
     FailureKind(
         "A missing program",
         errnos=(errno.ENOENT,), where=r"[/\\]subprocess\.py",
@@ -224,18 +230,16 @@ KINDS: Final = (
         "imports"),
     FailureKind(
         "No working folder", contents=(NO_FOLDER,),
-        remedy="keep the working folder of the process, or start it in another"),
+        remedy="keep its working folder, or start in another"),
     FailureKind(
         "No such file or folder", errnos=(errno.ENOENT,),
         remedy="correct the path (relative ones start at the working directory), mount its volume, or create its "
         "folder"),
-    FailureKind(
-        "Input from a terminal", types=("EOFError", "bdb.BdbQuit"), where=r"reading a line|^bdb\.",
-        remedy="a pod has no terminal: remove breakpoint(), pdb.set_trace() and input()"),
+    TERMINAL,
     FailureKind(
         "No real file", outcome=FATAL, contents=(LFS_POINTER, HTML_PAGE),
-        remedy="fetch the file again (spec.inputs): for a Git LFS pointer by git lfs pull where the folder or image is "
-        "packed, for a web page (a login, an error) with access"),
+        remedy="fetch the file again (spec.inputs): a Git LFS pointer by git lfs pull where the image is packed, a "
+        "web page (a login, an error) with access"),
     FailureKind(
         "A damaged or incomplete file", contents=(CUT_ARCHIVE,),
         types=("EOFError", "zipfile.BadZipFile", "zlib.error", "lzma.LZMAError"),
@@ -255,14 +259,18 @@ KINDS: Final = (
         "A checkpoint of another model", outcome=FATAL,
         words=r"loading state_dict|loaded state dict|(?i:missing|unexpected) key\S* in (checkpoint )?state_dict"
         r"|Size mismatch between saved",
-        remedy="the checkpoint belongs to another model, optimizer or number of ranks: build the same ones or "
-        "start without it; keys that begin with module. are of DDP: save model.module.state_dict()"),
+        remedy="the checkpoint belongs to another model, optimizer or number of ranks: build the same or "
+        "start without it; keys module.* are of DDP: save model.module.state_dict()"),
     FailureKind(
         "No process group, or two", outcome=FATAL,
         words="Default process group has not been initialized|default process group twice",
         remedy="call torch.distributed.init_process_group() once in each rank, before everything that needs it, "
         "and destroy_process_group() last"),
     OTHER_SIZE,
+    OTHER_MODELS,
+    FailureKind(
+        "A sampler's rank", types=("ValueError",), where=r"rank should be in the interval", outcome=FATAL,
+        remedy="give the sampler RANK and WORLD_SIZE, which count the ranks of all pods, or neither"),
     FailureKind(
         "Parameters without a gradient in DDP", outcome=FATAL,
         words="Expected to have finished reduction|Expected to mark a variable ready only once",
@@ -287,8 +295,8 @@ KINDS: Final = (
     FailureKind(
         "A missing network interface", outcome=FATAL,
         words=r"Unable to find address for|no socket interface found|to a \(local\) address",
-        remedy="GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME or TP_SOCKET_IFNAME names no interface of this pod with "
-        "an address: remove it, or name one of `ip address`"),
+        remedy="GLOO_SOCKET_IFNAME, NCCL_SOCKET_IFNAME or TP_SOCKET_IFNAME names no interface with an "
+        "address: remove it, or name one of `ip address`"),
     FailureKind(
         "Unsupported by torch.compile", types=_COMPILE_ERRORS,
         remedy="change the line that the message names, install the compiler that it lacks (gcc, g++; for CUDA a "
@@ -309,7 +317,7 @@ KINDS: Final = (
         "not import each other"),
     FailureKind(
         "A failed program", types=("subprocess.CalledProcessError",),
-        remedy="see the program's own output above in the log; a negative status is the signal that killed it"),
+        remedy="see its output above in the log; a negative status is the signal that killed it"),
     FailureKind(
         "KeyboardInterrupt", types=("KeyboardInterrupt",), outcome=Outcome(KILLED.name, EXIT_RETRYABLE),
         remedy="a process or a person sent SIGINT to the rank"),
@@ -344,12 +352,15 @@ KINDS: Final = (
         "A wait with a limit", outcome=None, where=rf"(?is)\A(?!.*({PEERS}))",
         types=("TimeoutError", "concurrent.futures._base.TimeoutError", "_queue.Empty", "subprocess.TimeoutExpired"),
         remedy="a wait of the script ended at its own limit: see the traceback for what (a service, a worker, a "
-        "lock), and raise it"),
+        "lock)"),
     FailureKind(
         "An optimizer's state of another model", types=("RuntimeError",), outcome=None,
         where=r"(?s)\b(size|shape|dtype|device)s?\b.*[/\\]torch[/\\]optim[/\\]",
-        remedy="the optimizer's loaded state has other shapes, types or devices than the parameters: load the one of "
-        "this model, with parameters in the same order"),
+        remedy="the optimizer's loaded state has other shapes, types or devices than the parameters: load that of "
+        "this model, with parameters in one order"),
+    FailureKind(
+        "Tensors of two types", words="have the same d?type|expected scalar type", outcome=None,
+        remedy="convert one tensor to the type of the other, or use torch.autocast"),
     FailureKind(
         "Tensors that do not fit", words=TENSORS.pattern, outcome=None,
         remedy="a tensor has another shape, type or device than the call accepts: compare it with the message, also "

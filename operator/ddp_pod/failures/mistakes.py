@@ -10,7 +10,7 @@ from typing import Final
 
 from ..base.exceptions import LIBRARY, ExceptionFacts
 from ..contract.failure_table import SIGNIFICANT_SECONDS
-from .kinds import COLLECTIVES, NON_FINITE, OTHER_SIZE, TENSORS, FailureKind
+from .kinds import COLLECTIVES, NON_FINITE, OTHER_SIZE, PEERS, TENSORS, FailureKind
 
 # Builtin classes, also those of libraries that derive from them.
 _MISTAKES: Final = {
@@ -28,14 +28,23 @@ _NEUTRAL: Final = {
     "RuntimeError", "SystemExit", "ExceptionGroup", "BaseExceptionGroup", "Exception",
     "multiprocessing.pool.RemoteTraceback", "concurrent.futures.process._RemoteTraceback",
 }  # fmt: skip
-# Modules of torch that check arguments and states, and need nothing from outside.
-_CHECKS: Final = re.compile(r"[/\\]torch[/\\](amp|autograd|nn[/\\]modules|optim|functional\.py|_tensor\.py)")
+# Other packages' checks may be about what a service has answered.
+_CHECKING_LIBRARY: Final = re.compile(r"[/\\]torch[/\\]|[/\\]lib(64)?[/\\]python3[^/\\]*[/\\](?!(site|dist)-packages)")
+_TORCH: Final = re.compile(r"[/\\]torch[/\\]")
+# Modules that pass on errors of peers, processes, devices and files.
+_MEDIATORS: Final = re.compile(
+    r"[/\\](torch[/\\](distributed|multiprocessing|utils[/\\]data|cuda|hub|serialization|_utils)"
+    r"|python3[^/\\]*[/\\](multiprocessing[/\\](?!context)|asyncio[/\\](?!runners)|concurrent|http|urllib|subprocess"
+    r"|socket|ssl))\b"
+)
 # What a message, an assertion or the line of a raise may have looked at: the script has checked something outside.
 _CHECKED: Final = re.compile(
     r"(?i)exists?\b|not found|no such|is_?(file|dir)|available|alive|return_?code|status|timed? ?out|connect|network"
     r"|download|server|https?\b|\bmount|disk|space left|memory|gpu|cuda|nccl|\b(b?locked|busy|ready|retr(y|ies))\b"
     r"|finite|is_?nan|is_?inf|\bnan\b|\binf\b"
 )
+# The same for errors of torch's native code.
+_NATIVE: Final = re.compile(rf"(?i){PEERS}|cu(dnn|blas|solver|sparse|fft)|\bhip|driver|enforce|alloc|peer")
 
 
 def recurs(kind: FailureKind, chain: Sequence[ExceptionFacts], *, lasted: float, elastic: bool) -> bool:
@@ -58,12 +67,20 @@ def _is_mistake(facts: ExceptionFacts) -> bool:
     if _is_from_outside(facts):
         return False
     if facts.types[0] == "RuntimeError":
-        is_check = _CHECKS.search(facts.place) and facts.line.startswith("raise ")
-        return not facts.by_script and bool(is_check or TENSORS.search(facts.text))
+        return not facts.by_script and bool(TENSORS.search(facts.text) or _is_refusal(facts))
     if facts.is_a("AssertionError") or not _WRONG_VALUES.isdisjoint(facts.types):
         is_own = facts.types[0] in (*_MISTAKES, *_WRONG_VALUES) or _is_of_script(facts)
         return is_own and not _CHECKED.search(f"{facts.message}\n{facts.line}")
     return not _MISTAKES.isdisjoint(facts.types)
+
+
+def _is_refusal(facts: ExceptionFacts) -> bool:
+    """Return whether a RuntimeError is a library's check of its arguments or state, rather than about its outside."""
+    if _MEDIATORS.search(facts.place) or _CHECKED.search(f"{facts.message}\n{facts.line}"):
+        return False
+    if facts.line.startswith("raise "):
+        return bool(_CHECKING_LIBRARY.search(facts.place))
+    return bool(_TORCH.search(facts.place)) and not _NATIVE.search(facts.message)
 
 
 def _is_neutral(facts: ExceptionFacts) -> bool:

@@ -14,7 +14,9 @@ from ..base.files import LOCAL_TYPES
 _MOUNTS: Final = "/proc/self/mountinfo"
 _MOST_MOUNTS: Final = 1000
 # Errors that the path decides, or the innermost folder of it that exists.
-_BY_PATH: Final = (errno.EACCES, errno.EPERM, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG)
+_BY_PATH: Final = (
+    errno.EACCES, errno.EPERM, errno.EEXIST, errno.EISDIR, errno.ENOTDIR, errno.ENAMETOOLONG, errno.ELOOP,
+)  # fmt: skip
 
 
 class _Mount(NamedTuple):

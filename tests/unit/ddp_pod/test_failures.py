@@ -71,7 +71,7 @@ MISMATCH = (
 
 EXCEPTIONS = {
     SCRIPT: [
-        ("RuntimeError: mat1 and mat2 must have the same dtype, but got Double and Float", "another shape, type"),
+        ("RuntimeError: mat1 and mat2 must have the same dtype, but got Double and Float", "use torch.autocast"),
         ("_pickle.UnpicklingError: Weights only load failed. … Unsupported operand 60", "incomplete"),
         ("ValueError: boom", "fix the line of the script"),
         ("ValueError: Expected more than 1 value per channel when training", "drop_last"),
@@ -119,8 +119,6 @@ EXCEPTIONS = {
         ("ConnectionResetError: [Errno 104] Connection reset by peer", "request to a service"),
         ("ConnectionRefusedError: [Errno 111] Connection refused", "request to a service"),
         ("requests.exceptions.ConnectionError: HTTPConnectionPool(host='nccl'): timed out", "request to a"),
-        ("EOFError: EOF when reading a line", "breakpoint()"),
-        ("bdb.BdbQuit: ", "breakpoint()"),
         ("EOFError: Ran out of input", "incomplete"),
         ("RuntimeError: PytorchStreamReader failed: failed finding central directory", "incomplete"),
         ("ValueError: the product (1 * 1) does not match the world size (2).", "GROUP_WORLD_SIZE"),
@@ -133,7 +131,7 @@ EXCEPTIONS = {
         ("torch._inductor.exc.InductorError: InvalidCxxCompiler: No working C++ compiler found", "gcc"),
         ("torch._dynamo.exc.Unsupported: Failed to trace", "TORCHDYNAMO_DISABLE"),
         ("json.decoder.JSONDecodeError: Expecting value", "JSON"),
-        ("subprocess.CalledProcessError: Command 'x' died", "own output"),
+        ("subprocess.CalledProcessError: Command 'x' died", "output above"),
         ("RuntimeError: Expected one of cpu, cuda at start of device string: gpu", "fix the line"),
         ("ValueError: DistributedDataParallel device_ids and output_device arguments only work with", "fix the line"),
         ("RuntimeError: operator torchvision::nms does not exist", "belong together"),
@@ -145,6 +143,15 @@ EXCEPTIONS = {
         (f"RuntimeError: {MISMATCH}", "the same collectives"),
     ],
     FATAL: [
+        ("EOFError: EOF when reading a line", "breakpoint()"),
+        ("bdb.BdbQuit: ", "breakpoint()"),
+        (
+            "RuntimeError: [1]: params[0] in this process with sizes [5, 8] appears not to match sizes of the same "
+            "param in process 0.",
+            "same model in every rank",
+        ),
+        ("RuntimeError: DDP expects same model across all ranks, but Rank 1 has 2 params", "same model in every rank"),
+        ("ValueError: Invalid rank 1, rank should be in the interval [0, 0]", "WORLD_SIZE"),
         ("OSError: [Errno 7] Argument list too long: 'true'", "128 KiB"),
         ("OSError: AF_UNIX path too long", "TMPDIR"),
         ("RuntimeError: a leaf Variable that requires grad is being used in an in-place operation.", "under no_grad"),

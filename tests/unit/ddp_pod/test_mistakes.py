@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import json
 import multiprocessing
@@ -93,6 +94,14 @@ def unscale_twice() -> None:
     scaler.unscale_(optimizer)
 
 
+async def run_loop_in_loop() -> None:
+    coroutine = asyncio.sleep(0)
+    try:
+        asyncio.run(coroutine)
+    finally:
+        coroutine.close()
+
+
 def exit_after_mistake() -> None:
     try:
         {}["lr"]
@@ -122,6 +131,10 @@ def exit_after_mistake() -> None:
         unscale_twice,
         lambda: next(iter(DataLoader([torch.zeros(8), torch.zeros(9)], batch_size=2, num_workers=1))),
         lambda: multiprocessing.get_context("spawn").Process(target=lambda: None).start(),
+        lambda: nn.parallel.DistributedDataParallel(nn.ReLU()),
+        lambda: multiprocessing.set_start_method("spawn"),
+        lambda: asyncio.run(run_loop_in_loop()),
+        lambda: torch.einsum("ij->z", torch.ones(2, 2)),
         lambda: assert_positive(-1),
         lambda: wrap(KeyError("token")),
         lambda: replace_cause(KeyError("token")),
@@ -211,6 +224,7 @@ def test_missing_file_in_an_empty_folder_may_be_of_a_volume_that_is_not_mounted_
         ("rw,relatime - ext4 /dev/x rw", errno.ENOENT, False),
         ("ro,relatime - ext4 /dev/x rw", errno.ENOENT, True),
         ("rw,relatime - ext4 /dev/x rw", errno.EACCES, True),
+        ("rw,relatime - ext4 /dev/x rw", errno.ELOOP, True),
         ("rw,relatime - nfs4 server:/x rw", errno.ENOENT, False),
         ("ro,relatime - nfs4 server:/x rw", errno.EROFS, True),
         ("ro,relatime - ext4 /dev/x ro,errors=remount-ro", errno.EROFS, False),
