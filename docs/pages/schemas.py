@@ -6,14 +6,13 @@ import json
 import sys
 from typing import Any
 
-from ddp_operator.api.constants import API_VERSION, KIND
-from ddp_operator.api.crd import build_profile_schema, build_resource_schema
-from ddp_operator.features import SCHEMA
+from ddp_operator.api.constants import API_VERSION
+from ddp_operator.features import build_definitions
 
 
 def build_editor_schema(kind: str) -> dict[str, Any]:
     """Return the JSON Schema of what a user writes of a kind."""
-    schema = build_resource_schema(SCHEMA) if kind == KIND else build_profile_schema(SCHEMA)
+    schema = build_definitions()[kind]["spec"]["versions"][0]["schema"]["openAPIV3Schema"]
     head = {"apiVersion": {"const": API_VERSION}, "kind": {"const": kind}, "status": {"type": "object"}}
     schema["properties"] |= {name: part for name, part in head.items() if name in schema["properties"]}
     schema["required"] = ["apiVersion", "kind", "metadata", *schema["required"]]

@@ -23,8 +23,7 @@ from urllib.request import urlopen
 import psutil
 
 from ddp_operator.api.constants import KIND, PROFILE_KIND
-from ddp_operator.api.crd import build_profile_crd
-from ddp_operator.features import SCHEMA
+from ddp_operator.features import build_definitions
 from tests.support.builders import resource
 from tests.support.control_plane import free_ports
 from tests.support.hostile_jobs import (
@@ -112,7 +111,7 @@ def measure_attack(api: StandIn, folder: Path, attack: Attack | None, jobs: int,
     kubeconfig = api.write_kubeconfig(folder)
     api.add("Namespace", {"metadata": {"name": ATTACKER}, "spec": {}})
     api.insert(NESTED, NESTED_LISTS)
-    api.serve(custom_kind(build_profile_crd(PROFILE_KIND, SCHEMA)))
+    api.serve(custom_kind(build_definitions()[PROFILE_KIND]))
     api.add(PROFILE_KIND, build_hostile_profile())
     hostile = HostileJobs(api, attack, jobs)
     if attack is not None and attack.early:

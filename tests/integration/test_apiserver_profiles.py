@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from ddp_operator.api.constants import CLUSTER_PROFILE_KIND, EXIT_RETRYABLE, KIND, PROFILE_KIND
-from ddp_operator.api.merge import ALTERNATIVES, MERGE_KEYS, merge
+from ddp_operator.features.profiles.merge import ALTERNATIVES, MERGE_KEYS, merge
 from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.resources import path
 from tests.support import ROOT

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from ddp_operator.api.constants import CLUSTER_PROFILE_KIND, KIND, PROFILE_KIND
-from ddp_operator.api.crd import build_profile_crd
 from ddp_operator.decide import scheduling
-from ddp_operator.features import SCHEMA
+from ddp_operator.features import build_definitions
 from ddp_operator.kube.resources import plural
 from ddp_operator.kube.startup_checks import HOME_PERMISSIONS, PERMISSIONS, split_permission
 from tests.support.builders import job_manifest, profile
@@ -55,7 +54,7 @@ def prepare_server(server: StandIn) -> None:
     server.serve(WORKLOAD)
     server.serve(LOCAL_QUEUE)
     for kind in (PROFILE_KIND, CLUSTER_PROFILE_KIND):
-        server.serve(custom_kind(build_profile_crd(kind, SCHEMA)))
+        server.serve(custom_kind(build_definitions()[kind]))
 
 
 async def test_each_permission_is_used_and_no_other_call_occurs(

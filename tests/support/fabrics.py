@@ -6,8 +6,10 @@ from typing import Any, Final
 
 import yaml
 
-from ddp_operator.api.profile import merge_profile, read_profile
+from ddp_operator.api.job_file import find_values
+from ddp_operator.features import SCHEMA
 from tests.support import ROOT
+from tests.support.decisions import present
 
 FABRICS: Final = ("efa", "ib", "roce", "socket", "tcpxo")
 
@@ -24,4 +26,7 @@ def read_fabric(name: str) -> Any:
 
 def complete(name: str, **own: Any) -> dict[str, Any]:
     """Return the spec of a job that names the profile."""
-    return merge_profile(own, read_profile(read_manifest(name)))
+    reference = {"name": f"fabric-{name}"}
+    raw = {"metadata": {"name": "train"}, "spec": {**own, "profileRef": reference}}
+    values = present(find_values(raw, SCHEMA, lambda *_: read_manifest(name)))
+    return {**SCHEMA.complete(raw | {"spec": own}, values)}

@@ -20,7 +20,7 @@ from ddp_operator.api import constants
 from ddp_operator.api.cel import check_rules
 from ddp_operator.api.cluster import Event, Key, Object, Snapshot
 from ddp_operator.api.cluster_errors import ClusterError, Refused
-from ddp_operator.api.status import Condition, Profile, Status
+from ddp_operator.api.status import Condition, Status
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.transitions import Transition
 from ddp_operator.features import SCHEMA
@@ -86,9 +86,10 @@ class FakeCluster(LocalCluster):
         self.events: list[Event] = []
         self.on_event = lambda resource, event: self.events.append(event)
 
-    async def profile(self, kind: str, namespace: str, name: str) -> Object | None:
+    async def read_profile(self, kind: str, namespace: str, name: str) -> Object | None:
+        """Return a stored profile, for the service of their feature."""
         self._note_read(kind)
-        return await super().profile(kind, namespace, name)
+        return self.store.get(kind, namespace if kind == constants.PROFILE_KIND else "default", name)
 
     def _note_read(self, kind: str) -> None:
         self.calls.append(f"get {kind}")
@@ -160,8 +161,6 @@ class ReconcilerHarness:
         self.key = Key(item["metadata"].get("namespace", "default"), item["metadata"]["name"])
         self.item = item
         self.cluster.add(item)
-        self.defaults: Profile | None = None
-        """The defaults that the operator's settings give every job, from its next start on."""
         self.transitions: list[Transition] = []
         self.reconciler = self.restart_operator()
         self.requeue: float | None = None
@@ -171,7 +170,6 @@ class ReconcilerHarness:
         self.reconciler = Reconciler(
             cluster or self.cluster,
             clock=self.clock,
-            defaults=self.defaults,
             hooks=self.hooks,
             on_written=StatusReports(lambda _, transition: self.transitions.append(transition)).on_written,
         )

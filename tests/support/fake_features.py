@@ -2,16 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from inspect import isawaitable
 from typing import Any
 
-from ddp_operator.api.cluster import Key, Object
+from ddp_operator.api.cluster import Key, Object, Snapshot
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.status import QueueStatus
-from ddp_operator.decide.hooks import Service
+from ddp_operator.api.schema import Completion, OwnFields
+from ddp_operator.api.spec import SpecFields
+from ddp_operator.api.status import Profile, QueueStatus
+from ddp_operator.decide.hooks import Feature, Service
 from ddp_operator.decide.state import Children, Decision, FeatureAction
 from ddp_operator.reconcile.acting import ActionContext, PlacementContext
+
+
+class MenuFields(SpecFields, frozen=True, kw_only=True):
+    """A member that names what completes the spec."""
+
+    menu: str | None = None
+
+
+def complete_by(
+    merge: Callable[..., Any] = lambda own, values: {**values.job, **own},
+    read: Callable[..., Any] = lambda raw: Profile(kind="Menu", name=raw["name"], digest="1", job=raw["job"]),
+    refer: Callable[..., Any] = lambda raw: ("Menu", raw["spec"]["menu"]) if "menu" in raw["spec"] else None,
+) -> Feature:
+    """Return a feature that completes specs by the object that ``spec.menu`` names."""
+    completion = Completion(("Menu",), "name a menu that has it in spec.menu", refer, read, merge)
+    fields = OwnFields("odd", MenuFields, fixed_once="started", completion=completion)
+    return Feature("odd", maturity="experimental", page="x.md", fields=fields)
 
 
 class FakeService(Service):
@@ -27,6 +46,9 @@ class FakeService(Service):
         returned: Any = frozenset(),
         placed: Mapping[str, Any] | None = None,
         manages: str = "",
+        values: Any = None,
+        *,
+        completes: bool = False,
     ) -> None:
         self.departures = {} if departures is None else departures
         self.suspicions = {} if suspicions is None else suspicions
@@ -36,6 +58,8 @@ class FakeService(Service):
         self.acted = acted
         self.placed = placed or {}
         self.manages = manages
+        self.values = values
+        self.completes = completes
         self.actions: list[FeatureAction] = []
 
     def amend(self, manifest: Object) -> Any:
@@ -64,6 +88,10 @@ class FakeService(Service):
     async def locate(self, workload: Object, before: QueueStatus | None) -> Any:
         """Return ``place``, or what it returns."""
         return await self.place() if callable(self.place) else _answer(self.place)
+
+    async def find_values(self, snapshot: Snapshot) -> Any:
+        """Return ``values``, or what it returns."""
+        return await self.values() if callable(self.values) else _answer(self.values)
 
     async def follow(self, context: PlacementContext) -> Any:
         """Return ``placed["follow"]``."""

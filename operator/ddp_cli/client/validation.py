@@ -11,7 +11,7 @@ from typing import Any
 
 from ddp_operator.api.constants import POD_GROUP
 from ddp_operator.api.errors import FieldError, InvalidManifest
-from ddp_operator.api.job_file import FindProfile, Manifest, find_none, parse_manifest
+from ddp_operator.api.job_file import FindObject, Manifest, find_none, parse_manifest
 from ddp_operator.api.kubeobjects import is_native_pod_group
 from ddp_operator.api.pod_fields import find_unknown_fields, unknown_field
 from ddp_operator.features import SCHEMA
@@ -21,7 +21,7 @@ from ddp_operator.manifests.children import PLACEHOLDER_UID, build_children
 _KUBERNETES = "1.37"
 
 
-def check_manifest(text: str, code: Mapping[str, Any] | None = None, profiles: FindProfile = find_none) -> Manifest:
+def check_manifest(text: str, code: Mapping[str, Any] | None = None, profiles: FindObject = find_none) -> Manifest:
     """Return the manifest in ``text``, with the children of its first attempt. Raises: InvalidManifest.
 
     ``code``: replaces spec.code. ``profiles``: finds profiles that are not in the file.

@@ -10,7 +10,7 @@ from ddp_cli.client.errors import ClientError
 from ddp_cli.client.packing.files import CannotPack
 from ddp_cli.client.packing.packed import PackedCode, pack_code
 from ddp_cli.client.validation import check_manifest
-from ddp_operator.api.job_file import FindProfile, Manifest, find_none
+from ddp_operator.api.job_file import FindObject, Manifest, find_none
 from ddp_operator.manifests.template import resolve_template
 
 ENTRYPOINT: Final = (
@@ -73,7 +73,7 @@ def check_job(
     *,
     in_cluster: bool,
     note: Callable[[str], None],
-    profiles: FindProfile = find_none,
+    profiles: FindObject = find_none,
 ) -> tuple[Manifest, PackedCode | None]:
     """Pack the folder of a job, check its manifest, and return both.
 

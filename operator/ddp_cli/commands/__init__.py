@@ -33,7 +33,6 @@ COMMANDS: Final = (
         "init", "ddp_cli.commands.init", "write the YAML that would run a training script in a cluster", script="file"
     ),
     Command("render", "ddp_cli.commands.render", "check a job's YAML and print what the operator would create"),
-    Command("profile", "ddp_cli.commands.profile", "list the profiles of a cluster, or show what one sets"),
     Command("submit", "ddp_cli.commands.submit", "check a job's YAML and create the job in a cluster", script="file"),
     Command("list", "ddp_cli.commands.list_jobs", "list the jobs of a namespace"),
     Command("usage", "ddp_cli.commands.usage", "sum up the GPU time of jobs: productive, waiting and lost"),

@@ -7,7 +7,7 @@ from typing import Any
 
 from ddp_cli.commands.arguments import add_workdir_arguments, read_workdir
 from ddp_cli.commands.io import CommandError, ExitCode, print_note, read_file
-from ddp_cli.commands.profile import add_profiles_argument, read_profiles
+from ddp_cli.commands.profiles import add_profiles_argument, read_profiles
 from ddp_cli.view.terminal import print_manifest
 from ddp_operator.api.yaml_writer import format_documents
 

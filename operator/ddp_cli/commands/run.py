@@ -25,7 +25,7 @@ from ddp_cli.commands.init import (
     write_manifest,
 )
 from ddp_cli.commands.io import CommandError, ExitCode, integer, print_note, read_file
-from ddp_cli.commands.profile import add_profiles_argument, read_profiles
+from ddp_cli.commands.profiles import add_profiles_argument, read_profiles
 from ddp_cli.commands.render import omit_data
 from ddp_operator.api.spec import LOCAL_MAX_RESTARTS
 from ddp_pod.contract.names import CHECK_VARIABLE

@@ -40,6 +40,19 @@ FEATURES: Final[tuple[CommandFeature, ...]] = (
         reports="ddp_cli.features.ui.pages",
     ),
     CommandFeature(
+        name="profiles",
+        maturity="stable",
+        page="profiles.md",
+        commands=(
+            Command(
+                name="profile",
+                module="ddp_cli.features.profiles.command",
+                help="list the profiles of a cluster, or show what one sets",
+                after="render",
+            ),
+        ),
+    ),
+    CommandFeature(
         name="convert",
         maturity="stable",
         page="comparison.md",
@@ -48,7 +61,7 @@ FEATURES: Final[tuple[CommandFeature, ...]] = (
                 name="convert",
                 module="ddp_cli.features.convert.command",
                 help="convert a Kubeflow PyTorchJob to a DDPTrainingJob",
-                after="profile",
+                after="render",
             ),
         ),
     ),

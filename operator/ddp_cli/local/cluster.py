@@ -150,10 +150,6 @@ class LocalCluster:
             self.store.delete(item)
             self._settle()
 
-    async def profile(self, kind: str, namespace: str, name: str) -> Object | None:
-        """Return a stored profile; `ddp run` stores none, because it merges the profile into the job."""
-        return self.store.get(kind, namespace if kind == constants.PROFILE_KIND else "default", name)
-
     async def node(self, name: str) -> Object | None:
         """Return the only node, this machine, which is always ready."""
         ready = {"type": "Ready", "status": "True"}

@@ -147,12 +147,6 @@ class Cluster(Protocol):
         Raises: Refused.
         """
 
-    async def profile(self, kind: str, namespace: str, name: str) -> Object | None:
-        """Return the current profile, of the namespace or of the cluster, without a cache. None: it does not exist.
-
-        Raises: Refused if the operator may not read it.
-        """
-
     async def node(self, name: str) -> Object | None:
         """Return a Kubernetes node; None: it does not exist. Raises: Refused if the operator may not read it."""
 

@@ -9,7 +9,6 @@ from typing import Any, Final
 from ddp_operator.api import constants
 from ddp_operator.api.cel_rule import CelRule
 from ddp_operator.api.columns import build_columns
-from ddp_operator.api.profile import LOCKS_REMOVED
 from ddp_operator.api.rules import list_rules
 from ddp_operator.api.schema import Schema
 from ddp_operator.api.status import OPAQUE, Status
@@ -23,28 +22,34 @@ DEFAULTED: Final = ("nodes", "suspend")
 def build_spec_schema(schema: Schema) -> dict[str, Any]:
     """Return the schema of a stored spec. The operator adds the values of a profile, and the defaults."""
     complete = build_schema(schema.spec)
-    spec, required = _make_optional(complete)
+    spec, required = make_optional(complete)
     for name in DEFAULTED:
         spec["properties"][name] = complete["properties"][name]
-    required.remove("profileRef.name")
-    spec["properties"]["profileRef"]["required"] = ["name"]
+    may_be_elsewhere = ""
+    remedy = "add it"
+    part = schema.completing
+    if part is not None and part.completion is not None:
+        for name in part.names:
+            spec["properties"][name] = without_defaults(complete["properties"][name])
+        required = [path for path in required if path.partition(".")[0] not in part.names]
+        may_be_elsewhere = " || ".join(f"has(self.{name})" for name in part.names) + " || "
+        remedy = f"add it, or {part.completion.remedy}"
 
     # `required` in the schema would apply to jobs with a profile too, so a CEL rule checks these fields.
     checks = {path: _is_set_or_not_needed(path) for path in required}
     missing = " + ".join(f"({check} ? '' : 'spec.{path} ')" for path, check in checks.items())
     spec["x-kubernetes-validations"] = [
         {
-            "rule": f"has(self.profileRef) || ({' && '.join(checks.values())})",
-            "message": f"{', '.join(required)} have no default; add them, or name a profile that has them",
-            "messageExpression": f"({missing}).trim().replace(' ', ', ')"
-            " + ': no default; add it, or name a profile that has it in spec.profileRef'",
+            "rule": f"{may_be_elsewhere}({' && '.join(checks.values())})",
+            "message": f"one of {', '.join(required)} has no default; {remedy}",
+            "messageExpression": f"({missing}).trim().replace(' ', ', ') + ': no default; {remedy}'",
             "reason": "FieldValueRequired",
         }
     ]
     return spec
 
 
-def _make_optional(schema: dict[str, Any], path: str = "") -> tuple[dict[str, Any], list[str]]:
+def make_optional(schema: dict[str, Any], path: str = "") -> tuple[dict[str, Any], list[str]]:
     """Return the schema without defaults and required members, and the paths of the formerly required members.
 
     A member without a type stays required, because CEL cannot read it.
@@ -61,7 +66,7 @@ def _make_optional(schema: dict[str, Any], path: str = "") -> tuple[dict[str, An
 
     optional["properties"] = {}
     for name, child in schema["properties"].items():
-        optional_child, child_paths = _make_optional(child, f"{path}{name}.")
+        optional_child, child_paths = make_optional(child, f"{path}{name}.")
         optional["properties"][name] = optional_child
         paths += child_paths
     return optional, paths
@@ -83,31 +88,19 @@ def build_crd(schema: Schema) -> dict[str, Any]:
         "labelSelectorPath": ".status.selector",
     }
     names = {"kind": constants.KIND, "shortNames": list(constants.SHORT_NAMES), "categories": ["all"]}
-    return _define(names, "Namespaced", build_resource_schema(schema), build_columns(), {"status": {}, "scale": scale})
+    return define_kind(
+        names, "Namespaced", build_resource_schema(schema), build_columns(), {"status": {}, "scale": scale}
+    )
 
 
-_PROFILES: Final = {
-    constants.CLUSTER_PROFILE_KIND: ("Cluster", "cddpprofile"),
-    constants.PROFILE_KIND: ("Namespaced", "ddpprofile"),
-}
-
-
-def build_profile_crd(kind: str, schema: Schema) -> dict[str, Any]:
-    """Return the CustomResourceDefinition of a kind of profile, cluster-scoped or namespaced."""
-    scope, short = _PROFILES[kind]
-    columns = [
-        {"name": "Age", "type": "date", "jsonPath": ".metadata.creationTimestamp"},
-    ]
-    return _define({"kind": kind, "shortNames": [short]}, scope, build_profile_schema(schema), columns)
-
-
-def _define(
+def define_kind(
     names: dict[str, Any],
     scope: str,
     schema: dict[str, Any],
     columns: list[Any],
     subresources: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
+    """Return the CustomResourceDefinition of a kind of this project. ``schema``: of its objects."""
     kind = names["kind"]
     plural = f"{kind.lower()}s"
     version = {"name": constants.VERSION, "served": True, "storage": True, "schema": {"openAPIV3Schema": schema}}
@@ -150,51 +143,12 @@ def build_resource_schema(schema: Schema) -> dict[str, Any]:
             "status": status,
         },
     }
-    _add_rules(resource, list_rules(schema))
-    _bound_lists(resource["properties"]["spec"])
+    add_rules(resource, list_rules(schema))
+    bound_lists(resource["properties"]["spec"])
     return resource
 
 
-def build_profile_schema(schema: Schema) -> dict[str, Any]:
-    """Return the schema of a profile. It includes the rules that concern a single group of fields."""
-    job, _ = _make_optional(build_schema(schema.spec))
-    _bound_lists(job)
-    job["description"] = "Part of a DDPTrainingJob's spec. The job's own values take precedence."
-    for name in NOT_OF_PROFILES:
-        del job["properties"][name]
-    locked = {
-        "type": "array",
-        "description": f"Fields that a job may not change: {LOCKS_REMOVED}.",
-        "maxItems": 256,
-        "items": {"type": "string", "maxLength": 512},
-        "x-kubernetes-validations": [{"rule": "size(self) == 0", "message": LOCKS_REMOVED}],
-    }
-    profile: dict[str, Any] = {
-        "type": "object",
-        "description": "Values for the jobs that name this profile in spec.profileRef.",
-        "required": ["spec"],
-        "properties": {
-            "apiVersion": {"type": "string"},
-            "kind": {"type": "string"},
-            "metadata": {"type": "object"},
-            "spec": {
-                "type": "object",
-                "description": "Values for jobs.",
-                "properties": {"job": job, "locked": locked},
-            },
-        },
-    }
-    members = job["properties"]
-    rules = [rule for rule in list_rules(schema) if rule.at.startswith("spec.") and rule.at.split(".")[1] in members]
-    _add_rules({"properties": {"spec": job}}, rules)
-    return profile
-
-
-NOT_OF_PROFILES: Final = ("nodes", "suspend", "managedBy", "profileRef", "code")
-"""Fields of a spec that a profile cannot have."""
-
-
-def _add_rules(root: dict[str, Any], rules: Iterable[CelRule]) -> None:
+def add_rules(root: dict[str, Any], rules: Iterable[CelRule]) -> None:
     """Add CEL rules to their schema nodes."""
     for rule in rules:
         node = root
@@ -208,7 +162,7 @@ def _add_rules(root: dict[str, Any], rules: Iterable[CelRule]) -> None:
         node.setdefault("x-kubernetes-validations", []).append(entry)
 
 
-def _bound_lists(spec: dict[str, Any]) -> None:
+def bound_lists(spec: dict[str, Any]) -> None:
     """Bound lists and strings that CEL rules read: the API server estimates a rule's cost from these bounds."""
     spec["properties"]["recovery"]["properties"]["nonRetryableExitCodes"]["maxItems"] = 255
 

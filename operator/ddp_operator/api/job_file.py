@@ -5,6 +5,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -13,10 +14,10 @@ from ddp_operator.api import constants
 from ddp_operator.api.crd import build_spec_schema
 from ddp_operator.api.documents import load_documents
 from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings, unknown_member
+from ddp_operator.api.faults import name_object
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import as_stored, parse_resource
-from ddp_operator.api.profile import merge_profile, profile_reference, read_profile
-from ddp_operator.api.schema import Schema
+from ddp_operator.api.schema import Schema, call_checked, call_owner
 from ddp_operator.api.size import refuse_oversize
 from ddp_operator.api.status import Profile
 from ddp_operator.api.structural import document_of
@@ -46,22 +47,22 @@ class Manifest:
     """The children of the first attempt in the order of creation. ``validation`` sets them."""
 
 
-FindProfile = Callable[[str, str, str], Mapping[str, Any] | None]
-"""Returns a profile by its kind, the namespace that the job names (or ""), and its name; None if there is none."""
+FindObject = Callable[[str, str, str], Mapping[str, Any] | None]
+"""Returns an object by its kind, the namespace that the job names (or ""), and its name; None if there is none."""
 
 
 def find_none(kind: str, namespace: str, name: str) -> None:
-    """Return None for every profile."""
+    """Return None for every object."""
 
 
-def find_among(documents: Iterable[Mapping[str, Any]], otherwise: FindProfile = find_none) -> FindProfile:
-    """Return a function that finds profiles among these objects, in any namespace, and then by ``otherwise``."""
+def find_among(documents: Iterable[Mapping[str, Any]], otherwise: FindObject = find_none) -> FindObject:
+    """Return a function that finds one of these objects, in any namespace, and then by ``otherwise``."""
     by_name = {(document.get("kind"), (document.get("metadata") or {}).get("name")): document for document in documents}
     return lambda kind, namespace, name: by_name.get((kind, name)) or otherwise(kind, namespace, name)
 
 
 def parse_manifest(
-    text: str, schema: Schema, code: Mapping[str, Any] | None = None, profiles: FindProfile = find_none
+    text: str, schema: Schema, code: Mapping[str, Any] | None = None, profiles: FindObject = find_none
 ) -> Manifest:
     """Return the training job of a YAML file, fully checked offline. The file may have further objects.
 
@@ -82,8 +83,8 @@ def parse_manifest(
         raw = {**raw, "spec": {**raw["spec"], "code": {**kept, **code}}}
 
     own = as_stored(raw.get("spec"), document_of(schema.spec))
-    profile = _find_profile(raw, find_among(others, profiles))
-    completed = own if profile is None else merge_profile(own, profile)
+    profile = find_values(raw, schema, find_among(others, profiles))
+    completed = own if profile is None else schema.complete(dict(raw) | {"spec": own}, profile)
     job = parse_resource(dict(raw) | {"spec": completed}, schema)
     spec = msgspec.json.decode(msgspec.json.encode(job.spec))
 
@@ -91,7 +92,7 @@ def parse_manifest(
 
     # As in a cluster: the API server checks the job without its profile, then the operator has it check the whole.
     stored = build_spec_schema(schema)
-    for checked in (own, spec) if job.spec.profile_ref else (spec,):
+    for checked in (spec,) if profile is None else (own, spec):
         errors = check_rules(dict(raw) | {"spec": _with_defaults(checked, stored)}, schema)
         if errors:
             raise InvalidManifest(errors)
@@ -121,19 +122,24 @@ def _select_job(documents: Iterable[Mapping[str, Any]]) -> Mapping[str, Any]:
     return job
 
 
-def _find_profile(raw: Mapping[str, Any], profiles: FindProfile) -> Profile | None:
-    """Return the profile that a manifest names. Raises: InvalidManifest."""
-    reference = profile_reference(raw)
+def find_values(resource: Mapping[str, Any], schema: Schema, find: FindObject) -> Profile | None:
+    """Return the values that a job names to complete its spec; None: it names none.
+
+    Raises: InvalidManifest, and what ``find`` raises.
+    """
+    part = schema.completing
+    if part is None or part.completion is None:
+        return None
+    job = name_object(resource)
+    reference = call_owner(part, job, partial(call_checked, tuple | None, part.completion.refer, resource))
     if reference is None:
         return None
     kind, name = reference
-    raw_profile = profiles(kind, raw["metadata"].get("namespace") or "", name)
-    if raw_profile is None:
-        message = (
-            f"{kind} {name} does not exist; create it, pass a file that has it with --profiles, or correct the name"
-        )
-        raise InvalidManifest([FieldError("spec.profileRef", message)])
-    return read_profile(raw_profile)
+    raw = find(kind, resource["metadata"].get("namespace") or "", name)
+    if raw is None:
+        remedy = "create it, pass a file that has it with --profiles, or correct the name"
+        raise InvalidManifest([FieldError(part.paths[0], f"{kind} {name} does not exist; {remedy}")])
+    return call_owner(part, job, partial(call_checked, Profile, part.completion.read, raw))
 
 
 def _check_shape(raw: Mapping[str, Any], schema: Schema) -> None:

@@ -17,7 +17,6 @@ import msgspec
 
 from ddp_operator.api.errors import FieldError, InvalidManifest, unknown_member
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.profile import merge_profile
 from ddp_operator.api.schema import Schema
 from ddp_operator.api.size import refuse_oversize
 from ddp_operator.api.spec import Spec
@@ -57,7 +56,7 @@ def complete_job(resource: Mapping[str, Any], profile: Profile | None, schema: S
     if profile is None:
         return parse_resource(resource, schema)
     refuse_oversize(resource.get("spec"))
-    return parse_resource({**resource, "spec": merge_profile(resource["spec"], profile)}, schema)
+    return parse_resource({**resource, "spec": schema.complete(resource, profile)}, schema)
 
 
 _CONTAINER = "spec.template.spec.containers"

@@ -23,20 +23,24 @@ from ddp_operator.api.cel_rule import (
 )
 from ddp_operator.api.constants import MAX_NAME_LENGTH, MAX_NODES
 from ddp_operator.api.schema import Schema
-from ddp_operator.api.spec import Metrics, Rendezvous, Spec
+from ddp_operator.api.spec import Metrics, Rendezvous
 
 
 @cache
 def list_rules(schema: Schema) -> tuple[CelRule, ...]:
     """Return the rules of the kernel and of features, the kernel's first."""
     written = (*RULES, *(rule for part in schema.owned for rule in part.rules))
-    return (*_complete_rules(written, schema.spec), _forbid_changes(schema))
+    return (*_complete_rules(written, schema), _forbid_changes(schema))
 
 
-def _complete_rules(rules: Iterable[CelRule], spec: type[Spec]) -> Iterator[CelRule]:
+def _complete_rules(rules: Iterable[CelRule], schema: Schema) -> Iterator[CelRule]:
     """Yield the rules; those of complete specs ignore one that lacks a group with defaults: a profile may add to it."""
-    groups = [field.encode_name for field in structs.fields(spec) if field.default_factory is not NODEFAULT]
-    is_incomplete = f"(has(self.profileRef) && !({' && '.join(map(is_set, groups))}))"
+    if schema.completing is None:
+        yield from rules
+        return
+    groups = [field.encode_name for field in structs.fields(schema.spec) if field.default_factory is not NODEFAULT]
+    names_values = " || ".join(map(is_set, schema.completing.names))
+    is_incomplete = f"({names_values} && !({' && '.join(map(is_set, groups))}))"
     for rule in rules:
         yield replace(rule, cel=f"{is_incomplete} || {rule.cel}") if rule.if_complete else rule
 
@@ -114,11 +118,6 @@ RULES: tuple[CelRule, ...] = (
         "metadata.name must consist of lower-case letters, digits and '-', start with a letter and end with a letter "
         "or digit, because the job's Service has the same name; change it",
         field=".metadata.name",
-    ),
-    CelRule(
-        "spec.profileRef.name",
-        "self.matches('^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$')",
-        "must consist of lower-case letters, digits, '-' and '.'; change it",
     ),
     require_between("spec.nodes", 1, MAX_NODES, "to stop all pods, set suspend: true"),
     CelRule(

@@ -6,7 +6,7 @@ check or document a spec. The kernel's part is ``api/spec.py``; it refuses the f
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from types import UnionType
 from typing import (
     TYPE_CHECKING,
@@ -29,8 +29,9 @@ from msgspec import NODEFAULT, Struct, structs
 
 from ddp_operator.api.cel_rule import CelRule
 from ddp_operator.api.errors import FieldError, InvalidManifest
-from ddp_operator.api.faults import FAULTS, describe_fault
+from ddp_operator.api.faults import FAULTS, describe_fault, name_object
 from ddp_operator.api.spec import Spec, SpecFields
+from ddp_operator.api.status import Profile
 from ddp_pod.contract.plan import PodPlan
 
 if TYPE_CHECKING:  # a job refers to its schema
@@ -43,7 +44,7 @@ Check = Callable[["DDPTrainingJob", Mapping[str, Any], Mapping[str, Any]], Itera
 Stage = Literal["started", "run", "ended"]
 _FIXED: Final[Mapping[Stage, tuple[str, ...]]] = {
     # From attempt 1: the objects that all attempts share are built from them.
-    "started": ("profileRef", "elastic", "spares", "rendezvous", "metrics", "scheduling", "networkPolicy"),
+    "started": ("elastic", "spares", "rendezvous", "metrics", "scheduling", "networkPolicy"),
     # After the first pod has run; until then an edit replaces the attempt's Job.
     "run": (
         "procPerNode",
@@ -106,6 +107,23 @@ class PodAddition:
     init_containers: Sequence[Mapping[str, Any]] = ()
 
 
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """How a feature completes the spec of a job that names an object with further values.
+
+    ``kinds``: of these objects. ``remedy``: of a field that has no value. ``refer``: returns kind and name of the
+    object that a resource names; None: it names none. ``read``: returns its values; raises InvalidManifest. ``merge``:
+    returns the whole spec, from the written one and the values. In a cluster the feature's service finds the values
+    (``decide/hooks.Service.find_values``), for a file ``job_file``.
+    """
+
+    kinds: tuple[str, ...]
+    remedy: str
+    refer: Callable[[Mapping[str, Any]], tuple[str, str] | None]
+    read: Callable[[Mapping[str, Any]], Profile]
+    merge: Callable[[Mapping[str, Any], Profile], dict[str, Any]]
+
+
 class Limit(NamedTuple):
     """A limit that can end a job or an attempt: a row of docs/api.md.
 
@@ -128,6 +146,7 @@ class OwnFields(Generic[T_co]):
     values for jobs that set none. ``limits``: what they limit. ``plan`` and ``pod``: what they add to the pods' plan
     and to the training pod. ``prepare``: returns ``Job.spec`` of the Job without ranks that runs before attempt 1 if a
     member is set, from the template and the digest of the launcher; the feature's hook ``prepare`` decides about it.
+    ``completion``: the members name an object that completes the spec.
     """
 
     feature: str
@@ -141,6 +160,7 @@ class OwnFields(Generic[T_co]):
     plan: Callable[["DDPTrainingJob", PodPlan], PodPlan] | None = None
     pod: Callable[["DDPTrainingJob", CheckedTemplate], PodAddition] | None = None
     prepare: Callable[["DDPTrainingJob", CheckedTemplate, str], dict[str, Any]] | None = None
+    completion: Completion | None = None
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -165,8 +185,11 @@ class OwnFields(Generic[T_co]):
         return any(getattr(own, name) for name in self.kind.__struct_fields__)
 
 
-def call_owner(part: OwnFields[SpecFields], job: "DDPTrainingJob", hook: Callable[[], T]) -> T:
-    """Return what a hook returns. Raises: InvalidManifest, also for a fault: the job asks for what the hook does."""
+def call_owner(part: OwnFields[SpecFields], job: object, hook: Callable[[], T]) -> T:
+    """Return what a hook returns. Raises: InvalidManifest, also for a fault: the job asks for what the hook does.
+
+    ``job``: the job, or its name for the log.
+    """
     try:
         return hook()
     except InvalidManifest:
@@ -197,9 +220,39 @@ class Schema:
         """Return the fields that ask for a Job before attempt 1; None: there is none. It is one feature's at most."""
         return next((part for part in self.owned if part.prepare is not None and part.is_set(spec)), None)
 
+    @cached_property
+    def completing(self) -> OwnFields[SpecFields] | None:
+        """The fields by which a spec names what completes it. They are one feature's at most."""
+        return next((part for part in self.owned if part.completion is not None), None)
+
+    def is_completed(self, spec: Spec) -> bool:
+        """Return whether a spec names what completes it; parsing has completed it."""
+        return self.completing is not None and self.completing.is_set(spec)
+
+    def names_values(self, spec: Any) -> bool:
+        """Return whether a written spec, of any shape, names what completes it."""
+        part = self.completing
+        return part is not None and isinstance(spec, Mapping) and any(spec.get(name) for name in part.names)
+
+    def complete(self, resource: Mapping[str, Any], values: Profile) -> Mapping[str, Any]:
+        """Return the spec of a resource, completed by values. Raises: InvalidManifest, also for a fault."""
+        part = self.completing
+        if part is None or part.completion is None:
+            raise InvalidManifest([FieldError("status.profile", "no feature of this operator completes jobs")])
+        hook = partial(call_checked, Mapping, part.completion.merge, resource["spec"], values)
+        return call_owner(part, name_object(resource), hook)
+
     def list_fixed(self, stage: Stage) -> tuple[str, ...]:
         """Return the members that may no longer change from a stage of the job on, the kernel's first."""
         return (*_FIXED[stage], *(name for part in self.owned if part.fixed_once == stage for name in part.names))
+
+
+def call_checked(kind: Any, hook: Callable[..., T], *args: Any) -> T:
+    """Return what a hook returns. Raises: TypeError if it is of another kind."""
+    result = hook(*args)
+    if not isinstance(result, kind):
+        raise TypeError(f"it returned {type(result).__name__}")
+    return result
 
 
 def _compose(owned: Iterable[OwnFields[SpecFields]]) -> type[Spec]:

@@ -358,26 +358,8 @@ class Template(SpecFields, frozen=True, kw_only=True):
     spec: Annotated[Any, Meta(description="Pod spec, as in a Job: containers, volumes, nodeSelector, …")]
 
 
-class ProfileRef(SpecFields, frozen=True, kw_only=True):
-    """Reference to a profile: the values of fields that the job does not set."""
-
-    kind: Annotated[
-        Literal["ClusterDDPTrainingProfile", "DDPTrainingProfile"] | None,
-        Meta(
-            description="ClusterDDPTrainingProfile: for all namespaces. DDPTrainingProfile: of the job's "
-            "namespace. Unset: ClusterDDPTrainingProfile."
-        ),
-    ] = None
-    name: Annotated[str, Meta(description="Name of the profile.")]
-
-
 class Spec(SpecFields, frozen=True, kw_only=True):
     """Desired state of the job."""
-
-    profile_ref: Annotated[
-        ProfileRef | None,
-        Meta(description="Profile that completes this spec, copied when the job starts (docs/profiles.md)."),
-    ] = None
 
     nodes: Annotated[int, Meta(description="Number of pods (torchrun nodes), 1 to 5000.")] = 1
     proc_per_node: Annotated[

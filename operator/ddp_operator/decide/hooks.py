@@ -21,9 +21,10 @@ from ddp_operator.api.cluster import Key, Object, Snapshot
 from ddp_operator.api.cluster_errors import ClusterError, Refused
 from ddp_operator.api.faults import FAULTS, describe_fault
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.parse import parse_status
 from ddp_operator.api.schema import OwnFields, Schema
 from ddp_operator.api.spec import SpecFields
-from ddp_operator.api.status import ConditionStatus, QueueStatus, Status
+from ddp_operator.api.status import ConditionStatus, Profile, QueueStatus, Status
 from ddp_operator.decide.attempt import ObservedAttempt
 from ddp_operator.decide.conditions import Fact
 from ddp_operator.decide.state import (
@@ -52,6 +53,9 @@ SECONDS_TO_ACT = 300.0
 SECONDS_TO_PLACE = 60.0
 """Limit of a hook that reads and writes what decides where a job's pods run."""
 
+SECONDS_TO_COMPLETE = 60.0
+"""Limit of a hook that reads what completes a job's spec."""
+
 SECONDS_TO_LOCATE = 10.0
 """Limit of a hook that waits in a pass."""
 
@@ -71,6 +75,8 @@ It also takes the seconds between two readings of the Job's progress. Its fault 
 """
 Start = Callable[[Any], "Service | None"]
 """Takes a ``kube.services.ServiceContext``, which has the client: whoever decides does not load it."""
+Definitions = Callable[[Schema], dict[str, dict[str, Any]]]
+"""Returns the CustomResourceDefinitions of the feature's own kinds, by kind."""
 Explain = Callable[[ObservedAttempt, Fact], Fact]
 """Returns a condition of an attempt whose pods run, Rendezvoused or Progressing, or the same with another cause."""
 Faults = MutableMapping[tuple[str, str], str]
@@ -81,8 +87,12 @@ class Service:
     """The part of a feature that works for all jobs: one for each process of the operator. Each method is a hook.
 
     ``prepare``, ``run``, ``close`` and ``act`` may wait. The others are called in passes. Of these ``locate`` may wait,
-    and the hooks of placement, ``follow``, ``enqueue``, ``admit`` and ``report_pass``: their fault makes the job wait.
+    ``find_values``, and the hooks of placement, ``follow``, ``enqueue``, ``admit`` and ``report_pass``: a fault of
+    these makes the job wait.
     """
+
+    completes: bool = False
+    """Whether it has values that complete the specs of jobs (``api/schema.Completion``)."""
 
     manages: str = ""
     """The value of ``spec.managedBy`` of the jobs whose pods run in another cluster by this service."""
@@ -120,6 +130,13 @@ class Service:
         """Return the place of a Workload that waits in Kueue, for a limited time; None: it is unknown.
 
         ``before``: the place in the job's status. Raises: Refused, ClusterError, which are no faults.
+        """
+        return None
+
+    async def find_values(self, snapshot: Snapshot) -> Profile | Refusal | None:
+        """Return the values that complete a job that has not started, before its spec is parsed. None: it is complete.
+
+        The kernel keeps a copy in the status. Raises: ClusterError, which is no fault.
         """
         return None
 
@@ -192,8 +209,8 @@ class Feature:
     """A capability that can be deleted with its folder. The hooks that it does not use are None.
 
     ``page``: of docs/. ``fields``: its part of the spec. ``conditions``: the types of its facts, each with the status
-    that needs no attention. ``settings``: the environment variables of the operator that it reads, each with a
-    description. ``start``: returns its service; None: it is switched off.
+    that needs no attention. ``definitions``: of its own kinds. ``settings``: the environment variables of the
+    operator that it reads, each with a description. ``start``: returns its service; None: it is switched off.
     """
 
     name: str
@@ -207,6 +224,7 @@ class Feature:
     record: Record | None = None
     prepare: Prepare | None = None
     explain: Explain | None = None
+    definitions: Definitions | None = None
     settings: type[msgspec.Struct] | None = None
     start: Start | None = None
 
@@ -261,6 +279,22 @@ class Hooks:
         unset: float | Refusal | None = _name_fault(feature)
         return await Guard(str(context.key), faults).wait(
             feature, "follow", call, _is_followed, limit=SECONDS_TO_PLACE, default=unset
+        )
+
+    async def find_values(self, key: Key, snapshot: Snapshot, faults: Faults) -> Profile | Refusal | None:
+        """Return what completes a job's spec; a refusal while the hook has a fault. None: the spec is complete.
+
+        A started job keeps the copy in its status, so a fault concerns the others. Raises: ClusterError.
+        """
+        status = parse_status(snapshot.resource)
+        name = next((name for name, service in self.services.items() if service.completes), None)
+        is_settled = status.profile is not None or not self.schema.names_values(snapshot.resource.get("spec"))
+        if name is None or (status.attempt and is_settled):
+            return status.profile
+        call = partial(self.services[name].find_values, snapshot)
+        refused: Profile | Refusal | None = _name_fault(name)
+        return await Guard(str(key), faults).wait(
+            name, "find_values", call, _are_values, limit=SECONDS_TO_COMPLETE, default=refused
         )
 
     def forget(self, key: Key) -> None:
@@ -596,6 +630,13 @@ def _is_refusal(value: object) -> bool:
 
 def _is_followed(value: object) -> bool:
     return _is_wait(value) or _is_refusal(value)
+
+
+def _are_values(value: object) -> bool:
+    if not isinstance(value, Profile):
+        return value is None or _is_refusal(value)
+    are_texts = all(isinstance(text, str) for text in (value.kind, value.name, value.digest))
+    return are_texts and isinstance(value.job, Mapping)
 
 
 def _is_queued(value: object) -> bool:

@@ -1,7 +1,9 @@
 """The features of the operator. Each is a folder here and a line of this tuple; the kernel knows none of them."""
 
-from typing import Final
+from typing import Any, Final
 
+from ddp_operator.api.constants import KIND
+from ddp_operator.api.crd import build_crd
 from ddp_operator.api.schema import Schema
 from ddp_operator.decide.hooks import Feature, build_schema
 from ddp_operator.features import (
@@ -13,6 +15,7 @@ from ddp_operator.features import (
     multikueue,
     node_health,
     preflight,
+    profiles,
     queue_estimate,
     stalls,
     tracing,
@@ -28,6 +31,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
     multikueue.FEATURE,
     node_health.FEATURE,
     preflight.FEATURE,
+    profiles.FEATURE,
     queue_estimate.FEATURE,
     stalls.FEATURE,
     tracing.FEATURE,
@@ -35,3 +39,12 @@ FEATURES: Final[tuple[Feature, ...]] = (
 )
 SCHEMA: Final[Schema] = build_schema(FEATURES)
 """The fields of the spec, those of features included."""
+
+
+def build_definitions() -> dict[str, dict[str, Any]]:
+    """Return the CustomResourceDefinitions of the job and of the features' own kinds, by kind."""
+    definitions = {KIND: build_crd(SCHEMA)}
+    for feature in FEATURES:
+        if feature.definitions is not None:
+            definitions |= feature.definitions(SCHEMA)
+    return definitions

@@ -20,7 +20,6 @@ from ddp_operator.api.constants import (
     LABEL_JOB_NAME,
     MANAGED_BY,
     POD_GROUP,
-    PROFILE_KIND,
     SCHEDULING_GROUP,
     WORKLOAD_KIND,
 )
@@ -277,11 +276,6 @@ class KubeCluster:
                 return False
             self._remember(kind, patched)
         return has_restored
-
-    async def profile(self, kind: str, namespace: str, name: str) -> Object | None:
-        """Read a profile. This is done once per job, at its start."""
-        scope = namespace if kind == PROFILE_KIND else None
-        return await self._get(kind, scope, name, refusable=True)
 
     async def node(self, name: str) -> Object | None:
         """Read a node. This is done for nodes of overdue pods only."""

@@ -10,10 +10,14 @@ from typing import Any
 
 import msgspec
 
-from ddp_operator.api.cluster import Key
+from ddp_operator.api.cluster import Key, Snapshot
+from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.faults import FAULTS
 from ddp_operator.api.kubeobjects import utc_now
-from ddp_operator.decide.hooks import Feature, Service
+from ddp_operator.api.schema import KERNEL, Schema
+from ddp_operator.api.status import Profile
+from ddp_operator.decide.hooks import Feature, Service, build_schema
+from ddp_operator.decide.state import Refusal
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.client import ApiClient
 
@@ -29,30 +33,52 @@ PAUSE = 30.0
 
 @dataclass(frozen=True, slots=True)
 class ServiceContext:
-    """What a service uses. ``settings``: of its feature's type; ``on_change``: makes a job's next pass due."""
+    """What a service uses.
+
+    ``settings``: of its feature's type; ``schema``: with the fields of all features; ``on_change``: makes a job's next
+    pass due.
+    """
 
     client: ApiClient
     store: ObjectCache
     namespaces: Sequence[str]
     on_change: Callable[[Key], None]
     settings: msgspec.Struct | None = None
+    schema: Schema = KERNEL
     clock: Callable[[], datetime] = utc_now
+
+
+class _Unstarted(Service):
+    """Stands for a service without which jobs would run with other values than they have to."""
+
+    completes = True
+
+    async def find_values(self, snapshot: Snapshot) -> Profile | Refusal | None:
+        raise RuntimeError("the feature could not start")
 
 
 def start_services(
     features: Sequence[Feature], settings: Mapping[str, msgspec.Struct], build: Callable[..., ServiceContext]
 ) -> dict[str, Service]:
-    """Return the services by the name of their feature. ``build``: the context with these ``settings``."""
+    """Return the services by the name of their feature. ``build``: the context with these ``settings``.
+
+    Jobs wait for one that has to complete their specs and cannot start. Raises: InvalidManifest for invalid settings.
+    """
+    schema = build_schema(tuple(features))
     services: dict[str, Service] = {}
     for feature in features:
         if feature.start is None:
             continue
         try:
-            service = feature.start(build(settings=settings.get(feature.name)))
+            service = feature.start(build(settings=settings.get(feature.name), schema=schema))
             if service is not None:
                 services[feature.name] = service
+        except InvalidManifest:
+            raise
         except Exception as error:
             FAULTS.add(f"feature {feature.name}", "start", error)
+            if feature.fields is not None and feature.fields.completion is not None:
+                services[feature.name] = _Unstarted()
     return services
 
 

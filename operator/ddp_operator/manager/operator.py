@@ -14,8 +14,6 @@ import kopf
 from ddp_operator.api.cluster import Key
 from ddp_operator.api.constants import KIND
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.api.schema import Schema
-from ddp_operator.api.status import Profile
 from ddp_operator.decide.hooks import Feature, Hooks
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.children import CHILD_KINDS, key_of
@@ -27,10 +25,9 @@ from ddp_operator.kube.services import ServiceContext, close_services, prepare_s
 from ddp_operator.kube.startup_checks import check_cluster, find_loss
 from ddp_operator.kube.watch import watch
 from ddp_operator.manager.health import HealthServer
-from ddp_operator.manager.job_defaults import read_job_defaults
 from ddp_operator.manager.leader import FENCE_SHARE, Leader, new_identity
 from ddp_operator.manager.reports import StatusReports
-from ddp_operator.manager.settings import PREFIX, Settings, SettingsError
+from ddp_operator.manager.settings import Settings, SettingsError
 from ddp_operator.manager.telemetry import OperatorMetrics
 from ddp_operator.manifests.children import load_launcher
 from ddp_operator.reconcile import Reconciler
@@ -82,13 +79,15 @@ class Operator:
             on_call=self.metrics.on_call,
         )
         context = partial(ServiceContext, self.client, self.store, settings.namespaces, self._on_change)
-        hooks = Hooks(features, start_services(features, settings.features, context))
+        try:
+            hooks = Hooks(features, start_services(features, settings.features, context))
+        except InvalidManifest as error:
+            raise SettingsError(str(error)) from None
         self._services = hooks.services
         self.cluster = KubeCluster(self.client, self.store, on_change=self._on_change, amend=hooks.amend)
         self.reconciler = Reconciler(
             self.cluster,
             progress_interval=settings.progress_interval,
-            defaults=_read_defaults(settings, hooks.schema),
             hooks=hooks,
             on_written=StatusReports(self.metrics.on_transition).on_written,
         )
@@ -239,11 +238,3 @@ class Operator:
         if self.leader is not None and self.leader.follows:
             return None  # on standby, ready to become the leader
         return None if self.sync.synced.is_set() else "the caches are not synchronized yet"
-
-
-def _read_defaults(settings: Settings, schema: Schema) -> Profile | None:
-    """Return the settings' defaults for jobs. Raises: SettingsError."""
-    try:
-        return read_job_defaults(settings.job_defaults, schema)
-    except InvalidManifest as error:
-        raise SettingsError(f"{PREFIX}JOB_DEFAULTS: {error}") from None

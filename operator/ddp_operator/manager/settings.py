@@ -6,7 +6,7 @@ that prefix to the pod if a Service is named ``ddp-operator`` (service links).
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args, get_origin
 
 import msgspec
 from msgspec import Meta
@@ -50,10 +50,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     lease_seconds: Annotated[
         int, Meta(ge=3, le=3600, description="seconds without a renewal until a standby becomes the leader")
     ] = 15
-    job_defaults: Annotated[
-        dict[str, Any],
-        Meta(description="defaults of networkPolicy, securityProfile and history, as part of a spec in JSON"),
-    ] = {}
     identity: Annotated[
         str | None,
         Meta(description="unique identity for leader election; unset: host name and a random suffix"),
@@ -92,7 +88,7 @@ def _read_variables(kind: type[msgspec.Struct], env: Mapping[str, str]) -> dict[
         elif name in ("log_format", "log_level"):
             value = written.lower()
         try:
-            if name == "job_defaults" and written:
+            if written and get_origin(get_args(type_)[0]) is dict:
                 value = msgspec.json.decode(written)
             if value:
                 values[name] = msgspec.convert(value, type_, strict=False)

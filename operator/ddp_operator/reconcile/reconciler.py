@@ -42,7 +42,7 @@ from ddp_operator.reconcile.acting import PlacementContext
 from ddp_operator.reconcile.executor import Executor
 from ddp_operator.reconcile.limits import EARLY, seconds_since
 from ddp_operator.reconcile.observer import Memory, Observer, digest_resource, record_children
-from ddp_operator.reconcile.prerequisites import find_profile, refuse_invalid
+from ddp_operator.reconcile.prerequisites import refuse_invalid
 from ddp_operator.reconcile.turns import Payer, Turns
 
 logger = logging.getLogger(__name__)
@@ -101,14 +101,12 @@ class Reconciler:
         *,
         clock: Callable[[], datetime] = utc_now,
         progress_interval: float = 10.0,
-        defaults: Profile | None = None,
         hooks: Hooks | None = None,
         on_written: OnWritten | None = None,
     ) -> None:
         self._cluster = cluster
         self._clock = clock
         self._progress_interval = progress_interval
-        self._defaults = defaults
         self._turns = Turns()
         self._hooks = hooks or Hooks()
         self._observer = Observer(cluster, clock, self._turns, progress_interval, self._hooks)
@@ -207,11 +205,15 @@ class Reconciler:
         profile = await self._settle_profile(current)
         if isinstance(profile, PassEnd):
             return profile
-        return await self._parse_job(current, profile)
+        job = await self._parse_job(current, profile)
+        if profile is None and isinstance(job, DDPTrainingJob) and self._hooks.schema.is_completed(job.spec):
+            missing = "no feature of this operator reads what completes the spec"
+            return await self._refuse(current, Refusal(c.FEATURE_FAULT, missing))
+        return job
 
     async def _settle_profile(self, current: CurrentPass) -> Profile | PassEnd | None:
         """Return the job's profile once the status has a copy of it. Raises: VersionConflict, ClusterError."""
-        profile = await find_profile(self._cluster, current.snapshot, self._defaults)
+        profile = await self._hooks.find_values(current.key, current.snapshot, current.memory.faults)
         if isinstance(profile, Refusal):
             return await self._refuse(current, profile)
         if profile is None and "profile" not in (current.resource.get("status") or {}):

@@ -19,7 +19,10 @@ from ddp_operator.api.constants import (
     MANAGED_BY,
     PORT_NAMES,
 )
+from ddp_operator.api.status import Profile
 from ddp_operator.features import FEATURES, SCHEMA
+from ddp_operator.features.profiles import ProfileSettings
+from ddp_operator.features.profiles.defaults import read_job_defaults
 from ddp_operator.kube.resources import group, plural
 from ddp_operator.kube.startup_checks import (
     GANG_PERMISSIONS,
@@ -29,7 +32,6 @@ from ddp_operator.kube.startup_checks import (
     WORKER_PERMISSIONS,
     split_permission,
 )
-from ddp_operator.manager.job_defaults import read_job_defaults
 from ddp_operator.manager.settings import Settings
 from tests.support import ROOT
 from tests.support.chart import CI_FILES, Object, is_test, of_kind, read_values, render, render_texts, the
@@ -48,19 +50,25 @@ def settings_of(objects: list[Object]) -> Settings:
     return Settings.from_env({e["name"]: e["value"] for e in container_of(objects)["env"] if "value" in e}, FEATURES)
 
 
+def read_defaults(settings: Settings) -> Profile | None:
+    own = settings.features["profiles"]
+    assert isinstance(own, ProfileSettings)
+    return read_job_defaults(own.job_defaults, SCHEMA)
+
+
 class TestSettings:
     def test_defaults_are_operators_own(self) -> None:
         objects = render()
         settings = settings_of(objects)
-        assert read_job_defaults(settings.job_defaults, SCHEMA) is None
+        assert read_defaults(settings) is None
         assert asdict(settings.features["history"]) == {"history_image": container_of(objects)["image"]}
-        assert replace(settings, job_defaults={}, features={}) == Settings(log_format="json")
+        assert replace(settings, features={}) == Settings(log_format="json")
 
     def test_defaults_of_jobs_arrive_in_operator(self) -> None:
         peer = {"namespaceSelector": {"matchLabels": {"a": "b"}}}
         policy = {"enabled": True, "egressCidrs": ["10.0.0.0/8"], "metricsFrom": [peer]}
         for source in ({"securityProfile": "Restricted"}, {"networkPolicy": policy}, {"history": {"url": "s3://a/b"}}):
-            job_defaults = read_job_defaults(settings_of(render({"jobDefaults": source})).job_defaults, SCHEMA)
+            job_defaults = read_defaults(settings_of(render({"jobDefaults": source})))
             assert job_defaults is not None
             assert job_defaults.job == source
 
@@ -74,7 +82,7 @@ class TestSettings:
             namespaces=("a", "b"), health_port=9090, workers=3, qps=0.5, burst=100000, call_timeout=1.5,
             progress_interval=60, resync_interval=86400, lease_seconds=30, log_format="text", log_level="error",
         )  # fmt: skip
-        assert replace(settings_of(render(values)), job_defaults={}, features={}) == expected
+        assert replace(settings_of(render(values)), features={}) == expected
 
     @pytest.mark.parametrize(
         ("endpoint", "port"), [("http://collector.monitoring:4318", 4318), ("https://collector.example/otlp", 443)]

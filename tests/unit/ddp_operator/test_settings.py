@@ -1,7 +1,12 @@
 """The operator's settings."""
 
-import pytest
+from typing import Annotated, Any
 
+import msgspec
+import pytest
+from msgspec import Meta
+
+from ddp_operator.decide.hooks import Feature
 from ddp_operator.manager.settings import Settings, SettingsError, describe
 
 
@@ -20,7 +25,6 @@ def test_every_variable_is_read() -> None:
             "DDP_OPERATOR_HEALTH_PORT": "9000",
             "DDP_OPERATOR_LEASE_NAME": "team",
             "DDP_OPERATOR_LEASE_SECONDS": "30",
-            "DDP_OPERATOR_JOB_DEFAULTS": '{"securityProfile": "Restricted"}',
             "DDP_OPERATOR_IDENTITY": "pod-a",
             "KUBECONFIG": "/x/y",
         }
@@ -38,7 +42,6 @@ def test_every_variable_is_read() -> None:
         health_port=9000,
         lease_name="team",
         lease_seconds=30,
-        job_defaults={"securityProfile": "Restricted"},
         identity="pod-a",
         kubeconfig="/x/y",
     )
@@ -62,8 +65,6 @@ def test_every_variable_is_read() -> None:
         ("HEALTH_PORT", "tcp://10.0.0.1:8080"),  # as Kubernetes sets it for a Service named ddp-operator-health
         ("LEASE_NAME", "My_Lease"),
         ("LEASE_SECONDS", "1"),
-        ("JOB_DEFAULTS", "securityProfile: Restricted"),
-        ("JOB_DEFAULTS", '["Restricted"]'),
         ("NAMESPACES", "a b"),
         ("NAMESPACES", "team-*"),
     ],
@@ -76,6 +77,27 @@ def test_bad_value_is_refused_with_its_name_and_remedy(name: str, value: str) ->
     assert value in message
     assert " is invalid: " in message
     assert describe().partition(f"DDP_OPERATOR_{name} ")[2].splitlines()[0].strip() in message
+
+
+class MenuSettings(msgspec.Struct, frozen=True):
+    """Settings of a feature, one of them in JSON."""
+
+    menu: Annotated[dict[str, Any], Meta(description="a menu in JSON")] = {}
+
+
+MENU = Feature("menu", maturity="experimental", page="x.md", settings=MenuSettings)
+
+
+def test_setting_of_several_values_is_read_as_json() -> None:
+    settings = Settings.from_env({"DDP_OPERATOR_MENU": '{"soup": ["hot"]}'}, (MENU,))
+    assert settings.features == {"menu": MenuSettings({"soup": ["hot"]})}
+    assert Settings.from_env({}, (MENU,)).features == {"menu": MenuSettings()}
+
+
+@pytest.mark.parametrize("value", ["soup: hot", '["soup"]'])
+def test_bad_json_is_refused_with_name_of_setting(value: str) -> None:
+    with pytest.raises(SettingsError, match=r"^DDP_OPERATOR_MENU: .* is invalid: .*Set it to: a menu in JSON"):
+        Settings.from_env({"DDP_OPERATOR_MENU": value}, (MENU,))
 
 
 def test_help_names_every_variable_that_is_read() -> None:

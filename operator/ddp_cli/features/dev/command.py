@@ -22,7 +22,7 @@ from ddp_cli.commands.arguments import (
 )
 from ddp_cli.commands.init import find_script
 from ddp_cli.commands.io import ExitCode, integer, print_note
-from ddp_cli.commands.profile import add_profiles_argument
+from ddp_cli.commands.profiles import add_profiles_argument
 from ddp_cli.features.dev.orders import OrderRefused, check_takes_orders, send_order
 from ddp_cli.features.dev.session import Session
 from ddp_cli.view.terminal import print_text

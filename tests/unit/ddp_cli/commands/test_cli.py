@@ -102,7 +102,6 @@ def test_submit_without_cluster_reports_errors_of_file_first(
     for changes, code, message in (
         ({"nodes": 0}, 2, "spec.nodes"),
         ({}, 4, "no cluster is configured"),
-        ({"profileRef": {"name": "h100"}}, 4, "no cluster is configured"),
     ):
         assert main(["submit", write(**changes)]) == code
         assert message in capsys.readouterr().err

@@ -31,7 +31,6 @@ STORE = {"path": "/ckpt", "url": "s3://bucket/prefix"}
 BAD: dict[str, tuple[Any, ...]] = {
     "metadata.name": ("a" * 51, "A", "1a", "a.b", "a_b", "a-", "-a", "a b", "ä"),
     "spec.nodes": (0, -1, 5001, 2**63, 2**70),
-    "spec.profileRef.name": ("", "-a", "A", "a_b", "a" * 254),
     "spec.spares": (-1, 17),
     "spec.elastic": (
         {"minNodes": 2, "maxNodes": 1},
@@ -212,7 +211,6 @@ FIXED = {
     "spec.shm.sizeLimit": "1Gi",
     "spec.watchdog.stallSeconds": 60,
     "spec.elastic": {"minNodes": 1, "maxNodes": 9},
-    "spec.profileRef": {"name": "other"},
     "spec.spares": 0,
     "spec.securityProfile": "Restricted",
     "spec.scheduling.placement": "Pack",

@@ -17,6 +17,8 @@ from ddp_operator.api.schema import KERNEL, OwnFields, Schema
 from ddp_operator.api.spec import Recovery, SpecFields
 from ddp_operator.manifests.template import resolve_template
 from tests.support.builders import resource
+from tests.support.decisions import present
+from tests.support.fake_features import complete_by
 from tests.support.fields import change, list_refused, store
 
 
@@ -99,10 +101,12 @@ def test_group_of_no_kernel_is_refused() -> None:
         Schema((OwnFields("soup", SoupFields, at="nothing"),))
 
 
-def test_rules_of_features_apply_with_profile_once_complete() -> None:
+def test_rules_over_several_fields_apply_once_spec_is_complete() -> None:
     item = change(store(SCHEMA), "spec.soup", {"salt": 0})
     assert list_refused(item, SCHEMA) == ["spec.soup"]
-    assert check_rules(change(item, "spec.profileRef", {"name": "a"}), SCHEMA) == []
+    with_menu = Schema((SOUP, present(complete_by().fields)))
+    assert list_refused(item, with_menu) == ["spec.soup"]
+    assert check_rules(change(item, "spec.menu", "day"), with_menu) == []
     old = change(item, "spec.soup", {"salt": 1}) | {"status": {"attempt": 1, "firstRunTime": "2026-11-20T12:00:00Z"}}
     assert list_refused(change(old, "spec.soup.salt", 2), SCHEMA, old) == ["spec"]
     assert "soup" in SCHEMA.list_fixed("run")

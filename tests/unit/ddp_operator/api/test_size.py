@@ -11,11 +11,10 @@ import pytest
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job_file import parse_manifest
 from ddp_operator.api.parse import parse_resource
-from ddp_operator.api.profile import merge_profile, read_profile
 from ddp_operator.api.size import MAX_BYTES, MAX_DEPTH, MAX_VALUES, OversizeSpec, refuse_oversize
 from ddp_operator.features import SCHEMA
 from ddp_operator.manifests.children import build_children
-from tests.support.builders import job, profile, resource, template, trainer
+from tests.support.builders import job, resource, template, trainer
 from tests.support.limit_specs import list_lines, list_specs
 
 LONG = "echo x\n" * (MAX_BYTES // 8)
@@ -52,16 +51,6 @@ def test_oversize_spec_is_refused_by_every_reader(spec: Any, facts: tuple[str, .
         with pytest.raises(OversizeSpec) as raised:
             read()
         assert all(fact in str(raised.value) for fact in facts), str(raised.value)
-    with pytest.raises(OversizeSpec, match=r"^spec"):
-        read_profile(profile(spec))
-
-
-def test_spec_that_profile_makes_oversize_is_refused() -> None:
-    half = ["x" * (MAX_BYTES * 2 // 3)]
-    base = read_profile(profile({"template": template(trainer(command=half))}))
-    spec = merge_profile({"template": template(trainer(args=half, command=None))}, base)
-    with pytest.raises(OversizeSpec):
-        parse_resource(resource(**spec), SCHEMA)
 
 
 @pytest.mark.parametrize("spec", [None, [], "x", {"a": "é" * 100_000}, {"a": ["x"] * (MAX_VALUES - 1)}])

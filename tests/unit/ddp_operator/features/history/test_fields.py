@@ -5,12 +5,9 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.decide.hooks import build_schema
 from ddp_operator.features.history import FEATURE
-from ddp_operator.manager.job_defaults import read_job_defaults
 from ddp_operator.manifests.template import resolve_template
 from tests.support.builders import job, template, trainer
-from tests.support.decisions import present
 from tests.support.fields import check_fields, list_fixed
 
 
@@ -49,14 +46,3 @@ def test_place_that_cannot_keep_records_is_refused(spec: Any, field: str) -> Non
         resolve_template(job(**spec))
     assert [problem.path for problem in error.value.errors] == [field]
     assert "secret@" not in str(error.value)
-
-
-def test_default_of_operator_needs_url() -> None:
-    schema = build_schema((FEATURE,))
-    with pytest.raises(InvalidManifest, match=r"^spec\.history: needs a place"):
-        read_job_defaults({"history": {"url": None}}, schema)
-    with pytest.raises(InvalidManifest, match=r"^spec\.history"):
-        read_job_defaults({"history": {"secretRef": {"name": "keys"}}}, schema)
-    assert read_job_defaults({"history": {}}, schema) is None
-    defaults = present(read_job_defaults({"history": {"url": "s3://a/b"}}, schema))
-    assert defaults.job == {"history": {"url": "s3://a/b"}}

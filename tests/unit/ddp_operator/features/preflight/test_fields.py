@@ -6,11 +6,8 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.api.job_file import find_among, parse_manifest
 from ddp_operator.decide.hooks import build_schema
 from ddp_operator.features.preflight import FEATURE
-from tests.support.builders import profile, resource
 from tests.support.fields import change, check_fields, list_fixed, list_refused, store
 
 SCHEMA = build_schema((FEATURE,))
@@ -56,28 +53,6 @@ def test_rule_that_depends_on_another_field(changes: dict[str, Any], paths: list
     for path, value in changes.items():
         item = change(item, path, value)
     assert list_refused(item, SCHEMA) == paths
-
-
-@pytest.mark.parametrize(
-    ("field", "needy", "needed"),
-    [
-        (
-            "network.minPairMegabytesPerSecond",
-            {"network": {"minPairMegabytesPerSecond": 9}},
-            {"preflight": {"checks": ["pairs"]}},
-        ),
-        (
-            "preflight.minMegabytesPerSecond",
-            {"preflight": {"minMegabytesPerSecond": 9}},
-            {"preflight": {"checks": ["allreduce"]}},
-        ),
-    ],
-)
-def test_needed_check_may_be_that_of_profile(field: str, needy: dict[str, Any], needed: dict[str, Any]) -> None:
-    text = str(resource(profileRef={"name": "gpu"}, **needy))
-    parse_manifest(text, SCHEMA, profiles=find_among([profile(needed)]))
-    with pytest.raises(InvalidManifest, match=f"^spec.{field}: "):
-        parse_manifest(text, SCHEMA, profiles=find_among([profile({})]))
 
 
 @pytest.mark.parametrize(("path", "value"), [("spec.preflight.mode", "Off"), ("spec.network", {"transports": ["IB"]})])

@@ -12,7 +12,7 @@ from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.manifests.children import build_children
 from ddp_pod.features.preflight.nccl_log import read_network
 from tests.support.builders import claiming, job, template, trainer
-from tests.support.fabrics import FABRICS, complete, read_fabric
+from tests.support.fabrics import FABRICS, read_fabric
 
 GPUS = {"limits": {"nvidia.com/gpu": "8", "memory": "512Gi"}}
 LOGS = [
@@ -57,14 +57,6 @@ class TestProfiles:
         assert [fabric for fabric in FABRICS if transport in read_fabric(fabric)["network"]["transports"]] == [name]
 
     @pytest.mark.parametrize("name", FABRICS)
-    def test_job_gets_fields_of_profile(self, name: str) -> None:
-        own = template(trainer(name="main", resources=GPUS))
-        container = trainer_of(**complete(name, template=own))
-        added = read_fabric(name)["template"]["spec"]["containers"][0]
-        assert container["resources"]["limits"] == GPUS["limits"] | added.get("resources", {}).get("limits", {})
-        assert {item["name"] for item in added.get("env", ())} <= {item["name"] for item in container["env"]}
-
-    @pytest.mark.parametrize("name", FABRICS)
     def test_no_pod_shares_its_nodes_network_or_is_privileged(self, name: str) -> None:
         pod = read_fabric(name)["template"]["spec"]
         assert not {"hostNetwork", "hostPID", "hostIPC"} & {*pod}
@@ -86,11 +78,6 @@ class TestRefusals:
         words = refusal(network={"profile": "ib"})
         assert words.startswith('spec.network.profile: Invalid value: "ib": removed; apply deploy/profiles/fabric-')
         assert trainer_of(network={"profile": "auto"}), "the former default"
-
-    def test_huge_pages_need_cpu_or_memory_beside_them(self) -> None:
-        bare = template(trainer(resources={"limits": {"nvidia.com/gpu": "8"}}))
-        words = refusal(**complete("efa", template=bare))
-        assert "resources.limits[hugepages-2Mi]: Kubernetes allows huge pages only together with cpu" in words
 
 
 class TestPreflight:

@@ -7,12 +7,11 @@ from typing import Any
 import pytest
 
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.api.job_file import find_among, parse_manifest
 from ddp_operator.api.status import TrackingStatus
-from ddp_operator.decide.hooks import Hooks, build_schema
+from ddp_operator.decide.hooks import Hooks
 from ddp_operator.features.tracking import FEATURE
 from ddp_operator.manifests.template import resolve_template
-from tests.support.builders import UID, job, page, profile, resource
+from tests.support.builders import UID, job, page
 from tests.support.decisions import RUNNING, run_pass
 from tests.support.fields import check_fields, list_fixed
 
@@ -31,14 +30,6 @@ def test_tracker_and_valid_identity_are_required() -> None:
 
 def test_it_is_fixed_once_pod_has_run() -> None:
     assert list_fixed(FEATURE, PATH, {"wandb": {}}, {"wandb": {"project": "p"}}) == [True, True]
-
-
-def test_tracker_may_be_that_of_profile() -> None:
-    schema = build_schema((FEATURE,))
-    text = str(resource(profileRef={"name": "gpu"}, tracking={"runId": "r"}))
-    parse_manifest(text, schema, profiles=find_among([profile({"tracking": MLFLOW})]))
-    with pytest.raises(InvalidManifest, match=f"^{PATH}: "):
-        parse_manifest(text, schema, profiles=find_among([profile({})]))
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,13 @@ import pytest
 from ddp_operator.api import constants
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.schema import KERNEL
-from ddp_operator.manager.job_defaults import read_job_defaults
+from ddp_operator.api.status import Profile
+from ddp_operator.decide.hooks import Hooks
+from ddp_operator.features.profiles import FEATURE
+from ddp_operator.features.profiles.defaults import read_job_defaults
+from ddp_operator.features.profiles.service import Profiles
+from ddp_operator.manager.operator import Operator
+from ddp_operator.manager.settings import Settings, SettingsError
 from tests.support.builders import Json, profile, resource, template, trainer
 from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness
@@ -19,10 +25,17 @@ GIVEN: Json = {
 OWN = template({"name": "trainer", "command": ["python", "own.py"]})
 
 
+def start(harness: ReconcilerHarness, defaults: Profile | None = None) -> ReconcilerHarness:
+    """Start the operator with the feature."""
+    harness.hooks = Hooks((FEATURE,), {FEATURE.name: Profiles(harness.cluster.read_profile, defaults)})
+    harness.restart_operator()
+    return harness
+
+
 def harness_of(given: Any = GIVEN, *, kind: str = "", **spec: Any) -> ReconcilerHarness:
     """Return a job that names a profile, which exists unless ``given`` is None."""
     reference = {"name": "gpu"} | ({"kind": kind} if kind else {})
-    harness = ReconcilerHarness(resource(**{"nodes": 2, "template": OWN, "profileRef": reference, **spec}))
+    harness = start(ReconcilerHarness(resource(**{"nodes": 2, "template": OWN, "profileRef": reference, **spec})))
     if given is not None:
         harness.cluster.add(profile(given, kind=kind or constants.CLUSTER_PROFILE_KIND))
     return harness
@@ -176,9 +189,7 @@ SECURE: Json = {"networkPolicy": {"enabled": True, "egressCidrs": ["10.0.0.0/8"]
 
 def with_defaults(harness: ReconcilerHarness, given: Json = SECURE) -> ReconcilerHarness:
     """Return a harness whose operator was started with these defaults."""
-    harness.defaults = read_job_defaults(given, KERNEL)
-    harness.restart_operator()
-    return harness
+    return start(harness, read_job_defaults(given, KERNEL))
 
 
 def security(harness: ReconcilerHarness) -> tuple[list[str], bool]:
@@ -243,6 +254,13 @@ class TestDefaultsOfTheOperator:
         await harness.train()
         assert (harness.status.attempt, security(harness)) == (2, (["10.0.0.0/8"], False))
 
+    async def test_defaults_are_kept_if_start_was_lost(self) -> None:
+        harness = await with_defaults(ReconcilerHarness()).settle()
+        raw = present(harness.raw)
+        harness.cluster.store.change(raw, status={"profile": raw["status"]["profile"]})
+        await with_defaults(harness, {}).settle()
+        assert (harness.status.attempt, security(harness)) == (1, (["10.0.0.0/8"], False))
+
     async def test_unstarted_job_follows_defaults(self) -> None:
         harness = ReconcilerHarness(template=template(trainer(), hostNetwork=True))
         await with_defaults(harness).settle()
@@ -273,11 +291,17 @@ class TestDefaultsOfTheOperator:
         assert words in str(caught.value)
 
 
+def test_operator_does_not_start_with_invalid_defaults() -> None:
+    settings = Settings.from_env({"DDP_OPERATOR_JOB_DEFAULTS": '{"nodes": 3}'}, (FEATURE,))
+    with pytest.raises(SettingsError, match=r'^DDP_OPERATOR_JOB_DEFAULTS: unknown field "nodes"'):
+        Operator(settings, (FEATURE,))
+
+
 async def test_claim_of_profile_is_first_jobs_alone() -> None:
     harness = harness_of({"checkpoint": {"path": "/c", "claimName": "c"}}, template=template())
     await harness.settle()
     second = resource("second", template=template(), checkpoint={"path": "/c", "claimName": "c"})
-    later = ReconcilerHarness(second)
+    later = start(ReconcilerHarness(second))
     assert harness.raw is not None
     later.cluster.add(harness.raw)
     await later.settle()

@@ -3,16 +3,16 @@
 import copy
 from typing import Any
 
-import jsonschema
 import pytest
 import yaml
 
-from ddp_operator.api.crd import NOT_OF_PROFILES, build_profile_schema
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job_file import find_among, parse_manifest
-from ddp_operator.api.profile import merge_profile, read_profile
+from ddp_operator.api.parse import parse_resource
+from ddp_operator.api.size import MAX_BYTES, OversizeSpec
 from ddp_operator.api.status import Profile
 from ddp_operator.features import SCHEMA
+from ddp_operator.features.profiles.values import merge_profile, read_profile
 from tests.support.builders import profile, resource, template, trainer
 
 
@@ -119,12 +119,14 @@ class TestManifest:
             parse_manifest(dump(raw), SCHEMA, profiles=find)
 
 
-def test_profile_schema_equals_job_schema_without_required() -> None:
-    schema = build_profile_schema(SCHEMA)
-    jsonschema.Draft202012Validator.check_schema(schema)
-    job = schema["properties"]["spec"]["properties"]["job"]
-    assert not set(NOT_OF_PROFILES) & set(job["properties"])
-    assert "required" not in job
-    assert "required" not in job["properties"]["checkpoint"]
-    assert job["properties"]["recovery"]["properties"]["maxRestarts"]["x-kubernetes-validations"]
-    assert "default" not in str(job["properties"]["recovery"])
+def test_spec_that_profile_makes_oversize_is_refused() -> None:
+    half = ["x" * (MAX_BYTES * 2 // 3)]
+    base = read_profile(profile({"template": template(trainer(command=half))}))
+    spec = merge_profile({"template": template(trainer(args=half, command=None))}, base)
+    with pytest.raises(OversizeSpec):
+        parse_resource(resource(**spec), SCHEMA)
+
+
+def test_oversize_profile_is_refused() -> None:
+    with pytest.raises(OversizeSpec, match=r"^spec"):
+        read_profile(profile({"template": template(trainer(args=["x" * MAX_BYTES]))}))

@@ -8,7 +8,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from ddp_operator.api.merge import ALTERNATIVES, MERGE_KEYS, merge
+from ddp_operator.features.profiles.merge import ALTERNATIVES, MERGE_KEYS, merge
 
 
 def merged_lists(version: str) -> dict[str, set[tuple[str, bool]]]:

@@ -8,16 +8,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final
 
 from ddp_cli.commands.arguments import add_cluster_arguments
-from ddp_cli.commands.io import CommandError, ExitCode, read_file
+from ddp_cli.commands.io import CommandError, ExitCode
 from ddp_cli.commands.list_jobs import align
+from ddp_cli.commands.profiles import add_profiles_argument, list_profiles
 from ddp_cli.view.terminal import print_text
 from ddp_operator.api.constants import CLUSTER_PROFILE_KIND, PROFILE_KIND
-from ddp_operator.api.documents import load_documents
-from ddp_operator.api.job_file import FindProfile, find_among
-from ddp_operator.api.merge import MERGE_KEYS
-from ddp_operator.api.profile import read_profile
 from ddp_operator.api.structural import document_of
 from ddp_operator.features import SCHEMA
+from ddp_operator.features.profiles.merge import MERGE_KEYS
+from ddp_operator.features.profiles.values import read_profile
 
 _KINDS: Final = (PROFILE_KIND, CLUSTER_PROFILE_KIND)
 
@@ -36,21 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_cluster_arguments(parser)
 
 
-def add_profiles_argument(parser: argparse._ActionsContainer) -> None:
-    """Declare ``--profiles``."""
-    parser.add_argument("--profiles", metavar="FILE", help="read profiles from this YAML instead of a cluster")
-
-
-def read_profiles(file: str | None) -> FindProfile:
-    """Return a function that finds the profiles of a file. Raises: CommandError, InvalidManifest."""
-    return find_among(_read_file(file) if file else ())
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Print the table, or one profile. Raises: CommandError, InvalidManifest."""
     if (arguments.action == "show") != bool(arguments.name):
         raise CommandError("use `ddp profile show NAME` for one profile, `ddp profile list` for all")
-    profiles = _read_file(arguments.profiles) if arguments.profiles else _fetch(arguments)
+    profiles = list_profiles(arguments.profiles) if arguments.profiles else _fetch(arguments)
     if arguments.action == "list":
         lines = [json.dumps({"kind": "List", "items": profiles}, indent=2)]
         if arguments.output == "text":
@@ -64,14 +53,6 @@ def run(arguments: argparse.Namespace) -> int:
         lines = _describe(profile) if arguments.output == "text" else [json.dumps(profile, indent=2)]
     print_text("\n".join(lines))
     return ExitCode.OK
-
-
-def _read_file(file: str) -> list[dict[str, Any]]:
-    documents = load_documents(read_file(file, "a YAML with profiles"))
-    profiles = [item for item in documents if item.get("kind") in _KINDS and (item.get("metadata") or {}).get("name")]
-    if not profiles:
-        raise CommandError(f"{file}: has no {' or '.join(_KINDS)}; name the path of a YAML with profiles")
-    return profiles
 
 
 def _fetch(arguments: argparse.Namespace) -> list[dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Profiles: values that a platform gives to jobs. Pure."""
+"""The values that a platform gives to jobs by a profile, and their merge with those of a job. Pure."""
 
 import hashlib
 import json
@@ -8,9 +8,9 @@ from typing import Any, Final
 from ddp_operator.api.constants import CLUSTER_PROFILE_KIND, TRAINER_CONTAINER
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.kubeobjects import find_trainer
-from ddp_operator.api.merge import DIRECTIVE, merge
 from ddp_operator.api.size import refuse_oversize
 from ddp_operator.api.status import Profile
+from ddp_operator.features.profiles.merge import DIRECTIVE, merge
 
 LOCKS_REMOVED: Final = (
     "removed; refuse the values in a ValidatingAdmissionPolicy (deploy/profiles/locked.yaml, docs/profiles.md), and "

@@ -8,9 +8,9 @@ import msgspec
 from ddp_operator.api.constants import JOB_DEFAULTS
 from ddp_operator.api.errors import InvalidManifest, unknown_member
 from ddp_operator.api.parse import parse_resource
-from ddp_operator.api.profile import read_profile
 from ddp_operator.api.schema import Schema
 from ddp_operator.api.status import Profile
+from ddp_operator.features.profiles.values import read_profile
 from ddp_operator.manifests.template import check_network_policy, check_owned_fields
 
 
