@@ -26,6 +26,8 @@ from tests.support.builders import NOW, decode, job, observe, page
 STATUS = jsonschema.Draft202012Validator(
     build_crd(SCHEMA)["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"]
 )
+HELD = [{"dev": {}}] * 3 if SCHEMA.holding is not None else []
+"""Jobs whose pods stay between runs, if there is the feature."""
 pages = st.none() | st.builds(
     lambda step, phase, restarts: decode(page(step=step, phase=phase, restarts=restarts)),
     st.integers(0, 9),
@@ -110,9 +112,7 @@ def steps(draw: st.DrawFn) -> PassInput:
                     {},
                     {"activeDeadlineSeconds": 40},
                     {"ttlSecondsAfterFinished": 30},
-                    {"dev": {}},
-                    {"dev": {}},
-                    {"dev": {}},
+                    *HELD,
                 ]
             )
         ),

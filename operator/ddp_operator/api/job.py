@@ -80,6 +80,11 @@ class DDPTrainingJob:
         return self.restarts_left
 
     @property
+    def holds_pods(self) -> bool:
+        """Whether the pods stay when their ranks end, for another run of changed code."""
+        return self.schema.holding is not None and self.schema.holding.is_set(self.spec)
+
+    @property
     def spares(self) -> int:
         """The number of spare pods in addition to the nodes."""
         return self.spec.spares or 0

@@ -200,7 +200,6 @@ RULES: tuple[CelRule, ...] = (
         require_between(f"spec.watchdog.{name}", 1, YEAR, "to only report hangs, set action: Report")
         for name in ("startSeconds", "stallSeconds", "checkpointSeconds")
     ),
-    require_between("spec.dev.holdSeconds", 60, 24 * 3600, "`ddp release` ends the job earlier"),
     CelRule(
         "spec.checkpoint.path",
         "self.startsWith('/')",

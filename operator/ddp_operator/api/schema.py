@@ -55,7 +55,6 @@ _FIXED: Final[Mapping[Stage, tuple[str, ...]]] = {
         "successPolicy",
         "template",
         "code",
-        "dev",
     ),
     # After the job has ended: an edit would have no effect.
     "ended": (
@@ -146,7 +145,7 @@ class OwnFields(Generic[T_co]):
     values for jobs that set none. ``limits``: what they limit. ``plan`` and ``pod``: what they add to the pods' plan
     and to the training pod. ``prepare``: returns ``Job.spec`` of the Job without ranks that runs before attempt 1 if a
     member is set, from the template and the digest of the launcher; the feature's hook ``prepare`` decides about it.
-    ``completion``: the members name an object that completes the spec.
+    ``completion``: the members name an object that completes the spec. ``holds``: the job's pods stay between runs.
     """
 
     feature: str
@@ -161,6 +160,7 @@ class OwnFields(Generic[T_co]):
     pod: Callable[["DDPTrainingJob", CheckedTemplate], PodAddition] | None = None
     prepare: Callable[["DDPTrainingJob", CheckedTemplate, str], dict[str, Any]] | None = None
     completion: Completion | None = None
+    holds: bool = False
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -224,6 +224,11 @@ class Schema:
     def completing(self) -> OwnFields[SpecFields] | None:
         """The fields by which a spec names what completes it. They are one feature's at most."""
         return next((part for part in self.owned if part.completion is not None), None)
+
+    @cached_property
+    def holding(self) -> OwnFields[SpecFields] | None:
+        """The fields by which a job's pods stay between runs. They are one feature's at most."""
+        return next((part for part in self.owned if part.holds), None)
 
     def is_completed(self, spec: Spec) -> bool:
         """Return whether a spec names what completes it; parsing has completed it."""

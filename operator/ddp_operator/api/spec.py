@@ -147,19 +147,6 @@ class Watchdog(SpecFields, frozen=True, kw_only=True):
     ] = "Restart"
 
 
-class Dev(SpecFields, frozen=True, kw_only=True):
-    """The pods stay when their ranks end, for `ddp rerun` (docs/dev.md). processGroupPolicy and
-    recovery.replicaMismatch only report."""
-
-    hold_seconds: Annotated[
-        int,
-        Meta(
-            description="Seconds without a run, 60 to 86400, until the pods are released and the job ends as its "
-            "last run did."
-        ),
-    ] = 1800
-
-
 class CheckpointMemory(SpecFields, frozen=True, kw_only=True):
     """Copies of the training state in the pods' shared memory, for scripts that use ``MemoryCheckpoint``."""
 
@@ -393,7 +380,6 @@ class Spec(SpecFields, frozen=True, kw_only=True):
     shm: Shm = field(default_factory=Shm)
     recovery: Recovery = field(default_factory=Recovery)
     watchdog: Watchdog = field(default_factory=Watchdog)
-    dev: Dev | None = None
     checkpoint: Checkpoint | None = None
     metrics: Metrics = field(default_factory=Metrics)
     scheduling: Scheduling = field(default_factory=Scheduling)

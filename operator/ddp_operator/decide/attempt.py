@@ -134,7 +134,7 @@ def observe_attempt(state: State, status: Status, restart: Fact | None) -> Obser
 
 def _find_lost_pod(state: State, attempt: int, pods: Pods) -> LastFailure | None:
     newest = pods.newest.values()
-    return find_disruption(attempt, newest) or (find_kill_of_pod(attempt, newest) if state.spec.dev else None)
+    return find_disruption(attempt, newest) or (find_kill_of_pod(attempt, newest) if state.job.holds_pods else None)
 
 
 def _loses_pod_in_queue(state: State) -> bool:

@@ -226,7 +226,8 @@ def _check_replicas(state: State) -> Decision | None:
     """
     page = state.observation.page
     groups = page.groups if page is not None else None
-    is_wanted = state.spec.recovery.replica_mismatch == "Restart" and not state.spec.suspend and state.spec.dev is None
+    may_restart = not state.spec.suspend and not state.job.holds_pods
+    is_wanted = may_restart and state.spec.recovery.replica_mismatch == "Restart"
     if not is_wanted or groups is None or groups.state not in (DIFFERENT, LOST_LOSS) or groups.is_mistake:
         return None
     cause = build_replica_failure(state, groups)

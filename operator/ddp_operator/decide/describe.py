@@ -29,7 +29,7 @@ from ddp_operator.decide.attempt import (
 )
 from ddp_operator.decide.avoidance import readmit_returned_nodes
 from ddp_operator.decide.conditions import Fact, list_indexes, set_conditions
-from ddp_operator.decide.dev import describe_hold, describe_lost_code, record_failure, record_run, release_pods
+from ddp_operator.decide.dev import describe_hold, describe_lost_code, record_run, release_pods
 from ddp_operator.decide.losses import (
     LostContact,
     describe_lost_contact,
@@ -90,7 +90,7 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
         record_observation(attempt), last_restart=accounting.last_restart, last_failure=accounting.last_failure
     ).remember(restarts=accounting.counts)
     # Last: a feature may know more of the failure, too.
-    status = state.record(state, record_failure(status, state.observation.page, attempt.pods))
+    status = state.record(state, status)
     conditions = describe_conditions(attempt, status)
     phase = compute_phase(attempt, conditions.restarting)
 
@@ -414,7 +414,7 @@ def _awaits_replacement(attempt: ObservedAttempt, page: Page) -> bool:
     state = attempt.state
     failure = state.status.last_failure
     is_of_node = failure is not None and failure.category == NODE_LOST.name
-    continues = state.job.spares or state.spec.elastic is not None or state.spec.dev is not None
+    continues = state.job.spares or state.spec.elastic is not None or state.job.holds_pods
     if continues or not (is_of_node and is_replacing(state)):
         return False
     created = max(pod.created for pod in attempt.pods.newest.values())

@@ -1,19 +1,14 @@
 """The present run of a job with spec.dev, as pod 0 reports it. Pure."""
 
-from datetime import datetime, timedelta
-from typing import Final, cast
+from datetime import datetime
+from typing import cast
 
 from msgspec.structs import replace
 
-from ddp_operator.api.kubeobjects import EPOCH, format_time, truncate
+from ddp_operator.api.kubeobjects import format_time, truncate
 from ddp_operator.api.status import DevStatus, RestartCounts, RunResult, Status
-from ddp_operator.decide.diagnosis import build_last_failure
-from ddp_operator.decide.failures import complete_end, describe_failure
+from ddp_operator.decide.failures import describe_failure
 from ddp_operator.decide.report import Page, convert_time
-from ddp_operator.decide.views import Pods
-from ddp_pod.contract.failure_table import CATEGORIES
-
-_SAME_INCIDENT: Final = timedelta(minutes=2)
 
 
 def record_run(status: Status, page: Page, now: datetime) -> Status:
@@ -32,28 +27,6 @@ def record_run(status: Status, page: Page, now: datetime) -> Status:
         last_run=before.last_run,
     )
     return replace(status, dev=dev)
-
-
-def record_failure(status: Status, page: Page | None, pods: Pods) -> Status:
-    """Return the status with the failure of its run.
-
-    A pod that is lost while it is held does not replace it, and it does not replace the loss of the pod that caused it.
-    """
-    run = page.dev if page is not None else None
-    failure = run.failure if run is not None and run.result == "Failed" else None
-    pod = pods.newest.get(failure.pod_index or 0) or pods.newest.get(0) if failure is not None else None
-    if failure is None or pod is None:
-        return status
-    latest = build_last_failure(status.attempt, pod, complete_end(failure))
-    known = status.last_failure
-    if known is not None:
-        # The pod may have been replaced since.
-        is_known = replace(known, pod=latest.pod, node_name=latest.node_name) == latest
-        distance = abs((latest.time or EPOCH) - (known.time or EPOCH))
-        is_symptom = CATEGORIES[latest.category].symptom and not CATEGORIES[known.category].symptom
-        if is_known or (is_symptom and distance <= _SAME_INCIDENT):
-            return status
-    return replace(status, last_failure=latest)
 
 
 def begin_run(status: Status, number: int) -> Status:

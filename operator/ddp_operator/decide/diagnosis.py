@@ -72,7 +72,7 @@ def diagnose(state: State) -> Diagnosis | None:
     fatal = [(pod, end) for pod, end in ended if _ends_attempt(pod, end, state)]
     if not fatal and not (job is not None and job.failed):
         return _diagnose_loss(state)
-    if state.spec.dev is not None and any(end.permanent for _, end in fatal):
+    if state.job.holds_pods and any(end.permanent for _, end in fatal):
         return _diagnose_release(state, fatal)
     return _diagnose_failure(state, ended, fatal)
 
@@ -299,7 +299,7 @@ def _diagnose_loss(state: State) -> Diagnosis | None:
         # A script that exits with the code for preemption is counted; otherwise it would be restarted forever.
         pod, end = min(killed, key=_order)
         # The new pods of `ddp dev` start no run.
-        return Diagnosis(build_last_failure(attempt, pod, end), disruption=state.spec.dev is not None)
+        return Diagnosis(build_last_failure(attempt, pod, end), disruption=state.job.holds_pods)
     return None
 
 
@@ -403,7 +403,7 @@ def _loss_order(pod: PodView) -> tuple[bool, datetime, int, str]:
 
 
 def _ends_attempt(pod: PodView, end: Termination, state: State) -> bool:
-    if (end.category == OOM.name and state.spec.dev is None) or end.ended_by_probe:
+    if (end.category == OOM.name and not state.job.holds_pods) or end.ended_by_probe:
         # The exit code is that of a lost pod, but a new pod would reach the same limit, or fail the same probe.
         return True
     return end.container_exit_code not in constants.REPLACED_EXIT_CODES and not pod.disrupted

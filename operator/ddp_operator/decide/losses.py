@@ -222,7 +222,7 @@ def is_replaced(state: State, pod: PodView) -> bool:
     if state.spec.recovery.count_disruptions or _was_replaced_before(state, pod):
         return False
     taken = pod.disrupted or pod.deleting or _is_killed_in_run(state, pod)
-    has_place = bool(state.job.spares) or state.spec.dev is not None or not is_lost_with_node(pod)
+    has_place = bool(state.job.spares) or state.job.holds_pods or not is_lost_with_node(pod)
     has_place = has_place or _can_avoid_node(state, pod)
     return taken and has_place and _can_peers_wait(state)
 
@@ -239,7 +239,7 @@ def _is_killed_in_run(state: State, pod: PodView) -> bool:
     """Return whether a pod of `ddp dev` is the first one that its run has killed: a run may do so again and again."""
     last = state.status.last_failure
     is_first = last is None or last.pod == pod.name or last.category not in (OOM.name, KILLED.name)
-    return state.spec.dev is not None and is_first
+    return state.job.holds_pods and is_first
 
 
 def is_replacing(state: State) -> bool:
@@ -339,7 +339,7 @@ def _can_peers_wait(state: State) -> bool:
     """Return whether the other pods wait: they have joined, none has ended, and their launchers restart the workers."""
     if state.attempt_job is None:
         return False
-    if state.spec.dev is not None:  # the peers have the code of the present run, and are held
+    if state.job.holds_pods:  # the peers have the code of the present run, and are held
         can_wait = any(pod.running and not pod.deleting and not pod.disrupted for pod in state.pods)
     else:
         can_wait = _awaits_peers(state.attempt_job) and _has_joined(state)

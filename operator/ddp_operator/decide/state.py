@@ -337,7 +337,7 @@ class State:
     def group_policy(self) -> str:
         """The action if no process group spans all ranks. A job of `ddp dev` only reports."""
         policy = self.spec.process_group_policy or "Fail"
-        return "Warn" if policy == "Fail" and self.spec.dev is not None else policy
+        return "Warn" if policy == "Fail" and self.job.holds_pods else policy
 
     @cached_property
     def remarks(self) -> tuple[Remark, ...]:

@@ -7,6 +7,7 @@ from ddp_operator.api.crd import build_crd
 from ddp_operator.api.schema import Schema
 from ddp_operator.decide.hooks import Feature, build_schema
 from ddp_operator.features import (
+    dev,
     drains,
     history,
     idle,
@@ -23,6 +24,7 @@ from ddp_operator.features import (
 )
 
 FEATURES: Final[tuple[Feature, ...]] = (
+    dev.FEATURE,
     drains.FEATURE,
     history.FEATURE,
     idle.FEATURE,

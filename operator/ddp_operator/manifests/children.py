@@ -53,7 +53,7 @@ class Launcher:
 def load_launcher_of(job: DDPTrainingJob) -> Launcher:
     """Return this version's launcher for the pods of a job."""
     features = set()
-    if job.spec.dev is not None:
+    if job.holds_pods:
         features.add("dev")
     if job.spec.checkpoint is not None and job.spec.checkpoint.url:
         features.add("mirror")

@@ -25,7 +25,6 @@ from ddp_pod.contract.plan import (
     VERSION,
     CheckpointStoreConfig,
     CodeConfig,
-    DevConfig,
     PodPlan,
     WatchdogConfig,
     encode_plan,
@@ -232,18 +231,11 @@ def build_plan(job: DDPTrainingJob, template: ResolvedTemplate, *, attempt: int,
         )
         if spec.code
         else None,
-        dev=_plan_dev(job),
     )
     for part in job.schema.owned:
         if part.plan is not None:
             plan = call_owner(part, job, partial(part.plan, job, plan))
     return plan
-
-
-def _plan_dev(job: DDPTrainingJob) -> DevConfig | None:
-    if job.spec.dev is None:
-        return None
-    return DevConfig(job.spec.dev.hold_seconds, job.status.dev.lost_runs if job.status.dev else 0)
 
 
 def _build_environment(

@@ -259,7 +259,7 @@ class Observer:
             memory.page_lost = memory.page_lost or now
             return PageReading(is_due=True, is_requested=True)
         page = decode_report(report)
-        if job.spec.dev is None:
+        if not job.holds_pods:
             page = replace(page, dev=None)
         memory.page_lost = None
         process = pod_zero.uid, page.restarts

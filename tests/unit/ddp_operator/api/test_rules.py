@@ -81,7 +81,6 @@ BAD: dict[str, tuple[Any, ...]] = {
     "spec.networkPolicy.metricsFrom": ([],),
     "spec.activeDeadlineSeconds": (0, -1, 10**15),
     "spec.managedBy": ("", "multikueue", "/x", "kueue.x-k8s.io/", f"a.b/{'c' * 60}"),
-    "spec.dev.holdSeconds": (59, 86_401, 0),
     "spec.pendingDeadlineSeconds": (0, -1, 10**15),
     "spec.ttlSecondsAfterFinished": (-1, 10**15),
 }
@@ -126,7 +125,6 @@ GOOD: dict[str, tuple[Any, ...]] = {
         {"egressCidrs": []},
     ),
     "spec.activeDeadlineSeconds": (1, YEAR),
-    "spec.dev": ({}, {"holdSeconds": 60}, {"holdSeconds": 86_400}),
     "spec.pendingDeadlineSeconds": (1, YEAR),
     "spec.ttlSecondsAfterFinished": (0, YEAR),
 }
@@ -218,7 +216,6 @@ FIXED = {
     "spec.successPolicy": "RankZero",
     "spec.checkpoint.path": "/elsewhere",
     "spec.code": CODE,
-    "spec.dev": {"holdSeconds": 60},
     "spec.template.spec.containers": [trainer(image="other")],
 }
 MUTABLE = {

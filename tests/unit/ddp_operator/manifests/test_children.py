@@ -144,16 +144,18 @@ class TestLauncherConfigMap:
         ("spec", "features"),
         [
             ({}, set()),
-            ({"dev": {}}, {"dev"}),
             ({"checkpoint": {"path": "/checkpoints", "url": "s3://bucket/job"}}, {"mirror"}),
             ({"checkpoint": {"path": "/checkpoints", "claimName": "checkpoints"}}, set()),
             ({"template": template(trainer(env=[{"name": constants.CHECK_VARIABLE, "value": "/records"}]))}, {"check"}),
             (
-                {"template": template(trainer(env=[{"name": constants.CHECK_VARIABLE, "value": "/r"}])), "dev": {}},
-                {"check", "dev"},
+                {
+                    "template": template(trainer(env=[{"name": constants.CHECK_VARIABLE, "value": "/r"}])),
+                    "checkpoint": {"path": "/checkpoints", "url": "s3://bucket/job"},
+                },
+                {"check", "mirror"},
             ),
         ],
-        ids=["plain", "dev", "url", "claim", "check", "both"],
+        ids=["plain", "url", "claim", "check", "both"],
     )
     def test_archive_has_only_the_optional_features_that_the_job_uses(
         self, spec: dict[str, Any], features: set[str]

@@ -57,26 +57,26 @@ async def test_jobs_that_start_at_once_create_the_launcher_once(
     assert tried == creations
 
 
-async def test_namespace_with_jobs_of_ddp_dev_has_a_second_launcher_that_those_share() -> None:
+async def test_namespace_with_jobs_that_upload_has_a_second_launcher_that_those_share() -> None:
     harness = await ReconcilerHarness().settle()
     harness.cluster.calls.clear()
-    for name in ("first-dev", "second-dev"):
-        harness.cluster.add(resource(name, dev={}))
+    for name in ("first", "second"):
+        harness.cluster.add(resource(name, checkpoint={"path": "/c", "url": f"s3://bucket/{name}"}))
         await harness.reconciler.reconcile(Key("default", name))
     assert harness.cluster.calls.count("create ConfigMap") == 1
-    dev = child_names.launcher_config_map_name(load_launcher(frozenset({"dev"})).digest)
-    assert {item["metadata"]["name"] for item in harness.cluster.store.list("ConfigMap")} == {NAME, dev}
+    uploading = child_names.launcher_config_map_name(load_launcher(frozenset({"mirror"})).digest)
+    assert {item["metadata"]["name"] for item in harness.cluster.store.list("ConfigMap")} == {NAME, uploading}
     mounted = {
         job["metadata"]["name"]: volume["configMap"]["name"]
         for job in harness.cluster.store.list("Job")
         for volume in job["spec"]["template"]["spec"]["volumes"]
         if volume["name"] == constants.LAUNCHER_VOLUME
     }
-    assert mounted == {"train-1": NAME, "first-dev-1": dev, "second-dev-1": dev}
+    assert mounted == {"train-1": NAME, "first-1": uploading, "second-1": uploading}
 
 
-async def test_deleted_launcher_of_a_job_of_ddp_dev_is_recreated_as_its_own() -> None:
-    harness = await ReconcilerHarness(dev={}).settle()
+async def test_deleted_launcher_of_a_job_that_uploads_is_recreated_as_its_own() -> None:
+    harness = await ReconcilerHarness(checkpoint={"path": "/c", "url": "s3://bucket/train"}).settle()
     [launcher] = harness.cluster.store.list("ConfigMap")
     harness.cluster.store.delete(launcher)
     await harness.settle()

@@ -34,14 +34,6 @@ from tests.support.odd_objects import ODD_VALUES, replace_part
 STATUS = Status(attempt=1, job_name="train-1", start_time=NOW).remember(nodes=2)
 
 
-@pytest.mark.parametrize(("spec", "run"), [({}, None), ({"dev": {}}, 3)])
-async def test_only_pods_of_job_with_spec_dev_report_runs(spec: dict[str, Any], run: int | None) -> None:
-    look = Look(Answers(pod0=page(phase="Held", dev={"run": 3})))
-    observed = (await look.at(child_pod(0), child_pod(1), seconds=60, spec=spec)).page
-    assert (observed.dev.run if observed.dev else None) == run
-    assert observed.is_held is (run is not None)
-
-
 class TestTurns:
     async def test_waiting_jobs_share_event_reads(self) -> None:
         look = Look()

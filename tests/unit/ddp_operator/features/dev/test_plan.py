@@ -1,10 +1,11 @@
-"""The plan of a job that holds its pods between runs."""
+"""The plan and the launcher of a job that holds its pods between runs."""
 
 from typing import Any
 
 import pytest
 
 from ddp_operator.api.status import DevStatus, Status
+from ddp_operator.manifests.children import load_launcher, load_launcher_of
 from ddp_operator.manifests.pod import build_plan
 from ddp_operator.manifests.template import resolve_template
 from ddp_pod.contract.plan import DevConfig
@@ -27,3 +28,8 @@ from tests.support.builders import job
 def test_new_attempt_knows_number_of_lost_runs(spec: dict[str, Any], dev: DevStatus | None, expected: Any) -> None:
     typed = job(status=Status(attempt=2, dev=dev), **spec)
     assert build_plan(typed, resolve_template(typed), attempt=2, nodes=1).dev == expected
+
+
+def test_launcher_has_code_of_runs() -> None:
+    assert load_launcher_of(job(dev={})) == load_launcher(frozenset({"dev"}))
+    assert load_launcher_of(job()) == load_launcher(frozenset())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from datetime import timedelta
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -17,12 +18,18 @@ from ddp_operator.decide.converge import compute_scrape_interval
 from ddp_operator.decide.job_events import list_transition_events
 from ddp_operator.decide.state import Decision
 from ddp_operator.decide.usage import find_purpose
+from ddp_operator.features.dev import record
 from ddp_pod.contract.failure_table import CATEGORIES
+from ddp_pod.contract.group_facts import ALONE, GroupFacts
+from ddp_pod.contract.records import to_json
 from tests.support.builders import NOW, Json, child_job, child_pod, last_words, page
-from tests.support.decisions import RUNNING, STARTED, present, read_condition, read_state, run_pass
+from tests.support.decisions import RUNNING, STARTED, present, read_condition, read_state
+from tests.support.decisions import run_pass as run_pass_of_kernel
+from tests.support.observing import Answers, Look
 
 BEGAN = NOW.timestamp()
 OOM = {"category": "OOM", "podIndex": 1, "rank": 1, "message": "CUDA out of memory", "time": BEGAN + 1}
+run_pass = partial(run_pass_of_kernel, record=record)
 TOGETHER = {"state": "Separate", "message": "two groups"}
 
 
@@ -317,3 +324,18 @@ def test_decision_about_held_job_is_idempotent() -> None:
     first = decide_again(follow(report(1), report(1, "Failed"))).status
     assert decide_again(first).status == first
     assert first.progress == replace(present(first.progress), eta=None) != Progress()
+
+
+@pytest.mark.parametrize(("spec", "run"), [({}, None), ({"dev": {}}, 3)])
+async def test_only_pods_of_job_with_spec_dev_report_runs(spec: dict[str, Any], run: int | None) -> None:
+    look = Look(Answers(pod0=page(phase="Held", dev={"run": 3})))
+    observed = present((await look.at(child_pod(0), child_pod(1), seconds=60, spec=spec)).page)
+    assert (observed.dev.run if observed.dev else None) == run
+    assert observed.is_held is (run is not None)
+
+
+def test_run_whose_ranks_train_apart_only_reports() -> None:
+    apart = last_words(groups=to_json(GroupFacts(ALONE, 2, "how the ranks train")))
+    ends = [child_pod(index, "Succeeded", message=apart) for index in (0, 1)]
+    reported = run_pass(*ends, jobs=[child_job(conditions={"Complete": ""})], dev={})
+    assert (reported.status.phase, read_state(reported, "TrainsAsOne")[0]) == ("Succeeded", "False")
