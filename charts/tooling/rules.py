@@ -8,13 +8,14 @@
 import sys
 from collections.abc import Mapping, Sequence
 
+from ddp_operator.features import SCHEMA
+from ddp_operator.features.gangs.fields import PERMISSIONS as GANG_PERMISSIONS
 from ddp_operator.kube.resources import group, plural
 from ddp_operator.kube.startup_checks import (
-    GANG_PERMISSIONS,
     HOME_PERMISSIONS,
     NODE_PERMISSIONS,
-    PERMISSIONS,
     WORKER_PERMISSIONS,
+    list_permissions,
     split_permission,
 )
 
@@ -36,7 +37,7 @@ def render_rules(permissions: Mapping[str, Sequence[str]]) -> str:
 
 if __name__ == "__main__":
     tables = {
-        "served": PERMISSIONS,
+        "served": list_permissions(SCHEMA.shared_kinds),
         "home": HOME_PERMISSIONS,
         "nodes": NODE_PERMISSIONS,
         "worker": WORKER_PERMISSIONS,

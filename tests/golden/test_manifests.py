@@ -14,7 +14,7 @@ import yaml
 
 from ddp_operator.api.crd import build_crd
 from ddp_operator.api.job_file import parse_manifest
-from ddp_operator.api.kubeobjects import is_native_pod_group
+from ddp_operator.api.kubeobjects import is_of_kubernetes
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.features import SCHEMA
 from ddp_operator.manifests.children import build_children, load_launcher
@@ -157,7 +157,7 @@ def test_children_of_job_are_as_kept(name: str, golden: Callable[[str, str], Non
 @pytest.mark.parametrize("name", CASES)
 def test_children_are_valid_in_kubernetes(name: str, version: str) -> None:
     children = build(CASES[name], 1)
-    is_native = any(map(is_native_pod_group, children))
+    is_native = any(child["kind"] == "PodGroup" and is_of_kubernetes(child) for child in children)
     if is_native and version != NEWEST:
         version = "1.36"  # the oldest with PodGroups
     for child in children:

@@ -12,8 +12,8 @@ from ddp_operator.api import constants
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.features import SCHEMA
 from ddp_operator.manifests.children import (
+    build_feature_children,
     build_launcher_config_map,
-    build_network_policy,
     build_rendezvous_secret,
     build_service,
     load_launcher,
@@ -56,7 +56,7 @@ def forge(kind: str, job: Any) -> dict[str, Any]:
         forged = build_service(job)
         forged["spec"]["selector"] = {"app": "intruder"}
     elif kind == "NetworkPolicy":
-        forged = build_network_policy(job)
+        [forged] = build_feature_children(job, attempt=1, nodes=1)
         forged["spec"] = {"podSelector": {}, "ingress": [{}], "egress": [{}], "policyTypes": ["Ingress", "Egress"]}
     else:
         forged = build_launcher_config_map(job, load_launcher())
@@ -106,7 +106,7 @@ async def test_secret_that_was_there_first_is_not_used(operator: OperatorProcess
 
 async def test_child_with_same_content_is_adopted_after_crash(operator: OperatorProcess, actors: ClusterActors) -> None:
     job = await suspend_new_job(actors, **SPEC)
-    for child in (build_service(job), build_network_policy(job)):
+    for child in (build_service(job), *build_feature_children(job, attempt=1, nodes=1)):
         await actors.create(child)  # as by an operator that was killed before it wrote the status
     await resume(actors)
     await actors.child_job("digits-1")

@@ -26,7 +26,7 @@ from ddp_operator.api import constants
 from ddp_operator.api.cluster import Key
 from ddp_operator.api.status import Status
 from ddp_operator.decide import conditions as c
-from ddp_operator.kube.resync import WATCHED
+from ddp_operator.kube.children import WHOLE_KINDS
 from tests.support import strategies
 from tests.support.builders import page, resource
 from tests.support.fuzzing import examples, tally
@@ -61,7 +61,6 @@ specs = st.fixed_dictionaries(
         "activeDeadlineSeconds": st.sampled_from([20, 200]),
         "pendingDeadlineSeconds": st.sampled_from([20, 200]),
         "ttlSecondsAfterFinished": st.sampled_from([0, 30]),
-        "networkPolicy": st.just({"enabled": True}),
         "labels": st.sampled_from([None, {constants.KUEUE_QUEUE_LABEL: "q"}]),
     },
 )
@@ -227,11 +226,11 @@ class JobHistoryMachine(RuleBasedStateMachine):
 
     # The operator
 
-    @rule(kind=st.sampled_from(WATCHED), count=st.integers(1, 4))
+    @rule(kind=st.sampled_from(WHOLE_KINDS), count=st.integers(1, 4))
     def deliver(self, kind: str, count: int) -> None:
         self.sim.deliver(kind, count)
 
-    @rule(kind=st.sampled_from(WATCHED), count=st.integers(1, 6))
+    @rule(kind=st.sampled_from(WHOLE_KINDS), count=st.integers(1, 6))
     def deliver_again(self, kind: str, count: int) -> None:
         self.sim.repeat(kind, count)
 
@@ -246,7 +245,7 @@ class JobHistoryMachine(RuleBasedStateMachine):
             sim.faults.add(fault, nth=nth)
         for _ in range(times):
             if fresh:
-                for kind in WATCHED:
+                for kind in WHOLE_KINDS:
                     sim.deliver(kind)
             self.run(sim.reconcile(KEY))
         sim.faults.clear()

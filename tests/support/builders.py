@@ -92,7 +92,8 @@ def child_job(attempt: int = 1, *, nodes: int = 2, name: str = "train", owner: s
     """Return a child Job. ``conditions`` maps types to messages; ``deleting`` and ``suspend`` set these fields.
 
     ``written``: the operator's record of the ``suspend`` that it wrote (default: the present value; None: no record);
-    ``queue``: Kueue's label; ``awaits_peers``: its launchers do; ``status``: members of the raw status.
+    ``queue``: Kueue's label; ``awaits_peers``: its launchers do; ``gang``: the PodGroup in its template;
+    ``status``: members of the raw status.
     """
     conditions: Mapping[str, str] = changes.pop("conditions", {})
     at = format_time(changes.pop("at", NOW))
@@ -123,6 +124,8 @@ def child_job(attempt: int = 1, *, nodes: int = 2, name: str = "train", owner: s
     if changes.pop("awaits_peers", False):
         config = encoded_config(nodes=2, in_place_restarts=1, restarts_without_progress=1)
         spec["template"] = template(trainer(env=[{"name": name, "value": text} for name, text in config.items()]))
+    if gang := changes.pop("gang", ""):
+        spec.setdefault("template", {}).setdefault("spec", {})["schedulingGroup"] = {"podGroupName": gang}
     status: Json = changes.pop("status", {})
     assert not changes, changes
     stated = [

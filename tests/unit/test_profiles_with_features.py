@@ -37,6 +37,12 @@ GPUS = {"limits": {"nvidia.com/gpu": "8", "memory": "512Gi"}}
             {"preflight": {"minMegabytesPerSecond": 9}},
             {"preflight": {"checks": ["allreduce"]}},
         ),
+        ("scheduling.queue", {"scheduling": {"queue": "q"}}, {"scheduling": {"gang": "Volcano"}}),
+        (
+            "networkPolicy.egressCidrs",
+            {"networkPolicy": {"egressCidrs": ["10.0.0.0/8"]}},
+            {"networkPolicy": {"enabled": True}},
+        ),
         (
             "tracking",
             {"tracking": {"runId": "r"}},

@@ -9,10 +9,9 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from ddp_operator.api.constants import POD_GROUP
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.job_file import FindObject, Manifest, find_none, parse_manifest
-from ddp_operator.api.kubeobjects import is_native_pod_group
+from ddp_operator.api.kubeobjects import is_of_kubernetes
 from ddp_operator.api.pod_fields import find_unknown_fields, unknown_field
 from ddp_operator.features import SCHEMA
 from ddp_operator.manifests.children import PLACEHOLDER_UID, build_children
@@ -46,7 +45,7 @@ def _check_schemas(children: Iterable[Mapping[str, Any]]) -> Iterator[FieldError
     except ImportError:
         return
     for child in children:
-        if child["kind"] == POD_GROUP and not is_native_pod_group(child):
+        if not is_of_kubernetes(child):
             continue  # a custom resource
         try:
             kubernetes_validate.validate(dict(child), _KUBERNETES, strict=True)

@@ -18,6 +18,7 @@ from ddp_operator.api.child_names import is_reserved_variable
 from ddp_operator.api.cluster import ChildKind, Event, Key, Object, Snapshot, claim_of, controller_of
 from ddp_operator.api.cluster_errors import AlreadyExists, Refused, VersionConflict
 from ddp_operator.api.kubeobjects import find_trainer, utc_now
+from ddp_operator.features import SCHEMA
 from ddp_operator.kube.scrape import fetch_report
 from ddp_operator.manifests.children import build_pod
 
@@ -66,6 +67,7 @@ class LocalCluster:
         )
         self._settling = False
         self._unsettled = False
+        self.shared_kinds = SCHEMA.shared_kinds
         self._departed: dict[str, tuple[datetime | None, Object]] = {}
 
     def add(self, item: Object) -> Object:
@@ -86,7 +88,7 @@ class LocalCluster:
             services=children("Service"),
             config_maps=(*children("ConfigMap"), *children("ConfigMap", name="")),
             jobs=children("Job"),
-            policies=children("NetworkPolicy"),
+            others=tuple(child for kind in self.shared_kinds for child in children(kind)),
             pods=(*self._recently_departed(key), *children("Pod")),
         )
 

@@ -52,6 +52,24 @@ def require(path: str, condition: str, message: str) -> CelRule:
     return CelRule("spec", f"!({is_set(path)}) || {condition}", message, field=f".{path}", if_complete=True)
 
 
+def require_label_key(at: str) -> CelRule:
+    """Return the rule that the text at a node is the key of a node label."""
+    return CelRule(
+        at,
+        "self.matches('^([-A-Za-z0-9_.]{1,253}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$')",
+        "must be the key of a node label, such as topology.kubernetes.io/zone; change it",
+    )
+
+
+def require_object_name(at: str) -> CelRule:
+    """Return the rule that the text at a node can be the name of an object that the template refers to."""
+    return CelRule(
+        at,
+        "self.matches('^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$')",
+        "must consist of lower-case letters, digits, '-' and '.'; change or remove it",
+    )
+
+
 def require_folder_url(at: str) -> CelRule:
     """Return the rule that the text at a node is the URL of a folder in a store."""
     return CelRule(

@@ -39,7 +39,8 @@ class Snapshot:
     config_maps: tuple[Object, ...] = ()
     jobs: tuple[Object, ...] = ()
     pods: tuple[Object, ...] = ()
-    policies: tuple[Object, ...] = ()
+    others: tuple[Object, ...] = ()
+    """The children of features that all attempts share, as ``services``."""
 
 
 def claim_of(resource: Object) -> str | None:
@@ -81,7 +82,7 @@ class Event:
     message: str
 
 
-ChildKind = Literal["Service", "ConfigMap", "Job", "Pod", "NetworkPolicy"]
+ChildKind = Literal["Service", "ConfigMap", "Job", "Pod"]
 
 
 class Cluster(Protocol):

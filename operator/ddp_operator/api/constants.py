@@ -89,12 +89,6 @@ JOB_TRACKING_FINALIZER: Final = "batch.kubernetes.io/job-tracking"
 MAX_NAME_LENGTH: Final = 50
 MAX_NODES: Final = 5000  # as many nodes as Kubernetes supports in one cluster
 
-POD_GROUP: Final = "PodGroup"  # of Kubernetes, of Volcano and of the coscheduling plugin, each in its own API group
-NATIVE_GANG: Final = "Native"
-"""Value of spec.scheduling.gang for Kubernetes' own gang scheduling."""
-SCHEDULING_GROUP: Final = "scheduling.k8s.io"
-"""API group of Kubernetes' own PodGroup."""
-
 TRAINER_CONTAINER: Final = "trainer"
 
 # Environment variables of the training container that the launcher does not read.

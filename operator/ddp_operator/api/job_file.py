@@ -17,7 +17,7 @@ from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings, 
 from ddp_operator.api.faults import name_object
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import as_stored, parse_resource
-from ddp_operator.api.schema import Schema, call_checked, call_owner
+from ddp_operator.api.schema import Schema, call_owner
 from ddp_operator.api.size import refuse_oversize
 from ddp_operator.api.status import Profile
 from ddp_operator.api.structural import document_of
@@ -131,7 +131,7 @@ def find_values(resource: Mapping[str, Any], schema: Schema, find: FindObject) -
     if part is None or part.completion is None:
         return None
     job = name_object(resource)
-    reference = call_owner(part, job, partial(call_checked, tuple | None, part.completion.refer, resource))
+    reference = call_owner(part, job, partial(part.completion.refer, resource), tuple | None)
     if reference is None:
         return None
     kind, name = reference
@@ -139,7 +139,7 @@ def find_values(resource: Mapping[str, Any], schema: Schema, find: FindObject) -
     if raw is None:
         remedy = "create it, pass a file that has it with --profiles, or correct the name"
         raise InvalidManifest([FieldError(part.paths[0], f"{kind} {name} does not exist; {remedy}")])
-    return call_owner(part, job, partial(call_checked, Profile, part.completion.read, raw))
+    return call_owner(part, job, partial(part.completion.read, raw), Profile)
 
 
 def _check_shape(raw: Mapping[str, Any], schema: Schema) -> None:

@@ -12,8 +12,6 @@ from ddp_operator.api.constants import (
     CONTROLLER_NAME,
     DEFAULT_METRICS_PORT,
     MULTIKUEUE,
-    POD_GROUP,
-    SCHEDULING_GROUP,
     TRAINER_CONTAINER,
 )
 
@@ -163,6 +161,7 @@ def find_worker_cluster(resource: Mapping[str, Any]) -> str:
     return str((resource["metadata"].get("annotations") or {}).get(ANNOTATION_CLUSTER) or "")
 
 
-def is_native_pod_group(manifest: Mapping[str, Any]) -> bool:
-    """Return whether an object is a PodGroup of Kubernetes' own scheduler."""
-    return manifest["kind"] == POD_GROUP and str(manifest["apiVersion"]).startswith(f"{SCHEDULING_GROUP}/")
+def is_of_kubernetes(manifest: Mapping[str, Any]) -> bool:
+    """Return whether the kind of an object is one of Kubernetes itself, which reserves the groups below k8s.io."""
+    group = str(manifest["apiVersion"]).rpartition("/")[0]
+    return "." not in group or group.endswith(".k8s.io")

@@ -20,6 +20,8 @@ from ddp_operator.api.cel_rule import (
     require,
     require_between,
     require_folder_url,
+    require_label_key,
+    require_object_name,
 )
 from ddp_operator.api.constants import MAX_NAME_LENGTH, MAX_NODES
 from ddp_operator.api.schema import Schema
@@ -263,52 +265,12 @@ RULES: tuple[CelRule, ...] = (
         "must be a quantity such as 8Gi; leave it out to use half of the node's memory",
     ),
     require(
-        "scheduling.queue",
-        "(has(self.scheduling.gang) && self.scheduling.gang == 'Volcano')",
-        "needs scheduling.gang: Volcano; set that, or remove this field and set the label "
-        "kueue.x-k8s.io/queue-name for Kueue",
-    ),
-    require(
         "scheduling.topologyKey",
         "(has(self.scheduling.placement) && self.scheduling.placement != 'Any')",
         "needs scheduling.placement: Pack or Spread; set one of them or remove this field",
     ),
-    *(
-        CelRule(
-            f"spec.scheduling.{name}",
-            "self.matches('^([-A-Za-z0-9_.]{1,253}/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?$')",
-            "must be the key of a node label, such as topology.kubernetes.io/zone; change it",
-        )
-        for name in ("topologyKey", "gangTopology")
-    ),
-    *(
-        require(
-            f"scheduling.{name}",
-            f"{empty}(has(self.scheduling.gang) && self.scheduling.gang == 'Native')",
-            "needs scheduling.gang: Native; set that or remove this field",
-        )
-        for name, empty in (
-            ("gangTopology", ""),
-            ("disruptionMode", ""),
-            ("sharedClaims", "size(self.scheduling.sharedClaims) == 0 || "),
-        )
-    ),
-    *(
-        CelRule(
-            f"spec.scheduling.{name}",
-            "self.matches('^[a-z0-9]([-a-z0-9.]{0,251}[a-z0-9])?$')",
-            "must consist of lower-case letters, digits, '-' and '.'; change or remove it",
-        )
-        for name in ("schedulerName", "queue", "priorityClassName")
-    ),
-    *(
-        require(
-            f"networkPolicy.{name}",
-            f"{empty}(has(self.networkPolicy.enabled) && self.networkPolicy.enabled)",
-            "has no effect without networkPolicy.enabled: true; set that or remove this field",
-        )
-        for name, empty in (("egressCidrs", "size(self.networkPolicy.egressCidrs) == 0 || "), ("metricsFrom", ""))
-    ),
+    require_label_key("spec.scheduling.topologyKey"),
+    *(require_object_name(f"spec.scheduling.{name}") for name in ("schedulerName", "priorityClassName")),
     require_between("spec.activeDeadlineSeconds", 1, YEAR, "leave it out for no deadline"),
     require_between("spec.pendingDeadlineSeconds", 1, YEAR, "leave it out to wait without limit"),
     require_between("spec.ttlSecondsAfterFinished", 0, YEAR, "leave it out to keep the finished job"),

@@ -44,7 +44,7 @@ Check = Callable[["DDPTrainingJob", Mapping[str, Any], Mapping[str, Any]], Itera
 Stage = Literal["started", "run", "ended"]
 _FIXED: Final[Mapping[Stage, tuple[str, ...]]] = {
     # From attempt 1: the objects that all attempts share are built from them.
-    "started": ("elastic", "spares", "rendezvous", "metrics", "scheduling", "networkPolicy"),
+    "started": ("elastic", "spares", "rendezvous", "metrics", "scheduling"),
     # After the first pod has run; until then an edit replaces the attempt's Job.
     "run": (
         "procPerNode",
@@ -95,7 +95,8 @@ class PodAddition:
 
     ``defaults``: variables that the template may set. ``secrets``: names of Secrets whose keys become variables, before
     the template's sources, which take precedence. ``volumes`` of the pod, ``mounts`` of the training container.
-    ``init_containers``: run before those of the template, and mount the launcher.
+    ``init_containers``: run before those of the template, and mount the launcher. ``labels`` and ``annotations`` of the
+    pod, and ``fields`` of its spec that the template does not set.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -104,6 +105,32 @@ class PodAddition:
     volumes: Sequence[Mapping[str, Any]] = ()
     mounts: Sequence[Mapping[str, Any]] = ()
     init_containers: Sequence[Mapping[str, Any]] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    fields: Mapping[str, Any] = field(default_factory=dict)
+
+
+class ChildBody(NamedTuple):
+    """A child without what the kernel adds: its kind, name, labels and owner."""
+
+    api_version: str
+    spec: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class OwnChild:
+    """An object that a feature adds to the children of a job. It is created before the Job, and the job waits for it.
+
+    ``kind``: as a manifest names it. ``wants``: whether a job has it. ``build``: takes the job and the nodes of the
+    attempt. ``is_shared``: all attempts have one, with the name of the job; if another client has created it, it must
+    be as the operator would build it, and it is created again once it was deleted. Otherwise each attempt has one, with
+    the name of its Job, and that of the former attempt is deleted before.
+    """
+
+    kind: str
+    wants: Callable[["DDPTrainingJob"], bool]
+    build: Callable[["DDPTrainingJob", int], ChildBody]
+    is_shared: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,10 +169,12 @@ class OwnFields(Generic[T_co]):
     ``kind``: a struct of them, whose members become members of the spec, or of its group ``at``. ``rules``: with
     ``at`` from ``spec``. ``fixed_once``: when the members of the spec may no longer change; a group of the kernel has
     its own rule. ``check``: what the rules cannot check. ``has_default``: whether the operator's settings may have
-    values for jobs that set none. ``limits``: what they limit. ``plan`` and ``pod``: what they add to the pods' plan
-    and to the training pod. ``prepare``: returns ``Job.spec`` of the Job without ranks that runs before attempt 1 if a
-    member is set, from the template and the digest of the launcher; the feature's hook ``prepare`` decides about it.
-    ``completion``: the members name an object that completes the spec. ``holds``: the job's pods stay between runs.
+    values for jobs that set none. ``switch``: the path of the boolean without which the rest of its group has no
+    effect: a job that sets it to false takes nothing of the group from what completes it. ``limits``: what they limit.
+    ``plan`` and ``pod``: what they add to the pods' plan, and to the training pod of an attempt. ``children``: what
+    they add to the job's objects. ``prepare``: returns ``Job.spec`` of the Job without ranks that runs before attempt 1
+    if a member is set, from the template and the digest of the launcher; the feature's hook ``prepare`` decides about
+    it. ``completion``: the members name an object that completes the spec. ``holds``: the job's pods stay between runs.
     """
 
     feature: str
@@ -155,9 +184,11 @@ class OwnFields(Generic[T_co]):
     fixed_once: Stage | None = None
     check: Check | None = None
     has_default: bool = False
+    switch: str = ""
     limits: tuple[Limit, ...] = ()
     plan: Callable[["DDPTrainingJob", PodPlan], PodPlan] | None = None
-    pod: Callable[["DDPTrainingJob", CheckedTemplate], PodAddition] | None = None
+    pod: Callable[["DDPTrainingJob", CheckedTemplate, int], PodAddition] | None = None
+    children: tuple[OwnChild, ...] = ()
     prepare: Callable[["DDPTrainingJob", CheckedTemplate, str], dict[str, Any]] | None = None
     completion: Completion | None = None
     holds: bool = False
@@ -179,25 +210,48 @@ class OwnFields(Generic[T_co]):
         names = [name for name in self.kind.__struct_fields__ if hasattr(group, name)]
         return self.kind(**{name: getattr(group, name) for name in names})
 
+    def has_defaults(self, spec: Spec) -> bool:
+        """Return whether a spec leaves all members at their defaults, so that it asks for nothing of the feature."""
+        return self.read(spec) == self.kind()
+
     def is_set(self, spec: Spec) -> bool:
         """Return whether a spec sets a member."""
         own = self.read(spec)
         return any(getattr(own, name) for name in self.kind.__struct_fields__)
 
 
-def call_owner(part: OwnFields[SpecFields], job: object, hook: Callable[[], T]) -> T:
-    """Return what a hook returns. Raises: InvalidManifest, also for a fault: the job asks for what the hook does.
+class FeatureFault(InvalidManifest):
+    """A hook has a fault, so the spec cannot be used."""
 
-    ``job``: the job, or its name for the log.
+
+def call_owner(part: OwnFields[SpecFields], job: object, hook: Callable[[], T], kind: Any) -> T:
+    """Return what a hook returns. Raises: InvalidManifest; FeatureFault for a fault or another type than ``kind``.
+
+    ``job``: the job, or its name for the log. The job asks for what the hook does.
     """
     try:
-        return hook()
+        result = hook()
+        if not isinstance(result, kind):
+            raise TypeError(f"it returned {type(result).__name__}")
+        return result
     except InvalidManifest:
         raise
     except Exception as error:
         FAULTS.add(f"feature {part.feature}", str(job), error)
         problem = f"the feature {part.feature} does not work ({describe_fault(error)}); please report it"
-        raise InvalidManifest([FieldError(part.paths[0], problem)]) from error
+        raise FeatureFault([FieldError(part.paths[0], problem)]) from error
+
+
+def call_if_asked(
+    part: OwnFields[SpecFields], job: "DDPTrainingJob", hook: Callable[[], T], kind: type[T], default: T
+) -> T:
+    """As ``call_owner``, but a job that asks for nothing of the feature goes on with ``default`` after a fault."""
+    try:
+        return call_owner(part, job, hook, kind)
+    except FeatureFault:
+        if not part.has_defaults(job.spec):
+            raise
+        return default
 
 
 class Schema:
@@ -215,6 +269,28 @@ class Schema:
     def with_defaults(self) -> tuple[str, ...]:
         """The features' members for which the operator's settings may have values."""
         return tuple(name for part in self.owned if part.has_default for name in part.names)
+
+    @cached_property
+    def shared_kinds(self) -> frozenset[str]:
+        """The kinds of the features' children that all attempts of a job share."""
+        return self._list_kinds(is_shared=True)
+
+    @cached_property
+    def attempt_kinds(self) -> frozenset[str]:
+        """The kinds of the features' children that each attempt has."""
+        return self._list_kinds(is_shared=False)
+
+    def _list_kinds(self, *, is_shared: bool) -> frozenset[str]:
+        return frozenset(child.kind for part in self.owned for child in part.children if child.is_shared is is_shared)
+
+    def list_children(self, job: "DDPTrainingJob") -> list[tuple[OwnFields[SpecFields], OwnChild]]:
+        """Return the features' children that a job has, the shared ones first. Raises: InvalidManifest."""
+        wanted = []
+        for part in self.owned:
+            for child in part.children:
+                if call_if_asked(part, job, partial(child.wants, job), bool, default=False):
+                    wanted.append((part, child))
+        return sorted(wanted, key=lambda item: not item[1].is_shared)
 
     def find_preparing(self, spec: Spec) -> OwnFields[SpecFields] | None:
         """Return the fields that ask for a Job before attempt 1; None: there is none. It is one feature's at most."""
@@ -247,20 +323,26 @@ class Schema:
         part = self.completing
         if part is None or part.completion is None:
             raise InvalidManifest([FieldError("status.profile", "no feature of this operator completes jobs")])
-        hook = partial(call_checked, Mapping, part.completion.merge, resource["spec"], values)
-        return call_owner(part, name_object(resource), hook)
+        own = resource["spec"]
+        completed = call_owner(part, name_object(resource), partial(part.completion.merge, own, values), Mapping)
+        spec = dict(completed)
+        for switched in self.owned:
+            if switched.switch:
+                _drop_disabled(spec, own, switched.switch)
+        return spec
 
     def list_fixed(self, stage: Stage) -> tuple[str, ...]:
         """Return the members that may no longer change from a stage of the job on, the kernel's first."""
         return (*_FIXED[stage], *(name for part in self.owned if part.fixed_once == stage for name in part.names))
 
 
-def call_checked(kind: Any, hook: Callable[..., T], *args: Any) -> T:
-    """Return what a hook returns. Raises: TypeError if it is of another kind."""
-    result = hook(*args)
-    if not isinstance(result, kind):
-        raise TypeError(f"it returned {type(result).__name__}")
-    return result
+def _drop_disabled(spec: dict[str, Any], own: Mapping[str, Any], switch: str) -> None:
+    """Drop what completes a group that the job switches off: without the switch those members would be refused."""
+    group, _, name = switch.partition(".")
+    members = spec.get(group)
+    if isinstance(members, Mapping) and not members.get(name):
+        kept = {name, *(own.get(group) or ())}
+        spec[group] = {member: value for member, value in members.items() if member in kept}
 
 
 def _compose(owned: Iterable[OwnFields[SpecFields]]) -> type[Spec]:

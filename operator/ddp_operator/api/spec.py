@@ -264,19 +264,10 @@ class Metrics(SpecFields, frozen=True, kw_only=True):
 class Scheduling(SpecFields, frozen=True, kw_only=True):
     """Scheduler and placement of the pods. For Kueue, set its label kueue.x-k8s.io/queue-name on the job."""
 
-    gang: Annotated[
-        Literal["None", "Native", "Coscheduling", "Volcano"],
-        Meta(
-            description="Start all pods of an attempt or none (docs/scaling.md). Native: by Kubernetes 1.36 or "
-            "later. Coscheduling: by that scheduler's PodGroup. Volcano: the same. None: one by one; "
-            "Kueue still admits them together."
-        ),
-    ] = "None"
     scheduler_name: Annotated[
         str | None,
         Meta(description="Unset: that of the gang scheduler, otherwise the default."),
     ] = None
-    queue: Annotated[str | None, Meta(description="Queue of Volcano. Unset: its default queue.")] = None
     priority_class_name: Annotated[str | None, Meta(description="PriorityClass of the pods.")] = None
     placement: Annotated[
         Literal["Any", "Pack", "Spread"],
@@ -288,52 +279,6 @@ class Scheduling(SpecFields, frozen=True, kw_only=True):
     topology_key: Annotated[
         str | None,
         Meta(description="Node label whose values are the domains of placement. Unset: kubernetes.io/hostname."),
-    ] = None
-    gang_topology: Annotated[
-        str | None,
-        Meta(description="Node label: all pods of a native gang run in one of its domains, such as a rack."),
-    ] = None
-    disruption_mode: Annotated[
-        Literal["All", "Single"] | None,
-        Meta(
-            description="What a preemption takes of a native gang. All: all pods or none. Single: single pods. "
-            "Unset: Single."
-        ),
-    ] = None
-    shared_claims: Annotated[
-        tuple[str, ...],
-        Meta(description="Up to 4 names of template.spec.resourceClaims: all pods of a native gang share one claim."),
-    ] = ()
-
-
-class Peer(SpecFields, frozen=True, kw_only=True):
-    """A client that may connect, as in `from` of a NetworkPolicy."""
-
-    namespace_selector: Annotated[Any, Meta(description="Label selector of namespaces.")] = None
-    pod_selector: Annotated[Any, Meta(description="Label selector of pods.")] = None
-    ip_block: Annotated[Any, Meta(description="Range of addresses; not together with a selector.")] = None
-
-
-class NetworkPolicy(SpecFields, frozen=True, kw_only=True):
-    """Limits on the pods' traffic. The network plug-in must enforce NetworkPolicies."""
-
-    enabled: Annotated[
-        bool,
-        Meta(
-            description="True: pods may connect only to pods of the job, DNS and egressCidrs; only pods of the "
-            "job, and at the metrics port the operator and metricsFrom, may connect to them."
-        ),
-    ] = False
-    egress_cidrs: Annotated[
-        tuple[str, ...], Meta(description="Further address ranges for connections of the pods, such as 10.0.0.0/8.")
-    ] = ()
-    metrics_from: Annotated[
-        tuple[Peer, ...] | None,
-        Meta(
-            description="Clients that may read the pods' metrics besides the operator, as in `from` of a "
-            "NetworkPolicy. Unset: pods labelled app.kubernetes.io/name=prometheus in any namespace. "
-            "[]: none."
-        ),
     ] = None
 
 
@@ -383,7 +328,6 @@ class Spec(SpecFields, frozen=True, kw_only=True):
     checkpoint: Checkpoint | None = None
     metrics: Metrics = field(default_factory=Metrics)
     scheduling: Scheduling = field(default_factory=Scheduling)
-    network_policy: NetworkPolicy = field(default_factory=NetworkPolicy)
     active_deadline_seconds: Annotated[
         int | None,
         Meta(

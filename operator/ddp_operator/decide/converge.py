@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from ddp_operator.api.constants import NATIVE_GANG
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import truncate
 from ddp_operator.api.status import Status
@@ -220,7 +219,7 @@ def can_resize(state: State, attempt_job: JobView) -> bool:
     """
     if state.spec.elastic is None or attempt_job.finished or attempt_job.deleting:
         return False
-    if state.spec.scheduling.gang == NATIVE_GANG or any(pod.ganged for pod in state.pods):
+    if attempt_job.ganged or any(pod.ganged for pod in state.pods):
         return False
     return not is_queued(state.job, attempt_job) or attempt_job.suspended or attempt_job.takes_slices
 

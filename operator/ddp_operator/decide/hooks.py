@@ -22,6 +22,7 @@ from ddp_operator.api.cluster_errors import ClusterError, Refused
 from ddp_operator.api.faults import FAULTS, describe_fault
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_status
+from ddp_operator.api.posting import Posting
 from ddp_operator.api.schema import OwnFields, Schema
 from ddp_operator.api.spec import SpecFields
 from ddp_operator.api.status import ConditionStatus, Profile, QueueStatus, Status
@@ -209,7 +210,8 @@ class Feature:
     """A capability that can be deleted with its folder. The hooks that it does not use are None.
 
     ``page``: of docs/. ``fields``: its part of the spec. ``conditions``: the types of its facts, each with the status
-    that needs no attention. ``definitions``: of its own kinds. ``settings``: the environment variables of the
+    that needs no attention. ``definitions``: of its own kinds. ``posting``: of the kind of its objects. ``settings``:
+    the environment variables of the
     operator that it reads, each with a description. ``start``: returns its service; None: it is switched off.
     """
 
@@ -225,6 +227,7 @@ class Feature:
     prepare: Prepare | None = None
     explain: Explain | None = None
     definitions: Definitions | None = None
+    posting: Posting | None = None
     settings: type[msgspec.Struct] | None = None
     start: Start | None = None
 
@@ -254,8 +257,7 @@ class Hooks:
 
     def amend(self, manifest: Object) -> Object:
         """Return a child with the additions of all features."""
-        meta = manifest["metadata"]
-        guard = Guard(f"{meta.get('namespace')}/{meta.get('name')}")
+        guard = guard_object(manifest)
         for name, service in self.services.items():
             hook = partial(service.amend, manifest)
             manifest = guard.call(name, "amend", hook, partial(_is_same_object, manifest), default=manifest)
@@ -263,8 +265,7 @@ class Hooks:
 
     def note_status(self, snapshot: Snapshot, old: Status, new: Status, now: datetime) -> None:
         """Tell all features that a status was written."""
-        meta = snapshot.resource["metadata"]
-        guard = Guard(f"{meta.get('namespace')}/{meta.get('name')}")
+        guard = guard_object(snapshot.resource)
         for name, service in self.services.items():
             hook = partial(service.note_status, snapshot, old, new, now)
             guard.call(name, "note_status", hook, _is_none, default=None)
@@ -276,7 +277,7 @@ class Hooks:
     async def follow(self, feature: str, context: PlacementContext, faults: Faults) -> float | Refusal | None:
         """Return when to look again at a resource that runs in another cluster; None: it runs in none."""
         call = partial(self.services[feature].follow, context)
-        unset: float | Refusal | None = _name_fault(feature)
+        unset: float | Refusal | None = name_fault(feature)
         return await Guard(str(context.key), faults).wait(
             feature, "follow", call, _is_followed, limit=SECONDS_TO_PLACE, default=unset
         )
@@ -292,7 +293,7 @@ class Hooks:
         if name is None or (status.attempt and is_settled):
             return status.profile
         call = partial(self.services[name].find_values, snapshot)
-        refused: Profile | Refusal | None = _name_fault(name)
+        refused: Profile | Refusal | None = name_fault(name)
         return await Guard(str(key), faults).wait(
             name, "find_values", call, _are_values, limit=SECONDS_TO_COMPLETE, default=refused
         )
@@ -376,6 +377,12 @@ class Guard:
             self.forget(feature, name)
 
 
+def guard_object(manifest: Object) -> Guard:
+    """Return what calls hooks about an object."""
+    meta = manifest["metadata"]
+    return Guard(f"{meta.get('namespace')}/{meta.get('name')}")
+
+
 @dataclass(frozen=True, slots=True)
 class JobHooks:
     """The hooks for one pass over a job."""
@@ -454,7 +461,7 @@ class JobHooks:
         for feature in self.hooks.features:
             if feature.prepare is None:
                 continue
-            refused: Decision | Refusal | None = _name_fault(feature.name)
+            refused: Decision | Refusal | None = name_fault(feature.name)
             hook = partial(feature.prepare, state, progress_interval)
             prepared = self.guard.call(feature.name, "prepare", hook, partial(_is_decision, state), default=refused)
             if prepared is not None:
@@ -464,14 +471,14 @@ class JobHooks:
     async def enqueue(self, feature: str, context: PlacementContext) -> Queued | Refusal:
         """Let a feature queue a job that runs in no cluster."""
         call = partial(self.hooks.services[feature].enqueue, self.job, context)
-        refused: Queued | Refusal = _name_fault(feature)
+        refused: Queued | Refusal = name_fault(feature)
         return await self.guard.wait(feature, "enqueue", call, _is_queued, limit=SECONDS_TO_PLACE, default=refused)
 
     async def admit(self, context: PlacementContext) -> DDPTrainingJob | Refusal:
         """Return a copied job as the features admit it."""
         job = self.job
         for name, service in self.hooks.services.items():
-            refused: DDPTrainingJob | Refusal = _name_fault(name)
+            refused: DDPTrainingJob | Refusal = name_fault(name)
             call = partial(service.admit, job, context)
             is_valid = partial(_is_admitted, job)
             admitted = await self.guard.wait(name, "admit", call, is_valid, limit=SECONDS_TO_PLACE, default=refused)
@@ -554,7 +561,7 @@ class JobHooks:
         return judges
 
 
-def _name_fault(feature: str) -> Refusal:
+def name_fault(feature: str) -> Refusal:
     """Return the refusal of a job whose placement or preparation depends on a feature that has a fault."""
     text = f"the feature {feature} does not work, so the job waits; the operator's log has the fault: report it"
     return Refusal("FeatureFault", text)

@@ -352,7 +352,8 @@ def _can_peers_wait(state: State) -> bool:
 
 def _has_foreign_gang(state: State) -> bool:
     """Return whether the Job controller made the pods a gang. Then only it creates pods that belong to the gang."""
-    return state.spec.scheduling.gang != constants.NATIVE_GANG and any(pod.ganged for pod in state.pods)
+    is_own = state.attempt_job is not None and state.attempt_job.ganged
+    return not is_own and any(pod.ganged for pod in state.pods)
 
 
 def _awaits_peers(job: JobView) -> bool:

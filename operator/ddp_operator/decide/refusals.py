@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from ddp_operator._version import __version__
 from ddp_operator.api import child_names, constants
-from ddp_operator.api.cluster import ChildKind, controller_of, name_claim, owner_uids
+from ddp_operator.api.cluster import controller_of, name_claim, owner_uids
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.parse import parse_status
@@ -69,7 +69,7 @@ def explain_conflict(job: DDPTrainingJob, raw: Mapping[str, Any]) -> Refusal | N
     same_name = (group, owner.get("kind"), owner.get("name")) == (constants.GROUP, constants.KIND, job.name)
     if same_name or is_owned(job, raw):
         return None
-    kind: ChildKind = raw.get("kind") or "Service"
+    kind = raw.get("kind") or "Service"
     meta = raw.get("metadata") or {}
     name = meta.get("name")
     labels = meta.get("labels") or {}

@@ -48,6 +48,8 @@ class JobView:
     """When the Job controller last started it; None while it is suspended."""
     suspend_changed: datetime | None = None
     """When the Job controller last suspended or resumed it."""
+    ganged: bool = False
+    """Whether its template names a Kubernetes gang, to which each of its pods then belongs, whoever creates it."""
     spec_digest: str = ""
     """Digest of the spec that it was built from; empty: an older operator created it."""
     raw: Mapping[str, Any] = field(default_factory=dict)

@@ -9,6 +9,7 @@ memory, and makes them immutable.
 
 import hashlib
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
@@ -18,7 +19,7 @@ import msgspec
 from ddp_operator.api.cluster import Key, Object, Snapshot, claim_of
 from ddp_operator.api.constants import KIND
 from ddp_operator.api.size import OMITTED, OVERSIZE
-from ddp_operator.kube.children import CHILD_KINDS, METADATA_KINDS, key_of, trim_object
+from ddp_operator.kube.children import CHILD_KINDS, has_metadata_only, key_of, trim_object
 from ddp_operator.kube.incoming import LARGE, omit_large
 
 TOMBSTONES: Final = 10_000
@@ -130,7 +131,7 @@ class ObjectCache:
         if kind == KIND:
             # The garbage collector deletes its children. The watches may report that after a new resource's creation.
             for child in list(self._children.get(entry.key, ())):
-                if child[0] in METADATA_KINDS:
+                if has_metadata_only(child[0]):
                     self._drop(child, self._objects[child])
         return entry.key
 
@@ -142,7 +143,7 @@ class ObjectCache:
         resource = self._objects.get((KIND, key.namespace, key.name))
         if resource is None:
             return None
-        children: dict[str, list[Any]] = {kind: [] for kind in CHILD_KINDS}
+        children: defaultdict[str, list[Any]] = defaultdict(list)
         shared = self._children.get(Key(key.namespace, ""), ())
         for ident in sorted((*self._children.get(key, ()), *shared)):
             child = msgspec.json.decode(self._objects[ident].body)
@@ -228,11 +229,11 @@ def build_snapshot(resource: Object, children: Mapping[str, Iterable[Object]]) -
     """Return a resource with its children. ``children``: by kind."""
     return Snapshot(
         resource=resource,
-        services=tuple(children["Service"]),
-        config_maps=tuple(children["ConfigMap"]),
-        jobs=tuple(children["Job"]),
-        pods=tuple(children["Pod"]),
-        policies=tuple(children["NetworkPolicy"]),
+        services=tuple(children.get("Service", ())),
+        config_maps=tuple(children.get("ConfigMap", ())),
+        jobs=tuple(children.get("Job", ())),
+        pods=tuple(children.get("Pod", ())),
+        others=tuple(child for kind in children if kind not in CHILD_KINDS for child in children[kind]),
     )
 
 

@@ -12,9 +12,10 @@ from ddp_operator.api import constants
 from ddp_operator.api.cluster import Key, Object, controller_of
 from ddp_operator.api.kubeobjects import find_trainer
 
-METADATA_KINDS: Final = ("Service", "ConfigMap", "NetworkPolicy")
-"""Kinds of which only the metadata are read, because a ConfigMap contains the launcher."""
+WHOLE_KINDS: Final = (constants.KIND, "Job", "Pod")
+METADATA_KINDS: Final = ("Service", "ConfigMap")
 CHILD_KINDS: Final = ("Job", "Pod", *METADATA_KINDS)
+"""The kernel's. Features add kinds that all attempts of a job share."""
 
 _METADATA: Final = (
     *("name", "namespace", "uid", "resourceVersion", "generation", "creationTimestamp"),
@@ -22,7 +23,7 @@ _METADATA: Final = (
 )
 _JOB_SPEC: Final = ("suspend", "completions", "parallelism")
 _POD_SPEC: Final = ("nodeName", "schedulerName", "schedulingGroup")
-_POD_TEMPLATE: Final = ("priorityClassName",)
+_POD_TEMPLATE: Final = ("priorityClassName", "schedulingGroup")
 _DOMAINS: Final = (f".{constants.GROUP}", f".{constants.KUEUE_DOMAIN}")
 _OTHER_KEYS: Final = (constants.LABEL_MANAGED_BY, constants.ANNOTATION_COMPLETION_INDEX)
 _MAX_OWNERS: Final = 16
@@ -32,6 +33,11 @@ _MAX_NAME: Final = 253
 _MAX_ITEMS: Final = 64
 _MAX_AVOIDED: Final = 16
 """Maximum items of a list or a map."""
+
+
+def has_metadata_only(kind: str) -> bool:
+    """Return whether only the metadata of a watched kind are read, because a ConfigMap contains the launcher."""
+    return kind not in WHOLE_KINDS
 
 
 def key_of(kind: str, meta: Mapping[str, Any]) -> Key | None:
@@ -53,7 +59,7 @@ def trim_object(kind: str, obj: Object) -> Object:
     if kind == constants.KIND:
         return {**obj, "metadata": trim_metadata(kind, obj["metadata"])}
     meta = trim_metadata(kind, obj["metadata"])
-    if kind in METADATA_KINDS:
+    if has_metadata_only(kind):
         # Lists deliver metadata only, because a ConfigMap contains the launcher.
         return {"apiVersion": "v1", "kind": kind, "metadata": meta}
     spec = obj.get("spec") or {}

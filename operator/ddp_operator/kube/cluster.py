@@ -19,18 +19,16 @@ from ddp_operator.api.constants import (
     KUEUE_JOB_UID_LABEL,
     LABEL_JOB_NAME,
     MANAGED_BY,
-    POD_GROUP,
-    SCHEDULING_GROUP,
-    WORKLOAD_KIND,
 )
 from ddp_operator.api.faults import parse_each
 from ddp_operator.api.kubeobjects import format_time, utc_now
 from ddp_operator.api.size import OMITTED
+from ddp_operator.decide.hooks import Hooks
 from ddp_operator.kube.cache import ObjectCache, build_snapshot
-from ddp_operator.kube.children import CHILD_KINDS, METADATA_KINDS, key_of, trim_object
+from ddp_operator.kube.children import CHILD_KINDS, METADATA_KINDS, has_metadata_only, key_of, trim_object
 from ddp_operator.kube.client import CHUNK, INVALID, ApiClient, ObjectNotFound, ResponseError, call, pages
 from ddp_operator.kube.events import EventReader, EventWriter
-from ddp_operator.kube.pod_groups import explain_dropped_fields, explain_missing_pod_group, list_versions
+from ddp_operator.kube.postings import Postings
 from ddp_operator.kube.resources import kind_of, type_of
 from ddp_operator.kube.scrape import Scraper
 from ddp_operator.reconcile.lending import lend_worker
@@ -40,10 +38,6 @@ METADATA_ONLY: Final = "application/json;as=PartialObjectMetadataList;g=meta.k8s
 ONE_METADATA_ONLY: Final = "application/json;as=PartialObjectMetadata;g=meta.k8s.io;v=v1,application/json"
 # An admission policy may refuse with any HTTP status. It can change at any time, so the spec is not invalid.
 DENIED: Final = re.compile(r"\bdenied (the )?request\b")
-# The API server's message for schedulingGroup before Kubernetes 1.36.
-UNKNOWN_GANG: Final = re.compile(r'unknown field "spec\.template\.spec\.schedulingGroup')
-
-_OLD_KUEUE: Final = "install Kueue 0.15 or later, or remove spec.managedBy"
 
 TOO_LARGE: Final = re.compile(r"etcdserver: request is too large|trying to send message larger than max")
 """Errors of etcd and its client for an object of more than 1.5 or 2 MB. The API server returns them with status 500."""
@@ -66,12 +60,13 @@ class KubeCluster:
         store: ObjectCache | None = None,
         *,
         on_change: Callable[[Key], None] | None = None,
-        amend: Callable[[Object], Object] = lambda manifest: manifest,
+        hooks: Hooks | None = None,
     ) -> None:
-        """``amend``: adds to a child before it is created."""
         self._client = client
         self._store = store
-        self._amend = amend
+        self._hooks = Hooks() if hooks is None else hooks
+        self._postings = Postings(self._hooks.features)
+        self._child_kinds = (*CHILD_KINDS, *sorted(self._hooks.schema.shared_kinds))
         self._on_change = on_change
         self._writer = EventWriter(client)
         self._reader = EventReader(client)
@@ -97,7 +92,7 @@ class KubeCluster:
         if resource is None:
             return None
         children: dict[str, list[Object]] = {}
-        for kind in CHILD_KINDS:
+        for kind in self._child_kinds:
             children[kind] = await self._list_children(kind, key)
         return build_snapshot(trim_object(KIND, resource), children)
 
@@ -111,27 +106,23 @@ class KubeCluster:
     async def create(self, manifest: Object, *, dry_run: bool = False) -> Object:
         """POST one child, in the newest of its API versions that is served.
 
-        The API server refuses unknown fields instead of dropping them. Raises: Refused, also for a PodGroup of which it
-        dropped a field; ClusterError.
+        The API server refuses unknown fields instead of dropping them. Raises: Refused, also for a feature's child of
+        which it dropped a field; ClusterError.
         """
-        manifest = self._amend(manifest)
-        for version in list_versions(manifest):
+        manifest = self._hooks.amend(manifest)
+        for version in self._postings.list_versions(manifest):
             try:
                 created = await self._post(version, dry_run=dry_run)
             except ObjectNotFound:
                 continue
-            dropped = explain_dropped_fields(version, created)
-            if not dropped:
+            loss = self._postings.explain_loss(version, created)
+            if not loss:
                 return created
             if not dry_run:
                 meta = created["metadata"]
                 await self.delete(kind_of(version), meta["namespace"], meta["name"], uid=meta["uid"])
-            raise Refused(dropped, reason="Invalid")
-        if manifest["kind"] == WORKLOAD_KIND:
-            raise Refused(
-                f"the cluster serves no Workloads of {manifest['apiVersion']}; {_OLD_KUEUE}", reason="Invalid"
-            )
-        raise Refused(explain_missing_pod_group(manifest["apiVersion"]), reason="Invalid")
+            raise Refused(loss, reason="Invalid")
+        raise Refused(self._postings.explain_absence(manifest), reason="Invalid")
 
     async def _post(self, manifest: Object, *, dry_run: bool) -> Object:
         """POST one child. Raises: ObjectNotFound if the cluster does not serve this version of it."""
@@ -139,8 +130,8 @@ class KubeCluster:
         meta = manifest["metadata"]
         params = _WRITE | ({"dryRun": "All"} if dry_run else {})
         # Otherwise the response to a ConfigMap would contain the launcher.
-        is_group = manifest["kind"] == POD_GROUP
-        brief = (dry_run and not is_group) or kind in (*METADATA_KINDS, "Secret")
+        has_versions = self._postings.find(manifest) is not None
+        brief = (dry_run and not has_versions) or kind in (*METADATA_KINDS, "Secret")
         accept = ONE_METADATA_ONLY if brief else "application/json"
         try:
             created: Object = await call(
@@ -160,14 +151,11 @@ class KubeCluster:
             if answer.status >= 500:
                 raise ServerError(f"{manifest['kind']} {meta['name']}: {answer.message}") from exc
             if answer.status == 403 or DENIED.search(answer.message):
-                lacks_role = is_group and "cannot create resource" in answer.message
-                remedy = "; add the gang scheduler to rbac.gangSchedulers of the chart" if lacks_role else ""
-                raise Refused(f"{answer.message}{remedy}", reason="Forbidden") from exc
+                message = self._postings.explain_refusal(manifest, answer.message)
+                raise Refused(message, reason="Forbidden") from exc
             if answer.status in INVALID:
-                unknown = UNKNOWN_GANG.search(answer.message)
-                message = explain_missing_pod_group(SCHEDULING_GROUP) if unknown else answer.message
-                raise Refused(message, reason="Invalid") from exc
-            if answer.status == 404 and manifest["kind"] in (POD_GROUP, WORKLOAD_KIND):
+                raise Refused(self._postings.explain_refusal(manifest, answer.message), reason="Invalid") from exc
+            if answer.status == 404 and has_versions:
                 raise
             raise ClusterError(str(exc)) from exc  # 404: the namespace is being deleted, with the resource
         if not dry_run:
@@ -239,7 +227,7 @@ class KubeCluster:
     async def discard(self, manifest: Object) -> None:
         """Read the object of that name, and delete it if it has the same controller."""
         meta = manifest["metadata"]
-        for version in list_versions(manifest):
+        for version in self._postings.list_versions(manifest):
             kind = kind_of(version)
             existing = await self._get(kind, meta["namespace"], meta["name"])
             if existing is None:
@@ -425,7 +413,7 @@ class KubeCluster:
         shared = kind == "ConfigMap"  # the empty value after the comma selects shared ones
         selector = f"{LABEL_JOB_NAME} in ({key.name},)" if shared else f"{LABEL_JOB_NAME}={key.name}"
         params = {"labelSelector": selector, "limit": str(CHUNK)}
-        accept = METADATA_ONLY if kind in METADATA_KINDS else "application/json"
+        accept = METADATA_ONLY if has_metadata_only(kind) else "application/json"
         children: list[Object] = []
         async for page in pages(self._client, kind, key.namespace, params, accept=accept):
             listed = parse_each(kind, page.get("items") or (), partial(_trim_child, kind))
@@ -447,7 +435,7 @@ class KubeCluster:
         return current
 
     def _remember(self, kind: str, obj: Object) -> None:
-        if self._store is not None and (kind == KIND or kind in CHILD_KINDS):
+        if self._store is not None and (kind == KIND or kind in self._child_kinds):
             self._store.apply(kind, obj)
 
     def _remember_status(self, key: Key, status: Object, *, before: str, after: str) -> None:

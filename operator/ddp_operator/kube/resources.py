@@ -9,9 +9,7 @@ from ddp_operator.api.constants import (
     GROUP,
     KIND,
     PLURAL,
-    POD_GROUP,
     PROFILE_KIND,
-    SCHEDULING_GROUP,
     VERSION,
 )
 
@@ -30,9 +28,9 @@ _PLACES: Final[dict[str, tuple[str, str, str]]] = {
     "Event": ("", "v1", "events"),
     POSTED_EVENT: ("events.k8s.io", "v1", "events"),
     "NetworkPolicy": ("networking.k8s.io", "v1", "networkpolicies"),
-    f"{POD_GROUP}.{SCHEDULING_GROUP}": (SCHEDULING_GROUP, "v1beta1", "podgroups"),
-    f"{POD_GROUP}.{SCHEDULING_GROUP}.v1alpha3": (SCHEDULING_GROUP, "v1alpha3", "podgroups"),
-    f"{POD_GROUP}.{SCHEDULING_GROUP}.v1alpha2": (SCHEDULING_GROUP, "v1alpha2", "podgroups"),
+    "PodGroup.scheduling.k8s.io": ("scheduling.k8s.io", "v1beta1", "podgroups"),
+    "PodGroup.scheduling.k8s.io.v1alpha3": ("scheduling.k8s.io", "v1alpha3", "podgroups"),
+    "PodGroup.scheduling.k8s.io.v1alpha2": ("scheduling.k8s.io", "v1alpha2", "podgroups"),
     "PodGroup.scheduling.volcano.sh": ("scheduling.volcano.sh", "v1beta1", "podgroups"),
     "PodGroup.scheduling.x-k8s.io": ("scheduling.x-k8s.io", "v1alpha1", "podgroups"),
     "Lease": ("coordination.k8s.io", "v1", "leases"),

@@ -18,7 +18,7 @@ from ddp_operator.api.cluster_errors import ClusterError
 from ddp_operator.api.constants import KIND, LABEL_JOB_NAME, LABEL_MANAGED_BY, MANAGED_BY
 from ddp_operator.api.faults import contain, name_object, parse_each
 from ddp_operator.kube.cache import ObjectCache, version_number
-from ddp_operator.kube.children import METADATA_KINDS, key_of, trim_metadata, trim_object
+from ddp_operator.kube.children import CHILD_KINDS, has_metadata_only, key_of, trim_metadata, trim_object
 from ddp_operator.kube.client import ApiClient, ObjectNotFound, call, pages
 from ddp_operator.kube.cluster import METADATA_ONLY
 from ddp_operator.kube.incoming import check_identity
@@ -26,7 +26,6 @@ from ddp_operator.kube.incoming import check_identity
 logger = logging.getLogger(__name__)
 
 CHILD_SELECTOR: Final = f"{LABEL_MANAGED_BY}={MANAGED_BY},{LABEL_JOB_NAME}"
-WATCHED: Final = (KIND, "Job", "Pod")
 CHUNK: Final = "500"
 """Objects in one page of a list."""
 POLL: Final = 0.02
@@ -47,13 +46,17 @@ COMPARED: Final = ("name", "namespace", "uid", "resourceVersion", "labels", "own
 
 @dataclass(eq=False)
 class Resync:
-    """Keeps a store consistent with the API server. ``on_change`` is called for every resource with a difference."""
+    """Keeps a store consistent with the API server. ``on_change`` is called for every resource with a difference.
+
+    ``kinds``: of the watched children.
+    """
 
     client: ApiClient
     store: ObjectCache
     namespaces: Sequence[str]
     interval: float
     on_change: Callable[[Key], None]
+    kinds: Sequence[str] = CHILD_KINDS
     synced: asyncio.Event = field(default_factory=asyncio.Event)
     """Set once the store has all objects that existed at the start."""
     _nudged: asyncio.Event = field(default_factory=asyncio.Event)
@@ -106,7 +109,7 @@ class Resync:
     async def _compare(self) -> list[Laggard]:
         lagging: list[Laggard] = []
         for scope in self.namespaces or (None,):
-            for kind in (*WATCHED, *METADATA_KINDS):
+            for kind in (KIND, *self.kinds):
                 lagging += await self._compare_kind(kind, scope)
         return lagging
 
@@ -122,7 +125,7 @@ class Resync:
                     logger.info("%s %s/%s was deleted; the watch missed it", kind, namespace, name)
                     self.on_change(key)
 
-        if kind in METADATA_KINDS:
+        if has_metadata_only(kind):
             for item in items:
                 self._apply(kind, item)
             return []
@@ -177,7 +180,7 @@ class Resync:
 def _trim_item(kind: str, item: dict[str, Any]) -> Object:
     """Return an item of a list with the fields that are stored or compared. Raises: any exception for an odd one."""
     check_identity(item)
-    if kind in METADATA_KINDS:
+    if has_metadata_only(kind):
         return trim_object(kind, item)
     meta = trim_metadata(kind, item["metadata"])
     return {"metadata": {name: meta[name] for name in COMPARED if name in meta}}

@@ -4,7 +4,7 @@ Kopf retries a refused watch without end, the first minute without a message, an
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 from ddp_operator.api.cluster_errors import ClusterError
@@ -22,7 +22,7 @@ from ddp_operator.api.constants import (
 from ddp_operator.kube.client import ApiClient, ResponseError, StartupError
 from ddp_operator.kube.resources import POSTED_EVENT, group, plural
 
-PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {
+_OF_JOBS: Final[dict[str, tuple[str, ...]]] = {
     KIND: ("get", "list", "watch", "create", "patch", "delete"),
     f"{KIND}/status": ("update",),
     "Job": ("get", "list", "watch", "create", "patch", "delete"),
@@ -32,7 +32,8 @@ PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {
     "Service": ("get", "list", "watch", "create"),
     "ConfigMap": ("get", "list", "watch", "create"),
     "Secret": ("create",),
-    "NetworkPolicy": ("get", "list", "watch", "create"),
+}
+PERMISSIONS: Final = _OF_JOBS | {
     "Event": ("list",),
     POSTED_EVENT: ("create",),
     f"{CRD_KIND}:{CRD_NAME}": ("get",),
@@ -60,14 +61,6 @@ WORKER_PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {"Workload": ("delete",)
 The operator deletes no Workload, but an admission plug-in demands that right of those who change an object's owner.
 """
 
-GANG_PERMISSIONS: Final[dict[str, dict[str, tuple[str, ...]]]] = {
-    "native": {"PodGroup.scheduling.k8s.io": ("get", "create", "delete")},
-    "coscheduling": {"PodGroup.scheduling.x-k8s.io": ("get", "create", "delete")},
-    "volcano": {"PodGroup.scheduling.volcano.sh": ("get", "create", "delete")},
-}
-"""Further permissions for ``spec.scheduling.gang``, if the cluster has such a scheduler. They are not checked at the
-start: without them only jobs that use it are refused."""
-
 HOME_PERMISSIONS: Final[dict[str, tuple[str, ...]]] = {"Lease": ("get", "create", "update", "delete")}
 """Permissions in the operator's own namespace, in addition to those in the served namespaces."""
 
@@ -88,7 +81,11 @@ the operator may not read. Without pods/log the records of ended jobs have no li
 the status lacks the reason why a job waits in a queue, or its position there. Without Evictions (Kubernetes 1.37) an
 EvictionRequest evicts a pod without the operator. A job of MultiKueue is refused without Kueue's kinds."""
 
-REQUIRED: Final = {what: verbs for what, verbs in PERMISSIONS.items() if what not in OPTIONAL}
+
+def list_permissions(shared_kinds: Iterable[str]) -> dict[str, tuple[str, ...]]:
+    """Return PERMISSIONS with those for the kinds that features share between the attempts of a job."""
+    shared = dict.fromkeys(sorted(shared_kinds), ("get", "list", "watch", "create"))
+    return _OF_JOBS | shared | PERMISSIONS
 
 
 def split_permission(what: str) -> tuple[str, str, str]:
@@ -98,15 +95,19 @@ def split_permission(what: str) -> tuple[str, str, str]:
     return kind, subresource, name
 
 
-async def check_cluster(client: ApiClient, namespaces: Sequence[str], *, home: str) -> None:
-    """Check the CRD and the permissions. ``home``: the operator's own namespace, which has its Lease.
+async def check_cluster(
+    client: ApiClient, namespaces: Sequence[str], *, home: str, shared_kinds: Iterable[str] = ()
+) -> None:
+    """Check the CRD and the permissions.
+
+    ``home``: the operator's own namespace, which has its Lease. ``shared_kinds``: of features, see list_permissions.
 
     Raises: StartupError.
     """
     try:
         await client.connect()
         await _check_crd(client)
-        missing = await _missing_permissions(client, namespaces, home)
+        missing = await _missing_permissions(client, namespaces, home, shared_kinds)
     except ClusterError as exc:
         raise StartupError(f"cannot reach the API server: {exc}") from None
     except ResponseError as exc:
@@ -149,12 +150,15 @@ async def _check_crd(client: ApiClient) -> None:
         )
 
 
-async def _missing_permissions(client: ApiClient, namespaces: Sequence[str], home: str) -> list[str]:
+async def _missing_permissions(
+    client: ApiClient, namespaces: Sequence[str], home: str, shared_kinds: Iterable[str]
+) -> list[str]:
     """Return the missing permissions, one text for each resource and scope. Raises: ClusterError, ResponseError."""
     required: list[tuple[str, str, str | None]] = []
     scopes: list[str | None] = [*namespaces] or [None]
+    served = {what: verbs for what, verbs in list_permissions(shared_kinds).items() if what not in OPTIONAL}
     for scope in scopes:
-        required += [(permission, verb, scope) for permission, verbs in REQUIRED.items() for verb in verbs]
+        required += [(permission, verb, scope) for permission, verbs in served.items() for verb in verbs]
     required += [(permission, verb, home) for permission, verbs in HOME_PERMISSIONS.items() for verb in verbs]
 
     reviews = (_is_allowed(client, permission, verb, scope) for permission, verb, scope in required)

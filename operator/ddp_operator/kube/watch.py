@@ -15,7 +15,7 @@ import msgspec
 
 from ddp_operator.api.cluster_errors import ClusterError
 from ddp_operator.api.faults import contain, name_object
-from ddp_operator.kube.children import METADATA_KINDS
+from ddp_operator.kube.children import has_metadata_only
 from ddp_operator.kube.client import CHUNK, ApiClient, ResponseError, decode_json, pages
 from ddp_operator.kube.cluster import METADATA_ONLY, ONE_METADATA_ONLY
 from ddp_operator.kube.resources import path, plural, type_of
@@ -49,14 +49,14 @@ async def watch(client: ApiClient, kind: str, namespace: str | None, selector: s
     version = ""
     failures = 0
     params = {"labelSelector": selector}
-    has_metadata_only = kind in METADATA_KINDS
+    is_brief = has_metadata_only(kind)
     while True:
         try:
             if not version:
-                accept = METADATA_ONLY if has_metadata_only else "application/json"
+                accept = METADATA_ONLY if is_brief else "application/json"
                 version = await _list(client, kind, namespace, params, accept, on_event)
             place = path(kind, namespace)
-            accept = ONE_METADATA_ONLY if has_metadata_only else "application/json"
+            accept = ONE_METADATA_ONLY if is_brief else "application/json"
             since = params | {"resourceVersion": version}
             watching = client.watch(place, since, kind=plural(kind), silence=SILENCE, accept=accept)
             async with aclosing(watching) as lines:

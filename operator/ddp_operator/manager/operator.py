@@ -14,7 +14,7 @@ import kopf
 from ddp_operator.api.cluster import Key
 from ddp_operator.api.constants import KIND
 from ddp_operator.api.errors import InvalidManifest
-from ddp_operator.decide.hooks import Feature, Hooks
+from ddp_operator.decide.hooks import Feature, Hooks, build_schema
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.children import CHILD_KINDS, key_of
 from ddp_operator.kube.client import ApiClient
@@ -68,7 +68,10 @@ class Operator:
         self.settings = settings
         self.store = ObjectCache()
         self.metrics = OperatorMetrics(lambda: float(len(self.queue)), lambda: self.store.bodies(KIND))
-        self._watched = [(kind, where) for kind in CHILD_KINDS for where in settings.namespaces or (None,)]
+        schema = build_schema(tuple(features))
+        kinds = (*CHILD_KINDS, *sorted(schema.shared_kinds))
+        self._shared_kinds = schema.shared_kinds
+        self._watched = [(kind, where) for kind in kinds for where in settings.namespaces or (None,)]
         self.client = ApiClient(
             self.login,
             qps=settings.qps,
@@ -84,7 +87,7 @@ class Operator:
         except InvalidManifest as error:
             raise SettingsError(str(error)) from None
         self._services = hooks.services
-        self.cluster = KubeCluster(self.client, self.store, on_change=self._on_change, amend=hooks.amend)
+        self.cluster = KubeCluster(self.client, self.store, on_change=self._on_change, hooks=hooks)
         self.reconciler = Reconciler(
             self.cluster,
             progress_interval=settings.progress_interval,
@@ -104,6 +107,7 @@ class Operator:
             namespaces=settings.namespaces,
             interval=settings.resync_interval,
             on_change=self._on_change,
+            kinds=kinds,
         )
         self.health = HealthServer(self.metrics, port=settings.health_port, alive=self._alive, ready=self._ready)
         self.leader: Leader | None = None
@@ -128,7 +132,7 @@ class Operator:
         gc.set_threshold(2_000, 5, 2)
         await self.health.start()
         home = (await self.client.connect()).default_namespace or DEFAULT_NAMESPACE
-        await check_cluster(self.client, self.settings.namespaces, home=home)
+        await check_cluster(self.client, self.settings.namespaces, home=home, shared_kinds=self._shared_kinds)
         self.leader = Leader(
             client=self.client,
             namespace=home,

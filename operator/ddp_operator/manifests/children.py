@@ -22,9 +22,8 @@ import msgspec
 
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.job import DDPTrainingJob, inherited_labels, kueue_metadata, owner_reference
-from ddp_operator.api.schema import call_owner
+from ddp_operator.api.schema import ChildBody, call_owner
 from ddp_operator.manifests.pod import avoid_nodes, build_pod_template, readmit_nodes
-from ddp_operator.manifests.scheduling import build_pod_group
 from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
 
 PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"
@@ -125,13 +124,27 @@ def build_children(job: DDPTrainingJob, *, attempt: int, nodes: int) -> list[dic
     if attempt == 0:
         return [config_map, build_preparing_job(job, template, launcher)]
     children = [build_rendezvous_secret(job), build_service(job), config_map]
-    if job.spec.network_policy.enabled:
-        children.append(build_network_policy(job))
-    group = build_pod_group(job, attempt=attempt, nodes=nodes)
-    if group is not None:
-        metadata = build_metadata(job, child_names.job_name(job.name, attempt), attempt=attempt)
-        children.append({"apiVersion": group["apiVersion"], "kind": group["kind"], "metadata": metadata} | group)
+    children += build_feature_children(job, attempt=attempt, nodes=nodes)
     return [*children, build_job(job, template, launcher, attempt=attempt, nodes=nodes)]
+
+
+def build_feature_children(job: DDPTrainingJob, *, attempt: int, nodes: int) -> list[dict[str, Any]]:
+    """Return what features add to the children of an attempt. Raises: InvalidManifest."""
+    children = []
+    for part, child in job.schema.list_children(job):
+        body = call_owner(part, job, partial(child.build, job, nodes), ChildBody)
+        if child.is_shared:
+            metadata = build_metadata(job, child_names.service_name(job.name))
+        else:
+            metadata = build_metadata(job, child_names.job_name(job.name, attempt), attempt=attempt)
+        spec = call_owner(part, job, partial(_copy, body.spec), dict)
+        children.append({"apiVersion": body.api_version, "kind": child.kind, "metadata": metadata, "spec": spec})
+    return children
+
+
+def _copy(value: Any) -> Any:
+    """Return a copy as an API server reads it. No part of it is another part, which YAML would write as a reference."""
+    return msgspec.json.decode(msgspec.json.encode(value))
 
 
 def build_service(job: DDPTrainingJob) -> dict[str, Any]:
@@ -286,7 +299,7 @@ def build_preparing_job(job: DDPTrainingJob, template: ResolvedTemplate, launche
     part = job.schema.find_preparing(job.spec)
     assert part is not None
     assert part.prepare is not None
-    spec = call_owner(part, job, partial(part.prepare, job, template, launcher.digest))
+    spec = call_owner(part, job, partial(part.prepare, job, template, launcher.digest), dict)
     metadata = build_metadata(job, child_names.job_name(job.name, 0), attempt=0)
     metadata["annotations"] = _build_job_annotations(job)
     return {
@@ -311,43 +324,3 @@ def build_metadata(
         "labels": inherited_labels(job) | dict(extra or {}) | child_names.child_labels(job.name, attempt),
         "ownerReferences": [owner_reference(job)],
     }
-
-
-_DNS: Final = [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
-_PROMETHEUS: Final = {"app.kubernetes.io/name": "prometheus"}
-"""Label of Prometheus' pods in common charts and in the Prometheus operator."""
-
-
-def build_network_policy(job: DDPTrainingJob) -> dict[str, Any]:
-    """Return the NetworkPolicy of all attempts: pods connect to each other and to DNS; named clients read metrics."""
-
-    def pods() -> dict[str, Any]:
-        return {"matchLabels": child_names.child_labels(job.name)}
-
-    metrics_from = job.spec.network_policy.metrics_from
-    readers = [_labelled(_PROMETHEUS)] if metrics_from is None else msgspec.to_builtins(metrics_from)
-    operator = _labelled({constants.LABEL_COMPONENT: constants.COMPONENT_OPERATOR})
-    egress: list[dict[str, Any]] = [
-        {"to": [{"podSelector": pods()}]},
-        {"ports": [dict(port) for port in _DNS]},  # to any address: the resolver of a node is not a pod
-    ]
-    if job.spec.network_policy.egress_cidrs:
-        egress.append({"to": [{"ipBlock": {"cidr": cidr}} for cidr in job.spec.network_policy.egress_cidrs]})
-    spec = {
-        "podSelector": pods(),
-        "policyTypes": ["Ingress", "Egress"],
-        "ingress": [
-            {"from": [{"podSelector": pods()}]},
-            {
-                "from": [operator, *copy.deepcopy(readers)],
-                "ports": [{"port": job.spec.metrics.port, "protocol": "TCP"}],
-            },
-        ],
-        "egress": egress,
-    }
-    metadata = build_metadata(job, child_names.service_name(job.name))
-    return {"apiVersion": "networking.k8s.io/v1", "kind": "NetworkPolicy", "metadata": metadata, "spec": spec}
-
-
-def _labelled(labels: dict[str, str]) -> dict[str, Any]:
-    return {"namespaceSelector": {}, "podSelector": {"matchLabels": dict(labels)}}

@@ -13,7 +13,7 @@ from ddp_operator.api import child_names, constants
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.job import CRASH_LOOP_FAILURES, DDPTrainingJob, inherited_labels
 from ddp_operator.api.kubeobjects import find_limits, parse_quantity
-from ddp_operator.api.schema import PodAddition, call_owner
+from ddp_operator.api.schema import PodAddition, call_if_asked
 from ddp_operator.api.spec import Checkpoint, Code
 from ddp_operator.manifests.environment import (
     build_memory_environment,
@@ -45,13 +45,14 @@ def build_pod_template(
     metadata = _build_metadata(job, attempt, job.spec.template.metadata or {})
     pod["subdomain"] = child_names.service_name(job.name)
     pod.setdefault("terminationGracePeriodSeconds", _grace_seconds(job) + _LAUNCHER_GRACE_SECONDS)
-    add_scheduling(metadata, pod, job, attempt=attempt)
+    additions = _list_additions(job, template, attempt)
+    _add_metadata_and_fields(metadata, pod, additions)
+    add_scheduling(pod, job, attempt=attempt)
 
     if job.spec.recovery.avoid_failed_nodes and job.status.failed_nodes:
         avoid_nodes(pod, job.status.failed_nodes)
 
     trainer = pod["containers"][template.trainer_index]
-    additions = _list_additions(job, template)
     _build_trainer(trainer, job, template, additions, attempt=attempt, nodes=nodes, pod=pod)
     _add_volumes(pod, trainer, job, additions, launcher_digest)
     _add_init_containers(pod, additions)
@@ -59,11 +60,20 @@ def build_pod_template(
     return {"metadata": metadata, "spec": pod}
 
 
-def _list_additions(job: DDPTrainingJob, template: ResolvedTemplate) -> list[PodAddition]:
+def _list_additions(job: DDPTrainingJob, template: ResolvedTemplate, attempt: int) -> list[PodAddition]:
     """Return what features add to the pod. Raises: InvalidManifest."""
     return [
-        call_owner(part, job, partial(part.pod, job, template)) for part in job.schema.owned if part.pod is not None
+        call_if_asked(part, job, partial(part.pod, job, template, attempt), PodAddition, PodAddition())
+        for part in job.schema.owned
+        if part.pod is not None
     ]
+
+
+def _add_metadata_and_fields(metadata: dict[str, Any], pod: dict[str, Any], additions: Sequence[PodAddition]) -> None:
+    for addition in additions:
+        metadata["labels"] |= addition.labels
+        metadata["annotations"] |= addition.annotations
+        pod |= {name: copy.deepcopy(value) for name, value in addition.fields.items() if not pod.get(name)}
 
 
 def finish_small_pod(pod: dict[str, Any], job: DDPTrainingJob, launcher_digest: str) -> dict[str, Any]:
@@ -234,7 +244,7 @@ def build_plan(job: DDPTrainingJob, template: ResolvedTemplate, *, attempt: int,
     )
     for part in job.schema.owned:
         if part.plan is not None:
-            plan = call_owner(part, job, partial(part.plan, job, plan))
+            plan = call_if_asked(part, job, partial(part.plan, job, plan), PodPlan, plan)
     return plan
 
 

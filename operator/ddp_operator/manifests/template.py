@@ -4,7 +4,6 @@ The checks cover errors that would otherwise appear late or never (a sidecar tha
 that torchrun overwrites). The API server's dry run checks everything else.
 """
 
-import ipaddress
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,10 +14,10 @@ from ddp_operator.api import constants
 from ddp_operator.api.child_names import is_reserved_variable
 from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.kubeobjects import count_gpus, find_limits, list_claim_entries, parse_quantity
+from ddp_operator.api.kubeobjects import count_gpus, find_limits, parse_quantity
 from ddp_operator.api.pod_fields import find_unknown_fields
-from ddp_operator.api.schema import Check, call_owner
-from ddp_operator.api.spec import NetworkPolicy, Peer, Spec
+from ddp_operator.api.schema import Check, call_if_asked
+from ddp_operator.api.spec import Spec
 from ddp_operator.manifests.environment import check_memory
 from ddp_operator.manifests.torchrun import InvalidCommand, UserCommand, split_user_command
 from ddp_pod.contract.credentials import has_credentials
@@ -111,7 +110,7 @@ def check_owned_fields(job: DDPTrainingJob, pod: Mapping[str, Any], trainer: Map
     """Check the fields of features."""
     for part in job.schema.owned:
         if part.check is not None:
-            yield from call_owner(part, job, partial(_run_check, part.check, job, pod, trainer))
+            yield from call_if_asked(part, job, partial(_run_check, part.check, job, pod, trainer), list, [])
 
 
 def _run_check(
@@ -341,25 +340,7 @@ def _check_scheduling(job: DDPTrainingJob, pod: Mapping[str, Any]) -> Iterator[F
         if value is not None and pod.get(field):
             message = f"is also set in {_POD}.{field}; remove one of the two"
             yield FieldError(f"spec.scheduling.{field}", message, value)
-    if spec.scheduling.gang == "Volcano" and constants.KUEUE_QUEUE_LABEL in job.labels:
-        label = constants.KUEUE_QUEUE_LABEL
-        message = f"must be None or Coscheduling if Kueue queues the job; change it or remove the label {label}"
-        yield FieldError("spec.scheduling.gang", message, spec.scheduling.gang)
-    if spec.scheduling.gang == constants.NATIVE_GANG and pod.get("schedulingGroup"):
-        message = f"names the operator's PodGroup, but {_POD}.schedulingGroup names another; remove one of the two"
-        yield FieldError("spec.scheduling.gang", message, spec.scheduling.gang)
-    claims = [entry.get("name") for entry in list_claim_entries(pod)]
-    for index, name in enumerate(spec.scheduling.shared_claims):
-        if name not in claims:
-            message = f"names no entry of {_POD}.resourceClaims; add it there or remove it here"
-            yield FieldError(f"spec.scheduling.sharedClaims[{index}]", message, name)
     yield from _check_min_parallelism(job)
-    if spec.network_policy.enabled and pod.get("hostNetwork"):
-        message = (
-            f"has no effect on pods with {_POD}.hostNetwork; remove that field, or set networkPolicy.enabled to false"
-        )
-        yield FieldError("spec.networkPolicy.enabled", message)
-    yield from check_network_policy(spec.network_policy)
 
 
 def _check_min_parallelism(job: DDPTrainingJob) -> Iterator[FieldError]:
@@ -379,20 +360,6 @@ def _check_min_parallelism(job: DDPTrainingJob) -> Iterator[FieldError]:
             "nodes; change or remove it"
         )
         yield FieldError(path, message, annotation)
-
-
-def check_network_policy(policy: NetworkPolicy) -> Iterator[FieldError]:
-    """Check the addresses and peers of a NetworkPolicy."""
-    for index, cidr in enumerate(policy.egress_cidrs):
-        try:
-            ipaddress.ip_network(cidr)
-        except ValueError as error:
-            message = f"is not a network ({error}); write it such as 10.0.0.0/8, or one host as 10.1.2.3/32"
-            yield FieldError(f"spec.networkPolicy.egressCidrs[{index}]", message, cidr)
-    for index, peer in enumerate(policy.metrics_from or ()):
-        if peer == Peer():
-            message = "must have namespaceSelector, podSelector or ipBlock; write it as in a NetworkPolicy's `from`"
-            yield FieldError(f"spec.networkPolicy.metricsFrom[{index}]", message, {})
 
 
 _MAX_PATTERNS: Final = 1024

@@ -101,6 +101,7 @@ def view_job(raw: Mapping[str, Any]) -> JobView:
         suspend_written=None if suspend_written is None else suspend_written == "true",
         queue=_labels(raw).get(constants.KUEUE_QUEUE_LABEL, ""),
         admitted=constants.KUEUE_PODSET_LABEL in ((template.get("metadata") or {}).get("labels") or {}),
+        ganged=bool((template.get("spec") or {}).get("schedulingGroup")),
         takes_slices=elastic and constants.KUEUE_MIN_PARALLELISM not in annotations,
         started=parse_time(status.get("startTime")) if runs else None,
         suspend_changed=parse_time(suspended.get("lastTransitionTime")),

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import datetime
 from functools import partial
-from typing import Any, Final
+from typing import Any
 
 import msgspec
 
@@ -73,7 +73,6 @@ from ddp_operator.reconcile.verdicts import compute_digest
 
 SERVER_PATIENCE = 10.0
 """Seconds for which an error of the API server is retried before the status reports it."""
-_SHARED: Final = ("Service", "NetworkPolicy")
 WAIT_FOR_COLLECTOR = 1.0
 """Seconds until a retry while the garbage collector deletes children of a deleted owner; no watch reports its end."""
 
@@ -160,8 +159,9 @@ class Executor:
             outcome = await self._catch_refusal(memory, self._execute_action(job, observation, action, memory))
             if isinstance(outcome, Refusal):
                 if job.status.attempt == 0:  # a refused job must not have a Job
-                    children = await self._build(job, memory, attempt=1, nodes=job.spec.nodes)
-                    await self._cluster.discard(children[-1])
+                    with suppress(InvalidManifest):  # then none was created
+                        children = await self._build(job, memory, attempt=1, nodes=job.spec.nodes)
+                        await self._cluster.discard(children[-1])
                 return outcome, None
             wait = wait or outcome
         return None, wait
@@ -172,6 +172,8 @@ class Executor:
             return await work
         except Refused as error:
             return refuse_write(error)
+        except InvalidManifest as error:  # a feature has a fault since the last check
+            return refuse_invalid(error)
         except ServerError as error:
             now = self._clock()
             memory.failing_since = memory.failing_since or now
@@ -319,7 +321,7 @@ class Executor:
             elif kind == "Secret":
                 outcome = await self._create_secret(job, child, memory, is_used=view is not None)
             else:
-                await self._discard_former_group(job, child, action.attempt)
+                await self._discard_former(job, child, action.attempt)
                 if (kind, action.attempt) == ("Job", 0):
                     template = await self._turns.run(Payer(job.namespace), resolve_template, job)
                     outcome = await self._create_small_job(job, child, template, memory)
@@ -330,9 +332,12 @@ class Executor:
         memory.failing_since = None
         return None
 
-    async def _discard_former_group(self, job: DDPTrainingJob, child: Manifest, attempt: int) -> None:
-        """Delete the PodGroup of the previous attempt: it has no pods left, but may still hold quota of a queue."""
-        if child["kind"] == constants.POD_GROUP and attempt > 1:
+    async def _discard_former(self, job: DDPTrainingJob, child: Manifest, attempt: int) -> None:
+        """Delete a feature's child of the previous attempt: it has no pods left, but may still hold quota of a queue.
+
+        Raises: Refused, ClusterError.
+        """
+        if child["kind"] in job.schema.attempt_kinds and attempt > 1:
             former = child_names.job_name(job.name, attempt - 1)
             await self._cluster.discard({**child, "metadata": child["metadata"] | {"name": former}})
 
@@ -404,7 +409,7 @@ class Executor:
 
         A shared child is accepted if its UID is known, or if it is as the operator would create it.
         """
-        is_shared = child["kind"] in _SHARED
+        is_shared = child["kind"] == "Service" or child["kind"] in job.schema.shared_kinds
         try:
             stored = await self._cluster.create(child, dry_run=dry_run)
         except AlreadyExists as error:
@@ -429,7 +434,7 @@ def _creates_job_first(job: DDPTrainingJob, children: Sequence[Manifest]) -> boo
     """Return whether the first Job is created before the other children, to test if the API server accepts the job.
 
     Otherwise a dry run tests it: for a job that must not have a Job yet (suspended, or prepared first), for
-    one that was refused before, and for one that needs a NetworkPolicy or a PodGroup before its first pod.
+    one that was refused before, and for one with a feature's child, which precedes its first pod.
     """
     has_common_children_only = {child["kind"] for child in children} == {"Job", "Secret", "Service", "ConfigMap"}
     if job.spec.suspend or job.schema.find_preparing(job.spec) is not None:

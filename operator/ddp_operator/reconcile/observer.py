@@ -5,7 +5,7 @@ Nodes, Events, Workloads and pages are read only if the decision needs them, at 
 
 import asyncio
 import secrets
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
@@ -463,13 +463,11 @@ def _find_shared(
 
     Whoever may create a Service can write the job's name and UID into it, so its metadata prove nothing.
     """
-    objects = (*snapshot.services, *snapshot.policies)
+    objects = (*snapshot.services, *snapshot.others)
     shared = {_identify(raw) for raw in objects if raw["metadata"].get("uid") in known}
     launchers = {raw["metadata"]["name"]: raw["metadata"]["uid"] for raw in snapshot.config_maps}
 
-    required_kinds = {"Service"}
-    if job.spec.network_policy.enabled:
-        required_kinds.add("NetworkPolicy")
+    required_kinds = {"Service", *_list_shared_kinds(job)}
     attempt_job = children.job(job.status.attempt)
     # The operator may not read Secrets; a kubelet reports a deleted one.
     secret = attempt_job.secret if attempt_job is not None else ""
@@ -490,6 +488,14 @@ def _find_shared(
     is_own_version = launcher == child_names.launcher_config_map_name(load_launcher_of(job).digest)
     complete = complete and not (missing and is_own_version)
     return SharedChildren(frozenset(shared), launchers, complete, launcher_lost=missing and not is_own_version)
+
+
+def _list_shared_kinds(job: DDPTrainingJob) -> Iterable[str]:
+    """Return the kinds that features add. After a fault all: the job is told of it when they are built."""
+    try:
+        return [child.kind for _, child in job.schema.list_children(job) if child.is_shared]
+    except InvalidManifest:
+        return job.schema.shared_kinds
 
 
 def record_children(status: Status, memory: Memory) -> Status:

@@ -31,10 +31,11 @@ from ddp_operator.api.cluster import Object as Frozen
 from ddp_operator.api.cluster_errors import ClusterError
 from ddp_operator.api.constants import ANNOTATION_COMPLETION_INDEX, KIND, LABEL_ATTEMPT, LABEL_JOB_NAME
 from ddp_operator.api.status import Status
+from ddp_operator.kube.children import WHOLE_KINDS
 from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.events import build_event
 from ddp_operator.kube.resources import kind_of, path, plural
-from ddp_operator.kube.resync import CHILD_SELECTOR, WATCHED, Resync
+from ddp_operator.kube.resync import CHILD_SELECTOR, Resync
 
 from .controllers import Controllers
 from .errors import ApiFailure
@@ -133,7 +134,7 @@ class OperatorSimulation:
         """Restart the operator: it lists everything, compares, and processes every resource."""
         while True:
             self._begin()
-            for kind in WATCHED:
+            for kind in WHOLE_KINDS:
                 self.process.seen[kind] = len(self.storage.history)
                 for obj in self.storage.list(self.api.kind(kind)):
                     if _matches(kind)(labels_of(obj)):
@@ -239,7 +240,7 @@ class OperatorSimulation:
             self.controllers.round()
             if self.frozen:
                 await self._compare()
-            moved = [] if self.frozen else [kind for kind in WATCHED if self.deliver(kind)]
+            moved = [] if self.frozen else [kind for kind in WHOLE_KINDS if self.deliver(kind)]
             keys = list(self.due())
             for key in keys:
                 await self.reconcile(key)

@@ -21,15 +21,15 @@ from ddp_operator.api.constants import (
 )
 from ddp_operator.api.status import Profile
 from ddp_operator.features import FEATURES, SCHEMA
+from ddp_operator.features.gangs.fields import PERMISSIONS as GANG_PERMISSIONS
 from ddp_operator.features.profiles import ProfileSettings
 from ddp_operator.features.profiles.defaults import read_job_defaults
 from ddp_operator.kube.resources import group, plural
 from ddp_operator.kube.startup_checks import (
-    GANG_PERMISSIONS,
     HOME_PERMISSIONS,
     NODE_PERMISSIONS,
-    PERMISSIONS,
     WORKER_PERMISSIONS,
+    list_permissions,
     split_permission,
 )
 from ddp_operator.manager.settings import Settings
@@ -133,7 +133,7 @@ class TestSecurity:
                 assert words & {"escalate", "bind", "impersonate"} == set()
 
     def test_role_equals_permissions_checked_at_start(self) -> None:
-        expected = checked(PERMISSIONS)
+        expected = checked(list_permissions(SCHEMA.shared_kinds))
         clusterwide = next(r for r in of_kind(render(), "ClusterRole") if r["metadata"]["name"] == "ddp-operator")
         assert granted(clusterwide) == expected
         roles = [r for r in of_kind(render({"namespaces": ["a", "b"]}), "Role") if not is_test(r)]
@@ -160,7 +160,7 @@ class TestSecurity:
         objects = render({"rbac": {"gangSchedulers": list(GANG_PERMISSIONS)}})
         clusterwide = next(r for r in of_kind(objects, "ClusterRole") if r["metadata"]["name"] == "ddp-operator")
         expected = set().union(*map(checked, GANG_PERMISSIONS.values()))
-        assert granted(clusterwide) - checked(PERMISSIONS) == expected
+        assert granted(clusterwide) - checked(list_permissions(SCHEMA.shared_kinds)) == expected
         assert {resource for _, resource, _ in expected} == {"podgroups"}
 
     def test_drain_requests_add_rights_in_their_namespace_only(self) -> None:

@@ -23,7 +23,7 @@ def _check(job: DDPTrainingJob, pod: Mapping[str, Any], trainer: Mapping[str, An
     return check_inputs(job.spec, read_inputs(job.spec), trainer)
 
 
-def _add(job: DDPTrainingJob, template: CheckedTemplate) -> PodAddition:
+def _add(job: DDPTrainingJob, template: CheckedTemplate, attempt: int) -> PodAddition:
     return build_addition(read_inputs(job.spec), template)
 
 

@@ -5,6 +5,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 import msgspec
 from msgspec import Meta
 
+from ddp_operator.api.cluster import Object
+from ddp_operator.api.constants import WORKLOAD_KIND
+from ddp_operator.api.posting import Posting
 from ddp_operator.decide.hooks import Feature, Service
 
 if TYPE_CHECKING:  # of the operator's process, which `ddp run` does not have
@@ -26,4 +29,16 @@ def _start(context: "ServiceContext") -> Service:
     return MultiKueue(is_worker=settings.multikueue_worker)
 
 
-FEATURE: Final = Feature("multikueue", maturity="beta", page="kueue.md", settings=MultiKueueSettings, start=_start)
+def _explain_absence(workload: Object) -> str:
+    version = workload["apiVersion"]
+    return f"the cluster serves no Workloads of {version}; install Kueue 0.15 or later, or remove spec.managedBy"
+
+
+FEATURE: Final = Feature(
+    "multikueue",
+    maturity="beta",
+    page="kueue.md",
+    posting=Posting(WORKLOAD_KIND, _explain_absence),
+    settings=MultiKueueSettings,
+    start=_start,
+)

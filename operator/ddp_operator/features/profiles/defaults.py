@@ -11,7 +11,7 @@ from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.schema import Schema
 from ddp_operator.api.status import Profile
 from ddp_operator.features.profiles.values import read_profile
-from ddp_operator.manifests.template import check_network_policy, check_owned_fields
+from ddp_operator.manifests.template import check_owned_fields
 
 
 def read_job_defaults(settings: Mapping[str, Any], schema: Schema) -> Profile | None:
@@ -19,11 +19,10 @@ def read_job_defaults(settings: Mapping[str, Any], schema: Schema) -> Profile | 
 
     Raises: InvalidManifest.
     """
-    names = ("networkPolicy", "securityProfile", *schema.with_defaults)
+    names = ("securityProfile", *schema.with_defaults)
     errors = [unknown_member(name, "", names) for name in settings if name not in names]
     written = {name: value for name, value in settings.items() if value != {}}  # the chart has {} for an unset one
     job = parse_resource({"metadata": {}, "spec": {"template": {"spec": {}}, **written}}, schema)
-    errors += check_network_policy(job.spec.network_policy)
     errors += check_owned_fields(job, {}, {})
     if errors:
         raise InvalidManifest(errors)

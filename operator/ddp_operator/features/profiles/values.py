@@ -50,15 +50,7 @@ def read_profile(raw: Mapping[str, Any], defaults: Profile | None = None) -> Pro
 def merge_profile(own: Mapping[str, Any], profile: Profile) -> dict[str, Any]:
     """Return a job's complete spec. ``own``: the written spec, without defaults."""
     base, own = unify_trainer_names(profile.job, own)
-    return _adapt_policy(merge(base, own), own)
-
-
-def _adapt_policy(spec: dict[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Drop the members of the profile's policy if the job disables it: without ``enabled`` they would be refused."""
-    policy = spec.get("networkPolicy")
-    if isinstance(policy, Mapping) and not policy.get("enabled"):
-        kept = {"enabled", *(own.get("networkPolicy") or ())}
-        spec["networkPolicy"] = {name: value for name, value in policy.items() if name in kept}
+    spec: dict[str, Any] = merge(base, own)
     return spec
 
 

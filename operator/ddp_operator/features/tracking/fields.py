@@ -100,7 +100,7 @@ def find_run(job: DDPTrainingJob) -> str:
     return tracking.run_id or f"{job.name}-{job.uid[:8]}"
 
 
-def _add_variables(job: DDPTrainingJob, template: CheckedTemplate) -> PodAddition:
+def _add_variables(job: DDPTrainingJob, template: CheckedTemplate, attempt: int) -> PodAddition:
     """Return the variables of the trackers, and the Secrets with their credentials."""
     tracking = FIELDS.read(job.spec).tracking
     if tracking is None:

@@ -10,7 +10,7 @@ from ddp_operator.api.cel_rule import CelRule
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.rules import list_rules
 from ddp_operator.api.schema import KERNEL
-from ddp_operator.manifests.children import build_network_policy, build_service
+from ddp_operator.manifests.children import build_service
 from tests.support.builders import template, trainer
 from tests.support.fields import change, list_refused, store
 
@@ -72,13 +72,7 @@ BAD: dict[str, tuple[Any, ...]] = {
     "spec.code.mountPath": ("/", "", "code", "/a/", "/a/../b", "/opt/ddp-code", "/a:b"),
     "spec.code.pip": ("/requirements.txt", "../requirements.txt", "a/.."),
     "spec.shm.sizeLimit": ("", "8 Gi", "8GB", "-1Gi", "1e3", "Gi", "8Gi\n"),
-    "spec.scheduling.queue": ("train",),
     "spec.scheduling.topologyKey": ("zone",),
-    "spec.scheduling.gangTopology": ("zone",),
-    "spec.scheduling.disruptionMode": ("All",),
-    "spec.scheduling.sharedClaims": (["fabric"],),
-    "spec.networkPolicy.egressCidrs": (["10.0.0.0/8"],),
-    "spec.networkPolicy.metricsFrom": ([],),
     "spec.activeDeadlineSeconds": (0, -1, 10**15),
     "spec.managedBy": ("", "multikueue", "/x", "kueue.x-k8s.io/", f"a.b/{'c' * 60}"),
     "spec.pendingDeadlineSeconds": (0, -1, 10**15),
@@ -113,16 +107,8 @@ GOOD: dict[str, tuple[Any, ...]] = {
     "spec.shm.sizeLimit": ("8Gi", "1", "0.5Ti", "100M"),
     "spec.scheduling": (
         {},
-        {"gang": "Volcano", "queue": "a.b-c"},
         {"placement": "Pack", "topologyKey": "example.com/rack_1"},
         {"schedulerName": "x", "priorityClassName": "system-node-critical"},
-        {"gang": "Native", "gangTopology": "example.com/rack", "disruptionMode": "All", "sharedClaims": ["fabric"]},
-        {"sharedClaims": []},
-    ),
-    "spec.networkPolicy": (
-        {"enabled": True, "egressCidrs": ["10.0.0.0/8"]},
-        {"enabled": True, "metricsFrom": []},
-        {"egressCidrs": []},
     ),
     "spec.activeDeadlineSeconds": (1, YEAR),
     "spec.pendingDeadlineSeconds": (1, YEAR),
@@ -130,9 +116,7 @@ GOOD: dict[str, tuple[Any, ...]] = {
 }
 BAD_NAMES = ("", "A", "-a", "a-", "a_b", "a" * 254)
 BAD |= {f"spec.scheduling.{name}": BAD_NAMES for name in ("schedulerName", "priorityClassName")}
-BAD["spec.scheduling.queue"] += BAD_NAMES
 BAD["spec.scheduling.topologyKey"] += ("", "a b", "/a", "a/b/c", "-a")
-BAD["spec.scheduling.gangTopology"] += ("", "a b")
 BASE = stored(checkpoint={"path": "/ckpt"})
 cases = [(path, value) for path, values in BAD.items() for value in values]
 
@@ -212,7 +196,6 @@ FIXED = {
     "spec.spares": 0,
     "spec.securityProfile": "Restricted",
     "spec.scheduling.placement": "Pack",
-    "spec.networkPolicy.enabled": True,
     "spec.successPolicy": "RankZero",
     "spec.checkpoint.path": "/elsewhere",
     "spec.code": CODE,
@@ -240,11 +223,11 @@ def said(item: dict[str, Any], old: dict[str, Any]) -> list[str]:
     return [str(error).partition(" can't be changed once the job has started; ")[0] for error in errors]
 
 
-def made_once(item: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return the specs of the objects that all attempts of a stored job share."""
+def made_once(item: dict[str, Any]) -> dict[str, Any]:
+    """Return the spec of the Service, which all attempts of a stored job share."""
     item = change(item, "metadata", item["metadata"] | {"uid": "1", "generation": 1, "resourceVersion": "1"})
-    job = parse_resource(item, KERNEL)
-    return [build_service(job)["spec"], build_network_policy(job)["spec"]]
+    spec: dict[str, Any] = build_service(parse_resource(item, KERNEL))["spec"]
+    return spec
 
 
 class TestTransitionRules:
@@ -310,19 +293,13 @@ class TestTransitionRules:
         tried = {path.split(".")[1] for path in {**FIXED, **MUTABLE} if path.startswith("spec.")} | {"managedBy"}
         assert tried == {field.encode_name for field in msgspec.structs.fields(KERNEL.spec)}
 
-    def test_objects_created_once_use_only_fixed_fields(self) -> None:
-        """All attempts share Service and NetworkPolicy, which are never patched: their fields must not change."""
-        policy = {"enabled": True, "egressCidrs": ["10.0.0.0/8"], "metricsFrom": [{"podSelector": {}}]}
-        old = stored(networkPolicy=policy) | {"status": {"attempt": 1}}
-        peers = {
-            "spec.networkPolicy.egressCidrs": [],
-            "spec.networkPolicy.metricsFrom": [],
-            "spec.elastic": {"minNodes": 1, "maxNodes": 3},
-        }
+    def test_service_uses_only_fixed_fields(self) -> None:
+        """All attempts share it, and it is never patched: its fields must not change."""
+        old = stored() | {"status": {"attempt": 1}}
         reports: set[str] = set()
-        for path, value in [*FIXED.items(), *MUTABLE.items(), *peers.items()]:
+        for path, value in [*FIXED.items(), *MUTABLE.items()]:
             new = change(old, path, value)
             if made_once(new) != made_once(old):
                 reports.add(path)
                 assert said(new, old) == ["spec: Invalid value: " + ".".join(path.split(".")[:2])]
-        assert reports == {"spec.rendezvous.port", "spec.metrics.port", *(path for path in peers if "Policy" in path)}
+        assert reports == {"spec.rendezvous.port", "spec.metrics.port"}

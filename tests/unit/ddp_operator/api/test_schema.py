@@ -120,5 +120,7 @@ def test_fault_of_check_refuses_job_and_is_counted() -> None:
     schema = Schema((OwnFields("soup", SoupFields, check=check),))
     before = FAULTS.counts["feature soup"]
     with pytest.raises(InvalidManifest, match=r"^spec\.soup: the feature soup .*ZeroDivisionError: a bug"):
-        resolve_template(parse_resource(resource(), schema))
+        resolve_template(parse_resource(resource(soup={"salt": 1}), schema))
     assert FAULTS.counts["feature soup"] == before + 1
+    resolve_template(parse_resource(resource(), schema))  # of a job that asks for nothing of the feature
+    assert FAULTS.counts["feature soup"] == before + 2

@@ -80,7 +80,7 @@ class TestSize:
         pods = [child_pod(index, spec={"schedulingGroup": {"podGroupName": "g"}}) for index in range(3)]
         decision = run(*pods, nodes=4)
         assert (decision.status.attempt, decision.status.attempt_nodes) == (2, 4)
-        without_pods = run(nodes=4, scheduling={"gang": "Native"})
+        without_pods = run(nodes=4, jobs=[child_job(nodes=3, gang="train-1")])
         assert without_pods.status.attempt == 2
         assert (decision.status.counts.free, decision.status.counts.counted) == (1, 0)
 
@@ -193,9 +193,3 @@ def test_plan_has_bounds_and_size() -> None:
     plan = decode_plan(env["DDP_LAUNCHER_CONFIG"])
     assert (plan.nodes, plan.elastic, plan.min_nodes, plan.max_nodes) == (3, True, 2, 4)
     assert (child["spec"]["completions"], child["spec"]["parallelism"]) == (3, 3)
-
-
-def test_gang_needs_no_more_than_least_size() -> None:
-    children = build_children(job(nodes=3, elastic=ELASTIC, scheduling={"gang": "Volcano"}), attempt=1, nodes=3)
-    [group] = [child for child in children if child["kind"] == "PodGroup"]
-    assert group["spec"]["minMember"] == 2

@@ -76,9 +76,10 @@ def test_ended_pod_and_second_lost_pod_are_replaced() -> None:
 
 def test_lost_pod_of_operators_gang_is_replaced() -> None:
     gang = {"spec": {"schedulingGroup": {"podGroupName": "train-1"}}}
-    decision = run(child_pod(0, **gang), LOST, scheduling={"gang": "Native"})
+    grouped = child_job(awaits_peers=True, gang="train-1", status=JOB["status"])
+    decision = run(child_pod(0, **gang), LOST, raw_job=grouped)
     assert (decision.status.attempt, decision.status.counts.replaced) == (1, 1)
-    following = run(child_pod(0, **gang), LOST, status=decision.status, scheduling={"gang": "Native"})
+    following = run(child_pod(0, **gang), LOST, status=decision.status, raw_job=grouped)
     assert created(following) == [CreatePod("train-1", 1, 1)]
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +10,8 @@ import pytest
 
 from ddp_operator.api.cluster import Key
 from ddp_operator.api.cluster_errors import AlreadyExists, ClusterError, Refused, ServerError, VersionConflict
+from ddp_operator.api.posting import Posting
+from ddp_operator.decide.hooks import Feature, Hooks
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.client import ResponseError
 from ddp_operator.kube.cluster import METADATA_ONLY, ONE_METADATA_ONLY, KubeCluster
@@ -42,15 +43,6 @@ POD = {
     "status": {"phase": "Running"},
 }
 CONFIG_MAP = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"namespace": "ns", "name": "c"}}
-GROUP = {
-    "apiVersion": "scheduling.volcano.sh/v1beta1",
-    "kind": "PodGroup",
-    "metadata": {"namespace": "ns", "name": "g"},
-}
-
-NATIVE_GROUP = GROUP | {"apiVersion": "scheduling.k8s.io/v1beta1", "spec": {}}
-SCHEDULING = "/apis/scheduling.k8s.io"
-RACK = {"topology": [{"key": "example.com/rack"}]}
 
 
 @dataclass
@@ -80,10 +72,12 @@ def broken(status: int, message: str = "webhook away") -> ClusterError:
     return wrapped
 
 
-async def run(work: Callable[[KubeCluster], Coroutine[Any, Any, Any]], *answers: Any) -> tuple[Any, RecordingClient]:
+async def run(
+    work: Callable[[KubeCluster], Coroutine[Any, Any, Any]], *answers: Any, hooks: Hooks | None = None
+) -> tuple[Any, RecordingClient]:
     """Run an action on a cluster with these responses. Return the result or the error, and the requests."""
     client = RecordingClient(list(answers))
-    cluster = KubeCluster(client)  # type: ignore[arg-type]
+    cluster = KubeCluster(client, hooks=hooks)  # type: ignore[arg-type]
     try:
         result: Any = await work(cluster)
     except (ClusterError, Refused, AlreadyExists) as raised:
@@ -111,7 +105,6 @@ async def test_create_is_strict_and_requests_only_metadata(child: dict[str, Any]
         (error(400, message="admission webhook denied the request"), JOB, Refused, "denied"),
         (error(422), JOB, Refused, "said"),
         (error(413), JOB, Refused, "said"),
-        (error(404), GROUP, Refused, "the cluster does not serve PodGroups of scheduling.volcano.sh/v1beta1"),
         (error(404), JOB, ClusterError, "said"),
         (error(409, "Conflict"), JOB, ClusterError, "said"),
         (error(429), JOB, ClusterError, "said"),
@@ -142,65 +135,18 @@ async def test_disrupted_pod_is_failed_and_removed_at_once_only_if_lost(lost: bo
     assert (method, delete["body"].get("gracePeriodSeconds")) == ("DELETE", 0 if lost else None)
 
 
-async def test_native_pod_group_is_created_in_newest_served_version() -> None:
-    created, client = await run(lambda cluster: cluster.create(NATIVE_GROUP), error(404), error(404), NATIVE_GROUP)
-    assert created == NATIVE_GROUP
-    versions = ["v1beta1", "v1alpha3", "v1alpha2"]
-    assert [path for _, path, _ in client.calls] == [
-        f"{SCHEDULING}/{version}/namespaces/ns/podgroups" for version in versions
-    ]
-    assert [options["body"]["apiVersion"].rpartition("/")[2] for _, _, options in client.calls] == versions
+async def test_object_of_feature_with_fault_is_deleted_and_refused() -> None:
+    def fail(*_: Any) -> str:
+        raise ZeroDivisionError("a bug")
 
-
-@pytest.mark.parametrize("dry_run", [True, False])
-@pytest.mark.parametrize(
-    ("mode", "constraints", "fields"),
-    [
-        ("PodGroup", RACK | {"default": 1}, []),
-        ("PodGroup", None, ["gangTopology"]),
-        ("PodGroup", {"topology": []}, ["gangTopology"]),
-        ("Pod", RACK, ["disruptionMode"]),  # the default: 1.36 stores it with the gate off
-        ("Pod", None, ["gangTopology", "disruptionMode"]),
-    ],
-)
-async def test_pod_group_is_refused_and_deleted_if_api_server_dropped_field(
-    mode: str, constraints: Any, fields: list[str], dry_run: bool
-) -> None:
-    posted = NATIVE_GROUP | {"spec": {"schedulingConstraints": RACK, "disruptionMode": {"all": {}}}}
-    metadata = GROUP["metadata"] | {"uid": "u"}
-    stored = posted | {"metadata": metadata, "spec": {"disruptionMode": mode, "schedulingConstraints": constraints}}
-    answers = (error(404), error(404), stored, {"kind": "Status"})
-    result, client = await run(lambda cluster: cluster.create(posted, dry_run=dry_run), *answers)
-    assert isinstance(result, Refused) == bool(fields)
-    refusals = re.findall(r"spec\.scheduling\.(\w+): the API server ignores it; enable the feature gate", str(result))
-    assert refusals == fields
-    # Before v1alpha3 the field is a string.
-    assert [call[2]["body"]["spec"]["disruptionMode"] for call in client.calls[1:3]] == [{"all": {}}, "PodGroup"]
-    assert [method for method, _, _ in client.calls[3:]] == (["DELETE"] if fields and not dry_run else [])
-
-
-async def test_job_of_native_gang_before_kubernetes_1_36_is_refused_with_remedy() -> None:
-    message = 'strict decoding error: unknown field "spec.template.spec.schedulingGroup"'
-    raised, _ = await run(lambda cluster: cluster.create(JOB), error(400, message=message))
-    assert "does not serve PodGroups of scheduling.k8s.io; enable the feature gates" in str(raised)
-
-
-async def test_pod_group_without_role_is_refused_with_chart_value() -> None:
-    message = 'podgroups is forbidden: User "x" cannot create resource "podgroups"'
-    raised, _ = await run(lambda cluster: cluster.create(GROUP), error(403, message=message))
-    assert str(raised) == f"{message}; add the gang scheduler to rbac.gangSchedulers of the chart"
-
-
-async def test_discard_deletes_pod_group_in_served_version() -> None:
-    own = {"metadata": GROUP["metadata"] | OF_RESOURCE | {"uid": "u"}}
-    manifest = NATIVE_GROUP | own
-    _, client = await run(lambda cluster: cluster.discard(manifest), error(404), error(404), manifest)
-    assert [(method, path.split("/")[3]) for method, path, _ in client.calls] == [
-        ("GET", "v1beta1"),
-        ("GET", "v1alpha3"),
-        ("GET", "v1alpha2"),
-        ("DELETE", "v1alpha2"),
-    ]
+    group = {**CONFIG_MAP, "kind": "PodGroup", "apiVersion": "scheduling.x-k8s.io/v1alpha1"}
+    stored = {**group, "metadata": {"namespace": "ns", "name": "c", "uid": "u"}}
+    posting = Posting("PodGroup", lambda _: "none", explain_loss=fail)
+    hooks = Hooks((Feature("odd", maturity="experimental", page="x.md", posting=posting),))
+    raised, client = await run(lambda cluster: cluster.create(group), stored, {"kind": "Status"}, hooks=hooks)
+    assert isinstance(raised, Refused)
+    assert "the feature odd does not work" in raised.message
+    assert [method for method, _, _ in client.calls] == ["POST", "DELETE"]
 
 
 async def test_taken_name_is_read_with_its_resource() -> None:

@@ -249,7 +249,7 @@ class TestChildJob:
             "istio.io/rev": "canary",
             "ddp-operator.dev/job-name": "other",
         }
-        made = children(labels=own | private, networkPolicy={"enabled": True})
+        made = children(labels=own | private)
         written = [child["metadata"]["labels"] for child in made.values()]
         written.append(made["Job"]["spec"]["template"]["metadata"]["labels"])
         for kind, labels in zip((*made, "Pod"), written, strict=True):

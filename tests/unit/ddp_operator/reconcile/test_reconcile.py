@@ -49,15 +49,6 @@ class TestCreate:
         await harness.settle()
         assert set(harness.cluster.calls[len(made) :]) <= {"status"}
 
-    @pytest.mark.parametrize("spec", [{"networkPolicy": {"enabled": True}}, {"scheduling": {"gang": "Volcano"}}])
-    async def test_dry_run_precedes_status_if_pods_need_other_objects(self, spec: Any) -> None:
-        harness = ReconcilerHarness(**spec)
-        await harness.reconcile()
-        calls = harness.cluster.calls
-        asked = [call for call in calls if call.startswith("dry-run")]
-        assert (calls[: len(asked)], len(asked)) == (asked, 3)
-        assert calls[-2:] == ["create Job", "status"]
-
     async def test_ledger_that_is_lost_after_children_is_written_again(self) -> None:
         harness = ReconcilerHarness()
         await harness.reconcile()

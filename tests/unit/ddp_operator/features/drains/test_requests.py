@@ -14,6 +14,7 @@ import pytest
 from ddp_operator.api.cluster import Key
 from ddp_operator.api.cluster_errors import ClusterError
 from ddp_operator.api.constants import KIND
+from ddp_operator.decide.hooks import Hooks
 from ddp_operator.features.drains.requests import (
     _ABSENCE,
     EVICTION_RESPONDER,
@@ -293,7 +294,7 @@ async def test_responder_is_in_pods_if_api_server_serves_evictions(gang: bool) -
 
     watched = Watched(evictions=[] if not gang else ABSENT)
     await watched.read()
-    cluster = KubeCluster(watched.api, amend=watched.watch.amend)  # type: ignore[arg-type]
+    cluster = KubeCluster(watched.api, hooks=Hooks(services={"drains": watched.watch}))  # type: ignore[arg-type]
     bodies: list[Any] = []
 
     async def request(method: str, path: str, *, body: Any, **options: Any) -> Any:

@@ -184,7 +184,7 @@ class TestRefused:
         assert words in harness.condition("Accepted").message
 
 
-SECURE: Json = {"networkPolicy": {"enabled": True, "egressCidrs": ["10.0.0.0/8"]}, "securityProfile": "Restricted"}
+SECURE: Json = {"securityProfile": "Restricted"}
 
 
 def with_defaults(harness: ReconcilerHarness, given: Json = SECURE) -> ReconcilerHarness:
@@ -192,41 +192,25 @@ def with_defaults(harness: ReconcilerHarness, given: Json = SECURE) -> Reconcile
     return start(harness, read_job_defaults(given, KERNEL))
 
 
-def security(harness: ReconcilerHarness) -> tuple[list[str], bool]:
-    """Return the peers that the NetworkPolicies permit beside the pods and DNS, and whether pods may be root."""
-    policies = harness.cluster.store.list("NetworkPolicy")
-    cidrs = [to["ipBlock"]["cidr"] for policy in policies for rule in policy["spec"]["egress"][2:] for to in rule["to"]]
-    assert len(policies) == 1 or not cidrs
-    return (cidrs if policies else ["everything"]), not pod_spec(harness)["securityContext"].get("runAsNonRoot")
+def may_be_root(harness: ReconcilerHarness) -> bool:
+    return not pod_spec(harness)["securityContext"].get("runAsNonRoot")
 
 
 class TestDefaultsOfTheOperator:
     async def test_defaults_apply_to_job_without_own_values(self) -> None:
         harness = await with_defaults(ReconcilerHarness()).train()
-        assert security(harness) == (["10.0.0.0/8"], False)
+        assert not may_be_root(harness)
         taken = present(harness.status.profile)
         assert (taken.kind, taken.name, taken.job) == (constants.JOB_DEFAULTS, "", SECURE)
         assert f"dry-run {constants.KIND}" not in harness.cluster.calls  # it has only its own rules
 
     async def test_job_overrides_defaults(self) -> None:
-        own = {"networkPolicy": {"enabled": False}, "securityProfile": "Default"}
-        harness = await with_defaults(ReconcilerHarness(**own)).train()
-        assert security(harness) == (["everything"], True)
-
-    async def test_job_extends_defaults(self) -> None:
-        harness = ReconcilerHarness(networkPolicy={"enabled": True, "metricsFrom": []})
-        assert security(await with_defaults(harness).train()) == (["10.0.0.0/8"], False)
+        assert may_be_root(await with_defaults(ReconcilerHarness(securityProfile="Default")).train())
 
     async def test_are_under_profiles_values(self) -> None:
-        source = GIVEN | {"securityProfile": "Default", "networkPolicy": {"egressCidrs": ["192.168.0.0/16"]}}
-        harness = await with_defaults(harness_of(source)).train()
-        assert security(harness) == (["192.168.0.0/16"], True)
-        taken = present(harness.status.profile)
-        assert (taken.name, taken.job["networkPolicy"]["enabled"]) == ("gpu", True)
-
-    async def test_allowance_is_dropped_with_its_policy(self) -> None:
-        harness = await with_defaults(harness_of(networkPolicy={"enabled": False})).train()
-        assert security(harness) == (["everything"], False)
+        harness = await with_defaults(harness_of(GIVEN | {"securityProfile": "Default"})).train()
+        assert may_be_root(harness)
+        assert present(harness.status.profile).name == "gpu"
 
     async def test_started_job_keeps_initial_defaults(self) -> None:
         harness = await ReconcilerHarness(template=template(trainer())).train()
@@ -238,7 +222,7 @@ class TestDefaultsOfTheOperator:
         assert not [call for call in harness.cluster.calls[calls:] if call.startswith(("create", "delete", "dry-run"))]
         harness.end_pod(0, constants.EXIT_RETRYABLE)
         await harness.train()
-        assert (harness.status.attempt, security(harness)) == (2, (["everything"], True))
+        assert (harness.status.attempt, may_be_root(harness)) == (2, True)
 
     async def test_queued_job_keeps_its_job(self) -> None:
         labels = {constants.KUEUE_QUEUE_LABEL: "q"}
@@ -252,37 +236,20 @@ class TestDefaultsOfTheOperator:
         with_defaults(harness, {})
         harness.end_pod(0, constants.EXIT_RETRYABLE)
         await harness.train()
-        assert (harness.status.attempt, security(harness)) == (2, (["10.0.0.0/8"], False))
+        assert (harness.status.attempt, may_be_root(harness)) == (2, False)
 
     async def test_defaults_are_kept_if_start_was_lost(self) -> None:
         harness = await with_defaults(ReconcilerHarness()).settle()
         raw = present(harness.raw)
         harness.cluster.store.change(raw, status={"profile": raw["status"]["profile"]})
         await with_defaults(harness, {}).settle()
-        assert (harness.status.attempt, security(harness)) == (1, (["10.0.0.0/8"], False))
-
-    async def test_unstarted_job_follows_defaults(self) -> None:
-        harness = ReconcilerHarness(template=template(trainer(), hostNetwork=True))
-        await with_defaults(harness).settle()
-        assert harness.status.phase == "Rejected"
-        await with_defaults(harness, {"networkPolicy": {"enabled": False}}).settle()
-        assert (harness.jobs(), harness.status.profile) == (["train-1"], None)
-
-    async def test_job_with_host_network_is_refused_with_remedy(self) -> None:
-        harness = ReconcilerHarness(template=template(trainer(), hostNetwork=True))
-        await with_defaults(harness).settle()
-        message = harness.condition("Accepted").message
-        assert "spec.networkPolicy.enabled: has no effect on pods with spec.template.spec.hostNetwork" in message
-        assert "set networkPolicy.enabled to false" in message
+        assert (harness.status.attempt, may_be_root(harness)) == (1, False)
 
     @pytest.mark.parametrize(
         ("given", "words"),
         [
-            ({"nodes": 3}, 'unknown field "nodes"; known fields: networkPolicy, securityProfile'),
+            ({"nodes": 3}, 'unknown field "nodes"; known fields: securityProfile'),
             ({"securityProfile": "Strict"}, 'spec.securityProfile: Unsupported value: "Strict"'),
-            ({"networkPolicy": {"enabled": "yes"}}, "spec.networkPolicy.enabled"),
-            ({"networkPolicy": {"enabled": True, "egressCidrs": ["10.0.0.1/8"]}}, "egressCidrs[0]"),
-            ({"networkPolicy": {"enabled": True, "metricsFrom": [{}]}}, "metricsFrom[0]"),
         ],
     )
     def test_that_cannot_be_used_are_refused(self, given: Json, words: str) -> None:

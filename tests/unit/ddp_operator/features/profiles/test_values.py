@@ -69,10 +69,7 @@ def test_profile_of_another_form_is_refused(spec: dict[str, Any]) -> None:
 
 COMPANIONS = [
     ("checkpoint.keep", {"checkpoint": {"path": "/c", "keep": 5}}, {"checkpoint": {"path": "/c", "url": "s3://b/p"}}),
-    ("scheduling.queue", {"scheduling": {"queue": "q"}}, {"scheduling": {"gang": "Volcano"}}),
     ("scheduling.topologyKey", {"scheduling": {"topologyKey": "zone"}}, {"scheduling": {"placement": "Pack"}}),
-    ("networkPolicy.egressCidrs", {"networkPolicy": {"egressCidrs": ["10.0.0.0/8"]}},
-     {"networkPolicy": {"enabled": True}}),
 ]  # fmt: skip
 
 
@@ -104,7 +101,7 @@ class TestManifest:
             ({"nodes": 2}, {"elastic": {"minNodes": 3, "maxNodes": 4}}, "spec.nodes: .*elastic.minNodes"),
             (
                 {"scheduling": {"topologyKey": "zone"}},
-                {"scheduling": {"gang": "None"}},
+                {"scheduling": {"priorityClassName": "a"}},
                 "topologyKey: .*needs scheduling.placement",
             ),
             ({"checkpoint": {"claimName": "c"}}, {}, "spec.checkpoint.path: Required value"),

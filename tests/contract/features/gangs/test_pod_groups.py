@@ -7,7 +7,7 @@ from typing import Any
 import kubernetes_validate
 import pytest
 
-from ddp_operator.kube.pod_groups import list_versions
+from ddp_operator.features.gangs.pod_groups import list_versions
 from ddp_operator.manifests.children import build_children
 from tests.support.builders import job, template
 

@@ -1,0 +1,134 @@
+"""``spec.networkPolicy``, its rules and checks, and the object that all attempts share."""
+
+import ipaddress
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any, Final
+
+import msgspec
+from msgspec import Meta, field
+
+from ddp_operator.api import child_names, constants
+from ddp_operator.api.cel_rule import require
+from ddp_operator.api.errors import FieldError
+from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.schema import ChildBody, OwnChild, OwnFields
+from ddp_operator.api.spec import SpecFields
+
+
+class Peer(SpecFields, frozen=True, kw_only=True):
+    """A client that may connect, as in `from` of a NetworkPolicy."""
+
+    namespace_selector: Annotated[Any, Meta(description="Label selector of namespaces.")] = None
+    pod_selector: Annotated[Any, Meta(description="Label selector of pods.")] = None
+    ip_block: Annotated[Any, Meta(description="Range of addresses; not together with a selector.")] = None
+
+
+class NetworkPolicy(SpecFields, frozen=True, kw_only=True):
+    """Limits on the pods' traffic. The network plug-in must enforce NetworkPolicies."""
+
+    enabled: Annotated[
+        bool,
+        Meta(
+            description="True: pods may connect only to pods of the job, DNS and egressCidrs; only pods of the "
+            "job, and at the metrics port the operator and metricsFrom, may connect to them."
+        ),
+    ] = False
+    egress_cidrs: Annotated[
+        tuple[str, ...], Meta(description="Further address ranges for connections of the pods, such as 10.0.0.0/8.")
+    ] = ()
+    metrics_from: Annotated[
+        tuple[Peer, ...] | None,
+        Meta(
+            description="Clients that may read the pods' metrics besides the operator, as in `from` of a "
+            "NetworkPolicy. Unset: pods labelled app.kubernetes.io/name=prometheus in any namespace. "
+            "[]: none."
+        ),
+    ] = None
+
+
+class NetworkPolicyFields(SpecFields, frozen=True, kw_only=True):
+    """The part of this feature in the spec."""
+
+    network_policy: NetworkPolicy = field(default_factory=NetworkPolicy)
+
+
+def read_policy(job: DDPTrainingJob) -> NetworkPolicy:
+    """Return the policy that a job asks for."""
+    return FIELDS.read(job.spec).network_policy
+
+
+def _check(job: DDPTrainingJob, pod: Mapping[str, Any], trainer: Mapping[str, Any]) -> Iterator[FieldError]:
+    """Check the addresses and peers, and that the pods have a network of their own."""
+    policy = read_policy(job)
+    if policy.enabled and pod.get("hostNetwork"):
+        message = (
+            "has no effect on pods with spec.template.spec.hostNetwork; remove that field, or set "
+            "networkPolicy.enabled to false"
+        )
+        yield FieldError("spec.networkPolicy.enabled", message)
+    for index, cidr in enumerate(policy.egress_cidrs):
+        try:
+            ipaddress.ip_network(cidr)
+        except ValueError as error:
+            message = f"is not a network ({error}); write it such as 10.0.0.0/8, or one host as 10.1.2.3/32"
+            yield FieldError(f"spec.networkPolicy.egressCidrs[{index}]", message, cidr)
+    for index, peer in enumerate(policy.metrics_from or ()):
+        if peer == Peer():
+            message = "must have namespaceSelector, podSelector or ipBlock; write it as in a NetworkPolicy's `from`"
+            yield FieldError(f"spec.networkPolicy.metricsFrom[{index}]", message, {})
+
+
+_DNS: Final = [{"port": 53, "protocol": protocol} for protocol in ("UDP", "TCP")]
+_PROMETHEUS: Final = {"app.kubernetes.io/name": "prometheus"}
+"""Label of Prometheus' pods in common charts and in the Prometheus operator."""
+
+
+def _is_enabled(job: DDPTrainingJob) -> bool:
+    return read_policy(job).enabled
+
+
+def build_policy(job: DDPTrainingJob, nodes: int) -> ChildBody:
+    """Return the NetworkPolicy of all attempts: pods connect to each other and to DNS; named clients read metrics."""
+    policy = read_policy(job)
+    pods = {"matchLabels": child_names.child_labels(job.name)}
+    readers = [_labelled(_PROMETHEUS)] if policy.metrics_from is None else msgspec.to_builtins(policy.metrics_from)
+    operator = _labelled({constants.LABEL_COMPONENT: constants.COMPONENT_OPERATOR})
+    egress: list[dict[str, Any]] = [
+        {"to": [{"podSelector": pods}]},
+        {"ports": _DNS},  # to any address: the resolver of a node is not a pod
+    ]
+    if policy.egress_cidrs:
+        egress.append({"to": [{"ipBlock": {"cidr": cidr}} for cidr in policy.egress_cidrs]})
+    spec = {
+        "podSelector": pods,
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [
+            {"from": [{"podSelector": pods}]},
+            {"from": [operator, *readers], "ports": [{"port": job.spec.metrics.port, "protocol": "TCP"}]},
+        ],
+        "egress": egress,
+    }
+    return ChildBody("networking.k8s.io/v1", spec)
+
+
+def _labelled(labels: dict[str, str]) -> dict[str, Any]:
+    return {"namespaceSelector": {}, "podSelector": {"matchLabels": labels}}
+
+
+FIELDS: Final = OwnFields(
+    "network-policy",
+    NetworkPolicyFields,
+    rules=tuple(
+        require(
+            f"networkPolicy.{name}",
+            f"{empty}(has(self.networkPolicy.enabled) && self.networkPolicy.enabled)",
+            "has no effect without networkPolicy.enabled: true; set that or remove this field",
+        )
+        for name, empty in (("egressCidrs", "size(self.networkPolicy.egressCidrs) == 0 || "), ("metricsFrom", ""))
+    ),
+    fixed_once="started",
+    check=_check,
+    has_default=True,
+    switch="networkPolicy.enabled",
+    children=(OwnChild("NetworkPolicy", _is_enabled, build_policy, is_shared=True),),
+)
