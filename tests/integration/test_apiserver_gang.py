@@ -19,7 +19,8 @@ import yaml
 from ddp_operator.api.cluster_errors import AlreadyExists, Refused
 from ddp_operator.api.constants import KIND
 from ddp_operator.api.parse import parse_resource
-from ddp_operator.features import SCHEMA
+from ddp_operator.decide.hooks import Hooks
+from ddp_operator.features import FEATURES, SCHEMA
 from ddp_operator.kube.cluster import KubeCluster
 from ddp_operator.manifests.children import build_children, build_pod
 from tests.support import ROOT
@@ -112,7 +113,7 @@ def whole_nodes(name: str, nodes: int, *, pod: Mapping[str, Any] | None = None, 
 async def start(users: ClusterActors, name: str, nodes: int, **spec: Any) -> None:
     """Create an attempt's children as the operator does."""
     resource = await users.create(whole_nodes(name, nodes, **spec))
-    cluster = KubeCluster(users.client)
+    cluster = KubeCluster(users.client, hooks=Hooks(FEATURES))
     for child in build_children(parse_resource(resource, SCHEMA), attempt=1, nodes=nodes):
         with suppress(AlreadyExists):  # shared by all jobs
             await cluster.create(child)

@@ -185,6 +185,12 @@ def test_operators_with_different_leases_run_in_parallel(server: StandIn, start:
     assert {lease["metadata"]["name"] for lease in server.list("Lease")} == {"one", "two"}
 
 
+def test_missing_permission_for_kind_of_feature_is_named(server: StandIn, kubeconfig: Path) -> None:
+    server.allow(lambda name: name["resource"] != "networkpolicies")
+    done = run(MODULE, KUBECONFIG=str(kubeconfig))
+    assert_one_line(done, "get, list, watch, create networkpolicies.networking.k8s.io in all namespaces")
+
+
 def test_missing_permission_for_lease_is_named(server: StandIn, kubeconfig: Path) -> None:
     server.allow(lambda name: name["resource"] != "leases")
     done = run(MODULE, KUBECONFIG=str(kubeconfig))

@@ -67,7 +67,8 @@ async def test_defaults_are_under_values_of_profile() -> None:
 
 
 async def test_members_are_dropped_with_policy_of_profile() -> None:
-    assert list_peers(await build({}, CLOSED, networkPolicy={"enabled": False}).train()) == ["everything"]
+    harness = await build({}, CLOSED, networkPolicy={"enabled": False}).train()
+    assert (harness.jobs(), list_peers(harness)) == (["train-1"], ["everything"])
 
 
 async def test_started_job_keeps_its_policy() -> None:

@@ -119,11 +119,12 @@ def test_view_of_trimmed_job_equals_view_of_whole_job() -> None:
     built["metadata"] = built["metadata"] | {"uid": "u", "labels": built["metadata"]["labels"] | labels}
     built["spec"]["template"]["metadata"]["labels"][constants.KUEUE_PODSET_LABEL] = "main"
     built["spec"]["template"]["spec"]["schedulingGates"] = [{"name": constants.KUEUE_ELASTIC_GATE}]
+    built["spec"]["template"]["spec"]["schedulingGroup"] = {"podGroupName": "train-1"}
     whole = view_job(built)
     trimmed = view_job(trim_object("Job", built))
     fields = [name for name in whole.__slots__ if name != "raw"]
     assert {name: getattr(trimmed, name) for name in fields} == {name: getattr(whole, name) for name in fields}
-    assert whole.launcher
+    assert (bool(whole.launcher), whole.ganged) == (True, True)
     assert _awaits_peers(trimmed) == _awaits_peers(whole) == True  # noqa: E712
 
 

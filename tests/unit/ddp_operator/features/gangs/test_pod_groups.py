@@ -67,6 +67,7 @@ async def test_pod_group_is_refused_and_deleted_if_api_server_dropped_field(
     answers = (error(404), error(404), stored, {"kind": "Status"})
     result, client = await post(lambda cluster: cluster.create(posted, dry_run=dry_run), *answers)
     assert isinstance(result, Refused) == bool(fields)
+    assert {options["accept"] for _, _, options in client.calls[:3]} == {"application/json"}, "all fields are compared"
     refusals = re.findall(r"spec\.scheduling\.(\w+): the API server ignores it; enable the feature gate", str(result))
     assert refusals == fields
     # Before v1alpha3 the field is a string.
