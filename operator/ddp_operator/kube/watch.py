@@ -1,4 +1,4 @@
-"""Watches of the children. Of Services, ConfigMaps and NetworkPolicies they deliver the metadata.
+"""Watches of the children. Of all but Jobs and pods they deliver the metadata.
 
 For each event Kopf creates a task, a memory and several causes, for handlers that change the object. A job may have a
 thousand children, which no handler changes, so their events go directly into the store. ``resync`` finds events that a
