@@ -1196,6 +1196,22 @@ if rank == 1 and step == 3:
     store = dist.distributed_c10d._get_default_store()
     store.wait(['vocab/ready'], datetime.timedelta(seconds=3))  # here""",
     ),
+    "two ranks that receive from each other": Planted(
+        cause=("all ranks", "recv"),
+        remedy="(?i)send",
+        ranks=BOTH,
+        step="if step == 5: dist.recv(torch.zeros(1), src=1 - rank)  # here",
+    ),
+    "a model of another size on one rank": Planted(
+        cause=("params", "process 0"),
+        remedy="(?i)same model",
+        step="if step == 0: DistributedDataParallel(nn.Linear(8, 4 + rank))  # here",
+    ),
+    "a sampler with the number of nodes": Planted(
+        cause=("Invalid rank 1",),
+        remedy="WORLD_SIZE",
+        step="if step == 0: torch.utils.data.DistributedSampler(range(64), num_replicas=1, rank=rank)  # here",
+    ),
 }
 
 

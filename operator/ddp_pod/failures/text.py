@@ -58,6 +58,7 @@ DDP_FORWARD_REMEDY: Final = (
     "the forward of a model in DistributedDataParallel shares its buffers (as those of BatchNorm) with all ranks: "
     "where only some ranks evaluate, call model.module, or evaluate on all ranks"
 )
+ONE_WAY_REMEDY: Final = "let one rank of each pair send what the other receives, or use batch_isend_irecv() in both"
 STORE_REMEDY: Final = (
     "check that the pods can reach checkpoint.url, and that the credentials of secretRef allow reads and writes"
 )

@@ -22,7 +22,7 @@ from ...contract.progress import RankProgress
 from ...contract.records import read_record, to_json
 from ...contract.report import Stall, StalledRank
 from ...failures.rank_ends import PrintedTraceback, find_printed_traceback
-from ...failures.text import DDP_FORWARD_REMEDY, INHERITED_LOCK_REMEDY, UNREAD_OUTPUT_REMEDY
+from ...failures.text import DDP_FORWARD_REMEDY, INHERITED_LOCK_REMEDY, ONE_WAY_REMEDY, UNREAD_OUTPUT_REMEDY
 from ...failures.worker_failure import examine_error, list_error_files
 from ...progress.keeper import LONGEST_INTERVAL, find_interval
 from ...progress.output import read_end, read_last_lines
@@ -61,6 +61,7 @@ _SAMPLES = 10  # of a rank's state
 _SECONDS_BETWEEN_SAMPLES = 0.01
 _KILLED = 128 + signal.SIGKILL
 _LINE = re.compile(r":\d+(?=\)$)")  # of a place in the script
+_ONE_WAY = {"send", "recv"}
 _MISMATCH = "CollectiveMismatch"  # the type of its error, beside that of a hang
 
 
@@ -646,7 +647,7 @@ class StallMonitor(Service):
         elif is_root_cause:
             message += self._describe_peers(stalled, is_deadlock=is_deadlock)
         place = ""
-        if stalled.activity.state == "Behind":
+        if stalled.activity.state == "Behind" or is_deadlock:
             place = stalled.stack.script_place
         elif stalled.activity.state == "Busy":
             place = _LINE.sub("", stalled.stack.script_place)  # the line changes with each examination
@@ -654,6 +655,10 @@ class StallMonitor(Service):
             place = "a stopped process"
         error = {**_identify(stalled), "type": HANG.name, "message": message, "secondary": secondary, "place": place}
         error["remedy"] = stalled.remedy
+        one_way = self._find_one_way_call() if is_deadlock else ""
+        if one_way:
+            text = f"all ranks of the job wait in {one_way}, rank {stalled.worker.rank} at {stalled.stack.script_place}"
+            error |= {"type": _MISMATCH, "message": f"mismatch between collectives: {text}", "remedy": ONE_WAY_REMEDY}
         # If the script has gone on after it, another exception may be the reason.
         if stalled.dead_helper is None or not stalled.dead_helper.is_last:
             return error
@@ -676,11 +681,20 @@ class StallMonitor(Service):
     def _describe_peers(self, cause: StalledWorker, *, is_deadlock: bool) -> str:
         """Return in which collectives the other ranks of the job wait. ``is_deadlock``: all ranks wait."""
         own = cause.wait.collective if cause.wait is not None else ""
-        shared = self.job_stall.waits if self.job_stall is not None else ()
-        waits = describe_waits([wait for wait in (*self._waits, *shared) if wait.collective != own])
         if not is_deadlock:
+            waits = describe_waits([wait for wait in self._list_waits() if wait.collective != own])
             return f"; {waits}" if waits else ""
         return "; all ranks of the job wait: do they call the same collectives in the same order?"
+
+    def _list_waits(self) -> Sequence[RankWait]:
+        """Return in which collectives ranks of this pod, and as far as it is known those of others, wait."""
+        shared = self.job_stall.waits if self.job_stall is not None else ()
+        return (*self._waits, *shared)
+
+    def _find_one_way_call(self) -> str:
+        """Return the call between two ranks, without its opposite, in which all ranks wait; empty if there is none."""
+        calls = {wait.collective.partition(" ")[0] for wait in self._list_waits()}
+        return calls.pop() if len(calls) == 1 and calls <= _ONE_WAY else ""
 
 
 def _measure_sleep(pid: int) -> float:
