@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from ddp_pod.base.exceptions import ADDRESS_SPACE, HIDDEN_PACKAGE, NO_FOLDER, PICKLED_NAME, STORE_KEY
-from ddp_pod.features.watchdog.pipes import find_blocked_child
+from ddp_pod.features.watchdog.wait_channels import find_blocked_child
 from ddp_pod.rank.circumstances import Circumstance, find_circumstance
 from ddp_pod.rank.tracebacks import _build_facts, _Link
 

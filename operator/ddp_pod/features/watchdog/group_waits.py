@@ -25,7 +25,7 @@ class Joiner(NamedTuple):
 
     ``rank``: of the job; ``as_rank``, ``size``, ``store``: of its group; ``phase``: CONNECTING, JOINING, MEMBER of a
     smaller group, or empty if no process of the rank has called init_process_group; ``place``: of the call, or where
-    the rank is instead; ``job_store``: the launcher's.
+    the rank is instead; ``job_store``: the launcher's; ``other_host``: whether the store's host has another address.
     """
 
     rank: int
@@ -40,13 +40,14 @@ class Joiner(NamedTuple):
     from_environment: bool = False
     job_store: str = ""
     ended: bool = False
+    other_host: bool = False
 
     @property
     def is_elsewhere(self) -> bool:
-        """Whether it waits for another store than the job's. Names of one host may differ, but not the port."""
+        """Whether it waits for another store than the job's. Names of one host may differ, but no port or address."""
         same_port = self.store.rpartition(":")[2] == self.job_store.rpartition(":")[2]
         is_own = bool(_LOOPBACK.match(self.store)) and not _LOOPBACK.match(self.job_store) and self.pod > 0
-        return not same_port or is_own
+        return not same_port or is_own or self.other_host
 
     @property
     def is_waiting(self) -> bool:
@@ -102,7 +103,9 @@ def _explain_other_store(waiting: Sequence[Joiner], *, is_complete: bool, is_loc
         remedy = "do not set MASTER_ADDR and MASTER_PORT, in the script or a wrapper: the launcher sets them"
     else:
         remedy = f"omit init_method and store in {cause.place}: the launcher sets MASTER_ADDR and MASTER_PORT"
-    return _build(cause, message, remedy)
+    wait = _build(cause, message, remedy)
+    is_in_all = is_complete and all(joiner.is_elsewhere for joiner in waiting)
+    return dataclasses.replace(wait, rank=None, pod=None) if is_in_all else wait
 
 
 def _explain_size(waiting: Sequence[Joiner], world_size: int) -> GroupFacts | None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -110,6 +111,20 @@ def _explain_unknown(ranks: Sequence[RankGroups], world: int, library: str) -> s
     return f"{message}rank {first.worker.rank} has created no process group and made no optimizer step"
 
 
+def _are_different_hosts(host: str, job_host: str) -> bool:
+    """Return whether the job's host has an address, and the other one has none of its addresses."""
+    own = _resolve(job_host)
+    return bool(own) and not own & _resolve(host)
+
+
+def _resolve(host: str) -> set[str]:
+    """Return the addresses of a host; empty if it has none."""
+    try:
+        return {str(entry[4][0]) for entry in socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)}
+    except (OSError, UnicodeError):
+        return set()
+
+
 class GroupMonitor(Service):
     """Observes process groups. ``job_wait``: of the job's ranks, as pod 0 has published it."""
 
@@ -123,6 +138,7 @@ class GroupMonitor(Service):
         self._places: dict[int, str] = {}  # of local ranks that have not called init_process_group
         self._located_at = 0.0
         self._logged = ""
+        self._different_hosts: dict[tuple[str, str], bool] = {}
         self.job_wait: GroupFacts | None = None
         self.facts: GroupFacts | None = None
 
@@ -217,12 +233,12 @@ class GroupMonitor(Service):
         worker = rank.worker
         empty = Joiner(worker.rank, self._pod.node, job_store=worker.store)
         living = [record for record in rank.waiting if process_state(record.pid)]
-        shown = living or [record for record in rank.records if record.largest][:1]
+        shown = living or rank.waiting or [record for record in rank.records if record.largest][:1]
         if not shown:
             yield empty._replace(place=self._places.get(worker.local_rank, ""), ended=not process_state(worker.pid))
         for record in shown:
             yield empty._replace(
-                phase=record.phase if record in living else MEMBER,
+                phase=record.phase if record.is_waiting else MEMBER,
                 since=record.since,
                 as_rank=record.rank,
                 size=record.size,
@@ -230,7 +246,17 @@ class GroupMonitor(Service):
                 place=record.place,
                 assigned=record.assigned,
                 from_environment=record.from_environment,
+                other_host=self._has_other_host(record.store, worker.store),
             )
+
+    def _has_other_host(self, store: str, job_store: str) -> bool:
+        """Return whether two addresses of stores, ``host:port``, have different hosts: names of one may differ."""
+        hosts = store.rpartition(":")[0], job_store.rpartition(":")[0]
+        if not all(hosts) or hosts[0] == hosts[1]:
+            return False
+        if hosts not in self._different_hosts:
+            self._different_hosts[hosts] = _are_different_hosts(*hosts)
+        return self._different_hosts[hosts]
 
     def _locate(self, workers: Sequence[WorkerRecord], now: float) -> None:
         """Find out at intervals where ranks are that have not called init_process_group."""

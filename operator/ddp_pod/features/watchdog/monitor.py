@@ -29,7 +29,6 @@ from ...progress.output import read_end, read_last_lines
 from ...progress.rank_progress import PAGE_TIMEOUT, RankReader
 from ...torchrun.channel import FeatureSummary, PeersLost
 from .collectives import Collective, CollectivesRequest, RankCollectives
-from .pipes import find_blocked_child
 from .stacks import ChildStack, Stack, collect_stacks, find_working_child
 from .stall import (
     ACTIVITY_LIMIT,
@@ -52,6 +51,7 @@ from .stall import (
     should_kill_workers,
     stall_grace_seconds,
 )
+from .wait_channels import find_blocked_child, sleeps_by_clock
 
 RankMap = Mapping[int, RankProgress]
 _SECONDS_OF_SILENCE = 5.0  # without a step, after which the ranks are examined, as their peers may give up
@@ -69,7 +69,8 @@ class StalledWorker(NamedTuple):
     """A worker of a stalled pod, its activity, its main thread's stack, and its collectives.
 
     ``dead_helper``: the exception that ended a thread or a child of it, while its main thread waits for one;
-    ``child``: a living child for which it may wait; ``remedy``: by the state of such a child.
+    ``child``: a living child for which it may wait; ``remedy``: by the state of such a child; ``sleeps_by_clock``:
+    whether it is outside of collectives and only waits for a time to pass.
     """
 
     worker: WorkerRecord
@@ -79,6 +80,7 @@ class StalledWorker(NamedTuple):
     dead_helper: PrintedTraceback | None = None
     child: ChildStack | None = None
     remedy: str = ""
+    sleeps_by_clock: bool = False
 
     @property
     def position(self) -> tuple[str, str, Collective | None]:
@@ -101,7 +103,8 @@ class StalledWorker(NamedTuple):
         pending = self.collectives.pending
         call = "" if pending is None else pending.text
         if self.collectives.are_over and self.stack.is_in_torch:
-            call = self.stack.library_call
+            last = self.collectives.last if self.stack.waits_for_result else None  # its end is not recorded as such
+            call = self.stack.library_call if last is None else last.text
         return RankWait(self.worker.rank, call, self.stack.script_place) if call else None
 
 
@@ -573,8 +576,9 @@ class StallMonitor(Service):
             elif activity.state == "Behind" and not helper.remedy and stack and self._is_in_io(stall, worker, stack):
                 activity = dataclasses.replace(activity, state="IO")
             stack = stack or Stack([], "")
+            sleeps = activity.state == "IO" and sleeps_by_clock(worker.pid)
             stalled.append(
-                StalledWorker(worker, activity, stack, collectives, helper.dead, helper.child, helper.remedy)
+                StalledWorker(worker, activity, stack, collectives, helper.dead, helper.child, helper.remedy, sleeps)
             )
         return stalled
 
@@ -647,7 +651,7 @@ class StallMonitor(Service):
         elif is_root_cause:
             message += self._describe_peers(stalled, is_deadlock=is_deadlock)
         place = ""
-        if stalled.activity.state == "Behind" or is_deadlock:
+        if stalled.activity.state == "Behind" or is_deadlock or stalled.sleeps_by_clock:
             place = stalled.stack.script_place
         elif stalled.activity.state == "Busy":
             place = _LINE.sub("", stalled.stack.script_place)  # the line changes with each examination

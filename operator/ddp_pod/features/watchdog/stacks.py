@@ -23,6 +23,9 @@ _COLLECTIVE_FILES = re.compile(
 _COLLECTIVE_CALLS = re.compile(
     r"\b(wait|all_\w+|broadcast\w*|barrier|reduce\w*|gather|scatter|synchronize|backward|item|tolist|cpu)\("
 )
+# Through these the call of an operator passes, such as the wait for a functional collective (DTensor, FSDP2).
+_DISPATCH_FILES = re.compile(r"/torch/(_ops|_library/\w+)\.py$")
+_FUNCTIONAL_FILE = re.compile(r"/torch/distributed/_functional_collectives\.py$")
 _DDP_FILE = re.compile(r"/torch/nn/parallel/distributed\.py$")
 # A lock that no call of the standard library acquires, such as a queue's, which waits for the work of another thread.
 _LOCK = re.compile(r"\bacquire\(|^\s*(async )?with [\w.\[\]\"']+( as \w+)?:")
@@ -64,6 +67,11 @@ class Stack(NamedTuple):
     def is_in_torch(self) -> bool:
         """Whether the innermost frame is in a module of torch that calls collective operations."""
         return bool(self.frames and _COLLECTIVE_FILES.search(self.frames[-1].path))
+
+    @property
+    def waits_for_result(self) -> bool:
+        """Whether the innermost frame waits for the result of a functional collective, which was called before."""
+        return bool(self.frames and _FUNCTIONAL_FILE.search(self.frames[-1].path))
 
     @property
     def waits_for_lock(self) -> bool:
@@ -136,6 +144,8 @@ def read_stack(text: str) -> Stack:
     if not frames:
         return Stack([], "")
     lines = [f'  File "{frame.path}", line {frame.line}, in {frame.function}' for frame in frames]
+    while len(frames) > 1 and _DISPATCH_FILES.search(frames[-1].path):
+        del frames[-1]
     return Stack(frames, "\n".join(["Stack (most recent call last):", *lines]))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import socket
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ from ddp_pod.contract.group_facts import (
 from ddp_pod.features.watchdog.group_waits import Joiner, explain_wait
 from ddp_pod.features.watchdog.groups import GroupMonitor, judge_groups
 from ddp_pod.progress.rank_progress import RankReader
-from ddp_pod.rank.group_records import RankGroups
+from ddp_pod.rank.group_records import RankGroups, read_groups
 from ddp_pod.rank.groups import (
     CONNECTING,
     ENDED,
@@ -128,6 +129,7 @@ def late(number: int, **values: Any) -> Joiner:
 
 
 OWN = {"store": "localhost:12355", "from_environment": True, "phase": CONNECTING}
+OTHER_HOST = {"store": "gpu-node:29400", "phase": CONNECTING, "other_host": True}
 FREE = {"store": "tracker:23456", "phase": CONNECTING}
 
 
@@ -135,12 +137,13 @@ FREE = {"store": "tracker:23456", "phase": CONNECTING}
     ("joiners", "cause", "is_mistake", "words"),
     [
         # A store of its own: in the environment of script or wrapper, or an init_method.
-        ([joins(0, **OWN), joins(1, **OWN)], 0, True, ["localhost:12355", JOB, "wrapper"]),
-        ([joins(0, **{**OWN, "phase": JOINING}), joins(1, **OWN)], 1, True, ["rank 1 waits for localhost:12355"]),
+        ([joins(0, **OWN), joins(1, **OWN)], None, True, ["localhost:12355", JOB, "wrapper"]),
+        ([joins(0, **{**OWN, "phase": JOINING}), joins(1, **OWN)], None, True, ["rank 1 waits for localhost:12355"]),
         ([joins(0), joins(1, **OWN, assigned="train.py:7")], 1, True, ["from train.py:7"]),
-        ([joins(0, **FREE), joins(1, **FREE)], 0, True, ["tracker:23456", "init_method", "train.py:9"]),
+        ([joins(0, **FREE), joins(1, **FREE)], None, True, ["tracker:23456", "init_method", "train.py:9"]),
         ([joins(0, **{**OWN, "phase": JOINING}), late(1)], 0, True, ["localhost:12355"]),  # no other pod can join
-        ([joins(0, store=FILE), joins(1, store=FILE)], 0, True, [FILE]),
+        ([joins(0, store=FILE), joins(1, store=FILE)], None, True, [FILE]),
+        ([joins(0), joins(1, **OTHER_HOST)], 1, True, ["gpu-node:29400, which is not the job's"]),
         ([joins(0, **FREE), late(1)], 1, True, ["rank 1 has not called"]),  # it may serve that store
         ([joins(0, store="job:23456"), joins(1, store="job:23456")], 0, False, ["2"]),  # all of them have reached it
         ([joins(0), joins(1, store="10.0.0.1:29400")], 0, False, []),  # another name of the same host
@@ -208,3 +211,31 @@ def test_failure_of_a_wait_is_the_mistake_that_causes_it(
         assert after.evidence == EVIDENCE_ERROR, "the last lines of the output do not replace it"
     monitor.job_wait = dataclasses.replace(monitor.job_wait, is_mistake=False)
     assert monitor.explain(before) == before
+
+
+def test_hosts_are_different_if_their_addresses_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = {"job": ["10.0.0.1"], "alias": ["10.0.0.1"], "other": ["10.0.0.2"]}
+
+    def resolve(host: str, *arguments: object, **options: object) -> list[tuple[Any, ...]]:
+        if host not in known:
+            raise OSError("no such name")
+        return [(0, 0, 0, "", (address, 0)) for address in known[host]]
+
+    monkeypatch.setattr(socket, "getaddrinfo", resolve)
+    monitor = GroupMonitor(launcher_pod(tmp_path, nodes=2), cast(RankReader, None))
+    differ = monitor._has_other_host
+    assert [differ(f"{host}:1", "job:1") for host in ("job", "alias", "other", "absent")] == [False, False, True, True]
+    assert not differ("other:1", "absent:1"), "the name service may not respond"
+    assert not differ("", "job:1")
+
+
+def test_rank_that_gave_up_its_wait_has_called_init_process_group(tmp_path: Path) -> None:
+    for name in ("groups", "workers"):
+        (tmp_path / name).mkdir()
+    worker = {"pid": 0, "rank": 0, "localRank": 0, "restart": 0, "worldSize": 2, "run": "run", "started": 1.0}
+    write_json(str(tmp_path / "workers" / "0.json"), worker)
+    ended = GroupRecord(999_999_999, CONNECTING, since=1.0, size=2, store="a:1", place="train.py:9", run="run")
+    write_json(str(tmp_path / "groups" / "0.0.json"), ended._asdict())
+    monitor = GroupMonitor(launcher_pod(tmp_path, nodes=2), cast(RankReader, None))
+    (joiner,) = monitor._build_joiners(read_groups(monitor._pod)[0])
+    assert (joiner.phase, joiner.place, joiner.ended) == (CONNECTING, "train.py:9", False)

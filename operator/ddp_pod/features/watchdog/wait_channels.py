@@ -1,4 +1,7 @@
-"""A child that waits until its rank reads what it has written: the rank waits for its end meanwhile."""
+"""What processes wait for, by the kernel's function in which they do.
+
+A child may wait until its rank reads what it has written, while the rank waits for its end.
+"""
 
 import os
 from typing import Final, NamedTuple
@@ -8,6 +11,7 @@ from ...contract.processes import find_family
 _MOST_CHILDREN: Final = 8  # of a rank
 _MOST_FILES: Final = 256  # of a process
 _WRITES: Final = "pipe_write"  # in the name of the kernel's function, whatever version (proc(5), wchan)
+_SLEEPS: Final = "nanosleep"  # the same
 _COMMAND_LIMIT: Final = 60  # characters
 
 
@@ -27,6 +31,11 @@ def find_blocked_child(pid: int) -> BlockedChild | None:
             command = _read(f"/proc/{child}/cmdline").replace("\0", " ").strip()
             return BlockedChild(child, command[:_COMMAND_LIMIT])
     return None
+
+
+def sleeps_by_clock(pid: int) -> bool:
+    """Return whether the main thread of a process waits for a time, rather than for a device or another process."""
+    return _SLEEPS in _read(f"/proc/{pid}/wchan")
 
 
 def _read(path: str) -> str:
