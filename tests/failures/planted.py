@@ -1212,10 +1212,142 @@ if rank == 1 and step == 3:
         remedy="WORLD_SIZE",
         step="if step == 0: torch.utils.data.DistributedSampler(range(64), num_replicas=1, rank=rank)  # here",
     ),
+    "the address of another cluster's first node": Planted(
+        cause=("gpu-node-01.invalid",),
+        remedy="MASTER_ADDR",
+        ranks=BOTH,
+        never="(?i)other pods",
+        setup="""\
+import datetime
+os.environ['MASTER_ADDR'] = 'gpu-node-01.invalid'
+dist.init_process_group('gloo', timeout=datetime.timedelta(seconds=20))  # here""",
+    ),
+    "a launch script with line ends of Windows": Planted(
+        cause=("(?i)can't open file|invalid option|No such file",),
+        remedy="(?i)CRLF|line.end|carriage|dos2unix|windows|\\\\r",
+        ranks=BOTH,
+        restarts=1,
+        command=("bash", "run.sh"),
+        files=(("run.sh", "set -eu\r\nexec python train.py\r\n"),),
+    ),
+    "a sharded model that rank 0 alone gathers for its checkpoint": Planted(
+        cause=("rank 0", "rank 1", "(?i)all_?gather"),
+        remedy="(?i)same collectives|every rank|all ranks|each rank",
+        ranks=BOTH,
+        setup="from torch.distributed.fsdp import fully_shard",
+        step="""\
+if step == 0: net = fully_shard(nn.Linear(8, 4))
+if rank == 0 and step == 5:
+    state = {name: value.full_tensor() for name, value in net.state_dict().items()}  # here
+    torch.save(state, 'sharded.pt')""",
+    ),
+    "a checkpoint that rank 1 loads before rank 0 has written it": Planted(
+        cause=("No such file", "best.pt"),
+        remedy="(?i)barrier|rank 0|(other|another) rank|written",
+        restarts=1,
+        setup="if here == '0' and os.path.exists('best.pt'): os.remove('best.pt')",
+        step="""\
+if step == 4:
+    if rank == 0:
+        time.sleep(0.3)
+        torch.save(model.state_dict(), 'best.pt')
+    else:
+        torch.load('best.pt')  # here""",
+    ),
+    "a folder that both ranks rename": Planted(
+        cause=("No such file", "tmp-checkpoint-4"),
+        remedy="(?i)rank 0|(one|single|other|another) (rank|process)|both ranks|race|barrier|peer",
+        ranks=BOTH,
+        restarts=1,
+        step="""\
+if step == 4:
+    os.makedirs('tmp-checkpoint-4', exist_ok=True)
+    dist.barrier()
+    os.rename('tmp-checkpoint-4', 'checkpoint-4')  # here""",
+    ),
+    "a rank without a shard": Planted(
+        cause=("num_samples=0",),
+        remedy="(?i)empty|no (data|sample|record|item|file)|shard|0 samples|data ?set",
+        step="""\
+if step == 0:
+    shards = ['train-000.tar']
+    samples = [sample for shard in shards[rank::2] for sample in range(64)]
+    loader = torch.utils.data.DataLoader(samples, batch_size=4, shuffle=True)  # here""",
+    ),
+    "workers that are spawned by a script without a guard": Planted(
+        cause=("(?i)bootstrapping|__main__|__name__",),
+        remedy="(?i)__main__|__name__|guard",
+        ranks=BOTH,
+        setup="""\
+loader = torch.utils.data.DataLoader(list(range(8)), num_workers=1, multiprocessing_context='spawn')
+first = next(iter(loader))  # here""",
+    ),
+    "a sharded weight that is used outside of its module": Planted(
+        cause=("mixed torch.Tensor and DTensor",),
+        remedy="(?i)DTensor|full_tensor|forward",
+        ranks=BOTH,
+        setup="from torch.distributed.fsdp import fully_shard",
+        step="""\
+if step == 0: net = fully_shard(nn.Linear(8, 4))
+if step == 3: nn.functional.linear(torch.randn(2, 8), net.weight)  # here""",
+    ),
+    "weights that only rank 0 has": Planted(
+        cause=("(?i)meta tensor",),
+        remedy="(?i)to_empty|sync_module_states|\\bmeta\\b|broadcast",
+        step="""\
+if step == 2:
+    with torch.device('cpu' if rank == 0 else 'meta'): large = nn.Linear(8, 8)
+    large.to('cpu')  # here""",
+    ),
+    "a scaled step without gradients": Planted(
+        cause=("No inf checks were recorded",),
+        remedy="(?i)zero_grad|gradient|backward",
+        ranks=BOTH,
+        never="(?i)learning rate|diverge",
+        setup="scaler = torch.amp.GradScaler('cpu')",
+        step="""\
+if step == 3:
+    scaler.scale(model(torch.randn(4, 8)).square().mean()).backward()
+    optimizer.zero_grad()
+    scaler.step(optimizer)  # here""",
+    ),
+    "a checkpoint of a GPU on a machine without one": Planted(
+        cause=("(?i)deserialize object on a CUDA device",),
+        remedy="map_location",
+        ranks=BOTH,
+        never="nvidia-smi|Xid",
+        setup="""\
+torch.serialization.register_package(0, lambda storage: 'cuda:0', lambda storage, location: None)
+torch.save({'weight': torch.zeros(2)}, f'gpu{here}.pt')
+torch.load(f'gpu{here}.pt')  # here""",
+    ),
+    "a limit of CPU time": Planted(
+        cause=("(?i)SIGXCPU|cpu time",),
+        remedy="(?i)ulimit -t|RLIMIT_CPU|cpu time",
+        category="Killed",
+        restarts=1,
+        setup="import resource",
+        step="""\
+if rank == 1 and step == 5:
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    limit = int(used.ru_utime + used.ru_stime) + 2
+    resource.setrlimit(resource.RLIMIT_CPU, (limit, limit + 30))
+    while True: sum(range(10000))""",
+    ),
+    "an output whose reader has left": Planted(
+        cause=("(?i)broken ?pipe",),
+        remedy="(?i)\\bpipe|reader|\\bhead\\b|\\btee\\b|reads",
+        ranks=(0,),
+        restarts=1,
+        never="(?i)other pods",
+        command=("bash", "run.sh"),
+        files=(("run.sh", "set -o pipefail\npython -u train.py | head -n 3\n"),),
+    ),
 }
 
 
 OPEN: Final = {
+    "a scaled step without gradients": "the assertion of the scaler does not say that there are no gradients",
     "a thread whose exception is logged": "the thread may have handled it, so that the message has it beside the hang",
     "gathered tensors of different lengths": "gloo ends the process in a thread of its own, which has no line",
     "a text in another encoding": "no variable has the file, so that its name is unknown",

@@ -38,6 +38,7 @@ PICKLED_NAME: Final = "a pickle of code that is absent"
 HIDDEN_PACKAGE: Final = "a file that hides a package"
 NO_FOLDER: Final = "a working folder that was deleted"
 ADDRESS_SPACE: Final = "a limited address space"
+CLOSED_OUTPUT: Final = "an output without a reader"
 STORE_KEY: Final = "a key that no rank has set"
 
 

@@ -47,23 +47,23 @@ HANG: Final = Category(
     "Hang",
     "no progress within the time limits of spec.watchdog",
     "find out why the rank does not leave its line (a lock, a failed thread or process, a service, an endless "
-    "computation) and limit it; if it is slow by design, let all ranks take part or raise the timeout of "
-    "init_process_group and its limit in spec.watchdog",
+    "computation); if it is slow by design, let all ranks take part, or raise spec.watchdog and the timeout of "
+    "init_process_group",
     symptom=True,
     vague=True,
 )
 KILLED: Final = Category(
     "Killed",
     "a process was killed by a signal that it did not raise itself",
-    "find the sender of the signal: the kernel of a node short of memory (dmesg, kubectl describe node), a limit of "
-    "CPU time (ulimit -t), or a person; nothing shows that the container reached its own memory limit",
+    "find the sender of the signal: the kernel of a node short of memory (dmesg, kubectl describe node), or a person; "
+    "nothing shows that the container reached its own memory limit",
     vague=True,
 )
 PREEMPTED: Final = Category("Preempted", "the pod was evicted or preempted", "", vague=True)
 POD_DELETED: Final = Category(
     "PodDeleted",
     "a client deleted the pod, without an eviction",
-    "if it was not you, the API server's audit log names the client: a person or a controller",
+    "the API server's audit log names the client",
     vague=True,
 )
 NODE_LOST: Final = Category(
@@ -77,8 +77,7 @@ IMAGE_PULL: Final = Category(
 REPLICAS: Final = Category(
     "ReplicasDiffer",
     "parameters of ranks differ that were equal, or a rank lost its loss first (recovery.replicaMismatch: Restart)",
-    "check the GPU and the memory of the rank's node; let the script change parameters by the optimizer alone; if the "
-    "message names a loss, check the rank's batch too",
+    "check the GPU and memory of the rank's node, and its batch; change parameters by the optimizer alone",
 )
 NODE_FAULT: Final = Category(
     "NodeFault",
@@ -116,7 +115,9 @@ EXIT_CODES: Final = {
         Outcome(NETWORK.name, EXIT_PEER_LOST, True),
     )
 }
-_FROM_OUTSIDE: Final = (signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM)
+_FROM_OUTSIDE: Final = (
+    signal.SIGHUP, signal.SIGINT, signal.SIGKILL, signal.SIGTERM, signal.SIGXCPU, signal.SIGXFSZ,
+)  # fmt: skip
 SIGNIFICANT_SECONDS: Final = 300.0
 """Workers that report no steps count as having made progress after this time."""
 

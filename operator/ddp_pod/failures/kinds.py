@@ -11,6 +11,7 @@ from typing import Final, NamedTuple
 
 from ..base.exceptions import (
     ADDRESS_SPACE,
+    CLOSED_OUTPUT,
     CUT_ARCHIVE,
     HIDDEN_PACKAGE,
     HTML_PAGE,
@@ -82,8 +83,8 @@ NO_GPU: Final = FailureKind(
     r"detected|'torch\._C' has no attribute '_cuda_|requires CUDA support|dummy base class \w*(CUDA|Event|Stream)"
     r"|accelerator device when none is available|on a CUDA device but torch\.cuda\.is_available\(\) is False"
     rf"|accelerator support: None|start of device string: None|{NO_DEVICES}",
-    remedy="the pod has no GPU: request one in resources.limits (nvidia.com/gpu), or train on CPUs with the "
-        "backend gloo")  # fmt: skip
+    remedy="the pod has no GPU: request one in resources.limits (nvidia.com/gpu), or train on CPUs: backend "
+        "gloo, map_location='cpu'")  # fmt: skip
 NON_FINITE: Final = FailureKind(
     "A non-finite loss", own_words=True, remedy=NON_FINITE_REMEDY,
     words=r"(?i)\b(loss|gradients?)\b[^\n]{0,80}\b(nan|inf|infinite|not finite|not a finite|non-?finite)\b"
@@ -116,6 +117,10 @@ OTHER_MODELS: Final = FailureKind(
 TERMINAL: Final = FailureKind(
         "Input from a terminal", types=("EOFError", "bdb.BdbQuit"), where=r"reading a line|^bdb\.", outcome=FATAL,
         remedy="a pod has no terminal: remove breakpoint(), pdb.set_trace() and input()")  # fmt: skip
+UNFIT_TENSORS: Final = FailureKind(
+        "Tensors that do not fit", words=TENSORS.pattern, outcome=None,
+        remedy="a tensor has another shape, type or device than the call accepts: compare it with the message, also "
+        "for the last, smaller batch (drop_last=True)")  # fmt: skip
 KINDS: Final = (
     FailureKind(
         "A slow DataLoader", words="DataLoader timed out after",
@@ -131,7 +136,7 @@ KINDS: Final = (
     FailureKind(
         "Too many processes", errnos=(errno.EAGAIN,),
         words="can't start new thread|pthread_create failed|[Tt]hread creation failed|resources for OMP thread",
-        remedy="use fewer DataLoader workers and threads (OMP_NUM_THREADS), raise ulimit -u, or raise the kubelet's "
+        remedy="use fewer DataLoader workers and threads (OMP_NUM_THREADS), or raise ulimit -u or the kubelet's "
         "podPidsLimit"),
     FailureKind(
         "A limited address space", contents=(ADDRESS_SPACE,),
@@ -176,8 +181,7 @@ KINDS: Final = (
     FailureKind(
         "A name or arguments beyond a limit", errnos=(errno.E2BIG, errno.ENAMETOOLONG),
         outcome=FATAL, words="AF_UNIX path too long",
-        remedy="pass a file instead of an argument or variable of 128 KiB, or shorten the name: 255 bytes, of a "
-        "socket 107 (TMPDIR)"),
+        remedy="pass a file instead of 128 KiB of arguments, or shorten the name (255 bytes, of a socket 107: TMPDIR)"),
     FailureKind(
         "A failed volume", outcome=FAULT_OF_NODE,
         errnos=(errno.EIO, errno.ESTALE, errno.ENOTCONN),
@@ -190,8 +194,7 @@ KINDS: Final = (
     HELPER,
     FailureKind(
         "A service that refuses access", statuses=(401, 403, 407),
-        remedy="check that the token or credentials in the pod's environment (env, a Secret) are valid and allow "
-        "this object"),
+        remedy="check that the token or credentials in env (a Secret) are valid and allow this object"),
     FailureKind(
         "A missing object of a service", statuses=(404, 410),
         remedy="correct the object's name, revision or address"),
@@ -204,6 +207,10 @@ KINDS: Final = (
         words="CERTIFICATE_VERIFY_FAILED",
         remedy="mount the CA's certificate and set SSL_CERT_FILE and REQUESTS_CA_BUNDLE; if one has expired or is "
         "for another name, use another address"),
+    FailureKind(
+        "An output that nobody reads", contents=(CLOSED_OUTPUT,), errnos=(errno.EPIPE,),
+        where=r"\bprint\(|\bstd(out|err)\b|isatty",
+        remedy="what reads the script's output (head, tee) has ended: let it read all"),
     FailureKind(
         "A service outside of the job",
         errnos=(errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT, errno.EPIPE, errno.EHOSTUNREACH,
@@ -232,9 +239,12 @@ KINDS: Final = (
         "No working folder", contents=(NO_FOLDER,),
         remedy="keep its working folder, or start in another"),
     FailureKind(
+        "Line ends of Windows", errnos=(errno.ENOENT,), where=r"\\r\W", words=r"\\r\W|\^M",
+        remedy="remove the script's line ends of Windows (dos2unix)"),
+    FailureKind(
         "No such file or folder", errnos=(errno.ENOENT,),
         remedy="correct the path (relative ones start at the working directory), mount its volume, or create its "
-        "folder"),
+        "folder; if another rank writes or moves it, wait (dist.barrier())"),
     TERMINAL,
     FailureKind(
         "No real file", outcome=FATAL, contents=(LFS_POINTER, HTML_PAGE),
@@ -269,6 +279,12 @@ KINDS: Final = (
     OTHER_SIZE,
     OTHER_MODELS,
     FailureKind(
+        "An empty dataset", words="num_samples=0",
+        remedy="this rank has no data: check paths, filters, shards"),
+    FailureKind(
+        "A script that starts itself", words="finished its bootstrapping phase", outcome=FATAL,
+        remedy="start processes and loaders only under if __name__ == '__main__':"),
+    FailureKind(
         "A sampler's rank", types=("ValueError",), where=r"rank should be in the interval", outcome=FATAL,
         remedy="give the sampler RANK and WORLD_SIZE, which count the ranks of all pods, or neither"),
     FailureKind(
@@ -279,14 +295,13 @@ KINDS: Final = (
     FailureKind(
         "A loss without a usable graph", outcome=FATAL,
         words="does not require grad|in-?place operation|through the graph a second time",
-        remedy="compute the loss in this step from parameters that require a gradient, without no_grad() and "
-        "detach(), call backward() once, and change no tensor in place (clone it; a parameter under "
-        "no_grad())"),
+        remedy="compute the loss in this step without no_grad() and detach(), call backward() once, and change no "
+        "tensor in place (clone it; a parameter under no_grad())"),
     FailureKind(
         "Objects that cannot be pickled", types=("_pickle.PicklingError",),
         words=r"(?i:can(no|')t pickle) |Can't get (local object|attribute)",
-        remedy="spawned processes and DataLoader workers get pickled objects: define functions and classes at "
-        "the top level of a module, and open files in the worker"),
+        remedy="define functions and classes for spawned processes and DataLoader workers at the top level of a "
+        "module, and open files there"),
     FailureKind(
         "An unknown user", own_words=True,
         words="getpw(uid|nam)|No username set in the environment|determine home directory",
@@ -300,12 +315,11 @@ KINDS: Final = (
     FailureKind(
         "Unsupported by torch.compile", types=_COMPILE_ERRORS,
         remedy="change the line that the message names, install the compiler that it lacks (gcc, g++; for CUDA a "
-        "-devel image), or switch torch.compile off (TORCHDYNAMO_DISABLE=1)"),
+        "-devel image), or set TORCHDYNAMO_DISABLE=1"),
     FailureKind(
         "Invalid JSON, YAML or TOML",
         types=("json.decoder.JSONDecodeError", "yaml.error.YAMLError", "tomllib.TOMLDecodeError"),
-        remedy="correct the JSON, YAML or TOML file at the line in the message; an empty one or a web page is a "
-        "failed download"),
+        remedy="correct the file at the line in the message; an empty one or a web page is a failed download"),
     FailureKind(
         "A missing environment variable", types=("KeyError",), where=r"<frozen os>|[/\\]os\.py",
         words=": (unbound variable|parameter not set)",
@@ -313,8 +327,7 @@ KINDS: Final = (
     FailureKind(
         "A file that hides a module", contents=(HIDDEN_PACKAGE,), types=("ImportError", "AttributeError"),
         outcome=FATAL, where="partially initialized module|circular import",
-        remedy="rename the script's file that has the name of a library's module (such as torch.py), or let modules "
-        "not import each other"),
+        remedy="rename the file that has a library's name (such as torch.py), or let modules not import each other"),
     FailureKind(
         "A failed program", types=("subprocess.CalledProcessError",),
         remedy="see its output above in the log; a negative status is the signal that killed it"),
@@ -331,13 +344,13 @@ KINDS: Final = (
     FailureKind(
         "A fault of a GPU", outcome=FAULT_OF_NODE,
         words=r"(?i)uncorrectable (ECC|NVLink) error|fallen off the bus|GPU is lost|hardware stack error|Xid \d",
-        remedy="the node's GPU has failed (nvidia-smi -q -d ECC, Xid in dmesg): have it reset or replaced; the "
-        "next attempt avoids the node"),
+        remedy="the node's GPU has failed (nvidia-smi -q -d ECC, Xid in dmesg): have it reset or "
+        "replaced"),
     FailureKind(
         "An index out of range", words="device-side assert", outcome=None,
         types=("IndexError",), where=r"[/\\]torch[/\\]nn[/\\]",
         remedy="usually a label beyond the classes or a token beyond the vocabulary: compare it with the layer's "
-        "size; for a CUDA kernel run the batch on the CPU, or set CUDA_LAUNCH_BLOCKING=1"),
+        "size; for a CUDA kernel set CUDA_LAUNCH_BLOCKING=1"),
     COLLECTIVES,
     FailureKind(
         "Builds of torch that differ", outcome=None,
@@ -356,14 +369,11 @@ KINDS: Final = (
     FailureKind(
         "An optimizer's state of another model", types=("RuntimeError",), outcome=None,
         where=r"(?s)\b(size|shape|dtype|device)s?\b.*[/\\]torch[/\\]optim[/\\]",
-        remedy="the optimizer's loaded state has other shapes, types or devices than the parameters: load that of "
-        "this model, with parameters in one order"),
+        remedy="the loaded state has other shapes, types or devices than the parameters: load that of this model, with "
+        "parameters in one order"),
     FailureKind(
         "Tensors of two types", words="have the same d?type|expected scalar type", outcome=None,
         remedy="convert one tensor to the type of the other, or use torch.autocast"),
-    FailureKind(
-        "Tensors that do not fit", words=TENSORS.pattern, outcome=None,
-        remedy="a tensor has another shape, type or device than the call accepts: compare it with the message, also "
-        "for the last, smaller batch (drop_last=True)"),
+    UNFIT_TENSORS,
 )  # fmt: skip
 """The most certain match decides, an errno before a type and words; then the place in this table."""

@@ -41,8 +41,8 @@ _MEDIATORS: Final = re.compile(
 _CHECKED: Final = re.compile(
     r"(?i)exists?\b|not found|no such|is_?(file|dir)|available|alive|return_?code|status|timed? ?out|connect|network"
     r"|download|server|https?\b|\bmount|disk|space left|memory|gpu|cuda|nccl|\b(b?locked|busy|ready|retr(y|ies))\b"
-    r"|finite|is_?nan|is_?inf|\bnan\b|\binf\b"
 )
+_NUMERIC: Final = re.compile(r"(?i)finite|is_?nan|is_?inf|\bnan\b|\binf\b")
 # The same for errors of torch's native code.
 _NATIVE: Final = re.compile(rf"(?i){PEERS}|cu(dnn|blas|solver|sparse|fft)|\bhip|driver|enforce|alloc|peer")
 
@@ -68,17 +68,23 @@ def _is_mistake(facts: ExceptionFacts) -> bool:
         return False
     if facts.types[0] == "RuntimeError":
         return not facts.by_script and bool(TENSORS.search(facts.text) or _is_refusal(facts))
+    if facts.types[0] == "AssertionError" and _is_refusal(facts):
+        return True
     if facts.is_a("AssertionError") or not _WRONG_VALUES.isdisjoint(facts.types):
         is_own = facts.types[0] in (*_MISTAKES, *_WRONG_VALUES) or _is_of_script(facts)
-        return is_own and not _CHECKED.search(f"{facts.message}\n{facts.line}")
+        return is_own and not _has_looked_outside(facts) and not _NUMERIC.search(f"{facts.message}\n{facts.line}")
     return not _MISTAKES.isdisjoint(facts.types)
 
 
+def _has_looked_outside(facts: ExceptionFacts) -> bool:
+    return bool(_CHECKED.search(f"{facts.message}\n{facts.line}"))
+
+
 def _is_refusal(facts: ExceptionFacts) -> bool:
-    """Return whether a RuntimeError is a library's check of its arguments or state, rather than about its outside."""
-    if _MEDIATORS.search(facts.place) or _CHECKED.search(f"{facts.message}\n{facts.line}"):
+    """Return whether an error is a library's check of its arguments or state, rather than about what is outside."""
+    if _MEDIATORS.search(facts.place) or _has_looked_outside(facts):
         return False
-    if facts.line.startswith("raise "):
+    if facts.line.startswith(("raise ", "assert ")):
         return bool(_CHECKING_LIBRARY.search(facts.place))
     return bool(_TORCH.search(facts.place)) and not _NATIVE.search(facts.message)
 

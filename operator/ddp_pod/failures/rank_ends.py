@@ -8,7 +8,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Final, NamedTuple
 
-from ..base.exceptions import RANK_PREFIX
+from ..base.exceptions import MESSAGE_PART, RANK_PREFIX
 from ..base.files import read_json
 from ..base.pod import Pod, WorkerRecord, list_workers
 from ..contract.failure_record import MOST_RANK_ENDS, RANK_END_TEXT, RankEnd
@@ -38,6 +38,8 @@ _ORIGIN: Final = re.compile(
 )
 # The first frame of the thread that sends what a process puts into a multiprocessing queue; it reports and drops it.
 _FEEDER: Final = re.compile(r'\s*File "[^"]*multiprocessing[/\\]queues\.py", line \d+, in _feed$')
+# Among the first frames of a process that multiprocessing has spawned, and that has not run its target yet.
+_SPAWN: Final = re.compile(r'\s*File "[^"]*multiprocessing[/\\]spawn\.py", line \d+, in spawn_main$')
 _GROUP_PREFIX: Final = re.compile(r"^  \| ?")  # of the lines of an ExceptionGroup
 _QUOTE: Final = re.compile(r'(?<!\\)"')
 _ENVIRONMENT_BYTES: Final = 1 << 17
@@ -103,7 +105,9 @@ def _find_origin(before: Sequence[str], body: Sequence[str]) -> str:
     origin = next(filter(None, map(_ORIGIN.search, reversed(before))), None)
     if origin is not None:
         return f"thread {origin['thread']}" if origin["thread"] else str(origin["process"])
-    return "the feeder thread of a queue" if body and _FEEDER.match(body[0]) else ""
+    if body and _FEEDER.match(body[0]):
+        return "the feeder thread of a queue"
+    return "a spawned process" if any(map(_SPAWN.match, body[:2])) else ""
 
 
 def find_dead_helper(output: str) -> PrintedTraceback | None:
@@ -124,13 +128,16 @@ def _read_traceback(lines: Sequence[str]) -> PrintedTraceback | None:
         return None
     message = [match["message"] or ""]
     rest = end + 1
+    while not match["message"] and rest < len(lines) and (not lines[rest] or lines[rest].startswith("  ")):
+        message.append(lines[rest].strip())
+        rest += 1
     if lines[end - 1].endswith("╯"):  # rich wraps a message at the width of its box
         width = len(lines[end - 1])
         while rest < len(lines) and len(lines[rest - 1]) + len(lines[rest].split(" ")[0]) >= width:
             message.append(lines[rest])
             rest += 1
     is_last = all(map(_AFTERWARDS.match, lines[rest:]))
-    return PrintedTraceback(match["type"], " ".join(message).strip(), is_last)
+    return PrintedTraceback(match["type"], " ".join(filter(None, message)).strip()[:MESSAGE_PART], is_last)
 
 
 def find_remaining_processes(pids: Iterable[int]) -> dict[int, list[RemainingProcess]]:

@@ -13,12 +13,12 @@ from typing import Final
 from ..base.exceptions import PLACE, ExceptionFacts
 from ..base.pod import Pod
 from ..contract.failure_record import RankEnd
-from ..contract.failure_table import CATEGORIES, EXIT_CODES, HANG, KILLED, NODE_FAULT, UNKNOWN
+from ..contract.failure_table import CATEGORIES, EXIT_CODES, HANG, KILLED, NODE_FAULT, UNKNOWN, USER_ERROR
 from ..contract.failure_text import SENDER_REMEDY, UNRESOLVED
 from ..contract.names import ENV_LOCAL_POD
 from ..contract.plan import CodeConfig
 from .crashes import SIGNALS
-from .kinds import HELPER
+from .kinds import HELPER, UNFIT_TENSORS, UNKNOWN_KIND
 from .rules import Judgement, WorkerEnd, complete_facts, find_kind
 
 REFUSED: Final = "nothing listens there yet"
@@ -120,6 +120,14 @@ def advise_on_program(code: CodeConfig | None) -> str:
     )
 
 
+# A sentence, or the part after a comma, that begins with what to do.
+_ADVICE: Final = re.compile(
+    r"(?:^|[.!?;,:]\s+|\n\s*)((?:please|consider|try|use|set|pass|call|make sure|ensure|need to|did you"
+    r"|you (?:can|may|need|should|must|have to)|to (?:fix|solve|avoid))\b[^\n]{8,200}?)(?=[.!?]\s|[.!?]?(?:\n|$))",
+    re.I,
+)
+
+
 def is_usage(text: str, exit_code: int) -> bool:
     """Return whether a program's last lines are its usage, after wrong arguments."""
     return exit_code == 2 and bool(_USAGE.search(text))
@@ -155,8 +163,10 @@ def advise(
     module = _MISSING_MODULE.search(end.text)
     if judgement.kind is HELPER and end.child is not None and end.child.number in SIGNALS:
         return SIGNALS[end.child.number].remedy
-    if judgement.kind.remedy:
-        return judgement.kind.remedy
+    is_vague = category == USER_ERROR.name and judgement.kind in (UNKNOWN_KIND, UNFIT_TENSORS) and not module
+    advice = _find_advice(end.message) if is_vague else ""
+    if advice or judgement.kind.remedy:
+        return f"as the message says: {advice}" if advice else judgement.kind.remedy
     if module:
         return advise_on_module(module[1], code)
     if end.exit_code == 2 and _WRONG_ARGUMENTS.match(end.text):
@@ -169,6 +179,12 @@ def advise(
     if category == KILLED.name and find_signal(end.exit_code) != signal.SIGKILL:
         return SENDER_REMEDY
     return SILENT_REMEDY if only_exit_code else CATEGORIES[category].remedy
+
+
+def _find_advice(message: str) -> str:
+    """Return the first sentence of a message that tells what to do; empty without one."""
+    advice = _ADVICE.search(message)
+    return "" if advice is None else " ".join(advice[1].split())
 
 
 def _find_number(exit_code: int) -> int:

@@ -1,14 +1,15 @@
 """What the process shows about an exception, and the exception does not say.
 
-The deleted working folder, the file that hides a package, the pickled file that needs a module, the limit of the
-address space, the store that has no key: each is observed when the exception ends the rank. This module is loaded
-before the program starts, like ``tracebacks``.
+The deleted working folder, the output without a reader, the file that hides a package, the pickled file that needs a
+module, the limit of the address space, the store that has no key: each is observed when the exception ends the rank.
+This module is loaded before the program starts, like ``tracebacks``.
 """
 
 import errno
 import os
 import re
 import resource
+import select
 import sys
 from importlib.machinery import PathFinder
 from itertools import islice
@@ -18,6 +19,7 @@ from typing import Any, Final, NamedTuple
 
 from ..base.exceptions import (
     ADDRESS_SPACE,
+    CLOSED_OUTPUT,
     HIDDEN_PACKAGE,
     LIBRARY,
     NO_FOLDER,
@@ -53,6 +55,8 @@ def find_circumstance(error: BaseException, facts: ExceptionFacts) -> Circumstan
     """
     if isinstance(error, FileNotFoundError):
         return _find_deleted_folder(error)
+    if isinstance(error, BrokenPipeError):
+        return _find_closed_output(error)
     if isinstance(error, (ImportError, AttributeError)):
         return _find_hidden_package(error, facts.message) or _find_pickled_name(error, facts)
     if isinstance(error, (RuntimeError, MemoryError, OSError)):
@@ -72,6 +76,17 @@ def _find_deleted_folder(error: FileNotFoundError) -> Circumstance | None:
     if not folder.endswith(_DELETED):
         return None
     return Circumstance(NO_FOLDER, f" (the working folder {folder.removesuffix(_DELETED)} was deleted)")
+
+
+def _find_closed_output(error: BrokenPipeError) -> Circumstance | None:
+    """Return that nobody reads the output any more, for an error about no path: it may be of another pipe or socket."""
+    if error.filename is not None:
+        return None
+    poll = select.poll()
+    for number in (1, 2):
+        poll.register(number, 0)
+    closed = [number for number, events in poll.poll(0) if events & select.POLLERR]
+    return Circumstance(CLOSED_OUTPUT, f" (descriptor {closed[0]} is a pipe without a reader)") if closed else None
 
 
 def _find_hidden_package(error: BaseException, message: str) -> Circumstance | None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from ddp_pod.base.exceptions import ADDRESS_SPACE, HIDDEN_PACKAGE, NO_FOLDER, PICKLED_NAME, STORE_KEY
+from ddp_pod.base.exceptions import ADDRESS_SPACE, CLOSED_OUTPUT, HIDDEN_PACKAGE, NO_FOLDER, PICKLED_NAME, STORE_KEY
 from ddp_pod.features.watchdog.wait_channels import find_blocked_child
 from ddp_pod.rank.circumstances import Circumstance, find_circumstance
 from ddp_pod.rank.tracebacks import _build_facts, _Link
@@ -170,3 +170,22 @@ def test_child_that_waits_for_its_reader_is_found() -> None:
     finally:
         child.kill()
         child.wait()
+
+
+def test_output_without_a_reader_is_told_from_another_closed_pipe() -> None:
+    code = """
+import os, sys
+from ddp_pod.base.exceptions import ExceptionFacts
+from ddp_pod.rank.circumstances import find_circumstance
+reader, writer = os.pipe()
+os.close(reader)
+kept = os.dup(2)
+for name in ("other", "output"):
+    if name == "output":
+        os.dup2(writer, 1)
+    found = find_circumstance(BrokenPipeError(32, "Broken pipe"), ExceptionFacts())
+    os.write(kept, f"{name}: {found and found.content};".encode())
+os._exit(0)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stderr == f"other: None;output: {CLOSED_OUTPUT};"

@@ -86,7 +86,7 @@ EXCEPTIONS = {
         ),
         ("RuntimeError: Expected a 'cuda' device type for generator but found 'cpu'", "fix the line"),
         ("AssertionError: for now i think we need CUDA for DDP", "fix the line"),
-        ("AssertionError: NCCL timed out? set a longer one", "fix the line"),
+        ("AssertionError: NCCL timed out? set a longer one", "set a longer one"),
         ("ValueError: environment variable WORLD_SIZE expected, but not set", "fix the line"),
         ("SystemExit: KeyError: 'lr'", "fix the line"),
         ("SystemExit: CUDA is not available", "the pod has no GPU"),
@@ -124,13 +124,13 @@ EXCEPTIONS = {
         ("ValueError: the product (1 * 1) does not match the world size (2).", "GROUP_WORLD_SIZE"),
         ("RuntimeError: Mesh should not be bigger than default world size 2, but found 4 ranks!", "--procs"),
         ("AssertionError: world size (6) is not divisible by tensor_parallel (4)", "spec.procPerNode"),
-        ("AttributeError: Can't pickle local object 'main.<locals>.f'", "pickled"),
+        ("AttributeError: Can't pickle local object 'main.<locals>.f'", "top level"),
         ("KeyError: 'getpwuid(): uid not found: 1000680000'", "set USER"),
         ("OSError: No username set in the environment", "set USER"),
         ("triton.runtime.errors.OutOfResources: out of resource: shared memory, 131072", "fix the line"),
         ("torch._inductor.exc.InductorError: InvalidCxxCompiler: No working C++ compiler found", "gcc"),
         ("torch._dynamo.exc.Unsupported: Failed to trace", "TORCHDYNAMO_DISABLE"),
-        ("json.decoder.JSONDecodeError: Expecting value", "JSON"),
+        ("json.decoder.JSONDecodeError: Expecting value", "correct the file"),
         ("subprocess.CalledProcessError: Command 'x' died", "output above"),
         ("RuntimeError: Expected one of cpu, cuda at start of device string: gpu", "fix the line"),
         ("ValueError: DistributedDataParallel device_ids and output_device arguments only work with", "fix the line"),
@@ -169,8 +169,8 @@ EXCEPTIONS = {
         ("ImportError: numpy.core.multiarray failed to import (auto-generated because", "pin NumPy's version"),
         ("ValueError: numpy.dtype size changed, may indicate binary incompatibility.", "pin NumPy's version"),
         ("OSError: [Errno 8] Exec format error: 'train.sh'", "architecture"),
-        ("AttributeError: partially initialized module 'torch' has no attribute 'Tensor'", "rename the script's file"),
-        ("ImportError: cannot import name 'a' (most likely due to a circular import)", "rename the script's file"),
+        ("AttributeError: partially initialized module 'torch' has no attribute 'Tensor'", "rename the file"),
+        ("ImportError: cannot import name 'a' (most likely due to a circular import)", "rename the file"),
         ("RuntimeError: [enforce fail at gloo/x.cc:84] Unable to find address for: eth9", "GLOO_SOCKET_IFNAME"),
         ("torch.distributed.DistBackendError: NCCL error: no socket interface found", "NCCL_SOCKET_IFNAME"),
         ("ValueError: ProcessGroupNCCL is only supported with GPUs, no GPUs found!", "backend gloo"),
@@ -253,8 +253,8 @@ def test_exception_has_its_outcome_and_remedy(
         (130, "", False, KILLED, "kubectl exec"),
         (-11, "", True, UNKNOWN, "crashed in native code"),
         (139, "", True, UNKNOWN, "crashed in native code"),
-        (-24, "", False, UNKNOWN, "ulimit -t"),
-        (153, "", False, UNKNOWN, "ulimit -f"),
+        (-24, "", False, KILLED, "ulimit -t"),
+        (153, "", False, KILLED, "ulimit -f"),
         (1, "", True, UNKNOWN, "the script ended itself"),
         (3, "3", True, SCRIPT, "its last lines in the log"),
         (5, "5", True, FATAL, "its last lines in the log"),  # spec.recovery.nonRetryableExitCodes
@@ -705,3 +705,28 @@ def test_worker_killed_by_watchdog_is_hang(tmp_path: Path, action: str, code: in
     examined = examine_worker(pod, WorkerEnd(-9, local_rank=1))
     assert (examined.outcome, examined.message) == (Outcome("Hang", code, secondary), "no step for 10 s")
     assert examine_worker(pod, WorkerEnd(83)).container_exit_code == code  # which the script has chosen
+
+
+@pytest.mark.parametrize(
+    ("text", "advice"),
+    [
+        (
+            "NotImplementedError: Cannot copy out of meta tensor; no data! Please use torch.nn.Module.to_empty() "
+            "instead of torch.nn.Module.to() when moving module from meta to a different device.",
+            "Please use torch.nn.Module.to_empty() instead of torch.nn.Module.to() when moving module from meta to a "
+            "different device",
+        ),
+        (
+            "RuntimeError: aten.mm.default got mixed torch.Tensor and DTensor, need to convert all torch.Tensor to "
+            "DTensor before calling distributed operators!",
+            "need to convert all torch.Tensor to DTensor before calling distributed operators",
+        ),
+        ("ValueError: no padding token\nYou should set pad_token. More text", "You should set pad_token"),
+        ("ValueError: batch size 7 is used twice", ""),
+    ],
+)
+def test_remedy_repeats_what_an_unknown_message_advises(text: str, advice: str) -> None:
+    kind, _, message = text.partition(": ")
+    _, remedy = judged(1, kind, message)
+    expected = f"as the message says: {advice}" if advice else "fix the line of the script that the traceback points to"
+    assert remedy == expected

@@ -94,6 +94,15 @@ def unscale_twice() -> None:
     scaler.unscale_(optimizer)
 
 
+def step_without_gradients() -> None:
+    parameter = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([parameter])
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(parameter.sum()).backward()
+    optimizer.zero_grad()
+    scaler.step(optimizer)
+
+
 async def run_loop_in_loop() -> None:
     coroutine = asyncio.sleep(0)
     try:
@@ -131,6 +140,7 @@ def exit_after_mistake() -> None:
         unscale_twice,
         lambda: next(iter(DataLoader([torch.zeros(8), torch.zeros(9)], batch_size=2, num_workers=1))),
         lambda: multiprocessing.get_context("spawn").Process(target=lambda: None).start(),
+        step_without_gradients,
         lambda: nn.parallel.DistributedDataParallel(nn.ReLU()),
         lambda: multiprocessing.set_start_method("spawn"),
         lambda: asyncio.run(run_loop_in_loop()),

@@ -292,6 +292,16 @@ def test_exception_that_nobody_caught_names_the_helper_that_it_ended(kind: str, 
         assert message in found.text
 
 
+def test_spawned_process_that_fails_before_its_target_is_a_helper(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("import multiprocessing\nmultiprocessing.get_context('spawn').Process(target=print).start()\n")
+    done = subprocess.run([sys.executable, script], stderr=subprocess.PIPE, text=True, check=False)
+    found = find_dead_helper(done.stderr)
+    assert found is not None, done.stderr
+    assert found.origin == "a spawned process"
+    assert found.message.startswith("An attempt has been made to start a new process before the current process has")
+
+
 def test_exception_of_a_helper_decides_where_the_rank_has_only_lost_it(tmp_path: Path) -> None:
     output = (
         'Process SyncManager-1:\nTraceback (most recent call last):\n  File "/lib/python3.11/a.py", line 3, in f\n'

@@ -49,6 +49,7 @@ class MasterWatch(Service):
         self._is_frozen = False
         self._control: Control | None = None
         self._is_silent = False
+        self._seen_at = ""
         self._moved_to = ""
 
     def start(self, control: Control) -> None:
@@ -79,6 +80,8 @@ class MasterWatch(Service):
             is_silent = not any(self._responds(host, port) for host in old)
             if not is_silent:
                 self._responded_at = now
+            elif self._responded_at is not None and not self._is_frozen:
+                log("the launcher of pod 0 does not respond: its node may be frozen")
             self._is_frozen = is_silent
         if self._is_frozen and (is_due or self._has_responded_lately(now)):
             self._look_up(servers, port)
@@ -89,9 +92,12 @@ class MasterWatch(Service):
     def _look_up(self, servers: Collection[str], port: int) -> None:
         with suppress(OSError):
             address = self._resolve(self._pod.master)
-            if address is None or address.host in servers or not self._accepts(address, self._pod.port):
+            if address is None or address.host in servers:
                 return
-            if self._responds(address, port):
+            if address.host != self._seen_at:
+                self._seen_at = address.host
+                log(f"the name of pod 0 leads to another address, {address.host}")
+            if self._accepts(address, self._pod.port) and self._responds(address, port):
                 self._note_move(address)
 
     def check(self, connections: Sequence[Connection]) -> None:
