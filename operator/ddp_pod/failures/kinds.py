@@ -240,7 +240,7 @@ KINDS: Final = (
         remedy="keep its working folder, or start in another"),
     FailureKind(
         "Line ends of Windows", errnos=(errno.ENOENT,), where=r"\\r\W", words=r"\\r\W|\^M",
-        remedy="remove the script's line ends of Windows (dos2unix)"),
+        remedy="remove its line ends of Windows (dos2unix)"),
     FailureKind(
         "No such file or folder", errnos=(errno.ENOENT,),
         remedy="correct the path (relative ones start at the working directory), mount its volume, or create its "
