@@ -119,7 +119,8 @@ def _explain_size(waiting: Sequence[Joiner], world_size: int) -> GroupFacts | No
     remedy = (
         f"WORLD_SIZE counts the ranks of all pods: use it unchanged as world_size, and RANK as rank, in {cause.place}"
     )
-    return dataclasses.replace(_build(cause, message, remedy), rank=None, pod=None)  # it is in all ranks
+    # It is in all ranks, which all have come.
+    return dataclasses.replace(_build(cause, message, remedy), rank=None, pod=None, is_final=True)
 
 
 def _explain_duplicates(waiting: Sequence[Joiner]) -> GroupFacts | None:
@@ -156,7 +157,7 @@ def _explain_absence(waiting: Sequence[Joiner], absent: Sequence[Joiner]) -> Gro
     more = len(absent) - 1
     message += f" ({more} more rank{'s' if more > 1 else ''} neither)" if more else ""
     remedy = "call init_process_group in every rank, before work that takes long, or raise its timeout"
-    return _build(cause, message, remedy)
+    return dataclasses.replace(_build(cause, message, remedy), is_final=cause.ended)
 
 
 def _describe_wait(waiting: Sequence[Joiner], world_size: int) -> GroupFacts:

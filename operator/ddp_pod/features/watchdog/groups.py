@@ -2,6 +2,7 @@
 
 import dataclasses
 import os
+import signal
 import socket
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +14,7 @@ from ...base.service import Conclusion, Service
 from ...contract.failure_record import EVIDENCE_ERROR, EVIDENCE_EXIT_CODE, Failure
 from ...contract.failure_table import NCCL, NETWORK
 from ...contract.group_facts import ALONE, SEPARATE, TOGETHER, UNKNOWN, WAITING, GroupFacts
-from ...contract.processes import process_state
+from ...contract.processes import find_family, kill, process_state
 from ...contract.records import read_record
 from ...failures.kinds import FATAL
 from ...progress.output import read_last_lines
@@ -28,6 +29,7 @@ _INTERVAL = 1.0  # seconds between two checks
 _LONG_INTERVAL = 10.0  # the same once a group spans all ranks
 _SECONDS_TO_REPORT = 10.0  # of a wait, or of steps without a group
 _SECONDS_TO_SHARE = 2.0  # of a wait, after which the pods compare their ranks
+_SECONDS_TO_GIVE_UP = 60.0  # of a wait that cannot end; the timeout of init_process_group is 30 minutes
 _SECONDS_OF_SILENCE = 60.0  # of the ranks, after which their group is reported as unknown
 _INTENDED = "if ranks are meant to work independently, set spec.processGroupPolicy: Ignore"
 _SEPARATE_REMEDY = (
@@ -163,9 +165,32 @@ class GroupMonitor(Service):
         if wait is not None and now - wait.since >= _SECONDS_TO_REPORT:
             facts = wait
         self.facts = facts
+        self._end_wait(ranks, now)
         if facts is not None and facts.state != TOGETHER and facts.message != self._logged:
             self._logged = facts.message
             log(f"process group: {facts.message}" + (f"; {facts.remedy}" if facts.remedy else ""))
+
+    def _end_wait(self, ranks: Sequence[RankGroups], now: float) -> None:
+        """Kill this pod's ranks that wait for a group which cannot come about."""
+        wait = self.job_wait
+        plan = self._pod.watchdog
+        if wait is None or not wait.is_final or now - wait.since < _SECONDS_TO_GIVE_UP:
+            return
+        if plan is None or plan.action == "Report":
+            return
+        for worker in [rank.worker for rank in ranks if rank.waiting and process_state(rank.worker.pid)]:
+            error = {
+                "rank": worker.rank,
+                "localRank": worker.local_rank,
+                "type": WAITING,
+                "message": wait.message,
+                "exitCode": 128 + signal.SIGKILL,
+                "time": now,
+            }
+            try_write_json(os.path.join(self._pod.runtime, "errors", f"{worker.local_rank}.json"), error)
+            log(f"killing rank {worker.rank}: its wait for a process group cannot end")
+            for pid in find_family(worker.pid):
+                kill(pid, signal.SIGKILL)
 
     def report(self) -> Mapping[str, object]:
         """Return the facts for the report."""
@@ -194,7 +219,8 @@ class GroupMonitor(Service):
     def explain(self, failure: Failure) -> Failure:
         """Return the failure of a rank that gave up a wait which the script causes as the mistake of the script."""
         wait = self.job_wait
-        is_symptom = failure.category in (NETWORK.name, NCCL.name) or failure.evidence == EVIDENCE_EXIT_CODE
+        is_ended = failure.exception_type == WAITING  # by this service
+        is_symptom = is_ended or failure.category in (NETWORK.name, NCCL.name) or failure.evidence == EVIDENCE_EXIT_CODE
         if wait is None or not wait.is_mistake or not is_symptom:
             return failure
         ranks = read_groups(self._pod)
@@ -206,7 +232,7 @@ class GroupMonitor(Service):
             container_exit_code=FATAL.exit_code,
             secondary=False,
             exception_type=failure.exception_type or WAITING,
-            message=f"{wait.message}; rank {failure.rank} gave up: {failure.message}",
+            message=wait.message if is_ended else f"{wait.message}; rank {failure.rank} gave up: {failure.message}",
             traceback=failure.traceback or read_last_lines(self._pod, failure.local_rank or 0),
             remedy=wait.remedy,
             evidence=EVIDENCE_ERROR,

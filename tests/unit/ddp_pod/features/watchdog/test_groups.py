@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import signal
 import socket
+import subprocess
 from pathlib import Path
 from typing import Any, cast
 
@@ -21,6 +23,9 @@ from ddp_pod.contract.group_facts import (
     WAITING,
     GroupFacts,
 )
+from ddp_pod.contract.plan import WatchdogConfig
+from ddp_pod.failures.rules import WorkerEnd
+from ddp_pod.failures.worker_failure import examine_worker
 from ddp_pod.features.watchdog.group_waits import Joiner, explain_wait
 from ddp_pod.features.watchdog.groups import GroupMonitor, judge_groups
 from ddp_pod.progress.rank_progress import RankReader
@@ -239,3 +244,42 @@ def test_rank_that_gave_up_its_wait_has_called_init_process_group(tmp_path: Path
     monitor = GroupMonitor(launcher_pod(tmp_path, nodes=2), cast(RankReader, None))
     (joiner,) = monitor._build_joiners(read_groups(monitor._pod)[0])
     assert (joiner.phase, joiner.place, joiner.ended) == (CONNECTING, "train.py:9", False)
+
+
+@pytest.mark.parametrize(
+    ("final", "since", "action", "ended"),
+    [
+        (True, 61.0, "Restart", True),
+        (True, 59.0, "Restart", False),
+        (False, 61.0, "Restart", False),
+        (True, 61.0, "Report", False),
+    ],
+)
+def test_rank_whose_wait_cannot_end_is_ended(
+    tmp_path: Path, final: bool, since: float, action: str, ended: bool
+) -> None:
+    for name in ("groups", "workers", "errors"):
+        (tmp_path / name).mkdir()
+    process = subprocess.Popen(["sleep", "600"])
+    try:
+        worker = {"pid": process.pid, "rank": 0, "localRank": 0, "worldSize": 2, "run": "run", "started": 1.0}
+        write_json(str(tmp_path / "workers" / "0.json"), {**worker, "restart": 0})
+        waits = GroupRecord(process.pid, JOINING, since=NOW - since, size=2, store="a:1", place="train.py:9", run="run")
+        write_json(str(tmp_path / "groups" / "0.0.json"), waits._asdict())
+        pod = launcher_pod(tmp_path, watchdog=WatchdogConfig(900, 900, 900, action))
+        monitor = GroupMonitor(pod, cast(RankReader, None))
+        monitor.job_wait = GroupFacts(
+            WAITING, 2, "rank 1 has ended", "call it", 1, 0, NOW - since, is_mistake=True, is_final=final
+        )
+        monitor._end_wait(read_groups(pod), NOW)
+        if ended:
+            assert process.wait(60) == -signal.SIGKILL
+        assert (process.poll() is not None) is ended
+        assert (tmp_path / "errors" / "0.json").exists() is ended
+    finally:
+        process.kill()
+        process.wait()
+    if ended:
+        (failure,) = [monitor.explain(examine_worker(pod, WorkerEnd(-9)))]
+        assert (failure.message, failure.remedy, failure.rank) == ("rank 1 has ended", "call it", 1)
+        assert failure.container_exit_code == 81
