@@ -74,17 +74,22 @@ class MasterWatch(Service):
         if not servers or not port:
             return
         is_due = now - self._tested_at >= max(_SECONDS_PER_TEST, self._pod.nodes / _PODS_PER_SECOND)
-        if is_due:
-            self._tested_at = now
-            old = [Address(socket.AF_INET6 if ":" in host else socket.AF_INET, host) for host in servers]
-            is_silent = not any(self._responds(host, port) for host in old)
-            if not is_silent:
-                self._responded_at = now
-            elif self._responded_at is not None and not self._is_frozen:
-                log("the launcher of pod 0 does not respond: its node may be frozen")
-            self._is_frozen = is_silent
+        # First the successor: a request to the frozen pod takes two seconds.
         if self._is_frozen and (is_due or self._has_responded_lately(now)):
             self._look_up(servers, port)
+        if is_due and not self._moved_to:
+            self._test(servers, port, now)
+
+    def _test(self, servers: Collection[str], port: int, now: float) -> None:
+        """Find out whether the launcher of pod 0 responds."""
+        self._tested_at = now
+        old = [Address(socket.AF_INET6 if ":" in host else socket.AF_INET, host) for host in servers]
+        is_silent = not any(self._responds(host, port) for host in old)
+        if not is_silent:
+            self._responded_at = now
+        elif self._responded_at is not None and not self._is_frozen:
+            log("the launcher of pod 0 does not respond: its node may be frozen")
+        self._is_frozen = is_silent
 
     def _has_responded_lately(self, now: float) -> bool:
         return self._responded_at is not None and now - self._responded_at < _SECONDS_TO_LOOK
