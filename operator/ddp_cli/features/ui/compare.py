@@ -14,6 +14,7 @@ from ddp_cli.features.ui.rows import build_row
 from ddp_cli.features.ui.run import RecordedRun
 from ddp_cli.local.folder import choose_rate
 from ddp_operator.api.kubeobjects import utc_now
+from ddp_operator.api.status import Status
 from ddp_operator.decide.conditions import INTERRUPTED
 
 _COMPARED: Final = ("loss", "accuracy", "rate", "learning-rate")
@@ -39,6 +40,7 @@ def render_comparison(runs: Sequence[RecordedRun], keys: Sequence[str]) -> str:
         "compare",
         runs=list(zip(keys, runs, strict=True)),
         results=list_results(runs),
+        unfinished=list_unfinished(runs),
         differences=find_differences(runs),
         curves=to_json(join_curves(runs)),
     )
@@ -66,16 +68,34 @@ def list_results(runs: Sequence[RecordedRun]) -> list[Result]:
     column, unit = choose_rate([row for run in runs for row in run.rows])
     window = f"mean of steps {since:,.0f} to {common:,.0f}"
     measured = [
-        _rank(f"loss, {window}", names, [_mean_loss(run, since, common) for run in runs]),
+        _rank(f"training loss, {window}", names, [_mean_loss(run, since, common) for run in runs]),
         _rank(f"mean throughput, {unit}", names, [mean_rate(run, column) for run in runs], more_is_better=True),
     ]
-    states = [INTERRUPTED if run.interrupted else build_row(run.resource, now, key="").state.word for run in runs]
     described = [
-        Result("state", states),
+        Result("state", [_name_state(run) for run in runs]),
         Result("started", [datetime.fromtimestamp(run.start, UTC) if run.start else "" for run in runs]),
         *(Result(name, [values.get(name, "") for values in cards]) for name in _RESULTS),
     ]
     return [result for result in (*measured, *described) if any(result.values)]
+
+
+def list_unfinished(runs: Sequence[RecordedRun]) -> list[str]:
+    """Return the runs that have not done all they should: those that still train, and others with their state."""
+    unfinished = [run for run in runs if not _has_succeeded(run.status)]
+    return [f"{run.name} {'still trains' if _trains(run) else f'({_name_state(run)})'}" for run in unfinished]
+
+
+def _trains(run: RecordedRun) -> bool:
+    return not run.interrupted and build_row(run.resource, utc_now(), key="").trains
+
+
+def _has_succeeded(status: Status) -> bool:
+    """Return whether a job, or the run of a job of `ddp dev`, has succeeded."""
+    return "Succeeded" in (status.phase, status.dev.result if status.dev is not None else None)
+
+
+def _name_state(run: RecordedRun) -> str:
+    return INTERRUPTED if run.interrupted else build_row(run.resource, utc_now(), key="").state.word
 
 
 def _mean_loss(run: RecordedRun, since: float, until: float) -> float | None:
