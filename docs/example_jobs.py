@@ -153,7 +153,7 @@ def make_jobs() -> list[Object]:
     """Return the jobs."""
     memory = {
         "attempt": 1, "rank": 5, "pod": "detr-large-1-1-x7k2p", "node": "gpu-13", "exitCode": 137,
-        "category": "OOMKilled", "message": "the kernel killed rank 5 at its memory limit of 80 GiB",
+        "category": "OOMKilled", "message": "the kernel killed rank 5 at its container memory limit of 80 GiB",
         "remedy": "raise resources.limits.memory, or use fewer workers of the DataLoader", "time": at(SLOWED.killed),
     }  # fmt: skip
     label = {

@@ -97,7 +97,7 @@ HELPER: Final = FailureKind(
         where=r"[/\\]multiprocessing[/\\](connection|managers|resource_sharer)|process pool",
         words="DataLoader worker .* (killed by signal|exited unexpectedly)",
         remedy="a DataLoader worker or another helper process was killed or crashed: see its error in the log, raise "
-        "the memory limit, or use smaller workers")  # fmt: skip
+        "the container memory limit, or use smaller workers")  # fmt: skip
 OTHER_SIZE: Final = FailureKind(
         "Another number of ranks", own_words=True,
         words=r"(?i)\b(match(es)?|equal|divisible|bigger)\b[^\n]{0,200}\bworld.?size\b"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import os
+import re
 import signal
 import sys
 from pathlib import Path
@@ -20,10 +21,12 @@ from ddp_pod.contract.failure_record import (
     Failure,
     RankEnd,
 )
-from ddp_pod.contract.failure_table import PREEMPTED, Outcome
+from ddp_pod.contract.failure_table import OOM, PREEMPTED, Outcome
+from ddp_pod.contract.failure_text import SHARED_MEMORY_REMEDY
 from ddp_pod.contract.names import ENV_LOCAL_POD
 from ddp_pod.contract.plan import CodeConfig, WatchdogConfig
 from ddp_pod.contract.processes import count_oom_kills
+from ddp_pod.failures import crashes
 from ddp_pod.failures.agent_failure import (
     MASTER_NOT_FOUND,
     SUPERSEDED,
@@ -35,6 +38,7 @@ from ddp_pod.failures.agent_failure import (
     examine_agent_error,
     examine_agent_exit,
 )
+from ddp_pod.failures.kinds import HELPER
 from ddp_pod.failures.rules import WorkerEnd, classify, judge
 from ddp_pod.failures.text import ARGUMENTS_REMEDY, advise, advise_on_output, advise_on_program, describe_worker_failure
 from ddp_pod.failures.worker_failure import (
@@ -730,3 +734,10 @@ def test_remedy_repeats_what_an_unknown_message_advises(text: str, advice: str) 
     _, remedy = judged(1, kind, message)
     expected = f"as the message says: {advice}" if advice else "fix the line of the script that the traceback points to"
     assert remedy == expected
+
+
+@pytest.mark.parametrize(
+    "remedy", [OOM.remedy, SHARED_MEMORY_REMEDY, crashes.SHARED_MEMORY_REMEDY, HELPER.remedy], ids=range(4)
+)
+def test_remedy_tells_the_memory_limit_of_the_container_from_a_gpus(remedy: str) -> None:
+    assert re.search(r"container memory limit|memory limit of the trainer container", remedy)
