@@ -572,18 +572,19 @@ def _note_stragglers(status: Status) -> Note:
 
 
 def explain_straggler(straggler: Straggler) -> str:
-    """Return by which factor a rank is slow, and why."""
-    return f"{straggler.ratio} times as slow as its peers: {_SLOW_PARTS[straggler.cause].cause}"
+    """Return by which factor a rank's own work is slow, and why."""
+    return f"needs {straggler.ratio} times as long as its peers for its own work: {_SLOW_PARTS[straggler.cause].cause}"
 
 
 def name_stragglers(status: Status) -> str:
-    """Return which rank is slow, by which factor, and how many more are; empty without one."""
+    """Return which rank is slow, by which factor of its own work, and how many more are; empty without one."""
     if not status.stragglers:
         return ""
     slowest = status.stragglers[0]
     more = len(status.stragglers) - 1
     others = f" ({more} more rank{'s are' if more > 1 else ' is'} slow)" if more else ""
-    return f"rank {slowest.rank} needs {slowest.ratio} times as long for a step as its peers{others}"
+    work = f"{slowest.ratio} times as long as its peers for its own work in a step, without waiting"
+    return f"rank {slowest.rank} needs {work}{others}"
 
 
 def _describe_training(case: _Case) -> str:

@@ -177,7 +177,13 @@ def build_job_page(
     state = name_state(status, why, judge_attention(status, why, now))
     ranks = list_ranks(status, pods, run)
     cost = describe_cost(ranks)
-    notes = [note._replace(what=f"{note.what} {cost}".strip()) if note.is_about_ranks else note for note in why.notes]
+    where = locate_slowest(status, pods)
+    notes = [
+        note._replace(what=f"{note.what} {cost}".strip(), todo=f"{where} {note.todo}".strip())
+        if note.is_about_ranks
+        else note
+        for note in why.notes
+    ]
     return JobPage(
         key=key,
         place=place,
@@ -231,7 +237,7 @@ def list_cards(run: RecordedRun, now: datetime, *, trains: bool = False) -> Iter
     yield Card("restarts", str(status.restarts.all), f"attempt {status.attempt}" if status.attempt > 1 else "")
     goodput = read_rate(status.goodput)
     if goodput is not None:
-        yield Card("goodput", f"{100 * goodput:.0f} %")
+        yield Card("goodput", f"{100 * goodput:.0f} %", "of time, slow steps included")
 
 
 def format_value(value: float) -> str:
@@ -255,6 +261,16 @@ def describe_cost(ranks: Sequence[RankRow]) -> str:
         return ""
     without = step - max(slow) + max(others)
     return f"A mean step takes {1000 * step:,.0f} ms; without slow ranks, it would take about {1000 * without:,.0f} ms."
+
+
+def locate_slowest(status: Status, pods: Sequence[PodFacts]) -> str:
+    """Return the pod and the node of the slowest rank; empty: no rank is slow, or no pod has reported it."""
+    for straggler in status.stragglers[:1]:
+        for pod in pods:
+            ranks = pod.report.ranks if pod.report is not None else ()
+            if pod.node and any(rank.rank == straggler.rank for rank in ranks):
+                return f"Rank {straggler.rank} runs in pod {pod.name or pod.number} on {pod.node}."
+    return ""
 
 
 def _list_commands(run: RecordedRun, argument: str, *, local: bool, deleted: bool) -> Iterator[Command]:

@@ -510,7 +510,8 @@ def test_slow_rank_is_named_while_the_job_trains_and_afterwards(phase: str, caus
     slow = [{"rank": 1, "ratio": "23.4", "cause": cause}, {"rank": 5, "ratio": "1.4", "cause": "data"}]
     trains = condition(c.PROGRESSING, "True", c.TRAINING)
     text = str(why(trains, phase=phase, stragglers=slow, progress={"step": 7}))
-    assert "Rank 1 needs 23.4 times as long for a step as its peers (1 more rank is slow): " in text
+    work = "23.4 times as long as its peers for its own work in a step, without waiting"
+    assert f"Rank 1 needs {work} (1 more rank is slow): " in text
     assert part in text
     assert "Rank" not in str(why(trains, phase=phase, progress={"step": 7}))
 
@@ -518,7 +519,7 @@ def test_slow_rank_is_named_while_the_job_trains_and_afterwards(phase: str, caus
 def test_each_cause_of_a_slow_rank_has_a_remedy() -> None:
     for cause in get_args(StragglerCause):
         text = describe_stragglers(Status(stragglers=(Straggler(rank=1, ratio="2.0", cause=cause),)))
-        assert re.fullmatch(r"Rank 1 needs 2\.0 times as long for a step as its peers: [^.]+\. [A-Z].+\.", text)
+        assert re.fullmatch(r"Rank 1 needs 2\.0 times as long as its peers for [^.:]+: [^.]+\. [A-Z].+\.", text)
 
 
 def test_restarted_sidecar_of_training_job_names_command_for_its_log() -> None:

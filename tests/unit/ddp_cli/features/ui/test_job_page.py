@@ -6,16 +6,26 @@ from dataclasses import replace
 from pathlib import Path
 
 from ddp_cli.features.ui.compare import find_differences
-from ddp_cli.features.ui.job_page import PodFacts, describe_cost, format_settings, list_bars, list_cards, list_ranks
+from ddp_cli.features.ui.job_page import (
+    PodFacts,
+    build_job_page,
+    describe_cost,
+    format_settings,
+    list_bars,
+    list_cards,
+    list_ranks,
+)
 from ddp_cli.features.ui.run import LoggedEvent, RecordedRun, make_run, read_run
 from ddp_operator.api.parse import parse_status
 from ddp_operator.reading.pages import decode_report
 from ddp_pod.contract.report import Stall, StalledRank
 from tests.support.builders import NOW, resource
 from tests.support.builders import page as build_report
+from tests.unit.ddp_cli.features.ui.test_rows import TRAINING
 from tests.unit.ddp_cli.features.ui.test_run import write_run
 
 NO_STALL = Stall()
+SLOW = {"rank": 2, "ratio": "1.7", "cause": "compute"}
 
 
 def make(rows: list[tuple[float, float]], events: list[tuple[float, str]], end: float) -> RecordedRun:
@@ -78,6 +88,30 @@ def test_slow_rank_has_a_cost_and_equal_ranks_have_none(tmp_path: Path) -> None:
     slow = list_ranks(parse_status(resource()), [report(4, slow=2)], run)
     assert describe_cost(slow) == "A mean step takes 200 ms; without slow ranks, it would take about 150 ms."
     assert describe_cost(list_ranks(parse_status(resource()), [report(4, slow=-1)], run)) == ""
+
+
+def test_advice_about_a_slow_rank_names_its_pod_and_its_node() -> None:
+    job = resource() | {"status": {"phase": "Running", "conditions": TRAINING, "stragglers": [SLOW]}}
+    run = make_run(job, parse_status(job), (), (), name="x", under_way=True)
+    other = PodFacts(1, name="x-1-1", node="node-b", report=decode_report(build_report(ranks=[{"rank": 4}]).encode()))
+    _, slow = build_job_page(run, NOW, pods=[other, report(4, slow=2)._replace(name="x-1-0")]).findings
+    assert slow.what.startswith("Rank 2 needs 1.7 times as long as its peers for its own work")
+    assert slow.todo.startswith("Rank 2 runs in pod x-1-0 on node-a. Look at its node")
+    assert slow.is_about_ranks
+    _, unread = build_job_page(run, NOW, pods=[other]).findings
+    assert unread.todo.startswith("Look at its node")
+
+
+def test_remark_of_a_slow_rank_is_about_its_own_work(tmp_path: Path) -> None:
+    status = parse_status(resource() | {"status": {"stragglers": [SLOW]}})
+    rows = list_ranks(status, [report(4, slow=2)], read_run(write_run(tmp_path)))
+    remark = "needs 1.7 times as long as its peers for its own work: its own computation takes long"
+    assert rows[0].note == remark
+
+
+def test_goodput_states_that_slow_steps_count(tmp_path: Path) -> None:
+    cards = {card.name: card for card in list_cards(read_run(write_run(tmp_path, goodput="0.846")), NOW)}
+    assert cards["goodput"] == ("goodput", "85 %", "of time, slow steps included")
 
 
 def test_hanging_rank_states_where_it_hangs(tmp_path: Path) -> None:

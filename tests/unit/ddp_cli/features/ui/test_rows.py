@@ -103,7 +103,7 @@ QUEUE = {"clusterQueue": "gpu", "position": 3, "of": 17, "waitsFor": "nvidia.com
         ),
         (
             {"phase": "Running", "conditions": TRAINING, "stragglers": [{"rank": 1, "ratio": "1.7", "cause": "data"}]},
-            "Rank 1 needs 1.7 times as long for a step as its peers",
+            "Rank 1 needs 1.7 times as long as its peers for its own work in a step, without waiting",
         ),
         ({"phase": "Running", "conditions": TRAINING}, ""),
     ],
