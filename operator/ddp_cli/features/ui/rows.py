@@ -1,7 +1,7 @@
 """The list of jobs as typed rows, and the order in which a person must look at them. Pure."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from enum import IntEnum
@@ -212,6 +212,6 @@ def _is_lost(progress: Progress | None) -> bool:
     return progress is not None and (progress.loss or "").lstrip("-") in ("nan", "inf")
 
 
-def sort_rows(rows: Sequence[Row]) -> list[Row]:
+def sort_rows(rows: Iterable[Row]) -> list[Row]:
     """Return the rows that need a person first, then the newest."""
     return sorted(rows, key=lambda row: (row.attention, -(row.started.timestamp() if row.started else 0.0)))

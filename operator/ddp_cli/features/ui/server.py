@@ -178,7 +178,7 @@ class Server:
         return [source.problem for source in self._sources if source.problem]
 
     async def _show_list(self, request: web.Request) -> web.Response:
-        first = sort_rows(list(self._rows.values()))[:_FIRST_ROWS]
+        first = sort_rows(self._rows.values())[:_FIRST_ROWS]
         rows = [self._html[row.key][1] for row in first]
         text = render("list", rows=rows, places=self._places, problems=self._problems, most=MOST_COMPARED)
         return web.Response(text=text, content_type="text/html")
@@ -196,7 +196,7 @@ class Server:
                     html = {key: self._html[key][1] for key in self._rows}
                     changed = {key: text for key, text in html.items() if sent.get(key) != text}
                     gone = [key for key in sent if key not in html]
-                    order = [row.key for row in sort_rows(list(self._rows.values()))]
+                    order = [row.key for row in sort_rows(self._rows.values())]
                     problems = list(map(make_printable, self._problems))
                     await stream.send("rows", {"rows": changed, "gone": gone, "order": order, "problems": problems})
                     sent = html
@@ -322,18 +322,13 @@ class _Stream:
     def __init__(self, server: Server, request: web.Request) -> None:
         self._server = server
         self._request = request
-        self._response = web.StreamResponse(headers={**_HEADERS, "Content-Type": "text/event-stream"})
+        self.response = web.StreamResponse(headers={**_HEADERS, "Content-Type": "text/event-stream"})
         self._sent_at = 0.0
-
-    @property
-    def response(self) -> web.StreamResponse:
-        """What the handler returns."""
-        return self._response
 
     async def __aenter__(self) -> "_Stream":
         if self._server._streams >= _MOST_STREAMS:
             raise ClientError(f"{_MOST_STREAMS} pages are open already; close some")
-        await self._response.prepare(self._request)
+        await self.response.prepare(self._request)
         self._server._streams += 1
         return self
 
@@ -352,10 +347,10 @@ class _Stream:
     async def write(self, event: str, text: str) -> None:
         """Send one event whose data are JSON already. Raises: ConnectionError, if the page was closed."""
         self._sent_at = asyncio.get_running_loop().time()
-        await self._response.write(f"event: {event}\ndata: {text}\n\n".encode())
+        await self.response.write(f"event: {event}\ndata: {text}\n\n".encode())
 
     async def rest(self) -> None:
         """Send a comment from time to time, by which a closed page is noticed."""
         if asyncio.get_running_loop().time() - self._sent_at > _PING_SECONDS:
             self._sent_at = asyncio.get_running_loop().time()
-            await self._response.write(b": \n\n")
+            await self.response.write(b": \n\n")

@@ -51,7 +51,6 @@ _AGE_SECONDS: Final = 15.0
 _RETRY_SECONDS: Final = 5.0
 _VIEW_SECONDS: Final = 60
 """An opened job is watched until it has not been read for this time."""
-_MOST_EVENTS: Final = 500
 _MOST_OBJECTS: Final = 2000
 
 Changed = Callable[[], None]
