@@ -249,7 +249,7 @@ KINDS: Final = (
     FailureKind(
         "No real file", outcome=FATAL, contents=(LFS_POINTER, HTML_PAGE),
         remedy="fetch the file again (spec.inputs): a Git LFS pointer by git lfs pull where the image is packed, a "
-        "web page (a login, an error) with access"),
+        "web page (a login) with access"),
     FailureKind(
         "A damaged or incomplete file", contents=(CUT_ARCHIVE,),
         types=("EOFError", "zipfile.BadZipFile", "zlib.error", "lzma.LZMAError"),
@@ -300,8 +300,8 @@ KINDS: Final = (
     FailureKind(
         "Objects that cannot be pickled", types=("_pickle.PicklingError",),
         words=r"(?i:can(no|')t pickle) |Can't get (local object|attribute)",
-        remedy="define functions and classes for spawned processes and DataLoader workers at the top level of a "
-        "module, and open files there"),
+        remedy="objects are pickled for spawned processes and DataLoader workers: define functions and classes at the "
+        "top level of a module, and open files there"),
     FailureKind(
         "An unknown user", own_words=True,
         words="getpw(uid|nam)|No username set in the environment|determine home directory",
@@ -319,7 +319,8 @@ KINDS: Final = (
     FailureKind(
         "Invalid JSON, YAML or TOML",
         types=("json.decoder.JSONDecodeError", "yaml.error.YAMLError", "tomllib.TOMLDecodeError"),
-        remedy="correct the file at the line in the message; an empty one or a web page is a failed download"),
+        remedy="correct the JSON, YAML or TOML at the line in the message; an empty one or a web page is a failed "
+        "download"),
     FailureKind(
         "A missing environment variable", types=("KeyError",), where=r"<frozen os>|[/\\]os\.py",
         words=": (unbound variable|parameter not set)",
@@ -330,7 +331,7 @@ KINDS: Final = (
         remedy="rename the file that has a library's name (such as torch.py), or let modules not import each other"),
     FailureKind(
         "A failed program", types=("subprocess.CalledProcessError",),
-        remedy="see its output above in the log; a negative status is the signal that killed it"),
+        remedy="see its own output above in the log; a negative status is the signal that killed it"),
     FailureKind(
         "KeyboardInterrupt", types=("KeyboardInterrupt",), outcome=Outcome(KILLED.name, EXIT_RETRYABLE),
         remedy="a process or a person sent SIGINT to the rank"),
@@ -364,8 +365,7 @@ KINDS: Final = (
     FailureKind(
         "A wait with a limit", outcome=None, where=rf"(?is)\A(?!.*({PEERS}))",
         types=("TimeoutError", "concurrent.futures._base.TimeoutError", "_queue.Empty", "subprocess.TimeoutExpired"),
-        remedy="a wait of the script ended at its own limit: see the traceback for what (a service, a worker, a "
-        "lock)"),
+        remedy="a wait of the script ended at its own limit: see the traceback for what"),
     FailureKind(
         "An optimizer's state of another model", types=("RuntimeError",), outcome=None,
         where=r"(?s)\b(size|shape|dtype|device)s?\b.*[/\\]torch[/\\]optim[/\\]",
