@@ -120,10 +120,12 @@ def advise_on_program(code: CodeConfig | None) -> str:
     )
 
 
-# A sentence, or the part after a comma, that begins with what to do.
+# A sentence, or the part after a comma, that begins with what to do. "call stack" and "set of" are nouns.
 _ADVICE: Final = re.compile(
-    r"(?:^|[.!?;,:]\s+|\n\s*)((?:please|consider|try|use|set|pass|call|make sure|ensure|need to|did you"
-    r"|you (?:can|may|need|should|must|have to)|to (?:fix|solve|avoid))\b[^\n]{8,200}?)(?=[.!?]\s|[.!?]?(?:\n|$))",
+    r"(?:^|[.!?;,:]\s+|\n[ \t]*)((?:please|consider|make sure|ensure|need to|did you(?= mean)"
+    r"|(?:try|use|set|pass|call)(?! (?:of|log|stack|site|rate|is|was|has|contains)\b)"
+    r"|you (?:can|may|need|should|must|have to)|to (?:fix|solve|avoid))\b"
+    r"[^\n]{8,200}?)(?=(?<!\be\.g)(?<!\bi\.e)[.!?]\s|[.!?]?(?:\n|$))",
     re.I,
 )
 

@@ -727,6 +727,12 @@ def test_worker_killed_by_watchdog_is_hang(tmp_path: Path, action: str, code: in
         ),
         ("ValueError: no padding token\nYou should set pad_token. More text", "You should set pad_token"),
         ("ValueError: batch size 7 is used twice", ""),
+        ("ValueError: Set of labels contains 3 unknown labels", ""),
+        ("RuntimeError: worker failed: call stack follows with 3 frames", ""),
+        ("ValueError: bad lr, did you know that this happens in 3 of 4 runs", ""),
+        ("NameError: name 'foo' is not defined. Did you mean: 'fob'?", "Did you mean: 'fob'"),
+        ("ValueError: bad mode: use a faster one, e.g. torch.compile. More", "use a faster one, e.g. torch.compile"),
+        ("ValueError: " + "\n " * 500_000, ""),  # in linear time
     ],
 )
 def test_remedy_repeats_what_an_unknown_message_advises(text: str, advice: str) -> None:
