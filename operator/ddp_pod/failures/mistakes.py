@@ -44,7 +44,9 @@ _CHECKED: Final = re.compile(
 )
 _NUMERIC: Final = re.compile(r"(?i)finite|is_?nan|is_?inf|\bnan\b|\binf\b")
 # The same for errors of torch's native code.
-_NATIVE: Final = re.compile(rf"(?i){PEERS}|cu(dnn|blas|solver|sparse|fft)|\bhip|driver|enforce|alloc|peer")
+_NATIVE: Final = re.compile(
+    rf"(?i){PEERS}|cu(dnn|blas|solver|sparse|fft)|\b(hip|roc|miopen)|\bxpu|driver|enforce|alloc|peer|create a primitive"
+)
 
 
 def recurs(kind: FailureKind, chain: Sequence[ExceptionFacts], *, lasted: float, elastic: bool) -> bool:
@@ -67,7 +69,9 @@ def _is_mistake(facts: ExceptionFacts) -> bool:
     if _is_from_outside(facts):
         return False
     if facts.types[0] == "RuntimeError":
-        return not facts.by_script and bool(TENSORS.search(facts.text) or _is_refusal(facts))
+        if facts.by_script or _NUMERIC.search(facts.message):
+            return False
+        return bool(TENSORS.search(facts.text)) or _is_refusal(facts)
     if facts.types[0] == "AssertionError" and _is_refusal(facts):
         return True
     if facts.is_a("AssertionError") or not _WRONG_VALUES.isdisjoint(facts.types):

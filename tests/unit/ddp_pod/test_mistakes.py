@@ -23,8 +23,11 @@ import yaml
 from torch import nn
 from torch.utils.data import DataLoader
 
+from ddp_pod.base.exceptions import ExceptionFacts
 from ddp_pod.base.files import write_json
 from ddp_pod.contract.failure_record import Failure, RankEnd
+from ddp_pod.failures.kinds import UNKNOWN_KIND
+from ddp_pod.failures.mistakes import recurs
 from ddp_pod.failures.rules import WorkerEnd
 from ddp_pod.failures.worker_failure import HELPER_ENDED, EndedPeers, examine_worker
 from ddp_pod.rank import lasting_files
@@ -292,3 +295,21 @@ def test_ranks_that_part_within_minutes_do_so_in_each_attempt(
 def test_end_of_a_helper_has_one_signature(text: str, tmp_path: Path) -> None:
     kind, _, message = text.partition(": ")
     assert examine_worker(launcher_pod(tmp_path), WorkerEnd(1, kind, message)).signature == HELPER_ENDED
+
+
+@pytest.mark.parametrize(
+    ("message", "place", "line", "expected"),
+    [
+        ("Given groups=1, weight of size [1], expected input[1]", "nn/modules/conv.py", "return F.conv2d(x)", True),
+        ("Calculated padded input size per channel", "nn/modules/conv.py", "return F.conv2d(x)", True),
+        ("miopenStatusInternalError", "nn/modules/conv.py", "return F.conv2d(x)", False),
+        ("could not create a primitive", "nn/modules/conv.py", "return F.conv2d(x)", False),
+        ("probability tensor contains either `inf`, `nan` or element < 0", "functional.py", "multinomial(p, 1)", False),
+    ],
+)
+def test_native_error_of_a_device_or_a_divergence_may_not_recur(
+    message: str, place: str, line: str, expected: bool
+) -> None:
+    path = f"/usr/lib/python3.11/site-packages/torch/{place}"
+    facts = ExceptionFacts(("RuntimeError",), message, place=path, line=line)
+    assert recurs(UNKNOWN_KIND, [facts], lasted=1.0, elastic=False) is expected
