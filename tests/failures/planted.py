@@ -1197,7 +1197,7 @@ if rank == 1 and step == 3:
     store.wait(['vocab/ready'], datetime.timedelta(seconds=3))  # here""",
     ),
     "two ranks that receive from each other": Planted(
-        cause=("all ranks", "recv"),
+        cause=("rank [01] waits", "in recv, as all ranks"),
         remedy="(?i)send",
         ranks=BOTH,
         step="if step == 5: dist.recv(torch.zeros(1), src=1 - rank)  # here",

@@ -96,7 +96,7 @@ HELPER: Final = FailureKind(
         types=("EOFError", "concurrent.futures.process.BrokenProcessPool"),
         where=r"[/\\]multiprocessing[/\\](connection|managers|resource_sharer)|process pool",
         words="DataLoader worker .* (killed by signal|exited unexpectedly)",
-        remedy="a DataLoader worker or another helper process was killed or crashed: see its error in the log, raise "
+        remedy="a DataLoader worker or another helper process was killed or crashed: see its error, raise "
         "the container memory limit, or use smaller workers")  # fmt: skip
 OTHER_SIZE: Final = FailureKind(
         "Another number of ranks", own_words=True,
@@ -185,7 +185,7 @@ KINDS: Final = (
     FailureKind(
         "A failed volume", outcome=FAULT_OF_NODE,
         errnos=(errno.EIO, errno.ESTALE, errno.ENOTCONN),
-        remedy="the storage behind the path failed (NFS, FUSE, a disk): check the volume and the node "
+        remedy="the storage behind the path failed (NFS, FUSE, a disk): check the volume and node "
         "(dmesg, CSI Events)"),
     FailureKind(
         "A program of another format", errnos=(errno.ENOEXEC,), outcome=FATAL,
@@ -237,10 +237,10 @@ KINDS: Final = (
         "imports"),
     FailureKind(
         "No working folder", contents=(NO_FOLDER,),
-        remedy="keep its working folder, or start in another"),
+        remedy="keep the process's working folder, or start in another"),
     FailureKind(
         "Line ends of Windows", errnos=(errno.ENOENT,), where=r"\\r\W", words=r"\\r\W|\^M",
-        remedy="remove its line ends of Windows (dos2unix)"),
+        remedy="remove the script's line ends of Windows (dos2unix)"),
     FailureKind(
         "No such file or folder", errnos=(errno.ENOENT,),
         remedy="correct the path (relative ones start at the working directory), mount its volume, or create its "
@@ -249,7 +249,7 @@ KINDS: Final = (
     FailureKind(
         "No real file", outcome=FATAL, contents=(LFS_POINTER, HTML_PAGE),
         remedy="fetch the file again (spec.inputs): a Git LFS pointer by git lfs pull where the image is packed, a "
-        "web page (a login) with access"),
+        "web page with access"),
     FailureKind(
         "A damaged or incomplete file", contents=(CUT_ARCHIVE,),
         types=("EOFError", "zipfile.BadZipFile", "zlib.error", "lzma.LZMAError"),
@@ -331,7 +331,7 @@ KINDS: Final = (
         remedy="rename the file that has a library's name (such as torch.py), or let modules not import each other"),
     FailureKind(
         "A failed program", types=("subprocess.CalledProcessError",),
-        remedy="see its own output above in the log; a negative status is the signal that killed it"),
+        remedy="see the program's own output above in the log; a negative status is the signal that killed it"),
     FailureKind(
         "KeyboardInterrupt", types=("KeyboardInterrupt",), outcome=Outcome(KILLED.name, EXIT_RETRYABLE),
         remedy="a process or a person sent SIGINT to the rank"),

@@ -30,7 +30,8 @@ _NEUTRAL: Final = {
 }  # fmt: skip
 # Other packages' checks may be about what a service has answered.
 _CHECKING_LIBRARY: Final = re.compile(r"[/\\]torch[/\\]|[/\\]lib(64)?[/\\]python3[^/\\]*[/\\](?!(site|dist)-packages)")
-_TORCH: Final = re.compile(r"[/\\]torch[/\\]")
+# Modules of torch whose native calls check arguments and states, and need nothing from outside.
+_TORCH: Final = re.compile(r"[/\\]torch[/\\](amp|autograd|nn[/\\](functional|modules)|optim|functional|_tensor)\b")
 # Modules that pass on errors of peers, processes, devices and files.
 _MEDIATORS: Final = re.compile(
     r"[/\\](torch[/\\](distributed|multiprocessing|utils[/\\]data|cuda|hub|serialization|_utils)"

@@ -124,7 +124,7 @@ def advise_on_program(code: CodeConfig | None) -> str:
 _ADVICE: Final = re.compile(
     r"(?:^|[.!?;,:]\s+|\n[ \t]*)((?:please|consider|make sure|ensure|need to|did you(?= mean)"
     r"|(?:try|use|set|pass|call)(?! (?:of|log|stack|site|rate|is|was|has|contains)\b)"
-    r"|you (?:can|may|need|should|must|have to)|to (?:fix|solve|avoid))\b"
+    r"|you (?:need|should|must|have to)|to (?:fix|solve|avoid))\b"
     r"[^\n]{8,200}?)(?=(?<!\be\.g)(?<!\bi\.e)[.!?]\s|[.!?]?(?:\n|$))",
     re.I,
 )
@@ -166,7 +166,8 @@ def advise(
     if judgement.kind is HELPER and end.child is not None and end.child.number in SIGNALS:
         return SIGNALS[end.child.number].remedy
     is_vague = category == USER_ERROR.name and judgement.kind in (UNKNOWN_KIND, UNFIT_TENSORS) and not module
-    advice = _find_advice(end.message) if is_vague else ""
+    is_own = any(facts.by_script for facts in end.chain[:1])  # the user knows it, and it may quote anything
+    advice = _find_advice(end.message) if is_vague and not is_own else ""
     if advice or judgement.kind.remedy:
         return f"as the message says: {advice}" if advice else judgement.kind.remedy
     if module:

@@ -297,7 +297,7 @@ CLOSED = RuntimeError("[tcp/pair.cc:553] Connection closed by peer in gloo")
         (raise_in_script(KeyError("cuda out of memory, nccl timed out")), FATAL, "fix the line", ""),
         (raise_in_script(RuntimeError("nccl or gloo: connection closed by setting")), SCRIPT, "fix the line", ""),
         (raise_in_script(CLOSED), LOST_PEER, "earliest failure", ""),
-        (raise_in_script(RuntimeError("CUDA error handling: pass --device")), SCRIPT, "pass --device", ""),
+        (raise_in_script(RuntimeError("CUDA error handling: pass --device")), SCRIPT, "fix the line", ""),
         (raise_in_script(ValueError("out of memory budget must be > 0")), SCRIPT, "fix the line", ""),
         (raise_in_script(ValueError("loss is nan")), SCRIPT, "learning rate", ""),
         (lambda: os.environ["DDP_NO_SUCH_VARIABLE"], FATAL, "set the variable in env", ""),

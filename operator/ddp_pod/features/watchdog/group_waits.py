@@ -119,8 +119,9 @@ def _explain_size(waiting: Sequence[Joiner], world_size: int) -> GroupFacts | No
     remedy = (
         f"WORLD_SIZE counts the ranks of all pods: use it unchanged as world_size, and RANK as rank, in {cause.place}"
     )
-    # It is in all ranks, which all have come.
-    return dataclasses.replace(_build(cause, message, remedy), rank=None, pod=None, is_final=True)
+    is_final = len(waiting) == world_size  # more processes may join later, or are not listed
+    # It is in all ranks.
+    return dataclasses.replace(_build(cause, message, remedy), rank=None, pod=None, is_final=is_final)
 
 
 def _explain_duplicates(waiting: Sequence[Joiner]) -> GroupFacts | None:

@@ -113,18 +113,21 @@ def _explain_unknown(ranks: Sequence[RankGroups], world: int, library: str) -> s
     return f"{message}rank {first.worker.rank} has created no process group and made no optimizer step"
 
 
-def _are_different_hosts(host: str, job_host: str) -> bool:
-    """Return whether the job's host has an address, and the other one has none of its addresses."""
+def _are_different_hosts(host: str, job_host: str) -> bool | None:
+    """Return whether a host has none of the addresses of the job's host; None: the name service does not tell now."""
     own = _resolve(job_host)
-    return bool(own) and not own & _resolve(host)
+    other = _resolve(host)
+    return not own & other if own and other is not None else None
 
 
-def _resolve(host: str) -> set[str]:
-    """Return the addresses of a host; empty if it has none."""
+def _resolve(host: str) -> set[str] | None:
+    """Return the addresses of a host, empty if it does not exist; None: the name service does not respond."""
     try:
         return {str(entry[4][0]) for entry in socket.getaddrinfo(host.strip("[]"), None, type=socket.SOCK_STREAM)}
+    except socket.gaierror as error:
+        return set() if error.errno == socket.EAI_NONAME else None
     except (OSError, UnicodeError):
-        return set()
+        return None
 
 
 class GroupMonitor(Service):
@@ -178,7 +181,9 @@ class GroupMonitor(Service):
             return
         if plan is None or plan.action == "Report":
             return
-        for worker in [rank.worker for rank in ranks if rank.waiting and process_state(rank.worker.pid)]:
+        # A launcher inside the command may start more processes: only a rank that waits itself is ended.
+        waiting = [rank.worker for rank in ranks if rank.worker.pid in [record.pid for record in rank.waiting]]
+        for worker in [worker for worker in waiting if process_state(worker.pid)]:
             error = {
                 "rank": worker.rank,
                 "localRank": worker.local_rank,
@@ -187,10 +192,13 @@ class GroupMonitor(Service):
                 "exitCode": 128 + signal.SIGKILL,
                 "time": now,
             }
-            try_write_json(os.path.join(self._pod.runtime, "errors", f"{worker.local_rank}.json"), error)
+            try_write_json(self._error_path(worker), error)
             log(f"killing rank {worker.rank}: its wait for a process group cannot end")
             for pid in find_family(worker.pid):
                 kill(pid, signal.SIGKILL)
+
+    def _error_path(self, worker: WorkerRecord) -> str:
+        return os.path.join(self._pod.runtime, "errors", f"{worker.local_rank}.json")
 
     def report(self) -> Mapping[str, object]:
         """Return the facts for the report."""
@@ -261,7 +269,9 @@ class GroupMonitor(Service):
         living = [record for record in rank.waiting if process_state(record.pid)]
         shown = living or rank.waiting or [record for record in rank.records if record.largest][:1]
         if not shown:
-            yield empty._replace(place=self._places.get(worker.local_rank, ""), ended=not process_state(worker.pid))
+            has_failed = os.path.exists(self._error_path(worker))  # then its pod requests a restart, or ends the job
+            ended = not process_state(worker.pid) and not has_failed
+            yield empty._replace(place=self._places.get(worker.local_rank, ""), ended=ended)
         for record in shown:
             yield empty._replace(
                 phase=record.phase if record.is_waiting else MEMBER,
@@ -281,7 +291,10 @@ class GroupMonitor(Service):
         if not all(hosts) or hosts[0] == hosts[1]:
             return False
         if hosts not in self._different_hosts:
-            self._different_hosts[hosts] = _are_different_hosts(*hosts)
+            found = _are_different_hosts(*hosts)
+            if found is None:
+                return False
+            self._different_hosts[hosts] = found
         return self._different_hosts[hosts]
 
     def _locate(self, workers: Sequence[WorkerRecord], now: float) -> None:

@@ -661,7 +661,10 @@ class StallMonitor(Service):
         error["remedy"] = stalled.remedy
         one_way = self._find_one_way_call() if is_deadlock else ""
         if one_way:
-            text = f"all ranks of the job wait in {one_way}, rank {stalled.worker.rank} at {stalled.stack.script_place}"
+            text = (
+                f"rank {stalled.worker.rank} waits at {stalled.stack.script_place} in {one_way}, as all ranks do whose "
+            )
+            text += "call is known"
             error |= {"type": _MISMATCH, "message": f"mismatch between collectives: {text}", "remedy": ONE_WAY_REMEDY}
         # If the script has gone on after it, another exception may be the reason.
         if stalled.dead_helper is None or not stalled.dead_helper.is_last:

@@ -220,10 +220,11 @@ def test_failure_of_a_wait_is_the_mistake_that_causes_it(
 
 def test_hosts_are_different_if_their_addresses_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     known = {"job": ["10.0.0.1"], "alias": ["10.0.0.1"], "other": ["10.0.0.2"]}
+    problem = socket.EAI_NONAME
 
     def resolve(host: str, *arguments: object, **options: object) -> list[tuple[Any, ...]]:
         if host not in known:
-            raise OSError("no such name")
+            raise socket.gaierror(problem, "no such name")
         return [(0, 0, 0, "", (address, 0)) for address in known[host]]
 
     monkeypatch.setattr(socket, "getaddrinfo", resolve)
@@ -232,6 +233,10 @@ def test_hosts_are_different_if_their_addresses_are(tmp_path: Path, monkeypatch:
     assert [differ(f"{host}:1", "job:1") for host in ("job", "alias", "other", "absent")] == [False, False, True, True]
     assert not differ("other:1", "absent:1"), "the name service may not respond"
     assert not differ("", "job:1")
+    problem = socket.EAI_AGAIN
+    assert not differ("unknown:1", "job:1"), "the name service does not respond now"
+    problem = socket.EAI_NONAME
+    assert differ("unknown:1", "job:1")
 
 
 def test_rank_that_gave_up_its_wait_has_called_init_process_group(tmp_path: Path) -> None:
