@@ -46,8 +46,8 @@ NETWORK: Final = Category(
 HANG: Final = Category(
     "Hang",
     "no progress within the time limits of spec.watchdog",
-    "find out why the rank does not leave its line (a lock, a failed thread or process, a service, an endless "
-    "computation); if it is slow by design, let all ranks take part, or raise spec.watchdog and the timeout of "
+    "find out why the rank does not leave its line (a lock, a failed thread or process, a service, SIGSTOP, an "
+    "endless computation); if it is slow by design, let all ranks take part, or raise spec.watchdog and the timeout of "
     "init_process_group",
     symptom=True,
     vague=True,

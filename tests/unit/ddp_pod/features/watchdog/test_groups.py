@@ -252,16 +252,17 @@ def test_rank_that_gave_up_its_wait_has_called_init_process_group(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("final", "since", "action", "ended"),
+    ("final", "since", "action", "nested", "ended"),
     [
-        (True, 61.0, "Restart", True),
-        (True, 59.0, "Restart", False),
-        (False, 61.0, "Restart", False),
-        (True, 61.0, "Report", False),
+        (True, 61.0, "Restart", False, True),
+        (True, 59.0, "Restart", False, False),
+        (False, 61.0, "Restart", False, False),
+        (True, 61.0, "Report", False, False),
+        (True, 61.0, "Restart", True, False),  # by a launcher inside the command, which may start more processes
     ],
 )
 def test_rank_whose_wait_cannot_end_is_ended(
-    tmp_path: Path, final: bool, since: float, action: str, ended: bool
+    tmp_path: Path, final: bool, since: float, action: str, nested: bool, ended: bool
 ) -> None:
     for name in ("groups", "workers", "errors"):
         (tmp_path / name).mkdir()
@@ -269,7 +270,15 @@ def test_rank_whose_wait_cannot_end_is_ended(
     try:
         worker = {"pid": process.pid, "rank": 0, "localRank": 0, "worldSize": 2, "run": "run", "started": 1.0}
         write_json(str(tmp_path / "workers" / "0.json"), {**worker, "restart": 0})
-        waits = GroupRecord(process.pid, JOINING, since=NOW - since, size=2, store="a:1", place="train.py:9", run="run")
+        waits = GroupRecord(
+            PID if nested else process.pid,
+            JOINING,
+            since=NOW - since,
+            size=2,
+            store="a:1",
+            place="train.py:9",
+            run="run",
+        )
         write_json(str(tmp_path / "groups" / "0.0.json"), waits._asdict())
         pod = launcher_pod(tmp_path, watchdog=WatchdogConfig(900, 900, 900, action))
         monitor = GroupMonitor(pod, cast(RankReader, None))
