@@ -1007,7 +1007,7 @@ if rank == 1 and step == 3:
     ),
     "a gradient of another shape": Planted(
         cause=("(?i)size|shape",),
-        remedy="(?i)shape|line of the script",
+        remedy="(?i)shape|same size|line of the script",
         step="""\
 if rank == 1 and step == 3:
     next(model.parameters()).grad = torch.zeros(3)  # here""",

@@ -369,8 +369,8 @@ KINDS: Final = (
     FailureKind(
         "An optimizer's state of another model", types=("RuntimeError",), outcome=None,
         where=r"(?s)\b(size|shape|dtype|device)s?\b.*[/\\]torch[/\\]optim[/\\]",
-        remedy="the loaded state has other shapes, types or devices than the parameters: load that of this model, with "
-        "parameters in one order"),
+        remedy="the optimizer's loaded state has other shapes, types or devices than the parameters: load that of "
+        "this model, in its order"),
     FailureKind(
         "Tensors of two types", words="have the same d?type|expected scalar type", outcome=None,
         remedy="convert one tensor to the type of the other, or use torch.autocast"),
