@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from ..base.files import try_write_json, write_json
+from ..base.files import write_json
 from ..contract.names import (
     ENDING,
     ENV_AGENT_PID,
@@ -237,7 +237,10 @@ class _End:
 
     def note(self) -> None:
         if self.succeeded and os.getpid() == self._pid:
-            try_write_json(self._path, {"pid": self._pid})
+            try:
+                write_json(self._path, {"pid": self._pid})
+            except OSError:
+                pass  # the folder is full or gone: a crash then counts as a failure
 
 
 def _guard_end(files: _RankFiles) -> None:
