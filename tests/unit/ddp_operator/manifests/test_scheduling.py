@@ -2,32 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
 
 from ddp_operator.api import child_names
-from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.decide.state import DeleteJob, RelabelJob
-from ddp_operator.manifests.children import build_children
-from tests.support.builders import child_job, job, template
+from tests.support.builders import child_job, template
+from tests.support.planned_children import children, pod_of, refusal
 from tests.unit.ddp_operator.decide.test_decide import run
 
 QUEUED = {"kueue.x-k8s.io/queue-name": "q"}
-
-
-def children(attempt: int = 1, nodes: int = 2, **spec: Any) -> dict[str, Any]:
-    return {child["kind"]: child for child in build_children(job(**spec), attempt=attempt, nodes=nodes)}
-
-
-def pod_of(attempt: int = 1, **spec: Any) -> Any:
-    return children(attempt, **spec)["Job"]["spec"]["template"]
-
-
-def refusal(**spec: Any) -> str:
-    with pytest.raises(InvalidManifest) as caught:
-        children(**spec)
-    return str(caught.value)
 
 
 class TestPlacement:

@@ -6,27 +6,13 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.features.gangs.fields import PERMISSIONS
 from ddp_operator.kube.resources import kind_of, path
 from ddp_operator.manifests.children import build_children
 from tests.support.builders import job, template
+from tests.support.planned_children import children, pod_of, refusal
 
 QUEUED = {"kueue.x-k8s.io/queue-name": "q"}
-
-
-def children(attempt: int = 1, nodes: int = 2, **spec: Any) -> dict[str, Any]:
-    return {child["kind"]: child for child in build_children(job(**spec), attempt=attempt, nodes=nodes)}
-
-
-def pod_of(attempt: int = 1, **spec: Any) -> Any:
-    return children(attempt, **spec)["Job"]["spec"]["template"]
-
-
-def refusal(**spec: Any) -> str:
-    with pytest.raises(InvalidManifest) as caught:
-        children(**spec)
-    return str(caught.value)
 
 
 def test_volcano_has_group_of_all_pods_before_job() -> None:

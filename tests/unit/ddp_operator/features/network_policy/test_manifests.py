@@ -7,25 +7,11 @@ from typing import Any
 import pytest
 
 from ddp_operator.api import constants
-from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.manifests.children import build_children
 from tests.support.builders import job, template
+from tests.support.planned_children import children, pod_of, refusal
 
 OPERATOR = {constants.LABEL_COMPONENT: constants.COMPONENT_OPERATOR}
-
-
-def children(attempt: int = 1, nodes: int = 2, **spec: Any) -> dict[str, Any]:
-    return {child["kind"]: child for child in build_children(job(**spec), attempt=attempt, nodes=nodes)}
-
-
-def pod_of(attempt: int = 1, **spec: Any) -> Any:
-    return children(attempt, **spec)["Job"]["spec"]["template"]
-
-
-def refusal(**spec: Any) -> str:
-    with pytest.raises(InvalidManifest) as caught:
-        children(**spec)
-    return str(caught.value)
 
 
 class TestNetworkPolicy:
