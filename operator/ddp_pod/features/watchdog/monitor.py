@@ -661,10 +661,8 @@ class StallMonitor(Service):
         error["remedy"] = stalled.remedy
         one_way = self._find_one_way_call() if is_deadlock else ""
         if one_way:
-            text = (
-                f"rank {stalled.worker.rank} waits at {stalled.stack.script_place} in {one_way}, as all ranks do whose "
-            )
-            text += "call is known"
+            wait = f"rank {stalled.worker.rank} waits at {stalled.stack.script_place} in {one_way}"
+            text = f"{wait}, as all ranks do whose call is known"
             error |= {"type": _MISMATCH, "message": f"mismatch between collectives: {text}", "remedy": ONE_WAY_REMEDY}
         # If the script has gone on after it, another exception may be the reason.
         if stalled.dead_helper is None or not stalled.dead_helper.is_last:
