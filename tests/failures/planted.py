@@ -1209,7 +1209,7 @@ if rank == 1 and step == 3:
     ),
     "a sampler with the number of nodes": Planted(
         cause=("Invalid rank 1",),
-        remedy="WORLD_SIZE",
+        remedy="num_replicas",
         step="if step == 0: torch.utils.data.DistributedSampler(range(64), num_replicas=1, rank=rank)  # here",
     ),
     "the address of another cluster's first node": Planted(
@@ -1347,7 +1347,6 @@ if rank == 1 and step == 5:
 
 
 OPEN: Final = {
-    "a scaled step without gradients": "the assertion of the scaler does not say that there are no gradients",
     "a thread whose exception is logged": "the thread may have handled it, so that the message has it beside the hang",
     "gathered tensors of different lengths": "gloo ends the process in a thread of its own, which has no line",
     "a text in another encoding": "no variable has the file, so that its name is unknown",

@@ -39,7 +39,24 @@ HIDDEN_PACKAGE: Final = "a file that hides a package"
 NO_FOLDER: Final = "a working folder that was deleted"
 ADDRESS_SPACE: Final = "a limited address space"
 CLOSED_OUTPUT: Final = "an output without a reader"
+NO_GRADIENTS: Final = "an optimizer without gradients"
 STORE_KEY: Final = "a key that no rank has set"
+
+
+class FailingCode(NamedTuple):
+    """What is known of the code that raised an exception; empty texts: unknown.
+
+    ``code``: of the script's own line, empty for a check; ``check``: what a library's check requires, or what one of
+    the script refuses; ``values``: of names in these; ``differ``: in what the tensors among the values differ: device,
+    dtype or shape; ``names``: which names exist instead of one that was not found, in ``package``, with its version.
+    """
+
+    code: str = ""
+    check: str = ""
+    values: str = ""
+    differ: str = ""
+    names: str = ""
+    package: str = ""
 
 
 class ExceptionFacts(NamedTuple):
@@ -65,6 +82,7 @@ class ExceptionFacts(NamedTuple):
     """Whether the next attempt would find the file or the path that it is about as this one did."""
     hides: tuple[str, ...] = ()
     """The class, and its bases, of an exception that it replaces by ``from None``."""
+    failing: FailingCode = FailingCode()
 
     @property
     def text(self) -> str:

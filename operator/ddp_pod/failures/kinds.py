@@ -17,6 +17,7 @@ from ..base.exceptions import (
     HTML_PAGE,
     LFS_POINTER,
     NO_FOLDER,
+    NO_GRADIENTS,
     NOT_EXECUTABLE,
     PICKLED_NAME,
     STORE_KEY,
@@ -31,6 +32,7 @@ SCRIPT_ERROR: Final = Outcome(USER_ERROR.name, EXIT_RETRYABLE)
 OUT_OF_MEMORY: Final = Outcome(OOM.name, EXIT_OOM)
 FAULT_OF_NODE: Final = Outcome(NODE_FAULT.name, EXIT_RETRYABLE)
 
+CODE: Final = "<code>"
 NO_DEVICES: Final = "No CUDA GPUs are available"
 # Ranks call different collectives. TORCH_DISTRIBUTED_DEBUG=DETAIL names them; gloo notices only the sizes.
 MISMATCH: Final = re.compile(r"mismatch between collectives|op\.preamble\.length <= op\.nbytes")
@@ -65,6 +67,7 @@ class FailureKind(NamedTuple):
     outcome: Outcome | None = SCRIPT_ERROR
     """None: by the origin of the exception."""
     remedy: str = ""
+    """``CODE`` stands for the code of the script that failed."""
 
 
 UNKNOWN_KIND: Final = FailureKind("", outcome=None)
@@ -119,8 +122,8 @@ TERMINAL: Final = FailureKind(
         remedy="a pod has no terminal: remove breakpoint(), pdb.set_trace() and input()")  # fmt: skip
 UNFIT_TENSORS: Final = FailureKind(
         "Tensors that do not fit", words=TENSORS.pattern, outcome=None,
-        remedy="a tensor has another shape, type or device than the call accepts: compare it with the message, also "
-        "for the last, smaller batch (drop_last=True)")  # fmt: skip
+        remedy="compare the tensors' shapes, types and devices with the message, also of the last, smaller batch "
+        "(drop_last=True)")  # fmt: skip
 KINDS: Final = (
     FailureKind(
         "A slow DataLoader", words="DataLoader timed out after",
@@ -242,9 +245,9 @@ KINDS: Final = (
         "Line ends of Windows", errnos=(errno.ENOENT,), where=r"\\r\W", words=r"\\r\W|\^M",
         remedy="remove the script's line ends of Windows (dos2unix)"),
     FailureKind(
-        "No such file or folder", errnos=(errno.ENOENT,),
-        remedy="correct the path (relative ones start at the working directory), mount its volume, or create its "
-        "folder; if another rank writes or moves it, wait (dist.barrier())"),
+        "No such file or folder", errnos=(errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP),
+        remedy="correct the path or link (relative ones start at the working directory), mount its volume, or create "
+        "its folder; if another rank writes or moves it, wait (dist.barrier())"),
     TERMINAL,
     FailureKind(
         "No real file", outcome=FATAL, contents=(LFS_POINTER, HTML_PAGE),
@@ -285,13 +288,13 @@ KINDS: Final = (
         "A script that starts itself", words="finished its bootstrapping phase", outcome=FATAL,
         remedy="start processes and loaders only under if __name__ == '__main__':"),
     FailureKind(
-        "A sampler's rank", types=("ValueError",), where=r"rank should be in the interval", outcome=FATAL,
-        remedy="give the sampler RANK and WORLD_SIZE, which count the ranks of all pods, or neither"),
-    FailureKind(
         "Parameters without a gradient in DDP", outcome=FATAL,
         words="Expected to have finished reduction|Expected to mark a variable ready only once",
         remedy="some parameters took no part in the loss: use all outputs of forward(), or pass "
         "find_unused_parameters=True; TORCH_DISTRIBUTED_DEBUG=DETAIL names them"),
+    FailureKind(
+        "No gradients", contents=(NO_GRADIENTS,),
+        remedy="call backward() before the step, and zero_grad() after it"),
     FailureKind(
         "A loss without a usable graph", outcome=FATAL,
         words="does not require grad|in-?place operation|through the graph a second time",
@@ -316,6 +319,9 @@ KINDS: Final = (
         "Unsupported by torch.compile", types=_COMPILE_ERRORS,
         remedy="change the line that the message names, install the compiler that it lacks (gcc, g++; for CUDA a "
         "-devel image), or set TORCHDYNAMO_DISABLE=1"),
+    FailureKind(
+        "Text in another encoding", types=("UnicodeError",),
+        remedy="read and write text with its encoding: open(…, encoding=…), PYTHONUTF8=1"),
     FailureKind(
         "Invalid JSON, YAML or TOML",
         types=("json.decoder.JSONDecodeError", "yaml.error.YAMLError", "tomllib.TOMLDecodeError"),
@@ -365,15 +371,12 @@ KINDS: Final = (
     FailureKind(
         "A wait with a limit", outcome=None, where=rf"(?is)\A(?!.*({PEERS}))",
         types=("TimeoutError", "concurrent.futures._base.TimeoutError", "_queue.Empty", "subprocess.TimeoutExpired"),
-        remedy="a wait of the script ended at its own limit: see the traceback for what"),
+        remedy=f"{CODE} ended at its own limit: find out why, or raise it"),
     FailureKind(
         "An optimizer's state of another model", types=("RuntimeError",), outcome=None,
         where=r"(?s)\b(size|shape|dtype|device)s?\b.*[/\\]torch[/\\]optim[/\\]",
         remedy="the optimizer's loaded state has other shapes, types or devices than the parameters: load that of "
         "this model, in its order"),
-    FailureKind(
-        "Tensors of two types", words="have the same d?type|expected scalar type", outcome=None,
-        remedy="convert one tensor to the type of the other, or use torch.autocast"),
     UNFIT_TENSORS,
 )  # fmt: skip
 """The most certain match decides, an errno before a type and words; then the place in this table."""

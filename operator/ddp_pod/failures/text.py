@@ -1,7 +1,7 @@
 """Texts of failures for users: the line that describes a failure, and its remedy.
 
-With ``kinds`` the only module with such texts, for the launcher and the operator. The default remedy of a category is
-in ``failure_table``, which docs/troubleshooting.md prints.
+With ``kinds`` and ``code_remedies`` the only module with such texts, for the launcher and the operator. The default
+remedy of a category is in ``failure_table``, which docs/troubleshooting.md prints.
 """
 
 import os
@@ -17,8 +17,9 @@ from ..contract.failure_table import CATEGORIES, EXIT_CODES, HANG, KILLED, NODE_
 from ..contract.failure_text import SENDER_REMEDY, UNRESOLVED
 from ..contract.names import ENV_LOCAL_POD
 from ..contract.plan import CodeConfig
+from .code_remedies import advise_on_code, name_code
 from .crashes import SIGNALS
-from .kinds import HELPER, UNFIT_TENSORS, UNKNOWN_KIND
+from .kinds import CODE, HELPER, UNFIT_TENSORS, UNKNOWN_KIND
 from .rules import Judgement, WorkerEnd, complete_facts, find_kind
 
 REFUSED: Final = "nothing listens there yet"
@@ -120,16 +121,6 @@ def advise_on_program(code: CodeConfig | None) -> str:
     )
 
 
-# A sentence, or the part after a comma, that begins with what to do. "call stack" and "set of" are nouns.
-_ADVICE: Final = re.compile(
-    r"(?:^|[.!?;,:]\s+|\n[ \t]*)((?:please|consider|make sure|ensure|need to|did you(?= mean)"
-    r"|(?:try|use|set|pass|call)(?! (?:of|log|stack|site|rate|is|was|has|contains)\b)"
-    r"|you (?:need|should|must|have to)|to (?:fix|solve|avoid))\b"
-    r"[^\n]{8,200}?)(?=(?<!\be\.g)(?<!\bi\.e)[.!?]\s|[.!?]?(?:\n|$))",
-    re.I,
-)
-
-
 def is_usage(text: str, exit_code: int) -> bool:
     """Return whether a program's last lines are its usage, after wrong arguments."""
     return exit_code == 2 and bool(_USAGE.search(text))
@@ -166,10 +157,9 @@ def advise(
     if judgement.kind is HELPER and end.child is not None and end.child.number in SIGNALS:
         return SIGNALS[end.child.number].remedy
     is_vague = category == USER_ERROR.name and judgement.kind in (UNKNOWN_KIND, UNFIT_TENSORS) and not module
-    is_own = any(facts.by_script for facts in end.chain[:1])  # the user knows it, and it may quote anything
-    advice = _find_advice(end.message) if is_vague and not is_own else ""
-    if advice or judgement.kind.remedy:
-        return f"as the message says: {advice}" if advice else judgement.kind.remedy
+    on_code = advise_on_code(end, judgement.kind) if is_vague else ""
+    if on_code or judgement.kind.remedy:
+        return on_code or judgement.kind.remedy.replace(CODE, name_code(end) or "a wait of the script")
     if module:
         return advise_on_module(module[1], code)
     if end.exit_code == 2 and _WRONG_ARGUMENTS.match(end.text):
@@ -177,17 +167,11 @@ def advise(
     kind = SIGNALS.get(find_signal(end.exit_code))
     if category in (UNKNOWN.name, NODE_FAULT.name, KILLED.name) and kind is not None:
         return kind.remedy
-    if category == UNKNOWN.name:
-        return SILENT_REMEDY
     if category == KILLED.name and find_signal(end.exit_code) != signal.SIGKILL:
         return SENDER_REMEDY
-    return SILENT_REMEDY if only_exit_code else CATEGORIES[category].remedy
-
-
-def _find_advice(message: str) -> str:
-    """Return the first sentence of a message that tells what to do; empty without one."""
-    advice = _ADVICE.search(message)
-    return "" if advice is None else " ".join(advice[1].split())
+    if only_exit_code or category == UNKNOWN.name:
+        return SILENT_REMEDY
+    return f"correct {name_code(end)}" if is_vague and name_code(end) else CATEGORIES[category].remedy
 
 
 def _find_number(exit_code: int) -> int:

@@ -19,6 +19,7 @@ from ..base.exceptions import (
     LIBRARY,
     PLACE,
     ExceptionFacts,
+    FailingCode,
     KilledChild,
     find_exceptions,
     find_native_exception,
@@ -161,14 +162,22 @@ def _read_child(record: Any) -> KilledChild | None:
 def _read_chain(records: Any) -> Sequence[ExceptionFacts]:
     """Return the chain in a worker's error file; empty if it is malformed."""
     try:
-        chain = [
-            ExceptionFacts(**{**record, "types": tuple(record["types"]), "hides": tuple(record.get("hides", ()))})
-            for record in records[:_CHAIN_LIMIT]
-        ]
+        chain = [_read_facts(record) for record in records[:_CHAIN_LIMIT]]
     except (TypeError, KeyError, AttributeError):
         return ()
-    texts = [text for facts in chain for text in (*facts.types, *facts.hides, *facts[1:2], *facts[3:6])]
+    texts = [
+        text
+        for facts in chain
+        for text in (*facts.types, *facts.hides, *facts.failing, facts.message, facts.path, facts.place, facts.line)
+    ]
     return chain if all(facts.types for facts in chain) and all(isinstance(text, str) for text in texts) else ()
+
+
+def _read_facts(record: Mapping[str, Any]) -> ExceptionFacts:
+    """Return an exception of a chain. Raises: TypeError, KeyError, AttributeError."""
+    facts = ExceptionFacts(**record)
+    failing = FailingCode(*record.get("failing", ()))
+    return facts._replace(types=tuple(record["types"]), hides=tuple(facts.hides), failing=failing)
 
 
 def unwrap_helper_error(exception_type: str, message: str) -> tuple[str, str]:

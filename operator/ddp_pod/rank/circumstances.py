@@ -1,7 +1,8 @@
 """What the process shows about an exception, and the exception does not say.
 
 The deleted working folder, the output without a reader, the file that hides a package, the pickled file that needs a
-module, the limit of the address space, the store that has no key: each is observed when the exception ends the rank.
+module, the limit of the address space, the optimizer without gradients, the store that has no key: each is observed
+when the exception ends the rank.
 This module is loaded before the program starts, like ``tracebacks``.
 """
 
@@ -23,12 +24,13 @@ from ..base.exceptions import (
     HIDDEN_PACKAGE,
     LIBRARY,
     NO_FOLDER,
+    NO_GRADIENTS,
     PICKLED_NAME,
     STORE_KEY,
     ExceptionFacts,
 )
 from .read_files import list_read_files
-from .script_objects import is_instance
+from .script_objects import is_instance, is_tensor, list_names, list_optimized, read_property
 
 _WORKING_FOLDER: Final = "/proc/self/cwd"
 _DELETED: Final = " (deleted)"  # proc(5)
@@ -36,6 +38,8 @@ _STACK: Final = 16 << 20  # bytes that a new thread needs at most by default: it
 _MIB: Final = 1 << 20
 _MOST_BYTES: Final = 4 << 20  # read of a file; torch.save writes the names first
 _MOST_FILES: Final = 8  # that may be the pickled one
+_STEPS: Final = ("step", "unscale_")  # of optimizers and of GradScaler
+_OPTIMIZING: Final = re.compile(r"[/\\]torch[/\\](amp|optim)[/\\]")
 _NOT_IMPORTED: Final = re.compile(r"cannot import name '([^']+)'")
 _NOT_UNPICKLED: Final = re.compile(r"Can't get attribute '([^']+)' on ")  # of pickle alone
 _IMPORTER: Final = re.compile(r"[/\\]importlib[/\\]|^<frozen importlib")
@@ -59,6 +63,8 @@ def find_circumstance(error: BaseException, facts: ExceptionFacts) -> Circumstan
         return _find_closed_output(error)
     if isinstance(error, (ImportError, AttributeError)):
         return _find_hidden_package(error, facts.message) or _find_pickled_name(error, facts)
+    if _OPTIMIZING.search(facts.place):
+        return _find_absent_gradients(error)
     if isinstance(error, (RuntimeError, MemoryError, OSError)):
         return _find_address_limit(error, facts.message) or _find_store_wait(facts)
     return None
@@ -181,6 +187,23 @@ def _find_address_limit(error: BaseException, message: str) -> Circumstance | No
     if left > (_STACK if number == errno.EAGAIN or is_thread else available):
         return None
     return Circumstance(ADDRESS_SPACE, f" ({used // _MIB} of {limit // _MIB} MiB of its address space are used)")
+
+
+def _find_absent_gradients(error: BaseException) -> Circumstance | None:
+    """Return that none of the parameters has a gradient which a step of an optimizer should change."""
+    torch = sys.modules["torch"]
+    trace = error.__traceback__
+    while trace is not None:
+        code = trace.tb_frame.f_code
+        is_step = code.co_name in _STEPS and _OPTIMIZING.search(code.co_filename)
+        names = code.co_varnames[: code.co_argcount] if is_step else ()
+        for value in map(trace.tb_frame.f_locals.get, names):
+            parameters = list_optimized(value) if "Optimizer" in list_names(type(value)) else ()
+            tensors = [tensor for tensor in parameters if is_tensor(torch, tensor)]
+            if tensors and all(read_property(torch, tensor, "grad") is None for tensor in tensors):
+                return Circumstance(NO_GRADIENTS, " (no parameter of the optimizer has a gradient)")
+        trace = trace.tb_next
+    return None
 
 
 def _find_store_wait(facts: ExceptionFacts) -> Circumstance | None:

@@ -25,12 +25,14 @@ from ..base.exceptions import (
     NOT_EXECUTABLE,
     PLACE,
     ExceptionFacts,
+    FailingCode,
     format_exception,
     shorten,
     shorten_entry,
 )
 from ..base.files import is_own_file, write_json
 from .circumstances import find_circumstance
+from .failing_code import find_failing_code
 from .killed_children import find_killed_child
 from .lasting_files import is_lasting_error, is_lasting_file
 from .read_files import ReadFile, find_named_file, find_read_file, is_parser_error
@@ -331,7 +333,11 @@ def _build_facts(link: _Link, since: float) -> ExceptionFacts:
         trace = trace.tb_next
     if isinstance(error, RuntimeError) and facts.path and not os.path.isdir(os.path.dirname(facts.path) or "."):
         facts = facts._replace(errno=errno.ENOENT)  # of torch.save, whose errors have no number
-    return facts._replace(lasting=_is_lasting(error, facts, since))
+    failing = FailingCode()
+    if not link.handled:
+        with suppress(Exception):  # what is known without it is recorded
+            failing = find_failing_code(error)
+    return facts._replace(lasting=_is_lasting(error, facts, since), failing=failing)
 
 
 def _is_lasting(error: BaseException, facts: ExceptionFacts, since: float) -> bool:

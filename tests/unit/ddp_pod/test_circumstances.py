@@ -14,8 +14,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from ddp_pod.base.exceptions import ADDRESS_SPACE, CLOSED_OUTPUT, HIDDEN_PACKAGE, NO_FOLDER, PICKLED_NAME, STORE_KEY
+from ddp_pod.base.exceptions import (
+    ADDRESS_SPACE,
+    CLOSED_OUTPUT,
+    HIDDEN_PACKAGE,
+    NO_FOLDER,
+    NO_GRADIENTS,
+    PICKLED_NAME,
+    STORE_KEY,
+)
 from ddp_pod.features.watchdog.wait_channels import find_blocked_child
 from ddp_pod.rank.circumstances import Circumstance, find_circumstance
 from ddp_pod.rank.tracebacks import _build_facts, _Link
@@ -189,3 +198,17 @@ os._exit(0)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stderr == f"other: None;output: {CLOSED_OUTPUT};"
+
+
+@pytest.mark.parametrize(("zeroed", "content"), [(True, NO_GRADIENTS), (False, "")])
+def test_step_without_gradients_is_observed(zeroed: bool, content: str) -> None:
+    parameter = torch.ones(1, requires_grad=True)
+    optimizer = torch.optim.SGD([parameter])
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(parameter.sum()).backward()
+    if zeroed:
+        optimizer.zero_grad()
+        assert found(raised(scaler.step, optimizer)) == content
+        return
+    scaler.unscale_(optimizer)
+    assert found(raised(scaler.unscale_, optimizer)) == content

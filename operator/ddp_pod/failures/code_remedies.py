@@ -1,0 +1,99 @@
+"""Remedies for exceptions of no known kind: by the code that failed, its values, and what the message asks for."""
+
+import re
+from typing import Final
+
+from ..base.exceptions import ExceptionFacts, FailingCode
+from .kinds import UNFIT_TENSORS, FailureKind
+from .rules import WorkerEnd
+
+_CONVERSIONS: Final = {
+    "device": "move the tensors to one device",
+    "dtype": "convert the tensors (.to(dtype)), or use torch.autocast",
+    "shape": "make the shapes fit, also of the last, smaller batch (drop_last=True)",
+}
+# What a message is about, if the facts do not show it.
+_PROPERTIES: Final = {
+    "device": re.compile(r"\bdevices?\b|\btorch\.cuda\."),
+    "dtype": re.compile(r"\bd?types?\b"),
+    "shape": re.compile(r"(?i)\b(shapes?|sizes?|dim(ension)?s?|channels?|broadcast)\b"),
+}
+# A sentence, or the part after a comma, that begins with what to do. "call stack" and "set of" are nouns.
+_ADVICE: Final = re.compile(
+    r"(?:^|[.!?;,:]\s+|\n[ \t]*)((?:please|consider|make sure|ensure|need to|did you(?= mean)"
+    r"|(?:try|use|set|pass|call)(?! (?:of|log|stack|site|rate|is|was|has|contains)\b)"
+    r"|you (?:need|should|must|have to)|to (?:fix|solve|avoid))\b"
+    r"[^\n]{8,200}?)(?=(?<!\be\.g)(?<!\bi\.e)[.!?]\s|[.!?]?(?:\n|$))",
+    re.I,
+)
+
+# A sentence that tells a requirement.
+_REQUIREMENT: Final = re.compile(
+    r"(?:^|[.!?;]\s+|\n[ \t]*)"
+    r"([^\n.!?;]{0,200}\b(?:must|should|only|requires?|needs?|expects?|expected)\b[^\n]{3,200}?)"
+    r"(?=(?<!\be\.g)(?<!\bi\.e)[.!?;]\s|[.!?]?(?:\n|$))",
+    re.I,
+)
+
+
+def advise_on_code(end: WorkerEnd, kind: FailureKind) -> str:
+    """Return the remedy by what the innermost code that failed shows, or the message requires; empty: nothing."""
+    facts = _find_innermost(end)
+    failing = facts.failing
+    is_own = any(facts.by_script for facts in end.chain[:1])  # the user knows it, and it may quote anything
+    message = "" if is_own else end.message
+    values = f" ({failing.values})" if failing.values else ""
+    code = f"`{failing.code}`" if failing.code else "the script"
+    if failing.names:
+        return _advise_on_names(failing)
+    advice = _find_sentence(_ADVICE, message)
+    if advice:
+        return f"as the message says: {advice}{values}"
+    if failing.check and failing.differ not in ("device", "dtype"):
+        return f"meet what {code} requires: {failing.check}{values}" if failing.code else _describe_check(failing)
+    action = _find_action(failing, end.message if failing.differ or kind is UNFIT_TENSORS else "")
+    if action:
+        return f"{action}: {code}{values}" if values else action
+    requirement = _find_sentence(_REQUIREMENT, message if end.chain else "")
+    if requirement:
+        return f"as the message says: {requirement}{values}"
+    if facts.is_a("UnboundLocalError"):
+        return f"assign {code} on every path to this line"
+    return f"correct {code} or what it gets{values}" if values else ""
+
+
+def name_code(end: WorkerEnd) -> str:
+    """Return the code of the script that failed; empty: unknown."""
+    code = _find_innermost(end).failing.code
+    return f"`{code}`" if code else ""
+
+
+def _find_innermost(end: WorkerEnd) -> ExceptionFacts:
+    chain = [facts for facts in end.chain if not facts.handled and any(facts.failing)]
+    return chain[-1] if chain else ExceptionFacts()
+
+
+def _advise_on_names(failing: FailingCode) -> str:
+    if failing.names.startswith("import "):
+        return failing.names
+    if not failing.package:
+        return f"{failing.names}: correct the name"
+    package = failing.package.split()[0]
+    return f"{failing.names} ({failing.package}): correct the name, or use the version of {package} that has it"
+
+
+def _describe_check(failing: FailingCode) -> str:
+    values = f" ({failing.values})" if failing.values else ""
+    return f"the script refuses {failing.check}{values}: fix what leads to it"
+
+
+def _find_action(failing: FailingCode, message: str) -> str:
+    """Return what to do about tensors that differ; empty: they do not, or the message is about something else."""
+    about = next((name for name, words in _PROPERTIES.items() if words.search(message)), "")
+    return _CONVERSIONS.get(failing.differ if failing.differ in ("device", "dtype") else about, "")
+
+
+def _find_sentence(pattern: "re.Pattern[str]", message: str) -> str:
+    """Return the first sentence of a message that a pattern finds; empty without one."""
+    sentence = pattern.search(message)
+    return "" if sentence is None else " ".join(sentence[1].split())

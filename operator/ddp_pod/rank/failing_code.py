@@ -1,0 +1,216 @@
+"""The code that raised an exception: the expression, what a check requires, and the values of the names in both.
+
+No code of the script runs: values are read from frames, by type.
+"""
+
+import ast
+import linecache
+from collections.abc import Iterator
+from itertools import islice
+from types import CodeType, FrameType, TracebackType
+from typing import Any, Final, NamedTuple
+
+from ..base.exceptions import LIBRARY, FailingCode
+from ..base.files import is_own_file
+from .near_names import find_names
+from .values import Values, read_operand
+
+_MOST_BYTES: Final = 1 << 20  # of a source file
+_MOST_VALUES: Final = 6
+_CODE_LIMIT: Final = 120  # characters
+_VALUES_LIMIT: Final = 300
+_INNER_SCOPES: Final = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp, ast.Lambda)
+_BLOCKS: Final = (ast.stmt, ast.ExceptHandler, *filter(None, [getattr(ast, "match_case", None)]))
+_HEADERS: Final = ("test", "iter", "subject", "value")  # of statements: what they evaluate first
+_NONE: Final = "'NoneType' object"
+_OPPOSITES: Final = {
+    ast.Eq: ast.NotEq, ast.Lt: ast.GtE, ast.Gt: ast.LtE, ast.Is: ast.IsNot, ast.In: ast.NotIn,
+    ast.NotEq: ast.Eq, ast.GtE: ast.Lt, ast.LtE: ast.Gt, ast.IsNot: ast.Is, ast.NotIn: ast.In,
+}  # fmt: skip
+
+
+class _Part(NamedTuple):
+    """The part of a frame's code that runs: the statement, in it the expression, and what a check requires.
+
+    Of a check of the script that is what it refuses. ``is_refusal``: Python code raises here, rather than an operation.
+    """
+
+    frame: FrameType
+    statement: ast.stmt
+    expression: ast.AST
+    required: ast.expr | None = None
+    is_refusal: bool = False
+
+
+def find_failing_code(error: BaseException) -> FailingCode:
+    """Return what the frames of an exception show. Raises: anything that a source file or a value may cause."""
+    traces = list(_list_traces(error.__traceback__))
+    own_trace = next((trace for trace in reversed(traces) if not _is_library(trace)), None)
+    if own_trace is None or isinstance(error, (SystemExit, SyntaxError)):  # these name the line themselves
+        return FailingCode()
+    own = _find_part(error, own_trace)
+    last = own if own_trace is traces[-1] else _find_part(error, traces[-1])
+    required = None if last is None else last.required or _find_value_that_is_none(error, last)
+    code = "" if own is None or own.is_refusal else _unparse(own.expression)
+
+    values = Values()
+    if last is not None and required is not None:
+        values.add(last.frame, _list_operands(required))
+    elif last is not None and last is not own and not last.is_refusal:
+        values.add(last.frame, _list_operands(last.expression), tensors_only=True)
+    if own is not None and code:
+        values.add(own.frame, _list_operands(own.expression))
+    return FailingCode(
+        code,
+        "" if required is None else _unparse(required),
+        _shorten(", ".join(values.list_texts()[:_MOST_VALUES]), _VALUES_LIMIT),
+        values.differ,
+        *(find_names(error, last.frame, last.expression) if last is not None else ()),
+    )
+
+
+def _list_traces(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        if not is_own_file(trace.tb_frame.f_code.co_filename):
+            yield trace
+        trace = trace.tb_next
+
+
+def _is_library(trace: TracebackType) -> bool:
+    return bool(LIBRARY.search(trace.tb_frame.f_code.co_filename))
+
+
+def _unparse(node: ast.AST) -> str:
+    return _shorten(ast.unparse(node), _CODE_LIMIT)
+
+
+def _shorten(text: str, limit: int) -> str:
+    text = " ".join(text.split())
+    return text if len(text) <= limit else f"{text[:limit]}…"
+
+
+def _find_part(error: BaseException, trace: TracebackType) -> _Part | None:
+    """Return the part of a frame's code that a traceback points to; None if its source is not known."""
+    frame = trace.tb_frame
+    lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
+    if not lines or sum(map(len, lines)) > _MOST_BYTES:
+        return None
+    path = _find_path(ast.parse("".join(lines)), trace.tb_lineno)
+    statement, expression = _find_expression(path, _find_position(frame.f_code, trace.tb_lasti))
+    if statement is None:
+        return None
+    if isinstance(statement, ast.Assert) and isinstance(error, AssertionError):
+        required = statement.test if _is_library(trace) else _negate(statement.test)
+        return _Part(frame, statement, statement.test, required, is_refusal=True)
+    if isinstance(statement, ast.Raise) and expression is None:
+        return _Part(frame, statement, statement, _find_requirement(path, frame.f_code), is_refusal=True)
+    return _Part(frame, statement, expression or statement)
+
+
+def _find_position(code: CodeType, instruction: int) -> tuple[int | None, ...]:
+    """Return first and last line, first and last column of an instruction; empty before Python 3.11."""
+    list_positions = getattr(code, "co_positions", None)
+    return () if list_positions is None else next(islice(list_positions(), instruction // 2, None), ())
+
+
+def _find_path(node: ast.AST, line: int) -> list[ast.AST]:
+    """Return the statements that contain a line, and the blocks between them, the outermost first."""
+    path = [node]
+    while True:
+        blocks = (child for child in ast.iter_child_nodes(path[-1]) if isinstance(child, _BLOCKS))
+        block = next((block for block in blocks if _has_line(block, line)), None)
+        if block is None:
+            return path
+        path.append(block)
+
+
+def _has_line(node: Any, line: int) -> bool:
+    nodes = [node] if hasattr(node, "lineno") else node.body
+    return any(part.lineno <= line <= part.end_lineno for part in nodes)
+
+
+def _find_expression(path: list[ast.AST], position: tuple[int | None, ...]) -> tuple[ast.stmt | None, ast.AST | None]:
+    """Return the statement that runs and the expression at a position; without one what the statement evaluates."""
+    statements = [node for node in reversed(path) if isinstance(node, ast.stmt)]
+    for statement in statements:
+        for node in _walk(statement):
+            if isinstance(node, ast.expr) and _get_position(node) == position and any(_list_operands(node)):
+                return statement, node
+    running = [statement for statement in statements if _get_position(statement) == position] or statements
+    headers = [getattr(statement, name, None) for statement in running[:1] for name in _HEADERS]
+    expression = next((header for header in headers if isinstance(header, ast.expr)), None)
+    return next(iter(running), None), expression
+
+
+def _get_position(node: ast.expr | ast.stmt) -> tuple[int | None, ...]:
+    return (node.lineno, node.end_lineno, node.col_offset, node.end_col_offset)
+
+
+def _walk(node: ast.AST) -> Iterator[ast.AST]:
+    """Yield a node and those in it, except those of other scopes and statements."""
+    yield node
+    for child in ast.iter_child_nodes(node):
+        if not isinstance(child, (*_INNER_SCOPES, *_BLOCKS)):
+            yield from _walk(child)
+
+
+def _find_requirement(path: list[ast.AST], code: CodeType) -> ast.expr | None:
+    """Return the condition that raises, of the script, or its opposite, of a library; None: it is not known.
+
+    A library's condition of what the function itself has computed would not tell a caller what to change.
+    """
+    guard = path[-2]
+    if not isinstance(guard, ast.If):
+        return None
+    is_met = path[-1] in guard.body
+    if not LIBRARY.search(code.co_filename):
+        return guard.test if is_met else _negate(guard.test)
+    names = {node.id for node in ast.walk(guard.test) if isinstance(node, ast.Name)}
+    computed = set(code.co_varnames[code.co_argcount + code.co_kwonlyargcount :])
+    required = _negate(guard.test) if is_met else guard.test
+    return required if names - computed else None
+
+
+def _negate(node: ast.expr) -> ast.expr:
+    """Return the opposite of a condition, without `not` where that is possible."""
+    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
+        return node.operand
+    if isinstance(node, ast.BoolOp):
+        operator: ast.boolop = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+        return ast.BoolOp(operator, [_negate(value) for value in node.values])
+    if isinstance(node, ast.Compare) and len(node.ops) == 1:
+        return ast.Compare(node.left, [_OPPOSITES[type(node.ops[0])]()], node.comparators)
+    return ast.UnaryOp(ast.Not(), node)
+
+
+def _find_value_that_is_none(error: BaseException, part: _Part) -> ast.expr | None:
+    """Return that a value must not be None, if an error is about one that is None."""
+    if not isinstance(error, (AttributeError, TypeError)) or _NONE not in str(error):
+        return None
+    node = part.expression
+    inner = getattr(node, "value", None) or getattr(node, "func", None)
+    value = inner if isinstance(inner, ast.expr) else node
+    is_iterated = isinstance(part.statement, (ast.For, ast.Assign)) and not isinstance(
+        node, (ast.Attribute, ast.Subscript)
+    )
+    value = node if is_iterated else value
+    if not isinstance(value, ast.expr) or isinstance(value, ast.Constant):
+        return None
+    known, content = read_operand(part.frame, value)
+    if known is value and content is not None and not isinstance(value, ast.Call):
+        return None
+    return ast.Compare(value, [ast.IsNot()], [ast.Constant(None)])
+
+
+def _list_operands(node: ast.AST) -> Iterator[ast.expr]:
+    """Yield the names, attributes and items that code reads, in its order."""
+    if isinstance(node, (ast.Name, ast.Attribute, ast.Subscript)):
+        is_read = isinstance(node.ctx, ast.Load)
+        if is_read:
+            yield node
+        if isinstance(node, ast.Subscript):
+            yield from () if is_read else _list_operands(node.value)
+            yield from () if isinstance(node.slice, ast.Constant) else _list_operands(node.slice)
+    elif not isinstance(node, (*_INNER_SCOPES, ast.ExceptHandler)):
+        for child in ast.iter_child_nodes(node):
+            yield from _list_operands(child)

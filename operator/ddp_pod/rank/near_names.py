@@ -1,0 +1,122 @@
+"""The names that exist where one was not found: keys, attributes, variables, and arguments."""
+
+import ast
+import builtins
+import difflib
+import re
+import sys
+from collections.abc import Iterable
+from types import FrameType, FunctionType, ModuleType
+from typing import Any, Final, NamedTuple
+
+from .script_objects import find_function, find_module_name, is_instance, list_names
+from .values import MISSING, list_attributes, read_operand
+
+_MOST: Final = 6
+_LENGTH: Final = 40  # characters of a name
+_NEAR: Final = 0.7  # of difflib's ratio
+_ARGUMENT: Final = re.compile(r"(?:unexpected keyword|missing \d+ required \S+) arguments?:? '([^']+)'")
+_NOT_IMPORTED: Final = re.compile(r"cannot import name '([^']+)'")
+
+
+class Names(NamedTuple):
+    """Which names exist, and where: empty: unknown. ``package``: with its version, another of which may have others."""
+
+    text: str = ""
+    package: str = ""
+
+
+def find_names(error: BaseException, frame: FrameType, code: ast.AST) -> Names:
+    """Return which names exist instead of one that was not found. ``frame``, ``code``: the innermost ones."""
+    if type(error) is KeyError:
+        return Names(_find_keys(error, frame, code))
+    if isinstance(error, NameError):
+        return Names(_find_variables(error, frame))
+    if isinstance(error, AttributeError):
+        return _find_attributes(getattr(error, "obj", MISSING), getattr(error, "name", None))
+    if isinstance(error, ImportError):
+        missing = _NOT_IMPORTED.match(str(error))
+        return _find_attributes(sys.modules.get(error.name or ""), missing[1]) if missing else Names()
+    if isinstance(error, TypeError):
+        return _find_parameters(error, frame, code)
+    return Names()
+
+
+def _find_package(module: Any) -> str:
+    """Return the package of a module, with its version; empty: it has none."""
+    name = module.partition(".")[0] if type(module) is str else ""
+    package = sys.modules.get(name)
+    version = vars(package).get("__version__") if type(package) is ModuleType else None
+    return f"{name} {version}" if is_instance(version, str) else ""
+
+
+def _list_near(name: str, names: Iterable[Any]) -> list[str]:
+    texts = {text: None for text in names if type(text) is str and len(text) <= _LENGTH}
+    return difflib.get_close_matches(name, texts, _MOST // 2, _NEAR)
+
+
+def _find_keys(error: KeyError, frame: FrameType, code: ast.AST) -> str:
+    key = error.args[0] if error.args else None
+    for node in ast.walk(code) if type(key) in (str, int) else ():
+        if not isinstance(node, ast.Subscript):
+            continue
+        part, table = read_operand(frame, node.value)
+        if part is node.value and is_instance(table, dict) and not dict.__contains__(table, key):
+            return f"{ast.unparse(node.value)[:_LENGTH]} has {_list_keys(str(key), list(dict.keys(table)))}"
+    return ""
+
+
+def _list_keys(key: str, keys: list[Any]) -> str:
+    """Return the keys of a table, those that are near another key first."""
+    names = [str(name) for name in keys if type(name) in (str, int) and len(str(name)) <= _LENGTH]
+    names = list(dict.fromkeys([*_list_near(key, names), *names]))[:_MOST]
+    more = f" and {len(keys) - len(names)} more" if names and len(keys) > len(names) else ""
+    return f"{', '.join(names) or f'{len(keys)} other keys'}{more}"
+
+
+def _find_variables(error: NameError, frame: FrameType) -> str:
+    name = getattr(error, "name", None)
+    if type(name) is not str:
+        return ""
+    if name in getattr(sys, "stdlib_module_names", ()):
+        return f"import {name}"
+    near = _list_near(name, [*frame.f_locals, *frame.f_globals, *vars(builtins)])
+    return f"there is {', '.join(near)}" if near else ""
+
+
+def _find_attributes(owner: Any, name: Any) -> Names:
+    if owner is MISSING or owner is None or type(name) is not str:
+        return Names()
+    kind = type(owner)
+    near = _list_near(name, [*list_attributes(owner), *list_attributes(kind)])
+    package = _find_package(owner.__name__ if kind is ModuleType else find_module_name(kind))
+    title = owner.__name__ if kind is ModuleType else list_names(kind)[0]
+    if near:
+        return Names(f"{title} has {', '.join(near)}", package)
+    return Names(f"{title} has no {name}", package) if package else Names()
+
+
+def _find_parameters(error: TypeError, frame: FrameType, code: ast.AST) -> Names:
+    argument = _ARGUMENT.search(str(error))
+    calls = [node for node in ast.walk(code) if isinstance(node, ast.Call)] if argument else []
+    for node in calls:
+        function = _find_function(frame, node.func)
+        if function is not None and argument is not None:
+            called = function.__code__
+            count = called.co_argcount + called.co_kwonlyargcount
+            names = [name for name in called.co_varnames[:count] if name != "self"]
+            near = _list_near(argument[1], set(names) - {argument[1]})
+            text = f"{ast.unparse(node.func)[-_LENGTH:]}() takes {', '.join(near or names[: 2 * _MOST]) or 'nothing'}"
+            return Names(text, _find_package(function.__module__))
+    return Names()
+
+
+def _find_function(frame: FrameType, node: ast.expr) -> FunctionType | None:
+    """Return the function that a call runs; None if it is not one of Python, or unknown."""
+    part, value = read_operand(frame, node)
+    if isinstance(node, ast.Attribute) and part is node.value:
+        value = find_function(type(value), node.attr)
+    elif part is not node:
+        return None
+    function = find_function(value, "__init__") if is_instance(value, type) else value
+    return function if type(function) is FunctionType else None

@@ -1,0 +1,184 @@
+"""Texts of the values that failing code has worked on: sizes, numbers and names of classes, no content of strings."""
+
+import ast
+import sys
+from collections.abc import Iterable
+from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
+from typing import Any, Final
+
+from .script_objects import (
+    bypass_modes,
+    find_member,
+    is_instance,
+    list_bases,
+    list_names,
+    list_own_members,
+    read_attributes,
+    read_property,
+    read_tensor,
+)
+
+MISSING: Final = object()
+_MOST_KEYS: Final = 8
+_MOST_ITEMS: Final = 3
+_NAME_LIMIT: Final = 40  # characters
+_DIGITS: Final = 20
+_MOST_ELEMENTS: Final = 1 << 20  # of a tensor whose numbers are compared
+_CODE: Final = (ModuleType, FunctionType, BuiltinFunctionType, MethodType, type)
+_PLAIN: Final = (bool, int, float, str, list, tuple, dict)  # of a class; any other may be a descriptor
+_TABLES: Final = ("_parameters", "_buffers", "_modules")  # of a module
+
+
+class Values:
+    """Texts of values, such as ``labels: int64[4] of 0 to 7``."""
+
+    def __init__(self) -> None:
+        self._texts: dict[str, bool] = {}  # and whether it has more than the name of a class
+        self._tensors: list[Any] = []
+        self._values: list[Any] = []
+
+    def add(self, frame: FrameType, operands: Iterable[ast.expr], *, tensors_only: bool = False) -> None:
+        """Add the values that a frame has for operands, each value once."""
+        for operand in operands:
+            node, value = read_operand(frame, operand)
+            tensors = _list_tensors(value)
+            is_known = any(value is known for known in self._values)
+            if value is MISSING or is_known or is_instance(value, *_CODE) or (tensors_only and not tensors):
+                continue
+            if value is not None and type(value) not in (bool, int):
+                self._values.append(value)
+            text = f"{ast.unparse(node)[:_NAME_LIMIT]}: {describe(value)}"
+            if text not in self._texts:
+                self._texts[text] = not text.endswith(f": {list_names(type(value))[0]}")
+                self._tensors += tensors
+
+    def list_texts(self) -> list[str]:
+        """Return the texts; those with mere names of classes only if there is no other."""
+        return [text for text, is_detailed in self._texts.items() if is_detailed] or list(self._texts)
+
+    @property
+    def differ(self) -> str:
+        """In what tensors differ: device, dtype of floating numbers, or shape; empty: there are no two."""
+        if len(self._tensors) < 2:
+            return ""
+        if len({str(tensor.device) for tensor in self._tensors if tensor.dim()}) > 1:
+            return "device"
+        floating = {tensor.dtype for tensor in self._tensors if tensor.is_floating_point()}
+        return "dtype" if len(floating) > 1 else "shape"
+
+
+def read_operand(frame: FrameType, node: ast.expr) -> tuple[ast.expr, Any]:
+    """Return an operand's value, or that of the part of it which is known, with that part; MISSING: unknown."""
+    if isinstance(node, ast.Name):
+        value = frame.f_locals.get(node.id, MISSING)
+        return node, frame.f_globals.get(node.id, MISSING) if value is MISSING else value
+    if isinstance(node, ast.Constant):
+        return node, node.value
+    if not isinstance(node, (ast.Attribute, ast.Subscript)):
+        return node, MISSING
+    part, owner = read_operand(frame, node.value)
+    if part is not node.value or owner is MISSING:
+        return part, owner
+    value = _read_attribute(owner, node.attr) if isinstance(node, ast.Attribute) else _read_item(frame, owner, node)
+    return (part, owner) if value is MISSING else (node, value)
+
+
+def _read_attribute(owner: Any, name: str) -> Any:
+    torch = sys.modules.get("torch")
+    if torch is not None and name == "grad" and is_instance(owner, torch.Tensor):
+        return read_property(torch, owner, "grad")
+    attributes = list_attributes(owner)
+    tables: list[Any] = [attributes, *(attributes.get(table) for table in _TABLES)]
+    for table in tables:
+        if is_instance(table, dict) and name in table:
+            return dict.get(table, name)
+    member = find_member(type(owner), name)
+    return member if type(member) in _PLAIN else MISSING
+
+
+def list_attributes(owner: Any) -> dict[str, Any]:
+    """Return the attributes of an object, a module or a class."""
+    if type(owner) is ModuleType:
+        return vars(owner)
+    if is_instance(owner, type):
+        return {name: value for base in reversed(list_bases(owner)) for name, value in list_own_members(base).items()}
+    return read_attributes(owner)
+
+
+def _read_item(frame: FrameType, owner: Any, node: ast.Subscript) -> Any:
+    key = read_operand(frame, node.slice)[1]
+    if type(owner) is dict and type(key) in (str, int):
+        return owner.get(key, MISSING)
+    if type(owner) in (list, tuple) and type(key) is int and -len(owner) <= key < len(owner):
+        return owner[key]
+    return MISSING
+
+
+def _list_tensors(value: Any) -> list[Any]:
+    torch: Any = sys.modules.get("torch")
+    values = value[:_MOST_ITEMS] if type(value) in (list, tuple) else [value]
+    tensors = [read_tensor(torch, item) for item in values] if torch is not None else []
+    return [tensor for tensor in tensors if tensor is not None]
+
+
+def describe(value: Any) -> str:
+    """Return the text of a value."""
+    kind = type(value)
+    if value is None or kind is bool:
+        return str(value)
+    if kind in (int, float):
+        return _describe_number(value)
+    if kind in (str, bytes, bytearray):
+        return f"{kind.__name__} of {len(value)}"
+    if kind in (list, tuple, set, frozenset):
+        return _describe_sequence(value)
+    if is_instance(value, dict):
+        return _describe_table(value)
+    if kind.__module__ == "numpy" and kind.__name__ == "ndarray":
+        return f"{value.dtype.name}{list(value.shape)}"
+    if kind.__module__ == "torch" and kind.__name__ in ("dtype", "device", "Size"):
+        return str(value)
+    tensors = _list_tensors(value)
+    return _describe_tensor(tensors[0]) if tensors else list_names(kind)[0]
+
+
+def _describe_number(value: float) -> str:
+    if type(value) is int and value.bit_length() > 64:
+        return f"integer of {value.bit_length()} bits"
+    return repr(value)[:_DIGITS]
+
+
+def _describe_sequence(value: Any) -> str:
+    items = list(value)[:_MOST_ITEMS]
+    texts = [describe(item) for item in items if type(item) in (int, float, bool) or _list_tensors(item)]
+    if len(texts) == len(value):
+        return f"({', '.join(texts)})" if type(value) is tuple else f"[{', '.join(texts)}]"
+    return f"{type(value).__name__} of {len(value)}{_quote(texts)}"
+
+
+def _describe_table(value: Any) -> str:
+    keys = [str(key) for key in dict.keys(value) if type(key) in (str, int)]
+    keys = [key for key in keys[:_MOST_KEYS] if len(key) <= _NAME_LIMIT]
+    return f"{list_names(type(value))[0]} of {dict.__len__(value)}{_quote(keys)}"
+
+
+def _quote(texts: list[str]) -> str:
+    return f" ({', '.join(texts)})" if texts else ""
+
+
+def _describe_tensor(tensor: Any) -> str:
+    torch = sys.modules["torch"]
+    text = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
+    if tensor.device.type != "cpu":
+        return f"{text} on {tensor.device}"
+    if not 0 < tensor.numel() <= _MOST_ELEMENTS or tensor.layout != torch.strided:
+        return text
+    with bypass_modes(torch), torch.no_grad():
+        if tensor.is_floating_point() and not bool(tensor.isfinite().all()):
+            return f"{text}, not finite"
+        if tensor.numel() == 1:
+            return f"{text} of {_describe_number(tensor.item())}"
+        if tensor.is_floating_point() or tensor.is_complex():
+            return text
+        low, high = (int(end) for end in tensor.aminmax())
+    return f"{text} of {low} to {high}"

@@ -1,0 +1,198 @@
+"""Remedies by the code that failed: names that exist, what checks require, and the values that operations got."""
+
+from __future__ import annotations
+
+import random
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import random_split
+
+from ddp_pod.rank.failing_code import find_failing_code
+from ddp_pod.rank.values import describe
+from tests.support.rank_errors import catch, examine
+
+SECRET: Final = "correct horse"
+
+
+class Settings:
+    """Settings of a script, with an attribute that is computed."""
+
+    image: Any = None
+
+    @property
+    def password(self) -> str:
+        raise AssertionError("code of the script runs")
+
+
+def train(model: object, epochs: int, rate: float = 0.1) -> None:
+    """Train, as a function of a script."""
+
+
+def read_key() -> None:
+    checkpoint = {"model_state": 1, "optimizer_state": 2}
+    checkpoint["model_state_dict"]
+
+
+def read_nested_key() -> None:
+    config = {"train": {"lr": 0.1}}
+    config["train"]["rate"]
+
+
+def read_variable() -> None:
+    settings_of_run = 3
+    print(setings_of_run, settings_of_run)  # type: ignore[name-defined]  # noqa: F821
+
+
+def read_module() -> None:
+    tomllib.loads("")  # type: ignore[name-defined]  # noqa: F821
+
+
+def read_attribute() -> None:
+    nn.Linar  # type: ignore[attr-defined]  # noqa: B018
+
+
+def read_none() -> None:
+    batch = Settings()
+    batch.image.shape  # noqa: B018
+
+
+def read_unassigned() -> None:
+    if random.random() > 1:
+        loss = 1
+    print(loss)
+
+
+def call_wrongly() -> None:
+    train(1, epoch=3)  # type: ignore[call-arg]
+
+
+def split_wrongly() -> None:
+    data = list(range(10))
+    random_split(data, [7, 2])
+
+
+def divide() -> None:
+    total = 0
+    assert 1 / total
+
+
+def assert_divisible() -> None:
+    batch, world = 7, 2
+    assert batch % world == 0
+
+
+def refuse() -> None:
+    label, classes = 7, 4
+    if label >= classes:
+        raise ValueError("bad label")
+
+
+def add() -> None:
+    first = torch.zeros(4, 10)
+    second = torch.zeros(3, 10)
+    first + second
+
+
+def add_in_library() -> None:
+    net = nn.Sequential(nn.Linear(8, 16), nn.Linear(10, 4))
+    net(torch.zeros(2, 8))
+
+
+def mix_types() -> None:
+    nn.Linear(8, 4).to(torch.bfloat16)(torch.zeros(2, 8))
+
+
+def mix_devices() -> None:
+    first = torch.zeros(2, device="meta")
+    second = torch.zeros(2)
+    torch.addmm(first, second, second)
+
+
+def encode() -> None:
+    labels = torch.tensor([0, 5])
+    nn.functional.one_hot(labels, num_classes=3)
+
+
+def compute_with_text() -> None:
+    password = SECRET
+    settings = Settings()
+    print(1 + password, settings.password)  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("work", "remedy"),
+    [
+        (read_key, "checkpoint has model_state, optimizer_state: correct the name"),
+        (read_nested_key, "config['train'] has lr: correct the name"),
+        (read_variable, "there is settings_of_run: correct the name"),
+        (read_module, "import tomllib"),
+        (read_attribute, f"torch.nn has Linear (torch {torch.__version__}): correct the name, or use the version"),
+        (read_none, "meet what `batch.image.shape` requires: batch.image is not None"),
+        (read_unassigned, "assign `loss` on every path to this line"),
+        (call_wrongly, "train() takes epochs: correct the name"),
+        (split_wrongly, "`random_split(data, [7, 2])` requires: sum(lengths) == len(dataset) (lengths: [7, 2], "),
+        (divide, "correct `1 / total` or what it gets (total: 0)"),
+        (assert_divisible, "the script refuses batch % world != 0 (batch: 7, world: 2)"),
+        (refuse, "the script refuses label >= classes (label: 7, classes: 4)"),
+        (add, ": `first + second` (first: float32[4, 10], second: float32[3, 10])"),
+        (
+            add_in_library,
+            "(drop_last=True): `net(torch.zeros(2, 8))` (input: float32[2, 16], self.weight: float32[4, 10]",
+        ),
+        (mix_types, "or use torch.autocast: `nn.Linear(8, 4).to(torch.bfloat16)(torch.zeros(2, 8))` (input: float32"),
+        (mix_devices, "move the tensors to one device: "),
+        (encode, "Class values must be smaller than num_classes (labels: int64[2] of 0 to 5)"),
+        (compute_with_text, "(password: str of 13)"),
+    ],
+)
+def test_code_that_failed_shows_what_to_change(work: Callable[[], None], remedy: str, tmp_path: Path) -> None:
+    failure = examine(work, tmp_path)
+    assert remedy in failure.remedy
+    assert SECRET not in failure.remedy
+
+
+def test_without_positions_the_statement_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ddp_pod.rank.failing_code._find_position", lambda code, instruction: ())
+    assert find_failing_code(catch(add)).values == "first: float32[4, 10], second: float32[3, 10]"
+
+
+def test_loops_and_blocks_in_one_line_are_told_apart(tmp_path: Path) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(
+        textwrap.dedent(
+            """\
+            mask = table = None
+            def check():
+                if len(mask) == 3: pass
+            def loop():
+                for row in table: pass
+            """
+        )
+    )
+    names: dict[str, Any] = {}
+    exec(compile(script.read_text(), str(script), "exec"), names)
+    checks = [find_failing_code(catch(names[name])).values for name in ("check", "loop")]
+    assert checks == ["mask: None", "table: None"]
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (SECRET, "str of 13"),
+        ((1, 2.5), "(1, 2.5)"),
+        ([SECRET, 1], "list of 2 (1)"),
+        ({"lr": SECRET, 3: 4}, "dict of 2 (lr, 3)"),
+        (1 << 70, "integer of 71 bits"),
+        (torch.tensor([1.0, float("nan")]), "float32[2], not finite"),
+        (torch.tensor(0.5), "float32[] of 0.5"),
+        (Settings(), "Settings"),
+    ],
+)
+def test_values_are_described_without_their_content(value: object, text: str) -> None:
+    assert describe(value) == text
