@@ -153,6 +153,20 @@ if rank == 1 and step == 3:
     async def ask(): await asyncio.wait_for(asyncio.sleep(60), 0.5)
     asyncio.run(ask())  # here""",
     ),
+    "a coroutine that awaits what nobody puts": Planted(
+        cause=("rank 1", "consume", "get"),
+        remedy="(?i)line|limit",
+        category="Hang",
+        restarts=1,
+        setup="""\
+import asyncio
+async def consume(queue):
+    return await queue.get()  # here
+async def run():
+    queue = asyncio.Queue()
+    await asyncio.gather(asyncio.sleep(0), consume(queue))""",
+        step="if rank == 1 and step == 5: asyncio.run(run())",
+    ),
     "a database that another process has locked": Planted(
         cause=("database is locked",),
         remedy="(?i)lock",

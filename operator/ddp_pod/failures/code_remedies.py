@@ -58,8 +58,8 @@ def advise_on_code(end: WorkerEnd, kind: FailureKind) -> str:
     if requirement:
         return f"as the message says: {requirement}{values}"
     if facts.is_a("UnboundLocalError"):
-        return f"assign {code} on every path to this line"
-    return f"correct {code} or what it gets{values}" if values else ""
+        return f"assign {code} on every path to this line of the script"
+    return f"fix this line of the script, or what it gets: {code}{values}" if values else ""
 
 
 def name_code(end: WorkerEnd) -> str:
@@ -77,14 +77,14 @@ def _advise_on_names(failing: FailingCode) -> str:
     if failing.names.startswith("import "):
         return failing.names
     if not failing.package:
-        return f"{failing.names}: correct the name"
+        return f"{failing.names}: correct the name in this line of the script"
     package = failing.package.split()[0]
     return f"{failing.names} ({failing.package}): correct the name, or use the version of {package} that has it"
 
 
 def _describe_check(failing: FailingCode) -> str:
     values = f" ({failing.values})" if failing.values else ""
-    return f"the script refuses {failing.check}{values}: fix what leads to it"
+    return f"fix this line of the script, or what it refuses: {failing.check}{values}"
 
 
 def _find_action(failing: FailingCode, message: str) -> str:

@@ -171,7 +171,9 @@ def advise(
         return SENDER_REMEDY
     if only_exit_code or category == UNKNOWN.name:
         return SILENT_REMEDY
-    return f"correct {name_code(end)}" if is_vague and name_code(end) else CATEGORIES[category].remedy
+    return (
+        f"fix this line of the script: {name_code(end)}" if is_vague and name_code(end) else CATEGORIES[category].remedy
+    )
 
 
 def _find_number(exit_code: int) -> int:

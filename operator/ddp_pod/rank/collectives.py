@@ -1,4 +1,4 @@
-"""Report on request in which collective operation a rank waits, from PyTorch's flight recorder.
+"""Report on request in which collective operation a rank waits, from PyTorch's flight recorder, or in which coroutine.
 
 PyTorch keeps the last operations of each process group in memory. Only the rank itself can read them, while its main
 thread waits. So a thread does, which sleeps until the launcher writes to a pipe.
@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..base.files import write_json
+from .coroutines import list_awaited_frames
 
 _MOST_GROUPS = 8
 _MOST_TENSORS = 4  # of an operation
@@ -33,7 +34,7 @@ def _report_on_request(pipe: int, path: str) -> None:
     while True:
         try:
             request = os.read(pipe, _REQUEST_BYTES).decode("ascii")
-            write_json(path, {"request": request, "groups": _describe_groups()})
+            write_json(path, {"request": request, "groups": _describe_groups(), "awaited": list_awaited_frames()})
         except Exception:  # a bug here must never reach the script
             return
 

@@ -286,7 +286,7 @@ CLOSED = RuntimeError("[tcp/pair.cc:553] Connection closed by peer in gloo")
         (chain(RuntimeError("unexpected"), STREAM, link="handled"), SCRIPT, "volume is full", "basic_ios::clear"),
         (chain(UnboundLocalError("f"), NO_SPACE, link="handled"), SCRIPT, "volume is full", "No space left"),
         (chain(ValueError("lr"), NO_SPACE, link="suppressed"), SCRIPT, "fix the line", ""),
-        (chain(KeyError("lr"), REFUSED, link="handled"), SCRIPT, "refuses link == 'handled'", ""),
+        (chain(KeyError("lr"), REFUSED, link="handled"), SCRIPT, "refuses: link == 'handled'", ""),
         (chain(RuntimeError("no tracker"), REFUSED, link="handled"), SCRIPT, "request to a", "Connection refused"),
         (chain(SystemExit(1), ValueError("x"), NO_SPACE), SCRIPT, "volume is full", "No space left"),
         (chain(urllib.error.URLError(REFUSED)), SCRIPT, "request to a service", "Connection refused"),

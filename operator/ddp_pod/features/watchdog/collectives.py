@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from ...base.files import read_json
 from ...base.pod import Pod, WorkerRecord
+from .stacks import StackFrame
 
 COLLECTIVE_LIMIT = 100  # characters of a description
 _SECONDS = 2.0  # for the reports of all ranks; less than for their stacks, which are collected meanwhile
@@ -45,9 +46,13 @@ class GroupState(NamedTuple):
 
 
 class RankCollectives(NamedTuple):
-    """The process groups of a rank, the last used one first; empty if the rank reports none."""
+    """The process groups of a rank, the last used one first; empty if the rank reports none.
+
+    ``awaited``: the coroutines for which its event loop waits, the outermost first.
+    """
 
     groups: Sequence[GroupState] = ()
+    awaited: Sequence[StackFrame] = ()
 
     @property
     def pending(self) -> Collective | None:
@@ -106,7 +111,9 @@ def _write_request(path: str, request: str) -> bool:
 def parse_report(report: Mapping[str, Any]) -> RankCollectives:
     """Return a rank's report, to which the user's process can write anything; empty if it is invalid."""
     try:
-        return RankCollectives([_parse_group(raw) for raw in report["groups"][:8]])
+        groups = [_parse_group(raw) for raw in report["groups"][:8]]
+        awaited = [StackFrame(str(path), int(line), str(name)) for path, line, name in report.get("awaited", ())[:32]]
+        return RankCollectives(groups, awaited)
     except (KeyError, TypeError, ValueError, AttributeError):
         return RankCollectives()
 

@@ -29,7 +29,7 @@ from ...progress.output import read_end, read_last_lines
 from ...progress.rank_progress import PAGE_TIMEOUT, RankReader
 from ...torchrun.channel import FeatureSummary, PeersLost
 from .collectives import Collective, CollectivesRequest, RankCollectives
-from .stacks import ChildStack, Stack, collect_stacks, find_working_child
+from .stacks import ChildStack, Stack, add_awaited, collect_stacks, find_working_child
 from .stall import (
     ACTIVITY_LIMIT,
     FEATURE,
@@ -567,6 +567,7 @@ class StallMonitor(Service):
                 stalled.append(in_io[worker.pid])  # it may respond next time
                 continue
             collectives = reports.get(worker.local_rank, RankCollectives())
+            stack = add_awaited(stack, collectives.awaited) if stack else None
             helper = self._find_helper(worker, stack)
             activity = describe_activity(stall, worker, stack, collectives, process_state(worker.pid))
             if helper.note:

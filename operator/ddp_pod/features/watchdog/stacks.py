@@ -33,6 +33,7 @@ _STANDARD_LIBRARY = re.compile(r"[/\\]lib(64)?[/\\]python3[^/\\]*[/\\](?!(site|d
 _LIBRARY_FOLDER = r"[/\\]lib(64)?[/\\]python3[^/\\]*[/\\]"
 _THREAD_FILES = re.compile(_LIBRARY_FOLDER + r"(threading|queue|concurrent[/\\]futures[/\\]\w+)\.py$")
 _PROCESS_FILES = re.compile(_LIBRARY_FOLDER + r"(selectors|multiprocessing[/\\]\w+)\.py$")
+_LOOP_FILE = re.compile(_LIBRARY_FOLDER + r"asyncio[/\\]base_events\.py$")
 _LOADER_FILE = re.compile(r"/torch/utils/data/_utils/worker\.py$")
 _SHIM_FUNCTION = "_run_and_record"  # of worker.py, below which the script runs
 SECONDS_FOR_STACKS = 5.0
@@ -133,6 +134,15 @@ class Stack(NamedTuple):
         return ", in ".join(map(str, shown))
 
 
+def add_awaited(stack: Stack, awaited: Sequence[StackFrame]) -> Stack:
+    """Return a stack that ends in an event loop with the coroutines for which the loop waits; any other unchanged."""
+    waits = bool(stack.frames) and stack.waits_for_process
+    if not waits or not any(_LOOP_FILE.search(frame.path) for frame in stack.frames):
+        return stack
+    lines = [_format_frame(frame) for frame in awaited]
+    return Stack([*stack.frames, *awaited], "\n".join([stack.text, *lines]))
+
+
 def read_stack(text: str) -> Stack:
     """Read faulthandler's output for the main thread; empty if another thread received the signal."""
     if not _is_complete(text):
@@ -143,10 +153,14 @@ def read_stack(text: str) -> Stack:
         del frames[0]
     if not frames:
         return Stack([], "")
-    lines = [f'  File "{frame.path}", line {frame.line}, in {frame.function}' for frame in frames]
+    lines = [_format_frame(frame) for frame in frames]
     while len(frames) > 1 and _DISPATCH_FILES.search(frames[-1].path):
         del frames[-1]
     return Stack(frames, "\n".join(["Stack (most recent call last):", *lines]))
+
+
+def _format_frame(frame: StackFrame) -> str:
+    return f'  File "{frame.path}", line {frame.line}, in {frame.function}'
 
 
 def _is_interpreter_frame(frame: StackFrame) -> bool:
