@@ -24,8 +24,9 @@ class Joiner(NamedTuple):
     """A process that waits for its default process group, or a rank that is the reason for such a wait.
 
     ``rank``: of the job; ``as_rank``, ``size``, ``store``: of its group; ``phase``: CONNECTING, JOINING, MEMBER of a
-    smaller group, or empty if no process of the rank has called init_process_group; ``place``: of the call, or where
-    the rank is instead; ``job_store``: the launcher's; ``other_host``: whether the store's host has another address.
+    smaller group, or empty if no process of the rank has called init_process_group; ``place``: of the call, where the
+    rank is instead, or the last line of one that has ended; ``job_store``: the launcher's; ``other_host``: whether the
+    store's host has another address.
     """
 
     rank: int
@@ -152,7 +153,9 @@ def _explain_absence(waiting: Sequence[Joiner], absent: Sequence[Joiner]) -> Gro
     first = waiting[0]
     message = f"rank {cause.rank} has not called init_process_group, in which rank {first.rank} waits ({first.place})"
     if cause.ended:
-        message = f"rank {cause.rank} has ended without calling init_process_group, in which rank {first.rank} waits"
+        line = f" and the last line {cause.place!r}" if cause.place else ""
+        message = f"rank {cause.rank} has ended with exit code 0{line}, without calling init_process_group, "
+        message += f"in which rank {first.rank} waits"
     elif cause.place:
         message += f": it is in {cause.place}"
     more = len(absent) - 1

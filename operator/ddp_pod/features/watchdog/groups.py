@@ -17,6 +17,7 @@ from ...contract.group_facts import ALONE, SEPARATE, TOGETHER, UNKNOWN, WAITING,
 from ...contract.processes import find_family, kill, process_state
 from ...contract.records import read_record
 from ...failures.kinds import FATAL
+from ...failures.rank_ends import describe_ended_ranks
 from ...progress.output import read_last_lines
 from ...progress.rank_progress import RankReader
 from ...rank.group_records import RankGroups, read_groups
@@ -271,7 +272,10 @@ class GroupMonitor(Service):
         if not shown:
             has_failed = os.path.exists(self._error_path(worker))  # then its pod requests a restart, or ends the job
             ended = not process_state(worker.pid) and not has_failed
-            yield empty._replace(place=self._places.get(worker.local_rank, ""), ended=ended)
+            place = self._places.get(worker.local_rank, "")
+            if ended:  # with 0: torchrun ends all ranks after any other exit code
+                place = describe_ended_ranks(self._pod, self._reader, [worker.local_rank])[0].line
+            yield empty._replace(place=place, ended=ended)
         for record in shown:
             yield empty._replace(
                 phase=record.phase if record.is_waiting else MEMBER,

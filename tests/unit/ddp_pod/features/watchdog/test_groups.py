@@ -161,7 +161,12 @@ FREE = {"store": "tracker:23456", "phase": CONNECTING}
         ([joins(1), Joiner(0, 0, MEMBER, size=1, place="a.py:1")], 0, True, ["group of only 1", "a.py:1"]),
         # Ranks that do not come.
         ([joins(0), late(1, place="load (data.py:13)")], 1, True, ["data.py:13", "rank 0 waits", "train.py:9"]),
-        ([joins(1), late(0, ended=True)], 0, True, ["rank 0 has ended"]),
+        (
+            [joins(1), late(0, ended=True, place="done")],
+            0,
+            True,
+            ["rank 0 has ended with exit code 0 and the last line 'done'"],
+        ),
         ([joins(0)], 0, False, ["1 of 2 ranks"]),  # the other pod has not reported
         ([joins(0), joins(1)], 0, False, ["waits in init_process_group"]),  # the network
     ],
