@@ -3,6 +3,7 @@
 import signal
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
 from ..base.pod import Pod
@@ -21,6 +22,7 @@ PROMPT_RESTARTS: Final = 3
 LONGEST_DELAY: Final = 30.0
 """Seconds. The first delay is a second, and it doubles."""
 _SECONDS_TO_SETTLE: Final = 0.2
+_LINE_LIMIT: Final = 300  # characters of another rank's error in a message
 _SAME_TIME: Final = 0.1  # two runs that ended after the same time differ by at most this share of it
 _SAME_STEPS: Final = 2  # steps; two failures at the same place of a script differ by less
 _PREFETCHED: Final = 16  # steps by which the workers of a DataLoader are ahead of their rank, at most usually
@@ -152,7 +154,7 @@ class InPlaceRestarts:
                 add_last_lines(self._pod, failure) if is_unexplained_crash(failure) else failure for failure in failures
             ]
         if awaited is not None and _explains(awaited, failures):
-            failures = [*failures, awaited]
+            failures = [*failures, _add_timeout(awaited, failures)]
         self.failures = failures
         root_cause = find_root_cause(failures)
         if self._reader.reads_log:
@@ -284,6 +286,16 @@ def _explains(awaited: Failure, failures: Sequence[Failure]) -> bool:
     if awaited.category == HANG.name:
         return _have_timed_out(failures)
     return all(failure.secondary or failure.evidence == EVIDENCE_STOPPED for failure in failures)
+
+
+def _add_timeout(awaited: Failure, failures: Sequence[Failure]) -> Failure:
+    """Return the hang of a rank with the error of the first peer that gave up to wait for it."""
+    timed_out = [failure for failure in failures if failure.evidence == EVIDENCE_TIMEOUT]
+    if awaited.category != HANG.name or not timed_out:
+        return awaited
+    first = min(timed_out, key=lambda failure: failure.time or 0.0)
+    line = first.message.partition("\n")[0][:_LINE_LIMIT]
+    return replace(awaited, message=f"{awaited.message}; rank {first.rank} gave up: {line}")
 
 
 def _have_timed_out(failures: Sequence[Failure]) -> bool:

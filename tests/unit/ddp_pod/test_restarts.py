@@ -169,6 +169,7 @@ def test_rank_outside_of_collectives_is_root_cause_of_timeouts_and_counted(
     assert find_root_cause(pod.failures).rank == rank
     if rank == 4:
         assert (pod.left, pod.knows_cause) == (1, True)
+        assert find_root_cause(pod.failures).message == f"{AWAITED.message}; rank 5 gave up: {TIMED_OUT.message}"
 
 
 @pytest.mark.parametrize(
