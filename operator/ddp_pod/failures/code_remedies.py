@@ -30,7 +30,7 @@ _ADVICE: Final = re.compile(
 # A sentence that tells a requirement.
 _REQUIREMENT: Final = re.compile(
     r"(?:^|[.!?;]\s+|\n[ \t]*)"
-    r"([^\n.!?;]{0,200}\b(?:must|should|only|requires?|needs?|expects?|expected)\b[^\n]{3,200}?)"
+    r"((?:[^\n.!?;]|[.!?;](?!\s)){0,200}?\b(?:must|should|only|requires?|needs?|expects?|expected|cannot)\b[^\n]{3,200}?)"
     r"(?=(?<!\be\.g)(?<!\bi\.e)[.!?;]\s|[.!?]?(?:\n|$))",
     re.I,
 )
@@ -54,11 +54,11 @@ def advise_on_code(end: WorkerEnd, kind: FailureKind) -> str:
     action = _find_action(failing, end.message if failing.differ or kind is UNFIT_TENSORS else "")
     if action:
         return f"{action}: {code}{values}" if values else action
+    if facts.is_a("UnboundLocalError"):
+        return f"assign {code} on every path to this line of the script"
     requirement = _find_sentence(_REQUIREMENT, message if end.chain else "")
     if requirement:
         return f"as the message says: {requirement}{values}"
-    if facts.is_a("UnboundLocalError"):
-        return f"assign {code} on every path to this line of the script"
     return f"fix this line of the script, or what it gets: {code}{values}" if values else ""
 
 

@@ -32,7 +32,8 @@ _OPPOSITES: Final = {
 class _Part(NamedTuple):
     """The part of a frame's code that runs: the statement, in it the expression, and what a check requires.
 
-    Of a check of the script that is what it refuses. ``is_refusal``: Python code raises here, rather than an operation.
+    Of a check of the script that is what it refuses. ``is_refusal``: Python code raises here, rather than an operation;
+    ``is_helper``: in a function that does nothing else, so that its caller has checked.
     """
 
     frame: FrameType
@@ -40,6 +41,7 @@ class _Part(NamedTuple):
     expression: ast.AST
     required: ast.expr | None = None
     is_refusal: bool = False
+    is_helper: bool = False
 
 
 def find_failing_code(error: BaseException) -> FailingCode:
@@ -50,12 +52,15 @@ def find_failing_code(error: BaseException) -> FailingCode:
         return FailingCode()
     own = _find_part(error, own_trace)
     last = own if own_trace is traces[-1] else _find_part(error, traces[-1])
+    if last is not None and last.is_helper and own_trace is not traces[-2]:
+        last = _find_part(error, traces[-2]) or last
     required = None if last is None else last.required or _find_value_that_is_none(error, last)
     code = "" if own is None or own.is_refusal else _unparse(own.expression)
 
     values = Values()
     if last is not None and required is not None:
         values.add(last.frame, _list_operands(required))
+        required = required if values.list_texts() or isinstance(error, (AttributeError, TypeError)) else None
     elif last is not None and last is not own and not last.is_refusal:
         values.add(last.frame, _list_operands(last.expression), tensors_only=True)
     if own is not None and code:
@@ -100,9 +105,12 @@ def _find_part(error: BaseException, trace: TracebackType) -> _Part | None:
     if statement is None:
         return None
     if isinstance(statement, ast.Assert) and isinstance(error, AssertionError):
-        required = statement.test if _is_library(trace) else _negate(statement.test)
-        return _Part(frame, statement, statement.test, required, is_refusal=True)
+        check = statement.test if _is_library(trace) else _negate(statement.test)
+        return _Part(frame, statement, statement.test, check, is_refusal=True)
     if isinstance(statement, ast.Raise) and expression is None:
+        required = _find_requirement(path, frame.f_code)
+        return _Part(frame, statement, statement, required, is_refusal=True, is_helper=_always_raises(path[-2]))
+    if trace.tb_next is not None and isinstance(statement, ast.Expr) and _is_library(trace):  # it calls a helper
         return _Part(frame, statement, statement, _find_requirement(path, frame.f_code), is_refusal=True)
     return _Part(frame, statement, expression or statement)
 
@@ -147,10 +155,10 @@ def _get_position(node: ast.expr | ast.stmt) -> tuple[int | None, ...]:
 
 
 def _walk(node: ast.AST) -> Iterator[ast.AST]:
-    """Yield a node and those in it, except those of other scopes and statements."""
+    """Yield a node and those in it, except other statements."""
     yield node
     for child in ast.iter_child_nodes(node):
-        if not isinstance(child, (*_INNER_SCOPES, *_BLOCKS)):
+        if not isinstance(child, _BLOCKS):
             yield from _walk(child)
 
 
@@ -169,6 +177,12 @@ def _find_requirement(path: list[ast.AST], code: CodeType) -> ast.expr | None:
     computed = set(code.co_varnames[code.co_argcount + code.co_kwonlyargcount :])
     required = _negate(guard.test) if is_met else guard.test
     return required if names - computed else None
+
+
+def _always_raises(node: ast.AST) -> bool:
+    """Return whether a block is a function that does nothing but raise."""
+    is_function = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
+    return is_function and not any(isinstance(part, ast.Return) for part in ast.walk(node))
 
 
 def _negate(node: ast.expr) -> ast.expr:

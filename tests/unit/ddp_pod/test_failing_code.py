@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import importlib
 import random
 import textwrap
 from collections.abc import Callable
@@ -119,6 +121,17 @@ def encode() -> None:
     nn.functional.one_hot(labels, num_classes=3)
 
 
+def run_loop_in_loop() -> None:
+    async def run() -> None:
+        coroutine = asyncio.sleep(0)
+        try:
+            asyncio.run(coroutine)
+        finally:
+            coroutine.close()
+
+    asyncio.run(run())
+
+
 def compute_with_text() -> None:
     password = SECRET
     settings = Settings()
@@ -148,6 +161,7 @@ def compute_with_text() -> None:
         (mix_types, "or use torch.autocast: `nn.Linear(8, 4).to(torch.bfloat16)(torch.zeros(2, 8))` (input: float32"),
         (mix_devices, "move the tensors to one device: "),
         (encode, "Class values must be smaller than num_classes (labels: int64[2] of 0 to 5)"),
+        (run_loop_in_loop, "as the message says: asyncio.run() cannot be called from a running event loop"),
         (compute_with_text, "(password: str of 13)"),
     ],
 )
@@ -155,6 +169,17 @@ def test_code_that_failed_shows_what_to_change(work: Callable[[], None], remedy:
     failure = examine(work, tmp_path)
     assert remedy in failure.remedy
     assert SECRET not in failure.remedy
+
+
+def test_check_that_a_helper_of_the_library_reports_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    library = ["def fail(text):", "    raise ValueError(text)", "def load(count):", "    if count < 1: fail('few')"]
+    (folder / "toolkit.py").write_text("\n".join(library))
+    monkeypatch.syspath_prepend(folder)
+    toolkit = importlib.import_module("toolkit")
+    failing = find_failing_code(catch(lambda: toolkit.load(0)))
+    assert (failing.code, failing.check, failing.values) == ("toolkit.load(0)", "count >= 1", "count: 0")
 
 
 def test_without_positions_the_statement_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
