@@ -59,20 +59,62 @@ class AgentJob(NamedTuple):
         return f"{self.pods} agents, {kind}"
 
 
+class Gate:
+    """Holds agents in a phase until this process opens it."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+
+    def wait(self) -> None:
+        """Wait until it is open."""
+        os.read(self._read, 1)
+
+    def disown(self) -> None:
+        """Leave it to the other process: an agent's own copy would keep it closed."""
+        os.close(self._write)
+
+    def open(self) -> None:
+        """Open it for good."""
+        if self._write >= 0:
+            os.close(self._write)
+            self._write = -1
+
+    def close(self) -> None:
+        """Release it."""
+        self.open()
+        os.close(self._read)
+
+
+class Gates(NamedTuple):
+    """``first``: before the first round; ``second``: between the second round and the start of its workers.
+
+    The workers of agents on separate machines start beside each other, and here would delay the last agents' round.
+    """
+
+    first: Gate
+    second: Gate
+
+
 class Channel:
     """The agent's end of the channel to a launcher that restarts the workers after every failure."""
 
-    def __init__(self, index: int, reports: int, gate: int) -> None:
+    def __init__(self, index: int, reports: int, gates: Gates) -> None:
         self._index = index
         self._reports = reports
-        self._gate = gate
+        self._gates = gates
+        self._rounds = 0
 
     def report(self, event: object) -> None:
-        """Report a phase. The first rendezvous starts when the other end of the gate is closed."""
-        if isinstance(event, PhaseEntered):
-            os.write(self._reports, f"{self._index} {event.phase}\n".encode())
-            if event.phase == "Rendezvous":
-                os.read(self._gate, 1)
+        """Report a phase, and wait at the gate behind it."""
+        if not isinstance(event, PhaseEntered):
+            return
+        os.write(self._reports, f"{self._index} {event.phase}\n".encode())
+        if event.phase == "Rendezvous":
+            self._gates.first.wait()
+        if event.phase == "Met":
+            self._rounds += 1
+            if self._rounds > 1:
+                self._gates.second.wait()
 
     def request(self, event: object) -> object:
         """Let the agent restart the workers."""
@@ -81,19 +123,20 @@ class Channel:
         return 0.0 if isinstance(event, Restarting) else True
 
 
-def run_agent(index: int, job: AgentJob, port: int, folder: str, reports: int, gate: int) -> None:
+def run_agent(gates: Gates, index: int, job: AgentJob, port: int, folder: str, reports: int) -> None:
     """Run the agent of one pod until it is killed. Write each phase that it reaches to ``reports``."""
     from ddp_pod.torchrun import agent
 
     logging.disable(logging.ERROR)  # a line of each agent for each round
-    # A thousand agents that check their workers ten times a second would use all CPU time of this machine.
-    options = TorchrunOptions(monitor_interval=max(0.1, job.pods / 500))
+    # A thousand agents that check their workers ten times a second, as real ones do, would use all CPU time of this
+    # machine. All read the store once a second.
+    options = TorchrunOptions(monitor_interval=max(0.1, job.pods / 1000))
     pod = launcher_pod(
         folder, nodes=job.nodes, spares=job.spares, elastic=job.elastic, node=index, port=port, in_place_restarts=100,
         min_nodes=max(1, job.nodes // 2) if job.elastic else 0, max_nodes=job.pods if job.elastic else 0,
         restarts_without_progress=100, master=loopback_address(0), secret="bench", run_id="bench", torchrun=options,
     )  # fmt: skip
-    channel = Channel(index, reports, gate)
+    channel = Channel(index, reports, gates)
     join = agent.PodAgent._rendezvous
 
     def join_and_report(*arguments: Any) -> None:
@@ -104,16 +147,17 @@ def run_agent(index: int, job: AgentJob, port: int, folder: str, reports: int, g
     agent.run_torchrun(AgentRequest(pod, list(WORKER), 0, 100), channel, None, [])  # type: ignore[arg-type]
 
 
-def fork_agent(release: int, *arguments: Any) -> int:
-    """Fork an agent, which closes its copy of ``release``, and return its process id."""
+def fork_agent(gates: Gates, *arguments: Any) -> int:
+    """Fork an agent and return its process id."""
     pid = os.fork()
     if pid:
         return pid
-    os.close(release)
+    for gate in gates:
+        gate.disown()
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     try:
         os.nice(5)  # the store has its pod's CPUs to itself, and these agents share this machine's
-        run_agent(*arguments)
+        run_agent(gates, *arguments)
     except BaseException:
         traceback.print_exc()
     os._exit(1)
@@ -127,13 +171,15 @@ class Reports:
         self.read, self.write = os.pipe()
         self._unread = b""
         self._counts: Counter[tuple[str, str]] = Counter()
+        self._reached: Counter[tuple[str, int]] = Counter()
+        """How many agents have been in a phase so often."""
 
     def wait_for(self, phase: str, times: int, limit: float, *, agents: int | None = None) -> float:
         """Return the seconds until ``agents``, by default all, have been in a phase so often. Raises: TimeoutError."""
         needed = agents or self._agents
         since = time.monotonic()
         while True:
-            there = sum(self._counts[str(index), phase] >= times for index in range(self._agents))
+            there = self._reached[phase, times]
             left = limit - (time.monotonic() - since)
             if there >= needed:
                 return limit - left
@@ -141,7 +187,10 @@ class Reports:
                 raise TimeoutError(f"{there} of {needed} in phase {phase} after {limit:.0f} s")
             self._unread += os.read(self.read, 1 << 16)
             *lines, self._unread = self._unread.split(b"\n")
-            self._counts.update((index, name) for index, name in (line.decode().split() for line in lines))
+            for line in lines:
+                index, name = line.decode().split()
+                self._counts[index, name] += 1
+                self._reached[name, self._counts[index, name]] += 1
 
 
 def measure(job: AgentJob, limit: float, seconds: float) -> None:
@@ -153,7 +202,7 @@ def measure(job: AgentJob, limit: float, seconds: float) -> None:
     ours, theirs = socket.socketpair()
     guard, hold = os.pipe()
     store = psutil.Process(fork_store(loopback_address(0), port, guard, theirs))
-    gate, release = os.pipe()  # the store has no copy of it
+    gates = Gates(Gate(), Gate())  # the store has no copy of them
     reports = Reports(agents)
     pids: list[int] = []
     with tempfile.TemporaryDirectory() as folder:
@@ -161,10 +210,10 @@ def measure(job: AgentJob, limit: float, seconds: float) -> None:
             for index in range(agents):
                 for name in ("metrics", "workers"):
                     os.makedirs(f"{folder}/{index}/{name}")
-                pids.append(fork_agent(release, index, job, port, f"{folder}/{index}", reports.write, gate))
+                pids.append(fork_agent(gates, index, job, port, f"{folder}/{index}", reports.write))
             ready = reports.wait_for("Rendezvous", 1, limit)
             meter = Meter(store, pids)
-            os.close(release)
+            gates.first.open()
             met = reports.wait_for("Met", 1, limit, agents=job.nodes)
             print(f"{job.name} (ready after {ready:.0f} s): first round {met:.1f} s; {meter.read()}", flush=True)
             reports.wait_for("Running", 1, limit, agents=job.nodes)
@@ -182,10 +231,10 @@ def measure(job: AgentJob, limit: float, seconds: float) -> None:
             print(f"{job.name}: {error}; {Meter(store, pids, since=0).read()}", flush=True)
         finally:
             end([*pids, store.pid])
-    for number in (guard, hold, gate, reports.read, reports.write):
+    for number in (guard, hold, reports.read, reports.write):
         os.close(number)
-    with suppress(OSError):
-        os.close(release)
+    for gate in gates:
+        gate.close()
     ours.close()
     theirs.close()
 

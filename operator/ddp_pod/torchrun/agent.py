@@ -64,6 +64,7 @@ _SECONDS_FOR_CAUSE = 20.0  # that ranks without a failure continue while peers o
 _SECONDS_BETWEEN_READS = 0.5  # of the store, while a pod waits for such a cause
 _SECONDS_FOR_PEERS = 300.0  # that a pod whose ranks have ended waits for those of its peers
 _SECONDS_FOR_PEERS_OF_RANK_0 = 5.0  # the same if the success of rank 0 is enough
+_SHUTDOWN_KNOWS_RESTARTS = "is_restart" in inspect.signature(LocalElasticAgent._shutdown).parameters
 
 
 class PodAgent(LocalElasticAgent):
@@ -423,8 +424,7 @@ class PodAgent(LocalElasticAgent):
         """Stop the ranks. PyTorch 2.6 has the option ``is_restart``, later versions ``timeout``."""
         self._stop_ranks(death_sig)
         # PyTorch 2.6 would end the run for all pods, also where only this one stops; run_torchrun ends it.
-        has_option = "is_restart" in inspect.signature(super()._shutdown).parameters
-        super()._shutdown(death_sig, **({"is_restart": True} if has_option else {}))
+        super()._shutdown(death_sig, **({"is_restart": True} if _SHUTDOWN_KNOWS_RESTARTS else {}))
         self._ranks.close()
 
     def _stop_ranks(self, number: int, ending: Sequence[int] = ()) -> None:

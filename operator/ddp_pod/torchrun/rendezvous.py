@@ -3,6 +3,7 @@
 Keys in the store, below the run's id:
 
     <round>/pods       log of the pods that register for the round, or leave before it
+    <round>/replacing  log of those of them that take the place of another pod
     <round>/restart    exists once the members of the round before have to join this one
     <round>/cause      exists once a pod knows why: its own rank has failed, or a pod has joined or left
     <round>/change     exists once a pod joins or leaves: the members of the round before stop their ranks
@@ -238,19 +239,23 @@ class PodRendezvous(api.RendezvousHandler):
         """Return the restarts of each pod that has registered for the next round; None for a pod that has left."""
         return {pod: line.restarts for pod, line in self._seats.select(self._read_log()).items()}
 
-    def _read_log(self) -> list[Registration]:
-        return [Registration(*line) for line in self._shared.read_log(f"{self._next}/pods")]
+    def _read_log(self, name: str = "pods") -> list[Registration]:
+        return [Registration(*line) for line in self._shared.read_log(f"{self._next}/{name}")]
 
     def _register(self, restarts: int | None) -> None:
         """Register for the next round; None: this pod leaves."""
-        self._shared.append(f"{self._next}/pods", [self._pod.node, restarts, self._pod.identity])
+        line = Registration(self._pod.node, restarts, self._pod.identity)
+        if self._seats.find_replaced([line]):
+            self._shared.append(f"{self._next}/replacing", line)
+        self._shared.append(f"{self._next}/pods", line)
 
     def has_lost_member(self) -> bool:
         """Return whether another pod joins in the place of a member that has not announced its stop.
 
         Ranks that wait for the lost member cannot agree on saving. Raises: RuntimeError without the store.
         """
-        replaced = self._seats.find_replaced(self._read_log()).intersection(self.current.members)
+        # Not the log of all pods, which each of them would have to verify at each restart.
+        replaced = self._seats.find_replaced(self._read_log("replacing")).intersection(self.current.members)
         return bool(replaced.difference(self._shared.read_log(f"{self.current.number}/stopping")))
 
     def _prepare_rank_store(self) -> int:

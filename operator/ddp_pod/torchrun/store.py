@@ -8,6 +8,7 @@ import hashlib
 import hmac
 import json
 import os
+import queue
 import re
 import resource
 import signal
@@ -172,15 +173,59 @@ def _limit_memory(growth: int) -> None:
             resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
-def query_store(query: Callable[[], Any]) -> Any | None:
-    """Return the result of a store's call; None if the store does not respond in time."""
-    results: list[Any] = []
+class _Question:
+    """A call to the store, which the thread below answers."""
 
-    def call() -> None:
+    def __init__(self, query: Callable[[], Any]) -> None:
+        self._query = query
+        self._is_answered = threading.Event()
+        self._result: Any | None = None
+
+    def answer(self) -> None:
+        """Make the call."""
         with suppress(Exception):  # the store has ended
-            results.append(query())
+            self._result = self._query()
+        self._is_answered.set()
 
-    thread = threading.Thread(target=call, daemon=True)
-    thread.start()
-    thread.join(_SECONDS_FOR_STORE)
-    return results[0] if results else None
+    def wait(self) -> bool:
+        """Return whether the store responds in time."""
+        return self._is_answered.wait(_SECONDS_FOR_STORE)
+
+    @property
+    def result(self) -> Any | None:
+        """What the call has returned; None if it has failed."""
+        return self._result
+
+
+class _Questioner:
+    """Makes calls in a thread of its own, as a call cannot be ended. One that does not return keeps its thread.
+
+    One thread for all calls until then: a thread for each costs more than the call, in every pod at every restart.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: queue.SimpleQueue[_Question] | None = None
+
+    def ask(self, query: Callable[[], Any]) -> Any | None:
+        """Return the result of a call; None if it fails, or takes too long."""
+        if self._waiting is None:
+            self._waiting = queue.SimpleQueue()
+            threading.Thread(target=self._answer, args=[self._waiting], daemon=True, name="store").start()
+        question = _Question(query)
+        self._waiting.put(question)
+        if question.wait():
+            return question.result
+        self._waiting = None
+        return None
+
+    def _answer(self, waiting: queue.SimpleQueue[_Question]) -> None:
+        while self._waiting is waiting:
+            waiting.get().answer()
+
+
+_questioner = _Questioner()
+
+
+def query_store(query: Callable[[], Any]) -> Any | None:
+    """Return the result of a store's call; None if the store does not respond in time. For the agent's main thread."""
+    return _questioner.ask(query)

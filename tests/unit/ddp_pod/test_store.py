@@ -163,6 +163,8 @@ def test_store_that_does_not_respond_delays_nothing(monkeypatch: pytest.MonkeyPa
     responded = threading.Event()
     monkeypatch.setattr(stores, "_SECONDS_FOR_STORE", 0.05)
     assert query_store(lambda: responded.wait(300)) is None
+    monkeypatch.undo()
+    assert query_store(lambda: 3) == 3
     responded.set()
 
 
@@ -172,3 +174,16 @@ def test_store_that_has_ended_returns_nothing() -> None:
 
     assert query_store(fail) is None
     assert query_store(lambda: 3) == 3
+
+
+def test_calls_of_the_store_share_a_thread_until_one_does_not_return(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = query_store(threading.current_thread)
+    assert query_store(threading.current_thread) is first
+    returned = threading.Event()
+    monkeypatch.setattr(stores, "_SECONDS_FOR_STORE", 0.05)
+    assert query_store(lambda: returned.wait(300)) is None
+    monkeypatch.undo()
+    assert query_store(threading.current_thread) is not first
+    returned.set()
+    first.join(60)
+    assert not first.is_alive()
