@@ -43,6 +43,8 @@ if __name__ == "__main__" and sys.argv[1:2] in (["run"], ["fetch"]):
 import importlib
 import os
 import types
+from contextlib import suppress
+from typing import NoReturn
 
 PACKAGE = "ddp_launcher"
 _ARCHIVE = "launcher.zip"
@@ -73,17 +75,29 @@ def main() -> int:
         return int(_import(_MODULES[subcommand]).main(argv))
     if subcommand in _WITH_SIGNALS:
         return int(_import(_WITH_SIGNALS[subcommand]).main(_SIGNALS))
-    if subcommand == "podserver":
+    is_forked = subcommand == "podserver"
+    if is_forked:
         _import_for_pods()
         # It returns only in a forked launcher or rank.
         subcommand, argv = _import("torchrun.pod_server").serve_pods(argv, _import_agent, _run_agent, _catch_signals)
     if subcommand == "run":
-        return int(_import("supervise.main").main(argv, _SIGNALS, _import("features")))
+        code = int(_import("supervise.main").main(argv, _SIGNALS, _import("features")))
+        if is_forked:
+            _end_at_once(code)
+        return code
     if subcommand == "forkserver":
         # It returns only in a forked rank, with the arguments of the rank's shim.
         argv = _import("torchrun.fork_server").serve(argv, _import_agent, _run_agent)
     _import("rank.worker").main(argv, _load_rank_part)  # raises SystemExit
     return 0
+
+
+def _end_at_once(code: int) -> NoReturn:
+    """End a launcher that was forked with PyTorch: to free its modules takes longer than all that a launcher does."""
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError):  # nobody reads it, or it is closed
+            stream.flush()
+    os._exit(code)
 
 
 def observe_child(runtime: str, local_rank: int) -> None:
