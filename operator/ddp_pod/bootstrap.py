@@ -58,6 +58,15 @@ _MODULES = {
 _WITH_SIGNALS = {
     "fetch": "features.inputs.fetch",
 }
+_RANK_MODULES = (
+    "rank.worker",
+    "rank.part",
+    "rank.child",
+    "rank.steps",
+    "rank.mapped_files",
+    "rank.collectives",
+    "rank.ending",
+)
 _SUBCOMMANDS = (*_MODULES, *_WITH_SIGNALS, "run", "worker", "forkserver", "podserver")
 
 
@@ -79,7 +88,8 @@ def main() -> int:
     if is_forked:
         _import_for_pods()
         # It returns only in a forked launcher or rank.
-        subcommand, argv = _import("torchrun.pod_server").serve_pods(argv, _import_agent, _run_agent, _catch_signals)
+        serve_pods = _import("torchrun.pod_server").serve_pods
+        subcommand, argv = serve_pods(argv, _import_agent, _import_for_ranks, _run_agent, _catch_signals)
     if subcommand == "run":
         code = int(_import("supervise.main").main(argv, _SIGNALS, _import("features")))
         if is_forked:
@@ -87,7 +97,7 @@ def main() -> int:
         return code
     if subcommand == "forkserver":
         # It returns only in a forked rank, with the arguments of the rank's shim.
-        argv = _import("torchrun.fork_server").serve(argv, _import_agent, _run_agent)
+        argv = _import("torchrun.fork_server").serve(argv, _import_agent, _import_for_ranks, _run_agent)
     _import("rank.worker").main(argv, _load_rank_part)  # raises SystemExit
     return 0
 
@@ -107,19 +117,29 @@ def observe_child(runtime: str, local_rank: int) -> None:
 
 
 def _import_for_pods() -> None:
-    """Import what launchers and ranks will need: each would compile it again after its fork."""
+    """Import what launchers will need: each would compile it again after its fork."""
     _import("supervise.main")
-    _import("rank.worker")
-    features = _import("features")
-    features.import_modules("launcher")
-    for name in features.list_rank_features():
-        features.load_rank_part(name)
+    _import_features("launcher")
+
+
+def _import_for_ranks() -> None:
+    """Import what ranks will need, before they are forked, for the same reason."""
+    for name in _RANK_MODULES:
+        _import(name)
+    _import_features("rank")
 
 
 def _import_agent() -> None:
     """Import what an agent will need, after PyTorch: it would compile it after its fork."""
     _import("torchrun.agent")
-    _import("features").import_modules("agent")
+    _import("torchrun.launch")
+    _import_features("agent")
+
+
+def _import_features(module: str) -> None:
+    """Import a module of all features that this pod uses."""
+    with suppress(ValueError):  # there is no plan, as the launcher reports
+        _import("features").import_modules(module, _import("base.pod").read_pod(os.environ, ""))
 
 
 def _run_agent(fork: object) -> None:

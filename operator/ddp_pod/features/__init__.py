@@ -11,6 +11,7 @@ a pod compiles what it imports, and an archive may lack a feature that its job d
 import importlib
 import os
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from ..contract.names import CHECK_VARIABLE, ENV_TRACKING_RUN
@@ -76,15 +77,15 @@ def load_agent_parts(pod: "Pod") -> "list[AgentPart]":
     return [_load(feature.name, "agent") for feature in _list_used(pod, "agent")]
 
 
-def list_rank_features(pod: "Pod | None" = None) -> list[str]:
-    """Return the features with a part in a pod's ranks, by its environment. None: those that a pod may have."""
+def list_rank_features(pod: "Pod") -> list[str]:
+    """Return the features with a part in a pod's ranks, by its environment."""
     return [feature.name for feature in FEATURES if "rank" in feature.modules and _is_used_in_ranks(feature, pod)]
 
 
-def _is_used_in_ranks(feature: Feature, pod: "Pod | None") -> bool:
+def _is_used_in_ranks(feature: Feature, pod: "Pod") -> bool:
     if feature.rank_variable:
         return bool(os.environ.get(feature.rank_variable))
-    return pod is None or feature.is_used(pod)
+    return feature.is_used(pod)
 
 
 def load_rank_part(name: str) -> "RankPart":
@@ -95,11 +96,15 @@ def load_rank_part(name: str) -> "RankPart":
     return part
 
 
-def import_modules(module: str) -> None:
-    """Import a module of all features that every pod uses: before a fork, or each pod would compile them again."""
-    for feature in FEATURES:
-        if module in feature.modules and feature.is_used is _is_used_always:
-            _load(feature.name, module)
+def import_modules(module: str, pod: "Pod") -> None:
+    """Import a module of all features that a pod uses: before a fork, or each process would compile them again.
+
+    A fault of one is reported by the process that needs it.
+    """
+    names = list_rank_features(pod) if module == "rank" else [feature.name for feature in _list_used(pod, module)]
+    for name in names:
+        with suppress(Exception):
+            _load(name, module)
 
 
 def _list_used(pod: "Pod", module: str) -> list[Feature]:

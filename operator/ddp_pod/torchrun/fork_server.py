@@ -64,11 +64,15 @@ class AgentFork(NamedTuple):
 
 
 def serve(
-    argv: Sequence[str], import_agent: Callable[[], None], run_agent: Callable[[AgentFork], NoReturn]
+    argv: Sequence[str],
+    import_agent: Callable[[], None],
+    import_for_ranks: Callable[[], None],
+    run_agent: Callable[[AgentFork], NoReturn],
 ) -> list[str]:
     """Import PyTorch and fork agents. ``argv``: a socket's descriptor, the launcher's pid, arguments of a rank's shim.
 
-    ``import_agent``: imports what an agent needs. Returns only in a forked rank, with the arguments of its shim.
+    ``import_agent``, ``import_for_ranks``: import what an agent and its ranks need. Returns only in a forked rank, with
+    the arguments of its shim.
     """
     os.setsid()
     launcher = int(argv[1])
@@ -78,13 +82,14 @@ def serve(
     problem = import_torch(with_optimizer=forks_ranks)
     if problem is None and not select.select([requests], [], [], _SECONDS_TO_ASK)[0]:
         import_agent()  # on standby there is time for it; ranks then have it too
-    return _serve(requests, launcher, problem, run_agent, forks_ranks=forks_ranks)
+    return _serve(requests, launcher, problem, import_for_ranks, run_agent, forks_ranks=forks_ranks)
 
 
 def _serve(
     requests: socket.socket,
     launcher: int,
     problem: Exception | None,
+    import_for_ranks: Callable[[], None],
     run_agent: Callable[[AgentFork], NoReturn],
     *,
     forks_ranks: bool,
@@ -103,6 +108,7 @@ def _serve(
         set_parent_death_signal(agent)
         ranks.close()
         _close_all(received.descriptors)
+        import_for_ranks()  # once, while the agent joins its first round, rather than in each rank at each restart
         received = _fork_on_request(theirs, agent)
         return _become_rank(decode(received.data), received.descriptors, obstacle)
     theirs.close()
@@ -120,7 +126,8 @@ def serve_kept(requests: socket.socket, launcher: int, run_agent: Callable[[Agen
     replace_paths(os.environ.get(PATHS, ""), start.environment.get(PATHS, ""))
     set_environment(start.environment)
     os.chdir(start.folder)
-    return _serve(requests, launcher, None, run_agent, forks_ranks=bool(start.worker))
+    # The server of pods has imported all.
+    return _serve(requests, launcher, None, lambda: None, run_agent, forks_ranks=bool(start.worker))
 
 
 def replace_paths(before: str, after: str) -> None:

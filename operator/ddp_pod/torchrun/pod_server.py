@@ -41,13 +41,17 @@ class ForkedProcess(NamedTuple):
 
 
 def serve_pods(
-    argv: Sequence[str], import_agent: Callable[[], None], run_agent: RunAgent, catch_signals: Callable[[], None]
+    argv: Sequence[str],
+    import_agent: Callable[[], None],
+    import_for_ranks: Callable[[], None],
+    run_agent: RunAgent,
+    catch_signals: Callable[[], None],
 ) -> ForkedProcess:
     """Import PyTorch, and fork a pod for each order. ``argv``: a socket's descriptor, the requester's process id.
 
-    ``import_agent``: imports what agents need; ``catch_signals``: prepares a launcher for signals. Returns only in a
-    forked launcher or rank. Without PyTorch, or if the import has left threads, this process ends: pods then start in
-    fresh interpreters, which report it.
+    ``import_agent``, ``import_for_ranks``: import what agents and ranks need; ``catch_signals``: prepares a launcher
+    for signals. Returns only in a forked launcher or rank. Without PyTorch, or if the import has left threads, this
+    process ends: pods then start in fresh interpreters, which report it.
     """
     requester = int(argv[1])
     set_parent_death_signal(requester)
@@ -59,6 +63,7 @@ def serve_pods(
     if problem is not None or find_obstacle_in_server(count_lasting_threads()):
         os._exit(1)
     import_agent()
+    import_for_ranks()
     folders = list_import_folders()
     installed = read_change_times(folders)
     orders.sendall(READY)

@@ -8,7 +8,7 @@ import signal
 import socket
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -166,17 +166,28 @@ def test_invalid_plan_names_field(text: Any, problem: str) -> None:
         decode_plan(text)
 
 
-def test_only_features_that_every_pod_uses_are_imported_before_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_features_that_the_pod_uses_are_imported_before_a_fork(monkeypatch: pytest.MonkeyPatch) -> None:
     imported: list[tuple[str, str]] = []
     listed = (
         features.Feature("used", "stable", "", ("launcher", "agent")),
-        features.Feature("asked-for", "stable", "", ("launcher", "agent"), lambda pod: True),
+        features.Feature("broken", "stable", "", ("agent",)),
+        features.Feature("asked-for", "stable", "", ("launcher", "agent"), lambda pod: pod is not None),
+        features.Feature("unused", "stable", "", ("launcher", "agent"), lambda pod: pod is None),
         features.Feature("in-ranks", "stable", "", ("rank",)),
     )
     monkeypatch.setattr(features, "FEATURES", listed)
-    monkeypatch.setattr(features, "_load", lambda *names: imported.append(names))
-    features.import_modules("agent")
-    assert imported == [("used", "agent")]
+
+    def load(name: str, module: str) -> None:
+        if name == "broken":
+            raise ImportError(name)
+        imported.append((name, module))
+
+    monkeypatch.setattr(features, "_load", load)
+    pod = cast("Pod", object())
+    features.import_modules("agent", pod)
+    assert imported == [("used", "agent"), ("asked-for", "agent")]
+    features.import_modules("rank", pod)
+    assert imported[2:] == [("in-ranks", "rank")]
 
 
 def test_missing_configuration_ends_pod_with_message(
