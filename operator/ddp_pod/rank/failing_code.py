@@ -15,7 +15,7 @@ from ..base.files import is_own_file
 from .near_names import find_names
 from .values import Values, read_operand
 
-_MOST_BYTES: Final = 1 << 20  # of a source file
+_MOST_BYTES: Final = 1 << 19  # of a source file, whose tree takes hundred times as much
 _MOST_VALUES: Final = 6
 _CODE_LIMIT: Final = 120  # characters
 _VALUES_LIMIT: Final = 300

@@ -3,6 +3,7 @@
 import ast
 import sys
 from collections.abc import Iterable
+from itertools import islice
 from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
@@ -149,7 +150,7 @@ def _describe_number(value: float) -> str:
 
 
 def _describe_sequence(value: Any) -> str:
-    items = list(value)[:_MOST_ITEMS]
+    items = list(islice(value, _MOST_ITEMS))
     texts = [describe(item) for item in items if type(item) in (int, float, bool) or _list_tensors(item)]
     if len(texts) == len(value):
         return f"({', '.join(texts)})" if type(value) is tuple else f"[{', '.join(texts)}]"
