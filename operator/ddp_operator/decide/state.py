@@ -220,11 +220,15 @@ class Trouble(NamedTuple):
 
 
 class Suspicion(NamedTuple):
-    """A pod that may be lost with its node. ``message``: what is known; ``is_lost``: whether that is enough."""
+    """A pod that may be lost with its node. ``message``: what is known; ``is_lost``: whether that is enough.
+
+    ``is_frozen``: whether its machine accepts connections, and no process there responds.
+    """
 
     since: datetime
     message: str
     is_lost: bool
+    is_frozen: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,7 +93,7 @@ def judge_pods(evidence: JobEvidence, now: datetime) -> Mapping[str, Suspicion]:
     for pod, silence in suspected:
         text, is_lost = _conclude(pod, silence, split, outage)
         since = now - timedelta(seconds=silence.seconds)
-        suspicions[pod.uid] = Suspicion(since, f"{silence.text}{text}", is_lost)
+        suspicions[pod.uid] = Suspicion(since, f"{silence.text}{text}", is_lost, silence.is_frozen)
     return suspicions
 
 

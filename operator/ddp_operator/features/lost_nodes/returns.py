@@ -23,12 +23,16 @@ _SECONDS_TO_REPORT: Final = 15.0
 
 @dataclass(eq=False)
 class LostPod:
-    """A pod that was declared lost. ``boot``: of its node before, empty if unknown; ``back``: when the node was."""
+    """A pod that was declared lost. ``boot``: of its node before, empty if unknown; ``back``: when the node was.
+
+    ``is_frozen``: whether its machine accepted connections meanwhile.
+    """
 
     node: str
     boot: str
     declared: datetime
     back: datetime | None = None
+    is_frozen: bool = False
 
 
 def describe_return(lost: LostPod, boot: str, lease: "LeaseReading", now: datetime) -> str:
@@ -42,7 +46,8 @@ def describe_return(lost: LostPod, boot: str, lease: "LeaseReading", now: dateti
         return f"node {lost.node} has restarted"
     if lost.back is None or not boot or (now - lost.back).total_seconds() < _SECONDS_TO_REPORT:
         return ""
-    return f"node {lost.node} was back at {format_time(lost.back)} without a restart: it had no network, or stood still"
+    why = "its processes had stood still" if lost.is_frozen else "it had no network, or stood still"
+    return f"node {lost.node} was back at {format_time(lost.back)} without a restart: {why}"
 
 
 def record_returns(state: State, status: Status) -> Status:

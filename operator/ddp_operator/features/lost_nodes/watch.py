@@ -345,7 +345,8 @@ class NodeWatch(Service):
                 state = "is lost" if suspicion.is_lost else "may be lost"
                 logger.warning("%s: node %s %s: %s", key, nodes[uid], state, suspicion.message)
                 if suspicion.is_lost:
-                    lost = LostPod(nodes[uid], followed.boots.get(nodes[uid], ""), self.clock())
+                    boot = followed.boots.get(nodes[uid], "")
+                    lost = LostPod(nodes[uid], boot, self.clock(), is_frozen=suspicion.is_frozen)
                     followed.lost.setdefault(names[uid], lost)
                     self._readmission.forget(nodes[uid])
             self.on_change(key)

@@ -80,6 +80,7 @@ def test_frozen_node_is_lost_and_named_as_frozen() -> None:
     assert suspicion is not None
     assert suspicion.is_lost
     assert suspicion.message.endswith("it is frozen")
+    assert suspicion.is_frozen
 
 
 def test_node_of_frozen_pod_is_not_said_to_live() -> None:

@@ -37,11 +37,15 @@ def test_node_has_restarted_or_is_still_away(boot: str, lease: LeaseReading, tex
     assert describe_return(lost, boot, lease, NOW) == text
 
 
-def test_node_that_did_not_restart_is_back_once_it_would_have_reported_its_boot() -> None:
-    lost = LostPod("a", "first", NOW - timedelta(seconds=30))
+@pytest.mark.parametrize(
+    ("is_frozen", "why"),
+    [(False, "it had no network, or stood still"), (True, "its processes had stood still")],
+)
+def test_node_that_did_not_restart_is_back_once_it_would_have_reported_its_boot(*, is_frozen: bool, why: str) -> None:
+    lost = LostPod("a", "first", NOW - timedelta(seconds=30), is_frozen=is_frozen)
     assert describe_return(lost, "first", RENEWED, NOW) == ""
     later = describe_return(lost, "first", RENEWED, NOW + timedelta(seconds=14))
-    assert later == "node a was back at 2026-11-20T11:59:58Z without a restart: it had no network, or stood still"
+    assert later == f"node a was back at 2026-11-20T11:59:58Z without a restart: {why}"
 
 
 def test_return_reaches_the_status_of_a_pass() -> None:
