@@ -6,6 +6,7 @@ import difflib
 import re
 import sys
 from collections.abc import Iterable
+from itertools import islice
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, Final, NamedTuple
 
@@ -13,6 +14,7 @@ from .script_objects import find_function, find_module_name, is_instance, list_n
 from .values import MISSING, list_attributes, read_operand
 
 _MOST: Final = 6
+_MOST_COMPARED: Final = 2000  # names: a vocabulary has a million, and a comparison takes microseconds
 _LENGTH: Final = 40  # characters of a name
 _NEAR: Final = 0.7  # of difflib's ratio
 _ARGUMENT: Final = re.compile(r"(?:unexpected keyword|missing \d+ required \S+) arguments?:? '([^']+)'")
@@ -51,7 +53,8 @@ def _find_package(module: Any) -> str:
 
 
 def _list_near(name: str, names: Iterable[Any]) -> list[str]:
-    texts = {text: None for text in names if type(text) is str and len(text) <= _LENGTH}
+    compared = islice(names, _MOST_COMPARED)
+    texts = {text: None for text in compared if type(text) is str and len(text) <= _LENGTH}
     return difflib.get_close_matches(name, texts, _MOST // 2, _NEAR)
 
 
@@ -62,16 +65,18 @@ def _find_keys(error: KeyError, frame: FrameType, code: ast.AST) -> str:
             continue
         part, table = read_operand(frame, node.value)
         if part is node.value and is_instance(table, dict) and not dict.__contains__(table, key):
-            return f"{ast.unparse(node.value)[:_LENGTH]} has {_list_keys(str(key), list(dict.keys(table)))}"
+            return f"{ast.unparse(node.value)[:_LENGTH]} has {_list_keys(str(key), table)}"
     return ""
 
 
-def _list_keys(key: str, keys: list[Any]) -> str:
+def _list_keys(key: str, table: dict[Any, Any]) -> str:
     """Return the keys of a table, those that are near another key first."""
+    keys = islice(dict.keys(table), _MOST_COMPARED)
     names = [str(name) for name in keys if type(name) in (str, int) and len(str(name)) <= _LENGTH]
     names = list(dict.fromkeys([*_list_near(key, names), *names]))[:_MOST]
-    more = f" and {len(keys) - len(names)} more" if names and len(keys) > len(names) else ""
-    return f"{', '.join(names) or f'{len(keys)} other keys'}{more}"
+    count = dict.__len__(table)
+    more = f" and {count - len(names)} more" if names and count > len(names) else ""
+    return f"{', '.join(names) or f'{count} other keys'}{more}"
 
 
 def _find_variables(error: NameError, frame: FrameType) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import importlib
 import random
 import textwrap
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any, Final
 
@@ -180,6 +180,22 @@ def test_check_that_a_helper_of_the_library_reports_is_found(tmp_path: Path, mon
     toolkit = importlib.import_module("toolkit")
     failing = find_failing_code(catch(lambda: toolkit.load(0)))
     assert (failing.code, failing.check, failing.values) == ("toolkit.load(0)", "count >= 1", "count: 0")
+
+
+def test_keys_of_a_large_vocabulary_are_not_all_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared = []
+
+    def compare(name: str, names: Collection[str], *limits: float) -> list[str]:
+        compared.append(len(names))
+        return []
+
+    def look_up() -> None:
+        vocabulary = {f"word {number}": number for number in range(100_000)}
+        vocabulary["unknown"]
+
+    monkeypatch.setattr("ddp_pod.rank.near_names.difflib.get_close_matches", compare)
+    assert "word 5 and 99994 more" in examine(look_up, tmp_path).remedy
+    assert max(compared) < 5_000
 
 
 def test_without_positions_the_statement_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
