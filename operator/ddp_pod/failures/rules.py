@@ -161,7 +161,8 @@ def find_kind(chain: Sequence[ExceptionFacts]) -> Judgement | None:
     certain = [facts for facts in chain if not facts.handled or facts.errno in _EXHAUSTED]
     possible = [facts for facts in _list_explanations(chain) if facts not in certain]
     for exceptions in (certain, possible):
-        for matches, facts, kind in itertools.product(_MATCHES, exceptions, KINDS):
+        # The table's order: a library often wraps an exception of a special kind in one of a general kind.
+        for matches, kind, facts in itertools.product(_MATCHES, KINDS, exceptions):
             if matches(kind, facts):
                 return Judgement(kind.outcome or SCRIPT_ERROR, kind, facts)
     return None

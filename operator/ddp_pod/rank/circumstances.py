@@ -40,6 +40,7 @@ _MOST_BYTES: Final = 4 << 20  # read of a file; torch.save writes the names firs
 _MOST_FILES: Final = 8  # that may be the pickled one
 _STEPS: Final = ("step", "unscale_")  # of optimizers and of GradScaler
 _OPTIMIZING: Final = re.compile(r"[/\\]torch[/\\](amp|optim)[/\\]")
+_ASKED: Final = re.compile(r"allocate (\d{1,18}) bytes")  # of torch
 _NOT_IMPORTED: Final = re.compile(r"cannot import name '([^']+)'")
 _NOT_UNPICKLED: Final = re.compile(r"Can't get attribute '([^']+)' on ")  # of pickle alone
 _IMPORTER: Final = re.compile(r"[/\\]importlib[/\\]|^<frozen importlib")
@@ -183,8 +184,9 @@ def _find_address_limit(error: BaseException, message: str) -> Circumstance | No
             available = next(int(line.split()[1]) * 1024 for line in file if line.startswith("MemAvailable:"))
     except (OSError, ValueError, StopIteration):
         return None
-    left = limit - used
-    if left > (_STACK if number == errno.EAGAIN or is_thread else available):
+    asked = _ASKED.search(message)
+    needed = int(asked[1]) if asked else _STACK if number == errno.EAGAIN or is_thread else available
+    if limit - used > needed:
         return None
     return Circumstance(ADDRESS_SPACE, f" ({used // _MIB} of {limit // _MIB} MiB of its address space are used)")
 

@@ -142,6 +142,8 @@ def test_mistake_beside_a_file_that_has_the_name_is_no_pickle(tmp_path: Path) ->
         (1 << 20, OSError(11, "x"), ADDRESS_SPACE),
         (1 << 20, RuntimeError("another"), ""),
         (1 << 60, MemoryError(), ""),  # the machine has less memory
+        (1 << 44, RuntimeError("can't allocate memory: you tried to allocate 99999999999999 bytes"), ADDRESS_SPACE),
+        (1 << 44, RuntimeError("can't allocate memory: you tried to allocate 8192 bytes"), ""),
         (resource.RLIM_INFINITY, RuntimeError("can't start new thread"), ""),
     ],
 )

@@ -14,6 +14,8 @@ from ddp_pod.features.watchdog.collectives import parse_report
 from ddp_pod.features.watchdog.stacks import Stack, StackFrame, add_awaited
 from ddp_pod.rank.coroutines import list_awaited_frames
 
+WAITS = ["consume", "wait"]
+
 
 async def consume(event: asyncio.Event) -> None:
     await event.wait()
@@ -40,8 +42,9 @@ def test_frames_lead_to_what_is_awaited(work: Callable[[asyncio.Event], Coroutin
     seen: list[list[tuple[str, int, str]]] = []
 
     def watch(loop: asyncio.AbstractEventLoop, event: asyncio.Event) -> None:
-        deadline = time.monotonic() + 10
-        while time.monotonic() < deadline and not (seen and seen[-1] and seen[-1][-1][2] == "wait"):
+        deadline = time.monotonic() + 60
+        while time.monotonic() < deadline and not (seen and [frame[2] for frame in seen[-1]][-2:] == WAITS):
+            time.sleep(0.01)
             seen.append(list_awaited_frames())
         loop.call_soon_threadsafe(event.set)
 
@@ -53,7 +56,7 @@ def test_frames_lead_to_what_is_awaited(work: Callable[[asyncio.Event], Coroutin
     asyncio.run(run())
     functions = [function for _, _, function in seen[-1]]
     assert functions[:2] == ["run", work.__name__]
-    assert functions[-2:] == ["consume", "wait"]
+    assert functions[-2:] == WAITS
     assert list_awaited_frames() == [], "no loop runs"
 
 

@@ -178,6 +178,7 @@ def test_child_that_a_signal_kills_explains_a_lost_connection(monkeypatch: pytes
     child.start()
     try:
         assert find_killed_child(ValueError()) is None, "it lives"
+        monkeypatch.setattr("ddp_pod.rank.killed_children._SECONDS_FOR_END", 60.0)
         threading.Timer(0.1, lambda: os.kill(child.pid, signal.SIGBUS)).start()
         assert find_killed_child(ConnectionResetError()) == KilledChild("loader-2", signal.SIGBUS)
     finally:

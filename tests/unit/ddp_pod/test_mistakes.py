@@ -7,6 +7,7 @@ import errno
 import json
 import multiprocessing
 import os
+import ssl
 import subprocess
 import sys
 import time
@@ -313,3 +314,15 @@ def test_native_error_of_a_device_or_a_divergence_may_not_recur(
     path = f"/usr/lib/python3.11/site-packages/torch/{place}"
     facts = ExceptionFacts(("RuntimeError",), message, place=path, line=line)
     assert recurs(UNKNOWN_KIND, [facts], lasted=1.0, elastic=False) is expected
+
+
+def look_up_untrusted() -> None:
+    """Raise what urllib raises for a certificate: an OSError without a number, with its cause as the argument."""
+    try:
+        raise ssl.SSLCertVerificationError(1, "[SSL: CERTIFICATE_VERIFY_FAILED] certificate verify failed")
+    except OSError as error:
+        raise urllib.error.URLError(error)  # noqa: B904
+
+
+def test_special_kind_that_a_general_one_wraps_decides(tmp_path: Path) -> None:
+    assert "SSL_CERT_FILE" in examine(look_up_untrusted, tmp_path).remedy
