@@ -224,7 +224,7 @@ def make_pods(name: str) -> list[Object]:
                 "annotations": {constants.ANNOTATION_COMPLETION_INDEX: str(index)},
             },
             "spec": {"nodeName": f"gpu-{12 + index}", "containers": [{"name": "trainer"}]},
-            "status": {"phase": "Running"},
+            "status": {"phase": "Running", "containerStatuses": [{"name": "trainer", "state": {"running": {}}}]},
         }
         for index in range(4)
     ]
@@ -249,6 +249,7 @@ class ExampleApi(Api):
 
     def __init__(self) -> None:
         self.namespace = self.home = NAMESPACE
+        self._chosen = True
         self.host = "https://kubernetes.example"
 
     def request(self, method: str, path: str, query: Any = None, body: Any = None, content_type: str = "") -> Object:
@@ -264,7 +265,7 @@ class ExampleApi(Api):
 
     def lines(self, path: str, query: Any = None, *, timeout: float = 30.0) -> Iterator[str]:
         """Yield no change. Logs have a line for each rank."""
-        if (query or {}).get("watch"):
+        if (query or {}).get("watch") or (query or {}).get("follow") == "true":
             time.sleep(3600)
         index = int(path.split("/")[-2].split("-")[-2]) if path.endswith("/log") else 0
         loss = SLOWED.describe()["progress"]["loss"]

@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 import yaml
 
-from ddp_cli.features.ui.cluster_job import read_job
+from ddp_cli.features.ui.cluster_job import ClusterData, read_job
 from ddp_cli.features.ui.job_page import build_job_page
 from ddp_cli.features.ui.run import read_run
 from ddp_operator.manager.settings import Settings
@@ -250,13 +250,15 @@ def test_report_of_job_is_written_from_prometheus(watched: ScrapedRun, monkeypat
     job = yaml.safe_load((watched.run_folder / "status.yaml").read_text())
     job["metadata"] |= {"name": "run", "namespace": "local"}  # as the configuration labels the scraped series
     del job["status"]["history"]
-    run = read_job(job, [], datetime.now(UTC), watched.prometheus.url)
+    run = read_job(job, ClusterData(), datetime.now(UTC), watched.prometheus.url)
     own = read_run(watched.run_folder)
-    scraped = [loss for part in run.series("loss") for _, loss in part]
-    written = [loss for part in own.series("loss") for _, loss in part]
+    scraped = [row["loss"] for row in run.rows if "loss" in row]
+    written = [row["loss"] for row in own.rows if "loss" in row]
     assert len(scraped) > 2
     assert scraped[-1] == pytest.approx(written[-1])
-    ((_, page),) = run.reports
+    (pod,) = run.pods
+    page = pod.report
+    assert page is not None
     assert [rank.rank for rank in page.ranks] == [0, 1]
     assert all(rank.steps for rank in page.ranks)
     assert {chart["id"] for chart in build_job_page(run, datetime.now(UTC)).curves["charts"]} >= {"loss", "rate"}

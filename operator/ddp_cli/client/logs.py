@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Protocol
 
@@ -68,7 +68,8 @@ class Line:
 class PodLogs:
     """The logs of a job in a cluster. ``since``: read only lines of the last seconds, and future ones.
 
-    ``silence_seconds``: the silence of a followed pod after which its stream is opened again.
+    ``silence_seconds``: the silence of a followed pod after which its stream is opened again. ``left``: set by a
+    reader who needs no more lines.
     """
 
     api: Api
@@ -78,6 +79,7 @@ class PodLogs:
     tail: int | None
     since: int | None = None
     silence_seconds: float = _FOLLOW_SECONDS
+    left: threading.Event = field(default_factory=threading.Event)
 
     def pods(self) -> list[LogPod]:
         """Return the pods whose container has started, by attempt and index."""
@@ -128,7 +130,7 @@ class PodLogs:
 
     def _continues(self, pod: LogPod, *, is_broken: bool) -> bool:
         """Return whether a pod may write more lines. A pod on a lost node seems to run until it is deleted."""
-        if is_broken and self.is_over():
+        if self.left.is_set() or (is_broken and self.is_over()):
             return False
         if is_broken:
             time.sleep(_POLL_SECONDS)
@@ -142,7 +144,7 @@ class PodLogs:
 
 
 class RunLogs:
-    """The logs of a run on this machine."""
+    """The logs of a run on this machine. ``left``: set by a reader who needs no more lines."""
 
     def __init__(self, folder: RunFolder, node: int | None, attempt: int | None, tail: int | None) -> None:
         self._folder = folder
@@ -150,6 +152,7 @@ class RunLogs:
         self._attempt = attempt
         self._tail = tail
         self._starts: dict[str, int] = {}
+        self.left = threading.Event()
         self.nproc = _count_ranks(read_job(folder))
 
     def pods(self) -> list[LogPod]:
@@ -165,8 +168,8 @@ class RunLogs:
         self._starts = {pod.name: find_tail(Path(pod.name), 0, self._folder.open_file) for pod in self.pods()}
 
     def is_over(self) -> bool:
-        """Return whether the run has ended."""
-        return not self._folder.in_use
+        """Return whether the run has ended, or its reader has left."""
+        return self.left.is_set() or not self._folder.in_use
 
     def lines(self, pod: LogPod, *, follow: bool) -> Iterator[Line]:
         """Yield the lines of a pod; ``follow``: also future ones, until the run has ended."""

@@ -4,6 +4,7 @@ import base64
 import heapq
 import importlib
 import os
+import shlex
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,7 +68,7 @@ def open_record(place: str, name: str, namespace: str, connect: Callable[[], Api
         pattern = build_pattern(namespace, name)
         raise NotFound(f"{place} has no record of {name} ({pattern}); check --history and the namespace")
     record = stored.decode()
-    return Job(RecordBackend(record), name, record.resource)
+    return Job(RecordBackend(record, place), name, record.resource)
 
 
 def is_claim(place: str) -> bool:
@@ -177,11 +178,16 @@ class RecordApi(Api):
 
 
 class RecordBackend(ClusterBackend):
-    """One job, from its record."""
+    """One job, from its record at the place that the user named."""
 
-    def __init__(self, record: Record) -> None:
+    def __init__(self, record: Record, place: str) -> None:
         super().__init__(RecordApi(record))
         self._record = record
+        self._place = place
+
+    def argument(self, name: str) -> str:
+        """Return the name with the options that find the record."""
+        return f"{name} -n {self.api.namespace} --history {shlex.quote(self._place)}"
 
     def logs(self, name: str, *, node: int | None, attempt: int | None, tail: int | None) -> PodLogs:
         """Return the last lines of its pods."""

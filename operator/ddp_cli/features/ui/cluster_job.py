@@ -1,24 +1,37 @@
-"""Read a job of a cluster for a report: from its resource, its Events, and optionally a Prometheus."""
+"""Read a job of a cluster, the same way for its live and its saved page: optionally with metrics of a Prometheus."""
 
 import json
 import math
 import urllib.parse
 import urllib.request
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Final
 
-from ddp_cli.client.points import join_points, read_points
-from ddp_cli.features.ui.run import LoggedEvent, RecordedRun, Row, make_run
+from ddp_cli.client.api import Api, Object, find_lease_renewal, list_pods
+from ddp_cli.client.cluster_backend import ClusterBackend, find_events
+from ddp_cli.client.errors import ApiError, ClientError
+from ddp_cli.client.points import join_points, read_pod_page, read_pod_points, read_points
+from ddp_cli.client.records import RecordBackend
+from ddp_cli.features.ui.job_page import JobPage, build_job_page
+from ddp_cli.features.ui.run import LoggedEvent, PodFacts, RecordedRun, Row
 from ddp_cli.local.folder import COLUMNS
+from ddp_cli.view.why import LeaseRenewal, explain_why
 from ddp_operator.api import constants
-from ddp_operator.api.kubeobjects import parse_time
+from ddp_operator.api.kubeobjects import parse_time, utc_now
 from ddp_operator.api.parse import parse_status
 from ddp_operator.decide.report import Page
+from ddp_operator.decide.views import PodView
 from ddp_operator.reading.events import read_event_time
+from ddp_operator.reading.objects import view_pod
+from ddp_operator.reading.pages import decode_report
 from ddp_pod.contract.progress import FIELDS, SERIES, RankProgress
+from ddp_pod.contract.report import REPORT_LIMIT
 
+_MOST_REPORTS: Final = 16
 _TIMEOUT_SECONDS: Final = 30
 _POINTS: Final = 500
 _LEAST_STEP: Final = 15  # seconds between two points, about Prometheus' scrape interval
@@ -28,30 +41,94 @@ _RANK_SERIES: Final = (
 )
 
 
-def read_job(
-    resource: Mapping[str, Any],
-    events: Iterable[Mapping[str, Any]],
-    now: datetime,
-    prometheus: str | None = None,
-    points: Sequence[Row] = (),
-) -> RecordedRun:
+@dataclass
+class ClusterData:
+    """What is read of a job beside its resource: by watches for a live page, once for a saved one."""
+
+    events: Sequence[Object] = ()
+    """Those about the job and its children, oldest first."""
+
+    pods: Sequence[Object] = ()
+    reports: dict[str, Page] = field(default_factory=dict)
+    """Of pods, by their uid."""
+
+    points: Sequence[Row] = ()
+    """Of pod 0, when it was last read; the status has newer ones."""
+
+    lease: LeaseRenewal | None = None
+    problems: dict[str, str] = field(default_factory=dict)
+    """Why something cannot be read."""
+
+    def read_reports(self, api: Api, resource: Object) -> None:
+        """Read what running pods report, and the points of pod 0, as far as the user may."""
+        running = [view for view in map(view_pod, list(self.pods)) if view.phase == "Running"]
+        running.sort(key=lambda view: view.index)
+
+        def read(pod: PodView) -> str:
+            try:
+                self.reports[pod.uid] = decode_report(read_pod_page(api, resource, pod.name, "report", REPORT_LIMIT))
+            except ClientError as error:
+                return f"The ranks of some pods cannot be read: {error}"
+            if pod.index == 0:
+                with suppress(ClientError):  # a launcher of an older release has none
+                    self.points = read_pod_points(api, resource, pod.name, pod.attempt)
+            return ""
+
+        with ThreadPoolExecutor(_MOST_REPORTS) as readers:
+            problems = list(filter(None, readers.map(read, running[:_MOST_REPORTS])))
+        if len(running) > _MOST_REPORTS:
+            problems.append(f"The ranks of the first {_MOST_REPORTS} of {len(running)} pods")
+        self.problems["reports"] = problems[0] if problems else ""
+
+
+def read_once(api: Api, resource: Object) -> ClusterData:
+    """Return what can be read of a job now. Raises: ClientError."""
+    data = ClusterData(find_events(api, resource), lease=find_lease_renewal(api))
+    try:
+        data.pods = list_pods(api, resource["metadata"]["name"])
+    except ApiError as error:
+        if error.status != 404:  # of a deleted job
+            data.problems["pods"] = f"The pods of this job cannot be read: {error}"
+    data.read_reports(api, resource)
+    return data
+
+
+def build_cluster_page(backend: ClusterBackend, run: RecordedRun, data: ClusterData, *, key: str = "") -> JobPage:
+    """Return the page of a job that exists, or of a deleted one from its record."""
+    metadata = run.resource["metadata"]
+    now = utc_now()
+    deleted = isinstance(backend, RecordBackend)
+    return build_job_page(
+        run,
+        now,
+        key=key,
+        place=f"{metadata['namespace']}{', record' if deleted else ''}",
+        why=explain_why(run.resource, data.events, now, option=backend.api.option, lease=data.lease),
+        ranks_note=" ".join(filter(None, data.problems.values())),
+        argument=backend.argument(metadata["name"]),
+        deleted=deleted,
+    )
+
+
+def read_job(resource: Object, data: ClusterData, now: datetime, prometheus: str | None = None) -> RecordedRun:
     """Return the run with the metrics of the status and the points of pod 0, or of the Prometheus at this URL.
 
     Raises: ValueError, if a response of Prometheus cannot be read; OSError.
     """
     metadata = resource["metadata"]
     status = parse_status(resource)
-    rows: Sequence[Row] = join_points(read_points(status.history), points)
-    reports: Sequence[tuple[None, Page]] = ()
+    rows: Sequence[Row] = join_points(read_points(status.history), data.points)
+    pods = list(_list_pods(status.attempt, data))
     if prometheus:
         start_time = status.start_time or parse_time(metadata.get("creationTimestamp")) or now
         source = _Prometheus(prometheus, f'namespace="{metadata["namespace"]}",ddp_job="{metadata["name"]}"')
         start = start_time.timestamp()
         end = (status.completion_time or now).timestamp()
         rows = source.read_rows(start, end) or rows
-        reports = [(None, source.read_ranks(status.attempt, start, end))]
-    candidates = [_read_event(event, metadata["name"]) for event in events]
-    return make_run(
+        if not any(pod.report for pod in pods):
+            pods = [PodFacts(None, report=source.read_ranks(status.attempt, start, end))]
+    candidates = [_read_event(event, metadata["name"]) for event in data.events]
+    return RecordedRun(
         resource,
         status,
         rows,
@@ -59,8 +136,17 @@ def read_job(
         name=metadata["name"],
         under_way=True,  # a job in a cluster cannot be interrupted like a `ddp run`
         facts=_facts(resource),
-        reports=reports,
+        pods=pods,
     )
+
+
+def _list_pods(attempt: int, data: ClusterData) -> Iterator[PodFacts]:
+    """Yield the newest pods of an attempt."""
+    views = [view for view in map(view_pod, list(data.pods)) if view.attempt == attempt]
+    newest = {view.index: view for view in sorted(views, key=lambda view: view.created)}
+    for index, view in sorted(newest.items()):
+        state = view.waiting_reason or ("being deleted" if view.deleting else view.phase.lower())
+        yield PodFacts(index, view.name, view.node_name, state, data.reports.get(view.uid))
 
 
 def _read_event(event: Mapping[str, Any], name: str) -> LoggedEvent | None:

@@ -57,7 +57,8 @@ async def _serve(arguments: argparse.Namespace) -> None:
             loop.call_soon_threadsafe(server.notify)
 
     def login() -> Api:
-        return connect(namespace=arguments.namespace, context=arguments.context, kubeconfig=arguments.kubeconfig)
+        namespace = None if arguments.all_namespaces else arguments.namespace
+        return connect(namespace=namespace, context=arguments.context, kubeconfig=arguments.kubeconfig)
 
     sources: list[Any] = [LocalRuns(arguments.runs_dir)]
     places = [f"runs in {arguments.runs_dir}"]

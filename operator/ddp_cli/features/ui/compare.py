@@ -8,14 +8,10 @@ from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
 from ddp_cli.features.ui.curves import build_curves
-from ddp_cli.features.ui.job_page import format_value, list_cards, mean_rate
+from ddp_cli.features.ui.job_page import JobPage, format_value, mean_rate
 from ddp_cli.features.ui.render import render, to_json
-from ddp_cli.features.ui.rows import build_row
 from ddp_cli.features.ui.run import RecordedRun
 from ddp_cli.local.folder import choose_rate
-from ddp_operator.api.kubeobjects import utc_now
-from ddp_operator.api.status import Status
-from ddp_operator.decide.conditions import INTERRUPTED
 
 _COMPARED: Final = ("loss", "accuracy", "rate", "learning-rate")
 _RESULTS: Final = ("step", "epoch", "duration", "nodes", "GPUs", "restarts", "goodput")
@@ -34,15 +30,15 @@ class Result(NamedTuple):
     verdict: str = ""
 
 
-def render_comparison(runs: Sequence[RecordedRun], keys: Sequence[str]) -> str:
-    """Return the page that compares runs."""
+def render_comparison(pages: Sequence[JobPage]) -> str:
+    """Return the page that compares jobs."""
     return render(
         "compare",
-        runs=list(zip(keys, runs, strict=True)),
-        results=list_results(runs),
-        unfinished=list_unfinished(runs),
-        differences=find_differences(runs),
-        curves=to_json(join_curves(runs)),
+        pages=pages,
+        results=list_results(pages),
+        unfinished=list_unfinished(pages),
+        differences=find_differences([page.run for page in pages]),
+        curves=to_json(join_curves([page.run for page in pages])),
     )
 
 
@@ -58,11 +54,11 @@ def join_curves(runs: Sequence[RecordedRun]) -> dict[str, Any]:
     return {"clock": "each job's start", "charts": shown, "marks": [], "attempts": [], "checkpoints": []}
 
 
-def list_results(runs: Sequence[RecordedRun]) -> list[Result]:
-    """Return the measured values of the runs, a row for each that is known of one of them."""
-    now = utc_now()
+def list_results(pages: Sequence[JobPage]) -> list[Result]:
+    """Return the measured values of the jobs, a row for each that is known of one of them."""
+    runs = [page.run for page in pages]
     names = [run.name for run in runs]
-    cards = [{card.name: f"{card.value} {card.note}".strip() for card in list_cards(run, now)} for run in runs]
+    cards = [{card.name: f"{card.value} {card.note}".strip() for card in page.cards} for page in pages]
     common = min((max((row.get("step", 0.0) for row in run.rows), default=0.0) for run in runs), default=0.0)
     since = (1 - _WINDOW) * common
     column, unit = choose_rate([row for run in runs for row in run.rows])
@@ -72,30 +68,20 @@ def list_results(runs: Sequence[RecordedRun]) -> list[Result]:
         _rank(f"mean throughput, {unit}", names, [mean_rate(run, column) for run in runs], more_is_better=True),
     ]
     described = [
-        Result("state", [_name_state(run) for run in runs]),
+        Result("state", [page.state.word for page in pages]),
         Result("started", [datetime.fromtimestamp(run.start, UTC) if run.start else "" for run in runs]),
         *(Result(name, [values.get(name, "") for values in cards]) for name in _RESULTS),
     ]
     return [result for result in (*measured, *described) if any(result.values)]
 
 
-def list_unfinished(runs: Sequence[RecordedRun]) -> list[str]:
-    """Return the runs that have not done all they should: those that still train, and others with their state."""
-    unfinished = [run for run in runs if not _has_succeeded(run.status)]
-    return [f"{run.name} {'still trains' if _trains(run) else f'({_name_state(run)})'}" for run in unfinished]
-
-
-def _trains(run: RecordedRun) -> bool:
-    return not run.interrupted and build_row(run.resource, utc_now(), key="").trains
-
-
-def _has_succeeded(status: Status) -> bool:
-    """Return whether a job, or the run of a job of `ddp dev`, has succeeded."""
-    return "Succeeded" in (status.phase, status.dev.result if status.dev is not None else None)
-
-
-def _name_state(run: RecordedRun) -> str:
-    return INTERRUPTED if run.interrupted else build_row(run.resource, utc_now(), key="").state.word
+def list_unfinished(pages: Sequence[JobPage]) -> list[str]:
+    """Return the jobs that have not done all they should: those that still train, and others with their state."""
+    return [
+        f"{page.run.name} {'still trains' if page.trains else f'({page.state.word})'}"
+        for page in pages
+        if "Succeeded" not in (page.status.phase, page.status.dev.result if page.status.dev is not None else None)
+    ]
 
 
 def _mean_loss(run: RecordedRun, since: float, until: float) -> float | None:

@@ -2,20 +2,16 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Final
 
-from ddp_cli.features.ui.run import Point, RecordedRun, split_processes, split_step_time
+from ddp_cli.features.ui.run import Point, RecordedRun, Row, split_processes, split_step_time
 from ddp_cli.local.folder import choose_rate
 from ddp_pod.contract.thinning import thin_rows
 
 SPARK_WIDTH: Final = 96
 SPARK_HEIGHT: Final = 24
 _STEP_PARTS: Final = {"data": "data", "compute": "compute", "waiting and other": "wait"}
-
-Part = dict[str, list[float | None]]
-"""One process of a run: its times ``t`` in seconds since the start, steps ``s`` and values ``v``."""
 
 
 def draw_sparkline(points: Sequence[Point]) -> str:
@@ -35,47 +31,46 @@ def draw_sparkline(points: Sequence[Point]) -> str:
 
 def build_curves(run: RecordedRun, name: str = "") -> dict[str, Any]:
     """Return the charts of a run with their marks. ``name``: of the line of its loss; empty: training."""
-    run = replace(run, rows=thin_rows(run.rows))
-    steps = replace(run, rows=split_step_time(run.rows))
-    rate, unit = choose_rate(run.rows)
+    rows = [{**row, "time": row["time"] - run.start} for row in thin_rows(run.rows)]
+    rate, unit = choose_rate(rows)
     charts = [
-        _build_chart(run, "loss", "Loss", "", {name or "training": "loss", "validation": "validation_loss"}),
-        _build_chart(run, "rate", "Throughput", unit, {name or unit: rate}),
-        _build_chart(run, "accuracy", "Validation accuracy", "", {name or "accuracy": "validation_accuracy"}),
-        _build_chart(steps, "step-time", "Time of a step on rank 0", "ms", _STEP_PARTS),
-        _build_chart(run, "learning-rate", "Learning rate", "", {name or "learning rate": "learning_rate"}),
+        _build_chart(rows, "loss", "Loss", "", {name or "training": "loss", "validation": "validation_loss"}),
+        _build_chart(rows, "rate", "Throughput", unit, {name or unit: rate}),
+        _build_chart(rows, "accuracy", "Validation accuracy", "", {name or "accuracy": "validation_accuracy"}),
+        _build_chart(split_step_time(rows), "step-time", "Time of a step on rank 0", "ms", _STEP_PARTS),
+        _build_chart(rows, "learning-rate", "Learning rate", "", {name or "learning rate": "learning_rate"}),
     ]
-    first_rows = [part[0] for part in split_processes(run.rows)]
+    first_rows = [part[0] for part in split_processes(rows)]
     attempts = [
-        (after["time"] - run.start, int(after.get("attempt", 1)))
+        {"t": after["time"], "attempt": int(after.get("attempt", 1))}
         for before, after in pairwise(first_rows)
         if after.get("attempt", 1) > before.get("attempt", 1)
     ]
     return {
         "clock": "the job's start",
-        "charts": [chart for chart in charts if chart is not None],
+        "charts": [chart for chart in charts if chart["lines"]],
         "marks": [{"t": mark.time, "label": mark.label, "cause": mark.cause} for mark in run.marks],
-        "attempts": [{"t": time, "attempt": attempt} for time, attempt in attempts],
+        "attempts": attempts,
         "checkpoints": [{"t": time, "step": step} for time, step in run.checkpoints],
     }
 
 
-def _build_chart(
-    run: RecordedRun, key: str, title: str, unit: str, columns: Mapping[str, str]
-) -> dict[str, Any] | None:
-    """Return a chart with a line for each column that has two points or more; None: there is none."""
+def _build_chart(rows: Sequence[Row], key: str, title: str, unit: str, columns: Mapping[str, str]) -> dict[str, Any]:
+    """Return a chart with a line for each column that has two points or more.
+
+    Each process of a run is a part of a line: its times ``t`` since the start, its steps ``s`` and its values ``v``.
+    """
     lines = []
     for name, column in columns.items():
-        parts = [part for rows in split_processes(run.rows) if (part := _build_part(run, rows, column))["t"]]
-        if sum(len(part["t"]) for part in parts) > 1:
-            lines.append({"name": name, "parts": parts})
-    return {"id": key, "title": title, "unit": unit, "lines": lines} if lines else None
+        shown = [[row for row in part if column in row] for part in split_processes(rows)]
+        if sum(map(len, shown)) > 1:
+            lines.append({"name": name, "parts": [_build_part(part, column) for part in shown if part]})
+    return {"id": key, "title": title, "unit": unit, "lines": lines}
 
 
-def _build_part(run: RecordedRun, rows: Sequence[Mapping[str, float]], column: str) -> Part:
-    shown = [row for row in rows if column in row]
+def _build_part(rows: Sequence[Row], column: str) -> dict[str, list[float | None]]:
     return {
-        "t": [round(row["time"] - run.start, 3) for row in shown],
-        "s": [row.get("step") for row in shown],
-        "v": [row[column] if math.isfinite(row[column]) else None for row in shown],
+        "t": [round(row["time"], 3) for row in rows],
+        "s": [row.get("step") for row in rows],
+        "v": [row[column] if math.isfinite(row[column]) else None for row in rows],
     }

@@ -6,7 +6,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ddp_cli.client.points import read_points
-from ddp_cli.features.ui.run import RecordedRun, make_run
+from ddp_cli.features.ui.run import RecordedRun
 from ddp_operator.api.kubeobjects import utc_now
 from ddp_operator.api.status import Restarts, Status
 from ddp_operator.decide.dev import record_run
@@ -41,7 +41,7 @@ def select_run(recorded: RecordedRun, number: int, former: Sequence[PodReport] =
     start = status.start_time.timestamp() if status.start_time else 0.0
     end = status.completion_time.timestamp() + 1 if status.completion_time else float("inf")
     rows = [row for row in recorded.rows if start <= row["time"] <= end]
-    return make_run(
+    return RecordedRun(
         {**recorded.resource, "status": msgspec.to_builtins(status)},
         status,
         rows or read_points(status.history),
@@ -50,7 +50,7 @@ def select_run(recorded: RecordedRun, number: int, former: Sequence[PodReport] =
         command=recorded.command,
         facts=recorded.facts,
         under_way=True,  # its end is known
-        reports=recorded.reports if number == dev.run else (),
+        pods=recorded.pods if number == dev.run else (),
         step_hint=recorded.step_hint if number == dev.run else "",
     )
 

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 
 from ddp_cli.features.ui.curves import build_curves
 from ddp_cli.features.ui.rows import State, is_training, judge_attention, name_state
-from ddp_cli.features.ui.run import RecordedRun, split_processes
+from ddp_cli.features.ui.run import PodFacts, RecordedRun, split_processes
 from ddp_cli.local.ending import explain_interruption
 from ddp_cli.local.folder import choose_rate
 from ddp_cli.view.why import Note, Why, explain_straggler, explain_why, keep_local_advice
@@ -17,7 +17,7 @@ from ddp_operator.api.status import ENDED_PHASES, STRAGGLER_RATIO, Progress, Sta
 from ddp_operator.api.texts import format_duration
 from ddp_operator.api.yaml_writer import format_documents
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.report import Page, read_rate
+from ddp_operator.decide.report import read_rate
 
 _MOST_BARS: Final = 200
 _YAML_CHARACTERS: Final = 256 << 10
@@ -74,16 +74,6 @@ class Bar(NamedTuple):
         return self.end - self.start
 
 
-class PodFacts(NamedTuple):
-    """A pod of the newest attempt, with its index and its last report; None: not known."""
-
-    number: int | None
-    name: str = ""
-    node: str = ""
-    state: str = ""
-    report: Page | None = None
-
-
 @dataclass(frozen=True, slots=True)
 class RankRow:
     """A rank, or a pod whose report was not read. Times in seconds; ``ratio``: of its own work to the median rank's."""
@@ -126,7 +116,7 @@ class JobPage:
     bars: Sequence[Bar]
     ranks: Sequence[RankRow]
     commands: Sequence[Command]
-    yaml: str
+    trains: bool
     ranks_note: str = ""
 
     @property
@@ -159,44 +149,42 @@ def build_job_page(
     key: str = "",
     place: str = "",
     why: Why | None = None,
-    pods: Sequence[PodFacts] = (),
     ranks_note: str = "",
     argument: str = "",
     deleted: bool = False,
 ) -> JobPage:
     """Return the page of a run. ``argument``: the job in commands; empty: the run has none."""
     status = run.status
-    local = bool(run.command)
     why = why or explain_why(run.resource, (), now)
-    if local:
+    if run.command:
         why = keep_local_advice(why)
     if run.interrupted:
         what, _, remedy = explain_interruption(run.resource, status, run.command).partition(" Start it with: ")
         todo = f"Start it with: {remedy}" if remedy else ""
         why = Why(why.name, "Failed", c.INTERRUPTED, what, todo)
     state = name_state(status, why, judge_attention(status, why, now))
-    ranks = list_ranks(status, pods, run)
-    cost = describe_cost(ranks)
-    where = locate_slowest(status, pods)
-    notes = [
-        note._replace(what=f"{note.what} {cost}".strip(), todo=f"{where} {note.todo}".strip())
-        if note.is_about_ranks
-        else note
-        for note in why.notes
-    ]
+    ranks = list_ranks(run)
+    findings = [Note(why.what, why.todo), *why.notes]
+    trains = is_training(status, why)
     return JobPage(
         key=key,
         place=place,
         run=run,
         state=state._replace(word=f"{state.word}, deleted") if deleted else state,
-        findings=[Note(why.what, why.todo), *notes],
-        cards=list(list_cards(run, now, trains=is_training(status, why))),
+        trains=trains,
+        findings=[_detail(note, run, ranks) if note.is_about_ranks else note for note in findings],
+        cards=list(list_cards(run, now, trains=trains)),
         bars=list_bars(run, now),
         ranks=ranks,
-        commands=list(_list_commands(run, argument, local=local, deleted=deleted)) if argument else (),
-        yaml=format_settings(run.resource),
+        commands=list(_list_commands(run, argument, deleted=deleted)) if argument else (),
         ranks_note=ranks_note,
     )
+
+
+def _detail(note: Note, run: RecordedRun, ranks: Sequence[RankRow]) -> Note:
+    """Return the note on slow ranks with their cost, and where the slowest runs."""
+    what = f"{note.what} {describe_cost(ranks)}".strip()
+    return note._replace(what=what, todo=f"{locate_slowest(run)} {note.todo}".strip())
 
 
 def list_cards(run: RecordedRun, now: datetime, *, trains: bool = False) -> Iterator[Card]:
@@ -263,26 +251,26 @@ def describe_cost(ranks: Sequence[RankRow]) -> str:
     return f"A mean step takes {1000 * step:,.0f} ms; without slow ranks, it would take about {1000 * without:,.0f} ms."
 
 
-def locate_slowest(status: Status, pods: Sequence[PodFacts]) -> str:
+def locate_slowest(run: RecordedRun) -> str:
     """Return the pod and the node of the slowest rank; empty: no rank is slow, or no pod has reported it."""
-    for straggler in status.stragglers[:1]:
-        for pod in pods:
+    for straggler in run.status.stragglers[:1]:
+        for pod in run.pods:
             ranks = pod.report.ranks if pod.report is not None else ()
             if pod.node and any(rank.rank == straggler.rank for rank in ranks):
                 return f"Rank {straggler.rank} runs in pod {pod.name or pod.number} on {pod.node}."
     return ""
 
 
-def _list_commands(run: RecordedRun, argument: str, *, local: bool, deleted: bool) -> Iterator[Command]:
+def _list_commands(run: RecordedRun, argument: str, *, deleted: bool) -> Iterator[Command]:
     """Yield the commands for what one would do next."""
     status = run.status
     ended = status.phase in ENDED_PHASES
     yield Command(f"ddp logs {argument}" + ("" if ended else " -f"), "read its log")
     yield Command(f"ddp why {argument}", "explain it in a terminal")
     yield Command(f"ddp report {argument}", "save this page as a file")
-    if local:
+    if run.command:
         yield Command(run.command, "run it again")
-    if local or deleted:
+    if run.command or deleted:
         return
     if status.dev is not None:
         yield Command(f"ddp rerun {argument}", "run changed code in its pods")
@@ -328,10 +316,10 @@ def _is_inside(change: tuple[float, str], stretches: Sequence[tuple[float, float
     return kind != "stalled" and any(first <= time < last for first, last in stretches)
 
 
-def list_ranks(status: Status, pods: Sequence[PodFacts], run: RecordedRun) -> list[RankRow]:
+def list_ranks(run: RecordedRun) -> list[RankRow]:
     """Return the ranks of the newest attempt, those that need a look first."""
-    pods = pods or [PodFacts(number, report=page) for number, page in run.reports]
-    rows = [row for pod in pods for row in _list_pod(pod)]
+    status = run.status
+    rows = [row for pod in run.pods for row in _list_pod(pod)]
     median = statistics.median([own for row in rows if (own := row.own) is not None] or [0.0])
     slow = {str(straggler.rank): straggler for straggler in status.stragglers}
     rows = [_judge_rank(row, median, slow.get(row.rank)) for row in rows]

@@ -15,22 +15,23 @@ from typing import Final, NamedTuple
 
 from ddp_cli.client.api import Api
 from ddp_cli.client.errors import ClientError
-from ddp_cli.client.logs import Line, LogPod, LogSource, PodLogs, split_line
+from ddp_cli.client.job import Job
+from ddp_cli.client.local import LocalBackend
+from ddp_cli.client.logs import Line, LogPod, LogSource, PodLogs, RunLogs, split_line
 from ddp_cli.local.folder import RunFolder
 from ddp_cli.local.log_times import find_time, read_notes
-from ddp_cli.local.screen import LogFile, Tail, find_logs
 from ddp_cli.view.terminal import make_printable
 from ddp_operator.api.kubeobjects import format_micro_time, utc_now
 
 WINDOW_LINES: Final = 400
 _CHUNK: Final = 256 << 10
-_MOST_BYTES: Final = 8 << 20
-"""Of all logs together, at most this much is read for one piece; the next piece continues there."""
+_SEARCH_BYTES: Final = 8 << 20
+"""Of all logs together, at most this much is read for one piece of a search; the next piece continues there."""
 _LONGEST: Final = 2000
-MOST_PODS: Final = 16
+_MOST_PODS: Final = 16
 _MOST_TAIL: Final = 20_000
 _SILENCE_SECONDS: Final = 20.0
-_CURSOR: Final = re.compile(r"\d{1,9}(?:[:,]\d{1,15}){0,64}")
+_CURSOR: Final = re.compile(r"\d{0,9}(?:[:,]\d{1,15}){0,64}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,13 +47,14 @@ class LogQuery:
             return False
         return not self.text or self.text.casefold() in line.text.casefold()
 
+    def choose(self, pods: Sequence[LogPod]) -> list[LogPod]:
+        """Return the pods that may have lines of the query."""
+        return [pod for pod in pods if self.rank is None or pod.node == self.rank // pod.nproc]
+
 
 def _is_of_rank(prefix: str, rank: int) -> bool:
     """Return whether a line is that of a rank, or of all ranks of its pod."""
-    word, _, numbers = prefix.partition(" ")
-    first, _, last = numbers.partition("-")
-    if word == "rank":
-        return numbers == str(rank)
+    first, _, last = prefix.rpartition(" ")[2].partition("-")
     return first.isdecimal() and (last or first).isdecimal() and int(first) <= rank <= int(last or first)
 
 
@@ -66,11 +68,15 @@ class ShownLine(NamedTuple):
 
 
 class LogPiece(NamedTuple):
-    """Some lines, oldest first. ``before``: where older ones are read; empty: there are none. ``note``: what is cut."""
+    """Some lines, oldest first. ``before``: where older ones are read; empty: there are none. ``note``: what is cut.
 
-    lines: Sequence[ShownLine]
+    ``whole``: it has the lines of the newer pieces too.
+    """
+
+    lines: Sequence[ShownLine] = ()
     before: str = ""
     note: str = ""
+    whole: bool = False
 
 
 def show_line(line: Line, attempt: int) -> ShownLine:
@@ -81,139 +87,104 @@ def show_line(line: Line, attempt: int) -> ShownLine:
     return ShownLine(line.prefix, attempt, line.time, text)
 
 
-def read_run_piece(folder: RunFolder, nproc: int, query: LogQuery, cursor: str = "") -> LogPiece:
-    """Return the last lines of a run before a cursor, of one attempt: those of earlier ones are older pieces."""
-    files = find_logs(folder.logs)
-    attempts = sorted({file.attempt for file in files}, reverse=True)
-    attempt, offsets = _parse_cursor(cursor)
-    for number in attempts:
-        if attempt is not None and number > attempt:
-            continue
-        chosen = [file for file in files if file.attempt == number]
-        chosen = _choose_pods(chosen, query, nproc)
-        ends = offsets if number == attempt and len(offsets) == len(chosen) else None
-        piece = _read_attempt(folder, chosen, nproc, query, ends)
-        older = piece.before or (f"{number - 1}" if any(other < number for other in attempts) else "")
-        if piece.lines or piece.before:
-            return piece._replace(before=older)
-        attempt, offsets = number - 1, ()
-    return LogPiece(())
+def read_piece(job: Job, query: LogQuery, cursor: str = "") -> LogPiece:
+    """Return the last lines of a job before a cursor. Raises: ClientError."""
+    if isinstance(job.backend, LocalBackend):
+        return _read_run_piece(job.backend.folder(job.name), query, cursor)
+    tail = int(cursor) if cursor.isdecimal() and len(cursor) < 9 else WINDOW_LINES
+    tail = min(tail, _MOST_TAIL)
+    return _read_pod_piece(job.backend.logs(job.name, node=None, attempt=None, tail=tail), query, tail)
 
 
-def _parse_cursor(cursor: str) -> tuple[int | None, tuple[int, ...]]:
-    """Return the attempt and the offsets of a cursor. Raises: ClientError."""
-    if not cursor:
-        return None, ()
+def _read_run_piece(folder: RunFolder, query: LogQuery, cursor: str) -> LogPiece:
+    """Return the last lines of a run before a cursor, of one attempt: those of earlier ones are older pieces.
+
+    ``cursor``: the attempt and the offsets in the logs of its pods, as in 2:100,200; without offsets: their ends.
+    """
     if not _CURSOR.fullmatch(cursor):
         raise ClientError("before: not the cursor of a piece; reload the page")
-    attempt, _, rest = cursor.partition(":")
-    return int(attempt), tuple(map(int, filter(None, rest.split(","))))
-
-
-def _choose_pods(files: Sequence[LogFile], query: LogQuery, nproc: int) -> list[LogFile]:
-    """Return the files that may have lines of the query, at most ``MOST_PODS``."""
-    if query.rank is not None:
-        files = [file for file in files if file.node == query.rank // nproc]
-    return list(files[:MOST_PODS])
+    number, _, rest = cursor.partition(":")
+    pods = query.choose(RunLogs(folder, None, None, None).pods())
+    attempts = sorted({pod.attempt for pod in pods if not number or pod.attempt <= int(number)})
+    if not attempts:
+        return LogPiece()
+    chosen = [pod for pod in pods if pod.attempt == attempts[-1]][:_MOST_PODS]
+    ends: list[int | None] = [int(offset) for offset in rest.split(",") if offset]
+    piece = _read_attempt(folder, chosen, query, ends if len(ends) == len(chosen) else [None] * len(chosen))
+    older = str(attempts[-2]) if len(attempts) > 1 else ""
+    return piece._replace(before=piece.before or older)
 
 
 class _FoundLine(NamedTuple):
-    """A line, and its end in its file. ``file``: the number of its file among several."""
+    """A line, and its end in the log of its pod. ``pod``: the number of that among several."""
 
     line: Line
     end: int
-    file: int = 0
+    pod: int
 
 
-def _read_attempt(
-    folder: RunFolder, files: Sequence[LogFile], nproc: int, query: LogQuery, ends: Sequence[int] | None
-) -> LogPiece:
-    """Return the last lines of an attempt before some offsets, by their times; untimed files have equal shares."""
+def _read_attempt(folder: RunFolder, pods: Sequence[LogPod], query: LogQuery, ends: Sequence[int | None]) -> LogPiece:
+    """Return the last lines of an attempt before some offsets, by their times; untimed logs have equal shares."""
+    limit = (_CHUNK if query == LogQuery() else _SEARCH_BYTES) // len(pods)
     starts = []
-    is_cut = False
     found: list[_FoundLine] = []
-    for number, file in enumerate(files):
-        notes = read_notes(folder, file.path)
-        pod = LogPod(str(file.path), "", file.attempt, file.node, nproc)
-        most = WINDOW_LINES if notes else max(1, WINDOW_LINES // len(files))
-        end = ends[number] if ends is not None else None
-        start, lines, gave_up = _read_back(folder, pod, query, end, most, _MOST_BYTES // len(files))
-        starts.append(start)
-        is_cut = is_cut or gave_up
-        found += [_FoundLine(replace(line, time=find_time(notes, end)), end, number) for line, end, _ in lines]
+    for number, (pod, end) in enumerate(zip(pods, ends, strict=True)):
+        notes = read_notes(folder, Path(pod.name))
+        start, lines = _read_back(folder, pod, end, limit)
+        lines = [(line, end) for line, end in lines if query.takes(line)]
+        most = WINDOW_LINES if notes else WINDOW_LINES // len(pods)
+        starts.append(lines[-most - 1][1] if len(lines) > most else start)
+        found += [_FoundLine(replace(line, time=find_time(notes, end)), end, number) for line, end in lines[-most:]]
     found.sort(key=lambda item: item.line.time)
     for item in found[:-WINDOW_LINES]:
-        starts[item.file] = item.end  # the next piece has it
-    attempt = files[0].attempt if files else 0
+        starts[item.pod] = item.end  # the next piece has it
+    attempt = pods[0].attempt
     before = f"{attempt}:{','.join(map(str, starts))}" if any(starts) else ""
-    note = f"Searched {_MOST_BYTES >> 20} MiB; older lines are searched on request." if is_cut and query.text else ""
+    is_cut = any(starts) and len(found) < WINDOW_LINES and query != LogQuery()
+    note = f"Searched {_SEARCH_BYTES >> 20} MiB; older lines are searched on request." if is_cut else ""
     return LogPiece([show_line(item.line, attempt) for item in found[-WINDOW_LINES:]], before, note)
 
 
-def _read_back(
-    folder: RunFolder, pod: LogPod, query: LogQuery, end: int | None, most: int, limit: int
-) -> tuple[int, list[_FoundLine], bool]:
-    """Return the last lines of a file before ``end``, where they begin, and whether the limit of bytes was reached."""
-    found: deque[_FoundLine] = deque()
+def _read_back(folder: RunFolder, pod: LogPod, end: int | None, limit: int) -> tuple[int, list[tuple[Line, int]]]:
+    """Return the lines in the bytes before ``end`` (None: all) with their ends, and the offset at which they begin."""
     try:
-        with open(Path(pod.name), "rb", opener=folder.open_file) as stream:
+        with open(pod.name, "rb", opener=folder.open_file) as stream:
             size = stream.seek(0, os.SEEK_END)
-            place = size if end is None else min(end, size)
-            begin = place
-            rest = b""
-            while place > 0 and begin - place < limit:
-                start = max(0, place - _CHUNK)
-                stream.seek(start)
-                data = stream.read(place - start) + rest
-                head, *whole = data.split(b"\n")
-                rest = head if start else b""
-                texts = whole if start else [head, *whole]
-                offset = start + len(data)
-                for raw in reversed(texts):
-                    offset -= len(raw)
-                    line = split_line(f" {raw.decode('utf-8', 'replace')}", pod)
-                    if raw and query.takes(line):
-                        found.appendleft(_FoundLine(line, offset + len(raw)))
-                        if len(found) >= most:
-                            return max(0, offset), list(found), False
-                    offset -= 1
-                place = start
-                if len(rest) > _CHUNK:  # one line without end
-                    rest = b""
-            return place + len(rest) if place else 0, list(found), place > 0
+            end = size if end is None else min(end, size)
+            start = stream.seek(max(0, end - limit))
+            data = stream.read(end - start)
     except OSError:
-        return 0, [], False
+        return 0, []
+    if start:
+        start += data.find(b"\n", 0, -1) + 1  # a line that is longer than all is divided
+    lines = []
+    place = start
+    for raw in data[start - end :].split(b"\n") if start < end else ():
+        place += len(raw) + 1
+        if raw:
+            lines.append((split_line(f" {raw.decode('utf-8', 'replace')}", pod), min(place, end)))
+    return start, lines
 
 
-def read_tail(cursor: str) -> int:
-    """Return how many lines of each pod a piece reads."""
-    return min(int(cursor), _MOST_TAIL) if cursor.isdecimal() and len(cursor) < 9 else WINDOW_LINES
-
-
-def read_pod_piece(source: LogSource, query: LogQuery, cursor: str = "") -> LogPiece:
-    """Return the last lines of a job's pods, merged by their times. ``cursor``: see ``read_tail``.
+def _read_pod_piece(source: LogSource, query: LogQuery, tail: int) -> LogPiece:
+    """Return the last lines of a job's pods, merged by their times. ``tail``: the number of lines of each pod.
 
     The API server reads from the end only, so older lines come with the newer ones. Raises: ClientError.
     """
-    tail = read_tail(cursor)
-    pods = source.pods()
-    if query.rank is not None:
-        pods = [pod for pod in pods if pod.node == query.rank // pod.nproc]
-    shown = pods[-MOST_PODS:]
-    note = (
-        f"The last {len(shown)} of {len(pods)} pods; choose a rank for another one." if len(shown) < len(pods) else ""
-    )
-    streams = [_tag(source, pod) for pod in shown]
+    pods = query.choose(source.pods())
+    shown = pods[-_MOST_PODS:]
+    notes = [f"The last {len(shown)} of {len(pods)} pods; choose a rank for another one."] if shown != pods else []
     kept: deque[ShownLine] = deque(maxlen=tail)
     total = 0
+    streams = [_tag(source, pod) for pod in shown]
     for line, attempt in heapq.merge(*streams, key=lambda item: (item[1], item[0].order)):
         total += 1
         if query.takes(line):
             kept.append(show_line(line, attempt))
-    more = f"{4 * tail}" if total >= tail and tail < _MOST_TAIL else ""
-    if total >= tail and not more:
-        note = f"{note} Older lines: ddp logs.".strip()
-    return LogPiece(list(kept), more, note)
+    before = f"{4 * tail}" if tail <= total and tail < _MOST_TAIL else ""
+    if total >= tail and not before:
+        notes.append("Older lines: ddp logs.")
+    return LogPiece(list(kept), before, " ".join(notes), whole=True)
 
 
 def _tag(source: LogSource, pod: LogPod) -> Iterator[tuple[Line, int]]:
@@ -221,85 +192,52 @@ def _tag(source: LogSource, pod: LogPod) -> Iterator[tuple[Line, int]]:
         yield line, pod.attempt
 
 
-class RunFollower:
-    """Reads the lines that a run writes from now on, a piece at each call."""
+class LogFollower:
+    """Reads the lines that a job writes from now on: a thread for each pod, also for pods that start later."""
 
-    def __init__(self, folder: RunFolder, nproc: int) -> None:
-        self._nproc = nproc
-        self._lines: list[ShownLine] = []
-        self._tail = Tail(lambda: find_logs(folder.logs), self._add, folder.open_file)
-        for file in find_logs(folder.logs):
-            self._tail.skip_to(file, _size(file.path))
-
-    def _add(self, file: LogFile, text: str) -> None:
-        if len(self._lines) < _MOST_TAIL:
-            pod = LogPod(str(file.path), "", file.attempt, file.node, self._nproc)
-            self._lines.append(show_line(split_line(f"{format_micro_time(utc_now())} {text}", pod), file.attempt))
-
-    def close(self) -> None:
-        """End it: it holds nothing."""
-
-    def read(self, query: LogQuery) -> list[ShownLine]:
-        """Return the last new lines of a query."""
-        self._tail.read()
-        lines = self._lines
-        self._lines = []
-        return [line for line in lines if query.takes(Line(line.time, line.prefix, line.text))][-WINDOW_LINES:]
-
-
-def _size(path: Path) -> int:
-    try:
-        return path.lstat().st_size
-    except OSError:
-        return 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class _FollowedLogs(PodLogs):
-    """The logs of pods until a viewer leaves."""
-
-    left: threading.Event
-
-    def _continues(self, pod: LogPod, *, is_broken: bool) -> bool:
-        return not self.left.is_set() and super()._continues(pod, is_broken=is_broken)
-
-
-class PodFollower:
-    """Reads the lines that a job's pods write from now on: a stream for each pod, also of pods that start later."""
-
-    def __init__(self, api: Api, name: str, list_pods: Callable[[], Sequence[LogPod]]) -> None:
-        self._left = threading.Event()
-        self._source = _FollowedLogs(
-            api, name, None, None, None, since=1, silence_seconds=_SILENCE_SECONDS, left=self._left
-        )
+    def __init__(self, source: PodLogs | RunLogs, list_pods: Callable[[], Sequence[LogPod]]) -> None:
+        self._source = source
         self._list_pods = list_pods
         self._queue: queue.Queue[tuple[Line, int]] = queue.Queue(maxsize=_MOST_TAIL)
-        self._started: set[str] = set()
+        self._threads: dict[str, threading.Thread] = {}
 
     def read(self, query: LogQuery) -> list[ShownLine]:
         """Return the last new lines of a query."""
-        for pod in self._list_pods():
-            is_chosen = query.rank is None or pod.node == query.rank // pod.nproc
-            if is_chosen and pod.name not in self._started and len(self._started) < MOST_PODS:
-                self._started.add(pod.name)
-                threading.Thread(target=self._follow, args=(pod,), daemon=True).start()
+        for pod in query.choose(self._list_pods()):
+            followed = sum(thread.is_alive() for thread in self._threads.values())
+            if pod.name not in self._threads and followed < _MOST_PODS:
+                self._threads[pod.name] = threading.Thread(target=self._follow, args=(pod,), daemon=True)
+                self._threads[pod.name].start()
+        now = format_micro_time(utc_now())
         taken: list[ShownLine] = []
         with suppress(queue.Empty):
-            while len(taken) < _MOST_TAIL:
+            for _ in range(_MOST_TAIL):
                 line, attempt = self._queue.get_nowait()
                 if query.takes(line):
-                    taken.append(show_line(line, attempt))
+                    timed = line if line.time else replace(line, time=now)  # those of a run have none
+                    taken.append(show_line(timed, attempt))
         return taken[-WINDOW_LINES:]
 
     def _follow(self, pod: LogPod) -> None:
         with suppress(ClientError):  # the pod was deleted, or its log may not be read; the pieces state the reason
             for line in self._source.lines(pod, follow=True):
-                if self._left.is_set():
+                if self._source.left.is_set():
                     return
                 with suppress(queue.Full):  # more than a page shows
                     self._queue.put_nowait((line, pod.attempt))
-        self._started.discard(pod.name)
 
     def close(self) -> None:
-        """End the streams at their next line, or after some seconds of silence."""
-        self._left.set()
+        """End the threads at their next line, or after some seconds of silence."""
+        self._source.left.set()
+
+
+def follow_pods(api: Api, name: str, list_pods: Callable[[], Sequence[LogPod]]) -> LogFollower:
+    """Return the reader of the future lines of a job's pods."""
+    return LogFollower(PodLogs(api, name, None, None, None, since=1, silence_seconds=_SILENCE_SECONDS), list_pods)
+
+
+def follow_run(folder: RunFolder) -> LogFollower:
+    """Return the reader of the future lines of a run. Raises: ClientError."""
+    source = RunLogs(folder, None, None, None)
+    source.skip_written()
+    return LogFollower(source, source.pods)

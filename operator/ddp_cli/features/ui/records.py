@@ -1,24 +1,22 @@
 """The jobs that were deleted, from their records at the place that the user names (``--history``)."""
 
-import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import accumulate
 from pathlib import PurePath
-from typing import ClassVar, Final, NoReturn
+from typing import ClassVar, Final
 
 from ddp_cli.client.api import Api
 from ddp_cli.client.errors import ClientError, NotFound
+from ddp_cli.client.job import Job
 from ddp_cli.client.records import RecordBackend, StoredRecord, is_claim, read_records
-from ddp_cli.features.ui.cluster_job import read_job
-from ddp_cli.features.ui.job_page import JobPage, build_job_page
-from ddp_cli.features.ui.logs import LogPiece, LogQuery, read_pod_piece, read_tail
+from ddp_cli.features.ui.cluster_job import build_cluster_page, read_job, read_once
+from ddp_cli.features.ui.job_page import JobPage
 from ddp_cli.features.ui.rows import Attention, Row, build_row
-from ddp_cli.features.ui.run import RecordedRun
+from ddp_cli.features.ui.sources import Source
 from ddp_operator.api.kubeobjects import utc_now
-from ddp_operator.api.record import Record
 
 _MOST_RECORDS: Final = 200
 _MOST_BYTES: Final = 8 << 20
@@ -26,7 +24,7 @@ _MOST_BYTES: Final = 8 << 20
 _AGAIN_SECONDS: Final = 60.0
 
 
-class RecordedJobs:
+class RecordedJobs(Source):
     """The deleted jobs of a namespace, or of all (empty). A claim is read once, because a temporary pod reads it."""
 
     kind: ClassVar = "record"
@@ -34,7 +32,6 @@ class RecordedJobs:
     def __init__(
         self, place: str, namespace: str, connect: Callable[[], Api], image: str, on_change: Callable[[], None]
     ) -> None:
-        self.problem = ""
         self._place = place
         self._namespace = namespace
         self._connect = connect
@@ -69,7 +66,9 @@ class RecordedJobs:
             self.problem = ""
         except ClientError as error:
             self.problem = f"Records of deleted jobs: {error}"
-        self._stored = _keep_newest(stored)
+        newest = sorted(stored, key=lambda key: key.rpartition("/")[2], reverse=True)[:_MOST_RECORDS]
+        sizes = accumulate(len(stored[key].data) for key in newest)
+        self._stored = {key: stored[key] for key, size in zip(newest, sizes, strict=True) if size <= _MOST_BYTES}
         self._rows = {key: self._rows.get(key) or self._build_row(key, record) for key, record in self._stored.items()}
         self._on_change()
 
@@ -79,67 +78,33 @@ class RecordedJobs:
 
     def _build_row(self, key: str, record: StoredRecord) -> Row:
         try:
-            resource = record.decode().resource
+            row = build_row(record.decode().resource, utc_now(), key=key)
         except ClientError as error:
             path = PurePath(record.path)
             row = Row(key, path.name, path.parent.name, reason=str(error))
-        else:
-            row = build_row(resource, utc_now(), key=key)
         return replace(row, place=f"{row.place}, record", attention=Attention.DELETED)
 
-    def _find(self, key: str) -> Record:
-        """Return a record. Raises: ClientError."""
+    def find(self, key: str) -> Job:
+        """Return a deleted job as its record states it. Raises: ClientError."""
         stored = self._stored.get(key)
         if stored is None:
             raise NotFound(f"{self._place} has no record {key.rpartition('/')[2][:80]}")
-        return stored.decode()
-
-    def read_run(self, key: str) -> RecordedRun:
-        """Return what a record has. Raises: ClientError."""
-        record = self._find(key)
-        return read_job(record.resource, record.events, utc_now())
+        record = stored.decode()
+        return Job(RecordBackend(record, self._place), record.resource["metadata"]["name"], record.resource)
 
     def read_page(self, key: str) -> JobPage:
         """Return the page of a deleted job. Raises: ClientError."""
-        record = self._find(key)
-        metadata = record.resource["metadata"]
-        return build_job_page(
-            self.read_run(key),
-            utc_now(),
-            key=key,
-            place=f"{metadata['namespace']}, record",
-            why=RecordBackend(record).why(metadata["name"]),
-            argument=f"{metadata['name']} -n {metadata['namespace']} --history {shlex.quote(self._place)}",
-            deleted=True,
-        )
+        job = self.find(key)
+        assert isinstance(job.backend, RecordBackend)
+        data = read_once(job.backend.api, job.resource)
+        return build_cluster_page(job.backend, read_job(job.resource, data, utc_now()), data, key=key)
 
     def sign(self, key: str) -> object:
         """Return what never changes: a record does not."""
         return key in self._stored
-
-    def read_log(self, key: str, query: LogQuery, cursor: str) -> LogPiece:
-        """Return the last lines in a record. Raises: ClientError."""
-        record = self._find(key)
-        name = record.resource["metadata"]["name"]
-        source = RecordBackend(record).logs(name, node=None, attempt=None, tail=read_tail(cursor))
-        return read_pod_piece(source, query, cursor)
-
-    def follow_log(self, key: str) -> NoReturn:
-        """Raise NotFound: a deleted job writes no lines."""
-        raise NotFound(f"{key.rpartition('/')[2][:80]}: a deleted job writes no lines")
-
-    def renew(self, key: str) -> None:
-        """Do nothing: a deleted job has no pods."""
 
 
 def _find_key(path: str) -> str:
     """Return the key of a row: its namespace and the name of its file."""
     file = PurePath(path)
     return f"record/{file.parent.name}/{file.name.removesuffix('.json.gz')}"
-
-
-def _keep_newest(stored: Mapping[str, StoredRecord]) -> dict[str, StoredRecord]:
-    """Return the newest records within the limits of their number and size."""
-    newest = sorted(stored, key=lambda key: key.rpartition("/")[2], reverse=True)[:_MOST_RECORDS]
-    sizes = accumulate(len(stored[key].data) for key in newest)
-    return {key: stored[key] for key, size in zip(newest, sizes, strict=True) if size <= _MOST_BYTES}

@@ -3,9 +3,9 @@
 import base64
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
-from functools import cache
+from functools import cache, lru_cache
 from importlib import resources
 from typing import Any, Final
 
@@ -14,7 +14,8 @@ from markupsafe import Markup
 
 from ddp_cli.features.ui.commands import split_commands
 from ddp_cli.features.ui.job_page import JobPage, format_settings
-from ddp_cli.features.ui.rows import TITLES, Attention
+from ddp_cli.features.ui.logs import LogPiece
+from ddp_cli.features.ui.rows import TITLES, Attention, Row
 from ddp_cli.view.terminal import make_printable
 from ddp_operator._version import __version__
 from ddp_operator.api.kubeobjects import utc_now
@@ -24,6 +25,7 @@ STATIC: Final = resources.files(__package__) / "static"
 SCRIPTS: Final = ("uPlot.iife.min.js", "idiomorph.min.js", "page.js", "charts.js")
 _LIVE: Final = ("idiomorph.min.js",)
 """Not part of a saved page, which does not change."""
+_NO_LINES: Final = LogPiece()
 STYLES: Final = ("uPlot.min.css", "page.css")
 PARTS: Final = ("head", "now", "timeline", "ranks", "events", "settings")
 """The parts of a job's page that change, each a template and an element."""
@@ -88,9 +90,23 @@ def render(template: str, **values: Any) -> str:
     return _environment().get_template(f"{template}.html").render(**values)
 
 
-def render_parts(page: JobPage) -> dict[str, str]:
-    """Return the parts of a job's page by the names of their elements."""
-    return {name: render(name, page=page, saved=False) for name in PARTS}
+@lru_cache(maxsize=2000)
+def render_row(row: Row) -> str:
+    """Return a row of the list."""
+    return render("row", row=row)
+
+
+def render_parts(page: JobPage, *, saved: bool = False) -> dict[str, str]:
+    """Return the parts of a job's page by the names of their elements. A ``saved`` page hides variables' values."""
+    settings = format_settings(page.run.resource, hide_values=saved)
+    return {name: render(name, page=page, settings=settings, saved=saved) for name in PARTS}
+
+
+def render_job(page: JobPage) -> str:
+    """Return the live page of a job."""
+    return render(
+        "job", page=page, parts=render_parts(page), curves=Markup(to_json(page.curves)), saved=False, scripts=()
+    )
 
 
 def to_json(value: Any) -> str:
@@ -105,7 +121,7 @@ def _clean_data(value: Any) -> Any:
     return [_clean_data(item) for item in value] if isinstance(value, list | tuple) else _clean(value)
 
 
-def render_saved(page: JobPage, lines: Sequence[Any] = (), note: str = "") -> str:
+def render_saved(page: JobPage, piece: LogPiece = _NO_LINES) -> str:
     """Return the page of a job as one file that needs no server: its policy allows its own scripts and styles alone."""
     scripts = [_read_static(name) for name in SCRIPTS if name not in _LIVE]
     style = "".join(map(_read_static, STYLES))
@@ -113,13 +129,11 @@ def render_saved(page: JobPage, lines: Sequence[Any] = (), note: str = "") -> st
         f"default-src 'none'; script-src {' '.join(map(_hash, scripts))}; style-src {_hash(style)}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
-    settings = format_settings(page.run.resource, hide_values=True)
     return render(
-        "saved",
+        "job",
         page=page,
-        settings=settings,
-        lines=lines,
-        log_note=note,
+        parts=render_parts(page, saved=True),
+        piece=piece,
         curves=Markup(to_json(page.curves)),
         policy=policy,
         scripts=list(map(Markup, scripts)),

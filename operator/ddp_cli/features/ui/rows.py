@@ -10,7 +10,7 @@ from typing import Any, Final, NamedTuple
 from ddp_cli.client.points import read_points
 from ddp_cli.features.ui.curves import draw_sparkline
 from ddp_cli.view.why import Why, explain_why, name_stragglers
-from ddp_operator.api.kubeobjects import parse_time
+from ddp_operator.api.kubeobjects import count_pod_gpus, parse_time
 from ddp_operator.api.status import Progress, QueueStatus, Status
 from ddp_operator.api.stored_fields import read_status
 from ddp_operator.api.texts import format_estimate
@@ -197,11 +197,8 @@ def _describe_queue(queue: QueueStatus, now: datetime) -> str:
 
 
 def _count_gpus(resource: Mapping[str, Any]) -> str:
-    containers = resource["spec"]["template"]["spec"].get("containers") or ()
-    limits = ((container.get("resources") or {}).get("limits") or {} for container in containers)
-    counts = (int(value) for limit in limits for kind, value in limit.items() if kind.endswith("/gpu"))
-    total = sum(counts) * int(resource["spec"].get("nodes") or 1)
-    return str(total) if total else ""
+    spec = resource["spec"]
+    return str(count_pod_gpus(spec["template"]["spec"]) * int(spec.get("nodes") or 1) or "")
 
 
 def _is_news(status: Status, now: datetime) -> bool:

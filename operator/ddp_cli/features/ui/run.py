@@ -1,13 +1,13 @@
-"""Read a run folder as series and tables for the page."""
+"""A run or job as rows, marks, Events and pods: what its page shows. Read here from a run's folder."""
 
 import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from itertools import chain, pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ddp_cli.local.ending import read_record
 from ddp_cli.local.folder import RunFolder
@@ -56,29 +56,49 @@ class LoggedEvent:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
+class PodFacts(NamedTuple):
+    """A pod of the newest attempt, with its index and its last report; None: not known."""
+
+    number: int | None
+    name: str = ""
+    node: str = ""
+    state: str = ""
+    report: Page | None = None
+
+
+@dataclass(slots=True)
 class RecordedRun:
     """A run for the page. Times are seconds since its start, ``start`` is in Unix seconds, and charts end at ``end``.
 
     ``command`` and ``facts`` (host, versions, commit) are empty for an older folder. ``under_way``: a `ddp run` still
-    writes the folder.
+    writes the folder. ``rows`` and ``events`` may be given in any order.
     """
 
-    name: str
-    command: str
-    facts: Mapping[str, str]
-    under_way: bool
     resource: Mapping[str, Any]
     status: Status
-    start: float
-    end: float
     rows: Sequence[Row]
-    marks: Sequence[Mark]
     events: Sequence[LoggedEvent]
+    name: str
+    under_way: bool
+    command: str = ""
+    facts: Mapping[str, str] = field(default_factory=dict)
     step_hint: str = ""
     """Why no step of the script is visible, and the remedy."""
-    reports: Sequence[tuple[int | None, Page]] = ()
-    """The last reports of the pods of the newest attempt, by their index, if it is known."""
+    pods: Sequence[PodFacts] = ()
+    start: float = field(init=False)
+    end: float = field(init=False)
+    marks: Sequence[Mark] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Sort what was given, and find the start, the end and the interruptions."""
+        self.rows = sorted(self.rows, key=lambda row: row["time"])
+        self.events = sorted(self.events, key=lambda event: event.time)
+        times = [time.timestamp() for time in (self.status.start_time, self.status.completion_time) if time]
+        times += [row["time"] for row in self.rows] + [event.time for event in self.events]
+        self.start = min(times, default=0.0)
+        self.end = max(times, default=0.0) - self.start
+        causes = [*self.events, *_recall_restart(self.status, self.events)]
+        self.marks = find_marks(self.rows, causes, self.start)
 
     @property
     def interrupted(self) -> bool:
@@ -87,21 +107,13 @@ class RecordedRun:
         closed = failed is not None and failed.reason == INTERRUPTED
         return closed or (not self.under_way and self.status.phase not in ENDED_PHASES)
 
-    def series(self, column: str) -> list[list[Point]]:
-        """Return a column over time, one stretch per process of rank 0, without rows that lack the column."""
-        return [
-            [(row["time"] - self.start, row[column]) for row in part if column in row]
-            for part in split_processes(self.rows)
-        ]
-
     @property
     def checkpoints(self) -> list[Point]:
         """The time of each checkpoint's first report, and its step."""
         times: dict[float, float] = {}
-        for part in self.series("checkpoint_step"):
-            for time, step in part:
-                if step > 0:
-                    times.setdefault(step, time)
+        for row in self.rows:
+            if row.get("checkpoint_step", 0.0) > 0:
+                times.setdefault(row["checkpoint_step"], row["time"] - self.start)
         return [(time, step) for step, time in times.items()]
 
 
@@ -118,56 +130,19 @@ def read_run(path: Path) -> RecordedRun:
             f"{folder.status}: invalid ({str(error).splitlines()[0]}); restore or delete the run"
         ) from None
     status = parse_status(resource)
-    rows = [row for row in folder.read_rows() if "time" in row]
-    events = parse_events(folder.read_events())
     reports = folder.read_pod_reports(status.attempt)
-    return make_run(
+    state = "" if under_way else "ended"
+    return RecordedRun(
         resource,
         status,
-        rows,
-        events,
+        [row for row in folder.read_rows() if "time" in row],
+        parse_events(folder.read_events()),
         name=path.resolve().name,
         command=folder.command_line,
         facts=folder.facts,
         under_way=under_way,
         step_hint=next((page.step_hint for number, page in reports if number == 0), ""),
-        reports=reports,
-    )
-
-
-def make_run(
-    resource: Mapping[str, Any],
-    status: Status,
-    rows: Sequence[Row],
-    events: Sequence[LoggedEvent],
-    *,
-    name: str,
-    under_way: bool,
-    command: str = "",
-    facts: Mapping[str, str] | None = None,
-    reports: Sequence[tuple[int | None, Page]] = (),
-    step_hint: str = "",
-) -> RecordedRun:
-    """Return the run with these rows and events, which may be in any order."""
-    rows = sorted(rows, key=lambda row: row["time"])
-    events = sorted(events, key=lambda event: event.time)
-    times = [time.timestamp() for time in (status.start_time, status.completion_time) if time]
-    times += [row["time"] for row in rows] + [event.time for event in events]
-    start = min(times, default=0.0)
-    return RecordedRun(
-        name=name,
-        command=command,
-        facts=facts or {},
-        under_way=under_way,
-        resource=resource,
-        status=status,
-        start=start,
-        end=max(times, default=0.0) - start,
-        rows=rows,
-        marks=find_marks(rows, [*events, *_recall_restart(status, events)], start),
-        events=events,
-        reports=reports,
-        step_hint=step_hint,
+        pods=[PodFacts(number, node="this machine", state=state, report=page) for number, page in reports],
     )
 
 

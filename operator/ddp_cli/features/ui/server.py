@@ -10,23 +10,23 @@ import json
 import operator
 import re
 import secrets
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
-from typing import Any, Final
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from contextlib import aclosing, suppress
+from typing import Final
 
 from aiohttp import web
 
 from ddp_cli.client.errors import ClientError, NotFound
 from ddp_cli.features.ui.compare import render_comparison
 from ddp_cli.features.ui.logs import LogQuery
-from ddp_cli.features.ui.render import SCRIPTS, STATIC, STYLES, render, render_parts, to_json
+from ddp_cli.features.ui.render import SCRIPTS, STATIC, STYLES, render, render_job, render_parts, render_row, to_json
 from ddp_cli.features.ui.rows import Attention, Row, sort_rows
 from ddp_cli.features.ui.sources import Source
 from ddp_cli.view.terminal import make_printable
 
 _POLICY: Final = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
-    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
 )
 _HEADERS: Final = {
     "Content-Security-Policy": _POLICY,
@@ -40,8 +40,8 @@ _HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
 _TYPES: Final = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 _TICK_SECONDS: Final = 0.7
 _PING_SECONDS: Final = 10.0
+"""After this time without a change, a comment is sent, by which a closed page is noticed."""
 _CURVES_SECONDS: Final = 1.0
-_FOLLOW_SECONDS: Final = 0.3
 _MOST_STREAMS: Final = 32
 _FIRST_ROWS: Final = 24
 """Rows of the page itself, so that it is painted soon; the stream sends the others."""
@@ -49,6 +49,8 @@ MOST_COMPARED: Final = 8
 _COOKIE: Final = "ddp-ui"
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+Events = AsyncGenerator[Sequence[tuple[str, str]]]
+"""The events of each look, with their names and their data as JSON; none if nothing has changed."""
 
 
 class Server:
@@ -60,7 +62,6 @@ class Server:
         self._places = places
         self._rows: dict[str, Row] = {}
         self._parts: list[Mapping[str, Row]] = []
-        self._html: dict[str, tuple[Row, str]] = {}
         self._changed = asyncio.Event()
         self._reading = asyncio.Lock()
         self._streams = 0
@@ -83,7 +84,6 @@ class Server:
                     web.get(f"{path}/events", self._stream_job),
                     web.get(f"{path}/log", self._send_log),
                     web.get(f"{path}/follow", self._stream_log),
-                    web.get(f"{path}/renew", self._renew),
                 ]
             )
         return app
@@ -159,127 +159,135 @@ class Server:
         listed = [row for part in parts for row in part.values()]
         present = {row.uid for row in listed if row.attention is not Attention.DELETED}
         # A record is stored before its job is deleted.
-        rows = {row.key: row for row in listed if row.attention is not Attention.DELETED or row.uid not in present}
-        html = {}
-        for key, row in rows.items():
-            before = self._html.get(key)
-            html[key] = before if before is not None and before[0] == row else (row, render("row", row=row))
-        self._html = html
-        return rows
+        return {row.key: row for row in listed if row.attention is not Attention.DELETED or row.uid not in present}
 
-    def _find_source(self, key: str) -> Source:
+    def _find(self, request: web.Request) -> tuple[Source, str]:
+        """Return the place of the job that a request names, and its key. Raises: NotFound."""
+        return self._find_source("/".join(request.match_info.values()))
+
+    def _find_source(self, key: str) -> tuple[Source, str]:
         for source in self._sources:
             if key.startswith(f"{source.kind}/"):
-                return source
+                return source, key
         raise NotFound(f"{key[:80]}: this page shows no such jobs; `ddp ui --help` has the options")
 
     @property
     def _problems(self) -> list[str]:
-        return [source.problem for source in self._sources if source.problem]
+        return [make_printable(source.problem) for source in self._sources if source.problem]
 
     async def _show_list(self, request: web.Request) -> web.Response:
-        first = sort_rows(self._rows.values())[:_FIRST_ROWS]
-        rows = [self._html[row.key][1] for row in first]
-        text = render("list", rows=rows, places=self._places, problems=self._problems, most=MOST_COMPARED)
+        rows = map(render_row, sort_rows(self._rows.values())[:_FIRST_ROWS])
+        text = render("list", rows=list(rows), places=self._places, problems=self._problems, most=MOST_COMPARED)
         return web.Response(text=text, content_type="text/html")
 
     async def _stream_list(self, request: web.Request) -> web.StreamResponse:
-        """Send the rows that are new or have changed, and the keys of those that were deleted."""
-        async with _Stream(self, request) as stream:
-            sent: dict[str, str] = {}
-            seen: object = None
-            while True:
-                await self.refresh()
-                state = self._rows, self._problems
-                if state != seen:
-                    seen = state
-                    html = {key: self._html[key][1] for key in self._rows}
-                    changed = {key: text for key, text in html.items() if sent.get(key) != text}
-                    gone = [key for key in sent if key not in html]
-                    order = [row.key for row in sort_rows(self._rows.values())]
-                    problems = list(map(make_printable, self._problems))
-                    await stream.send("rows", {"rows": changed, "gone": gone, "order": order, "problems": problems})
-                    sent = html
-                await stream.rest()
-                await self._wait()
-        return stream.response
+        return await self._send_events(request, self._follow_list())
 
-    @staticmethod
-    def _key(request: web.Request) -> str:
-        return "/".join(request.match_info.values())
+    async def _follow_list(self) -> Events:
+        """Yield the rows that are new or have changed, and the order of all."""
+        sent: dict[str, str] = {}
+        seen: object = None
+        while True:
+            await self.refresh()
+            state = self._rows, self._problems
+            if state == seen:
+                yield ()
+                continue
+            seen = state
+            html = {row.key: render_row(row) for row in sort_rows(self._rows.values())}
+            changed = {key: text for key, text in html.items() if sent.get(key) != text}
+            sent = html
+            yield [("rows", json.dumps({"rows": changed, "order": list(html), "problems": self._problems}))]
 
     async def _show_job(self, request: web.Request) -> web.Response:
-        key = self._key(request)
-        page = await asyncio.to_thread(self._find_source(key).read_page, key)
-        text = render("job", page=page, parts=render_parts(page), curves=to_json(page.curves))
-        return web.Response(text=text, content_type="text/html")
+        source, key = self._find(request)
+        await asyncio.to_thread(source.renew, key)
+        page = await asyncio.to_thread(source.read_page, key)
+        return web.Response(text=render_job(page), content_type="text/html")
 
     async def _stream_job(self, request: web.Request) -> web.StreamResponse:
-        """Send the parts of a job's page that have changed."""
-        key = self._key(request)
-        source = self._find_source(key)
-        async with _Stream(self, request) as stream:
-            sent: dict[str, str] = {}
-            drawn = ""
-            due = 0.0
-            seen: object = self
-            clock = asyncio.get_running_loop().time
-            while True:
-                signature = await asyncio.to_thread(source.sign, key)
-                if signature != seen:
-                    page = await asyncio.to_thread(source.read_page, key)
-                    parts = await asyncio.to_thread(render_parts, page)
-                    changed = {name: text for name, text in parts.items() if sent.get(name) != text}
-                    if changed:
-                        await stream.send("parts", changed)
-                    sent = parts
-                    curves = to_json(page.curves)
-                    is_due = clock() >= due
-                    seen = signature if is_due or curves == drawn else self  # otherwise at a later look
-                    if is_due and curves != drawn:
-                        drawn = curves
-                        due = clock() + _CURVES_SECONDS * (1 + len(curves) // 100_000)
-                        await stream.write("curves", curves)
-                await stream.rest()
-                await self._wait()
-        return stream.response
+        return await self._send_events(request, self._follow_job(*self._find(request)))
+
+    async def _follow_job(self, source: Source, key: str) -> Events:
+        """Yield the parts of a job's page that have changed, and its curves, which are larger, less often."""
+        sent: dict[str, str] = {}
+        drawn = ""
+        due = 0.0
+        seen: object = self
+        clock = asyncio.get_running_loop().time
+        while True:
+            signature = await asyncio.to_thread(source.sign, key)
+            if signature == seen:
+                yield ()
+                continue
+            page = await asyncio.to_thread(source.read_page, key)
+            parts = await asyncio.to_thread(render_parts, page)
+            changed = {name: text for name, text in parts.items() if sent.get(name) != text}
+            sent = parts
+            events = [("parts", json.dumps(changed))] if changed else []
+            curves = to_json(page.curves)
+            is_late = curves != drawn and clock() < due
+            seen = self if is_late else signature
+            if curves != drawn and not is_late:
+                drawn = curves
+                due = clock() + _CURVES_SECONDS * (1 + len(curves) // 100_000)
+                events.append(("curves", curves))
+            yield events
 
     async def _send_log(self, request: web.Request) -> web.Response:
-        key = self._key(request)
-        query = read_query(request)
-        cursor = request.query.get("before", "")
-        piece = await asyncio.to_thread(self._find_source(key).read_log, key, query, cursor)
-        html = render("lines", lines=piece.lines)
-        return web.json_response({"html": html, "before": piece.before, "note": piece.note})
+        source, key = self._find(request)
+        piece = await asyncio.to_thread(source.read_log, key, read_query(request), request.query.get("before", ""))
+        return web.json_response({**piece._asdict(), "lines": render("lines", lines=piece.lines)})
 
     async def _stream_log(self, request: web.Request) -> web.StreamResponse:
-        """Send the new lines of a log."""
-        key = self._key(request)
-        query = read_query(request)
-        follower = await asyncio.to_thread(self._find_source(key).follow_log, key)
+        source, key = self._find(request)
+        follower = await asyncio.to_thread(source.follow_log, key)
+
+        async def follow() -> Events:
+            while True:
+                lines = await asyncio.to_thread(follower.read, read_query(request))
+                yield [("lines", json.dumps(render("lines", lines=lines)))] if lines else ()
+
         try:
-            async with _Stream(self, request) as stream:
-                while True:
-                    lines = await asyncio.to_thread(follower.read, query)
-                    if lines:
-                        await stream.send("lines", {"html": render("lines", lines=lines)})
-                    await stream.rest()
-                    await asyncio.sleep(_FOLLOW_SECONDS)
-            return stream.response
+            return await self._send_events(request, follow())
         finally:
             follower.close()
 
-    async def _renew(self, request: web.Request) -> web.Response:
-        key = self._key(request)
-        await asyncio.to_thread(self._find_source(key).renew, key)
-        return web.json_response({})
+    async def _send_events(self, request: web.Request, looks: Events) -> web.StreamResponse:
+        """Send server-sent events until the page is closed. What cannot be read is sent as a problem.
+
+        The number of streams is limited. Raises: ClientError.
+        """
+        if self._streams >= _MOST_STREAMS:
+            raise ClientError(f"{_MOST_STREAMS} pages are open already; close some")
+        response = web.StreamResponse(headers={**_HEADERS, "Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        self._streams += 1
+        clock = asyncio.get_running_loop().time
+        sent_at = clock()
+        try:
+            async with aclosing(looks):
+                async for events in looks:
+                    text = "".join(f"event: {name}\ndata: {data}\n\n" for name, data in events)
+                    if text or clock() - sent_at > _PING_SECONDS:
+                        await response.write((text or ": \n\n").encode())
+                        sent_at = clock()
+                    await self._wait()
+        except ClientError as error:
+            with suppress(ConnectionError):
+                await response.write(f"event: problem\ndata: {json.dumps(make_printable(str(error)))}\n\n".encode())
+        except ConnectionError:
+            pass  # the page was closed
+        finally:
+            self._streams -= 1
+        return response
 
     async def _show_comparison(self, request: web.Request) -> web.Response:
         keys = request.query.getall("job", [])
         if not 2 <= len(keys) <= MOST_COMPARED:
             raise ClientError(f"choose two to {MOST_COMPARED} jobs in the list to compare them")
-        runs = [await asyncio.to_thread(self._find_source(key).read_run, key) for key in keys]
-        text = await asyncio.to_thread(render_comparison, runs, keys)
+        pages = [await asyncio.to_thread(source.read_page, key) for source, key in map(self._find_source, keys)]
+        text = await asyncio.to_thread(render_comparison, pages)
         return web.Response(text=text, content_type="text/html")
 
     async def _send_static(self, request: web.Request) -> web.Response:
@@ -314,43 +322,3 @@ def read_query(request: web.Request) -> LogQuery:
     """Return which lines a request asks for."""
     rank = request.query.get("rank", "")
     return LogQuery(int(rank) if rank.isdecimal() and len(rank) < 8 else None, request.query.get("q", "")[:200])
-
-
-class _Stream:
-    """A response of server-sent events. Their number is limited."""
-
-    def __init__(self, server: Server, request: web.Request) -> None:
-        self._server = server
-        self._request = request
-        self.response = web.StreamResponse(headers={**_HEADERS, "Content-Type": "text/event-stream"})
-        self._sent_at = 0.0
-
-    async def __aenter__(self) -> "_Stream":
-        if self._server._streams >= _MOST_STREAMS:
-            raise ClientError(f"{_MOST_STREAMS} pages are open already; close some")
-        await self.response.prepare(self._request)
-        self._server._streams += 1
-        return self
-
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: object) -> bool:
-        """End the stream. What cannot be read is sent as a problem; the browser connects again."""
-        self._server._streams -= 1
-        if isinstance(error, ClientError):
-            with suppress(ConnectionError):
-                await self.send("problem", make_printable(str(error)))
-        return isinstance(error, ClientError | ConnectionError)
-
-    async def send(self, event: str, data: Any) -> None:
-        """Send one event. Raises: ConnectionError, if the page was closed."""
-        await self.write(event, json.dumps(data))
-
-    async def write(self, event: str, text: str) -> None:
-        """Send one event whose data are JSON already. Raises: ConnectionError, if the page was closed."""
-        self._sent_at = asyncio.get_running_loop().time()
-        await self.response.write(f"event: {event}\ndata: {text}\n\n".encode())
-
-    async def rest(self) -> None:
-        """Send a comment from time to time, by which a closed page is noticed."""
-        if asyncio.get_running_loop().time() - self._sent_at > _PING_SECONDS:
-            self._sent_at = asyncio.get_running_loop().time()
-            await self.response.write(b": \n\n")

@@ -188,7 +188,8 @@ def test_points_and_ranks_of_pod_0_are_read_through_the_api_server_at_the_port_o
     jobs = ClusterJobs(connect(kubeconfig=str(plane.admin), namespace="team"), everywhere=False)
     jobs.start()
     until(lambda: "job/team/curved" in jobs.refresh())
-    until(lambda: len(jobs.read_run("job/team/curved").rows) > 300)
+    jobs.renew("job/team/curved")
+    until(lambda: len(jobs.read_page("job/team/curved").run.rows) > 300)
     page = jobs.read_page("job/team/curved")
     assert page.ranks_note == ""
     assert [row.step for row in page.ranks] == [300.0]

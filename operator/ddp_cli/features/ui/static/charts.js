@@ -1,299 +1,241 @@
-// Charts by uPlot: several processes of a run are parts of one line; zoom and pointer are common to all charts.
+// Charts by uPlot, whose pointer and zoom are common to all charts of a page.
 "use strict";
 const ddpCharts = {};
 {
-  const options = { axis: "t", smooth: 0, log: false, range: null };
+  let options = { axis: "t", smooth: 0, log: false };
   const plots = new Map();
   let data = null;
-  let isSyncing = false;
 
   const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
-  const color = (line, place) => css(`--c${((line.color ?? place) % 8) + 1}`);
 
   function formatValue(value) {
     if (value === null || value === undefined) return "–";
     const size = Math.abs(value);
-    if (size >= 1e6) return value.toLocaleString(undefined, { notation: "compact", maximumFractionDigits: 2 });
-    if (size >= 1000) return value.toLocaleString(undefined, { maximumFractionDigits: 0 });
-    return value === 0 ? "0" : size < 1e-4 ? value.toExponential(2) : String(Number(value.toPrecision(4)));
+    const notation = size >= 1e6 ? "compact" : size > 0 && size < 1e-4 ? "scientific" : "standard";
+    const digits = size >= 1000 && size < 1e6 ? { maximumFractionDigits: 0 } : { maximumSignificantDigits: 4 };
+    return value.toLocaleString(undefined, { notation, ...digits });
   }
 
   function formatTime(seconds) {
     const whole = Math.floor(seconds);
-    const two = (number) => String(number).padStart(2, "0");
+    const two = (number) => String(Math.floor(number)).padStart(2, "0");
     if (whole < 60) return `${Number.isInteger(seconds) ? whole : seconds.toFixed(1)}s`;
     if (whole < 3600) return `${Math.floor(whole / 60)}m${two(whole % 60)}s`;
-    if (whole < 86400) return `${Math.floor(whole / 3600)}h${two(Math.floor(whole / 60) % 60)}m`;
-    return `${Math.floor(whole / 86400)}d${two(Math.floor(whole / 3600) % 24)}h`;
+    if (whole < 86400) return `${Math.floor(whole / 3600)}h${two(whole / 60 % 60)}m`;
+    return `${Math.floor(whole / 86400)}d${two(whole / 3600 % 24)}h`;
   }
 
+  const formatTick = (x) => options.axis === "t" ? formatTime(x) : x.toLocaleString();
   const formatPlace = (x) => options.axis === "t" ? formatTime(x) : `step ${Math.round(x).toLocaleString()}`;
 
-  function smooth(values) {
+  // The points of a line over the chosen axis: a restart leaves a gap, and its values replace those of repeated steps.
+  function pick(line) {
+    const xs = [];
+    const values = [];
+    for (const part of line.parts) {
+      const places = part[options.axis];
+      const first = places.find((x) => x !== null);
+      if (first === undefined) continue;
+      while (xs.at(-1) >= first) {
+        xs.pop();
+        values.pop();
+      }
+      if (xs.length) {
+        xs.push((xs.at(-1) + first) / 2);
+        values.push(null);
+      }
+      places.forEach((x, place) => {
+        if (x === null || x <= xs.at(-1)) return;
+        xs.push(x);
+        values.push(part.v[place]);
+      });
+    }
+    return [xs, values];
+  }
+
+  function smooth([xs, values]) {
     let last = 0;
     let weight = 0;
-    return values.map((value) => {
+    return [xs, values.map((value) => {
       if (value === null) return null;
       last = options.smooth * last + (1 - options.smooth) * value;
       weight = options.smooth * weight + (1 - options.smooth);
       return last / weight;
-    });
+    })];
   }
 
-  // The points of a part over the chosen axis, ascending: steps are repeated after a restart, but in another part.
-  function pick(part) {
-    const xs = [];
-    const values = [];
-    part[options.axis].forEach((x, place) => {
-      if (x !== null && (!xs.length || x > xs[xs.length - 1])) { xs.push(x); values.push(part.v[place]); }
-    });
-    return [xs, values];
+  function joinLines(chart) {
+    const tables = chart.lines.map(pick);
+    return uPlot.join(options.smooth ? [...tables, ...tables.map(smooth)] : tables);
   }
 
   function buildSeries(chart) {
-    const tables = [];
-    const series = [{}];
-    chart.lines.forEach((line, place) => {
-      const stroke = color(line, place);
-      for (const part of line.parts) {
-        const [xs, values] = pick(part);
-        if (!xs.length) continue;
-        const points = { show: values.length < 40, size: 5, fill: stroke };
-        if (options.smooth > 0) {
-          tables.push([xs, values]);
-          series.push({ stroke, width: 1, alpha: 0.22, points: { show: false }, line: -1 });
-          tables.push([xs, smooth(values)]);
-          series.push({ stroke, width: 2, points: { show: false }, line: place });
-        } else {
-          tables.push([xs, values]);
-          series.push({ stroke, width: 1.6, points, line: place });
-        }
-      }
+    const series = chart.lines.map((line, place) => {
+      const stroke = css(`--c${((line.color ?? place) % 8) + 1}`);
+      const isSparse = line.parts.reduce((sum, part) => sum + part.v.length, 0) < 80;
+      const points = { show: isSparse && !options.smooth, size: 5, fill: stroke };
+      return { label: line.name, stroke, width: 1.6, points, value: (_, value) => formatValue(value) };
     });
-    return { series, joined: tables.length ? uPlot.join(tables) : null };
+    const raw = series.map((one) => ({ ...one, width: 1, alpha: 0.22, class: "raw" }));
+    const place = { label: "at", value: (plot, x) => plot.cursor.idx == null ? "last" : formatPlace(x) };
+    return [place, ...(options.smooth ? raw : []), ...series];
   }
 
   function stepAt(time) {
     let step = null;
-    for (const part of data.charts[0]?.lines[0]?.parts ?? []) {
-      part.t.forEach((t, place) => { if (t <= time && part.s[place] !== null) step = part.s[place]; });
+    for (const part of data.charts[0].lines[0].parts) {
+      part.t.forEach((t, place) => { if (t <= time) step = part.s[place] ?? step; });
     }
     return step;
   }
 
-  function drawMarks(plot) {
-    const { ctx, bbox } = plot;
+  function drawMarks({ ctx, bbox, valToPos }) {
     const ratio = devicePixelRatio;
-    const place = (time) => {
-      const x = options.axis === "t" ? time : stepAt(time);
-      return x === null ? -1 : plot.valToPos(x, "x", true);
+    const bottom = bbox.top + bbox.height;
+    let free = -Infinity; // Marks of one kind that would cover each other are left out.
+    const find = (time, step, width) => {
+      const value = options.axis === "t" ? time : step;
+      const x = value === null ? -1 : valToPos(value, "x", true);
+      if (x < bbox.left || x > bbox.left + bbox.width || x < free) return null;
+      free = x + width * ratio;
+      return x;
     };
-    const isInside = (x) => x >= bbox.left && x <= bbox.left + bbox.width;
     ctx.save();
     ctx.lineWidth = ratio;
     ctx.font = `${11 * ratio}px ${getComputedStyle(document.body).fontFamily}`;
-    let free = -Infinity;
+    ctx.setLineDash([4 * ratio, 3 * ratio]);
+    ctx.strokeStyle = ctx.fillStyle = css("--bad");
     data.marks.forEach((mark, number) => {
-      const x = place(mark.t);
-      if (!isInside(x)) return;
-      ctx.strokeStyle = ctx.fillStyle = css("--bad");
-      ctx.setLineDash([4 * ratio, 3 * ratio]);
-      ctx.beginPath();
-      ctx.moveTo(x, bbox.top);
-      ctx.lineTo(x, bbox.top + bbox.height);
-      ctx.stroke();
-      if (x > free) { ctx.fillText(String(number + 1), x + 3 * ratio, bbox.top + 10 * ratio); free = x + 12 * ratio; }
+      const x = find(mark.t, stepAt(mark.t), 12);
+      if (x === null) return;
+      ctx.stroke(new Path2D(`M${x} ${bbox.top}V${bottom}`));
+      ctx.fillText(number + 1, x + 3 * ratio, bbox.top + 10 * ratio);
     });
-    for (const attempt of data.attempts) {
-      const x = place(attempt.t);
-      if (!isInside(x)) continue;
-      ctx.fillStyle = css("--soft");
-      ctx.fillText(`attempt ${attempt.attempt}`, x + 3 * ratio, bbox.top + bbox.height - 12 * ratio);
+    ctx.fillStyle = css("--soft");
+    free = -Infinity;
+    for (const { t, attempt } of data.attempts) {
+      const x = find(t, stepAt(t), 60);
+      if (x !== null) ctx.fillText(`attempt ${attempt}`, x + 3 * ratio, bottom - 12 * ratio);
     }
     free = -Infinity;
-    for (const checkpoint of data.checkpoints) {
-      const x = options.axis === "t" ? place(checkpoint.t) : plot.valToPos(checkpoint.step, "x", true);
-      if (!isInside(x) || x < free) continue;
-      free = x + 7 * ratio;
-      const base = bbox.top + bbox.height;
-      ctx.fillStyle = css("--soft");
-      ctx.beginPath();
-      ctx.moveTo(x, base - 7 * ratio);
-      ctx.lineTo(x - 4 * ratio, base);
-      ctx.lineTo(x + 4 * ratio, base);
-      ctx.fill();
+    for (const { t, step } of data.checkpoints) {
+      const x = find(t, step, 7);
+      if (x !== null) ctx.fill(new Path2D(`M${x} ${bottom - 7 * ratio}l${-4 * ratio} ${7 * ratio}h${8 * ratio}z`));
     }
     ctx.restore();
   }
 
-  function axisOf(format) {
-    return {
-      stroke: css("--soft"), font: `11px ${getComputedStyle(document.body).fontFamily}`,
-      grid: { stroke: css("--rule"), width: 1 }, ticks: { show: false }, ...format,
-    };
-  }
-
   const SECONDS = [0.1, 0.2, 0.5, 1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 21600, 43200, 86400, 172800, 432000, 864000];
 
-  function build(chart, holder, readout) {
-    const { series, joined } = buildSeries(chart);
-    if (!joined) return null;
-    const isLog = options.log && series.slice(1).every((_, place) => joined[place + 1].every((v) => v == null || v > 0));
-    const plot = new uPlot({
-      width: holder.clientWidth, height: holder.clientHeight, legend: { show: false }, padding: [8, 20, 0, 0],
-      series,
-      scales: {
-        x: { time: false, min: options.range?.[0], max: options.range?.[1] },
-        y: isLog ? { distr: 3 } : {},
-      },
+  const isWhole = ({ scales, data: [xs] }) => scales.x.min <= xs[0] && scales.x.max >= xs.at(-1);
+
+  // Beside the pointer the values there, else the last ones.
+  function showLast(plot) {
+    if (plot.cursor.idx != null) return;
+    const last = plot.data[0].length - 1;
+    plot.setLegend({ idxs: plot.series.map((_, number) => plot.cursor.dataIdx(plot, number, last, plot.data[0][last])) });
+  }
+
+  function build(chart, figure, joined, isLog, zoom) {
+    const axis = { stroke: css("--soft"), font: `11px ${getComputedStyle(document.body).fontFamily}`, ticks: { show: false } };
+    const grid = { stroke: css("--rule"), width: 1 };
+    const [caption, holder] = figure.children;
+    return new uPlot({
+      width: holder.clientWidth, height: holder.clientHeight, padding: [8, 20, 0, 0], series: buildSeries(chart),
+      legend: { mount: (_, legend) => caption.append(legend), markers: { width: 0, fill: (plot, number) => plot.series[number].stroke() } },
+      scales: { x: { time: false, ...zoom }, y: { distr: isLog ? 3 : 1 } },
       axes: [
-        axisOf({ size: 26, space: 70, incrs: options.axis === "t" ? SECONDS : undefined,
-          values: (_, ticks) => ticks.map((tick) => options.axis === "t" ? formatTime(tick) : tick.toLocaleString()) }),
-        axisOf({ size: 58, space: 34, values: (_, ticks) => ticks.map((tick) => tick === null ? "" : formatValue(tick)) }),
+        { ...axis, grid, size: 26, space: 70, incrs: options.axis === "t" ? SECONDS : undefined, values: (_, ticks) => ticks.map(formatTick) },
+        { ...axis, grid, size: 58, space: 34, values: (_, ticks) => ticks.map((tick) => tick === null ? "" : formatValue(tick)) },
       ],
-      cursor: { sync: { key: "ddp", setSeries: false, scales: ["x", null] }, y: false, points: { size: 7 }, drag: { x: true, y: false } },
-      hooks: {
-        draw: [drawMarks],
-        setCursor: [(own) => showValues(own, chart, readout)],
-        setScale: [(own, key) => { if (key === "x") shareRange(own); }],
-      },
+      cursor: { sync: { key: "ddp", setSeries: false, scales: ["x", null] }, y: false, hover: { skip: [null] }, points: { size: 7 } },
+      hooks: { draw: [drawMarks], ready: [showLast], setCursor: [showLast], setData: [showLast] },
     }, joined, holder);
-    showValues(plot, chart, readout);
-    return plot;
-  }
-
-  function shareRange(plot) {
-    const { min, max } = plot.scales.x;
-    if (isSyncing || min === null || min === undefined || plot.status === 0) return;
-    const xs = plot.data[0];
-    const isWhole = min <= xs[0] && max >= xs[xs.length - 1];
-    options.range = isWhole ? null : [min, max];
-    isSyncing = true;
-    for (const { plot: other } of plots.values()) {
-      if (other && other !== plot) other.setScale("x", isWhole ? { min: other.data[0][0], max: other.data[0].at(-1) } : { min, max });
-    }
-    isSyncing = false;
-  }
-
-  function nearest(values, place) {
-    for (let off = 0; off < values.length; off++) {
-      if (values[place - off] != null) return place - off;
-      if (values[place + off] != null) return place + off;
-    }
-    return null;
-  }
-
-  // The values under the pointer, or the last ones.
-  function showValues(plot, chart, readout) {
-    const hovered = plot.cursor.idx;
-    const xs = plot.data[0];
-    readout.at.textContent = hovered == null ? "last" : formatPlace(xs[hovered]);
-    chart.lines.forEach((line, place) => {
-      let best = null;
-      plot.series.forEach((one, number) => {
-        if (one.line !== place) return;
-        const values = plot.data[number];
-        const index = hovered == null ? nearest(values, values.length - 1) : nearest(values, hovered);
-        const away = index === null ? Infinity : Math.abs(xs[index] - xs[hovered ?? xs.length - 1]);
-        if (away !== Infinity && (best === null || away <= best.away)) best = { away, value: values[index] };
-      });
-      readout.values[place].textContent = formatValue(best?.value);
-    });
   }
 
   function describe(chart) {
     return chart.lines.map((line) => {
       const values = line.parts.flatMap((part) => part.v).filter((value) => value !== null);
-      return `${line.name}: first ${formatValue(values[0])}, lowest ${formatValue(Math.min(...values))}, highest ` +
-        `${formatValue(Math.max(...values))}, last ${formatValue(values.at(-1))} ${chart.unit}`;
+      const [first, lowest, highest, last] = [values[0], Math.min(...values), Math.max(...values), values.at(-1)].map(formatValue);
+      return `${line.name}: first ${first}, lowest ${lowest}, highest ${highest}, last ${last} ${chart.unit}`;
     }).join("; ");
   }
 
+  const watcher = new ResizeObserver((entries) => {
+    for (const { target } of entries) {
+      plots.get(target.id)?.setSize({ width: target.clientWidth, height: target.clientHeight });
+    }
+  });
+
   function buildFigure(chart) {
-    const at = ddpMake("span", { className: "at" });
-    const values = chart.lines.map(() => ddpMake("b"));
-    const labels = chart.lines.map((line, place) =>
-      ddpMake("span", { className: `value line-${((line.color ?? place) % 8) + 1}` }, line.name, values[place]));
+    const holder = ddpMake("div", { id: `plot-${chart.id}`, className: "plot", tabIndex: 0, role: "img" });
+    holder.addEventListener("keydown", (event) => moveCursor(plots.get(holder.id), event));
+    watcher.observe(holder);
     const name = ddpMake("b", {}, chart.title + (chart.unit ? `, ${chart.unit}` : ""));
-    const holder = ddpMake("div", { className: "plot", tabIndex: 0, role: "img" });
-    holder.addEventListener("keydown", (event) => moveCursor(chart.id, event));
-    const figure = ddpMake("figure", {}, ddpMake("figcaption", {}, name, at, ...labels), holder);
-    return { figure, holder, readout: { at, values } };
+    return ddpMake("figure", { id: `figure-${chart.id}` }, ddpMake("figcaption", {}, name), holder);
   }
 
-  function moveCursor(id, event) {
-    const plot = plots.get(id)?.plot;
+  function moveCursor(plot, event) {
     const step = { ArrowLeft: -1, ArrowRight: 1, Home: -1e9, End: 1e9 }[event.key];
-    if (event.key === "Escape") { options.range = null; draw(); }
-    if (!plot || !step) return;
+    if (event.key === "Escape") for (const one of plots.values()) one.setData(one.data);
+    if (!step) return;
     event.preventDefault();
     const xs = plot.data[0];
     const place = Math.max(0, Math.min(xs.length - 1, (plot.cursor.idx ?? xs.length) + step));
     plot.setCursor({ left: plot.valToPos(xs[place], "x"), top: 10 });
   }
 
-  const watcher = new ResizeObserver((entries) => {
-    for (const entry of entries) {
-      const held = [...plots.values()].find((one) => one.holder === entry.target);
-      if (held?.plot && held.plot.width !== entry.target.clientWidth) {
-        held.plot.setSize({ width: entry.target.clientWidth, height: entry.target.clientHeight });
-      }
+  // New points go into the present chart; another axis, smoothing, scale or theme needs a new one, with the same zoom.
+  function drawChart(chart) {
+    const figure = document.getElementById(`figure-${chart.id}`);
+    const holder = figure.lastChild;
+    const joined = joinLines(chart);
+    const isLog = options.log && joined.slice(1).every((values) => values.every((value) => value == null || value > 0));
+    const shape = JSON.stringify([options, isLog, chart.lines.map((line) => line.name), css("--ink")]);
+    const before = plots.get(holder.id);
+    holder.setAttribute("aria-label", `${chart.title}. ${describe(chart)}`);
+    if (figure.dataset.shape === shape) {
+      before.setData(joined, isWhole(before));
+      before.redraw();
+      return;
     }
-  });
+    const isZoomed = before && figure.dataset.axis === options.axis && !isWhole(before);
+    const zoom = isZoomed ? { min: before.scales.x.min, max: before.scales.x.max } : {};
+    before?.destroy();
+    figure.querySelector(".u-legend")?.remove();
+    Object.assign(figure.dataset, { shape, axis: options.axis });
+    plots.set(holder.id, build(chart, figure, joined, isLog, zoom));
+  }
 
   function draw() {
     const place = document.getElementById("charts");
     if (!data?.charts.length || !place) return;
-    const shape = JSON.stringify(data.charts.map((chart) => [chart.id, chart.unit, chart.lines.map((line) => line.name)]));
-    if (place.dataset.shape !== shape) {
-      place.dataset.shape = shape;
-      watcher.disconnect();
-      plots.clear();
-      place.replaceChildren(...data.charts.map((chart) => {
-        const built = buildFigure(chart);
-        plots.set(chart.id, built);
-        return built.figure;
-      }));
-      for (const { holder } of plots.values()) watcher.observe(holder);
-    }
-    isSyncing = true;
-    for (const chart of data.charts) {
-      const held = plots.get(chart.id);
-      held.plot?.destroy();
-      held.plot = build(chart, held.holder, held.readout);
-      held.holder.setAttribute("aria-label", `${chart.title}. ${describe(chart)}`);
-    }
-    isSyncing = false;
-    const signs = [];
-    if (data.marks.length) signs.push("┆ interruption, numbered as in the timeline");
-    if (data.checkpoints.length) signs.push("▲ checkpoint");
-    if (options.axis === "t") signs.push(`time since ${data.clock}`);
-    signs.push("drag to zoom, double-click or Escape to reset");
-    document.getElementById("signs").replaceChildren(...signs.map((text) => ddpMake("span", {}, text)));
+    place.querySelector(".empty")?.remove();
+    const figures = data.charts.map((chart) => document.getElementById(`figure-${chart.id}`) ?? buildFigure(chart));
+    if (figures.some((figure) => !figure.isConnected)) place.append(...figures);
+    data.charts.forEach(drawChart);
+    const signs = [
+      data.marks.length && "┆ interruption, numbered as in the timeline",
+      data.checkpoints.length && "▲ checkpoint",
+      options.axis === "t" && `time since ${data.clock}`,
+      "drag to zoom, double-click or Escape to reset",
+    ];
+    document.getElementById("signs").replaceChildren(...signs.filter(Boolean).map((text) => ddpMake("span", {}, text)));
   }
 
   ddpCharts.show = (curves) => { data = curves; draw(); };
 
-  function setUp() {
+  addEventListener("DOMContentLoaded", () => {
     const source = document.getElementById("curves");
+    const tools = document.getElementById("tools");
     if (!source) return;
-    for (const button of document.querySelectorAll("[data-axis]")) {
-      button.addEventListener("click", () => {
-        options.axis = button.dataset.axis;
-        options.range = null;
-        for (const other of document.querySelectorAll("[data-axis]")) other.setAttribute("aria-pressed", String(other === button));
-        draw();
-      });
-    }
-    document.getElementById("smooth").addEventListener("input", (event) => { options.smooth = Number(event.target.value); draw(); });
-    document.getElementById("log-scale").addEventListener("click", (event) => {
-      options.log = !options.log;
-      event.currentTarget.setAttribute("aria-pressed", String(options.log));
+    tools.addEventListener("input", () => {
+      const { axis, smooth, log } = tools.elements;
+      options = { axis: axis.value, smooth: Number(smooth.value), log: log.checked };
       draw();
     });
     matchMedia("(prefers-color-scheme: dark)").addEventListener("change", draw);
+    tools.reset(); // A browser restores the choices of a former visit.
     ddpCharts.show(JSON.parse(source.textContent));
-  }
-
-  addEventListener("DOMContentLoaded", setUp);
+  });
 }

@@ -53,18 +53,11 @@ const ddpMake = (tag, values, ...children) => {
     return source;
   }
 
-  document.addEventListener("click", async (event) => {
-    const copy = event.target.closest("[data-copy]");
-    const renew = event.target.closest("[data-renew]");
-    if (renew) fetch(renew.dataset.renew);
+  document.addEventListener("click", async ({ target }) => {
+    const copy = target.closest("[data-copy]");
+    if (target.closest("[data-reload]")) location.reload();
     if (!copy) return;
-    const text = copy.previousElementSibling.textContent;
-    try {
-      await navigator.clipboard.writeText(text);
-    } catch {
-      getSelection().selectAllChildren(copy.previousElementSibling);
-      document.execCommand("copy");
-    }
+    await navigator.clipboard.writeText(copy.previousElementSibling.textContent);
     copy.textContent = "Copied";
     setTimeout(() => { copy.textContent = "Copy"; }, 1500);
   });
@@ -72,99 +65,89 @@ const ddpMake = (tag, values, ...children) => {
   // The list of jobs.
   const list = { filter: "", text: "", sort: "order", down: false, order: [] };
 
-  function rowsOf() { return [...find("rows").children]; }
-
   function compareRows(one, other) {
     if (list.sort === "order") return list.order.indexOf(one.id) - list.order.indexOf(other.id);
     const left = one.dataset[list.sort];
     const right = other.dataset[list.sort];
     if (list.sort === "name") return left.localeCompare(right);
-    if (left === "" || right === "") return (left === "") - (right === "") || 0;
-    return Number(left) - Number(right);
+    if (left === "" || right === "") return (left === "") - (right === "");
+    return left - right;
   }
 
   function arrange() {
-    const rows = rowsOf();
-    const counts = {};
-    let shown = 0;
+    const body = find("rows");
+    const rows = [...body.children];
     for (const row of rows) {
-      const attention = row.dataset.attention;
-      counts[attention] = (counts[attention] ?? 0) + 1;
-      const isFound = !list.text || row.textContent.toLowerCase().includes(list.text);
-      row.hidden = !(isFound && (!list.filter || attention === list.filter));
-      shown += !row.hidden;
+      const isFound = row.textContent.toLowerCase().includes(list.text);
+      row.hidden = !isFound || (list.filter !== "" && row.dataset.attention !== list.filter);
     }
     for (const chip of document.querySelectorAll("[data-filter]")) {
-      chip.querySelector("b").textContent = chip.dataset.filter ? counts[chip.dataset.filter] ?? 0 : rows.length;
-      chip.setAttribute("aria-pressed", String(chip.dataset.filter === list.filter));
+      const { filter } = chip.dataset;
+      chip.querySelector("b").textContent = rows.filter((row) => filter === "" || row.dataset.attention === filter).length;
+      chip.setAttribute("aria-pressed", String(filter === list.filter));
     }
-    const sorted = [...rows].sort((one, other) => (list.down ? -1 : 1) * compareRows(one, other));
-    const body = find("rows");
-    sorted.forEach((row, place) => { if (body.children[place] !== row) body.insertBefore(row, body.children[place]); });
-    find("empty").hidden = shown > 0;
-    const chosen = [...body.querySelectorAll("input:checked")].map((box) => box.value);
+    rows.sort((one, other) => (list.down ? -1 : 1) * compareRows(one, other));
+    rows.forEach((row, place) => { if (body.children[place] !== row) body.insertBefore(row, body.children[place]); });
+    find("empty").hidden = rows.some((row) => !row.hidden);
     const compare = find("compare");
-    const isReady = chosen.length >= 2 && chosen.length <= Number(compare.dataset.most);
-    compare.textContent = isReady ? `Compare ${chosen.length} jobs` : `Compare: select 2 to ${compare.dataset.most} jobs`;
-    compare.toggleAttribute("href", isReady);
-    if (isReady) compare.href = `/compare?${chosen.map((key) => `job=${encodeURIComponent(key)}`).join("&")}`;
+    const chosen = body.querySelectorAll("input:checked").length;
+    compare.disabled = chosen < 2 || chosen > Number(compare.dataset.most);
+    compare.textContent = compare.disabled ? `Compare: select 2 to ${compare.dataset.most} jobs` : `Compare ${chosen} jobs`;
     body.classList.toggle("places", new Set(rows.map((row) => row.querySelector(".job small").textContent)).size > 1);
   }
 
-  function takeRows(data) {
-    for (const key of data.gone) find(key)?.remove();
-    for (const [key, html] of Object.entries(data.rows)) {
+  function takeRows({ rows, order, problems }) {
+    const body = find("rows");
+    for (const [key, html] of Object.entries(rows)) {
       const present = find(key);
-      if (present) {
-        morph(present, html);
-      } else {
-        find("rows").insertAdjacentHTML("beforeend", html);
-      }
+      if (present) morph(present, html);
+      else body.insertAdjacentHTML("beforeend", html);
     }
-    list.order = data.order;
-    find("problems").replaceChildren(...data.problems.map((text) => ddpMake("p", {}, text)));
-    showTimes(find("rows"));
+    list.order = order;
+    for (const row of [...body.children]) if (!order.includes(row.id)) row.remove();
+    find("problems").replaceChildren(...problems.map((text) => ddpMake("p", {}, text)));
+    showTimes(body);
     arrange();
   }
 
   function moveFocus(step) {
-    const links = rowsOf().filter((row) => !row.hidden).map((row) => row.querySelector("a"));
-    const place = links.indexOf(document.activeElement?.closest("tr")?.querySelector("a"));
+    const links = [...document.querySelectorAll("#rows tr:not([hidden]) a")];
+    const place = links.indexOf(document.activeElement.closest("tr")?.querySelector("a"));
     links[Math.max(0, Math.min(links.length - 1, place < 0 ? 0 : place + step))]?.focus();
   }
 
+  function sortBy(head) {
+    list.down = list.sort === head.dataset.sort && !list.down;
+    list.sort = head.dataset.sort;
+    for (const cell of document.querySelectorAll(".jobs th")) cell.removeAttribute("aria-sort");
+    head.closest("th").setAttribute("aria-sort", list.down ? "descending" : "ascending");
+  }
+
   function startList(url) {
-    list.order = rowsOf().map((row) => row.id);
-    find("search").addEventListener("input", (event) => { list.text = event.target.value.toLowerCase(); arrange(); });
+    list.order = [...find("rows").children].map((row) => row.id);
+    find("search").addEventListener("input", ({ target }) => { list.text = target.value.toLowerCase(); arrange(); });
     find("rows").addEventListener("change", arrange);
-    document.addEventListener("click", (event) => {
-      const chip = event.target.closest("[data-filter]");
-      const head = event.target.closest("[data-sort]");
+    document.addEventListener("click", ({ target }) => {
+      const chip = target.closest("[data-filter]");
+      const head = target.closest("[data-sort]");
       if (chip) list.filter = chip.dataset.filter;
-      if (head) {
-        list.down = list.sort === head.dataset.sort && !list.down;
-        list.sort = head.dataset.sort;
-        for (const cell of document.querySelectorAll(".jobs th")) cell.removeAttribute("aria-sort");
-        head.closest("th").setAttribute("aria-sort", list.down ? "descending" : "ascending");
-      }
+      if (head) sortBy(head);
       if (chip || head) arrange();
     });
     document.addEventListener("keydown", (event) => {
-      if (event.target.matches("input[type=search]") || event.ctrlKey || event.metaKey || event.altKey) {
-        if (event.key === "Escape") event.target.blur();
-        return;
-      }
+      if (event.key === "Escape") event.target.blur();
+      if (event.target.matches("input[type=search]") || event.ctrlKey || event.metaKey || event.altKey) return;
       if (event.key === "/") { event.preventDefault(); find("search").focus(); }
       if (event.key === "j") moveFocus(1);
       if (event.key === "k") moveFocus(-1);
-      if (event.key === "x") document.activeElement?.closest("tr")?.querySelector("input")?.click();
+      if (event.key === "x") document.activeElement.closest("tr")?.querySelector("input").click();
     });
     arrange();
     connect(url, { rows: takeRows });
   }
 
   // The log of a job.
-  function startLog(section) {
+  function startLog(job) {
     const lines = find("lines");
     let stream = null;
     let turn = 0;
@@ -186,45 +169,35 @@ const ddpMake = (tag, values, ...children) => {
       showTimes(lines);
     }
 
-    function offerOlder(piece) {
-      lines.querySelector(".older")?.remove();
-      const row = ddpMake("div", { className: "older soft" });
-      if (piece.before) row.append(ddpMake("button", { type: "button", onclick: () => load(piece.before) }, "Older lines"), " ");
-      row.append(piece.note || (piece.before ? "" : "the beginning of the log"));
-      lines.prepend(row);
+    function describe(piece) {
+      if (lines.querySelector(".line")) return piece.note || (piece.before ? "" : "the beginning of the log");
+      const isChosen = find("log-search").value || find("log-rank").value;
+      return piece.note || (isChosen ? "No such line here." : "The log is empty.");
     }
 
     async function load(before) {
       const number = before ? turn : ++turn;
-      const response = await fetch(`${section.dataset.log}?${query()}&before=${before ?? ""}`);
-      const isReplaced = !before || !section.dataset.log.startsWith("/run/");
-      if (number !== turn) return;
-      if (!response.ok) { lines.textContent = "The log cannot be read; reload the page."; return; }
-      const piece = await response.json();
+      const response = await fetch(`${job}/log?${query()}&before=${before ?? ""}`);
+      const piece = response.ok ? await response.json() : { lines: "", note: "The log cannot be read; reload the page." };
       if (number !== turn) return;
       const height = lines.scrollHeight;
-      if (isReplaced) lines.replaceChildren();
+      if (!before || piece.whole) lines.replaceChildren();
       lines.querySelector(".older")?.remove();
-      lines.insertAdjacentHTML("afterbegin", piece.html);
-      if (!lines.querySelector(".line")) {
-        const isChosen = find("log-search").value || find("log-rank").value;
-        lines.append(ddpMake("p", { className: "empty" }, isChosen ? "No such line here." : "The log is empty."));
-      }
-      offerOlder(piece);
+      lines.insertAdjacentHTML("afterbegin", piece.lines);
+      const older = ddpMake("button", { type: "button", hidden: !piece.before, onclick: () => load(piece.before) }, "Older lines");
+      lines.prepend(ddpMake("div", { className: "older soft" }, older, " ", describe(piece)));
       markAttempts();
+      if (piece.before && !piece.note && !lines.querySelector(".line")) load(piece.before);
       lines.scrollTop = before ? lines.scrollTop + lines.scrollHeight - height : lines.scrollHeight;
     }
 
     function follow() {
       stream?.close();
-      stream = null;
       if (!find("log-follow").checked) return;
-      stream = new EventSource(`${section.dataset.follow}?${query()}`);
+      stream = new EventSource(`${job}/follow?${query()}`);
       stream.addEventListener("lines", (event) => {
-        const piece = JSON.parse(event.data);
         const isAtEnd = lines.scrollHeight - lines.scrollTop - lines.clientHeight < 40;
-        lines.querySelector(".empty")?.remove();
-        lines.insertAdjacentHTML("beforeend", piece.html);
+        lines.insertAdjacentHTML("beforeend", JSON.parse(event.data));
         const all = lines.querySelectorAll(".line");
         for (let place = 0; place < all.length - 5000; place++) all[place].remove();
         markAttempts();
@@ -233,7 +206,10 @@ const ddpMake = (tag, values, ...children) => {
     }
 
     let wait = 0;
-    const renew = () => { clearTimeout(wait); wait = setTimeout(() => { load(); follow(); }, 250); };
+    const renew = () => {
+      clearTimeout(wait);
+      wait = setTimeout(() => { load(); follow(); }, 250);
+    };
     find("log-search").addEventListener("input", renew);
     find("log-rank").addEventListener("input", renew);
     find("log-follow").addEventListener("change", follow);
@@ -259,7 +235,7 @@ const ddpMake = (tag, values, ...children) => {
     if (listUrl) startList(listUrl);
     if (job && location.protocol !== "file:") {
       connect(`${job}/events`, { parts: takeParts, curves: (data) => ddpCharts.show(data) });
-      startLog(find("log"));
+      startLog(job);
     }
   }
 }

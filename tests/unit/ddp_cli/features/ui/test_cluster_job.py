@@ -14,9 +14,10 @@ from urllib.parse import parse_qs, urlsplit
 import pytest
 
 from ddp_cli.__main__ import main
-from ddp_cli.features.ui.cluster_job import read_job
+from ddp_cli.features.ui.cluster_job import ClusterData, read_job
 from ddp_cli.features.ui.job_page import build_job_page
 from ddp_cli.features.ui.render import render_saved
+from ddp_cli.features.ui.run import RecordedRun, split_processes
 from ddp_operator.api.kubeobjects import format_time
 from tests.support.builders import NOW, resource
 
@@ -47,6 +48,12 @@ def event(reason: str, message: str, *, kind: str = "DDPTrainingJob", type: str 
     return {"reason": reason, "message": message, "type": type, "involvedObject": about, "lastTimestamp": time}
 
 
+def list_points(run: RecordedRun, column: str) -> list[list[tuple[float, float]]]:
+    """Return a column over time, in a part for each process of rank 0."""
+    parts = split_processes(run.rows)
+    return [[(row["time"] - run.start, row[column]) for row in part if column in row] for part in parts]
+
+
 EVENTS = [
     event("FailureKilled", "attempt 1: rank 1 was killed", type="Warning"),
     event("Pulled", "image is there", kind="Pod"),
@@ -55,9 +62,9 @@ EVENTS = [
 
 
 def test_figures_are_those_of_status_cut_where_training_was_interrupted() -> None:
-    run = read_job(job(), EVENTS, NOW)
-    assert run.series("loss") == [[(10.0, 0.9), (20.0, 0.5)], [(60.0, 0.45), (70.0, 0.3)]]
-    assert run.series("samples_per_second") == [[(10.0, 100.0), (20.0, 110.0)], [(60.0, 105.0)]]
+    run = read_job(job(), ClusterData(EVENTS), NOW)
+    assert list_points(run, "loss") == [[(10.0, 0.9), (20.0, 0.5)], [(60.0, 0.45), (70.0, 0.3)]]
+    assert list_points(run, "samples_per_second") == [[(10.0, 100.0), (20.0, 110.0)], [(60.0, 105.0)]]
     assert run.checkpoints == [(20.0, 20.0), (70.0, 40.0)]
     (mark,) = run.marks
     assert (mark.label, mark.cause) == ("Killed", "attempt 1: rank 1 was killed")
@@ -68,16 +75,16 @@ def test_interruption_whose_event_was_deleted_has_the_cause_of_the_last_restart(
     restart = {"attempt": 1, "cause": "OOMKilled", "time": format_time(NOW + timedelta(seconds=30))}
     failure = {"attempt": 1, "rank": 5, "pod": "p", "category": "OOMKilled", "message": "memory limit", "exitCode": 137}
     status = {"lastRestart": restart, "lastFailure": failure}
-    (mark,) = read_job(job(**status), (), NOW).marks
+    (mark,) = read_job(job(**status), ClusterData(), NOW).marks
     assert (mark.label, mark.time) == ("OOMKilled", 30.0)
     assert "rank 5" in mark.cause
     assert "memory limit" in mark.cause
-    (kept,) = read_job(job(**status), EVENTS, NOW).marks
+    (kept,) = read_job(job(**status), ClusterData(EVENTS), NOW).marks
     assert kept.cause == "attempt 1: rank 1 was killed"
 
 
 def test_page_has_charts_links_and_command() -> None:
-    job_page = build_job_page(read_job(job(), EVENTS, NOW), NOW)
+    job_page = build_job_page(read_job(job(), ClusterData(EVENTS), NOW), NOW)
     assert [chart["id"] for chart in job_page.curves["charts"]] == ["loss", "rate", "accuracy"]
     page = render_saved(job_page)
     assert '<a href="https://wandb.ai/e/p/runs/digits-1?a&amp;b"' in page
@@ -132,8 +139,8 @@ def prometheus() -> Iterator[tuple[str, list[dict[str, str]]]]:
 
 def test_prometheus_has_more_than_status(prometheus: tuple[str, list[dict[str, str]]]) -> None:
     url, asked = prometheus
-    run = read_job(job(attempt=2), [], NOW, f"{url}/")
-    assert run.series("loss") == [[(15.0, 1.0), (45.0, 1 / 3)], [(60.0, 0.2)]]
+    run = read_job(job(attempt=2), ClusterData(), NOW, f"{url}/")
+    assert list_points(run, "loss") == [[(15.0, 1.0), (45.0, 1 / 3)], [(60.0, 0.2)]]
     (rank,) = build_job_page(run, NOW).ranks
     assert (rank.rank, rank.pod, rank.step_time, rank.own) == ("3", "", 0.5, 0.4)
     assert all('namespace="ml",ddp_job="digits"' in item["query"] for item in asked)
@@ -151,7 +158,7 @@ def test_failing_prometheus_error_names_option(
         ("prometheus:9090", "is not a URL; write for example http"),
     ):
         with pytest.raises(ValueError, match=words):
-            read_job(job(), [], NOW, url)
+            read_job(job(), ClusterData(), NOW, url)
 
 
 def test_local_run_precedes_cluster_job_and_missing_run_is_read_from_cluster(

@@ -3,25 +3,26 @@
 from __future__ import annotations
 
 from ddp_cli.features.ui.compare import Result, list_results, render_comparison
-from ddp_cli.features.ui.run import RecordedRun, make_run
+from ddp_cli.features.ui.job_page import JobPage, build_job_page
+from ddp_cli.features.ui.run import RecordedRun
 from ddp_operator.api.parse import parse_status
-from tests.support.builders import resource
+from tests.support.builders import NOW, resource
 from tests.unit.ddp_cli.features.ui.test_rows import condition
 
 SUCCEEDED = ("c", 100, 2.0, 60.0, "Succeeded")
 
 
-def make(name: str, steps: int, loss: float, rate: float, phase: str = "Running") -> RecordedRun:
+def make(name: str, steps: int, loss: float, rate: float, phase: str = "Running") -> JobPage:
     conditions = [condition("Accepted", "True", "Valid"), condition("Progressing", "True", "Training")]
     job = resource() | {"status": {"phase": phase, "nodes": {"desired": 2}, "conditions": conditions}}
     rows = [
         {"time": 1e9 + step, "step": float(step), "loss": loss + 100 / step, "samples_per_second": rate}
         for step in range(1, steps + 1)
     ]
-    return make_run(job, parse_status(job), rows, (), name=name, under_way=True)
+    return build_job_page(RecordedRun(job, parse_status(job), rows, (), name=name, under_way=True), NOW)
 
 
-def read(*runs: RecordedRun) -> dict[str, Result]:
+def read(*runs: JobPage) -> dict[str, Result]:
     return {result.name: result for result in list_results(runs)}
 
 
@@ -51,7 +52,7 @@ def test_run_without_steps_leaves_no_verdict() -> None:
 
 def test_verdict_names_the_training_loss_and_the_runs_that_are_unfinished() -> None:
     runs = [make(*values) for values in (("a", 100, 3.0, 40.0), ("b", 100, 1.0, 50.0, "Failed"), SUCCEEDED)]
-    page = render_comparison(runs, ["a", "b", "c"])
+    page = render_comparison(runs)
     assert "<b>Better training loss, mean of steps 90 to 100:</b> b, by 33%" in page
     assert "<b>Unfinished:</b> a still trains, b (Failed)</li>" in page
-    assert "Unfinished" not in render_comparison([make(*SUCCEEDED)] * 2, ["c", "c"])
+    assert "Unfinished" not in render_comparison([make(*SUCCEEDED)] * 2)

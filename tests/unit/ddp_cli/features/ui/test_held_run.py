@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ddp_cli.__main__ import main
-from ddp_cli.features.ui.cluster_job import read_job
+from ddp_cli.features.ui.cluster_job import ClusterData, read_job
 from ddp_cli.features.ui.held_run import select_run
 from ddp_cli.features.ui.job_page import build_job_page
 from ddp_cli.features.ui.render import render_saved
@@ -71,7 +71,7 @@ EVENTS = [
 
 
 def select(number: int) -> RecordedRun:
-    return select_run(read_job(JOB, EVENTS, NOW + timedelta(seconds=400)), number, FORMER)
+    return select_run(read_job(JOB, ClusterData(EVENTS), NOW + timedelta(seconds=400)), number, FORMER)
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,7 @@ def test_page_has_only_what_belongs_to_run(
     number: int, points: list[Any], events: list[str], facts: list[str], absent: str
 ) -> None:
     run = select(number)
-    assert [point for part in run.series("loss") for point in part] == points
+    assert [(row["time"] - run.start, row["loss"]) for row in run.rows if "loss" in row] == points
     assert [event.message for event in run.events] == events
     page = render_saved(build_job_page(run, NOW + timedelta(seconds=400)))
     for fact in (*facts, f"digits, run {number}"):
@@ -103,7 +103,7 @@ def test_unknown_run_is_refused_with_known_ones(number: int) -> None:
 def test_job_without_runs_is_refused() -> None:
     plain = JOB | {"status": {"phase": "Succeeded"}}
     with pytest.raises(ValueError, match="remove --run"):
-        select_run(read_job(plain, [], NOW), 1)
+        select_run(read_job(plain, ClusterData(), NOW), 1)
 
 
 def test_each_run_of_this_machine_has_its_own_file(

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from ddp_cli.features.ui.compare import find_differences
 from ddp_cli.features.ui.job_page import (
-    PodFacts,
     build_job_page,
     describe_cost,
     format_settings,
@@ -15,7 +15,7 @@ from ddp_cli.features.ui.job_page import (
     list_cards,
     list_ranks,
 )
-from ddp_cli.features.ui.run import LoggedEvent, RecordedRun, make_run, read_run
+from ddp_cli.features.ui.run import LoggedEvent, PodFacts, RecordedRun, read_run
 from ddp_operator.api.parse import parse_status
 from ddp_operator.reading.pages import decode_report
 from ddp_pod.contract.report import Stall, StalledRank
@@ -37,7 +37,7 @@ def make(rows: list[tuple[float, float]], events: list[tuple[float, str]], end: 
     job = resource() | {"status": status}
     logged = [LoggedEvent(time, "Normal", reason, "") for time, reason in events]
     made = [{"time": time, "steps": step, "step": step} for time, step in rows]
-    return make_run(job, parse_status(job), made, logged, name="x", under_way=False)
+    return RecordedRun(job, parse_status(job), made, logged, name="x", under_way=False)
 
 
 def test_bars_follow_queue_start_steps_restart_and_stall() -> None:
@@ -66,9 +66,14 @@ def report(count: int, slow: int, stall: Stall = NO_STALL) -> PodFacts:
     return PodFacts(0, node="node-a", report=page)
 
 
+def with_pods(folder: Path, *pods: PodFacts, **status: Any) -> RecordedRun:
+    """Return a run with these pods."""
+    job = resource() | {"status": status}
+    return replace(read_run(write_run(folder)), pods=pods, status=parse_status(job))
+
+
 def test_slowest_rank_is_first_with_its_reason(tmp_path: Path) -> None:
-    run = read_run(write_run(tmp_path))
-    rows = list_ranks(parse_status(resource()), [report(4, slow=2)], run)
+    rows = list_ranks(with_pods(tmp_path, report(4, slow=2)))
     assert rows[0].rank == "2"
     assert rows[0].note == "its own computation takes long"
     assert [row.note for row in rows[1:]] == ["", "", ""]
@@ -84,27 +89,25 @@ def test_tile_of_the_loss_has_the_last_value_of_its_chart() -> None:
 
 
 def test_slow_rank_has_a_cost_and_equal_ranks_have_none(tmp_path: Path) -> None:
-    run = read_run(write_run(tmp_path))
-    slow = list_ranks(parse_status(resource()), [report(4, slow=2)], run)
+    slow = list_ranks(with_pods(tmp_path, report(4, slow=2)))
     assert describe_cost(slow) == "A mean step takes 200 ms; without slow ranks, it would take about 150 ms."
-    assert describe_cost(list_ranks(parse_status(resource()), [report(4, slow=-1)], run)) == ""
+    assert describe_cost(list_ranks(with_pods(tmp_path, report(4, slow=-1)))) == ""
 
 
 def test_advice_about_a_slow_rank_names_its_pod_and_its_node() -> None:
     job = resource() | {"status": {"phase": "Running", "conditions": TRAINING, "stragglers": [SLOW]}}
-    run = make_run(job, parse_status(job), (), (), name="x", under_way=True)
+    run = RecordedRun(job, parse_status(job), (), (), name="x", under_way=True)
     other = PodFacts(1, name="x-1-1", node="node-b", report=decode_report(build_report(ranks=[{"rank": 4}]).encode()))
-    _, slow = build_job_page(run, NOW, pods=[other, report(4, slow=2)._replace(name="x-1-0")]).findings
+    _, slow = build_job_page(replace(run, pods=[other, report(4, slow=2)._replace(name="x-1-0")]), NOW).findings
     assert slow.what.startswith("Rank 2 needs 1.7 times as long as its peers for its own work")
     assert slow.todo.startswith("Rank 2 runs in pod x-1-0 on node-a. Look at its node")
     assert slow.is_about_ranks
-    _, unread = build_job_page(run, NOW, pods=[other]).findings
+    _, unread = build_job_page(replace(run, pods=[other]), NOW).findings
     assert unread.todo.startswith("Look at its node")
 
 
 def test_remark_of_a_slow_rank_is_about_its_own_work(tmp_path: Path) -> None:
-    status = parse_status(resource() | {"status": {"stragglers": [SLOW]}})
-    rows = list_ranks(status, [report(4, slow=2)], read_run(write_run(tmp_path)))
+    rows = list_ranks(with_pods(tmp_path, report(4, slow=2), stragglers=[SLOW]))
     remark = "needs 1.7 times as long as its peers for its own work: its own computation takes long"
     assert rows[0].note == remark
 
@@ -116,14 +119,12 @@ def test_goodput_states_that_slow_steps_count(tmp_path: Path) -> None:
 
 def test_hanging_rank_states_where_it_hangs(tmp_path: Path) -> None:
     stall = Stall(seconds=40, ranks=(StalledRank(3, "IO", "read in loader.py:7"),))
-    rows = list_ranks(parse_status(resource()), [report(4, slow=-1, stall=stall)], read_run(write_run(tmp_path)))
+    rows = list_ranks(with_pods(tmp_path, report(4, slow=-1, stall=stall)))
     assert (rows[0].rank, rows[0].state, rows[0].note) == ("3", "waits for its storage", "read in loader.py:7")
 
 
 def test_pod_without_a_report_has_a_row(tmp_path: Path) -> None:
-    (row,) = list_ranks(
-        parse_status(resource()), [PodFacts(5, node="n", state="ImagePullBackOff")], read_run(write_run(tmp_path))
-    )
+    (row,) = list_ranks(with_pods(tmp_path, PodFacts(5, node="n", state="ImagePullBackOff")))
     assert (row.pod, row.state) == ("5", "ImagePullBackOff")
 
 

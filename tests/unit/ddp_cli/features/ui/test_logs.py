@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from ddp_cli.client.errors import ClientError
+from ddp_cli.client.job import Job
+from ddp_cli.client.local import LocalBackend
 from ddp_cli.client.logs import Line, LogPod
 from ddp_cli.features.ui import logs
-from ddp_cli.features.ui.logs import LogQuery, RunFollower, ShownLine, read_pod_piece, read_run_piece, show_line
+from ddp_cli.features.ui.logs import LogPiece, LogQuery, ShownLine, _read_pod_piece, follow_run, read_piece, show_line
 from ddp_cli.local.folder import RunFolder
-from tests.support.builders import NOW
+from tests.support.builders import NOW, resource
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    return RunFolder.create(tmp_path, "train", NOW)
+    folder = RunFolder.create(tmp_path, "train", NOW)
+    set_ranks(folder, 1)
+    return folder
+
+
+def set_ranks(folder: RunFolder, nproc: int) -> None:
+    folder.write_status(resource(procPerNode=nproc) | {"status": {"phase": "Running"}})
 
 
 def write(folder: RunFolder, text: str, attempt: int = 1, pod: int = 0) -> None:
@@ -28,12 +37,16 @@ def write(folder: RunFolder, text: str, attempt: int = 1, pod: int = 0) -> None:
 ALL = LogQuery()
 
 
-def read_all(folder: RunFolder, query: LogQuery = ALL, nproc: int = 1) -> list[ShownLine]:
+def read(folder: RunFolder, query: LogQuery = ALL, cursor: str = "") -> LogPiece:
+    return read_piece(Job(LocalBackend(folder.path.parent), str(folder.path), {}), query, cursor)
+
+
+def read_all(folder: RunFolder, query: LogQuery = ALL) -> list[ShownLine]:
     """Return the lines of all pieces, as a reader sees them who asks for older lines until there are none."""
-    piece = read_run_piece(folder, nproc, query)
+    piece = read(folder, query)
     lines = list(piece.lines)
     while piece.before:
-        piece = read_run_piece(folder, nproc, query, piece.before)
+        piece = read(folder, query, piece.before)
         lines = [*piece.lines, *lines]
     return lines
 
@@ -53,27 +66,27 @@ def test_piece_reads_only_the_end_of_a_large_log(folder: RunFolder, monkeypatch:
         stream.truncate(40 << 30)  # a sparse file: reading it would take minutes
         stream.seek(0, 2)
         stream.write(b"\nthe end\n")
-    assert read_run_piece(folder, 1, LogQuery()).lines[-1].text == "the end"
+    assert read(folder, LogQuery()).lines[-1].text == "the end"
 
 
 def test_search_gives_up_after_its_limit_and_continues_there(
     folder: RunFolder, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(logs, "_MOST_BYTES", 4000)
-    monkeypatch.setattr(logs, "_CHUNK", 1000)
+    monkeypatch.setattr(logs, "_SEARCH_BYTES", 4000)
     write(folder, "needle\n" + "hay\n" * 3000)
-    piece = read_run_piece(folder, 1, LogQuery(text="NEEDLE"))
+    piece = read(folder, LogQuery(text="NEEDLE"))
     assert piece.lines == []
     assert "older lines are searched on request" in piece.note
     assert [line.text for line in read_all(folder, LogQuery(text="needle"))] == ["needle"]
 
 
 def test_rank_selects_its_lines_and_those_of_all_ranks(folder: RunFolder) -> None:
+    set_ranks(folder, 2)
     write(folder, "[rank0]: a\n[rank1]: b\nlauncher\n")
     write(folder, "[rank2]: c\n[rank3]: d\n", pod=1)
-    assert [line.text for line in read_all(folder, LogQuery(rank=1), 2)] == ["b", "launcher"]
-    assert [line.text for line in read_all(folder, LogQuery(rank=3), 2)] == ["d"]
-    assert {line.prefix for line in read_all(folder, nproc=2)} == {"rank 0", "rank 1", "ranks 0-1", "rank 2", "rank 3"}
+    assert [line.text for line in read_all(folder, LogQuery(rank=1))] == ["b", "launcher"]
+    assert [line.text for line in read_all(folder, LogQuery(rank=3))] == ["d"]
+    assert {line.prefix for line in read_all(folder)} == {"rank 0", "rank 1", "ranks 0-1", "rank 2", "rank 3"}
 
 
 def test_lines_of_several_pods_are_ordered_by_their_times_across_pieces(folder: RunFolder) -> None:
@@ -91,7 +104,7 @@ def test_lines_of_several_pods_are_ordered_by_their_times_across_pieces(folder: 
 def test_earlier_attempts_are_older_pieces(folder: RunFolder) -> None:
     write(folder, "first\n", attempt=1)
     write(folder, "second\n", attempt=2)
-    assert [line.text for line in read_run_piece(folder, 1, LogQuery()).lines] == ["second"]
+    assert [line.text for line in read(folder, LogQuery()).lines] == ["second"]
     assert [(line.attempt, line.text) for line in read_all(folder)] == [(1, "first"), (2, "second")]
 
 
@@ -105,18 +118,31 @@ def test_line_is_shown_without_control_characters_and_bounded() -> None:
 @pytest.mark.parametrize("cursor", ["../x", "1:2:3x", "9" * 40, "1:" + "9," * 100])
 def test_odd_cursor_is_refused(folder: RunFolder, cursor: str) -> None:
     with pytest.raises(ClientError, match="reload the page"):
-        read_run_piece(folder, 1, LogQuery(), cursor)
+        read(folder, ALL, cursor)
 
 
 def test_follower_reads_new_lines_of_new_attempts(folder: RunFolder) -> None:
+    folder.write_manifest("", (), resource(), "ddp run")  # this process holds its lock: the run is under way
     write(folder, "old\n")
-    follower = RunFollower(folder, 1)
+    follower = follow_run(folder)
+    taken: list[ShownLine] = []
+
+    def until(count: int) -> None:
+        while len(taken) < count:
+            taken.extend(follower.read(LogQuery()))
+            time.sleep(0.01)
+
     write(folder, "new\n")
+    until(1)
     write(folder, "newer\n", attempt=2)
-    lines = follower.read(LogQuery())
-    assert [line.text for line in lines] == ["new", "newer"]
-    write(folder, "z\n" * 1000)
-    assert len(follower.read(LogQuery())) == 400
+    until(2)
+    assert [(line.attempt, line.text) for line in taken] == [(1, "new"), (2, "newer")]
+    assert all(line.time for line in taken)
+    follower.close()
+    while any(thread.is_alive() for thread in follower._threads.values()):
+        time.sleep(0.01)
+    write(folder, "late\n")
+    assert follower.read(LogQuery()) == []
 
 
 class Source:
@@ -134,5 +160,5 @@ class Source:
 
 
 def test_lines_of_pods_are_merged_by_time() -> None:
-    assert [line.text for line in read_pod_piece(Source(), LogQuery()).lines] == ["a0", "b0", "a1", "b1"]
-    assert [line.text for line in read_pod_piece(Source(), LogQuery(rank=1)).lines] == ["b0", "b1"]
+    assert [line.text for line in _read_pod_piece(Source(), LogQuery(), 400).lines] == ["a0", "b0", "a1", "b1"]
+    assert [line.text for line in _read_pod_piece(Source(), LogQuery(rank=1), 400).lines] == ["b0", "b1"]

@@ -107,7 +107,7 @@ async def test_list_page_and_comparison_show_records(client: TestClient[Any, Any
     compared = await client.get(f"/compare?job={KEY}&job=record/team/20261119T120004Z-other-1a2b3c4d")
     assert compared.status == 200
     piece = await (await client.get(f"/{KEY}/log")).json()
-    assert "KeyError" in piece["html"]
+    assert "KeyError" in piece["lines"]
 
 
 async def test_record_of_a_job_that_exists_is_left_out(jobs: RecordedJobs) -> None:

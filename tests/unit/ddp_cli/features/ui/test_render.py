@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from ddp_cli.features.ui.job_page import JobPage
-from ddp_cli.features.ui.logs import ShownLine
+from ddp_cli.features.ui.logs import LogPiece, ShownLine
 from ddp_cli.features.ui.render import SCRIPTS, STATIC, render_parts, render_saved, to_json
 from ddp_cli.features.ui.run import read_run
 from ddp_cli.features.ui.sources import build_run_page
@@ -28,7 +28,7 @@ HOSTILE = "<script>alert(1)</script>\x1b[31mred\u202egnp\x00 https://me:secret@h
 
 def make_page(tmp_path: Path, **status: Any) -> JobPage:
     path = write_run(tmp_path, **status)
-    return build_run_page(read_run(path), RunFolder(path), key=f"run/{path.name}")
+    return build_run_page(read_run(path), path, key=f"run/{path.name}")
 
 
 class Reader(HTMLParser):
@@ -99,7 +99,7 @@ def test_text_of_jobs_stays_text(tmp_path: Path, form: str) -> None:
     failure = {"attempt": 1, "category": HOSTILE, "message": HOSTILE, "traceback": HOSTILE, "remedy": HOSTILE}
     job = make_page(tmp_path, lastFailure=failure, tracking={"runId": "1", "links": ["javascript:alert(1)", HOSTILE]})
     lines = [ShownLine("rank 0", 1, "", HOSTILE)]
-    page = render_saved(job, lines) if form == "saved" else "".join(render_parts(job).values())
+    page = render_saved(job, LogPiece(lines)) if form == "saved" else "".join(render_parts(job).values())
     assert "<script>alert" not in page
     assert "&lt;script&gt;alert(1)" in page
     assert 'href="javascript' not in page
@@ -120,10 +120,10 @@ def test_page_of_killed_run_explains_how_to_resume(tmp_path: Path) -> None:
     run = RunFolder(tmp_path / job.run.name)
     run.write_manifest("", [], {}, "ddp run job.yaml --cpu -- '<b>'")
     run.write_status(resource(checkpoint={"path": "/ckpt", "claimName": "c"}) | {"status": {"phase": "Running"}})
-    assert build_run_page(read_run(run.path), run).state.word != "Interrupted"
+    assert build_run_page(read_run(run.path), run.path).state.word != "Interrupted"
     path = run.path
     del run  # the lock goes with it
-    killed = build_run_page(read_run(path), RunFolder(path))
+    killed = build_run_page(read_run(path), path)
     assert killed.findings[0].todo == "Start it with: ddp run job.yaml --cpu -- '<b>'"
     assert "'&lt;b&gt;'".replace("'", "&#39;") in render_parts(killed)["now"]
 

@@ -93,7 +93,7 @@ class TestRun:
 
     def test_ranks_are_of_last_attempt(self, tmp_path: Path) -> None:
         run = read_run(write_run(tmp_path))
-        rows = sorted(list_ranks(run.status, (), run), key=lambda row: row.rank)
+        rows = sorted(list_ranks(run), key=lambda row: row.rank)
         assert [(row.rank, row.step_time) for row in rows] == [("0", None), ("1", 0.2)]
         assert (rows[1].data, rows[1].compute, rows[1].wait) == (0.05, 0.1, pytest.approx(0.05))
 

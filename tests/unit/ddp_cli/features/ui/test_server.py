@@ -150,7 +150,7 @@ async def test_list_sends_rows_and_then_only_what_has_changed(client: Client, ru
         other = write_run(runs, phase="Succeeded").name
         second = await read_event(response.content)
         assert list(second["rows"]) == [f"run/{other}"]
-        assert second["gone"] == []
+        assert second["order"] == [f"run/{name}", f"run/{other}"]
 
 
 async def test_list_has_its_first_rows_and_the_stream_all_of_them(
@@ -211,9 +211,9 @@ async def test_number_of_streams_is_bounded(client: Client) -> None:
 async def test_log_is_sent_escaped(client: Client, runs: Path, name: str) -> None:
     (runs / name / "logs" / "attempt-1-pod-0.log").write_text("<img src=x onerror=alert(1)>\n\x1b[2J\n")
     piece = await (await client.get(f"/run/{name}/log")).json()
-    assert "&lt;img" in piece["html"]
-    assert "<img" not in piece["html"]
-    assert "\x1b" not in piece["html"]
+    assert "&lt;img" in piece["lines"]
+    assert "<img" not in piece["lines"]
+    assert "\x1b" not in piece["lines"]
 
 
 async def test_comparison_needs_two_jobs(client: Client, name: str) -> None:
