@@ -24,7 +24,7 @@ import pytest
 import yaml
 
 from ddp_cli.features.ui.cluster_job import ClusterData, read_job
-from ddp_cli.features.ui.job_page import build_job_page
+from ddp_cli.features.ui.curves import build_curves
 from ddp_cli.features.ui.run import read_run
 from ddp_operator.manager.settings import Settings
 from tests.support import PATIENCE
@@ -261,4 +261,4 @@ def test_report_of_job_is_written_from_prometheus(watched: ScrapedRun, monkeypat
     assert page is not None
     assert [rank.rank for rank in page.ranks] == [0, 1]
     assert all(rank.steps for rank in page.ranks)
-    assert {chart["id"] for chart in build_job_page(run, datetime.now(UTC)).curves["charts"]} >= {"loss", "rate"}
+    assert {chart["id"] for chart in build_curves(run)["charts"]} >= {"loss", "rate"}

@@ -7,6 +7,7 @@ import signal
 import sys
 import tempfile
 import webbrowser
+from collections.abc import Callable
 from contextlib import suppress
 from html import escape
 from pathlib import Path
@@ -44,10 +45,7 @@ def run(arguments: argparse.Namespace) -> int:
 async def _serve(arguments: argparse.Namespace) -> None:
     from aiohttp import web
 
-    from ddp_cli.client.api import Api, connect
-    from ddp_cli.features.ui.records import RecordedJobs
     from ddp_cli.features.ui.server import Server
-    from ddp_cli.features.ui.sources import ClusterJobs, LocalRuns
 
     loop = asyncio.get_running_loop()
     server: Server
@@ -56,55 +54,57 @@ async def _serve(arguments: argparse.Namespace) -> None:
         with suppress(RuntimeError):  # the loop has ended
             loop.call_soon_threadsafe(server.notify)
 
-    def login() -> Api:
-        namespace = None if arguments.all_namespaces else arguments.namespace
-        return connect(namespace=namespace, context=arguments.context, kubeconfig=arguments.kubeconfig)
-
-    sources: list[Any] = [LocalRuns(arguments.runs_dir)]
-    places = [f"runs in {arguments.runs_dir}"]
-    namespace = arguments.namespace or ""
-    if not arguments.local and has_cluster(arguments):
-        api = await asyncio.to_thread(login)
-        sources.append(ClusterJobs(api, everywhere=arguments.all_namespaces, on_change=on_change))
-        namespace = "" if arguments.all_namespaces else api.namespace
-        places.insert(0, f"namespace {namespace} of {api.host}" if namespace else f"all namespaces of {api.host}")
-    elif arguments.all_namespaces:
-        raise CommandError("-A shows the jobs of a cluster, and no cluster is configured; use --kubeconfig")
-    if arguments.history:
-        sources.append(RecordedJobs(arguments.history, namespace, login, arguments.history_image, on_change))
-        places.append(f"records in {arguments.history}")
-    server = Server(sources, " · ".join(places))
-    for source in sources:
+    sources = await asyncio.to_thread(_open_sources, arguments, on_change)
+    places = " · ".join(sources)
+    server = Server(list(sources.values()), places)
+    for source in sources.values():
         source.start()
-
     runner = web.AppRunner(server.build(), access_log=None, shutdown_timeout=0.5)
     await runner.setup()
     try:
         await web.TCPSite(runner, "127.0.0.1", arguments.port).start()
     except OSError as error:
         raise CommandError(f"--port {arguments.port}: {error.strerror or error}; choose another port") from None
-    folder = tempfile.TemporaryDirectory(prefix="ddp-ui-", ignore_cleanup_errors=True)
-    try:
-        address = f"http://127.0.0.1:{runner.addresses[0][1]}/?token={server.token}"
-        first = asyncio.create_task(server.refresh())
-        ended = _watch_signals(loop)  # before the address, after which a program may end this one
+    address = f"http://127.0.0.1:{runner.addresses[0][1]}/?token={server.token}"
+    first = asyncio.create_task(server.refresh())
+    ended = asyncio.Event()
+    for number in (signal.SIGINT, signal.SIGTERM):  # before the address, after which a program may end this one
+        loop.add_signal_handler(number, ended.set)
+    with tempfile.TemporaryDirectory(prefix="ddp-ui-", ignore_cleanup_errors=True) as folder:
         print(address, flush=True)  # ours, with its secret
-        print_note(f"shows {', '.join(places)}; Ctrl-C ends it")
-        if not arguments.no_browser and not await asyncio.to_thread(open_browser, address, Path(folder.name)):
+        print_note(f"shows {places}; Ctrl-C ends it")
+        if not arguments.no_browser and not await asyncio.to_thread(open_browser, address, Path(folder)):
             print_note("no browser was found here; open the address, or through a tunnel: ssh -L PORT:127.0.0.1:PORT")
         await ended.wait()
-        first.cancel()
-    finally:
-        folder.cleanup()
-        await runner.cleanup()
+    first.cancel()
+    await runner.cleanup()
 
 
-def _watch_signals(loop: asyncio.AbstractEventLoop) -> asyncio.Event:
-    """Return an event that the first signal which ends the command sets."""
-    ended = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, ended.set)
-    return ended
+def _open_sources(arguments: argparse.Namespace, on_change: Callable[[], None]) -> dict[str, Any]:
+    """Return the places that the arguments name, each by its description. Raises: CommandError, ClientError."""
+    from ddp_cli.client.api import Api, connect
+    from ddp_cli.features.ui.records import RecordedJobs
+    from ddp_cli.features.ui.sources import ClusterJobs, LocalRuns
+
+    everywhere = arguments.all_namespaces
+    namespace = None if everywhere else arguments.namespace
+
+    def login() -> Api:
+        return connect(namespace=namespace, context=arguments.context, kubeconfig=arguments.kubeconfig)
+
+    sources: dict[str, Any] = {}
+    if not arguments.local and has_cluster(arguments):
+        api = login()
+        namespace = None if everywhere else api.namespace
+        place = f"namespace {namespace}" if namespace else "all namespaces"
+        sources[f"{place} of {api.host}"] = ClusterJobs(api, everywhere=everywhere, on_change=on_change)
+    elif everywhere:
+        raise CommandError("-A shows the jobs of a cluster, and no cluster is configured; use --kubeconfig")
+    sources[f"runs in {arguments.runs_dir}"] = LocalRuns(arguments.runs_dir)
+    if arguments.history:
+        records = RecordedJobs(arguments.history, namespace or "", login, arguments.history_image, on_change)
+        sources[f"records in {arguments.history}"] = records
+    return sources
 
 
 def open_browser(address: str, folder: Path) -> bool:

@@ -1,6 +1,7 @@
 """Two or more runs side by side: which is better, the settings that differ, their curves, and their results."""
 
 import math
+import re
 import shlex
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,6 +13,7 @@ from ddp_cli.features.ui.job_page import JobPage, format_value, mean_rate
 from ddp_cli.features.ui.render import render, to_json
 from ddp_cli.features.ui.run import RecordedRun
 from ddp_cli.local.folder import choose_rate
+from ddp_operator.api import constants
 
 _COMPARED: Final = ("loss", "accuracy", "rate", "learning-rate")
 _RESULTS: Final = ("step", "epoch", "duration", "nodes", "GPUs", "restarts", "goodput")
@@ -19,6 +21,9 @@ _WINDOW: Final = 0.1
 """Part of the steps over which a noisy value is averaged."""
 _EQUAL: Final = 0.02
 _MOST_DIFFERENCES: Final = 300
+_OPTION: Final = re.compile(r" (--[^\s=]+)(?:[= ]('[^']*'|[^\s-]\S*))?")
+"""An option of a command line and its value, if it has one."""
+_TRAINER: Final = f"template.spec.containers[{constants.TRAINER_CONTAINER}]."
 _INCIDENTAL: Final = ("rendezvous.port", "command", "uid", "directory")
 
 
@@ -110,7 +115,8 @@ def find_differences(runs: Sequence[RecordedRun]) -> list[Result]:
     flat = [dict(_flatten("", run.resource.get("spec") or {})) | dict(run.facts) for run in runs]
     names = [name for name in dict.fromkeys(name for settings in flat for name in settings) if name not in _INCIDENTAL]
     found = [Result(name, [settings.get(name, "") for settings in flat]) for name in names]
-    return [difference for difference in found if len(set(difference.values)) > 1][:_MOST_DIFFERENCES]
+    differences = [difference for difference in found if len(set(difference.values)) > 1]
+    return [item._replace(name=item.name.removeprefix(_TRAINER)) for item in differences[:_MOST_DIFFERENCES]]
 
 
 def _flatten(path: str, value: Any) -> Iterator[tuple[str, str]]:
@@ -129,21 +135,7 @@ def _flatten(path: str, value: Any) -> Iterator[tuple[str, str]]:
 
 def _list_options(command: str, path: str = "") -> Iterator[tuple[str, str]]:
     """Yield the options of a command line by name, and its other words together."""
-    try:
-        words = shlex.split(command)
-    except ValueError:
-        words = command.split()
-    others = []
-    number = 0
-    while number < len(words):
-        word = words[number]
-        number += 1
-        if not word.startswith("--") or word == "--":
-            others.append(word)
-            continue
-        name, has_value, value = word.partition("=")
-        if not has_value and number < len(words) and not words[number].startswith("-"):
-            value = words[number]
-            number += 1
+    others = _OPTION.sub("", f" {command}")
+    for name, value in _OPTION.findall(f" {command}"):
         yield f"{path} {name}".strip(), value or "set"
-    yield f"{path or 'command'} (words)", " ".join(others)
+    yield f"{path or 'command'} (words)", others.strip()

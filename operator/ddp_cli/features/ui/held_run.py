@@ -1,5 +1,6 @@
 """One run of a job of `ddp dev` for the page."""
 
+import dataclasses
 from collections.abc import Sequence
 
 import msgspec
@@ -41,17 +42,15 @@ def select_run(recorded: RecordedRun, number: int, former: Sequence[PodReport] =
     start = status.start_time.timestamp() if status.start_time else 0.0
     end = status.completion_time.timestamp() + 1 if status.completion_time else float("inf")
     rows = [row for row in recorded.rows if start <= row["time"] <= end]
-    return RecordedRun(
-        {**recorded.resource, "status": msgspec.to_builtins(status)},
-        status,
-        rows or read_points(status.history),
-        [event for event in recorded.events if start <= event.time <= end],
+    return dataclasses.replace(
+        recorded,
+        resource={**recorded.resource, "status": msgspec.to_builtins(status)},
+        status=status,
+        rows=rows or read_points(status.history),
+        events=[event for event in recorded.events if start <= event.time <= end],
         name=f"{recorded.name}, run {number}",
-        command=recorded.command,
-        facts=recorded.facts,
         under_way=True,  # its end is known
         pods=recorded.pods if number == dev.run else (),
-        step_hint=recorded.step_hint if number == dev.run else "",
     )
 
 

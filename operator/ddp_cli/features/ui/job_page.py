@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
-from ddp_cli.features.ui.curves import build_curves
 from ddp_cli.features.ui.rows import State, is_training, judge_attention, name_state
 from ddp_cli.features.ui.run import PodFacts, RecordedRun, split_processes
 from ddp_cli.local.ending import explain_interruption
@@ -136,11 +135,6 @@ class JobPage:
         links = self.status.tracking.links if self.status.tracking is not None else ()
         return [link for link in links if link.startswith(("https://", "http://"))]
 
-    @property
-    def curves(self) -> dict[str, Any]:
-        """The charts as data."""
-        return build_curves(self.run)
-
 
 def build_job_page(
     run: RecordedRun,
@@ -173,7 +167,7 @@ def build_job_page(
         state=state._replace(word=f"{state.word}, deleted") if deleted else state,
         trains=trains,
         findings=[_detail(note, run, ranks) if note.is_about_ranks else note for note in findings],
-        cards=list(list_cards(run, now, trains=trains)),
+        cards=list_cards(run, now, trains=trains),
         bars=list_bars(run, now),
         ranks=ranks,
         commands=list(_list_commands(run, argument, deleted=deleted)) if argument else (),
@@ -187,45 +181,43 @@ def _detail(note: Note, run: RecordedRun, ranks: Sequence[RankRow]) -> Note:
     return note._replace(what=what, todo=f"{locate_slowest(run)} {note.todo}".strip())
 
 
-def list_cards(run: RecordedRun, now: datetime, *, trains: bool = False) -> Iterator[Card]:
-    """Yield the measured values of a run. ``trains``: its pace is that of now."""
+def list_cards(run: RecordedRun, now: datetime, *, trains: bool = False) -> list[Card]:
+    """Return the measured values of a run that are known. ``trains``: its pace is that of now."""
     status = run.status
     progress = status.progress or Progress()
     losses = [row["loss"] for row in run.rows if "loss" in row]
-    if progress.step is not None:
-        total = f"of {progress.total_steps:,}" if progress.total_steps else ""
-        yield Card("step", f"{progress.step:,}", total)
-    if progress.epoch is not None:
-        yield Card("epoch", f"{progress.epoch:,}", f"of {progress.epochs:,}" if progress.epochs else "")
-    yield from (
-        Card(name, value, note)
-        for name, value, note in (
-            ("loss", f"{losses[-1]:.4g}" if losses else progress.loss, ""),  # of the same row as in its chart
-            ("val. loss", progress.val_loss, ""),
-            ("val. accuracy", progress.val_accuracy, ""),
-        )
-        if value is not None
-    )
+    column, unit = choose_rate(run.rows)
+    mean = mean_rate(run, column)
+    pace = Card("mean throughput", format_value(mean) if mean is not None else "", unit)
     if progress.throughput and trains:
         value, _, unit = progress.throughput.partition(" ")
-        yield Card("throughput now", value, unit)
-    elif (mean := mean_rate(run, choose_rate(run.rows)[0])) is not None:
-        yield Card("mean throughput", format_value(mean), choose_rate(run.rows)[1])
-    if progress.eta and trains:
-        yield Card("time left", progress.eta)
-    if status.start_time:
-        end = status.completion_time or now
-        yield Card("duration", format_duration((end - status.start_time).total_seconds()))
-    if status.phase in ENDED_PHASES:
-        yield Card("nodes", str(status.nodes.desired))
-    else:
-        yield Card("nodes", f"{status.nodes.ready + status.nodes.succeeded}", f"of {status.nodes.desired}")
-    if status.usage is not None and status.usage.gpus:
-        yield Card("GPUs", str(status.usage.gpus))
-    yield Card("restarts", str(status.restarts.all), f"attempt {status.attempt}" if status.attempt > 1 else "")
+        pace = Card("throughput now", value, unit)
+    seconds = ((status.completion_time or now) - status.start_time).total_seconds() if status.start_time else None
+    present = status.nodes.desired if status.phase in ENDED_PHASES else status.nodes.ready + status.nodes.succeeded
     goodput = read_rate(status.goodput)
-    if goodput is not None:
-        yield Card("goodput", f"{100 * goodput:.0f} %", "of time, slow steps included")
+    cards = [
+        Card("step", _count(progress.step), _total(progress.total_steps)),
+        Card("epoch", _count(progress.epoch), _total(progress.epochs)),
+        Card("loss", f"{losses[-1]:.4g}" if losses else progress.loss or ""),  # of the same row as in its chart
+        Card("val. loss", progress.val_loss or ""),
+        Card("val. accuracy", progress.val_accuracy or ""),
+        pace,
+        Card("time left", (trains and progress.eta) or ""),
+        Card("duration", format_duration(seconds) if seconds is not None else ""),
+        Card("nodes", str(present), "" if status.phase in ENDED_PHASES else f"of {status.nodes.desired}"),
+        Card("GPUs", str((status.usage and status.usage.gpus) or "")),
+        Card("restarts", str(status.restarts.all), f"attempt {status.attempt}" if status.attempt > 1 else ""),
+        Card("goodput", "" if goodput is None else f"{100 * goodput:.0f} %", "of time, slow steps included"),
+    ]
+    return [card for card in cards if card.value]
+
+
+def _count(number: int | None) -> str:
+    return "" if number is None else f"{number:,}"
+
+
+def _total(number: int | None) -> str:
+    return f"of {number:,}" if number else ""
 
 
 def format_value(value: float) -> str:
@@ -294,7 +286,11 @@ def list_bars(run: RecordedRun, now: datetime) -> list[Bar]:
         if condition is not None and condition.status == "True" and run.status.attempt == 1:
             changes.append((condition.last_transition_time.timestamp(), _STARTS[kind]))
     stretches = [(part[0]["time"], part[-1]["time"]) for part in split_processes(run.rows)]
-    changes = [change for change in changes if not _is_inside(change, stretches)]
+    changes = [  # between two steps of a process only a stall is an interruption
+        (time, kind)
+        for time, kind in changes
+        if kind == "stalled" or not any(first <= time < last for first, last in stretches)
+    ]
     changes += [(first, "steps") for first, _ in stretches]
     changes += [(last, "restart") for _, last in stretches[:-1]]
     changes.sort(key=lambda change: change[0])
@@ -308,12 +304,6 @@ def list_bars(run: RecordedRun, now: datetime) -> list[Bar]:
         elif until > time:
             bars.append(Bar(kind, time - run.start, until - run.start))
     return bars[-_MOST_BARS:]
-
-
-def _is_inside(change: tuple[float, str], stretches: Sequence[tuple[float, float]]) -> bool:
-    """Return whether steps were made before and after a change that is no interruption."""
-    time, kind = change
-    return kind != "stalled" and any(first <= time < last for first, last in stretches)
 
 
 def list_ranks(run: RecordedRun) -> list[RankRow]:

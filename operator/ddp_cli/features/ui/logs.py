@@ -6,10 +6,10 @@ import queue
 import re
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import islice
+from itertools import islice, repeat
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -176,7 +176,7 @@ def _read_pod_piece(source: LogSource, query: LogQuery, tail: int) -> LogPiece:
     notes = [f"The last {len(shown)} of {len(pods)} pods; choose a rank for another one."] if shown != pods else []
     kept: deque[ShownLine] = deque(maxlen=tail)
     total = 0
-    streams = [_tag(source, pod) for pod in shown]
+    streams = [zip(islice(source.lines(pod, follow=False), _MOST_TAIL), repeat(pod.attempt)) for pod in shown]
     for line, attempt in heapq.merge(*streams, key=lambda item: (item[1], item[0].order)):
         total += 1
         if query.takes(line):
@@ -185,11 +185,6 @@ def _read_pod_piece(source: LogSource, query: LogQuery, tail: int) -> LogPiece:
     if total >= tail and not before:
         notes.append("Older lines: ddp logs.")
     return LogPiece(list(kept), before, " ".join(notes), whole=True)
-
-
-def _tag(source: LogSource, pod: LogPod) -> Iterator[tuple[Line, int]]:
-    for line in islice(source.lines(pod, follow=False), _MOST_TAIL):
-        yield line, pod.attempt
 
 
 class LogFollower:

@@ -3,7 +3,8 @@
 import base64
 import hashlib
 import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 from functools import cache, lru_cache
 from importlib import resources
@@ -12,10 +13,10 @@ from typing import Any, Final
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
-from ddp_cli.features.ui.commands import split_commands
+from ddp_cli.features.ui.curves import build_curves
 from ddp_cli.features.ui.job_page import JobPage, format_settings
 from ddp_cli.features.ui.logs import LogPiece
-from ddp_cli.features.ui.rows import TITLES, Attention, Row
+from ddp_cli.features.ui.rows import Attention, Row, sort_rows
 from ddp_cli.view.terminal import make_printable
 from ddp_operator._version import __version__
 from ddp_operator.api.kubeobjects import utc_now
@@ -52,16 +53,28 @@ def _format_milliseconds(seconds: float | None) -> str:
     return f"{1000 * seconds:,.1f}" if seconds < 1 else f"{1000 * seconds:,.0f}"
 
 
-def _find_commands(text: str) -> Markup:
-    """Return an explanation with its commands marked."""
-    parts = [
-        (_COMMAND if is_command else Markup("{}")).format(part)
-        for part, is_command in split_commands(make_printable(text))
-    ]
-    return Markup("").join(parts)
+# A command of ours begins with its name, and ends with its sentence, clause or parenthesis.
+_COMMAND: Final = re.compile(r"\b(?:ddp [a-z]+|kubectl [a-z]+)(?: (?:[^\s();,:.`]|[:,.](?=\S))+)*")
+_PROSE: Final = re.compile(
+    r" (?:prints?|shows?|reads?|has|have|explains?|lists?|and|or|if|on|to|with|then|from|for|is|checks?)(?= |$).*"
+)
 
 
-_COMMAND: Final = Markup('<span class="command"><code>{}</code><button type="button" data-copy>Copy</button></span>')
+def _mark_commands(text: str) -> Markup:
+    """Return an explanation with its commands marked, each with a button to copy it."""
+    marked = Markup("")
+    done = 0
+    text = make_printable(text)
+    for match in _COMMAND.finditer(text):
+        command = _PROSE.sub("", match[0])
+        is_whole = command.count(" ") > 1 or command.startswith("kubectl")
+        marked += text[done : match.start()]
+        marked += _MARKED.format(command) if is_whole else command
+        done = match.start() + len(command)
+    return marked + text[done:]
+
+
+_MARKED: Final = Markup('<span class="command"><code>{}</code><button type="button" data-copy>Copy</button></span>')
 
 
 @cache
@@ -79,9 +92,9 @@ def _environment() -> Environment:
         "moment": lambda seconds: _format_time(datetime.fromtimestamp(seconds, UTC)),
         "duration": format_duration,
         "ms": _format_milliseconds,
-        "commands": _find_commands,
+        "commands": _mark_commands,
     }
-    environment.globals |= {"version": __version__, "titles": TITLES, "attentions": list(Attention)}
+    environment.globals |= {"version": __version__, "attentions": list(Attention)}
     return environment
 
 
@@ -90,9 +103,13 @@ def render(template: str, **values: Any) -> str:
     return _environment().get_template(f"{template}.html").render(**values)
 
 
-@lru_cache(maxsize=2000)
-def render_row(row: Row) -> str:
-    """Return a row of the list."""
+def render_rows(rows: Iterable[Row]) -> dict[str, str]:
+    """Return the rows of the list by their keys, in its order. Those that have not changed are not drawn again."""
+    return {row.key: _render_row(row) for row in sort_rows(rows)}
+
+
+@lru_cache(maxsize=8000)
+def _render_row(row: Row) -> str:
     return render("row", row=row)
 
 
@@ -104,9 +121,12 @@ def render_parts(page: JobPage, *, saved: bool = False) -> dict[str, str]:
 
 def render_job(page: JobPage) -> str:
     """Return the live page of a job."""
-    return render(
-        "job", page=page, parts=render_parts(page), curves=Markup(to_json(page.curves)), saved=False, scripts=()
-    )
+    return render("job", page=page, parts=render_parts(page), curves=render_curves(page), saved=False, scripts=())
+
+
+def render_curves(page: JobPage) -> str:
+    """Return the charts of a job as JSON."""
+    return to_json(build_curves(page.run))
 
 
 def to_json(value: Any) -> str:
@@ -134,7 +154,7 @@ def render_saved(page: JobPage, piece: LogPiece = _NO_LINES) -> str:
         page=page,
         parts=render_parts(page, saved=True),
         piece=piece,
-        curves=Markup(to_json(page.curves)),
+        curves=render_curves(page),
         policy=policy,
         scripts=list(map(Markup, scripts)),
         style=Markup(style),

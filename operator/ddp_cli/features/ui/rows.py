@@ -28,22 +28,17 @@ _BROKEN: Final = frozenset(c.BLOCKING) - frozenset(_QUEUED)
 class Attention(IntEnum):
     """What a row asks of a person, in the order of the list."""
 
-    NEEDED = 0
+    NEEDS_YOU = 0
     WAITING = 1
     TRAINING = 2
     PAUSED = 3
     ENDED = 4
     DELETED = 5
 
-
-TITLES: Final = {
-    Attention.NEEDED: "Needs you",
-    Attention.WAITING: "Waiting",
-    Attention.TRAINING: "Training",
-    Attention.PAUSED: "Paused",
-    Attention.ENDED: "Ended",
-    Attention.DELETED: "Deleted",
-}
+    @property
+    def title(self) -> str:
+        """Its words in the list."""
+        return self.name.replace("_", " ").capitalize()
 
 
 class State(NamedTuple):
@@ -65,7 +60,7 @@ class Row:
     place: str
     phase: str = "Unknown"
     state: State = UNKNOWN
-    attention: Attention = Attention.NEEDED
+    attention: Attention = Attention.NEEDS_YOU
     reason: str = ""
     percent: float | None = None
     progress: Progress = field(default_factory=Progress)
@@ -91,12 +86,12 @@ def name_state(status: Status, why: Why, attention: Attention) -> State:
         return State(c.INTERRUPTED if why.reason == c.INTERRUPTED else phase, "bad")
     if phase == "Succeeded":
         return State("Doubtful", "warn") if c.find_doubts(status) else State(phase, "good")
-    if attention is Attention.NEEDED:
+    if attention is Attention.NEEDS_YOU:
         is_blocked = c.find_obstacle(status) is not None
         word = "Blocked" if is_blocked else "Diverged" if _is_lost(status.progress) else "At risk"
         return State({c.STALLED: "Hangs", "NoOperator": "No operator"}.get(why.reason, word), "bad")
     tones = {Attention.TRAINING: "busy", Attention.PAUSED: "idle"}
-    return State(phase if phase == "Stopped" else TITLES[attention], tones.get(attention, "wait"))
+    return State(phase if phase == "Stopped" else attention.title, tones.get(attention, "wait"))
 
 
 def is_training(status: Status, why: Why) -> bool:
@@ -108,20 +103,20 @@ def judge_attention(status: Status, why: Why, now: datetime) -> Attention:
     """Return what a job asks of a person: this decides what stands on top, and what the pages emphasize."""
     phase = why.phase
     if phase == "Succeeded":
-        return Attention.NEEDED if c.find_doubts(status) and _is_news(status, now) else Attention.ENDED
+        return Attention.NEEDS_YOU if c.find_doubts(status) and _is_news(status, now) else Attention.ENDED
     if phase in ("Failed", "Rejected"):
-        return Attention.NEEDED if _is_news(status, now) else Attention.ENDED
+        return Attention.NEEDS_YOU if _is_news(status, now) else Attention.ENDED
     if phase in ("Suspended", "Held"):
         return Attention.PAUSED
     obstacle = c.find_obstacle(status)
     if why.reason == "NoOperator" or phase == "Unknown" or why.reason in (c.STALLED, c.INADMISSIBLE):
-        return Attention.NEEDED
+        return Attention.NEEDS_YOU
     if obstacle is None:
         is_doubtful = status.is_false(c.TRAINS_AS_ONE) or status.is_false(c.UPLOADED)
-        return Attention.NEEDED if is_doubtful or _is_lost(status.progress) else Attention.TRAINING
+        return Attention.NEEDS_YOU if is_doubtful or _is_lost(status.progress) else Attention.TRAINING
     is_late = now - obstacle.last_transition_time > _PATIENCE
     is_late = is_late and why.reason not in _QUEUED  # a queue may take days
-    return Attention.NEEDED if why.reason in _BROKEN or is_late else Attention.WAITING
+    return Attention.NEEDS_YOU if why.reason in _BROKEN or is_late else Attention.WAITING
 
 
 def build_row(resource: Mapping[str, Any], now: datetime, *, key: str, place: str = "") -> Row:

@@ -13,15 +13,7 @@ from ddp_cli.local.ending import read_record
 from ddp_cli.local.folder import RunFolder
 from ddp_operator.api.parse import parse_status
 from ddp_operator.api.status import ENDED_PHASES, Status
-from ddp_operator.decide.conditions import (
-    DISRUPTED,
-    FAILED,
-    INTERRUPTED,
-    NODES_READMITTED,
-    POD_REPLACEMENT,
-    RESIZED,
-    RESUMED,
-)
+from ddp_operator.decide import conditions as c
 from ddp_operator.decide.failures import describe_detail, describe_place
 from ddp_operator.decide.report import Page
 from ddp_pod.contract.failure_table import UNKNOWN
@@ -31,7 +23,7 @@ Point = tuple[float, float]
 Row = Mapping[str, float]
 
 _FAILURE = "Failure"
-_OTHER_CAUSES = (RESIZED, DISRUPTED, POD_REPLACEMENT, RESUMED, NODES_READMITTED)
+_OTHER_CAUSES = (c.RESIZED, c.DISRUPTED, c.POD_REPLACEMENT, c.RESUMED, c.NODES_READMITTED)
 _RESTART = "restart"
 _SAME_SECONDS = 60.0
 _LATE = 15.0  # seconds after which the operator reports an in-place restart at the latest
@@ -82,8 +74,6 @@ class RecordedRun:
     under_way: bool
     command: str = ""
     facts: Mapping[str, str] = field(default_factory=dict)
-    step_hint: str = ""
-    """Why no step of the script is visible, and the remedy."""
     pods: Sequence[PodFacts] = ()
     start: float = field(init=False)
     end: float = field(init=False)
@@ -103,9 +93,14 @@ class RecordedRun:
     @property
     def interrupted(self) -> bool:
         """Whether `ddp run` ended before the job did."""
-        failed = self.status.condition(FAILED)
-        closed = failed is not None and failed.reason == INTERRUPTED
+        failed = self.status.condition(c.FAILED)
+        closed = failed is not None and failed.reason == c.INTERRUPTED
         return closed or (not self.under_way and self.status.phase not in ENDED_PHASES)
+
+    @property
+    def step_hint(self) -> str:
+        """Why no step of the script is visible, and the remedy; empty: one is, or pod 0 has not reported."""
+        return next((pod.report.step_hint for pod in self.pods if pod.report is not None and pod.number == 0), "")
 
     @property
     def checkpoints(self) -> list[Point]:
@@ -141,7 +136,6 @@ def read_run(path: Path) -> RecordedRun:
         command=folder.command_line,
         facts=folder.facts,
         under_way=under_way,
-        step_hint=next((page.step_hint for number, page in reports if number == 0), ""),
         pods=[PodFacts(number, node="this machine", state=state, report=page) for number, page in reports],
     )
 
@@ -152,7 +146,7 @@ def _recall_restart(status: Status, events: Sequence[LoggedEvent]) -> list[Logge
     if restart is None or not restart.cause:
         return []
     time = restart.time.timestamp()
-    if any(is_cause(event) and abs(event.time - time) < _SAME_SECONDS for event in events):
+    if any(_is_cause(event) and abs(event.time - time) < _SAME_SECONDS for event in events):
         return []
     failure = status.last_failure
     is_failure = failure is not None and failure.category == restart.cause
@@ -160,8 +154,7 @@ def _recall_restart(status: Status, events: Sequence[LoggedEvent]) -> list[Logge
     return [LoggedEvent(time, "Warning", f"{_FAILURE}{restart.cause}" if is_failure else restart.cause, message)]
 
 
-def is_cause(event: LoggedEvent) -> bool:
-    """Return whether an event is the cause of an interruption."""
+def _is_cause(event: LoggedEvent) -> bool:
     return event.reason.startswith(_FAILURE) or event.reason in _OTHER_CAUSES
 
 
@@ -182,7 +175,7 @@ def find_marks(rows: Sequence[Row], events: Sequence[LoggedEvent], start: float)
     """
     marks = []
     gaps = [(before[-1]["time"], after[0]["time"]) for before, after in pairwise(split_processes(rows))]
-    causes = [event for event in events if is_cause(event)]
+    causes = [event for event in events if _is_cause(event)]
     for event in causes:
         # An event's time is truncated to a second.
         inside = (gap for gap in gaps if gap[0] - 1 < event.time <= gap[1])

@@ -19,9 +19,19 @@ from aiohttp import web
 from ddp_cli.client.errors import ClientError, NotFound
 from ddp_cli.features.ui.compare import render_comparison
 from ddp_cli.features.ui.logs import LogQuery
-from ddp_cli.features.ui.render import SCRIPTS, STATIC, STYLES, render, render_job, render_parts, render_row, to_json
-from ddp_cli.features.ui.rows import Attention, Row, sort_rows
-from ddp_cli.features.ui.sources import Source
+from ddp_cli.features.ui.records import RecordedJobs
+from ddp_cli.features.ui.render import (
+    SCRIPTS,
+    STATIC,
+    STYLES,
+    render,
+    render_curves,
+    render_job,
+    render_parts,
+    render_rows,
+)
+from ddp_cli.features.ui.rows import Attention, Row
+from ddp_cli.features.ui.sources import ClusterJobs, LocalRuns
 from ddp_cli.view.terminal import make_printable
 
 _POLICY: Final = (
@@ -48,6 +58,7 @@ _FIRST_ROWS: Final = 24
 MOST_COMPARED: Final = 8
 _COOKIE: Final = "ddp-ui"
 
+Source = LocalRuns | ClusterJobs | RecordedJobs
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 Events = AsyncGenerator[Sequence[tuple[str, str]]]
 """The events of each look, with their names and their data as JSON; none if nothing has changed."""
@@ -176,8 +187,8 @@ class Server:
         return [make_printable(source.problem) for source in self._sources if source.problem]
 
     async def _show_list(self, request: web.Request) -> web.Response:
-        rows = map(render_row, sort_rows(self._rows.values())[:_FIRST_ROWS])
-        text = render("list", rows=list(rows), places=self._places, problems=self._problems, most=MOST_COMPARED)
+        rows = list(render_rows(self._rows.values()).values())[:_FIRST_ROWS]
+        text = render("list", rows=rows, places=self._places, problems=self._problems, most=MOST_COMPARED)
         return web.Response(text=text, content_type="text/html")
 
     async def _stream_list(self, request: web.Request) -> web.StreamResponse:
@@ -194,7 +205,7 @@ class Server:
                 yield ()
                 continue
             seen = state
-            html = {row.key: render_row(row) for row in sort_rows(self._rows.values())}
+            html = await asyncio.to_thread(render_rows, self._rows.values())
             changed = {key: text for key, text in html.items() if sent.get(key) != text}
             sent = html
             yield [("rows", json.dumps({"rows": changed, "order": list(html), "problems": self._problems}))]
@@ -225,7 +236,7 @@ class Server:
             changed = {name: text for name, text in parts.items() if sent.get(name) != text}
             sent = parts
             events = [("parts", json.dumps(changed))] if changed else []
-            curves = to_json(page.curves)
+            curves = await asyncio.to_thread(render_curves, page)
             is_late = curves != drawn and clock() < due
             seen = self if is_late else signature
             if curves != drawn and not is_late:

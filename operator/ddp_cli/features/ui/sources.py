@@ -4,6 +4,7 @@ import os
 import shlex
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -41,32 +42,20 @@ _MOST_OBJECTS: Final = 2000
 Changed = Callable[[], None]
 
 
-class Source:
+class Source(ABC):
     """A place with jobs. ``kind``: how their keys begin; ``problem``: why not all are listed."""
 
     kind: ClassVar[str]
     problem = ""
 
-    def start(self) -> None:
-        """Begin to read; what is read while a page is open needs nothing here."""
-
-    def refresh(self) -> Mapping[str, Row]:
-        """Return the rows of the jobs by their keys; the same object as before if nothing has changed."""
-        raise NotImplementedError
-
+    @abstractmethod
     def find(self, key: str) -> Job:
         """Return a job: one of those that are here, never a path that a browser names. Raises: ClientError."""
-        raise NotImplementedError
 
-    def read_page(self, key: str) -> JobPage:
-        """Return the page of a job. Raises: ClientError."""
-        raise NotImplementedError
+    def start(self) -> None:  # noqa: B027
+        """Begin to read; what is read while a page is open needs nothing here."""
 
-    def sign(self, key: str) -> object:
-        """Return a value that changes with the page of a job."""
-        raise NotImplementedError
-
-    def renew(self, key: str) -> None:
+    def renew(self, key: str) -> None:  # noqa: B027
         """Begin to read what is not watched: a page is opened. Raises: ClientError."""
 
     def read_log(self, key: str, query: LogQuery, cursor: str = "") -> LogPiece:

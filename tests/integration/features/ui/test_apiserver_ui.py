@@ -114,7 +114,7 @@ def test_jobs_and_an_opened_job_follow_by_watches_alone(plane: ControlPlane) -> 
     until(lambda: jobs.read_page("job/team/one").status.progress.step == 15)  # type: ignore[union-attr]
     create(plane, "two")
     set_status(plane, "two", phase="Failed", completionTime="2099-01-01T00:00:00Z")
-    until(lambda: (row := jobs.refresh().get("job/team/two")) and row.attention is Attention.NEEDED)
+    until(lambda: (row := jobs.refresh().get("job/team/two")) and row.attention is Attention.NEEDS_YOU)
     plane.kubectl("delete", "ddp", "one", "-n", "team")
     until(lambda: "job/team/one" not in jobs.refresh())
     with pytest.raises(NotFound, match="may have been deleted"):

@@ -127,6 +127,7 @@ async def test_axe_finds_nothing_serious(browser: Browser, tmp_path: Path) -> No
                 "(key => { location = `/compare?${key}&${key}` })(`job=${location.pathname.slice(1)}`)"
             )
             await browser.until("document.querySelectorAll('#h-results').length === 1")
+            await browser.until("document.readyState === 'complete'")  # with its colours
         await browser.evaluate(f"(() => {{ {script}; }})()")
         found = await browser.evaluate("axe.run().then(result => result.violations)")
         serious = [

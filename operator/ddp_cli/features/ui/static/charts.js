@@ -102,6 +102,7 @@ const ddpCharts = {};
     };
     ctx.save();
     ctx.lineWidth = ratio;
+    ctx.textAlign = "left";
     ctx.font = `${11 * ratio}px ${getComputedStyle(document.body).fontFamily}`;
     ctx.setLineDash([4 * ratio, 3 * ratio]);
     ctx.strokeStyle = ctx.fillStyle = css("--bad");
@@ -115,7 +116,8 @@ const ddpCharts = {};
     free = -Infinity;
     for (const { t, attempt } of data.attempts) {
       const x = find(t, stepAt(t), 60);
-      if (x !== null) ctx.fillText(`attempt ${attempt}`, x + 3 * ratio, bottom - 12 * ratio);
+      const place = Math.min(x + 3 * ratio, bbox.left + bbox.width - 40 * ratio);
+      if (x !== null) ctx.fillText(`attempt ${attempt}`, place, bottom - 12 * ratio);
     }
     free = -Infinity;
     for (const { t, step } of data.checkpoints) {

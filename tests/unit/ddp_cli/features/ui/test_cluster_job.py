@@ -15,6 +15,7 @@ import pytest
 
 from ddp_cli.__main__ import main
 from ddp_cli.features.ui.cluster_job import ClusterData, read_job
+from ddp_cli.features.ui.curves import build_curves
 from ddp_cli.features.ui.job_page import build_job_page
 from ddp_cli.features.ui.render import render_saved
 from ddp_cli.features.ui.run import RecordedRun, split_processes
@@ -85,7 +86,7 @@ def test_interruption_whose_event_was_deleted_has_the_cause_of_the_last_restart(
 
 def test_page_has_charts_links_and_command() -> None:
     job_page = build_job_page(read_job(job(), ClusterData(EVENTS), NOW), NOW)
-    assert [chart["id"] for chart in job_page.curves["charts"]] == ["loss", "rate", "accuracy"]
+    assert [chart["id"] for chart in build_curves(job_page.run)["charts"]] == ["loss", "rate", "accuracy"]
     page = render_saved(job_page)
     assert '<a href="https://wandb.ai/e/p/runs/digits-1?a&amp;b"' in page
     assert "python train.py" in page

@@ -136,8 +136,8 @@ def test_differences_name_options_and_settings(tmp_path: Path) -> None:
     run.resource["spec"]["template"]["spec"]["containers"] = [container]
     other.resource["spec"]["template"]["spec"]["containers"] = [changed]
     found = {difference.name: difference.values for difference in find_differences([run, other])}
-    assert found["template.spec.containers[trainer].args --lr"] == ["0.1", "0.2"]
-    assert found["template.spec.containers[trainer].args --amp"] == ["set", ""]
+    assert found["args --lr"] == ["0.1", "0.2"]
+    assert found["args --amp"] == ["set", ""]
     assert found["commit"] == ["abc1234 Fix <it>", "def"]
     assert not any("--seed" in name for name in found)
 

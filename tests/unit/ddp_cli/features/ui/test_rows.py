@@ -26,14 +26,14 @@ def waits(kind: str, reason: str, age: int = 10) -> dict[str, Any]:
 
 STATES: dict[str, tuple[dict[str, Any], Attention, str]] = {
     "training": ({"phase": "Running", "conditions": TRAINING}, Attention.TRAINING, "Training"),
-    "stalled": (waits("Progressing", "Stalled"), Attention.NEEDED, "Hangs"),
-    "nan": ({"phase": "Running", "conditions": TRAINING, "progress": {"loss": "nan"}}, Attention.NEEDED, "Diverged"),
+    "stalled": (waits("Progressing", "Stalled"), Attention.NEEDS_YOU, "Hangs"),
+    "nan": ({"phase": "Running", "conditions": TRAINING, "progress": {"loss": "nan"}}, Attention.NEEDS_YOU, "Diverged"),
     "queued": (waits("Scheduled", "QuotaPending", 9999), Attention.WAITING, "Waiting"),
-    "no image": (waits("Scheduled", "ImagePull"), Attention.NEEDED, "Blocked"),
+    "no image": (waits("Scheduled", "ImagePull"), Attention.NEEDS_YOU, "Blocked"),
     "starts": (waits("Rendezvoused", "WaitingForRanks"), Attention.WAITING, "Waiting"),
-    "starts long": (waits("Rendezvoused", "WaitingForRanks", 999), Attention.NEEDED, "Blocked"),
+    "starts long": (waits("Rendezvoused", "WaitingForRanks", 999), Attention.NEEDS_YOU, "Blocked"),
     "suspended": ({"phase": "Suspended", "conditions": TRAINING}, Attention.PAUSED, "Paused"),
-    "failed now": ({"phase": "Failed", "completionTime": NOW.isoformat()}, Attention.NEEDED, "Failed"),
+    "failed now": ({"phase": "Failed", "completionTime": NOW.isoformat()}, Attention.NEEDS_YOU, "Failed"),
     "failed long ago": ({"phase": "Failed", "completionTime": LONG_AGO}, Attention.ENDED, "Failed"),
     "succeeded": ({"phase": "Succeeded", "completionTime": NOW.isoformat()}, Attention.ENDED, "Succeeded"),
 }
@@ -54,7 +54,7 @@ def test_jobs_that_need_a_person_are_first_then_the_newest() -> None:
         rows.append(build_row(resource() | {"status": {**status, "startTime": started}}, NOW, key=str(number)))
     ordered = [row.attention for row in sort_rows(rows)]
     assert ordered == sorted(ordered)
-    needed = [row.started for row in sort_rows(rows) if row.attention is Attention.NEEDED]
+    needed = [row.started for row in sort_rows(rows) if row.attention is Attention.NEEDS_YOU]
     assert needed == sorted(needed, reverse=True)
 
 
@@ -77,7 +77,7 @@ def test_job_with_an_odd_status_has_a_row(status: Any) -> None:
 def test_job_that_cannot_be_read_has_a_row_with_the_reason() -> None:
     broken = {"metadata": {"name": "x"}, "spec": {"template": 3, "nodes": []}, "status": {"phase": "Running"}}
     row = build_row(broken, NOW, key="job/a/x")
-    assert row.attention is Attention.NEEDED
+    assert row.attention is Attention.NEEDS_YOU
     assert "cannot be read" in row.reason
 
 
