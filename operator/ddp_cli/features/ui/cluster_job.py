@@ -16,7 +16,7 @@ from ddp_cli.client.cluster_backend import ClusterBackend, find_events
 from ddp_cli.client.errors import ApiError, ClientError
 from ddp_cli.client.points import join_points, read_pod_page, read_pod_points, read_points
 from ddp_cli.client.records import RecordBackend
-from ddp_cli.features.ui.job_page import JobPage, build_job_page
+from ddp_cli.features.ui.job_page import JobPage
 from ddp_cli.features.ui.run import LoggedEvent, PodFacts, RecordedRun, Row
 from ddp_cli.local.folder import COLUMNS
 from ddp_cli.view.why import LeaseRenewal, explain_why
@@ -98,7 +98,7 @@ def build_cluster_page(backend: ClusterBackend, run: RecordedRun, data: ClusterD
     metadata = run.resource["metadata"]
     now = utc_now()
     deleted = isinstance(backend, RecordBackend)
-    return build_job_page(
+    return JobPage(
         run,
         now,
         key=key,

@@ -56,7 +56,7 @@ def join_curves(runs: Sequence[RecordedRun]) -> dict[str, Any]:
                 joined = charts.setdefault(chart["id"], {**chart, "lines": []})
                 joined["lines"] += [{**line, "color": number} for line in chart["lines"] if line["name"] == run.name]
     shown = [chart for chart in charts.values() if chart["lines"]]
-    return {"clock": "each job's start", "charts": shown, "marks": [], "attempts": [], "checkpoints": []}
+    return {"clock": "each job's start", "charts": shown, "marks": [], "checkpoints": []}
 
 
 def list_results(pages: Sequence[JobPage]) -> list[Result]:

@@ -1,8 +1,8 @@
 """The curves of a run as data for the browser, and a small one as the points of an SVG polyline. Pure."""
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from itertools import pairwise
 from typing import Any, Final
 
 from ddp_cli.features.ui.run import Point, RecordedRun, Row, split_processes, split_step_time
@@ -40,19 +40,20 @@ def build_curves(run: RecordedRun, name: str = "") -> dict[str, Any]:
         _build_chart(split_step_time(rows), "step-time", "Time of a step on rank 0", "ms", _STEP_PARTS),
         _build_chart(rows, "learning-rate", "Learning rate", "", {name or "learning rate": "learning_rate"}),
     ]
-    first_rows = [part[0] for part in split_processes(rows)]
-    attempts = [
-        {"t": after["time"], "attempt": int(after.get("attempt", 1))}
-        for before, after in pairwise(first_rows)
-        if after.get("attempt", 1) > before.get("attempt", 1)
-    ]
     return {
         "clock": "the job's start",
         "charts": [chart for chart in charts if chart["lines"]],
-        "marks": [{"t": mark.time, "label": mark.label, "cause": mark.cause} for mark in run.marks],
-        "attempts": attempts,
-        "checkpoints": [{"t": time, "step": step} for time, step in run.checkpoints],
+        "marks": [_build_mark(rows, number, mark.time) for number, mark in enumerate(run.marks, 1)],
+        "checkpoints": [{"t": time, "s": step} for time, step in run.checkpoints],
     }
+
+
+def _build_mark(rows: Sequence[Row], number: int, time: float) -> dict[str, Any]:
+    """Return an interruption with its step, its number in the timeline, and the attempt that begins with it."""
+    place = bisect_right(rows, time, key=lambda row: row["time"])
+    attempts = [row.get("attempt", 1.0) for row in rows[max(0, place - 1) : place + 1]]
+    text = f"{number} attempt {attempts[1]:.0f}" if len(attempts) == 2 and attempts[1] > attempts[0] else str(number)
+    return {"t": time, "s": rows[place - 1].get("step") if place else None, "text": text}
 
 
 def _build_chart(rows: Sequence[Row], key: str, title: str, unit: str, columns: Mapping[str, str]) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final, NamedTuple
 
@@ -100,23 +100,42 @@ class RankRow:
         return None if self.step_time is None or self.own is None else max(0.0, self.step_time - self.own)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class JobPage:
-    """All that the page of a job shows."""
+    """All that the page of a run shows. ``argument``: the job in commands; empty: the run has none."""
 
-    key: str
-    place: str
     run: RecordedRun
-    state: State
-    findings: Sequence[Note]
+    now: datetime
+    why: Why | None = None
+    key: str = ""
+    place: str = ""
+    argument: str = ""
+    ranks_note: str = ""
+    deleted: bool = False
+    state: State = field(init=False)
+    trains: bool = field(init=False)
+    findings: Sequence[Note] = field(init=False)
     """What it does or why it does not, and what else a person should know, each with its remedy."""
 
-    cards: Sequence[Card]
-    bars: Sequence[Bar]
-    ranks: Sequence[RankRow]
-    commands: Sequence[Command]
-    trains: bool
-    ranks_note: str = ""
+    cards: Sequence[Card] = field(init=False)
+    bars: Sequence[Bar] = field(init=False)
+    ranks: Sequence[RankRow] = field(init=False)
+    commands: Sequence[Command] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Find what the page shows of its run."""
+        run = self.run
+        why = explain_run(run, self.why, self.now)
+        self.state = name_state(run.status, why, judge_attention(run.status, why, self.now))
+        if self.deleted:
+            self.state = self.state._replace(word=f"{self.state.word}, deleted")
+        self.trains = is_training(run.status, why)
+        self.ranks = list_ranks(run)
+        notes = [Note(why.what, why.todo), *why.notes]
+        self.findings = [_detail(note, run, self.ranks) if note.is_about_ranks else note for note in notes]
+        self.cards = list_cards(run, self.now, trains=self.trains)
+        self.bars = list_bars(run, self.now)
+        self.commands = list(_list_commands(run, self.argument, deleted=self.deleted)) if self.argument else ()
 
     @property
     def status(self) -> Status:
@@ -136,43 +155,13 @@ class JobPage:
         return [link for link in links if link.startswith(("https://", "http://"))]
 
 
-def build_job_page(
-    run: RecordedRun,
-    now: datetime,
-    *,
-    key: str = "",
-    place: str = "",
-    why: Why | None = None,
-    ranks_note: str = "",
-    argument: str = "",
-    deleted: bool = False,
-) -> JobPage:
-    """Return the page of a run. ``argument``: the job in commands; empty: the run has none."""
-    status = run.status
+def explain_run(run: RecordedRun, why: Why | None, now: datetime) -> Why:
+    """Return the explanation of a run, with advice for its place. ``why``: what is known from more than its status."""
     why = why or explain_why(run.resource, (), now)
-    if run.command:
-        why = keep_local_advice(why)
     if run.interrupted:
-        what, _, remedy = explain_interruption(run.resource, status, run.command).partition(" Start it with: ")
-        todo = f"Start it with: {remedy}" if remedy else ""
-        why = Why(why.name, "Failed", c.INTERRUPTED, what, todo)
-    state = name_state(status, why, judge_attention(status, why, now))
-    ranks = list_ranks(run)
-    findings = [Note(why.what, why.todo), *why.notes]
-    trains = is_training(status, why)
-    return JobPage(
-        key=key,
-        place=place,
-        run=run,
-        state=state._replace(word=f"{state.word}, deleted") if deleted else state,
-        trains=trains,
-        findings=[_detail(note, run, ranks) if note.is_about_ranks else note for note in findings],
-        cards=list_cards(run, now, trains=trains),
-        bars=list_bars(run, now),
-        ranks=ranks,
-        commands=list(_list_commands(run, argument, deleted=deleted)) if argument else (),
-        ranks_note=ranks_note,
-    )
+        what, _, remedy = explain_interruption(run.resource, run.status, run.command).partition(" Start it with: ")
+        return Why(why.name, "Failed", c.INTERRUPTED, what, f"Start it with: {remedy}" if remedy else "")
+    return keep_local_advice(why) if run.command else why
 
 
 def _detail(note: Note, run: RecordedRun, ranks: Sequence[RankRow]) -> Note:

@@ -20,7 +20,7 @@ from ddp_cli.client.local import LocalBackend
 from ddp_cli.client.logs import has_log, log_pod
 from ddp_cli.client.runs import read_job as read_run_job
 from ddp_cli.features.ui.cluster_job import ClusterData, build_cluster_page, read_job
-from ddp_cli.features.ui.job_page import JobPage, build_job_page
+from ddp_cli.features.ui.job_page import JobPage
 from ddp_cli.features.ui.logs import LogFollower, LogPiece, LogQuery, follow_pods, follow_run, read_piece
 from ddp_cli.features.ui.rows import Row, build_row
 from ddp_cli.features.ui.run import RecordedRun, read_run
@@ -152,7 +152,7 @@ class LocalRuns(Source):
 
 def build_run_page(run: RecordedRun, path: Path, *, key: str = "") -> JobPage:
     """Return the page of the run in a folder of this machine."""
-    return build_job_page(run, utc_now(), key=key, place="this machine", argument=shlex.quote(str(path)))
+    return JobPage(run, utc_now(), key=key, place="this machine", argument=shlex.quote(str(path)))
 
 
 def _find_mtime(path: Path) -> int:

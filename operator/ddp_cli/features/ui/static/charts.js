@@ -81,47 +81,34 @@ const ddpCharts = {};
     return [place, ...(options.smooth ? raw : []), ...series];
   }
 
-  function stepAt(time) {
-    let step = null;
-    for (const part of data.charts[0].lines[0].parts) {
-      part.t.forEach((t, place) => { if (t <= time) step = part.s[place] ?? step; });
-    }
-    return step;
-  }
-
   function drawMarks({ ctx, bbox, valToPos }) {
     const ratio = devicePixelRatio;
     const bottom = bbox.top + bbox.height;
-    let free = -Infinity; // Marks of one kind that would cover each other are left out.
-    const find = (time, step, width) => {
-      const value = options.axis === "t" ? time : step;
-      const x = value === null ? -1 : valToPos(value, "x", true);
-      if (x < bbox.left || x > bbox.left + bbox.width || x < free) return null;
-      free = x + width * ratio;
+    const end = bbox.left + bbox.width;
+    let free = -Infinity; // A mark that would cover the one before is left out.
+    const find = (mark, width) => {
+      const x = mark[options.axis] === null ? -1 : valToPos(mark[options.axis], "x", true);
+      if (x < bbox.left || x > end || x < free) return null;
+      free = x + width;
       return x;
     };
     ctx.save();
     ctx.lineWidth = ratio;
-    ctx.textAlign = "left";
     ctx.font = `${11 * ratio}px ${getComputedStyle(document.body).fontFamily}`;
     ctx.setLineDash([4 * ratio, 3 * ratio]);
     ctx.strokeStyle = ctx.fillStyle = css("--bad");
-    data.marks.forEach((mark, number) => {
-      const x = find(mark.t, stepAt(mark.t), 12);
-      if (x === null) return;
+    for (const mark of data.marks) {
+      const width = ctx.measureText(mark.text).width + 6 * ratio;
+      const x = find(mark, width);
+      if (x === null) continue;
       ctx.stroke(new Path2D(`M${x} ${bbox.top}V${bottom}`));
-      ctx.fillText(number + 1, x + 3 * ratio, bbox.top + 10 * ratio);
-    });
-    ctx.fillStyle = css("--soft");
-    free = -Infinity;
-    for (const { t, attempt } of data.attempts) {
-      const x = find(t, stepAt(t), 60);
-      const place = Math.min(x + 3 * ratio, bbox.left + bbox.width - 40 * ratio);
-      if (x !== null) ctx.fillText(`attempt ${attempt}`, place, bottom - 12 * ratio);
+      ctx.textAlign = x + width > end ? "right" : "left";
+      ctx.fillText(mark.text, x + (x + width > end ? -3 : 3) * ratio, bbox.top + 10 * ratio);
     }
     free = -Infinity;
-    for (const { t, step } of data.checkpoints) {
-      const x = find(t, step, 7);
+    ctx.fillStyle = css("--soft");
+    for (const checkpoint of data.checkpoints) {
+      const x = find(checkpoint, 7 * ratio);
       if (x !== null) ctx.fill(new Path2D(`M${x} ${bottom - 7 * ratio}l${-4 * ratio} ${7 * ratio}h${8 * ratio}z`));
     }
     ctx.restore();

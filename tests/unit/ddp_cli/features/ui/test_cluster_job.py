@@ -16,7 +16,7 @@ import pytest
 from ddp_cli.__main__ import main
 from ddp_cli.features.ui.cluster_job import ClusterData, read_job
 from ddp_cli.features.ui.curves import build_curves
-from ddp_cli.features.ui.job_page import build_job_page
+from ddp_cli.features.ui.job_page import JobPage
 from ddp_cli.features.ui.render import render_saved
 from ddp_cli.features.ui.run import RecordedRun, split_processes
 from ddp_operator.api.kubeobjects import format_time
@@ -85,7 +85,7 @@ def test_interruption_whose_event_was_deleted_has_the_cause_of_the_last_restart(
 
 
 def test_page_has_charts_links_and_command() -> None:
-    job_page = build_job_page(read_job(job(), ClusterData(EVENTS), NOW), NOW)
+    job_page = JobPage(read_job(job(), ClusterData(EVENTS), NOW), NOW)
     assert [chart["id"] for chart in build_curves(job_page.run)["charts"]] == ["loss", "rate", "accuracy"]
     page = render_saved(job_page)
     assert '<a href="https://wandb.ai/e/p/runs/digits-1?a&amp;b"' in page
@@ -142,7 +142,7 @@ def test_prometheus_has_more_than_status(prometheus: tuple[str, list[dict[str, s
     url, asked = prometheus
     run = read_job(job(attempt=2), ClusterData(), NOW, f"{url}/")
     assert list_points(run, "loss") == [[(15.0, 1.0), (45.0, 1 / 3)], [(60.0, 0.2)]]
-    (rank,) = build_job_page(run, NOW).ranks
+    (rank,) = JobPage(run, NOW).ranks
     assert (rank.rank, rank.pod, rank.step_time, rank.own) == ("3", "", 0.5, 0.4)
     assert all('namespace="ml",ddp_job="digits"' in item["query"] for item in asked)
     assert {(item["start"], item["end"]) for item in asked if "start" in item} == {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ddp_cli.features.ui.compare import Result, list_results, render_comparison
-from ddp_cli.features.ui.job_page import JobPage, build_job_page
+from ddp_cli.features.ui.job_page import JobPage
 from ddp_cli.features.ui.run import RecordedRun
 from ddp_operator.api.parse import parse_status
 from tests.support.builders import NOW, resource
@@ -19,7 +19,7 @@ def make(name: str, steps: int, loss: float, rate: float, phase: str = "Running"
         {"time": 1e9 + step, "step": float(step), "loss": loss + 100 / step, "samples_per_second": rate}
         for step in range(1, steps + 1)
     ]
-    return build_job_page(RecordedRun(job, parse_status(job), rows, (), name=name, under_way=True), NOW)
+    return JobPage(RecordedRun(job, parse_status(job), rows, (), name=name, under_way=True), NOW)
 
 
 def read(*runs: JobPage) -> dict[str, Result]:

@@ -12,7 +12,7 @@ import pytest
 from ddp_cli.__main__ import main
 from ddp_cli.features.ui.cluster_job import ClusterData, read_job
 from ddp_cli.features.ui.held_run import select_run
-from ddp_cli.features.ui.job_page import build_job_page
+from ddp_cli.features.ui.job_page import JobPage
 from ddp_cli.features.ui.render import render_saved
 from ddp_cli.features.ui.run import RecordedRun
 from ddp_operator.api.kubeobjects import format_time
@@ -88,7 +88,7 @@ def test_page_has_only_what_belongs_to_run(
     run = select(number)
     assert [(row["time"] - run.start, row["loss"]) for row in run.rows if "loss" in row] == points
     assert [event.message for event in run.events] == events
-    page = render_saved(build_job_page(run, NOW + timedelta(seconds=400)))
+    page = render_saved(JobPage(run, NOW + timedelta(seconds=400)))
     for fact in (*facts, f"digits, run {number}"):
         assert fact in page
     assert absent not in page

@@ -8,7 +8,7 @@ from typing import Any
 
 from ddp_cli.features.ui.compare import find_differences
 from ddp_cli.features.ui.job_page import (
-    build_job_page,
+    JobPage,
     describe_cost,
     format_settings,
     list_bars,
@@ -98,11 +98,11 @@ def test_advice_about_a_slow_rank_names_its_pod_and_its_node() -> None:
     job = resource() | {"status": {"phase": "Running", "conditions": TRAINING, "stragglers": [SLOW]}}
     run = RecordedRun(job, parse_status(job), (), (), name="x", under_way=True)
     other = PodFacts(1, name="x-1-1", node="node-b", report=decode_report(build_report(ranks=[{"rank": 4}]).encode()))
-    _, slow = build_job_page(replace(run, pods=[other, report(4, slow=2)._replace(name="x-1-0")]), NOW).findings
+    _, slow = JobPage(replace(run, pods=[other, report(4, slow=2)._replace(name="x-1-0")]), NOW).findings
     assert slow.what.startswith("Rank 2 needs 1.7 times as long as its peers for its own work")
     assert slow.todo.startswith("Rank 2 runs in pod x-1-0 on node-a. Look at its node")
     assert slow.is_about_ranks
-    _, unread = build_job_page(replace(run, pods=[other]), NOW).findings
+    _, unread = JobPage(replace(run, pods=[other]), NOW).findings
     assert unread.todo.startswith("Look at its node")
 
 

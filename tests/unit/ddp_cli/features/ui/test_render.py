@@ -6,7 +6,6 @@ import base64
 import hashlib
 import json
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -81,9 +80,8 @@ def test_saved_page_has_the_curves_of_the_run_with_their_marks(tmp_path: Path) -
     assert [chart["id"] for chart in curves["charts"]] == ["loss", "rate", "step-time"]
     loss = curves["charts"][0]["lines"][0]
     assert [len(part["t"]) for part in loss["parts"]] == [6, 5, 1], "no line over a restart"
-    assert [mark["label"] for mark in curves["marks"]] == ["restart", "UserError"]
-    assert curves["attempts"] == [{"t": 11.0, "attempt": 2}]
-    assert [mark["step"] for mark in curves["checkpoints"]] == [4.0, 8.0]
+    assert curves["marks"] == [{"t": 5.0, "s": 5.0, "text": "1"}, {"t": 10.0, "s": 10.0, "text": "2 attempt 2"}]
+    assert [mark["s"] for mark in curves["checkpoints"]] == [4.0, 8.0]
 
 
 def test_saved_page_hides_the_values_of_environment_variables(tmp_path: Path) -> None:
@@ -139,7 +137,9 @@ def test_failure_has_its_traceback_or_the_reason_for_none(
 
 def test_explanation_has_its_commands_marked(tmp_path: Path) -> None:
     text = "Run changed code: ddp rerun mine -n team. It ends; kubectl get pods -o wide -l a=b."
-    job = replace(make_page(tmp_path), findings=[Note("", text)], commands=())
+    job = make_page(tmp_path)
+    job.findings = [Note("", text)]
+    job.commands = ()
     marked = render_parts(job)["now"]
     assert re.findall(r"<code>(.*?)</code>", marked) == ["ddp rerun mine -n team", "kubectl get pods -o wide -l a=b"]
 
