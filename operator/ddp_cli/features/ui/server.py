@@ -49,8 +49,6 @@ _HEADERS: Final = {
 _HOSTS: Final = ("127.0.0.1", "localhost", "[::1]")
 _TYPES: Final = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
 _TICK_SECONDS: Final = 0.7
-_PING_SECONDS: Final = 10.0
-"""After this time without a change, a comment is sent, by which a closed page is noticed."""
 _CURVES_SECONDS: Final = 1.0
 _MOST_STREAMS: Final = 32
 _FIRST_ROWS: Final = 24
@@ -274,21 +272,19 @@ class Server:
         response = web.StreamResponse(headers={**_HEADERS, "Content-Type": "text/event-stream"})
         await response.prepare(request)
         self._streams += 1
-        clock = asyncio.get_running_loop().time
-        sent_at = clock()
         try:
             async with aclosing(looks):
                 async for events in looks:
-                    text = "".join(f"event: {name}\ndata: {data}\n\n" for name, data in events)
-                    if text or clock() - sent_at > _PING_SECONDS:
-                        await response.write((text or ": \n\n").encode())
-                        sent_at = clock()
+                    for name, data in events:
+                        await response.write(f"event: {name}\ndata: {data}\n\n".encode())
                     await self._wait()
+                    if request.transport is None:
+                        break  # the page was closed
         except ClientError as error:
             with suppress(ConnectionError):
                 await response.write(f"event: problem\ndata: {json.dumps(make_printable(str(error)))}\n\n".encode())
         except ConnectionError:
-            pass  # the page was closed
+            pass  # the page was closed meanwhile
         finally:
             self._streams -= 1
         return response

@@ -88,7 +88,7 @@ class LocalRuns(Source):
     def refresh(self) -> Mapping[str, Row]:
         """Return the rows of the newest runs; the same object as before if nothing has changed."""
         self.problem = f"{self._runs} is a link; name its target with --runs-dir" if self._runs.is_symlink() else ""
-        written = {name: time for name in self._list_names() if (time := _find_mtime(self._runs / name / STATUS_FILE))}
+        written = self._list_written()
         newest = sorted(written, key=written.__getitem__, reverse=True)
         if len(newest) > _MOST_RUNS:
             self.problem = f"only the newest {_MOST_RUNS} of {len(newest)} runs are listed"
@@ -98,13 +98,17 @@ class LocalRuns(Source):
         self._read = read
         return self._rows
 
-    def _list_names(self) -> list[str]:
-        """Return the names of the folders that may be runs."""
+    def _list_written(self) -> dict[str, int]:
+        """Return the folders of runs by their names, and when the status of each was written."""
+        written: dict[str, int] = {}
         if self._runs.is_symlink():
-            return []
+            return written
         with suppress(OSError), os.scandir(self._runs) as entries:
-            return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
-        return []
+            for entry in entries:
+                with suppress(OSError):  # no run, or deleted meanwhile
+                    if entry.is_dir(follow_symlinks=False):
+                        written[entry.name] = os.lstat(f"{entry.path}/{STATUS_FILE}").st_mtime_ns
+        return written
 
     def _read_again(self, name: str, written: int) -> _ReadRun:
         before = self._read.get(name)
@@ -124,7 +128,7 @@ class LocalRuns(Source):
     def _find_folder(self, key: str) -> RunFolder:
         name = key.removeprefix("run/")
         folder = RunFolder(self._runs / name)
-        if name not in self._list_names() or not folder.status.exists() or not is_own_folder(folder.path):
+        if name not in self._list_written() or not is_own_folder(folder.path):
             raise NotFound(f"run {name[:80]} does not exist in {self._runs}; it may have been deleted")
         return folder
 

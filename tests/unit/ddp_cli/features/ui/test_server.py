@@ -206,6 +206,10 @@ async def test_number_of_streams_is_bounded(client: Client) -> None:
     assert [response.status for response in responses] == [200] * 32 + [502]
     for response in responses:
         response.close()
+    while True:  # until the server has noticed that they are closed
+        async with client.get("/events") as response:
+            if response.status == 200:
+                break
 
 
 async def test_log_is_sent_escaped(client: Client, runs: Path, name: str) -> None:
