@@ -24,7 +24,8 @@ _MOST_DIFFERENCES: Final = 300
 _OPTION: Final = re.compile(r" (--[^\s=]+)(?:[= ]('[^']*'|[^\s-]\S*))?")
 """An option of a command line and its value, if it has one."""
 _TRAINER: Final = f"template.spec.containers[{constants.TRAINER_CONTAINER}]."
-_INCIDENTAL: Final = ("rendezvous.port", "command", "uid", "directory")
+_INCIDENTAL: Final = ("rendezvous.port", "command", "image", "uid", "directory")
+"""Settings that differ anyway, and facts that are settings too."""
 
 
 class Result(NamedTuple):

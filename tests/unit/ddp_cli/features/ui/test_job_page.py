@@ -139,6 +139,9 @@ def test_differences_name_options_and_settings(tmp_path: Path) -> None:
     assert found["args --lr"] == ["0.1", "0.2"]
     assert found["args --amp"] == ["set", ""]
     assert found["commit"] == ["abc1234 Fix <it>", "def"]
+    other.resource["spec"]["template"]["spec"]["containers"][0]["image"] = "new"
+    other.facts = {"image": "new"}
+    assert [item.name for item in find_differences([run, other])].count("image") == 1
     assert not any("--seed" in name for name in found)
 
 
