@@ -57,7 +57,13 @@ const ddpMake = (tag, values, ...children) => {
     const copy = target.closest("[data-copy]");
     if (target.closest("[data-reload]")) location.reload();
     if (!copy) return;
-    await navigator.clipboard.writeText(copy.previousElementSibling.textContent);
+    const command = copy.previousElementSibling;
+    try {
+      await navigator.clipboard.writeText(command.textContent);
+    } catch { // a browser that forbids it
+      getSelection().selectAllChildren(command);
+      document.execCommand("copy");
+    }
     copy.textContent = "Copied";
     setTimeout(() => { copy.textContent = "Copy"; }, 1500);
   });
