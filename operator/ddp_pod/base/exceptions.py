@@ -48,7 +48,8 @@ class FailingCode(NamedTuple):
 
     ``code``: of the script's own line, empty for a check; ``check``: what a library's check requires, or what one of
     the script refuses; ``values``: of names in these; ``differ``: in what the tensors among the values differ: device,
-    dtype or shape; ``names``: which names exist instead of one that was not found, in ``package``, with its version.
+    dtype or shape; ``names``: which names exist instead of one that was not found, in ``package``, with its version;
+    ``device``: on which the script's own line has called torch's native code for known tensors; empty: it has not.
     """
 
     code: str = ""
@@ -57,6 +58,7 @@ class FailingCode(NamedTuple):
     differ: str = ""
     names: str = ""
     package: str = ""
+    device: str = ""
 
 
 class ExceptionFacts(NamedTuple):

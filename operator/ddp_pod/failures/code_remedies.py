@@ -12,6 +12,13 @@ _CONVERSIONS: Final = {
     "dtype": "convert the tensors (.to(dtype)), or use torch.autocast",
     "shape": "make the shapes fit, also of the last, smaller batch (drop_last=True)",
 }
+_CONVERSION_OF_ONE: Final = "convert it (.float(), .to(dtype))"
+# How torch's messages name dtypes.
+_DTYPES: Final = {
+    "Long": "int64", "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
+    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16",
+}  # fmt: skip
+_DTYPE: Final = re.compile(rf"\b({'|'.join(_DTYPES)})\b")
 # What a message is about, if the facts do not show it.
 _PROPERTIES: Final = {
     "device": re.compile(r"\bdevices?\b|\btorch\.cuda\."),
@@ -51,7 +58,8 @@ def advise_on_code(end: WorkerEnd, kind: FailureKind) -> str:
         return f"as the message says: {advice}{values}"
     if failing.check and failing.differ not in ("device", "dtype"):
         return f"meet what {code} requires: {failing.check}{values}" if failing.code else _describe_check(failing)
-    action = _find_action(failing, end.message if failing.differ or kind is UNFIT_TENSORS else "")
+    is_of_tensors = bool(failing.differ) or kind is UNFIT_TENSORS
+    action = _find_action(failing, end.message if is_of_tensors else "") or _find_conversion(failing, message)
     if action:
         return f"{action}: {code}{values}" if values else action
     if facts.is_a("UnboundLocalError"):
@@ -91,6 +99,12 @@ def _find_action(failing: FailingCode, message: str) -> str:
     """Return what to do about tensors that differ; empty: they do not, or the message is about something else."""
     about = next((name for name, words in _PROPERTIES.items() if words.search(message)), "")
     return _CONVERSIONS.get(failing.differ if failing.differ in ("device", "dtype") else about, "")
+
+
+def _find_conversion(failing: FailingCode, message: str) -> str:
+    """Return what to do about a dtype that a message names and a value has; empty: there is none."""
+    dtypes = {_DTYPES[name] for name in _DTYPE.findall(message)}
+    return _CONVERSION_OF_ONE if dtypes.intersection(re.findall(r"(\w+)\[", failing.values)) else ""
 
 
 def _find_sentence(pattern: "re.Pattern[str]", message: str) -> str:

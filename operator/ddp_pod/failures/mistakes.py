@@ -86,12 +86,16 @@ def _has_looked_outside(facts: ExceptionFacts) -> bool:
 
 
 def _is_refusal(facts: ExceptionFacts) -> bool:
-    """Return whether an error is a library's check of its arguments or state, rather than about what is outside."""
+    """Return whether an error is a library's check of its arguments or state, rather than about what is outside.
+
+    Native code checks tensors on the CPU alike in each attempt. On another device it may be that device which fails.
+    """
     if _MEDIATORS.search(facts.place) or _has_looked_outside(facts):
         return False
     if facts.line.startswith(("raise ", "assert ")):
         return bool(_CHECKING_LIBRARY.search(facts.place))
-    return bool(_TORCH.search(facts.place)) and not _NATIVE.search(facts.message)
+    is_torch = _TORCH.search(facts.place) or facts.failing.device == "cpu"
+    return bool(is_torch) and not _NATIVE.search(facts.message)
 
 
 def _is_neutral(facts: ExceptionFacts) -> bool:

@@ -13,7 +13,7 @@ from typing import Any, Final, NamedTuple
 from ..base.exceptions import LIBRARY, FailingCode
 from ..base.files import is_own_file
 from .near_names import find_names
-from .values import Values, read_operand
+from .values import MISSING, Values, is_native_function, is_tensor_value, read_operand
 
 _MOST_BYTES: Final = 1 << 19  # of a source file, whose tree takes hundred times as much
 _MOST_VALUES: Final = 6
@@ -70,7 +70,8 @@ def find_failing_code(error: BaseException) -> FailingCode:
         "" if required is None else _unparse(required),
         _shorten(", ".join(values.list_texts()[:_MOST_VALUES]), _VALUES_LIMIT),
         values.differ,
-        *(find_names(error, last.frame, last.expression) if last is not None else ()),
+        *(find_names(error, last.frame, last.expression) if last is not None else ("", "")),
+        values.device if own is not None and own is last and _is_native(own) else "",
     )
 
 
@@ -100,8 +101,9 @@ def _find_part(error: BaseException, trace: TracebackType) -> _Part | None:
     lines = linecache.getlines(frame.f_code.co_filename, frame.f_globals)
     if not lines or sum(map(len, lines)) > _MOST_BYTES:
         return None
-    path = _find_path(ast.parse("".join(lines)), trace.tb_lineno)
-    statement, expression = _find_expression(path, _find_position(frame.f_code, trace.tb_lasti))
+    position = _find_position(frame.f_code, trace.tb_lasti)
+    path = _find_path(ast.parse("".join(lines)), trace.tb_lineno, position[2] if position else None)
+    statement, expression = _find_expression(path, position)
     if statement is None:
         return None
     if isinstance(statement, ast.Assert) and isinstance(error, AssertionError):
@@ -121,20 +123,26 @@ def _find_position(code: CodeType, instruction: int) -> tuple[int | None, ...]:
     return () if list_positions is None else next(islice(list_positions(), instruction // 2, None), ())
 
 
-def _find_path(node: ast.AST, line: int) -> list[ast.AST]:
-    """Return the statements that contain a line, and the blocks between them, the outermost first."""
+def _find_path(node: ast.AST, line: int, column: int | None) -> list[ast.AST]:
+    """Return the statements that contain a line and column, and the blocks between them, the outermost first.
+
+    ``column``: None: unknown.
+    """
     path = [node]
     while True:
         blocks = (child for child in ast.iter_child_nodes(path[-1]) if isinstance(child, _BLOCKS))
-        block = next((block for block in blocks if _has_line(block, line)), None)
+        block = next((block for block in blocks if _has_place(block, line, column)), None)
         if block is None:
             return path
         path.append(block)
 
 
-def _has_line(node: Any, line: int) -> bool:
+def _has_place(node: Any, line: int, column: int | None) -> bool:
     nodes = [node] if hasattr(node, "lineno") else node.body
-    return any(part.lineno <= line <= part.end_lineno for part in nodes)
+    if column is None:
+        return any(part.lineno <= line <= part.end_lineno for part in nodes)
+    ends = (((part.lineno, part.col_offset), (part.end_lineno, part.end_col_offset)) for part in nodes)
+    return any(start <= (line, column) < end for start, end in ends)
 
 
 def _find_expression(path: list[ast.AST], position: tuple[int | None, ...]) -> tuple[ast.stmt | None, ast.AST | None]:
@@ -222,9 +230,29 @@ def _list_operands(node: ast.AST) -> Iterator[ast.expr]:
         is_read = isinstance(node.ctx, ast.Load)
         if is_read:
             yield node
+        root = _find_root(node)
+        yield from () if isinstance(root, ast.Name) else _list_operands(root)
         if isinstance(node, ast.Subscript):
             yield from () if is_read else _list_operands(node.value)
             yield from () if isinstance(node.slice, ast.Constant) else _list_operands(node.slice)
     elif not isinstance(node, (*_INNER_SCOPES, ast.ExceptHandler)):
         for child in ast.iter_child_nodes(node):
             yield from _list_operands(child)
+
+
+def _find_root(node: ast.expr) -> ast.expr:
+    """Return of what an attribute or an item is read in the end: in ``scores.cpu().numpy`` the call."""
+    while isinstance(node, (ast.Attribute, ast.Subscript)):
+        node = node.value
+    return node
+
+
+def _is_native(part: _Part) -> bool:
+    """Return whether the code is an operator, a method of a tensor, or a function of torch that is not Python."""
+    node = part.expression
+    while isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
+        owner, value = read_operand(part.frame, node.func.value)
+        if owner is node.func.value and value is not MISSING:
+            return is_tensor_value(value) or is_native_function(value, node.func.attr)
+        node = _find_root(node.func)
+    return isinstance(node, (ast.BinOp, ast.UnaryOp, ast.Compare, ast.Subscript))

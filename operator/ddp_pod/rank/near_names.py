@@ -10,7 +10,7 @@ from itertools import islice
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, Final, NamedTuple
 
-from .script_objects import find_function, find_module_name, is_instance, list_names
+from .script_objects import find_function, find_member, find_module_name, is_instance, list_children, list_names
 from .values import MISSING, list_attributes, read_operand
 
 _MOST: Final = 6
@@ -93,12 +93,29 @@ def _find_attributes(owner: Any, name: Any) -> Names:
     if owner is MISSING or owner is None or type(name) is not str:
         return Names()
     kind = type(owner)
+    inner = _find_wrapped(owner, name)
+    if inner:
+        return Names(f"{list_names(kind)[0]} has {inner}")
     near = _list_near(name, [*list_attributes(owner), *list_attributes(kind)])
     package = _find_package(owner.__name__ if kind is ModuleType else find_module_name(kind))
     title = owner.__name__ if kind is ModuleType else list_names(kind)[0]
     if near:
         return Names(f"{title} has {', '.join(near)}", package)
     return Names(f"{title} has no {name}", package) if package else Names()
+
+
+def _find_wrapped(owner: Any, name: str) -> str:
+    """Return the way to an attribute of the module around which others are wrapped; empty: it has none."""
+    path = ""
+    for _ in range(_MOST):
+        children = list_children(owner)
+        if len(children) != 1:
+            return ""
+        child, owner = children[0]
+        path += f".{child}"
+        if name in list_attributes(owner) or find_member(type(owner), name) is not None:
+            return f"{path}.{name}"
+    return ""
 
 
 def _find_parameters(error: TypeError, frame: FrameType, code: ast.AST) -> Names:

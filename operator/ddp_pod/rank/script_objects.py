@@ -185,7 +185,19 @@ def _find_wrapped(module: Any) -> Any:
     """Return the module around which a class of PyTorch is wrapped; None for any other module."""
     if not any(name in _WRAPPERS for name in list_names(type(module))):
         return None
-    return next((child for name, child in _list_entries(module, "_modules") if name in _WRAPPING), None)
+    return next((child for name, child in list_children(module) if name in _WRAPPING), None)
+
+
+def is_module(value: Any) -> bool:
+    """Return whether a value is a torch.nn.Module."""
+    torch = sys.modules.get("torch")
+    kind = None if torch is None else getattr(torch.nn, "Module", None)
+    return kind is not None and is_instance(value, kind)
+
+
+def list_children(module: Any) -> list[tuple[str, Any]]:
+    """Return name and module of those directly in a module."""
+    return _list_entries(module, "_modules")
 
 
 def list_modules(module: Any) -> list[tuple[str, Any]]:
@@ -199,7 +211,7 @@ def list_modules(module: Any) -> list[tuple[str, Any]]:
             continue
         seen.add(id(part))
         found.append((name, part))
-        waiting += [(_join(name, key), child) for key, child in reversed(_list_entries(part, "_modules"))]
+        waiting += [(_join(name, key), child) for key, child in reversed(list_children(part))]
     return found
 
 

@@ -7,10 +7,12 @@ from itertools import islice
 from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
 
+from .module_facts import find_module_facts
 from .script_objects import (
     bypass_modes,
     find_member,
     is_instance,
+    is_module,
     list_bases,
     list_names,
     list_own_members,
@@ -27,6 +29,7 @@ _DIGITS: Final = 20
 _MOST_ELEMENTS: Final = 1 << 20  # of a tensor whose numbers are compared
 _CODE: Final = (ModuleType, FunctionType, BuiltinFunctionType, MethodType, type)
 _PLAIN: Final = (bool, int, float, str, list, tuple, dict)  # of a class; any other may be a descriptor
+_NATIVE_MODULES: Final = ("torch", "torch.nn.functional")
 _TABLES: Final = ("_parameters", "_buffers", "_modules")  # of a module
 
 
@@ -48,14 +51,22 @@ class Values:
                 continue
             if value is not None and type(value) not in (bool, int):
                 self._values.append(value)
-            text = f"{ast.unparse(node)[:_NAME_LIMIT]}: {describe(value)}"
-            if text not in self._texts:
+            name = ast.unparse(node)[:_NAME_LIMIT]
+            description = describe(value)
+            text = f"{name}: {description}"
+            if text not in self._texts and name != description:
                 self._texts[text] = not text.endswith(f": {list_names(type(value))[0]}")
                 self._tensors += tensors
 
     def list_texts(self) -> list[str]:
         """Return the texts; those with mere names of classes only if there is no other."""
         return [text for text, is_detailed in self._texts.items() if is_detailed] or list(self._texts)
+
+    @property
+    def device(self) -> str:
+        """The device of all tensors; empty: they have none in common."""
+        devices = {tensor.device.type for tensor in self._tensors}
+        return str(*devices) if len(devices) == 1 else ""
 
     @property
     def differ(self) -> str:
@@ -108,11 +119,28 @@ def list_attributes(owner: Any) -> dict[str, Any]:
 
 def _read_item(frame: FrameType, owner: Any, node: ast.Subscript) -> Any:
     key = read_operand(frame, node.slice)[1]
-    if type(owner) is dict and type(key) in (str, int):
-        return owner.get(key, MISSING)
+    if _is_plain_table(owner) and type(key) in (str, int):
+        return dict.get(owner, key, MISSING)
     if type(owner) in (list, tuple) and type(key) is int and -len(owner) <= key < len(owner):
         return owner[key]
     return MISSING
+
+
+def _is_plain_table(value: Any) -> bool:
+    """Return whether an item of a value is that of a dict, as for OrderedDict and defaultdict."""
+    return is_instance(value, dict) and find_member(type(value), "__getitem__") is vars(dict)["__getitem__"]
+
+
+def is_tensor_value(value: Any) -> bool:
+    """Return whether a value is a tensor without code of its own."""
+    torch: Any = sys.modules.get("torch")
+    return torch is not None and read_tensor(torch, value) is not None
+
+
+def is_native_function(module: Any, name: str) -> bool:
+    """Return whether torch, or torch.nn.functional, has a function that is not Python under a name."""
+    is_torch = type(module) is ModuleType and module.__name__ in _NATIVE_MODULES
+    return is_torch and type(vars(module).get(name)) is BuiltinFunctionType
 
 
 def _list_tensors(value: Any) -> list[Any]:
@@ -139,8 +167,15 @@ def describe(value: Any) -> str:
         return f"{value.dtype.name}{list(value.shape)}"
     if kind.__module__ == "torch" and kind.__name__ in ("dtype", "device", "Size"):
         return str(value)
+    return _describe_object(value)
+
+
+def _describe_object(value: Any) -> str:
     tensors = _list_tensors(value)
-    return _describe_tensor(tensors[0]) if tensors else list_names(kind)[0]
+    if tensors:
+        return _describe_tensor(tensors[0])
+    name = list_names(type(value))[0]
+    return f"{name}{find_module_facts(value)}" if is_module(value) else name
 
 
 def _describe_number(value: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import collections
 import importlib
 import random
 import textwrap
@@ -15,6 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import random_split
 
+from ddp_pod.contract.names import EXIT_USER_ERROR
 from ddp_pod.rank.failing_code import find_failing_code
 from ddp_pod.rank.values import describe
 from tests.support.rank_errors import catch, examine
@@ -30,6 +32,17 @@ class Settings:
     @property
     def password(self) -> str:
         raise AssertionError("code of the script runs")
+
+
+class Layers(nn.Module):
+    """A module of a script whose layers are in containers of Python."""
+
+    def __init__(self, layers: object) -> None:
+        super().__init__()
+        self.layers = layers
+
+    def compute_loss(self) -> None:
+        """Compute, as the method of a model."""
 
 
 def train(model: object, epochs: int, rate: float = 0.1) -> None:
@@ -121,6 +134,26 @@ def encode() -> None:
     nn.functional.one_hot(labels, num_classes=3)
 
 
+def call_wrapped() -> None:
+    model = nn.Sequential(Layers(()))
+    model.compute_loss()  # type: ignore[operator]
+
+
+def optimize_list() -> None:
+    net = Layers([nn.Linear(8, 8), nn.Linear(8, 4)])
+    torch.optim.SGD(net.parameters(), lr=0.1)
+
+
+def store_scores() -> None:
+    scores = torch.zeros(4, 3, dtype=torch.bfloat16)
+    scores.cpu().numpy()
+
+
+def scale() -> None:
+    shadow = collections.OrderedDict(steps=torch.tensor(7))
+    shadow["steps"].mul_(0.5).add_(1)
+
+
 def run_loop_in_loop() -> None:
     async def run() -> None:
         coroutine = asyncio.sleep(0)
@@ -161,6 +194,10 @@ def compute_with_text() -> None:
         (mix_types, "or use torch.autocast: `nn.Linear(8, 4).to(torch.bfloat16)(torch.zeros(2, 8))` (input: float32"),
         (mix_devices, "move the tensors to one device: "),
         (encode, "Class values must be smaller than num_classes (labels: int64[2] of 0 to 5)"),
+        (call_wrapped, "Sequential has .0.compute_loss: correct the name"),
+        (optimize_list, "net: Layers without parameters (layers is a plain list of 2 modules: use nn.ModuleList)"),
+        (store_scores, "convert it (.float(), .to(dtype)): `scores.cpu().numpy()` (scores: bfloat16[4, 3])"),
+        (scale, "convert it (.float(), .to(dtype)): `shadow['steps'].mul_(0.5)` (shadow['steps']: int64[] of 7)"),
         (run_loop_in_loop, "as the message says: asyncio.run() cannot be called from a running event loop"),
         (compute_with_text, "(password: str of 13)"),
     ],
@@ -169,6 +206,26 @@ def test_code_that_failed_shows_what_to_change(work: Callable[[], None], remedy:
     failure = examine(work, tmp_path)
     assert remedy in failure.remedy
     assert SECRET not in failure.remedy
+
+
+def reshape() -> None:
+    torch.zeros(4, device="meta").view(3)
+
+
+@pytest.mark.parametrize(("work", "device"), [(scale, "cpu"), (store_scores, "cpu"), (reshape, ""), (mix_types, "")])
+def test_device_of_known_tensors_in_a_native_call(work: Callable[[], None], device: str) -> None:
+    assert find_failing_code(catch(work)).device == device
+
+
+def test_refusal_of_tensors_on_the_cpu_is_final(tmp_path: Path) -> None:
+    assert examine(scale, tmp_path).container_exit_code == EXIT_USER_ERROR
+
+
+def test_statements_of_one_line_are_told_apart() -> None:
+    def scale_scores() -> None:
+        scores = torch.zeros(3); scores.view(2)  # fmt: skip  # noqa: E702
+
+    assert find_failing_code(catch(scale_scores)).code == "scores.view(2)"
 
 
 def test_check_that_a_helper_of_the_library_reports_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -233,6 +290,14 @@ def test_loops_and_blocks_in_one_line_are_told_apart(tmp_path: Path) -> None:
         (torch.tensor([1.0, float("nan")]), "float32[2], not finite"),
         (torch.tensor(0.5), "float32[] of 0.5"),
         (Settings(), "Settings"),
+        (nn.ReLU(), "ReLU"),
+        (nn.Linear(2, 2), "Linear"),
+        (nn.Linear(2, 2).requires_grad_(False), "Linear of 2 parameters, all frozen (requires_grad=False)"),
+        (
+            nn.Sequential(nn.Linear(2, 2), Layers({"head": nn.Linear(2, 2)})),
+            "Sequential (1.layers is a plain dict of 1 module: use nn.ModuleDict)",
+        ),
+        (Layers([SECRET]), "Layers without parameters"),
     ],
 )
 def test_values_are_described_without_their_content(value: object, text: str) -> None:
