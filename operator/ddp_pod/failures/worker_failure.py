@@ -142,8 +142,7 @@ def complete_worker_end(reported: WorkerEnd, error: Mapping[str, Any]) -> Worker
     exception_type, message = unwrap_helper_error(end.exception_type, end.message)
     chain = _read_chain(error.get("chain"))
     if message != end.message:
-        content = chain[0].content if chain else ""
-        chain = [facts._replace(content=content) for facts in parse_chain(end.message.splitlines())]
+        chain = _build_helper_chain(end.message, chain)
     return end._replace(
         exception_type=exception_type,
         message=shorten_mismatch(message),
@@ -151,6 +150,17 @@ def complete_worker_end(reported: WorkerEnd, error: Mapping[str, Any]) -> Worker
         hang_is_secondary=exception_type == HANG.name and error.get("secondary") is True,
         child=_read_child(error.get("child")),
     )
+
+
+def _build_helper_chain(message: str, recorded: Sequence[ExceptionFacts]) -> list[ExceptionFacts]:
+    """Return the exceptions of a helper from the message that contains them. ``recorded``: the rank's own chain."""
+    chain = parse_chain(message.splitlines())
+    helper = _HELPER.search(message)
+    if recorded:
+        chain = [facts._replace(content=recorded[0].content) for facts in chain]
+    if recorded and chain and helper is not None and helper["helper"]:  # it has sent the code that failed
+        chain[0] = chain[0]._replace(failing=recorded[0].failing)
+    return chain
 
 
 def _read_child(record: Any) -> KilledChild | None:

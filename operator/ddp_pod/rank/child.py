@@ -9,10 +9,12 @@ import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
+from ..base.exceptions import FailingCode
 from ..base.files import BOOTSTRAP, read_json
 from ..contract.names import ENV_RANK_FEATURES
 from . import counters
 from .groups import GroupRecorder
+from .helper_errors import HelperErrors
 from .hooks import ImportHook
 
 if TYPE_CHECKING:
@@ -67,6 +69,7 @@ class ChildHook(ImportHook):
     def start(self) -> None:
         """Watch for the imports of PyTorch."""
         self._groups.start()
+        HelperErrors(_find_failing_code).start()
         super().start()
 
     def watch(self, module: Any) -> None:
@@ -99,3 +102,9 @@ class ChildHook(ImportHook):
             return private if observers else counters.claim_slot(self._runtime, self._local_rank)
 
         StepCounter(private, claim, observers, create_sampler).watch(module)
+
+
+def _find_failing_code(error: BaseException) -> FailingCode:
+    from .failing_code import find_failing_code
+
+    return find_failing_code(error)

@@ -33,6 +33,7 @@ from ..base.exceptions import (
 from ..base.files import is_own_file, write_json
 from .circumstances import find_circumstance
 from .failing_code import find_failing_code
+from .helper_errors import find_helper_code
 from .killed_children import find_killed_child
 from .lasting_files import is_lasting_error, is_lasting_file
 from .read_files import ReadFile, find_named_file, find_read_file, is_parser_error
@@ -336,7 +337,8 @@ def _build_facts(link: _Link, since: float) -> ExceptionFacts:
     failing = FailingCode()
     if not link.handled:
         with suppress(Exception):  # what is known without it is recorded
-            failing = find_failing_code(error)
+            helper = find_helper_code(error.__traceback__)
+            failing = find_failing_code(error) if helper is None else helper
     return facts._replace(lasting=_is_lasting(error, facts, since), failing=failing)
 
 
