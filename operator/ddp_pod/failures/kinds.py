@@ -35,7 +35,8 @@ FAULT_OF_NODE: Final = Outcome(NODE_FAULT.name, EXIT_RETRYABLE)
 CODE: Final = "<code>"
 NO_DEVICES: Final = "No CUDA GPUs are available"
 # Ranks call different collectives. TORCH_DISTRIBUTED_DEBUG=DETAIL names them; gloo notices only the sizes.
-MISMATCH: Final = re.compile(r"mismatch between collectives|op\.preamble\.length <= op\.nbytes")
+OTHER_SIZES: Final = re.compile(r"op\.preamble\.length <= op\.nbytes")
+MISMATCH: Final = re.compile(rf"mismatch between collectives|{OTHER_SIZES.pattern}")
 PEERS: Final = "Dist(Backend|Network|Store)Error|gloo|nccl|ProcessGroup|TCPStore|c10d|rendezvous|caused pair closure"
 """Libraries and messages about other ranks, in any case of letters."""
 _COMPILE_ERRORS: Final = ("torch._dynamo.exc.", "torch._inductor.exc.")

@@ -11,6 +11,7 @@ from ..contract.failure_record import EVIDENCE_STOPPED, EVIDENCE_TIMEOUT, Failur
 from ..contract.failure_table import CUDA, HANG, NODE_FAULT, OOM, SIGNIFICANT_SECONDS
 from ..contract.names import EXIT_PREEMPTED, EXIT_USER_ERROR
 from ..progress.rank_progress import RankReader
+from .collective_places import add_places
 from .worker_failure import HELPER_ENDED, add_last_lines, find_root_cause, is_unexplained_crash, read_recorded_failures
 
 UNCOUNTED_RESTARTS: Final = 100
@@ -153,6 +154,7 @@ class InPlaceRestarts:
             failures = [
                 add_last_lines(self._pod, failure) if is_unexplained_crash(failure) else failure for failure in failures
             ]
+            failures = add_places(failures)
         if awaited is not None and _explains(awaited, failures):
             failures = [*failures, _add_timeout(awaited, failures)]
         self.failures = failures

@@ -53,9 +53,20 @@ from ..contract.failure_text import EARLY_EXIT_REMEDY
 from ..contract.names import EXIT_OK, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR
 from ..contract.processes import STOP_SIGNALS, count_oom_kills
 from ..progress.output import SECONDS_TO_KEEP, read_end, read_last_lines
+from .collective_places import find_main_stack
 from .crashes import SHARED_MEMORY as SHARED_MEMORY_FOLDER
 from .crashes import SIGNALS, BusError, CrashReport, explain_bus_error, is_complete, read_crash
-from .kinds import FATAL, FULL_VOLUME, HELPER, MISMATCH, SCRIPT_ERROR, SHARED_MEMORY, UNKNOWN_KIND, FailureKind
+from .kinds import (
+    FATAL,
+    FULL_VOLUME,
+    HELPER,
+    MISMATCH,
+    OTHER_SIZES,
+    SCRIPT_ERROR,
+    SHARED_MEMORY,
+    UNKNOWN_KIND,
+    FailureKind,
+)
 from .mistakes import recurs
 from .rank_ends import PrintedTraceback, find_dead_helper
 from .rules import Judgement, WorkerEnd, complete_facts, find_kind, judge, list_exceptions
@@ -489,6 +500,8 @@ def add_last_lines(pod: Pod, failure: Failure) -> Failure:
     )
     candidates = []
     for chain in exceptions:
+        if OTHER_SIZES.search(chain[0].message):  # in a thread of gloo
+            reported = reported._replace(traceback=find_main_stack(read_end(pod, local_rank)) or traceback)
         end = reported._replace(exception_type=chain[0].types[0], message=chain[0].message)
         candidates.append(_build_failure(pod, complete_worker_end(end, {})._replace(chain=chain)))
     return min(candidates, key=lambda candidate: candidate.secondary)

@@ -30,8 +30,9 @@ class HelperErrors(ImportHook):
 
     def watch(self, module: Any) -> None:
         """Wrap the constructor."""
-        wrapper = module.ExceptionWrapper
-        wrapper.__init__ = observe(wrapper.__init__, after=self._note)
+        wrapper = getattr(module, "ExceptionWrapper", None)
+        if wrapper is not None:
+            wrapper.__init__ = observe(wrapper.__init__, after=self._note)
 
     def _note(self, _: None, wrapper: Any, exc_info: Any = None, *__: Any, **___: Any) -> None:
         try:

@@ -1,0 +1,68 @@
+"""The ranks whose collectives did not match, after gloo has aborted one of them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Final
+
+from ddp_pod.contract.failure_record import Failure
+from ddp_pod.failures.collective_places import add_places, find_main_stack
+
+LIBRARY: Final = "/venv/lib/python3.11/site-packages/torch"
+REPORT: Final = f"""\
+what():  op.preamble.length <= op.nbytes. 132 vs 8.
+Fatal Python error: Aborted
+
+Thread 0x00007f87bf7fe6c0 (most recent call first):
+  File "/app/load.py", line 36 in prefetch
+
+Thread 0x00007f87e8491b80 (most recent call first):
+  File "{LIBRARY}/distributed/distributed_c10d.py", line 3252 in all_reduce
+  File "{LIBRARY}/distributed/c10d_logger.py", line 83 in wrapper
+  File "/app/train.py", line 52 in main
+  File "/launcher.zip/rank/worker.py", line 210 in _run_and_record
+
+Extension modules: numpy.linalg._umath_linalg
+"""
+TRACEBACK: Final = f"""\
+Traceback (most recent call last):
+  File "/app/train.py", line 46, in main
+    loss.backward()
+  File "{LIBRARY}/_tensor.py", line 623, in backward
+    torch.autograd.backward(
+RuntimeError: Read error [127.0.0.1]:6057: Connection reset by peer
+"""
+ABORTED: Final = Failure(
+    rank=1,
+    message="EnforceNotMet: op.preamble.length <= op.nbytes. 132 vs 8",
+    traceback=find_main_stack(REPORT),
+)
+LOST: Final = Failure(rank=0, secondary=True, message="Connection reset by peer", traceback=TRACEBACK)
+
+
+def test_places_of_both_sides_come_first() -> None:
+    lost, aborted = add_places([LOST, ABORTED])
+    assert aborted.message == (
+        "mismatch between collectives: rank 0 was at main (train.py:46) in backward; "
+        f"rank 1 was at main (train.py:52) in all_reduce ({ABORTED.message})"
+    )
+    assert lost == LOST
+
+
+def test_rank_with_its_own_error_is_no_side() -> None:
+    (aborted, _) = add_places([ABORTED, replace(LOST, secondary=False)])
+    assert "rank 1 was at" in aborted.message
+    assert "rank 0" not in aborted.message
+
+
+def test_other_failures_and_unknown_places_change_nothing() -> None:
+    others = [replace(ABORTED, message="SIGABRT"), LOST]
+    assert add_places(others) == others
+    unknown = [replace(ABORTED, traceback="Fatal Python error: Aborted")]
+    assert add_places(unknown) == unknown
+
+
+def test_stack_of_another_thread_is_not_the_main_one() -> None:
+    assert "prefetch" not in find_main_stack(REPORT)
+    assert find_main_stack(REPORT.replace("_run_and_record", "run")) == ""
+    assert find_main_stack("step 3") == ""
