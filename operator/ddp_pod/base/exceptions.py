@@ -39,6 +39,7 @@ HIDDEN_PACKAGE: Final = "a file that hides a package"
 NO_FOLDER: Final = "a working folder that was deleted"
 ADDRESS_SPACE: Final = "a limited address space"
 CLOSED_OUTPUT: Final = "an output without a reader"
+ENDED_READER: Final = "a pipe whose reader has ended"
 NO_GRADIENTS: Final = "an optimizer without gradients"
 STORE_KEY: Final = "a key that no rank has set"
 

@@ -6,6 +6,7 @@
 
 import errno
 import re
+import signal
 from collections.abc import Collection
 from typing import Final, NamedTuple
 
@@ -13,6 +14,7 @@ from ..base.exceptions import (
     ADDRESS_SPACE,
     CLOSED_OUTPUT,
     CUT_ARCHIVE,
+    ENDED_READER,
     HIDDEN_PACKAGE,
     HTML_PAGE,
     LFS_POINTER,
@@ -25,7 +27,7 @@ from ..base.exceptions import (
 from ..contract.failure_table import KILLED, NODE_FAULT, OOM, USER_ERROR, Outcome
 from ..contract.failure_text import NON_FINITE_REMEDY
 from ..contract.names import EXIT_OOM, EXIT_RETRYABLE, EXIT_USER_ERROR
-from .crashes import SHARED_MEMORY_REMEDY
+from .crashes import SHARED_MEMORY_REMEDY, SIGNALS
 
 FATAL: Final = Outcome(USER_ERROR.name, EXIT_USER_ERROR)
 SCRIPT_ERROR: Final = Outcome(USER_ERROR.name, EXIT_RETRYABLE)
@@ -162,6 +164,9 @@ KINDS: Final = (
         "A limit of files", errnos=(errno.EFBIG, errno.EDQUOT),
         remedy="raise the limit (ulimit -f, the file system's or a quota), delete old files, or write smaller ones"),
     FailureKind(
+        "A rename across file systems", errnos=(errno.EXDEV,), outcome=FATAL,
+        remedy="the paths are on different file systems: write the file beside its target, or use shutil.move()"),
+    FailureKind(
         "A read-only file system", errnos=(errno.EROFS,),
         remedy="write to a volume mounted without readOnly, such as DDP_CHECKPOINT_DIR (spec.checkpoint)"),
     FailureKind(
@@ -215,6 +220,7 @@ KINDS: Final = (
         "An output that nobody reads", contents=(CLOSED_OUTPUT,), errnos=(errno.EPIPE,),
         where=r"\bprint\(|\bstd(out|err)\b|isatty",
         remedy="what reads the script's output (head, tee) has ended: let it read all"),
+    FailureKind("An ended reader", contents=(ENDED_READER,), remedy=SIGNALS[signal.SIGPIPE].remedy),
     FailureKind(
         "A service outside of the job",
         errnos=(errno.ECONNREFUSED, errno.ECONNRESET, errno.ETIMEDOUT, errno.EPIPE, errno.EHOSTUNREACH,

@@ -219,6 +219,8 @@ def _is_where(kind: FailureKind, facts: ExceptionFacts) -> bool:
 def _has_words(kind: FailureKind, facts: ExceptionFacts) -> bool:
     if not kind.words or (facts.by_script and not kind.own_words):
         return False
+    if kind.errnos and facts.errno is not None and facts.errno not in kind.errnos:
+        return False
     return bool(re.search(kind.words, facts.text if facts.message else f"{facts.text}{facts.line}"))
 
 

@@ -24,6 +24,7 @@ from .rules import Judgement, WorkerEnd, complete_facts, find_kind
 
 REFUSED: Final = "nothing listens there yet"
 """Problems of a connection to pod 0."""
+_TIME_LIMIT: Final = 124  # timeout(1)
 _SIGNALS_END: Final = 160  # shells report 128 + the number of a signal
 _MISSING_MODULE: Final = re.compile(r"No module named '?([\w.]+)")
 # The usage that argparse prints before it exits with code 2, and the exceptions of click and typer.
@@ -55,6 +56,7 @@ INHERITED_LOCK_REMEDY: Final = (
 UNREAD_OUTPUT_REMEDY: Final = (
     "read the child's output while it runs (communicate(), a thread), or let it write to a file"
 )
+OPEN_INPUT_REMEDY: Final = "close the child's input before its output is read (stdin.close(), communicate())"
 DDP_FORWARD_REMEDY: Final = (
     "the forward of a model in DistributedDataParallel shares its buffers (as those of BatchNorm) with all ranks: "
     "where only some ranks evaluate, call model.module, or evaluate on all ranks"
@@ -81,6 +83,7 @@ REPEATED_COMMAND_REMEDY: Final = (
     "the command of the container runs once in each of the {ranks} ranks of the pod, so commands in it that create or "
     "install files collide: move them to the image or to an init container, or let them accept what exists (mkdir -p)"
 )
+TIME_LIMIT_REMEDY: Final = "the command timeout ends a program with 124 at its limit: raise it, or do less in one run"
 SILENT_REMEDY: Final = "the script ended itself: see its last lines in the log"
 
 
@@ -119,6 +122,11 @@ def advise_on_program(code: CodeConfig | None) -> str:
         "the image does not have it: submit the folder that has it with `ddp submit job.yaml --workdir DIR`, or "
         "check command and args in spec.template"
     )
+
+
+def advise_on_line(line: str) -> str:
+    """Return the remedy for a rank that does not leave a line of the script. ``line``: its source; empty: unknown."""
+    return HANG.remedy.replace("its line", f"`{line}`", 1) if line else ""
 
 
 def is_usage(text: str, exit_code: int) -> bool:
@@ -170,7 +178,7 @@ def advise(
     if category == KILLED.name and find_signal(end.exit_code) != signal.SIGKILL:
         return SENDER_REMEDY
     if only_exit_code or category == UNKNOWN.name:
-        return SILENT_REMEDY
+        return TIME_LIMIT_REMEDY if end.exit_code == _TIME_LIMIT else SILENT_REMEDY
     return (
         f"fix this line of the script: {name_code(end)}" if is_vague and name_code(end) else CATEGORIES[category].remedy
     )

@@ -21,6 +21,7 @@ from typing import Any, Final, NamedTuple
 from ..base.exceptions import (
     ADDRESS_SPACE,
     CLOSED_OUTPUT,
+    ENDED_READER,
     HIDDEN_PACKAGE,
     LIBRARY,
     NO_FOLDER,
@@ -29,6 +30,7 @@ from ..base.exceptions import (
     STORE_KEY,
     ExceptionFacts,
 )
+from .killed_children import find_ended_program
 from .read_files import list_read_files
 from .script_objects import is_instance, is_tensor, list_names, list_optimized, read_property
 
@@ -61,7 +63,7 @@ def find_circumstance(error: BaseException, facts: ExceptionFacts) -> Circumstan
     if isinstance(error, FileNotFoundError):
         return _find_deleted_folder(error)
     if isinstance(error, BrokenPipeError):
-        return _find_closed_output(error)
+        return _find_closed_output(error) or _find_ended_reader(error)
     if isinstance(error, (ImportError, AttributeError)):
         return _find_hidden_package(error, facts.message) or _find_pickled_name(error, facts)
     if _OPTIMIZING.search(facts.place):
@@ -94,6 +96,14 @@ def _find_closed_output(error: BrokenPipeError) -> Circumstance | None:
         poll.register(number, 0)
     closed = [number for number, events in poll.poll(0) if events & select.POLLERR]
     return Circumstance(CLOSED_OUTPUT, f" (descriptor {closed[0]} is a pipe without a reader)") if closed else None
+
+
+def _find_ended_reader(error: BrokenPipeError) -> Circumstance | None:
+    """Return that a program which the script has started has ended, for an error about no path."""
+    ended = None if error.filename is not None else find_ended_program(error)
+    if ended is None:
+        return None
+    return Circumstance(ENDED_READER, f" (its process {ended.name} {ended.end})")
 
 
 def _find_hidden_package(error: BaseException, message: str) -> Circumstance | None:

@@ -19,6 +19,7 @@ import torch
 from ddp_pod.base.exceptions import (
     ADDRESS_SPACE,
     CLOSED_OUTPUT,
+    ENDED_READER,
     HIDDEN_PACKAGE,
     NO_FOLDER,
     NO_GRADIENTS,
@@ -163,6 +164,53 @@ def test_key_of_the_store_counts_where_the_script_itself_waits_for_it() -> None:
     assert found(raised(wait)) == STORE_KEY
     code = compile("raise kind('wait timeout')", "/usr/lib/python3.11/site-packages/torch/distributed/x.py", "exec")
     assert found(raised(exec, code, {"kind": kind})) == ""
+
+
+@pytest.mark.parametrize("others", [0, 1])
+def test_pipe_whose_reader_has_ended_names_the_process(others: int) -> None:
+    line = [sys.executable, "-c", "raise SystemExit(3)"]
+    children = [subprocess.Popen(line, stdin=subprocess.PIPE, bufsize=0) for _ in range(1 + others)]
+
+    def send(program: Any, other: Any) -> None:
+        for _ in range(6000):
+            program.stdin.write(b"step 1")
+            time.sleep(0.01)
+
+    try:
+        circumstance = find(raised(send, children[0], children[-1]))
+        if others:  # which of them has read the pipe is not known
+            assert circumstance is None
+        else:
+            assert circumstance is not None
+            assert circumstance.content == ENDED_READER
+            assert circumstance.note.endswith("raise SystemExit(3) has ended with exit code 3)")
+        assert children[0].returncode is None
+    finally:
+        for child in children:
+            child.stdin.close()  # type: ignore[union-attr]
+            child.wait()
+
+
+RANK_AND_CHILD = """
+import subprocess, sys
+child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=-1, stdout=-1)
+child.stdout.read()
+"""
+
+
+def test_child_that_waits_for_the_end_of_its_input_is_found() -> None:
+    rank = subprocess.Popen([sys.executable, "-c", RANK_AND_CHILD])
+    try:
+        deadline = time.monotonic() + 60
+        while find_blocked_child(rank.pid) is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        blocked = find_blocked_child(rank.pid)
+        assert blocked is not None
+        assert (blocked.reads, "sys.stdin.read" in blocked.command) == (True, True)
+        assert find_blocked_child(os.getpid()) is None
+    finally:
+        rank.kill()
+        rank.wait()
 
 
 def test_child_that_waits_for_its_reader_is_found() -> None:

@@ -288,6 +288,7 @@ CLOSED = RuntimeError("[tcp/pair.cc:553] Connection closed by peer in gloo")
         (chain(ValueError("lr"), NO_SPACE, link="suppressed"), SCRIPT, "fix the line", ""),
         (chain(KeyError("lr"), REFUSED, link="handled"), SCRIPT, "refuses: link == 'handled'", ""),
         (chain(RuntimeError("no tracker"), REFUSED, link="handled"), SCRIPT, "request to a", "Connection refused"),
+        (chain(OSError(errno.EXDEV, "voll", "/dev/shm/x", None, "y")), FATAL, "different file systems", ""),
         (chain(SystemExit(1), ValueError("x"), NO_SPACE), SCRIPT, "volume is full", "No space left"),
         (chain(urllib.error.URLError(REFUSED)), SCRIPT, "request to a service", "Connection refused"),
         (chain(RuntimeError("x", MemoryError("all"))), MEMORY, "memory limit", "all"),

@@ -259,6 +259,7 @@ def test_exception_has_its_outcome_and_remedy(
         (-24, "", False, KILLED, "ulimit -t"),
         (153, "", False, KILLED, "ulimit -f"),
         (1, "", True, UNKNOWN, "the script ended itself"),
+        (124, "", True, UNKNOWN, "the command timeout ends a program with 124"),
         (3, "3", True, SCRIPT, "its last lines in the log"),
         (5, "5", True, FATAL, "its last lines in the log"),  # spec.recovery.nonRetryableExitCodes
         (81, "", False, FATAL, "fix the line"),

@@ -22,7 +22,14 @@ from ...contract.progress import RankProgress
 from ...contract.records import read_record, to_json
 from ...contract.report import Stall, StalledRank
 from ...failures.rank_ends import PrintedTraceback, find_printed_traceback
-from ...failures.text import DDP_FORWARD_REMEDY, INHERITED_LOCK_REMEDY, ONE_WAY_REMEDY, UNREAD_OUTPUT_REMEDY
+from ...failures.text import (
+    DDP_FORWARD_REMEDY,
+    INHERITED_LOCK_REMEDY,
+    ONE_WAY_REMEDY,
+    OPEN_INPUT_REMEDY,
+    UNREAD_OUTPUT_REMEDY,
+    advise_on_line,
+)
 from ...failures.worker_failure import examine_error, list_error_files
 from ...progress.keeper import LONGEST_INTERVAL, find_interval
 from ...progress.output import read_end, read_last_lines
@@ -587,10 +594,9 @@ class StallMonitor(Service):
         """Return the state of the thread or the child for which a rank waits."""
         blocked = find_blocked_child(worker.pid)
         if blocked is not None:
-            note = (
-                f"its process {blocked.pid} ({blocked.command}) waits until the rank reads its output: the pipe is full"
-            )
-            return _Helper(note, remedy=UNREAD_OUTPUT_REMEDY)
+            wait = "for more input" if blocked.reads else "until the rank reads its output: the pipe is full"
+            note = f"its process {blocked.pid} ({blocked.command}) waits {wait}"
+            return _Helper(note, remedy=OPEN_INPUT_REMEDY if blocked.reads else UNREAD_OUTPUT_REMEDY)
         if stack is None or not (stack.waits_for_thread or stack.waits_for_process):
             return _Helper()
         printed = find_printed_traceback(read_end(self._pod, worker.local_rank))
@@ -659,7 +665,8 @@ class StallMonitor(Service):
         elif stalled.activity.state == "Stopped":
             place = "a stopped process"
         error = {**_identify(stalled), "type": HANG.name, "message": message, "secondary": secondary, "place": place}
-        error["remedy"] = stalled.remedy
+        is_outside = stalled.activity.state in ("Behind", "IO", "Busy")
+        error["remedy"] = stalled.remedy or (advise_on_line(stalled.stack.script_line) if is_outside else "")
         one_way = self._find_one_way_call() if is_deadlock else ""
         if one_way:
             wait = f"rank {stalled.worker.rank} waits at {stalled.stack.script_place} in {one_way}"
@@ -678,6 +685,7 @@ class StallMonitor(Service):
             "message": f"{helper.message} (in {helper.origin}{place})",
             "traceback": read_last_lines(self._pod, stalled.worker.local_rank) or stalled.stack.text,
             "secondary": False,
+            "remedy": stalled.remedy,
         }
 
     def _record(self, error: Mapping[str, Any]) -> None:

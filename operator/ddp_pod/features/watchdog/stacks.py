@@ -36,6 +36,7 @@ _PROCESS_FILES = re.compile(_LIBRARY_FOLDER + r"(selectors|multiprocessing[/\\]\
 _LOOP_FILE = re.compile(_LIBRARY_FOLDER + r"asyncio[/\\]base_events\.py$")
 _LOADER_FILE = re.compile(r"/torch/utils/data/_utils/worker\.py$")
 _SHIM_FUNCTION = "_run_and_record"  # of worker.py, below which the script runs
+_LINE_LIMIT = 100  # characters
 SECONDS_FOR_STACKS = 5.0
 _SECONDS_FOR_CHILD = 1.0
 _MOST_CHILDREN = 4  # of a rank, whose stacks are read
@@ -99,8 +100,17 @@ class Stack(NamedTuple):
     @property
     def script_place(self) -> str:
         """The innermost line of the script, such as ``evaluate (train.py:20)``; empty without one."""
-        own = [frame for frame in self.frames if not LIBRARY.search(frame.path)]
-        return str(own[-1]) if own else ""
+        return str(self._script_frame or "")
+
+    @property
+    def script_line(self) -> str:
+        """The source of that line, without its indentation."""
+        frame = self._script_frame
+        return "" if frame is None else linecache.getline(frame.path, frame.line).strip()[:_LINE_LIMIT]
+
+    @property
+    def _script_frame(self) -> StackFrame | None:
+        return next((frame for frame in reversed(self.frames) if not LIBRARY.search(frame.path)), None)
 
     @property
     def library_call(self) -> str:

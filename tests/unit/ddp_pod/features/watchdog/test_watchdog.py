@@ -722,3 +722,17 @@ def test_pod_with_root_cause_has_shorter_grace_period(interval: float) -> None:
     assert with_cause == 2 * interval
     assert waiting <= 40  # the delay of a hang without a root cause
     assert stall_grace_seconds(1, interval, has_cause=False) == 0
+
+
+@pytest.mark.parametrize(("state", "is_named"), [("Behind", True), ("Busy", True), ("Stopped", False)])
+def test_remedy_of_a_hang_has_the_line_that_the_rank_does_not_leave(
+    state: str, is_named: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text("def publish():\n    queue.join()  # all files\n")
+    frames = [StackFrame(str(script), 2, "publish"), StackFrame("/usr/lib/python3.11/queue.py", 90, "join")]
+    stalls = monitor_of_sleeping_rank(tmp_path, monkeypatch, state, 24)
+    stalls._stalled = [stalled._replace(stack=Stack(frames, "")) for stalled in stalls._stalled]
+    awaited = stalls.find_awaited()
+    assert awaited is not None
+    assert ("does not leave `queue.join()  # all files` (a lock" in awaited.remedy) is is_named
