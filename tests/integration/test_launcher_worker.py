@@ -288,6 +288,22 @@ def test_python_processes_of_program_count_their_steps(shim: Shim) -> None:
     assert mapped[str(shim.folder / "tokens.bin")] == 1 << 20, "read at the first step, before the data can change"
 
 
+def test_exception_of_a_python_process_of_a_program_is_recorded(shim: Shim) -> None:
+    (shim.folder / "fail.py").write_text("import torch\nlosses = []\nlosses[3]\n")
+    (shim.runtime / "output").mkdir()
+    (shim.runtime / "output" / "1.error").write_text("of the former process")
+    argv = [sys.executable, str(delivered_launcher()), "worker", "program", "1", "bash", "-c", "python fail.py"]
+    env = {"PATH": f"{os.path.dirname(sys.executable)}{os.pathsep}{os.environ['PATH']}", "RANK": "7"}
+    ran = shim._run(argv, {"DDP_RUNTIME_DIR": str(shim.runtime), "WORLD_SIZE": "8", **env})
+    plain = subprocess.run(
+        [sys.executable, "fail.py"], cwd=shim.folder, capture_output=True, text=True, check=False, env=os.environ
+    )
+    assert (ran.code, ran.error) == (1, plain.stderr)
+    record = json.loads((shim.runtime / "output" / "1.error").read_text())
+    assert (record["type"], record["rank"], record["exitCode"]) == ("IndexError", 7, 1)
+    assert record["chain"][0]["failing"][:3] == ["losses[3]", "", "losses: []"]
+
+
 def test_second_process_does_not_count_beside_first(tmp_path: Path) -> None:
     memory = CounterMemory(str(tmp_path), 1)
     open_slot(str(tmp_path), 0)[PID] = 11.0

@@ -17,8 +17,9 @@ from ddp_pod.contract.names import OPTIONAL_FEATURES
 
 RANK_MODULES = [
     "base", "base.exceptions", "base.files", "contract", "contract.names", "contract.processes", "rank", "rank.child",
-    "rank.circumstances", "rank.counters", "rank.groups", "rank.hooks", "rank.killed_children", "rank.lasting_files",
-    "rank.read_files", "rank.script_objects", "rank.tracebacks", "rank.worker",
+    "rank.circumstances", "rank.counters", "rank.failing_code", "rank.groups", "rank.helper_errors", "rank.hooks",
+    "rank.killed_children", "rank.lasting_files", "rank.module_facts", "rank.near_names", "rank.read_files",
+    "rank.script_objects", "rank.tracebacks", "rank.values", "rank.worker",
 ]  # fmt: skip
 """The launcher's packages and modules that every rank imports, sorted by name, below ``ddp_launcher``."""
 

@@ -48,6 +48,7 @@ STEP_HINT_FILE: Final = "step-hint.json"  # what makes the steps of rank 0 visib
 PAGES: Final = ("port", "prom", "log")
 """Sources of a rank's progress, the best first: the port of its exporter, the page that the exporter wrote at its end,
 the values in its log."""
+CHILD_ERROR: Final = "error"  # the suffix of the file with the exception that ended a process of a rank's program
 ENDING: Final = "ending"  # the suffix of the file with what keeps a rank's process alive after its program
 FINISHED: Final = "finished"  # the suffix of the file with the process id of a rank that has run its exit handlers
 MAPPINGS: Final = "maps"  # the suffix of the file with the data files that a rank maps

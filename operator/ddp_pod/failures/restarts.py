@@ -12,7 +12,7 @@ from ..contract.failure_table import CUDA, HANG, NODE_FAULT, OOM, SIGNIFICANT_SE
 from ..contract.names import EXIT_PREEMPTED, EXIT_USER_ERROR
 from ..progress.rank_progress import RankReader
 from .collective_places import add_places
-from .worker_failure import HELPER_ENDED, add_last_lines, find_root_cause, is_unexplained_crash, read_recorded_failures
+from .worker_failure import HELPER_ENDED, add_last_lines, find_root_cause, is_unexplained, read_recorded_failures
 
 UNCOUNTED_RESTARTS: Final = 100
 """Restarts of a pod after failures of other pods that are not counted; more are no coincidence."""
@@ -149,10 +149,11 @@ class InPlaceRestarts:
         if interrupted:
             return self._observe_interruption(failures, stopping=stopping, run_step=run_step)
 
-        if any(is_unexplained_crash(failure) for failure in failures):
+        if any(is_unexplained(self._pod, failure) for failure in failures):
             time.sleep(_SECONDS_TO_SETTLE)  # the ranks' last lines may not have arrived
             failures = [
-                add_last_lines(self._pod, failure) if is_unexplained_crash(failure) else failure for failure in failures
+                add_last_lines(self._pod, failure) if is_unexplained(self._pod, failure) else failure
+                for failure in failures
             ]
             failures = add_places(failures)
         if awaited is not None and _explains(awaited, failures):
@@ -181,6 +182,9 @@ class InPlaceRestarts:
         is_preempted = any(failure.container_exit_code == EXIT_PREEMPTED for failure in failures)
         is_final = self.repeated or is_watched or is_preempted or root_cause.container_exit_code == EXIT_USER_ERROR
         return not self._needs_new_pods and not is_final
+
+    def _explain(self, failure: Failure) -> Failure:
+        return add_last_lines(self._pod, failure) if is_unexplained(self._pod, failure) else failure
 
     def _observe_interruption(self, failures: Sequence[Failure], *, stopping: bool, run_step: float | None) -> bool:
         """Record the end of ranks that were not at fault. Returns whether they restart and wait for the other pods."""

@@ -50,7 +50,7 @@ from ..contract.failure_table import (
     Outcome,
 )
 from ..contract.failure_text import EARLY_EXIT_REMEDY
-from ..contract.names import EXIT_OK, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR
+from ..contract.names import CHILD_ERROR, EXIT_OK, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR
 from ..contract.processes import STOP_SIGNALS, count_oom_kills
 from ..progress.output import SECONDS_TO_KEEP, read_end, read_last_lines
 from .collective_places import find_main_stack
@@ -467,9 +467,20 @@ def to_shell_exit_code(exit_code: int) -> int:
     return exit_code if exit_code >= 0 else 128 - exit_code
 
 
-def is_unexplained_crash(failure: Failure) -> bool:
-    """Return whether native code ended a rank and only the signal is known."""
-    return not failure.exception_type and failure.exit_code is not None and is_native_crash(failure.exit_code)
+def is_unexplained(pod: Pod, failure: Failure) -> bool:
+    """Return whether only the signal by which native code ended a rank is known, or the exit code of a shell.
+
+    The latter counts if an exception has ended a Python process that it had started.
+    """
+    if failure.exception_type or failure.exit_code is None or failure.local_rank is None:
+        return False
+    is_shell = failure.evidence == EVIDENCE_EXIT_CODE and bool(_read_child_error(pod, failure.local_rank))
+    return is_native_crash(failure.exit_code) or is_shell
+
+
+def _read_child_error(pod: Pod, local_rank: int) -> dict[str, Any]:
+    """Return what ended the last Python process that a rank's program had started; empty: nothing is known."""
+    return read_json(os.path.join(pod.runtime, "output", f"{local_rank}.{CHILD_ERROR}"))
 
 
 def add_last_lines(pod: Pod, failure: Failure) -> Failure:
@@ -482,7 +493,8 @@ def add_last_lines(pod: Pod, failure: Failure) -> Failure:
     assert local_rank is not None
     assert exit_code is not None
     crash = _read_crash(pod, local_rank) if is_native_crash(exit_code) else None
-    last_lines = read_last_lines(pod, local_rank)
+    child_error = _read_child_error(pod, local_rank)
+    last_lines = _await_exception(pod, local_rank) if child_error else read_last_lines(pod, local_rank)
     traceback = last_lines or failure.traceback
     if crash is not None:
         traceback = crash.text
@@ -503,8 +515,27 @@ def add_last_lines(pod: Pod, failure: Failure) -> Failure:
         if OTHER_SIZES.search(chain[0].message):  # in a thread of gloo
             reported = reported._replace(traceback=find_main_stack(read_end(pod, local_rank)) or traceback)
         end = reported._replace(exception_type=chain[0].types[0], message=chain[0].message)
-        candidates.append(_build_failure(pod, complete_worker_end(end, {})._replace(chain=chain)))
+        completed = complete_worker_end(end, {})._replace(chain=chain)
+        candidates.append(_build_failure(pod, _add_child_error(completed, child_error)))
     return min(candidates, key=lambda candidate: candidate.secondary)
+
+
+def _await_exception(pod: Pod, local_rank: int) -> str:
+    """Return the last lines of a rank that has printed an exception, which may just arrive."""
+    deadline = time.monotonic() + _SECONDS_TO_BEGIN
+    while True:
+        last_lines = read_last_lines(pod, local_rank)
+        if find_exceptions(last_lines) or time.monotonic() > deadline:
+            return last_lines
+        time.sleep(0.05)
+
+
+def _add_child_error(printed: WorkerEnd, error: Mapping[str, Any]) -> WorkerEnd:
+    """Return the end of a process by an exception that it has printed, completed by its record of the same one."""
+    recorded = complete_worker_end(printed, error)
+    message = printed.message.partition("\n")[0]
+    is_same = recorded.exception_type == printed.exception_type and recorded.message.startswith(message)
+    return recorded if is_same and error else printed
 
 
 def _read_crash(pod: Pod, local_rank: int) -> CrashReport | None:

@@ -69,6 +69,9 @@ class ChildHook(ImportHook):
     def start(self) -> None:
         """Watch for the imports of PyTorch."""
         self._groups.start()
+        from .child_errors import record_uncaught
+
+        record_uncaught(self._runtime, self._local_rank)
         HelperErrors(_find_failing_code).start()
         super().start()
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..base.files import write_json
 from ..contract.names import (
+    CHILD_ERROR,
     ENDING,
     ENV_AGENT_PID,
     ENV_LAUNCHER_CONFIG,
@@ -149,6 +150,7 @@ def _remove_stale_files(files: _RankFiles) -> None:
         files.ending,
         files.finished,
         f"{files.output}.end",
+        f"{files.output}.{CHILD_ERROR}",
         files.mappings,
         *groups,
         *(f"{files.metrics}.{page}" for page in PAGES),

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from ddp_pod.base.exceptions import ExceptionFacts, FailingCode
 from ddp_pod.base.files import write_json
 from ddp_pod.contract.failure_record import (
     EVIDENCE_ERROR,
@@ -50,6 +51,7 @@ from ddp_pod.failures.worker_failure import (
     build_signature,
     examine_worker,
     find_root_cause,
+    is_unexplained,
     shorten_mismatch,
     unwrap_helper_error,
 )
@@ -518,6 +520,23 @@ def test_shell_is_judged_by_the_traceback_in_its_last_lines(tmp_path: Path) -> N
     two = f"{lines}{TRACE.replace('1]', '0]')}[rank0]: ValueError: bad label\n"
     completed = complete(tmp_path, two, WorkerEnd(1, time=1.0))
     assert (completed.message, completed.secondary) == ("ValueError: bad label", False)
+
+
+@pytest.mark.parametrize(("printed", "is_same"), [("bad label", True), ("bad image", False)])
+def test_record_of_the_exception_that_a_shell_shows_completes_it(printed: str, is_same: bool, tmp_path: Path) -> None:
+    facts = ExceptionFacts(("ValueError",), "bad label", failing=FailingCode(code="f()", check="x > 0"))
+    error = {"type": "ValueError", "message": "bad label (3 of 2)", "chain": [facts._asdict()], "exitCode": 1}
+    (tmp_path / "output").mkdir()
+    write_json(str(tmp_path / "output" / "0.error"), error)
+    lines = f"{TRACE}[rank1]: ValueError: {printed}\n"
+    failed = examine_worker(launcher_pod(tmp_path), WorkerEnd(1, time=1.0))
+    assert is_unexplained(launcher_pod(tmp_path), failed)
+    completed = complete(tmp_path, lines, failed)
+    assert completed.message == ("ValueError: bad label (3 of 2)" if is_same else "ValueError: bad image")
+    assert ("meet what `f()` requires: x > 0" in completed.remedy) is is_same
+    assert not is_unexplained(launcher_pod(tmp_path), completed)
+    (tmp_path / "output" / "0.error").unlink()
+    assert not is_unexplained(launcher_pod(tmp_path), failed)
 
 
 TERMINATED = "terminate called after throwing an instance of "
