@@ -43,7 +43,7 @@ _CHECKED: Final = re.compile(
     r"(?i)exists?\b|not found|no such|is_?(file|dir)|available|alive|return_?code|status|timed? ?out|connect|network"
     r"|download|server|https?\b|\bmount|disk|space left|memory|gpu|cuda|nccl|\b(b?locked|busy|ready|retr(y|ies))\b"
 )
-_NUMERIC: Final = re.compile(r"(?i)finite|is_?nan|is_?inf|\bnan\b|\binf\b")
+_NUMERIC: Final = re.compile(r"(?i)finite|is_?nan|is_?inf|\bnan\b|\binf\b|probabilit|\ball\selements\sof\b")
 # The same for errors of torch's native code.
 _NATIVE: Final = re.compile(
     rf"(?i){PEERS}|cu(dnn|blas|solver|sparse|fft)|\b(hip|roc|miopen)|\bxpu|driver|enforce|alloc|peer|create a primitive"

@@ -10,7 +10,16 @@ from itertools import islice
 from types import FrameType, FunctionType, ModuleType
 from typing import Any, Final, NamedTuple
 
-from .script_objects import find_function, find_member, find_module_name, is_instance, list_children, list_names
+from .script_objects import (
+    WRAPPING,
+    find_function,
+    find_member,
+    find_module_name,
+    is_instance,
+    is_module,
+    list_children,
+    list_names,
+)
 from .values import MISSING, list_attributes, read_operand
 
 _MOST: Final = 6
@@ -96,6 +105,8 @@ def _find_attributes(owner: Any, name: Any) -> Names:
     inner = _find_wrapped(owner, name)
     if inner:
         return Names(f"{list_names(kind)[0]} has {inner}")
+    if name in WRAPPING and is_module(owner):
+        return Names(f"{list_names(kind)[0]} is not wrapped (omit .{name})")
     near = _list_near(name, [*list_attributes(owner), *list_attributes(kind)])
     package = _find_package(owner.__name__ if kind is ModuleType else find_module_name(kind))
     title = owner.__name__ if kind is ModuleType else list_names(kind)[0]

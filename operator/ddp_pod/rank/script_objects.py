@@ -17,11 +17,12 @@ _read_bases: Any = type.__dict__["__mro__"].__get__
 _read_name: Any = type.__dict__["__name__"].__get__
 _read_module: Any = type.__dict__["__module__"].__get__
 _MISSING = object()
-# PyTorch's modules around another one, and the names that it has in them.
+# PyTorch's modules around another one.
 _WRAPPERS = (
     "DistributedDataParallel", "DataParallel", "FullyShardedDataParallel", "OptimizedModule", "CheckpointWrapper",
 )  # fmt: skip
-_WRAPPING = ("module", "_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module")
+WRAPPING = ("module", "_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module")
+"""The names that a module has in those around it."""
 
 
 class IdentityMap:
@@ -185,7 +186,7 @@ def _find_wrapped(module: Any) -> Any:
     """Return the module around which a class of PyTorch is wrapped; None for any other module."""
     if not any(name in _WRAPPERS for name in list_names(type(module))):
         return None
-    return next((child for name, child in list_children(module) if name in _WRAPPING), None)
+    return next((child for name, child in list_children(module) if name in WRAPPING), None)
 
 
 def is_module(value: Any) -> bool:
@@ -251,7 +252,7 @@ def _join(prefix: str, name: str) -> str:
 
 def strip_wrappers(name: str) -> str:
     """Return the name that a parameter or buffer has without the modules that PyTorch wraps around others."""
-    return ".".join(part for part in name.split(".") if part not in _WRAPPING)
+    return ".".join(part for part in name.split(".") if part not in WRAPPING)
 
 
 # -- tensors

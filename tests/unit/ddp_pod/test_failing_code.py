@@ -16,7 +16,7 @@ import torch
 from torch import nn
 from torch.utils.data import random_split
 
-from ddp_pod.contract.names import EXIT_USER_ERROR
+from ddp_pod.contract.names import EXIT_RETRYABLE, EXIT_USER_ERROR
 from ddp_pod.rank.failing_code import find_failing_code
 from ddp_pod.rank.values import describe
 from tests.support.rank_errors import catch, examine
@@ -139,6 +139,11 @@ def call_wrapped() -> None:
     model.compute_loss()  # type: ignore[operator]
 
 
+def call_unwrapped() -> None:
+    model = Layers(())
+    model.module.compute_loss()  # type: ignore[union-attr]
+
+
 def optimize_list() -> None:
     net = Layers([nn.Linear(8, 8), nn.Linear(8, 4)])
     torch.optim.SGD(net.parameters(), lr=0.1)
@@ -195,6 +200,7 @@ def compute_with_text() -> None:
         (mix_devices, "move the tensors to one device: "),
         (encode, "Class values must be smaller than num_classes (labels: int64[2] of 0 to 5)"),
         (call_wrapped, "Sequential has .0.compute_loss: correct the name"),
+        (call_unwrapped, "Layers is not wrapped (omit .module): correct the name"),
         (optimize_list, "net: Layers without parameters (layers is a plain list of 2 modules: use nn.ModuleList)"),
         (store_scores, "convert it (.float(), .to(dtype)): `scores.cpu().numpy()` (scores: bfloat16[4, 3])"),
         (scale, "convert it (.float(), .to(dtype)): `shadow['steps'].mul_(0.5)` (shadow['steps']: int64[] of 7)"),
@@ -217,8 +223,13 @@ def test_device_of_known_tensors_in_a_native_call(work: Callable[[], None], devi
     assert find_failing_code(catch(work)).device == device
 
 
-def test_refusal_of_tensors_on_the_cpu_is_final(tmp_path: Path) -> None:
+def test_refusal_of_tensors_on_the_cpu_is_final_unless_it_is_about_their_numbers(tmp_path: Path) -> None:
+    def sample() -> None:
+        weights = torch.zeros(3)
+        torch.multinomial(weights, 1)
+
     assert examine(scale, tmp_path).container_exit_code == EXIT_USER_ERROR
+    assert examine(sample, tmp_path).container_exit_code == EXIT_RETRYABLE
 
 
 def test_statements_of_one_line_are_told_apart() -> None:
