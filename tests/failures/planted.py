@@ -249,7 +249,7 @@ if rank == 1 and step == 3:
     ),
     "a gradient scaler that unscales twice": Planted(
         cause=("unscale_.. has already been called",),
-        remedy="line of the script",
+        remedy="`scaler.unscale_\\(optimizer\\)` requires",
         ranks=BOTH,
         setup="scaler = torch.amp.GradScaler('cpu')",
         step="""\

@@ -3,6 +3,7 @@
 import ast
 import sys
 from collections.abc import Iterable
+from enum import Enum
 from itertools import islice
 from types import BuiltinFunctionType, FrameType, FunctionType, MethodType, ModuleType
 from typing import Any, Final
@@ -175,6 +176,8 @@ def _describe_object(value: Any) -> str:
     if tensors:
         return _describe_tensor(tensors[0])
     name = list_names(type(value))[0]
+    if is_instance(value, Enum):
+        return f"{name}.{read_attributes(value).get('_name_')}"
     return f"{name}{find_module_facts(value)}" if is_module(value) else name
 
 

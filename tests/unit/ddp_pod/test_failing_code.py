@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import collections
+import enum
 import importlib
 import random
 import textwrap
@@ -32,6 +33,12 @@ class Settings:
     @property
     def password(self) -> str:
         raise AssertionError("code of the script runs")
+
+
+class Color(enum.Enum):
+    """Values with names."""
+
+    RED = 1
 
 
 class Layers(nn.Module):
@@ -301,6 +308,7 @@ def test_loops_and_blocks_in_one_line_are_told_apart(tmp_path: Path) -> None:
         (torch.tensor([1.0, float("nan")]), "float32[2], not finite"),
         (torch.tensor(0.5), "float32[] of 0.5"),
         (Settings(), "Settings"),
+        (Color.RED, "Color.RED"),
         (nn.ReLU(), "ReLU"),
         (nn.Linear(2, 2), "Linear"),
         (nn.Linear(2, 2).requires_grad_(False), "Linear of 2 parameters, all frozen (requires_grad=False)"),
