@@ -10,15 +10,10 @@ from .rules import WorkerEnd
 _CONVERSIONS: Final = {
     "device": "move the tensors to one device",
     "dtype": "convert the tensors (.to(dtype)), or use torch.autocast",
+    "type": "convert it (.float(), .to(dtype))",
     "shape": "make the shapes fit, also of the last, smaller batch (drop_last=True)",
 }
-_CONVERSION_OF_ONE: Final = "convert it (.float(), .to(dtype))"
-# How torch's messages name dtypes.
-_DTYPES: Final = {
-    "Long": "int64", "Int": "int32", "Short": "int16", "Char": "int8", "Byte": "uint8", "Bool": "bool",
-    "Float": "float32", "Double": "float64", "Half": "float16", "BFloat16": "bfloat16",
-}  # fmt: skip
-_DTYPE: Final = re.compile(rf"\b({'|'.join(_DTYPES)})\b")
+_CERTAIN: Final = ("device", "dtype", "type")
 # What a message is about, if the facts do not show it.
 _PROPERTIES: Final = {
     "device": re.compile(r"\bdevices?\b|\btorch\.cuda\."),
@@ -56,10 +51,9 @@ def advise_on_code(end: WorkerEnd, kind: FailureKind) -> str:
     advice = _find_sentence(_ADVICE, message)
     if advice:
         return f"as the message says: {advice}{values}"
-    if failing.check and failing.differ not in ("device", "dtype"):
+    if failing.check and failing.differ not in _CERTAIN:
         return f"meet what {code} requires: {failing.check}{values}" if failing.code else _describe_check(failing)
-    is_of_tensors = bool(failing.differ) or kind is UNFIT_TENSORS
-    action = _find_action(failing, end.message if is_of_tensors else "") or _find_conversion(failing, message)
+    action = _find_action(failing, end.message if failing.differ or kind is UNFIT_TENSORS else "")
     if action:
         return f"{action}: {code}{values}" if values else action
     if facts.is_a("UnboundLocalError"):
@@ -84,10 +78,14 @@ def _find_innermost(end: WorkerEnd) -> ExceptionFacts:
 def _advise_on_names(failing: FailingCode) -> str:
     if failing.names.startswith("import "):
         return failing.names
-    if not failing.package:
-        return f"{failing.names}: correct the name in this line of the script"
-    package = failing.package.split()[0]
-    return f"{failing.names} ({failing.package}): correct the name, or use the version of {package} that has it"
+    if failing.package:
+        return advise_on_names(f"{failing.names} ({failing.package})", failing.package.split()[0])
+    return f"{failing.names}: correct the name in this line of the script"
+
+
+def advise_on_names(names: str, package: str) -> str:
+    """Return the remedy for a name that a package lacks. ``names``: what it has, or lacks."""
+    return f"{names}: correct the name, or use the version of {package} that has it"
 
 
 def _describe_check(failing: FailingCode) -> str:
@@ -98,13 +96,7 @@ def _describe_check(failing: FailingCode) -> str:
 def _find_action(failing: FailingCode, message: str) -> str:
     """Return what to do about tensors that differ; empty: they do not, or the message is about something else."""
     about = next((name for name, words in _PROPERTIES.items() if words.search(message)), "")
-    return _CONVERSIONS.get(failing.differ if failing.differ in ("device", "dtype") else about, "")
-
-
-def _find_conversion(failing: FailingCode, message: str) -> str:
-    """Return what to do about a dtype that a message names and a value has; empty: there is none."""
-    dtypes = {_DTYPES[name] for name in _DTYPE.findall(message)}
-    return _CONVERSION_OF_ONE if dtypes.intersection(re.findall(r"(\w+)\[", failing.values)) else ""
+    return _CONVERSIONS.get(failing.differ if failing.differ in _CERTAIN else about, "")
 
 
 def _find_sentence(pattern: "re.Pattern[str]", message: str) -> str:

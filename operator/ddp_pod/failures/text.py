@@ -17,7 +17,7 @@ from ..contract.failure_table import CATEGORIES, EXIT_CODES, HANG, KILLED, NODE_
 from ..contract.failure_text import SENDER_REMEDY, UNRESOLVED
 from ..contract.names import ENV_LOCAL_POD
 from ..contract.plan import CodeConfig
-from .code_remedies import advise_on_code, name_code
+from .code_remedies import advise_on_code, advise_on_names, name_code
 from .crashes import SIGNALS
 from .kinds import CODE, HELPER, UNFIT_TENSORS, UNKNOWN_KIND
 from .rules import Judgement, WorkerEnd, complete_facts, find_kind
@@ -27,63 +27,62 @@ REFUSED: Final = "nothing listens there yet"
 _TIME_LIMIT: Final = 124  # timeout(1)
 _SIGNALS_END: Final = 160  # shells report 128 + the number of a signal
 _MISSING_MODULE: Final = re.compile(r"No module named '?([\w.]+)")
-# The usage that argparse prints before it exits with code 2, and the exceptions of click and typer.
 # Messages of shell commands and installers that run at the same time.
 _COLLISION: Final = re.compile(
     r"File exists|already exists and is not an empty directory|Directory not empty|Text file busy|Could not get lock"
     r"|[Uu]nable to (?:create|acquire|lock) .*lock|could not lock config file|Waiting for cache lock"
 )
+# The usage that argparse prints before it exits with code 2, and the exceptions of click and typer.
 _USAGE: Final = re.compile(r"^usage: .*: error: ", re.I | re.M | re.S)
 _WRONG_ARGUMENTS: Final = re.compile(r"SystemExit: (\S+: error: |click\.exceptions\.\w+: )")
 
 _LOCAL_RANK: Final = re.compile(r"unrecognized arguments: [^\n]{0,200}--local[-_]rank|No such option: --local[-_]rank")
 LOCAL_RANK_REMEDY: Final = (
     "torch.distributed.launch passes --local-rank: accept both spellings, add_argument('--local-rank', '--local_rank', "
-    "type=int), or run the script without that launcher and read LOCAL_RANK from the environment"
+    "type=int), or run without it and read LOCAL_RANK from the environment"
 )
 ARGUMENTS_REMEDY: Final = (
-    "correct the arguments of the script: args in spec.template, or those after -- on the command line; the script's "
-    "--help lists them"
+    "correct the script's arguments: args in spec.template, or those after -- on the command line; its --help lists "
+    "them"
 )
 FABRIC_REMEDY: Final = (
-    "check that the node has the network's devices, that the pod requests them, and that the image has an NCCL plugin "
-    "for them (docs/scaling.md); without spec.network.require the job trains on any transport"
+    "check that the node has the network's devices, the pod requests them, and the image has their NCCL plugin "
+    "(docs/scaling.md); without spec.network.require the job trains on any transport"
 )
 INHERITED_LOCK_REMEDY: Final = (
-    "a forked process may have a lock that a thread of its parent held at the fork, and nobody releases it there: "
-    "start that thread later, or use multiprocessing_context='spawn'"
+    "a forked process may have a lock that a thread of its parent held, and nobody releases it there: start that "
+    "thread later, or use multiprocessing_context='spawn'"
 )
 UNREAD_OUTPUT_REMEDY: Final = (
     "read the child's output while it runs (communicate(), a thread), or let it write to a file"
 )
 OPEN_INPUT_REMEDY: Final = "close the child's input before its output is read (stdin.close(), communicate())"
 DDP_FORWARD_REMEDY: Final = (
-    "the forward of a model in DistributedDataParallel shares its buffers (as those of BatchNorm) with all ranks: "
-    "where only some ranks evaluate, call model.module, or evaluate on all ranks"
+    "the forward of DistributedDataParallel shares the model's buffers (as of BatchNorm) with all ranks: where only "
+    "some evaluate, call model.module, or evaluate on all ranks"
 )
 ONE_WAY_REMEDY: Final = "let one rank of each pair send what the other receives, or use batch_isend_irecv() in both"
 STORE_REMEDY: Final = (
     "check that the pods can reach checkpoint.url, and that the credentials of secretRef allow reads and writes"
 )
-UPLOAD_REMEDY: Final = (
-    "find out why the store does not respond; the next attempt resumes from the newest snapshot in it"
-)
+UPLOAD_REMEDY: Final = "find out why the store does not respond; the next attempt resumes from its newest snapshot"
 SUPERSEDED_REMEDY: Final = "no action needed: a later attempt of the job trains"
 JOIN_REMEDY: Final = "check that all pods of the job are scheduled and running"
 PORT_REMEDY: Final = (
     "another container of the pod listens on that port, or with hostNetwork another process of the node: let it use "
-    "another port, or delete the job and create it again with another spec.rendezvous.port"
+    "another, or create the job again with another spec.rendezvous.port"
 )
 TORCH_REMEDY: Final = "use an image that has PyTorch for this Python"
 FLAGS_REMEDY: Final = "correct the flags of torchrun in the command"
+_CHECK_COMMAND: Final = "check command and args in spec.template"
 _IGNORED_FILES: Final = (
     "if it is a file of the packed folder, .gitignore or .ddpignore may exclude it (--include PATH packs it)"
 )
 REPEATED_COMMAND_REMEDY: Final = (
-    "the command of the container runs once in each of the {ranks} ranks of the pod, so commands in it that create or "
-    "install files collide: move them to the image or to an init container, or let them accept what exists (mkdir -p)"
+    "each of the pod's {ranks} ranks runs the container's command, so commands in it that create or install files "
+    "collide: move them to the image or an init container, or let them accept what exists (mkdir -p)"
 )
-TIME_LIMIT_REMEDY: Final = "the command timeout ends a program with 124 at its limit: raise it, or do less in one run"
+TIME_LIMIT_REMEDY: Final = "the command timeout ends a program with 124 at its limit: raise it"
 SILENT_REMEDY: Final = "the script ended itself: see its last lines in the log"
 
 
@@ -98,7 +97,7 @@ def advise_on_module(name: str, code: CodeConfig | None) -> str:
     """Return the remedy for a missing Python module. ``code``: the packed folder that the pod runs, if any."""
     package, _, module = name.rpartition(".")
     if package:  # Python imports a package before its modules, so the package exists
-        remedy = f"{package} has no module {module}: correct the name, or use the version of {package} that has it"
+        remedy = advise_on_names(f"{package} has no module {module}", package)
         return f"{remedy}; {_IGNORED_FILES}" if code is not None else remedy
     if code is not None and code.requirements:
         return f"add the package of {name} to {code.requirements}, or correct the name; {_IGNORED_FILES}"
@@ -115,13 +114,10 @@ def advise_on_module(name: str, code: CodeConfig | None) -> str:
 def advise_on_program(code: CodeConfig | None) -> str:
     """Return the remedy for a missing training script. ``code``: the packed folder that the pod runs, if any."""
     if code is not None:
-        return f"check command and args in spec.template; {_IGNORED_FILES}"
+        return f"{_CHECK_COMMAND}; {_IGNORED_FILES}"
     if ENV_LOCAL_POD in os.environ:
-        return "check command and args in spec.template, or run ddp in the folder that has it"
-    return (
-        "the image does not have it: submit the folder that has it with `ddp submit job.yaml --workdir DIR`, or "
-        "check command and args in spec.template"
-    )
+        return f"{_CHECK_COMMAND}, or run ddp in the folder that has it"
+    return f"{_CHECK_COMMAND}, or submit the folder that has it with `ddp submit job.yaml --workdir DIR`"
 
 
 def advise_on_line(line: str) -> str:

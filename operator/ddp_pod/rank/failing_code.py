@@ -69,7 +69,7 @@ def find_failing_code(error: BaseException) -> FailingCode:
         code,
         "" if required is None else _unparse(required),
         _shorten(", ".join(values.list_texts()[:_MOST_VALUES]), _VALUES_LIMIT),
-        values.differ,
+        values.find_difference(str(error) if isinstance(error, (RuntimeError, TypeError, ValueError)) else ""),
         *(find_names(error, last.frame, last.expression) if last is not None else ("", "")),
         values.device if own is not None and own is last and _is_native(own) else "",
     )

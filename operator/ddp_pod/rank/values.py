@@ -1,6 +1,7 @@
 """Texts of the values that failing code has worked on: sizes, numbers and names of classes, no content of strings."""
 
 import ast
+import re
 import sys
 from collections.abc import Iterable
 from enum import Enum
@@ -69,15 +70,19 @@ class Values:
         devices = {tensor.device.type for tensor in self._tensors}
         return str(*devices) if len(devices) == 1 else ""
 
-    @property
-    def differ(self) -> str:
-        """In what tensors differ: device, dtype of floating numbers, or shape; empty: there are no two."""
-        if len(self._tensors) < 2:
-            return ""
+    def find_difference(self, message: str) -> str:
+        """Return in what tensors differ: device, dtype of floating numbers, or shape; empty: there are no two.
+
+        ``type``: none of the first, and a message names the dtype of one, as BFloat16.
+        """
         if len({str(tensor.device) for tensor in self._tensors if tensor.dim()}) > 1:
             return "device"
-        floating = {tensor.dtype for tensor in self._tensors if tensor.is_floating_point()}
-        return "dtype" if len(floating) > 1 else "shape"
+        if len({tensor.dtype for tensor in self._tensors if tensor.is_floating_point()}) > 1:
+            return "dtype"
+        names = (tensor.type().rpartition(".")[2].removesuffix("Tensor") for tensor in self._tensors)
+        if any(re.search(rf"\b{name}\b", message) for name in names):
+            return "type"
+        return "shape" if len(self._tensors) > 1 else ""
 
 
 def read_operand(frame: FrameType, node: ast.expr) -> tuple[ast.expr, Any]:

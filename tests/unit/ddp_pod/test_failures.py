@@ -599,7 +599,7 @@ def test_last_lines_of_a_program_without_exception_have_a_remedy(
     ],
 )
 def test_collision_of_commands_that_each_rank_runs_is_explained(text: str) -> None:
-    assert "runs once in each of the 4 ranks of the pod" in advise_on_output(text, 1, 4)
+    assert "each of the pod's 4 ranks runs the container's command" in advise_on_output(text, 1, 4)
     assert "in each of" not in advise_on_output(text, 1, 1)
 
 
