@@ -122,7 +122,7 @@ def advise_on_program(code: CodeConfig | None) -> str:
 
 def advise_on_line(line: str) -> str:
     """Return the remedy for a rank that does not leave a line of the script. ``line``: its source; empty: unknown."""
-    return HANG.remedy.replace("its line", f"`{line}`", 1) if line else ""
+    return HANG.remedy.replace("its line", f"its line `{line}`", 1) if line else ""
 
 
 def is_usage(text: str, exit_code: int) -> bool:

@@ -735,4 +735,4 @@ def test_remedy_of_a_hang_has_the_line_that_the_rank_does_not_leave(
     stalls._stalled = [stalled._replace(stack=Stack(frames, "")) for stalled in stalls._stalled]
     awaited = stalls.find_awaited()
     assert awaited is not None
-    assert ("does not leave `queue.join()  # all files` (a lock" in awaited.remedy) is is_named
+    assert ("does not leave its line `queue.join()  # all files` (a lock" in awaited.remedy) is is_named
