@@ -110,11 +110,17 @@ def _find_part(error: BaseException, trace: TracebackType) -> _Part | None:
         check = statement.test if _is_library(trace) else _negate(statement.test)
         return _Part(frame, statement, statement.test, check, is_refusal=True)
     if isinstance(statement, ast.Raise) and expression is None:
-        required = _find_requirement(path, frame.f_code)
+        required = None if _passes_on(statement, error, frame) else _find_requirement(path, frame.f_code)
         return _Part(frame, statement, statement, required, is_refusal=True, is_helper=_always_raises(path[-2]))
     if trace.tb_next is not None and isinstance(statement, ast.Expr) and _is_library(trace):  # it calls a helper
         return _Part(frame, statement, statement, _find_requirement(path, frame.f_code), is_refusal=True)
     return _Part(frame, statement, expression or statement)
+
+
+def _passes_on(statement: ast.Raise, error: BaseException, frame: FrameType) -> bool:
+    """Return whether a statement raises an exception that an object keeps, as the result of other work."""
+    kept = statement.exc
+    return isinstance(kept, (ast.Attribute, ast.Subscript)) and read_operand(frame, kept)[1] is error
 
 
 def _find_position(code: CodeType, instruction: int) -> tuple[int | None, ...]:

@@ -8,7 +8,9 @@ import enum
 import importlib
 import random
 import textwrap
+import threading
 from collections.abc import Callable, Collection
+from multiprocessing.pool import ApplyResult
 from pathlib import Path
 from typing import Any, Final
 
@@ -255,6 +257,13 @@ def test_check_that_a_helper_of_the_library_reports_is_found(tmp_path: Path, mon
     toolkit = importlib.import_module("toolkit")
     failing = find_failing_code(catch(lambda: toolkit.load(0)))
     assert (failing.code, failing.check, failing.values) == ("toolkit.load(0)", "count >= 1", "count: 0")
+
+
+def test_exception_that_an_object_keeps_requires_nothing_of_its_caller() -> None:
+    result: Any = object.__new__(ApplyResult)
+    vars(result).update(_success=False, _value=ValueError("bad record"), _event=threading.Event())
+    result._event.set()
+    assert find_failing_code(catch(lambda: result.get())).check == ""
 
 
 def test_keys_of_a_large_vocabulary_are_not_all_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
