@@ -7,7 +7,7 @@ from types import FunctionType
 
 import pytest
 
-from ddp_operator.decide.failures import sentence
+from ddp_cli.view.failures import sentence
 from tests.mutation.mutations import mutate, mutations
 from tests.mutation.nearest import MODULES, TESTS, choose, find_tests
 from tests.mutation.running import Mutated
@@ -74,7 +74,7 @@ def test_mutation_has_lines_that_must_run() -> None:
 
 
 def test_functions_that_are_imported_get_mutated_code() -> None:
-    module = "operator/ddp_operator/decide/failures.py"
+    module = "operator/ddp_cli/view/failures.py"
     assert isinstance(sentence, FunctionType)
     before = sentence.__code__
     tree = ast.parse((ROOT / module).read_text(encoding="utf-8"))

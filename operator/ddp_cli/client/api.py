@@ -15,7 +15,7 @@ from ddp_cli.view.why import LeaseRenewal
 from ddp_operator.api import constants
 from ddp_operator.api.child_names import feature_job_name, is_attempt_name
 from ddp_operator.api.kubeobjects import parse_time
-from ddp_operator.api.size import limit_nesting
+from ddp_operator.api.nesting import limit_nesting
 from ddp_operator.features import FEATURES
 from ddp_operator.reading.events import read_event_time
 

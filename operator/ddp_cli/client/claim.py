@@ -10,7 +10,8 @@ from ddp_cli.client.api import Api, Object, api_path, open_exec
 from ddp_cli.client.errors import ApiError, ClientError
 from ddp_cli.client.packing.packed import PackedCode
 from ddp_operator.api import constants
-from ddp_operator.manifests.small_pods import build_small_resources, raise_requests
+from ddp_operator.manifests.children import raise_requests
+from ddp_operator.manifests.small_pods import build_small_resources
 from ddp_operator.manifests.template import ResolvedTemplate
 
 # A shell script: the job's Python may need volumes or variables that this pod lacks.

@@ -22,11 +22,11 @@ from ddp_cli.client.follow import follow_jobs
 from ddp_cli.client.logs import PodLogs
 from ddp_cli.client.points import read_points
 from ddp_cli.client.workdir import Workdir
+from ddp_cli.view.failures import sentence
 from ddp_cli.view.why import Why, explain_why
 from ddp_operator.api.kubeobjects import utc_now
 from ddp_operator.api.parse import parse_status
 from ddp_operator.decide.conditions import INIT_CONTAINER_RUNNING
-from ddp_operator.decide.failures import sentence
 from ddp_operator.reading.objects import view_pod
 
 _DELETE: Final = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": "Background"}

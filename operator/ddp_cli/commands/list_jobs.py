@@ -65,7 +65,7 @@ def format_table(
     items: Iterable[Mapping[str, Any]], now: datetime, *, namespaces: bool = False, wide: bool = False
 ) -> list[str]:
     """Return the header and the rows. The columns are the CRD's printer columns."""
-    from ddp_operator.api.columns import build_columns
+    from ddp_operator.api.crd import build_columns
 
     columns = build_columns()
     shown = [column for column in columns if wide or not column.get("priority")]

@@ -10,7 +10,8 @@ from typing import Final, NamedTuple
 from ddp_cli.view.why import name_stragglers
 from ddp_operator.api.status import Status
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.report import Page, describe_inputs
+from ddp_operator.decide.input_texts import describe_inputs
+from ddp_operator.decide.report import Page
 from ddp_pod.contract.plain_files import open_plain
 
 _EVERY_SECONDS: Final = 0.2

@@ -11,6 +11,7 @@ from datetime import datetime, timedelta
 from importlib import resources
 from typing import Any, Final, NamedTuple
 
+from ddp_cli.view.failures import describe_end, sentence
 from ddp_operator.api.child_names import POD_SUFFIX
 from ddp_operator.api.constants import MANAGED_BY, MESH_PROXIES, MULTIKUEUE
 from ddp_operator.api.kubeobjects import find_foreign_manager, find_worker_cluster, parse_time
@@ -37,7 +38,7 @@ from ddp_operator.decide.conditions import (
     find_obstacle,
 )
 from ddp_operator.decide.dev import describe_run
-from ddp_operator.decide.failures import describe_detail, describe_end, describe_failure, sentence
+from ddp_operator.decide.failures import describe_detail, describe_failure
 from ddp_operator.decide.scheduling import EXPLAINING_EVENTS, SCHEDULER_EVENT
 from ddp_operator.reading.events import find_kill, read_event_time
 from ddp_pod.contract.failure_text import HIDDEN_FAILURE_REMEDY, NON_FINITE_REMEDY, PROBE_REMEDY

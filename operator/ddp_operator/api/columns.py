@@ -41,11 +41,3 @@ def read_column(resource: Mapping[str, Any], path: str) -> Any:
     for step in path.strip(".").split("."):
         value = value.get(step) if isinstance(value, Mapping) else None
     return value
-
-
-def build_columns() -> list[dict[str, Any]]:
-    """Return the printer columns of the job."""
-    return [
-        {"name": name, "type": kind, "jsonPath": path} | ({"priority": priority} if priority else {})
-        for name, kind, path, priority in COLUMNS
-    ]

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from ddp_operator.api import constants
 from ddp_operator.api.cel_rule import CelRule
-from ddp_operator.api.columns import build_columns
+from ddp_operator.api.columns import COLUMNS
 from ddp_operator.api.rules import list_rules
 from ddp_operator.api.schema import Schema
 from ddp_operator.api.status import OPAQUE, Status
@@ -180,3 +180,11 @@ def render_crd(definition: Mapping[str, Any]) -> str:
     """Return a definition as YAML, with a note that it is generated."""
     header = "# Generated from operator/ddp_operator/api by `make generate`. Do not edit.\n"
     return header + format_documents([definition])
+
+
+def build_columns() -> list[dict[str, Any]]:
+    """Return the printer columns of the job."""
+    return [
+        {"name": name, "type": kind, "jsonPath": path} | ({"priority": priority} if priority else {})
+        for name, kind, path, priority in COLUMNS
+    ]

@@ -15,7 +15,7 @@ import msgspec
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import format_time
-from ddp_operator.api.size import limit_nesting
+from ddp_operator.api.nesting import limit_nesting
 from ddp_pod.contract.names import HISTORY_FOLDER
 
 MAX_ARGUMENT: Final = 120 << 10

@@ -12,9 +12,10 @@ from functools import cache
 
 from msgspec import NODEFAULT, structs
 
-from ddp_operator.api.cel_rule import (
+from ddp_operator.api.cel_rule import CelRule
+from ddp_operator.api.constants import MAX_NAME_LENGTH, MAX_NODES
+from ddp_operator.api.rule_builders import (
     YEAR,
-    CelRule,
     is_set,
     read_or_default,
     require,
@@ -23,7 +24,6 @@ from ddp_operator.api.cel_rule import (
     require_label_key,
     require_object_name,
 )
-from ddp_operator.api.constants import MAX_NAME_LENGTH, MAX_NODES
 from ddp_operator.api.schema import Schema
 from ddp_operator.api.spec import Metrics, Rendezvous
 

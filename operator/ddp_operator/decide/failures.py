@@ -5,10 +5,10 @@ from datetime import datetime
 from typing import Final
 
 from ddp_operator.api import constants
-from ddp_operator.api.status import CheckpointStatus, Condition, LastFailure
+from ddp_operator.api.status import CheckpointStatus, LastFailure
 from ddp_pod.contract.failure_record import Failure, PodEnd
 from ddp_pod.contract.failure_table import judge_exit_code
-from ddp_pod.contract.failure_text import format_failure, format_place
+from ddp_pod.contract.failure_text import format_failure
 
 _MAX_LINE: Final = 300
 _MAX_TIME: Final = 4e9  # the year 2096
@@ -19,7 +19,7 @@ def describe_failure(failure: LastFailure, *, whole: bool = False) -> str:
     """Return a failure in one line: its category, its place and its message's first line, or the ``whole`` message."""
     message = describe_detail(failure)
     line = " ".join(message.split()) if whole else _shorten(message.partition("\n")[0])
-    return format_failure(failure.category, _places(failure), line)
+    return format_failure(failure.category, list_places(failure), line)
 
 
 def describe_restart(which: str, cause: LastFailure | None, checkpoint: CheckpointStatus | None) -> str:
@@ -29,7 +29,7 @@ def describe_restart(which: str, cause: LastFailure | None, checkpoint: Checkpoi
     """
     text = which
     if cause is not None:
-        places = _places(cause)
+        places = list_places(cause)
         known_places = places[:1] if cause.rank is not None else places[1:4]
         line = _shorten(describe_detail(cause).partition("\n")[0])
         text += f": {format_failure(cause.category, known_places, line)}"
@@ -42,12 +42,8 @@ def _shorten(line: str) -> str:
     return line if len(line) <= _MAX_LINE else f"{line[: _MAX_LINE - 2].rstrip()} …"
 
 
-def describe_place(failure: LastFailure) -> str:
-    """Return where the failure happened; unknown parts are omitted."""
-    return format_place(_places(failure))
-
-
-def _places(failure: LastFailure) -> tuple[tuple[str, object], ...]:
+def list_places(failure: LastFailure) -> tuple[tuple[str, object], ...]:
+    """Return where a failure happened, the closest place first; an unknown one is None or empty."""
     return (
         ("rank", failure.rank),
         ("pod", failure.pod),
@@ -60,19 +56,6 @@ def _places(failure: LastFailure) -> tuple[tuple[str, object], ...]:
 def describe_detail(failure: LastFailure) -> str:
     """Return the message, without the category in front of it."""
     return failure.message.strip().removeprefix(f"{failure.category}: ")
-
-
-def describe_end(failed: Condition, failure: LastFailure | None) -> str:
-    """Return why the job ended, without the failure itself; empty if the failure is the only reason."""
-    if failure is None or not (failure.conclusion or failed.reason == failure.category):
-        return failed.message  # such as a deadline
-    return failure.conclusion
-
-
-def sentence(text: str) -> str:
-    """Return a text as one line that ends like a sentence."""
-    line = " ".join(text.split())
-    return line if not line or line.endswith((".", "!", "?")) else f"{line}."
 
 
 @dataclass(frozen=True)

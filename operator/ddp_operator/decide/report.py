@@ -17,7 +17,6 @@ from ddp_operator.api.faults import contain
 from ddp_operator.api.kubeobjects import truncate
 from ddp_operator.api.status import (
     CheckpointStatus,
-    InputStatus,
     LastFailure,
     Progress,
     RestartCounts,
@@ -26,7 +25,6 @@ from ddp_operator.api.status import (
 from ddp_operator.api.texts import format_duration
 from ddp_operator.decide.failures import Termination
 from ddp_operator.decide.views import Pods
-from ddp_pod.contract.failure_record import InputReport
 from ddp_pod.contract.progress import RankProgress, Uploads
 from ddp_pod.contract.report import PodReport
 
@@ -389,25 +387,3 @@ def _find_newest_checkpoint(
     if before is not None and before.step == checkpoint.step:
         return before
     return replace(checkpoint, time=truncate(now))
-
-
-def describe_inputs(inputs: Sequence[InputStatus | InputReport]) -> str:
-    """Return the progress of fetching in one line, with the first problem."""
-    fetched = format_size(sum(item.bytes for item in inputs))
-    sizes = [item.total_bytes for item in inputs]
-    known = [size for size in sizes if size is not None]
-    total = f" of {format_size(sum(known))}" if known and len(known) == len(sizes) else ""
-    message = f"fetching inputs: {fetched}{total}"
-    if len(inputs) > 1:
-        complete = sum(item.phase == "Fetched" for item in inputs)
-        message += f", {complete}/{len(inputs)} complete"
-    waiting = next((item for item in inputs if item.message), None)
-    return message if waiting is None else f"{message}; input {waiting.name}: {waiting.message}"
-
-
-def format_size(number: int) -> str:
-    """Return a number of bytes with a unit."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if number >= size:
-            return f"{number / size:.3g} {unit}" if number < 1000 * size else f"{number / size:.0f} {unit}"
-    return f"{number} bytes"

@@ -22,7 +22,7 @@ import msgspec
 from ddp_operator._version import __version__
 from ddp_operator.api.cluster_errors import ClusterError, Refused, VersionConflict
 from ddp_operator.api.constants import GROUP
-from ddp_operator.api.size import limit_nesting
+from ddp_operator.api.nesting import limit_nesting
 from ddp_operator.kube.incoming import limit_response
 from ddp_operator.kube.resources import path, plural
 

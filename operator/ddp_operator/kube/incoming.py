@@ -21,6 +21,7 @@ import msgspec
 from ddp_operator.api.constants import GROUP, KIND
 from ddp_operator.api.errors import FieldError
 from ddp_operator.api.faults import contain, name_object, parse_each
+from ddp_operator.api.nesting import limit_nesting, measure_depth
 from ddp_operator.api.size import (
     MAX_BYTES,
     MAX_DEPTH,
@@ -30,8 +31,6 @@ from ddp_operator.api.size import (
     REMEDY,
     TOO_DEEP,
     OversizeSpec,
-    limit_nesting,
-    measure_depth,
     refuse_oversize,
 )
 from ddp_operator.kube.children import trim_metadata

@@ -22,6 +22,7 @@ import msgspec
 
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.job import DDPTrainingJob, inherited_labels, kueue_metadata, owner_reference
+from ddp_operator.api.kubeobjects import find_requests
 from ddp_operator.api.schema import ChildBody, call_owner
 from ddp_operator.manifests.pod import avoid_nodes, build_pod_template, readmit_nodes
 from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
@@ -324,3 +325,19 @@ def build_metadata(
         "labels": inherited_labels(job) | dict(extra or {}) | child_names.child_labels(job.name, attempt),
         "ownerReferences": [owner_reference(job)],
     }
+
+
+_LIMITED: Final = ("cpu", "memory", "ephemeral-storage")
+
+
+def raise_requests(small: Mapping[str, Any], pod: Mapping[str, Any], trainer: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the spec of a small pod with the requests of the training container, which a LimitRange may demand."""
+    raised = copy.deepcopy(dict(small))
+    [container] = raised["containers"]
+    container["resources"]["requests"] = omit_devices(find_requests(pod, trainer))
+    return raised
+
+
+def omit_devices(amounts: Mapping[str, Any]) -> dict[str, Any]:
+    """Return requests or limits without those of devices."""
+    return {name: value for name, value in amounts.items() if name in _LIMITED}

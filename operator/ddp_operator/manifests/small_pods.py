@@ -6,9 +6,9 @@ from typing import Any, Final
 
 from ddp_operator.api import constants
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.kubeobjects import find_requests, parse_quantity
+from ddp_operator.api.kubeobjects import parse_quantity
+from ddp_operator.manifests.children import omit_devices
 
-_LIMITED: Final = ("cpu", "memory", "ephemeral-storage")
 _GRACE_SECONDS: Final = 5
 _RETRIES: Final = 3
 """Failed pods that are replaced before the Job fails. Each pod retries for minutes."""
@@ -50,19 +50,6 @@ def build_small_resources(limits: Mapping[str, Any], requests: Mapping[str, str]
         for name, value in requests.items()
     }
     return {"requests": lower} | ({"limits": limits} if limits else {})
-
-
-def raise_requests(small: Mapping[str, Any], pod: Mapping[str, Any], trainer: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the spec of a small pod with the requests of the training container, which a LimitRange may demand."""
-    raised = copy.deepcopy(dict(small))
-    [container] = raised["containers"]
-    container["resources"]["requests"] = omit_devices(find_requests(pod, trainer))
-    return raised
-
-
-def omit_devices(amounts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return requests or limits without those of devices."""
-    return {name: value for name, value in amounts.items() if name in _LIMITED}
 
 
 def build_small_job_spec(template: Mapping[str, Any], pods: int) -> dict[str, Any]:

@@ -60,8 +60,8 @@ from ddp_operator.manifests.children import (
     build_pod,
     build_trial_pod,
     load_launcher,
+    raise_requests,
 )
-from ddp_operator.manifests.small_pods import raise_requests
 from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
 from ddp_operator.reconcile.acting import ActionContext
 from ddp_operator.reconcile.lending import lend_worker

@@ -4,25 +4,21 @@ A termination message is a ``PodEnd`` as JSON (docs/pod-contract.md). The operat
 ``ddp_operator.reading.terminations``, where nothing in it is trusted.
 """
 
-import dataclasses
-import json
 import math
 from dataclasses import dataclass
-from typing import Any, Final, TypeVar
+from typing import Final
 
 from .failure_table import CATEGORIES, Outcome
 from .group_facts import GroupFacts
-from .names import EXIT_OK, TERMINATION_MESSAGE_LIMIT
+from .names import EXIT_OK
 from .progress import RankProgress, Uploads
-from .records import choice, items, number, text, to_json
+from .records import choice, items, number, text
 
-MESSAGE_VERSION: Final = 2
 TYPE_LIMIT: Final = 200
 """Characters kept of an exception's type and of a signature."""
 _TEXT_LIMIT: Final = 2048
 _MOST_STEPS: Final = 2**53 - 1  # the largest integer that JSON readers keep (RFC 8259, section 6)
 _LAST_TIME: Final = 4e9  # the year 2096
-_NESTED_LIMIT: Final = 1500  # bytes of a failure within a termination message
 
 # What a failure was derived from.
 EVIDENCE_ERROR: Final = "Error"  # an exception, a message or a signal
@@ -145,45 +141,3 @@ class KnownFailure(Exception):
         super().__init__(message)
         self.outcome = outcome
         self.remedy = remedy
-
-
-AnyFailure = TypeVar("AnyFailure", bound=Failure)
-
-
-def encode_end(end: PodEnd, limit: int = TERMINATION_MESSAGE_LIMIT) -> bytes:
-    """Return a termination message: JSON of at most ``limit`` bytes.
-
-    Where it is too long, the traceback loses its beginning, and the message and the remedy their ends.
-    """
-    nested: dict[str, Any] = {
-        name: shorten_failure(failure, _NESTED_LIMIT)
-        for name in ("last_failure", "awaited")
-        if (failure := getattr(end, name)) is not None
-    }
-    shortened = shorten_failure(dataclasses.replace(end, **nested), limit)
-    message = _encode(shortened)
-    if len(message) > limit:
-        message = _encode(Failure(end.category, container_exit_code=end.container_exit_code))
-    return message
-
-
-def shorten_failure(failure: AnyFailure, limit: int) -> AnyFailure:
-    """Return a failure whose JSON has at most ``limit`` bytes, unless its other members are longer."""
-    for name in ("traceback", "progress", "message", "remedy"):
-        excess = len(_encode(failure)) - limit
-        value = getattr(failure, name, None)
-        while excess > 0 and value:
-            if isinstance(value, str):
-                room = max(0, len(value) - max(1, excess // 6))  # JSON writes a character as up to six bytes
-                value = value[len(value) - room :] if name == "traceback" else value[:room]
-            else:
-                value = None
-            changes: dict[str, Any] = {name: value}
-            failure = dataclasses.replace(failure, **changes)
-            excess = len(_encode(failure)) - limit
-    return failure
-
-
-def _encode(failure: Failure) -> bytes:
-    members = {"version": MESSAGE_VERSION, "category": failure.category, **to_json(failure)}
-    return json.dumps(members, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")

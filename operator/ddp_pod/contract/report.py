@@ -17,8 +17,6 @@ REPORT_LIMIT: Final = 1 << 17
 """Bytes of a report."""
 RUN_RESULTS: Final = ("Succeeded", "Failed", "Stopped")
 """How a run of `ddp dev` can end; Stopped: the user ended it."""
-PEER_WITNESSES: Final = 3
-"""Pods that probe a pod."""
 _NOT_JOINED: Final = ("Starting", "WaitingForMaster", "Rendezvous")
 
 
@@ -104,39 +102,6 @@ class DevRun:
     """The root cause among the pods."""
     release_at: float | None = number(4e9)
     """When the pods end unless another run starts."""
-
-
-MOST_HINTS: Final = 8
-"""Silent pods of which one pod tells its readers, beside those that it probes."""
-
-
-def choose_peer_steps(pods: int) -> tuple[int, ...]:
-    """Return the distances from a pod's index to those of the pods that it probes, in a job with so many pods.
-
-    They are far apart: a switch may take pods with neighbouring indexes.
-    """
-    steps = {1, max(2, pods // 3), max(3, 2 * pods // 3)}
-    return tuple(sorted(step for step in steps if step < pods))
-
-
-@dataclass(frozen=True)
-class PeerContact:
-    """A peer that has answered a pod's probes. ``silent_seconds``: since it last did; None: it answers."""
-
-    pod: int = number(default=0)
-    silent_seconds: float | None = number(1e9)
-
-
-@dataclass(frozen=True)
-class PeerReport:
-    """What one pod knows of its peers, which the launcher serves at ``/peers``. ``pod``: its own index.
-
-    ``contacts``: the peers that it probes; ``hints``: pods that others have told it are silent.
-    """
-
-    pod: int = number(default=0)
-    contacts: tuple[PeerContact, ...] = items(PEER_WITNESSES)
-    hints: tuple[int, ...] = items(MOST_HINTS)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Final
 
 from ..base.files import log
 from ..base.pod import Pod
-from ..contract.failure_record import EVIDENCE_EXIT_CODE, Failure, PodEnd, RankEnd, encode_end
+from ..contract.failure_record import EVIDENCE_EXIT_CODE, Failure, PodEnd, RankEnd
 from ..contract.failure_table import EXIT_CODES, NETWORK
 from ..contract.failure_text import format_failure
 from ..contract.group_facts import GroupFacts
@@ -16,6 +16,7 @@ from ..contract.names import ENV_TERMINATION_LOG, EXIT_OK, EXIT_PREEMPTED, EXIT_
 from ..contract.progress import Uploads
 from ..progress.rank_progress import RankReader, complete_progress
 from .agent_failure import MASTER_NOT_FOUND, RENDEZVOUS_CLOSED, STORE_PROBLEMS, AgentEnd, examine_agent_exit
+from .encoding import encode_end
 from .rank_ends import RemainingProcess, examine_rank_ends
 from .restarts import InPlaceRestarts
 from .text import UPLOAD_REMEDY

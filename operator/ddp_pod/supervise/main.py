@@ -18,7 +18,7 @@ from ..base.pod import (
     read_pod,
 )
 from ..base.service import LauncherPart, Standby
-from ..contract.command_line import PythonLine, find_missing_program, split_python_line
+from ..contract.command_line import PythonLine, split_python_line
 from ..contract.names import (
     ENV_COMPLETION_INDEX,
     ENV_OMP_NUM_THREADS,
@@ -34,6 +34,7 @@ from ..failures.text import advise_on_program
 from ..progress.line_steps import find_total
 from ..torchrun.fork_client import start_fork_server
 from .agent_process import ForkServer, list_worker_arguments
+from .program import find_missing_program
 from .supervisor import Supervisor
 
 Hold = Callable[[Pod, list[str], list[int]], int]

@@ -13,7 +13,7 @@ from typing import Any
 from ..base.files import log, try_write_json
 from ..base.pod import Pod
 from ..base.service import Answer, Ending, Service
-from ..contract.failure_record import Failure, shorten_failure
+from ..contract.failure_record import Failure
 from ..contract.names import (
     ENV_LIFELINE_FD,
     ENV_PORT_FILE,
@@ -25,6 +25,7 @@ from ..contract.processes import STOP_SIGNALS, find_family, kill, list_children,
 from ..contract.progress import RankProgress
 from ..contract.report import PodReport
 from ..failures.agent_failure import RUN_OVER, STORE_ERRORS, AgentEnd, build_absence_failure, examine_agent_exit
+from ..failures.encoding import shorten_failure
 from ..failures.rank_ends import describe_ended_ranks, find_remaining_processes
 from ..failures.restarts import InPlaceRestarts
 from ..failures.termination import complete_worker_failure, conclude

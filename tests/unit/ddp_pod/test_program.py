@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ddp_pod.contract.command_line import find_missing_program
+from ddp_pod.supervise.program import find_missing_program
 
 
 @pytest.mark.parametrize(

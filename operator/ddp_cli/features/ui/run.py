@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 from ddp_cli.local.ending import read_record
 from ddp_cli.local.folder import RunFolder
+from ddp_cli.view.failures import describe_place
 from ddp_operator.api.parse import parse_status
 from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.failures import describe_detail, describe_place
+from ddp_operator.decide.failures import describe_detail
 from ddp_operator.decide.report import Page
 from ddp_pod.contract.failure_table import UNKNOWN
 from ddp_pod.contract.thinning import is_new_process

@@ -5,8 +5,8 @@ from typing import Annotated, Final
 
 from msgspec import Meta
 
-from ddp_operator.api.cel_rule import require_between
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.rule_builders import require_between
 from ddp_operator.api.schema import OwnFields
 from ddp_operator.api.spec import SpecFields
 from ddp_pod.contract.plan import DevConfig, PodPlan

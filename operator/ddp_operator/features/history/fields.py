@@ -5,9 +5,9 @@ from typing import Annotated, Any, Final
 
 from msgspec import Meta
 
-from ddp_operator.api.cel_rule import require, require_folder_url
 from ddp_operator.api.errors import FieldError
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.rule_builders import require, require_folder_url
 from ddp_operator.api.schema import OwnFields
 from ddp_operator.api.spec import SecretReference, Spec, SpecFields
 from ddp_operator.manifests.template import check_url, find_mounts

@@ -4,8 +4,8 @@ from typing import Annotated, Final, Literal
 
 from msgspec import Meta
 
-from ddp_operator.api.cel_rule import YEAR, require_between
 from ddp_operator.api.kubeobjects import format_time
+from ddp_operator.api.rule_builders import YEAR, require_between
 from ddp_operator.api.schema import Limit, OwnFields
 from ddp_operator.api.spec import SpecFields
 from ddp_operator.decide.conditions import Fact, is_finished

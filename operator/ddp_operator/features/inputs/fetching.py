@@ -16,8 +16,8 @@ from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempts import fail
 from ddp_operator.decide.conditions import Fact
 from ddp_operator.decide.describe import describe_before_start
+from ddp_operator.decide.input_texts import describe_inputs, format_size
 from ddp_operator.decide.losses import fail_lost_pods
-from ddp_operator.decide.report import describe_inputs, format_size
 from ddp_operator.decide.scheduling import compute_event_poll_delay, describe_scheduling
 from ddp_operator.decide.state import AT_ONCE, Action, Decision, DeleteJob, EnsureChildren, State
 from ddp_operator.decide.views import JobView

@@ -17,13 +17,13 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import find_limits, find_requests
 from ddp_operator.api.schema import CheckedTemplate, PodAddition
 from ddp_operator.features.inputs.fields import Input
+from ddp_operator.manifests.children import omit_devices
 from ddp_operator.manifests.pod import finish_small_pod
 from ddp_operator.manifests.small_pods import (
     build_small_job_spec,
     build_small_pod,
     build_small_resources,
     keep_zone_selectors,
-    omit_devices,
 )
 
 _REQUIRED: Final = "requiredDuringSchedulingIgnoredDuringExecution"

@@ -8,8 +8,8 @@ import msgspec
 
 from ddp_operator.features.lost_nodes.evidence import Reach
 from ddp_operator.kube.scrape import STATUS, read_response, send_request
+from ddp_pod.contract.peers import PeerReport
 from ddp_pod.contract.records import read_record
-from ddp_pod.contract.report import PeerReport
 
 CONNECT_SECONDS: Final = 1.5
 """The kernel repeats a lost packet after one second."""

@@ -26,7 +26,7 @@ from ddp_operator.features.lost_nodes.readmission import ReadLease, Readmission,
 from ddp_operator.features.lost_nodes.returns import DELETED, LONGEST_ABSENCE, LostPod, describe_return
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.reading.objects import view_pod
-from ddp_pod.contract.report import choose_peer_steps
+from ddp_pod.contract.peers import choose_peer_steps
 
 logger = logging.getLogger(__name__)
 

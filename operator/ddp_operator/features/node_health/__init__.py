@@ -10,9 +10,10 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta
 
-from ddp_operator.api.cel_rule import CelRule, read_or_default, require
+from ddp_operator.api.cel_rule import CelRule
 from ddp_operator.api.cluster import Object
 from ddp_operator.api.job import DDPTrainingJob
+from ddp_operator.api.rule_builders import read_or_default, require
 from ddp_operator.api.schema import OwnFields
 from ddp_operator.api.spec import SpecFields
 from ddp_operator.decide.hooks import Feature, NodeHook

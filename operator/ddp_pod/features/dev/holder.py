@@ -19,7 +19,7 @@ from typing import Any, Final
 from ...base.files import log
 from ...base.pod import Pod, PodSetupError
 from ...contract.command_line import split_python_line
-from ...contract.failure_record import Failure, PodEnd, order_causes, shorten_failure
+from ...contract.failure_record import Failure, PodEnd, order_causes
 from ...contract.names import (
     ENV_LIFELINE_FD,
     ENV_PORT_FILE,
@@ -31,6 +31,7 @@ from ...contract.names import (
 from ...contract.processes import STOP_SIGNALS, adopt_orphans
 from ...contract.records import encode_json, to_json
 from ...contract.report import DevRun, PodReport
+from ...failures.encoding import shorten_failure
 from ...failures.termination import build_end, finish
 from ...progress.metrics import MetricsEndpoint
 from ...progress.prometheus import format_page

@@ -18,7 +18,7 @@ from typing import Final, NamedTuple
 from ...base.files import log
 from ...base.pod import AwakeClock, Pod
 from ...base.service import Service
-from ...contract.report import MOST_HINTS, PeerContact, PeerReport, choose_peer_steps
+from ...contract.peers import MOST_HINTS, PeerContact, PeerReport, choose_peer_steps
 
 _PATH: Final = "/peers"
 _WAIT: Final = re.compile(r"wait=(\d)")

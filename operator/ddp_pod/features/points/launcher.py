@@ -12,7 +12,8 @@ from typing import Any, Final
 
 from ...base.pod import Pod
 from ...base.service import LauncherPart, Service
-from ...contract.progress import POINT_COLUMNS, RankProgress
+from ...contract.points import POINT_COLUMNS
+from ...contract.progress import RankProgress
 from ...contract.thinning import MOST_ROWS, Row, thin_rows
 from ...progress.rank_progress import RankReader
 

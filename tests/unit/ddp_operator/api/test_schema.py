@@ -9,10 +9,10 @@ import pytest
 from msgspec import Meta
 
 from ddp_operator.api.cel import check_rules
-from ddp_operator.api.cel_rule import require
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.faults import FAULTS
 from ddp_operator.api.parse import parse_resource
+from ddp_operator.api.rule_builders import require
 from ddp_operator.api.schema import KERNEL, OwnFields, Schema
 from ddp_operator.api.spec import Recovery, SpecFields
 from ddp_operator.manifests.template import resolve_template

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from ddp_operator.api.status import InputStatus, Progress, Status
+from ddp_operator.decide.input_texts import describe_inputs
 from ddp_operator.decide.report import (
     STALLED,
     Page,
@@ -20,7 +21,6 @@ from ddp_operator.decide.report import (
     average_rates,
     build_checkpoint,
     build_progress,
-    describe_inputs,
     record_final_progress,
 )
 from ddp_operator.decide.views import Pods

@@ -12,7 +12,7 @@ import pytest_asyncio
 from aiohttp import web
 
 from ddp_operator.api.constants import GROUP
-from ddp_operator.api.size import limit_nesting
+from ddp_operator.api.nesting import limit_nesting
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.incoming import open_kopf_session
 

@@ -8,7 +8,7 @@ import pytest
 
 from ddp_operator.features.lost_nodes import contacts
 from ddp_operator.features.lost_nodes.contacts import Contact, fetch_peers
-from ddp_pod.contract.report import PeerContact, PeerReport
+from ddp_pod.contract.peers import PeerContact, PeerReport
 
 BODY = b'{"pod": 2, "contacts": [{"pod": 3, "silentSeconds": 4.5}]}'
 REPORT = PeerReport(pod=2, contacts=(PeerContact(pod=3, silent_seconds=4.5),))

@@ -29,7 +29,7 @@ from ddp_operator.features.lost_nodes.watch import (
     view_group,
 )
 from ddp_operator.kube.cache import ObjectCache
-from ddp_pod.contract.report import PeerContact, PeerReport, choose_peer_steps
+from ddp_pod.contract.peers import PeerContact, PeerReport, choose_peer_steps
 from tests.support.builders import NOW, Json, child_job, child_pod, job_manifest
 
 TRAIN = Key("default", "train")

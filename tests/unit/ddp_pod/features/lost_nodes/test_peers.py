@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from ddp_pod.base.pod import Pod
-from ddp_pod.contract.report import MOST_HINTS, PeerContact, PeerReport, PodReport
+from ddp_pod.contract.peers import MOST_HINTS, PeerContact, PeerReport
+from ddp_pod.contract.report import PodReport
 from ddp_pod.features.lost_nodes.peers import (
     Address,
     PeerWatch,
