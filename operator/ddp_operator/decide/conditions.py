@@ -65,14 +65,18 @@ PODS_FORBIDDEN: Final = "PodsForbidden"
 VOLUME_NOT_READY: Final = "VolumeNotReady"
 IMAGE_PULL: Final = "ImagePull"
 PODS_NOT_STARTING: Final = "PodsNotStarting"
-BLOCKING: Final = (
-    UNSCHEDULABLE,
+QUEUE_REASONS: Final = (
     QUOTA_PENDING,
     INADMISSIBLE,
     QUEUE_STOPPED,
     WORKLOAD_FINISHED,
     WORKLOAD_DEACTIVATED,
     WORKLOAD_MISSING,
+)
+"""Reasons that a queue explains."""
+BLOCKING: Final = (
+    UNSCHEDULABLE,
+    *QUEUE_REASONS,
     PODS_FORBIDDEN,
     VOLUME_NOT_READY,
     IMAGE_PULL,

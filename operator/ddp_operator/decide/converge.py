@@ -24,7 +24,6 @@ from ddp_operator.decide.losses import (
     fail_lost_pods,
     list_nodes_in_use,
 )
-from ddp_operator.decide.scheduling import compute_event_poll_delay
 from ddp_operator.decide.state import (
     Action,
     CreatePod,
@@ -76,7 +75,6 @@ def converge(state: State, progress_interval: float) -> Decision:
     _check_deadlines(state, plan)
     _watch_nodes(state, plan)
     _follow_remarks(state, plan)
-    _poll_events(state, plan)
     plan.actions += fail_lost_pods(state, plan.waits)
     _ensure_shared_children(state, plan)  # last, because a refusal ends the actions of a pass
 
@@ -184,12 +182,6 @@ def _follow_remarks(state: State, plan: _PassPlan) -> None:
         plan.actions += remark.actions
         if remark.wait is not None:
             plan.waits.append(remark.wait)
-
-
-def _poll_events(state: State, plan: _PassPlan) -> None:
-    delay = compute_event_poll_delay(state.job, state.observation, state.now, state.observation.polling_jobs)
-    if delay is not None and not state.spec.suspend:
-        plan.waits.append(delay)
 
 
 def compute_scrape_interval(status: Status, now: datetime, progress_interval: float) -> float:

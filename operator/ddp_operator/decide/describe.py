@@ -104,7 +104,7 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
 def record_observation(attempt: ObservedAttempt) -> Status:
     """Return the status with the counts, measurements and identities that are observed of its attempt."""
     state = attempt.state
-    status = replace(attempt.reported, nodes=attempt.counts, queue=state.observation.queue)
+    status = replace(attempt.reported, nodes=attempt.counts)
     status = readmit_returned_nodes(state, status)
     if status.first_run_time is None and any(pod.has_run for pod in state.observation.pods):
         status = replace(status, first_run_time=truncate(state.now))
@@ -167,13 +167,14 @@ def describe_conditions(attempt: ObservedAttempt, status: Status) -> AttemptCond
     if attempt.restart is None and not state.spec.suspend:
         lost_contact = describe_lost_contact(state, attempt.pods)
 
+    scheduled = describe_scheduling(state.job, state.observation, status.attempt, attempt.size.nodes, state.now)
     rendezvous = _describe_rendezvous(attempt, lost_contact)
     restarting = _describe_restarting(attempt, rendezvous, status)
     progressing = _describe_progressing(attempt, rendezvous, status)
     facts = (
         _describe_acceptance(attempt, state.refusal),
         describe_suspension(state.job, status, attempt.alive),
-        describe_scheduling(state.job, state.observation, status.attempt, attempt.size.nodes, state.now),
+        state.explain(attempt, scheduled),
         rendezvous,
         _add_lost_contact(progressing, lost_contact, status),
         restarting,

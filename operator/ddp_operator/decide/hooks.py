@@ -79,7 +79,7 @@ Start = Callable[[Any], "Service | None"]
 Definitions = Callable[[Schema], dict[str, dict[str, Any]]]
 """Returns the CustomResourceDefinitions of the feature's own kinds, by kind."""
 Explain = Callable[[ObservedAttempt, Fact], Fact]
-"""Returns a condition of an attempt whose pods run, Rendezvoused or Progressing, or the same with another cause."""
+"""Returns a condition of an attempt, Scheduled, Rendezvoused or Progressing, or the same with another cause."""
 Faults = MutableMapping[tuple[str, str], str]
 """What the last call of a hook has raised, by the names of the feature and of the hook."""
 
@@ -192,14 +192,16 @@ class NodeHook:
 
 @dataclass(frozen=True, slots=True)
 class PodHook:
-    """Observes the pods of a job by their reports.
+    """Observes the pods of a job, by their reports or by what others know of them.
 
     ``kind``: the type of what is observed, by which decisions find it. ``observe``: returns it when the report of pod
     0 is due, and takes the former one; None: there is none. It may wait, for a limited time. Raises: ClusterError.
+    ``each_pass``: it is called in each pass, because it reads no reports and has intervals of its own.
     """
 
     kind: type
     observe: Callable[[PodPages, Any], Awaitable[object]]
+    each_pass: bool = False
 
 
 Maturity = Literal["stable", "beta", "experimental"]
@@ -429,22 +431,28 @@ class JobHooks:
         return status
 
     def explain(self, attempt: ObservedAttempt, fact: Fact) -> Fact:
-        """Return Rendezvoused or Progressing with what the features know of the cause."""
+        """Return Scheduled, Rendezvoused or Progressing with what the features know of the cause."""
         for feature in self.hooks.features:
             if feature.explain is not None:
                 hook = partial(feature.explain, attempt, fact)
                 fact = self.guard.call(feature.name, "explain", hook, partial(_is_explained, fact), default=fact)
         return fact
 
-    async def observe_pods(self, pages: PodPages, before: Mapping[str, object]) -> dict[str, object]:
+    async def observe_pods(
+        self, pages: PodPages, before: Mapping[str, object], *, is_due: bool = True
+    ) -> dict[str, object]:
         """Return what the features observe of the pods, by their names. ``before``: the same of the last pass.
 
-        Raises: ClusterError.
+        ``is_due``: whether the report of pod 0 is. Raises: ClusterError.
         """
         observed: dict[str, object] = {}
         for feature in self.hooks.features:
             pods = feature.pods
             if pods is None:
+                continue
+            if not (is_due or pods.each_pass):
+                if feature.name in before:
+                    observed[feature.name] = before[feature.name]
                 continue
             nothing: object = None
             hook = partial(pods.observe, pages, before.get(feature.name))
@@ -574,7 +582,7 @@ def _check(name: str, result: T, is_valid: Callable[[object], bool]) -> T:
 
 
 def _is_of(kind: type, value: object) -> bool:
-    return isinstance(value, kind)
+    return value is None or isinstance(value, kind)
 
 
 def _is_explained(before: Fact, value: object) -> bool:

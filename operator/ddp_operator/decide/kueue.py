@@ -1,25 +1,16 @@
-"""Queues: whether one controls a Job, and what it permits. ``reading/workloads`` reads why it admits none. Pure.
+"""Queues: whether one controls a Job, and what it permits. Features read why it admits none. Pure.
 
 The operator may delete a Job that a queue suspends and resumes. It changes only fields for which Kueue stops no pod.
 """
 
 from datetime import datetime
-from typing import Any, Final
+from typing import Any
 
 from ddp_operator.api.constants import KUEUE_QUEUE_LABEL, MAX_ANNOTATION
 from ddp_operator.api.job import DDPTrainingJob, kueue_metadata
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.views import JobView
 
-QUEUE_REASONS: Final = (
-    c.QUOTA_PENDING,
-    c.INADMISSIBLE,
-    c.QUEUE_STOPPED,
-    c.WORKLOAD_FINISHED,
-    c.WORKLOAD_DEACTIVATED,
-    c.WORKLOAD_MISSING,
-)
-"""Reasons of Scheduled that a queue explains."""
 _MAX_LENGTH = 1024
 
 
@@ -63,23 +54,6 @@ def find_queue_edits(job: DDPTrainingJob, view: JobView) -> dict[str, dict[str, 
         compared = {key: text for key, text in texts.items() if len(text) <= MAX_ANNOTATION}
         changed[part] = {key: text for key, text in compared.items() if known.get(key) != text}
     return {part: values for part, values in changed.items() if values}
-
-
-def describe_late_edits(job: DDPTrainingJob, view: JobView | None) -> str:
-    """Return a note about edits that the queue does not accept while the Job runs, to append to a message."""
-    if view is None or view.finished or job.spec.suspend:
-        return ""
-    edits = []
-    queue = job.labels.get(KUEUE_QUEUE_LABEL)
-    if queue and queue != view.queue and not view.suspended:
-        edits.append(f"queue {queue}")
-    if is_resize_waiting(job, view):
-        edits.append(f"size {job.spec.nodes}")
-    if not edits:
-        return ""
-    verb = "wait" if len(edits) > 1 else "waits"
-    commands = f"ddp suspend {job.name}, then ddp resume {job.name}"
-    return f"; {' and '.join(edits)} {verb}, because the queue would stop running pods; to apply: {commands}"
 
 
 def waits_in_queue(job: DDPTrainingJob, view: JobView | None) -> bool:

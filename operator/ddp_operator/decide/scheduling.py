@@ -1,323 +1,36 @@
-"""Compute the condition Scheduled: what pods wait for, with the message of the responsible component. Pure.
+"""Compute the condition Scheduled by the number of pods. Features know what the pods wait for. Pure."""
 
-The scheduler and the kubelet write into a pod's status, Kueue into the Job's Workload. The Job controller, when it may
-not create a pod, and the kubelet, when it cannot mount a volume, only post Events. The operator reads Events and
-Workloads of objects that do not start, and names the objects behind a pod's volumes.
-"""
-
-import re
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
 from datetime import datetime, timedelta
-from typing import NamedTuple
+from typing import Final
 
-from ddp_operator.api import child_names, constants
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.kubeobjects import format_time, scheduling_gates
-from ddp_operator.api.status import QueueStatus
-from ddp_operator.api.texts import format_more_pods
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import Fact
-from ddp_operator.decide.kueue import (
-    QUEUE_REASONS,
-    describe_late_edits,
-    find_waiting_start,
-    is_queued,
-    waits_in_queue,
-)
-from ddp_operator.decide.state import Children, Observation, Problem
-from ddp_operator.decide.views import JobView, PodView
+from ddp_operator.decide.kueue import waits_in_queue
+from ddp_operator.decide.state import Observation
 
-# A Job's pods are created within a second; a kubelet starts a container or reports a problem within a few seconds.
-_PATIENCE = timedelta(seconds=5)
-_MIN_DELAY = 10.0
-_MAX_DELAY = 300.0
-# A queue may be stopped, or a Workload deactivated, at any time, without a change of the Job.
-_MAX_DELAY_IN_QUEUE = 60.0
-# The Job controller and the scheduler handle a new object within a second, thousands within some seconds.
-_NOTICE = timedelta(seconds=30)
-_READS_PER_SECOND = 5.0
-_MAX_INSPECTED = 3
-_GATED = "SchedulingGated"
-SCHEDULER_EVENT = "FailedScheduling"
-EXPLAINING_EVENTS = ("FailedCreate", "FailedMount", "FailedAttachVolume", "FailedCreatePodSandBox", SCHEDULER_EVENT)
-_VOLUME_EVENTS = ("FailedMount", "FailedAttachVolume")
-_NO_FREE_PORT = "have free ports"
-_NODE_AFFINITY = "node affinity"
-_VOLUME_WORDS = re.compile(r"volume", re.IGNORECASE)
-# The message of the scheduler of Kubernetes 1.36 on a pod whose gang cannot be scheduled.
-_GANG_WAITS = "pod group is unschedulable, waiting for "
-
-
-class _WaitingPod(NamedTuple):
-    """What a pod waits for, with a reason of Scheduled."""
-
-    name: str
-    reason: str
-    message: str
-
-
-class _SilentObject(NamedTuple):
-    """A Job or pod that should have started ``since`` and has no reason in its status."""
-
-    uid: str
-    since: datetime
+PATIENCE: Final = timedelta(seconds=30)
+"""Time after which a controller has not noticed an object: it handles one within a second, thousands within some."""
 
 
 def describe_scheduling(job: DDPTrainingJob, observation: Observation, attempt: int, nodes: int, now: datetime) -> Fact:
     """Return Scheduled of an attempt with a desired number of nodes."""
-    fact = _describe_pods(job, observation, attempt, nodes, now)
-    edits = describe_late_edits(job, observation.job(attempt))
-    reason = c.CHANGE_PENDING if edits and fact.status == "True" else fact.reason
-    return replace(fact, reason=reason, message=fact.message + edits)
-
-
-def _describe_pods(job: DDPTrainingJob, observation: Observation, attempt: int, nodes: int, now: datetime) -> Fact:
-    former = _describe_former_pods(job, observation, attempt, now)
-    if former is not None:
-        return former
-
-    pods = observation.pods_of(attempt).newest.values()
-    attempt_job = observation.job(attempt)
-    problem = observation.problems.get(attempt_job.uid) if attempt_job else None
-    waiting = [explained for pod in pods if pod.alive and (explained := _explain_pod(job, pod, observation, problem))]
-    if waiting:
-        return _describe_waiting(waiting)
-
-    scheduled = sum(pod.scheduled or not pod.alive for pod in pods)
+    if observation.former_alive(attempt):
+        return _describe_former_pods(job, observation, attempt, now)
+    scheduled = observation.pods_of(attempt).scheduled
     if scheduled >= nodes:
-        sidecars = _describe_sidecars(pods)
-        reason = c.SIDECAR_RESTARTED if sidecars else c.ALL_PODS_SCHEDULED
-        return Fact(c.SCHEDULED, "True", reason, f"{nodes}/{nodes} pods scheduled{sidecars}")
-    if attempt_job is not None:
-        blocked = _describe_blocked_job(job, attempt_job, observation, scheduled, nodes)
-        if blocked is not None:
-            return blocked
-    return _describe_missing_pods(pods, attempt_job, f"{scheduled}/{nodes} pods scheduled", now)
+        return Fact(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED, f"{nodes}/{nodes} pods scheduled")
+    is_waiting = waits_in_queue(job, observation.job(attempt))
+    reason = c.QUOTA_PENDING if is_waiting else c.WAITING_FOR_PODS
+    return Fact(c.SCHEDULED, "False", reason, f"{scheduled}/{nodes} pods scheduled")
 
 
-def _describe_former_pods(job: DDPTrainingJob, observation: Observation, attempt: int, now: datetime) -> Fact | None:
-    alive = observation.former_alive(attempt)
-    if not alive:
-        return None
+def _describe_former_pods(job: DDPTrainingJob, observation: Observation, attempt: int, now: datetime) -> Fact:
     former = "" if job.spec.suspend else " of the previous attempt"
-    message = f"waiting for {alive} pods{former} to terminate"
+    message = f"waiting for {observation.former_alive(attempt)} pods{former} to terminate"
     since = observation.orphaned_since
-    if since is not None and now - since >= _NOTICE:
+    if since is not None and now - since >= PATIENCE:
         message += (
             "; their Job does not exist and no controller deletes them: check that kube-controller-manager is running"
         )
     return Fact(c.SCHEDULED, "False", c.WAITING_FOR_FORMER_PODS, message)
-
-
-def _describe_blocked_job(
-    job: DDPTrainingJob, attempt_job: JobView, observation: Observation, scheduled: int, nodes: int
-) -> Fact | None:
-    """Return why a Job has fewer pods than nodes: a queue, or a refusal of the API server; None: neither is known."""
-    problem = observation.problems.get(attempt_job.uid)
-    if waits_in_queue(job, attempt_job):
-        return _describe_queueing(attempt_job, problem, observation.queue)
-    partly_admitted = is_queued(job, attempt_job) and not attempt_job.takes_slices and not job.spares
-    if partly_admitted and scheduled >= attempt_job.nodes:
-        message = f"queue admitted {attempt_job.nodes}/{nodes} pods; training with {attempt_job.nodes}"
-        return Fact(c.SCHEDULED, "False", c.QUOTA_PENDING, message)
-    if problem is None or problem.reason in QUEUE_REASONS:
-        return None
-    # Each try has another pod name; without it, the same refusal is the same message.
-    name = re.escape(attempt_job.name)
-    message = re.sub(rf"{name}-[0-9]+-{child_names.POD_SUFFIX}", f"{attempt_job.name}-*", problem.message)
-    return Fact(c.SCHEDULED, "False", c.PODS_FORBIDDEN, f"{message} ({scheduled}/{nodes} pods scheduled)")
-
-
-def _describe_waiting(waiting: Sequence[_WaitingPod]) -> Fact:
-    """Return Scheduled of pods that wait for a node, an image or a volume."""
-    # Most pods of a gang report only that they wait for their peers; the scheduler's message on one pod has the reason.
-    pod = min(waiting, key=lambda item: item.message.startswith(_GANG_WAITS))
-    more = format_more_pods(len(waiting) - 1)
-    return Fact(c.SCHEDULED, "False", pod.reason, f"{pod.name}{more}: {pod.message}")
-
-
-def _describe_queueing(attempt_job: JobView, problem: Problem | None, queue: QueueStatus | None) -> Fact:
-    """Return Scheduled of a Job that a queue has not admitted yet."""
-    known = problem if problem is not None and problem.reason in QUEUE_REASONS else None
-    if attempt_job.queue:
-        waits = f"is waiting for admission by queue {attempt_job.queue}"
-    elif known:
-        waits = "is waiting for admission by Kueue"
-    else:
-        # Without the label, another client has suspended it, or Kueue if it manages all Jobs.
-        waits = "was suspended by another client and waits to be resumed"
-    because = f": {known.message}" if known else ""
-    reason = known.reason if known else c.QUOTA_PENDING
-    place = f"; {_describe_place(queue)}" if queue is not None and reason == c.QUOTA_PENDING else ""
-    return Fact(c.SCHEDULED, "False", reason, f"Job {attempt_job.name} {waits}{because}{place}")
-
-
-def _describe_place(queue: QueueStatus) -> str:
-    """Return the place in a queue with its estimate."""
-    place = f"position {queue.position}/{queue.of} in ClusterQueue {queue.cluster_queue}"
-    if queue.waits_for:
-        place += f", requested > free quota ({queue.waits_for})"
-    if queue.start_p50 is None or queue.start_p90 is None:
-        return place
-    return f"{place}; expected start {format_time(queue.start_p50)}, with 90 % by {format_time(queue.start_p90)}"
-
-
-def _describe_sidecars(pods: Iterable[PodView]) -> str:
-    """Return a note about the sidecar with the most restarts; training continues."""
-    restarted = [
-        (sidecar.restarts, pod.name, sidecar.name, sidecar.reason)
-        for pod in pods
-        if pod.alive
-        for sidecar in pod.restarted_sidecars
-    ]
-    if not restarted:
-        return ""
-    count, pod_name, name, reason = max(restarted)
-    return f"; sidecar {name} of pod {pod_name}: {count} restarts" + (f" (last reason: {reason})" if reason else "")
-
-
-def _describe_missing_pods(pods: Iterable[PodView], attempt_job: JobView | None, scheduled: str, now: datetime) -> Fact:
-    """Return Scheduled of an attempt whose pods are being created, with the controller that is late, if any."""
-
-    def is_ignored(since: datetime | None) -> bool:
-        return since is not None and now - since >= _NOTICE
-
-    if attempt_job is not None and is_ignored(attempt_job.ignored_since):
-        message = (
-            f"the Job controller has not acted on Job {attempt_job.name}; check that kube-controller-manager is running"
-        )
-        return Fact(c.SCHEDULED, "False", c.WAITING_FOR_PODS, f"{message} ({scheduled})")
-    ignored = [pod for pod in pods if is_ignored(pod.ignored_since)]
-    if ignored:
-        pod = ignored[0]
-        more = format_more_pods(len(ignored) - 1)
-        message = f"{pod.name}{more}: no scheduler has acted on it; check that {pod.scheduler} is running"
-        return Fact(c.SCHEDULED, "False", c.UNSCHEDULABLE, f"{message} ({scheduled})")
-    return Fact(c.SCHEDULED, "False", c.WAITING_FOR_PODS, scheduled)
-
-
-def list_objects_to_inspect(job: DDPTrainingJob, children: Children, now: datetime) -> tuple[str, ...]:
-    """Return the UIDs of the Job and pods whose status has no reason, so that their Events are read."""
-    silent = [item.uid for item in _list_silent_objects(job, children) if now - item.since >= _PATIENCE]
-    return tuple(silent[:_MAX_INSPECTED])
-
-
-def compute_event_poll_delay(job: DDPTrainingJob, children: Children, now: datetime, polling_jobs: int) -> float | None:
-    """Return the seconds until Events of objects without a reason are read; None: all objects have one.
-
-    All waiting jobs share a limited number of reads per second.
-    """
-    silent = _list_silent_objects(job, children)
-    if not silent:
-        return None
-    waited = now - min(item.since for item in silent)
-    if waited < _PATIENCE:
-        return max(1.0, (_PATIENCE - waited).total_seconds())
-    longest = _MAX_DELAY_IN_QUEUE if waits_in_queue(job, children.job(job.status.attempt)) else _MAX_DELAY
-    delay = max(_MIN_DELAY, waited.total_seconds() / 2)
-    return max(min(longest, delay), polling_jobs / _READS_PER_SECOND)
-
-
-def _explain_pod(
-    job: DDPTrainingJob, pod: PodView, observation: Observation, job_problem: Problem | None
-) -> _WaitingPod | None:
-    """Return what a pod waits for; None: unknown. ``job_problem``: the problem of its Job."""
-    if constants.KUEUE_ELASTIC_GATE in scheduling_gates(pod.raw):
-        return _explain_elastic_gate(pod, job_problem)
-    if pod.waiting_reason == _GATED and not scheduling_gates(pod.raw):
-        return None  # the last gate was just removed
-    if pod.waiting_reason == c.UNSCHEDULABLE:
-        return _explain_unschedulable(job, pod, observation.problems.get(pod.uid))
-    if pod.waiting_reason == c.IMAGE_PULL:
-        return _WaitingPod(pod.name, c.IMAGE_PULL, pod.waiting_message)
-
-    problem = _find_pod_problem(pod, observation)
-    if problem is not None and problem.reason in _VOLUME_EVENTS:
-        return _WaitingPod(pod.name, c.VOLUME_NOT_READY, f"{problem.reason}: {problem.message}")
-    if pod.waiting_reason:
-        return _WaitingPod(pod.name, c.PODS_NOT_STARTING, f"{pod.waiting_reason}: {pod.waiting_message}")
-    if problem is not None:
-        return _WaitingPod(pod.name, c.PODS_NOT_STARTING, f"{problem.reason}: {problem.message}")
-    return None
-
-
-def _explain_unschedulable(job: DDPTrainingJob, pod: PodView, problem: Problem | None) -> _WaitingPod:
-    """Return why no node fits a pod. ``problem``: of one of its claims."""
-    message = pod.waiting_message
-    if _waits_for_volume(pod):
-        because = f"; {problem.message}" if problem is not None and problem.reason == c.VOLUME_NOT_READY else ""
-        return _WaitingPod(pod.name, c.VOLUME_NOT_READY, message + because)
-    if _NO_FREE_PORT in message:
-        message += f" ({_describe_host_ports(job)})"
-    if _NODE_AFFINITY in message and pod.avoided_nodes:
-        message = f"{message.rstrip('.')}; the operator avoids {', '.join(pod.avoided_nodes)} (status.failedNodes)"
-    return _WaitingPod(pod.name, c.UNSCHEDULABLE, message)
-
-
-def _waits_for_volume(pod: PodView) -> bool:
-    return pod.waiting_reason == c.UNSCHEDULABLE and _VOLUME_WORDS.search(pod.waiting_message) is not None
-
-
-def _describe_host_ports(job: DDPTrainingJob) -> str:
-    """Return the ports of the node that a pod needs, each with the field that sets it."""
-    pod = job.spec.template.spec or {}
-    ports = []
-    if pod.get("hostNetwork"):
-        ports += [
-            f"{job.spec.rendezvous.port} of spec.rendezvous.port",
-            f"{job.spec.metrics.port} of spec.metrics.port",
-        ]
-    for container in pod.get("containers") or ():
-        for port in container.get("ports") or ():
-            number = port.get("containerPort") if pod.get("hostNetwork") else port.get("hostPort")
-            ports += [f"{number} of container {container['name']}"] if number else []
-    return f"ports of the node: {', '.join(ports)}"
-
-
-def _explain_elastic_gate(pod: PodView, job_problem: Problem | None) -> _WaitingPod:
-    message = "waiting for quota; its peers continue"
-    if job_problem is None or job_problem.reason not in QUEUE_REASONS:
-        return _WaitingPod(pod.name, c.QUOTA_PENDING, message)
-    return _WaitingPod(pod.name, job_problem.reason, f"{message}: {job_problem.message}")
-
-
-def _find_pod_problem(pod: PodView, observation: Observation) -> Problem | None:
-    """Return the latest warning about a pod that has not started."""
-    waits_for_kubelet = pod.phase == "Pending" and pod.init_container is None
-    problem = observation.problems.get(pod.uid) if waits_for_kubelet else None
-    if problem is not None and problem.reason == SCHEDULER_EVENT and pod.scheduled:
-        return None  # it waited for a node, and has one now
-    return problem
-
-
-def _list_silent_objects(job: DDPTrainingJob, children: Children) -> list[_SilentObject]:
-    """Return the objects that wait without a reason in their status."""
-    attempt = job.status.attempt
-    attempt_job = children.job(attempt)
-    began = find_waiting_start(job, attempt_job)
-    if attempt_job is None or attempt_job.finished or attempt_job.deleting:
-        return []
-    if attempt_job.suspended:
-        waits = began is not None and waits_in_queue(job, attempt_job)
-        return [_SilentObject(attempt_job.uid, began)] if began is not None and waits else []
-
-    silent = []
-    pods = children.pods_of(attempt).newest
-    expected = min(job.status.attempt_nodes or attempt_job.nodes, attempt_job.nodes)
-    missing = len(pods) < expected and not children.former_alive(attempt)
-    gated = [pod.created for pod in pods.values() if scheduling_gates(pod.raw)]
-    if began is not None and missing:
-        silent.append(_SilentObject(attempt_job.uid, began))
-    elif gated:
-        silent.append(_SilentObject(attempt_job.uid, min(gated)))
-    silent += [_SilentObject(pod.uid, pod.created) for pod in pods.values() if _is_silent(pod)]
-    return silent
-
-
-def _is_silent(pod: PodView) -> bool:
-    if _waits_for_volume(pod):
-        return True  # the Events about its claims have the reason
-    if not pod.alive or pod.phase != "Pending" or pod.waiting_reason or pod.init_container is not None:
-        return False
-    return pod.scheduled or pod.ignored_since is not None

@@ -253,6 +253,13 @@ class QueuePlace:
 
 
 @dataclass(frozen=True, slots=True)
+class Causes:
+    """What a feature has read of objects that do not start. ``problems``: by the UID of the Job or the pod."""
+
+    problems: Mapping[str, Problem] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Queued:
     """The status of a job that waits for another cluster, and the seconds until the next pass."""
 
@@ -278,12 +285,8 @@ class Observation(Children):
     launcher_lost: bool = False
     """Whether the current Job's launcher was deleted and cannot be recreated, because an older operator built it."""
     nodes: Mapping[str, NodeView] = field(default_factory=dict)
-    problems: Mapping[str, Problem] = field(default_factory=dict)
-    """By the UID of the Job or the pod."""
-    queue: QueueStatus | None = None
-    """Place of the Job that waits in a queue."""
-    polling_jobs: int = 0
-    """Number of training jobs whose Events are polled."""
+    waiting_jobs: int = 0
+    """Number of training jobs whose pods do not all run."""
     troubles: Mapping[str, Trouble] = field(default_factory=dict)
     """What features find wrong with the pods' nodes, by node."""
     reads_nodes: bool = False
@@ -299,11 +302,17 @@ class Observation(Children):
     failures_in_place: tuple[tuple[PodView, Termination], ...] = ()
     """The failures after which workers were restarted in the same pods, when one is new."""
     observed: Mapping[str, object] = field(default_factory=dict)
-    """What features observed when pod 0's page was due last, by the name of the feature."""
+    """What features observed of the pods, in this pass or when it was due last, by the name of the feature."""
     orphaned_since: datetime | None = None
     """Since when orphans exist that no controller deletes."""
     recheck_after: float | None = None
     """Seconds until missing child objects may appear without a watch event; None: none is missing."""
+
+    @property
+    def problems(self) -> Mapping[str, Problem]:
+        """Why objects do not start, by the UID of the Job or the pod."""
+        causes = self.find_observed(Causes)
+        return {} if causes is None else causes.problems
 
     def find_observed(self, kind: type[T]) -> T | None:
         """Return what a feature observes of the pods, by its type; None: nothing, as after a fault."""
@@ -325,7 +334,7 @@ class State:
     prepare: Callable[["State", float], Decision | Refusal | None] = lambda *_: None
     """Returns the decision of the feature that prepares the job before attempt 1, or why it cannot; None: no longer."""
     explain: Callable[["ObservedAttempt", Fact], Fact] = lambda _, fact: fact
-    """Returns Rendezvoused or Progressing with what features know of the cause."""
+    """Returns Scheduled, Rendezvoused or Progressing with what features know of the cause."""
 
     @property
     def spec(self) -> Spec:

@@ -217,6 +217,11 @@ class Pods(tuple[PodView, ...]):
         return sum(pod.running for pod in self.newest.values())
 
     @property
+    def scheduled(self) -> int:
+        """Number of newest pods that have a node, or have ended."""
+        return sum(pod.scheduled or not pod.alive for pod in self.newest.values())
+
+    @property
     def has_finished_training(self) -> bool:
         """Whether all training containers have ended with exit code 0; containers beside them may still run."""
         return bool(self) and all(pod.has_finished_training for pod in self.newest.values())

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from ddp_operator.api.columns import render_columns
 from ddp_operator.api.status import ENDED_PHASES, History, Status
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.kueue import QUEUE_REASONS
+from ddp_operator.decide.conditions import QUEUE_REASONS
 from ddp_pod.contract.numbers import parse_count
 
 MAX_ROWS: Final = 60

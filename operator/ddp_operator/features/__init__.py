@@ -23,6 +23,7 @@ from ddp_operator.features import (
     stalls,
     tracing,
     tracking,
+    waiting,
 )
 
 FEATURES: Final[tuple[Feature, ...]] = (
@@ -42,6 +43,7 @@ FEATURES: Final[tuple[Feature, ...]] = (
     stalls.FEATURE,
     tracing.FEATURE,
     tracking.FEATURE,
+    waiting.FEATURE,
 )
 SCHEMA: Final[Schema] = build_schema(FEATURES)
 """The fields of the spec, those of features included."""

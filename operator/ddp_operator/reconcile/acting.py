@@ -6,9 +6,9 @@ from datetime import datetime
 
 from ddp_operator.api.cluster import Cluster, Key, Object
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.status import ConditionStatus
+from ddp_operator.api.status import ConditionStatus, QueueStatus
 from ddp_operator.decide.report import Page
-from ddp_operator.decide.state import Children, Observation, Outcome
+from ddp_operator.decide.state import Children, Observation, Outcome, QueuePlace
 from ddp_operator.decide.views import PodView
 from ddp_operator.manifests.template import ResolvedTemplate
 from ddp_operator.reconcile.turns import Turns
@@ -46,10 +46,12 @@ class PlacementContext:
 
 @dataclass(frozen=True, slots=True)
 class PodPages:
-    """The reports of a job's pods in a pass in which that of pod 0 is due.
+    """What a feature may read of a job's pods in a pass.
 
-    ``page``: that report; None: it could not be read since ``page_lost_since``, or pod 0 does not run. ``read``:
-    returns the reports of other pods that respond, within the job's budget.
+    ``page``: the report of pod 0; None: it was not due, it could not be read since ``page_lost_since``, or pod 0 does
+    not run. ``read``: returns the reports of other pods that respond, within the job's budget. ``waiting_jobs``: number
+    of jobs whose pods do not all run. ``locate``: returns the place of a Workload, as far as another feature knows it;
+    ``forget_place``: call it if none waits.
     """
 
     job: DDPTrainingJob
@@ -58,3 +60,8 @@ class PodPages:
     page_lost_since: datetime | None
     now: datetime
     read: Callable[[Sequence[PodView]], Awaitable[list[tuple[PodView, Page]]]]
+    cluster: Cluster
+    turns: Turns
+    waiting_jobs: int
+    locate: Callable[[Object, QueueStatus | None], Awaitable[QueuePlace]]
+    forget_place: Callable[[], None]

@@ -1,6 +1,6 @@
-"""Collect the observation of a pass: the children, and the nodes, Events, Workloads and reports about them.
+"""Collect the observation of a pass: the children, and the nodes, Events and reports about them.
 
-Nodes, Events, Workloads and pages are read only if the decision needs them, at limited intervals.
+Nodes, Events and pages are read only if the decision needs them, at limited intervals.
 """
 
 import asyncio
@@ -12,16 +12,16 @@ from datetime import datetime
 from functools import partial
 from typing import Any, NamedTuple
 
-from ddp_operator.api import child_names, constants
+from ddp_operator.api import child_names
 from ddp_operator.api.cluster import Cluster, Key, Object, Snapshot
 from ddp_operator.api.cluster_errors import ClusterError, Refused
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.api.faults import contain, name_object
 from ddp_operator.api.job import DDPTrainingJob, select_kueue_keys
-from ddp_operator.api.kubeobjects import find_trainer, scheduling_gates
-from ddp_operator.api.status import Profile, QueueStatus, Status
+from ddp_operator.api.kubeobjects import find_trainer
+from ddp_operator.api.status import Profile, Status
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide import kueue, losses, scheduling
+from ddp_operator.decide import losses
 from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.converge import compute_scrape_interval
 from ddp_operator.decide.diagnosis import MOST_FAILURES, list_restart_failures
@@ -30,21 +30,16 @@ from ddp_operator.decide.hooks import Faults, Hooks, JobHooks
 from ddp_operator.decide.losses import LOOK_SECONDS, MOST_NODES, list_nodes_in_use
 from ddp_operator.decide.refusals import may_have_lost_labels
 from ddp_operator.decide.report import Page
-from ddp_operator.decide.state import Children, Observation, Problem, Trouble
+from ddp_operator.decide.state import Children, Observation, Trouble
 from ddp_operator.decide.views import NodeView, PodView
-from ddp_operator.manifests.children import build_children, load_launcher_of
+from ddp_operator.manifests.children import load_launcher_of
 from ddp_operator.reading.events import (
-    find_claim_problem,
     find_kill,
-    find_latest_warning,
-    list_claims,
     list_killed_pods,
-    name_volume,
 )
-from ddp_operator.reading.objects import view_children, view_node, view_pod
+from ddp_operator.reading.objects import view_children, view_node
 from ddp_operator.reading.pages import RateMeter, decode_report
 from ddp_operator.reading.terminations import ContainerKill
-from ddp_operator.reading.workloads import explain_waiting, find_newest
 from ddp_operator.reconcile.acting import PodPages
 from ddp_operator.reconcile.limits import (
     MAX_SECONDS_AT_ONCE,
@@ -55,7 +50,7 @@ from ddp_operator.reconcile.limits import (
     sample_pods,
     seconds_since,
 )
-from ddp_operator.reconcile.turns import Payer, Turns
+from ddp_operator.reconcile.turns import Turns
 from ddp_operator.reconcile.verdicts import Verdict, compute_digest
 
 # Seconds that watch events of new children may be late before the operator searches children without labels.
@@ -84,9 +79,6 @@ class Memory:
     """What features have observed of the pods, by the name of the feature."""
     failures_read: datetime | None = None
     """Time of the last read of the pods' failures before a restart in the same pods."""
-    events_read: tuple[datetime, Mapping[str, Problem]] | None = None
-    queue: QueueStatus | None = None
-    """Place of the Job in its queue."""
     kills: dict[str, ContainerKill | None] = field(default_factory=dict)
     """Why the kubelet killed training containers, by the pod's UID; None: no Event reports it."""
     unreadable: Verdict = field(default_factory=Verdict)
@@ -148,7 +140,7 @@ class PageReading(NamedTuple):
 
 
 class Observer:
-    """Observes one resource at a time. It counts the resources whose Events are polled, to limit their rate."""
+    """Observes one resource at a time. It counts those whose pods do not all run."""
 
     def __init__(
         self, cluster: Cluster, clock: Callable[[], datetime], turns: Turns, progress_interval: float, hooks: Hooks
@@ -158,11 +150,11 @@ class Observer:
         self._turns = turns
         self._progress_interval = progress_interval
         self._hooks = hooks
-        self._polling: set[Key] = set()
+        self._waiting: set[Key] = set()
 
     def forget(self, key: Key) -> None:
         """Drop a resource that has ended or was deleted."""
-        self._polling.discard(key)
+        self._waiting.discard(key)
 
     async def observe(self, key: Key, job: DDPTrainingJob, snapshot: Snapshot, memory: Memory) -> Observation:
         """Return the input of ``decide``, except the resource. Raises: ClusterError."""
@@ -175,19 +167,16 @@ class Observer:
         children = await self._explain_kills(job, snapshot, children, memory)
         reading = await self._read_page(job, children, memory)
         page = reading.page
-        problems = await self._read_events(key, job, snapshot, children, memory, hooks)
-        known = {*job.status.operator_state.children, *memory.children}
-        shared = _find_shared(job, snapshot, children, problems, known)
         failures = await self._read_failures(job, children, page, memory)
-        if reading.is_due:
-            read_peers = partial(self._read_pages, job, budget=memory.page_budget)
-            pages = PodPages(job, children, page, memory.page_lost, self._clock(), read_peers)
-            memory.observed = await hooks.observe_pods(pages, memory.observed)
+        self._note_waiting(key, job, children)
+        if not is_finished(job.status):
+            pages = self._build_pages(job, children, page, memory, hooks)
+            memory.observed = await hooks.observe_pods(pages, memory.observed, is_due=reading.is_due)
 
         # The garbage collector should delete pods without a Job.
         has_orphans = any(pod.alive and not pod.deleting for pod in children.orphans)
         memory.orphaned_since = (memory.orphaned_since or self._clock()) if has_orphans else None
-        return Observation(
+        observation = Observation(
             children.jobs,
             children.pods,
             children.orphans,
@@ -196,24 +185,49 @@ class Observer:
             page=page,
             page_requested=reading.is_requested,
             page_lost_since=memory.page_lost,
-            shared=shared.objects,
-            launchers=shared.launchers,
-            shared_complete=shared.complete,
-            launcher_lost=shared.launcher_lost,
             nodes=await self._read_nodes(job, children),
             troubles=await self._watch_nodes(job, children, memory, hooks),
             reads_nodes=hooks.reads_nodes(),
             departures=hooks.list_departures(key),
             suspicions=hooks.list_suspicions(key),
             returned_nodes=hooks.list_returned_nodes(),
-            problems=problems,
-            queue=memory.queue if kueue.waits_in_queue(job, children.job(job.status.attempt)) else None,
-            polling_jobs=len(self._polling),
+            waiting_jobs=len(self._waiting),
             observed=memory.observed,
             failures_in_place=failures,
             orphaned_since=memory.orphaned_since,
             recheck_after=_WATCH_DELAY if unseen else None,
             faults=hooks.guard.describe(),
+        )
+        shared = _find_shared(job, snapshot, observation, {*job.status.operator_state.children, *memory.children})
+        return replace(
+            observation,
+            shared=shared.objects,
+            launchers=shared.launchers,
+            shared_complete=shared.complete,
+            launcher_lost=shared.launcher_lost,
+        )
+
+    def _note_waiting(self, key: Key, job: DDPTrainingJob, children: Children) -> None:
+        """Note whether pods of a job do not run that should."""
+        view = children.job(job.status.attempt)
+        is_waiting = view is not None and not view.finished and children.pods_of(view.attempt).running < view.nodes
+        (self._waiting.add if is_waiting else self._waiting.discard)(key)
+
+    def _build_pages(
+        self, job: DDPTrainingJob, children: Children, page: Page | None, memory: Memory, hooks: JobHooks
+    ) -> PodPages:
+        return PodPages(
+            job,
+            children,
+            page,
+            memory.page_lost,
+            self._clock(),
+            partial(self._read_pages, job, budget=memory.page_budget),
+            self._cluster,
+            self._turns,
+            len(self._waiting),
+            hooks.locate,
+            hooks.forget_place,
         )
 
     async def _restore_labels(self, job: DDPTrainingJob, memory: Memory, *, unseen: bool) -> bool:
@@ -321,75 +335,6 @@ class Observer:
         memory.troubles = troubles
         return troubles
 
-    async def _read_events(
-        self,
-        key: Key,
-        job: DDPTrainingJob,
-        snapshot: Snapshot,
-        children: Children,
-        memory: Memory,
-        hooks: JobHooks,
-    ) -> Mapping[str, Problem]:
-        """Return the problems that Events and Workloads report of waiting Jobs and pods. They are read at intervals."""
-        now = self._clock()
-        uids = () if is_finished(job.status) else scheduling.list_objects_to_inspect(job, children, now)
-        if not uids:
-            hooks.forget_place()
-            memory.events_read = None
-            self._polling.discard(key)
-            return {}
-        self._polling.add(key)
-        if memory.events_read is not None:
-            last, last_problems = memory.events_read
-            interval = scheduling.compute_event_poll_delay(job, children, last, polling_jobs=len(self._polling)) or 0.0
-            if not is_due(last, now, interval):
-                return last_problems
-
-        problems: dict[str, Problem] = {}
-        memory.queue = None
-        hooks.forget_place()
-        gated = any(scheduling_gates(pod.raw) for pod in children.pods_of(job.status.attempt))
-        for raw in (*snapshot.jobs, *snapshot.pods):
-            uid = raw["metadata"].get("uid")
-            if uid not in uids:
-                continue
-            with suppress(Refused), contain("cause of a wait", name_object(raw)):
-                if raw["kind"] == "Job" and (gated or raw["spec"].get("suspend")):
-                    problem, memory.queue = await self._read_queue(raw, job.status.queue, hooks)
-                elif raw["kind"] == "Job":
-                    problem = find_latest_warning(await self._cluster.events_of(raw))
-                else:
-                    problem = await self._find_pod_problem(job, raw)
-                if problem is not None:
-                    problems[uid] = problem
-        memory.events_read = (now, problems)
-        return problems
-
-    async def _find_pod_problem(self, job: DDPTrainingJob, raw: Object) -> Problem | None:
-        """Return why a pod does not start, with the object behind its volume. Raises: Refused, ClusterError."""
-        if view_pod(raw).waiting_reason != c.UNSCHEDULABLE:
-            problem = find_latest_warning(await self._cluster.events_of(raw))
-            return name_volume(problem, await self._build_pod_spec(job)) if problem is not None else None
-        for claim in list_claims(await self._build_pod_spec(job)):
-            metadata = {"namespace": job.namespace, "name": claim}
-            events = await self._cluster.events_of({"kind": "PersistentVolumeClaim", "metadata": metadata})
-            problem = find_claim_problem(claim, events)
-            if problem is not None:
-                return problem
-        return None
-
-    async def _build_pod_spec(self, job: DDPTrainingJob) -> Mapping[str, Any]:
-        """Return the spec of the current attempt's pods, empty if it is invalid."""
-        status = job.status
-        payer = Payer(job.namespace)
-        with suppress(InvalidManifest):
-            children = await self._turns.run(
-                payer, build_children, job, attempt=status.attempt, nodes=status.attempt_nodes
-            )
-            pod_spec: Mapping[str, Any] = children[-1]["spec"]["template"]["spec"]
-            return pod_spec
-        return {}
-
     async def _explain_kills(
         self, job: DDPTrainingJob, snapshot: Snapshot, children: Children, memory: Memory
     ) -> Children:
@@ -402,22 +347,6 @@ class Observer:
                 events = await self._cluster.events_of(pod.raw)
                 memory.kills[pod.uid] = find_kill(events, find_trainer(pod.raw).get("name"))
         return view_children(job, snapshot, memory.kills) if unread else children
-
-    async def _read_queue(
-        self, raw: Object, before: QueueStatus | None, hooks: JobHooks
-    ) -> tuple[Problem | None, QueueStatus | None]:
-        """Return why a Job waits in Kueue, and its place. Raises: Refused if it may not read Workloads."""
-        workloads = await self._cluster.workloads_of(raw)
-        queue = None
-        name = (raw["metadata"].get("labels") or {}).get(constants.KUEUE_QUEUE_LABEL)
-        if name:
-            with suppress(Refused):
-                queue = await self._cluster.kueue_object("LocalQueue", raw["metadata"]["namespace"], name)
-        problem = explain_waiting(raw, workloads, queue)
-        if not workloads or (problem is not None and problem.reason != c.QUOTA_PENDING):
-            return problem, None
-        place = await hooks.locate(find_newest(workloads), before)
-        return place.problem or problem, place.queue
 
     async def _read_failures(
         self, job: DDPTrainingJob, children: Children, page: Page | None, memory: Memory
@@ -453,11 +382,7 @@ class SharedChildren(NamedTuple):
 
 
 def _find_shared(
-    job: DDPTrainingJob,
-    snapshot: Snapshot,
-    children: Children,
-    problems: Mapping[str, Problem],
-    known: Collection[str],
+    job: DDPTrainingJob, snapshot: Snapshot, children: Observation, known: Collection[str]
 ) -> SharedChildren:
     """Return the shared children of a job. ``known``: UIDs of those that an operator has created or compared.
 
@@ -482,7 +407,7 @@ def _find_shared(
 
     # The Event of a kubelet may be newer than the cache.
     launcher = attempt_job.launcher
-    if any(f'configmap "{launcher}" not found' in problem.message for problem in problems.values()):
+    if any(f'configmap "{launcher}" not found' in problem.message for problem in children.problems.values()):
         launchers.pop(launcher, None)
     missing = launcher not in launchers
     is_own_version = launcher == child_names.launcher_config_map_name(load_launcher_of(job).digest)

@@ -10,15 +10,17 @@ from typing import Any, Final, cast
 
 from msgspec.structs import replace
 
+from ddp_operator.api.job import JobSize
 from ddp_operator.api.kubeobjects import truncate
 from ddp_operator.api.status import InputStatus, Status
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide.attempt import observe_attempt
 from ddp_operator.decide.attempts import fail
 from ddp_operator.decide.conditions import Fact
 from ddp_operator.decide.describe import describe_before_start
 from ddp_operator.decide.input_texts import describe_inputs, format_size
 from ddp_operator.decide.losses import fail_lost_pods
-from ddp_operator.decide.scheduling import compute_event_poll_delay, describe_scheduling
+from ddp_operator.decide.scheduling import describe_scheduling
 from ddp_operator.decide.state import AT_ONCE, Action, Decision, DeleteJob, EnsureChildren, State
 from ddp_operator.decide.views import JobView
 from ddp_operator.features.inputs.fields import Input
@@ -62,9 +64,7 @@ def fetch_inputs(state: State, wanted: Sequence[Input], progress_interval: float
         actions.append(EnsureChildren(0, 0))
         status = replace(status, attempt_time=truncate(state.now))
     actions += fail_lost_pods(state, waits)
-    delay = compute_event_poll_delay(state.job, state.observation, state.now, state.observation.polling_jobs)
-    if delay is not None:
-        waits.append(delay)
+    waits += [remark.wait for remark in state.remarks if remark.wait is not None]
     return Decision(describe_before_start(state, status, _describe_fetch(state, status)), tuple(actions), min(waits))
 
 
@@ -141,7 +141,8 @@ def _describe_fetch(state: State, status: Status) -> Fact:
     if state.spec.suspend:
         return Fact(c.INPUTS_READY, "False", NOT_FETCHED, "inputs are fetched once the job is resumed")
     if view is not None:
-        fact = describe_scheduling(state.job, state.observation, 0, view.nodes, state.now)
+        attempt = dataclasses.replace(observe_attempt(state, state.status, None), size=JobSize(view.nodes))
+        fact = state.explain(attempt, describe_scheduling(state.job, state.observation, 0, view.nodes, state.now))
         if fact.status == "False":
             return dataclasses.replace(fact, type=c.INPUTS_READY, message=f"to fetch the inputs: {fact.message}")
     reason = next((item.reason for item in status.inputs if item.reason), c.FETCHING_INPUTS)

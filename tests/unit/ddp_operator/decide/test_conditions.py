@@ -86,22 +86,6 @@ class TestScheduled:
         )
         assert self.describe(child_pod(0), child_pod(1)) == ("True", "AllPodsScheduled", "2/2 pods scheduled")
 
-    @pytest.mark.parametrize("reason", ["ErrImagePull", "ImagePullBackOff", "InvalidImageName"])
-    def test_image_that_cannot_be_pulled(self, reason: str) -> None:
-        waiting = {"name": "trainer", "state": {"waiting": {"reason": reason, "message": "no such image"}}}
-        pod = child_pod(0, "Pending", node="n", status={"containerStatuses": [waiting]})
-        assert self.describe(pod, nodes=1) == ("False", "ImagePull", "train-1-0-abcde: no such image")
-
-    def test_other_reasons_keep_their_name(self) -> None:
-        waiting = {"name": "a", "state": {"waiting": {"reason": "CreateContainerConfigError", "message": "no secret"}}}
-        pod = child_pod(0, "Pending", status={"initContainerStatuses": [waiting]})
-        statement = self.describe(pod, nodes=1)
-        assert statement == (
-            "False",
-            "PodsNotStarting",
-            "train-1-0-abcde: CreateContainerConfigError: init container a: no secret",
-        )
-
 
 class TestRendezvoused:
     def describe(

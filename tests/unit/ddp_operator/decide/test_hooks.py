@@ -349,7 +349,7 @@ PLACE = QueuePlace(QueueStatus(cluster_queue="gpu", position=2, of=3))
 
 def placing(place: Any) -> QueuedJob:
     """Return a job that waits in a queue, of which a feature with this answer and one that works know the place."""
-    return QueuedJob(Hooks(services={"odd": FakeService(place=place), "good": FakeService(place=PLACE)}))
+    return QueuedJob({"odd": FakeService(place=place), "good": FakeService(place=PLACE)})
 
 
 async def wait_for_ever() -> Any:
@@ -452,15 +452,11 @@ async def test_place_that_cluster_does_not_tell_is_no_fault(error: Exception) ->
 
 
 async def test_job_waits_without_features() -> None:
-    harness = await QueuedJob().start()
+    driver = QueuedJob()
+    driver.harness.hooks = Hooks()
+    driver.harness.restart_operator()
+    harness = await driver.start()
     assert harness.state(c.SCHEDULED) == ("False", c.QUOTA_PENDING)
-    assert harness.status.queue is None
-
-
-async def test_problem_that_feature_finds_replaces_that_of_kueue() -> None:
-    harness = await placing(QueuePlace(problem=Problem(c.INADMISSIBLE, "9 > 8"))).start()
-    assert harness.state(c.SCHEDULED) == ("False", c.INADMISSIBLE)
-    assert "9 > 8" in harness.condition(c.SCHEDULED).message
     assert harness.status.queue is None
 
 

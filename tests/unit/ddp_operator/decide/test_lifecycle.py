@@ -62,7 +62,7 @@ class TestPendingDeadline:
         ended = run(child_pod(0), self.WAITING, status=waiting.status, pendingDeadlineSeconds=60, seconds=60)
         assert condition(ended, "Failed")[:2] == ("True", "PendingDeadlineExceeded")
         assert condition(ended, "Failed")[2] == (
-            "not all pods were running within pendingDeadlineSeconds (60); last: train-1-1-abcde: 0/3 nodes: no GPU."
+            "not all pods were running within pendingDeadlineSeconds (60); last: 1/2 pods scheduled"
         )
 
     def test_pending_deadline_names_unpullable_image(self) -> None:

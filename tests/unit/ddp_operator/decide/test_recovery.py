@@ -421,13 +421,6 @@ class TestAvoidedNodes:
         assert decision.status.counts == RestartCounts(total=1, free=1)
         assert read_state(decision, "Restarting") == ("True", "NodesReadmitted")
 
-    def test_message_names_the_nodes_that_the_operator_avoids(self) -> None:
-        status = replace(STARTED, failed_nodes=("b",))
-        message = present(run(self.blocked(), status=status).status.condition("Scheduled")).message
-        assert message.endswith("1 Insufficient cpu; the operator avoids b (status.failedNodes)")
-        message = present(run(self.blocked(avoids=False), status=status).status.condition("Scheduled")).message
-        assert message.endswith("1 Insufficient cpu.")
-
     def test_other_scheduling_problem_keeps_avoided_nodes(self) -> None:
         status = replace(STARTED, failed_nodes=("b",))
         for pod in (self.blocked(message="0/2 nodes are available: 2 Insufficient cpu."), self.blocked(avoids=False)):

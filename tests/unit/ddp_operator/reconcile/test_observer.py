@@ -10,7 +10,6 @@ import pytest
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.cluster import Key
 from ddp_operator.api.status import Status
-from ddp_operator.decide.scheduling import describe_scheduling
 from ddp_operator.manifests.children import load_launcher
 from ddp_operator.reading.objects import view_pod
 from ddp_operator.reconcile.limits import MAX_BYTES, MAX_PODS, PageBudget, sample_pods
@@ -35,46 +34,14 @@ STATUS = Status(attempt=1, job_name="train-1", start_time=NOW).remember(nodes=2)
 
 
 class TestTurns:
-    async def test_waiting_jobs_share_event_reads(self) -> None:
+    async def test_jobs_whose_pods_do_not_run_are_counted(self) -> None:
         look = Look()
-        assert (await look.at(name="a", seconds=60)).polling_jobs == 1
-        assert (await look.at(name="b", seconds=60)).polling_jobs == 2
+        assert (await look.at(name="a", seconds=60)).waiting_jobs == 1
+        assert (await look.at(name="b", seconds=60)).waiting_jobs == 2
         running = [child_pod(index, name="a") for index in range(2)]
-        assert (await look.at(*running, name="a", seconds=60)).polling_jobs == 1
+        assert (await look.at(*running, name="a", seconds=60)).waiting_jobs == 1
         look.observer.forget(Key("default", "b"))
-        assert (await look.at(*running, name="a", seconds=60)).polling_jobs == 0
-
-    async def test_message_of_events_is_kept_until_next_read(self) -> None:
-        look = Look()
-        look.cluster.events = [
-            {"type": "Warning", "reason": "FailedCreate", "message": "no", "lastTimestamp": "2026-11-20T12:00:00Z"}
-        ]
-        first = await look.at(seconds=60)
-        assert [problem.message for problem in first.problems.values()] == ["no"]
-        look.cluster.events = []
-        assert (await look.at(seconds=61)).problems == first.problems
-        assert (await look.at(seconds=600)).problems == {}
-        assert look.cluster.asked == ["events of train-1"] * 2
-
-
-async def test_claim_of_unschedulable_pod_and_object_of_its_volume_are_named() -> None:
-    look = Look()
-    unbound = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "unbound volume claims"}
-    pods = child_pod(0, "Pending", status={"conditions": [unbound]}), child_pod(1, "Pending", node="node-a")
-    look.cluster.events = [
-        {"type": "Warning", "reason": "FailedMount", "message": 'no key (for volume "cfg")', "lastTimestamp": "1"}
-    ]
-    volumes = [
-        {"name": "cfg", "configMap": {"name": "settings"}},
-        {"name": "data", "persistentVolumeClaim": {"claimName": "corpus"}},
-    ]
-    spec = {"template": template(volumes=volumes)}
-    observation = await look.at(*pods, seconds=60, spec=spec)
-    assert look.cluster.asked == ["events of corpus", "events of train-1-1-abcde"]
-    fact = describe_scheduling(job(status=STATUS, nodes=2, **spec), observation, 1, 2, NOW)
-    assert (fact.reason, "claim corpus: FailedMount: no key" in fact.message) == ("VolumeNotReady", True)
-    [_, problem] = observation.problems.values()
-    assert problem.message == 'no key (for volume "cfg") (volume cfg is ConfigMap settings)'
+        assert (await look.at(*running, name="a", seconds=60)).waiting_jobs == 0
 
 
 class TestBudgetOfPages:
@@ -267,13 +234,6 @@ class TestOddAnswers:
         cluster.nodes = replace_part(good, part, value)
         observation = await Look(cluster).at(child_pod(0), child_pod(1), seconds=60)
         assert (len(observation.pods), observation.troubles) == (2, {})
-
-    @pytest.mark.parametrize("value", ODD_VALUES.values(), ids=ODD_VALUES)
-    async def test_odd_events_explain_nothing(self, value: Any) -> None:
-        cluster = Answers()
-        cluster.events = [value]
-        observation = await Look(cluster).at(seconds=60)
-        assert isinstance(observation.problems, dict)
 
     @pytest.mark.parametrize("value", ODD_VALUES.values(), ids=ODD_VALUES)
     @pytest.mark.parametrize("part", ["spec", "status", "metadata.annotations", "status.containerStatuses"])

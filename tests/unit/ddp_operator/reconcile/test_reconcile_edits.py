@@ -1,12 +1,7 @@
 """A job that is edited, suspended or resumed, and the end of its deadline."""
 
-from typing import Any
-
-import pytest
-
 from ddp_operator.api import constants
-from tests.support.builders import page, resource, template, trainer
-from tests.support.decisions import present
+from tests.support.builders import page, template, trainer
 from tests.support.fake_cluster import ReconcilerHarness
 
 TRAINING = page(step=7, total_steps=10, loss=0.5, phase="Running")
@@ -61,33 +56,6 @@ class TestEdit:
         harness.edit(suspend=True)
         await harness.settle()
         assert (harness.status.phase, harness.requeue) == ("Suspended", None)
-
-    async def test_changed_queue_is_set_on_waiting_job_at_once(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        harness = await ReconcilerHarness(resource(labels={"kueue.x-k8s.io/queue-name": "gpu"}, nodes=1)).settle()
-        job = harness.cluster.store.list("Job")[0]
-        harness.cluster.store.change(job, spec={**job["spec"], "suspend": True})
-        asked = []
-
-        async def kueue_object(kind: str, namespace: str, name: str) -> Any:
-            asked.append(name)
-            return {"metadata": {"name": name}, "spec": {"stopPolicy": "Hold"}}
-
-        async def workloads_of(item: Any) -> Any:
-            return ({"metadata": {"name": "w"}},)
-
-        monkeypatch.setattr(harness.cluster, "kueue_object", kueue_object)
-        monkeypatch.setattr(harness.cluster, "workloads_of", workloads_of)
-        harness.clock.advance(100)
-        await harness.settle()
-        held = present(harness.status.condition("Scheduled"))
-        assert held.message.endswith("LocalQueue gpu is stopped (spec.stopPolicy is Hold)")
-        assert harness.raw is not None
-        harness.cluster.store.change(harness.raw, meta={"labels": {"kueue.x-k8s.io/queue-name": "other"}})
-        await harness.settle()
-        assert harness.cluster.store.list("Job")[0]["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "other"
-        harness.clock.advance(5)  # the Job controller has just reported that it is suspended
-        await harness.settle()
-        assert asked == ["gpu", "other"]
 
 
 class TestDeadline:

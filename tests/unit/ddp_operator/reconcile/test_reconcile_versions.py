@@ -5,10 +5,9 @@ from typing import Any
 
 import pytest
 
-from ddp_operator.api.cluster import Key, Snapshot
+from ddp_operator.api.cluster import Snapshot
 from ddp_operator.manifests import children
 from tests.support.builders import page
-from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness
 
 TRAINING = page(step=7, total_steps=10, loss=0.5, phase="Running")
@@ -75,31 +74,3 @@ class TestOtherVersion:
         made = [] if kept else ["ddp-launcher-ffffffffffff"]
         assert harness.children()["ConfigMap"] == made
         assert (harness.status.attempt, harness.status.counts.total) == (1, 0)
-
-    async def test_launcher_missing_for_kubelet_is_recreated_without_watch_event(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        harness = await ReconcilerHarness().settle()
-        [config_map] = harness.cluster.store.list("ConfigMap")
-        remembered = await harness.observe()
-        truth = harness.cluster.observe
-        harness.cluster.store.delete(config_map)
-
-        async def observe(key: Key) -> Snapshot:
-            result = present(await truth(key))
-            return dataclasses.replace(result, config_maps=remembered.config_maps)
-
-        async def events_of(item: Any) -> Any:
-            name = config_map["metadata"]["name"]
-            words = f'MountVolume.SetUp failed for volume "ddp-launcher" : configmap "{name}" not found'
-            return ({"type": "Warning", "reason": "FailedMount", "message": words},)
-
-        monkeypatch.setattr(harness.cluster, "observe", observe)
-        monkeypatch.setattr(harness.cluster, "events_of", events_of)
-        for pod in harness.pods():
-            harness.cluster.store.change(pod, spec=pod["spec"] | {"nodeName": "node-a"})
-        await harness.reconcile()
-        assert harness.cluster.store.list("ConfigMap") == []
-        harness.clock.advance(10)
-        await harness.reconcile()
-        assert harness.children()["ConfigMap"] == [config_map["metadata"]["name"]]

@@ -139,16 +139,6 @@ class TestInputProgress:
         assert h.condition("InputsReady").message == "fetching inputs: 5 bytes; input data.bin: no route"
         assert "Unreachable" in h.events
 
-    async def test_reason_of_fetch_pod_is_reason_of_job(self) -> None:
-        h = await harness().settle()
-        [pod] = h.pods()
-        waiting = {"waiting": {"reason": "ErrImagePull", "message": "no such image"}}
-        status = {"phase": "Pending", "containerStatuses": [{"name": "trainer", "state": waiting}]}
-        h.cluster.store.change(pod, status=status, spec={**pod["spec"], "nodeName": "a"})
-        await h.settle()
-        assert h.state("InputsReady") == ("False", "ImagePull")
-        assert "no such image" in h.condition("InputsReady").message
-
     async def test_malformed_page_is_ignored(self) -> None:
         h = await harness().settle()
         h.run_pods()

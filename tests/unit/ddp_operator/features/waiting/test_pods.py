@@ -1,4 +1,4 @@
-"""Scheduled: why pods do not exist or do not start, with the message of the component that knows, read rarely."""
+"""Scheduled: why pods do not exist or do not start, with the message of the component that knows."""
 
 from dataclasses import replace
 from datetime import timedelta
@@ -7,14 +7,16 @@ from typing import Any
 import msgspec
 import pytest
 
-from ddp_operator.api.cluster_errors import Refused
+from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import Status
-from ddp_operator.decide.scheduling import compute_event_poll_delay, describe_scheduling, list_objects_to_inspect
-from ddp_operator.decide.state import Observation, Problem
-from ddp_operator.reading.events import find_claim_problem, find_latest_warning, list_claims, name_volume
-from tests.support.builders import NOW, child_job, child_pod, job, observe, resource, template, trainer
-from tests.support.fake_cluster import ReconcilerHarness
+from ddp_operator.decide.attempt import observe_attempt
+from ddp_operator.decide.conditions import Fact
+from ddp_operator.decide.scheduling import describe_scheduling
+from ddp_operator.decide.state import Causes, Observation, Problem, State
+from ddp_operator.features.waiting.pods import explain_scheduling
+from ddp_operator.features.waiting.polling import compute_event_poll_delay, list_objects_to_inspect
+from tests.support.builders import NOW, child_job, child_pod, job, observe, template, trainer
 
 STATUS = Status(attempt=1, attempt_time=NOW).remember(nodes=2)
 FORBIDDEN = 'Error creating: pods "train-1-0-x7k2p" is forbidden: exceeded quota: team, requested: pods=1'
@@ -24,12 +26,17 @@ BOUND = {"conditions": [{"type": "PodScheduled", "status": "True"}]}
 
 def see(*pods: Any, jobs: Any = None, problems: Any = None, **spec: Any) -> tuple[Any, Observation]:
     typed = job(status=STATUS, nodes=2, **spec)
-    return typed, observe(typed, jobs or [child_job()], pods, problems=problems or {})
+    return typed, observe(typed, jobs or [child_job()], pods, observed={"waiting": Causes(problems or {})})
+
+
+def explain(typed: DDPTrainingJob, seen: Observation) -> Fact:
+    attempt = observe_attempt(State(typed, seen, NOW), typed.status, None)
+    return explain_scheduling(attempt, describe_scheduling(typed, seen, 1, 2, NOW))
 
 
 def say(*pods: Any, **kwargs: Any) -> tuple[str, str]:
     typed, observation = see(*pods, **kwargs)
-    fact = describe_scheduling(typed, observation, 1, 2, NOW)
+    fact = explain(typed, observation)
     assert fact.status == "False"
     return fact.reason, fact.message
 
@@ -38,12 +45,31 @@ def bound(index: int = 0, age: float = 60) -> dict[str, Any]:
     return child_pod(index, "Pending", node="node-a", age=age, status=BOUND)
 
 
-def event(reason: str, message: str, *, kind: str = "Warning", at: float = 0, **changes: Any) -> dict[str, Any]:
-    moment = format_time(NOW + timedelta(seconds=at))
-    return {"type": kind, "reason": reason, "message": message, "lastTimestamp": moment} | changes
-
-
 class TestMessages:
+    @pytest.mark.parametrize("reason", ["ErrImagePull", "ImagePullBackOff", "InvalidImageName"])
+    def test_image_that_cannot_be_pulled(self, reason: str) -> None:
+        waiting = {"name": "trainer", "state": {"waiting": {"reason": reason, "message": "no such image"}}}
+        pod = child_pod(0, "Pending", node="n", status={"containerStatuses": [waiting]})
+        assert say(pod) == ("ImagePull", "train-1-0-abcde: no such image")
+
+    def test_other_reasons_keep_their_name(self) -> None:
+        waiting = {"name": "a", "state": {"waiting": {"reason": "CreateContainerConfigError", "message": "no secret"}}}
+        pod = child_pod(0, "Pending", status={"initContainerStatuses": [waiting]})
+        assert say(pod) == (
+            "PodsNotStarting",
+            "train-1-0-abcde: CreateContainerConfigError: init container a: no secret",
+        )
+
+    def test_message_names_the_nodes_that_the_operator_avoids(self) -> None:
+        rule = {"matchFields": [{"key": "metadata.name", "operator": "NotIn", "values": ["b"]}]}
+        terms = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [rule]}}
+        words = "0/2 nodes: 1 node(s) didn't match Pod's node affinity/selector, 1 Insufficient cpu."
+        waiting = {"type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": words}
+        status = {"conditions": [waiting]}
+        avoiding = child_pod(0, "Pending", spec={"affinity": {"nodeAffinity": terms}}, status=status)
+        assert say(avoiding)[1].endswith("1 Insufficient cpu; the operator avoids b (status.failedNodes)")
+        assert say(child_pod(0, "Pending", status=status))[1].endswith("1 Insufficient cpu.")
+
     def test_forbidden_pods_are_reported_without_name_of_each_try(self) -> None:
         text = say(child_pod(0), problems={"job-1": Problem("FailedCreate", FORBIDDEN)})
         words = 'Error creating: pods "train-1-*" is forbidden: exceeded quota: team, requested: pods=1'
@@ -57,7 +83,7 @@ class TestMessages:
         spec = {"initContainers": [{"name": "mesh", "restartPolicy": "Always"}]}
         pods = child_pod(0), child_pod(1, spec=spec, status={"initContainerStatuses": [side], **running})
         typed, seen = see(*pods)
-        fact = describe_scheduling(typed, seen, 1, 2, NOW)
+        fact = explain(typed, seen)
         assert (fact.status, fact.reason) == ("True", "SidecarRestarted")
         assert fact.message == (
             "2/2 pods scheduled; sidecar mesh of pod train-1-1-abcde: 7 restarts (last reason: OOMKilled)"
@@ -92,7 +118,7 @@ class TestMessages:
         running = {"initContainerStatuses": [{"name": "wait-db", "state": {"running": {}}}]}
         problems = {"uid-train-1-1-abcde": Problem("FailedMount", "no volume")}
         typed, seen = see(child_pod(0), child_pod(1, phase, node="node-a", status=running), problems=problems)
-        assert describe_scheduling(typed, seen, 1, 2, NOW).status == "True"
+        assert explain(typed, seen).status == "True"
 
     def test_job_waiting_for_admission_names_its_queue(self) -> None:
         text = say(jobs=[QUEUED])
@@ -153,7 +179,7 @@ class TestMessages:
         labels = {"kueue.x-k8s.io/queue-name": queue}
         typed = job(status=STATUS, nodes=nodes, labels=labels)
         seen = observe(typed, [child_job(queue="gpu")], [child_pod(0), child_pod(1)])
-        fact = describe_scheduling(typed, seen, 1, 2, NOW)
+        fact = explain(typed, seen)
         todo = "to apply: ddp suspend train, then ddp resume train"
         words = f"; {waits}, because the queue would stop running pods; {todo}" if waits else ""
         assert fact.reason == ("ChangePending" if waits else "AllPodsScheduled")
@@ -220,7 +246,7 @@ class TestMessages:
         typed, seen = see(child_pod(owner="gone"))
         old = msgspec.structs.replace(typed.status, attempt_time=NOW - timedelta(hours=1))
         since = None if age is None else NOW - timedelta(seconds=age)
-        fact = describe_scheduling(replace(typed, status=old), replace(seen, orphaned_since=since), 1, 2, NOW)
+        fact = explain(replace(typed, status=old), replace(seen, orphaned_since=since))
         words = "waiting for 1 pods of the previous attempt to terminate"
         expected = "; their Job does not exist and no controller deletes them: check that "
         expected += "kube-controller-manager is running"
@@ -242,23 +268,7 @@ class TestMessages:
     def test_scheduler_that_has_found_node_meanwhile_is_not_quoted(self) -> None:
         """Pulling a big image takes minutes, during which the kubelet's message is the latest event of the pod."""
         typed, seen = see(bound(0), bound(1), problems={"uid-train-1-0-abcde": Problem("FailedScheduling", "no room")})
-        assert describe_scheduling(typed, seen, 1, 2, NOW).status == "True"
-
-
-class TestSchedulingEvents:
-    def test_latest_known_warning_counts(self) -> None:
-        text = [
-            event("FailedMount", "new", at=9),
-            event("FailedAttachVolume", "old", at=1),
-            event("Scheduled", "fine", kind="Normal", at=20),
-            event("BackOff", "nothing of ours", at=20),
-        ]
-        for order in (text, text[::-1]):
-            assert find_latest_warning(order) == Problem("FailedMount", "new")
-
-    @pytest.mark.parametrize("events", [[], [{}], [{"type": "Warning", "reason": "FailedMount"}]])
-    def test_malformed_events_are_ignored(self, events: Any) -> None:
-        assert find_latest_warning(events) in (None, Problem("FailedMount", ""))
+        assert explain(typed, seen).status == "True"
 
 
 class TestReadingEvents:
@@ -305,134 +315,9 @@ class TestReadingEvents:
             None,
         )
 
-    async def test_reconcile_reads_events_in_growing_intervals_and_reports_once(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        harness = await ReconcilerHarness().settle()
-        questions = []
-
-        async def events_of(item: Any) -> Any:
-            questions.append(item["metadata"]["name"])
-            return (event("FailedMount", f"MountVolume.SetUp failed {len(questions) > 0}"),)
-
-        monkeypatch.setattr(harness.cluster, "events_of", events_of)
-        for pod in harness.pods():
-            harness.cluster.store.change(
-                pod, spec={**pod["spec"], "nodeName": "node-a"}, status={"phase": "Pending"} | BOUND
-            )
-        await harness.settle()
-        assert questions == [], "too early"
-        for _ in range(100):
-            harness.clock.advance(5)
-            await harness.settle()
-        assert harness.state("Scheduled") == ("False", "VolumeNotReady")
-        assert 8 <= len(questions) <= 40
-        assert harness.events.count("VolumeNotReady") == 1
-
-    async def test_every_due_read_is_made(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        """A pass at the requested time finds that it is due, although the interval has grown meanwhile."""
-        harness = await ReconcilerHarness(resource(labels={"kueue.x-k8s.io/queue-name": "gpu"}, nodes=1)).settle()
-        queued = harness.cluster.store.list("Job")[0]
-        harness.cluster.store.change(queued, spec={**queued["spec"], "suspend": True})
-        looks = []
-
-        async def workloads_of(item: Any) -> Any:
-            looks.append(harness.clock())
-            return ()
-
-        monkeypatch.setattr(harness.cluster, "workloads_of", workloads_of)
-        passes = 0
-        await harness.settle()
-        while harness.clock() < NOW + timedelta(minutes=5):
-            assert harness.requeue is not None
-            harness.clock.advance(harness.requeue)
-            await harness.settle()
-            passes += 1
-        assert len(looks) >= passes - 2, "but for the first seconds"
-
-    async def test_forbidden_events_do_not_stop_operator(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        harness = await ReconcilerHarness().settle()
-
-        async def refuse(item: Any) -> Any:
-            raise Refused("events is forbidden", reason="Forbidden")
-
-        monkeypatch.setattr(harness.cluster, "events_of", refuse)
-        for pod in harness.pods():
-            harness.cluster.store.change(
-                pod, spec={**pod["spec"], "nodeName": "node-a"}, status={"phase": "Pending"} | BOUND
-            )
-        harness.clock.advance(9)
-        await harness.settle()
-        assert harness.state("Scheduled") == ("True", "AllPodsScheduled")
-
 
 def test_read_delay_is_that_of_longest_waiting_object() -> None:
     typed, observation = see(bound(0, age=20), bound(1, age=200))
     long, _ = see(bound(0, age=200), bound(1, age=200))
-    alone = observe(long, [child_job()], [bound(0, age=200), bound(1, age=200)], problems={})
+    alone = observe(long, [child_job()], [bound(0, age=200), bound(1, age=200)])
     assert compute_event_poll_delay(typed, observation, NOW, 1) == compute_event_poll_delay(long, alone, NOW, 1)
-
-
-POD = {
-    "volumes": [
-        {"name": "cfg", "configMap": {"name": "settings"}},
-        {"name": "key", "secret": {"secretName": "s3"}},
-        {"name": "data", "persistentVolumeClaim": {"claimName": "corpus"}},
-        {"name": "again", "persistentVolumeClaim": {"claimName": "corpus"}},
-        {"name": "share", "nfs": {"server": "10.0.0.9", "path": "/x"}},
-        {"name": "token", "projected": {"sources": []}},
-        {"name": "odd", "fc": None},
-        {"name": "bare"},
-    ]
-}
-
-
-@pytest.mark.parametrize(
-    ("message", "source"),
-    [
-        (
-            'MountVolume.SetUp failed for volume "cfg" : references non-existent config key: a',
-            "cfg is ConfigMap settings",
-        ),
-        ('MountVolume.SetUp failed for volume "key" : x', "key is Secret s3"),
-        ("Unable to attach or mount volumes: unmounted volumes=[data share], timed out", "data is claim corpus"),
-        ('MountVolume.SetUp failed for volume "share" : mount failed', "share is NFS server 10.0.0.9"),
-        ('MountVolume.SetUp failed for volume "token" : x', "token is projected"),
-        ('MountVolume.SetUp failed for volume "odd" : x', "odd is fc"),
-        ('MountVolume.SetUp failed for volume "bare" : x', "bare is emptyDir"),
-        ('Multi-Attach error for volume "pvc-12"', ""),
-        ("no volume", ""),
-    ],
-)
-def test_object_behind_volume_is_named(message: str, source: str) -> None:
-    named = name_volume(Problem("FailedMount", message), POD)
-    assert named.message == (f"{message} (volume {source})" if source else message)
-
-
-def claim_event(reason: str, kind: str = "Normal", at: str = "1") -> dict[str, Any]:
-    return {"type": kind, "reason": reason, "message": f"{reason} text", "lastTimestamp": at}
-
-
-@pytest.mark.parametrize(
-    ("events", "told"),
-    [
-        (
-            [claim_event("ProvisioningFailed", "Warning"), claim_event("FailedBinding", at="2")],
-            "ProvisioningFailed",
-        ),
-        (
-            [claim_event("FailedBinding"), claim_event("ExternalProvisioning", at="2")],
-            "ExternalProvisioning",
-        ),
-        ([claim_event("WaitForFirstConsumer"), claim_event("Provisioning")], ""),
-        ([{}], ""),
-    ],
-)
-def test_latest_event_that_explains_claim_is_told(events: list[Any], told: str) -> None:
-    problem = find_claim_problem("corpus", events)
-    assert problem == (Problem("VolumeNotReady", f"claim corpus: {told}: {told} text") if told else None)
-
-
-def test_each_claim_is_listed_once() -> None:
-    assert list_claims(POD) == ["corpus"]
-    assert list_claims({}) == []
