@@ -14,8 +14,8 @@ import msgspec
 
 from ddp_cli.features import FEATURES as COMMAND_FEATURES
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide.purposes import PRODUCTIVE
 from ddp_operator.decide.transitions import NodeFailed, Used
-from ddp_operator.decide.usage import PRODUCTIVE
 from ddp_operator.features import FEATURES
 from ddp_operator.manager.telemetry import OperatorMetrics
 from ddp_pod.contract.failure_table import CATEGORIES, HANG, NCCL, NETWORK, PREEMPTED, UNKNOWN

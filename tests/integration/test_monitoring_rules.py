@@ -12,8 +12,8 @@ import pytest
 import yaml
 
 from ddp_operator.api.constants import METRIC_LAUNCHER_PHASE, METRIC_LAUNCHER_RESTARTS
+from ddp_operator.decide.purposes import PRODUCTIVE
 from ddp_operator.decide.transitions import Used
-from ddp_operator.decide.usage import PRODUCTIVE
 from ddp_operator.manager.telemetry import OperatorMetrics
 from ddp_pod.contract.log_patterns import LOG_GROUPS
 from ddp_pod.contract.names import (

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, TypeVar
 
 from ddp_operator.api.status import Condition, Status
 from ddp_operator.decide.decide import decide
 from ddp_operator.decide.hooks import Hooks
-from ddp_operator.decide.state import Decision, Refusal, State
+from ddp_operator.decide.state import Decision, Refusal
 from tests.support.builders import NOW, Json, child_job, child_pod, decode, job, observe
 
 T = TypeVar("T")
@@ -32,21 +32,19 @@ def run_pass(
     seconds: float = 1,
     refusal: Refusal | None = None,
     observed: Mapping[str, Any] | None = None,
-    record: Callable[[State, Status], Status] = lambda _, status: status,
     hooks: Hooks | None = None,
     **spec: Any,
 ) -> Decision:
     """Return the decision about a job of two nodes, ``seconds`` after NOW.
 
     ``jobs``: by default that of attempt 1; ``text``: the report of pod 0; ``observed``: further observations;
-    ``record``: what features record; ``hooks``: with what they explain.
+    ``hooks``: of features.
     """
     typed = job(status=status, **{"nodes": 2, **spec})
     page = decode(text) if text else None
     seen = observe(typed, [child_job()] if jobs is None else jobs, pods, page, **(observed or {}))
-    explain = (hooks or Hooks()).observe(typed, {}).explain
     now = NOW + timedelta(seconds=seconds)
-    return decide(typed, seen, now, refusal=refusal, record=record, explain=explain)
+    return decide(typed, seen, now, refusal=refusal, hooks=(hooks or Hooks()).observe(typed, {}))
 
 
 def read_condition(decision: Decision, kind: str) -> Condition:

@@ -92,7 +92,7 @@ def settle(planted: Planted, hooks: Hooks = NO_HOOKS) -> tuple[Status, list[str]
         typed = job(status=status, **{"nodes": 2, **planted.spec})
         parsed = decode(planted.page) if planted.page else None
         seen = observe(typed, planted.jobs, planted.pods, parsed, **planted.answers)
-        decision = decide(typed, seen, now, explain=hooks.observe(typed, {}).explain)
+        decision = decide(typed, seen, now, hooks=hooks.observe(typed, {}))
         messages += [event.message for event in list_transition_events(status, decision.status)]
         status = decision.status
         if decision.requeue_after != AT_ONCE:

@@ -12,8 +12,8 @@ from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempt import ObservedAttempt
 from ddp_operator.decide.conditions import Fact
 from ddp_operator.decide.decide import decide
-from ddp_operator.decide.hooks import Hooks
-from ddp_operator.decide.usage import list_purposes
+from ddp_operator.decide.hooks import Feature, Hooks
+from ddp_operator.decide.purposes import list_purposes
 from tests.support.builders import NOW, child_job, child_pod, decode, job, observe, page, template, trainer
 
 GPUS = template(trainer(resources={"limits": {"nvidia.com/gpu": 4}}))
@@ -40,8 +40,8 @@ class JobTimeline:
             attempts = [child_job(n) for n in range(1, before.attempt + 1)] if jobs is None else jobs
             result = decode(text) if text else None
             seen = observe(typed, attempts, pods, result)
-            review = self.hooks.observe(typed, {}).review
-            decision = decide(typed, seen, self.at, review=review, explain=explain_stall)
+            hooks = Hooks((*self.hooks.features, STALLS)).observe(typed, {})
+            decision = decide(typed, seen, self.at, hooks=hooks)
             self.status = decision.status
             self.requeue = decision.requeue_after
             self.actions += decision.actions
@@ -66,3 +66,6 @@ def explain_stall(attempt: ObservedAttempt, fact: Fact) -> Fact:
     page = attempt.state.observation.page
     is_late = page is not None and (page.stall.heartbeat_age or 0.0) >= 100
     return Fact(c.PROGRESSING, "False", c.STALLED, "no step") if is_late and fact.type == c.PROGRESSING else fact
+
+
+STALLS = Feature("stalls-by-age", "stable", "x.md", explain=explain_stall)

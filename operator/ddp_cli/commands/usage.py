@@ -66,7 +66,7 @@ def choose_group(*, by_profile: bool, all_namespaces: bool) -> str:
 
 def _build_row(name: str, seconds: Mapping[str, int]) -> list[str]:
     """Return a row of the table from GPU-seconds by purpose."""
-    from ddp_operator.decide.usage import PRODUCTIVE, WAITING
+    from ddp_operator.decide.purposes import PRODUCTIVE, WAITING
 
     total = sum(seconds.values())
     productive = seconds.get(PRODUCTIVE, 0)
@@ -81,7 +81,7 @@ def _build_row(name: str, seconds: Mapping[str, int]) -> list[str]:
 def sum_up(items: Iterable[Mapping[str, Any]], group: str) -> dict[str, dict[str, int]]:
     """Return GPU-seconds by purpose for each name, namespace or profile, without jobs that used no GPU."""
     from ddp_operator.api.parse import parse_status
-    from ddp_operator.decide.usage import list_purposes
+    from ddp_operator.decide.purposes import list_purposes
 
     sums: dict[str, Counter[str]] = {}
     for item in items:

@@ -63,7 +63,6 @@ _FIXED: Final[Mapping[Stage, tuple[str, ...]]] = {
         "recovery",
         "activeDeadlineSeconds",
         "pendingDeadlineSeconds",
-        "processGroupPolicy",
     ),
 }
 """The kernel's members that may no longer change."""

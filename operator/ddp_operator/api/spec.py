@@ -100,15 +100,6 @@ class Recovery(SpecFields, frozen=True, kw_only=True):
             "scheduled without them."
         ),
     ] = True
-    replica_mismatch: Annotated[
-        Literal["Report", "Restart"] | None,
-        Meta(
-            description="If parameters of ranks differ that were equal, or a rank's loss was not finite before "
-            "those of its peers. Report: set the condition TrainsAsOne to False. Restart: also "
-            "restart from the checkpoint, counted, without the rank's node, if it is one. Unset: "
-            "Report."
-        ),
-    ] = None
     warm_start: Annotated[
         Literal["Auto", "Off"] | None,
         Meta(
@@ -350,14 +341,6 @@ class Spec(SpecFields, frozen=True, kw_only=True):
             "0, succeeds; the operator then stops the others."
         ),
     ] = "AllNodes"
-    process_group_policy: Annotated[
-        Literal["Warn", "Fail", "Ignore"] | None,
-        Meta(
-            description="If ranks make steps and no process group spans all of them, as with bash -c 'torchrun "
-            "…'. Fail: fail the job. Warn: set the condition TrainsAsOne to False. Ignore: for "
-            "independent ranks. Unset: Fail."
-        ),
-    ] = None
     clean_pod_policy: Annotated[
         Literal["All", "Running", "None"],
         Meta(

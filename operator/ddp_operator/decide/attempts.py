@@ -5,7 +5,7 @@ recorded status and reconciles the child objects, so a crash in between loses no
 ``contradicts`` recognizes a status that another client has replaced.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import replace as replace_fields
 from datetime import datetime, timedelta
 from typing import Final
@@ -14,12 +14,12 @@ from msgspec.structs import replace
 
 from ddp_operator.api import child_names
 from ddp_operator.api.kubeobjects import parse_time, truncate
-from ddp_operator.api.status import LastFailure, LastRestart, Phase, Progress, RecoveryLevel, RestartCounts, Status
+from ddp_operator.api.status import LastFailure, LastRestart, Phase, RecoveryLevel, RestartCounts, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempt import count_failure, count_new_restarts, find_limit, note_steps
 from ddp_operator.decide.avoidance import avoid_lost_nodes, avoid_nodes
 from ddp_operator.decide.conditions import Fact, set_conditions
-from ddp_operator.decide.describe import describe, describe_distribution
+from ddp_operator.decide.describe import describe
 from ddp_operator.decide.dev import begin_run, forget_restarts, release_pods
 from ddp_operator.decide.diagnosis import (
     build_node_failure,
@@ -38,9 +38,7 @@ from ddp_operator.decide.losses import (
 from ddp_operator.decide.report import drop_eta, record_failed_step, record_final_goodput, record_final_progress
 from ddp_operator.decide.state import AT_ONCE, Decision, State, Trouble
 from ddp_operator.decide.views import JobView, Pods, PodView
-from ddp_pod.contract.failure_record import RankEnd
 from ddp_pod.contract.failure_table import NODE_FAULT, NODE_LOST, POD_DELETED, PREEMPTED, REPLICAS, SIGNIFICANT_SECONDS
-from ddp_pod.contract.failure_text import describe_rank_end
 
 # A pod's clock may be wrong: a failure time older than this is replaced by the current time.
 _BELIEVED = timedelta(minutes=10)
@@ -51,7 +49,6 @@ PROMPT_DISRUPTIONS = 2
 """Disruptions soon after a restart, and without a step, after which the next attempt starts without a delay."""
 _TAKEN_AWAY: Final = (PREEMPTED.name, POD_DELETED.name, NODE_LOST.name)
 """Categories of pods that their run has not ended."""
-_NOT_FINITE = ("nan", "inf", "-inf")
 # A restart, a resize and an avoided node may follow each other before the next Job is created.
 _MOST_WITHOUT_JOB: Final = 3
 
@@ -315,20 +312,13 @@ def resize_in_place(state: State) -> Decision:
 
 
 def succeed(state: State) -> Decision:
-    """End the job as succeeded, unless no process group spanned its ranks and spec.processGroupPolicy is Fail."""
+    """End the job as succeeded, unless a feature objects."""
+    verdict = state.hooks.judge(state, has_succeeded=True)
+    if verdict is not None:
+        return fail(state, verdict.cause, verdict.reason, verdict.message)
     nodes, admitted = _find_final_size(state)
-    policy = state.group_policy
-    distributed = None if policy == "Ignore" else describe_distribution(state.pods)
-    is_apart = distributed is not None and distributed.reason in (c.NO_PROCESS_GROUP, c.SEPARATE_GROUPS)
-    if policy == "Fail" and distributed is not None and is_apart:
-        return fail(state, None, distributed.reason, distributed.message)
     facts = [
-        *([distributed] if distributed is not None else []),
-        describe_completion(
-            record_final_progress(state.status, state.pods, state.now),
-            state.pods,
-            sees_steps=state.spec.metrics.auto_instrument or bool(state.spec.metrics.log_patterns),
-        ),
+        *state.hooks.conclude(state, record_final_progress(state.status, state.pods, state.now)),
         Fact(c.SCHEDULED, "True", c.ALL_PODS_SCHEDULED, f"{nodes}/{nodes} pods scheduled{admitted}"),
         Fact(c.RENDEZVOUSED, "True", c.ALL_RANKS_JOINED, f"{nodes}/{nodes} pods joined the rendezvous"),
         Fact(c.SUCCEEDED, "True", *_describe_success(state)),
@@ -450,63 +440,6 @@ def _end(state: State, status: Status, phase: Phase, facts: list[Fact]) -> Decis
         progress=drop_eta(status.progress),
     )
     return Decision(set_conditions(ended, facts, state.now, state.job.generation), requeue_after=AT_ONCE)
-
-
-def describe_completion(status: Status, pods: Pods, *, sees_steps: bool) -> Fact:
-    """Return TrainingComplete of a job whose ranks have exited with 0.
-
-    ``status``: with the final progress; ``sees_steps``: whether the spec lets the launcher count steps.
-    """
-    reports = [pod.termination for pod in pods.newest.values() if pod.termination]
-    ends = [end for report in reports for end in report.ends]
-    ends.sort(key=lambda end: (end.secondary, not end.exception, not end.processes, end.total is None, end.rank))
-    kept = [end for end in ends if _is_only_kept(end)]
-    if len(kept) < len(ends):
-        return Fact(c.TRAINING_COMPLETE, "False", _find_reason(ends[0]), _describe_ends(ends))
-
-    progress = status.progress or Progress()
-    if not progress.step and sees_steps and reports:
-        message = "all ranks ended with exit code 0 without a visible step"
-        return Fact(c.TRAINING_COMPLETE, "Unknown", c.NO_STEP, message)
-    if progress.loss in _NOT_FINITE:
-        return Fact(c.TRAINING_COMPLETE, "False", c.LOSS_NOT_FINITE, _describe_lost_loss(progress, reports))
-    if kept:
-        return Fact(c.TRAINING_COMPLETE, "Unknown", c.ENDED_BY_LAUNCHER, _describe_ends(kept))
-    if progress.total_steps:
-        message = f"step {progress.step} of {progress.total_steps}"
-        return Fact(c.TRAINING_COMPLETE, "True", c.ALL_STEPS_MADE, message)
-    message = "the script states no total number of steps"
-    return Fact(c.TRAINING_COMPLETE, "Unknown", c.TOTAL_UNKNOWN, message)
-
-
-def _is_only_kept(end: RankEnd) -> bool:
-    """Return whether nothing is known against a rank's training, only that its process did not end by itself."""
-    return bool(end.keeper) and not (end.exception or end.processes or end.total)
-
-
-def _find_reason(end: RankEnd) -> str:
-    if end.exception:
-        return c.TRACEBACK_AT_END
-    return c.PROCESSES_LEFT if end.processes else c.ENDED_SHORT
-
-
-def _describe_ends(ends: list[RankEnd]) -> str:
-    """Return the root cause, and how many ranks ended likewise. Ranks that lost a peer are not described beside it."""
-    first = ends[0]
-    text = describe_rank_end(first)
-    lost = sum(end.secondary and not first.secondary for end in ends)
-    likewise = len(ends) - lost - 1
-    if likewise:
-        text += f"; so did {likewise} more rank{'s' if likewise > 1 else ''}"
-    return f"{text}; {lost} other rank{'s' if lost > 1 else ''} lost a peer" if lost else text
-
-
-def _describe_lost_loss(progress: Progress, reports: Sequence[Termination]) -> str:
-    lost = [report.progress.lost_loss_step for report in reports if report.progress is not None]
-    steps = [step for step in lost if step]
-    since = f" since step {min(steps):.0f}" if steps else ""
-    last = f"; the last step was {progress.step}" if progress.step else ""
-    return f"the loss is {progress.loss}{since}{last}"
 
 
 def contradicts(state: State, newest: JobView) -> bool:

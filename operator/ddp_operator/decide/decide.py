@@ -11,11 +11,10 @@ from typing import Final
 
 from msgspec.structs import replace
 
-from ddp_operator.api.faults import contain
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.status import LastFailure, Status
+from ddp_operator.api.status import LastFailure
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.attempt import ObservedAttempt, count_failure, find_limit, find_permanent_limit
+from ddp_operator.decide.attempt import count_failure, find_limit, find_permanent_limit
 from ddp_operator.decide.attempts import (
     contradicts,
     fail,
@@ -46,15 +45,12 @@ from ddp_operator.decide.converge import (
     find_avoidance_block,
     find_late_joiner_deadline,
 )
-from ddp_operator.decide.describe import describe_groups
-from ddp_operator.decide.diagnosis import Diagnosis, build_image_failure, build_replica_failure, diagnose, is_inferred
+from ddp_operator.decide.diagnosis import Diagnosis, build_image_failure, diagnose, is_inferred
 from ddp_operator.decide.kueue import is_resize_waiting, was_suspending
 from ddp_operator.decide.losses import find_lost_pods, is_replacing, list_nodes_to_leave
 from ddp_operator.decide.report import drop_eta
-from ddp_operator.decide.state import AT_ONCE, Decision, Observation, Refusal, Remark, State
-from ddp_operator.decide.usage import account
+from ddp_operator.decide.state import AT_ONCE, NO_HOOKS, Decision, Observation, PassHooks, Refusal, State
 from ddp_operator.decide.views import JobView, PodView
-from ddp_pod.contract.group_facts import ALONE, DIFFERENT, LOST_LOSS, SEPARATE
 
 # Interval while the decision waits for a pod that does not report: a change of its node sends no event.
 _RECHECK_NODE = 5.0
@@ -68,24 +64,15 @@ def decide(
     now: datetime,
     refusal: Refusal | None = None,
     progress_interval: float = 10.0,
-    review: Callable[[State], tuple[Remark, ...]] = lambda _: (),
-    record: Callable[[State, Status], Status] = lambda _, status: status,
-    prepare: Callable[[State, float], Decision | Refusal | None] = lambda *_: None,
-    explain: Callable[[ObservedAttempt, Fact], Fact] = lambda _, fact: fact,
+    hooks: PassHooks = NO_HOOKS,
 ) -> Decision:
-    """Return the status to write and the actions.
-
-    ``refusal``: why the present spec cannot be carried out; ``review``, ``record``, ``prepare``, ``explain``: the
-    hooks of features, as in ``State``.
-    """
-    state = State(job, observation, now, refusal, review, record, prepare, explain)
+    """Return the status to write and the actions. ``refusal``: why the present spec cannot be carried out."""
+    state = State(job, observation, now, refusal, hooks)
     newest = _find_newest_job(state)
     if is_finished(job.status) and (newest is None or not contradicts(state, newest)):
         return clean_up(state)
     decision = _decide(state, progress_interval)
-    status = summarize(decision.status, job.spec)
-    with contain("usage", str(job)):
-        status = account(state, status)
+    status = hooks.account(state, summarize(decision.status, job.spec))
     return dataclasses.replace(decision, status=status)
 
 
@@ -121,7 +108,7 @@ def _find_newest_job(state: State) -> JobView | None:
 
 def _begin_job(state: State, progress_interval: float) -> Decision:
     """Reject the job, prepare it, or start attempt 1."""
-    prepared = state.refusal or state.prepare(state, progress_interval)
+    prepared = state.refusal or state.hooks.prepare(state, progress_interval)
     if isinstance(prepared, Refusal):
         return _reject(state, prepared)
     if prepared is not None:
@@ -178,6 +165,11 @@ def _handle_cause(state: State, diagnosis: Diagnosis, cause: LastFailure) -> Dec
     if reason:
         return restart_without_counting(state, cause, reason)
 
+    return _restart_counted(state, cause)
+
+
+def _restart_counted(state: State, cause: LastFailure) -> Decision:
+    """Restart the job, unless a limit is exceeded."""
     counts = count_failure(state, cause)
     limit = find_limit(state.job, cause, counts)
     if limit is not None:
@@ -209,38 +201,14 @@ def _ended_in_suspension(state: State) -> bool:
     return failed_at is not None and resumed is not None and failed_at < resumed
 
 
-def _check_process_groups(state: State) -> Decision | None:
-    """Fail a job whose ranks do not train together, unless spec.processGroupPolicy allows it."""
-    page = state.observation.page
-    groups = page.groups if page is not None else None
-    if state.group_policy != "Fail" or groups is None or groups.state not in (ALONE, SEPARATE):
+def _follow_verdict(state: State) -> Decision | None:
+    """End an attempt to which a feature objects."""
+    verdict = state.hooks.judge(state, has_succeeded=False)
+    if verdict is None:
         return None
-    fact = describe_groups(groups, state.pods)
-    return fail(state, None, fact.reason, fact.message)
-
-
-def _check_replicas(state: State) -> Decision | None:
-    """Restart a job whose replicas differ, if recovery.replicaMismatch requires it and they were equal before.
-
-    Also one whose ranks lost their loss because of one rank: once, as data that repeats this is no fault of a node.
-    """
-    page = state.observation.page
-    groups = page.groups if page is not None else None
-    may_restart = not state.spec.suspend and not state.job.holds_pods
-    is_wanted = may_restart and state.spec.recovery.replica_mismatch == "Restart"
-    if not is_wanted or groups is None or groups.state not in (DIFFERENT, LOST_LOSS) or groups.is_mistake:
-        return None
-    cause = build_replica_failure(state, groups)
-    if cause is None:
-        return None
-    last = state.status.last_failure
-    if cause.signature and last is not None and last.signature == cause.signature:
-        return fail(state, cause, c.REPEATED_FAILURE, f"not restarted: {cause.signature} occurred twice")
-    counts = count_failure(state, cause)
-    limit = find_limit(state.job, cause, counts)
-    if limit is not None:
-        return fail(state, cause, limit.reason, limit.conclusion)
-    return restart(state, cause, counts)
+    if verdict.cause is None or verdict.is_final:
+        return fail(state, verdict.cause, verdict.reason, verdict.message)
+    return _restart_counted(state, verdict.cause)
 
 
 def _check_active_deadline(state: State) -> Decision | None:
@@ -297,8 +265,7 @@ _STEPS: Final[tuple[Callable[[State], Decision | None], ...]] = (
     note_restart_in_place,
     _record_lost_nodes,
     _judge_failure,
-    _check_process_groups,
-    _check_replicas,
+    _follow_verdict,
     _check_active_deadline,
     _check_pending_deadline,
     _resize,

@@ -1,9 +1,7 @@
 """The status of a job that has not ended: restart accounting, observation, conditions, phase. Pure."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
 
 from msgspec.structs import replace
 
@@ -42,17 +40,6 @@ from ddp_operator.decide.scheduling import describe_scheduling
 from ddp_operator.decide.state import Observation, Refusal, State
 from ddp_operator.decide.views import Pods
 from ddp_pod.contract.failure_table import NODE_LOST
-from ddp_pod.contract.group_facts import (
-    ALONE,
-    DIFFERENT,
-    LOST_LOSS,
-    SAME_DATA,
-    SEPARATE,
-    TOGETHER,
-    UNKNOWN,
-    WAITING,
-    GroupFacts,
-)
 from ddp_pod.contract.progress import Uploads
 
 _WITHOUT_STEPS = (c.HELD, c.STALLED, c.PEER_UNREACHABLE, c.NO_STEP_YET)
@@ -66,16 +53,6 @@ _FOREIGN_PAGE = (
 )
 _STILL_HANDLED = "failures and lost pods are still handled, and restarts are counted when the pods end"
 _PAGE_REASONS = (c.ALL_RANKS_JOINED, c.WAITING_FOR_WORKERS, c.PEER_UNREACHABLE, c.NO_METRICS_PAGE)
-_GROUP_CONDITIONS: Final[Mapping[str, tuple[ConditionStatus, str]]] = {
-    TOGETHER: ("True", c.PROCESS_GROUP_OF_ALL_RANKS),
-    ALONE: ("False", c.NO_PROCESS_GROUP),
-    SEPARATE: ("False", c.SEPARATE_GROUPS),
-    WAITING: ("False", c.WAITING_FOR_GROUP),
-    DIFFERENT: ("False", c.REPLICAS_DIFFER),
-    SAME_DATA: ("False", c.SAME_BATCHES),
-    LOST_LOSS: ("False", c.RANK_LOSS_NOT_FINITE),
-    UNKNOWN: ("Unknown", c.GROUP_UNKNOWN),
-}
 
 
 def describe(state: State, status: Status, restart: Fact | None = None) -> Status:
@@ -90,7 +67,7 @@ def describe(state: State, status: Status, restart: Fact | None = None) -> Statu
         record_observation(attempt), last_restart=accounting.last_restart, last_failure=accounting.last_failure
     ).remember(restarts=accounting.counts)
     # Last: a feature may know more of the failure, too.
-    status = state.record(state, status)
+    status = state.hooks.record(state, status)
     conditions = describe_conditions(attempt, status)
     phase = compute_phase(attempt, conditions.restarting)
 
@@ -174,11 +151,10 @@ def describe_conditions(attempt: ObservedAttempt, status: Status) -> AttemptCond
     facts = (
         _describe_acceptance(attempt, state.refusal),
         describe_suspension(state.job, status, attempt.alive),
-        state.explain(attempt, scheduled),
+        state.hooks.explain(attempt, scheduled),
         rendezvous,
         _add_lost_contact(progressing, lost_contact, status),
         restarting,
-        _describe_groups(attempt),
         *(remark.fact for remark in state.remarks),
         describe_nodes(state),
         _describe_features(state),
@@ -256,7 +232,7 @@ def _describe_rendezvous(attempt: ObservedAttempt, lost_contact: LostContact | N
     rendezvous = describe_rendezvous(attempt)
     if lost_contact is not None and rendezvous.reason == c.WAITING_FOR_WORKERS:
         return Fact(c.RENDEZVOUSED, "False", lost_contact.reason, lost_contact.message)
-    return attempt.state.explain(attempt, rendezvous)
+    return attempt.state.hooks.explain(attempt, rendezvous)
 
 
 def _describe_restarting(attempt: ObservedAttempt, rendezvous: Fact, status: Status) -> Fact:
@@ -286,7 +262,7 @@ def _describe_progressing(attempt: ObservedAttempt, rendezvous: Fact, status: St
         name = state.job.name
         todo = f"`ddp rerun {name}` runs changed code in them, `ddp release {name}` ends the job"
         return Fact(c.PROGRESSING, "False", c.HELD, f"{describe_hold(status)}; {todo}")
-    return state.explain(attempt, _describe_steps(attempt, rendezvous, status))
+    return state.hooks.explain(attempt, _describe_steps(attempt, rendezvous, status))
 
 
 def _describe_steps(attempt: ObservedAttempt, rendezvous: Fact, status: Status) -> Fact:
@@ -314,21 +290,6 @@ def _describe_steps(attempt: ObservedAttempt, rendezvous: Fact, status: Status) 
         "False" if rendezvous.status == "False" else "Unknown",
         c.NO_STEP_YET,
         _describe_absent_step(page),
-    )
-
-
-def _describe_groups(attempt: ObservedAttempt) -> Fact | None:
-    """Return TrainsAsOne by pod 0's page; None: it does not change."""
-    state = attempt.state
-    page = state.observation.page
-    if page is None or page.is_empty or attempt.is_held or state.group_policy == "Ignore":
-        return None
-    if page.groups is not None:
-        return describe_groups(page.groups, attempt.pods)
-    if not state.status.is_false(c.TRAINS_AS_ONE):
-        return None
-    return Fact(
-        c.TRAINS_AS_ONE, "Unknown", c.GROUP_UNKNOWN, "the ranks have shown no process group since their restart"
     )
 
 
@@ -476,26 +437,3 @@ def describe_finished_training(pods: Pods) -> Fact:
     if injected:
         message += f"; an admission webhook or policy of the cluster injected {injected[0]}"
     return Fact(c.PROGRESSING, "False", c.FINISHED, message)
-
-
-def describe_groups(facts: GroupFacts, pods: Pods, more: str = "") -> Fact:
-    """Return TrainsAsOne by what a pod has observed. ``more``: which pods have."""
-    status, reason = _GROUP_CONDITIONS[facts.state]
-    has_node = facts.state in (DIFFERENT, LOST_LOSS) and facts.pod is not None
-    pod = pods.newest.get(facts.pod or 0) if has_node else None
-    node = f"; it is on node {pod.node_name}" if pod is not None and pod.node_name else ""
-    remedy = f"; {facts.remedy}" if facts.remedy else ""
-    return Fact(c.TRAINS_AS_ONE, status, reason, facts.message + node + more + remedy)
-
-
-def describe_distribution(pods: Pods) -> Fact | None:
-    """Return TrainsAsOne of pods that have succeeded; None: no pod reports its process groups."""
-    ends = {index: pod.termination for index, pod in pods.newest.items() if pod.phase == "Succeeded"}
-    known = {index: end.groups for index, end in ends.items() if end is not None and end.groups is not None}
-    for state in (SEPARATE, ALONE, DIFFERENT, LOST_LOSS, SAME_DATA, TOGETHER):
-        indexes = [index for index, facts in known.items() if facts.state == state]
-        if indexes:
-            is_repeated = len(indexes) > 1 and state != TOGETHER
-            more = f" (the same in pods {list_indexes(indexes)})" if is_repeated else ""
-            return describe_groups(known[indexes[0]], pods, more)
-    return describe_groups(next(iter(known.values())), pods) if known else None

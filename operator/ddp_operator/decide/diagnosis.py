@@ -26,13 +26,11 @@ from ddp_pod.contract.failure_table import (
     OOM,
     POD_DELETED,
     PREEMPTED,
-    REPLICAS,
     UNKNOWN,
     USER_ERROR,
     Category,
 )
 from ddp_pod.contract.failure_text import HIDDEN_FAILURE_REMEDY, describe_rank_end
-from ddp_pod.contract.group_facts import LOST_LOSS, GroupFacts
 
 # A pod killed earlier than this before the first secondary failure was replaced in between, so it is not the cause.
 _SAME_INCIDENT = timedelta(seconds=120)
@@ -253,31 +251,20 @@ def find_first_symptom(attempt: int, failures: tuple[PodEnd, ...]) -> LastFailur
 def build_unseen_loss(attempt: int, successor: PodView) -> LastFailure:
     """Return the loss of a pod of which only its ``successor`` was observed."""
     message = f"the pod before {successor.name} was lost while no operator watched"
-    failure = _build_failure(attempt, successor, PREEMPTED, message, successor.created)
+    failure = build_failure(attempt, successor, PREEMPTED, message, successor.created)
     return replace(failure, pod="", node_name="")
 
 
 def build_node_failure(attempt: int, pod: PodView, message: str, now: datetime) -> LastFailure:
     """Return the failure of a pod whose node is lost."""
-    return _build_failure(attempt, pod, NODE_LOST, f"the pod was lost with its node: {message}", now)
-
-
-def build_replica_failure(state: State, facts: GroupFacts) -> LastFailure | None:
-    """Return the failure of an attempt whose replicas differ, in the pod of the rank that does; None: it is gone."""
-    pod = state.pods.newest.get(facts.pod or 0)
-    if pod is None:
-        return None
-    failure = _build_failure(state.status.attempt, pod, REPLICAS, facts.message[:_MAX_MESSAGE], state.now)
-    signature = f"{c.RANK_LOSS_NOT_FINITE} of rank {facts.rank}" if facts.state == LOST_LOSS else ""
-    node = pod.node_name if facts.rank is not None else ""
-    return replace(failure, rank=facts.rank, node_name=node, signature=signature)
+    return build_failure(attempt, pod, NODE_LOST, f"the pod was lost with its node: {message}", now)
 
 
 def build_image_failure(attempt: int, pods: Pods, now: datetime) -> LastFailure | None:
     """Return the failure of an attempt whose image was not pulled; None: it waits for another reason."""
     for pod in pods.newest.values():
         if pod.alive and pod.waiting_reason == c.IMAGE_PULL:
-            return _build_failure(attempt, pod, IMAGE_PULL, pod.waiting_message[:_MAX_MESSAGE], now)
+            return build_failure(attempt, pod, IMAGE_PULL, pod.waiting_message[:_MAX_MESSAGE], now)
     return None
 
 
@@ -365,12 +352,13 @@ def _build_loss(attempt: int, pod: PodView) -> LastFailure:
     if end is not None and end.time is not None:
         time = datetime.fromtimestamp(end.time, UTC)
     exit_code = end.exit_code if end is not None else None
-    return _build_failure(attempt, pod, category, f"the pod was lost: {reason}".rstrip(": "), time, exit_code)
+    return build_failure(attempt, pod, category, f"the pod was lost: {reason}".rstrip(": "), time, exit_code)
 
 
-def _build_failure(
+def build_failure(
     attempt: int, pod: PodView, category: Category, message: str, time: datetime | None, exit_code: int | None = None
 ) -> LastFailure:
+    """Return a failure of a pod that the pod itself does not report."""
     seconds = None if time is None else time.timestamp()
     end = Termination(
         category=category.name, exit_code=exit_code, message=message, remedy=category.remedy, time=seconds

@@ -25,7 +25,7 @@ from ddp_operator.api.parse import parse_status
 from ddp_operator.api.posting import Posting
 from ddp_operator.api.schema import OwnFields, Schema
 from ddp_operator.api.spec import SpecFields
-from ddp_operator.api.status import ConditionStatus, Profile, QueueStatus, Status
+from ddp_operator.api.status import ConditionStatus, LastFailure, Profile, QueueStatus, Status
 from ddp_operator.decide.attempt import ObservedAttempt
 from ddp_operator.decide.conditions import Fact
 from ddp_operator.decide.state import (
@@ -34,6 +34,7 @@ from ddp_operator.decide.state import (
     Decision,
     FeatureAction,
     Outcome,
+    PassHooks,
     Problem,
     Queued,
     QueuePlace,
@@ -43,6 +44,7 @@ from ddp_operator.decide.state import (
     SuspendResource,
     Suspicion,
     Trouble,
+    Verdict,
 )
 
 if TYPE_CHECKING:  # of a higher layer: what actions use
@@ -78,6 +80,12 @@ Start = Callable[[Any], "Service | None"]
 """Takes a ``kube.services.ServiceContext``, which has the client: whoever decides does not load it."""
 Definitions = Callable[[Schema], dict[str, dict[str, Any]]]
 """Returns the CustomResourceDefinitions of the feature's own kinds, by kind."""
+JudgeAttempt = Callable[[State, bool], "Verdict | None"]
+"""Returns why an attempt must not go on; with True, why one whose pods have succeeded does not count as a success."""
+Conclude = Callable[[State, Status], "Fact | None"]
+"""Returns a condition of a job that succeeds, from the status with the final progress."""
+Account = Callable[[State, Status], Status]
+"""Returns the status that is about to be written with what the feature counts."""
 Explain = Callable[[ObservedAttempt, Fact], Fact]
 """Returns a condition of an attempt, Scheduled, Rendezvoused or Progressing, or the same with another cause."""
 Faults = MutableMapping[tuple[str, str], str]
@@ -228,6 +236,9 @@ class Feature:
     record: Record | None = None
     prepare: Prepare | None = None
     explain: Explain | None = None
+    judge: JudgeAttempt | None = None
+    conclude: Conclude | None = None
+    account: Account | None = None
     definitions: Definitions | None = None
     posting: Posting | None = None
     settings: type[msgspec.Struct] | None = None
@@ -386,7 +397,7 @@ def guard_object(manifest: Object) -> Guard:
 
 
 @dataclass(frozen=True, slots=True)
-class JobHooks:
+class JobHooks(PassHooks):
     """The hooks for one pass over a job."""
 
     hooks: Hooks
@@ -425,10 +436,43 @@ class JobHooks:
     def record(self, state: State, status: Status) -> Status:
         """Return the status with what the features observe of the attempt."""
         for feature in self.hooks.features:
-            if feature.record is not None:
-                hook = partial(feature.record, state, status)
-                status = self.guard.call(feature.name, "record", hook, partial(_is_status, status), default=status)
+            status = self._change(feature.name, "record", feature.record, state, status)
         return status
+
+    def account(self, state: State, status: Status) -> Status:
+        """Return the status, which is about to be written, with what the features count."""
+        for feature in self.hooks.features:
+            status = self._change(feature.name, "account", feature.account, state, status)
+        return status
+
+    def _change(self, feature: str, name: str, hook: Record | None, state: State, status: Status) -> Status:
+        if hook is None:
+            return status
+        call = partial(hook, state, status)
+        return self.guard.call(feature, name, call, partial(_is_status, status), default=status)
+
+    def judge(self, state: State, *, has_succeeded: bool) -> Verdict | None:
+        """Return the verdict of the first feature that objects to the attempt."""
+        nothing: Verdict | None = None
+        for feature in self.hooks.features:
+            if feature.judge is not None:
+                hook = partial(feature.judge, state, has_succeeded)
+                verdict = self.guard.call(feature.name, "judge", hook, _is_verdict, default=nothing)
+                if verdict is not None:
+                    return verdict
+        return None
+
+    def conclude(self, state: State, status: Status) -> tuple[Fact, ...]:
+        """Return the features' conditions of a job that succeeds."""
+        nothing: Fact | None = None
+        facts = []
+        for feature in self.hooks.features:
+            if feature.conclude is not None:
+                hook = partial(feature.conclude, state, status)
+                fact = self.guard.call(feature.name, "conclude", hook, _is_fact, default=nothing)
+                if fact is not None:
+                    facts.append(fact)
+        return tuple(facts)
 
     def explain(self, attempt: ObservedAttempt, fact: Fact) -> Fact:
         """Return Scheduled, Rendezvoused or Progressing with what the features know of the cause."""
@@ -586,10 +630,21 @@ def _is_of(kind: type, value: object) -> bool:
 
 
 def _is_explained(before: Fact, value: object) -> bool:
-    if not isinstance(value, Fact) or value.type != before.type:
-        return False
-    are_texts = isinstance(value.reason, str) and isinstance(value.message, str)
+    return isinstance(value, Fact) and value.type == before.type and _is_fact(value)
+
+
+def _is_fact(value: object) -> bool:
+    if not isinstance(value, Fact):
+        return value is None
+    are_texts = all(isinstance(text, str) for text in (value.type, value.reason, value.message))
     return are_texts and value.status in get_args(ConditionStatus)
+
+
+def _is_verdict(value: object) -> bool:
+    if not isinstance(value, Verdict):
+        return value is None
+    are_texts = isinstance(value.reason, str) and isinstance(value.message, str)
+    return are_texts and _is_flag(value.is_final) and isinstance(value.cause, LastFailure | None)
 
 
 def _is_none(value: object) -> bool:
@@ -624,7 +679,7 @@ def _is_trouble(value: object) -> bool:
 def _is_remark(feature: str, value: object) -> bool:
     if value is None:
         return True
-    if not isinstance(value, Remark) or not (value.fact is None or isinstance(value.fact, Fact)):
+    if not isinstance(value, Remark) or not _is_fact(value.fact):
         return False
     has_wait = value.wait is None or _is_delay(value.wait)
     return has_wait and _is_flag(value.holds) and all(_is_own_action(feature, action) for action in value.actions)

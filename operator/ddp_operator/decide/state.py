@@ -1,6 +1,6 @@
 """The input of a decision (State, with the observation of a pass) and its outcome (Decision, with actions). Pure."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from functools import cached_property
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final, Literal, NamedTuple, TypeVar
 
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.spec import Spec
-from ddp_operator.api.status import QueueStatus, Status
+from ddp_operator.api.status import LastFailure, QueueStatus, Status
 from ddp_operator.decide.conditions import Fact
 from ddp_operator.decide.failures import Termination
 from ddp_operator.decide.report import Page
@@ -245,6 +245,20 @@ class Remark:
 
 
 @dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why an attempt ends for a feature. ``reason``, ``message``: of the condition Failed.
+
+    ``cause``: the job restarts with new pods instead, counted as this failure; None: it fails.
+    """
+
+    reason: str
+    message: str
+    cause: LastFailure | None = None
+    is_final: bool = False
+    """Whether the job fails although there is a cause."""
+
+
+@dataclass(frozen=True, slots=True)
 class QueuePlace:
     """What a feature knows of a waiting Workload: its place, or why it is never admitted."""
 
@@ -319,6 +333,44 @@ class Observation(Children):
         return next((value for value in self.observed.values() if isinstance(value, kind)), None)
 
 
+class PassHooks:
+    """What features add to the decision of a pass: here nothing. ``decide/hooks.JobHooks`` calls them."""
+
+    def review(self, state: "State") -> tuple[Remark, ...]:
+        """Return what features conclude about the job."""
+        return ()
+
+    def record(self, state: "State", status: Status) -> Status:
+        """Return the status with what features observe of the attempt."""
+        return status
+
+    def prepare(self, state: "State", progress_interval: float) -> Decision | Refusal | None:
+        """Return the decision of the feature that prepares the job before attempt 1, or why it cannot; None: no longer.
+
+        ``progress_interval``: seconds between two readings of the progress.
+        """
+        return None
+
+    def explain(self, attempt: "ObservedAttempt", fact: Fact) -> Fact:
+        """Return Scheduled, Rendezvoused or Progressing with what features know of the cause."""
+        return fact
+
+    def judge(self, state: "State", *, has_succeeded: bool) -> Verdict | None:
+        """Return why the attempt must not go on, or does not count as a success; None: no feature objects."""
+        return None
+
+    def conclude(self, state: "State", status: Status) -> tuple[Fact, ...]:
+        """Return the features' conditions of a job that succeeds. ``status``: with the final progress."""
+        return ()
+
+    def account(self, state: "State", status: Status) -> Status:
+        """Return the status, which is about to be written, with what features count."""
+        return status
+
+
+NO_HOOKS: Final = PassHooks()
+
+
 @dataclass(frozen=True)
 class State:
     """A resource, its observation, and the time. ``refusal``: why the spec is not acceptable now."""
@@ -327,14 +379,7 @@ class State:
     observation: Observation
     now: datetime
     refusal: Refusal | None = None
-    review: Callable[["State"], tuple[Remark, ...]] = lambda _: ()
-    """Returns the remarks of features."""
-    record: Callable[["State", Status], Status] = lambda _, status: status
-    """Returns the status with what features observe of the attempt."""
-    prepare: Callable[["State", float], Decision | Refusal | None] = lambda *_: None
-    """Returns the decision of the feature that prepares the job before attempt 1, or why it cannot; None: no longer."""
-    explain: Callable[["ObservedAttempt", Fact], Fact] = lambda _, fact: fact
-    """Returns Scheduled, Rendezvoused or Progressing with what features know of the cause."""
+    hooks: PassHooks = NO_HOOKS
 
     @property
     def spec(self) -> Spec:
@@ -346,16 +391,10 @@ class State:
         """The status as last written."""
         return self.job.status
 
-    @property
-    def group_policy(self) -> str:
-        """The action if no process group spans all ranks. A job of `ddp dev` only reports."""
-        policy = self.spec.process_group_policy or "Fail"
-        return "Warn" if policy == "Fail" and self.job.holds_pods else policy
-
     @cached_property
     def remarks(self) -> tuple[Remark, ...]:
         """What features conclude about the job."""
-        return self.review(self)
+        return self.hooks.review(self)
 
     @cached_property
     def attempt_job(self) -> JobView | None:

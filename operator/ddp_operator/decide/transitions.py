@@ -13,7 +13,7 @@ from ddp_operator.api.status import Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import find_doubts
 from ddp_operator.decide.job_events import find_new_failure
-from ddp_operator.decide.usage import list_purposes
+from ddp_operator.decide.purposes import list_purposes
 from ddp_pod.contract.failure_table import CATEGORIES, CUDA, UNKNOWN
 
 RECOVERY_LEVELS: Final = ("process", "pod", "group")

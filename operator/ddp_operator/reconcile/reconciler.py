@@ -257,9 +257,8 @@ class Reconciler:
         refusal = await self._executor.check(job, observation, memory)
         payer = Payer(job.namespace, len(observation.pods) + len(observation.orphans))
         hooks = self._hooks.observe(job, memory.faults)
-        features = hooks.review, hooks.record, hooks.prepare, hooks.explain
         decision = await self._turns.run(
-            payer, decide, job, observation, self._clock(), refusal, self._progress_interval, *features
+            payer, decide, job, observation, self._clock(), refusal, self._progress_interval, hooks
         )
         if decision.needs_fresh_read and not current.fresh:
             # Watches may deliver the end of the Job before that of the pod with the root cause or the last step.
@@ -271,7 +270,7 @@ class Reconciler:
             memory.built = None
         if refusal is not None:
             decision = await self._turns.run(
-                payer, decide, job, observation, self._clock(), refusal, self._progress_interval, *features
+                payer, decide, job, observation, self._clock(), refusal, self._progress_interval, hooks
             )
 
         status = record_children(decision.status, memory)

@@ -88,13 +88,6 @@ INIT_CONTAINERS = {
         describe=("pod train-1-0-abcde (and 1 more pod) runs init container wait-db since 2026-11-20T11:59:30Z",),
         why=("kubectl logs train-1-0-abcde -c wait-db.",),
     ),
-    "crash loop": Planted(
-        pods=(child_pod(0), starting_pod(1, "mesh", {"waiting": {"reason": "CrashLoopBackOff"}}, lastState=CRASHED)),
-        status=Status(attempt=1, job_name="train-1").remember(nodes=2),
-        get="Pending PodsNotStarting",
-        describe=("CrashLoopBackOff: init container mesh: exit code 3: bucket s3://corpus not found",),
-        why=("-c mesh --previous",),
-    ),
     "fails": Planted(
         pods=(FAILED_INIT, child_pod(1)),
         jobs=(child_job(conditions={"Failed": "no"}),),

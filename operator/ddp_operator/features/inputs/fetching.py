@@ -142,7 +142,7 @@ def _describe_fetch(state: State, status: Status) -> Fact:
         return Fact(c.INPUTS_READY, "False", NOT_FETCHED, "inputs are fetched once the job is resumed")
     if view is not None:
         attempt = dataclasses.replace(observe_attempt(state, state.status, None), size=JobSize(view.nodes))
-        fact = state.explain(attempt, describe_scheduling(state.job, state.observation, 0, view.nodes, state.now))
+        fact = state.hooks.explain(attempt, describe_scheduling(state.job, state.observation, 0, view.nodes, state.now))
         if fact.status == "False":
             return dataclasses.replace(fact, type=c.INPUTS_READY, message=f"to fetch the inputs: {fact.message}")
     reason = next((item.reason for item in status.inputs if item.reason), c.FETCHING_INPUTS)

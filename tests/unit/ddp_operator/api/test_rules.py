@@ -208,7 +208,6 @@ MUTABLE = {
     "spec.ttlSecondsAfterFinished": 5,
     "spec.pendingDeadlineSeconds": 5,
     "spec.cleanPodPolicy": "All",
-    "spec.processGroupPolicy": "Fail",
     "spec.recovery.maxRestarts": 9,
     "metadata.labels": {"a": "b"},
 }

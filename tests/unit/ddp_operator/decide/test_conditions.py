@@ -16,10 +16,7 @@ from ddp_operator.decide.scheduling import describe_scheduling
 from ddp_operator.decide.state import State
 from ddp_operator.decide.views import Pods
 from ddp_operator.reading.objects import view_pod
-from ddp_pod.contract.group_facts import ALONE, GroupFacts
-from ddp_pod.contract.records import to_json
-from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, page
-from tests.support.decisions import present
+from tests.support.builders import NOW, child_job, child_pod, decode, job, observe, page
 
 
 def pods(*raw: Any) -> Any:
@@ -33,16 +30,6 @@ def unschedulable(index: int, words: str = "0/3 nodes are available") -> dict[st
 
 def was(status: Any, reason: str, message: str = "") -> Condition:
     return Condition(type="Rendezvoused", status=status, reason=reason, message=message, last_transition_time=NOW)
-
-
-@pytest.mark.parametrize(("pods", "shown"), [(10, "0, 1, 2, 3, 4, 5, 6, 7, 8, 9"), (11, "7, 8, 9, …")])
-def test_distributed_message_lists_ten_pods(pods: int, shown: str) -> None:
-    alone = to_json(GroupFacts(ALONE, pods, "ranks train alone"))
-    ended = [child_pod(i, "Succeeded", message=last_words(groups=alone, exitCode=0)) for i in range(pods)]
-    fact = present(describe.describe_distribution(Pods(map(view_pod, ended))))
-    assert fact.status == "False"
-    assert f"{shown})" in fact.message
-    assert ("…" in fact.message) is (pods > 10)
 
 
 class TestMergedConditions:

@@ -16,7 +16,7 @@ from ddp_operator.api.cluster import Key, Snapshot
 from ddp_operator.api.cluster_errors import AlreadyExists, ClusterError, Refused, ServerError
 from ddp_operator.api.faults import FAULTS
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.status import QueueStatus, Status
+from ddp_operator.api.status import LastFailure, QueueStatus, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide import hooks as decide_hooks
 from ddp_operator.decide.attempt import ObservedAttempt
@@ -35,12 +35,14 @@ from ddp_operator.decide.state import (
     State,
     SuspendResource,
     Trouble,
+    Verdict,
 )
 from ddp_operator.kube import services
 from ddp_operator.kube.services import ServiceContext, prepare_services, run_service, start_services
 from ddp_operator.reading.objects import view_children
 from ddp_operator.reconcile.acting import PodPages
 from tests.support.builders import NOW, child_job, child_pod, job, resource
+from tests.support.decisions import RUNNING, run_pass
 from tests.support.fake_cluster import ReconcilerHarness
 from tests.support.fake_features import FakeService
 from tests.support.queued_job import QueuedJob
@@ -138,7 +140,7 @@ def test_remark_of_another_kind_is_left_out(answer: Any) -> None:
         for name, hook in (("odd", review), ("silent", lambda _: None), ("good", lambda _: good))
     ]
     hooks = Hooks(features).observe(job(), {})
-    assert State(job(), Observation(), NOW, review=hooks.review).remarks == (good,)
+    assert State(job(), Observation(), NOW, hooks=hooks).remarks == (good,)
     assert list(hooks.guard.describe()) == ["odd"]
 
 
@@ -600,3 +602,63 @@ async def test_service_that_ends_runs_again(monkeypatch: pytest.MonkeyPatch) -> 
     await slow.third_run.wait()
     assert not task.done()
     task.cancel()
+
+
+@pytest.mark.parametrize("answer", [7, Verdict("R", None), Verdict("R", "m", "cause"), ZeroDivisionError()])  # type: ignore[arg-type]
+async def test_job_trains_although_feature_judges_it_badly(answer: Any) -> None:
+    def judge(state: State, has_succeeded: bool) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    feature = Feature("odd", maturity="experimental", page="x.md", judge=judge)
+    harness = await end(ReconcilerHarness(hooks=Hooks((feature,))))
+    assert (harness.status.phase, harness.status.attempt) == ("Succeeded", 1)
+    assert harness.events.count(c.FEATURE_FAULT) == 1
+
+
+@pytest.mark.parametrize("cause", [None, LastFailure(attempt=1, category="OOM")])
+def test_verdict_ends_attempt(cause: LastFailure | None) -> None:
+    verdict = Verdict("Objection", "why", cause)
+    feature = Feature("judging", "stable", "x.md", judge=lambda _, has_succeeded: None if has_succeeded else verdict)
+    status = run_pass(*RUNNING, hooks=Hooks((feature,))).status
+    assert (status.phase, status.attempt, status.counts.counted) == (
+        ("Failed", 1, 0) if cause is None else ("Restarting", 2, 1)
+    )
+    final = dataclasses.replace(feature, judge=lambda *_: dataclasses.replace(verdict, is_final=True))
+    assert run_pass(*RUNNING, hooks=Hooks((final,))).status.phase == "Failed"
+
+
+async def test_success_to_which_feature_objects_is_failure() -> None:
+    objection = Verdict("Objection", "why")
+    feature = Feature("judging", "stable", "x.md", judge=lambda _, has_succeeded: objection if has_succeeded else None)
+    harness = await end(ReconcilerHarness(hooks=Hooks((feature,))))
+    assert harness.state("Failed") == ("True", "Objection")
+
+
+@pytest.mark.parametrize("answer", [7, Fact("Odd", "Perhaps", "R"), ZeroDivisionError()])  # type: ignore[arg-type]
+async def test_job_succeeds_although_feature_concludes_badly(answer: Any) -> None:
+    def conclude(state: State, status: Status) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    odd = Feature("odd", maturity="experimental", page="x.md", conclude=conclude)
+    good = Feature("good", "stable", "x.md", conclude=lambda *_: Fact("Good", "True", "AllIsWell"))
+    harness = await end(ReconcilerHarness(hooks=Hooks((odd, good))))
+    assert harness.status.phase == "Succeeded"
+    assert harness.state("Good") == ("True", "AllIsWell")
+    assert harness.status.condition("Odd") is None
+
+
+@pytest.mark.parametrize("answer", [None, Status(attempt="one"), ZeroDivisionError()])  # type: ignore[arg-type]
+def test_account_of_another_kind_is_left_out(answer: Any) -> None:
+    def account(state: State, status: Status) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    odd = Feature("odd", maturity="experimental", page="x.md", account=account)
+    good = Feature("good", "beta", "x.md", account=lambda _, status: replace(status, job_name="from good"))
+    decision = run_pass(*RUNNING, hooks=Hooks((odd, good)))
+    assert (decision.status.phase, decision.status.job_name) == ("Running", "from good")

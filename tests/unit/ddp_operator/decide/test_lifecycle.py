@@ -1,32 +1,16 @@
 """Deadlines, the pods that must succeed, the acknowledgement of a suspension, and the objects that remain."""
 
-from collections.abc import Mapping
 from datetime import timedelta
 from functools import partial
 from typing import Any
 
-import pytest
 from msgspec.structs import replace
 
 from ddp_operator.api import constants
 from ddp_operator.api.kubeobjects import format_time, parse_time
 from ddp_operator.api.status import Status
-from ddp_operator.decide.job_events import list_transition_events
 from ddp_operator.decide.state import Decision
-from ddp_operator.decide.transitions import Doubted, find_transitions
 from ddp_operator.manifests.children import build_children
-from ddp_pod.contract.group_facts import (
-    ALONE,
-    DIFFERENT,
-    LOST_LOSS,
-    SAME_DATA,
-    SEPARATE,
-    TOGETHER,
-    UNKNOWN,
-    WAITING,
-    GroupFacts,
-)
-from ddp_pod.contract.records import to_json
 from tests.support.builders import NOW, child_job, child_pod, job, last_words, page
 from tests.support.decisions import present, run_pass
 from tests.support.fake_cluster import ReconcilerHarness
@@ -114,186 +98,6 @@ class TestActiveDeadline:
         assert running.status.phase == "Running"
         ended = run(child_pod(0), child_pod(1), jobs=admitted, status=self.HOUR, activeDeadlineSeconds=50, seconds=50)
         assert condition(ended, "Failed")[1] == "DeadlineExceeded"
-
-
-def succeeded(index: int, **known: Any) -> Any:
-    return child_pod(index, "Succeeded", message=last_words(**known))
-
-
-def groups(state: str, message: str = "how the ranks train", **values: Any) -> dict[str, Any]:
-    return {"groups": to_json(GroupFacts(state, 2, message, **values))}
-
-
-def with_groups(facts: Mapping[str, Any]) -> str:
-    """Return the page of a pod that makes steps, with a record of its process groups."""
-    return page(step=3, phase="Running", groups=facts["groups"])
-
-
-class TestProcessGroup:
-    """Do the ranks train together?"""
-
-    COMPLETE = child_job(conditions={"Complete": ""})
-
-    @pytest.mark.parametrize(
-        ("ends", "result"),
-        [
-            ((groups(TOGETHER), groups(TOGETHER)), ("True", "ProcessGroupOfAllRanks")),
-            ((groups(ALONE), groups(ALONE)), ("False", "NoProcessGroup")),
-            ((groups(ALONE), groups(SEPARATE)), ("False", "SeparateGroups")),
-            ((groups(TOGETHER), groups(ALONE)), ("False", "NoProcessGroup")),
-            ((groups(ALONE), {}), ("False", "NoProcessGroup")),
-            ((groups(DIFFERENT), groups(TOGETHER)), ("False", "ReplicasDiffer")),
-            ((groups(TOGETHER), groups(SAME_DATA)), ("False", "SameBatches")),
-            ((groups(TOGETHER), {}), ("True", "ProcessGroupOfAllRanks")),
-            ((groups(UNKNOWN), groups(UNKNOWN)), ("Unknown", "GroupUnknown")),
-            (({}, {}), None),
-            (({"groups": {"state": "Other", "worldSize": 2}}, {"groups": []}), ("Unknown", "GroupUnknown")),
-        ],
-    )  # fmt: skip
-    def test_group_at_the_end_is_condition(self, ends: Any, result: tuple[str, str] | None) -> None:
-        pods = [succeeded(index, **known) for index, known in enumerate(ends)]
-        decision = run(*pods, jobs=[self.COMPLETE], processGroupPolicy="Warn")
-        assert decision.status.phase == "Succeeded"
-        distributed = decision.status.condition("TrainsAsOne")
-        assert ((distributed.status, distributed.reason) if distributed else None) == result
-        events = [event.reason for event in list_transition_events(STARTED, decision.status)]
-        assert (result is not None and result[1] in events) is (distributed is not None and result[0] == "False")
-
-    @pytest.mark.parametrize(
-        ("facts", "result", "reason"),
-        [
-            (groups(TOGETHER), "True", ""),
-            (groups(ALONE), "False", "NoProcessGroup"),
-            (groups(SEPARATE), "False", "SeparateGroups"),
-            (groups(WAITING, remedy="use RANK"), "False", "WaitingForGroup"),
-            (groups(DIFFERENT, pod=1), "False", "ReplicasDiffer"),
-            (groups(LOST_LOSS, pod=1), "False", "RankLossNotFinite"),
-            (groups(SAME_DATA), "False", "SameBatches"),
-            (groups(UNKNOWN), "Unknown", ""),
-        ],
-    )
-    def test_group_is_condition_while_it_trains(self, facts: Any, result: str, reason: str) -> None:
-        status = run(child_pod(0), child_pod(1), text=with_groups(facts), processGroupPolicy="Warn").status
-        distributed = present(status.condition("TrainsAsOne"))
-        assert distributed.status == result
-        assert distributed.message.startswith("how the ranks train")
-        assert ("use RANK" in distributed.message) is (reason == "WaitingForGroup")
-        assert ("node-a" in distributed.message) is (reason in ("ReplicasDiffer", "RankLossNotFinite"))
-        assert (status.phase, status.reason) == ("Running", reason)
-
-    def test_group_of_former_ranks_is_forgotten_with_their_restart(self) -> None:
-        before = run(child_pod(0), child_pod(1), text=with_groups(groups(WAITING))).status
-        after = run(child_pod(0), child_pod(1), text=page(phase="Rendezvous"), status=before).status
-        distributed = present(after.condition("TrainsAsOne"))
-        assert (distributed.status, distributed.reason) == ("Unknown", "GroupUnknown")
-
-    @pytest.mark.parametrize("state", [ALONE, SEPARATE, WAITING, TOGETHER, UNKNOWN])
-    @pytest.mark.parametrize("policy", [{}, {"processGroupPolicy": "Fail"}, {"processGroupPolicy": "Ignore"}])
-    def test_running_job_whose_ranks_train_apart_fails_unless_ignored(self, state: str, policy: dict[str, str]) -> None:
-        text = with_groups(groups(state, remedy="write the script"))
-        decision = run(child_pod(0), child_pod(1), text=text, **policy)
-        is_failed = state in (ALONE, SEPARATE) and policy.get("processGroupPolicy") != "Ignore"
-        assert (decision.status.phase == "Failed") is is_failed
-        if is_failed:
-            assert condition(decision, "Failed")[2] == "how the ranks train; write the script"
-
-    @pytest.mark.parametrize(
-        ("facts", "recovery", "result"),
-        [
-            (groups(DIFFERENT, rank=1, pod=1), {}, (1, ())),
-            (groups(DIFFERENT, rank=1, pod=1), {"replicaMismatch": "Report"}, (1, ())),
-            (groups(DIFFERENT, rank=1, pod=1), {"replicaMismatch": "Restart"}, (2, ("node-a",))),
-            (groups(DIFFERENT), {"replicaMismatch": "Restart"}, (2, ())),
-            (groups(LOST_LOSS, rank=1, pod=1), {"replicaMismatch": "Restart"}, (2, ("node-a",))),
-            (groups(LOST_LOSS, rank=1, pod=1), {}, (1, ())),
-            (groups(DIFFERENT, is_mistake=True), {"replicaMismatch": "Restart"}, (1, ())),
-            (groups(SAME_DATA), {"replicaMismatch": "Restart"}, (1, ())),
-            (groups(DIFFERENT, rank=1, pod=7), {"replicaMismatch": "Restart"}, (1, ())),
-        ],
-    )
-    def test_replicas_that_differ_restart_without_the_node_of_the_rank(
-        self, facts: Any, recovery: dict[str, Any], result: tuple[int, tuple[str, ...]]
-    ) -> None:
-        status = run(child_pod(0), child_pod(1), text=with_groups(facts), recovery=recovery).status
-        assert (status.attempt, status.failed_nodes) == result
-        assert status.counts.counted == status.attempt - 1
-
-    @pytest.mark.parametrize(("rank", "result"), [(1, (1, "Failed")), (0, (2, "Restarting"))])
-    def test_rank_that_loses_its_loss_again_after_a_restart_fails_the_job(
-        self, rank: int, result: tuple[int, str]
-    ) -> None:
-        policy = {"replicaMismatch": "Restart"}
-        text = with_groups(groups(LOST_LOSS, rank=1, pod=1))
-        before = run(child_pod(0), child_pod(1), text=text, recovery=policy).status
-        restarted = replace(STARTED, last_failure=before.last_failure)
-        text = with_groups(groups(LOST_LOSS, rank=rank, pod=rank))
-        after = run(child_pod(0), child_pod(1), text=text, status=restarted, recovery=policy).status
-        assert (after.attempt, after.phase) == result
-
-    def test_replicas_that_differ_fail_a_job_without_restarts(self) -> None:
-        recovery = {"replicaMismatch": "Restart", "maxRestarts": 0}
-        text = with_groups(groups(DIFFERENT, rank=1, pod=1))
-        decision = run(child_pod(0), child_pod(1), text=text, recovery=recovery)
-        assert condition(decision, "Failed")[1] == "RestartBudgetExhausted"
-
-    def test_process_group_policy_fails_or_ignores_at_the_end(self) -> None:
-        pods = succeeded(0, **groups(ALONE)), succeeded(1, **groups(ALONE))
-        failed = run(*pods, jobs=[self.COMPLETE])
-        assert failed.status.phase == "Failed"
-        status, reason, message = condition(failed, "Failed")
-        assert (status, reason) == ("True", "NoProcessGroup")
-        assert message == "how the ranks train (the same in pods 0, 1)"
-        differs = [succeeded(index, **groups(SAME_DATA)) for index in (0, 1)]
-        assert run(*differs, jobs=[self.COMPLETE]).status.phase == "Succeeded"
-        ignored = run(*pods, jobs=[self.COMPLETE], processGroupPolicy="Ignore")
-        assert (ignored.status.phase, ignored.status.condition("TrainsAsOne")) == ("Succeeded", None)
-
-
-class TestCompletion:
-    """Did a job whose ranks have exited with 0 train to its end?"""
-
-    STEPS = {"step": 10.0}
-    SHORT = {"rank": 0, "step": 10.0, "total": 30.0}
-    TRACE = {"rank": 1, "step": 10.0, "exception": "ValueError: bad", "secondary": False, "processes": []}
-    LOST = {**SHORT, "exception": "RuntimeError: Connection closed by peer", "secondary": True}
-    LEFT = {"rank": 0, "processes": ["python train.py"]}
-    KEPT = {"rank": 1, "step": 10.0, "keeper": "thread uploader keeps its process alive"}
-    NAN = {**STEPS, "lostLossStep": 7.0}
-
-    @pytest.mark.parametrize(
-        ("words", "reason", "parts"),
-        [
-            (({"progress": {**STEPS, "totalSteps": 10.0}}, {}), "AllStepsMade", ["step 10 of 10"]),
-            (({"progress": STEPS}, {}), "TotalUnknown", []),
-            (({}, {}), "NoStep", ["without a visible step"]),
-            (({"progress": NAN}, {}), "LossNotFinite", ["the loss is nan since step 7", "last step was 10"]),
-            (({"progress": STEPS, "ends": [SHORT]}, {}), "EndedShort", ["rank 0", "at step 10 of 30"]),
-            (({"ends": [LEFT]}, {}), "ProcessesLeft", ["1 of its processes still ran: python train.py"]),
-            (({"progress": STEPS}, {"ends": [KEPT]}), "EndedByLauncher", ["rank 1 ended", "because thread uploader"]),
-            (({"ends": [SHORT]}, {"ends": [KEPT]}), "EndedShort", ["rank 0 ended", "so did 1 more"]),
-            (({"ends": [{**KEPT, **TRACE}]}, {}), "TracebackAtEnd", ["because thread uploader"]),
-            (({"ends": [LOST]}, {"ends": [TRACE]}), "TracebackAtEnd", ["rank 1", "ValueError: bad", "1 other rank"]),
-            (({"ends": [{**TRACE, "rank": 0}]}, {"ends": [TRACE]}), "TracebackAtEnd", ["rank 0", "so did 1 more rank"]),
-        ],
-    )  # fmt: skip
-    def test_end_of_the_ranks_is_condition(self, words: Any, reason: str, parts: list[str]) -> None:
-        decision = run(
-            *(succeeded(index, **own) for index, own in enumerate(words)), jobs=[child_job(conditions={"Complete": ""})]
-        )
-        status = decision.status
-        is_doubtful = reason not in ("AllStepsMade", "TotalUnknown")
-        assert (status.phase, status.reason) == ("Succeeded", reason if is_doubtful else "")
-        _, known, message = condition(decision, "TrainingComplete")
-        assert known == reason
-        assert all(part in message for part in parts), message
-        assert (reason in [event.reason for event in list_transition_events(STARTED, status)]) is is_doubtful
-        assert (Doubted(reason) in find_transitions(STARTED, status, NOW)) is is_doubtful
-
-    def test_job_that_hides_its_steps_is_not_doubted(self) -> None:
-        pods = succeeded(0), succeeded(1)
-        complete = child_job(conditions={"Complete": ""})
-        decision = run(*pods, jobs=[complete], metrics={"autoInstrument": False})
-        assert decision.status.reason == ""
 
 
 class TestSuccessPolicy:

@@ -17,7 +17,6 @@ from ddp_cli.local.folder import COLUMNS as OF_A_RUN
 from ddp_operator.api.cluster import Event
 from ddp_operator.api.kubeobjects import format_time
 from ddp_operator.api.status import (
-    ENDED_PHASES,
     CheckpointStatus,
     Condition,
     LastFailure,
@@ -31,12 +30,11 @@ from ddp_operator.api.status import (
 )
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.job_events import list_transition_events
+from ddp_operator.decide.purposes import PRODUCTIVE
 from ddp_operator.decide.transitions import Used, find_transitions
-from ddp_operator.decide.usage import PRODUCTIVE, WAITING
 from ddp_operator.decide.writes import COLUMNS, MAX_ROWS, extend_history, is_minor_change
-from tests.support.builders import NOW, child_job, child_pod, last_words, template, trainer
+from tests.support.builders import NOW
 from tests.support.decisions import present
-from tests.support.timeline import JobTimeline, pods, training
 
 
 def scheduled(message: str = "none placed", reason: str = c.WAITING_FOR_PODS, status: Any = "False") -> Condition:
@@ -226,63 +224,6 @@ def test_rows_are_bounded_and_ordered_by_time(gaps: list[float]) -> None:
     assert len(times) <= MAX_ROWS
     assert times == sorted(times)
     assert rows_of(status)[0]["step"] == "0"
-
-
-def test_usage_of_whole_job_sums_up() -> None:
-    life = JobTimeline()
-    assert life.later(0) == {}
-    assert life.later(100, *pods("Pending")) == {}, "no node, no GPU"
-    assert life.later(10, *pods("Pending", node="a")) == {PRODUCTIVE: 0, WAITING: 0}
-    assert life.later(20, *pods()) == {PRODUCTIVE: 0, WAITING: 160}
-    first = life.later(5, *pods(), text=training(1, 1))
-    assert first == {PRODUCTIVE: 0, WAITING: 200}
-    assert life.later(50, *pods(), text=training(101, 101)) == {PRODUCTIVE: 400, WAITING: 200}
-    words = last_words("CUDAError", progress={"step": 121.0})
-    crashed = [child_pod(0), child_pod(1, "Failed", code=82, message=words)]
-    assert life.later(10, *crashed, text=training(121, 121)) == {PRODUCTIVE: 480, WAITING: 200}
-    assert life.status.attempt == 2
-    assert life.later(30, *pods(attempt=2)) == {PRODUCTIVE: 480, WAITING: 200, "CUDAError": 120}
-    again = life.later(10, *pods(attempt=2), text=training(122, 1))
-    assert again == {PRODUCTIVE: 480, WAITING: 200, "CUDAError": 200}
-    done = life.later(10, *pods("Succeeded", attempt=2), jobs=[child_job(2, conditions={"Complete": ""})])
-    assert done == {PRODUCTIVE: 560, WAITING: 200, "CUDAError": 200}
-    usage = present(life.status.usage)
-    assert life.status.phase in ENDED_PHASES
-    assert (usage.gpus, usage.gpu_seconds) == (0, sum(done.values()))
-    assert life.later(1000, *pods("Succeeded", attempt=2)) == done
-
-
-def test_steps_that_are_repeated_are_lost() -> None:
-    life = JobTimeline()
-    life.later(0)
-    life.later(0, *pods())
-    life.later(0, *pods(), text=training(1, 1))
-    two_a_second = {"step_seconds": 50.5}
-    assert life.later(50, *pods(), text=training(101, 101, **two_a_second))[PRODUCTIVE] == 400
-    words = last_words("CUDAError", progress={"step": 101.0})
-    life.later(0, *pods("Failed", code=82, message=words))
-    assert life.later(0, *pods(attempt=2))[PRODUCTIVE] == 400
-    after = life.later(10, *pods(attempt=2), text=training(62, 1))
-    # 40 steps at two a second on eight GPUs, beside the ten seconds without a step.
-    assert after == {PRODUCTIVE: 400 - 160, WAITING: 0, "CUDAError": 80 + 160}
-
-
-@pytest.mark.parametrize("resources", [{}, {"limits": {"cpu": "4"}}])
-def test_job_without_gpus_has_no_usage(resources: Any) -> None:
-    life = JobTimeline(template=template(trainer(resources=resources)))
-    life.later(0)
-    assert life.later(10, *pods()) == {}
-    assert life.status.usage is None
-
-
-def test_usage_alone_causes_no_write() -> None:
-    life = JobTimeline()
-    life.later(0)
-    life.later(0, *pods())
-    before = life.status
-    life.later(3600, *pods())
-    assert life.status == before
-    assert life.later(0, *pods(), text=training(1, 1))[WAITING] == 8 * 3600
 
 
 def test_usage_change_is_minor_and_counted_once() -> None:

@@ -450,7 +450,6 @@ class TestFaults:
     @pytest.mark.parametrize(
         ("place", "view"),
         [
-            ("ddp_operator.decide.decide.account", "usage"),
             ("ddp_operator.decide.describe._record_page", "measurements"),
             ("ddp_operator.decide.report.build_progress", "progress"),
             ("ddp_operator.reconcile.reconciler.extend_history", "history"),

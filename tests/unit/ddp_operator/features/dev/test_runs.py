@@ -12,16 +12,14 @@ import pytest
 from msgspec.structs import replace
 
 from ddp_operator.api.parse import parse_status
-from ddp_operator.api.status import DevStatus, History, Progress, RestartCounts, Status, Usage
+from ddp_operator.api.status import DevStatus, History, Progress, RestartCounts, Status
 from ddp_operator.decide.conditions import find_reason
 from ddp_operator.decide.converge import compute_scrape_interval
+from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.job_events import list_transition_events
 from ddp_operator.decide.state import Decision
-from ddp_operator.decide.usage import find_purpose
-from ddp_operator.features.dev import record
+from ddp_operator.features.dev import FEATURE
 from ddp_pod.contract.failure_table import CATEGORIES
-from ddp_pod.contract.group_facts import ALONE, GroupFacts
-from ddp_pod.contract.records import to_json
 from tests.support.builders import NOW, Json, child_job, child_pod, last_words, page
 from tests.support.decisions import RUNNING, STARTED, present, read_condition, read_state
 from tests.support.decisions import run_pass as run_pass_of_kernel
@@ -29,8 +27,7 @@ from tests.support.observing import Answers, Look
 
 BEGAN = NOW.timestamp()
 OOM = {"category": "OOM", "podIndex": 1, "rank": 1, "message": "CUDA out of memory", "time": BEGAN + 1}
-run_pass = partial(run_pass_of_kernel, record=record)
-TOGETHER = {"state": "Separate", "message": "two groups"}
+run_pass = partial(run_pass_of_kernel, hooks=Hooks((FEATURE,)))
 
 
 def report(run: int = 1, result: str = "", *, held: bool | None = None, **values: Any) -> str:
@@ -83,30 +80,20 @@ class TestHeld:
         [
             ("", {}),
             ("", {"page_requested": True, "page_lost_since": NOW}),
-            (report(1, "Succeeded", stalled=900.0, heartbeat_age=900.0, groups=TOGETHER), {}),
+            (report(1, "Succeeded", stalled=900.0, heartbeat_age=900.0), {}),
         ],
-        ids=["no page is due", "page is lost", "stale stall and groups"],
+        ids=["no page is due", "page is lost", "stale stall"],
     )
     def test_held_job_neither_stalls_nor_ends(self, text: str, observed: Any) -> None:
         status = follow(report(1), report(1, "Succeeded"))
-        strict = {"processGroupPolicy": "Fail", "recovery": {"replicaMismatch": "Restart"}}
-        decision = run_pass(*RUNNING, status=status, text=text, observed=observed, seconds=900, dev={}, **strict)
+        decision = run_pass(*RUNNING, status=status, text=text, observed=observed, seconds=900, dev={})
         assert (decision.status.phase, decision.status.attempt) == ("Held", 1)
-        assert decision.status.condition("TrainsAsOne") is None
         assert read_dev(decision.status) == read_dev(status)
 
     def test_deadline_ends_held_job(self) -> None:
         status = follow(report(1), report(1, "Succeeded"))
         decision = run_pass(*RUNNING, status=status, seconds=100, dev={}, activeDeadlineSeconds=50)
         assert (decision.status.phase, read_dev(decision.status).release_time) == ("Failed", None)
-
-    def test_gpus_of_held_pods_are_lost_to_hold(self) -> None:
-        held = follow(report(1), report(1, "Succeeded"))
-        assert find_purpose(held) == "Held"
-        assert find_purpose(follow(report(1))) == "Productive"
-        used = replace(held, usage=Usage(gpus=2)).remember(usage_time=NOW)
-        usage = present(run_pass(*RUNNING, status=used, text=report(2), seconds=30, dev={}).status.usage)
-        assert [(item.cause, item.gpu_seconds) for item in usage.lost] == [("Held", 60)]
 
     def test_hold_is_one_event(self) -> None:
         trained = follow(report(1))
@@ -332,10 +319,3 @@ async def test_only_pods_of_job_with_spec_dev_report_runs(spec: dict[str, Any], 
     observed = present((await look.at(child_pod(0), child_pod(1), seconds=60, spec=spec)).page)
     assert (observed.dev.run if observed.dev else None) == run
     assert observed.is_held is (run is not None)
-
-
-def test_run_whose_ranks_train_apart_only_reports() -> None:
-    apart = last_words(groups=to_json(GroupFacts(ALONE, 2, "how the ranks train")))
-    ends = [child_pod(index, "Succeeded", message=apart) for index in (0, 1)]
-    reported = run_pass(*ends, jobs=[child_job(conditions={"Complete": ""})], dev={})
-    assert (reported.status.phase, read_state(reported, "TrainsAsOne")[0]) == ("Succeeded", "False")

@@ -8,6 +8,7 @@ from ddp_operator.api.constants import ANNOTATION_SPEC
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.status import Condition, InputStatus, Status
 from ddp_operator.decide.decide import decide
+from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.state import Decision, DeleteJob, EnsureChildren, FailPod, Observation
 from ddp_operator.decide.views import NodeView
 from ddp_operator.features.inputs import FEATURE, read_inputs
@@ -29,7 +30,7 @@ def fetch_job(typed: DDPTrainingJob, **changes: object) -> Json:
 def choose(typed: DDPTrainingJob, seen: Observation) -> Decision:
     """Return the decision with the hook of this feature."""
     assert FEATURE.prepare is not None
-    return decide(typed, seen, NOW, prepare=FEATURE.prepare)
+    return decide(typed, seen, NOW, hooks=Hooks((FEATURE,)).observe(typed, {}))
 
 
 def fetched() -> Status:

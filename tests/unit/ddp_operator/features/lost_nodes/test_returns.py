@@ -8,6 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from ddp_operator.api.status import LastFailure, Status
+from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.state import State, Suspicion
 from ddp_operator.features.lost_nodes import FEATURE
 from ddp_operator.features.lost_nodes.evidence import LeaseAge
@@ -52,9 +53,9 @@ def test_return_reaches_the_status_of_a_pass() -> None:
     found = {"train-1-1-x": Suspicion(NOW, "node a has restarted", is_lost=False)}
     failure = LastFailure(attempt=1, category="NodeLost", pod="train-1-1-x", message="it is lost")
     status = replace(STARTED, last_failure=failure)
-    record = FEATURE.record
-    assert record is not None
-    decision = run_pass(child_pod(0), child_pod(1), status=status, observed={"suspicions": found}, record=record)
+    decision = run_pass(
+        child_pod(0), child_pod(1), status=status, observed={"suspicions": found}, hooks=Hooks((FEATURE,))
+    )
     assert present(decision.status.last_failure).message == "it is lost; node a has restarted"
 
 

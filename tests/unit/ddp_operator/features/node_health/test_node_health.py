@@ -5,12 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ddp_operator.api.cluster import Key
 from ddp_operator.api.cluster_errors import Refused
+from ddp_operator.api.kubeobjects import count_pod_gpus
+from ddp_operator.api.status import Status, Usage
 from ddp_operator.decide import conditions as c
-from ddp_operator.decide.hooks import Hooks
+from ddp_operator.decide.hooks import Feature, Hooks
 from ddp_operator.decide.losses import LOOK_SECONDS, MOST_NODES
+from ddp_operator.decide.state import State
 from ddp_operator.decide.transitions import NodeFailed
 from ddp_operator.features import node_health
 from ddp_operator.features.node_health import judge_node, wants_nodes
@@ -20,6 +24,15 @@ from tests.support.decisions import present
 from tests.support.fake_cluster import ReconcilerHarness
 
 HOOKS = Hooks((node_health.FEATURE,))
+
+
+def hold_gpus(state: State, status: Status) -> Status:
+    """Count the GPUs of a pod, as another feature does."""
+    gpus = count_pod_gpus(state.spec.template.spec)
+    return replace(status, usage=Usage(gpus=gpus)) if gpus else status
+
+
+COUNTING = Hooks((node_health.FEATURE, Feature("counting", "stable", "x.md", account=hold_gpus)))
 XID = {"type": "XidCriticalError", "status": "True", "message": "GPU 3: XID 79"}
 WELL = {"type": "Ready", "status": "True"}
 
@@ -148,7 +161,7 @@ async def test_nodes_are_read_in_turn_and_only_if_configured() -> None:
 async def test_node_is_reported_once_by_jobs_with_gpus_of_two_namespaces(
     namespaces: tuple[str, ...], gpus: int, counted: int, events: int
 ) -> None:
-    harness = ReconcilerHarness(hooks=HOOKS, recovery=health())
+    harness = ReconcilerHarness(hooks=COUNTING, recovery=health())
     reports: list[Any] = []
     harness.cluster.on_event = lambda about, event: reports.append((about["kind"], about["metadata"]["name"], event))
     limits = {"resources": {"limits": {"nvidia.com/gpu": str(gpus)}}} if gpus else {}

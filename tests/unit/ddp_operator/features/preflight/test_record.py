@@ -14,14 +14,13 @@ from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.views import Pods
 from ddp_operator.features.preflight import FEATURE, build_preflight
 from ddp_operator.reading.pages import decode_report
-from tests.support.builders import child_pod, decode, job, page
+from tests.support.builders import child_pod, decode, page
 from tests.support.decisions import RUNNING, STARTED, present, run_pass
 
 
 def run(*pods: Any, text: str, status: Status = STARTED) -> Status:
     """Return the status after a pass with the report of pod 0."""
-    record = Hooks((FEATURE,)).observe(job(), {}).record
-    return run_pass(*pods, text=text, status=status, record=record).status
+    return run_pass(*pods, text=text, status=status, hooks=Hooks((FEATURE,))).status
 
 
 def test_measurements_are_kept_for_attempt() -> None:

@@ -46,7 +46,7 @@ def run(
         began = began or Stall(stalled_since(result, now), ranks or {})
         reading = StallReading(stall=dataclasses.replace(began, places=stalled))
     seen = observe(typed, jobs, pods, result, observed={"stalls": reading})
-    return decide(typed, seen, now, explain=HOOKS.observe(typed, {}).explain)
+    return decide(typed, seen, now, hooks=HOOKS.observe(typed, {}))
 
 
 def progressing(decision: Decision) -> tuple[str, str, str]:

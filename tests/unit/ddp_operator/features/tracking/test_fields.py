@@ -47,9 +47,8 @@ def test_url_with_password_is_refused(tracking: dict[str, Any], field: str) -> N
 
 
 def test_status_has_run_and_its_links() -> None:
-    record = Hooks((FEATURE,)).observe(job(), {}).record
     text = page(phase="Running", step=3, runs=[{"tracker": "W&B", "url": "https://w/run"}])
-    tracked = run_pass(*RUNNING, text=text, record=record, tracking={"wandb": {}}).status.tracking
+    tracked = run_pass(*RUNNING, text=text, hooks=Hooks((FEATURE,)), tracking={"wandb": {}}).status.tracking
     assert isinstance(tracked, TrackingStatus)
     assert (tracked.run_id, tracked.links) == (f"train-{UID[:8]}", ("https://w/run",))
-    assert run_pass(*RUNNING, text=text, record=record).status.tracking is None
+    assert run_pass(*RUNNING, text=text, hooks=Hooks((FEATURE,))).status.tracking is None

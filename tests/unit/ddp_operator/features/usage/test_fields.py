@@ -1,6 +1,6 @@
 """``spec.idle``: its bounds, and when it may change."""
 
-from ddp_operator.features.idle import FEATURE
+from ddp_operator.features.usage import FEATURE
 from tests.support.fields import check_fields, list_fixed
 
 

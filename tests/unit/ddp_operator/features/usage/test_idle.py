@@ -12,7 +12,7 @@ from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import Fact, set_conditions
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.state import Observation, State, SuspendResource
-from ddp_operator.features import idle as feature
+from ddp_operator.features import usage as feature
 from tests.support.builders import NOW, child_pod, job, page
 from tests.support.decisions import present
 from tests.support.timeline import JobTimeline, pods, training

@@ -5,7 +5,7 @@ the purpose changes only with a write, so there is one purpose between two write
 """
 
 from collections.abc import Mapping
-from typing import Any, Final
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -13,12 +13,10 @@ from ddp_operator.api.kubeobjects import count_pod_gpus, find_trainer, truncate
 from ddp_operator.api.spec import Spec
 from ddp_operator.api.status import ENDED_PHASES, LostUsage, Status, Usage
 from ddp_operator.decide import conditions as c
+from ddp_operator.decide.purposes import PRODUCTIVE, WAITING
 from ddp_operator.decide.report import read_rate
 from ddp_operator.decide.state import State
 from ddp_pod.contract.failure_table import UNKNOWN
-
-PRODUCTIVE: Final = "Productive"
-WAITING: Final = "Waiting"
 
 
 def account(state: State, status: Status) -> Status:
@@ -100,11 +98,3 @@ def _add_seconds(usage: Usage, purpose: str, seconds: int) -> Usage:
     lost = {item.cause: item.gpu_seconds for item in usage.lost}
     lost[purpose] = lost.get(purpose, 0) + seconds
     return replace(usage, lost=tuple(LostUsage(cause=cause, gpu_seconds=total) for cause, total in lost.items()))
-
-
-def list_purposes(usage: Usage | None) -> dict[str, int]:
-    """Return the GPU-seconds by purpose: Productive, Waiting and the causes of losses."""
-    if usage is None:
-        return {}
-    lost = {item.cause: item.gpu_seconds for item in usage.lost}
-    return {PRODUCTIVE: usage.productive, WAITING: usage.waiting, **lost}

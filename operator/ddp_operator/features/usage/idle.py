@@ -9,7 +9,6 @@ from ddp_operator.api.rule_builders import YEAR, require_between
 from ddp_operator.api.schema import Limit, OwnFields
 from ddp_operator.api.spec import SpecFields
 from ddp_operator.decide.conditions import Fact, is_finished
-from ddp_operator.decide.hooks import Feature
 from ddp_operator.decide.state import Remark, State, SuspendResource
 
 IDLE: Final = "Idle"
@@ -41,7 +40,7 @@ class IdleFields(SpecFields, frozen=True, kw_only=True):
 
 
 FIELDS: Final = OwnFields(
-    "idle",
+    "usage",
     IdleFields,
     rules=(require_between("spec.idle.minutes", 1, YEAR // 60, "remove idle to allow idle GPUs"),),
     fixed_once="ended",
@@ -102,8 +101,3 @@ def _must_suspend(state: State) -> bool:
         return False
     seconds = _compute_seconds_left(state)
     return seconds is not None and seconds <= 0
-
-
-FEATURE: Final = Feature(
-    FIELDS.feature, maturity="beta", page="api.md", fields=FIELDS, conditions={IDLE: "False"}, review=review
-)
