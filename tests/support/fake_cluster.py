@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from datetime import datetime, timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from ddp_operator.api.cluster import Event, Key, Object, Snapshot
 from ddp_operator.api.cluster_errors import ClusterError, Refused
 from ddp_operator.api.status import Condition, Status
 from ddp_operator.decide.hooks import Hooks
+from ddp_operator.decide.job_events import report_changes
 from ddp_operator.decide.transitions import Transition
 from ddp_operator.features import SCHEMA
 from ddp_operator.manager.reports import StatusReports
@@ -171,7 +173,10 @@ class ReconcilerHarness:
             cluster or self.cluster,
             clock=self.clock,
             hooks=self.hooks,
-            on_written=StatusReports(lambda _, transition: self.transitions.append(transition)).on_written,
+            followers=(
+                partial(report_changes, self.hooks.conditions),
+                StatusReports(lambda _, transition: self.transitions.append(transition)).follow,
+            ),
         )
         return self.reconciler
 

@@ -36,6 +36,7 @@ from ddp_operator.api.status import ENDED_PHASES, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempts import fail
 from ddp_operator.decide.hooks import Hooks
+from ddp_operator.decide.job_events import report_changes
 from ddp_operator.decide.refusals import exclusive_claim, explain_use
 from ddp_operator.decide.report import Page, apply_progress, build_progress, drop_pace
 from ddp_operator.decide.state import Observation, State
@@ -160,7 +161,11 @@ class Run:
         try:
             self._add_objects()
             self._print_plan()
-            reconciler = Reconciler(self._cluster, progress_interval=_PROGRESS_SECONDS, hooks=Hooks(FEATURES))
+            hooks = Hooks(FEATURES)
+            report = partial(report_changes, hooks.conditions)
+            reconciler = Reconciler(
+                self._cluster, progress_interval=_PROGRESS_SECONDS, hooks=hooks, followers=(report,)
+            )
             wait = await self._pass(reconciler)
             self._folder.announce()
             # The pods are starting; slow work, such as importing Rich, no longer delays them.

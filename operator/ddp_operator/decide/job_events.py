@@ -1,10 +1,11 @@
 """The Events about a job, from one status to the next. Pure: a repeated pass has equal statuses, and no Event."""
 
 from collections.abc import Iterator, Mapping
+from datetime import datetime
 from types import MappingProxyType
 from typing import Final, Literal
 
-from ddp_operator.api.cluster import Event
+from ddp_operator.api.cluster import Event, Object
 from ddp_operator.api.status import Condition, ConditionStatus, LastFailure, Status
 from ddp_operator.decide import conditions as c
 from ddp_operator.decide.failures import describe_failure, describe_restart
@@ -27,6 +28,13 @@ _SILENCE_EVENTS: Final[Mapping[str, Literal["Normal", "Warning"]]] = {
     c.WAITING_FOR_PEERS: "Normal",
 }
 """Reasons of Progressing of which each new one is an Event."""
+
+
+def report_changes(
+    features: Mapping[str, ConditionStatus], resource: Object, old: Status, new: Status, now: datetime
+) -> list[tuple[Object, Event]]:
+    """Return the Events about a job whose status was written."""
+    return [(resource, event) for event in list_transition_events(old, new, features)]
 
 
 def list_transition_events(

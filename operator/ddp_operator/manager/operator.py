@@ -15,6 +15,7 @@ from ddp_operator.api.cluster import Key
 from ddp_operator.api.constants import KIND
 from ddp_operator.api.errors import InvalidManifest
 from ddp_operator.decide.hooks import Feature, Hooks, build_schema
+from ddp_operator.decide.job_events import report_changes
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.children import CHILD_KINDS, key_of
 from ddp_operator.kube.client import ApiClient
@@ -92,7 +93,7 @@ class Operator:
             self.cluster,
             progress_interval=settings.progress_interval,
             hooks=hooks,
-            on_written=StatusReports(self.metrics.on_transition).on_written,
+            followers=(partial(report_changes, hooks.conditions), StatusReports(self.metrics.on_transition).follow),
         )
         self.queue: WorkQueue[Key] = WorkQueue(
             self._reconcile,

@@ -34,11 +34,13 @@ class StatusReports:
         self._on_transition = on_transition
         self._node_reports = NodeReports()
 
-    def on_written(self, resource: Object, old: Status, new: Status, now: datetime) -> list[tuple[Object, Event]]:
+    def follow(self, resource: Object, old: Status, new: Status, now: datetime) -> list[tuple[Object, Event]]:
         """Count the transitions of a written status, and log the end of a job. Returns Events about nodes."""
         metadata = resource["metadata"]
         namespace = str(metadata["namespace"])
-        transitions = find_transitions(old, new, now)
+        transitions: tuple[Transition, ...] = ()
+        with contain("transitions", f"{namespace}/{metadata['name']}"):
+            transitions = find_transitions(old, new, now)
         for transition in transitions:
             with contain("metrics", f"{namespace}/{metadata['name']}"):
                 self._on_transition(namespace, transition)

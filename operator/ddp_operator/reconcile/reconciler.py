@@ -28,7 +28,6 @@ from ddp_operator.decide import conditions as c
 from ddp_operator.decide.conditions import is_finished
 from ddp_operator.decide.decide import decide
 from ddp_operator.decide.hooks import Hooks
-from ddp_operator.decide.job_events import list_transition_events
 from ddp_operator.decide.refusals import (
     describe_refused_status,
     report_refused,
@@ -59,10 +58,10 @@ _AFTER_UNREADABLE = 300.0
 _AFTER_MISSING_OBJECT = 10.0
 
 
-OnWritten = Callable[[Object, Status, Status, datetime], Sequence[tuple[Object, Event]]]
+Follow = Callable[[Object, Status, Status, datetime], Sequence[tuple[Object, Event]]]
 """Follows a written status: takes the resource, the status before and the new one.
 
-Returns further Events, each with the object that it is about.
+Returns Events, each with the object that it is about.
 """
 
 
@@ -102,7 +101,7 @@ class Reconciler:
         clock: Callable[[], datetime] = utc_now,
         progress_interval: float = 10.0,
         hooks: Hooks | None = None,
-        on_written: OnWritten | None = None,
+        followers: Sequence[Follow] = (),
     ) -> None:
         self._cluster = cluster
         self._clock = clock
@@ -111,7 +110,7 @@ class Reconciler:
         self._hooks = hooks or Hooks()
         self._observer = Observer(cluster, clock, self._turns, progress_interval, self._hooks)
         self._executor = Executor(cluster, clock, self._turns, self._hooks)
-        self._on_written = on_written
+        self._followers = followers
         self._memory: defaultdict[Key, Memory] = defaultdict(Memory)
 
     async def reconcile(self, key: Key) -> float | None:
@@ -319,17 +318,11 @@ class Reconciler:
 
     async def _publish(self, current: CurrentPass, old: Status, new: Status, now: datetime) -> None:
         """Tell who follows written statuses, and emit the Events of the change. A failed call loses Events only."""
-        subject = str(current.key)
-        further: Sequence[tuple[Object, Event]] = ()
-        if self._on_written is not None:
-            with contain("transitions", subject):
-                further = self._on_written(current.resource, old, new, now)
         self._hooks.note_status(current.snapshot, old, new, now)
-        with suppress(ClusterError), contain("Events", subject):
-            for event in list_transition_events(old, new, self._hooks.conditions):
-                await self._cluster.emit(current.resource, event)
-            for about, event in further:
-                await self._cluster.emit(about, event)
+        for follow in self._followers:
+            with suppress(ClusterError), contain("Events", str(current.key)):
+                for about, event in follow(current.resource, old, new, now):
+                    await self._cluster.emit(about, event)
 
     async def _patch_status(self, current: CurrentPass, old: Status, new: Status) -> None:
         """Write a status. If the API server refuses it, write it shortened, otherwise report the refusal.

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from datetime import datetime
+from functools import partial
 from typing import Any, Literal, Protocol
 
 import kopf
 
 from ddp_operator.api.cluster import Event, Key, Object
+from ddp_operator.decide.job_events import report_changes
 from ddp_operator.kube.cache import ObjectCache
 from ddp_operator.kube.client import ApiClient
 from ddp_operator.kube.cluster import KubeCluster
@@ -51,7 +53,8 @@ class Process:
         self.store = ObjectCache()
         self.client = _Client(simulation, self)
         self.cluster = _Cluster(simulation, self)
-        self.reconciler = Reconciler(self.cluster, clock=simulation.clock)
+        followers = (partial(report_changes, {}),)
+        self.reconciler = Reconciler(self.cluster, clock=simulation.clock, followers=followers)
         self.sync = _Synchroniser(
             self.client, self.store, namespaces=(), interval=1e9, on_change=lambda key: simulation.want(key, of=self)
         )

@@ -454,7 +454,7 @@ class TestFaults:
             ("ddp_operator.decide.report.build_progress", "progress"),
             ("ddp_operator.reconcile.reconciler.extend_history", "history"),
             ("ddp_operator.manager.reports.find_transitions", "transitions"),
-            ("ddp_operator.reconcile.reconciler.list_transition_events", "Events"),
+            ("ddp_operator.decide.job_events.list_transition_events", "Events"),
             ("ddp_operator.reading.pages.RateMeter.measure", "rates"),
         ],
     )
