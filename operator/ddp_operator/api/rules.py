@@ -219,9 +219,6 @@ RULES: tuple[CelRule, ...] = (
         for name in ("secretRef", "keep")
     ),
     require_between("spec.checkpoint.keep", 1, 1000, "leave it out to keep 3 snapshots"),
-    require_between(
-        "spec.checkpoint.memory.interval", 1, 1_000_000, "leave it out for an interval that fits the step time"
-    ),
     require_between("spec.checkpoint.graceSeconds", 0, YEAR, "with 0 pods are killed at once"),
     CelRule(
         "spec.code",

@@ -95,7 +95,8 @@ class PodAddition:
     ``defaults``: variables that the template may set. ``secrets``: names of Secrets whose keys become variables, before
     the template's sources, which take precedence. ``volumes`` of the pod, ``mounts`` of the training container.
     ``init_containers``: run before those of the template, and mount the launcher. ``labels`` and ``annotations`` of the
-    pod, and ``fields`` of its spec that the template does not set.
+    pod, and ``fields`` of its spec that the template does not set. ``shared_memory``: the size of /dev/shm as a
+    quantity, unless the job sets it.
     """
 
     variables: Mapping[str, str] = field(default_factory=dict)
@@ -107,6 +108,7 @@ class PodAddition:
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     fields: Mapping[str, Any] = field(default_factory=dict)
+    shared_memory: str | None = None
 
 
 class ChildBody(NamedTuple):

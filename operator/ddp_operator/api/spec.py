@@ -138,22 +138,6 @@ class Watchdog(SpecFields, frozen=True, kw_only=True):
     ] = "Restart"
 
 
-class CheckpointMemory(SpecFields, frozen=True, kw_only=True):
-    """Copies of the training state in the pods' shared memory, for scripts that use ``MemoryCheckpoint``."""
-
-    enabled: Annotated[
-        bool | None,
-        Meta(
-            description="False: no copies. True: /dev/shm gets half of the container's memory limit, unless "
-            "shm.sizeLimit is set. Unset: copies are made where they fit."
-        ),
-    ] = None
-    interval: Annotated[
-        int | None,
-        Meta(description="Steps between two copies. Unset: so many that copies take at most 1 % of the training time."),
-    ] = None
-
-
 class Checkpoint(SpecFields, frozen=True, kw_only=True):
     """Where the training script keeps its checkpoints."""
 
@@ -188,10 +172,6 @@ class Checkpoint(SpecFields, frozen=True, kw_only=True):
         ),
     ] = None
     grace_seconds: Annotated[int, Meta(description="Seconds after SIGTERM for a pod to save a checkpoint.")] = 120
-    memory: Annotated[
-        CheckpointMemory | None,
-        Meta(description="Copies in memory, with which a lost rank or pod costs no step (docs/checkpoints.md)."),
-    ] = None
 
 
 class Code(SpecFields, frozen=True, kw_only=True):

@@ -12,13 +12,9 @@ from typing import Any
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.job import CRASH_LOOP_FAILURES, DDPTrainingJob, inherited_labels
-from ddp_operator.api.kubeobjects import find_limits, parse_quantity
+from ddp_operator.api.kubeobjects import parse_quantity
 from ddp_operator.api.schema import PodAddition, call_if_asked
 from ddp_operator.api.spec import Checkpoint, Code
-from ddp_operator.manifests.environment import (
-    build_memory_environment,
-    find_shm_limit,
-)
 from ddp_operator.manifests.scheduling import add_scheduling
 from ddp_operator.manifests.template import MAX_TEXT, ResolvedTemplate, measure_variable
 from ddp_pod.contract.plan import (
@@ -266,7 +262,6 @@ def _build_environment(
         # Kubernetes expands $(NAME) and $$ in a variable's value.
         constants.ENV_LAUNCHER_CONFIG: encode_plan(plan).replace("$", "$$"),
     }
-    env |= build_memory_environment(job, attempt)
     if spec.checkpoint:
         env[constants.ENV_CHECKPOINT_DIR] = spec.checkpoint.path
     return env
@@ -309,7 +304,8 @@ def _add_volumes(
     mounts.append(_launcher_mount())
     if "/dev/shm" not in mounted:
         shared_memory = {"medium": "Memory"}
-        size_limit = find_shm_limit(job.spec, find_limits(pod, trainer))
+        sizes = (job.spec.shm.size_limit, *(addition.shared_memory for addition in additions))
+        size_limit = next(filter(None, sizes), None)
         if size_limit:
             shared_memory["sizeLimit"] = size_limit
         volumes.append({"name": constants.SHM_VOLUME, "emptyDir": shared_memory})

@@ -18,7 +18,6 @@ from ddp_operator.api.kubeobjects import count_gpus, find_limits, parse_quantity
 from ddp_operator.api.pod_fields import find_unknown_fields
 from ddp_operator.api.schema import Check, call_if_asked
 from ddp_operator.api.spec import Spec
-from ddp_operator.manifests.environment import check_memory
 from ddp_operator.manifests.torchrun import InvalidCommand, UserCommand, split_user_command
 from ddp_pod.contract.credentials import has_credentials
 from ddp_pod.contract.log_patterns import compile_log_pattern
@@ -80,7 +79,6 @@ def resolve_template(job: DDPTrainingJob) -> ResolvedTemplate:
         errors += check_url("spec.checkpoint.url", spec.checkpoint.url, "spec.checkpoint.secretRef")
     errors += check_owned_fields(job, pod, trainer)
     limits = find_limits(pod, trainer)
-    errors += check_memory(spec, limits)
     nproc = _resolve_nproc(trainer, limits, path, job)
     if isinstance(nproc, FieldError):
         errors.append(nproc)

@@ -53,7 +53,6 @@ BAD: dict[str, tuple[Any, ...]] = {
     "spec.watchdog.checkpointSeconds": (0, 2**70),
     "spec.checkpoint.path": ("ckpt", "", "./c"),
     "spec.checkpoint.graceSeconds": (-1, YEAR + 1),
-    "spec.checkpoint.memory.interval": (0, 1_000_001),
     "spec.checkpoint.url": ("bucket/prefix", "memory://x", "https://x/y", "s3://", "s3://a b"),
     "spec.checkpoint.keep": (0, 1001, 3),
     "spec.checkpoint.secretRef": ({"name": "bucket"},),
@@ -96,7 +95,6 @@ GOOD: dict[str, tuple[Any, ...]] = {
     "spec.recovery.nonRetryableExitCodes": ([], [1], [255, 1]),
     "spec.checkpoint.path": ("/", "/c/d"),
     "spec.checkpoint.graceSeconds": (0, YEAR),
-    "spec.checkpoint.memory.interval": (1, 1_000_000),
     "spec.checkpoint.url": ("s3://bucket/prefix", "file://data", "gs://b"),
     "spec.checkpoint": (STORE | {"keep": 1000, "secretRef": {"name": "bucket"}},),
     "spec.code": (

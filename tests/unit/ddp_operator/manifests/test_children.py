@@ -410,12 +410,12 @@ class TestPodOfAttempt:
         }
         ours = {value for name, value in vars(constants).items() if name.startswith("ENV_")}
         expected = ours - of_local_pods - of_workers - {constants.ENV_COMPLETION_INDEX, constants.ENV_INPUTS}
-        expected -= {constants.ENV_TRACKING_RUN}  # of a feature
+        # Those of features:
+        expected -= {constants.ENV_TRACKING_RUN, constants.ENV_MEMORY_DIR, constants.ENV_MEMORY_INTERVAL}
         limits = {"limits": {"cpu": "1"}}
         patterns = {"logPatterns": ["(?P<step>.)"], "epochs": 2}
         made = template(trainer(resources=limits))
-        checkpoint = {"path": "/c", "memory": {"interval": 3}}
-        env = env_of(checkpoint=checkpoint, metrics=patterns, template=made)
+        env = env_of(checkpoint={"path": "/c"}, metrics=patterns, template=made)
         assert expected <= set(env)
         assert all(isinstance(value, str) for name, value in env.items() if name != constants.ENV_POD_IP)
 
