@@ -16,11 +16,11 @@ from ddp_operator.api.documents import load_documents
 from ddp_operator.api.errors import FieldError, InvalidManifest, check_strings, unknown_member
 from ddp_operator.api.faults import name_object
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.parse import as_stored, parse_resource
 from ddp_operator.api.schema import Schema, call_owner
 from ddp_operator.api.size import refuse_oversize
 from ddp_operator.api.status import Profile
 from ddp_operator.api.structural import document_of
+from ddp_operator.api.written import as_stored, parse_written
 
 _TOP_LEVEL = ("apiVersion", "kind", "metadata", "spec", "status")
 # Members of Kubernetes' ObjectMeta; those that users write come first.
@@ -85,7 +85,7 @@ def parse_manifest(
     own = as_stored(raw.get("spec"), document_of(schema.spec))
     profile = find_values(raw, schema, find_among(others, profiles))
     completed = own if profile is None else schema.complete(dict(raw) | {"spec": own}, profile)
-    job = parse_resource(dict(raw) | {"spec": completed}, schema)
+    job = parse_written(dict(raw) | {"spec": completed}, schema)
     spec = msgspec.json.decode(msgspec.json.encode(job.spec))
 
     from ddp_operator.api.cel import check_rules  # needs cel-expr-python, which the operator's image does not have

@@ -7,9 +7,9 @@ import msgspec
 
 from ddp_operator.api.constants import JOB_DEFAULTS
 from ddp_operator.api.errors import InvalidManifest, unknown_member
-from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.schema import Schema
 from ddp_operator.api.status import Profile
+from ddp_operator.api.written import parse_written
 from ddp_operator.features.profiles.values import read_profile
 from ddp_operator.manifests.template import check_owned_fields
 
@@ -22,7 +22,7 @@ def read_job_defaults(settings: Mapping[str, Any], schema: Schema) -> Profile | 
     names = ("securityProfile", *schema.with_defaults)
     errors = [unknown_member(name, "", names) for name in settings if name not in names]
     written = {name: value for name, value in settings.items() if value != {}}  # the chart has {} for an unset one
-    job = parse_resource({"metadata": {}, "spec": {"template": {"spec": {}}, **written}}, schema)
+    job = parse_written({"metadata": {}, "spec": {"template": {"spec": {}}, **written}}, schema)
     errors += check_owned_fields(job, {}, {})
     if errors:
         raise InvalidManifest(errors)

@@ -15,6 +15,7 @@ from ddp_operator.api.parse import parse_resource
 from ddp_operator.api.rule_builders import require
 from ddp_operator.api.schema import KERNEL, OwnFields, Schema
 from ddp_operator.api.spec import Recovery, SpecFields
+from ddp_operator.api.written import parse_written
 from ddp_operator.manifests.template import resolve_template
 from tests.support.builders import resource
 from tests.support.decisions import present
@@ -86,8 +87,10 @@ def test_unset_part_is_empty() -> None:
 )
 def test_wrong_value_is_refused_as_those_of_kernel(spec: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidManifest) as error:
-        parse_resource(resource(**spec), SCHEMA)
+        parse_written(resource(**spec), SCHEMA)
     assert words in str(error.value)
+    with pytest.raises(InvalidManifest, match=r"^spec"):
+        parse_resource(resource(**spec), SCHEMA)
 
 
 @pytest.mark.parametrize("spec", [{"soup": {"salt": 1}}, {"recovery": {"spoon": "Large"}}, {"checkpoint": CHECKPOINT}])
