@@ -12,9 +12,9 @@ import kubernetes_validate
 import pytest
 import yaml
 
+from ddp_cli.client.validation import is_of_kubernetes
 from ddp_operator.api.crd import build_crd
 from ddp_operator.api.job_file import parse_manifest
-from ddp_operator.api.kubeobjects import is_of_kubernetes
 from ddp_operator.api.parse import parse_resource
 from ddp_operator.features import SCHEMA
 from ddp_operator.manifests.children import build_children, load_launcher

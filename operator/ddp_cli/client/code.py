@@ -7,8 +7,7 @@ from typing import Final
 from ddp_cli.client.api import Api, Object, api_path
 from ddp_cli.client.claim import put_on_claim
 from ddp_cli.client.errors import ApiError, ClientError
-from ddp_cli.client.packing.packed import PackedCode
-from ddp_operator.api import child_names
+from ddp_cli.client.packing.packed import CODE_PREFIX, PackedCode
 from ddp_operator.api.job import DDPTrainingJob, owner_reference
 from ddp_operator.manifests.template import resolve_template
 
@@ -46,7 +45,7 @@ def stored_code(api: Api, code: PackedCode | None, job: DDPTrainingJob) -> Itera
 def own_code(api: Api, code: PackedCode | None, job: DDPTrainingJob) -> None:
     """Add a job as an owner of its code's ConfigMap, which is deleted with its last owner. Raises: ClientError."""
     name = job.spec.code.config_map_name if job.spec.code else None
-    if name is None or not name.startswith(child_names.CODE_PREFIX):
+    if name is None or not name.startswith(CODE_PREFIX):
         return  # no ConfigMap, or the user's own
     patch = {"metadata": {"ownerReferences": [owner_reference(job, controller=False)]}}
     try:

@@ -11,7 +11,6 @@ from typing import Any
 
 from ddp_operator.api.errors import FieldError, InvalidManifest
 from ddp_operator.api.job_file import FindObject, Manifest, find_none, parse_manifest
-from ddp_operator.api.kubeobjects import is_of_kubernetes
 from ddp_operator.api.pod_fields import find_unknown_fields, unknown_field
 from ddp_operator.features import SCHEMA
 from ddp_operator.manifests.children import PLACEHOLDER_UID, build_children
@@ -63,3 +62,9 @@ def _explain(error: Any) -> Iterator[FieldError]:
         yield from (unknown_field(f"{path}.{name}") for name in re.findall("'(.*?)'", unknown[1]))
         return
     yield FieldError(path, f"{error.message.splitlines()[0][:300]}; see `kubectl explain` for this field")
+
+
+def is_of_kubernetes(manifest: Mapping[str, Any]) -> bool:
+    """Return whether the kind of an object is one of Kubernetes itself, which reserves the groups below k8s.io."""
+    group = str(manifest["apiVersion"]).rpartition("/")[0]
+    return "." not in group or group.endswith(".k8s.io")

@@ -4,10 +4,6 @@ import re
 
 from ddp_operator.api import constants
 
-CODE_PREFIX = "ddp-code-"
-"""Prefix of the ConfigMaps with code that `ddp submit` creates."""
-
-
 _ATTEMPT = re.compile(r"[1-9][0-9]*")
 
 
@@ -41,19 +37,9 @@ def rendezvous_secret_name(name: str, uid: str, nonce: str) -> str:
     return "-".join(filter(None, (name, "rendezvous", uid, nonce)))
 
 
-def workload_name(name: str, uid: str) -> str:
-    """Return the name of the Workload of a job that MultiKueue runs. Worker clusters use it as the value of a label."""
-    return f"{name}-{uid[:8]}"
-
-
 def launcher_config_map_name(digest: str) -> str:
     """Return the ConfigMap's name for a launcher of this SHA-256 (hex), which all jobs of a namespace share."""
     return f"ddp-launcher-{digest[:12]}"
-
-
-def code_config_map_name(digest: str) -> str:
-    """Return the name of the ConfigMap with the code of this SHA-256 (hex), for all jobs of a namespace that run it."""
-    return f"{CODE_PREFIX}{digest[:16]}"
 
 
 def pod_host(name: str, attempt: int, index: int | str) -> str:

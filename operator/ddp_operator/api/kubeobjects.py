@@ -85,12 +85,6 @@ def find_metrics_port(resource: Mapping[str, Any]) -> int:
     return port if isinstance(port, int) else DEFAULT_METRICS_PORT
 
 
-def list_claim_entries(pod: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return ``resourceClaims`` of a pod's spec without malformed entries, which the API server refuses."""
-    entries = pod.get("resourceClaims")
-    return [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []
-
-
 def parse_quantity(value: Any) -> Decimal | None:
     """Return a quantity as a number, or None where it is not one."""
     text = str(value) if isinstance(value, str | int | float) else ""
@@ -159,9 +153,3 @@ def find_worker_cluster(resource: Mapping[str, Any]) -> str:
     if find_foreign_manager(resource) != MULTIKUEUE:
         return ""
     return str((resource["metadata"].get("annotations") or {}).get(ANNOTATION_CLUSTER) or "")
-
-
-def is_of_kubernetes(manifest: Mapping[str, Any]) -> bool:
-    """Return whether the kind of an object is one of Kubernetes itself, which reserves the groups below k8s.io."""
-    group = str(manifest["apiVersion"]).rpartition("/")[0]
-    return "." not in group or group.endswith(".k8s.io")

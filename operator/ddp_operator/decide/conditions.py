@@ -83,14 +83,6 @@ BLOCKING: Final = (
     PODS_NOT_STARTING,
 )
 """Reasons that last until a person or a queue acts."""
-SCHEDULED_REASONS: Final = (
-    ALL_PODS_SCHEDULED,
-    CHANGE_PENDING,
-    SIDECAR_RESTARTED,
-    WAITING_FOR_PODS,
-    WAITING_FOR_FORMER_PODS,
-    *BLOCKING,
-)
 # Rendezvoused
 ALL_RANKS_JOINED: Final = "AllRanksJoined"
 ENOUGH_RANKS_JOINED: Final = "EnoughRanksJoined"

@@ -175,20 +175,6 @@ def _describe_features(state: State) -> Fact | None:
     return None if state.status.condition(c.FEATURES_WORK) is None else Fact(c.FEATURES_WORK, "True", c.NO_FAULT)
 
 
-def describe_before_start(state: State, status: Status, fact: Fact) -> Status:
-    """Return the status of a job that has no attempt yet. ``fact``: what it waits for."""
-    suspended = describe_suspension(state.job, status, state.observation.count_alive())
-    facts = [
-        Fact(c.ACCEPTED, "True", c.VALID),
-        suspended,
-        fact,
-        Fact(c.SUCCEEDED, "False", c.NOT_FINISHED),
-        Fact(c.FAILED, "False", c.NOT_FINISHED),
-    ]
-    status = replace(status, phase="Suspended" if suspended.status == "True" else "Pending")
-    return set_conditions(status, facts, state.now, state.job.generation)
-
-
 def describe_suspension(job: DDPTrainingJob, status: Status, alive: int) -> Fact:
     """Return Suspended of a job. ``alive``: pods that may run a process."""
     if not job.spec.suspend:

@@ -45,6 +45,10 @@ OTHER: Final = "Other"
 MAX_NODE_LABELS: Final = 1024
 NOT_ACCEPTED: Final = "NotAccepted"
 """Reason label of a job whose condition Accepted is not True."""
+_SCHEDULED_REASONS: Final = (
+    *(c.ALL_PODS_SCHEDULED, c.CHANGE_PENDING, c.SIDECAR_RESTARTED, c.WAITING_FOR_PODS, c.WAITING_FOR_FORMER_PODS),
+    *c.BLOCKING,
+)
 
 
 class _Status(msgspec.Struct):
@@ -125,7 +129,7 @@ class _JobCounts:
             kind = condition.get("type")
             reason = condition.get("reason")
             if kind == c.SCHEDULED and condition.get("status") == "False":
-                self.waiting[namespace, reason if reason in c.SCHEDULED_REASONS else OTHER] += 1
+                self.waiting[namespace, reason if reason in _SCHEDULED_REASONS else OTHER] += 1
             if kind == c.ACCEPTED and condition.get("status") != "True":
                 self.waiting[namespace, NOT_ACCEPTED] += 1
 

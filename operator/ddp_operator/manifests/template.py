@@ -117,12 +117,6 @@ def _run_check(
     return list(check(job, pod, trainer))
 
 
-def find_mounts(trainer: Mapping[str, Any], folder: str) -> list[dict[str, Any]]:
-    """Return the container's mounts at a folder."""
-    mounts = trainer.get("volumeMounts") or ()
-    return [dict(mount) for mount in mounts if str(mount.get("mountPath")).rstrip("/") == folder.rstrip("/")]
-
-
 def _check_metadata(metadata: Any) -> Iterator[FieldError]:
     if not isinstance(metadata, Mapping):
         yield FieldError("spec.template.metadata", "must be an object with labels and annotations")

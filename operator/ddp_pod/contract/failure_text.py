@@ -7,11 +7,6 @@ from .failure_record import RankEnd
 
 UNRESOLVED: Final = "name does not resolve yet"
 """Problem of a connection to pod 0."""
-EARLY_EXIT_REMEDY: Final = (
-    "ranks of one job step together: no rank may leave the loop before its peers (as with data of unequal length), an "
-    "error that it only prints must end it with another exit code, and all should end with dist.barrier() and "
-    "dist.destroy_process_group()"
-)
 HIDDEN_FAILURE_REMEDY: Final = (
     "its exit code 0 hides the failure: let the exception end the script, without a try that only prints it and "
     "without || true, and write set -o pipefail before a pipe"

@@ -250,3 +250,10 @@ def describe_absence(pod: Pod, problem: str) -> tuple[str, str]:
         "check that it runs, that its name resolves to its address, and that no NetworkPolicy, firewall or service "
         "mesh closes the port",
     )
+
+
+EARLY_EXIT_REMEDY: Final = (
+    "ranks of one job step together: no rank may leave the loop before its peers (as with data of unequal length), an "
+    "error that it only prints must end it with another exit code, and all should end with dist.barrier() and "
+    "dist.destroy_process_group()"
+)

@@ -49,7 +49,6 @@ from ..contract.failure_table import (
     SIGNIFICANT_SECONDS,
     Outcome,
 )
-from ..contract.failure_text import EARLY_EXIT_REMEDY
 from ..contract.names import CHILD_ERROR, EXIT_OK, EXIT_PEER_LOST, EXIT_PREEMPTED, EXIT_USER_ERROR
 from ..contract.processes import STOP_SIGNALS, count_oom_kills
 from ..progress.output import SECONDS_TO_KEEP, read_end, read_last_lines
@@ -71,6 +70,7 @@ from .mistakes import recurs
 from .rank_ends import PrintedTraceback, find_dead_helper
 from .rules import Judgement, WorkerEnd, complete_facts, find_kind, judge, list_exceptions
 from .text import (
+    EARLY_EXIT_REMEDY,
     advise,
     advise_on_output,
     describe_early_exit,

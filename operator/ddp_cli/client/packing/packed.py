@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from ddp_cli.client.packing.archive import CONFIG_MAP_LIMIT, Archive, format_size, list_largest, pack, shorten_list
 from ddp_cli.client.packing.files import CannotPack
-from ddp_operator.api import child_names, constants
+from ddp_operator.api import constants
 from ddp_operator.manifests.torchrun import UserCommand
 from ddp_pod.contract.command_line import split_python_line
 
@@ -100,6 +100,15 @@ def pack_code(
     if claim is not None:
         spec |= {"claimName": claim, "path": f"ddp-code/{archive.digest}.tar.gz"}
     else:
-        spec["configMapName"] = child_names.code_config_map_name(archive.digest)
+        spec["configMapName"] = code_config_map_name(archive.digest)
     spec |= {"commit": archive.commit, "dirty": archive.dirty} if archive.commit else {}
     return PackedCode(folder, archive, spec | ({"pip": REQUIREMENTS} if pip else {}))
+
+
+CODE_PREFIX = "ddp-code-"
+"""Prefix of the ConfigMaps with code that `ddp submit` creates."""
+
+
+def code_config_map_name(digest: str) -> str:
+    """Return the name of the ConfigMap with the code of this SHA-256 (hex), for all jobs of a namespace that run it."""
+    return f"{CODE_PREFIX}{digest[:16]}"

@@ -9,7 +9,6 @@ from msgspec import Meta
 from ddp_operator.api import child_names, constants
 from ddp_operator.api.errors import FieldError
 from ddp_operator.api.job import DDPTrainingJob
-from ddp_operator.api.kubeobjects import list_claim_entries
 from ddp_operator.api.rule_builders import require, require_label_key, require_object_name
 from ddp_operator.api.schema import CheckedTemplate, ChildBody, OwnChild, OwnFields, PodAddition
 from ddp_operator.api.spec import SpecFields
@@ -187,3 +186,9 @@ FIELDS: Final = OwnFields(
     pod=_add_to_pod,
     children=(OwnChild(POD_GROUP, _is_gang, build_pod_group),),
 )
+
+
+def list_claim_entries(pod: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return ``resourceClaims`` of a pod's spec without malformed entries, which the API server refuses."""
+    entries = pod.get("resourceClaims")
+    return [entry for entry in entries if isinstance(entry, Mapping)] if isinstance(entries, list) else []

@@ -10,7 +10,7 @@ from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.rule_builders import require, require_folder_url
 from ddp_operator.api.schema import OwnFields
 from ddp_operator.api.spec import SecretReference, Spec, SpecFields
-from ddp_operator.manifests.template import check_url, find_mounts
+from ddp_operator.manifests.template import check_url
 
 
 class History(SpecFields, frozen=True, kw_only=True):
@@ -79,3 +79,9 @@ FIELDS: Final = OwnFields(
     check=_check,
     has_default=True,
 )
+
+
+def find_mounts(trainer: Mapping[str, Any], folder: str) -> list[dict[str, Any]]:
+    """Return the container's mounts at a folder."""
+    mounts = trainer.get("volumeMounts") or ()
+    return [dict(mount) for mount in mounts if str(mount.get("mountPath")).rstrip("/") == folder.rstrip("/")]

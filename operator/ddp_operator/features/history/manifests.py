@@ -13,7 +13,7 @@ from ddp_operator.api.child_names import feature_job_name
 from ddp_operator.api.job import DDPTrainingJob
 from ddp_operator.api.kubeobjects import find_limits
 from ddp_operator.api.record import name_record
-from ddp_operator.features.history.fields import FIELDS, find_place
+from ddp_operator.features.history.fields import FIELDS, find_mounts, find_place
 from ddp_operator.manifests.children import build_metadata, load_launcher
 from ddp_operator.manifests.pod import build_checkpoint_volume, finish_small_pod
 from ddp_operator.manifests.small_pods import (
@@ -22,7 +22,7 @@ from ddp_operator.manifests.small_pods import (
     build_small_resources,
     keep_zone_selectors,
 )
-from ddp_operator.manifests.template import ResolvedTemplate, find_mounts, resolve_template
+from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
 
 _REQUESTS: Final = {"cpu": "100m", "memory": "128Mi"}
 _STORE_SECONDS: Final = 600  # for a record, including the start of the pod

@@ -17,9 +17,9 @@ from ddp_operator.decide import conditions as c
 from ddp_operator.decide.attempt import observe_attempt
 from ddp_operator.decide.attempts import fail
 from ddp_operator.decide.conditions import Fact
-from ddp_operator.decide.describe import describe_before_start
 from ddp_operator.decide.input_texts import describe_inputs, format_size
 from ddp_operator.decide.losses import fail_lost_pods
+from ddp_operator.decide.preparation import describe_before_start
 from ddp_operator.decide.scheduling import describe_scheduling
 from ddp_operator.decide.state import AT_ONCE, Action, Decision, DeleteJob, EnsureChildren, State
 from ddp_operator.decide.views import JobView

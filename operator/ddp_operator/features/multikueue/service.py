@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Final
 
-from ddp_operator.api import child_names, constants
+from ddp_operator.api import constants
 from ddp_operator.api.cluster import Cluster, Key, Object, controller_of
 from ddp_operator.api.cluster_errors import AlreadyExists, ClusterError, Refused
 from ddp_operator.api.errors import InvalidManifest
@@ -30,7 +30,7 @@ from ddp_operator.features.multikueue.admission import (
     follow_admission,
     list_flavors,
 )
-from ddp_operator.features.multikueue.workload import build_workload, explain_other_pods
+from ddp_operator.features.multikueue.workload import build_workload, explain_other_pods, workload_name
 from ddp_operator.reconcile.acting import PlacementContext
 from ddp_operator.reconcile.limits import seconds_since
 from ddp_operator.reconcile.prerequisites import refuse_invalid, refuse_read, refuse_write
@@ -94,7 +94,7 @@ class MultiKueue(Service):
         Raises: VersionConflict, Refused, ClusterError.
         """
         meta = context.resource["metadata"]
-        name = child_names.workload_name(meta["name"], meta["uid"])
+        name = workload_name(meta["name"], meta["uid"])
         self._waiting.pop(context.key, None)
         try:
             workload = await context.cluster.kueue_object(constants.WORKLOAD_KIND, meta["namespace"], name)

@@ -36,7 +36,7 @@ def build_workload(job: DDPTrainingJob, priority: int | None) -> dict[str, Any]:
         "apiVersion": f"{constants.KUEUE_DOMAIN}/v1beta2",
         "kind": constants.WORKLOAD_KIND,
         "metadata": {
-            "name": child_names.workload_name(job.name, job.uid),
+            "name": workload_name(job.name, job.uid),
             "namespace": job.namespace,
             "labels": inherited_labels(job) | child_names.child_labels(job.name),
             "annotations": {
@@ -93,3 +93,8 @@ def _reduce_template(template: Mapping[str, Any]) -> dict[str, Any]:
         if pod.get(part):
             reduced[part] = [{name: item[name] for name in _CONTAINER_FIELDS if name in item} for item in pod[part]]
     return {"spec": reduced}
+
+
+def workload_name(name: str, uid: str) -> str:
+    """Return the name of the Workload of a job that MultiKueue runs. Worker clusters use it as the value of a label."""
+    return f"{name}-{uid[:8]}"
