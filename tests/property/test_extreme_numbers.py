@@ -16,6 +16,7 @@ from ddp_operator.api.faults import FAULTS
 from ddp_operator.api.status import Status
 from ddp_operator.decide.decide import decide
 from ddp_operator.decide.diagnosis import list_restart_failures
+from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.job_events import list_transition_events
 from ddp_operator.decide.transitions import find_transitions
 from ddp_operator.decide.writes import extend_history
@@ -107,8 +108,8 @@ def test_extreme_numbers_end_no_pass(case: tuple[Any, list[Any], list[str], list
     tally("pass with extreme numbers")
 
 
-def run_passes(case: tuple[Any, list[Any], list[str], list[float]]) -> Status:
-    """Return the status of a job after passes over it."""
+def run_passes(case: tuple[Any, list[Any], list[str], list[float]], hooks: Hooks | None = None) -> Status:
+    """Return the status of a job after passes over it. ``hooks``: of features."""
     spec, items, texts, gaps = case
     status = Status()
     now = NOW
@@ -121,7 +122,8 @@ def run_passes(case: tuple[Any, list[Any], list[str], list[float]]) -> Status:
         typed = job(status=status, **spec)
         seen = observe(typed, [child_job()], items, page)
         failures = list_restart_failures([(pod, page) for pod in seen.pods_of(1)])
-        decision = decide(typed, dataclasses.replace(seen, failures_in_place=failures), now)
+        of_job = (hooks or Hooks()).observe(typed, {})
+        decision = decide(typed, dataclasses.replace(seen, failures_in_place=failures), now, hooks=of_job)
         after = extend_history(decision.status, now)
         find_transitions(status, after, now)
         list_transition_events(status, after)

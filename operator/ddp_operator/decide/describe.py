@@ -27,7 +27,7 @@ from ddp_operator.decide.attempt import (
 )
 from ddp_operator.decide.avoidance import readmit_returned_nodes
 from ddp_operator.decide.conditions import Fact, list_indexes, set_conditions
-from ddp_operator.decide.dev import describe_hold, describe_lost_code, record_run, release_pods
+from ddp_operator.decide.dev import release_pods
 from ddp_operator.decide.losses import (
     LostContact,
     describe_lost_contact,
@@ -121,7 +121,6 @@ def _describe_code(code: Code) -> CodeStatus:
 
 def _record_page(state: State, status: Status, page: Page) -> Status:
     """Return the status with the measurements in the report of pod 0."""
-    status = record_run(status, page, state.now)
     known_starts = [step for step in (status.operator_state.start_step, page.began_at) if step is not None]
     status = status.remember(start_step=min(known_starts, default=None))
     return replace(status, goodput=measure_goodput(status, page.progress, parse_time(state.job.created), state.now))
@@ -147,7 +146,7 @@ def describe_conditions(attempt: ObservedAttempt, status: Status) -> AttemptCond
     scheduled = describe_scheduling(state.job, state.observation, status.attempt, attempt.size.nodes, state.now)
     rendezvous = _describe_rendezvous(attempt, lost_contact)
     restarting = _describe_restarting(attempt, rendezvous, status)
-    progressing = _describe_progressing(attempt, rendezvous, status)
+    progressing = _describe_progressing(attempt, rendezvous)
     facts = (
         _describe_acceptance(attempt, state.refusal),
         describe_suspension(state.job, status, attempt.alive),
@@ -237,7 +236,7 @@ def _describe_restarting(attempt: ObservedAttempt, rendezvous: Fact, status: Sta
     return Fact(c.RESTARTING, "False", c.NOT_RESTARTING)
 
 
-def _describe_progressing(attempt: ObservedAttempt, rendezvous: Fact, status: Status) -> Fact:
+def _describe_progressing(attempt: ObservedAttempt, rendezvous: Fact) -> Fact:
     state = attempt.state
     if not attempt.all_run:
         return Fact(c.PROGRESSING, "False", c.NOT_RUNNING, "not all pods are running")
@@ -245,13 +244,11 @@ def _describe_progressing(attempt: ObservedAttempt, rendezvous: Fact, status: St
     if attempt.pods.has_finished_training:
         return describe_finished_training(attempt.pods)
     if attempt.is_held:
-        name = state.job.name
-        todo = f"`ddp rerun {name}` runs changed code in them, `ddp release {name}` ends the job"
-        return Fact(c.PROGRESSING, "False", c.HELD, f"{describe_hold(status)}; {todo}")
-    return state.hooks.explain(attempt, _describe_steps(attempt, rendezvous, status))
+        return state.hooks.explain(attempt, Fact(c.PROGRESSING, "False", c.HELD, "the pods are held"))
+    return state.hooks.explain(attempt, _describe_steps(attempt, rendezvous))
 
 
-def _describe_steps(attempt: ObservedAttempt, rendezvous: Fact, status: Status) -> Fact:
+def _describe_steps(attempt: ObservedAttempt, rendezvous: Fact) -> Fact:
     """Return Progressing of pods that run, by pod 0's page."""
     state = attempt.state
     if attempt.was_joined:
@@ -265,10 +262,8 @@ def _describe_steps(attempt: ObservedAttempt, rendezvous: Fact, status: Status) 
     stepping = page is not None and page.training and not joining
     keeps_training = attempt.was_joined and not joining and before is not None and before.status == "True"
     if stepping or keeps_training:
-        lost_code = describe_lost_code(status.dev)
         awaited = page.stall.awaited if page is not None else ""
         message = f"ranks wait for a peer: {awaited}" if awaited else "training is making progress"
-        message += f"; {lost_code}" if lost_code else ""
         return Fact(c.PROGRESSING, "True", c.TRAINING, message)
 
     return Fact(

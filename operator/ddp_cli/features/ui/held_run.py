@@ -10,9 +10,9 @@ from ddp_cli.client.points import read_points
 from ddp_cli.features.ui.run import RecordedRun
 from ddp_operator.api.kubeobjects import utc_now
 from ddp_operator.api.status import Restarts, Status
-from ddp_operator.decide.dev import record_run
 from ddp_operator.decide.diagnosis import build_last_failure
 from ddp_operator.decide.failures import complete_end
+from ddp_operator.decide.held_runs import record_run
 from ddp_operator.decide.report import Page, build_progress, drop_pace
 from ddp_operator.reading.objects import view_pod
 from ddp_pod.contract.report import PodReport
