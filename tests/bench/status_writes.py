@@ -27,8 +27,8 @@ from msgspec.structs import replace
 from ddp_operator.api.constants import KIND, PLURAL, VERSION
 from ddp_operator.api.crd import build_crd
 from ddp_operator.api.status import CheckpointStatus, Progress, Status
-from ddp_operator.decide.writes import MAX_ROWS, extend_history
 from ddp_operator.features import SCHEMA
+from ddp_operator.features.points import MAX_ROWS, extend_history
 from ddp_operator.kube.client import ResponseError
 from tests.bench.figures import ratio, table
 from tests.support.control_plane import ControlPlane

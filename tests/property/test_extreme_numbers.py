@@ -12,6 +12,7 @@ import msgspec
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ddp_operator.api.cluster import Key
 from ddp_operator.api.faults import FAULTS
 from ddp_operator.api.status import Status
 from ddp_operator.decide.decide import decide
@@ -19,7 +20,6 @@ from ddp_operator.decide.diagnosis import list_restart_failures
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.job_events import list_transition_events
 from ddp_operator.decide.transitions import find_transitions
-from ddp_operator.decide.writes import extend_history
 from ddp_operator.reading.pages import RateMeter
 from ddp_pod.contract.progress import SERIES
 from tests.support.builders import NOW, child_job, child_pod, decode, job, last_words, observe, template, trainer
@@ -122,9 +122,10 @@ def run_passes(case: tuple[Any, list[Any], list[str], list[float]], hooks: Hooks
         typed = job(status=status, **spec)
         seen = observe(typed, [child_job()], items, page)
         failures = list_restart_failures([(pod, page) for pod in seen.pods_of(1)])
-        of_job = (hooks or Hooks()).observe(typed, {})
-        decision = decide(typed, dataclasses.replace(seen, failures_in_place=failures), now, hooks=of_job)
-        after = extend_history(decision.status, now)
+        hooks = hooks or Hooks()
+        seen = dataclasses.replace(seen, failures_in_place=failures)
+        decision = decide(typed, seen, now, hooks=hooks.observe(typed, {}))
+        after = hooks.extend(Key("default", "train"), decision.status, now)
         find_transitions(status, after, now)
         list_transition_events(status, after)
         written = msgspec.json.decode(msgspec.json.encode(after))

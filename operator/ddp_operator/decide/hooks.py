@@ -86,6 +86,8 @@ Conclude = Callable[[State, Status], "Fact | None"]
 """Returns a condition of a job that succeeds, from the status with the final progress."""
 Account = Callable[[State, Status], Status]
 """Returns the status that is about to be written with what the feature counts."""
+Extend = Callable[[Status, datetime], Status]
+"""Returns the status that is being written with what a write adds; a change of that alone causes none."""
 Explain = Callable[[ObservedAttempt, Fact], Fact]
 """Returns a condition of an attempt, Scheduled, Rendezvoused or Progressing, or the same with another cause."""
 Faults = MutableMapping[tuple[str, str], str]
@@ -239,6 +241,7 @@ class Feature:
     judge: JudgeAttempt | None = None
     conclude: Conclude | None = None
     account: Account | None = None
+    extend: Extend | None = None
     definitions: Definitions | None = None
     posting: Posting | None = None
     settings: type[msgspec.Struct] | None = None
@@ -275,6 +278,15 @@ class Hooks:
             hook = partial(service.amend, manifest)
             manifest = guard.call(name, "amend", hook, partial(_is_same_object, manifest), default=manifest)
         return manifest
+
+    def extend(self, key: Key, status: Status, now: datetime) -> Status:
+        """Return a status that is being written with what the features add at each write."""
+        guard = Guard(str(key))
+        for feature in self.features:
+            if feature.extend is not None:
+                hook = partial(feature.extend, status, now)
+                status = guard.call(feature.name, "extend", hook, partial(_is_status, status), default=status)
+        return status
 
     def note_status(self, snapshot: Snapshot, old: Status, new: Status, now: datetime) -> None:
         """Tell all features that a status was written."""

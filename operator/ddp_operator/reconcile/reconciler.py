@@ -36,7 +36,7 @@ from ddp_operator.decide.refusals import (
     shorten_status,
 )
 from ddp_operator.decide.state import AT_ONCE, Observation, Refusal
-from ddp_operator.decide.writes import extend_history, is_minor_change
+from ddp_operator.decide.writes import is_minor_change
 from ddp_operator.reconcile.acting import PlacementContext
 from ddp_operator.reconcile.executor import Executor
 from ddp_operator.reconcile.limits import EARLY, seconds_since
@@ -310,8 +310,7 @@ class Reconciler:
 
         memory.status_written = now
         if not memory.status_shortened:
-            with contain("history", str(current.key)):
-                new = extend_history(new, now)
+            new = self._hooks.extend(current.key, new, now)
         await self._patch_status(current, old, new)
         await self._publish(current, old, new, now)
         return None

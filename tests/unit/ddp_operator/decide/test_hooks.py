@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import math
 from collections.abc import Callable
+from datetime import datetime
 from typing import Any, cast
 
 import pytest
@@ -662,3 +663,17 @@ def test_account_of_another_kind_is_left_out(answer: Any) -> None:
     good = Feature("good", "beta", "x.md", account=lambda _, status: replace(status, job_name="from good"))
     decision = run_pass(*RUNNING, hooks=Hooks((odd, good)))
     assert (decision.status.phase, decision.status.job_name) == ("Running", "from good")
+
+
+@pytest.mark.parametrize("answer", [None, Status(attempt="one"), ZeroDivisionError()])  # type: ignore[arg-type]
+def test_extension_of_another_kind_is_left_out(answer: Any) -> None:
+    def extend(status: Status, now: datetime) -> Any:
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    odd = Feature("odd", maturity="experimental", page="x.md", extend=extend)
+    good = Feature("good", "beta", "x.md", extend=lambda status, _: replace(status, job_name="from good"))
+    before = FAULTS.counts["feature odd"]
+    assert Hooks((odd, good)).extend(Key("a", "b"), Status(attempt=3), NOW) == Status(attempt=3, job_name="from good")
+    assert FAULTS.counts["feature odd"] == before + 1

@@ -452,7 +452,6 @@ class TestFaults:
         [
             ("ddp_operator.decide.describe._record_page", "measurements"),
             ("ddp_operator.decide.report.build_progress", "progress"),
-            ("ddp_operator.reconcile.reconciler.extend_history", "history"),
             ("ddp_operator.manager.reports.find_transitions", "transitions"),
             ("ddp_operator.decide.job_events.list_transition_events", "Events"),
             ("ddp_operator.reading.pages.RateMeter.measure", "rates"),

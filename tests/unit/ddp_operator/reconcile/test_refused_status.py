@@ -3,9 +3,11 @@
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from ddp_operator.api.cluster_errors import Refused
 from ddp_operator.api.status import History, LastFailure, RestartCounts, Status
+from ddp_operator.decide.hooks import Feature, Hooks
 from ddp_operator.decide.refusals import shorten_status
 from tests.support.builders import page
 from tests.support.decisions import present
@@ -38,7 +40,9 @@ async def train(harness: ReconcilerHarness, seconds: int) -> None:
 
 
 async def test_status_is_shortened_where_that_is_taken() -> None:
-    harness = await ReconcilerHarness().train(TRAINING)
+    rows = History(columns="a", rows=("1",))
+    feature = Feature("rows", "stable", "x.md", extend=lambda status, _: replace(status, history=rows))
+    harness = await ReconcilerHarness(hooks=Hooks((feature,))).train(TRAINING)
     assert harness.status.history is not None
     refusing = Refusing(harness, lambda status: "history" in status)
     harness.cluster.page = TRAINING.replace(" 7", " 8")
