@@ -8,23 +8,14 @@ import pytest
 from ddp_operator.api.status import Status
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.job_events import list_transition_events
-from ddp_operator.decide.state import Decision
 from ddp_operator.decide.transitions import Doubted, find_transitions
 from ddp_operator.features.completion import FEATURE
-from tests.support.builders import NOW, child_job, child_pod, last_words
-from tests.support.decisions import present, run_pass
+from tests.support.builders import NOW, child_job
+from tests.support.decisions import run_pass
+from tests.support.group_reports import read_texts, succeed
 
 STARTED = Status(attempt=1, job_name="train-1", start_time=NOW, attempt_time=NOW).remember(nodes=2)
 run = partial(run_pass, status=STARTED, hooks=Hooks((FEATURE,)))
-
-
-def condition(decision: Decision, kind: str) -> tuple[str, str, str]:
-    result = present(decision.status.condition(kind))
-    return result.status, result.reason, result.message
-
-
-def succeeded(index: int, **known: Any) -> Any:
-    return child_pod(index, "Succeeded", message=last_words(**known))
 
 
 class TestCompletion:
@@ -56,19 +47,19 @@ class TestCompletion:
     )  # fmt: skip
     def test_end_of_the_ranks_is_condition(self, words: Any, reason: str, parts: list[str]) -> None:
         decision = run(
-            *(succeeded(index, **own) for index, own in enumerate(words)), jobs=[child_job(conditions={"Complete": ""})]
+            *(succeed(index, **own) for index, own in enumerate(words)), jobs=[child_job(conditions={"Complete": ""})]
         )
         status = decision.status
         is_doubtful = reason not in ("AllStepsMade", "TotalUnknown")
         assert (status.phase, status.reason) == ("Succeeded", reason if is_doubtful else "")
-        _, known, message = condition(decision, "TrainingComplete")
+        _, known, message = read_texts(decision, "TrainingComplete")
         assert known == reason
         assert all(part in message for part in parts), message
         assert (reason in [event.reason for event in list_transition_events(STARTED, status)]) is is_doubtful
         assert (Doubted(reason) in find_transitions(STARTED, status, NOW)) is is_doubtful
 
     def test_job_that_hides_its_steps_is_not_doubted(self) -> None:
-        pods = succeeded(0), succeeded(1)
+        pods = succeed(0), succeed(1)
         complete = child_job(conditions={"Complete": ""})
         decision = run(*pods, jobs=[complete], metrics={"autoInstrument": False})
         assert decision.status.reason == ""

@@ -1,6 +1,5 @@
 """Do the ranks of a job train together?"""
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -9,7 +8,6 @@ import pytest
 from ddp_operator.api.status import Status
 from ddp_operator.decide.hooks import Hooks
 from ddp_operator.decide.job_events import list_transition_events
-from ddp_operator.decide.state import Decision
 from ddp_operator.decide.views import Pods
 from ddp_operator.features.process_groups import FEATURE, describe_distribution
 from ddp_operator.reading.objects import view_pod
@@ -27,27 +25,10 @@ from ddp_pod.contract.group_facts import (
 from ddp_pod.contract.records import to_json
 from tests.support.builders import NOW, child_job, child_pod, last_words, page
 from tests.support.decisions import present, run_pass
+from tests.support.group_reports import groups, read_texts, succeed, with_groups
 
 STARTED = Status(attempt=1, job_name="train-1", start_time=NOW, attempt_time=NOW).remember(nodes=2)
 run = partial(run_pass, status=STARTED, hooks=Hooks((FEATURE,)))
-
-
-def condition(decision: Decision, kind: str) -> tuple[str, str, str]:
-    result = present(decision.status.condition(kind))
-    return result.status, result.reason, result.message
-
-
-def succeeded(index: int, **known: Any) -> Any:
-    return child_pod(index, "Succeeded", message=last_words(**known))
-
-
-def groups(state: str, message: str = "how the ranks train", **values: Any) -> dict[str, Any]:
-    return {"groups": to_json(GroupFacts(state, 2, message, **values))}
-
-
-def with_groups(facts: Mapping[str, Any]) -> str:
-    """Return the page of a pod that makes steps, with a record of its process groups."""
-    return page(step=3, phase="Running", groups=facts["groups"])
 
 
 class TestProcessGroup:
@@ -72,7 +53,7 @@ class TestProcessGroup:
         ],
     )  # fmt: skip
     def test_group_at_the_end_is_condition(self, ends: Any, result: tuple[str, str] | None) -> None:
-        pods = [succeeded(index, **known) for index, known in enumerate(ends)]
+        pods = [succeed(index, **known) for index, known in enumerate(ends)]
         decision = run(*pods, jobs=[self.COMPLETE], processGroupPolicy="Warn")
         assert decision.status.phase == "Succeeded"
         distributed = decision.status.condition("TrainsAsOne")
@@ -116,16 +97,16 @@ class TestProcessGroup:
         is_failed = state in (ALONE, SEPARATE) and policy.get("processGroupPolicy") != "Ignore"
         assert (decision.status.phase == "Failed") is is_failed
         if is_failed:
-            assert condition(decision, "Failed")[2] == "how the ranks train; write the script"
+            assert read_texts(decision, "Failed")[2] == "how the ranks train; write the script"
 
     def test_process_group_policy_fails_or_ignores_at_the_end(self) -> None:
-        pods = succeeded(0, **groups(ALONE)), succeeded(1, **groups(ALONE))
+        pods = succeed(0, **groups(ALONE)), succeed(1, **groups(ALONE))
         failed = run(*pods, jobs=[self.COMPLETE])
         assert failed.status.phase == "Failed"
-        status, reason, message = condition(failed, "Failed")
+        status, reason, message = read_texts(failed, "Failed")
         assert (status, reason) == ("True", "NoProcessGroup")
         assert message == "how the ranks train (the same in pods 0, 1)"
-        differs = [succeeded(index, **groups(SAME_DATA)) for index in (0, 1)]
+        differs = [succeed(index, **groups(SAME_DATA)) for index in (0, 1)]
         assert run(*differs, jobs=[self.COMPLETE]).status.phase == "Succeeded"
         ignored = run(*pods, jobs=[self.COMPLETE], processGroupPolicy="Ignore")
         assert (ignored.status.phase, ignored.status.condition("TrainsAsOne")) == ("Succeeded", None)

@@ -1,6 +1,5 @@
 """Jobs whose replicas differ, or one of whose ranks has lost its loss."""
 
-from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
@@ -9,34 +8,18 @@ from msgspec.structs import replace
 
 from ddp_operator.api.status import Status
 from ddp_operator.decide.hooks import Hooks
-from ddp_operator.decide.state import Decision
 from ddp_operator.features.replicas import FEATURE
 from ddp_pod.contract.group_facts import (
     DIFFERENT,
     LOST_LOSS,
     SAME_DATA,
-    GroupFacts,
 )
-from ddp_pod.contract.records import to_json
-from tests.support.builders import NOW, child_pod, page
-from tests.support.decisions import present, run_pass
+from tests.support.builders import NOW, child_pod
+from tests.support.decisions import run_pass
+from tests.support.group_reports import groups, read_texts, with_groups
 
 STARTED = Status(attempt=1, job_name="train-1", start_time=NOW, attempt_time=NOW).remember(nodes=2)
 run = partial(run_pass, status=STARTED, hooks=Hooks((FEATURE,)))
-
-
-def condition(decision: Decision, kind: str) -> tuple[str, str, str]:
-    result = present(decision.status.condition(kind))
-    return result.status, result.reason, result.message
-
-
-def groups(state: str, message: str = "how the ranks train", **values: Any) -> dict[str, Any]:
-    return {"groups": to_json(GroupFacts(state, 2, message, **values))}
-
-
-def with_groups(facts: Mapping[str, Any]) -> str:
-    """Return the page of a pod that makes steps, with a record of its process groups."""
-    return page(step=3, phase="Running", groups=facts["groups"])
 
 
 @pytest.mark.parametrize(
@@ -76,4 +59,4 @@ def test_replicas_that_differ_fail_a_job_without_restarts() -> None:
     recovery = {"replicaMismatch": "Restart", "maxRestarts": 0}
     text = with_groups(groups(DIFFERENT, rank=1, pod=1))
     decision = run(child_pod(0), child_pod(1), text=text, recovery=recovery)
-    assert condition(decision, "Failed")[1] == "RestartBudgetExhausted"
+    assert read_texts(decision, "Failed")[1] == "RestartBudgetExhausted"
