@@ -223,8 +223,8 @@ class Feature:
 
     ``page``: of docs/. ``fields``: its part of the spec. ``conditions``: the types of its facts, each with the status
     that needs no attention. ``definitions``: of its own kinds. ``posting``: of the kind of its objects. ``settings``:
-    the environment variables of the
-    operator that it reads, each with a description. ``start``: returns its service; None: it is switched off.
+    the environment variables of the operator that it reads, each with a description. ``start``: returns its service;
+    None: it is switched off.
     """
 
     name: str
@@ -469,7 +469,7 @@ class JobHooks(PassHooks):
         for feature in self.hooks.features:
             if feature.judge is not None:
                 hook = partial(feature.judge, state, has_succeeded)
-                verdict = self.guard.call(feature.name, "judge", hook, _is_verdict, default=nothing)
+                verdict = self.guard.call(feature.name, "judge_attempt", hook, _is_verdict, default=nothing)
                 if verdict is not None:
                     return verdict
         return None
