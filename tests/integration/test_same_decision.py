@@ -17,6 +17,8 @@ from ddp_cli.local.cluster import LocalCluster
 from ddp_cli.local.ports import hold_free_port
 from ddp_operator.api.cluster import Key
 from ddp_operator.api.constants import EXIT_RETRYABLE, KIND
+from ddp_operator.decide.hooks import Hooks
+from ddp_operator.features import FEATURES
 from ddp_operator.manager.settings import Settings
 from ddp_operator.reconcile import Reconciler
 from tests.support import PATIENCE
@@ -65,7 +67,7 @@ async def test_failed_attempt_on_local_cluster_has_expected_history(tmp_path: Pa
     # Its ranks never join the rendezvous, which only real processes show.
     spec = {"rendezvous": {"port": hold_free_port()}, "processGroupPolicy": "Ignore"}
     cluster.add(build_resource(["python", str(script)], **spec))
-    reconciler = Reconciler(cluster)
+    reconciler = Reconciler(cluster, hooks=Hooks(FEATURES))
     try:
         async with asyncio.timeout(PATIENCE):
             while (history.last.get("phase")) not in ("Succeeded", "Failed"):
