@@ -1,10 +1,11 @@
 """The end of a pod: its failure, the termination message, and the last lines of its log."""
 
+import json
 import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final, TypeVar
 
 from ..base.files import log
 from ..base.pod import Pod
@@ -12,11 +13,18 @@ from ..contract.failure_record import EVIDENCE_EXIT_CODE, Failure, PodEnd, RankE
 from ..contract.failure_table import EXIT_CODES, NETWORK
 from ..contract.failure_text import format_failure
 from ..contract.group_facts import GroupFacts
-from ..contract.names import ENV_TERMINATION_LOG, EXIT_OK, EXIT_PREEMPTED, EXIT_RETRYABLE, EXIT_USER_ERROR
+from ..contract.names import (
+    ENV_TERMINATION_LOG,
+    EXIT_OK,
+    EXIT_PREEMPTED,
+    EXIT_RETRYABLE,
+    EXIT_USER_ERROR,
+    TERMINATION_MESSAGE_LIMIT,
+)
 from ..contract.progress import Uploads
+from ..contract.records import to_json
 from ..progress.rank_progress import RankReader, complete_progress
 from .agent_failure import MASTER_NOT_FOUND, RENDEZVOUS_CLOSED, STORE_PROBLEMS, AgentEnd, examine_agent_exit
-from .encoding import encode_end
 from .rank_ends import RemainingProcess, examine_rank_ends
 from .restarts import InPlaceRestarts
 from .text import UPLOAD_REMEDY
@@ -28,8 +36,11 @@ from .worker_failure import (
     to_shell_exit_code,
 )
 
+MESSAGE_VERSION: Final = 2
+_NESTED_LIMIT: Final = 1500  # bytes of a failure within a termination message
 # Reasons for which the launcher itself ended the agent, whose exit code then has no meaning.
 _ENDED_BY_LAUNCHER: Final = (MASTER_NOT_FOUND, *STORE_PROBLEMS)
+AnyFailure = TypeVar("AnyFailure", bound=Failure)
 
 
 def finish(end: PodEnd) -> int:
@@ -196,3 +207,42 @@ def _build_agent_failure(pod: Pod, end: AgentEnd, status: int, restarts: InPlace
     if end.reason in _ENDED_BY_LAUNCHER:
         exit_code = failure.container_exit_code
     return replace(failure, message=message, exit_code=exit_code, restarts=restarts.count)
+
+
+def encode_end(end: PodEnd, limit: int = TERMINATION_MESSAGE_LIMIT) -> bytes:
+    """Return a termination message: JSON of at most ``limit`` bytes.
+
+    Where it is too long, the traceback loses its beginning, and the message and the remedy their ends.
+    """
+    nested: dict[str, Any] = {
+        name: shorten_failure(failure, _NESTED_LIMIT)
+        for name in ("last_failure", "awaited")
+        if (failure := getattr(end, name)) is not None
+    }
+    shortened = shorten_failure(replace(end, **nested), limit)
+    message = _encode(shortened)
+    if len(message) > limit:
+        message = _encode(Failure(end.category, container_exit_code=end.container_exit_code))
+    return message
+
+
+def shorten_failure(failure: AnyFailure, limit: int) -> AnyFailure:
+    """Return a failure whose JSON has at most ``limit`` bytes, unless its other members are longer."""
+    for name in ("traceback", "progress", "message", "remedy"):
+        excess = len(_encode(failure)) - limit
+        value = getattr(failure, name, None)
+        while excess > 0 and value:
+            if isinstance(value, str):
+                room = max(0, len(value) - max(1, excess // 6))  # JSON writes a character as up to six bytes
+                value = value[len(value) - room :] if name == "traceback" else value[:room]
+            else:
+                value = None
+            changes: dict[str, Any] = {name: value}
+            failure = replace(failure, **changes)
+            excess = len(_encode(failure)) - limit
+    return failure
+
+
+def _encode(failure: Failure) -> bytes:
+    members = {"version": MESSAGE_VERSION, "category": failure.category, **to_json(failure)}
+    return json.dumps(members, ensure_ascii=False, allow_nan=False).encode("utf-8", "replace")

@@ -25,10 +25,9 @@ from ..contract.processes import STOP_SIGNALS, find_family, kill, list_children,
 from ..contract.progress import RankProgress
 from ..contract.report import PodReport
 from ..failures.agent_failure import RUN_OVER, STORE_ERRORS, AgentEnd, build_absence_failure, examine_agent_exit
-from ..failures.encoding import shorten_failure
 from ..failures.rank_ends import describe_ended_ranks, find_remaining_processes
 from ..failures.restarts import InPlaceRestarts
-from ..failures.termination import complete_worker_failure, conclude
+from ..failures.termination import complete_worker_failure, conclude, shorten_failure
 from ..failures.worker_failure import find_root_cause
 from ..network.master import count_connections
 from ..progress.keeper import ProgressKeeper

@@ -19,10 +19,9 @@ from ddp_pod.contract.failure_record import Failure, PodEnd
 from ddp_pod.contract.progress import RankProgress, Uploads
 from ddp_pod.contract.records import read_record, to_json
 from ddp_pod.failures.agent_failure import AgentEnd
-from ddp_pod.failures.encoding import encode_end
 from ddp_pod.failures.restarts import InPlaceRestarts
 from ddp_pod.failures.rules import WorkerEnd
-from ddp_pod.failures.termination import conclude
+from ddp_pod.failures.termination import conclude, encode_end
 from ddp_pod.failures.worker_failure import examine_worker
 from ddp_pod.progress.rank_progress import RankReader
 from ddp_pod.rank.tracebacks import record_exception

@@ -31,8 +31,7 @@ from ...contract.names import (
 from ...contract.processes import STOP_SIGNALS, adopt_orphans
 from ...contract.records import encode_json, to_json
 from ...contract.report import DevRun, PodReport
-from ...failures.encoding import shorten_failure
-from ...failures.termination import build_end, finish
+from ...failures.termination import build_end, finish, shorten_failure
 from ...progress.metrics import MetricsEndpoint
 from ...progress.prometheus import format_page
 from ...progress.rank_progress import RankReader
