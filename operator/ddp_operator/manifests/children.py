@@ -10,6 +10,7 @@ import copy
 import hashlib
 import io
 import json
+import re
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ from ddp_operator.manifests.template import ResolvedTemplate, resolve_template
 
 PLACEHOLDER_UID = "00000000-0000-0000-0000-000000000000"
 """UID of an object that no API server has stored."""
+_DOCSTRING: Final = re.compile(r'^( *)"""(?:[^"\\]|\\.|"(?!""))*"""$', re.MULTILINE | re.DOTALL)
 # The paths of ddp_sdk's names before version 0.2. Without its ``__init__.py`` the package is complete in no image.
 _FORMER_PATHS: Final = ("exporter.py", "memory.py")
 LABEL_JOB_NAME: Final = "batch.kubernetes.io/job-name"
@@ -83,6 +85,7 @@ def load_launcher(features: frozenset[str] = frozenset()) -> Launcher:
     excluded = tuple(f"features/{name}/" for name in constants.OPTIONAL_FEATURES if name not in features)
     modules = _read_modules(resources.files("ddp_pod"))
     own = {path: source for path, source in modules.items() if not path.startswith(excluded)}
+    own = {path: source if path == "bootstrap.py" else blank_docstrings(source) for path, source in own.items()}
     sources = {**own, **_read_delivered_modules()}
     bootstrap = sources.pop("bootstrap.py")
     names = sorted(sources)
@@ -93,6 +96,14 @@ def load_launcher(features: frozenset[str] = frozenset()) -> Launcher:
             # ZipInfo has a constant date by default.
             file.writestr(zipfile.ZipInfo(name), sources[name], zipfile.ZIP_DEFLATED)
     return Launcher(bootstrap, archive.getvalue(), hashlib.sha256(hashed.encode()).hexdigest())
+
+
+def blank_docstrings(source: str) -> str:
+    """Return a module of the launcher with blank docstrings: a fifth of the archive. All lines keep their numbers.
+
+    They are not empty, or each dataclass would compute one.
+    """
+    return _DOCSTRING.sub(lambda match: f'{match[1]}" "' + "\n" * match[0].count("\n"), source)
 
 
 def _read_modules(folder: Traversable, path: str = "") -> dict[str, str]:

@@ -1,5 +1,6 @@
 """The objects of one attempt. tests/golden has their complete text; these tests have their invariants and reasons."""
 
+import ast
 import base64
 import copy
 import io
@@ -32,6 +33,19 @@ def pod_of(**spec: Any) -> dict[str, Any]:
 
 def env_of(**spec: Any) -> dict[str, str]:
     return {item["name"]: item.get("value", "") for item in pod_of(**spec)["containers"][0]["env"]}
+
+
+def dump_code(source: str) -> str:
+    """Return a module's code with its lines, without docstrings."""
+    tree = ast.parse(source)
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            node.value = ast.Constant(None)
+            node.end_lineno = node.end_col_offset = 0
+    for node in ast.walk(tree):  # whose last statement is a docstring
+        if hasattr(node, "end_lineno"):
+            node.end_lineno = node.end_col_offset = 0
+    return ast.dump(tree, include_attributes=True)
 
 
 class TestFailedNodes:
@@ -136,9 +150,13 @@ class TestLauncherConfigMap:
         with zipfile.ZipFile(io.BytesIO(complete.archive)) as archive:
             archived = {name: archive.read(name).decode() for name in archive.namelist()}
         scripts = [path.relative_to(ROOT / "trainer").as_posix() for path in (ROOT / "trainer/ddp_sdk").rglob("*.py")]
-        delivered = [*scripts, "ddp_trainer/exporter.py", "ddp_trainer/memory.py"]
-        sources |= {name: (ROOT / "trainer" / name).read_text(encoding="utf-8") for name in delivered}
-        assert archived == sources
+        for name in (*scripts, "ddp_trainer/exporter.py", "ddp_trainer/memory.py"):
+            assert archived.pop(name) == (ROOT / "trainer" / name).read_text(encoding="utf-8")
+        assert archived.keys() == sources.keys()
+        for name, source in sources.items():
+            assert archived[name].count("\n") == source.count("\n")
+            assert dump_code(archived[name]) == dump_code(source), name
+        assert sum(map(len, archived.values())) < 0.9 * sum(map(len, sources.values()))
 
     @pytest.mark.parametrize(
         ("spec", "features"),
