@@ -177,6 +177,8 @@ _OBSTACLES: Final = (
     (RENDEZVOUSED, "Unknown"),
     (PROGRESSING, "Unknown"),
 )
+DEFECTS: Final = (REPLICAS_DIFFER, SAME_BATCHES, RANK_LOSS_NOT_FINITE)
+"""Reasons with which a job trains on, so that they are no reason why it makes no step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,11 +249,16 @@ def summarize(status: Status, spec: Spec | None = None) -> Status:
 
 def find_obstacle(status: Status) -> Condition | None:
     """Return the most important condition that keeps a job from training; None: it trains."""
-    for kind, bad in _OBSTACLES:
-        condition = status.condition(kind)
-        if condition is not None and (condition.status == bad or condition.reason == STOPPING):
-            return condition
-    return None
+    obstacles = [
+        condition
+        for kind, bad in _OBSTACLES
+        if (condition := status.condition(kind)) and (condition.status == bad or condition.reason == STOPPING)
+    ]
+    first = next(iter(obstacles), None)
+    if first is None or first.reason not in DEFECTS:
+        return first
+    # Where the job also stands still, that is more important.
+    return next((later for later in obstacles[1:] if later.status != "Unknown"), first)
 
 
 def find_doubts(status: Status) -> list[Condition]:

@@ -87,7 +87,8 @@ def name_state(status: Status, why: Why, attention: Attention) -> State:
     if phase == "Succeeded":
         return State("Doubtful", "warn") if c.find_doubts(status) else State(phase, "good")
     if attention is Attention.NEEDS_YOU:
-        is_blocked = c.find_obstacle(status) is not None
+        obstacle = c.find_obstacle(status)
+        is_blocked = obstacle is not None and obstacle.reason not in c.DEFECTS
         word = "Blocked" if is_blocked else "Diverged" if _is_lost(status.progress) else "At risk"
         return State({c.STALLED: "Hangs", "NoOperator": "No operator"}.get(why.reason, word), "bad")
     tones = {Attention.TRAINING: "busy", Attention.PAUSED: "idle"}
@@ -96,7 +97,9 @@ def name_state(status: Status, why: Why, attention: Attention) -> State:
 
 def is_training(status: Status, why: Why) -> bool:
     """Return whether a job makes steps, so that its pace is that of now."""
-    return status.phase == "Running" and c.find_obstacle(status) is None and why.reason != "NoOperator"
+    obstacle = c.find_obstacle(status)
+    makes_steps = obstacle is None or obstacle.reason in c.DEFECTS
+    return status.phase == "Running" and makes_steps and why.reason != "NoOperator"
 
 
 def judge_attention(status: Status, why: Why, now: datetime) -> Attention:
@@ -110,6 +113,8 @@ def judge_attention(status: Status, why: Why, now: datetime) -> Attention:
         return Attention.PAUSED
     obstacle = c.find_obstacle(status)
     if why.reason == "NoOperator" or phase == "Unknown" or why.reason in (c.STALLED, c.INADMISSIBLE):
+        return Attention.NEEDS_YOU
+    if obstacle is not None and obstacle.reason in c.DEFECTS:
         return Attention.NEEDS_YOU
     if obstacle is None:
         is_doubtful = status.is_false(c.TRAINS_AS_ONE) or status.is_false(c.UPLOADED)

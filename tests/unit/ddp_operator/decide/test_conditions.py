@@ -172,3 +172,23 @@ def test_failed_job_reason_is_failure_category() -> None:
     deadline = c.Fact(c.FAILED, "True", c.DEADLINE_EXCEEDED)
     survived = LastFailure(attempt=1, category="OutOfMemory")
     assert reason("Failed", deadline, last_failure=survived) == "DeadlineExceeded"
+
+
+@pytest.mark.parametrize(
+    ("progressing", "reason"),
+    [
+        (c.Fact(c.PROGRESSING, "True", "Training"), c.SAME_BATCHES),
+        (c.Fact(c.PROGRESSING, "Unknown", "NoMetrics"), c.SAME_BATCHES),
+        (c.Fact(c.PROGRESSING, "False", c.STALLED), c.STALLED),
+    ],
+)
+def test_defect_of_a_job_does_not_hide_that_it_stands_still(progressing: c.Fact, reason: str) -> None:
+    facts = [c.Fact(c.TRAINS_AS_ONE, "False", c.SAME_BATCHES), progressing]
+    status = Status(phase="Running", conditions=c.merge_conditions((), facts, NOW, 1))
+    assert c.find_reason(status) == reason
+
+
+def test_wait_for_the_process_group_explains_that_a_job_makes_no_step() -> None:
+    facts = [c.Fact(c.TRAINS_AS_ONE, "False", c.WAITING_FOR_GROUP), c.Fact(c.PROGRESSING, "False", c.NO_STEP_YET)]
+    status = Status(phase="Running", conditions=c.merge_conditions((), facts, NOW, 1))
+    assert c.find_reason(status) == c.WAITING_FOR_GROUP

@@ -28,6 +28,8 @@ STATES: dict[str, tuple[dict[str, Any], Attention, str]] = {
     "training": ({"phase": "Running", "conditions": TRAINING}, Attention.TRAINING, "Training"),
     "stalled": (waits("Progressing", "Stalled"), Attention.NEEDS_YOU, "Hangs"),
     "nan": ({"phase": "Running", "conditions": TRAINING, "progress": {"loss": "nan"}}, Attention.NEEDS_YOU, "Diverged"),
+    "same batches": (waits("TrainsAsOne", "SameBatches"), Attention.NEEDS_YOU, "At risk"),
+    "joins": (waits("TrainsAsOne", "WaitingForGroup"), Attention.WAITING, "Waiting"),
     "queued": (waits("Scheduled", "QuotaPending", 9999), Attention.WAITING, "Waiting"),
     "no image": (waits("Scheduled", "ImagePull"), Attention.NEEDS_YOU, "Blocked"),
     "starts": (waits("Rendezvoused", "WaitingForRanks"), Attention.WAITING, "Waiting"),
@@ -44,7 +46,7 @@ def test_state_of_a_job_decides_what_it_asks_of_a_person(state: str) -> None:
     status, attention, word = STATES[state]
     row = build_row(resource() | {"status": status}, NOW, key="run/x")
     assert (row.attention, row.state.word) == (attention, word)
-    assert row.trains == (state in ("training", "nan"))
+    assert row.trains == (state in ("training", "nan", "same batches"))
 
 
 def test_jobs_that_need_a_person_are_first_then_the_newest() -> None:
