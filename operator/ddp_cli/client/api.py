@@ -289,10 +289,10 @@ def list_pods(api: Api, name: str, *, index: int | None = None) -> list[Object]:
     return items
 
 
-def list_events(api: Api, name: str, uid: str) -> list[Object]:
+def list_events(api: Api, metadata: Mapping[str, Any]) -> list[Object]:
     """Return the Events about a job and about its children, oldest first. Raises: ClientError."""
     items = api.request("GET", api_path("v1", "events", api.namespace))["items"]
-    return sorted((event for event in items if is_about(event, name, uid)), key=read_event_time)
+    return sorted((event for event in items if is_about(event, metadata)), key=read_event_time)
 
 
 def find_lease_renewal(api: Api) -> LeaseRenewal | None:
@@ -313,12 +313,18 @@ def _read_renewal(lease: Mapping[str, Any]) -> LeaseRenewal | None:
     return LeaseRenewal(time, timedelta(seconds=spec.get("leaseDurationSeconds") or 0))
 
 
-def is_about(event: Mapping[str, Any], name: str, uid: str) -> bool:
-    """Return whether an Event is about a job or one of its children."""
+def is_about(event: Mapping[str, Any], metadata: Mapping[str, Any]) -> bool:
+    """Return whether an Event is about a job or one of its children. ``metadata``: of the job.
+
+    A deleted job of the same name had children with these names, whose Events stay for an hour.
+    """
     item = event.get("involvedObject") or {}
+    name = metadata["name"]
     if item.get("kind") == constants.KIND:
-        return bool(item.get("uid") == uid or (not item.get("uid") and item.get("name") == name))
-    if item.get("kind") not in ("Job", "Pod"):
+        return bool(item.get("uid") == metadata["uid"] or (not item.get("uid") and item.get("name") == name))
+    time = parse_time(read_event_time(event))
+    created = parse_time(metadata.get("creationTimestamp"))
+    if item.get("kind") not in ("Job", "Pod") or (time and created and time < created):
         return False
     parts = str(item.get("name", "")).split("-")
     # A Job is <name>-<attempt>, its pods are <name>-<attempt>-<index>-<five characters>.

@@ -120,6 +120,6 @@ def _add_init_log(api: Api, name: str, why: Why) -> Why:
 def find_events(api: Api, job: Object) -> list[Object]:
     """Return the Events of a job; none without the permission to read them. Raises: ClientError."""
     try:
-        return list_events(api, job["metadata"]["name"], job["metadata"]["uid"])
+        return list_events(api, job["metadata"])
     except ApiError:  # no permission to read Events; the conditions contain the essentials
         return []

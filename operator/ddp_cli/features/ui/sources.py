@@ -308,7 +308,7 @@ class ClusterJobs(Source):
         query = {"labelSelector": f"{constants.LABEL_JOB_NAME}={job.name}"} if kind == "pods" else {}
 
         def is_ours(item: Object) -> bool:
-            return kind == "pods" or is_about(item, job.name, metadata["uid"])
+            return kind == "pods" or is_about(item, metadata)
 
         while time.monotonic() - opened.read_at < _VIEW_SECONDS:
             until = time.monotonic() + _VIEW_SECONDS

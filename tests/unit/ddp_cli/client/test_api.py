@@ -24,7 +24,15 @@ from ddp_cli.client.errors import ApiError
     ],
 )
 def test_events_of_other_jobs_are_excluded(thing: dict[str, Any], ours: bool) -> None:
-    assert is_about({"involvedObject": thing}, "x", "u") is ours
+    assert is_about({"involvedObject": thing}, {"name": "x", "uid": "u"}) is ours
+
+
+@pytest.mark.parametrize(
+    ("time", "ours"), [("2026-11-30T11:59:59Z", False), ("2026-11-30T12:00:00Z", True), ("2026-11-30T12:07:00Z", True)]
+)
+def test_events_of_a_former_job_of_the_same_name_are_excluded(time: str, ours: bool) -> None:
+    event = {"involvedObject": {"kind": "Pod", "name": "x-1-0-abcde"}, "lastTimestamp": time}
+    assert is_about(event, {"name": "x", "uid": "u", "creationTimestamp": "2026-11-30T12:00:00Z"}) is ours
 
 
 @pytest.mark.parametrize(
