@@ -56,7 +56,17 @@ INHERITED_LOCK_REMEDY: Final = (
 UNREAD_OUTPUT_REMEDY: Final = (
     "read the child's output while it runs (communicate(), a thread), or let it write to a file"
 )
-OPEN_INPUT_REMEDY: Final = "close the child's input before its output is read (stdin.close(), communicate())"
+OPEN_INPUT_REMEDY: Final = "close the child's input (stdin.close(), communicate()), in every process that has it open"
+OPEN_PIPE_REMEDY: Final = "a reader waits until all have closed the writing end: close it where it is unused"
+FIFO_REMEDY: Final = "start the process that opens the FIFO's other end: the first one waits for it"
+CHILD_REMEDY: Final = "find out what the child waits for, and give the wait a timeout"
+FILE_LOCK_REMEDY: Final = "find out which process holds the file's lock: it must release it, or end"
+POLL_REMEDY: Final = "find out which rank or service should end this loop, and let the loop give up after a time"
+MISSING_FILE_REMEDY: Final = (
+    "let one rank create the file under the path for which all wait: broadcast() a name that each forms itself, or "
+    "call barrier() instead"
+)
+SERVICE_REMEDY: Final = "the rank waits for a service that does not respond: check it, and give its calls a timeout"
 DDP_FORWARD_REMEDY: Final = (
     "the forward of DistributedDataParallel shares the model's buffers (as of BatchNorm) with all ranks: where only "
     "some evaluate, call model.module, or evaluate on all ranks"

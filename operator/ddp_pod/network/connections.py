@@ -52,6 +52,24 @@ def list_servers(port: int) -> set[str]:
     return set(_search_tables(partial(find_servers, port=port)))
 
 
+def find_peer(descriptor: str) -> str:
+    """Return the other end of a connection of this pod as ``host:port``; empty: unknown.
+
+    ``descriptor``: what a file descriptor of one of its processes refers to, as ``socket:[123]``.
+    """
+    inode = _SOCKET.fullmatch(descriptor)
+    peers = _search_tables(partial(_find_addresses, inode=inode[1])) if inode else []
+    return next(iter(peers), "")
+
+
+def _find_addresses(table: str, inode: str) -> Iterator[str]:
+    for columns in _list_rows(table):
+        if columns[9] == inode:
+            address, _, port = columns[2].partition(":")
+            host = _decode_address(address)
+            yield f"[{host}]:{int(port, 16)}" if ":" in host else f"{host}:{int(port, 16)}"
+
+
 def _list_rows(table: str) -> Iterator[list[str]]:
     """Yield the columns of the connections in a table."""
     for line in table.splitlines()[1:]:

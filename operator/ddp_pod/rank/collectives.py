@@ -1,7 +1,7 @@
-"""Report on request in which collective operation a rank waits, from PyTorch's flight recorder, or in which coroutine.
+"""Report on request what a rank waits for: a collective operation, a coroutine, or a library's call.
 
-PyTorch keeps the last operations of each process group in memory. Only the rank itself can read them, while its main
-thread waits. So a thread does, which sleeps until the launcher writes to a pipe.
+PyTorch's flight recorder has the last operations of each process group in memory. Only the rank itself can read them,
+while its main thread waits. So a thread does, which sleeps until the launcher writes to a pipe.
 """
 
 import _thread
@@ -13,7 +13,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ..base.files import write_json
-from .coroutines import list_awaited_frames
+from .coroutines import find_awaited_frames
+from .library_calls import describe_library_call, list_paths
 
 _MOST_GROUPS = 8
 _MOST_TENSORS = 4  # of an operation
@@ -34,9 +35,16 @@ def _report_on_request(pipe: int, path: str) -> None:
     while True:
         try:
             request = os.read(pipe, _REQUEST_BYTES).decode("ascii")
-            write_json(path, {"request": request, "groups": _describe_groups(), "awaited": list_awaited_frames()})
+            write_json(path, {"request": request, "groups": _describe_groups(), **_describe_frames()})
         except Exception:  # a bug here must never reach the script
             return
+
+
+def _describe_frames() -> dict[str, Any]:
+    """Return file, line and function of the coroutines that are awaited, the library's call that waits, and paths."""
+    awaited = find_awaited_frames()
+    places = [(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in awaited]
+    return {"awaited": places, "call": describe_library_call(awaited), "paths": list_paths(awaited)}
 
 
 def _describe_groups() -> list[dict[str, Any]]:

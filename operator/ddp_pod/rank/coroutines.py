@@ -3,6 +3,7 @@
 import sys
 import threading
 from collections.abc import Iterator
+from itertools import islice
 from types import CoroutineType, FrameType, GeneratorType
 from typing import Any, Final
 
@@ -11,14 +12,11 @@ _TASKS: Final = ("asyncio/taskgroups.py", "asyncio/tasks.py")  # these wait for 
 _MOST_FRAMES: Final = 32
 
 
-def list_awaited_frames() -> list[tuple[str, int, str]]:
-    """Return file, line and function of the frames that the main thread's event loop waits for, the outermost first."""
+def find_awaited_frames() -> list[FrameType]:
+    """Return the frames that the main thread's event loop waits for, the outermost first."""
     asyncio = sys.modules.get("asyncio")
     future = _find_main_future()
-    if asyncio is None or future is None:
-        return []
-    frames = [(frame.f_code.co_filename, frame.f_lineno, frame.f_code.co_name) for frame in _walk(asyncio, future)]
-    return frames[:_MOST_FRAMES]
+    return [] if asyncio is None or future is None else list(islice(_walk(asyncio, future), _MOST_FRAMES))
 
 
 def _find_main_future() -> Any:

@@ -191,28 +191,6 @@ def test_pipe_whose_reader_has_ended_names_the_process(others: int) -> None:
             child.wait()
 
 
-RANK_AND_CHILD = """
-import subprocess, sys
-child = subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=-1, stdout=-1)
-child.stdout.read()
-"""
-
-
-def test_child_that_waits_for_the_end_of_its_input_is_found() -> None:
-    rank = subprocess.Popen([sys.executable, "-c", RANK_AND_CHILD])
-    try:
-        deadline = time.monotonic() + 60
-        while find_blocked_child(rank.pid) is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        blocked = find_blocked_child(rank.pid)
-        assert blocked is not None
-        assert (blocked.reads, "sys.stdin.read" in blocked.command) == (True, True)
-        assert find_blocked_child(os.getpid()) is None
-    finally:
-        rank.kill()
-        rank.wait()
-
-
 def test_child_that_waits_for_its_reader_is_found() -> None:
     assert find_blocked_child(os.getpid()) is None
     line = [sys.executable, "-c", "import os; os.write(1, bytes(1 << 20))"]

@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from ...base.files import read_json
@@ -14,6 +15,11 @@ from .stacks import StackFrame
 COLLECTIVE_LIMIT = 100  # characters of a description
 _SECONDS = 2.0  # for the reports of all ranks; less than for their stacks, which are collected meanwhile
 _NAME = re.compile(r"[\w .:<>-]{1,48}")
+_CALL_NAME = re.compile(r"[\w.<>]{1,100}")
+_TEXT_LIMIT = 400  # characters, of a path or a documentation
+_SENTENCE_LIMIT = 120
+_MOST_PATHS = 8
+_PATH_LIMIT = 120  # characters
 _DEFAULT_GROUP = "default_pg"
 _UNNAMED_GROUP = "undefined"
 
@@ -45,14 +51,32 @@ class GroupState(NamedTuple):
     pending: Collective | None
 
 
+class LibraryCall(NamedTuple):
+    """A function of a library in which the main thread is, and its documentation; empty if it is unknown."""
+
+    path: str = ""
+    function: str = ""
+    name: str = ""
+    documentation: str = ""
+
+    @property
+    def summary(self) -> str:
+        """The name and the first sentence of the documentation."""
+        sentence = self.documentation.partition(". ")[0].rstrip(".")
+        return f"{self.name}: {sentence[:_SENTENCE_LIMIT]}" if sentence else ""
+
+
 class RankCollectives(NamedTuple):
     """The process groups of a rank, the last used one first; empty if the rank reports none.
 
-    ``awaited``: the coroutines for which its event loop waits, the outermost first.
+    ``awaited``: the coroutines for which its event loop waits, the outermost first; ``call``: of a library;
+    ``paths``: of files, by the names that they have where the script waits.
     """
 
     groups: Sequence[GroupState] = ()
     awaited: Sequence[StackFrame] = ()
+    call: LibraryCall = LibraryCall()
+    paths: Mapping[str, str] = MappingProxyType({})
 
     @property
     def pending(self) -> Collective | None:
@@ -113,9 +137,24 @@ def parse_report(report: Mapping[str, Any]) -> RankCollectives:
     try:
         groups = [_parse_group(raw) for raw in report["groups"][:8]]
         awaited = [StackFrame(str(path), int(line), str(name)) for path, line, name in report.get("awaited", ())[:32]]
-        return RankCollectives(groups, awaited)
+        return RankCollectives(
+            groups, awaited, _parse_call(report.get("call", ())), _parse_paths(report.get("paths", {}))
+        )
     except (KeyError, TypeError, ValueError, AttributeError):
         return RankCollectives()
+
+
+def _parse_call(raw: Sequence[Any]) -> LibraryCall:
+    """Return a library's call; empty without one. Raises: TypeError."""
+    texts = [str(text)[:_TEXT_LIMIT] for text in raw[:4]]
+    is_valid = len(texts) == 4 and all(map(str.isprintable, texts)) and _CALL_NAME.fullmatch(texts[2])
+    return LibraryCall(*texts) if is_valid else LibraryCall()
+
+
+def _parse_paths(raw: Mapping[str, Any]) -> dict[str, str]:
+    """Return printable paths. Raises: AttributeError."""
+    paths = [(name, path) for name, path in list(raw.items())[:_MOST_PATHS] if isinstance(path, str)]
+    return {name: path for name, path in paths if path.isprintable() and len(path) <= _PATH_LIMIT}
 
 
 def _parse_group(raw: Mapping[str, Any]) -> GroupState:

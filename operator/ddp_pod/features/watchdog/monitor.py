@@ -26,7 +26,6 @@ from ...failures.text import (
     DDP_FORWARD_REMEDY,
     INHERITED_LOCK_REMEDY,
     ONE_WAY_REMEDY,
-    OPEN_INPUT_REMEDY,
     UNREAD_OUTPUT_REMEDY,
     advise_on_line,
 )
@@ -36,6 +35,7 @@ from ...progress.output import read_end, read_last_lines
 from ...progress.rank_progress import PAGE_TIMEOUT, RankReader
 from ...torchrun.channel import FeatureSummary, PeersLost
 from .collectives import Collective, CollectivesRequest, RankCollectives
+from .polling import explain_polling
 from .stacks import ChildStack, Stack, add_awaited, collect_stacks, find_working_child
 from .stall import (
     ACTIVITY_LIMIT,
@@ -58,7 +58,7 @@ from .stall import (
     should_kill_workers,
     stall_grace_seconds,
 )
-from .wait_channels import find_blocked_child, sleeps_by_clock
+from .wait_channels import find_blocked_child, find_kernel_wait, sleeps_by_clock
 
 RankMap = Mapping[int, RankProgress]
 _SECONDS_OF_SILENCE = 5.0  # without a step, after which the ranks are examined, as their peers may give up
@@ -77,7 +77,8 @@ class StalledWorker(NamedTuple):
 
     ``dead_helper``: the exception that ended a thread or a child of it, while its main thread waits for one;
     ``child``: a living child for which it may wait; ``remedy``: by the state of such a child; ``sleeps_by_clock``:
-    whether it is outside of collectives and only waits for a time to pass.
+    whether it is outside of collectives and only waits for a time to pass; ``is_final``: whether nobody else could end
+    its wait.
     """
 
     worker: WorkerRecord
@@ -88,6 +89,7 @@ class StalledWorker(NamedTuple):
     child: ChildStack | None = None
     remedy: str = ""
     sleeps_by_clock: bool = False
+    is_final: bool = False
 
     @property
     def position(self) -> tuple[str, str, Collective | None]:
@@ -116,12 +118,16 @@ class StalledWorker(NamedTuple):
 
 
 class _Helper(NamedTuple):
-    """A thread or a child for which a rank may wait: the exception that ended it, or where it is."""
+    """A thread, a child or a file for which a rank may wait: the exception that ended it, or where it is.
+
+    ``is_final``: nobody else could end the wait.
+    """
 
     note: str = ""
     dead: PrintedTraceback | None = None
     child: ChildStack | None = None
     remedy: str = ""
+    is_final: bool = False
 
 
 class _EndingRank(NamedTuple):
@@ -575,18 +581,30 @@ class StallMonitor(Service):
                 continue
             collectives = reports.get(worker.local_rank, RankCollectives())
             stack = add_awaited(stack, collectives.awaited) if stack else None
-            helper = self._find_helper(worker, stack)
             activity = describe_activity(stall, worker, stack, collectives, process_state(worker.pid))
+            helper = self._find_helper(worker, stack)
+            if not helper.note and activity.state == "Behind" and stack:
+                helper = _explain_wait(worker, stack, collectives)
             if helper.note:
                 activity = dataclasses.replace(activity, what=f"{activity.what}; {helper.note}"[:ACTIVITY_LIMIT])
             if helper.dead is not None and helper.dead.is_last:
                 activity = dataclasses.replace(activity, state="Behind")
-            elif activity.state == "Behind" and not helper.remedy and stack and self._is_in_io(stall, worker, stack):
+            elif activity.state == "Behind" and not helper.is_final and stack and self._is_in_io(stall, worker, stack):
                 activity = dataclasses.replace(activity, state="IO")
             stack = stack or Stack([], "")
-            sleeps = activity.state == "IO" and sleeps_by_clock(worker.pid)
+            sleeps = activity.state in ("IO", "Behind") and sleeps_by_clock(worker.pid)
             stalled.append(
-                StalledWorker(worker, activity, stack, collectives, helper.dead, helper.child, helper.remedy, sleeps)
+                StalledWorker(
+                    worker,
+                    activity,
+                    stack,
+                    collectives,
+                    helper.dead,
+                    helper.child,
+                    helper.remedy,
+                    sleeps,
+                    helper.is_final,
+                )
             )
         return stalled
 
@@ -594,9 +612,10 @@ class StallMonitor(Service):
         """Return the state of the thread or the child for which a rank waits."""
         blocked = find_blocked_child(worker.pid)
         if blocked is not None:
-            wait = "for more input" if blocked.reads else "until the rank reads its output: the pipe is full"
-            note = f"its process {blocked.pid} ({blocked.command}) waits {wait}"
-            return _Helper(note, remedy=OPEN_INPUT_REMEDY if blocked.reads else UNREAD_OUTPUT_REMEDY)
+            note = (
+                f"its process {blocked.pid} ({blocked.command}) waits until the rank reads its output: the pipe is full"
+            )
+            return _Helper(note, remedy=UNREAD_OUTPUT_REMEDY, is_final=True)
         if stack is None or not (stack.waits_for_thread or stack.waits_for_process):
             return _Helper()
         printed = find_printed_traceback(read_end(self._pod, worker.local_rank))
@@ -609,7 +628,8 @@ class StallMonitor(Service):
         child = find_working_child(self._pod, worker) if stack.waits_for_process else None
         if child is not None:
             remedy = INHERITED_LOCK_REMEDY if child.stack.waits_for_lock else ""
-            return _Helper(f"its {child.name} is in {child.stack.place}", child=child, remedy=remedy)
+            note = f"its {child.name} is in {child.stack.place}"
+            return _Helper(note, child=child, remedy=remedy, is_final=bool(remedy))
         if printed is not None and printed.is_last and not printed.origin:
             return _Helper(f"the last exception in its log is {printed.text}")
         return _Helper()
@@ -709,6 +729,21 @@ class StallMonitor(Service):
         """Return the call between two ranks, without its opposite, in which all ranks wait; empty if there is none."""
         calls = {wait.collective.partition(" ")[0] for wait in self._list_waits()}
         return calls.pop() if len(calls) == 1 and calls <= _ONE_WAY else ""
+
+
+def _explain_wait(worker: WorkerRecord, stack: Stack, collectives: RankCollectives) -> _Helper:
+    """Return for which file or process the kernel lets a rank wait, or what the call in which it is should do."""
+    wait = find_kernel_wait(worker.pid)
+    if wait is not None:
+        return _Helper(wait.note, remedy=wait.remedy, is_final=wait.is_final)
+    if stack.script_frame is not None and stack.script_frame == stack.frames[-1] and sleeps_by_clock(worker.pid):
+        polling = explain_polling(stack.script_frame, collectives.paths, worker.pid)
+        return _Helper() if polling is None else _Helper(polling.note, remedy=polling.remedy)
+    call = collectives.call
+    if not call.summary or not stack.has_called(call.path, call.function):
+        return _Helper()
+    remedy = f"find out why the rank does not leave its line, {call.name}(): {call.documentation}"
+    return _Helper(call.summary, remedy=remedy)
 
 
 def _measure_sleep(pid: int) -> float:

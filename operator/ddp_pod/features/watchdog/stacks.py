@@ -100,16 +100,17 @@ class Stack(NamedTuple):
     @property
     def script_place(self) -> str:
         """The innermost line of the script, such as ``evaluate (train.py:20)``; empty without one."""
-        return str(self._script_frame or "")
+        return str(self.script_frame or "")
 
     @property
     def script_line(self) -> str:
         """The source of that line, without its indentation."""
-        frame = self._script_frame
+        frame = self.script_frame
         return "" if frame is None else linecache.getline(frame.path, frame.line).strip()[:_LINE_LIMIT]
 
     @property
-    def _script_frame(self) -> StackFrame | None:
+    def script_frame(self) -> StackFrame | None:
+        """The innermost frame of the script; None without one."""
         return next((frame for frame in reversed(self.frames) if not LIBRARY.search(frame.path)), None)
 
     @property
@@ -121,6 +122,10 @@ class Stack(NamedTuple):
         if not self.frames or not LIBRARY.search(self.frames[-1].path):
             return ""
         return next(frame.function for frame in self.frames if frame.path == self.frames[-1].path)
+
+    def has_called(self, path: str, function: str) -> bool:
+        """Return whether a frame is that of a function."""
+        return any(frame.path == path and frame.function == function for frame in self.frames)
 
     @property
     def is_in_forward(self) -> bool:

@@ -1,54 +1,172 @@
-"""What processes wait for, by the kernel's function in which they do.
+"""What processes wait for, by the kernel's function in which they do, and the file or the process in its arguments.
 
-A child may wait until its rank reads what it has written, while the rank waits for its end; or for the end of its
-input, which the rank keeps open while it reads the child's output.
+A child may wait until its rank reads what it has written, while the rank waits for its end; or until the rank ends its
+input, while the rank reads its output. What the kernel does not show to this user stays unknown.
 """
 
 import os
+from collections.abc import Iterable
 from typing import Final, NamedTuple
 
 from ...contract.processes import find_family
+from ...failures.text import (
+    CHILD_REMEDY,
+    FIFO_REMEDY,
+    FILE_LOCK_REMEDY,
+    OPEN_INPUT_REMEDY,
+    OPEN_PIPE_REMEDY,
+    SERVICE_REMEDY,
+)
+from ...network.connections import find_peer
 
 _MOST_CHILDREN: Final = 8  # of a rank
 _MOST_FILES: Final = 256  # of a process
-_READS: Final = "pipe_read"
 _WRITES: Final = "pipe_write"  # in the name of the kernel's function, whatever version (proc(5), wchan)
 _SLEEPS: Final = "nanosleep"  # the same
+_READS: Final = "pipe_read"
+_WAITS_FOR_CHILD: Final = "do_wait"
+_OPENS_PIPE: Final = "wait_for_partner"
+_LOCKS_FILE: Final = "locks_lock_inode"
+_LOCKS_LIMIT: Final = 1 << 18  # characters of the table of locks
+_RECEIVES: Final = ("wait_woken", "sk_wait_data")  # of a TCP connection
 _COMMAND_LIMIT: Final = 60  # characters
 
 
 class BlockedChild(NamedTuple):
-    """A process that waits in a write to a full pipe, or ``reads`` from an empty one."""
+    """A process that waits in a write to a full pipe."""
 
     pid: int
     command: str
-    reads: bool = False
 
 
 def find_blocked_child(pid: int) -> BlockedChild | None:
-    """Return a descendant of a process that waits until that one reads from a pipe, or writes to it; None: none does.
-
-    One that reads counts only if the other process reads its output meanwhile, and has started it as a program: a
-    forked one has all pipes of its parent.
-    """
-    own_command = _read_command(pid)
-    for child in find_family(pid, 1 + _MOST_CHILDREN)[1:]:
-        channel = _read(f"/proc/{child}/wchan")
-        if _WRITES not in channel and _READS not in channel:
+    """Return a descendant of a process that writes into a full pipe which that process should read; None: none does."""
+    for child in _list_children(pid):
+        if _WRITES not in _read(f"/proc/{child}/wchan"):
             continue
-        if not _list_pipes(pid, os.R_OK) & _list_pipes(child, os.W_OK):
-            continue
-        command = _read_command(child)
-        if _WRITES in channel:
-            return BlockedChild(child, command)
-        is_awaited = _READS in _read(f"/proc/{pid}/wchan") and command != own_command
-        if is_awaited and _list_pipes(pid, os.W_OK) & _list_pipes(child, os.R_OK):
-            return BlockedChild(child, command, reads=True)
+        if _list_pipes(pid, os.R_OK) & _list_pipes(child, os.W_OK):
+            return BlockedChild(child, _read_command(child))
     return None
 
 
+class KernelWait(NamedTuple):
+    """What a rank waits for outside of Python. ``is_final``: nothing but the rank itself could end the wait."""
+
+    note: str
+    remedy: str
+    is_final: bool = False
+
+
+def find_kernel_wait(pid: int) -> KernelWait | None:
+    """Return what the main thread of a process waits for: a file, a connection or a child; None: unknown."""
+    channel = _read(f"/proc/{pid}/wchan")
+    arguments = _read_arguments(pid)
+    if _OPENS_PIPE in channel:
+        return KernelWait("it opens a FIFO that no process has open at its other end", FIFO_REMEDY)
+    if not arguments:
+        return None
+    if channel.endswith(_WAITS_FOR_CHILD):
+        return _explain_child(pid, arguments[:2])
+    file = _read_link(pid, arguments[0])
+    if _READS in channel:
+        return _explain_read(pid, file)
+    if _WRITES in channel:
+        return _explain_write(pid, file)
+    if _LOCKS_FILE in channel and file.startswith("/"):
+        holder = _find_lock_holder(pid, arguments[0])
+        by = f", which {_describe_process(holder)} holds" if holder else ""
+        return KernelWait(f"it waits for the lock of {file[-_COMMAND_LIMIT:]}{by}", FILE_LOCK_REMEDY)
+    if channel in _RECEIVES:
+        peer = find_peer(file)
+        return KernelWait(f"it waits for data from {peer}", SERVICE_REMEDY) if peer else None
+    return None
+
+
+def _explain_child(pid: int, arguments: Iterable[int]) -> KernelWait | None:
+    """Explain the wait for the end of a child, whose id is among the arguments of the system call."""
+    child = next((child for child in _list_children(pid) if child in arguments), None)
+    if child is None:
+        return None
+    text = f"it waits for the end of its {_describe_process(child)}"
+    if _waits_for_input_of(child, pid):
+        return KernelWait(f"{text}, which waits for input from the rank", OPEN_INPUT_REMEDY, is_final=True)
+    return KernelWait(text, CHILD_REMEDY)
+
+
+def _explain_read(pid: int, file: str) -> KernelWait | None:
+    """Explain a read from an empty pipe, by the processes that could write into it."""
+    if not file.startswith("pipe:"):
+        return KernelWait(f"it reads {file[-_COMMAND_LIMIT:]}", "") if file.startswith("/") else None
+    writers = [child for child in _list_children(pid) if file in _list_pipes(child, os.W_OK)]
+    if not writers:
+        is_own = file in _list_pipes(pid, os.W_OK)
+        note = "it reads from a pipe whose writing end it has open itself"
+        return KernelWait(note, OPEN_PIPE_REMEDY) if is_own else None
+    text = f"it reads from a pipe of its {_describe_process(writers[0])}"
+    if all(_waits_for_input_of(writer, pid) for writer in writers):
+        return KernelWait(f"{text}, which waits for input from the rank", OPEN_INPUT_REMEDY, is_final=True)
+    return KernelWait(text, CHILD_REMEDY)
+
+
+def _explain_write(pid: int, file: str) -> KernelWait | None:
+    """Explain a write into a full pipe, by the processes that should read from it."""
+    readers = [child for child in _list_children(pid) if file in _list_pipes(child, os.R_OK)]
+    if not readers:
+        return None
+    note = f"it waits until its {_describe_process(readers[0])} reads its input: the pipe is full"
+    return KernelWait(note, CHILD_REMEDY)
+
+
+def _waits_for_input_of(child: int, pid: int) -> bool:
+    """Return whether a child waits to read from a pipe into which only its parent could write."""
+    arguments = _read_arguments(child)
+    if _READS not in _read(f"/proc/{child}/wchan") or not arguments:
+        return False
+    file = _read_link(child, arguments[0])
+    others = [other for other in _list_children(pid) if other != child]
+    is_shared = any(file in _list_pipes(other, os.W_OK) for other in others)
+    return not is_shared and file in _list_pipes(pid, os.W_OK)
+
+
+def _find_lock_holder(pid: int, descriptor: int) -> int:
+    """Return the process that holds the lock of a file which a process has open; 0: unknown (proc(5), locks)."""
+    try:
+        status = os.stat(f"/proc/{pid}/fd/{descriptor}")
+        with open("/proc/locks", encoding="ascii") as file:
+            rows = [line.split()[1:] for line in file.read(_LOCKS_LIMIT).splitlines()]
+    except OSError:
+        return 0
+    name = f"{os.major(status.st_dev):02x}:{os.minor(status.st_dev):02x}:{status.st_ino}"
+    held = [row for row in rows if len(row) > 4 and row[0] != "->" and row[4] == name]  # the others wait
+    return next((int(row[3]) for row in held if row[3].isdecimal()), 0)
+
+
+def _list_children(pid: int) -> list[int]:
+    return find_family(pid, 1 + _MOST_CHILDREN)[1 : 1 + _MOST_CHILDREN]
+
+
+def _describe_process(pid: int) -> str:
+    return f"process {pid} ({_read_command(pid)})"
+
+
 def _read_command(pid: int) -> str:
-    return _read(f"/proc/{pid}/cmdline").replace("\0", " ").strip()[:_COMMAND_LIMIT]
+    program, *arguments = _read(f"/proc/{pid}/cmdline").split("\0")
+    return " ".join([os.path.basename(program), *arguments]).strip()[:_COMMAND_LIMIT]
+
+
+def _read_arguments(pid: int) -> list[int]:
+    """Return the arguments of the system call in which a process waits; empty: unknown."""
+    try:
+        return [int(value, 16) for value in _read(f"/proc/{pid}/syscall").split()[1:4]]
+    except ValueError:
+        return []
+
+
+def _read_link(pid: int, descriptor: int) -> str:
+    try:
+        return os.readlink(f"/proc/{pid}/fd/{descriptor}")
+    except OSError:
+        return ""
 
 
 def sleeps_by_clock(pid: int) -> bool:

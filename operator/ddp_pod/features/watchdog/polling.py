@@ -1,0 +1,73 @@
+"""The loop in which a rank polls: what ends it is what the rank waits for."""
+
+import ast
+import os
+from collections.abc import Iterator, Mapping
+from typing import Final, NamedTuple
+
+from ...failures.text import MISSING_FILE_REMEDY, POLL_REMEDY
+from .stacks import StackFrame
+
+_MOST_BYTES: Final = 1 << 20  # of a script
+_HEADER_LIMIT: Final = 80  # characters
+_PATH_LIMIT: Final = 120
+_CHECKS: Final = ("exists", "is_file", "is_dir", "isfile", "isdir")
+
+
+class Polling(NamedTuple):
+    """A loop in which a rank sleeps, and what could end it."""
+
+    note: str
+    remedy: str
+
+
+def explain_polling(frame: StackFrame, paths: Mapping[str, str], pid: int) -> Polling | None:
+    """Return the loop around a line that sleeps; None: there is none. ``paths``: of the line's variables by name."""
+    loop = _find_loop(frame)
+    if loop is None or isinstance(loop.test, ast.Constant):  # perhaps that of the training
+        return None
+    header = f"while {ast.unparse(loop.test)}"
+    missing = [path for path in _list_files(loop.test, paths) if not _exists(pid, path)]
+    if missing:
+        return Polling(f"it waits for {missing[0][:_PATH_LIMIT]}, which does not exist", MISSING_FILE_REMEDY)
+    return Polling(f"it sleeps in {header[:_HEADER_LIMIT]!r}", POLL_REMEDY)
+
+
+def _find_loop(frame: StackFrame) -> ast.While | None:
+    """Return the innermost ``while`` of the script around a line."""
+    try:
+        with open(frame.path, encoding="utf-8") as file:
+            tree = ast.parse(file.read(_MOST_BYTES))
+    except (OSError, ValueError, SyntaxError, RecursionError, MemoryError):
+        return None
+    loops = [
+        node
+        for node in ast.walk(tree)
+        if isinstance(node, ast.While) and node.lineno <= frame.line <= (node.end_lineno or node.lineno)
+    ]
+    return max(loops, key=lambda loop: loop.lineno, default=None)
+
+
+def _list_files(test: ast.expr, paths: Mapping[str, str]) -> Iterator[str]:
+    """Yield the files whose existence an expression checks, as ``path.exists()`` or ``os.path.exists(path)``."""
+    for node in ast.walk(test):
+        if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in _CHECKS):
+            continue
+        if node.args and ast.unparse(node.func.value) != "os.path":
+            continue  # of another object: a store
+        operand = node.args[0] if node.args else node.func.value
+        if isinstance(operand, ast.Constant) and isinstance(operand.value, str):
+            yield operand.value
+        elif isinstance(operand, ast.Name) and operand.id in paths:
+            yield paths[operand.id]
+
+
+def _exists(pid: int, path: str) -> bool:
+    """Return whether a path exists for a process; True if that is unknown."""
+    try:
+        os.stat(os.path.join(f"/proc/{pid}/cwd", path))
+    except FileNotFoundError:
+        return not os.path.isdir(f"/proc/{pid}/cwd/.")
+    except (OSError, ValueError):
+        return True
+    return True
