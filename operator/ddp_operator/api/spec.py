@@ -110,11 +110,11 @@ class Recovery(SpecFields, frozen=True, kw_only=True):
 
 
 class Watchdog(SpecFields, frozen=True, kw_only=True):
-    """Detection of hangs. A step, or a call of heartbeat(), is progress."""
+    """Detection of hangs. A step or heartbeat() is progress."""
 
-    start_seconds: Annotated[
-        int, Meta(description="Maximum seconds from the start of the workers to their first step.")
-    ] = 900
+    start_seconds: Annotated[int, Meta(description="Maximum seconds from the workers' start to their first step.")] = (
+        900
+    )
     stall_seconds: Annotated[
         int,
         Meta(
@@ -125,15 +125,15 @@ class Watchdog(SpecFields, frozen=True, kw_only=True):
     checkpoint_seconds: Annotated[
         int,
         Meta(
-            description="As stallSeconds, while a rank saves a checkpoint, or is in I/O (upload, download, file, "
-            "subprocess) while its peers wait."
+            description="As stallSeconds, while a rank saves a checkpoint, or its peers wait for its I/O (upload, "
+            "download, file, subprocess)."
         ),
     ] = 1800
     action: Annotated[
         Literal["Restart", "Fail", "Report"],
         Meta(
             description="Restart: restart the workers, as after any failure. Fail: fail the job. Report: only "
-            "report, as always before the first visible step."
+            "report, as before the first visible step unless a rank at rest prevents it."
         ),
     ] = "Restart"
 

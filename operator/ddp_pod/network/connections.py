@@ -4,7 +4,7 @@ import os
 import re
 import socket
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import Final, NamedTuple, TypeVar
@@ -104,20 +104,40 @@ def list_unacknowledged() -> list[Connection]:
     return [connection for connection in connections if connection.inode in own]
 
 
+def list_outer_sockets(pids: Sequence[int]) -> set[int] | None:
+    """Return the inodes of processes' TCP connections that leave this pod; None: they are unknown."""
+    rows = _search_tables(_list_rows)
+    hosts = {columns[1].partition(":")[0] for columns in rows}
+    outer = {
+        int(columns[9])
+        for columns in rows
+        if int(columns[3], 16) == _ESTABLISHED and columns[2].partition(":")[0] not in hosts
+    }
+    inodes: set[int] = set()
+    for pid in pids:
+        if not os.access(f"/proc/{pid}/fd", os.R_OK):
+            return None
+        inodes |= _list_own_sockets(pid)
+    return outer & inodes
+
+
 def _list_sockets(pid: int) -> set[int]:
     """Return the inodes of the sockets of a process and its descendants."""
+    return {inode for member in find_family(pid) for inode in _list_own_sockets(member)}
+
+
+def _list_own_sockets(pid: int) -> set[int]:
     inodes = set()
-    for member in find_family(pid):
-        folder = f"/proc/{member}/fd"
+    folder = f"/proc/{pid}/fd"
+    try:
+        descriptors = os.listdir(folder)
+    except OSError:
+        return set()
+    for descriptor in descriptors:
         try:
-            descriptors = os.listdir(folder)
+            match = _SOCKET.fullmatch(os.readlink(f"{folder}/{descriptor}"))
         except OSError:
             continue
-        for descriptor in descriptors:
-            try:
-                match = _SOCKET.fullmatch(os.readlink(f"{folder}/{descriptor}"))
-            except OSError:
-                continue
-            if match:
-                inodes.add(int(match[1]))
+        if match:
+            inodes.add(int(match[1]))
     return inodes

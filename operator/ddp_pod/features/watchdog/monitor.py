@@ -58,12 +58,14 @@ from .stall import (
     should_kill_workers,
     stall_grace_seconds,
 )
+from .standstill import Standstill
 from .wait_channels import find_blocked_child, find_kernel_wait, sleeps_by_clock
 
 RankMap = Mapping[int, RankProgress]
 _SECONDS_OF_SILENCE = 5.0  # without a step, after which the ranks are examined, as their peers may give up
 _SILENCE_FACTOR = 1.3  # by which the silence is longer when they are examined again
 _SECONDS_OF_ORPHAN = 15.0  # of silence, after which a rank that may wait for a dead helper is named
+_SECONDS_OF_STANDSTILL = 60.0  # without data that a rank moves, after which no first step is expected
 _SAMPLES = 10  # of a rank's state
 _SECONDS_BETWEEN_SAMPLES = 0.01
 _KILLED = 128 + signal.SIGKILL
@@ -90,6 +92,11 @@ class StalledWorker(NamedTuple):
     remedy: str = ""
     sleeps_by_clock: bool = False
     is_final: bool = False
+
+    @property
+    def is_at_rest(self) -> bool:
+        """Whether its main thread waits for a time, a thread, or for what cannot come, rather than for a service."""
+        return self.sleeps_by_clock or self.is_final or self.stack.waits_for_thread
 
     @property
     def position(self) -> tuple[str, str, Collective | None]:
@@ -174,6 +181,7 @@ class StallMonitor(Service):
         # Between two checks are a pause and the wait for pages of ranks that do not respond.
         self._clock = AwakeClock(self._interval + 2 * PAGE_TIMEOUT, time.monotonic())
         self._idleness = Idleness()
+        self._standstill = Standstill()
         self._pulse = StepPulse(self._clock.read(time.monotonic()))
         self._watchdog = HeartbeatWatchdog(pod.watchdog) if pod.watchdog else None
 
@@ -445,7 +453,21 @@ class StallMonitor(Service):
         subject = "the workers have" if len(ranks) == len(workers) else f"rank {', '.join(ranks)} has"
         seconds = min(inactive.values())
         message = f"{subject} used no CPU for {seconds:.0f} s"
-        return RankStall(now - seconds, message, certain=False, known=False, idle=frozenset(inactive))
+        is_proven = len(ranks) == len(workers) and self._is_proven(plan, workers, seconds, now)
+        return RankStall(now - seconds, message, certain=False, known=is_proven, idle=frozenset(inactive))
+
+    def _is_proven(self, plan: WatchdogConfig, workers: Sequence[WorkerRecord], idle: float, now: float) -> bool:
+        """Return whether no first step will come: ranks wait in one collective for one that only waits, too.
+
+        Nothing moves any data either. ``idle``: seconds without CPU use.
+        """
+        if self._pulse.age(now) != math.inf:
+            return False
+        still = self._standstill.observe(frozenset(worker.pid for worker in workers), now)
+        awaited = [stalled for stalled in self._stalled if stalled.activity.state != "Waiting"]
+        is_at_rest = bool(awaited) and all(stalled.is_at_rest for stalled in awaited)
+        has_peers = len(group_waits(self._list_waits())) == 1
+        return is_at_rest and has_peers and idle >= plan.start_seconds and still >= _SECONDS_OF_STANDSTILL
 
     def _find_orphaned(self, workers: Sequence[WorkerRecord]) -> RankStall | None:
         """Return the stall of a rank that waits for a thread or a child where an exception has ended one.
@@ -513,7 +535,7 @@ class StallMonitor(Service):
             current.examine_at = min(stall.since + seconds, now + pause)
             log(f"it may be in I/O: the limit is {seconds:g} s (spec.watchdog.checkpointSeconds)")
         self._open = current
-        report = self._report(stall) if self._steps_known else StallReport()
+        report = self._report(stall) if self._steps_known else StallReport(waits=group_waits(self._waits))
         try_write_json(self._path(STALL_REPORT_FILE), to_json(report))
         return current
 
