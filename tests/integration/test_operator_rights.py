@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ddp_operator.api.constants import CLUSTER_PROFILE_KIND, KIND, PROFILE_KIND
-from ddp_operator.decide import scheduling
 from ddp_operator.features import SCHEMA, build_definitions
+from ddp_operator.features.waiting import polling
 from ddp_operator.kube.resources import plural
 from ddp_operator.kube.startup_checks import HOME_PERMISSIONS, list_permissions, split_permission
 from tests.support.builders import job_manifest, profile
@@ -71,7 +71,7 @@ async def test_each_permission_is_used_and_no_other_call_occurs(
     prepare_server(server)
     running = start(kubeconfig=str(server.write_kubeconfig(tmp_path, "operator")))
 
-    monkeypatch.setattr(scheduling, "_PATIENCE", timedelta(0))  # queries the Events of a Job without pods
+    monkeypatch.setattr(polling, "_PATIENCE", timedelta(0))  # queries the Events of a Job without pods
     job_controller = server.controllers.job_controller
     server.controllers.job_controller = None
     await actors.create(job_manifest("stuck"))

@@ -17,6 +17,7 @@ from ddp_pod.contract.records import read_record, to_json
 from ddp_pod.contract.report import Stall
 from ddp_pod.failures.rank_ends import PrintedTraceback
 from ddp_pod.features.watchdog import monitor
+from ddp_pod.features.watchdog.activity import describe_activity
 from ddp_pod.features.watchdog.collectives import Collective, GroupState, RankCollectives
 from ddp_pod.features.watchdog.stacks import (
     SECONDS_FOR_STACKS,
@@ -332,7 +333,7 @@ def test_state_of_a_rank_follows_from_its_line_and_collectives(
     (tmp_path / "data.py").write_text(f"{line}\n")
     seen = stack(str(tmp_path / "data.py"))
     stall = RankStall(0.0, "no step", certain=certain, idle=frozenset({0} if idle else ()))
-    activity = monitor.describe_activity(stall, WorkerRecord(1, 3, 0, 0), seen, collectives, process)
+    activity = describe_activity(stall, WorkerRecord(1, 3, 0, 0), seen, collectives, process)
     assert activity.state == ("Busy" if state == "Behind" and not is_known else state)
     assert "rank 3 " in activity.what
     assert ("data.py:1" in activity.what) is (state != "Stopped")
